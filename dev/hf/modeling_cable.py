@@ -1,0 +1,370 @@
+"""modeling_cable.py -- GPT-2 with every positional encoding of this repository, in plain PyTorch (1.13 or later).
+
+The readable reference: T x T biases, autograd, no dependency but PyTorch. Tensors are named and laid out as in the
+checkpoints (Hugging Face's GPT-2 plus the encodings' own), so load_checkpoint() reads what the trainer writes:
+
+    model = load_checkpoint("out/step_00001000")
+    logits, loss = model(idx, targets)              # idx, targets (B,T) int64; targets of -1 are ignored
+    logits, _ = model(idx, rope_scaling=("yarn", None))
+    B = model.bias(0, idx[:1])                      # (NH,T,T): what layer 0 adds to its scaled scores
+"""
+import json
+import math
+import os
+import struct
+from dataclasses import asdict, dataclass, field
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+POSITIONS = ("none learned sinusoidal rope alibi t5 t5_clip kerple kerple_power fire "
+             "cable cable_nw kcable kcable_nw cable_v1").split()
+CABLES = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1")
+T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
+FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
+
+
+@dataclass
+class CableConfig:
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    vocab_size: int = 50257
+    n_positions: int = 1024                         # the length the model is trained at
+    position: dict = field(default_factory=lambda: {"name": "cable"})   # and its hyperparameters: t5_clip K, rope theta
+    causal: bool = True
+    layer_norm_epsilon: float = 1e-5
+    model_type: str = "gpt2"
+    activation_function: str = "gelu_new"
+
+    def __post_init__(self):
+        name = self.position.get("name")
+        if name not in POSITIONS:
+            raise ValueError(f"position {name!r}: there is no encoding of that name; there are {', '.join(POSITIONS)}")
+        if self.n_embd % self.n_head != 0:
+            raise ValueError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
+        self.position = dict(self.position)
+        if name == "t5_clip":
+            self.position["K"] = int(self.position.get("K", self.n_positions - 1))
+        if name == "rope":
+            self.position["theta"] = float(self.position.get("theta", 10000.0))
+
+
+def distances(T, device=None):
+    """i - j, (T,T)"""
+    t = torch.arange(T, device=device)
+    return t[:, None] - t[None, :]
+
+
+def alibi_slopes(NH):
+    """2^(-8(h+1)/NH); NH no power of 2: those of the next lower power p, then every other one of 2p's"""
+    p = 2 ** int(math.log2(NH))
+    slopes = [2.0 ** (-8.0 * (h + 1) / p) for h in range(p)]
+    return torch.tensor(slopes + [2.0 ** (-4.0 * (h + 1) / p) for h in range(0, 2 * (NH - p), 2)], dtype=torch.float64)
+
+
+def t5_bucket(distance, causal):
+    """T5's bucket of i - j: half of them exact, the rest logarithmic up to 128; bidirectional: keys after the query
+    take the upper half."""
+    n = T5_BUCKETS if causal else T5_BUCKETS // 2
+    first = torch.zeros_like(distance) if causal else (distance < 0).long() * n
+    d = distance.clamp(min=0) if causal else distance.abs()
+    exact = n // 2
+    ratio = torch.log(d.clamp(min=1).double() / exact) / math.log(T5_MAX_DISTANCE / exact)
+    # the sliver keeps distances that sit on a boundary (8, 16, 32, 64 when bidirectional) in the upper bucket
+    large = (exact + (ratio * (n - exact) + 1e-9).long()).clamp(max=n - 1)
+    return first + torch.where(d < exact, d, large)
+
+
+def rope_frequencies(HS, theta, T_train, scaling=None, s=1.0):
+    """radians a token for each pair (HS/2), float64, and the factor on q.k"""
+    i = torch.arange(0, HS, 2, dtype=torch.float64)
+    if scaling == "ntk":
+        theta = theta * s ** (HS / (HS - 2))
+    f = theta ** (-i / HS)
+    if scaling == "pi":
+        return f / s, 1.0
+    if scaling == "yarn":
+        turns = T_train * f / (2 * math.pi)         # full turns within the trained length
+        gamma = ((turns - 1) / 31).clamp(0, 1)
+        return gamma * f + (1 - gamma) * f / s, (0.1 * math.log(s) + 1) ** 2
+    return f, 1.0
+
+
+def rotate(x, frequency):
+    """x (B,NH,T,HS): the pair (2i, 2i+1) of token t turned by t * frequency[i]"""
+    angle = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * frequency
+    cos, sin = angle.cos().to(x), angle.sin().to(x)
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+
+
+def sinusoids(T, C):
+    angle = torch.arange(T, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(0, C, 2, dtype=torch.float64) / C)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[:, :C]
+
+
+class Conv1D(nn.Module):
+    """a linear layer whose weight is (in, out), as GPT-2's files have it"""
+    def __init__(self, n_in, n_out, std):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_in, n_out) * std)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Cable(nn.Module):
+    """B_ij = -g_i |S_i - S_j| and its variants"""
+    def __init__(self, name, C, NH):
+        super().__init__()
+        self.name = name
+        self.c = nn.Linear(C, NH)
+        if name in ("cable", "kcable"):
+            self.s = nn.Linear(C, NH)
+        for linear in self.children():
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x):
+        T = x.shape[1]
+        z = self.c(x).transpose(1, 2)               # (B,NH,T)
+        b = F.softplus(z) if self.name == "cable_v1" else F.relu(z)
+        # S grows with T while differences between neighbours do not: float32 would lose them
+        S = b.cumsum(-1, dtype=torch.float64 if T > 1024 else x.dtype)
+        # |S_i - S_j| with the sign taken from the index, so that the gradient where S_i = S_j is defined as well
+        sign = torch.where(distances(T, x.device) >= 0, 1.0, -1.0).to(x.dtype)
+        r = (S[..., :, None] - S[..., None, :]).to(x.dtype) * sign
+        if hasattr(self, "s"):
+            r = F.softplus(self.s(x).transpose(1, 2))[..., None] * r
+        return -torch.log1p(r * r) if self.name.startswith("kcable") else -r
+
+
+class Kerple(nn.Module):
+    def __init__(self, power, NH):
+        super().__init__()
+        self.power = power
+        self.r1 = nn.Parameter(torch.rand(NH) * 2)
+        self.r2 = nn.Parameter(torch.rand(NH) * (2 if power else 1))
+        self.project()
+
+    @torch.no_grad()
+    def project(self):
+        """to be called after every update"""
+        self.r1.clamp_(min=0.01)
+        self.r2.clamp_(min=0.01, max=2.0 if self.power else None)
+
+    def forward(self, x):
+        d = distances(x.shape[1], x.device).abs().to(x.dtype)
+        r1, r2 = self.r1[:, None, None], self.r2[:, None, None]
+        return -r1 * d ** r2 if self.power else -r1 * torch.log(1 + r2 * d)
+
+
+class Fire(nn.Module):
+    def __init__(self, NH):
+        super().__init__()
+        self.c = nn.Parameter(torch.full((1,), 0.1))
+        self.l = nn.Parameter(torch.ones(1))
+        self.mlp = nn.Sequential(nn.Linear(1, FIRE_HIDDEN), nn.ReLU(), nn.Linear(FIRE_HIDDEN, NH))
+
+    def forward(self, x):
+        i = torch.arange(x.shape[1], device=x.device)
+        # max(L, i), bidirectional max(L, i, j): where j > i the causal mask hides the difference
+        length = torch.maximum(self.l.abs() * FIRE_LENGTH, torch.maximum(i[:, None], i[None, :]).to(x.dtype))
+        psi = lambda d: torch.log(self.c.abs() * d + 1)
+        y = psi(distances(len(i), x.device).abs().to(x.dtype)) / (psi(length) + FIRE_EPS)
+        return self.mlp(y[..., None]).permute(2, 0, 1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config, t5):
+        super().__init__()
+        C, NH, name = config.n_embd, config.n_head, config.position["name"]
+        self.config, self.name, self.sdpa = config, name, False
+        self.c_attn = Conv1D(C, 3 * C, 0.02)
+        self.c_proj = Conv1D(C, C, 0.02 / math.sqrt(2 * config.n_layer))
+        if name in CABLES:
+            self.cable = Cable(name, C, NH)
+        elif name.startswith("kerple"):
+            self.kerple = Kerple(name == "kerple_power", NH)
+        elif name == "fire":
+            self.fire = Fire(NH)
+        self.t5 = [t5]                              # in a list: the table is the model's, not a layer's submodule
+
+    def bias(self, x):
+        """B_ij of x (B,T,C), the layer's input: (B or absent,NH,T,T), or None where nothing is added to the scores"""
+        if self.name in CABLES:
+            return self.cable(x)
+        if self.name.startswith("kerple"):
+            return self.kerple(x)
+        if self.name == "fire":
+            return self.fire(x)
+        d = distances(x.shape[1], x.device)
+        if self.name == "alibi":
+            return -alibi_slopes(self.config.n_head).to(x)[:, None, None] * d.abs().to(x.dtype)
+        if self.name == "t5":
+            return self.t5[0].weight[t5_bucket(d, self.config.causal)].permute(2, 0, 1)
+        if self.name == "t5_clip":                  # bidirectional: row K + (i - j)
+            K = self.config.position["K"]
+            row = d.clamp(0, K) if self.config.causal else d.clamp(-K, K) + K
+            return self.t5[0].weight[row].permute(2, 0, 1)
+        return None
+
+    def forward(self, x, rope_scaling=None):
+        B, T, C = x.shape
+        NH, config = self.config.n_head, self.config
+        q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
+        if self.name == "rope":
+            scaling, s = rope_scaling or (None, None)
+            s = max(1.0, T / config.n_positions) if s is None else s
+            f, factor = rope_frequencies(C // NH, config.position["theta"], config.n_positions, scaling, s)
+            q, k = rotate(q, f) * factor, rotate(k, f)
+        bias = self.bias(x)
+        if self.sdpa and bias is None:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=config.causal)
+        else:
+            scores = (q @ k.transpose(-2, -1)) / math.sqrt(C // NH)
+            if bias is not None:
+                scores = scores + bias
+            if config.causal:
+                scores = scores.masked_fill(distances(T, x.device) < 0, float("-inf"))
+            y = F.softmax(scores, dim=-1) @ v
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.n_embd
+        self.c_fc = Conv1D(C, 4 * C, 0.02)
+        self.c_proj = Conv1D(4 * C, C, 0.02 / math.sqrt(2 * config.n_layer))
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    def __init__(self, config, t5):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config, t5)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x, rope_scaling=None):
+        x = x + self.attn(self.ln_1(x), rope_scaling)
+        return x + self.mlp(self.ln_2(x))
+
+
+class CableGPT2(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C, name = config.n_embd, config.position["name"]
+        self.config = config
+        self.transformer = nn.ModuleDict({"wte": nn.Embedding(config.vocab_size, C)})
+        if name == "learned":
+            self.transformer["wpe"] = nn.Embedding(config.n_positions, C)
+        t5 = None
+        if name in ("t5", "t5_clip"):
+            K = config.position.get("K", 0)
+            rows = T5_BUCKETS if name == "t5" else K + 1 if config.causal else 2 * K + 1
+            t5 = self.transformer["t5"] = nn.Embedding(rows, config.n_head)
+        for embedding in self.transformer.values():
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.transformer["h"] = nn.ModuleList(Block(config, t5) for _ in range(config.n_layer))
+        self.transformer["ln_f"] = nn.LayerNorm(C, eps=config.layer_norm_epsilon)
+
+    def embed(self, idx):
+        x, T = self.transformer.wte(idx), idx.shape[1]
+        name, C = self.config.position["name"], self.config.n_embd
+        if name == "learned":
+            if T > self.config.n_positions:
+                raise ValueError(f"learned: T = {T} is beyond the table's {self.config.n_positions} positions")
+            x = x + self.transformer.wpe.weight[:T]
+        elif name == "sinusoidal":
+            x = math.sqrt(C) * x + sinusoids(T, C).to(x)
+        return x
+
+    def forward(self, idx, targets=None, rope_scaling=None):
+        """rope_scaling: (pi | ntk | yarn, factor or None for T / trained length), at evaluation. Returns logits (B,T,V)
+        and the mean loss over the targets that are not -1 (None without targets)."""
+        x = self.embed(idx)
+        for block in self.transformer.h:
+            x = block(x, rope_scaling)
+        logits = self.transformer.ln_f(x) @ self.transformer.wte.weight.t()
+        loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits, loss
+
+    @torch.no_grad()
+    def bias(self, layer, idx):
+        """B_ij of one sequence idx (1,T) in a layer, (NH,T,T); entries with j > i are masked when causal"""
+        x = self.embed(idx)
+        for block in self.transformer.h[:layer]:
+            x = block(x)
+        block, T = self.transformer.h[layer], idx.shape[1]
+        bias = block.attn.bias(block.ln_1(x))
+        return x.new_zeros(self.config.n_head, T, T) if bias is None else bias.reshape(self.config.n_head, T, T)
+
+    def project(self):
+        """brings parameters with a range back into it; to be called after every update"""
+        for module in self.modules():
+            if isinstance(module, Kerple):
+                module.project()
+
+
+# ---- safetensors: u64 length of the header, the header as JSON, the data ----
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
+          "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+
+
+def write_safetensors(path, tensors, metadata=None):
+    names, header, data = {v: k for k, v in DTYPES.items()}, {"__metadata__": metadata or {"format": "pt"}}, []
+    end = 0
+    for name, t in tensors.items():
+        data.append(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        header[name] = {"dtype": names[t.dtype], "shape": list(t.shape), "data_offsets": [end, end + len(data[-1])]}
+        end += len(data[-1])
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)                 # the data starts aligned
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
+def read_safetensors(path):
+    with open(path, "rb") as f:
+        raw = bytearray(f.read())
+    size = struct.unpack_from("<Q", raw)[0] if len(raw) >= 8 else len(raw)
+    if 8 + size > len(raw):
+        raise ValueError(f"{path}: not a safetensors file, or cut short")
+    header, data, tensors = json.loads(raw[8:8 + size]), torch.frombuffer(raw, dtype=torch.uint8)[8 + size:], {}
+    for name, info in header.items():
+        if name != "__metadata__":
+            begin, end = info["data_offsets"]
+            tensors[name] = data[begin:end].clone().view(DTYPES[info["dtype"]]).view(info["shape"])
+    return tensors
+
+
+def load_checkpoint(directory):
+    """config.json and model.safetensors of a checkpoint, or of a Hugging Face GPT-2 (position `learned`)"""
+    with open(os.path.join(directory, "config.json")) as f:
+        stored = json.load(f)
+    known = {k: stored[k] for k in CableConfig.__dataclass_fields__ if k in stored}
+    known.setdefault("position", {"name": "learned"})
+    model = CableGPT2(CableConfig(**known))
+    state = {}
+    for name, t in read_safetensors(os.path.join(directory, "model.safetensors")).items():
+        name = name if name.startswith(("transformer.", "lm_head.")) else "transformer." + name
+        # buffers of old transformers versions, and the head, which is wte
+        if not name.endswith((".attn.bias", ".attn.masked_bias")) and name != "lm_head.weight":
+            state[name] = t.float()
+    model.load_state_dict(state)
+    return model
+
+
+def save_checkpoint(model, directory):
+    os.makedirs(directory, exist_ok=True)
+    with open(os.path.join(directory, "config.json"), "w") as f:
+        json.dump(asdict(model.config), f, indent=2)
+    write_safetensors(os.path.join(directory, "model.safetensors"), model.state_dict())

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# install.sh -- the one list of what this repository needs from the system. What is missing is installed with apt, as root
+# or through sudo; where that cannot be done, it says exactly what to install.
+#
+#   dev/install.sh build|test|demo|bench     install what is missing for it
+#   dev/install.sh --check build|...         only say what is missing; exit code 1 if anything is
+#   dev/install.sh --python MODULE...        print a python3 that has these modules; exit code 1 if there is none
+#
+# A need counts as met when the thing works, wherever it came from; so a machine without apt needs no packages of ours.
+set -euo pipefail
+
+has_command() { command -v "$1" >/dev/null 2>&1; }
+has_compiler() { has_command "${CXX:-g++}" || has_command clang++; }
+compiler() { if has_command "${CXX:-g++}"; then echo "${CXX:-g++}"; else echo clang++; fi; }
+has_header() { has_compiler && printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | $(compiler) -std=c++17 -x c++ -E - >/dev/null 2>&1; }
+has_catch() { has_header catch2/catch_all.hpp || has_header catch2/catch.hpp; }
+# netlib's cblas.h has no openblas_get_config, and its cblas would be slower than the portable kernel
+has_openblas() {
+    local object
+    has_compiler || return 1
+    object=$(mktemp) || return 1
+    # shellcheck disable=SC2046
+    echo '#include <cblas.h>
+          int main() { return openblas_get_config() == nullptr; }' | $(compiler) -x c++ - -o "$object" \
+        $(pkg-config --cflags --libs openblas 2>/dev/null || echo -lopenblas) >/dev/null 2>&1 || { rm -f "$object"; return 1; }
+    rm -f "$object"
+}
+find_python() {     # the system's first: that is where apt puts modules
+    local python
+    for python in ${PYTHON:+"$PYTHON"} /usr/bin/python3 python3; do
+        if "$python" -c 'import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))' "$@" \
+            >/dev/null 2>&1; then echo "$python"; return 0; fi
+    done
+    return 1
+}
+has_modules() { find_python "$@" >/dev/null; }
+
+# need PACKAGE "what it is for" TEST...; optional likewise
+missing=() missing_optional=() reasons=()
+need() { local package=$1 reason=$2; shift 2; "$@" || { missing+=("$package"); reasons+=("  $package: $reason"); }; }
+optional() { local package=$1 reason=$2; shift 2; "$@" || { missing_optional+=("$package"); reasons+=("  $package: $reason (optional)"); }; }
+
+needs_build() {
+    need g++ "a C++17 compiler" has_compiler
+    need make "builds everything" has_command make
+    need nlohmann-json3-dev "JSON (nlohmann/json.hpp)" has_header nlohmann/json.hpp
+    need libxxhash-dev "checksums (xxhash.h)" has_header xxhash.h
+    optional libopenblas-dev "faster matrix products on a CPU; without it the portable kernel is used" has_openblas
+}
+needs_python() { need python3 "figures, checks" has_modules; }
+needs_demo() {
+    needs_build
+    needs_python
+    need python3-matplotlib "the figure" has_modules matplotlib numpy
+}
+needs_test() {
+    needs_build
+    needs_python
+    need catch2 "the tests (Catch2, version 2 or 3)" has_catch
+    need python3-numpy "the tests of the scripts" has_modules numpy
+    need python3-matplotlib "the tests of the figures" has_modules matplotlib numpy
+}
+needs_bench() {
+    needs_build
+    needs_python
+    need python3-torch "PyTorch, the base of the comparison" has_modules torch numpy
+}
+
+if [ "${1:-}" = --python ]; then
+    shift
+    find_python "$@" || { echo "no python3 has all of: $*" >&2; exit 1; }
+    exit 0
+fi
+check=false
+if [ "${1:-}" = --check ]; then check=true; shift; fi
+case "${1:-}" in
+    build|test|demo|bench) "needs_$1" ;;
+    *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+esac
+
+if $check; then
+    [ ${#missing[@]} -eq 0 ] && exit 0
+    echo "missing:" >&2
+    printf '%s\n' "${reasons[@]}" >&2
+    echo "install with: sudo apt-get install ${missing[*]} ${missing_optional[*]:-}      (or run: dev/install.sh $1)" >&2
+    exit 1
+fi
+all=("${missing[@]}" "${missing_optional[@]}")
+[ ${#all[@]} -eq 0 ] && exit 0
+echo "missing here:"
+printf '%s\n' "${reasons[@]}"
+
+# Cannot install: fatal only if something is needed.
+give_up() {
+    echo "$1"
+    if [ ${#missing[@]} -eq 0 ]; then echo "going on without: ${all[*]}"; exit 0; fi
+    exit 1
+}
+command="apt-get install ${all[*]}"
+has_command apt-get || give_up "There is no apt-get here. Install the above with this system's packages (conda-forge has them too), then try again."
+sudo=()
+if [ "$(id -u)" != 0 ]; then
+    has_command sudo || give_up "Not root and no sudo. As root: $command"
+    sudo=(sudo)
+    [ -t 0 ] || sudo=(sudo -n)      # nobody is there to type a password
+    echo "This needs root: sudo $command"
+    "${sudo[@]}" true || give_up "sudo was refused. As root: $command"
+fi
+apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"; }
+install() { apt install -y --no-install-recommends "$@"; }
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+echo "installing: ${all[*]}"
+apt update >"$log" 2>&1 || { tail -n 5 "$log"; echo "apt-get update failed; trying with the lists that are here"; }
+if ! install "${all[@]}" >"$log" 2>&1; then
+    tail -n 20 "$log"
+    [ ${#missing[@]} -eq 0 ] || install "${missing[@]}" >"$log" 2>&1 || { tail -n 20 "$log"; give_up "apt-get failed. As root: $command"; }
+fi
+again=$("$0" --check "$1" 2>&1) || { echo "$again"; give_up "Installed, but the above is still missing."; }
+echo "installed."

@@ -1,0 +1,66 @@
+// adamw.cuh -- AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 master weights, and the global gradient norm.
+//   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
+//   w -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w), then projected into [lo, hi]
+#ifndef LLMC_ADAMW_CUH
+#define LLMC_ADAMW_CUH
+
+#include "tensor.h"
+
+struct AdamW {
+    float lr, beta1, beta2, eps, weight_decay;
+    float grad_scale;       // what the clip leaves of the gradient
+    int t;                  // 1, 2, ...: updates so far, this one included
+};
+
+__global__ void adamw_kernel(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n, AdamW a, float correction1,
+                             float correction2, float lo, float hi) {
+    const GridSpan s = grid_span(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        const float g = grads[i] * a.grad_scale;
+        const float mi = a.beta1 * m[i] + (1.0f - a.beta1) * g, vi = a.beta2 * v[i] + (1.0f - a.beta2) * g * g;
+        m[i] = mi;
+        v[i] = vi;
+        float w = master[i];
+        w -= a.lr * (mi * correction1 / (sqrtf(vi * correction2) + a.eps) + a.weight_decay * w);
+        w = w < lo ? lo : w;
+        w = w > hi ? hi : w;
+        master[i] = w;
+        weights[i] = (floatX)w;
+    }
+}
+
+// One tensor of n elements. weights may be master itself (float32 builds).
+inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n, const TensorSpec& spec, AdamW a,
+                         Stream stream) {
+    if (!spec.decay) { a.weight_decay = 0.0f; }
+    const float c1 = (float)(1.0 / (1.0 - std::pow((double)a.beta1, a.t))), c2 = (float)(1.0 / (1.0 - std::pow((double)a.beta2, a.t)));
+    launch(adamw_kernel, Grid::over(n, stream), weights, master, grads, m, v, n, a, c1, c2, spec.lo, spec.hi);
+}
+
+// Squares are summed over chunks of a fixed size, then the chunks in order: the norm does not depend on threads or ranks.
+constexpr size_t NORM_CHUNK = 16384;
+__global__ void norm_kernel(double* partial, const float* grads, size_t n) {
+    const size_t begin = (size_t)blockIdx.x * NORM_CHUNK, end = begin + NORM_CHUNK < n ? begin + NORM_CHUNK : n;
+    float sum = 0.0f;
+    for (size_t i = begin + threadIdx.x; i < end; i += blockDim.x) { sum += grads[i] * grads[i]; }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { partial[blockIdx.x] = (double)sum; }
+}
+// sqrt of the sum of squares of n gradients; partial: ceil(n / NORM_CHUNK) doubles on the device
+inline double gradient_norm(double* partial, const float* grads, size_t n, Stream stream) {
+    const size_t chunks = ceil_div(n, NORM_CHUNK);
+    launch(norm_kernel, Grid(chunks, 256, 0, stream), partial, grads, n);
+    std::vector<double> host(chunks);
+    copy_to_host(host.data(), partial, chunks * sizeof(double), stream);
+    double sum = 0.0;
+    for (double x : host) { sum += x; }
+    return std::sqrt(sum);
+}
+
+// to += from: two micro-batches' gradients become one (the nodes of the accumulation tree)
+__global__ void add_kernel(float* to, const float* from, size_t n) {
+    const GridSpan s = grid_span(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) { to[i] += from[i]; }
+}
+
+#endif

@@ -1,0 +1,388 @@
+// args.h -- the flags of the trainers. The table below is the only list of them: it becomes the fields of Options, the
+// parser, --help, the banner, the echo in a checkpoint and the comparison with it on resume. A new flag is one row.
+//
+// Parsing is strict, because a mistyped flag that is ignored costs a run: names and numbers are taken whole, ranges are
+// checked, and no flag may come twice. llm.c's letters are aliases where they mean the same, and refused otherwise.
+#ifndef LLMC_ARGS_H
+#define LLMC_ARGS_H
+
+#include <cmath>
+
+#include "common.h"
+#include "json.h"
+
+// What a value may be: bounds of a number (or of each one in a list), or the choices of a text. A choice may end in
+// "[:s]", an optional factor: "pi[:s]" admits pi and pi:4.
+struct Range {
+    double lo = -INFINITY, hi = INFINITY;
+    bool or_minus_one = false;     // -1 stands for "work it out" or "all"
+    bool takes_value = true;       // false: a switch
+    const char* choices = nullptr; // "a|b|c"
+};
+inline Range any() { return Range(); }
+inline Range between(double lo, double hi) { Range r; r.lo = lo; r.hi = hi; return r; }
+inline Range at_least(double lo) { return between(lo, INFINITY); }
+inline Range minus_one_or(double lo) { Range r = at_least(lo); r.or_minus_one = true; return r; }
+inline Range one_of(const char* choices) { Range r; r.choices = choices; return r; }
+inline Range a_switch() { Range r; r.takes_value = false; return r; }
+
+using Text = std::string;
+using Ints = std::vector<int>;
+using Names = std::vector<std::string>;
+
+// Must a resumed run have the value of the run that wrote the checkpoint? SAME: it decides what is computed, a change
+// must be asked for with --allow_change. FREE: how fast, how it is watched, what is done besides training.
+enum OnResume { FREE, SAME };
+
+// X(type, name, alias, default, range, on resume, help); a bool takes 0 or 1, or no value when it is a switch
+#define OPTIONS(X, GROUP) \
+    GROUP("Data") \
+    X(Text, train_files, "-i", "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", any(), SAME, \
+      "training shards: a file or a glob; .txt files are read as bytes") \
+    X(Text, val_files, "-j", "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", any(), FREE, \
+      "validation shards, likewise") \
+    X(Text, tokenizer, "", "", any(), FREE, "vocabulary file, to print text instead of token ids") \
+    GROUP("Model") \
+    X(Text, load, "-e", "", any(), FREE, \
+      "initial weights: a checkpoint, a safetensors directory or llm.c's .bin; -e d12 means --model d12") \
+    X(Text, model, "", "small", any(), SAME, "a size by name, or L,NH,C") \
+    X(Text, pos, "", "cable", any(), SAME, "positional encoding: NAME[:key=value,...]") \
+    X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), FREE, \
+      "how rope is stretched at evaluation; s is T_eval/T_train unless given") \
+    GROUP("Training") \
+    X(int, B, "-b", 4, at_least(1), FREE, "sequences in a micro-batch") \
+    X(int, T, "-t", 1024, at_least(1), SAME, "tokens in a sequence") \
+    X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, "tokens in an update, a multiple of B*T; -1 = B*T") \
+    X(int64_t, steps, "-x", -1, minus_one_or(0), SAME, "number of updates; -1 = one pass over the data") \
+    X(Text, schedule, "-k", "cosine", one_of("cosine|linear|constant|wsd"), SAME, "course of the learning rate") \
+    X(double, lr, "-l", 3e-4, at_least(0), SAME, "peak learning rate") \
+    X(int64_t, warmup, "-u", 0, at_least(0), SAME, "steps of linear warm-up") \
+    X(double, final_lr, "-q", 1.0, between(0, 1), SAME, "learning rate at the end, as a fraction of the peak") \
+    X(double, weight_decay, "-c", 0.0, at_least(0), SAME, "decay of matrices and embeddings") \
+    X(double, beta1, "", 0.9, between(0, 0.999999), SAME, "AdamW's decay of the first moment") \
+    X(double, beta2, "", 0.95, between(0, 0.999999), SAME, "AdamW's decay of the second moment") \
+    X(double, eps, "", 1e-8, at_least(1e-30), SAME, "AdamW's epsilon") \
+    X(double, clip, "", 1.0, at_least(0), SAME, "largest norm of the gradient; 0 = no clipping") \
+    X(double, skip_loss_z, "-sl", 0.0, at_least(0), SAME, "skip updates whose loss has a higher z-score; 0 = off") \
+    X(double, skip_norm_z, "-sg", 0.0, at_least(0), SAME, "skip updates whose gradient norm has; 0 = off") \
+    X(bool, overfit, "-a", false, any(), SAME, "1 = train on one batch over and over") \
+    X(int64_t, seed, "", 42, at_least(0), SAME, "of initial weights, order of samples and generation") \
+    X(int, recompute, "-r", 1, between(0, 2), FREE, "in backward: 0 nothing, 1 GELU, 2 GELU and layernorm") \
+    X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all") \
+    X(Text, recipe, "", "", one_of("paper"), FREE, "the paper's values for the flags not given") \
+    GROUP("Output") \
+    X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
+    X(bool, resume, "-y", false, any(), FREE, "1 = go on from the newest good checkpoint in --out") \
+    X(bool, no_fallback, "", false, a_switch(), FREE, "fail if the newest checkpoint is damaged, take no older one") \
+    X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \
+    X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
+    X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
+    X(int, major, "-nm", 0, at_least(0), FREE, "never delete a checkpoint of a multiple of N steps; 0 = no such N") \
+    X(int, val_every, "-v", 20, at_least(0), FREE, "validate every N steps; 0 = never") \
+    X(int, val_batches, "-m", 20, minus_one_or(1), FREE, "validation batches of B*T tokens; -1 = the whole split") \
+    X(int, sample_every, "-s", 20, at_least(0), FREE, "print a sample every N steps; 0 = never") \
+    GROUP("Evaluation, instead of training") \
+    X(Ints, eval_lengths, "", {}, at_least(1), FREE, "perplexity at these lengths") \
+    X(int64_t, eval_tokens, "", 0, at_least(0), FREE, "at most this many tokens; 0 = all") \
+    X(int, stride, "", 0, at_least(0), FREE, "windows S apart, the last S tokens scored; 0 = they do not overlap") \
+    X(bool, curve, "", false, a_switch(), FREE, "also the loss at each position") \
+    X(Text, dump_bias, "", "", any(), FREE, "LAYER,HEAD,TEXT: write that head's bias matrix") \
+    GROUP("Generation, instead of training") \
+    X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \
+    X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate, in samples too") \
+    X(double, temperature, "", 1.0, at_least(0), FREE, "0 = always the likeliest token") \
+    X(int, top_k, "", 0, at_least(0), FREE, "among the K likeliest tokens; 0 = all") \
+    X(double, top_p, "", 1.0, between(1e-6, 1), FREE, "among the likeliest tokens that sum to this probability") \
+    GROUP("Looking") \
+    X(bool, list, "", false, a_switch(), FREE, "print the tensors and stop") \
+    X(bool, check, "", false, a_switch(), FREE, "validate flags, data and memory and stop") \
+    X(bool, help, "", false, a_switch(), FREE, "print this and stop")
+
+// --recipe paper: flags and values, parsed as if they had been typed
+const char* const recipe_paper[] = {"lr", "6e-4", "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1",
+                                    "total_batch", "524288", "clip", "1", "schedule", "cosine"};
+
+// llm.c's flags that have no counterpart, and why
+const char* const refused_flags[][2] = {
+    {"-h", "there is no HellaSwag here; --help lists the flags"},
+    {"-w", "master weights are always float32"},
+    {"-f", "the build fixes the precision of matmuls"},
+    {"-z", "the optimizer's state is not sharded"},
+    {"-ge", "there is no choice of GELU fusion"},
+    {"-lg", "no device statistics are printed"},
+    {"-pn", "one process"}, {"-pr", "one process"}, {"-pg", "one process"},
+    {"-pi", "one process"}, {"-ps", "one process"}, {"-pf", "one process"},
+};
+
+struct Options {
+#define GROUP(title)
+#define X(type, name, alias, value, range, on_resume, help) type name = value;
+    OPTIONS(X, GROUP)
+#undef X
+#undef GROUP
+    Names given; // the flags of the command line, by long name
+
+    bool is_given(const std::string& name) const { return std::find(given.begin(), given.end(), name) != given.end(); }
+};
+
+struct OptionRow { const char *group, *name, *alias; Range range; OnResume on_resume; const char* help; };
+
+// Calls f(row, field) for every flag; O is Options or const Options.
+template <class O, class F> void for_each_option(O& o, F f) {
+    const char* group = "";
+#define GROUP(title) group = title;
+#define X(type, name, alias, value, range, on_resume, help) \
+    f(OptionRow{group, #name, alias, range, on_resume, help}, o.name);
+    OPTIONS(X, GROUP)
+#undef X
+#undef GROUP
+}
+
+inline std::vector<OptionRow> option_rows() {
+    std::vector<OptionRow> rows;
+    const Options defaults;
+    for_each_option(defaults, [&](const OptionRow& row, const auto&) { rows.push_back(row); });
+    return rows;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// a value as text
+
+inline std::string option_text(const std::string& v) { return v; }
+inline std::string option_text(bool v) { return v ? "1" : "0"; }
+inline std::string option_text(int v) { return std::to_string(v); }
+inline std::string option_text(int64_t v) { return std::to_string(v); }
+inline std::string option_text(double v) { return strprintf("%.9g", v); }
+template <class E> std::string option_text(const std::vector<E>& v) {
+    std::string s;
+    for (const E& e : v) { s += (s.empty() ? "" : ",") + option_text(e); }
+    return s;
+}
+
+// Safe to print: control characters escaped, the rest of a long text left out.
+inline std::string printable(const std::string& s, size_t most = 60) {
+    std::string p;
+    for (size_t i = 0; i < s.size() && i < most; i++) {
+        const unsigned char c = (unsigned char)s[i];
+        p += c < 32 || c == 127 ? strprintf("\\x%02x", c) : std::string(1, s[i]);
+    }
+    return p + (s.size() > most ? strprintf("... (%zu bytes)", s.size()) : "");
+}
+
+inline std::string option_kind(const Text&) { return "text"; }
+inline std::string option_kind(bool) { return "0 or 1"; }
+inline std::string option_kind(int) { return "an int"; }
+inline std::string option_kind(int64_t) { return "an integer"; }
+inline std::string option_kind(double) { return "a number"; }
+inline std::string option_kind(const Ints&) { return "ints joined by commas, each"; }
+inline std::string option_kind(const Names&) { return "names joined by commas"; }
+
+// "an integer >= 1 or -1", for messages and --help
+template <class V> std::string option_wanted(const Range& r, const V& value) {
+    if (r.choices) { return std::string("one of ") + r.choices; }
+    std::string s = option_kind(value);
+    if (std::isfinite(r.hi)) { return s + strprintf(" from %g to %g", r.lo, r.hi); }
+    if (std::isfinite(r.lo)) { s += strprintf(" >= %g", r.lo); }
+    return s + (r.or_minus_one ? " or -1" : "");
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// text as a value: each returns whether `text` as a whole is one that the range admits
+
+inline bool in_range(double v, const Range& r) { return (v >= r.lo && v <= r.hi) || (r.or_minus_one && v == -1); }
+
+inline bool parse_value(const std::string& text, const Range& r, double& value) {
+    // strtod alone would also take " 5", "nan", "infinity" and hexadecimal
+    if (text.empty() || text.find_first_not_of("0123456789+-.eE") != std::string::npos) { return false; }
+    char* end = nullptr;
+    value = strtod(text.c_str(), &end);
+    return *end == '\0' && std::isfinite(value) && in_range(value, r);
+}
+
+inline bool parse_value(const std::string& text, const Range& r, int64_t& value) {
+    if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos) { return false; }
+    char* end = nullptr;
+    errno = 0;
+    value = (int64_t)strtoll(text.c_str(), &end, 10);
+    return *end == '\0' && end != text.c_str() && errno == 0 && in_range((double)value, r);
+}
+
+inline bool parse_value(const std::string& text, const Range& r, int& value) {
+    int64_t wide = 0;
+    const bool good = parse_value(text, r, wide) && wide >= INT32_MIN && wide <= INT32_MAX;
+    value = good ? (int)wide : 0;
+    return good;
+}
+
+inline bool parse_value(const std::string& text, const Range&, bool& value) {
+    value = text == "1";
+    return text == "0" || text == "1";
+}
+
+inline bool parse_value(const std::string& text, const Range& r, std::string& value) {
+    value = text;
+    for (const char* at = r.choices; at; at = strchr(at, '|'), at = at ? at + 1 : nullptr) {
+        const std::string choice(at, strcspn(at, "|[")); // without its "[:s]"
+        if (text == choice) { return true; }
+        double factor;
+        const bool scaled = at[choice.size()] == '[' && text.compare(0, choice.size() + 1, choice + ":") == 0;
+        if (scaled && parse_value(text.substr(choice.size() + 1), at_least(1), factor)) { return true; }
+    }
+    return r.choices == nullptr;
+}
+
+template <class E> bool parse_value(const std::string& text, const Range& r, std::vector<E>& value) {
+    value.clear();
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        E item;
+        if (end == at || !parse_value(text.substr(at, end - at), r, item)) { return false; }
+        value.push_back(item);
+        at = end + 1;
+    }
+    return !value.empty() && text.back() != ',';
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the command line
+
+// Levenshtein's distance, row by row
+inline size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) { row[j] = j; }
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            const size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min(change, std::min(row[j - 1], row[j]) + 1);
+        }
+    }
+    return row[b.size()];
+}
+
+// The row of a flag as typed, --name or alias; its name is "" if there is no such flag.
+inline OptionRow find_option(const std::string& flag) {
+    for (const OptionRow& row : option_rows()) {
+        if (flag == std::string("--") + row.name || (row.alias[0] != '\0' && flag == row.alias)) { return row; }
+    }
+    return {"", "", "", any(), FREE, ""};
+}
+inline bool is_flag(const std::string& text) { return find_option(text).name[0] != '\0'; }
+
+[[noreturn]] inline void die_unknown_flag(const std::string& flag) {
+    for (auto& refused : refused_flags) {
+        check(flag != refused[0], "%s: this flag of llm.c has no counterpart here: %s", refused[0], refused[1]);
+    }
+    const std::string shown = "'" + printable(flag) + "'";
+    check(!flag.empty() && flag[0] == '-', "%s: a flag such as --lr was wanted here; --help lists them", shown.c_str());
+    check(!is_flag(flag.substr(0, flag.find('='))), "%s: a space goes before the value, not '='", shown.c_str());
+    std::string nearest;
+    size_t least = 4; // with more than three changes it is another word
+    for (const OptionRow& row : option_rows()) {
+        const size_t distance = edit_distance(flag.substr(0, 40), std::string("--") + row.name);
+        if (distance < least) { least = distance; nearest = row.name; }
+    }
+    die(EXIT_BAD_INPUT, "%s: there is no such flag; %s--help lists them", shown.c_str(),
+        nearest.empty() ? "" : ("did you mean --" + nearest + "? ").c_str());
+}
+
+// Gives the flag `name` its value; `shown` is what messages call it.
+inline void set_option(Options& o, const std::string& name, const std::string& shown, const std::string& text) {
+    for_each_option(o, [&](const OptionRow& row, auto& field) {
+        if (name != row.name) { return; }
+        check(parse_value(text, row.range, field), "%s '%s': wanted: %s (%s)", shown.c_str(), printable(text).c_str(),
+              option_wanted(row.range, field).c_str(), row.help);
+    });
+}
+
+// llm.c's -e takes a file or a size: d12, gpt2:d12
+inline bool is_model_descriptor(const std::string& s) {
+    const size_t d = s.compare(0, 5, "gpt2:") == 0 ? 5 : 0;
+    return s.size() > d + 1 && s[d] == 'd' && s.find_first_not_of("0123456789", d + 1) == std::string::npos;
+}
+
+// The command line as Options, or an Error that names the flag. Stops at --help, so that it works after any other flag.
+inline Options parse_options(int argc, const char* const* argv) {
+    Options o;
+    for (int i = 1; i < argc; i++) {
+        const std::string flag = argv[i];
+        if (!is_flag(flag)) { die_unknown_flag(flag); }
+        const OptionRow row = find_option(flag);
+        std::string name = row.name, value = "1";
+        if (row.range.takes_value) {
+            check(i + 1 < argc, "%s: the value after it is missing", flag.c_str());
+            check(!is_flag(argv[i + 1]), "%s: the value between it and %s is missing", flag.c_str(), argv[i + 1]);
+            value = argv[++i];
+        }
+        if (name == "load" && is_model_descriptor(value)) { name = "model"; }
+        check(!o.is_given(name), "%s: --%s is given twice", flag.c_str(), name.c_str());
+        o.given.push_back(name);
+        set_option(o, name, flag == "--" + name ? flag : flag + " (--" + name + ")", value);
+        if (o.help) { return o; }
+    }
+    if (o.recipe == "paper") {
+        for (size_t i = 0; i < sizeof(recipe_paper) / sizeof(recipe_paper[0]); i += 2) {
+            if (!o.is_given(recipe_paper[i])) { set_option(o, recipe_paper[i], "--recipe paper", recipe_paper[i + 1]); }
+        }
+    }
+    return o;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// showing them
+
+// The text of --help; `description` says in a few lines what the program does.
+inline std::string help_text(const std::string& program, const std::string& description) {
+    std::string s = "usage: " + program + " [--flag value]...\n" + description + "\n", group;
+    const Options defaults;
+    for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
+        if (group != row.group) { s += strprintf("\n%s\n", row.group); }
+        group = row.group;
+        s += strprintf("  --%-17s %-4s %s", row.name, row.alias, row.help);
+        if (row.range.takes_value) {
+            const std::string text = option_text(value);
+            s += " [" + (text.empty() ? "" : text + "; ") + option_wanted(row.range, value) + "]";
+        }
+        s += "\n";
+    });
+    return s + "\nIn brackets: the default, and what is allowed. The short names are llm.c's.\n";
+}
+
+// Every flag and its value, for state.json.
+inline Json options_json(const Options& o) {
+    Json j = Json::object();
+    for_each_option(o, [&](const OptionRow& row, const auto& value) { j[row.name] = value; });
+    return j;
+}
+
+// What a run starts with: every flag and its value, a star at those that differ from the default.
+inline std::string options_banner(const Options& o) {
+    std::string s;
+    const Json defaults = options_json(Options());
+    for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        s += strprintf("%c %-17s %s\n", Json(value) == defaults.at(row.name) ? ' ' : '*', row.name,
+                       printable(option_text(value), 90).c_str());
+    });
+    return s;
+}
+
+// Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
+// or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
+// options in which -1 is replaced by the number it stands for: a total batch of B*T is another one when B changes.
+inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
+    const Json current = options_json(now), defaults = options_json(Options());
+    check(saved.is_object(), "%s: an object of flags was wanted", what.c_str());
+    for (const OptionRow& row : option_rows()) {
+        const Names& allow = now.allow_change;
+        const bool allowed = std::find(allow.begin(), allow.end(), row.name) != allow.end();
+        if (row.on_resume == FREE || allowed) { continue; }
+        const Json& was = saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name);
+        const Json& is = current.at(row.name);
+        check(was == is, "--%s %s: the run to be resumed had %s (%s); give that, or --allow_change %s", row.name,
+              json_excerpt(is).c_str(), json_excerpt(was).c_str(), what.c_str(), row.name);
+    }
+}
+
+#endif

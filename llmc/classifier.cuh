@@ -1,0 +1,46 @@
+// classifier.cuh -- softmax and cross-entropy over a row of logits, in place.
+//   loss = log(sum_v e^(logit_v)) - logit_target        by log-sum-exp: finite for any finite logits
+//   dlogit_v = dloss (softmax_v - [v = target])         dloss is 1 / (targets of the total batch)
+// A row whose target is IGNORE_INDEX has loss 0 and gradient 0. Only V of the Vp columns are a vocabulary; the
+// gradient of the padding is 0.
+#ifndef LLMC_CLASSIFIER_CUH
+#define LLMC_CLASSIFIER_CUH
+
+#include "device.h"
+
+constexpr int IGNORE_INDEX = -1;
+
+// One block a row. logits (N,Vp) become their gradient when `backward`, and are left as they are otherwise.
+__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, bool backward) {
+    const size_t row = blockIdx.x;
+    floatX* x = logits + row * Vp;
+    const int target = targets[row];
+    const bool ignored = target == IGNORE_INDEX;
+    if (ignored && threadIdx.x == 0) { losses[row] = 0.0f; }
+    if (ignored && backward) {
+        for (int v = threadIdx.x; v < Vp; v += blockDim.x) { x[v] = (floatX)0.0f; }
+    }
+    if (ignored) { return; }            // the whole block: no thread is left waiting
+    float largest = -INFINITY;
+    for (int v = threadIdx.x; v < V; v += blockDim.x) { largest = (float)x[v] > largest ? (float)x[v] : largest; }
+    largest = block_max(largest);
+    float sum = 0.0f;
+    for (int v = threadIdx.x; v < V; v += blockDim.x) { sum += fast_exp((float)x[v] - largest); }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { losses[row] = logf(sum) + (largest - (float)x[target]); }
+    if (!backward) { return; }
+    __syncthreads();                    // x[target] has been read
+    const float scale = dloss / sum;
+    for (int v = threadIdx.x; v < V; v += blockDim.x) {
+        const float p = fast_exp((float)x[v] - largest) * scale;
+        x[v] = (floatX)(v == target ? p - dloss : p);
+    }
+    for (int v = V + (int)threadIdx.x; v < Vp; v += blockDim.x) { x[v] = (floatX)0.0f; }
+}
+
+// losses (N) float32, logits (N,Vp) in and, when `backward`, their gradient out, targets (N)
+inline void classifier(float* losses, floatX* logits, const int* targets, float dloss, size_t N, int V, int Vp, bool backward, Stream stream) {
+    launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, logits, targets, dloss, V, Vp, backward);
+}
+
+#endif

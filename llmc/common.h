@@ -1,0 +1,223 @@
+// common.h -- errors with an exit code, text formatting, files, checksums.
+//
+// Nothing here knows about tensors or devices. Every read and write of a file that must survive a crash
+// goes through the io_* functions below, so that there is one place to inject a fault.
+#ifndef LLMC_COMMON_H
+#define LLMC_COMMON_H
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#define XXH_VECTOR 0   // plain C, which the compiler vectorizes: its AVX-512 path warns under g++ 12
+#include <xxhash.h>
+
+// ----------------------------------------------------------------------------------------------------------
+// errors
+
+// The exit codes of every program in this repository. 0 is success.
+enum ExitCode { EXIT_BAD_INPUT = 2, EXIT_DIVERGED = 3, EXIT_OUT_OF_MEMORY = 4, EXIT_DEVICE = 5, EXIT_INTERRUPTED = 75 };
+
+// A failure on its way to main(), which prints it and exits with its code. Thrown, so that files are closed and
+// locks released on the way, and so that a test can look at the message.
+struct Error : std::runtime_error {
+    int code;
+    Error(int code, const std::string& message) : std::runtime_error(message), code(code) {}
+};
+
+#if defined(__GNUC__)
+#define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define PRINTF_LIKE(fmt, args)
+#endif
+
+inline std::string vstrprintf(const char* fmt, va_list ap) {
+    va_list again;
+    va_copy(again, ap);
+    const int n = vsnprintf(nullptr, 0, fmt, ap);
+    std::string s((size_t)(n > 0 ? n : 0), '\0');
+    if (n > 0) { vsnprintf(&s[0], (size_t)n + 1, fmt, again); }
+    va_end(again);
+    return s;
+}
+
+PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    std::string s = vstrprintf(fmt, ap);
+    va_end(ap);
+    return s;
+}
+
+[[noreturn]] PRINTF_LIKE(4, 5) inline void die_at(const char* file, int line, int code, const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    std::string s = vstrprintf(fmt, ap);
+    va_end(ap);
+    throw Error(code, s + strprintf("  [%s:%d]", file, line));
+}
+
+// die(code, "what was found, what was wanted, and a hint", ...) and its common form for bad input
+#define die(code, ...) die_at(__FILE__, __LINE__, code, __VA_ARGS__)
+#define check(cond, ...) ((cond) ? (void)0 : die_at(__FILE__, __LINE__, EXIT_BAD_INPUT, __VA_ARGS__))
+
+// ----------------------------------------------------------------------------------------------------------
+// small helpers
+
+template <class T> constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+template <class T> constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
+
+inline double wall_seconds() {
+    using namespace std::chrono;
+    return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+// "1.2 GB", for messages about memory and disk
+inline std::string format_bytes(double bytes) {
+    const char* unit[] = {"B", "kB", "MB", "GB", "TB"};
+    int u = 0;
+    while (bytes >= 1000 && u < 4) { bytes /= 1000; u++; }
+    return strprintf(u == 0 ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
+}
+
+// "2h03m", "4m12s", "9s", for progress lines
+inline std::string format_duration(double seconds) {
+    const long s = seconds < 0 ? 0 : (long)(seconds + 0.5);
+    if (s >= 3600) { return strprintf("%ldh%02ldm", s / 3600, s / 60 % 60); }
+    if (s >= 60) { return strprintf("%ldm%02lds", s / 60, s % 60); }
+    return strprintf("%lds", s);
+}
+
+// a * b in 64 bits; an overflow is an error that names what was being computed
+inline size_t checked_mul(size_t a, size_t b, const char* what) {
+    size_t r;
+    check(!__builtin_mul_overflow(a, b, &r), "%s: %zu x %zu does not fit 64 bits", what, a, b);
+    return r;
+}
+
+inline uint64_t checksum(const void* data, size_t bytes, uint64_t seed = 0) { return XXH3_64bits_withSeed(data, bytes, seed); }
+inline uint64_t checksum(const std::string& s) { return checksum(s.data(), s.size()); }
+
+// ----------------------------------------------------------------------------------------------------------
+// files
+
+inline bool path_exists(const std::string& path) { struct stat st; return stat(path.c_str(), &st) == 0; }
+inline bool is_directory(const std::string& path) { struct stat st; return stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode); }
+
+// A regular file opened for reading, its size known from the start. Everything is read by absolute offset (pread),
+// so one File may serve several threads.
+struct File {
+    std::string path;
+    int fd = -1;
+    uint64_t size = 0;
+
+    explicit File(const std::string& path) : path(path) {
+        fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // O_NONBLOCK: a FIFO must not hang us
+        check(fd >= 0, "%s: cannot open: %s", path.c_str(), strerror(errno));
+        struct stat st;
+        const bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+        if (!regular) {
+            ::close(fd);
+            die(EXIT_BAD_INPUT, "%s: not a regular file", path.c_str());
+        }
+        size = (uint64_t)st.st_size;
+    }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    File(File&& f) noexcept : path(std::move(f.path)), fd(f.fd), size(f.size) { f.fd = -1; }
+    ~File() { if (fd >= 0) { ::close(fd); } }
+
+    void read(void* data, uint64_t bytes, uint64_t offset) const {
+        char* out = (char*)data;
+        while (bytes > 0) {
+            const ssize_t n = pread(fd, out, bytes < (1u << 30) ? bytes : (1u << 30), (off_t)offset);
+            if (n < 0 && errno == EINTR) { continue; }
+            check(n >= 0, "%s: read of %zu bytes at offset %zu: %s", path.c_str(), (size_t)bytes, (size_t)offset, strerror(errno));
+            check(n > 0, "%s: ends at byte %zu, %zu more were wanted (it shrank since it was opened, or is truncated)",
+                  path.c_str(), (size_t)offset, (size_t)bytes);
+            out += n; offset += (uint64_t)n; bytes -= (uint64_t)n;
+        }
+    }
+};
+
+// names in a directory, sorted, without . and ..
+inline std::vector<std::string> list_directory(const std::string& path) {
+    DIR* dir = opendir(path.c_str());
+    check(dir != nullptr, "%s: cannot list: %s", path.c_str(), strerror(errno));
+    std::vector<std::string> names;
+    while (struct dirent* e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) { names.push_back(e->d_name); }
+    }
+    closedir(dir);
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// The whole of a file that is known to be small (JSON, vocabularies); `limit` bounds the allocation.
+inline std::string read_file(const std::string& path, uint64_t limit = 64u << 20) {
+    File f(path);
+    check(f.size <= limit, "%s: %s, but a file of this kind has at most %s", path.c_str(), format_bytes((double)f.size).c_str(),
+          format_bytes((double)limit).c_str());
+    std::string s(f.size, '\0');
+    if (f.size > 0) { f.read(&s[0], f.size, 0); }
+    return s;
+}
+
+// Every call that changes the disk. They fail with an Error that names path and reason.
+inline int io_create(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    check(fd >= 0, "%s: cannot create: %s", path.c_str(), strerror(errno));
+    return fd;
+}
+inline void io_write(int fd, const void* data, size_t bytes, const std::string& path) {
+    const char* p = (const char*)data;
+    while (bytes > 0) {
+        const ssize_t n = ::write(fd, p, bytes < (1u << 30) ? bytes : (1u << 30));
+        if (n < 0 && errno == EINTR) { continue; }
+        check(n > 0, "%s: cannot write: %s", path.c_str(), n < 0 ? strerror(errno) : "no progress");
+        p += n; bytes -= (size_t)n;
+    }
+}
+inline void io_fsync(int fd, const std::string& path) {
+    int r;
+    do { r = ::fsync(fd); } while (r != 0 && errno == EINTR);
+    check(r == 0, "%s: fsync: %s", path.c_str(), strerror(errno));
+}
+inline void io_close(int fd, const std::string& path) { check(::close(fd) == 0, "%s: close: %s", path.c_str(), strerror(errno)); }
+inline void io_rename(const std::string& from, const std::string& to) {
+    check(::rename(from.c_str(), to.c_str()) == 0, "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
+}
+inline void io_unlink(const std::string& path) { check(::unlink(path.c_str()) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno)); }
+inline void io_rmdir(const std::string& path) { check(::rmdir(path.c_str()) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno)); }
+inline void io_fsync_directory(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    check(fd >= 0, "%s: cannot open directory: %s", path.c_str(), strerror(errno));
+    io_fsync(fd, path);
+    io_close(fd, path);
+}
+// mkdir -p; every level may exist already
+inline void io_mkdirs(const std::string& path) {
+    for (size_t i = 1; i <= path.size(); i++) {
+        if (i < path.size() && path[i] != '/') { continue; }
+        const std::string part = path.substr(0, i);
+        check(::mkdir(part.c_str(), 0755) == 0 || (errno == EEXIST && is_directory(part)), "%s: cannot create directory: %s",
+              part.c_str(), strerror(errno));
+    }
+}
+
+#endif

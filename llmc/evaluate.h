@@ -1,0 +1,158 @@
+// evaluate.h -- perplexity at any length, loss by position, and an encoding's bias as a matrix.
+//
+// The stream of tokens is cut into windows of T, `stride` apart: T apart they do not overlap, and each token sees what its
+// window holds before it; closer together, each window scores only the tokens no window before it has scored, so that
+// every token but the first T sees at least T - stride tokens of context. Every length scores the same tokens.
+//
+// Templates over the trainer's model. They call, with its types:
+//   activations_describe(model, B, T, Purpose, recompute), activations_allocate, activations_free, position_view, and
+//   forward_losses(model, acts, tokens, targets, B, T, losses): the loss of each of B * T targets, 0 where ignored
+#ifndef LLMC_EVALUATE_H
+#define LLMC_EVALUATE_H
+
+#include "attention.cuh"
+#include "classifier.cuh"
+#include "dataloader.h"
+#include "json.h"
+
+enum class Purpose { Train, Evaluate, Generate };
+
+// One line that says how far a long loop is: rewritten in place on a terminal, a line every ten seconds elsewhere.
+struct Progress {
+    std::string label;
+    double start = wall_seconds(), last = start;
+    bool terminal = isatty(STDERR_FILENO) == 1, shown = false;
+    explicit Progress(const std::string& label) : label(label) {}
+    void update(uint64_t done, uint64_t total) {
+        const double now = wall_seconds();
+        if (done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
+        last = now;
+        shown = true;
+        const double eta = (now - start) / (double)done * (double)(total - done);
+        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s", terminal ? "\r" : "", label.c_str(), 100.0 * (double)done / (double)total,
+                format_duration(eta).c_str(), terminal ? "   " : "\n");
+    }
+    ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 30, ""); } }
+};
+
+struct Evaluation {
+    int T = 0, stride = 0;
+    uint64_t windows = 0, tokens = 0;
+    double loss = 0;                            // mean over the scored tokens, in nats
+    std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
+};
+
+// Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
+template <class Model, class Acts>
+Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit) {
+    check(files.tokens >= 2, "%s %s: %llu tokens are too few to evaluate on", files.flag.c_str(), files.pattern.c_str(),
+          (unsigned long long)files.tokens);
+    const uint64_t total = limit > 0 && limit < files.tokens - 1 ? limit : files.tokens - 1;
+    Evaluation e;
+    e.T = T;
+    e.stride = stride > 0 && stride < T ? stride : T;
+    e.windows = total <= (uint64_t)T ? 1 : 1 + ceil_div(total - T, (uint64_t)e.stride);
+    e.tokens = total;
+    const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
+    std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T);
+    std::vector<float> losses((size_t)most * T);
+    std::vector<double> sum((size_t)T, 0.0);
+    std::vector<uint64_t> count((size_t)T, 0);
+    Progress progress(strprintf("evaluating at T = %d", T));
+    for (uint64_t w = 0; w < e.windows; w += (uint64_t)most) {
+        const int B = (int)std::min((uint64_t)most, e.windows - w);
+        for (int b = 0; b < B; b++) {
+            const uint64_t start = (w + b) * e.stride, n = std::min((uint64_t)T, total - start);
+            const uint64_t first = w + b == 0 ? 0 : (uint64_t)(T - e.stride);           // scored already by the window before
+            std::fill(stream.begin(), stream.end(), 0);
+            files.read(start, n + 1, stream.data());
+            for (int t = 0; t < T; t++) {
+                tokens[(size_t)b * T + t] = stream[t];
+                targets[(size_t)b * T + t] = (uint64_t)t < n && (uint64_t)t >= first ? stream[t + 1] : IGNORE_INDEX;
+            }
+        }
+        forward_losses(model, acts, tokens.data(), targets.data(), B, T, losses.data());
+        for (int b = 0; b < B; b++) {
+            for (int t = 0; t < T; t++) {
+                if (targets[(size_t)b * T + t] == IGNORE_INDEX) { continue; }
+                sum[t] += losses[(size_t)b * T + t];
+                count[t]++;
+            }
+        }
+        progress.update(w + B, e.windows);
+    }
+    for (int t = 0; t < T; t++) {
+        e.loss += sum[t] / (double)total;
+        e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN);
+    }
+    return e;
+}
+
+inline Json evaluation_json(const Evaluation& e, const PositionConfig& position) {
+    return {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train}, {"stride", e.stride},
+            {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss}, {"ppl", std::exp(e.loss)}};
+}
+
+// Perplexity at each length, printed as a table and logged. A length beyond the encoding's reach prints "-" and why.
+template <class Model, class Log>
+void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride, uint64_t limit, bool curve,
+                      Log& log) {
+    const PositionConfig& position = model.config.position;
+    const int reach = position_max_length(position);
+    check(*std::min_element(lengths.begin(), lengths.end()) <= reach, "--eval_lengths: %s reaches %d tokens, every length is beyond that",
+          position.name.c_str(), reach);
+    printf("%8s %8s %10s %12s %10s %10s   (%s, trained at %d)\n", "T", "stride", "windows", "tokens", "loss", "ppl",
+           position_text(position).c_str(), position.T_train);
+    for (int T : lengths) {
+        if (T > reach) {
+            printf("%8d %8s %10s %12s %10s %10s   %s has no positions beyond %d\n", T, "-", "-", "-", "-", "-", position.name.c_str(), reach);
+            continue;
+        }
+        const int B = std::max(1, 2048 / T);
+        auto acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
+        activations_allocate(acts);
+        const Evaluation e = evaluate(model, acts, files, T, stride, limit);
+        activations_free(acts);
+        printf("%8d %8d %10llu %12llu %10.4f %10.4f\n", e.T, e.stride, (unsigned long long)e.windows, (unsigned long long)e.tokens, e.loss,
+               std::exp(e.loss));
+        fflush(stdout);
+        log.record(evaluation_json(e, position));
+        if (!curve) { continue; }
+        log.record({{"kind", "curve"}, {"pos", position.name}, {"T", T}, {"stride", e.stride}, {"loss", e.curve}});
+        const int columns = std::min(T, 8);
+        for (int c = 0; c < columns; c++) {
+            const int from = (int)((int64_t)T * c / columns), to = (int)((int64_t)T * (c + 1) / columns);
+            double mean = 0;
+            int n = 0;
+            for (int t = from; t < to; t++) { if (std::isfinite(e.curve[t])) { mean += e.curve[t]; n++; } }
+            printf("%17s positions %d-%d: loss %.4f\n", "", from, to - 1, n > 0 ? mean / n : NAN);
+        }
+    }
+}
+
+// out (T,T): B_ij for j <= i, 0 elsewhere.  One block a row.
+template <class Bias> __global__ void bias_matrix_kernel(float* out, Bias bias, int bh, int T) {
+    const int i = blockIdx.x;
+    for (int j0 = 0; j0 < T; j0 += ATTENTION_TILE) {
+        const auto tile = bias.tile(bh, i, j0);
+        for (int c = threadIdx.x; c < ATTENTION_TILE && j0 + c < T; c += blockDim.x) {
+            out[(size_t)i * T + j0 + c] = j0 + c <= i ? tile(0, c) : 0.0f;
+        }
+    }
+}
+
+// The bias that one head of one layer adds to its scores over a text: (T,T), from activations that have seen the text.
+inline std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
+    std::vector<float> host((size_t)T * T);
+    float* out = (float*)device_malloc(sizeof(float) * T * T);
+    with_position(view, [&](auto position) {
+        const auto bias = position.bias();
+        check(bias.has_bias, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
+        launch(bias_matrix_kernel<std::decay_t<decltype(bias)>>, Grid((size_t)T, 128, 0, stream), out, bias, head, T);
+    });
+    copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
+    device_free(out);
+    return host;
+}
+
+#endif

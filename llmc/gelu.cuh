@@ -1,0 +1,36 @@
+// gelu.cuh -- out = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).     Hendrycks and Gimpel 2016, "gelu_new"
+//   (1 + tanh(u)) / 2 = sigmoid(2u) =: s, which keeps its relative precision where 1 + tanh(u) cancels.
+//   backward: dinp = dout (s + x s (1 - s) 2 du/dx).     saves nothing but its input.
+#ifndef LLMC_GELU_CUH
+#define LLMC_GELU_CUH
+
+#include "device.h"
+
+constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f, GELU_CUBE = 0.044715f;
+
+__global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
+    const GridSpan s = grid_span(N);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        const float x = (float)inp[i];
+        out[i] = (floatX)(x * sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x)));
+    }
+}
+// in place allowed: out == inp
+inline void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
+    launch(gelu_forward_kernel, Grid::over(N, stream), out, inp, N);
+}
+
+__global__ void gelu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
+    const GridSpan span = grid_span(N);
+    for (size_t i = span.begin; i < span.end; i += span.step) {
+        const float x = (float)inp[i], s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
+        const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);
+        dinp[i] = (floatX)((float)dout[i] * (s + x * s * (1.0f - s) * du2));
+    }
+}
+// in place allowed: dinp == dout
+inline void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t N, Stream stream) {
+    launch(gelu_backward_kernel, Grid::over(N, stream), dinp, dout, inp, N);
+}
+
+#endif

@@ -1,0 +1,178 @@
+// position/cable.cuh -- context-aware biases for length extrapolation (CABLE, Veisi et al. 2025).
+//
+//   z_t = x_t . w_c + c_c     b_t = ReLU(z_t) (v1: softplus)     S_t = sum_{k<=t} b_k
+//   u_t = x_t . w_s + c_s     g_t = softplus(u_t) (nw: 1)
+//   cable:  B_ij = -g_i |S_i - S_j|          kcable:  B_ij = -log(1 + r^2), r = g_i |S_i - S_j|
+//   w_c, w_s (NH,C) are extra rows of the qkv matmul, so z and u (B,T,NH) are extra columns of qkv.
+//   backward: the bias functor sums dg and dS over each tile; then db_t = sum_{k>=t} dS_k, dz = db * [z > 0], du = dg * sigmoid(u).
+//
+// S is kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T = 131,072 a plain float32 sum
+// is off by 0.008, and two machines would not agree. Differences across chunks are float(origin_a - origin_b) + offsets.
+// saves S_offset (B,NH,T), S_origin (B,NH,ceil(T/128)) float64, g (B,NH,T).
+#ifndef LLMC_POSITION_CABLE_CUH
+#define LLMC_POSITION_CABLE_CUH
+
+#include "none.cuh"
+
+constexpr int CABLE_CHUNK = 128;
+
+// One block a (batch, head): b, S and g of the tokens t0 .. t0+T-1, going on from S at t0 - 1.
+__global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T, int t0, int stride, int NH,
+                                     int C, int OC, bool softplus_b, bool weighted) {
+    const size_t bh = blockIdx.x, b = bh / NH, h = bh % NH;
+    const int chunks = ceil_div(stride, CABLE_CHUNK);
+    S_offset += bh * stride;
+    g += bh * stride;
+    S_origin += bh * chunks;
+    const floatX* z = qkv + b * stride * OC + 3 * C + h;    // u is NH columns further
+    // the sum that enters chunk c: its origin, when t0 is inside it
+    double origin = 0.0;
+    float offset = 0.0f;
+    if (t0 > 0) {
+        origin = S_origin[(t0 - 1) / CABLE_CHUNK];
+        offset = S_offset[t0 - 1];
+    }
+    __syncthreads();
+    for (int start = t0; start < t0 + T;) {
+        const int chunk = start / CABLE_CHUNK, end = (chunk + 1) * CABLE_CHUNK < t0 + T ? (chunk + 1) * CABLE_CHUNK : t0 + T;
+        if (start % CABLE_CHUNK == 0) {
+            origin += (double)offset;
+            offset = 0.0f;
+            if (threadIdx.x == 0) { S_origin[chunk] = origin; }
+        }
+        for (int base = start; base < end; base += blockDim.x) {
+            const int t = base + (int)threadIdx.x;
+            float bias = 0.0f;
+            if (t < end) {
+                const float zt = (float)z[(size_t)t * OC];
+                bias = softplus_b ? softplus(zt) : (zt > 0.0f ? zt : 0.0f);
+                g[t] = weighted ? softplus((float)z[(size_t)t * OC + NH]) : 1.0f;
+            }
+            const float sum = offset + block_scan(bias);
+            if (t < end) { S_offset[t] = sum; }
+            offset += block_sum(bias);
+        }
+        start = end;
+    }
+}
+
+// One block a (batch, head): dS and dg become dz and du in the extra columns of dqkv.
+__global__ void cable_backward_kernel(floatX* dqkv, const float* dS, const float* dg, const floatX* qkv, int T, int NH, int C, int OC,
+                                      bool softplus_b, bool weighted) {
+    const size_t bh = blockIdx.x, b = bh / NH, h = bh % NH, z0 = b * T * OC + 3 * C + h;
+    dS += bh * T;
+    dg += bh * T;
+    double after = 0.0;                                     // sum of dS behind the tokens in hand
+    for (int base = 0; base < T; base += blockDim.x) {
+        const int t = T - 1 - base - (int)threadIdx.x;      // from the last token to the first
+        const float dSt = t >= 0 ? dS[t] : 0.0f;
+        const double db = after + block_scan((double)dSt);
+        if (t >= 0) {
+            const size_t z = z0 + (size_t)t * OC;
+            const float zt = (float)qkv[z];
+            dqkv[z] = (floatX)((float)db * (softplus_b ? sigmoid(zt) : (zt > 0.0f ? 1.0f : 0.0f)));
+            if (weighted) { dqkv[z + NH] = (floatX)(dg[t] * sigmoid((float)qkv[z + NH])); }
+        }
+        after += block_sum((double)dSt);
+    }
+}
+
+// LogKernel: kcable
+template <bool LogKernel> struct CableBias {
+    static constexpr bool has_bias = true, has_gradient = true;
+    const float *S_offset, *g;
+    const double* S_origin;
+    float *dS, *dg;             // (B,NH,T), null in the forward
+    int stride, chunks;
+
+    struct Tile {
+        float between;              // origin of the rows' chunk minus origin of the columns'
+        const float *Si, *gi, *Sj;
+        __device__ float distance(int r, int c) const { return fabsf(between + Si[r] - Sj[c]); }    // |S_i - S_j|
+        __device__ float operator()(int r, int c) const {
+            const float a = gi[r] * distance(r, c);
+            return LogKernel ? -fast_log1p(a * a) : -a;
+        }
+    };
+    __device__ Tile tile(int bh, int i0, int j0) const {
+        const double* origin = S_origin + (size_t)bh * chunks;
+        const float* offset = S_offset + (size_t)bh * stride;
+        return {(float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]), offset + i0, g + (size_t)bh * stride + i0, offset + j0};
+    }
+    // With k = dB/dr: dg_i = sum_j da k |D|, dS_i += g_i sum_j da k sgn, dS_j -= sum_i g_i da k sgn, sgn(i-j) and sgn(0) = 1. The row
+    // sum of the identity kernel is 0 only in exact arithmetic: both sides sum the same rounded da (attention.md, 3.4).
+    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
+        float* dSi = dS + (size_t)bh * stride;
+        const Tile t = tile(bh, i0, j0);
+        for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+            float* d = da + r * ld;
+            float dgi = 0.0f, sum = 0.0f;
+            for (int c = 0; c < nj; c++) {
+                const float D = t.distance(r, c), a = t.gi[r] * D;
+                const float dr = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];
+                const float signed_dr = j0 + c > i0 + r ? -dr : dr;
+                dgi += dr * D;
+                sum += signed_dr;
+                d[c] = t.gi[r] * signed_dr;
+            }
+            dg[(size_t)bh * stride + i0 + r] += dgi;
+            dSi[i0 + r] += t.gi[r] * sum;
+        }
+        __syncthreads();
+        for (int r = 0; r < ni; r++) {
+            for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] -= da[r * ld + c]; }
+        }
+        __syncthreads();
+    }
+};
+
+template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : NoPosition {
+    using NoPosition::NoPosition;
+
+    static void specs(const PositionDims& d, const PositionConfig&, PositionTables& t) {
+        const char* rows[] = {"cable.c.", "cable.s."};
+        t.extra_columns = Weighted ? 2 * d.NH : d.NH;
+        for (int l = 0; l < d.L; l++) {
+            for (size_t k = 0; k < (Weighted ? 2 : 1); k++) {
+                const size_t row0 = (size_t)3 * d.C + k * d.NH;
+                t.files.push_back({d.layer_name(l, rows[k] + std::string("weight")), "qkvw", l, row0, (size_t)d.NH, false});
+                t.files.push_back({d.layer_name(l, rows[k] + std::string("bias")), "qkvb", l, row0, (size_t)d.NH, false});
+            }
+        }
+        const size_t BNH = (size_t)d.B * d.NH, T = (size_t)d.T;
+        auto act = [&](const char* name, size_t rows_, size_t cols, Keep keep) {
+            TensorSpec s;
+            s.name = name; s.layers = d.L; s.rows = rows_; s.cols = cols; s.keep = keep;
+            t.acts.push_back(s);
+        };
+        act("S_offset", BNH, T, Keep::Cached);
+        act("S_origin", BNH, 2 * ceil_div(T, (size_t)CABLE_CHUNK), Keep::Cached);   // float64: two float32 each
+        act("g", BNH, T, Keep::Cached);
+        act("dS", BNH, T, Keep::Scratch);
+        act("dg", BNH, T, Keep::Scratch);
+    }
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
+        launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), v.act("S_offset"), (double*)v.act("S_origin"), v.act("g"), qkv,
+               T, t0, v.T, v.NH, v.C, v.OC, SoftplusB, Weighted);
+    }
+    void zero_bias_gradient(int B, int T, Stream stream) const {
+        device_zero(v.act("dS"), sizeof(float) * B * v.NH * T, stream);
+        device_zero(v.act("dg"), sizeof(float) * B * v.NH * T, stream);
+    }
+    void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
+        launch(cable_backward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), dqkv, v.act("dS"), v.act("dg"), qkv, T, v.NH, v.C, v.OC,
+               SoftplusB, Weighted);
+    }
+    CableBias<LogKernel> bias() const {
+        return {v.act("S_offset"), v.act("g"), (const double*)v.act("S_origin"), v.act("dS"), v.act("dg"), v.T,
+                (int)ceil_div(v.T, CABLE_CHUNK)};
+    }
+};
+
+using CableFull = Cable<false, true, false>;
+using CableNW = Cable<false, false, false>;
+using KCable = Cable<true, true, false>;
+using KCableNW = Cable<true, false, false>;
+using CableV1 = Cable<false, false, true>;
+
+#endif

@@ -1,0 +1,273 @@
+// position/fire.cuh -- functional interpolation of relative positions (Li et al. 2024).
+//
+//   B_ij = f_h(y_ij)     y_ij = psi(|i-j|) / (psi(max(L, i)) + 1e-6)     psi(x) = log(|c| x + 1)     L = |l| * 512
+//   f = w2 ReLU(w1 y + b1) + b2: an MLP 1 -> 32 -> NH.     Bidirectional: max(L, i, j).
+//   There is no T x T array: psi is a table over distance, laid out as toeplitz.cuh's, inv = 1 / (psi(max(L,t)) + 1e-6) one
+//   over t. backward: f is piecewise linear in y, with a break where a unit turns on or off, and y is monotonic in j on
+//   either side of the diagonal: a row of da is a few runs within one piece. Per head and piece the sums over i and j of
+//     da,  da y,  da dy/d|c|,  -da dy/dL     are enough: a unit's gradients sum the pieces in which it is on.
+//   Where L = max(i, j) the gradient in l is taken as 0.
+#ifndef LLMC_POSITION_FIRE_CUH
+#define LLMC_POSITION_FIRE_CUH
+
+#include <cmath>
+
+#include "toeplitz.cuh"
+
+constexpr int FIRE_UNITS = 32, FIRE_PIECES = FIRE_UNITS + 1, FIRE_SUMS = 4;
+constexpr int FIRE_SLOTS = LANES > 1 ? 1 : 64;  // threads of a block that sum, each into a slot of its own
+constexpr float FIRE_LENGTH = 512.0f;
+
+__device__ inline float relu(float x) { return x > 0.0f ? x : 0.0f; }
+__device__ inline float fire_length(const float* l) { return fabsf(*l) * FIRE_LENGTH; }
+
+// psi (ND) over distance, inv (T+128) over the later position
+static __global__ void fire_forward_kernel(float* psi, float* inv, const float* c, const float* l, int T, int ND) {
+    const float a = fabsf(*c), L = fire_length(l);
+    GridSpan s = grid_span((size_t)ND);
+    for (size_t n = s.begin; n < s.end; n += s.step) { psi[n] = fast_log1p(a * fabsf((float)(T - 1 - (int)n))); }
+    s = grid_span((size_t)(T + TOEPLITZ_PAD));
+    for (size_t t = s.begin; t < s.end; t += s.step) {
+        const float x = (float)t > L ? (float)t : L;
+        inv[t] = 1.0f / (fast_log1p(a * x) + 1e-6f);
+    }
+}
+
+// Where unit k turns on or off, for a y in (0, 1); NaN or outside if nowhere
+__device__ inline float fire_break(const float* w1, const float* b1, int k) { return -b1[k] / w1[k]; }
+// which break of the sorted ones that is, -1 if none
+__device__ inline int fire_rank(const float* w1, const float* b1, int k) {
+    const float at = fire_break(w1, b1, k);
+    int rank = 0;
+    for (int n = 0; n < FIRE_UNITS; n++) {
+        const float other = fire_break(w1, b1, n);
+        rank += other > 0.0f && (other < at || (other == at && n < k));
+    }
+    return at > 0.0f && at < 1.0f ? rank : -1;
+}
+
+// breaks (32) ascending, the unused ones infinite. One block.
+static __global__ void fire_breaks_kernel(float* breaks, const float* w1, const float* b1) {
+    for (int k = threadIdx.x; k < FIRE_UNITS; k += blockDim.x) { breaks[k] = INFINITY; }
+    __syncthreads();
+    for (int k = threadIdx.x; k < FIRE_UNITS; k += blockDim.x) {
+        const int rank = fire_rank(w1, b1, k);
+        if (rank >= 0) { breaks[rank] = fire_break(w1, b1, k); }
+    }
+}
+
+// dpsi (ND), dnorm (2,T+128): derivatives of psi in |c|, of psi(max(L,t)) in |c| and in L
+static __global__ void fire_slopes_kernel(float* dpsi, float* dnorm, const float* c, const float* l, int T, int ND) {
+    const float a = fabsf(*c), L = fire_length(l);
+    GridSpan s = grid_span((size_t)ND);
+    for (size_t n = s.begin; n < s.end; n += s.step) {
+        const float d = fabsf((float)(T - 1 - (int)n));
+        dpsi[n] = d / (a * d + 1.0f);
+    }
+    s = grid_span((size_t)(T + TOEPLITZ_PAD));
+    for (size_t t = s.begin; t < s.end; t += s.step) {
+        const float x = (float)t > L ? (float)t : L;
+        dnorm[t] = x / (a * x + 1.0f);
+        dnorm[T + TOEPLITZ_PAD + t] = (float)t < L ? a / (a * x + 1.0f) : 0.0f;
+    }
+}
+
+struct FireBias {
+    static constexpr bool has_bias = true, has_gradient = true;
+    const float *psi, *inv;                     // (ND), (T+128)
+    const float *w1, *b1, *w2, *b2;             // (32), (32), (NH,32), (NH)
+    const float *dpsi, *dnorm, *breaks;         // (ND), (2,T+128), (32)
+    float* sums;                                // (B*NH,FIRE_SLOTS,FIRE_PIECES,FIRE_SUMS)
+    int NH, T;
+
+    struct Tile {
+        const float *psi, *inv_i, *inv_j;
+        int between;                            // i0 - j0
+        float b2, w1[FIRE_UNITS], b1[FIRE_UNITS], w2[FIRE_UNITS];   // copies, which no store to the scores can change
+        // unrolled, so that what a compiler vectorizes is the loop around it; in four parts, so that they overlap
+        template <size_t... k>
+        __device__ __forceinline__ float part(float y, int from, std::index_sequence<k...>) const {
+            return (0.0f + ... + (w2[from + k] * relu(w1[from + k] * y + b1[from + k])));
+        }
+        __device__ __forceinline__ float operator()(int r, int c) const {
+            const float a = inv_i[r], b = inv_j[c];
+            const float y = psi[c - r] * (between + r >= c ? a : b);
+            const auto eight = std::make_index_sequence<FIRE_UNITS / 4>();
+            return b2 + ((part(y, 0, eight) + part(y, 8, eight)) + (part(y, 16, eight) + part(y, 24, eight)));
+        }
+    };
+    __device__ Tile tile(int bh, int i0, int j0) const {
+        const int h = bh % NH;
+        Tile t;
+        t.psi = psi + (T - 1 + j0 - i0);
+        t.inv_i = inv + i0;
+        t.inv_j = inv + j0;
+        t.between = i0 - j0;
+        t.b2 = b2[h];
+        for (int k = 0; k < FIRE_UNITS; k++) {
+            t.w1[k] = w1[k];
+            t.b1[k] = b1[k];
+            t.w2[k] = w2[h * FIRE_UNITS + k];
+        }
+        return t;
+    }
+
+    __device__ float y(int i, int j) const { return psi[T - 1 + j - i] * inv[i > j ? i : j]; }
+
+    // Adds the keys j .. end-1 of query i, which are of one piece, to its sums; d (end - j) is their da.
+    __device__ void add_run(float* s, const float* d, int i, int j, int end) const {
+        const float *psi_i = psi + (T - 1 - i), *dpsi_i = dpsi + (T - 1 - i), *dL = dnorm + T + TOEPLITZ_PAD;
+        const float inv_i = inv[i], dnorm_i = dnorm[i], dL_i = dL[i];
+        float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+        for (int k = j; k < end; k++) {
+            const float inv_k = inv[k], dnorm_k = dnorm[k], dL_k = dL[k];
+            const float n = k > i ? inv_k : inv_i, m = k > i ? dnorm_k : dnorm_i, l = k > i ? dL_k : dL_i;
+            const float yk = psi_i[k] * n, da = d[k - j];
+            s0 += da;
+            s1 += da * yk;
+            s2 += da * ((dpsi_i[k] - yk * m) * n);
+            s3 += da * (yk * n * l);
+        }
+        s[0] += s0;
+        s[1] += s1;
+        s[2] += s2;
+        s[3] += s3;
+    }
+
+    // A thread a row.
+    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
+        const int threads = (int)blockDim.x < FIRE_SLOTS ? (int)blockDim.x : FIRE_SLOTS;
+        for (int r = threadIdx.x; r < ni && (int)threadIdx.x < threads; r += threads) {
+            float* s = sums + ((size_t)bh * FIRE_SLOTS + threadIdx.x) * FIRE_PIECES * FIRE_SUMS;
+            const int i = i0 + r;
+            for (int j = j0; j < j0 + nj;) {
+                const bool past = j <= i;                   // y falls with j up to the diagonal, and then rises
+                const float yj = y(i, j);
+                int piece = 0;
+                for (int k = 0; k < FIRE_UNITS; k++) { piece += breaks[k] <= yj; }
+                int lo = j + 1, hi = past && i + 1 < j0 + nj ? i + 1 : j0 + nj;
+                while (lo < hi) {                           // the run's end, by bisection
+                    const int mid = (lo + hi) / 2;
+                    const bool same = past ? piece == 0 || y(i, mid) >= breaks[piece - 1]
+                                           : piece == FIRE_UNITS || y(i, mid) < breaks[piece];
+                    if (same) { lo = mid + 1; } else { hi = mid; }
+                }
+                add_run(s + piece * FIRE_SUMS, da + r * ld + (j - j0), i, j, lo);
+                j = lo;
+            }
+        }
+        __syncthreads();
+    }
+};
+
+// One block a head: its sums over sequences and slots, into those of the first.
+static __global__ void fire_reduce_kernel(float* sums, int B, int NH) {
+    const size_t block = (size_t)FIRE_PIECES * FIRE_SUMS, h = blockIdx.x;
+    for (size_t n = threadIdx.x; n < block; n += blockDim.x) {
+        float sum = 0.0f;
+        for (size_t b = 0; b < (size_t)B; b++) {
+            const float* s = sums + (b * NH + h) * FIRE_SLOTS * block + n;
+            for (size_t slot = 0; slot < FIRE_SLOTS; slot++) { sum += s[slot * block]; }
+        }
+        sums[h * FIRE_SLOTS * block + n] = sum;
+    }
+}
+
+struct FireWeights { float *c, *l, *w1, *b1, *w2, *b2; };
+
+// One block. The loop over units is in threads, so each element of dw has one owner.
+static __global__ void fire_backward_kernel(FireWeights d, const float* sums, FireWeights p, int NH) {
+    double dc = 0.0, dL = 0.0;
+    for (int k = threadIdx.x; k < FIRE_UNITS; k += blockDim.x) {
+        const float w1 = p.w1[k], b1 = p.b1[k];
+        const int rank = fire_rank(p.w1, p.b1, k);
+        // on in the pieces lo .. hi-1; without a break, in all or none
+        const int lo = rank >= 0 ? (w1 > 0.0f ? rank + 1 : 0) : (0.5f * w1 + b1 > 0.0f ? 0 : FIRE_PIECES);
+        const int hi = rank >= 0 && w1 < 0.0f ? rank + 1 : FIRE_PIECES;
+        for (int h = 0; h < NH; h++) {
+            const float *s = sums + (size_t)h * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS, w2 = p.w2[h * FIRE_UNITS + k];
+            float on[FIRE_SUMS] = {}, all = 0.0f;
+            for (int n = 0; n < FIRE_PIECES; n++) {
+                for (int q = 0; q < FIRE_SUMS; q++) { on[q] += n >= lo && n < hi ? s[n * FIRE_SUMS + q] : 0.0f; }
+                all += s[n * FIRE_SUMS];
+            }
+            d.w2[h * FIRE_UNITS + k] += w1 * on[1] + b1 * on[0];
+            d.w1[k] += w2 * on[1];
+            d.b1[k] += w2 * on[0];
+            dc += (double)(w2 * w1) * on[2];
+            dL -= (double)(w2 * w1) * on[3];
+            if (k == 0) { d.b2[h] += all; }
+        }
+    }
+    dc = block_sum(dc);
+    dL = block_sum(dL);
+    if (threadIdx.x == 0) {
+        *d.c += (float)dc * (*p.c > 0.0f ? 1.0f : *p.c < 0.0f ? -1.0f : 0.0f);
+        *d.l += (float)dL * (*p.l > 0.0f ? FIRE_LENGTH : *p.l < 0.0f ? -FIRE_LENGTH : 0.0f);
+    }
+}
+
+struct Fire : NoPosition {
+    using NoPosition::NoPosition;
+
+    static void specs(const PositionDims& d, const PositionConfig&, PositionTables& t) {
+        const size_t NH = (size_t)d.NH, U = FIRE_UNITS;
+        const float bound = 1.0f / std::sqrt((float)FIRE_UNITS);
+        const struct { const char *tensor, *file; size_t rows, cols; InitRule init; } list[] = {
+            {"fire_c", "fire.c", 1, 0, constant(0.1f)},
+            {"fire_l", "fire.l", 1, 0, constant(1.0f)},
+            {"fire_w1", "fire.mlp.0.weight", U, 1, uniform(-1, 1)},
+            {"fire_b1", "fire.mlp.0.bias", U, 0, uniform(-1, 1)},
+            {"fire_w2", "fire.mlp.2.weight", NH, U, uniform(-bound, bound)},
+            {"fire_b2", "fire.mlp.2.bias", NH, 0, uniform(-bound, bound)},
+        };
+        for (const auto& row : list) { t.params.push_back({row.tensor, d.L, row.rows, row.cols, row.init}); }
+        for (int l = 0; l < d.L; l++) {
+            for (const auto& row : list) {
+                t.files.push_back({d.layer_name(l, row.file), row.tensor, l, 0, row.rows, false});
+            }
+        }
+        const size_t ND = (size_t)toeplitz_columns(d.T, d.causal), TP = (size_t)(d.T + TOEPLITZ_PAD);
+        const size_t sums = (size_t)FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
+        t.acts.push_back({"fire_psi", d.L, ND, 0, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
+        t.acts.push_back({"fire_inv", d.L, TP, 0, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
+        t.acts.push_back({"fire_dpsi", d.L, ND, 0});
+        t.acts.push_back({"fire_dnorm", d.L, 2, TP});
+        t.acts.push_back({"fire_breaks", d.L, U, 0});
+        t.acts.push_back({"fire_sums", d.L, (size_t)d.B * NH, sums});
+    }
+    int columns() const { return toeplitz_columns(v.T, v.causal); }
+    Grid grid(Stream stream) const { return Grid::over((size_t)(columns() + TOEPLITZ_PAD), stream); }
+    FireWeights params() const {
+        return {v.param("fire_c"), v.param("fire_l"), v.param("fire_w1"), v.param("fire_b1"), v.param("fire_w2"),
+                v.param("fire_b2")};
+    }
+    FireWeights gradients() const {
+        return {v.grad("fire_c"), v.grad("fire_l"), v.grad("fire_w1"), v.grad("fire_b1"), v.grad("fire_w2"),
+                v.grad("fire_b2")};
+    }
+
+    void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
+        if (t0 > 0) { return; }                             // filled for all tokens there can be at t0 = 0
+        const FireWeights p = params();
+        launch(fire_forward_kernel, grid(stream), v.act("fire_psi"), v.act("fire_inv"), p.c, p.l, v.T, columns());
+    }
+    void zero_bias_gradient(int B, int, Stream stream) const {
+        const FireWeights p = params();
+        const size_t sums = (size_t)B * v.NH * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
+        device_zero(v.act("fire_sums"), sizeof(float) * sums, stream);
+        launch(fire_breaks_kernel, Grid(1, 32, 0, stream), v.act("fire_breaks"), p.w1, p.b1);
+        launch(fire_slopes_kernel, grid(stream), v.act("fire_dpsi"), v.act("fire_dnorm"), p.c, p.l, v.T, columns());
+    }
+    void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
+        launch(fire_reduce_kernel, Grid((size_t)v.NH, 128, 0, stream), v.act("fire_sums"), B, v.NH);
+        launch(fire_backward_kernel, Grid(1, 32, 0, stream), gradients(), v.act("fire_sums"), params(), v.NH);
+    }
+    FireBias bias() const {
+        const FireWeights p = params();
+        return {v.act("fire_psi"), v.act("fire_inv"), p.w1, p.b1, p.w2, p.b2, v.act("fire_dpsi"), v.act("fire_dnorm"),
+                v.act("fire_breaks"), v.act("fire_sums"), v.NH, v.T};
+    }
+};
+
+#endif

@@ -1,0 +1,43 @@
+// position/learned.cuh -- a learned vector a position, added to the token embedding (Vaswani et al. 2017; GPT-2, BERT).
+//
+//   x_bt += wpe_t     backward: dwpe_t += sum_b dx_bt, in the order of b.     Nothing lies beyond the trained length.
+#ifndef LLMC_POSITION_LEARNED_CUH
+#define LLMC_POSITION_LEARNED_CUH
+
+#include "none.cuh"
+
+// One block a row of x.
+static __global__ void learned_forward_kernel(floatX* x, const float* wpe, int T, int t0, int C) {
+    x += (size_t)blockIdx.x * C;
+    wpe += ((size_t)blockIdx.x % T + t0) * C;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { x[c] = (floatX)((float)x[c] + wpe[c]); }
+}
+
+// One block a position.
+static __global__ void learned_backward_kernel(float* dwpe, const floatX* dx, int B, int T, int C) {
+    const size_t t = blockIdx.x;
+    for (int b = 0; b < B; b++) {
+        for (int c = threadIdx.x; c < C; c += blockDim.x) { dwpe[t * C + c] += (float)dx[((size_t)b * T + t) * C + c]; }
+    }
+}
+
+struct Learned : NoPosition {
+    using NoPosition::NoPosition;
+
+    static void specs(const PositionDims& d, const PositionConfig& config, PositionTables& t) {
+        t.params.push_back({"wpe", 0, (size_t)config.T_train, (size_t)d.C, normal(0.02f), true});
+        t.files.push_back({d.wpe_name, "wpe", 0, 0, (size_t)config.T_train, false});
+    }
+    static int max_length(const PositionConfig& config) { return config.T_train; }
+
+    void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
+        check(T <= v.config->T_train - t0, "--pos learned has %d positions, position %d was asked for; use a shorter --T "
+              "or another encoding", v.config->T_train, t0 + T - 1);
+        launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, v.param("wpe"), T, t0, v.C);
+    }
+    void embed_backward(floatX* dx, int B, int T, Stream stream) const {
+        launch(learned_backward_kernel, Grid((size_t)T, 128, 0, stream), v.grad("wpe"), dx, B, T, v.C);
+    }
+};
+
+#endif

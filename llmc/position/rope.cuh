@@ -1,0 +1,85 @@
+// position/rope.cuh -- rotary embedding (Su et al. 2021): consecutive pairs of q and k, never v, are turned by t * f_i.
+//
+//   f_i = theta^(-2i/HS), theta = 10000. Longer texts than the trained length T_train, by s = T / T_train or as given:
+//   pi (Chen et al. 2023)       f_i / s
+//   ntk (bloc97 2023)           theta' = theta * s^(HS/(HS-2))
+//   yarn (Peng et al. 2023)     gamma f_i + (1 - gamma) f_i / s, gamma = clamp((T_train f_i / 2 pi - 1) / 31, 0, 1),
+//                               and q.k times (0.1 ln s + 1)^2
+//   backward: dq and dk are turned back. saves rope_table (T,HS): cos and sin of each pair, shared by heads and layers.
+#ifndef LLMC_POSITION_ROPE_CUH
+#define LLMC_POSITION_ROPE_CUH
+
+#include <cmath>
+
+#include "none.cuh"
+
+// One block a pair: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is off by 0.004 at t = 100,000.
+static __global__ void rope_table_kernel(float* table, int T, int t0, int HS, double theta, double T_train, double s,
+                                         RopeScaling scaling) {
+    const int i = blockIdx.x;
+    if (scaling == RopeScaling::NTK && HS > 2) { theta *= pow(s, (double)HS / (HS - 2)); }
+    double f = pow(theta, -2.0 * i / HS);
+    if (scaling == RopeScaling::PI) { f /= s; }
+    if (scaling == RopeScaling::YaRN) {
+        const double turns = T_train * f / 6.283185307179586476925286766559, ramp = (turns - 1.0) / 31.0;
+        const double gamma = ramp < 0.0 ? 0.0 : ramp > 1.0 ? 1.0 : ramp;
+        f = gamma * f + (1.0 - gamma) * f / s;
+    }
+    for (int t = t0 + (int)threadIdx.x; t < t0 + T; t += blockDim.x) {
+        table[(size_t)t * HS + 2 * i] = (float)cos(t * f);
+        table[(size_t)t * HS + 2 * i + 1] = (float)sin(t * f);
+    }
+}
+
+// One block a token: the 2 NH heads of q and k lie side by side. sign = -1 turns back.
+static __global__ void rope_kernel(floatX* qkv, const float* table, int T, int t0, int stride, int NH, int HS, int OC,
+                                   float sign) {
+    const size_t b = blockIdx.x / T, t = blockIdx.x % T + t0;
+    const float* angle = table + t * HS;
+    for (int h = 0; h < 2 * NH; h++) {
+        floatX* x = qkv + (b * stride + t) * OC + (size_t)h * HS;
+        for (int i = threadIdx.x; i < HS / 2; i += blockDim.x) {
+            const float c = angle[2 * i], s = sign * angle[2 * i + 1], x0 = (float)x[2 * i], x1 = (float)x[2 * i + 1];
+            x[2 * i] = (floatX)(x0 * c - x1 * s);
+            x[2 * i + 1] = (floatX)(x0 * s + x1 * c);
+        }
+    }
+}
+
+struct Rope : NoPosition {
+    using NoPosition::NoPosition;
+
+    static void defaults(PositionConfig& config) { config.values = {{"theta", 10000.0}}; }
+    static void specs(const PositionDims& d, const PositionConfig&, PositionTables& t) {
+        const int HS = d.C / d.NH;
+        check(HS % 2 == 0, "--pos rope turns pairs, so the head size must be even, but %d channels / %d heads = %d; "
+              "choose another --model", d.C, d.NH, HS);
+        const size_t T = (size_t)d.T;
+        t.acts.push_back({"rope_table", 0, T, (size_t)HS, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
+    }
+    // how much longer than trained
+    double stretch(int T) const {
+        if (v.config->scaling == RopeScaling::None) { return 1.0; }
+        const double s = v.config->scaling_factor > 0 ? v.config->scaling_factor : (double)T / v.config->T_train;
+        return v.config->scaling_factor > 0 || s > 1.0 ? s : 1.0;
+    }
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
+        if (v.layer == 0) {
+            launch(rope_table_kernel, Grid((size_t)v.HS / 2, 128, 0, stream), v.act("rope_table"), T, t0, v.HS,
+                   v.config->value("theta"), (double)v.config->T_train, stretch(v.T), v.config->scaling);
+        }
+        launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), qkv, v.act("rope_table"), T, t0, v.T, v.NH, v.HS, v.OC,
+               1.0f);
+    }
+    void prepare_backward(floatX* dqkv, const floatX*, int B, int T, Stream stream) const {
+        launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), dqkv, v.act("rope_table"), T, 0, T, v.NH, v.HS, v.OC,
+               -1.0f);
+    }
+    float score_factor(int T) const {
+        if (v.config->scaling != RopeScaling::YaRN) { return 1.0f; }
+        const double m = 0.1 * std::log(stretch(T)) + 1.0;
+        return (float)(m * m);
+    }
+};
+
+#endif

@@ -1,0 +1,47 @@
+// position/sinusoidal.cuh -- fixed sines and cosines added to the token embedding (Vaswani et al. 2017, 3.4 and 3.5).
+//
+//   x = sqrt(C) x + pe_t     pe[t,2i] = sin(t / 10000^(2i/C))     pe[t,2i+1] = cos(same)     backward: dx *= sqrt(C)
+//   Without sqrt(C) the sines would drown embeddings of std 0.02.
+#ifndef LLMC_POSITION_SINUSOIDAL_CUH
+#define LLMC_POSITION_SINUSOIDAL_CUH
+
+#include <cmath>
+
+#include "none.cuh"
+
+// One block a position: its sines are computed once, in double because a float angle is off by 0.004 at t = 100,000,
+// and added to that row of every sequence.
+static __global__ void sinusoidal_forward_kernel(floatX* x, int B, int T, int t0, int C) {
+    const size_t t = blockIdx.x;
+    float* pe = dynamic_shared();
+    for (int i = threadIdx.x; i < (C + 1) / 2; i += blockDim.x) {
+        const double angle = (double)(t0 + (int)t) * pow(10000.0, -2.0 * i / C);
+        pe[2 * i] = (float)sin(angle);
+        pe[2 * i + 1] = (float)cos(angle);
+    }
+    __syncthreads();
+    const float scale = sqrtf((float)C);
+    for (int b = 0; b < B; b++) {
+        floatX* row = x + ((size_t)b * T + t) * C;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = (floatX)(scale * (float)row[c] + pe[c]); }
+    }
+}
+
+static __global__ void sinusoidal_backward_kernel(floatX* dx, size_t n, float scale) {
+    const GridSpan s = grid_span(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) { dx[i] = (floatX)((float)dx[i] * scale); }
+}
+
+struct Sinusoidal : NoPosition {
+    using NoPosition::NoPosition;
+
+    void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
+        launch(sinusoidal_forward_kernel, Grid((size_t)T, 128, sizeof(float) * (v.C + 1), stream), x, B, T, t0, v.C);
+    }
+    void embed_backward(floatX* dx, int B, int T, Stream stream) const {
+        const size_t n = (size_t)B * T * v.C;
+        launch(sinusoidal_backward_kernel, Grid::over(n, stream), dx, n, sqrtf((float)v.C));
+    }
+};
+
+#endif

@@ -1,0 +1,110 @@
+// position/t5.cuh -- a learned bias for each class of distances, shared by all layers.
+//
+//   t5 (Raffel et al. 2020, 2.1): B_ij = r[bucket(i-j)][h]; 32 buckets: half of a side's are single distances, the rest
+//   grow to 128 in equal steps of log(distance), the last is open. Causal: 32 for the past; else 16 and 16 for the future.
+//   t5_clip (as the CABLE paper prints it): B_ij = r[min(i-j,K)][h], else r[K + clip(i-j,-K,K)][h].
+//   backward: dr[e][h] += sum over layers, sequences and the diagonals of entry e; an entry owns a run of distances.
+#ifndef LLMC_POSITION_T5_CUH
+#define LLMC_POSITION_T5_CUH
+
+#include <cmath>
+
+#include "toeplitz.cuh"
+
+struct DistanceRange { int lo, hi; };                       // lo <= i - j < hi
+
+// Which entry of r a distance has, and which distances an entry has.
+struct T5Buckets {
+    static constexpr int ENTRIES = 32, MAX_DISTANCE = 128;
+    int first[ENTRIES + 1];                                 // smallest distance of each bucket of one side
+    int side;                                               // buckets of one side
+
+    static void defaults(PositionConfig&) {}
+    static int entries(const PositionConfig&, bool) { return ENTRIES; }
+    T5Buckets(const PositionConfig&, bool causal) : side(causal ? ENTRIES : ENTRIES / 2) {
+        const int exact = side / 2;
+        for (int k = 0; k <= ENTRIES; k++) {
+            // distances that begin a bucket exactly, such as 16, 32 and 64, must not be lost to rounding
+            const double begin = exact * std::pow((double)MAX_DISTANCE / exact, (double)(k - exact) / exact) - 1e-9;
+            first[k] = k < exact ? k : k < side ? (int)std::ceil(begin) : INT_MAX;
+        }
+    }
+    __device__ int entry(int d) const {
+        const int distance = d >= 0 ? d : side < ENTRIES ? -d : 0;
+        int k = 0;
+        for (int e = 1; e < side; e++) { k += first[e] <= distance; }
+        return d < 0 && side < ENTRIES ? k + side : k;
+    }
+    __device__ DistanceRange range(int e) const {
+        if (e < side) { return {first[e], first[e + 1]}; }
+        const int k = e - side;
+        return {-(first[k + 1] - 1), k == 0 ? 0 : -(first[k] - 1)};
+    }
+};
+
+struct T5Distances {
+    int K, before;                                          // before: K entries for the future, 0 when causal
+
+    static void defaults(PositionConfig& config) { config.values = {{"K", (double)(config.T_train - 1)}}; }
+    static int entries(const PositionConfig& config, bool causal) {
+        const double K = config.value("K");
+        check(K == std::floor(K) && K >= 0 && K <= 1 << 24, "--pos t5_clip: K is %g, it must be a whole number "
+              "of at most 2^24", K);
+        return (int)K * (causal ? 1 : 2) + 1;
+    }
+    T5Distances(const PositionConfig& config, bool causal) : K((int)config.value("K")), before(causal ? 0 : K) {}
+    __device__ int entry(int d) const { return before + (d < -before ? -before : d > K ? K : d); }
+    __device__ DistanceRange range(int e) const {
+        return {e == 0 && before > 0 ? -INT_MAX : e - before, e - before == K ? INT_MAX : e - before + 1};
+    }
+};
+
+// One block a head.
+template <class Map>
+static __global__ void t5_forward_kernel(float* table, const float* r, Map map, int T, int NH, int ND) {
+    const size_t h = blockIdx.x;
+    for (int n = threadIdx.x; n < ND; n += blockDim.x) { table[h * ND + n] = r[(size_t)map.entry(T - 1 - n) * NH + h]; }
+}
+
+// One block an entry and head.
+template <class Map>
+static __global__ void t5_backward_kernel(float* dr, const float* dtable, Map map, int B, int T, int NH, int ND) {
+    const int e = blockIdx.x / NH, h = blockIdx.x % NH;
+    const DistanceRange range = map.range(e);
+    const int lo = range.lo > -T ? range.lo : 1 - T, hi = range.hi < T ? range.hi : T;
+    const int end = T - lo < ND - TOEPLITZ_PAD ? T - lo : ND - TOEPLITZ_PAD;        // columns T - hi .. end-1
+    float sum = 0.0f;
+    for (int b = 0; b < B; b++) {
+        const float* d = dtable + ((size_t)b * NH + h) * ND;
+        for (int n = T - hi + (int)threadIdx.x; n < end; n += blockDim.x) { sum += d[n]; }
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { dr[(size_t)e * NH + h] += sum; }
+}
+
+template <class Map> struct T5Of : Toeplitz {
+    using Toeplitz::Toeplitz;
+
+    static void defaults(PositionConfig& config) { Map::defaults(config); }
+    static void specs(const PositionDims& d, const PositionConfig& config, PositionTables& t) {
+        const size_t entries = (size_t)Map::entries(config, d.causal);
+        t.params.push_back({"t5", 0, entries, (size_t)d.NH, normal(0.02f)});
+        t.files.push_back({d.model_prefix + "t5.weight", "t5", 0, 0, entries, false});
+        table_specs(d, 0, t);
+    }
+    void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
+        if (v.layer > 0 || t0 > 0) { return; }              // the first layer fills it, for all tokens there can be
+        launch(t5_forward_kernel<Map>, Grid((size_t)v.NH, 128, 0, stream), v.act("bias_table"), v.param("t5"),
+               Map(*v.config, v.causal), v.T, v.NH, columns());
+    }
+    void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
+        const size_t entries = (size_t)Map::entries(*v.config, v.causal);
+        launch(t5_backward_kernel<Map>, Grid(entries * v.NH, 32, 0, stream), v.grad("t5"), v.act("dbias_table"),
+               Map(*v.config, v.causal), B, v.T, v.NH, columns());
+    }
+};
+
+using T5 = T5Of<T5Buckets>;
+using T5Clip = T5Of<T5Distances>;
+
+#endif

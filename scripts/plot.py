@@ -1,0 +1,347 @@
+"""plot.py -- figures from a run's log.jsonl. Needs matplotlib and nothing else.
+
+    python3 scripts/plot.py train   RUN_DIR [RUN_DIR ...] -o train.png     training and validation loss, learning rate
+    python3 scripts/plot.py lengths RUN_DIR [RUN_DIR ...] -o lengths.png   perplexity against evaluation length
+    python3 scripts/plot.py curve   RUN_DIR [RUN_DIR ...] -o curve.png     loss against position in the sequence
+    python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat map of one head's bias (--dump_bias)
+
+Without -o the figure goes beside its input. Lines of a log that are not JSON objects (torn by a crash) are counted and
+reported; a record that was written twice, as a resumed run does, counts as last written. Exit code 2: bad input.
+"""
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+
+# Okabe and Ito's colours, distinct under the common colour blindnesses; markers tell apart what shares one
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#7F7F7F")
+STYLES = {          # colour, marker
+    "cable": (BLUE, "o"), "cable_nw": (SKY, "s"), "kcable": (BLUE, "D"), "kcable_nw": (SKY, "d"),
+    "cable_v1": (BLUE, "^"),
+    "alibi": (GREEN, "v"), "kerple": (PURPLE, "P"), "kerple_power": (PURPLE, "p"), "fire": (ORANGE, "*"),
+    "t5": (RED, "X"), "t5_clip": (RED, "x"), "rope": (BLACK, "<"), "learned": (GREY, "h"), "sinusoidal": (GREY, ">"),
+    "none": (ORANGE, "1")}
+RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
+
+
+class BadInput(Exception):
+    pass
+
+
+def number(record, key):
+    """the value if it is a finite number, else None"""
+    v = record.get(key)
+    return float(v) if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) else None
+
+
+def literal(s):
+    """text as matplotlib shows it: $ would start a formula, a leading _ would hide it from the legend"""
+    s = str(s).replace("$", r"\$")
+    return " " + s if s.startswith("_") else s
+
+
+def read_text(path, hint):
+    try:
+        with open(path, "rb") as f:
+            return f.read()
+    except OSError as e:
+        raise BadInput(f"{path}: {e.strerror}; {hint}")
+
+
+def read_log(run):
+    """records of RUN_DIR/log.jsonl; says how many lines are none"""
+    path = os.path.join(run, "log.jsonl") if os.path.isdir(run) else run
+    records, torn = [], 0
+    for line in read_text(path, "wanted a run's --out directory, with log.jsonl in it").split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            torn += 1
+    if torn > 0:
+        print(f"{path}: lines skipped because they are not JSON objects: {torn}", file=sys.stderr)
+    return records
+
+
+def of_kind(run, log, kind):
+    found = [r for r in log if r.get("kind") == kind]
+    if not found:
+        raise BadInput(f"{run}: no record of kind \"{kind}\" in its log; {HINTS[kind]}")
+    return found
+
+
+HINTS = {"train": "has the run made a step?", "extrapolation": "run the trainer with --eval_lengths",
+         "curve": "run the trainer with --curve"}
+
+
+def series(records, kind, key):
+    """sorted (step, value), the last record of a step"""
+    points = {number(r, "step"): number(r, key) for r in records if r.get("kind") == kind}
+    return sorted((s, v) for s, v in points.items() if s is not None and v is not None)
+
+
+def run_name(run):
+    return os.path.basename(os.path.normpath(run)) or run
+
+
+def figure(width=8.0, height=4.5, **kwargs):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+                         "grid.color": "#DDDDDD", "grid.linewidth": 0.7, "axes.axisbelow": True,
+                         "legend.frameon": False, "lines.linewidth": 1.8, "savefig.dpi": 150})
+    return plt.subplots(figsize=(width, height), constrained_layout=True, **kwargs)
+
+
+def length_axis(ax, lengths):
+    """log2 with the lengths themselves as ticks, thinned out to what fits"""
+    ax.set_xscale("log", base=2)
+    ticks = sorted(set(lengths))
+    kept = []
+    for t in ticks:
+        if not kept or math.log2(t / kept[-1]) > math.log2(max(2.0, ticks[-1] / ticks[0])) / 14:
+            kept.append(t)
+    ax.set_xticks(kept)
+    ax.set_xticklabels([f"{t:,.0f}" for t in kept])
+    ax.minorticks_off()
+
+
+def perplexity_axis(ax, values):
+    """log with plain numbers when a linear axis would press most lines flat"""
+    span = max(values) / min(values)
+    if span > 3:
+        from matplotlib.ticker import FuncFormatter, LogLocator
+        ax.set_yscale("log")
+        subs = (1, 1.5, 2, 3, 4, 5, 7) if span < 20 else (1, 2, 5) if span < 1000 else (1,)
+        ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1000 else f"{v:.4g}"))
+        ax.minorticks_off()
+    ax.set_ylabel("perplexity")
+
+
+def legend_beside(ax, ends):
+    """right of the axes, in the order in which the lines end from the top; ends: (last y, line)"""
+    handles = [line for _, line in sorted(ends, key=lambda e: -e[0])]
+    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=10)
+
+
+def named_apart(keys):
+    """{(run, pos): label}: the encoding, and the run where two runs share it"""
+    runs = {}
+    for run, pos in keys:
+        runs.setdefault(pos, set()).add(run)
+    return {(run, pos): pos if len(runs[pos]) == 1 else f"{pos} ({run_name(run)})" for run, pos in keys}
+
+
+def mark_trained(ax, lengths):
+    for T in sorted(set(lengths)):
+        ax.axvline(T, color="#555555", linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+        ax.annotate("trained length", (T, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
+                    textcoords="offset points", va="top", fontsize=9, color="#555555")
+
+
+def running_median(points, width):
+    values = [v for _, v in points]
+    half = width // 2
+    return [statistics.median(values[max(0, i - half):i + half + 1]) for i in range(len(values))]
+
+
+def plot_train(runs):
+    logs = [read_log(run) for run in runs]
+    fig, (ax, ax_lr) = figure(8, 5.5, nrows=2, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
+    for n, (run, log) in enumerate(zip(runs, logs)):
+        train, val, lr = series(log, "train", "loss"), series(log, "val", "loss"), series(log, "train", "lr")
+        if not train and not val:
+            raise BadInput(f"{run}: no record of kind \"train\" or \"val\" in its log; {HINTS['train']}")
+        colour, name = RUN_COLOURS[n % len(RUN_COLOURS)], literal(run_name(run))
+        if train:
+            steps, raw = zip(*train)
+            smooth = len(train) >= 100
+            if smooth:                              # single batches are noise, and no single spike moves a median
+                ax.plot(steps, raw, color=colour, linewidth=0.8, alpha=0.3)
+            ax.plot(steps, running_median(train, max(5, len(train) // 100)) if smooth else raw, color=colour,
+                    label=f"{name}, train" + (" (running median)" if smooth else ""))
+        if val:
+            ax.plot(*zip(*val), color=colour, marker="o", markersize=5, markerfacecolor="white", linestyle="--",
+                    linewidth=1.2, label=f"{name}, validation", markevery=max(1, len(val) // 40))
+        if lr:
+            ax_lr.plot(*zip(*lr), color=colour)
+    ax.set_ylabel("loss (nats a token)")
+    ax.legend(fontsize=9)
+    ax_lr.set_ylabel("learning rate")
+    ax_lr.set_xlabel("step")
+    ax_lr.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2))
+    ax_lr.set_ylim(bottom=0)
+    return fig
+
+
+def extrapolation_lines(runs):
+    """{(label, pos, stride or None): {T: ppl}} and the trained lengths. None: windows that do not overlap."""
+    last, trained = {}, []
+    for run in runs:
+        for r in of_kind(run, read_log(run), "extrapolation"):
+            T, stride = number(r, "T"), number(r, "stride")
+            if T and T > 0 and "pos" in r:
+                last[run, str(r["pos"]), T, stride or T] = r
+    lines, labels = {}, named_apart([key[:2] for key in last])
+    sliding = {(run, pos, stride) for run, pos, T, stride in last if stride < T}
+    for (run, pos, T, stride), r in last.items():
+        ppl, T_train = number(r, "ppl"), number(r, "T_train")
+        trained += [T_train] if T_train else []
+        if ppl is None or ppl <= 0:                 # beyond the encoding's reach
+            continue
+        label = labels[run, pos]
+        if stride >= T:
+            lines.setdefault((label, pos, None), {})[T] = ppl
+        # a window no longer than its stride is a sliding line's first point too
+        if (run, pos, stride) in sliding:
+            lines.setdefault((label, pos, stride), {})[T] = ppl
+    if not lines:
+        raise BadInput(f"{', '.join(runs)}: no extrapolation record has a length and a perplexity")
+    return lines, trained
+
+
+def plot_lengths(runs):
+    lines, trained = extrapolation_lines(runs)
+    fig, ax = figure(8, 4.8)
+    ends = []
+    for (label, pos, stride), points in lines.items():
+        colour, marker = STYLES.get(pos, (GREY, "."))
+        x, y = zip(*sorted(points.items()))
+        text = literal(label if stride is None else f"{label}, stride {stride:.0f}")
+        style = {"color": colour, "marker": marker, "markersize": 6}
+        dash, face = ("-", colour) if stride is None else ("--", "white")
+        line, = ax.plot(x, y, linestyle=dash, markerfacecolor=face, label=text, **style)
+        ends.append((y[-1], line))
+    perplexity_axis(ax, [v for points in lines.values() for v in points.values()])
+    length_axis(ax, [T for points in lines.values() for T in points])
+    mark_trained(ax, trained)
+    ax.set_xlabel("evaluation length T (tokens)")
+    legend_beside(ax, ends)
+    return fig
+
+
+def geometric_bins(values, per_octave=4):
+    """mean loss of positions 1, 2, ..., grouped into bins that grow with the position: (middle, mean)"""
+    bins = {}
+    for t, v in enumerate(values, start=1):
+        if isinstance(v, (int, float)) and math.isfinite(v):
+            bins.setdefault(int(math.log2(t) * per_octave), []).append((t, v))
+    middle = [math.exp(statistics.fmean(math.log(t) for t, _ in b)) for b in bins.values()]
+    return list(zip(middle, (statistics.fmean(v for _, v in b) for b in bins.values())))
+
+
+def plot_curve(runs):
+    fig, ax = figure(8, 4.5)
+    last, trained = {}, []
+    for run in runs:
+        log = read_log(run)
+        for r in of_kind(run, log, "curve"):
+            points = geometric_bins(r["loss"]) if isinstance(r.get("loss"), list) else []
+            if not points:
+                raise BadInput(f"{run}: a curve record of {r.get('pos')} holds no list of losses")
+            last[run, str(r.get("pos")), len(r["loss"])] = points
+        trained += [T for T in (number(r, "T_train") for r in log) if T]
+    labels, ends, longest = named_apart([key[:2] for key in last]), [], max(T for _, _, T in last)
+    for (run, pos, T), points in last.items():
+        colour, marker = STYLES.get(pos, (GREY, "."))
+        text = literal(f"{labels[run, pos]}, T = {T:,}")
+        line, = ax.plot(*zip(*points), color=colour, marker=marker, markersize=4, label=text)
+        ends.append((points[-1][1], line))
+    length_axis(ax, [2 ** n for n in range(int(math.log2(longest)) + 1)])
+    mark_trained(ax, [T for T in trained if T <= longest])
+    ax.set_xlabel("position in the sequence, from 1")
+    ax.set_ylabel("loss (nats a token)")
+    legend_beside(ax, ends)
+    return fig
+
+
+def read_bias(path):
+    """the file's object, its bias a lower triangle: NaN above the diagonal"""
+    try:
+        data = json.loads(read_text(path, "wanted a file written by --dump_bias"))
+    except (ValueError, RecursionError) as e:
+        raise BadInput(f"{path}: not JSON ({e}); wanted a file written by --dump_bias")
+    rows = data.get("bias") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or not rows or not all(isinstance(r, list) for r in rows):
+        raise BadInput(f"{path}: no \"bias\" matrix in it; wanted a file written by --dump_bias")
+    T = len(rows)
+    short = [i for i, r in enumerate(rows) if len(r) <= i or len(r) > T]
+    if short:
+        i = short[0]
+        raise BadInput(f"{path}: row {i} of \"bias\" has {len(rows[i])} values, wanted {i + 1} to {T}")
+    value = lambda v: float(v) if isinstance(v, (int, float)) else math.nan
+    data["bias"] = [[value(v) for v in r[:i + 1]] + [math.nan] * (T - i - 1) for i, r in enumerate(rows)]
+    if not any(math.isfinite(v) for r in data["bias"] for v in r):
+        raise BadInput(f"{path}: \"bias\" holds no finite number on or below the diagonal")
+    return data
+
+
+def plot_bias(paths):
+    data = read_bias(paths[0])
+    rows, tokens = data["bias"], data.get("tokens") or []
+    T = len(rows)
+    finite = sorted(v for r in rows for v in r if math.isfinite(v))
+    low, high = finite[int(0.02 * (len(finite) - 1))], finite[-1]
+    fig, ax = figure(7.2, 6)
+    ax.grid(False)
+    if low < 0 < high:                              # both signs: white is no bias
+        reach = max(-low, high)
+        image = ax.imshow(rows, cmap="PuOr_r", vmin=-reach, vmax=reach, interpolation="nearest")
+    else:
+        image = ax.imshow(rows, cmap="viridis", vmin=low, vmax=high if high > low else low + 1, interpolation="nearest")
+    bar = fig.colorbar(image, shrink=0.85, extend="min" if finite[0] < low else "neither")
+    bar.set_label("bias added to the scaled score (nats)")
+    if len(tokens) == T and T <= 48:
+        shown = [literal(str(t).replace("\n", "↵").replace(" ", "␣").replace("\t", "⇥")) for t in tokens]
+        size = 10 if T <= 24 else 7
+        ax.set_xticks(range(T))
+        ax.set_yticks(range(T))
+        ax.set_xticklabels(shown, rotation=90, fontsize=size)
+        ax.set_yticklabels(shown, fontsize=size)
+        ax.tick_params(length=0)
+    ax.set_xlabel("key j")
+    ax.set_ylabel("query i")
+    ax.set_title(literal(f"{data.get('pos', 'bias')}, layer {data.get('layer', '?')}, head {data.get('head', '?')}"))
+    return fig
+
+
+FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "bias": plot_bias}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=FIGURES)
+    parser.add_argument("input", nargs="+", help="run directories, or for bias one JSON file")
+    parser.add_argument("-o", "--out", help="the image to write, .png, .svg or .pdf")
+    args = parser.parse_args()
+    first = args.input[0]
+    beside = os.path.join(first, args.figure) if os.path.isdir(first) else os.path.splitext(first)[0]
+    out = args.out or beside + ".png"
+    try:
+        if args.figure == "bias" and len(args.input) > 1:
+            raise BadInput("bias: wanted one JSON file, got " + ", ".join(args.input))
+        FIGURES[args.figure](args.input).savefig(out)
+        print(out)
+        return 0
+    except ImportError as e:
+        message = f"{e}; figures need matplotlib (apt: python3-matplotlib)"
+    except BadInput as e:
+        message = str(e)
+    except (OSError, ValueError) as e:              # savefig: unwritable path, unknown image type
+        message = f"{out}: {e}"
+    print(f"plot.py: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

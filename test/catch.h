@@ -1,0 +1,28 @@
+// catch.h -- Catch2 version 2 (Debian 12, Ubuntu 22.04) or 3 (Ubuntu 24.04), whichever is installed.
+#ifndef TEST_CATCH_H
+#define TEST_CATCH_H
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+using Catch::Approx;
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include "../llmc/common.h"
+
+// Runs f, which must die with an Error whose message has `text` in it; returns its exit code.
+template <class F> int throws_with(F f, const std::string& text) {
+    try {
+        f();
+    } catch (const Error& e) {
+        INFO("message: " << e.what());
+        INFO("wanted:  " << text);
+        CHECK(std::string(e.what()).find(text) != std::string::npos);
+        return e.code;
+    }
+    FAIL("no error, although one about '" << text << "' was wanted");
+    return 0;
+}
+
+#endif

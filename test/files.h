@@ -1,0 +1,82 @@
+// files.h -- temporary directories and files for tests, and the place of the real data.
+#ifndef TEST_FILES_H
+#define TEST_FILES_H
+
+#include <climits>
+
+#include "catch.h"
+
+// A fresh directory, removed with everything in it at the end of the test.
+struct TempDir {
+    std::string path;
+
+    TempDir() {
+        const char* base = getenv("TMPDIR");
+        path = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/cable_test_XXXXXX";
+        if (mkdtemp(&path[0]) == nullptr) { die(EXIT_BAD_INPUT, "cannot make %s: %s", path.c_str(), strerror(errno)); }
+    }
+    TempDir(const TempDir&) = delete;
+    TempDir& operator=(const TempDir&) = delete;
+    ~TempDir() { remove(path); }
+
+    std::string operator/(const std::string& name) const { return path + "/" + name; }
+
+    static void remove(const std::string& path) {
+        struct stat st;
+        if (lstat(path.c_str(), &st) != 0) { return; }
+        if (S_ISDIR(st.st_mode)) {
+            for (const std::string& name : list_directory(path)) { remove(path + "/" + name); }
+            ::rmdir(path.c_str());
+        } else {
+            ::unlink(path.c_str());
+        }
+    }
+};
+
+// Replaces the file: a fresh inode, as a rename would give it.
+inline void write_file(const std::string& path, const std::string& bytes) {
+    ::unlink(path.c_str());
+    const int fd = io_create(path);
+    io_write(fd, bytes.data(), bytes.size(), path);
+    io_close(fd, path);
+}
+
+// Makes an existing file this long; what is new is a hole that takes no disk.
+inline void resize_file(const std::string& path, uint64_t bytes) {
+    const bool done = truncate(path.c_str(), (off_t)bytes) == 0;
+    if (!done) { die(EXIT_BAD_INPUT, "cannot resize %s: %s", path.c_str(), strerror(errno)); }
+}
+
+// Writes into an existing file.
+inline void patch_file(const std::string& path, const std::string& bytes, uint64_t offset) {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    const bool done = fd >= 0 && pwrite(fd, bytes.data(), bytes.size(), (off_t)offset) == (ssize_t)bytes.size();
+    if (fd >= 0) { ::close(fd); }
+    if (!done) { die(EXIT_BAD_INPUT, "cannot patch %s: %s", path.c_str(), strerror(errno)); }
+}
+
+// The values as they lie in memory.
+template <class T> std::string bytes_of(const std::vector<T>& values) {
+    return std::string((const char*)values.data(), values.size() * sizeof(T));
+}
+
+// A 1024-byte header of int32, the rest of it zeros.
+inline std::string header_bytes(std::vector<int32_t> fields) {
+    fields.resize(256);
+    return bytes_of(fields);
+}
+
+// Values that a hostile header field might hold in place of v.
+inline std::vector<int32_t> hostile_values(int32_t v) { return {0, -1, 1, INT_MAX, INT_MIN, v - 1, v + 1}; }
+
+// The directory of real data, with a / at its end; "" and a visible note when there is none.
+inline std::string real_data() {
+    const char* directory = getenv("CABLE_DATA");
+    if (directory == nullptr || *directory == '\0') {
+        WARN("SKIPPED: CABLE_DATA is not set");
+        return "";
+    }
+    return std::string(directory) + "/";
+}
+
+#endif
