@@ -619,9 +619,10 @@ int gpt2_main(int argc, char** argv) {
     gpt2_describe(model, config);
     Activations acts = activations_describe(model, o.B, o.T, trains || o.check ? Purpose::Train : Purpose::Evaluate, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
-    printf("%s%-17s %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n", options_banner(o).c_str(), "  device",
-           device_description().c_str(), "model", config.L, config.NH, config.C, config.V, (double)model.table.elements() / 1e6, "encoding",
-           position_text(config.position).c_str());
+    FILE* banner = trains || o.check ? stdout : stderr;         // stdout of a use is its result
+    fprintf(banner, "%s  %-17s %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n",
+            trains || o.check ? options_banner(o).c_str() : "", "device", device_description().c_str(), "model", config.L, config.NH, config.C,
+            config.V, (double)model.table.elements() / 1e6, "encoding", position_text(config.position).c_str());
     const double copies = trains || o.check ? 3 + std::ceil(std::log2((double)micro_batches)) + 1 : 1;
     check_memory(copies * 4.0 * (double)model.table.total + (trains || o.check ? (double)acts.bytes() : 0.0),
                  strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)acts.bytes()).c_str()));

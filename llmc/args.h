@@ -240,7 +240,7 @@ template <class E> bool parse_value(const std::string& text, const Range& r, std
         value.push_back(item);
         at = end + 1;
     }
-    return !value.empty() && text.back() != ',';
+    return true; // an empty text, or nothing after the last comma, has been an empty item
 }
 
 // ----------------------------------------------------------------------------------------------------------

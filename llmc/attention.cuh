@@ -74,6 +74,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         const auto tile = bias.tile(bh, i0, j0);
         for (int r = threadIdx.x; r < ni; r += blockDim.x) { factor[r] = largest[r]; }
         for (int c = 0; c < nj; c++) {
+            SIMD
             for (int r = threadIdx.x; r < ni; r += blockDim.x) {
                 float s = S[c * TILE + r] + tile(r, c);
                 s = Causal && j0 + c > i0 + r ? -INFINITY : s;
@@ -86,6 +87,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
             sum[r] *= factor[r];
         }
         for (int c = 0; c < nj; c++) {
+            SIMD
             for (int r = threadIdx.x; r < ni; r += blockDim.x) {
                 const float e = fast_exp(S[c * TILE + r] - largest[r]);
                 S[c * TILE + r] = e;
@@ -154,9 +156,11 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* D, con
             const auto tile = bias.tile(bh, i0, j0);
             for (int r = 0; r < ni; r++) {
                 const float lse_i = lse[i0 + r], D_i = D[i0 + r];
+                SIMD
                 for (int c = threadIdx.x; c < nj; c += blockDim.x) {
-                    const float e = fast_exp(P[r * TILE + c] + tile(r, c) - lse_i);
-                    const float prob = Causal && j0 + c > i0 + r ? 0.0f : e;
+                    float s = P[r * TILE + c] + tile(r, c);
+                    s = Causal && j0 + c > i0 + r ? -INFINITY : s;
+                    const float prob = fast_exp(s - lse_i);
                     P[r * TILE + c] = prob;
                     da[r * TILE + c] = prob * (da[r * TILE + c] - D_i);
                 }

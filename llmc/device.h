@@ -16,10 +16,17 @@
 
 #include "common.h"
 
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
-#define UNROLL _Pragma("GCC unroll 16")
-#else
+// Before a loop. UNROLL: of constant length, all of it. SIMD: no iteration reads what another one writes, so the CPU may
+// take several at once (on a GPU they are different threads' anyway).
+#if defined(__CUDACC__)
 #define UNROLL _Pragma("unroll")
+#define SIMD
+#elif defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#define SIMD _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#define SIMD _Pragma("GCC ivdep")
 #endif
 
 #if defined(__CUDACC__)

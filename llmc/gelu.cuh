@@ -10,6 +10,7 @@ constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f, GELU_CUBE = 0.044715f;
 
 __global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
     const GridSpan s = grid_span(N);
+    SIMD
     for (size_t i = s.begin; i < s.end; i += s.step) {
         const float x = (float)inp[i];
         out[i] = (floatX)(x * sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x)));
@@ -22,6 +23,7 @@ inline void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream
 
 __global__ void gelu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
     const GridSpan span = grid_span(N);
+    SIMD
     for (size_t i = span.begin; i < span.end; i += span.step) {
         const float x = (float)inp[i], s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
         const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);

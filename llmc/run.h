@@ -71,7 +71,7 @@ struct RunState {
 // Refuses what cannot fit before anything is allocated.
 inline void check_memory(double bytes, const std::string& what) {
     const double available = (double)device_memory_available();
-    printf("memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
+    fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
     if (bytes > available) {
         die(EXIT_OUT_OF_MEMORY, "the run wants %s of memory, %s are available; try a smaller --B, --model or --T, or a --total_batch of fewer "
             "micro-batches", format_bytes(bytes).c_str(), format_bytes(available).c_str());

@@ -49,7 +49,7 @@ show() {    # what is going on, the work done in this model
     [ $((SECONDS - shown)) -ge $every ] || return 0
     shown=$SECONDS
     left=$(((SECONDS - start) * (work - finished) / (finished + 1)))
-    printf "$before[%3d%%, %d:%02d left] %s$after" $((100 * finished / work)) $((left / 60)) $((left % 60)) "$1"
+    printf "${before}[%3d%%, %d:%02d left] %s${after}" $((100 * finished / work)) $((left / 60)) $((left % 60)) "$1"
 }
 watch() {
     local line evaluated=0

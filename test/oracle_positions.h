@@ -1,6 +1,6 @@
 // oracle_positions.h -- what every encoding computes, in double, by nested loops straight from the papers' formulas.
 //
-// Shares no code with llmc/ on purpose: kernel and reference never share a bug. One object is one layer of one sequence.
+// Shares no code with llmc/ on purpose: kernel and reference never share a bug. One object is a layer of one sequence.
 #ifndef TEST_ORACLE_POSITIONS_H
 #define TEST_ORACLE_POSITIONS_H
 
@@ -83,10 +83,12 @@ inline double oracle_cable(const PositionOracle& o, const std::vector<double>& S
 // B (T,T) of head h. Causal: only j <= i is meant.
 inline std::vector<double> oracle_bias(const PositionOracle& o, int h) {
     const bool alibi = o.name == "alibi", t5 = o.name == "t5", t5_clip = o.name == "t5_clip", fire = o.name == "fire";
-    const bool kerple = o.name == "kerple", power = o.name == "kerple_power", cable = o.name.find("cable") != std::string::npos;
+    const bool kerple = o.name == "kerple", power = o.name == "kerple_power";
+    const bool cable = o.name.find("cable") != std::string::npos;
     const std::vector<double> S = cable ? oracle_cable_S(o, h) : std::vector<double>();
     const double slope = alibi ? oracle_alibi_slopes(o.NH)[(size_t)h] : 0;
-    const double r1 = kerple || power ? o.p.at("kerple_r1")[(size_t)h] : 0, r2 = kerple || power ? o.p.at("kerple_r2")[(size_t)h] : 0;
+    const double r1 = kerple || power ? o.p.at("kerple_r1")[(size_t)h] : 0;
+    const double r2 = kerple || power ? o.p.at("kerple_r2")[(size_t)h] : 0;
     const double* r = t5 || t5_clip ? o.p.at("t5").data() : nullptr;
     std::vector<double> B((size_t)o.T * o.T, 0.0);
     for (int i = 0; i < o.T; i++) {
@@ -115,7 +117,9 @@ inline std::vector<double> oracle_rotate(const PositionOracle& o, const std::vec
         const double plain = std::pow(o.theta, -2.0 * i / o.HS);
         double angle = t * plain;
         if (o.scaling == "pi") { angle = (t / o.s) * plain; }
-        if (o.scaling == "ntk" && o.HS > 2) { angle = t * std::pow(o.theta * std::pow(o.s, o.HS / (o.HS - 2.0)), -2.0 * i / o.HS); }
+        if (o.scaling == "ntk" && o.HS > 2) {
+            angle = t * std::pow(o.theta * std::pow(o.s, o.HS / (o.HS - 2.0)), -2.0 * i / o.HS);
+        }
         if (o.scaling == "yarn") {
             const double r = o.T_train * plain / (2 * pi), gamma = std::min(1.0, std::max(0.0, (r - 1) / 31));
             angle = t * (gamma * plain + (1 - gamma) * plain / o.s);

@@ -334,9 +334,9 @@ TEST_CASE("checkpoint: the newest good one is found, and the bad ones are named"
         io_mkdirs(out.path + name);
     }
     CHECK(list_checkpoints(out.path) == std::vector<int>{9, 10, 100});
-    io_mkdirs(out.path + "/step_123456789");
-    CHECK(list_checkpoints(out.path) == std::vector<int>{9, 10, 100, 123456789});
-    io_rmdir(out.path + "/step_123456789");
+    for (const char* name : {"/step_99999999", "/step_100000000"}) { io_mkdirs(out.path + name); }
+    CHECK(list_checkpoints(out.path) == std::vector<int>{9, 10, 100, 99999999, 100000000});
+    for (const char* name : {"/step_99999999", "/step_100000000"}) { io_rmdir(out.path + name); }
     CHECK(find_checkpoint(out.path, true) == out.path + "/step_00000100");
 
     put_byte(out.path + "/step_00000100/optimizer_0.safetensors", 3000, '!');
@@ -393,8 +393,10 @@ TEST_CASE("checkpoint: another model's is refused before anything changes") {
     refused(model, model.checkpoint(99), "ln_1.weight is F32 (8), but F32 (7) is wanted");
     model.files[1].rows++;
     c = model.checkpoint(99);
-    write_safetensors(dir + "/optimizer_0.safetensors", optimizer_items(c), {{"start.wte", "64"}});
-    refused(model, c, "start.");
+    Json starts = optimizer_metadata(c);
+    starts["start.qkvw"] = "64";
+    write_safetensors(dir + "/optimizer_0.safetensors", optimizer_items(c), starts);
+    refused(model, c, "start.qkvw is not 0: it holds one piece of several");
     unlink((dir + "/optimizer_0.safetensors").c_str());
     refused(model, c, "optimizer_0.safetensors");
     c.m = c.v = nullptr;
@@ -543,7 +545,7 @@ TEST_CASE("checkpoint: killed at every system call of a save, the old or the new
         wrong += !same_step && before_cleaning != dir;
         wrong += !hidden(out.path).empty();
         REQUIRE(!dir.empty());
-        for (int step : list_checkpoints(out.path)) { wrong += is_bad(out.path + "/" + step_name(step)); }   // no half one
+        for (int step : list_checkpoints(out.path)) { wrong += is_bad(out.path + "/" + step_name(step)); }  // no half
         const bool is_new = loads_as(dir, 2);
         wrong += !is_new && !loads_as(dir, 1);
         wrong += !same_step && is_new != (dir == out.path + "/step_00000002");
@@ -773,6 +775,12 @@ TEST_CASE("import: llm.c's .bin, float32 and bf16") {
     }
     write_text(path, text + "x");
     throws_with([&] { LlmcModel model(path); }, "but its header");
+    // L (12 CC + 13 C) + (Vp + T + 2) C = 2^64: as if the file ended after its header
+    const int64_t big_C = 32768, per_layer = 12 * big_C + 13, big_L = ((int64_t)1 << 49) / per_layer;
+    const int64_t big_Vp = ((int64_t)1 << 49) - big_L * per_layer - 3;
+    const int32_t wraps[256] = {20240326, 3, 1, 1, (int32_t)big_L, 1, (int32_t)big_C, (int32_t)big_Vp};
+    write_text(path, std::string((const char*)wraps, sizeof(wraps)));
+    throws_with([&] { LlmcModel model(path); }, "its header asks for");
 }
 
 TEST_CASE("import: Hugging Face's GPT-2, with and without the prefix and the buffers") {

@@ -107,6 +107,7 @@ template <bool LogKernel> struct CableBias {
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             float* d = da + r * ld;
             float dgi = 0.0f, sum = 0.0f;
+            SIMD
             for (int c = 0; c < nj; c++) {
                 const float D = t.distance(r, c), a = t.gi[r] * D;
                 const float dr = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];
@@ -120,6 +121,7 @@ template <bool LogKernel> struct CableBias {
         }
         __syncthreads();
         for (int r = 0; r < ni; r++) {
+            SIMD
             for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] -= da[r * ld + c]; }
         }
         __syncthreads();

@@ -2,9 +2,9 @@
 //
 //   B_ij = f_h(y_ij)     y_ij = psi(|i-j|) / (psi(max(L, i)) + 1e-6)     psi(x) = log(|c| x + 1)     L = |l| * 512
 //   f = w2 ReLU(w1 y + b1) + b2: an MLP 1 -> 32 -> NH.     Bidirectional: max(L, i, j).
-//   There is no T x T array: psi is a table over distance, laid out as toeplitz.cuh's, inv = 1 / (psi(max(L,t)) + 1e-6) one
+//   There is no T x T array: psi is a table over distance, laid out as toeplitz.cuh's, 1 / (psi(max(L,t)) + 1e-6) one
 //   over t. backward: f is piecewise linear in y, with a break where a unit turns on or off, and y is monotonic in j on
-//   either side of the diagonal: a row of da is a few runs within one piece. Per head and piece the sums over i and j of
+//   either side of the diagonal: a row of da is a few runs in one piece each. Per head and piece the sums over i, j of
 //     da,  da y,  da dy/d|c|,  -da dy/dL     are enough: a unit's gradients sum the pieces in which it is on.
 //   Where L = max(i, j) the gradient in l is taken as 0.
 #ifndef LLMC_POSITION_FIRE_CUH

@@ -31,8 +31,8 @@ struct Learned : NoPosition {
     static int max_length(const PositionConfig& config) { return config.T_train; }
 
     void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
-        check(T <= v.config->T_train - t0, "--pos learned has %d positions, position %d was asked for; use a shorter --T "
-              "or another encoding", v.config->T_train, t0 + T - 1);
+        check(T <= v.config->T_train - t0, "--pos learned has %d positions, position %d was asked for; use a shorter "
+              "--T or another encoding", v.config->T_train, t0 + T - 1);
         launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, v.param("wpe"), T, t0, v.C);
     }
     void embed_backward(floatX* dx, int B, int T, Stream stream) const {

@@ -1,7 +1,7 @@
 // position/t5.cuh -- a learned bias for each class of distances, shared by all layers.
 //
 //   t5 (Raffel et al. 2020, 2.1): B_ij = r[bucket(i-j)][h]; 32 buckets: half of a side's are single distances, the rest
-//   grow to 128 in equal steps of log(distance), the last is open. Causal: 32 for the past; else 16 and 16 for the future.
+//   grow to 128 in equal steps of log(distance), the last is open. Causal: 32 for the past; else 16 a side.
 //   t5_clip (as the CABLE paper prints it): B_ij = r[min(i-j,K)][h], else r[K + clip(i-j,-K,K)][h].
 //   backward: dr[e][h] += sum over layers, sequences and the diagonals of entry e; an entry owns a run of distances.
 #ifndef LLMC_POSITION_T5_CUH
