@@ -98,11 +98,12 @@ $(B)/test/%.o: test/%.cu $(B)/cpu.flags
 	$(CXX) $(CPU_FLAGS) -x c++ -c $< -o $@
 $(B)/race/%.o: test/%.cu $(B)/race.flags
 	@mkdir -p $(@D)
-	$(CXX) $(RACE_FLAGS) -x c++ -c $< -o $@
+	$(CXX) $(RACE_FLAGS) $(CPPFLAGS) -x c++ -c $< -o $@
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
 	@mkdir -p $(@D)
-	$(CXX) $(ASAN_FLAGS) -x c++ -c $< -o $@
+	$(CXX) $(ASAN_FLAGS) $(CPPFLAGS) -x c++ -c $< -o $@
 
+$(B)/test/%.o $(B)/race/%.o $(B)/asan/%.o: CPPFLAGS += -I. -Illmc
 # main.o is linked last, so that of an inline function the instrumented copy is taken
 $(B)/run_tests: $(TESTS:test/%.cu=$(B)/test/%.o) $(B)/test/main.o
 	$(CXX) $^ -o $@ $(CATCH_LIBS) $(CPU_LIBS)

@@ -481,7 +481,7 @@ void use_model(GPT2& model, const Options& o, const TokenFiles* val, const Token
     if (o.is_given("generate")) {
         const double start = wall_seconds();
         const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed};
-        generate(model, prompt_ids(o.generate, model.config.V), (int)o.tokens, sampling, tokenizer, stdout);
+        generate(model, prompt_ids(o.generate, model.config.V), o.tokens, sampling, tokenizer, stdout);
         fprintf(stderr, "%lld tokens, %.1f tokens/s\n", (long long)o.tokens, (double)o.tokens / (wall_seconds() - start));
     }
     if (!o.dump_bias.empty()) {
@@ -537,7 +537,7 @@ int train(GPT2& model, Activations& acts, const Options& o, RunState& state, con
         }
         if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) {
             printf("generating:\n---\n");
-            const int reach = std::min((int)o.tokens, position_max_length(model.config.position) - 1);
+            const int64_t reach = std::min(o.tokens, (int64_t)position_max_length(model.config.position) - 1);
             generate(model, prompt_ids("", model.config.V), reach, {o.temperature, o.top_k, o.top_p, hash64((uint64_t)o.seed, (uint64_t)step)},
                      tokenizer, stdout);
             printf("---\n");
@@ -597,11 +597,17 @@ int gpt2_main(int argc, char** argv) {
     const bool trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
     check(trains || o.list || o.check || !o.load.empty() || o.resume, "--eval_lengths, --generate and --dump_bias want a model: --load, or --steps to train one first");
+    std::unique_ptr<OutputLock> lock;
+    if (o.resume && !o.list && !o.check && is_directory(o.out)) {       // held, and put in order, before a checkpoint is chosen
+        lock = std::make_unique<OutputLock>(o.out);
+        clean_output_directory(o.out);
+    }
     const std::string resumed = o.resume ? find_checkpoint(o.out, o.no_fallback) : "", source = resumed.empty() ? o.load : resumed;
     std::unique_ptr<TokenFiles> files, val;
-    if (trains || o.check) { files = std::make_unique<TokenFiles>(o.train_files, "--train_files"); }
+    const bool reads = o.list ? o.is_given("train_files") : trains || o.check;
+    if (reads) { files = std::make_unique<TokenFiles>(o.train_files, "--train_files"); }
     const int vocab = files ? files->vocab : 0;
-    const bool validates = !o.eval_lengths.empty() || ((trains || o.check) && o.val_every > 0);
+    const bool validates = !o.list && (!o.eval_lengths.empty() || ((trains || o.check) && o.val_every > 0));
     if (validates) { val = std::make_unique<TokenFiles>(o.val_files, "--val_files", vocab); }
     // 2. the model
     GPT2Config config = resolve_config(o, source, files ? vocab : val ? val->vocab : 0);
@@ -634,9 +640,8 @@ int gpt2_main(int argc, char** argv) {
         check(tokenizer->vocab_size() == config.V, "--tokenizer %s: %d tokens, the model has %d", o.tokenizer.c_str(), tokenizer->vocab_size(), config.V);
     }
     // 3. the weights
-    std::unique_ptr<OutputLock> lock;
     if (!o.out.empty() && trains) {
-        lock = std::make_unique<OutputLock>(o.out);
+        if (!lock) { lock = std::make_unique<OutputLock>(o.out); }
         clean_output_directory(o.out);
         check(o.resume || list_checkpoints(o.out).empty(), "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give "
               "another directory", o.out.c_str());
@@ -652,6 +657,7 @@ int gpt2_main(int argc, char** argv) {
         const PositionTables position = position_tables(config.position, gpt2_position_dims(config, 0, 0));
         load_weights(o.load, model.table, model.files, position.files, model.master);
     }
+    if (lock != nullptr && o.checkpoint_every > 0) { check_disk_space(o.out, checkpoint_bytes(checkpoint_view(model, state, o))); }
     state.guard.skip_loss_z = o.skip_loss_z;
     state.guard.skip_norm_z = o.skip_norm_z;
     // 4. the work

@@ -79,9 +79,6 @@ PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
 // ----------------------------------------------------------------------------------------------------------
 // small helpers
 
-template <class T> constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
-template <class T> constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
-
 inline double wall_seconds() {
     using namespace std::chrono;
     return duration<double>(steady_clock::now().time_since_epoch()).count();

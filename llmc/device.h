@@ -30,9 +30,21 @@
 #endif
 
 #if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#else
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#endif
+
+template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+template <class T> __host__ __device__ constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
+
+#if defined(__CUDACC__)
 // ----------------------------------------------------------------------------------------------------------
 // CUDA
-#include <cuda_runtime.h>
 
 using Stream = cudaStream_t;
 constexpr int LANES = 1;
@@ -110,12 +122,6 @@ inline std::string device_description() {
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-
-#define __global__
-#define __device__
-#define __host__
-#define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(...)
 
 struct NoStream;
 using Stream = NoStream*;

@@ -73,11 +73,12 @@ inline std::vector<int> prompt_ids(const std::string& text, int V) {
 // Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded when there is
 // a tokenizer.
 template <class Model>
-std::vector<int> generate(Model& model, const std::vector<int>& prompt, int n, const Sampling& sampling, const Tokenizer* tokenizer, FILE* out) {
-    const int length = (int)prompt.size() + n, reach = position_max_length(model.config.position);
-    check(length <= reach, "--generate: %zu tokens of prompt and %d more, but %s reaches %d; ask for fewer with --tokens", prompt.size(), n,
-          model.config.position.name.c_str(), reach);
-    auto acts = activations_describe(model, 1, length, Purpose::Generate, 0);
+std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling, const Tokenizer* tokenizer,
+                          FILE* out) {
+    const int64_t reach = position_max_length(model.config.position);
+    check(n <= reach - (int64_t)prompt.size(), "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; ask for fewer with "
+          "--tokens", prompt.size(), (long long)n, model.config.position.name.c_str(), (long long)reach);
+    auto acts = activations_describe(model, 1, (int)prompt.size() + (int)n, Purpose::Generate, 0);
     activations_allocate(acts);
     std::vector<int> ids = prompt;
     std::vector<float> logits;
@@ -90,7 +91,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int n, c
     };
     for (size_t i = 0; i < ids.size(); i++) { print(ids[i], i == 0); }
     forward_logits(model, acts, ids.data(), (int)ids.size(), 0, logits);
-    for (int k = 0; k < n; k++) {
+    for (int64_t k = 0; k < n; k++) {
         const int id = sample_token(logits, sampling, uniform01(sampling.seed, checksum("generate"), (uint64_t)k));
         ids.push_back(id);
         print(id, false);

@@ -267,7 +267,7 @@ inline std::string safetensors_header(const std::vector<SafetensorsItem>& items,
         at = end;
     }
     std::string text = json_text(header);
-    text.resize(round_up(text.size(), (size_t)8), ' ');
+    text.resize((text.size() + 7) / 8 * 8, ' ');
     return text;
 }
 
