@@ -69,7 +69,7 @@ GPU_ARCH = $(if $(GPU),sm_$(GPU)$(if $(filter 9% 1%,$(GPU)),a))
 GENCODE = $(if $(or $(ARCH),$(GPU_ARCH)),-arch=$(or $(ARCH),$(GPU_ARCH)),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)
 COMMA := ,
-NVCC_FLAGS = -std=c++17 -O3 --threads 2 $(GENCODE) -Xcompiler -Wall,-Wextra -MMD -MT train_gpt2cu -MF $(B)/train_gpt2cu.d $(NVCCFLAGS)
+NVCC_FLAGS = -std=c++17 -O3 --threads 2 $(GENCODE) -Xcompiler -Wall,-Wextra -MMD -MP -MT train_gpt2cu -MF $(B)/train_gpt2cu.d $(NVCCFLAGS)
 ifndef NO_PROBES
 $(if $(NVCC),$(call remember,$(B)/cuda.flags,$(NVCC) $(NVCC_FLAGS)))
 endif

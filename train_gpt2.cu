@@ -207,7 +207,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     if (purpose == Purpose::Train) { GPT2_GRAD_ACTS(X) }
 #undef X
     for (TensorSpec s : position_tables(g.position, gpt2_position_dims(g, batch, length)).acts) {
-        s.layers = layers(s.keep);
+        s.layers = s.layers > 0 ? layers(s.keep) : 0;           // some are the same for all layers
         acts.position_table.add(s);
     }
     return acts;
@@ -428,6 +428,7 @@ void parse_model(const std::string& text, GPT2Config& c) {
 // The model's configuration: from the checkpoint or weights at `path` (if any), the flags and the data, which must agree.
 GPT2Config resolve_config(const Options& o, const std::string& path, int data_vocab) {
     GPT2Config c;
+    check(o.pos.size() <= 200, "--pos %.40s...: %zu bytes are no name of an encoding", o.pos.c_str(), o.pos.size());
     parse_model(o.model, c);
     c.T = o.T;
     c.V = data_vocab;

@@ -6,7 +6,7 @@
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
 
-#include "device.h"
+#include "fastmath.h"
 
 constexpr int IGNORE_INDEX = -1;
 

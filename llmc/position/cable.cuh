@@ -50,7 +50,8 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
             }
             const float sum = offset + block_scan(bias);
             if (t < end) { S_offset[t] = sum; }
-            offset += block_sum(bias);
+            __syncthreads();
+            offset = S_offset[(base + (int)blockDim.x < end ? base + (int)blockDim.x : end) - 1];   // the very bits a later call reads
         }
         start = end;
     }

@@ -14,6 +14,7 @@
 #include <climits>
 #include <utility>
 
+#include "../fastmath.h"
 #include "../tensor.h"
 
 enum class RopeScaling { None, PI, NTK, YaRN };
