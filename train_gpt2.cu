@@ -634,12 +634,7 @@ int gpt2_main(int argc, char** argv) {
     check_memory(copies * 4.0 * (double)model.table.total + (trains || o.check ? (double)acts.bytes() : 0.0),
                  strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)acts.bytes()).c_str()));
     if (o.check) { printf("all is well: %lld steps of %lld tokens\n", (long long)o.steps, (long long)o.total_batch); return 0; }
-    std::unique_ptr<Tokenizer> tokenizer;
-    if (config.V == 256) { tokenizer = std::make_unique<Tokenizer>(Tokenizer::bytes()); }
-    if (!o.tokenizer.empty()) {
-        tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(o.tokenizer));
-        check(tokenizer->vocab_size() == config.V, "--tokenizer %s: %d tokens, the model has %d", o.tokenizer.c_str(), tokenizer->vocab_size(), config.V);
-    }
+    const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(o.tokenizer, source, config.V);
     // 3. the weights
     if (!o.out.empty() && trains) {
         if (!lock) { lock = std::make_unique<OutputLock>(o.out); }

@@ -44,6 +44,21 @@ inline void parse_rope_scaling(const std::string& text, PositionConfig& position
           text.c_str(), position.name.c_str());
 }
 
+// The tokenizer of a model: --tokenizer, or the one its checkpoint carries, or its bytes; null: ids are all there is.
+inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, int V) {
+    std::string path = flag;
+    if (path.empty() && V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
+    const std::vector<int> steps = list_checkpoints(source);
+    const std::string dir = steps.empty() ? source : source + "/" + step_name(steps.back());
+    for (const char* name : {"encoder.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
+        if (path.empty() && is_directory(dir) && path_exists(dir + "/" + name)) { path = dir + "/" + name; }
+    }
+    if (path.empty()) { return nullptr; }
+    auto tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(path));
+    check(tokenizer->vocab_size() == V, "--tokenizer %s: %d tokens, the model has %d", path.c_str(), tokenizer->vocab_size(), V);
+    return tokenizer;
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // the state of a run: all that resuming needs besides the weights and moments
 

@@ -259,7 +259,12 @@ TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
     int killed = 0;
     for (uint64_t i = 0; i < 12; i++) {
         Process p(flags.set("--resume", "1").words(), place / "killed");
-        usleep((useconds_t)(1e6 * whole * uniform01(99, i)));
+        if (i % 2 == 0) {
+            usleep((useconds_t)(1e6 * whole * uniform01(99, i)));
+        } else {                                                                    // early in the work, after checkpoint i
+            p.wait_for_lines(place.out() + "/main.log", 2 * i + 5);
+            usleep((useconds_t)(5e3 * uniform01(99, i)));
+        }
         kill(p.pid, SIGKILL);
         const Outcome o = p.wait();
         INFO("kill " << i << ": " << o.err);

@@ -114,14 +114,15 @@ def main():
                     left = (time.time() - start) / done * (total - done)
                     print(f"  {done}/{total} {shape} {pos} {column}: {x:.0f} tokens/s (load {os.getloadavg()[0]:.1f}; "
                           f"{left / 60:.0f} min left)", flush=True)
-    print("\n| model | encoding | ours, tokens/s |" + "".join(f" PyTorch {v} | ratio |" for v in pythons))
-    print("|---|---|---|" + "---|---|" * len(pythons))
-    for shape in shapes:
-        model, V, T, B = SHAPES[shape][:4]
-        for pos in ("none", "cable"):
-            mid = {c: statistics.median(speed[shape, pos, c]) for c in columns}
-            print(f"| {model} V{V} T{T} B{B} | {pos} | {mid['ours']:,.0f} |" +
-                  "".join(f" {mid[v]:,.0f} | {mid['ours'] / mid[v]:.2f} |" for v in pythons))
+    if shapes:
+        print("\n| model | encoding | ours, tokens/s |" + "".join(f" PyTorch {v} | ratio |" for v in pythons))
+        print("|---|---|---|" + "---|---|" * len(pythons))
+        for shape in shapes:
+            model, V, T, B = SHAPES[shape][:4]
+            for pos in ("none", "cable"):
+                mid = {c: statistics.median(speed[shape, pos, c]) for c in columns}
+                print(f"| {model} V{V} T{T} B{B} | {pos} | {mid['ours']:,.0f} |" +
+                      "".join(f" {mid[v]:,.0f} | {mid['ours'] / mid[v]:.2f} |" for v in pythons))
     for shape in shapes:
         pairs = [n / c - 1 for n, c in zip(speed[shape, "none", "ours"], speed[shape, "cable", "ours"])]
         print(f"cable over none, {shape}: {100 * statistics.median(pairs):+.1f} % (rounds: {', '.join(f'{100 * p:+.1f}' for p in pairs)})")
