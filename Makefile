@@ -124,7 +124,7 @@ race: install
 
 asan: install
 	@$(MAKE) -j$(JOBS) build/run_asan
-	ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 build/run_asan '[asan]'
+	OMP_WAIT_POLICY=passive ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 build/run_asan '[asan]'
 
 install:
 	@dev/install.sh test

@@ -4,6 +4,8 @@
 #   dev/test.sh ['[tag]'...]      arguments are for Catch2; with any, only the tests in C++ run
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+# A thread that waits gives up its core: with anything else running, spinning takes several times as long.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2}       # the tests of the program run it from here
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-steps=${DEMO_STEPS:-1000}
+steps=${DEMO_STEPS:-800}
 encodings=(cable alibi rope sinusoidal)
 lengths=(64 128 256 512 1024 2048)
 out=build/demo
@@ -19,8 +19,8 @@ python=$(dev/install.sh --python matplotlib numpy)
 echo "building ./train_gpt2 (half a minute)"
 mkdir -p build
 make train_gpt2 >build/demo_build.log 2>&1 || { cat build/demo_build.log; exit 1; }
-# A thread that waits lets go of its core soon: with anything else running, spinning costs several times the work.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000} KMP_BLOCKTIME=${KMP_BLOCKTIME:-1}
+# A thread that waits gives up its core: with anything else running, spinning takes several times as long.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 # The corpus: every tenth block of 4096 bytes is held out, so that both parts hold every kind of text.
 rm -rf "$out"

@@ -60,7 +60,9 @@ template <class T> struct Array {
     ~Array() { device_free(p - GUARD); }
     operator T*() const { return p; }
 
-    void set(const std::vector<T>& v) { copy_to_device(p, v.data(), v.size() * sizeof(T), Stream(0)); }
+    void set(const std::vector<T>& v) {
+        if (!v.empty()) { copy_to_device(p, v.data(), v.size() * sizeof(T), Stream(0)); }
+    }
     std::vector<T> host() const {
         std::vector<T> all(n + 2 * GUARD);
         copy_to_host(all.data(), p - GUARD, all.size() * sizeof(T), Stream(0));

@@ -1,6 +1,8 @@
 // test_device.cu -- the elementary functions' errors, launch, grid_span, the block's sums, and errors.
 #include "oracle.h"
 
+#include "../llmc/fastmath.h"
+
 namespace {
 
 // |got - want| in units of the last place of the float32 nearest to want

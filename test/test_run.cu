@@ -1,5 +1,5 @@
-// test_run.cu -- the program train_gpt2 from the outside, as a user meets it: what it computes, leaves on the disk and says
-// when something is wrong. Every run is a process of its own. The binary is $TRAIN_GPT2, or ./train_gpt2.
+// test_run.cu -- the program train_gpt2 from the outside, as a user meets it: what it computes, leaves on the disk and
+// says when something is wrong. Every run is a process of its own. The binary is $TRAIN_GPT2, or ./train_gpt2.
 #include <csignal>
 #include <map>
 
@@ -22,6 +22,20 @@ struct Flags {
         Flags f = *this;
         for (auto& item : f.list) { if (item.first == flag) { item.second = value; return f; } }
         f.list.push_back({flag, value});
+        return f;
+    }
+    // "--lr 1e-3 --check --steps -1"
+    Flags with(const std::string& words) const {
+        Flags f = *this;
+        std::string flag;
+        size_t at = 0;
+        while ((at = words.find_first_not_of(' ', at)) != std::string::npos) {
+            const std::string word = words.substr(at, words.find(' ', at) - at);
+            const bool is_flag = word.size() > 1 && word[0] == '-' && !isdigit((unsigned char)word[1]);
+            if (is_flag) { flag = word; }
+            f = f.set(flag, is_flag ? "" : word);
+            at += word.size();
+        }
         return f;
     }
     Flags without(const std::string& flag) const {
@@ -110,15 +124,18 @@ struct Place : TempDir {
     Place() {
         write_file(*this / "train.txt", words(6000, 1));
         write_file(*this / "val.txt", words(1200, 2));
-        base = Flags().set("--train_files", *this / "train.txt").set("--val_files", *this / "val.txt").set("--model", "2,2,32")
-            .set("--T", "32").set("--B", "4").set("--steps", "12").set("--lr", "1e-3").set("--threads", "2").set("--sample_every", "0")
-            .set("--val_every", "4").set("--val_batches", "2").set("--checkpoint_every", "6").set("--out", *this / "out");
+        base = Flags().set("--train_files", *this / "train.txt").set("--val_files", *this / "val.txt")
+            .with("--model 2,2,32 --T 32 --B 4 --steps 12 --lr 1e-3 --threads 2 --sample_every 0 --val_every 4")
+            .with("--val_batches 2 --checkpoint_every 6").set("--out", *this / "out");
     }
     // text with something to learn in it
     static std::string words(size_t bytes, uint64_t seed) {
-        static const char* const list[] = {"the", "cable", "of", "a", "token", "sees", "what", "came", "before", "it", "and", "sums"};
+        static const char* const list[] = {"the", "cable", "of", "a", "token", "sees",
+                                           "what", "came", "before", "it", "and", "sums"};
         std::string s;
-        for (uint64_t i = 0; s.size() < bytes; i++) { s += std::string(list[hash64(seed, i) % 12]) + (i % 9 == 8 ? ".\n" : " "); }
+        for (uint64_t i = 0; s.size() < bytes; i++) {
+            s += std::string(list[hash64(seed, i) % 12]) + (i % 9 == 8 ? ".\n" : " ");
+        }
         return s;
     }
     Outcome run(const Flags& flags) {
@@ -137,7 +154,9 @@ std::string step_dir(const std::string& out, int step) { return out + strprintf(
 // Everything of a checkpoint that must be the same to the bit; the state without the flags, which name directories.
 std::map<std::string, std::string> bits(const std::string& dir) {
     std::map<std::string, std::string> m;
-    for (const char* name : {"model.safetensors", "optimizer_0.safetensors", "config.json"}) { m[name] = read_file(dir + "/" + name); }
+    for (const char* name : {"model.safetensors", "optimizer_0.safetensors", "config.json"}) {
+        m[name] = read_file(dir + "/" + name);
+    }
     Json state = parse_json(read_file(dir + "/state.json"), dir);
     state.erase("options");
     m["state.json"] = json_text(state);
@@ -182,7 +201,9 @@ std::string untimed_log(const std::string& out) {
 
 std::vector<double> losses(const std::string& out) {
     std::vector<double> x;
-    for (const Json& j : of_kind(json_lines(out + "/log.jsonl"), "train")) { x.push_back(j.at("loss").is_number() ? j.at("loss").get<double>() : NAN); }
+    for (const Json& j : of_kind(json_lines(out + "/log.jsonl"), "train")) {
+        x.push_back(j.at("loss").is_number() ? j.at("loss").get<double>() : NAN);
+    }
     return x;
 }
 
@@ -222,9 +243,9 @@ TEST_CASE("run: resumed in a fresh process, the bits are those of an unbroken ru
         INFO(pos);
         Place place;
         // a guard that skips some updates, so that steps and updates differ; shuffled epochs of 12 steps
-        const Flags flags = place.base.set("--pos", pos).set("--weight_decay", "0.1").set("--total_batch", "512").set("--B", "2")
-            .set("--steps", "200").set("--checkpoint_every", "150").set("--val_every", "50").set("--skip_loss_z", "1").set("--skip_norm_z", "0.5")
-            .set("--schedule", "constant").set("--model", "1,2,16").set("--T", "16").set("--warmup", "10");
+        const Flags flags = place.base.set("--pos", pos).with("--weight_decay 0.1 --total_batch 512 --B 2 --steps 200")
+            .with("--checkpoint_every 150 --val_every 50 --skip_loss_z 1 --skip_norm_z 0.5 --schedule constant")
+            .with("--model 1,2,16 --T 16 --warmup 10");
         REQUIRE(place.run(flags).code == 0);
         const auto unbroken = bits(step_dir(place.out(), 200)), half = bits(step_dir(place.out(), 150));
         const std::string log = untimed_log(place.out()), main_log = read_file(place.out() + "/main.log");
@@ -252,7 +273,7 @@ TEST_CASE("run: resumed in a fresh process, the bits are those of an unbroken ru
 TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const Flags flags = place.base.set("--steps", "30").set("--checkpoint_every", "2").set("--keep", "2").set("--skip_norm_z", "3");
+    const Flags flags = place.base.with("--steps 30 --checkpoint_every 2 --keep 2 --skip_norm_z 3");
     const double start = wall_seconds();
     REQUIRE(place.run(flags.set("--out", place / "whole")).code == 0);
     const double whole = wall_seconds() - start;
@@ -261,7 +282,7 @@ TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
         Process p(flags.set("--resume", "1").words(), place / "killed");
         if (i % 2 == 0) {
             usleep((useconds_t)(1e6 * whole * uniform01(99, i)));
-        } else {                                                                    // early in the work, after checkpoint i
+        } else {                                                // amid the steps, after a checkpoint or more
             p.wait_for_lines(place.out() + "/main.log", 2 * i + 5);
             usleep((useconds_t)(5e3 * uniform01(99, i)));
         }
@@ -286,8 +307,8 @@ TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
 TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const Flags flags = place.base.set("--model", "1,2,16").set("--T", "16").set("--B", "1").set("--steps", "4000").set("--val_every", "0")
-        .set("--checkpoint_every", "4000").set("--threads", "1");
+    const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --steps 4000 --val_every 0")
+        .with("--checkpoint_every 4000 --threads 1");
     REQUIRE(place.run(flags.set("--out", place / "whole")).code == 0);
     size_t lines = 0;
     for (int number : {SIGTERM, SIGINT, SIGUSR1}) {
@@ -313,10 +334,11 @@ TEST_CASE("run: threads and recomputing change no bit, micro-batches only roundi
     if (!have_program()) { return; }
     Place place;
     // shapes that no tile divides, several slabs of rows, five micro-batches
-    const Flags flags = place.base.set("--T", "37").set("--B", "3").set("--total_batch", "555").set("--model", "2,2,40").set("--steps", "6");
+    const Flags flags = place.base.with("--T 37 --B 3 --total_batch 555 --model 2,2,40 --steps 6");
     REQUIRE(place.run(flags.set("--out", place / "a")).code == 0);
     const auto a = bits(step_dir(place / "a", 6));
-    const std::pair<const char*, const char*> changes[] = {{"--threads", "1"}, {"--recompute", "0"}, {"--recompute", "2"}};
+    const std::pair<const char*, const char*> changes[] = {
+        {"--threads", "1"}, {"--recompute", "0"}, {"--recompute", "2"}};
     for (const auto& change : changes) {
         const std::string out = place / (std::string(change.first) + change.second);
         INFO(change.first << " " << change.second);
@@ -359,7 +381,8 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
     if (!have_program()) { return; }
     Place place;
     const Flags& b = place.base;
-    const std::string good = place / "good.bin", cut = place / "cut.bin", grown = place / "grown.bin", high = place / "high.bin";
+    const std::string good = place / "good.bin", cut = place / "cut.bin", grown = place / "grown.bin";
+    const std::string high = place / "high.bin";
     write_file(good, shard(ids_below(300, 400), 300, 400));
     write_file(cut, shard(ids_below(300, 399), 300, 400));
     write_file(grown, shard(ids_below(300, 401), 300, 400));
@@ -409,15 +432,18 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
         {b.set("-h", "1"), {"-h", "no counterpart"}},
     };
     for (const Refusal& r : refusals) { check_refused(place, r); }
-    check_refused(place, {b.set("--train_files", place / "short.txt").set("--steps", "-1"), {"--train_files", "short.txt", "9 tokens", "33"}});
+    check_refused(place, {b.set("--train_files", place / "short.txt").set("--steps", "-1"),
+                          {"--train_files", "short.txt", "9 tokens", "33"}});
     CHECK_FALSE(path_exists(place.out()));
 
     // ids are looked at when they are read
     std::vector<uint16_t> ids = ids_below(300, 400);
     ids[123] = 300;
     write_file(high, shard(ids, 300, 400));
-    check_refused(place, {b.set("--train_files", high).set("--val_every", "0"), {"high.bin", "token 123", "id 300", "V = 300"}});
-    check_refused(place, {b.set("--train_files", good).set("--val_files", high).set("--out", place / "out2"), {"high.bin", "token 123"}});
+    check_refused(place, {b.set("--train_files", high).set("--val_every", "0"),
+                          {"high.bin", "token 123", "id 300", "V = 300"}});
+    check_refused(place, {b.set("--train_files", good).set("--val_files", high).set("--out", place / "out2"),
+                          {"high.bin", "token 123"}});
     CHECK(json_lines(place / "out2/log.jsonl").empty());
 }
 
@@ -432,24 +458,29 @@ TEST_CASE("run: a checkpoint of another model is refused", "[run]") {
     const Flags load = place.base.set("--load", learned).without("--model");
     const Refusal refusals[] = {
         {load.set("--pos", "rope"), {"--pos rope", "learned"}},
-        {place.base.set("--load", t5).without("--model").set("--pos", "t5_clip:K=8"), {"--pos t5_clip:K=8", "t5_clip:K=9"}},
+        {place.base.set("--load", t5).without("--model").set("--pos", "t5_clip:K=8"),
+         {"--pos t5_clip:K=8", "t5_clip:K=9"}},
         {load.set("--model", "2,4,32"), {"--model 2,4,32", "2,2,32"}},
         {load.set("--model", "small"), {"--model small", "2,2,32"}},
         {load.set("--train_files", place / "other.bin").set("--val_every", "0"), {"vocabulary of 300", "256"}},
         {load.set("--T", "33"), {"--T 33", "learned", "32"}},
         {use.set("--load", learned).set("--eval_lengths", "33,64"), {"--eval_lengths", "learned", "32"}},
-        {use.set("--load", learned).set("--val_files", place / "other.bin").set("--eval_lengths", "32"), {"vocabulary of 300", "256"}},
-        {use.set("--load", learned).set("--generate", "abcde").set("--tokens", "28"), {"--generate", "learned", "32", "--tokens"}},
-        {use.set("--load", t5).set("--generate", "a").set("--tokens", "9999999999"), {"--generate", "9999999999", "--tokens"}},
-        {use.set("--load", t5).set("--dump_bias", "2,0,text").set("--out", place / "out"), {"--dump_bias 2,0,text", "2"}},
+        {use.set("--load", learned).set("--val_files", place / "other.bin").set("--eval_lengths", "32"),
+         {"vocabulary of 300", "256"}},
+        {use.set("--load", learned).with("--generate abcde --tokens 28"), {"--generate", "learned", "32", "--tokens"}},
+        {use.set("--load", t5).with("--generate a --tokens 9999999999"), {"--generate", "9999999999", "--tokens"}},
+        {use.set("--load", t5).set("--dump_bias", "2,0,text").set("--out", place / "out"),
+         {"--dump_bias 2,0,text", "2"}},
         {use.set("--load", t5).set("--dump_bias", "0,0,text"), {"--dump_bias", "--out"}},
-        {use.set("--load", learned).set("--dump_bias", "0,0,text").set("--out", place / "out3"), {"learned adds no bias"}},
+        {use.set("--load", learned).set("--dump_bias", "0,0,text").set("--out", place / "out3"),
+         {"learned adds no bias"}},
     };
     for (const Refusal& r : refusals) { check_refused(place, r); }
     for (const char* kind : {"/step_00000006", "/step_00000012"}) { CHECK(path_exists(learned + kind)); }
 
     // weights that no manifest vouches for
-    const std::string dir = place / "bare", model = dir + "/model.safetensors", bytes = read_file(step_dir(t5, 12) + "/model.safetensors");
+    const std::string dir = place / "bare", model = dir + "/model.safetensors";
+    const std::string bytes = read_file(step_dir(t5, 12) + "/model.safetensors");
     io_mkdirs(dir);
     write_file(dir + "/config.json", read_file(step_dir(t5, 12) + "/config.json"));
     write_file(model, bytes.substr(0, bytes.size() - 4));
@@ -464,7 +495,7 @@ TEST_CASE("run: a checkpoint of another model is refused", "[run]") {
 TEST_CASE("run: a resumed run keeps what it is", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const Flags flags = place.base.set("--steps", "8").set("--checkpoint_every", "4").set("--schedule", "linear");
+    const Flags flags = place.base.with("--steps 8 --checkpoint_every 4 --schedule linear");
     REQUIRE(place.run(flags).code == 0);
     TempDir::remove(step_dir(place.out(), 8));
     const std::string log = read_file(place.out() + "/main.log"), json_log = read_file(place.out() + "/log.jsonl");
@@ -472,23 +503,24 @@ TEST_CASE("run: a resumed run keeps what it is", "[run]") {
     const Flags resume = flags.set("--resume", "1");
     write_file(place / "other.txt", Place::words(4000, 7));
     const std::vector<std::vector<std::string>> changes = {
-        {"--lr", "2e-3"}, {"--steps", "9"}, {"--schedule", "cosine"}, {"--warmup", "2"}, {"--final_lr", "0.5"}, {"--weight_decay", "0.1"},
-        {"--beta1", "0.8"}, {"--beta2", "0.99"}, {"--eps", "1e-6"}, {"--clip", "0.5"}, {"--skip_loss_z", "3"}, {"--skip_norm_z", "3"},
-        {"--overfit", "1"}, {"--seed", "7"}, {"--total_batch", "256"}, {"--train_files", place / "other.txt"}, {"--T", "16"},
-        {"--model", "1,2,32"}, {"--pos", "alibi"}};
+        {"--lr", "2e-3"}, {"--steps", "9"}, {"--schedule", "cosine"}, {"--warmup", "2"}, {"--final_lr", "0.5"},
+        {"--weight_decay", "0.1"}, {"--beta1", "0.8"}, {"--beta2", "0.99"}, {"--eps", "1e-6"}, {"--clip", "0.5"},
+        {"--skip_loss_z", "3"}, {"--skip_norm_z", "3"}, {"--overfit", "1"}, {"--seed", "7"}, {"--total_batch", "256"},
+        {"--train_files", place / "other.txt"}, {"--T", "16"}, {"--model", "1,2,32"}, {"--pos", "alibi"}};
+    const std::vector<std::string> files = {".lock", "log.jsonl", "main.log", "step_00000004"};
     for (const auto& change : changes) {
         check_refused(place, {resume.set(change[0], change[1]), {change[0]}});
-        CHECK(list_directory(place.out()) == std::vector<std::string>{".lock", "log.jsonl", "main.log", "step_00000004"});
+        CHECK(list_directory(place.out()) == files);
     }
     CHECK(read_file(place.out() + "/main.log") == log);
     CHECK(read_file(place.out() + "/log.jsonl") == json_log);
     check_same(before, bits(step_dir(place.out(), 4)));
 
     check_refused(place, {flags, {"--out", "holds checkpoints", "--resume 1"}});
-    REQUIRE(place.run(resume.set("--threads", "1").set("--B", "2").set("--total_batch", "128").set("--recompute", "0")).code == 0);     // free
+    REQUIRE(place.run(resume.with("--threads 1 --B 2 --total_batch 128 --recompute 0")).code == 0);     // free
     check_each_step_once(place.out(), 8);
     TempDir::remove(step_dir(place.out(), 8));
-    REQUIRE(place.run(resume.set("--lr", "2e-3").set("--allow_change", "lr")).code == 0);
+    REQUIRE(place.run(resume.with("--lr 2e-3 --allow_change lr")).code == 0);
     CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "train")[4].at("lr") == 2e-3);
 }
 
@@ -502,10 +534,11 @@ TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
     io_mkdirs(place / "odd/.lock");
     check_refused(place, {place.base.set("--out", place / "odd"), {"odd", "not writable"}});
 
-    Process first(place.base.set("--steps", "1000000").set("--checkpoint_every", "1000000").words(), place / "first");
+    Process first(place.base.with("--steps 1000000 --checkpoint_every 1000000").words(), place / "first");
     first.wait_for_lines(place.out() + "/main.log", 3);
     REQUIRE(first.running());
-    const Refusal second = {place.base.set("--checkpoint_every", "1"), {"out is in use", strprintf("pid %d", (int)first.pid), "--out"}};
+    const Refusal second = {place.base.set("--checkpoint_every", "1"),
+                            {"out is in use", strprintf("pid %d", (int)first.pid), "--out"}};
     check_refused(place, second);
     check_refused(place, {second.flags.set("--resume", "1"), {"out is in use"}});
     kill(first.pid, SIGTERM);
@@ -519,7 +552,7 @@ TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
 TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoint", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const Outcome o = place.run(place.base.set("--steps", "60").set("--checkpoint_every", "5").set("--lr", "1e30").set("--schedule", "constant"));
+    const Outcome o = place.run(place.base.with("--steps 60 --checkpoint_every 5 --lr 1e30 --schedule constant"));
     CHECK(o.code == EXIT_DIVERGED);
     CHECK(contains(o.err, strprintf("%d updates in a row were skipped", MAX_BAD_STEPS)));
     CHECK(contains(o.err, "non-finite"));
@@ -534,7 +567,7 @@ TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoin
         size_t bad = 0;
         for (const char* name : {"/model.safetensors", "/optimizer_0.safetensors"}) {
             for (float x : values_of(dir + name)) { bad += !std::isfinite(x); }
-            CHECK(read_file(dir + name) == read_file(step_dir(place.out(), 5) + name));     // a skipped update changes nothing
+            CHECK(read_file(dir + name) == read_file(step_dir(place.out(), 5) + name));     // skipped: unchanged
         }
         CHECK(bad == 0);
     }
@@ -548,7 +581,8 @@ TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoin
     const float nan = NAN;
     memcpy(&bytes[bytes.size() - 8], &nan, 4);
     write_file(dir + "/model.safetensors", bytes);
-    const Outcome p = place.run(place.base.set("--load", dir).set("--steps", "60").set("--out", place / "out2").without("--model"));
+    const Outcome p = place.run(place.base.set("--load", dir).set("--steps", "60").set("--out", place / "out2")
+        .without("--model"));
     CHECK(p.code == EXIT_DIVERGED);
     CHECK(contains(p.err, "non-finite"));
 }
@@ -559,7 +593,8 @@ TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
     REQUIRE(place.run(place.base).code == 0);
     const auto whole = bits(step_dir(place.out(), 12));
     const Flags resume = place.base.set("--resume", "1");
-    for (const char* name : {"model.safetensors", "optimizer_0.safetensors", "state.json", "config.json", "manifest.json"}) {
+    for (const char* name : {"model.safetensors", "optimizer_0.safetensors", "state.json", "config.json",
+                             "manifest.json"}) {
         INFO(name);
         const std::string path = step_dir(place.out(), 12) + "/" + name, bytes = read_file(path);
         write_file(path, flipped(bytes, bytes.size() / 2));
@@ -579,11 +614,10 @@ TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
     CHECK(contains(o.out, "resumed from " + step_dir(place.out(), 12)));
     check_same(whole, bits(step_dir(place.out(), 12)));
 
-    for (int step : {6, 12}) {
-        resize_file(step_dir(place.out(), step) + "/model.safetensors", 1000);
-    }
-    check_refused(place, {resume, {"none of its 2 checkpoints verifies", step_dir(place.out(), 6), step_dir(place.out(), 12)}});
-    CHECK(path_exists(step_dir(place.out(), 12) + "/model.safetensors"));
+    const std::string older = step_dir(place.out(), 6), newer = step_dir(place.out(), 12);
+    for (const std::string& dir : {older, newer}) { resize_file(dir + "/model.safetensors", 1000); }
+    check_refused(place, {resume, {"none of its 2 checkpoints verifies", older, newer}});
+    CHECK(path_exists(newer + "/model.safetensors"));
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -592,9 +626,9 @@ TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
 TEST_CASE("run: --list, --check and --help", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const Outcome list = place.run(Flags().set("--list").set("--model", "2,2,32").set("--pos", "cable"));
+    const Outcome list = place.run(Flags().with("--list --model 2,2,32 --pos cable"));
     CHECK(list.code == 0);
-    for (const char* part : {"wte", "qkvw", "lnfb", "transformer.h.0.attn.cable.c.weight", "transformer.h.0.attn.c_attn.weight^T"}) {
+    for (const char* part : {"wte", "qkvw", "lnfb", "transformer.h.0.attn.cable.c.weight", "attn.c_attn.weight^T"}) {
         INFO(part);
         CHECK(contains(list.out, part));
     }
@@ -602,22 +636,25 @@ TEST_CASE("run: --list, --check and --help", "[run]") {
     CHECK(bytes.code == 0);
     const size_t C = 32, V = 256, layer = 12 * C * C + 13 * C + 2 * 2 * (C + 1);
     CHECK(contains(bytes.out, strprintf("%zu of them parameters", V * C + 2 * layer + 2 * C)));
-    const Outcome check_run = place.run(place.base.set("--check").set("--total_batch", "256"));
+    const Outcome check_run = place.run(place.base.with("--check --total_batch 256"));
     CHECK(check_run.code == 0);
     CHECK(contains(check_run.out, "12 steps of 256 tokens"));
     CHECK(contains(check_run.err + check_run.out, "memory: "));
     CHECK_FALSE(path_exists(place.out()));
     check_refused(place, {place.base.set("--check").set("--val_files", place / "gone"), {"--val_files", "gone"}});
-    CHECK(place.run(place.base.set("--check").set("--T", "2000000000").set("--B", "1000000").set("--model", "1000,1,1024")).code == EXIT_OUT_OF_MEMORY);
+    CHECK(place.run(place.base.with("--check --T 2000000000 --B 1000000")
+        .with("--model 1000,1,1024")).code == EXIT_OUT_OF_MEMORY);
     const Outcome help = place.run(Flags().set("--help"));
     CHECK(help.code == 0);
-    for (const char* part : {"usage: train_gpt2", "--eval_lengths", "kcable_nw", "-sl"}) { CHECK(contains(help.out, part)); }
+    for (const char* part : {"usage: train_gpt2", "--eval_lengths", "kcable_nw", "-sl"}) {
+        CHECK(contains(help.out, part));
+    }
 }
 
 TEST_CASE("run: perplexity at every length, logged", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const Flags eval = Flags().set("--val_files", place / "val.txt").set("--threads", "2").set("--eval_lengths", "16,32,64,128");
+    const Flags eval = Flags().set("--val_files", place / "val.txt").with("--threads 2 --eval_lengths 16,32,64,128");
     const uint64_t tokens = Place::words(1200, 2).size() - 1;
     for (const char* pos : {"alibi", "learned"}) {
         INFO(pos);
@@ -635,8 +672,11 @@ TEST_CASE("run: perplexity at every length, logged", "[run]") {
             CHECK(found[i].at("T_train") == 32);
             CHECK(found[i].at("tokens") == tokens);
             CHECK(found[i].at("windows") == ceil_div(tokens, (uint64_t)T));
-            CHECK(contains(o.out, strprintf("%8d %8d %10d %12d %10.4f %10.4f\n", T, T, found[i].at("windows").get<int>(), (int)tokens,
-                                            found[i].at("loss").get<double>(), found[i].at("ppl").get<double>())));
+            const double loss = found[i].at("loss").get<double>(), ppl = found[i].at("ppl").get<double>();
+            const int windows = found[i].at("windows").get<int>();
+            const std::string row =
+                strprintf("%8d %8d %10d %12d %10.4f %10.4f\n", T, T, windows, (int)tokens, loss, ppl);
+            CHECK(contains(o.out, row));
         }
         const std::vector<Json> curves = of_kind(json_lines(to + "/log.jsonl"), "curve");
         REQUIRE(curves.size() == found.size());
@@ -644,12 +684,14 @@ TEST_CASE("run: perplexity at every length, logged", "[run]") {
         CHECK(contains(o.out, "learned has no positions beyond 32") == bounded);
         CHECK(list_directory(out).size() == 5);                                     // the run itself is left alone
         // the same figure that validation at the end of training gave, over all of the split
-        const Outcome again = place.run(place.base.set("--resume", "1").set("--pos", pos).set("--out", out).set("--val_batches", "-1"));
+        const Outcome again = place.run(place.base.set("--resume", "1").set("--pos", pos).set("--out", out)
+            .set("--val_batches", "-1"));
         REQUIRE(again.code == 0);
-        const std::vector<Json> val = of_kind(json_lines(out + "/log.jsonl"), "val");
-        CHECK(std::fabs(val.back().at("loss").get<double>() - found[1].at("loss").get<double>()) <= 1e-6 * val.back().at("loss").get<double>());
+        const double val = of_kind(json_lines(out + "/log.jsonl"), "val").back().at("loss").get<double>();
+        CHECK(std::fabs(val - found[1].at("loss").get<double>()) <= 1e-6 * val);
     }
-    const Outcome sliding = place.run(eval.set("--load", place / "alibi").set("--stride", "8").set("--eval_tokens", "200").set("--out", place / "s"));
+    const Outcome sliding = place.run(eval.set("--load", place / "alibi").with("--stride 8 --eval_tokens 200")
+        .set("--out", place / "s"));
     REQUIRE(sliding.code == 0);
     const std::vector<Json> found = of_kind(json_lines(place / "s/log.jsonl"), "extrapolation");
     REQUIRE(found.size() == 4);
@@ -658,7 +700,7 @@ TEST_CASE("run: perplexity at every length, logged", "[run]") {
         CHECK(found[i].at("tokens") == 200);
         CHECK(found[i].at("windows") == 1 + (200 - (16 << i)) / 8);
     }
-    const Outcome both = place.run(place.base.set("--eval_lengths", "32").set("--steps", "2"));        // train, then evaluate
+    const Outcome both = place.run(place.base.with("--eval_lengths 32 --steps 2"));        // train, then evaluate
     REQUIRE(both.code == 0);
     CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "extrapolation").size() == 1);
 }
@@ -667,16 +709,21 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
     if (!have_program()) { return; }
     Place place;
     write_file(place / "ids.bin", shard(ids_below(300, 2000), 300, 2000));
-    const Flags ids = place.base.set("--train_files", place / "ids.bin").set("--val_files", place / "ids.bin").set("--tokens", "7");
+    const Flags ids = place.base.set("--train_files", place / "ids.bin").set("--val_files", place / "ids.bin")
+        .set("--tokens", "7");
     const Outcome trained = place.run(ids.set("--sample_every", "6").set("--out", place / "ids"));
     REQUIRE(trained.code == 0);
     CHECK(contains(trained.out, "generating:\n---\n"));
-    const Flags use = Flags().set("--load", place / "ids").set("--threads", "1").set("--tokens", "9").set("--generate", "5 299");
+    const Flags use = Flags().set("--load", place / "ids").with("--threads 1 --tokens 9").set("--generate", "5 299");
     const Outcome a = place.run(use), b = place.run(use), c = place.run(use.set("--seed", "1"));
     REQUIRE(a.code == 0);
     CHECK(a.out.compare(0, 6, "5 299 ") == 0);                                      // stdout is the text alone
     std::vector<long> numbers;
-    for (const char* at = a.out.c_str(); *at != '\0' && *at != '\n';) { char* end; numbers.push_back(strtol(at, &end, 10)); at = end; }
+    for (const char* at = a.out.c_str(); *at != '\0' && *at != '\n';) {
+        char* end = nullptr;
+        numbers.push_back(strtol(at, &end, 10));
+        at = end;
+    }
     CHECK(numbers.size() == 2 + 9);
     CHECK(*std::max_element(numbers.begin(), numbers.end()) < 300);
     CHECK(a.out.back() == '\n');
@@ -686,21 +733,24 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
     CHECK(a.out != c.out);
     check_refused(place, {use.set("--generate", "5 300"), {"--generate", "'300'", "below 300"}});
 
-    REQUIRE(place.run(place.base.set("--lr", "3e-2").set("--steps", "60").set("--final_lr", "0.1").set("--checkpoint_every", "60")).code == 0);
-    const Flags bytes = Flags().set("--load", place.out()).set("--tokens", "40").set("--threads", "2").set("--generate", "what came ");
+    REQUIRE(place.run(place.base.with("--lr 3e-2 --steps 60 --final_lr 0.1 --checkpoint_every 60")).code == 0);
+    const Flags bytes = Flags().set("--load", place.out()).with("--tokens 40 --threads 2")
+        .set("--generate", "what came ");
     const Outcome greedy = place.run(bytes.set("--temperature", "0"));
     CHECK(greedy.out.size() == 10 + 40 + 1);
     CHECK(greedy.out.compare(0, 10, "what came ") == 0);
-    CHECK(greedy.out.find_first_not_of("abcdefghijklmnopqrstuvwxyz. \n") == std::string::npos);       // it has learnt which bytes occur
-    CHECK(place.run(bytes.set("--top_k", "1").set("--seed", "9")).out == greedy.out);
+    // it has learnt which bytes occur
+    CHECK(greedy.out.find_first_not_of("abcdefghijklmnopqrstuvwxyz. \n") == std::string::npos);
+    CHECK(place.run(bytes.with("--top_k 1 --seed 9")).out == greedy.out);
 }
 
 TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
     if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base).code == 0);
-    const std::string text = "caf\xc3\xa9 \xff of,a";                                // commas, and bytes that are no UTF-8
-    const Outcome o = place.run(Flags().set("--load", place.out()).set("--dump_bias", "1,0," + text).set("--out", place / "bias"));
+    const std::string text = "caf\xc3\xa9 \xff of,a";        // commas, and bytes that are no UTF-8
+    const Outcome o = place.run(Flags().set("--load", place.out()).set("--dump_bias", "1,0," + text)
+        .set("--out", place / "bias"));
     REQUIRE(o.code == 0);
     const Json j = parse_json(read_file(place / "bias/bias_1_0.json"), "bias");
     const size_t T = text.size();
@@ -713,7 +763,7 @@ TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
     for (size_t i = 0; i < T; i++) {
         REQUIRE(j.at("bias")[i].size() == T);
         double last = 0;
-        for (size_t k = i + 1; k-- > 0;) {                                          // a penalty that grows with distance
+        for (size_t k = i + 1; k-- > 0;) {        // a penalty that grows with distance
             const double x = j.at("bias")[i][k].get<double>();
             CHECK(x <= last);
             last = x;
@@ -729,8 +779,8 @@ TEST_CASE("run: it overfits one batch", "[run]") {
     for (const char* pos : {"cable", "rope"}) {
         INFO(pos);
         const std::string out = place / pos;
-        REQUIRE(place.run(place.base.set("--pos", pos).set("-a", "1").set("--steps", "150").set("--lr", "1e-2").set("--final_lr", "0.1")
-                          .set("--B", "2").set("--val_every", "0").set("--checkpoint_every", "0").set("--out", out)).code == 0);
+        REQUIRE(place.run(place.base.set("--pos", pos).with("-a 1 --steps 150 --lr 1e-2 --final_lr 0.1 --B 2")
+            .with("--val_every 0 --checkpoint_every 0").set("--out", out)).code == 0);
         const std::vector<double> x = losses(out);
         REQUIRE(x.size() == 150);
         CHECK(x[0] > 5);
@@ -741,26 +791,26 @@ TEST_CASE("run: it overfits one batch", "[run]") {
 TEST_CASE("run: llm.c's letters", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const Flags letters = Flags().set("-i", place / "train.txt").set("-j", place / "val.txt").set("--model", "2,2,32").set("-t", "32")
-        .set("-b", "2").set("-d", "256").set("-x", "8").set("-l", "1e-3").set("-u", "3").set("-q", "0.1").set("-c", "0.1").set("-k", "linear")
-        .set("-v", "4").set("-m", "3").set("-s", "0").set("-g", "9").set("-n", "2").set("-nk", "2").set("-nm", "4").set("-r", "2")
-        .set("-sl", "9").set("-sg", "9").set("-a", "0").set("-y", "0").set("-o", place / "letters");
-    const Flags names = Flags().set("--train_files", place / "train.txt").set("--val_files", place / "val.txt").set("--model", "2,2,32")
-        .set("--T", "32").set("--B", "2").set("--total_batch", "256").set("--steps", "8").set("--lr", "1e-3").set("--warmup", "3")
-        .set("--final_lr", "0.1").set("--weight_decay", "0.1").set("--schedule", "linear").set("--val_every", "4").set("--val_batches", "3")
-        .set("--sample_every", "0").set("--tokens", "9").set("--checkpoint_every", "2").set("--keep", "2").set("--major", "4")
-        .set("--recompute", "2").set("--skip_loss_z", "9").set("--skip_norm_z", "9").set("--overfit", "0").set("--resume", "0")
+    const Flags letters = Flags().set("-i", place / "train.txt").set("-j", place / "val.txt")
+        .with("--model 2,2,32 -t 32 -b 2 -d 256 -x 8 -l 1e-3 -u 3 -q 0.1 -c 0.1 -k linear -v 4 -m 3 -s 0 -g 9 -n 2")
+        .with("-nk 2 -nm 4 -r 2 -sl 9 -sg 9 -a 0 -y 0").set("-o", place / "letters");
+    const Flags names = Flags().set("--train_files", place / "train.txt").set("--val_files", place / "val.txt")
+        .with("--model 2,2,32 --T 32 --B 2 --total_batch 256 --steps 8 --lr 1e-3 --warmup 3 --final_lr 0.1")
+        .with("--weight_decay 0.1 --schedule linear --val_every 4 --val_batches 3 --sample_every 0 --tokens 9")
+        .with("--checkpoint_every 2 --keep 2 --major 4 --recompute 2 --skip_loss_z 9 --skip_norm_z 9 --overfit 0")
+        .with("--resume 0")
         .set("--out", place / "names");
     REQUIRE(place.run(letters).code == 0);
     REQUIRE(place.run(names).code == 0);
     check_same(bits(step_dir(place / "letters", 8)), bits(step_dir(place / "names", 8)));
     CHECK(untimed_log(place / "letters") == untimed_log(place / "names"));
-    CHECK(list_directory(place / "letters") == std::vector<std::string>{".lock", "log.jsonl", "main.log", "step_00000004", "step_00000006", "step_00000008"});
+    CHECK(list_directory(place / "letters") == std::vector<std::string>{".lock", "log.jsonl", "main.log",
+          "step_00000004", "step_00000006", "step_00000008"});
     Json options = parse_json(read_file(step_dir(place / "letters", 8) + "/state.json"), "state").at("options");
     CHECK(options.at("total_batch") == 256);
     CHECK(options.at("skip_loss_z") == 9.0);
-    CHECK(place.run(Flags().set("-e", "d12").set("--list").set("--model", "small")).code == EXIT_BAD_INPUT);       // --model twice
-    CHECK(contains(place.run(Flags().set("-e", "d6").set("--list")).out, "384"));
+    CHECK(place.run(Flags().with("-e d12 --list --model small")).code == EXIT_BAD_INPUT);       // --model twice
+    CHECK(contains(place.run(Flags().with("-e d6 --list")).out, "384"));
 }
 
 }  // namespace

@@ -1,0 +1,511 @@
+// test_gpt2.cu -- the whole model: its table, its gradients against PyTorch's, a step's tree, recomputation, learning.
+//
+// The fixtures (dev/hf/make_fixtures.py) hold a small model for every encoding, computed in float64, and for each tensor the
+// error that PyTorch makes in float32, which is the unit of the tolerances.
+#include <map>
+#include <set>
+
+#include "oracle.h"
+
+#include "../llmc/adamw.cuh"
+#include "../llmc/attention.cuh"
+#include "../llmc/classifier.cuh"
+#include "../llmc/embedding.cuh"
+#include "../llmc/evaluate.h"
+#include "../llmc/gelu.cuh"
+#include "../llmc/generate.h"
+#include "../llmc/layernorm.cuh"
+#include "../llmc/matmul.cuh"
+#include "../llmc/run.h"
+
+namespace {
+
+#define main train_gpt2_main
+#include "../train_gpt2.cu"
+#undef main
+
+// A model with its gradient buffers, freed at the end.
+struct Model : GPT2 {
+    Model(const GPT2Config& c, int micro_batches, uint64_t seed = 1) {
+        gpt2_describe(*this, c);
+        gpt2_allocate(*this, seed, micro_batches);
+    }
+    ~Model() { gpt2_free(*this); }
+
+    std::vector<float> host(const float* device) const {
+        std::vector<float> x(table.total);
+        copy_to_host(x.data(), device, sizeof(float) * x.size(), stream);
+        return x;
+    }
+    void set(const std::vector<float>& x) { copy_to_device(master, x.data(), sizeof(float) * x.size(), stream); }
+};
+
+struct Acts : Activations {
+    Acts(const GPT2& model, int B, int T, Purpose purpose = Purpose::Train, int recompute = 0)
+        : Activations(activations_describe(model, B, T, purpose, recompute)) {
+        activations_allocate(*this);
+    }
+    ~Acts() { activations_free(*this); }
+};
+
+// The elements of an internal tensor that a tensor of a file is, in the file's order
+std::vector<size_t> elements_of(const TensorTable& table, const FileTensor& f) {
+    const TensorSpec& s = table.specs[(size_t)table.index(f.tensor)];
+    const size_t cols = s.cols > 0 ? s.cols : 1, at = table.offsets[(size_t)table.index(f.tensor)] + (size_t)f.layer * s.rows * cols + f.row0 * cols;
+    std::vector<size_t> e;
+    for (size_t a = 0; a < (f.transposed ? cols : f.rows); a++) {
+        for (size_t b = 0; b < (f.transposed ? f.rows : cols); b++) { e.push_back(at + (f.transposed ? b * cols + a : a * cols + b)); }
+    }
+    return e;
+}
+
+struct Fixture {
+    Safetensors file;
+    GPT2Config config;
+    std::vector<int> inputs, targets;
+    int B = 0, T = 0;
+
+    explicit Fixture(const std::string& name) : file(directory() + "/gpt2_" + name + ".safetensors") {
+        const Json j = parse_json(file.metadata["config"].get<std::string>(), file.file.path);
+        config.L = (int)json_int(j, "n_layer", 1, 100, "fixture");
+        config.NH = (int)json_int(j, "n_head", 1, 100, "fixture");
+        config.C = (int)json_int(j, "n_embd", 1, 1000, "fixture");
+        config.V = (int)json_int(j, "vocab_size", 1, 1000, "fixture");
+        config.T = (int)json_int(j, "n_positions", 1, 1000, "fixture");
+        config.position = position_from_json(j["position"], config.T, "fixture");
+        inputs = file.read_i32("inputs");
+        targets = file.read_i32("targets");
+        B = (int)file.entry("inputs").shape[0];
+        T = (int)file.entry("inputs").shape[1];
+    }
+    static std::string directory() {
+        std::string path = __FILE__;
+        path = path.substr(0, path.rfind('/')) + "/fixtures";
+        return is_directory(path) ? path : "test/fixtures";
+    }
+    std::vector<float> read(const std::string& name) const {
+        std::vector<float> x(file.entry(name).elements);
+        file.read_elements(file.entry(name), x.data(), 0, x.size());
+        return x;
+    }
+    // padding gets values too, which nothing may depend on
+    void load(Model& model, Random& random) const {
+        std::vector<float> x = random.normals(model.table.total);
+        for (const FileTensor& f : model.files) {
+            const std::vector<size_t> at = elements_of(model.table, f);
+            const std::vector<float> values = read("param." + f.name);
+            REQUIRE(values.size() == at.size());
+            for (size_t i = 0; i < at.size(); i++) { x[at[i]] = values[i]; }
+        }
+        model.set(x);
+    }
+};
+
+// The fixture's values were rounded to float32, and its error is the worst of 8 runs in another order of summation than ours.
+constexpr double FIXTURE_MULTIPLE = 4;
+
+double error_units(const Fixture& f, const std::string& name, const std::vector<float>& got, const std::vector<float>& want) {
+    const std::string error = name.compare(0, 5, "grad.") == 0 ? name.substr(5) : name;
+    const double scale = error.find("fire.mlp.2.bias") != std::string::npos ? 1.0 : largest(want);    // exactly zero: absolute
+    const double units = worst_difference(got, as<double>(want)) / (f.read("error." + error)[0] * scale);
+    if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%-14s %-44s %.2f units\n", f.config.position.name.c_str(), name.c_str(), units); }
+    return units;
+}
+void check_fixture(const Fixture& f, const std::string& name, const std::vector<float>& got, const std::vector<float>& want) {
+    const double units = error_units(f, name, got, want);
+    INFO(f.config.position.name << ", " << name << ": off by so many times what PyTorch is in float32");
+    CHECK(units <= FIXTURE_MULTIPLE);
+}
+
+// logits (B*T,V) of a forward, and its losses
+std::vector<float> logits_of(Model& model, Activations& acts, const std::vector<int>& tokens, const std::vector<int>& targets, int B, int T,
+                             std::vector<float>* losses = nullptr) {
+    const size_t N = (size_t)B * T, V = (size_t)model.config.V, Vp = (size_t)model.config.Vp();
+    std::vector<float> l(N), padded(N * Vp), logits;
+    REQUIRE(acts.chunk >= (int)N);
+    forward_losses(model, acts, tokens.data(), targets.data(), B, T, l.data());
+    copy_to_host(padded.data(), acts.a.logits(), sizeof(float) * padded.size(), model.stream);
+    for (size_t n = 0; n < N; n++) { logits.insert(logits.end(), padded.begin() + n * Vp, padded.begin() + n * Vp + V); }
+    if (losses != nullptr) { *losses = l; }
+    return logits;
+}
+
+std::vector<float> gradient_of(Model& model, Activations& acts, const std::vector<int>& tokens, const std::vector<int>& targets,
+                               int micro_batches, int recompute, double* loss) {
+    return model.host(gpt2_gradient(model, acts, tokens.data(), targets.data(), micro_batches, recompute, loss));
+}
+
+GPT2Config small_config(const std::string& pos, int T, int L = 2, int NH = 2, int C = 16, int V = 29) {
+    GPT2Config c;
+    c.T = T; c.V = V; c.L = L; c.NH = NH; c.C = C;
+    c.position = parse_position(pos, T);
+    return c;
+}
+
+std::vector<int> draw_tokens(Random& random, size_t n, int V) {
+    std::vector<int> x(n);
+    for (int& t : x) { t = random.integer(0, V - 1); }
+    return x;
+}
+
+void test_fixture(Random& random, const std::string& name) {
+    INFO(name);
+    const Fixture f(name);
+    Model model(f.config, 1);
+    f.load(model, random);
+    Acts acts(model, f.B, f.T);
+    std::vector<float> losses;
+    check_fixture(f, "logits", logits_of(model, acts, f.inputs, f.targets, f.B, f.T, &losses), f.read("logits"));
+    for (size_t n = 0; n < losses.size(); n++) { CHECK((losses[n] == 0.0f) == (f.targets[n] == IGNORE_INDEX)); }
+    double loss = 0;
+    const std::vector<float> grads = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &loss);
+    check_fixture(f, "loss", {(float)loss}, f.read("loss"));
+    std::vector<bool> named(grads.size());
+    for (const FileTensor& t : model.files) {
+        std::vector<float> got;
+        for (size_t e : elements_of(model.table, t)) {
+            got.push_back(grads[e]);
+            named[e] = true;
+        }
+        check_fixture(f, "grad." + t.name, got, f.read("grad." + t.name));
+    }
+    bool padding_is_zero = true;
+    for (size_t e = 0; e < grads.size(); e++) { padding_is_zero = padding_is_zero && (named[e] || grads[e] == 0.0f); }
+    CHECK(padding_is_zero);
+}
+
+} // namespace
+
+TEST_CASE("every tensor of the table is in a checkpoint, but for padding", "[gpt2][asan]") {
+    for (const PositionRow& row : position_rows) {
+        for (const GPT2Config& c : {small_config(row.name, 37), small_config(row.name, 16, 3, 6, 12, 257), small_config(row.name, 8, 1, 1, 2, 128)}) {
+            INFO(row.name << ", C " << c.C);
+            GPT2 model;
+            gpt2_describe(model, c);
+            std::vector<int> covered(model.table.total);
+            std::set<std::string> names;
+            for (const FileTensor& f : model.files) {
+                for (size_t e : elements_of(model.table, f)) { covered[e]++; }
+                names.insert(f.name);
+            }
+            CHECK(names.size() == model.files.size());
+            size_t columns = 3 * (size_t)c.C;
+            for (const FileTensor& f : model.files) { if (f.tensor == "qkvw") { columns = std::max(columns, f.row0 + f.rows); } }
+            for (size_t i = 0; i < model.table.specs.size(); i++) {
+                const TensorSpec& s = model.table.specs[i];
+                const size_t used = s.name == "wte" ? (size_t)c.V : s.name == "qkvw" || s.name == "qkvb" ? columns : s.rows;
+                size_t wrong = 0;
+                for (size_t e = 0; e < s.size(); e++) { wrong += covered[model.table.offsets[i] + e] != (e / s.row_size() % s.rows < used ? 1 : 0); }
+                INFO(s.name);
+                CHECK(wrong == 0);
+                CHECK(s.rows - used < (s.name == "wte" ? 128 : 8));
+            }
+        }
+    }
+}
+
+TEST_CASE("initial values: names shared by two encodings start equal, padding at zero", "[gpt2][asan]") {
+    Model a(small_config("cable", 37), 0, 7), b(small_config("rope", 37), 0, 7), c(small_config("rope", 37), 0, 8);
+    const std::vector<float> xa = a.host(a.master), xb = b.host(b.master), xc = c.host(c.master);
+    std::map<std::string, std::vector<size_t>> at;
+    for (const FileTensor& f : a.files) { at[f.name] = elements_of(a.table, f); }
+    size_t differs = 0, moved = 0;
+    for (const FileTensor& f : b.files) {
+        const std::vector<size_t> eb = elements_of(b.table, f), &ea = at[f.name];
+        REQUIRE(ea.size() == eb.size());
+        for (size_t i = 0; i < ea.size(); i++) {
+            differs += xa[ea[i]] != xb[eb[i]];
+            moved += xb[eb[i]] != xc[eb[i]];
+        }
+    }
+    CHECK(differs == 0);
+    CHECK(moved > 1000);                    // another seed, other values
+    const float* wte = a.table.pointer(xa.data(), "wte")();
+    for (size_t e = 29 * 16; e < 128 * 16; e++) { CHECK(wte[e] == 0.0f); }
+    // residual projections are smaller: 0.02 / sqrt(2L)
+    auto rms = [&](const char* name, size_t n) {
+        const float* w = a.table.pointer(xa.data(), name)();
+        double s = 0;
+        for (size_t e = 0; e < n; e++) { s += (double)w[e] * w[e] / (double)n; }
+        return std::sqrt(s);
+    };
+    CHECK(std::fabs(rms("fcw", 2 * 64 * 16) / 0.02 - 1) <= 4 / std::sqrt(2.0 * 2 * 64 * 16));
+    CHECK(std::fabs(rms("fcprojw", 2 * 64 * 16) / 0.01 - 1) <= 4 / std::sqrt(2.0 * 2 * 64 * 16));
+}
+
+TEST_CASE("logits, loss and every gradient are PyTorch's, for every encoding", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    for (const PositionRow& row : position_rows) { test_fixture(random, row.name); }
+}
+
+TEST_CASE("the whole model under the race detector", "[gpt2][race]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "fire", "rope"}) {
+        Model model(small_config(name, 9, 2, 2, 8), 2);
+        Acts acts(model, 2, 9, Purpose::Train, 2);
+        double loss = 0;
+        const std::vector<float> grads = gradient_of(model, acts, draw_tokens(random, 36, 29), draw_tokens(random, 36, 29), 2, 2, &loss);
+        CHECK(std::isfinite(loss));
+        CHECK(largest(grads) > 0);
+        gpt2_update(model, model.tree.back(), {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1});
+    }
+}
+
+TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    for (const PositionRow& row : position_rows) {
+        const Fixture f(row.name);
+        if (f.file.find("inputs.long") == nullptr) {
+            CHECK(position_max_length(f.config.position) == f.T);
+            continue;
+        }
+        const std::vector<int> inputs = f.file.read_i32("inputs.long");
+        const int T = (int)f.file.entry("inputs.long").shape[1];
+        for (const char* scaling : {"none", "pi", "ntk", "yarn"}) {
+            const std::string name = std::string(scaling) == "none" ? "logits.long" : std::string("logits.") + scaling;
+            if (f.file.find(name) == nullptr) { continue; }
+            INFO(row.name << ", " << name);
+            GPT2Config config = f.config;
+            parse_rope_scaling(scaling, config.position);
+            Model model(config, 0);
+            f.load(model, random);
+            Acts acts(model, f.B, T, Purpose::Evaluate);
+            const std::vector<int> ignored((size_t)f.B * T, IGNORE_INDEX);
+            const std::vector<float> got = logits_of(model, acts, inputs, ignored, f.B, T);
+            check_fixture(f, name, got, f.read(name));
+            if (name == "logits.long" && row.name == std::string("rope")) {
+                CHECK(error_units(f, "logits.pi", got, f.read("logits.pi")) > 100);        // the scalings do differ
+            }
+        }
+    }
+    CHECK(Fixture("rope").file.find("logits.yarn") != nullptr);
+}
+
+TEST_CASE("recomputing activations changes no bit", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "fire", "sinusoidal"}) {
+        const Fixture f(name);
+        std::vector<float> first;
+        double first_loss = 0;
+        size_t before = SIZE_MAX;
+        for (int recompute : {0, 1, 2}) {
+            Random same = random;
+            Model model(f.config, 1);
+            f.load(model, same);
+            Acts acts(model, f.B, f.T, Purpose::Train, recompute);
+            double loss = 0;
+            const std::vector<float> grads = gradient_of(model, acts, f.inputs, f.targets, 1, recompute, &loss);
+            INFO(name << ", recompute " << recompute);
+            if (recompute == 0) {
+                first = grads;
+                first_loss = loss;
+            }
+            CHECK(loss == first_loss);
+            CHECK(same_bits(grads, first));
+            CHECK(acts.bytes() < before);           // and saves memory
+            before = acts.bytes();
+        }
+    }
+}
+
+TEST_CASE("gpt2: same bits for any number of threads", "[gpt2]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "t5", "learned"}) {
+        Model model(small_config(name, 70, 2, 4, 32, 300), 2, random.seed);
+        Acts acts(model, 2, 70);
+        const std::vector<int> tokens = draw_tokens(random, 280, 300), targets = draw_tokens(random, 280, 300);
+        check_thread_invariance([&] {
+            double loss = 0;
+            std::vector<float> all = gradient_of(model, acts, tokens, targets, 2, 0, &loss);
+            all.push_back((float)loss);
+            return all;
+        });
+    }
+}
+
+TEST_CASE("ignored targets count nowhere", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    const Fixture f("cable");
+    Model model(f.config, 2);
+    f.load(model, random);
+    Acts acts(model, f.B, f.T);
+    double loss = -1, all_ignored = -1;
+    // a micro-batch of nothing but ignored targets changes neither loss nor gradient
+    std::vector<int> inputs = f.inputs, targets = f.targets;
+    inputs.insert(inputs.end(), f.inputs.rbegin(), f.inputs.rend());
+    targets.resize(2 * targets.size(), IGNORE_INDEX);
+    const std::vector<float> one = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &loss);
+    double two_loss = 0;
+    const std::vector<float> two = gradient_of(model, acts, inputs, targets, 2, 0, &two_loss);
+    CHECK(two_loss == loss);
+    CHECK(worst_difference(two, as<double>(one)) == 0);
+    const std::vector<float> none = gradient_of(model, acts, f.inputs, std::vector<int>(f.targets.size(), IGNORE_INDEX), 1, 0, &all_ignored);
+    CHECK(all_ignored == 0);
+    CHECK(largest(none) == 0);
+    CHECK(worst_difference(none, std::vector<double>(none.size())) == 0);           // and no NaN
+}
+
+TEST_CASE("however a batch is cut into micro-batches, loss and gradient are the same to rounding", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    const Fixture f("cable");
+    for (int sequences : {4, 6, 7, 8}) {
+        const size_t N = (size_t)sequences * f.T;
+        const std::vector<int> inputs = draw_tokens(random, N, f.config.V);
+        std::vector<int> targets = draw_tokens(random, N, f.config.V);
+        for (size_t n = 0; n < N; n += 3 + n / 20) { targets[n] = IGNORE_INDEX; }       // another count in each micro-batch
+        std::vector<float> whole;
+        double whole_loss = 0;
+        for (int micro_batches : {1, 2, 3, 4, 6, 7, 8}) {
+            if (sequences % micro_batches != 0) { continue; }
+            Random same = random;
+            Model model(f.config, micro_batches);
+            f.load(model, same);
+            Acts acts(model, sequences / micro_batches, f.T);
+            double loss = 0;
+            const std::vector<float> grads = gradient_of(model, acts, inputs, targets, micro_batches, 0, &loss);
+            INFO(micro_batches << " micro-batches of " << sequences / micro_batches);
+            if (micro_batches == 1) {
+                whole = grads;
+                whole_loss = loss;
+            }
+            CHECK(std::fabs(loss - whole_loss) <= FIXTURE_MULTIPLE * f.read("error.loss")[0] * whole_loss);
+            for (const FileTensor& t : model.files) {
+                std::vector<float> got;
+                std::vector<float> want;
+                for (size_t e : elements_of(model.table, t)) {
+                    got.push_back(grads[e]);
+                    want.push_back(whole[e]);
+                }
+                check_fixture(f, "grad." + t.name, got, want);
+            }
+        }
+    }
+}
+
+TEST_CASE("micro-batches meet in a binary tree, to the bit", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    const int T = 20;
+    Model model(small_config("cable", T), 8, random.seed);
+    Acts acts(model, 1, T);
+    const std::vector<int> inputs = draw_tokens(random, 8 * T, 29), targets = draw_tokens(random, 8 * T, 29);
+    // alone, a micro-batch's gradient is n times its share in n: a power of two, which is exact
+    std::vector<std::vector<float>> g;
+    double loss = 0;
+    for (int i = 0; i < 8; i++) {
+        const std::vector<int> x(inputs.begin() + i * T, inputs.begin() + (i + 1) * T), y(targets.begin() + i * T, targets.begin() + (i + 1) * T);
+        g.push_back(gradient_of(model, acts, x, y, 1, 0, &loss));
+    }
+    auto add = [](std::vector<float> a, const std::vector<float>& b) {
+        for (size_t e = 0; e < a.size(); e++) { a[e] += b[e]; }
+        return a;
+    };
+    auto scaled = [](std::vector<float> a, float by) {
+        for (float& x : a) { x *= by; }
+        return a;
+    };
+    const std::vector<float> four = add(add(g[0], g[1]), add(g[2], g[3])), eight = add(four, add(add(g[4], g[5]), add(g[6], g[7])));
+    CHECK(worst_difference(gradient_of(model, acts, inputs, targets, 2, 0, &loss), as<double>(scaled(add(g[0], g[1]), 0.5f))) == 0);
+    CHECK(worst_difference(gradient_of(model, acts, inputs, targets, 4, 0, &loss), as<double>(scaled(four, 0.25f))) == 0);
+    CHECK(worst_difference(gradient_of(model, acts, inputs, targets, 8, 0, &loss), as<double>(scaled(eight, 0.125f))) == 0);
+}
+
+TEST_CASE("a head in chunks is the head at once", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    const Fixture f("none");
+    Model model(f.config, 1);
+    f.load(model, random);
+    Acts acts(model, f.B, f.T);
+    double loss = 0, chunked_loss = 0;
+    const std::vector<float> once = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &loss);
+    acts.chunk = 5;
+    const std::vector<float> chunked = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &chunked_loss);
+    CHECK(std::fabs(loss - chunked_loss) <= FIXTURE_MULTIPLE * f.read("error.loss")[0] * loss);
+    for (const FileTensor& t : model.files) {
+        std::vector<float> a, b;
+        for (size_t e : elements_of(model.table, t)) {
+            a.push_back(chunked[e]);
+            b.push_back(once[e]);
+        }
+        check_fixture(f, "grad." + t.name, a, b);
+    }
+}
+
+TEST_CASE("evaluation's logits have training's bits", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "fire", "learned"}) {
+        const Fixture f(name);
+        Model model(f.config, 1);
+        f.load(model, random);
+        Acts train(model, f.B, f.T), evaluate(model, f.B, f.T, Purpose::Evaluate);
+        CHECK(evaluate.bytes() < train.bytes());
+        CHECK(same_bits(logits_of(model, train, f.inputs, f.targets, f.B, f.T), logits_of(model, evaluate, f.inputs, f.targets, f.B, f.T)));
+    }
+}
+
+TEST_CASE("a model learns one batch by heart", "[gpt2]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "kcable", "rope", "fire"}) {
+        const int B = 2, T = 32, V = 29;
+        Model model(small_config(name, T, 2, 2, 32, V), 1, random.seed);
+        Acts acts(model, B, T);
+        const std::vector<int> tokens = draw_tokens(random, B * T, V), targets = draw_tokens(random, B * T, V);
+        double loss = 0, first = 0;
+        int step = 0;
+        for (; step < 400; step++) {
+            const float* grads = gpt2_gradient(model, acts, tokens.data(), targets.data(), 1, 0, &loss);
+            if (step == 0) { first = loss; }
+            if (loss < 0.05) { break; }
+            const double norm = gradient_norm(model.norm_partial, grads, model.table.total, model.stream);
+            gpt2_update(model, grads, {5e-3f, 0.9f, 0.95f, 1e-8f, 0.0f, (float)std::min(1.0, 1.0 / norm), step + 1});
+        }
+        INFO(name << ": from " << first << " to " << loss << " in " << step << " steps");
+        CHECK(std::fabs(first - std::log((double)V)) < 0.2);    // small initial weights: all tokens alike
+        CHECK(loss < 0.05);
+    }
+}
+
+TEST_CASE("an update keeps padding at zero and every tensor within its bounds", "[gpt2][asan]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "kerple_power"}) {
+        const int T = 16;
+        Model model(small_config(name, T), 1, random.seed);
+        Acts acts(model, 2, T);
+        const std::vector<int> tokens = draw_tokens(random, 2 * T, 29), targets = draw_tokens(random, 2 * T, 29);
+        double loss = 0;
+        for (int t = 1; t <= 5; t++) {
+            const float* grads = gpt2_gradient(model, acts, tokens.data(), targets.data(), 1, 0, &loss);
+            gpt2_update(model, grads, {1.0f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, t});       // a wild learning rate, to meet the bounds
+        }
+        const std::vector<float> x = model.host(model.master);
+        std::vector<bool> named(x.size());
+        for (const FileTensor& f : model.files) {
+            for (size_t e : elements_of(model.table, f)) { named[e] = true; }
+        }
+        bool padding_is_zero = true;
+        for (size_t e = 0; e < x.size(); e++) { padding_is_zero = padding_is_zero && (named[e] || x[e] == 0.0f); }
+        CHECK(padding_is_zero);
+        for (size_t i = 0; i < model.table.specs.size(); i++) {
+            const TensorSpec& s = model.table.specs[i];
+            const float* w = x.data() + model.table.offsets[i];
+            CHECK((*std::min_element(w, w + s.size()) >= s.lo && *std::max_element(w, w + s.size()) <= s.hi));
+        }
+    }
+}
+
+TEST_CASE("main turns an unknown flag into exit code 2", "[gpt2]") {
+    char program[] = "train_gpt2", flag[] = "--no_such_flag", one[] = "1";
+    char* argv[] = {program, flag, one, nullptr};
+    CHECK(train_gpt2_main(3, argv) == EXIT_BAD_INPUT);
+}
