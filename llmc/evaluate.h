@@ -144,14 +144,14 @@ template <class Bias> __global__ void bias_matrix_kernel(float* out, Bias bias, 
 // The bias that one head of one layer adds to its scores over a text: (T,T), from activations that have seen the text.
 inline std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
     std::vector<float> host((size_t)T * T);
-    float* out = (float*)device_malloc(sizeof(float) * T * T);
     with_position(view, [&](auto position) {
         const auto bias = position.bias();
         check(bias.has_bias, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
+        float* out = (float*)device_malloc(sizeof(float) * T * T);
         launch(bias_matrix_kernel<std::decay_t<decltype(bias)>>, Grid((size_t)T, 128, 0, stream), out, bias, head, T);
+        copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
+        device_free(out);
     });
-    copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
-    device_free(out);
     return host;
 }
 

@@ -454,6 +454,43 @@ TEST_CASE("attention across chunks of the cumulative sum", "[attention]") {
     test_layer(random, "kcable", {1, 260, 1, 5}, false);
 }
 
+TEST_CASE("every encoding's token embeddings, forward and backward, whole and from t0 on", "[attention][race][asan]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings()) {
+        for (const Shape& s : {Shape{2, 37, 1, 8}, Shape{1, 1, 1, 6}, Shape{3, 2, 5, 2}}) {
+            INFO(name << ": B " << s.B << ", T " << s.T << ", C " << s.NH * s.HS);
+            Layer l(name, s, true, random, s.T + 3);
+            const size_t C = (size_t)l.C, T = (size_t)s.T;
+            const PositionOracle o = l.oracle(l.draw_qkv(random), 0);
+            const std::vector<float> x = random.normals(s.B * T * C), dy = random.normals(s.B * T * C);
+            for (int t0 : {0, 3}) {
+                const size_t B = t0 == 0 ? (size_t)s.B : 1;
+                const std::vector<float> in(x.begin(), x.begin() + B * T * C);
+                std::vector<double> want;
+                for (size_t row = 0; row < B * T; row++) {
+                    const std::vector<double> y = oracle_embed(o, std::vector<double>(in.begin() + row * C, in.begin() + (row + 1) * C), t0 + (int)(row % T));
+                    want.insert(want.end(), y.begin(), y.end());
+                }
+                Array<float> out(in);
+                with_position(l.view, [&](auto position) { position.embed_forward(out, (int)B, s.T, t0, Stream(0)); });
+                // one product and one sum, each rounded once; sines are rounded to float32
+                check_close("embedded", out.host(), want, as<float>(want), 2 * largest(want), 1);
+            }
+            Array<float> dx(dy);
+            with_position(l.view, [&](auto position) { position.embed_backward(dx, s.B, s.T, Stream(0)); });
+            const double scale = name == "sinusoidal" ? std::sqrt((double)C) : 1.0;
+            std::vector<double> dx_want, dwpe(l.params.total);
+            for (size_t e = 0; e < dy.size(); e++) {
+                dx_want.push_back(scale * dy[e]);
+                if (name == "learned") { dwpe[e / C % T * C + e % C] += dy[e]; }
+            }
+            check_close("dx", dx.host(), dx_want, as<float>(dx_want), 2 * largest(dx_want), 1);
+            if (name == "learned") { check_close("dwpe", l.grads->host(), dwpe, as<float>(dwpe), s.B * largest(dwpe), 1); }
+        }
+    }
+}
+
 TEST_CASE("attention in pieces equals attention at once, every encoding", "[attention][asan]") {
     Random random;
     INFO(random);
