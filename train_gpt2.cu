@@ -214,6 +214,10 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
 }
 
 void activations_allocate(Activations& acts) {
+    if (acts.bytes() > device_memory_available()) {
+        die(EXIT_OUT_OF_MEMORY, "%d x %d tokens want %s of activations, %s are available", acts.B, acts.T, format_bytes((double)acts.bytes()).c_str(),
+            format_bytes((double)device_memory_available()).c_str());
+    }
     acts.data = (float*)device_malloc(sizeof(float) * acts.table.total);
     acts.position_data = (float*)device_malloc(sizeof(float) * acts.position_table.total);
     const size_t N = (size_t)acts.B * acts.T;
@@ -476,6 +480,16 @@ Checkpoint checkpoint_view(GPT2& model, const RunState& state, const Options& op
     return c;
 }
 
+// --dump_bias "0,1,To be" -> layer, head and the ids of the text
+std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, int& layer, int& head) {
+    int used = 0;
+    const bool good = sscanf(o.dump_bias.c_str(), "%d,%d,%n", &layer, &head, &used) == 2 && used > 0;
+    check(good && layer >= 0 && layer < c.L && head >= 0 && head < c.NH, "--dump_bias %s: wanted LAYER,HEAD,TEXT with a layer below %d and a "
+          "head below %d", o.dump_bias.substr(0, 60).c_str(), c.L, c.NH);
+    check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
+    return prompt_ids(o.dump_bias.substr((size_t)used), c.V);
+}
+
 // What is to be done with a trained model: --eval_lengths, --generate, --dump_bias
 void use_model(GPT2& model, const Options& o, const TokenFiles* val, const Tokenizer* tokenizer, Log& log) {
     if (!o.eval_lengths.empty()) { evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, log); }
@@ -486,13 +500,8 @@ void use_model(GPT2& model, const Options& o, const TokenFiles* val, const Token
         fprintf(stderr, "%lld tokens, %.1f tokens/s\n", (long long)o.tokens, (double)o.tokens / (wall_seconds() - start));
     }
     if (!o.dump_bias.empty()) {
-        int layer = 0, head = 0, used = 0;
-        const bool good = sscanf(o.dump_bias.c_str(), "%d,%d,%n", &layer, &head, &used) == 2 && used > 0;
-        check(good && layer >= 0 && layer < model.config.L && head >= 0 && head < model.config.NH,
-              "--dump_bias %s: wanted LAYER,HEAD,TEXT with a layer below %d and a head below %d", o.dump_bias.substr(0, 60).c_str(),
-              model.config.L, model.config.NH);
-        check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
-        const std::vector<int> ids = prompt_ids(o.dump_bias.substr((size_t)used), model.config.V);
+        int layer, head;
+        const std::vector<int> ids = parse_dump_bias(o, model.config, layer, head);
         const int T = (int)ids.size();
         Activations acts = activations_describe(model, 1, T, Purpose::Generate, 0);
         activations_allocate(acts);
@@ -597,7 +606,8 @@ int gpt2_main(int argc, char** argv) {
     const bool uses = !o.eval_lengths.empty() || o.is_given("generate") || !o.dump_bias.empty();
     const bool trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
-    check(trains || o.list || o.check || !o.load.empty() || o.resume, "--eval_lengths, --generate and --dump_bias want a model: --load, or --steps to train one first");
+    check(trains || o.list || o.check || !o.load.empty() || o.resume,
+          "--eval_lengths, --generate and --dump_bias want a model: --load, or --steps to train one first");
     std::unique_ptr<OutputLock> lock;
     if (o.resume && !o.list && !o.check && is_directory(o.out)) {       // held, and put in order, before a checkpoint is chosen
         lock = std::make_unique<OutputLock>(o.out);
@@ -614,11 +624,13 @@ int gpt2_main(int argc, char** argv) {
     GPT2Config config = resolve_config(o, source, files ? vocab : val ? val->vocab : 0);
     if (config.V == 0) { config.V = 50257; }                    // --list without data
     o.T = config.T;
+    int layer, head;
+    if (!o.dump_bias.empty()) { parse_dump_bias(o, config, layer, head); }      // refused before the work, not after it
     check(o.T <= position_max_length(config.position), "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(),
           position_max_length(config.position));
     if (trains && resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T; }
-    check(o.total_batch % ((int64_t)o.B * o.T) == 0 && o.total_batch / ((int64_t)o.B * o.T) <= INT32_MAX,
+    check(o.total_batch % ((int64_t)o.B * o.T) == 0 && o.total_batch / o.T <= INT32_MAX,
           "--total_batch %lld: not a multiple of --B x --T = %d x %d = %lld tokens", (long long)o.total_batch, o.B, o.T, (long long)o.B * o.T);
     const int micro_batches = trains || o.check ? (int)(o.total_batch / ((int64_t)o.B * o.T)) : 0;
     if (files && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)files->windows(o.T) / (o.total_batch / o.T)); }
@@ -664,6 +676,7 @@ int gpt2_main(int argc, char** argv) {
         activations_allocate(acts);
         code = train(model, acts, o, state, *files, val.get(), tokenizer.get(), o.out, log);
         activations_free(acts);
+        release_signals();
     }
     if (code == 0) { use_model(model, o, val.get(), tokenizer.get(), log); }
     gpt2_free(model);

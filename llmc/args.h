@@ -55,7 +55,7 @@ enum OnResume { FREE, SAME };
     X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, "tokens in an update, a multiple of B*T; -1 = B*T") \
     X(int64_t, steps, "-x", -1, minus_one_or(0), SAME, "number of updates; -1 = one pass over the data") \
     X(Text, schedule, "-k", "cosine", one_of("cosine|linear|constant|wsd"), SAME, "course of the learning rate") \
-    X(double, lr, "-l", 3e-4, at_least(0), SAME, "peak learning rate") \
+    X(double, lr, "-l", 3e-4, between(0, 1e30), SAME, "peak learning rate") \
     X(int64_t, warmup, "-u", 0, at_least(0), SAME, "steps of linear warm-up") \
     X(double, final_lr, "-q", 1.0, between(0, 1), SAME, "learning rate at the end, as a fraction of the peak") \
     X(double, weight_decay, "-c", 0.0, at_least(0), SAME, "decay of matrices and embeddings") \

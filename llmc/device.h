@@ -104,11 +104,9 @@ inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s));
     CUDA_CHECK(cudaStreamSynchronize(s));
 }
-inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s));
-}
 inline size_t device_memory_available() { size_t available, total; CUDA_CHECK(cudaMemGetInfo(&available, &total)); return available; }
 inline void set_threads(int) {}
+inline void wait_politely(char**) {}
 inline std::string device_description() {
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
@@ -224,15 +222,22 @@ inline void* device_malloc(size_t bytes) {
     return p;
 }
 inline void device_free(void* p) { free(p); }
-inline void device_zero(void* p, size_t bytes, Stream) { memset(p, 0, bytes); }
-inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
-inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { memcpy(to, from, bytes); }
-inline void copy_on_device(void* to, const void* from, size_t bytes, Stream) { memmove(to, from, bytes); }
+inline void device_zero(void* p, size_t bytes, Stream) { if (bytes > 0) { memset(p, 0, bytes); } }     // p may be null then
+inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) { if (bytes > 0) { memcpy(to, from, bytes); } }
+inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { if (bytes > 0) { memcpy(to, from, bytes); } }
 
 #if defined(_OPENMP) && !defined(RACE_THREADS)
 inline int max_threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { if (n > 0) { omp_set_num_threads(n); } }
+// A waiting OpenMP thread spins, and with anything else running on the machine that costs several times the work. Only the
+// environment, read before main, changes it: so start anew with it, once.
+inline void wait_politely(char** argv) {
+    if (getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) { return; }
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    execv("/proc/self/exe", argv);          // returns only if it cannot, and then we go on as we are
+}
 #else
+inline void wait_politely(char**) {}
 inline int max_threads() { return 1; }
 inline void set_threads(int) {}
 #endif

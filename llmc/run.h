@@ -101,6 +101,7 @@ inline void catch_signals() {
     action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) { sigaction(number, &action, nullptr); }
 }
+inline void release_signals() { for (int number : {SIGINT, SIGTERM, SIGUSR1}) { signal(number, SIG_DFL); } }
 
 // --list
 inline void print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
@@ -128,6 +129,7 @@ inline std::string first_bad_tensor(const TensorTable& table, const float* grads
 
 // Runs a program and turns what it throws into a message and an exit code.
 template <class Program> int run_program(Program program, int argc, char** argv) {
+    wait_politely(argv);
     try {
         if (!isfinite_works()) { die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it with the Makefile"); }
         return program(argc, argv);
