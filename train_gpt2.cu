@@ -683,4 +683,7 @@ int gpt2_main(int argc, char** argv) {
     return code;
 }
 
-int main(int argc, char** argv) { return run_program(gpt2_main, argc, argv); }
+int main(int argc, char** argv) {
+    wait_politely(argv);
+    return run_program(gpt2_main, argc, argv);
+}

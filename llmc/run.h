@@ -129,7 +129,6 @@ inline std::string first_bad_tensor(const TensorTable& table, const float* grads
 
 // Runs a program and turns what it throws into a message and an exit code.
 template <class Program> int run_program(Program program, int argc, char** argv) {
-    wait_politely(argv);
     try {
         if (!isfinite_works()) { die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it with the Makefile"); }
         return program(argc, argv);

@@ -28,6 +28,7 @@ namespace {
 #define main train_gpt2_main
 #include "../train_gpt2.cu"
 #undef main
+[[maybe_unused]] const auto program = train_gpt2_main;
 
 constexpr int V = 61, T_TRAIN = 32;
 
@@ -509,7 +510,7 @@ int run_main(std::vector<std::string> args) {
     for (std::string& a : args) { argv.push_back(&a[0]); }
     argv.push_back(nullptr);
     int code = -1;
-    printed([&] { code = train_gpt2_main((int)args.size(), argv.data()); });
+    printed([&] { code = run_program(gpt2_main, (int)args.size(), argv.data()); });
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) { std::signal(number, SIG_DFL); }
     return code;
 }

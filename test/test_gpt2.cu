@@ -23,6 +23,7 @@ namespace {
 #define main train_gpt2_main
 #include "../train_gpt2.cu"
 #undef main
+[[maybe_unused]] const auto program = train_gpt2_main;
 
 // A model with its gradient buffers, freed at the end.
 struct Model : GPT2 {
@@ -493,5 +494,5 @@ TEST_CASE("an update keeps padding at zero and every tensor within its bounds", 
 TEST_CASE("main turns an unknown flag into exit code 2", "[gpt2]") {
     char program[] = "train_gpt2", flag[] = "--no_such_flag", one[] = "1";
     char* argv[] = {program, flag, one, nullptr};
-    CHECK(train_gpt2_main(3, argv) == EXIT_BAD_INPUT);
+    CHECK(run_program(gpt2_main, 3, argv) == EXIT_BAD_INPUT);
 }
