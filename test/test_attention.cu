@@ -96,12 +96,12 @@ struct Layer {
         if (p.name == "fire_l") { host(p.name)[0] = (stride < 100 ? stride / 2 + 0.5f : 300.5f) / 512 * (random.integer(0, 1) ? 1 : -1); }
         if (p.name == "fire_b1") { keep_off_fire_kinks(random); }
     }
-    // float32 and double must agree on which units of fire are on: none is closer to its kink than rounding
+    // float32, double and the differences of through_bias must agree on which units of fire are on: none is near its kink
     void keep_off_fire_kinks(Random& random) {
         const double c = std::fabs(host("fire_c")[0]), L = std::fabs(host("fire_l")[0]) * 512;
         for (size_t k = 0; k < 32; k++) {
             double nearest = 0;
-            while (nearest < 3e-6) {
+            while (nearest < 3e-5) {
                 host("fire_b1")[k] = random.normal();
                 nearest = 1;
                 for (int i = 0; i < stride; i++) {
@@ -258,7 +258,7 @@ private:
             if (name == "wpe") { continue; }            // not the attention's
             for (size_t e = 0; e < o.p[name].size(); e++) {
                 const size_t at = l.params.offsets[p] + e;
-                slopes[at] = std::max(slopes[at], through_bias(o, o.p[name][e], h, want, plain, grads[at], plain_grads[at]));
+                slopes[at] = std::max(slopes[at], through_bias(o, o.p[name][e], h, want, plain, grads[at], plain_grads[at], name == "fire_l" ? 1e-9 : 1e-7));
             }
         }
         for (size_t t = 0; t < T && !o.z.empty(); t++) {
@@ -269,8 +269,8 @@ private:
     }
     // += sum of dB_ij * dB_ij/dx; returns the largest |dB_ij/dx|
     static double through_bias(const PositionOracle& o, double& x, int h, const HeadOracle<double>& want, const HeadOracle<float>& plain,
-                               double& gradient, float& plain_gradient) {
-        const double at = x, step = 1e-6;
+                               double& gradient, float& plain_gradient, double step = 1e-7) {
+        const double at = x;
         double steepest = 0;
         x = at + step;
         const std::vector<double> up = oracle_bias(o, h);
