@@ -26,7 +26,8 @@ void test_embedding(Random& random, size_t N, size_t V, size_t C, bool repeated)
     embedding_forward(d_out, d_tokens, Array<float>(wte), N, (int)C, Stream(0));
     embedding_backward(d_dwte, Array<float>(dout), d_tokens, rows, first, plan.groups(), (int)C, Stream(0));
     CHECK(same_bits(d_out.host(), out));
-    check_close("dwte", d_dwte.host(), dwte, plain);
+    // partial sums of up to N terms of size 1 are of size sqrt(N), wherever they end
+    check_close("dwte", d_dwte.host(), dwte, plain, std::sqrt((double)N));
 }
 
 } // namespace

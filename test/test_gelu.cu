@@ -15,6 +15,13 @@ template <class R> R gelu_slope(R x) {
     return (1 + t) / 2 + x / 2 * (1 - t * t) * du;
 }
 
+// what float32 loops are off by over the whole range: few inputs may be lucky ones
+double plain_error(float (*f)(float), double (*exact)(double)) {
+    double worst = 0;
+    for (float x = -12.0f; x <= 12.0f; x += 0.007f) { worst = std::max(worst, std::fabs(f(x) - exact(x))); }
+    return worst;
+}
+
 void test_gelu(const std::vector<float>& inp, const std::vector<float>& dout) {
     const size_t N = inp.size();
     std::vector<double> want(N), dwant(N);
@@ -29,8 +36,9 @@ void test_gelu(const std::vector<float>& inp, const std::vector<float>& dout) {
     Array<float> out(N), dinp(N);
     gelu_forward(out, d_inp, N, Stream(0));
     gelu_backward(dinp, d_dout, d_inp, N, Stream(0));
-    check_close("gelu", out.host(), want, plain);
-    check_close("gelu backward", dinp.host(), dwant, dplain, largest(dout));
+    static const double error = plain_error(gelu<float>, gelu<double>), slope_error = plain_error(gelu_slope<float>, gelu_slope<double>);
+    check_close("gelu", out.host(), want, plain, error / (FLT_EPSILON / 2));
+    check_close("gelu backward", dinp.host(), dwant, dplain, largest(dout) * slope_error / (FLT_EPSILON / 2));
     // in place
     Array<float> x(inp), dy(dout);
     gelu_forward(x, x, N, Stream(0));

@@ -40,15 +40,16 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
             offset = 0.0f;
             if (threadIdx.x == 0) { S_origin[chunk] = origin; }
         }
+        SIMD
+        for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {      // S_offset holds b for a moment
+            const float zt = (float)z[(size_t)t * OC], ut = (float)z[(size_t)t * OC + (weighted ? NH : 0)];
+            const float soft_z = softplus(zt), soft_u = softplus(ut);           // computed in any case: no branches
+            S_offset[t] = softplus_b ? soft_z : (zt > 0.0f ? zt : 0.0f);
+            g[t] = weighted ? soft_u : 1.0f;
+        }
         for (int base = start; base < end; base += blockDim.x) {
             const int t = base + (int)threadIdx.x;
-            float bias = 0.0f;
-            if (t < end) {
-                const float zt = (float)z[(size_t)t * OC];
-                bias = softplus_b ? softplus(zt) : (zt > 0.0f ? zt : 0.0f);
-                g[t] = weighted ? softplus((float)z[(size_t)t * OC + NH]) : 1.0f;
-            }
-            const float sum = offset + block_scan(bias);
+            const float sum = offset + block_scan(t < end ? S_offset[t] : 0.0f);
             if (t < end) { S_offset[t] = sum; }
             __syncthreads();
             offset = S_offset[(base + (int)blockDim.x < end ? base + (int)blockDim.x : end) - 1];   // the very bits a later call reads
@@ -57,10 +58,12 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     }
 }
 
-// One block a (batch, head): dS and dg become dz and du in the extra columns of dqkv.
-__global__ void cable_backward_kernel(floatX* dqkv, const float* dS, const float* dg, const floatX* qkv, int T, int NH, int C, int OC,
-                                      bool softplus_b, bool weighted) {
+// One block a (batch, head): dS and dg become dz and du, in place and then in the extra columns of dqkv.
+__global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, int T, int NH, int C, int OC, bool softplus_b,
+                                      bool weighted) {
     const size_t bh = blockIdx.x, b = bh / NH, h = bh % NH, z0 = b * T * OC + 3 * C + h;
+    const floatX* z = qkv + z0;
+    floatX* dz = dqkv + z0;
     dS += bh * T;
     dg += bh * T;
     double after = 0.0;                                     // sum of dS behind the tokens in hand
@@ -68,13 +71,19 @@ __global__ void cable_backward_kernel(floatX* dqkv, const float* dS, const float
         const int t = T - 1 - base - (int)threadIdx.x;      // from the last token to the first
         const float dSt = t >= 0 ? dS[t] : 0.0f;
         const double db = after + block_scan((double)dSt);
-        if (t >= 0) {
-            const size_t z = z0 + (size_t)t * OC;
-            const float zt = (float)qkv[z];
-            dqkv[z] = (floatX)((float)db * (softplus_b ? sigmoid(zt) : (zt > 0.0f ? 1.0f : 0.0f)));
-            if (weighted) { dqkv[z + NH] = (floatX)(dg[t] * sigmoid((float)qkv[z + NH])); }
-        }
+        if (t >= 0) { dS[t] = (float)db; }
         after += block_sum((double)dSt);
+    }
+    __syncthreads();
+    SIMD
+    for (int t = threadIdx.x; t < T; t += blockDim.x) {
+        const float zt = (float)z[(size_t)t * OC];
+        dS[t] *= softplus_b ? sigmoid(zt) : (zt > 0.0f ? 1.0f : 0.0f);
+        dg[t] *= weighted ? sigmoid((float)z[(size_t)t * OC + NH]) : 1.0f;
+    }
+    for (int t = threadIdx.x; t < T; t += blockDim.x) {
+        dz[(size_t)t * OC] = (floatX)dS[t];
+        if (weighted) { dz[(size_t)t * OC + NH] = (floatX)dg[t]; }
     }
 }
 
