@@ -42,9 +42,11 @@ void test_adamw(Random& random, size_t n, bool decay, float lo, float hi) {
         plain.step(grads, a, decay, lo, hi);
         for (double x : want.w) { projected = projected || x == lo || x == hi; }
     }
-    check_close("adamw w", w.host(), want.w, plain.w);
-    check_close("adamw m", m.host(), want.m, plain.m);
-    check_close("adamw v", v.host(), want.v, plain.v);
+    // ten steps of about three roundings each, at the size of w on its way and of the gradients' share in m and v
+    const double roundings = std::sqrt(30.0);
+    check_close("adamw w", w.host(), want.w, plain.w, roundings * std::max(largest(w0), largest(want.w)));
+    check_close("adamw m", m.host(), want.m, plain.m, roundings * std::max(1.0, largest(want.m)));
+    check_close("adamw v", v.host(), want.v, plain.v, roundings * largest(want.v));
     if (n >= 1000) { CHECK(projected == (lo > -1e3f || hi < 1e3f)); }   // the bounds were met
 }
 

@@ -446,16 +446,19 @@ TEST_CASE("a model learns one batch by heart", "[gpt2]") {
         const int B = 2, T = 32, V = 29;
         Model model(small_config(name, T, 2, 2, 32, V), 1, random.seed);
         Acts acts(model, B, T);
-        const std::vector<int> tokens = draw_tokens(random, B * T, V), targets = draw_tokens(random, B * T, V);
+        std::vector<int> tokens = draw_tokens(random, B * T, V);
+        tokens[T] = (tokens[0] + 1) % V;            // the same first token with two targets could not be learned
+        const std::vector<int> targets = draw_tokens(random, B * T, V);
         double loss = 0, first = 0;
         int step = 0;
-        for (; step < 400; step++) {
+        for (; step < 300; step++) {
             const float* grads = gpt2_gradient(model, acts, tokens.data(), targets.data(), 1, 0, &loss);
             if (step == 0) { first = loss; }
             if (loss < 0.05) { break; }
             const double norm = gradient_norm(model.norm_partial, grads, model.table.total, model.stream);
             gpt2_update(model, grads, {5e-3f, 0.9f, 0.95f, 1e-8f, 0.0f, (float)std::min(1.0, 1.0 / norm), step + 1});
         }
+        if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%s: %d steps\n", name, step); }
         INFO(name << ": from " << first << " to " << loss << " in " << step << " steps");
         CHECK(std::fabs(first - std::log((double)V)) < 0.2);    // small initial weights: all tokens alike
         CHECK(loss < 0.05);
