@@ -136,9 +136,13 @@ struct Layer {
     void forward(float* out, float* lse, float* qkv, int t0, int n) const {
         if (causal) { forward<true>(out, lse, qkv, t0, n); } else { forward<false>(out, lse, qkv, t0, n); }
     }
-    void backward(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out, const float* lse) const {
+    // up to the sums of the bias functor, which prepare_backward then turns into gradients in place
+    void backward_scores(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out, const float* lse) const {
         if (causal) { attention_backward<true>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
         else { attention_backward<false>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
+    }
+    void backward(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out, const float* lse) const {
+        backward_scores(dqkv, scratch, dout, qkv, out, lse);
         with_position(view, [&](auto position) { position.prepare_backward(dqkv, qkv, s.B, s.T, Stream(0)); });
     }
 
@@ -665,7 +669,7 @@ TEST_CASE("cable: the gradients of S sum to zero over time", "[attention][asan]"
             Array<float> qkv(l.draw_qkv(random)), out((size_t)s.B * s.T * l.C), lse((size_t)s.B * s.NH * s.T), dqkv(qkv.n);
             Array<float> scratch(attention_backward_scratch(s.B, s.T, s.NH, s.HS));
             l.forward(out, lse, qkv, 0, s.T);
-            l.backward(dqkv, scratch, Array<float>(random.normals(out.n)), qkv, out, lse);
+            l.backward_scores(dqkv, scratch, Array<float>(random.normals(out.n)), qkv, out, lse);
             std::vector<float> dS((size_t)s.B * s.NH * s.T);
             copy_to_host(dS.data(), l.view.act("dS"), dS.size() * sizeof(float), Stream(0));
             for (int bh = 0; bh < s.B * s.NH; bh++) {
