@@ -316,7 +316,7 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     pthread_barrier_destroy(&race_barrier);
 #else
     const int blocks = (int)grid.blocks;
-    int chunk = blocks / (max_threads() * 16);
+    int chunk = blocks / (max_threads() * 4);
     if (chunk < 1) { chunk = 1; }
     (void)chunk;
 #if defined(_OPENMP)

@@ -16,6 +16,12 @@
 
 constexpr int CABLE_CHUNK = 128;
 
+// x[t] = f(x[t]), by all threads of a block
+template <class F> __device__ inline void each(float* x, int begin, int end, F f) {
+    SIMD
+    for (int t = begin + (int)threadIdx.x; t < end; t += blockDim.x) { x[t] = f(x[t]); }
+}
+
 // One block a (batch, head): b, S and g of the tokens t0 .. t0+T-1, going on from S at t0 - 1.
 __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T, int t0, int stride, int NH,
                                      int C, int OC, bool softplus_b, bool weighted) {
@@ -40,13 +46,14 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
             offset = 0.0f;
             if (threadIdx.x == 0) { S_origin[chunk] = origin; }
         }
-        SIMD
-        for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {      // S_offset holds b for a moment
-            const float zt = (float)z[(size_t)t * OC], ut = (float)z[(size_t)t * OC + (weighted ? NH : 0)];
-            const float soft_z = softplus(zt), soft_u = softplus(ut);           // computed in any case: no branches
-            S_offset[t] = softplus_b ? soft_z : (zt > 0.0f ? zt : 0.0f);
-            g[t] = weighted ? soft_u : 1.0f;
+        for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {      // gathered first: strided loads do not vectorize
+            S_offset[t] = (float)z[(size_t)t * OC];                             // S_offset holds b for a moment
+            if (weighted) { g[t] = (float)z[(size_t)t * OC + NH]; }
         }
+        if (softplus_b) { each(S_offset, start, end, [](float x) { return softplus(x); }); }
+        else { each(S_offset, start, end, [](float x) { return x > 0.0f ? x : 0.0f; }); }
+        if (weighted) { each(g, start, end, [](float x) { return softplus(x); }); }
+        else { each(g, start, end, [](float) { return 1.0f; }); }
         for (int base = start; base < end; base += blockDim.x) {
             const int t = base + (int)threadIdx.x;
             const float sum = offset + block_scan(t < end ? S_offset[t] : 0.0f);
@@ -75,16 +82,14 @@ __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const 
         after += block_sum((double)dSt);
     }
     __syncthreads();
-    SIMD
     for (int t = threadIdx.x; t < T; t += blockDim.x) {
         const float zt = (float)z[(size_t)t * OC];
-        dS[t] *= softplus_b ? sigmoid(zt) : (zt > 0.0f ? 1.0f : 0.0f);
-        dg[t] *= weighted ? sigmoid((float)z[(size_t)t * OC + NH]) : 1.0f;
+        dz[(size_t)t * OC] = (floatX)(dS[t] * (softplus_b ? sigmoid(zt) : (zt > 0.0f ? 1.0f : 0.0f)));
+        if (weighted) { dS[t] = (float)z[(size_t)t * OC + NH]; }            // gathered: strided loads do not vectorize
     }
-    for (int t = threadIdx.x; t < T; t += blockDim.x) {
-        dz[(size_t)t * OC] = (floatX)dS[t];
-        if (weighted) { dz[(size_t)t * OC + NH] = (floatX)dg[t]; }
-    }
+    if (!weighted) { return; }
+    each(dS, 0, T, [](float x) { return sigmoid(x); });
+    for (int t = threadIdx.x; t < T; t += blockDim.x) { dz[(size_t)t * OC + NH] = (floatX)(dS[t] * dg[t]); }
 }
 
 // LogKernel: kcable
@@ -94,6 +99,7 @@ template <bool LogKernel> struct CableBias {
     const double* S_origin;
     float *dS, *dg;             // (B,NH,T), null in the forward
     int stride, chunks;
+    bool causal;
 
     struct Tile {
         float between;              // origin of the rows' chunk minus origin of the columns'
@@ -114,25 +120,39 @@ template <bool LogKernel> struct CableBias {
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
         float* dSi = dS + (size_t)bh * stride;
         const Tile t = tile(bh, i0, j0);
+        const bool one_sided = !LogKernel && (causal || i0 != j0);      // D has one sign where da is not 0
+        const float sign = i0 >= j0 ? 1.0f : -1.0f;
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             float* d = da + r * ld;
             float dgi = 0.0f, sum = 0.0f;
-            SIMD
-            for (int c = 0; c < nj; c++) {
-                const float D = t.distance(r, c), a = t.gi[r] * D;
-                const float dr = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];
-                const float signed_dr = j0 + c > i0 + r ? -dr : dr;
-                dgi += dr * D;
-                sum += signed_dr;
-                d[c] = t.gi[r] * signed_dr;
+            if (one_sided) {                                            // then two sums are enough
+                float moment = 0.0f;
+                SIMD
+                for (int c = 0; c < nj; c++) {
+                    sum += d[c];
+                    moment += d[c] * t.Sj[c];
+                }
+                dgi = sign * (moment - (t.between + t.Si[r]) * sum);
+                sum *= -sign;
+            } else {
+                SIMD
+                for (int c = 0; c < nj; c++) {
+                    const float D = t.distance(r, c), a = t.gi[r] * D;
+                    const float dr = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];
+                    const float signed_dr = j0 + c > i0 + r ? -dr : dr;
+                    dgi += dr * D;
+                    sum += signed_dr;
+                    d[c] = signed_dr;
+                }
             }
             dg[(size_t)bh * stride + i0 + r] += dgi;
             dSi[i0 + r] += t.gi[r] * sum;
         }
         __syncthreads();
         for (int r = 0; r < ni; r++) {
+            const float weight = one_sided ? sign * t.gi[r] : -t.gi[r];
             SIMD
-            for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] -= da[r * ld + c]; }
+            for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] += weight * da[r * ld + c]; }
         }
         __syncthreads();
     }
@@ -177,7 +197,7 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : NoPositi
     }
     CableBias<LogKernel> bias() const {
         return {v.act("S_offset"), v.act("g"), (const double*)v.act("S_origin"), v.act("dS"), v.act("dg"), v.T,
-                (int)ceil_div(v.T, CABLE_CHUNK)};
+                (int)ceil_div(v.T, CABLE_CHUNK), v.causal};
     }
 };
 
