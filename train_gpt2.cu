@@ -89,8 +89,6 @@ struct GPT2Config {
     X(floatX, dqkv,      Keep::Scratch,                N,        OC)     \
     X(float,  scratch,   Keep::Scratch,                scratch_floats, 0)
 
-static_assert(sizeof(floatX) == sizeof(float), "one allocation holds activations of both types");
-
 template <class T> struct GPT2Params {
 #define X(name, ...) LayerPointer<T> name;
     GPT2_PARAMS(X)
@@ -110,7 +108,7 @@ struct Activations {
     TensorTable table, position_table;
     float *data = nullptr, *position_data = nullptr;
     GPT2Acts a;
-    int *tokens = nullptr, *targets = nullptr, *rows = nullptr, *first = nullptr;   // (B,T) each, on the device
+    DeviceBatch batch;
     size_t bytes() const { return sizeof(float) * (table.total + position_table.total) + sizeof(int) * ((size_t)4 * B * T + 1); }
 };
 
@@ -119,10 +117,11 @@ struct GPT2 {
     int OC = 0;                                         // width of a qkv row
     TensorTable table;                                  // of the parameters
     std::vector<FileTensor> files;
-    float* master = nullptr;                            // float32 weights; params points into it in float32 builds
+    float* master = nullptr;                            // float32 weights
+    floatX* weights = nullptr;                          // what the layers read: master itself, or its rounded copy in bf16 builds
     GPT2Params<floatX> params;
     float *m = nullptr, *v = nullptr;                   // AdamW's moments
-    double* norm_partial = nullptr;
+    double *norm_partial = nullptr, *loss_sums = nullptr;   // loss_sums: of the micro-batches of a step
     std::vector<float*> tree;                           // gradient buffers: tree[k] sums 2^k micro-batches, the last is being filled
     Stream stream = {};
 };
@@ -169,20 +168,27 @@ template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T
 void gpt2_allocate(GPT2& model, uint64_t seed, int micro_batches) {
     const size_t bytes = sizeof(float) * model.table.total;
     model.master = (float*)device_malloc(bytes);
-    gpt2_point(model.params, model.table, model.master);
+    model.weights = (floatX*)(sizeof(floatX) == sizeof(float) ? (void*)model.master : device_malloc(sizeof(floatX) * model.table.total));
+    gpt2_point(model.params, model.table, model.weights);
     std::vector<float> host(model.table.total);
     init_tensors(host.data(), model.table, model.files, seed);
     copy_to_device(model.master, host.data(), bytes, model.stream);
+    round_weights(model.weights, model.master, model.table, seed, 0, model.stream);
     if (micro_batches == 0) { return; }
     model.m = (float*)device_malloc(bytes);
     model.v = (float*)device_malloc(bytes);
     model.norm_partial = (double*)device_malloc(sizeof(double) * ceil_div(model.table.total, NORM_CHUNK));
+    model.loss_sums = (double*)device_malloc(sizeof(double) * micro_batches);
     for (int n = 1; n < 2 * micro_batches; n *= 2) { model.tree.push_back((float*)device_malloc(bytes)); }
 }
 
 void gpt2_free(GPT2& model) {
     for (float* g : model.tree) { device_free(g); }
-    for (void* p : {(void*)model.master, (void*)model.m, (void*)model.v, (void*)model.norm_partial}) { device_free(p); }
+    if ((void*)model.weights != (void*)model.master) { device_free(model.weights); }
+    for (void* p : {(void*)model.master, (void*)model.m, (void*)model.v, (void*)model.norm_partial,
+                    (void*)model.loss_sums}) {
+        device_free(p);
+    }
     model = GPT2();
 }
 
@@ -196,13 +202,14 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const GPT2Config& g = model.config;
     const size_t B = (size_t)batch, T = (size_t)length, NH = (size_t)g.NH, C = (size_t)g.C, OC = (size_t)model.OC, Vp = (size_t)g.Vp();
     const size_t N = B * T, R = std::min(N, std::max((size_t)1, LOGITS_BOUND / Vp));
-    const size_t scratch_floats = std::max(MAX_SLABS * std::max(OC, 4 * C), attention_backward_scratch(batch, length, g.NH, g.C / g.NH));
+    const size_t scratch_floats = std::max(MAX_SLABS * std::max(OC, 4 * C), attention_backward_scratch(g.position, batch, length, g.NH, g.C / g.NH));
     acts.chunk = (int)R;
     auto layers = [&](Keep keep) {
         const bool each = keep == Keep::Cached ? purpose != Purpose::Evaluate : keep == Keep::Saved && purpose == Purpose::Train;
         return each ? g.L : 0;
     };
-#define X(type, name, keep, rows, cols) acts.table.add({#name, layers(keep), rows, cols});
+    auto add = [&](TensorSpec s, size_t element) { s.element = element; acts.table.add(s); };
+#define X(type, name, keep, rows, cols) add({#name, layers(keep), rows, cols}, sizeof(type));
     GPT2_ACTS(X)
     if (purpose == Purpose::Train) { GPT2_GRAD_ACTS(X) }
 #undef X
@@ -220,19 +227,17 @@ void activations_allocate(Activations& acts) {
     }
     acts.data = (float*)device_malloc(sizeof(float) * acts.table.total);
     acts.position_data = (float*)device_malloc(sizeof(float) * acts.position_table.total);
-    const size_t N = (size_t)acts.B * acts.T;
-    for (int** p : {&acts.tokens, &acts.targets, &acts.rows}) { *p = (int*)device_malloc(sizeof(int) * N); }
-    acts.first = (int*)device_malloc(sizeof(int) * (N + 1));
-#define X(type, name, ...) if (acts.table.find(#name) >= 0) { acts.a.name = acts.table.pointer((type*)acts.data, #name); }
+    acts.batch.allocate((size_t)acts.B * acts.T);
+#define X(type, name, ...) if (acts.table.find(#name) >= 0) { acts.a.name = acts.table.pointer_as<type>(acts.data, #name); }
     GPT2_ACTS(X)
     GPT2_GRAD_ACTS(X)
 #undef X
 }
 
 void activations_free(Activations& acts) {
-    for (void* p : {(void*)acts.data, (void*)acts.position_data, (void*)acts.tokens, (void*)acts.targets, (void*)acts.rows, (void*)acts.first}) {
-        device_free(p);
-    }
+    device_free(acts.data);
+    device_free(acts.position_data);
+    acts.batch.release();
     acts = Activations();
 }
 
@@ -249,7 +254,7 @@ PositionView position_view(const GPT2& model, const Activations& acts, int layer
 // ----------------------------------------------------------------------------------------------------------
 // forward
 
-// The hidden states lnf (B,T,C) of acts.tokens, whose positions are t0 .. t0+T-1. While generating, B = 1, rows below t0 are
+// The hidden states lnf (B,T,C) of acts.batch, whose positions are t0 .. t0+T-1. While generating, B = 1, rows below t0 are
 // already in the cached qkv, and `stride`, the length those buffers are laid out for, is the capacity; otherwise t0 = 0 and
 // stride = T.
 void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stride) {
@@ -260,7 +265,7 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
     const float eps = 1e-5f;
     Stream s = model.stream;
 
-    embedding_forward(a.encoded(), acts.tokens, p.wte(), N, C, s);                                             // (B,T,C)
+    embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                                       // (B,T,C)
     with_position(position_view(model, acts, 0, B, stride), [&](auto pos) { pos.embed_forward(a.encoded(), B, T, t0, s); });
     for (int l = 0; l < L; l++) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);
@@ -289,7 +294,7 @@ void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>
         const size_t rows = std::min((size_t)acts.chunk, N - n);
         const floatX* hidden = a.lnf() + n * C;
         matmul_forward(a.logits(), hidden, model.params.wte(), nullptr, nullptr, rows, C, Vp, s);
-        classifier(a.losses() + n, a.logits(), acts.targets + n, dloss, rows, V, Vp, grads != nullptr, s);
+        classifier(a.losses() + n, a.logits(), acts.batch.targets + n, dloss, rows, V, Vp, grads != nullptr, s);
         if (grads == nullptr) { continue; }
         matmul_backward(dlnf + n * C, grads->wte(), nullptr, a.scratch(), a.logits(), hidden, model.params.wte(), rows, C, Vp, s);
     }
@@ -298,7 +303,7 @@ void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>
 // ----------------------------------------------------------------------------------------------------------
 // backward: the forward's numbers in reverse. Gradients of weights add to `grads` (float32, laid out as the parameters).
 
-void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, size_t token_groups, int recompute, float dloss) {
+void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, int recompute, float dloss) {
     const GPT2Params<floatX>& p = model.params;
     GPT2Params<float> d;
     gpt2_point(d, model.table, grads);
@@ -328,21 +333,16 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, s
         /* 1 */ layernorm_backward(a.dresidual(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dln(), residual, a.ln1mean(l), a.ln1rstd(l), p.ln1w(l), N, C, s);
     }
     with_position(position_view(model, acts, 0, B, T, grads), [&](auto pos) { pos.embed_backward(a.dresidual(), B, T, s); });
-    embedding_backward(d.wte(), a.dresidual(), acts.tokens, acts.rows, acts.first, token_groups, C, s);
+    embedding_backward(d.wte(), a.dresidual(), acts.batch.tokens, acts.batch.rows, acts.batch.first, acts.batch.groups, C, s);
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // a step
 
-void load_tokens(GPT2& model, Activations& acts, const int* tokens, const int* targets, size_t N) {
-    copy_to_device(acts.tokens, tokens, sizeof(int) * N, model.stream);
-    copy_to_device(acts.targets, targets, sizeof(int) * N, model.stream);
-}
-
 // losses (B,T) on the host: of every target, 0 where ignored
 void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int* targets, int B, int T, float* losses) {
     const size_t N = (size_t)B * T;
-    load_tokens(model, acts, tokens, targets, N);
+    acts.batch.load(0, 1, tokens, targets, N, false, model.stream);
     gpt2_forward(model, acts, B, T, 0, T);
     gpt2_head(model, acts, N, nullptr, nullptr, 0.0f);
     copy_to_host(losses, acts.a.losses(), sizeof(float) * N, model.stream);
@@ -351,12 +351,13 @@ void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int
 // logits (V) after the last of n tokens at positions t0 ..; what the tokens before left in acts is used
 void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t0, std::vector<float>& logits) {
     const int C = model.config.C;
-    copy_to_device(acts.tokens, ids, sizeof(int) * n, model.stream);
+    acts.batch.load(0, 1, ids, nullptr, (size_t)n, false, model.stream);
     gpt2_forward(model, acts, 1, n, t0, acts.T);
     matmul_forward(acts.a.logits(), acts.a.lnf() + (size_t)(n - 1) * C, model.params.wte(), nullptr, nullptr, 1, C, model.config.Vp(), model.stream);
     std::vector<floatX> row((size_t)model.config.V);
     copy_to_host(row.data(), acts.a.logits(), sizeof(floatX) * row.size(), model.stream);
-    logits.assign(row.begin(), row.end());
+    logits.resize(row.size());
+    for (size_t v = 0; v < row.size(); v++) { logits[v] = (float)row[v]; }
 }
 
 // The mean loss of a step of `micro_batches` x (B,T) tokens, and its gradient. The micro-batches' gradients meet in a binary
@@ -367,23 +368,14 @@ float* gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const in
     size_t counted = 0;
     for (size_t n = 0; n < N * micro_batches; n++) { counted += targets[n] != IGNORE_INDEX; }
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
-    std::vector<float> losses(N);
-    double sum = 0.0;
-    EmbeddingPlan plan;
     float*& work = model.tree.back();
     auto add = [&](float* to, const float* from) { launch(add_kernel, Grid::over(total, model.stream), to, from, total); };
     for (int i = 0; i < micro_batches; i++) {
-        load_tokens(model, acts, tokens + i * N, targets + i * N, N);
-        plan.build(tokens + i * N, N);
-        copy_to_device(acts.rows, plan.rows.data(), sizeof(int) * N, model.stream);
-        copy_to_device(acts.first, plan.first.data(), sizeof(int) * plan.first.size(), model.stream);
+        acts.batch.load((size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N, N, true, model.stream);
         device_zero(work, sizeof(float) * total, model.stream);
         gpt2_forward(model, acts, B, T, 0, T);
-        gpt2_backward(model, acts, work, B, T, plan.groups(), recompute, dloss);
-        copy_to_host(losses.data(), acts.a.losses(), sizeof(float) * N, model.stream);
-        double micro_sum = 0.0;
-        for (float x : losses) { micro_sum += x; }
-        sum += micro_sum;
+        gpt2_backward(model, acts, work, B, T, recompute, dloss);
+        loss_sum(model.loss_sums + i, acts.a.losses(), N, model.stream);
         int k = 0;
         for (; i >> k & 1; k++) {                                   // work is the right sibling of tree[k]
             add(model.tree[k], work);
@@ -396,6 +388,10 @@ float* gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const in
             }
         }
     }
+    std::vector<double> sums((size_t)micro_batches);
+    copy_to_host(sums.data(), model.loss_sums, sizeof(double) * sums.size(), model.stream);
+    double sum = 0.0;
+    for (double x : sums) { sum += x; }
     *loss = counted > 0 ? sum / (double)counted : 0.0;
     return work;
 }
@@ -403,7 +399,7 @@ float* gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const in
 void gpt2_update(GPT2& model, const float* grads, const AdamW& adamw) {
     for (size_t i = 0; i < model.table.specs.size(); i++) {
         const size_t o = model.table.offsets[i];
-        adamw_update(model.master + o, model.master + o, grads + o, model.m + o, model.v + o, model.table.specs[i].size(), model.table.specs[i],
+        adamw_update(model.weights + o, model.master + o, grads + o, model.m + o, model.v + o, model.table.specs[i].size(), model.table.specs[i],
                      adamw, model.stream);
     }
 }
@@ -576,7 +572,7 @@ int train(GPT2& model, Activations& acts, const Options& o, RunState& state, con
             state.updates++;
             const double scale = o.clip > 0 && r.norm > o.clip ? o.clip / r.norm : 1.0;
             gpt2_update(model, grads, {(float)r.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay, (float)scale,
-                                       (int)state.updates});
+                                       (int)state.updates, (uint64_t)o.seed});
         }
         const double seconds = wall_seconds() - start;
         step_seconds = step == first_step ? seconds : 0.95 * step_seconds + 0.05 * seconds;
@@ -643,7 +639,8 @@ int gpt2_main(int argc, char** argv) {
             trains || o.check ? options_banner(o).c_str() : "", "device", device_description().c_str(), "model", config.L, config.NH, config.C,
             config.V, (double)model.table.elements() / 1e6, "encoding", position_text(config.position).c_str());
     const double copies = trains || o.check ? 3 + std::ceil(std::log2((double)micro_batches)) + 1 : 1;
-    check_memory(copies * 4.0 * (double)model.table.total + (trains || o.check ? (double)acts.bytes() : 0.0),
+    const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)model.table.total;
+    check_memory(weights, trains || o.check ? (double)acts.bytes() : 0.0, o.B,
                  strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)acts.bytes()).c_str()));
     if (o.check) { printf("all is well: %lld steps of %lld tokens\n", (long long)o.steps, (long long)o.total_batch); return 0; }
     const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(o.tokenizer, source, config.V);
@@ -660,10 +657,12 @@ int gpt2_main(int argc, char** argv) {
         Checkpoint c = checkpoint_view(model, state, o);
         load_checkpoint(resumed, c);
         state.from_json(c.state, o, resumed + "/state.json");
+        round_weights(model.weights, model.master, model.table, (uint64_t)o.seed, (int)state.updates, model.stream);
         printf("resumed from %s\n", resumed.c_str());
     } else if (!o.load.empty()) {
         const PositionTables position = position_tables(config.position, gpt2_position_dims(config, 0, 0));
         load_weights(o.load, model.table, model.files, position.files, model.master);
+        round_weights(model.weights, model.master, model.table, 0, 0, model.stream);
     }
     if (lock != nullptr && o.checkpoint_every > 0) { check_disk_space(o.out, checkpoint_bytes(checkpoint_view(model, state, o))); }
     state.guard.skip_loss_z = o.skip_loss_z;

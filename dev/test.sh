@@ -2,6 +2,7 @@
 # test.sh -- runs what `make test` built: the tests in C++, then the scripts test/test_*.py; closes with one count of all.
 #
 #   dev/test.sh ['[tag]'...]      arguments are for Catch2; with any, only the tests in C++ run
+#   dev/test.sh --simt            only what runs on the emulated GPU
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 # A thread that waits gives up its core: with anything else running, spinning takes several times as long.
@@ -11,21 +12,37 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0 failed=0
 
-# The counts of Catch2's last line: "All tests passed (9 assertions in 3 test cases)" or "test cases: 3 | 2 passed | 1 failed".
-build/run_tests --min-duration 5 "$@" 2>&1 | tee "$log"
-code=${PIPESTATUS[0]}
 count() { sed -n "s/$1/\\1/p" "$log" | tail -n 1; }
-passed=$(count '^All tests passed (.* in \([0-9]*\) test cases\{0,1\}).*')
-[ -n "$passed" ] || passed=$(count '^test cases:.*| *\([0-9]*\) passed.*')
-failed=$(count '^test cases:.*| *\([0-9]*\) failed.*')
-passed=${passed:-0} failed=${failed:-0}
-if [ "$code" != 0 ] && [ "$failed" = 0 ]; then echo "run_tests ended with exit code $code"; failed=1; fi
-skipped=$(grep -c 'SKIPPED:' "$log")
-passed=$((passed - skipped))
+if [ "${1:-}" != --simt ]; then
+    # The counts of Catch2's last line: "All tests passed (9 assertions in 3 test cases)" or "test cases: 3 | 2 passed | 1 failed".
+    build/run_tests --min-duration 5 "$@" 2>&1 | tee "$log"
+    code=${PIPESTATUS[0]}
+    passed=$(count '^All tests passed (.* in \([0-9]*\) test cases\{0,1\}).*')
+    [ -n "$passed" ] || passed=$(count '^test cases:.*| *\([0-9]*\) passed.*')
+    failed=$(count '^test cases:.*| *\([0-9]*\) failed.*')
+    passed=${passed:-0} failed=${failed:-0}
+    if [ "$code" != 0 ] && [ "$failed" = 0 ]; then echo "run_tests ended with exit code $code"; failed=1; fi
+    skipped=$(grep -c 'SKIPPED:' "$log")
+    passed=$((passed - skipped))
+fi
 
-if [ $# -eq 0 ]; then
+# The kernel tests print a line each: name, ok | FAILED | skipped, time.
+if [ $# -eq 0 ] || [ "$1" = --simt ]; then
+    for program in build/simt/test_*; do
+        [ -x "$program" ] || continue
+        echo "== $program"
+        "$program" 2>&1 | tee "$log"
+        code=${PIPESTATUS[0]}
+        bad=$(grep -cE ' FAILED +[0-9.]+ ms' "$log")
+        [ "$code" = 0 ] || [ "$bad" -gt 0 ] || bad=1
+        passed=$((passed + $(grep -cE ' ok +[0-9.]+ ms' "$log"))) failed=$((failed + bad))
+        skipped=$((skipped + $(grep -cE ' skipped +[0-9.]+ ms' "$log")))
+    done
+fi
+if [ $# -eq 0 ] || [ "$1" = --simt ]; then
     python=$(dev/install.sh --python numpy matplotlib) || exit 1
     for script in test/test_*.py; do
+        [ $# -eq 0 ] || [ "$script" = test/test_simt_training.py ] || continue
         [ -e "$script" ] || continue
         echo "== $script"
         "$python" "$script" 2>&1 | tee "$log"

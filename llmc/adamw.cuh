@@ -1,19 +1,36 @@
 // adamw.cuh -- AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 master weights, and the global gradient norm.
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   w -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w), then projected into [lo, hi]
+// bf16 builds compute with a bf16 copy of the weights, rounded stochastically (Gupta et al. 2015): a w between two neighbours
+// becomes either with the probability of its nearness, so that updates smaller than their distance are not lost on average.
+// The draw is a function of (seed, t, tensor, element), so that a resumed run and every rank round alike.
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
+#include "fastmath.h"
 #include "tensor.h"
 
 struct AdamW {
     float lr, beta1, beta2, eps, weight_decay;
     float grad_scale;       // what the clip leaves of the gradient
     int t;                  // 1, 2, ...: updates so far, this one included
+    uint64_t seed = 0;      // of the rounding
 };
 
+// The bits that decide the rounding of a tensor's elements after update t; t = 0, weights as they were loaded: to the nearest.
+inline uint64_t rounding_key(uint64_t seed, int t, const std::string& tensor) { return t == 0 ? 0 : hash64(seed, checksum(tensor), (uint64_t)t) | 1; }
+
+__device__ inline void store_weight(float* p, float w, uint64_t, size_t) { *p = w; }
+#if defined(CUDA_BUILD)
+__device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
+    const uint32_t bits = (uint32_t)float_to_bits(w);
+    const bool rounds = key != 0 && (bits & 0x7f800000) != 0x7f800000;      // infinities and NaN stay what they are
+    *p = (bf16)(rounds ? bits_to_float((int32_t)((bits + (uint32_t)(mix64(key ^ i) >> 48)) & 0xffff0000u)) : w);
+}
+#endif
+
 __global__ void adamw_kernel(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n, AdamW a, float correction1,
-                             float correction2, float lo, float hi) {
+                             float correction2, float lo, float hi, uint64_t key) {
     const GridSpan s = grid_span(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         const float g = grads[i] * a.grad_scale;
@@ -25,7 +42,7 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
         w = w < lo ? lo : w;
         w = w > hi ? hi : w;
         master[i] = w;
-        weights[i] = (floatX)w;
+        store_weight(weights + i, w, key, i);
     }
 }
 
@@ -34,7 +51,21 @@ inline void adamw_update(floatX* weights, float* master, const float* grads, flo
                          Stream stream) {
     if (!spec.decay) { a.weight_decay = 0.0f; }
     const float c1 = (float)(1.0 / (1.0 - std::pow((double)a.beta1, a.t))), c2 = (float)(1.0 / (1.0 - std::pow((double)a.beta2, a.t)));
-    launch(adamw_kernel, Grid::over(n, stream), weights, master, grads, m, v, n, a, c1, c2, spec.lo, spec.hi);
+    launch(adamw_kernel, Grid::over(n, stream), weights, master, grads, m, v, n, a, c1, c2, spec.lo, spec.hi,
+           rounding_key(a.seed, a.t, spec.name));
+}
+
+__global__ void round_weights_kernel(floatX* weights, const float* master, size_t n, uint64_t key) {
+    const GridSpan s = grid_span(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) { store_weight(weights + i, master[i], key, i); }
+}
+// weights as the update number t left them: after master was initialised or loaded. Nothing to do where both are one.
+inline void round_weights(floatX* weights, const float* master, const TensorTable& table, uint64_t seed, int t, Stream stream) {
+    if ((const void*)weights == (const void*)master) { return; }
+    for (size_t i = 0; i < table.specs.size(); i++) {
+        const size_t o = table.offsets[i], n = table.specs[i].size();
+        launch(round_weights_kernel, Grid::over(n, stream), weights + o, master + o, n, rounding_key(seed, t, table.specs[i].name));
+    }
 }
 
 // Squares are summed over chunks of a fixed size, then the chunks in order: the norm does not depend on threads or ranks.

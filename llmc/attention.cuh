@@ -11,6 +11,9 @@
 
 #include "matmul.cuh"
 #include "positions.h"
+#if defined(CUDA_BUILD)
+#include "attention_flash_backward.cuh"
+#endif
 
 constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
 constexpr int ATTENTION_THREADS = 64;
@@ -190,6 +193,44 @@ inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float 
     return {T, t0, v.T, v.NH, v.HS, v.OC, score_factor / sqrtf((float)v.HS)};
 }
 
+#if defined(CUDA_BUILD)
+// ----------------------------------------------------------------------------------------------------------
+// The tensor-core kernels (attention_flash.cuh) take over where they know the bias, the elements are bf16 and the head size is
+// one of theirs; all else, generation included, runs on the portable kernels above. Which FlashBias is a functor's, and its arrays:
+template <class Bias> struct FlashOf { static constexpr bool exists = false; };
+template <> struct FlashOf<NoBias> {
+    static constexpr bool exists = true;
+    static constexpr FlashBias kind = FlashBias::None;
+    static void fill(FlashArgs&, const NoBias&) {}
+};
+template <> struct FlashOf<AlibiBias> {
+    static constexpr bool exists = true;
+    static constexpr FlashBias kind = FlashBias::Linear;
+    static void fill(FlashArgs&, const AlibiBias&) {}
+};
+template <bool LogKernel> struct FlashOf<CableBias<LogKernel>> {
+    static constexpr bool exists = true;
+    static constexpr FlashBias kind = LogKernel ? FlashBias::LogDistance : FlashBias::Distance;
+    static void fill(FlashArgs& p, const CableBias<LogKernel>& bias) {
+        p.S_offset = bias.S_offset; p.S_origin = bias.S_origin; p.g = bias.g;
+        p.dS = bias.dS; p.dg = bias.dg;
+    }
+};
+template <> struct FlashOf<ToeplitzBias> {
+    static constexpr bool exists = true;
+    static constexpr FlashBias kind = FlashBias::Toeplitz;
+    static void fill(FlashArgs& p, const ToeplitzBias& bias) {
+        p.table = bias.table; p.table_zero = bias.T - 1; p.table_entries = bias.ND; p.dtable = bias.dtable;
+    }
+};
+inline FlashArgs flash_args(const AttentionDims& p, int B, const floatX* qkv) {
+    FlashArgs f = {};
+    f.qkv = (const bf16*)qkv;
+    f.B = B; f.T = p.T; f.stride = p.stride; f.NH = p.NH; f.HS = p.HS; f.OC = p.OC; f.scale = p.scale;
+    return f;
+}
+#endif
+
 // out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it
 template <bool Causal>
 void attention_forward(floatX* out, float* lse, const floatX* qkv, const PositionView& v, int B, int T, int t0, Stream stream) {
@@ -197,13 +238,36 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, const Positio
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
         const AttentionDims p = attention_dims(v, T, t0, position.score_factor(v.T));
+#if defined(CUDA_BUILD)
+        using Flash = FlashOf<std::decay_t<decltype(bias)>>;
+        if constexpr (Flash::exists && sizeof(floatX) == sizeof(bf16)) {
+            FlashArgs f = flash_args(p, B, qkv);
+            Flash::fill(f, bias);
+            f.out = (bf16*)out;
+            f.lse = lse;
+            if (t0 == 0 && flash_forward<Causal, Flash::kind>(f, stream)) { return; }
+        }
+#endif
         launch(attention_forward_kernel<Causal, std::decay_t<decltype(bias)>>,
                Grid((size_t)BNH * tiles, ATTENTION_THREADS, attention_forward_shared(p), stream), out, lse, qkv, bias, p, BNH);
     });
 }
 
 // floats of scratch that attention_backward wants
-inline size_t attention_backward_scratch(int B, int T, int NH, int HS) { return (size_t)B * NH * T * (round_up(HS, LANES) + 1); }
+inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
+    size_t floats = (size_t)B * NH * T * (round_up(HS, LANES) + 1);
+#if defined(CUDA_BUILD)
+    PositionView v;
+    v.config = &position;
+    with_position(v, [&](auto p) {
+        using Flash = FlashOf<decltype(p.bias())>;
+        if constexpr (Flash::exists) { floats = std::max(floats, flash_backward_scratch(Flash::kind, B, T, NH)); }
+    });
+#else
+    (void)position;
+#endif
+    return floats;
+}
 
 // dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return.
 // scratch: attention_backward_scratch floats.  dout, out (B,T,C), lse (B,NH,T)
@@ -214,6 +278,15 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
         const auto bias = position.bias();
         const AttentionDims p = attention_dims(v, T, 0, position.score_factor(v.T));
         position.zero_bias_gradient(B, T, stream);
+#if defined(CUDA_BUILD)
+        using Flash = FlashOf<std::decay_t<decltype(bias)>>;
+        if constexpr (Flash::exists && sizeof(floatX) == sizeof(bf16)) {
+            FlashArgs f = flash_args(p, B, qkv);
+            Flash::fill(f, bias);
+            f.out = (bf16*)out; f.lse = (float*)lse; f.dout = (const bf16*)dout; f.dqkv = (bf16*)dqkv;
+            if (flash_backward<Causal, Flash::kind>(f, scratch, stream)) { return; }
+        }
+#endif
         float* D = scratch + (size_t)B * v.NH * T * p.HSp();
         launch(attention_backward_kernel<Causal, std::decay_t<decltype(bias)>>,
                Grid((size_t)B * v.NH, ATTENTION_THREADS, attention_backward_shared(p), stream), dqkv, scratch, D, dout, qkv, out, lse, bias, p);

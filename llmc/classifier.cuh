@@ -43,4 +43,15 @@ inline void classifier(float* losses, floatX* logits, const int* targets, float 
     launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, logits, targets, dloss, V, Vp, backward);
 }
 
+__global__ void loss_sum_kernel(double* sum, const float* losses, size_t N) {
+    double s = 0.0;
+    for (size_t n = threadIdx.x; n < N; n += blockDim.x) { s += (double)losses[n]; }
+    s = block_sum(s);
+    if (threadIdx.x == 0) { *sum = s; }
+}
+// *sum = the sum of N losses, in a fixed order
+inline void loss_sum(double* sum, const float* losses, size_t N, Stream stream) {
+    launch(loss_sum_kernel, Grid(1, 1024, 0, stream), sum, losses, N);
+}
+
 #endif

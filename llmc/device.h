@@ -1,7 +1,8 @@
 // device.h -- the one place that knows which build this is.
 //
 //   build   compiler              a block is                            macro
-//   CUDA    nvcc                  its real threads                      __CUDACC__
+//   CUDA    nvcc                  its real threads                      __CUDACC__, CUDA_BUILD
+//   simt    g++                   its real threads, as fibers           SIMT, CUDA_BUILD (the CUDA branches; test/simt/simt.h)
 //   CPU     g++ or clang++        one thread; blocks over OpenMP        -
 //   race    g++ -fsanitize=thread RACE_THREADS real threads             RACE_THREADS
 //
@@ -16,9 +17,34 @@
 
 #include "common.h"
 
+#if defined(__CUDACC__)
+#define CUDA_BUILD 1
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#elif defined(SIMT)
+#define CUDA_BUILD 1
+#include "simt.h"
+#else
+#define __global__ inline
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#endif
+
+// Storage of parameters and activations; sums are float32 everywhere. `bf16` on a GPU unless built with PRECISION=FP32.
+#if defined(CUDA_BUILD)
+using bf16 = __nv_bfloat16;
+#endif
+#if defined(CUDA_BUILD) && !defined(PRECISION_FP32)
+using floatX = bf16;
+#else
+using floatX = float;
+#endif
+
 // Before a loop. UNROLL: of constant length, all of it. SIMD: no iteration reads what another one writes, so the CPU may
 // take several at once (on a GPU they are different threads' anyway).
-#if defined(__CUDACC__)
+#if defined(CUDA_BUILD) && !defined(SIMT)
 #define UNROLL _Pragma("unroll")
 #define SIMD
 #elif defined(__clang__)
@@ -29,22 +55,12 @@
 #define SIMD _Pragma("GCC ivdep")
 #endif
 
-#if defined(__CUDACC__)
-#include <cuda_runtime.h>
-#else
-#define __global__ inline
-#define __device__
-#define __host__
-#define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(...)
-#endif
-
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
 template <class T> __host__ __device__ constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
 
-#if defined(__CUDACC__)
+#if defined(CUDA_BUILD)
 // ----------------------------------------------------------------------------------------------------------
-// CUDA
+// CUDA, and simt in its words
 
 using Stream = cudaStream_t;
 constexpr int LANES = 1;
@@ -53,8 +69,12 @@ __device__ inline lanes load_lanes(const float* p) { return *p; }
 __device__ inline void store_lanes(float* p, lanes v) { *p = v; }
 constexpr int MICRO_M = 4, MICRO_N = 4;     // block_matmul: rows x lanes of a thread's fragment
 
+#if defined(SIMT)
+inline float* dynamic_shared() { return (float*)simt_dynamic_shared(); }
+#else
 extern __shared__ float4 dynamic_shared_memory[];
 __device__ inline float* dynamic_shared() { return (float*)dynamic_shared_memory; }
+#endif
 
 // First and step of the elements this thread owns, end is common: for (size_t i = s.begin; i < s.end; i += s.step)
 struct GridSpan { size_t begin, end, step; };
@@ -103,6 +123,12 @@ inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s));
     CUDA_CHECK(cudaStreamSynchronize(s));
+}
+// Host memory that the device copies from while the host goes on; it must not change before the stream has passed the copy.
+inline void* pinned_malloc(size_t bytes) { void* p; CUDA_CHECK(cudaMallocHost(&p, bytes)); return p; }
+inline void pinned_free(void* p) { cudaFreeHost(p); }
+inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Stream s) {
+    CUDA_CHECK(cudaMemcpyAsync(to, pinned, bytes, cudaMemcpyHostToDevice, s));
 }
 inline size_t device_memory_available() { size_t available, total; CUDA_CHECK(cudaMemGetInfo(&available, &total)); return available; }
 inline void set_threads(int) {}
@@ -225,6 +251,9 @@ inline void device_free(void* p) { free(p); }
 inline void device_zero(void* p, size_t bytes, Stream) { if (bytes > 0) { memset(p, 0, bytes); } }     // p may be null then
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) { if (bytes > 0) { memcpy(to, from, bytes); } }
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { if (bytes > 0) { memcpy(to, from, bytes); } }
+inline void* pinned_malloc(size_t bytes) { return malloc(bytes > 0 ? bytes : 1); }
+inline void pinned_free(void* p) { free(p); }
+inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Stream s) { copy_to_device(to, pinned, bytes, s); }
 
 #if defined(_OPENMP) && !defined(RACE_THREADS)
 inline int max_threads() { return omp_get_max_threads(); }
@@ -264,8 +293,6 @@ inline std::string device_description() {
 // ----------------------------------------------------------------------------------------------------------
 // launch: the only way to start a kernel
 
-using floatX = float;   // storage of parameters and activations
-
 struct Grid {
     size_t blocks;
     int threads;            // a power of two >= 32; a CPU block has one thread whatever this says
@@ -277,7 +304,7 @@ struct Grid {
         : blocks(blocks), threads(threads), shared_bytes(shared_bytes), stream(stream), file(file), line(line) {}
     // the grid of an elementwise kernel over n elements
     static Grid over(size_t n, Stream stream, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-#if defined(__CUDACC__)
+#if defined(CUDA_BUILD)
         const size_t per_block = 256 * 4;
 #else
         const size_t per_block = 16384;
@@ -290,7 +317,9 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel takes another number of arguments");
     if (grid.blocks == 0) { return; }
     if (grid.blocks > 0x7fffffff) { die_at(grid.file, grid.line, EXIT_BAD_INPUT, "a grid of %zu blocks is too large", grid.blocks); }
-#if defined(__CUDACC__)
+#if defined(SIMT)
+    simt_launch(grid.blocks, grid.threads, grid.shared_bytes, [=] { kernel(static_cast<P>(args)...); }, grid.file, grid.line);
+#elif defined(CUDA_BUILD)
     if (grid.shared_bytes > 48 << 10) {
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
                    "shared memory of the kernel", grid.file, grid.line);

@@ -4,6 +4,8 @@
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
 
+#include <algorithm>
+
 #include "device.h"
 
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, int C) {
@@ -30,6 +32,49 @@ struct EmbeddingPlan {
         first.push_back((int)N);
     }
     size_t groups() const { return first.size() - 1; }
+};
+
+// The tokens of micro-batches on their way to the device. Each micro-batch of a step has its own slot of pinned memory, so that the
+// host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the step's loss).
+struct DeviceBatch {
+    size_t N = 0, groups = 0;                                               // capacity in tokens; groups of the plan in hand
+    int *tokens = nullptr, *targets = nullptr, *rows = nullptr, *first = nullptr;   // on the device: (N), first (N+1)
+    int* pinned = nullptr;                                                  // (slots, 4N+1)
+    size_t slots = 0;
+
+    size_t bytes() const { return sizeof(int) * (4 * N + 1); }
+    void allocate(size_t capacity) {
+        N = capacity;
+        tokens = (int*)device_malloc(bytes());
+        targets = tokens + N; rows = targets + N; first = rows + N;
+    }
+    void release() {
+        device_free(tokens);
+        pinned_free(pinned);
+        *this = DeviceBatch();
+    }
+    // n tokens; targets may be null, and then, or without `backward`, there is no plan
+    void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, bool backward, Stream stream) {
+        if (slots < of) {
+            pinned_free(pinned);
+            pinned = (int*)pinned_malloc(bytes() * of);
+            slots = of;
+        }
+        int* at = pinned + slot * (4 * N + 1);
+        auto copy = [&](int* to, const int* from, size_t count) {
+            std::copy(from, from + count, at);
+            copy_to_device_async(to, at, sizeof(int) * count, stream);
+            at += count;
+        };
+        copy(tokens, host_tokens, n);
+        if (host_targets != nullptr) { copy(targets, host_targets, n); }
+        if (!backward) { return; }
+        EmbeddingPlan plan;
+        plan.build(host_tokens, n);
+        copy(rows, plan.rows.data(), n);
+        copy(first, plan.first.data(), plan.first.size());
+        groups = plan.groups();
+    }
 };
 
 __global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const int* tokens, const int* rows, const int* first, int C) {

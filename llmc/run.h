@@ -83,14 +83,16 @@ struct RunState {
 // ----------------------------------------------------------------------------------------------------------
 // memory, signals, tensors, errors
 
-// Refuses what cannot fit before anything is allocated.
-inline void check_memory(double bytes, const std::string& what) {
-    const double available = (double)device_memory_available();
+// Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B sequences.
+inline void check_memory(double fixed, double activations, int B, const std::string& what) {
+    const double available = (double)device_memory_available(), bytes = fixed + activations;
     fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
-    if (bytes > available) {
-        die(EXIT_OUT_OF_MEMORY, "the run wants %s of memory, %s are available; try a smaller --B, --model or --T, or a --total_batch of fewer "
-            "micro-batches", format_bytes(bytes).c_str(), format_bytes(available).c_str());
-    }
+    if (bytes <= available) { return; }
+    const int fits = activations > 0 ? (int)std::floor((available - fixed) / (activations / B)) : 0;
+    const std::string hint = fits >= 1 ? strprintf("a --B of %d would fit", fits) :
+        "not even --B 1 would fit; try a smaller --model or --T, or a --total_batch of fewer micro-batches";
+    die(EXIT_OUT_OF_MEMORY, "the run wants %s of memory, %s are available; %s", format_bytes(bytes).c_str(), format_bytes(available).c_str(),
+        hint.c_str());
 }
 
 // The first SIGINT, SIGTERM or SIGUSR1 asks for a checkpoint and an end after this step; a second SIGINT ends at once.

@@ -29,10 +29,12 @@ struct TensorSpec {
     bool decay = false;                     // weight decay: matrices and embeddings only
     float lo = -FLT_MAX, hi = FLT_MAX;      // projected into [lo, hi] after every update
     Keep keep = Keep::Scratch;              // activations only
+    size_t element = sizeof(float);         // bytes an element; activations only: parameters are float32, whatever copies exist
 
     size_t row_size() const { return cols == 0 ? 1 : cols; }
     size_t layer_size() const { return rows * row_size(); }
     size_t size() const { return layer_size() * (size_t)(layers > 0 ? layers : 1); }
+    size_t floats() const { return ceil_div(size() * element, sizeof(float)); }     // the space it takes
 };
 
 // A tensor of a checkpoint file = rows row0 .. row0 + rows - 1 of one layer of an internal tensor, transposed or not.
@@ -54,13 +56,13 @@ template <class T> struct LayerPointer {
 
 struct TensorTable {
     std::vector<TensorSpec> specs;
-    std::vector<size_t> offsets;    // in elements
-    size_t total = 0;               // elements, alignment gaps included
+    std::vector<size_t> offsets;    // in float32 elements
+    size_t total = 0;               // float32 elements, alignment gaps included
 
     void add(const TensorSpec& spec) {
         specs.push_back(spec);
         offsets.push_back(total);
-        total += round_up(spec.size(), (size_t)64);
+        total += round_up(spec.floats(), (size_t)64);
     }
     // index of a tensor, -1 when there is none of that name
     int find(const std::string& name) const {
@@ -76,6 +78,12 @@ struct TensorTable {
     template <class T> LayerPointer<T> pointer(T* data, const std::string& name) const {
         const size_t i = (size_t)index(name);
         return {data == nullptr ? nullptr : data + offsets[i], specs[i].layers > 0 ? specs[i].layer_size() : 0};
+    }
+    // the same where a tensor's elements are of another size than those of the allocation
+    template <class T> LayerPointer<T> pointer_as(float* data, const std::string& name) const {
+        const LayerPointer<float> p = pointer(data, name);
+        check(specs[(size_t)index(name)].element == sizeof(T), "the elements of %s have another size", name.c_str());
+        return {(T*)p.base, p.stride};
     }
     // number of elements of all tensors, gaps not counted
     size_t elements() const {

@@ -305,7 +305,7 @@ void test_layer(Random& random, const std::string& name, Shape s, bool causal) {
     const LayerOracle o(l, qkv, dout);
     poison_shared();
     Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)s.B * s.NH * s.T), dqkv(qkv.size());
-    Array<float> scratch(attention_backward_scratch(s.B, s.T, s.NH, s.HS));
+    Array<float> scratch(attention_backward_scratch(l.config, s.B, s.T, s.NH, s.HS));
     l.forward(out, lse, d_qkv, 0, s.T);
     // P = e^(a - lse) is off by half an ulp of a. A row of da, P (dP - D), is rounded at the size of dP = dout.v even where it
     // cancels to 0, and goes on to dq times k / sqrt(HS).
@@ -553,7 +553,7 @@ TEST_CASE("attention: same bits for any number of threads", "[attention]") {
         check_thread_invariance([&] {
             l.grads->set(std::vector<float>(l.params.total, 0.0f));
             Array<float> d_qkv(qkv), out(dout.n), lse((size_t)s.B * s.NH * s.T), dqkv(qkv.size());
-            Array<float> scratch(attention_backward_scratch(s.B, s.T, s.NH, s.HS));
+            Array<float> scratch(attention_backward_scratch(l.config, s.B, s.T, s.NH, s.HS));
             l.forward(out, lse, d_qkv, 0, s.T);
             l.backward(dqkv, scratch, dout, d_qkv, out, lse);
             std::vector<float> all = out.host();
@@ -570,7 +570,7 @@ TEST_CASE("nothing in attention grows with the square of T", "[attention][asan]"
     const AttentionDims small = {T, 0, T, NH, HS, 3 * NH * HS, 1.0f}, large = {4 * T, 0, 4 * T, NH, HS, 3 * NH * HS, 1.0f};
     CHECK(attention_forward_shared(small) == attention_forward_shared(large));
     CHECK(attention_backward_shared(small) == attention_backward_shared(large));
-    CHECK(attention_backward_scratch(2, 4 * T, NH, HS) == 4 * attention_backward_scratch(2, T, NH, HS));
+    CHECK(attention_backward_scratch(PositionConfig(), 2, 4 * T, NH, HS) == 4 * attention_backward_scratch(PositionConfig(), 2, T, NH, HS));
     for (const std::string& name : encodings()) {
         auto floats = [&](int length) {
             PositionDims d;
@@ -667,7 +667,7 @@ TEST_CASE("cable: the gradients of S sum to zero over time", "[attention][asan]"
             const Shape s = {2, 150, 2, 16};
             Layer l(name, s, causal, random);
             Array<float> qkv(l.draw_qkv(random)), out((size_t)s.B * s.T * l.C), lse((size_t)s.B * s.NH * s.T), dqkv(qkv.n);
-            Array<float> scratch(attention_backward_scratch(s.B, s.T, s.NH, s.HS));
+            Array<float> scratch(attention_backward_scratch(l.config, s.B, s.T, s.NH, s.HS));
             l.forward(out, lse, qkv, 0, s.T);
             l.backward_scores(dqkv, scratch, Array<float>(random.normals(out.n)), qkv, out, lse);
             std::vector<float> dS((size_t)s.B * s.NH * s.T);

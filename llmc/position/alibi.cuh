@@ -8,13 +8,14 @@
 
 #include "none.cuh"
 
-// double: exact where the exponent is whole
-static __global__ void alibi_slopes_kernel(float* slopes, int NH) {
+// m_h; in double, which is exact where the exponent is whole
+__host__ __device__ inline float alibi_slope(int h, int NH) {
     int p = 1;
     while (2 * p <= NH) { p *= 2; }
-    for (int h = threadIdx.x; h < NH; h += blockDim.x) {
-        slopes[h] = (float)exp2(h < p ? -8.0 * (h + 1) / p : -4.0 * (2 * (h - p) + 1) / p);
-    }
+    return (float)exp2(h < p ? -8.0 * (h + 1) / p : -4.0 * (2 * (h - p) + 1) / p);
+}
+static __global__ void alibi_slopes_kernel(float* slopes, int NH) {
+    for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = alibi_slope(h, NH); }
 }
 
 struct AlibiBias {

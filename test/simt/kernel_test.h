@@ -1,0 +1,217 @@
+// kernel_test.h -- tests of kernels without a test library: one text for the emulator (g++ -DSIMT) and for the hardware (nvcc).
+//
+//   KERNEL_TEST("what it shows") {                      a test; it fails by EXPECT or by throwing
+//       DeviceArray<float> x(normals(n, 1)), y(n);      y starts as NaN, with guards on both sides that host() looks at
+//       launch(kernel, Grid(blocks, 64, 0, Stream(0)), y.p, x.p);
+//       EXPECT(relative_l2(y.host(), want) < 1e-6, "T %d", T);
+//       INFO("error %g", error);                        printed behind the test's name
+//   }
+//   program [FILTER] [--list] [--json FILE]             FILTER: part of the name; exit code 1 if any test fails
+//
+// Includes of a test come first: this file defines main.
+#ifndef TEST_KERNEL_TEST_H
+#define TEST_KERNEL_TEST_H
+
+#include <cfloat>
+
+#include "../../llmc/device.h"
+#include "../../llmc/rand.h"
+
+#if defined(SIMT)
+constexpr bool on_gpu = false;              // shapes are small and every fault that the emulator can see is planted
+#else
+constexpr bool on_gpu = true;
+#endif
+#if defined(SIMT_ASAN)
+constexpr bool with_asan = true;
+#else
+constexpr bool with_asan = false;
+#endif
+
+// ----------------------------------------------------------------------------------------------------------
+// registry
+
+struct KernelTest { const char* name; void (*run)(); };
+inline std::vector<KernelTest>& kernel_tests() { static std::vector<KernelTest> all; return all; }
+inline bool add_kernel_test(const char* name, void (*run)()) { kernel_tests().push_back({name, run}); return true; }
+inline std::string kernel_test_info;        // of the running test
+inline int kernel_test_failures = 0, kernel_test_expectations = 0;
+struct KernelTestSkipped { std::string why; };
+
+#define KERNEL_TEST_JOIN_(a, b) a##b
+#define KERNEL_TEST_JOIN(a, b) KERNEL_TEST_JOIN_(a, b)
+#define KERNEL_TEST(name) KERNEL_TEST_(name, KERNEL_TEST_JOIN(kernel_test_, __LINE__))
+#define KERNEL_TEST_(name, function)                                                    \
+    static void function();                                                            \
+    static const bool KERNEL_TEST_JOIN(function, _added) = add_kernel_test(name, function); \
+    static void function()
+
+PRINTF_LIKE(3, 4) inline void kernel_test_fail(const char* place, const char* condition, const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    const std::string s = vstrprintf(fmt, ap);
+    va_end(ap);
+    if (++kernel_test_failures <= 10) { printf("    %s: %s is false: %s\n", place, condition, s.c_str()); }
+}
+#define KERNEL_TEST_TEXT_(x) #x
+#define KERNEL_TEST_TEXT(x) KERNEL_TEST_TEXT_(x)
+// EXPECT(cond, fmt, ...): the message says what was found; the test goes on
+#define EXPECT(cond, ...) \
+    (kernel_test_expectations++, (cond) ? (void)0 : kernel_test_fail(__FILE__ ":" KERNEL_TEST_TEXT(__LINE__), #cond, __VA_ARGS__))
+#define INFO(...) (kernel_test_info += (kernel_test_info.empty() ? "" : "; ") + strprintf(__VA_ARGS__))
+// SKIP(why): ends the test, which then counts as neither passed nor failed
+#define SKIP(...) throw KernelTestSkipped{strprintf(__VA_ARGS__)}
+
+// ----------------------------------------------------------------------------------------------------------
+// data
+
+// An array on the device. Without values it is poisoned with 0xFF: NaN in float and bf16, -1 in int.
+template <class T> struct DeviceArray {
+    static constexpr size_t GUARD = 256;    // bytes on either side, poisoned too; what lies between is aligned to 256
+    char* base;
+    T* p;
+    size_t n;
+
+    explicit DeviceArray(size_t n) : base((char*)device_malloc(n * sizeof(T) + 2 * GUARD)), p((T*)(base + GUARD)), n(n) {
+        CUDA_CHECK(cudaMemset(base, 0xff, n * sizeof(T) + 2 * GUARD));
+    }
+    explicit DeviceArray(const std::vector<T>& v) : DeviceArray(v.size()) { set(v); }
+    DeviceArray(const DeviceArray&) = delete;
+    DeviceArray& operator=(const DeviceArray&) = delete;
+    ~DeviceArray() { device_free(base); }
+    void set(const std::vector<T>& v) {
+        check(v.size() == n, "an array of %zu, %zu values for it", n, v.size());
+        copy_to_device(p, v.data(), n * sizeof(T), Stream(0));
+    }
+    // the values; an Error if a kernel wrote past either end
+    std::vector<T> host(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
+        std::vector<unsigned char> bytes(n * sizeof(T) + 2 * GUARD);
+        copy_to_host(bytes.data(), base, bytes.size(), Stream(0));
+        for (size_t e = 0; e < bytes.size(); e++) {
+            const bool guard = e < GUARD || e >= bytes.size() - GUARD;
+            if (guard && bytes[e] != 0xff) { die_at(file, line, EXIT_DEVICE, "a kernel wrote %s an array of %zu", e < GUARD ? "in front of" : "behind", n); }
+        }
+        std::vector<T> v(n);
+        if (n > 0) { memcpy(v.data(), bytes.data() + GUARD, n * sizeof(T)); }
+        return v;
+    }
+};
+
+// n normal draws times std, stream by stream of one fixed seed
+inline std::vector<float> normals(size_t n, uint64_t stream, double std = 1.0, double mean = 0.0) {
+    std::vector<float> v(n);
+    for (size_t i = 0; i < n; i++) { v[i] = (float)(mean + std * normal01(20240520, stream, i)); }
+    return v;
+}
+template <class To, class From> std::vector<To> converted(const std::vector<From>& v) {
+    std::vector<To> w(v.size());
+    for (size_t i = 0; i < v.size(); i++) { w[i] = (To)v[i]; }
+    return w;
+}
+// bf16 <-> float: what a kernel that stores bf16 is given and what it gave
+inline std::vector<bf16> to_bf16(const std::vector<float>& v) { return converted<bf16>(v); }
+inline std::vector<float> to_float(const std::vector<bf16>& v) { return converted<float>(v); }
+inline const std::vector<float>& to_float(const std::vector<float>& v) { return v; }
+inline std::vector<float> rounded_to_bf16(const std::vector<float>& v) { return to_float(to_bf16(v)); }
+
+// |got - want| / |want| over all elements; infinite when anything is NaN or infinite, or the sizes differ
+template <class T, class U> double relative_l2(const std::vector<T>& got, const std::vector<U>& want) {
+    if (got.size() != want.size()) { return INFINITY; }
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+        const double w = (double)want[i], d = (double)(float)got[i] - w;
+        error += d * d;
+        norm += w * w;
+    }
+    if (!(error <= DBL_MAX)) { return INFINITY; }
+    return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+}
+template <class T, class U> double largest_difference(const std::vector<T>& got, const std::vector<U>& want) {
+    if (got.size() != want.size()) { return INFINITY; }
+    double worst = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+        const double d = std::fabs((double)(float)got[i] - (double)want[i]);
+        if (!(d <= DBL_MAX)) { return INFINITY; }
+        worst = d > worst ? d : worst;
+    }
+    return worst;
+}
+template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// The message of the Error that `f` throws, empty if it throws none
+template <class F> std::string error_of(F f) {
+    try { f(); } catch (const Error& e) { return e.what(); }
+    return "";
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// main
+
+struct KernelTestResult { std::string name, status, info; double ms; };
+
+inline KernelTestResult run_kernel_test(const KernelTest& test) {
+    KernelTestResult r = {test.name, "ok", "", 0};
+    kernel_test_info.clear();
+    kernel_test_failures = kernel_test_expectations = 0;
+    const double start = wall_seconds();
+    try {
+        test.run();
+        CUDA_CHECK(cudaDeviceSynchronize());
+        if (kernel_test_expectations == 0) { kernel_test_fail(test.name, "EXPECT", "the test expects nothing"); }
+    } catch (const KernelTestSkipped& s) {
+        r.status = "skipped";
+        kernel_test_info = s.why;
+    } catch (const std::exception& e) {
+        kernel_test_fail(test.name, "no Error", "%s", e.what());
+    }
+    r.ms = 1000 * (wall_seconds() - start);
+    if (kernel_test_failures > 0) { r.status = "FAILED"; }
+    r.info = kernel_test_info;
+    return r;
+}
+
+inline std::string kernel_test_json(const std::string& s) {
+    std::string q = "\"";
+    for (char c : s) {
+        if (c == '"' || c == '\\') { q += '\\'; }
+        if ((unsigned char)c >= ' ') { q += c; }
+    }
+    return q + "\"";
+}
+
+int main(int argc, char** argv) {
+    std::string filter, json;
+    bool list = false;
+    for (int i = 1; i < argc; i++) {
+        const std::string a = argv[i];
+        if (a == "--list") { list = true; }
+        else if (a == "--json" && i + 1 < argc) { json = argv[++i]; }
+        else if (a.compare(0, 2, "--") == 0) { fprintf(stderr, "unknown option %s; usage: %s [FILTER] [--list] [--json FILE]\n", argv[i], argv[0]); return 2; }
+        else { filter = a; }
+    }
+    std::string text = "[";
+    int failed = 0, run = 0;
+    for (const KernelTest& test : kernel_tests()) {
+        if (std::string(test.name).find(filter) == std::string::npos) { continue; }
+        run++;
+        if (list) { printf("%s\n", test.name); continue; }
+        const KernelTestResult r = run_kernel_test(test);
+        printf("%-64s %-7s %8.1f ms  %s\n", r.name.c_str(), r.status.c_str(), r.ms, r.info.c_str());
+        fflush(stdout);
+        failed += r.status == "FAILED";
+        text += strprintf("%s\n  {\"name\": %s, \"status\": \"%s\", \"ms\": %.3f, \"info\": %s}", run > 1 ? "," : "",
+                          kernel_test_json(r.name).c_str(), r.status.c_str(), r.ms, kernel_test_json(r.info).c_str());
+        if (on_gpu && r.status == "FAILED" && cudaGetLastError() != cudaSuccess) { break; }    // a broken context fails everything after it
+    }
+    text += "\n]\n";
+    if (!json.empty()) {
+        FILE* f = fopen(json.c_str(), "w");
+        if (f == nullptr || fwrite(text.data(), 1, text.size(), f) != text.size() || fclose(f) != 0) { fprintf(stderr, "%s: cannot write\n", json.c_str()); return 1; }
+    }
+    if (run == 0) { fprintf(stderr, "no test's name contains '%s'\n", filter.c_str()); return 1; }
+    return failed > 0 ? 1 : 0;
+}
+
+#endif

@@ -1,0 +1,229 @@
+// simt_cuda.h -- the second half of simt.h: CUDA's collectives, the launch of a kernel, and the runtime.
+#ifndef TEST_SIMT_CUDA_H
+#define TEST_SIMT_CUDA_H
+
+inline void __syncthreads(SIMT_SITE) { simt_barrier("__syncthreads", 0, (int)blockDim.x, file, line); }
+inline void __syncwarp(unsigned mask = ~0u, SIMT_SITE) { simt_collective("__syncwarp", mask, nullptr, nullptr, nullptr, file, line); }
+
+// Every lane gives a value and the lane that it wants to read. A lane outside of the mask has none: poison.
+template <class T> struct SimtShuffle { T value; int from; T result; };
+template <class T> T simt_shuffle(const char* what, unsigned mask, T value, int from, const char* file, int line) {
+    static_assert(std::is_arithmetic<T>::value, "shuffles move numbers");
+    SimtShuffle<T> mine;
+    mine.value = value;
+    mine.from = from;
+    simt_collective(what, mask, &mine, &mine, [](const void* const* in, void* const* out) {
+        for (int l = 0; l < 32; l++) {
+            if (in[l] == nullptr) { continue; }
+            SimtShuffle<T>* to = (SimtShuffle<T>*)out[l];
+            const SimtShuffle<T>* source = (const SimtShuffle<T>*)in[to->from];
+            memset(&to->result, 0xff, sizeof(T));
+            if (source != nullptr) { to->result = source->value; }
+        }
+    }, file, line);
+    return mine.result;
+}
+inline int simt_lane() { return (int)(threadIdx.x % 32); }
+template <class T> T __shfl_sync(unsigned mask, T x, int lane, SIMT_SITE) { return simt_shuffle("__shfl_sync", mask, x, lane & 31, file, line); }
+template <class T> T __shfl_xor_sync(unsigned mask, T x, int bits, SIMT_SITE) {
+    return simt_shuffle("__shfl_xor_sync", mask, x, (simt_lane() ^ bits) & 31, file, line);
+}
+template <class T> T __shfl_up_sync(unsigned mask, T x, unsigned by, SIMT_SITE) {
+    const int from = simt_lane() - (int)by;
+    return simt_shuffle("__shfl_up_sync", mask, x, from < 0 ? simt_lane() : from, file, line);
+}
+template <class T> T __shfl_down_sync(unsigned mask, T x, unsigned by, SIMT_SITE) {
+    const int from = simt_lane() + (int)by;
+    return simt_shuffle("__shfl_down_sync", mask, x, from > 31 ? simt_lane() : from, file, line);
+}
+// bit l: lane l is in the mask and its predicate holds
+inline unsigned __ballot_sync(unsigned mask, int predicate, SIMT_SITE) {
+    struct Vote { int predicate; unsigned result; } mine = {predicate, 0};
+    simt_collective("__ballot_sync", mask, &mine, &mine, [](const void* const* in, void* const* out) {
+        unsigned votes = 0;
+        for (int l = 0; l < 32; l++) { votes |= (unsigned)(in[l] != nullptr && ((const Vote*)in[l])->predicate != 0) << l; }
+        for (int l = 0; l < 32; l++) { if (out[l] != nullptr) { ((Vote*)out[l])->result = votes; } }
+    }, file, line);
+    return mine.result;
+}
+inline int __any_sync(unsigned mask, int predicate, SIMT_SITE) { return __ballot_sync(mask, predicate, file, line) != 0; }
+inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) { return __ballot_sync(mask, predicate, file, line) == mask; }
+
+// ----------------------------------------------------------------------------------------------------------
+// shared memory
+
+struct SimtMemory { char* begin; size_t bytes; };
+inline SimtMemory simt_static_shared() {
+#if defined(__clang__)
+    return {__start_simt_shared, (size_t)(__stop_simt_shared - __start_simt_shared)};
+#else
+    SimtMemory m = {nullptr, 0};
+    dl_iterate_phdr([](struct dl_phdr_info* info, size_t, void* to) {      // the first one is the program
+        for (int i = 0; i < info->dlpi_phnum; i++) {
+            if (info->dlpi_phdr[i].p_type == PT_TLS) { *(SimtMemory*)to = {(char*)info->dlpi_tls_data, info->dlpi_phdr[i].p_memsz}; }
+        }
+        return 1;
+    }, &m);
+    return m;
+#endif
+}
+// true when p .. p+bytes is shared memory of the running block
+inline bool simt_is_shared(const void* p, size_t bytes) {
+    static const SimtMemory fixed = simt_static_shared();
+    auto within = [&](const char* begin, size_t n) { return (const char*)p >= begin && (const char*)p + bytes <= begin + n; };
+    return within(simt.shared, simt.shared_bytes) || within(fixed.begin, fixed.bytes);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// launch
+
+inline void simt_block(size_t block, int threads, const char* file, int line) {
+    blockIdx.x = (unsigned)block;
+    simt.error = nullptr;
+    simt_forget_ready();
+    const unsigned sticky[] = {0, 7, 8, 8};
+    simt.sticky = sticky[simt.draw(4)];
+    memset(simt.waiting, 0, sizeof(simt.waiting));
+    for (SimtBarrier& b : simt.barriers) { b.warps.clear(); }
+    simt.unfinished = (unsigned)threads;
+    for (int i = 0; i < threads; i++) {
+        if (i == (int)simt.pool.size()) { simt.pool.push_back(new SimtThread()); }
+        SimtThread* t = simt.pool[i];
+        if (!t->started) { simt_start(t); }
+        t->index = (unsigned)i;
+        t->done = false;
+        t->copies.clear();
+        t->groups = 0;
+        simt_wake(t);
+    }
+    simt_run_ready();
+    if (simt.unfinished == 0) { return; }
+    std::string what;
+    int code = EXIT_DEVICE;
+    try {
+        if (simt.error) { std::rethrow_exception(simt.error); }
+        what = "threads wait for others that do not come" + simt_who_waits();
+    } catch (const Error& e) {
+        what = e.what();
+        code = e.code;
+    }
+    for (int i = 0; i < threads; i++) { simt.pool[i]->started = false; }    // their stacks are in the middle of a kernel
+    die_at(file, line, code, "kernel, block %zu of %u, %d threads: %s\n ", block, gridDim.x, threads, what.c_str());
+}
+
+inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const std::function<void()>& body, const char* file, int line) {
+    static const SimtMemory fixed = simt_static_shared();
+    if (simt.body != nullptr) { die_at(file, line, EXIT_DEVICE, "a kernel cannot launch a kernel"); }
+    if (threads < 32 || threads > 1024 || threads % 32 != 0 || shared_bytes > SIMT_MAX_SHARED) {
+        die_at(file, line, EXIT_DEVICE, "a block of %d threads and %zu bytes of shared memory: at most 1024, a multiple of 32, and %zu bytes", threads,
+               shared_bytes, SIMT_MAX_SHARED);
+    }
+    struct Running {
+        Running(const std::function<void()>& body) { simt.body = &body; }
+        ~Running() { simt.body = nullptr; free(simt.shared); simt.shared = nullptr; simt.shared_bytes = 0; }
+    } running(body);
+    blockDim.x = (unsigned)threads;
+    gridDim.x = (unsigned)blocks;
+    std::vector<unsigned> order(blocks);
+    for (size_t b = 0; b < blocks; b++) { order[b] = (unsigned)b; }
+    for (size_t b = blocks; b > 1; b--) { std::swap(order[b - 1], order[simt.draw(b)]); }
+    for (size_t b = 0; b < blocks; b++) {
+        free(simt.shared);
+        simt.shared = nullptr;
+        simt.shared_bytes = shared_bytes;
+        if (shared_bytes > 0 && posix_memalign((void**)&simt.shared, 1024, shared_bytes) != 0) { die(EXIT_OUT_OF_MEMORY, "no shared memory"); }
+        if (shared_bytes > 0) { memset(simt.shared, 0xff, shared_bytes); }
+        if (fixed.bytes > 0) { memset(fixed.begin, 0xff, fixed.bytes); }
+        simt_block(order[b], threads, file, line);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the runtime. The device's memory is the host's, SIMT_MEMORY bytes of it.
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100 };
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventDefault = 0 };
+enum cudaDeviceAttr { cudaDevAttrClockRate, cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrComputeCapabilityMajor,
+                      cudaDevAttrComputeCapabilityMinor, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth };
+struct SimtStream {};
+using cudaStream_t = SimtStream*;
+struct SimtEvent { double seconds; };
+using cudaEvent_t = SimtEvent*;
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int multiProcessorCount, major, minor, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, l2CacheSize;
+};
+
+inline const char* cudaGetErrorString(cudaError_t e) {
+    return e == cudaSuccess ? "no error" : e == cudaErrorMemoryAllocation ? "out of memory" : e == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "invalid argument";
+}
+inline const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+
+inline std::map<void*, size_t> simt_allocations;
+inline size_t simt_memory() { const char* s = getenv("SIMT_MEMORY"); return s != nullptr ? strtoull(s, nullptr, 10) : (size_t)4 << 30; }
+inline cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
+    size_t used = 0;
+    for (const auto& a : simt_allocations) { used += a.second; }
+    *total = simt_memory();
+    *available = *total > used ? *total - used : 0;
+    return cudaSuccess;
+}
+template <class T> cudaError_t cudaMalloc(T** p, size_t bytes) {
+    size_t available, total;
+    cudaMemGetInfo(&available, &total);
+    void* q = nullptr;
+    *p = nullptr;
+    if (bytes == 0) { return cudaSuccess; }
+    if (bytes > available || posix_memalign(&q, 256, bytes) != 0) { return cudaErrorMemoryAllocation; }
+    memset(q, 0xff, bytes);
+    simt_allocations[q] = bytes;
+    *p = (T*)q;
+    return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* p) {
+    if (p == nullptr) { return cudaSuccess; }
+    if (simt_allocations.erase(p) == 0) { return cudaErrorInvalidValue; }
+    free(p);
+    return cudaSuccess;
+}
+template <class T> cudaError_t cudaMallocHost(T** p, size_t bytes) { *p = (T*)malloc(bytes > 0 ? bytes : 1); return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation; }
+inline cudaError_t cudaFreeHost(void* p) { free(p); return cudaSuccess; }
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) { if (bytes > 0) { memmove(to, from, bytes); } return cudaSuccess; }
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) { return cudaMemcpy(to, from, bytes, kind); }
+inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { if (bytes > 0) { memset(p, value, bytes); } return cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr) { return cudaMemset(p, value, bytes); }
+
+inline cudaError_t cudaStreamCreate(cudaStream_t* s) { *s = new SimtStream(); return cudaSuccess; }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreate(s); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) { delete s; return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = new SimtEvent(); return cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = nullptr) { e->seconds = wall_seconds(); return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) { *ms = (float)(1000 * (to->seconds - from->seconds)); return cudaSuccess; }
+
+inline cudaError_t cudaGetDeviceCount(int* n) { *n = 1; return cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
+inline cudaError_t cudaDriverGetVersion(int* v) { *v = 13000; return cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* v) { *v = 13000; return cudaSuccess; }
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+    *p = {"simt (a CPU emulating CUDA)", simt_memory(), 48 << 10, SIMT_MAX_SHARED, 228 << 10, 1, 8, 0, 32, 1024, 2048, 1 << 20};
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) {
+    *value = a == cudaDevAttrMultiProcessorCount ? 1 : a == cudaDevAttrMaxSharedMemoryPerBlockOptin ? (int)SIMT_MAX_SHARED
+           : a == cudaDevAttrComputeCapabilityMajor ? 8 : a == cudaDevAttrComputeCapabilityMinor ? 0 : a == cudaDevAttrGlobalMemoryBusWidth ? 64 : 1000000;
+    return cudaSuccess;
+}
+
+#endif

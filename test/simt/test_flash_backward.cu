@@ -1,0 +1,510 @@
+// test_flash_backward.cu -- the tensor-core backward against a float64 oracle, checked itself by central differences.
+//
+// Tolerances are not chosen: the oracle runs once more with the kernel's own roundings (out, P and dl to bf16, results to bf16),
+// and the kernel has to stay near that simulation, within a quarter of the distance between simulation and oracle.
+#include "../../llmc/attention_flash_backward.cuh"
+#include "../../llmc/position/toeplitz.cuh"
+
+#include "kernel_test.h"
+
+namespace {
+
+struct Shape { int B, T, NH, HS; };
+const char* const BIAS_NAMES[] = {"None", "Linear", "Distance", "LogDistance", "Toeplitz"};
+
+using Doubles = std::vector<double>;
+
+// One call's inputs, every value exactly what the kernel reads. q, k, v, dout (B*NH,T,HS); S, g (B*NH,T); table (NH,2T-1) by j - i
+struct Inputs {
+    FlashBias K;
+    bool causal;
+    Shape s;
+    double scale;
+    Doubles q, k, v, dout, S, g, table, slope;
+    std::vector<int> kv_len, first_tile;            // empty: none
+    std::vector<float> S_offset;                    // (B*NH,T) and what S was made of, in chunks
+    Doubles S_origin;                               // (B*NH,chunks)
+
+    int heads() const { return s.B * s.NH; }
+    int keys(int bh) const { return kv_len.empty() ? s.T : std::min(s.T, kv_len[(size_t)(bh / s.NH)]); }
+    bool visible(int bh, int i, int j) const {
+        if (j >= keys(bh) || (causal && j > i)) { return false; }
+        return first_tile.empty() || j / FLASH_TILE >= first_tile[(size_t)bh * ceil_div(s.T, FLASH_TILE) + i / FLASH_TILE];
+    }
+    double bias(int bh, int i, int j) const {
+        const size_t at = (size_t)bh * s.T;
+        switch (K) {
+            case FlashBias::Linear: return -slope[(size_t)(bh % s.NH)] * std::abs(i - j);
+            case FlashBias::Distance: return -g[at + i] * std::fabs(S[at + i] - S[at + j]);
+            case FlashBias::LogDistance: return -std::log1p(std::pow(g[at + i] * (S[at + i] - S[at + j]), 2));
+            case FlashBias::Toeplitz: return table[(size_t)(bh % s.NH) * (2 * s.T - 1) + s.T - 1 + j - i];
+            default: return 0;
+        }
+    }
+};
+
+Doubles doubles(const std::vector<float>& v) { return Doubles(v.begin(), v.end()); }
+double bf16_of(double x) { return (double)(float)(bf16)(float)x; }
+
+// step: mean of CABLE's b
+Inputs make_inputs(FlashBias K, bool causal, Shape s, uint64_t seed, double step = 0.2) {
+    Inputs p;
+    p.K = K; p.causal = causal; p.s = s;
+    p.scale = (float)(1 / std::sqrt((double)s.HS));
+    const size_t n = (size_t)s.B * s.NH * s.T, chunks = (size_t)ceil_div(s.T, CABLE_CHUNK);
+    p.q = doubles(rounded_to_bf16(normals(n * s.HS, seed + 1)));
+    p.k = doubles(rounded_to_bf16(normals(n * s.HS, seed + 2)));
+    p.v = doubles(rounded_to_bf16(normals(n * s.HS, seed + 3)));
+    p.dout = doubles(rounded_to_bf16(normals(n * s.HS, seed + 4)));
+    p.g = doubles(normals(n, seed + 5));
+    for (double& x : p.g) { x = (float)std::log1p(std::exp(x)); }
+    const std::vector<float> b = normals(n, seed + 6, step, step);
+    p.S_offset.resize(n);
+    p.S.resize(n);
+    p.S_origin.resize((size_t)p.heads() * chunks);
+    for (size_t bh = 0; bh < (size_t)p.heads(); bh++) {
+        double origin = 0;
+        float offset = 0;
+        for (size_t t = 0; t < (size_t)s.T; t++) {
+            if (t % CABLE_CHUNK == 0) {
+                origin += offset;
+                offset = 0;
+                p.S_origin[bh * chunks + t / CABLE_CHUNK] = origin;
+            }
+            offset += std::max(0.0f, b[bh * s.T + t]);
+            p.S_offset[bh * s.T + t] = offset;
+            p.S[bh * s.T + t] = origin + offset;
+        }
+    }
+    p.table = doubles(normals((size_t)s.NH * (2 * s.T - 1), seed + 7));
+    int power = 1;
+    while (2 * power <= s.NH) { power *= 2; }
+    for (int h = 0; h < s.NH; h++) {
+        p.slope.push_back((float)std::pow(2.0, h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power));
+    }
+    return p;
+}
+
+// layouts as in Inputs; dtable (B*NH,2T-1)
+struct Results {
+    Doubles out, lse, dq, dk, dv, dS, dg, dtable;
+    explicit Results(const Inputs& p) {
+        const size_t n = (size_t)p.heads() * p.s.T;
+        for (Doubles* x : {&out, &dq, &dk, &dv}) { x->assign(n * p.s.HS, 0); }
+        for (Doubles* x : {&lse, &dS, &dg}) { x->assign(n, 0); }
+        dtable.assign((size_t)p.heads() * (2 * p.s.T - 1), 0);
+    }
+};
+
+// Straight from the equations. simulated: with the roundings of the kernels.
+void oracle_row(Results& r, const Inputs& p, int bh, int i, bool simulated) {
+    const int T = p.s.T, HS = p.s.HS;
+    const size_t at = (size_t)bh * T;
+    const double *q = &p.q[(at + i) * HS], *dout = &p.dout[(at + i) * HS];
+    double* out = &r.out[(at + i) * HS];
+    Doubles a((size_t)T, -INFINITY);
+    double largest = -INFINITY, sum = 0, D = 0;
+    for (int j = 0; j < T; j++) {
+        if (!p.visible(bh, i, j)) { continue; }
+        double dot = 0;
+        for (int d = 0; d < HS; d++) { dot += q[d] * p.k[(at + j) * HS + d]; }
+        a[(size_t)j] = p.scale * dot + p.bias(bh, i, j);
+        largest = std::max(largest, a[(size_t)j]);
+    }
+    for (int j = 0; j < T && largest > -INFINITY; j++) { sum += std::exp(a[(size_t)j] - largest); }
+    const double lse = r.lse[at + i] = largest + std::log(sum);
+    if (largest == -INFINITY) { return; }
+    for (int j = 0; j < T; j++) {
+        for (int d = 0; d < HS; d++) { out[d] += std::exp(a[(size_t)j] - lse) * p.v[(at + j) * HS + d]; }
+    }
+    for (int d = 0; d < HS; d++) { D += dout[d] * (simulated ? bf16_of(out[d]) : out[d]); }
+    for (int j = 0; j < T; j++) {
+        if (!p.visible(bh, i, j)) { continue; }
+        double dP = 0, P = std::exp(a[(size_t)j] - (simulated ? (double)(float)lse : lse));
+        for (int d = 0; d < HS; d++) { dP += dout[d] * p.v[(at + j) * HS + d]; }
+        const double dl = P * (dP - D), w = p.S[at + i] - p.S[at + j], g = p.g[at + i], e = i >= j ? 1 : -1;
+        const double Pr = simulated ? bf16_of(P) : P, dlr = simulated ? bf16_of(dl) : dl;
+        for (int d = 0; d < HS; d++) {
+            r.dv[(at + j) * HS + d] += Pr * dout[d];
+            r.dk[(at + j) * HS + d] += p.scale * dlr * q[d];
+            r.dq[(at + i) * HS + d] += p.scale * dlr * p.k[(at + j) * HS + d];
+        }
+        double dr = 0, dg = 0;                          // derivatives of the logit by S_i (of S_j: the same, negated) and by g_i
+        if (p.K == FlashBias::Distance) { dr = -g * e; dg = -std::fabs(w); }
+        if (p.K == FlashBias::LogDistance) { dr = -2 * g * g * w / (1 + g * g * w * w); dg = -2 * g * w * w / (1 + g * g * w * w); }
+        r.dS[at + i] += dl * dr;
+        r.dS[at + j] -= dl * dr;
+        r.dg[at + i] += dl * dg;
+        r.dtable[(size_t)bh * (2 * T - 1) + T - 1 + j - i] += dl;
+    }
+}
+Results oracle(const Inputs& p, bool simulated) {
+    Results r(p);
+    for (int bh = 0; bh < p.heads(); bh++) {
+        for (int i = 0; i < p.s.T; i++) { oracle_row(r, p, bh, i, simulated); }
+    }
+    if (simulated) { for (Doubles* x : {&r.dq, &r.dk, &r.dv}) { for (double& y : *x) { y = bf16_of(y); } } }
+    return r;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the kernels
+
+template <bool Causal> bool call(const Inputs& p, const FlashArgs& args, float* scratch) {
+    switch (p.K) {
+        case FlashBias::None: return flash_backward<Causal, FlashBias::None>(args, scratch, Stream(0));
+        case FlashBias::Linear: return flash_backward<Causal, FlashBias::Linear>(args, scratch, Stream(0));
+        case FlashBias::Distance: return flash_backward<Causal, FlashBias::Distance>(args, scratch, Stream(0));
+        case FlashBias::LogDistance: return flash_backward<Causal, FlashBias::LogDistance>(args, scratch, Stream(0));
+        default: return flash_backward<Causal, FlashBias::Toeplitz>(args, scratch, Stream(0));
+    }
+}
+template <bool Causal> bool call_forward(const Inputs& p, const FlashArgs& args) {
+    switch (p.K) {
+        case FlashBias::None: return flash_forward<Causal, FlashBias::None>(args, Stream(0));
+        case FlashBias::Linear: return flash_forward<Causal, FlashBias::Linear>(args, Stream(0));
+        case FlashBias::Distance: return flash_forward<Causal, FlashBias::Distance>(args, Stream(0));
+        case FlashBias::LogDistance: return flash_forward<Causal, FlashBias::LogDistance>(args, Stream(0));
+        default: return flash_forward<Causal, FlashBias::Toeplitz>(args, Stream(0));
+    }
+}
+
+// The arrays as a trainer lays them out: qkv in rows longer than 3C, capacity beyond T; what is not an input is NaN.
+struct Device {
+    const Inputs& p;
+    int C, OC, stride, chunks, entries;
+    std::vector<float> qkv, out, dout, lse, S_offset, g, table;
+    Doubles S_origin;
+
+    Device(const Inputs& p, const Results& forward) : p(p), C(p.s.NH * p.s.HS), OC(round_up(3 * C + 2 * p.s.NH, 8)), stride(p.s.T + 7),
+        chunks(ceil_div(stride, CABLE_CHUNK)), entries((p.causal ? stride : 2 * stride - 1) + TOEPLITZ_PAD) {
+        const int T = p.s.T, NH = p.s.NH, HS = p.s.HS;
+        const size_t BNH = (size_t)p.heads();
+        qkv.assign((size_t)p.s.B * stride * OC, NAN);
+        for (std::vector<float>* x : {&out, &dout}) { x->assign((size_t)p.s.B * T * C, NAN); }
+        for (std::vector<float>* x : {&lse, &S_offset, &g}) { x->assign(BNH * stride, NAN); }
+        S_origin.assign(BNH * chunks, NAN);
+        table.assign((size_t)NH * entries, 1e30f);
+        for (size_t bh = 0; bh < BNH; bh++) {
+            const size_t b = bh / NH, h = bh % NH;
+            for (size_t t = 0; t < (size_t)T; t++) {
+                const size_t at = bh * T + t;
+                lse[bh * stride + t] = (float)forward.lse[at];
+                S_offset[bh * stride + t] = p.S_offset[at];
+                g[bh * stride + t] = (float)p.g[at];
+                S_origin[bh * chunks + t / CABLE_CHUNK] = p.S_origin[bh * ceil_div(T, CABLE_CHUNK) + t / CABLE_CHUNK];
+                for (size_t d = 0; d < (size_t)HS; d++) {
+                    float* row = &qkv[(b * stride + t) * OC + h * HS + d];
+                    row[0] = (float)p.q[at * HS + d];
+                    row[C] = (float)p.k[at * HS + d];
+                    row[2 * C] = (float)p.v[at * HS + d];
+                    out[(b * T + t) * C + h * HS + d] = (float)forward.out[at * HS + d];
+                    dout[(b * T + t) * C + h * HS + d] = (float)p.dout[at * HS + d];
+                }
+            }
+            for (int d = -(T - 1); d < (p.causal ? 1 : T); d++) {
+                table[h * entries + stride - 1 + d] = (float)p.table[h * (2 * T - 1) + T - 1 + d];
+            }
+        }
+    }
+    Results run(bool chained = false) const {
+        const size_t BNH = (size_t)p.heads(), T = (size_t)p.s.T, NH = (size_t)p.s.NH, HS = (size_t)p.s.HS;
+        DeviceArray<bf16> d_qkv(to_bf16(qkv)), d_out(to_bf16(out)), d_dout(to_bf16(dout)), d_dqkv(qkv.size());
+        DeviceArray<float> d_lse(lse), d_S(S_offset), d_g(g), d_table(table), d_dS(lse.size()), d_dg(lse.size()), d_dtable(BNH * entries);
+        DeviceArray<float> scratch(flash_backward_scratch(p.K, p.s.B, p.s.T, p.s.NH));
+        DeviceArray<double> d_origin(S_origin);
+        DeviceArray<int> d_kv(p.kv_len), d_first(p.first_tile);
+        FlashArgs a = {};
+        a.qkv = d_qkv.p; a.out = d_out.p; a.lse = d_lse.p;
+        a.B = p.s.B; a.T = p.s.T; a.stride = stride; a.NH = p.s.NH; a.HS = p.s.HS; a.OC = OC; a.scale = (float)p.scale;
+        a.kv_len = p.kv_len.empty() ? nullptr : d_kv.p;
+        a.S_offset = d_S.p; a.g = d_g.p; a.S_origin = d_origin.p;
+        a.table = d_table.p; a.table_zero = stride - 1; a.table_entries = entries;
+        a.first_tile = p.first_tile.empty() ? nullptr : d_first.p;
+        a.dout = d_dout.p; a.dqkv = d_dqkv.p; a.dS = d_dS.p; a.dg = d_dg.p; a.dtable = d_dtable.p;
+        if (chained) {
+            d_out.set(std::vector<bf16>(out.size(), (bf16)NAN));
+            d_lse.set(std::vector<float>(lse.size(), NAN));
+            const bool done = p.causal ? call_forward<true>(p, a) : call_forward<false>(p, a);
+            check(done, "no forward kernel for this head size");
+        }
+        const bool done = p.causal ? call<true>(p, a, scratch.p) : call<false>(p, a, scratch.p);
+        check(done, "no backward kernel for this head size");
+        const std::vector<float> dqkv = to_float(d_dqkv.host()), dS = d_dS.host(), dg = d_dg.host(), dtable = d_dtable.host();
+        scratch.host();
+        Results r(p);
+        const bool cable = p.K == FlashBias::Distance || p.K == FlashBias::LogDistance;
+        bool outside = true;                                // what is nobody's business stayed as it was; unreachable columns are 0
+        for (size_t bh = 0; bh < BNH; bh++) {
+            const size_t b = bh / NH, h = bh % NH;
+            for (size_t t = 0; t < (size_t)stride; t++) {
+                const size_t at = bh * T + t;
+                for (size_t c = 3 * C; c < (size_t)OC; c++) { outside = outside && std::isnan(dqkv[(b * stride + t) * OC + c]); }
+                if (t >= T) { outside = outside && std::isnan(dqkv[(b * stride + t) * OC]) && std::isnan(dS[bh * stride + t]); continue; }
+                for (size_t d = 0; d < HS; d++) {
+                    const float* row = &dqkv[(b * stride + t) * OC + h * HS + d];
+                    r.dq[at * HS + d] = row[0];
+                    r.dk[at * HS + d] = row[C];
+                    r.dv[at * HS + d] = row[2 * C];
+                }
+                r.dS[at] = cable ? dS[bh * stride + t] : 0;
+                r.dg[at] = cable ? dg[bh * stride + t] : 0;
+            }
+            for (int x = 0; x < entries && p.K == FlashBias::Toeplitz; x++) {
+                const int d = x - (stride - 1);
+                const float value = dtable[bh * entries + x];
+                if (d > -(int)T && d < (p.causal ? 1 : (int)T)) { r.dtable[bh * (2 * T - 1) + T - 1 + d] = value; }
+                else { outside = outside && value == 0; }
+            }
+        }
+        EXPECT(outside, "%s T %zu: something was written where nothing belongs", BIAS_NAMES[(int)p.K], T);
+        return r;
+    }
+};
+
+Doubles suffix_sums(const Doubles& x, int T) {
+    Doubles y = x;
+    for (size_t i = y.size(); i-- > 1;) { if (i % T != 0) { y[i - 1] += y[i]; } }
+    return y;
+}
+double norm(const Doubles& x) {
+    double s = 0;
+    for (double y : x) { s += y * y; }
+    return std::sqrt(s);
+}
+// |a - b| relative to want, where want is not (nearly) 0; NaN counts as infinite
+double distance(const Doubles& a, const Doubles& b, const Doubles& want) {
+    Doubles d(a.size());
+    for (size_t i = 0; i < a.size(); i++) { d[i] = a[i] - b[i]; }
+    const double error = norm(d) / std::max(norm(want), 0.1 * std::sqrt((double)want.size()));
+    return error < INFINITY ? error : INFINITY;
+}
+
+struct Worst { double of[8] = {}; };
+const char* const RESULT_NAMES[] = {"dq", "dk", "dv", "dS", "dg", "db", "dtable"};
+
+// compares everything that the bias has; the worst share of the allowance goes to `worst`
+void expect_near(const Inputs& p, const Results& got, const Results& simulated, const Results& exact, Worst& worst, double allowance = 0.25) {
+    const bool cable = p.K == FlashBias::Distance || p.K == FlashBias::LogDistance;
+    const auto all = [&](const Results& r) { return std::vector<Doubles>{r.dq, r.dk, r.dv, r.dS, r.dg, suffix_sums(r.dS, p.s.T), r.dtable}; };
+    const std::vector<Doubles> g = all(got), s = all(simulated), e = all(exact);
+    for (size_t x = 0; x < g.size(); x++) {
+        if ((x >= 3 && x <= 5 && !cable) || (x == 6 && p.K != FlashBias::Toeplitz)) { continue; }
+        const double error = distance(g[x], s[x], e[x]), allowed = allowance * distance(s[x], e[x], e[x]) + 1e-5;
+        worst.of[x] = std::max(worst.of[x], error / allowed);
+        EXPECT(error <= allowed, "%s %s T %d HS %d B %d NH %d: %s is %.3g from the simulation, which is %.3g from the oracle", BIAS_NAMES[(int)p.K],
+               p.causal ? "causal" : "full", p.s.T, p.s.HS, p.s.B, p.s.NH, RESULT_NAMES[x], error, distance(s[x], e[x], e[x]));
+    }
+}
+void inform(const Worst& worst) {
+    for (int x = 0; x < 7; x++) { if (worst.of[x] > 0) { INFO("%s %.2f", RESULT_NAMES[x], worst.of[x]); } }
+}
+
+std::vector<Shape> shapes() {
+    if (!on_gpu) { return {{1, 1, 1, 64}, {1, 17, 2, 64}, {2, 64, 1, 64}, {1, 65, 1, 128}, {1, 129, 1, 64}, {1, 200, 1, 64}, {1, 130, 1, 128}}; }
+    std::vector<Shape> all;
+    for (int HS : {64, 128}) {
+        for (int T : {1, 17, 63, 64, 65, 127, 128, 129, 192, 200, 511, 1000}) { all.push_back({T < 300 ? 2 : 1, T, 3, HS}); }
+    }
+    return all;
+}
+
+void against_oracle(FlashBias K, bool causal) {
+    Worst worst;
+    uint64_t seed = 100;
+    for (Shape s : shapes()) {
+        Inputs p = make_inputs(K, causal, s, seed += 10);
+        if (s.T == 129 || s.T == 200) { p.kv_len.assign((size_t)s.B, s.T - 50); }      // every second one inside a tile, or a whole tile less
+        const Results exact = oracle(p, false);
+        expect_near(p, Device(p, exact).run(), oracle(p, true), exact, worst);
+    }
+    inform(worst);
+}
+
+const FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance, FlashBias::Toeplitz};
+
+bool same(const Results& a, const Results& b) {
+    return same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv) && same_bits(a.dS, b.dS) && same_bits(a.dg, b.dg) &&
+           same_bits(a.dtable, b.dtable);
+}
+
+} // namespace
+
+KERNEL_TEST("flash backward: the oracle against central differences") {
+    const double h = 1e-5;
+    double worst = 0;
+    for (FlashBias K : BIASES) {
+        for (bool causal : {true, false}) {
+            Inputs p = make_inputs(K, causal, {1, 9, 2, 8}, 7);
+            for (size_t t = 0; t < p.S.size(); t++) { p.S[t] = 0.3 * (double)t + 0.1 * std::sin((double)t); }      // no kink within h
+            const Results r = oracle(p, false);
+            const auto loss = [&] {
+                const Results x = oracle(p, false);
+                double sum = 0;
+                for (size_t i = 0; i < x.out.size(); i++) { sum += x.out[i] * p.dout[i]; }
+                return sum;
+            };
+            Doubles dtable((size_t)2 * 17, 0);              // one sequence: slabs and table agree
+            for (size_t i = 0; i < dtable.size(); i++) { dtable[i] = r.dtable[i]; }
+            const auto compare = [&](Doubles& x, const Doubles& dx, const char* name) {
+                for (size_t i = 0; i < x.size(); i += x.size() > 40 ? 7 : 1) {
+                    const double x0 = x[i];
+                    x[i] = x0 + h; const double up = loss();
+                    x[i] = x0 - h; const double down = loss();
+                    x[i] = x0;
+                    const double error = std::fabs((up - down) / (2 * h) - dx[i]);
+                    worst = std::max(worst, error);
+                    EXPECT(error < 1e-7, "%s %s[%zu]: %.9g by differences, %.9g analytically", BIAS_NAMES[(int)K], name, i, (up - down) / (2 * h), dx[i]);
+                }
+            };
+            compare(p.q, r.dq, "dq");
+            compare(p.k, r.dk, "dk");
+            compare(p.v, r.dv, "dv");
+            if (K == FlashBias::Distance || K == FlashBias::LogDistance) { compare(p.S, r.dS, "dS"); compare(p.g, r.dg, "dg"); }
+            if (K == FlashBias::Toeplitz) { compare(p.table, dtable, "dtable"); }
+        }
+    }
+    INFO("largest difference %.1e", worst);
+}
+
+KERNEL_TEST("flash backward None, causal") { against_oracle(FlashBias::None, true); }
+KERNEL_TEST("flash backward None, full") { against_oracle(FlashBias::None, false); }
+KERNEL_TEST("flash backward Linear, causal") { against_oracle(FlashBias::Linear, true); }
+KERNEL_TEST("flash backward Linear, full") { against_oracle(FlashBias::Linear, false); }
+KERNEL_TEST("flash backward Distance, causal") { against_oracle(FlashBias::Distance, true); }
+KERNEL_TEST("flash backward Distance, full") { against_oracle(FlashBias::Distance, false); }
+KERNEL_TEST("flash backward LogDistance, causal") { against_oracle(FlashBias::LogDistance, true); }
+KERNEL_TEST("flash backward LogDistance, full") { against_oracle(FlashBias::LogDistance, false); }
+KERNEL_TEST("flash backward Toeplitz, causal") { against_oracle(FlashBias::Toeplitz, true); }
+KERNEL_TEST("flash backward Toeplitz, full") { against_oracle(FlashBias::Toeplitz, false); }
+
+// Shifting S changes nothing, so dS sums to 0, and so does db_0: the row sums have to cancel what the column sums leak.
+KERNEL_TEST("flash backward: dS sums to 0") {
+    double worst = 0;
+    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+        for (bool causal : {true, false}) {
+            const Inputs p = make_inputs(K, causal, {1, on_gpu ? 1000 : 150, 1, 64}, 31);
+            const Results r = Device(p, oracle(p, false)).run();
+            const Doubles db = suffix_sums(r.dS, p.s.T);
+            const double rms = norm(r.dS) / std::sqrt((double)p.s.T), rms_db = norm(db) / std::sqrt((double)p.s.T);
+            double magnitude = 0;
+            for (double x : r.dS) { magnitude += std::fabs(x); }
+            worst = std::max(worst, std::fabs(db[0]) / rms);
+            EXPECT(rms > 0 && std::fabs(db[0]) < 1e-6 * magnitude + 1e-6 * rms, "%s: the sum over dS is %.3g, rms %.3g", BIAS_NAMES[(int)K], db[0], rms);
+            EXPECT(std::fabs(db[0]) < 1e-4 * rms_db, "%s: db_0 is %.3g, rms of db %.3g", BIAS_NAMES[(int)K], db[0], rms_db);
+        }
+    }
+    INFO("at most %.1e of rms", worst);
+}
+
+KERNEL_TEST("flash backward: tiles whose probabilities are 0 may be skipped, bit by bit") {
+    int skipped = 0;
+    for (bool causal : {true, false}) {
+        Inputs p = make_inputs(FlashBias::Distance, causal, {1, on_gpu ? 700 : 260, 2, 64}, 41, 4.0);
+        for (double& g : p.g) { g = std::max(g, 0.5); }
+        const Results exact = oracle(p, false);
+        const Device device(p, exact);
+        const Results all = device.run();
+        const int tiles = ceil_div(p.s.T, FLASH_TILE), T = p.s.T;
+        std::vector<int> first((size_t)p.heads() * tiles, 0);
+        for (int bh = 0; bh < p.heads(); bh++) {
+            for (int m = 0; m < tiles; m++) {
+                double largest = -INFINITY;
+                for (int n = 0; n < m; n++) {
+                    for (int i = m * FLASH_TILE; i < std::min(T, (m + 1) * FLASH_TILE); i++) {
+                        for (int j = n * FLASH_TILE; j < (n + 1) * FLASH_TILE; j++) {
+                            double dot = 0;
+                            for (int d = 0; d < p.s.HS; d++) { dot += p.q[((size_t)bh * T + i) * p.s.HS + d] * p.k[((size_t)bh * T + j) * p.s.HS + d]; }
+                            largest = std::max(largest, (p.scale * dot + p.bias(bh, i, j) - exact.lse[(size_t)bh * T + i]) / std::log(2.0));
+                        }
+                    }
+                    if (largest >= -128) { break; }
+                    first[(size_t)bh * tiles + m] = n + 1;
+                    skipped++;
+                }
+            }
+        }
+        p.first_tile = first;
+        EXPECT(same(all, device.run()), "%s: skipping changed bits", causal ? "causal" : "full");
+    }
+    EXPECT(skipped > 4, "only %d tiles could be skipped", skipped);
+    INFO("%d tiles", skipped);
+}
+
+// first_tile is obeyed, not just harmless: with tiles that matter left out, the result is the oracle's that leaves them out too.
+KERNEL_TEST("flash backward: first_tile leaves out exactly its tiles") {
+    Worst worst;
+    for (FlashBias K : {FlashBias::Distance, FlashBias::Toeplitz}) {
+        for (bool causal : {true, false}) {
+            Inputs p = make_inputs(K, causal, {1, 180, 1, 64}, 43);
+            p.first_tile = {0, 1, 2};
+            const Results exact = oracle(p, false);
+            expect_near(p, Device(p, exact).run(), oracle(p, true), exact, worst);
+        }
+    }
+    inform(worst);
+}
+
+KERNEL_TEST("flash backward: two runs give the same bits") {
+    for (FlashBias K : BIASES) {
+        const Inputs p = make_inputs(K, false, on_gpu ? Shape{4, 900, 8, 64} : Shape{1, 70, 2, 64}, 51);
+        Results any(p);
+        const Device device(p, any);                        // out and lse of zeros do as well here
+        const Results once = device.run();
+        for (int k = 0; k < (on_gpu ? 10 : 1); k++) { EXPECT(same(once, device.run()), "%s", BIAS_NAMES[(int)K]); }
+    }
+}
+
+KERNEL_TEST("flash backward: masked keys and rows without a key get zeros") {
+    Worst worst;
+    for (FlashBias K : BIASES) {
+        for (bool causal : {true, false}) {
+            Inputs p = make_inputs(K, causal, {3, 70, 1, 64}, 61);
+            p.kv_len = {0, 3, 64};
+            const Results exact = oracle(p, false), r = Device(p, exact).run();
+            expect_near(p, r, oracle(p, true), exact, worst);
+            bool zero = true;
+            for (size_t e = 0; e < r.dk.size(); e++) {
+                const int b = (int)(e / (70 * 64)), j = (int)(e / 64 % 70);
+                if (j >= p.kv_len[(size_t)b]) { zero = zero && r.dk[e] == 0 && r.dv[e] == 0; }
+                if (b == 0) { zero = zero && r.dq[e] == 0; }
+            }
+            for (size_t t = 0; t < 70; t++) { zero = zero && r.dS[t] == 0 && r.dg[t] == 0; }
+            EXPECT(zero, "%s: a gradient where nothing was seen", BIAS_NAMES[(int)K]);
+        }
+    }
+    inform(worst);
+}
+
+KERNEL_TEST("flash backward: large biases stay finite") {
+    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+        for (bool causal : {true, false}) {
+            Inputs p = make_inputs(K, causal, {1, 140, 1, 64}, 71, 50.0);
+            for (double& g : p.g) { g = (float)(20 * g); }
+            const Results exact = oracle(p, false);
+            Worst worst;
+            expect_near(p, Device(p, exact).run(), oracle(p, true), exact, worst, 1.0);
+        }
+    }
+}
+
+KERNEL_TEST("flash backward after the forward kernel") {
+    Worst worst;
+    for (FlashBias K : BIASES) {
+        for (bool causal : {true, false}) {
+            Inputs p = make_inputs(K, causal, {1, on_gpu ? 520 : 140, 1, causal ? 64 : 128}, 81);
+            const Results exact = oracle(p, false);
+            expect_near(p, Device(p, exact).run(true), oracle(p, true), exact, worst, 1.0);
+        }
+    }
+    inform(worst);
+}
+
+KERNEL_TEST("flash backward refuses what it cannot do") {
+    FlashArgs a = {};
+    a.HS = 80;
+    EXPECT(!(flash_backward<true, FlashBias::None>(a, nullptr, Stream(0))), "head size 80");
+    a.T = 10; a.table_zero = 8; a.table_entries = 200;
+    const std::string error = error_of([&] { flash_backward<true, FlashBias::Toeplitz>(a, nullptr, Stream(0)); });
+    EXPECT(error.find("distance") != std::string::npos, "a table too short: '%s'", error.c_str());
+}

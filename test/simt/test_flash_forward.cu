@@ -1,0 +1,455 @@
+// The tensor-core attention's forward against float64, for every bias; and section 8's bound against what it leaves out.
+//
+// Tolerances are measured: the exact softmax with its weights rounded to bf16 (what the second matmul is fed) and its output rounded to
+// bf16 has some error; the kernel may have twice that. lse: the same with float32 logits.
+#include <algorithm>
+
+#include "../../llmc/attention_flash.cuh"
+#include "kernel_test.h"
+
+constexpr FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance, FlashBias::Toeplitz};
+static const char* name_of(FlashBias K) {
+    const char* names[] = {"none", "linear", "distance", "log distance", "toeplitz"};
+    return names[(int)K];
+}
+
+struct Problem {
+    FlashBias K;
+    bool causal;
+    int B, T, NH, HS;
+    std::vector<int> kv_len = {};
+    double qk = 1.0, b_mean = 0.0, b_std = 0.55, g_mean = 0.0, g_std = 1.0, origin = 0.0;
+    int spare = 3;                              // positions behind T in every array over time
+
+    int stride() const { return T + spare; }
+    int C() const { return NH * HS; }
+    int OC() const { return round_up(3 * C() + 2 * NH, 8); }
+    int chunks() const { return ceil_div(stride(), 128); }
+    int entries() const { return (causal ? stride() : 2 * stride() - 1) + 128; }
+    float scale() const { return (float)(1.0 / std::sqrt((double)HS)); }
+    int keys(int b) const { return kv_len.empty() ? T : std::min(T, kv_len[b]); }
+    std::string text() const {
+        return strprintf("%s %s B %d T %d NH %d HS %d%s", name_of(K), causal ? "causal" : "full", B, T, NH, HS, kv_len.empty() ? "" : " kv_len");
+    }
+};
+
+struct Inputs {
+    std::vector<float> qkv, S, g, table;        // qkv holds bf16 values
+    std::vector<double> origin;
+};
+
+// What no kernel may read is NaN: the columns behind q, k and v, the rows behind T, the keys and values behind kv_len.
+static Inputs make_inputs(const Problem& p, uint64_t seed) {
+    Inputs x;
+    const int C = p.C(), OC = p.OC(), stride = p.stride();
+    x.qkv = rounded_to_bf16(normals((size_t)p.B * stride * OC, seed));
+    for (int b = 0; b < p.B; b++) {
+        for (int t = 0; t < stride; t++) {
+            float* row = &x.qkv[((size_t)b * stride + t) * OC];
+            for (int c = 0; c < OC; c++) {
+                if (c < 2 * C) { row[c] = (float)(bf16)(float)(row[c] * p.qk); }
+                if (t >= p.T || c >= 3 * C || (c >= C && t >= p.keys(b))) { row[c] = NAN; }
+            }
+        }
+    }
+    const int BNH = p.B * p.NH;
+    const std::vector<float> zc = normals((size_t)BNH * stride, seed + 1, p.b_std, p.b_mean), zs = normals(zc.size(), seed + 2, p.g_std, p.g_mean);
+    x.S.assign(zc.size(), NAN);
+    x.g.assign(zc.size(), NAN);
+    x.origin.assign((size_t)BNH * p.chunks(), p.origin);
+    for (int bh = 0; bh < BNH; bh++) {
+        double origin = p.origin;
+        float offset = 0.0f;
+        for (int t = 0; t < p.T; t++) {
+            if (t % 128 == 0) {
+                origin += std::ldexp(std::round(std::ldexp((double)offset, 20)), -20);      // so that a shift of all origins is exact
+                offset = 0.0f;
+                x.origin[(size_t)bh * p.chunks() + t / 128] = origin;
+            }
+            offset += std::max(zc[(size_t)bh * stride + t], 0.0f);
+            x.S[(size_t)bh * stride + t] = offset;
+            x.g[(size_t)bh * stride + t] = (float)std::log1p(std::exp((double)zs[(size_t)bh * stride + t]));
+        }
+    }
+    x.table = normals((size_t)p.NH * p.entries(), seed + 3);
+    return x;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// oracle
+
+static double slope_of_head(int h, int NH) {    // Press et al. 2022
+    int power = 1;
+    while (2 * power <= NH) { power *= 2; }
+    return h < power ? std::pow(2.0, -8.0 * (h + 1) / power) : std::pow(2.0, -8.0 * (2 * (h - power) + 1) / (2 * power));
+}
+static double bias_of(const Problem& p, const Inputs& x, int bh, int i, int j) {
+    const int h = bh % p.NH;
+    auto S = [&](int t) { return x.origin[(size_t)bh * p.chunks() + t / 128] + (double)x.S[(size_t)bh * p.stride() + t]; };
+    const double g = x.g[(size_t)bh * p.stride() + i];
+    switch (p.K) {
+        case FlashBias::None: return 0.0;
+        case FlashBias::Linear: return -slope_of_head(h, p.NH) * std::abs(i - j);
+        case FlashBias::Distance: return -g * std::fabs(S(i) - S(j));
+        case FlashBias::LogDistance: return -std::log1p(g * g * (S(i) - S(j)) * (S(i) - S(j)));
+        case FlashBias::Toeplitz: return x.table[(size_t)h * p.entries() + p.stride() - 1 + j - i];
+    }
+    return NAN;
+}
+
+struct Outputs { std::vector<float> out, lse; };
+struct Oracle {
+    std::vector<double> out, lse;       // (B,T,C), (B*NH,T)
+    Outputs rounded;                    // the simulation
+};
+
+static Oracle oracle(const Problem& p, const Inputs& x) {
+    const int C = p.C(), OC = p.OC(), HS = p.HS;
+    Oracle y;
+    y.out.assign((size_t)p.B * p.T * C, 0.0);
+    y.lse.assign((size_t)p.B * p.NH * p.T, -INFINITY);
+    y.rounded.out.assign(y.out.size(), 0.0f);
+    y.rounded.lse.assign(y.lse.size(), -INFINITY);
+    std::vector<double> logits(p.T);
+    std::vector<float> rough(p.T);
+    for (int bh = 0; bh < p.B * p.NH; bh++) {
+        const int b = bh / p.NH, h = bh % p.NH;
+        const float* base = &x.qkv[(size_t)b * p.stride() * OC + h * HS];
+        for (int i = 0; i < p.T; i++) {
+            const int keys = p.causal ? std::min(i + 1, p.keys(b)) : p.keys(b);
+            if (keys == 0) { continue; }
+            for (int j = 0; j < keys; j++) {
+                double dot = 0.0;
+                float rough_dot = 0.0f;
+                for (int d = 0; d < HS; d++) {
+                    const float q = base[(size_t)i * OC + d], k = base[(size_t)j * OC + C + d];
+                    dot += (double)q * k;
+                    rough_dot += q * k;
+                }
+                const double B_ij = bias_of(p, x, bh, i, j);
+                logits[j] = p.scale() * dot + B_ij;
+                rough[j] = p.scale() * rough_dot + (float)B_ij;
+            }
+            const double top = *std::max_element(logits.begin(), logits.begin() + keys);
+            const float rough_top = *std::max_element(rough.begin(), rough.begin() + keys);
+            double sum = 0.0;
+            float rough_sum = 0.0f;
+            for (int j = 0; j < keys; j++) {
+                sum += std::exp(logits[j] - top);
+                rough_sum += std::exp(rough[j] - rough_top);
+            }
+            y.lse[(size_t)bh * p.T + i] = top + std::log(sum);
+            y.rounded.lse[(size_t)bh * p.T + i] = rough_top + std::log(rough_sum);
+            for (int d = 0; d < HS; d++) {
+                double exact = 0.0, simulated = 0.0;
+                for (int j = 0; j < keys; j++) {
+                    const double v = base[(size_t)j * OC + 2 * C + d], e = std::exp(logits[j] - top);
+                    exact += e * v;
+                    simulated += (double)(float)(bf16)(float)e * v;
+                }
+                const size_t at = ((size_t)b * p.T + i) * C + h * HS + d;
+                y.out[at] = exact / sum;
+                y.rounded.out[at] = (float)(bf16)(float)(simulated / sum);
+            }
+        }
+    }
+    return y;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the kernel
+
+template <bool Causal> static bool launch_forward(FlashBias K, const FlashArgs& a) {
+    switch (K) {
+        case FlashBias::None: return flash_forward<Causal, FlashBias::None>(a, Stream(0));
+        case FlashBias::Linear: return flash_forward<Causal, FlashBias::Linear>(a, Stream(0));
+        case FlashBias::Distance: return flash_forward<Causal, FlashBias::Distance>(a, Stream(0));
+        case FlashBias::LogDistance: return flash_forward<Causal, FlashBias::LogDistance>(a, Stream(0));
+        case FlashBias::Toeplitz: return flash_forward<Causal, FlashBias::Toeplitz>(a, Stream(0));
+    }
+    return false;
+}
+
+struct Device {
+    const Problem& p;
+    DeviceArray<bf16> qkv, out;
+    DeviceArray<float> lse, S, g, table, key_norm;
+    DeviceArray<double> origin;
+    DeviceArray<int> kv_len, first_tile;
+    Device(const Problem& p, const Inputs& x)
+        : p(p), qkv(to_bf16(x.qkv)), out((size_t)p.B * p.T * p.C()), lse((size_t)p.B * p.NH * p.stride()), S(x.S), g(x.g), table(x.table),
+          key_norm((size_t)p.B * p.NH * ceil_div(p.T, 64)), origin(x.origin), kv_len(p.kv_len), first_tile(key_norm.n) {}
+    FlashArgs args() {
+        FlashArgs a = {};                       // null: what the bias does not use must not be read
+        a.qkv = qkv.p; a.out = out.p; a.lse = lse.p;
+        a.B = p.B; a.T = p.T; a.stride = p.stride(); a.NH = p.NH; a.HS = p.HS; a.OC = p.OC();
+        a.scale = p.scale();
+        if (!p.kv_len.empty()) { a.kv_len = kv_len.p; }
+        if (p.K == FlashBias::Distance || p.K == FlashBias::LogDistance) { a.S_offset = S.p; a.g = g.p; a.S_origin = origin.p; }
+        if (p.K == FlashBias::Toeplitz) { a.table = table.p; a.table_zero = p.stride() - 1; a.table_entries = p.entries(); }
+        return a;
+    }
+    Outputs run(const FlashArgs& a) {
+        out.set(std::vector<bf16>(out.n, (bf16)NAN));
+        lse.set(std::vector<float>(lse.n, NAN));
+        EXPECT(p.causal ? launch_forward<true>(p.K, a) : launch_forward<false>(p.K, a), "%s: the launcher declines", p.text().c_str());
+        Outputs y = {to_float(out.host()), {}};
+        const std::vector<float> all = lse.host();
+        for (size_t e = 0; e < all.size(); e++) {
+            if ((int)(e % p.stride()) < p.T) { y.lse.push_back(all[e]); }
+            else { EXPECT(all[e] != all[e], "%s: lse written behind T", p.text().c_str()); }
+        }
+        return y;
+    }
+    Outputs run() { return run(args()); }
+};
+
+// Largest difference of finite values; infinite where one of the two is not finite and the other differs
+static double lse_difference(const std::vector<float>& got, const std::vector<double>& want) {
+    double worst = 0.0;
+    for (size_t e = 0; e < want.size(); e++) {
+        if (std::isinf(want[e]) && got[e] == want[e]) { continue; }
+        const double d = std::fabs(got[e] - want[e]);
+        if (!(d <= DBL_MAX)) { return INFINITY; }
+        worst = std::max(worst, d);
+    }
+    return worst;
+}
+static double largest_finite(const std::vector<double>& v) {
+    double x = 0.0;
+    for (double e : v) { if (std::isfinite(e)) { x = std::max(x, std::fabs(e)); } }
+    return x;
+}
+
+struct Worst { double out = 0, largest = 0, lse = 0; };         // shares of what is allowed
+
+static void expect_oracle(const Problem& p, const Outputs& y, const Oracle& want, Worst& worst) {
+    const double allowed = 2 * relative_l2(want.rounded.out, want.out), error = relative_l2(y.out, want.out);
+    const double allowed_largest = 3 * largest_difference(want.rounded.out, want.out), largest = largest_difference(y.out, want.out);
+    // float32 logits in another order of operations: several times the simulation's error, and never less than the result's own ulp
+    const double ulp = std::ldexp(largest_finite(want.lse), -22), lse = lse_difference(y.lse, want.lse);
+    const double allowed_lse = 4 * (lse_difference(want.rounded.lse, want.lse) + ulp);
+    EXPECT(error <= allowed, "%s: out off by %.3g, allowed %.3g", p.text().c_str(), error, allowed);
+    EXPECT(largest <= allowed_largest, "%s: one element of out off by %.3g, allowed %.3g", p.text().c_str(), largest, allowed_largest);
+    EXPECT(lse <= allowed_lse, "%s: lse off by %.3g, allowed %.3g", p.text().c_str(), lse, allowed_lse);
+    if (allowed > 0) { worst.out = std::max(worst.out, error / allowed); }
+    if (allowed_largest > 0) { worst.largest = std::max(worst.largest, largest / allowed_largest); }
+    if (allowed_lse > 0) { worst.lse = std::max(worst.lse, lse / allowed_lse); }
+}
+static void run_case(const Problem& p, uint64_t seed, Worst& worst) {
+    const Inputs x = make_inputs(p, seed);
+    expect_oracle(p, Device(p, x).run(), oracle(p, x), worst);
+}
+static void report(const Worst& w) { INFO("of the allowed error: out %.2f, largest %.2f, lse %.2f", w.out, w.largest, w.lse); }
+
+static void every_length(FlashBias K) {
+    Worst worst;
+    std::vector<int> lengths = {1, 17, 64, 65, 127, 128, 129, 200};
+    if (on_gpu) { lengths.insert(lengths.end(), {192, 257, 512, 1000, 1024}); }
+    for (bool causal : {true, false}) {
+        for (int T : lengths) { run_case({K, causal, 1, T, T <= 65 || on_gpu ? 3 : 1, 64}, (uint64_t)(1000 * T + 100 * causal), worst); }
+        for (int T : {17, 129}) { run_case({K, causal, 1, T, 1, 128}, (uint64_t)(1000 * T + 100 * causal + 50), worst); }
+        if (on_gpu) { run_case({K, causal, 3, 1000, 8, 128}, 77, worst); }
+    }
+    report(worst);
+}
+KERNEL_TEST("flash forward: none against float64") { every_length(FlashBias::None); }
+KERNEL_TEST("flash forward: linear against float64") { every_length(FlashBias::Linear); }
+KERNEL_TEST("flash forward: distance against float64") { every_length(FlashBias::Distance); }
+KERNEL_TEST("flash forward: log distance against float64") { every_length(FlashBias::LogDistance); }
+KERNEL_TEST("flash forward: toeplitz against float64") { every_length(FlashBias::Toeplitz); }
+
+KERNEL_TEST("flash forward: kv_len, rows without a key") {
+    Worst worst;
+    for (FlashBias K : BIASES) {
+        for (bool causal : {true, false}) {
+            run_case({K, causal, 3, 200, 1, 64, {0, 65, 130}}, 5, worst);
+            run_case({K, causal, 3, 70, 1, 64, {1, 64, 75}}, 6, worst);
+        }
+    }
+    run_case({FlashBias::Distance, false, 1, 200, 1, 128, {100}}, 7, worst);
+    report(worst);
+}
+
+// scores from flat to one-hot, distances from none to steps of 50, weights from e^-30 to 20
+KERNEL_TEST("flash forward: scales of q, k, b and g") {
+    Worst worst;
+    const double b_std[] = {0.0, 0.02, 0.55, 2.0, 50.0};
+    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+        for (int e = 0; e < 5; e++) {
+            Problem p = {K, e % 2 == 0, 1, 150, 1, 64};
+            p.b_std = b_std[e];
+            run_case(p, 10 + e, worst);
+        }
+        for (double g : {-30.0, 20.0}) {
+            for (bool causal : {true, false}) {
+                Problem p = {K, causal, 1, 150, 1, 64};
+                p.g_mean = g;
+                p.g_std = 0.0;
+                run_case(p, 20 + (g > 0), worst);
+            }
+        }
+    }
+    for (FlashBias K : BIASES) {
+        for (double qk : {0.1, 4.0}) {
+            Problem p = {K, qk < 1.0, 1, 150, 1, 64};
+            p.qk = qk;
+            run_case(p, 30, worst);
+        }
+    }
+    report(worst);
+}
+
+static bool same(const Outputs& a, const Outputs& b) { return same_bits(a.out, b.out) && same_bits(a.lse, b.lse); }
+
+KERNEL_TEST("flash forward: distance of b = 0 is none, of b = 1 and g = m_h linear, bit by bit") {
+    for (bool causal : {true, false}) {
+        const Problem none = {FlashBias::None, causal, 2, 200, 1, 64, {200, 90}}, line = {FlashBias::Linear, causal, 1, 200, 3, 64};
+        for (const Problem& p : {none, line}) {
+            Problem distance = p;
+            distance.K = FlashBias::Distance;
+            distance.b_std = 0.0;
+            distance.b_mean = p.K == FlashBias::None ? 0.0 : 1.0;
+            Inputs x = make_inputs(distance, 40);
+            for (int e = 0; e < (int)x.g.size() && p.K == FlashBias::Linear; e++) { x.g[e] = (float)slope_of_head(e / p.stride() % p.NH, p.NH); }
+            EXPECT(same(Device(distance, x).run(), Device(p, x).run()), "%s", p.text().c_str());
+        }
+    }
+}
+
+KERNEL_TEST("flash forward: a far distance leaves every query its own value") {
+    for (bool causal : {true, false}) {
+        Problem p = {FlashBias::Distance, causal, 1, 200, 2, 64};
+        p.b_mean = 1e4;
+        p.b_std = 1.0;
+        const Inputs x = make_inputs(p, 41);
+        std::vector<float> v;
+        for (int t = 0; t < p.T; t++) {
+            const float* row = &x.qkv[(size_t)t * p.OC() + 2 * p.C()];
+            v.insert(v.end(), row, row + p.C());
+        }
+        EXPECT(same_bits(Device(p, x).run().out, v), "%s", p.text().c_str());
+    }
+}
+
+KERNEL_TEST("flash forward: the origin of S does not matter, nor the order of the threads, nor that lse is saved") {
+    for (bool causal : {true, false}) {
+        Problem p = {FlashBias::Distance, causal, 1, 200, 1, 64}, far = p;
+        far.origin = 16777216.0;                                    // here float32 counts in twos
+        Device device(p, make_inputs(p, 42));
+        const Outputs y = device.run();
+        EXPECT(same(Device(far, make_inputs(far, 42)).run(), y), "%s: S shifted", p.text().c_str());
+        EXPECT(same(device.run(), y), "%s: run twice", p.text().c_str());
+        FlashArgs a = device.args();
+        a.lse = nullptr;
+        EXPECT(same_bits(device.run(a).out, y.out), "%s: without lse", p.text().c_str());
+    }
+}
+
+KERNEL_TEST("flash forward: other head sizes are declined") {
+    const Problem p = {FlashBias::None, true, 1, 17, 1, 80};
+    Device device(p, make_inputs(p, 43));
+    EXPECT((!flash_forward<true, FlashBias::None>(device.args(), Stream(0))), "HS 80 accepted");
+    for (float x : to_float(device.out.host())) { EXPECT(x != x, "written: %g", (double)x); }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// skipped tiles
+
+// log2 of the largest weight, relative to the largest one of its row, among what first_tile leaves out
+static double largest_skipped(const Problem& p, const Inputs& x, const std::vector<int>& first_tile) {
+    double worst = -INFINITY;
+    for (int bh = 0; bh < p.B * p.NH; bh++) {
+        const float* base = &x.qkv[(size_t)(bh / p.NH) * p.stride() * p.OC() + bh % p.NH * p.HS];
+        for (int i = 0; i < p.T; i++) {
+            const int keys = p.causal ? std::min(i + 1, p.keys(bh / p.NH)) : p.keys(bh / p.NH);
+            const int first = 64 * first_tile[(size_t)bh * ceil_div(p.T, 64) + i / 64];
+            double skipped = -INFINITY, top = -INFINITY;
+            for (int j = 0; j < keys; j++) {
+                double dot = 0.0;
+                for (int d = 0; d < p.HS; d++) { dot += (double)base[(size_t)i * p.OC() + d] * base[(size_t)j * p.OC() + p.C() + d]; }
+                const double l = p.scale() * dot + bias_of(p, x, bh, i, j);
+                top = std::max(top, l);
+                if (j < first) { skipped = std::max(skipped, l); }
+            }
+            if (keys > 0) { worst = std::max(worst, (skipped - top) / std::log(2.0)); }
+        }
+    }
+    return worst;
+}
+
+static std::vector<int> skip(Device& device, const FlashArgs& a, float tau) {
+    device.first_tile.set(std::vector<int>(device.first_tile.n, -1));
+    if (device.p.K == FlashBias::Linear) { flash_skip<FlashBias::Linear>(device.first_tile.p, device.key_norm.p, a, tau, Stream(0)); }
+    else { flash_skip<FlashBias::Distance>(device.first_tile.p, device.key_norm.p, a, tau, Stream(0)); }
+    return device.first_tile.host();
+}
+
+static void check_skipping(Problem p, uint64_t seed) {
+    const Inputs x = make_inputs(p, seed);
+    Device device(p, x);
+    const Outputs all = device.run();
+    FlashArgs a = device.args();
+    const std::vector<int> exact = skip(device, a, 128.0f);
+    const double share = flash_live_share(exact.data(), p.B * p.NH, p.T, p.causal);
+    EXPECT(share < 1.0, "%s: nothing is skipped, so nothing is shown", p.text().c_str());
+    EXPECT(largest_skipped(p, x, exact) < -126.0, "%s: tau 128 leaves out 2^%.1f of a row", p.text().c_str(), largest_skipped(p, x, exact));
+    a.first_tile = device.first_tile.p;
+    EXPECT(same(device.run(a), all), "%s: skipping at tau 128 changes bits", p.text().c_str());
+
+    // what is skipped is not read: tile 0 may be NaN for the queries that skip it
+    Inputs poisoned = x;
+    for (size_t t = 0; t < (size_t)p.B * p.stride(); t++) {
+        if (t % p.stride() < 64) { std::fill_n(&poisoned.qkv[t * p.OC() + p.C()], 2 * p.C(), NAN); }
+    }
+    device.qkv.set(to_bf16(poisoned.qkv));
+    const std::vector<float> without = device.run(a).out;
+    device.qkv.set(to_bf16(x.qkv));
+    for (size_t e = 0; e < without.size(); e++) {
+        const int t = (int)(e / p.C() % p.T), bh = (int)(e / p.C() / p.T) * p.NH + (int)(e % p.C()) / p.HS;
+        if (exact[(size_t)bh * ceil_div(p.T, 64) + t / 64] > 0) { EXPECT(without[e] == all.out[e], "%s: row %d reads a skipped tile", p.text().c_str(), t); }
+    }
+
+    const float tau = flash_skip_tau(p.T);
+    const std::vector<int> fast = skip(device, a, tau);
+    const double fast_share = flash_live_share(fast.data(), p.B * p.NH, p.T, p.causal);
+    EXPECT(fast_share <= share, "%s: tau %.1f computes more than tau 128", p.text().c_str(), (double)tau);
+    EXPECT(largest_skipped(p, x, fast) < -tau, "%s: tau %.1f leaves out 2^%.1f of a row", p.text().c_str(), (double)tau, largest_skipped(p, x, fast));
+    Worst worst;
+    expect_oracle(p, device.run(a), oracle(p, x), worst);
+    INFO("%s: live tiles %.2f, %.2f by default", p.text().c_str(), share, fast_share);
+}
+
+KERNEL_TEST("flash skip: tau 128 changes no bit, tau 24 + log2 T no digit") {
+    Problem p = {FlashBias::Distance, true, 1, 264, 1, 64};
+    p.b_std = 4.0;
+    p.g_mean = 1.0;
+    check_skipping(p, 50);
+    p.causal = false;
+    p.B = 2;
+    p.kv_len = {200, 264};
+    check_skipping(p, 51);
+    p.causal = true;
+    p.kv_len = {150, 0};
+    check_skipping(p, 52);
+    check_skipping({FlashBias::Linear, true, 1, 400, 1, 64, {}, 0.1}, 53);
+    if (on_gpu) { check_skipping({FlashBias::Distance, true, 2, 2048, 3, 128}, 54); }
+}
+
+// A short slope and long vectors: nothing may be skipped, and a NaN among the keys forbids it too
+KERNEL_TEST("flash skip: nothing is skipped without a reason") {
+    Problem p = {FlashBias::Distance, true, 1, 200, 1, 64};
+    p.b_std = 0.01;
+    Inputs x = make_inputs(p, 60);
+    Device device(p, x);
+    for (int n : skip(device, device.args(), 128.0f)) { EXPECT(n == 0, "tile %d is the first", n); }
+    p.b_std = 50.0;
+    x = make_inputs(p, 61);
+    device.S.set(x.S);
+    device.origin.set(x.origin);
+    std::vector<int> first = skip(device, device.args(), 128.0f);
+    EXPECT(first.back() > 0, "with steps of 50 the last queries still begin at tile %d", first.back());
+    x.qkv[(size_t)3 * p.OC() + p.C()] = NAN;
+    device.qkv.set(to_bf16(x.qkv));
+    for (int n : skip(device, device.args(), 128.0f)) { EXPECT(n == 0, "tile %d is the first, and a key before it is NaN", n); }
+}

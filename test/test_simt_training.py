@@ -1,0 +1,85 @@
+"""The CUDA build of the trainer, run on the emulated GPU, gives the losses of the CPU build: float32 (portable kernels) as closely as
+float32 computes, bf16 (tensor-core attention where the encoding has it) as closely as bf16 does, for every encoding.
+
+Both bounds come from measurements in the same run. float32: what a relative change of 1e-6 in the learning rate does to the CPU build's
+losses. bf16: the median over the encodings of what bf16 did to the losses; a wrong kernel is far outside, as it is one of many."""
+import concurrent.futures
+import json
+import os
+import re
+import statistics
+import subprocess
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CPU = os.path.join(ROOT, "train_gpt2")
+FP32, BF16 = (os.path.join(ROOT, "build", "simt", name) for name in ("train_gpt2_fp32", "train_gpt2"))
+STEPS = 3
+with open(os.path.join(ROOT, "train_gpt2.cu"), "rb") as source:
+    TEXT = source.read()[:20000]
+
+
+def encodings():
+    text = subprocess.run([CPU, "--help"], stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
+    names = re.findall(r"^  ([a-z0-9_]+) {2,}\S", text.split("positional encodings:")[1].split("\n\n")[0], re.M)
+    assert {"none", "cable", "fire", "rope"} <= set(names), names
+    return names
+
+
+def losses(program, pos, model="1,1,64", T=66, lr="1e-2", extra=()):
+    with tempfile.TemporaryDirectory() as out:
+        text = os.path.join(out, "text.txt")
+        with open(text, "wb") as f:
+            f.write(TEXT)
+        run = subprocess.run([program, "--train_files", text, "--val_files", text, "--model", model, "--pos", pos, "--T", str(T), "--B", "1",
+                              "--steps", str(STEPS), "--warmup", "1", "--lr", lr, "--val_every", "0", "--sample_every", "0",
+                              "--checkpoint_every", "0", "--out", out + "/run", *extra], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             universal_newlines=True)
+        assert run.returncode == 0, run.stdout
+        with open(out + "/run/log.jsonl") as f:
+            return [r["loss"] for r in map(json.loads, f) if r["kind"] == "train"]
+
+
+def deviation(a, b):
+    assert len(a) == len(b) == STEPS, (a, b)
+    return max(abs(x - y) / abs(y) for x, y in zip(a, b))
+
+
+def in_parallel(jobs):
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda job: job(), jobs))
+
+
+@unittest.skipUnless(os.path.exists(FP32) and os.path.exists(BF16), "SKIPPED: build/simt/train_gpt2 is not built; make test builds it")
+class Training(unittest.TestCase):
+    def test_float32(self):
+        names = encodings()
+        shape = {"model": "1,2,16", "T": 20}
+        found = in_parallel([lambda p=p: (losses(CPU, p, **shape), losses(CPU, p, lr="1.000001e-2", **shape), losses(FP32, p, **shape)) for p in names])
+        scale = statistics.median(deviation(perturbed, cpu) for cpu, perturbed, _ in found)
+        self.assertGreater(scale, 0)
+        for name, (cpu, _, gpu) in zip(names, found):
+            with self.subTest(pos=name):
+                self.assertLess(deviation(gpu, cpu), 4 * scale)
+
+    def test_bf16(self):
+        # a small rate: at a large one Adam's first steps turn the sign of a gradient that is nearly 0 into a change of the loss
+        names = encodings()
+        found = in_parallel([lambda p=p: deviation(losses(BF16, p, lr="1e-3"), losses(CPU, p, lr="1e-3")) for p in names])
+        typical = statistics.median(found)
+        self.assertTrue(0 < typical < 2.0 ** -8, f"bf16 changes the losses by {typical:.2e}; its own resolution is {2.0 ** -8:.2e}")
+        for name, d in zip(names, found):
+            with self.subTest(pos=name):
+                self.assertLess(d, 8 * typical)
+
+    def test_accumulation_and_recompute(self):
+        """micro-batches, recompute and several layers and heads, on the tensor-core kernels"""
+        shape = {"model": "2,2,128", "T": 34}
+        for extra in (["--total_batch", "68"], ["--recompute", "2"]):
+            with self.subTest(extra=extra):
+                self.assertLess(deviation(losses(BF16, "cable", extra=extra, **shape), losses(CPU, "cable", extra=extra, **shape)), 2.0 ** -7)
+
+
+if __name__ == "__main__":
+    unittest.main()
