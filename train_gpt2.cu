@@ -4,6 +4,7 @@
 // in reverse, the update, and main. Every layer's mathematics is in its own header in llmc/.
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
+#include "llmc/attention_decode.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/evaluate.h"
@@ -67,6 +68,7 @@ struct GPT2Config {
     X(float,  ln1rstd,   Keep::Saved,                  N,        0)      \
     X(floatX, qkv,       Keep::Cached,                 N,        OC)     \
     X(float,  lse,       Keep::Saved,                  B * NH,   T)      \
+    X(float,  attscratch, Keep::Scratch,               attention_floats, 0) \
     X(floatX, atty,      Keep::Saved,                  N,        C)      \
     X(floatX, residual2, Keep::Saved,                  N,        C)      \
     X(floatX, ln2,       recompute < 2 ? Keep::Saved : Keep::Scratch, N, C) \
@@ -203,6 +205,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const size_t B = (size_t)batch, T = (size_t)length, NH = (size_t)g.NH, C = (size_t)g.C, OC = (size_t)model.OC, Vp = (size_t)g.Vp();
     const size_t N = B * T, R = std::min(N, std::max((size_t)1, LOGITS_BOUND / Vp));
     const size_t scratch_floats = std::max(MAX_SLABS * std::max(OC, 4 * C), attention_backward_scratch(g.position, batch, length, g.NH, g.C / g.NH));
+    const size_t attention_floats = std::max(attention_forward_scratch(batch, length, g.NH), attention_decode_scratch(batch, length, g.NH, g.C / g.NH));
     acts.chunk = (int)R;
     auto layers = [&](Keep keep) {
         const bool each = keep == Keep::Cached ? purpose != Purpose::Evaluate : keep == Keep::Saved && purpose == Purpose::Train;
@@ -262,6 +265,7 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
     const GPT2Acts& a = acts.a;
     const int L = model.config.L, C = model.config.C, OC = model.OC;
     const size_t N = (size_t)B * T;
+    const bool one_token = T == 1 && t0 > 0;
     const float eps = 1e-5f;
     Stream s = model.stream;
 
@@ -274,7 +278,8 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
         /* 1 */ layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
         /* 2 */ matmul_forward(new_rows, a.ln1(l), p.qkvw(l), p.qkvb(l), nullptr, N, C, OC, s);                 // q | k | v | z | u
         /* 3 */ with_position(view, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, t0, s); });             // rotate, or S and g
-        /* 4 */ attention_forward<true>(a.atty(l), a.lse(l), a.qkv(l), view, B, T, t0, s);
+        /* 4 */ if (one_token) { attention_decode(a.atty(l), a.qkv(l), a.attscratch(), view, B, t0, s); }
+                else { attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), view, B, T, t0, s); }
         /* 5 */ matmul_forward(a.residual2(l), a.atty(l), p.attprojw(l), p.attprojb(l), residual, N, C, C, s);  // + residual
         /* 6 */ layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
         /* 7 */ matmul_forward(a.fch(l), a.ln2(l), p.fcw(l), p.fcb(l), nullptr, N, C, 4 * C, s);
@@ -435,6 +440,7 @@ GPT2Config resolve_config(const Options& o, const std::string& path, int data_vo
     if (path.empty()) {
         c.position = parse_position(o.pos, c.T);
         parse_rope_scaling(o.rope_scaling, c.position);
+        c.position.tile_skip = parse_tile_skip(o.tile_skip);
         return c;
     }
     const Json j = read_config(path);
@@ -460,6 +466,7 @@ GPT2Config resolve_config(const Options& o, const std::string& path, int data_vo
         c.position = parse_position(o.is_given("pos") ? o.pos : "learned", trained);
     }
     parse_rope_scaling(o.rope_scaling, c.position);
+    c.position.tile_skip = parse_tile_skip(o.tile_skip);
     return c;
 }
 
@@ -635,9 +642,10 @@ int gpt2_main(int argc, char** argv) {
     Activations acts = activations_describe(model, o.B, o.T, trains || o.check ? Purpose::Train : Purpose::Evaluate, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     FILE* banner = trains || o.check ? stdout : stderr;         // stdout of a use is its result
-    fprintf(banner, "%s  %-17s %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n",
+    fprintf(banner, "%s  %-17s %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",
             trains || o.check ? options_banner(o).c_str() : "", "device", device_description().c_str(), "model", config.L, config.NH, config.C,
-            config.V, (double)model.table.elements() / 1e6, "encoding", position_text(config.position).c_str());
+            config.V, (double)model.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
+            "attention", attention_description(config.position, config.C / config.NH).c_str());
     const double copies = trains || o.check ? 3 + std::ceil(std::log2((double)micro_batches)) + 1 : 1;
     const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)model.table.total;
     check_memory(weights, trains || o.check ? (double)acts.bytes() : 0.0, o.B,

@@ -229,15 +229,37 @@ inline FlashArgs flash_args(const AttentionDims& p, int B, const floatX* qkv) {
     f.B = B; f.T = p.T; f.stride = p.stride; f.NH = p.NH; f.HS = p.HS; f.OC = p.OC; f.scale = p.scale;
     return f;
 }
+constexpr int TILE_SKIP_T = 2048;                           // below it, finding the tiles costs about what it saves
+inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, FLASH_TILE); }
+// first_tile, from what qkv holds: the backward finds the forward's
+template <FlashBias K> void choose_tiles(FlashArgs& f, float* scratch, const PositionConfig& config, Stream stream) {
+    if constexpr (K == FlashBias::Linear || K == FlashBias::Distance) {
+        if (scratch == nullptr || f.T < TILE_SKIP_T || config.tile_skip == TileSkip::Off) { return; }
+        f.first_tile = (int*)scratch;
+        flash_skip<K>((int*)scratch, scratch + tile_skip_scratch(f.B, f.T, f.NH) / 2, f,
+                      config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(f.T), stream);
+    }
+}
 #endif
 
-// out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it
+// floats of scratch that attention_forward wants
+inline size_t attention_forward_scratch(int B, int T, int NH) {
+#if defined(CUDA_BUILD)
+    return tile_skip_scratch(B, T, NH);
+#else
+    return (void)B, (void)T, (void)NH, 0;
+#endif
+}
+
+// out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it.
+// scratch: attention_forward_scratch floats, or null: no tiles are skipped
 template <bool Causal>
-void attention_forward(floatX* out, float* lse, const floatX* qkv, const PositionView& v, int B, int T, int t0, Stream stream) {
+void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T, int t0, Stream stream) {
     const int BNH = B * v.NH, tiles = (t0 + T - 1) / ATTENTION_TILE - t0 / ATTENTION_TILE + 1;
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
         const AttentionDims p = attention_dims(v, T, t0, position.score_factor(v.T));
+(void)scratch;
 #if defined(CUDA_BUILD)
         using Flash = FlashOf<std::decay_t<decltype(bias)>>;
         if constexpr (Flash::exists && sizeof(floatX) == sizeof(bf16)) {
@@ -245,12 +267,29 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, const Positio
             Flash::fill(f, bias);
             f.out = (bf16*)out;
             f.lse = lse;
+            if (t0 == 0) { choose_tiles<Flash::kind>(f, scratch, *v.config, stream); }
             if (t0 == 0 && flash_forward<Causal, Flash::kind>(f, stream)) { return; }
         }
 #endif
         launch(attention_forward_kernel<Causal, std::decay_t<decltype(bias)>>,
                Grid((size_t)BNH * tiles, ATTENTION_THREADS, attention_forward_shared(p), stream), out, lse, qkv, bias, p, BNH);
     });
+}
+
+// which kernels a model's attention runs on, for the banner
+inline std::string attention_description(const PositionConfig& position, int HS) {
+#if defined(CUDA_BUILD)
+    bool known = false;
+    PositionView v;
+    v.config = &position;
+    with_position(v, [&](auto p) { known = FlashOf<decltype(p.bias())>::exists; });
+    if (sizeof(floatX) != sizeof(bf16)) { return "portable kernels, float32"; }
+    if (!known) { return "portable kernels: none of the tensor-core kernels knows the bias of " + position.name; }
+    if (HS != 64 && HS != 128) { return strprintf("portable kernels: the tensor-core kernels want a head size of 64 or 128, this is %d", HS); }
+    return "tensor-core kernels, bf16";
+#else
+    return (void)position, strprintf("portable kernels, float32, head size %d", HS);
+#endif
 }
 
 // floats of scratch that attention_backward wants
@@ -261,7 +300,7 @@ inline size_t attention_backward_scratch(const PositionConfig& position, int B, 
     v.config = &position;
     with_position(v, [&](auto p) {
         using Flash = FlashOf<decltype(p.bias())>;
-        if constexpr (Flash::exists) { floats = std::max(floats, flash_backward_scratch(Flash::kind, B, T, NH)); }
+        if constexpr (Flash::exists) { floats = std::max(floats, flash_backward_scratch(Flash::kind, B, T, NH) + tile_skip_scratch(B, T, NH)); }
     });
 #else
     (void)position;
@@ -284,6 +323,7 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
             FlashArgs f = flash_args(p, B, qkv);
             Flash::fill(f, bias);
             f.out = (bf16*)out; f.lse = (float*)lse; f.dout = (const bf16*)dout; f.dqkv = (bf16*)dqkv;
+            choose_tiles<Flash::kind>(f, scratch + flash_backward_scratch(Flash::kind, B, T, v.NH), *v.config, stream);
             if (flash_backward<Causal, Flash::kind>(f, scratch, stream)) { return; }
         }
 #endif

@@ -44,6 +44,10 @@ inline void parse_rope_scaling(const std::string& text, PositionConfig& position
           text.c_str(), position.name.c_str());
 }
 
+inline TileSkip parse_tile_skip(const std::string& text) {
+    return text == "off" ? TileSkip::Off : text == "exact" ? TileSkip::Exact : TileSkip::Default;
+}
+
 // The tokenizer of a model: --tokenizer, or the one its checkpoint carries, or its bytes; null: ids are all there is.
 inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, int V) {
     std::string path = flag;

@@ -131,7 +131,7 @@ struct Layer {
 
     template <bool Causal> void forward(float* out, float* lse, float* qkv, int t0, int n) const {
         with_position(view, [&](auto position) { position.prepare_forward(qkv, s.B, n, t0, Stream(0)); });
-        attention_forward<Causal>(out, lse, qkv, view, s.B, n, t0, Stream(0));
+        attention_forward<Causal>(out, lse, nullptr, qkv, view, s.B, n, t0, Stream(0));
     }
     void forward(float* out, float* lse, float* qkv, int t0, int n) const {
         if (causal) { forward<true>(out, lse, qkv, t0, n); } else { forward<false>(out, lse, qkv, t0, n); }
@@ -592,8 +592,8 @@ template <class F> std::vector<float> run_layer(const Layer& l, const std::vecto
     Array<float> d_qkv(qkv), out((size_t)l.s.B * l.s.T * l.C);
     with_position(l.view, [&](auto position) { position.prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0)); });
     edit();
-    if (l.causal) { attention_forward<true>(out, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
-    else { attention_forward<false>(out, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
+    if (l.causal) { attention_forward<true>(out, nullptr, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
+    else { attention_forward<false>(out, nullptr, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
     return out.host();
 }
 

@@ -80,6 +80,35 @@ class Training(unittest.TestCase):
             with self.subTest(extra=extra):
                 self.assertLess(deviation(losses(BF16, "cable", extra=extra, **shape), losses(CPU, "cable", extra=extra, **shape)), 2.0 ** -7)
 
+    def test_use_of_a_trained_model(self):
+        """from one checkpoint: greedy generation (the one-token kernels) and perplexities"""
+        with tempfile.TemporaryDirectory() as out:
+            text, model = out + "/text.txt", out + "/model"
+            with open(text, "wb") as f:
+                f.write(TEXT)
+            common = ["--val_files", text, "--sample_every", "0", "--val_every", "0"]
+
+            def run(program, *flags):
+                p = subprocess.run([program, *common, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+                assert p.returncode == 0, p.stdout + p.stderr
+                return p.stdout
+
+            run(CPU, "--train_files", text, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60", "--warmup", "5", "--lr", "1e-2",
+                "--checkpoint_every", "60", "--out", model)
+            generate = ["--load", model, "--generate", "const int ", "--tokens", "12", "--temperature", "0"]
+            evaluate = ["--load", model, "--eval_lengths", "48,80", "--eval_tokens", "160"]
+            (want, want_eval), (fp32, fp32_eval), (bf16, bf16_eval) = in_parallel(
+                [lambda p=p: (run(p, *generate), run(p, *evaluate)) for p in (CPU, FP32, BF16)])
+            self.assertEqual(fp32, want)
+            self.assertGreaterEqual(len(want), 12)
+            self.assertEqual(len(bf16), len(want))
+
+            def perplexities(text):
+                return [float(m) for m in re.findall(r"^ *(?:48|80)\b.*?(\d+\.\d+)", text, re.M)]
+            self.assertEqual(len(perplexities(want_eval)), 2, want_eval)
+            self.assertEqual(perplexities(fp32_eval), perplexities(want_eval))
+            self.assertLess(max(abs(a / b - 1) for a, b in zip(perplexities(bf16_eval), perplexities(want_eval))), 2.0 ** -7)
+
 
 if __name__ == "__main__":
     unittest.main()

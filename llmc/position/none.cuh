@@ -18,6 +18,7 @@
 #include "../tensor.h"
 
 enum class RopeScaling { None, PI, NTK, YaRN };
+enum class TileSkip { Off, Exact, Default };        // tiles of scores that the bias has zeroed: attention_flash.cuh
 
 // What --pos and --rope_scaling say. `values` are the encoding's hyperparameters: stored in config.json, printed at start.
 struct PositionConfig {
@@ -27,6 +28,7 @@ struct PositionConfig {
     std::vector<std::pair<std::string, double>> values;
     RopeScaling scaling = RopeScaling::None;                // evaluation only, not part of the encoding's identity
     double scaling_factor = 0;                              // 0: max(1, T / T_train)
+    TileSkip tile_skip = TileSkip::Default;                 // no part of it either
 
     double value(const char* key) const {
         for (const auto& kv : values) { if (kv.first == key) { return kv.second; } }

@@ -89,7 +89,9 @@ template <class T> struct DeviceArray {
         copy_to_host(bytes.data(), base, bytes.size(), Stream(0));
         for (size_t e = 0; e < bytes.size(); e++) {
             const bool guard = e < GUARD || e >= bytes.size() - GUARD;
-            if (guard && bytes[e] != 0xff) { die_at(file, line, EXIT_DEVICE, "a kernel wrote %s an array of %zu", e < GUARD ? "in front of" : "behind", n); }
+            if (guard && bytes[e] != 0xff) {
+                die_at(file, line, EXIT_DEVICE, "a kernel wrote %s an array of %zu", e < GUARD ? "in front of" : "behind", n);
+            }
         }
         std::vector<T> v(n);
         if (n > 0) { memcpy(v.data(), bytes.data() + GUARD, n * sizeof(T)); }
@@ -188,8 +190,11 @@ int main(int argc, char** argv) {
         const std::string a = argv[i];
         if (a == "--list") { list = true; }
         else if (a == "--json" && i + 1 < argc) { json = argv[++i]; }
-        else if (a.compare(0, 2, "--") == 0) { fprintf(stderr, "unknown option %s; usage: %s [FILTER] [--list] [--json FILE]\n", argv[i], argv[0]); return 2; }
-        else { filter = a; }
+        else if (a.compare(0, 2, "--") != 0) { filter = a; }
+        else {
+            fprintf(stderr, "unknown option %s; usage: %s [FILTER] [--list] [--json FILE]\n", argv[i], argv[0]);
+            return 2;
+        }
     }
     std::string text = "[";
     int failed = 0, run = 0;
@@ -208,7 +213,10 @@ int main(int argc, char** argv) {
     text += "\n]\n";
     if (!json.empty()) {
         FILE* f = fopen(json.c_str(), "w");
-        if (f == nullptr || fwrite(text.data(), 1, text.size(), f) != text.size() || fclose(f) != 0) { fprintf(stderr, "%s: cannot write\n", json.c_str()); return 1; }
+        if (f == nullptr || fwrite(text.data(), 1, text.size(), f) != text.size() || fclose(f) != 0) {
+            fprintf(stderr, "%s: cannot write\n", json.c_str());
+            return 1;
+        }
     }
     if (run == 0) { fprintf(stderr, "no test's name contains '%s'\n", filter.c_str()); return 1; }
     return failed > 0 ? 1 : 0;

@@ -1,4 +1,4 @@
-// simt_cuda.h -- the second half of simt.h: CUDA's collectives, the launch of a kernel, and the runtime.
+// simt_cuda.h -- the last part of simt.h: CUDA's collectives, the launch of a kernel, and the runtime.
 #ifndef TEST_SIMT_CUDA_H
 #define TEST_SIMT_CUDA_H
 
@@ -24,7 +24,9 @@ template <class T> T simt_shuffle(const char* what, unsigned mask, T value, int 
     return mine.result;
 }
 inline int simt_lane() { return (int)(threadIdx.x % 32); }
-template <class T> T __shfl_sync(unsigned mask, T x, int lane, SIMT_SITE) { return simt_shuffle("__shfl_sync", mask, x, lane & 31, file, line); }
+template <class T> T __shfl_sync(unsigned mask, T x, int lane, SIMT_SITE) {
+    return simt_shuffle("__shfl_sync", mask, x, lane & 31, file, line);
+}
 template <class T> T __shfl_xor_sync(unsigned mask, T x, int bits, SIMT_SITE) {
     return simt_shuffle("__shfl_xor_sync", mask, x, (simt_lane() ^ bits) & 31, file, line);
 }
@@ -81,8 +83,6 @@ inline void simt_block(size_t block, int threads, const char* file, int line) {
     blockIdx.x = (unsigned)block;
     simt.error = nullptr;
     simt_forget_ready();
-    const unsigned sticky[] = {0, 7, 8, 8};
-    simt.sticky = sticky[simt.draw(4)];
     memset(simt.waiting, 0, sizeof(simt.waiting));
     for (SimtBarrier& b : simt.barriers) { b.warps.clear(); }
     simt.unfinished = (unsigned)threads;
@@ -115,8 +115,8 @@ inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const s
     static const SimtMemory fixed = simt_static_shared();
     if (simt.body != nullptr) { die_at(file, line, EXIT_DEVICE, "a kernel cannot launch a kernel"); }
     if (threads < 32 || threads > 1024 || threads % 32 != 0 || shared_bytes > SIMT_MAX_SHARED) {
-        die_at(file, line, EXIT_DEVICE, "a block of %d threads and %zu bytes of shared memory: at most 1024, a multiple of 32, and %zu bytes", threads,
-               shared_bytes, SIMT_MAX_SHARED);
+        die_at(file, line, EXIT_DEVICE, "a block of %d threads and %zu bytes of shared memory: at most 1024, a multiple of 32, and %zu bytes",
+               threads, shared_bytes, SIMT_MAX_SHARED);
     }
     struct Running {
         Running(const std::function<void()>& body) { simt.body = &body; }
@@ -131,9 +131,13 @@ inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const s
         free(simt.shared);
         simt.shared = nullptr;
         simt.shared_bytes = shared_bytes;
-        if (shared_bytes > 0 && posix_memalign((void**)&simt.shared, 1024, shared_bytes) != 0) { die(EXIT_OUT_OF_MEMORY, "no shared memory"); }
+        if (shared_bytes > 0 && posix_memalign((void**)&simt.shared, 1024, shared_bytes) != 0) {
+            die(EXIT_OUT_OF_MEMORY, "no %zu bytes for a block's shared memory", shared_bytes);
+        }
         if (shared_bytes > 0) { memset(simt.shared, 0xff, shared_bytes); }
         if (fixed.bytes > 0) { memset(fixed.begin, 0xff, fixed.bytes); }
+        const unsigned sticky[] = {0, 7, 8};
+        simt.sticky = b == 0 ? 8 : sticky[simt.draw(3)];        // a launch of one block is to see a missing barrier too
         simt_block(order[b], threads, file, line);
     }
 }
@@ -141,11 +145,15 @@ inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const s
 // ----------------------------------------------------------------------------------------------------------
 // the runtime. The device's memory is the host's, SIMT_MEMORY bytes of it.
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100 };
+enum cudaError_t {
+    cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100
+};
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventDefault = 0 };
-enum cudaDeviceAttr { cudaDevAttrClockRate, cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrComputeCapabilityMajor,
-                      cudaDevAttrComputeCapabilityMinor, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth };
+enum cudaDeviceAttr {
+    cudaDevAttrClockRate, cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrComputeCapabilityMajor,
+    cudaDevAttrComputeCapabilityMinor, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth
+};
 struct SimtStream {};
 using cudaStream_t = SimtStream*;
 struct SimtEvent { double seconds; };
@@ -157,7 +165,13 @@ struct cudaDeviceProp {
 };
 
 inline const char* cudaGetErrorString(cudaError_t e) {
-    return e == cudaSuccess ? "no error" : e == cudaErrorMemoryAllocation ? "out of memory" : e == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "invalid argument";
+    switch (e) {
+        case cudaSuccess: return "no error";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+        case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
+        default: return "invalid argument";
+    }
 }
 inline const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -190,10 +204,18 @@ inline cudaError_t cudaFree(void* p) {
     free(p);
     return cudaSuccess;
 }
-template <class T> cudaError_t cudaMallocHost(T** p, size_t bytes) { *p = (T*)malloc(bytes > 0 ? bytes : 1); return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation; }
+template <class T> cudaError_t cudaMallocHost(T** p, size_t bytes) {
+    *p = (T*)malloc(bytes > 0 ? bytes : 1);
+    return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
 inline cudaError_t cudaFreeHost(void* p) { free(p); return cudaSuccess; }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) { if (bytes > 0) { memmove(to, from, bytes); } return cudaSuccess; }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) { return cudaMemcpy(to, from, bytes, kind); }
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+    if (bytes > 0) { memmove(to, from, bytes); }
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
 inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { if (bytes > 0) { memset(p, value, bytes); } return cudaSuccess; }
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr) { return cudaMemset(p, value, bytes); }
 
@@ -209,7 +231,10 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSucces
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = nullptr) { e->seconds = wall_seconds(); return cudaSuccess; }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) { *ms = (float)(1000 * (to->seconds - from->seconds)); return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+    *ms = (float)(1000 * (to->seconds - from->seconds));
+    return cudaSuccess;
+}
 
 inline cudaError_t cudaGetDeviceCount(int* n) { *n = 1; return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
@@ -221,8 +246,14 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) {
-    *value = a == cudaDevAttrMultiProcessorCount ? 1 : a == cudaDevAttrMaxSharedMemoryPerBlockOptin ? (int)SIMT_MAX_SHARED
-           : a == cudaDevAttrComputeCapabilityMajor ? 8 : a == cudaDevAttrComputeCapabilityMinor ? 0 : a == cudaDevAttrGlobalMemoryBusWidth ? 64 : 1000000;
+    switch (a) {
+        case cudaDevAttrMultiProcessorCount: *value = 1; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)SIMT_MAX_SHARED; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+        case cudaDevAttrGlobalMemoryBusWidth: *value = 64; break;
+        default: *value = 1000000;      // kHz
+    }
     return cudaSuccess;
 }
 

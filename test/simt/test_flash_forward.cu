@@ -422,8 +422,8 @@ static void check_skipping(Problem p, uint64_t seed) {
 
 KERNEL_TEST("flash skip: tau 128 changes no bit, tau 24 + log2 T no digit") {
     Problem p = {FlashBias::Distance, true, 1, 264, 1, 64};
-    p.b_std = 4.0;
-    p.g_mean = 1.0;
+    p.b_std = 8.0;
+    p.g_mean = 4.0;
     check_skipping(p, 50);
     p.causal = false;
     p.B = 2;
@@ -432,7 +432,7 @@ KERNEL_TEST("flash skip: tau 128 changes no bit, tau 24 + log2 T no digit") {
     p.causal = true;
     p.kv_len = {150, 0};
     check_skipping(p, 52);
-    check_skipping({FlashBias::Linear, true, 1, 400, 1, 64, {}, 0.1}, 53);
+    check_skipping({FlashBias::Linear, true, 1, 520, 3, 64, {}, 0.1}, 53);
     if (on_gpu) { check_skipping({FlashBias::Distance, true, 2, 2048, 3, 128}, 54); }
 }
 

@@ -1,0 +1,145 @@
+// test_decode_simt.cu -- decode attention in real blocks of 128 threads: 16-byte loads, groups of values, splits.
+//
+// Against double loops over the very numbers the kernel reads: q, k and v after the encoding prepared them, biases of
+// oracle_positions.h. So what is left is float32's error, and the rounding of the output where floatX is bf16.
+#include "../oracle_positions.h"
+
+#include "../../llmc/attention_decode.cuh"
+
+#include "kernel_test.h"
+
+struct DecodeShape { int B, NH, HS, t0, stride; };
+
+// One layer with t0 + 1 tokens a sequence; everything else in its buffers is NaN.
+struct DecodeLayer {
+    DecodeShape s;
+    int C, OC;
+    PositionConfig config;
+    PositionTables tables;
+    TensorTable params, acts;
+    std::vector<float> host_params, host_qkv;
+    DeviceArray<float> *master = nullptr, *act_data = nullptr;
+    DeviceArray<floatX>* qkv = nullptr;
+    PositionView view;
+
+    DecodeLayer(const std::string& name, DecodeShape s) : s(s), C(s.NH * s.HS), config(parse_position(name, s.stride)) {
+        PositionDims dims;
+        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = s.stride;
+        tables = position_tables(config, dims);
+        OC = round_up(3 * C + tables.extra_columns, 8);
+        for (const TensorSpec& p : tables.params) { params.add(p); }
+        for (const TensorSpec& a : tables.acts) { acts.add(a); }
+        host_params.assign(params.total, 0.0f);
+        for (size_t p = 0; p < tables.params.size(); p++) {
+            const TensorSpec& spec = tables.params[p];
+            const bool kerple = spec.name.find("kerple") == 0;
+            const std::vector<float> x = normals(spec.size(), 100 + p);
+            for (size_t e = 0; e < x.size(); e++) { host(spec.name)[e] = kerple ? 0.1f + 0.2f * std::fabs(x[e]) : spec.name == "fire_l" ? 0.3f : x[e]; }
+        }
+        const std::vector<float> x = normals((size_t)s.B * s.stride * OC, 7);
+        host_qkv.assign(x.size(), NAN);
+        for (size_t e = 0; e < x.size(); e++) {
+            const int t = (int)(e / OC % s.stride), c = (int)(e % OC);
+            if (t > s.t0 || c >= 3 * C + tables.extra_columns) { continue; }
+            host_qkv[e] = (float)(floatX)(c < 3 * C ? x[e] : 0.2f * x[e] - (c < 3 * C + s.NH ? 0.2f : 1.0f));
+        }
+        master = new DeviceArray<float>(host_params);
+        act_data = new DeviceArray<float>(acts.total);
+        qkv = new DeviceArray<floatX>(converted<floatX>(host_qkv));
+        view.config = &config;
+        view.L = 1; view.NH = s.NH; view.C = C; view.HS = s.HS; view.B = s.B; view.T = s.stride; view.OC = OC;
+        view.params = &params; view.acts = &acts;
+        view.master = master->p; view.act_data = act_data->p;
+        with_position(view, [&](auto position) { position.prepare_forward(qkv->p, s.B, s.t0 + 1, 0, Stream(0)); });
+    }
+    DecodeLayer(const DecodeLayer&) = delete;
+    ~DecodeLayer() { delete master; delete act_data; delete qkv; }
+
+    float* host(const std::string& name) { return params.pointer(host_params.data(), name)(); }
+
+    std::vector<float> decode() const {
+        DeviceArray<floatX> out((size_t)s.B * C);
+        DeviceArray<float> scratch(attention_decode_scratch(s.B, s.stride, s.NH, s.HS));
+        attention_decode(out.p, qkv->p, scratch.p, view, s.B, s.t0, Stream(0));
+        scratch.host();                                     // its guards
+        return to_float(out.host());
+    }
+    PositionOracle oracle(int b) {
+        PositionOracle o;
+        o.name = config.name;
+        o.T = s.t0 + 1; o.NH = s.NH; o.C = C; o.HS = s.HS; o.T_train = config.T_train;
+        for (const TensorSpec& p : tables.params) { o.p[p.name] = std::vector<double>(host(p.name), host(p.name) + p.size()); }
+        if (o.name == "t5_clip") { o.K = config.value("K"); }
+        for (int t = 0; t <= s.t0 && tables.extra_columns > 0; t++) {
+            const float* row = &host_qkv[((size_t)b * s.stride + t) * OC + 3 * C];
+            o.z.insert(o.z.end(), row, row + s.NH);
+            if (tables.extra_columns > s.NH) { o.u.insert(o.u.end(), row + s.NH, row + 2 * s.NH); }
+        }
+        return o;
+    }
+    std::vector<double> want() {
+        const std::vector<float> x = to_float(qkv->host());
+        std::vector<double> out;
+        for (int b = 0; b < s.B; b++) {
+            const PositionOracle o = oracle(b);
+            for (int h = 0; h < s.NH; h++) {
+                const std::vector<double> B = oracle_bias(o, h);
+                const float *k = &x[(size_t)b * s.stride * OC + C + h * s.HS], *q = k + (size_t)s.t0 * OC - C, *v = k + C;
+                std::vector<double> a, y((size_t)s.HS);
+                for (int j = 0; j <= s.t0; j++) {
+                    double dot = 0;
+                    for (int d = 0; d < s.HS; d++) { dot += (double)q[d] * k[(size_t)j * OC + d]; }
+                    a.push_back(dot / std::sqrt((double)s.HS) + B[(size_t)s.t0 * (s.t0 + 1) + j]);
+                }
+                const double m = *std::max_element(a.begin(), a.end());
+                double sum = 0;
+                for (int j = 0; j <= s.t0; j++) {
+                    const double e = std::exp(a[(size_t)j] - m);
+                    sum += e;
+                    for (int d = 0; d < s.HS; d++) { y[(size_t)d] += e * v[(size_t)j * OC + d]; }
+                }
+                for (double e : y) { out.push_back(e / sum); }
+            }
+        }
+        return out;
+    }
+};
+
+// Every element: half an ulp of floatX, and float32's error of the sums.
+static double test_decode(const std::string& name, DecodeShape s) {
+    DecodeLayer layer(name, s);
+    const std::vector<float> got = layer.decode();
+    const std::vector<double> want = layer.want();
+    double largest = 0, worst = 0;
+    for (double e : want) { largest = std::max(largest, std::fabs(e)); }
+    for (size_t e = 0; e < want.size(); e++) {
+        const double half_ulp = std::ldexp(1.0, std::ilogb(want[e]) - (sizeof(floatX) == 2 ? 8 : 24));
+        const double error = std::fabs(got[e] - want[e]) - half_ulp;
+        worst = error >= 0 || error < 0 ? std::max(worst, error / largest) : INFINITY;
+    }
+    EXPECT(got.size() == want.size(), "%zu elements, %zu wanted", got.size(), want.size());
+    EXPECT(worst <= 1e-5, "%s, B %d, NH %d, HS %d, t0 %d, stride %d: off by %g of the largest element", name.c_str(), s.B, s.NH, s.HS, s.t0,
+           s.stride, worst);
+    EXPECT(same_bits(got, layer.decode()), "%s, HS %d, t0 %d: other bits in a second run", name.c_str(), s.HS, s.t0);
+    return worst;
+}
+
+KERNEL_TEST("decode: every encoding") {
+    double worst = 0;
+    for (const PositionRow& row : position_rows) {
+        worst = std::max(worst, test_decode(row.name, {2, 2, 16, 140, 150}));
+        worst = std::max(worst, test_decode(row.name, {1, 2, 24, 260, 300}));
+    }
+    INFO("off by %.1e of the largest element", worst);
+}
+
+KERNEL_TEST("decode: ends of tiles and splits") {
+    for (int t0 : {0, 1, 63, 64, 127, 128, 129, 255, 256, 257, 600}) { test_decode("cable", {1, 2, 64, t0, t0 + 9}); }
+    if (on_gpu) { for (int t0 : {1000, 4095, 4096}) { test_decode("cable", {2, 12, 64, t0, 5000}); } }
+}
+
+// 20: the second head's rows do not start at 16 bytes; 4: a row is less than a piece; 1100: more pieces than threads
+KERNEL_TEST("decode: head sizes") {
+    for (int HS : {1, 2, 4, 7, 8, 16, 20, 24, 32, 64, 72, 80, 96, 128, 256}) { test_decode("alibi", {2, 2, HS, 77, 80}); }
+    test_decode("none", {1, 1, 1100, 40, 41});
+}

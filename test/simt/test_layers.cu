@@ -1,0 +1,407 @@
+// The layers' kernels with blocks of real threads, against plain loops in double straight from the equations. Shapes are small
+// and odd: rows that no tile divides, sequences that cross a chunk of CABLE's sum. Both precisions: a bf16 result may be off by
+// its rounding, everything before it is float32.
+#include "llmc/adamw.cuh"
+#include "llmc/attention.cuh"
+#include "llmc/classifier.cuh"
+#include "llmc/embedding.cuh"
+#include "llmc/gelu.cuh"
+#include "llmc/layernorm.cuh"
+#include "test/simt/kernel_test.h"
+
+static const Stream stream = nullptr;
+constexpr bool stores_bf16 = sizeof(floatX) == 2;
+constexpr double EXACT = 3e-6, ROUNDED = stores_bf16 ? 4e-3 : EXACT;      // float32 results; floatX results
+
+using Doubles = std::vector<double>;
+// what the kernel is given and the oracle computes with: normal draws that floatX holds
+static std::vector<floatX> inputs(size_t n, uint64_t stream_, double std = 1.0) { return converted<floatX>(normals(n, stream_, std)); }
+static Doubles doubles(const std::vector<floatX>& v) { return converted<double>(converted<float>(v)); }
+static Doubles doubles(const DeviceArray<floatX>& a) { return doubles(a.host()); }
+
+#define EXPECT_CLOSE(got, want, tolerance) do {                                                             \
+        const double error_ = relative_l2(got, want);                                                       \
+        EXPECT(error_ <= (tolerance), "relative error %.2e, at most %.0e", error_, (double)(tolerance));     \
+    } while (0)
+
+// ----------------------------------------------------------------------------------------------------------
+
+// three numbers a thread, one call right behind the other: what a call leaves in shared memory must not reach the next one
+__global__ void block_kernel(float* out, const float* x) {
+    const int t = threadIdx.x, n = blockDim.x;
+    for (int round = 0; round < 3; round++) {
+        const float mine = x[(blockIdx.x * 3 + round) * n + t];
+        float* o = out + ((size_t)(blockIdx.x * 3 + round) * n + t) * 4;
+        o[0] = block_scan(mine);
+        o[1] = block_scan(-mine);
+        o[2] = block_sum(mine);
+        o[3] = block_max(mine);
+    }
+}
+KERNEL_TEST("block_sum, block_max, block_scan") {
+    for (int threads : {32, 64, 256, 1024}) {
+        const int blocks = 4, rows = blocks * 3;
+        const std::vector<float> x = normals((size_t)rows * threads, 1);
+        DeviceArray<float> in(x), out(4 * x.size());
+        launch(block_kernel, Grid(blocks, threads, 0, stream), out.p, in.p);
+        Doubles want(4 * x.size());
+        for (int r = 0; r < rows; r++) {
+            double sum = 0, largest = -INFINITY;
+            for (int t = 0; t < threads; t++) {
+                sum += x[r * threads + t];
+                largest = std::max(largest, (double)x[r * threads + t]);
+                want[4 * (r * threads + t)] = sum;
+                want[4 * (r * threads + t) + 1] = -sum;
+            }
+            for (int t = 0; t < threads; t++) {
+                want[4 * (r * threads + t) + 2] = sum;
+                want[4 * (r * threads + t) + 3] = largest;
+            }
+        }
+        EXPECT_CLOSE(out.host(), want, EXACT);
+    }
+}
+
+static void check_layernorm(int N, int C) {
+    const float eps = 1e-5f;
+    DeviceArray<floatX> inp(inputs(N * C, 1)), weight(inputs(C, 2)), bias(inputs(C, 3)), out(N * C);
+    DeviceArray<floatX> dout(inputs(N * C, 4)), dinp(inputs(N * C, 5));
+    DeviceArray<float> mean(N), rstd(N), dweight(normals(C, 6)), dbias(normals(C, 7)), scratch(MAX_SLABS * 2 * C);
+    const Doubles x = doubles(inp), w = doubles(weight), b = doubles(bias), dy = doubles(dout);
+    Doubles dx = doubles(dinp), dw = converted<double>(dweight.host()), db = converted<double>(dbias.host()), y(N * C), m(N), s(N);
+    for (int n = 0; n < N; n++) {
+        const double *xn = &x[n * C], *dyn = &dy[n * C];
+        double variance = 0, mean_d = 0, mean_dn = 0;
+        for (int c = 0; c < C; c++) { m[n] += xn[c] / C; }
+        for (int c = 0; c < C; c++) { variance += (xn[c] - m[n]) * (xn[c] - m[n]) / C; }
+        s[n] = 1 / std::sqrt(variance + eps);
+        for (int c = 0; c < C; c++) {
+            const double norm = (xn[c] - m[n]) * s[n];
+            y[n * C + c] = norm * w[c] + b[c];
+            dw[c] += dyn[c] * norm;
+            db[c] += dyn[c];
+            mean_d += dyn[c] * w[c] / C;
+            mean_dn += dyn[c] * w[c] * norm / C;
+        }
+        for (int c = 0; c < C; c++) { dx[n * C + c] += s[n] * (dyn[c] * w[c] - mean_d - (xn[c] - m[n]) * s[n] * mean_dn); }
+    }
+    layernorm_forward(out.p, mean.p, rstd.p, inp.p, weight.p, bias.p, N, C, eps, stream);
+    EXPECT_CLOSE(out.host(), y, ROUNDED);
+    EXPECT_CLOSE(mean.host(), m, EXACT);
+    EXPECT_CLOSE(rstd.host(), s, EXACT);
+    layernorm_backward(dinp.p, dweight.p, dbias.p, scratch.p, dout.p, inp.p, mean.p, rstd.p, weight.p, N, C, stream);
+    EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
+    EXPECT_CLOSE(dweight.host(), dw, EXACT);
+    EXPECT_CLOSE(dbias.host(), db, EXACT);
+}
+KERNEL_TEST("layernorm") {
+    for (int C : {1, 48, 300}) { check_layernorm(C == 48 ? 37 : 3, C); }
+}
+
+KERNEL_TEST("gelu") {
+    const int N = 1500;
+    DeviceArray<floatX> inp(inputs(N, 1, 3.0)), dout(inputs(N, 2)), out(N), dinp(N);
+    const Doubles x = doubles(inp), dy = doubles(dout);
+    Doubles y(N), dx(N);
+    for (int i = 0; i < N; i++) {
+        const double k = std::sqrt(2 / M_PI), t = std::tanh(k * (x[i] + 0.044715 * x[i] * x[i] * x[i]));
+        y[i] = 0.5 * x[i] * (1 + t);
+        dx[i] = dy[i] * (0.5 * (1 + t) + 0.5 * x[i] * (1 - t * t) * k * (1 + 3 * 0.044715 * x[i] * x[i]));
+    }
+    gelu_forward(out.p, inp.p, N, stream);
+    gelu_backward(dinp.p, dout.p, inp.p, N, stream);
+    EXPECT_CLOSE(out.host(), y, ROUNDED);
+    EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
+}
+
+KERNEL_TEST("embedding") {
+    const int N = 41, V = 7, C = 150;
+    std::vector<int> token(N);
+    for (int n = 0; n < N; n++) { token[n] = (int)(hash64(1, n) % (V - 1)); }      // the last row has no token
+    DeviceArray<int> tokens(token);
+    DeviceArray<floatX> wte(inputs(V * C, 1)), dout(inputs(N * C, 2)), out(N * C);
+    DeviceArray<float> dwte(normals(V * C, 3));
+    const Doubles w = doubles(wte), dy = doubles(dout);
+    Doubles y(N * C), dw = converted<double>(dwte.host());
+    for (int n = 0; n < N; n++) {
+        for (int c = 0; c < C; c++) {
+            y[n * C + c] = w[token[n] * C + c];
+            dw[token[n] * C + c] += dy[n * C + c];
+        }
+    }
+    EmbeddingPlan plan;
+    plan.build(token.data(), N);
+    DeviceArray<int> rows(plan.rows), first(plan.first);
+    embedding_forward(out.p, tokens.p, wte.p, N, C, stream);
+    embedding_backward(dwte.p, dout.p, tokens.p, rows.p, first.p, plan.groups(), C, stream);
+    EXPECT_CLOSE(out.host(), y, 0);
+    EXPECT_CLOSE(dwte.host(), dw, EXACT);
+}
+
+KERNEL_TEST("classifier") {
+    const int N = 5, V = 1300, Vp = 1344;
+    const float dloss = 0.125f;
+    const std::vector<int> target = {0, V - 1, IGNORE_INDEX, 700, 31};
+    std::vector<floatX> logit = inputs(N * Vp, 1, 3.0);
+    DeviceArray<int> targets(target);
+    DeviceArray<floatX> logits(logit);
+    DeviceArray<float> losses(N);
+    const Doubles x = doubles(logit);
+    Doubles loss(N), dx(N * Vp);
+    for (int n = 0; n < N; n++) {
+        if (target[n] == IGNORE_INDEX) { continue; }
+        double sum = 0;
+        for (int v = 0; v < V; v++) { sum += std::exp(x[n * Vp + v]); }
+        loss[n] = std::log(sum) - x[n * Vp + target[n]];
+        for (int v = 0; v < V; v++) { dx[n * Vp + v] = dloss * (std::exp(x[n * Vp + v]) / sum - (v == target[n])); }
+    }
+    classifier(losses.p, logits.p, targets.p, dloss, N, V, Vp, false, stream);
+    EXPECT_CLOSE(losses.host(), loss, EXACT);
+    EXPECT(same_bits(logits.host(), logit), "evaluation changed the logits");
+    classifier(losses.p, logits.p, targets.p, dloss, N, V, Vp, true, stream);
+    EXPECT_CLOSE(losses.host(), loss, EXACT);
+    EXPECT_CLOSE(logits.host(), dx, ROUNDED);
+}
+
+static void check_matmul(int N, int C, int OC) {
+    DeviceArray<floatX> inp(inputs(N * C, 1)), weight(inputs(OC * C, 2)), bias(inputs(OC, 3)), residual(inputs(N * OC, 4));
+    DeviceArray<floatX> out(N * OC), both(N * OC), dout(inputs(N * OC, 5)), dinp(N * C);
+    DeviceArray<float> dweight(normals(OC * C, 6)), dbias(normals(OC, 7)), scratch(MAX_SLABS * OC);
+    const Doubles x = doubles(inp), w = doubles(weight), b = doubles(bias), r = doubles(residual), dy = doubles(dout);
+    Doubles y(N * OC), yb(N * OC), dx(N * C), dw = converted<double>(dweight.host()), db = converted<double>(dbias.host());
+    for (int n = 0; n < N; n++) {
+        for (int o = 0; o < OC; o++) {
+            for (int c = 0; c < C; c++) {
+                y[n * OC + o] += x[n * C + c] * w[o * C + c];
+                dx[n * C + c] += dy[n * OC + o] * w[o * C + c];
+                dw[o * C + c] += dy[n * OC + o] * x[n * C + c];
+            }
+            yb[n * OC + o] = y[n * OC + o] + b[o] + r[n * OC + o];
+            db[o] += dy[n * OC + o];
+        }
+    }
+    matmul_forward(out.p, inp.p, weight.p, nullptr, nullptr, N, C, OC, stream);
+    EXPECT_CLOSE(out.host(), y, ROUNDED);
+    matmul_forward(both.p, inp.p, weight.p, bias.p, residual.p, N, C, OC, stream);
+    EXPECT_CLOSE(both.host(), yb, ROUNDED);
+    matmul_backward(dinp.p, dweight.p, dbias.p, scratch.p, dout.p, inp.p, weight.p, N, C, OC, stream);
+    EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
+    EXPECT_CLOSE(dweight.host(), dw, EXACT);
+    EXPECT_CLOSE(dbias.host(), db, EXACT);
+}
+KERNEL_TEST("matmul") {
+    check_matmul(1, 1, 1);
+    check_matmul(70, 35, 67);
+    check_matmul(33, 64, 10);
+}
+
+KERNEL_TEST("adamw and the gradient norm") {
+    const size_t n = NORM_CHUNK + 1234;
+    TensorSpec spec;
+    spec.name = "w"; spec.decay = true; spec.lo = -1.5f; spec.hi = 1.5f;
+    const AdamW a = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 3};
+    DeviceArray<float> master(normals(n, 1)), grads(normals(n, 2)), m(normals(n, 3)), v(std::vector<float>(n, 0.25f));
+    DeviceArray<floatX> weights(n);
+    DeviceArray<double> partial(ceil_div(n, NORM_CHUNK));
+    Doubles w = converted<double>(master.host()), wm = converted<double>(m.host()), wv(n, 0.25);
+    const Doubles g = converted<double>(grads.host());
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        squares += g[i] * g[i];
+        wm[i] = 0.9 * wm[i] + 0.1 * 0.5 * g[i];
+        wv[i] = 0.95 * wv[i] + 0.05 * 0.25 * g[i] * g[i];
+        w[i] -= 0.01 * (wm[i] / (1 - 0.9 * 0.9 * 0.9) / (std::sqrt(wv[i] / (1 - 0.95 * 0.95 * 0.95)) + 1e-8) + 0.1 * w[i]);
+        w[i] = std::min(1.5, std::max(-1.5, w[i]));
+    }
+    const double norm = gradient_norm(partial.p, grads.p, n, stream);
+    EXPECT(std::fabs(norm / std::sqrt(squares) - 1) < EXACT, "norm %g, not %g", norm, std::sqrt(squares));
+    adamw_update(weights.p, master.p, grads.p, m.p, v.p, n, spec, a, stream);
+    EXPECT_CLOSE(master.host(), w, EXACT);
+    EXPECT_CLOSE(m.host(), wm, EXACT);
+    EXPECT_CLOSE(v.host(), wv, EXACT);
+    EXPECT_CLOSE(weights.host(), w, 2 * ROUNDED);          // rounded stochastically
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// CABLE's sums
+
+static double softplus_oracle(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }
+static double sigmoid_oracle(double x) { return 1 / (1 + std::exp(-x)); }
+
+static void check_cable(bool softplus_b, bool weighted) {
+    const int B = 2, NH = 3, C = 6, T = 150, OC = round_up(3 * C + 2 * NH, 8), BNH = B * NH, chunks = ceil_div(T, CABLE_CHUNK);
+    DeviceArray<floatX> qkv(inputs(B * T * OC, 1)), dqkv(inputs(B * T * OC, 2));
+    DeviceArray<float> S_offset(BNH * T), g(BNH * T), dS(normals(BNH * T, 3)), dg(normals(BNH * T, 4));
+    DeviceArray<double> S_origin(BNH * chunks);
+    const Doubles x = doubles(qkv), dSi = converted<double>(dS.host()), dgi = converted<double>(dg.host());
+    Doubles S(BNH * T), G(BNH * T), dx = doubles(dqkv);
+    for (int bh = 0; bh < BNH; bh++) {
+        double sum = 0, after = 0;
+        auto at = [&](int t) { return (size_t)(bh / NH * T + t) * OC + 3 * C + bh % NH; };
+        for (int t = 0; t < T; t++) {
+            sum += softplus_b ? softplus_oracle(x[at(t)]) : std::max(0.0, x[at(t)]);
+            S[bh * T + t] = sum;
+            G[bh * T + t] = weighted ? softplus_oracle(x[at(t) + NH]) : 1;
+        }
+        for (int t = T - 1; t >= 0; t--) {
+            after += dSi[bh * T + t];
+            dx[at(t)] = after * (softplus_b ? sigmoid_oracle(x[at(t)]) : x[at(t)] > 0);
+            if (weighted) { dx[at(t) + NH] = dgi[bh * T + t] * sigmoid_oracle(x[at(t) + NH]); }
+        }
+    }
+    auto computed = [&] {
+        const std::vector<float> offset = S_offset.host();
+        const std::vector<double> origin = S_origin.host();
+        Doubles got(BNH * T);
+        for (int i = 0; i < BNH * T; i++) { got[i] = origin[i / T * chunks + i % T / CABLE_CHUNK] + offset[i]; }
+        return got;
+    };
+    const Grid grid(BNH, 128, 0, stream);
+    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, T, 0, T, NH, C, OC, softplus_b, weighted);
+    const Doubles whole = computed();
+    EXPECT_CLOSE(whole, S, EXACT);
+    EXPECT_CLOSE(g.host(), G, EXACT);
+    // a second call goes on from token 96
+    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, T - 97, 97, T, NH, C, OC, softplus_b, weighted);
+    EXPECT_CLOSE(computed(), S, EXACT);
+    launch(cable_backward_kernel, grid, dqkv.p, dS.p, dg.p, qkv.p, T, NH, C, OC, softplus_b, weighted);
+    EXPECT_CLOSE(dqkv.host(), dx, ROUNDED);
+}
+KERNEL_TEST("cable: its sums and their gradients") {
+    check_cable(false, true);
+    check_cable(false, false);
+    check_cable(true, false);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the portable attention
+
+struct AttentionShape { int B, T, NH, HS, OC; bool causal; };
+struct AttentionOracle {
+    Doubles out, lse, dqkv, da;     // (B,T,C), (B*NH,T), (B,T,OC), (B*NH,T,T)
+    // bias(bh, i, j) is added to the scaled scores
+    template <class F> AttentionOracle(const AttentionShape& p, const Doubles& qkv, const Doubles& dout, const Doubles& untouched, F bias)
+        : out(p.B * p.T * p.NH * p.HS), lse(p.B * p.NH * p.T), dqkv(untouched), da((size_t)p.B * p.NH * p.T * p.T) {
+        const int C = p.NH * p.HS, T = p.T;
+        const double scale = 1 / std::sqrt((double)p.HS);
+        for (int bh = 0; bh < p.B * p.NH; bh++) {
+            const size_t q0 = (size_t)bh / p.NH * T * p.OC + bh % p.NH * p.HS, o0 = (size_t)bh / p.NH * T * C + bh % p.NH * p.HS;
+            auto q = [&](int t, int part, int d) { return qkv[q0 + (size_t)t * p.OC + part * C + d]; };
+            auto dq = [&](int t, int part, int d) -> double& { return dqkv[q0 + (size_t)t * p.OC + part * C + d]; };
+            for (int t = 0; t < T; t++) { for (int d = 0; d < 3 * p.HS; d++) { dq(t, d / p.HS, d % p.HS) = 0; } }
+            for (int i = 0; i < T; i++) {
+                const int keys = p.causal ? i + 1 : T;
+                Doubles a(keys), dP(keys);
+                double sum = 0, D = 0;
+                for (int j = 0; j < keys; j++) {
+                    for (int d = 0; d < p.HS; d++) { a[j] += scale * q(i, 0, d) * q(j, 1, d); }
+                    a[j] += bias(bh, i, j);
+                    sum += std::exp(a[j]);
+                }
+                lse[bh * T + i] = std::log(sum);
+                for (int j = 0; j < keys; j++) {
+                    a[j] = std::exp(a[j]) / sum;
+                    for (int d = 0; d < p.HS; d++) {
+                        const double dy = dout[o0 + (size_t)i * C + d];
+                        out[o0 + (size_t)i * C + d] += a[j] * q(j, 2, d);
+                        dP[j] += dy * q(j, 2, d);
+                        dq(j, 2, d) += a[j] * dy;
+                    }
+                    D += a[j] * dP[j];
+                }
+                for (int j = 0; j < keys; j++) {
+                    const double s = a[j] * (dP[j] - D);
+                    da[((size_t)bh * T + i) * T + j] = s;
+                    for (int d = 0; d < p.HS; d++) {
+                        dq(i, 0, d) += scale * s * q(j, 1, d);
+                        dq(j, 1, d) += scale * s * q(i, 0, d);
+                    }
+                }
+            }
+        }
+    }
+};
+
+// runs both kernels with a bias functor and compares; returns the oracle, for the functor's own gradients
+template <bool Causal, class Bias, class F> AttentionOracle check_attention(AttentionShape s, Bias bias, F bias_oracle) {
+    const int C = s.NH * s.HS, BNH = s.B * s.NH;
+    s.causal = Causal;
+    const AttentionDims p = {s.T, 0, s.T, s.NH, s.HS, s.OC, 1 / sqrtf((float)s.HS)};
+    DeviceArray<floatX> qkv(inputs(s.B * s.T * s.OC, 1)), out(s.B * s.T * C);
+    DeviceArray<floatX> dqkv(inputs(s.B * s.T * s.OC, 3)), dout(inputs(s.B * s.T * C, 2));
+    DeviceArray<float> lse(BNH * s.T), dq((size_t)BNH * s.T * p.HSp()), D(BNH * s.T);
+    const AttentionOracle want(s, doubles(qkv), doubles(dout), doubles(dqkv), bias_oracle);
+    const int tiles = ceil_div(s.T, ATTENTION_TILE);
+    const Grid forward((size_t)BNH * tiles, ATTENTION_THREADS, attention_forward_shared(p), stream);
+    launch(attention_forward_kernel<Causal, Bias>, forward, out.p, lse.p, qkv.p, bias, p, BNH);
+    EXPECT_CLOSE(out.host(), want.out, ROUNDED);
+    EXPECT_CLOSE(lse.host(), want.lse, EXACT);
+    const Grid backward(BNH, ATTENTION_THREADS, attention_backward_shared(p), stream);
+    launch(attention_backward_kernel<Causal, Bias>, backward, dqkv.p, dq.p, D.p, dout.p, qkv.p, out.p, lse.p, bias, p);
+    EXPECT_CLOSE(dqkv.host(), want.dqkv, 2 * ROUNDED);                 // D is made of the rounded out
+    return want;
+}
+template <bool Causal> static void check_no_bias() {
+    for (int T : {1, 32, 75}) { check_attention<Causal>({2, T, 2, 12, 80, Causal}, NoBias{}, [](int, int, int) { return 0.0; }); }
+}
+template <bool Causal, bool LogKernel> static void check_cable_bias() {
+    const int B = 1, NH = 2, T = 150, BNH = B * NH, chunks = 2;
+    std::vector<float> offset(BNH * T), weight(BNH * T);
+    std::vector<double> origin(BNH * chunks);
+    Doubles S(BNH * T);
+    for (int i = 0; i < BNH * T; i++) {
+        const int t = i % T;
+        const double step = 0.1 * uniform01(1, 2, i);
+        if (t % CABLE_CHUNK == 0) { origin[i / T * chunks + t / CABLE_CHUNK] = t == 0 ? 0 : S[i - 1]; }
+        offset[i] = (float)(t % CABLE_CHUNK == 0 ? step : offset[i - 1] + step);
+        S[i] = origin[i / T * chunks + t / CABLE_CHUNK] + offset[i];
+        weight[i] = (float)(0.3 + uniform01(1, 3, i));
+    }
+    DeviceArray<float> S_offset(offset), g(weight), dS(std::vector<float>(BNH * T, 0.0f)), dg(std::vector<float>(BNH * T, 0.0f));
+    DeviceArray<double> S_origin(origin);
+    const CableBias<LogKernel> bias = {S_offset.p, g.p, S_origin.p, dS.p, dg.p, T, chunks, Causal};
+    auto r = [&](int bh, int i, int j) { return weight[bh * T + i] * std::fabs(S[bh * T + i] - S[bh * T + j]); };
+    const AttentionOracle want = check_attention<Causal>({B, T, NH, 8, 56, Causal}, bias, [&](int bh, int i, int j) {
+        const double d = r(bh, i, j);
+        return LogKernel ? -std::log1p(d * d) : -d;
+    });
+    Doubles want_S(BNH * T), want_g(BNH * T);
+    for (int bh = 0; bh < BNH; bh++) {
+        for (int i = 0; i < T; i++) {
+            for (int j = 0; j < T; j++) {
+                const double d = r(bh, i, j), dr = want.da[((size_t)bh * T + i) * T + j] * (LogKernel ? -2 * d / (1 + d * d) : -1);
+                want_g[bh * T + i] += dr * std::fabs(S[bh * T + i] - S[bh * T + j]);
+                want_S[bh * T + i] += dr * weight[bh * T + i] * (i >= j ? 1 : -1);
+                want_S[bh * T + j] -= dr * weight[bh * T + i] * (i >= j ? 1 : -1);
+            }
+        }
+    }
+    EXPECT_CLOSE(dg.host(), want_g, stores_bf16 ? 2 * ROUNDED : 1e-5);
+    EXPECT_CLOSE(dS.host(), want_S, stores_bf16 ? 4 * ROUNDED : 1e-5);
+}
+template <bool Causal> static void check_toeplitz() {
+    const int B = 2, NH = 2, T = 70, ND = toeplitz_columns(T, Causal);
+    DeviceArray<float> table(normals(NH * ND, 1)), dtable(std::vector<float>(B * NH * ND, 0.0f));
+    const std::vector<float> t = table.host();
+    const ToeplitzBias bias = {table.p, dtable.p, NH, ND, T};
+    const AttentionOracle want = check_attention<Causal>({B, T, NH, 8, 48, Causal}, bias, [&](int bh, int i, int j) {
+        return (double)t[bh % NH * ND + T - 1 + j - i];
+    });
+    Doubles d(B * NH * ND);
+    for (int bh = 0; bh < B * NH; bh++) {
+        for (int i = 0; i < T; i++) {
+            for (int j = 0; j < T; j++) {
+                if (j <= i || !Causal) { d[bh * ND + T - 1 + j - i] += want.da[((size_t)bh * T + i) * T + j]; }
+            }
+        }
+    }
+    EXPECT_CLOSE(dtable.host(), d, stores_bf16 ? 4 * ROUNDED : 1e-5);
+}
+KERNEL_TEST("attention without a bias, causal") { check_no_bias<true>(); }
+KERNEL_TEST("attention without a bias, bidirectional") { check_no_bias<false>(); }
+KERNEL_TEST("attention with cable's bias, causal") { check_cable_bias<true, false>(); }
+KERNEL_TEST("attention with cable's bias, bidirectional") { check_cable_bias<false, false>(); }
+KERNEL_TEST("attention with kcable's bias, causal") { check_cable_bias<true, true>(); }
+KERNEL_TEST("attention with kcable's bias, bidirectional") { check_cable_bias<false, true>(); }
+KERNEL_TEST("attention with a Toeplitz bias, causal") { check_toeplitz<true>(); }
+KERNEL_TEST("attention with a Toeplitz bias, bidirectional") { check_toeplitz<false>(); }
