@@ -11,7 +11,9 @@ import sys
 # "position/*" stands for every encoding.
 FLOORS = {
     "common.h": (0, ""),
-    "device.h": (1, ""),
+    "device.h": (1, "device_cuda.h device_cpu.h"),
+    "device_cuda.h": (1, ""),
+    "device_cpu.h": (1, ""),
     "fastmath.h": (1, "device.h"),
     "json.h": (1, ""),
     "ptx.cuh": (1, "device.h"),
@@ -39,8 +41,9 @@ FLOORS = {
     "outdir.h": (2, ""),
     "weights.h": (2, ""),
     "positions.h": (3, ""),
-    "attention.cuh": (3, "positions.h"),
-    "attention_flash.cuh": (3, "positions.h attention.cuh"),
+    "attention_portable.cuh": (3, "positions.h"),
+    "attention_decode.cuh": (3, "positions.h"),
+    "attention.cuh": (3, "attention_portable.cuh attention_flash_backward.cuh attention_skip.cuh"),
     "adamw.cuh": (3, ""),
     "checkpoint.h": (3, ""),
     "import.h": (3, ""),
@@ -56,7 +59,7 @@ KNOWS_THE_BUILD = {"device.h", "fastmath.h", "matmul.cuh", "comm.h", "attention_
 # Calls of libm in kernels and layers, which no compiler vectorizes: how often each may appear, and why that is no inner loop.
 LIBM = "expf? exp2f? expm1f? tanhf? logf? log2f? log10f? log1pf? powf? erff? erfcf? sinf? cosf? tanf?".split()
 LIBM_ALLOWED = {
-    ("attention.cuh", "logf"): 1,               # once a row: the log-sum-exp
+    ("attention_portable.cuh", "logf"): 1,      # once a row: the log-sum-exp
     ("classifier.cuh", "logf"): 1,              # once a row: the loss
     ("adamw.cuh", "pow"): 2,                    # once an update, on the host
     ("position/sinusoidal.cuh", "pow"): 1,      # once a channel of a table, in double

@@ -30,14 +30,14 @@ template <FlashBias K> struct FlashPair {
     float w[2];         // S_i - S_j
     float r[2];         // LogDistance: 1 / (1 + (g w)^2)
 
-    // bias: S_j of the two keys, or the two entries of the table;  between: S origin of the query's chunk minus that of the key's
+    // bias: S_j of the two keys, from the origin that S_i has, or the two entries of the table
     __device__ FlashPair(const float* s, const float* dp, const FlashQuery& q0, const FlashQuery& q1, float bias0, float bias1,
-                         float between, float scale2, bool masked0, bool masked1) {
+                         float scale2, bool masked0, bool masked1) {
         constexpr bool distance = K != FlashBias::None && K != FlashBias::Toeplitz;
         float x[2] = {scale2 * s[0] - q0.lse2, scale2 * s[1] - q1.lse2};
         if (distance) {
-            w[0] = q0.S + between - bias0;
-            w[1] = q1.S + between - bias1;
+            w[0] = q0.S - bias0;
+            w[1] = q1.S - bias1;
         }
         if (K == FlashBias::Linear || K == FlashBias::Distance) {
             x[0] -= q0.g * fabsf(w[0]);
@@ -127,15 +127,20 @@ __device__ inline float quad_sum(float x) {
 
 // What both kernels must agree on
 struct FlashBlock {
-    int b, h, keys, tiles;          // keys: of this sequence, kv_len applied;  tiles: of 64 rows in T
-    size_t bh;
+    int bh, b, h, keys, tiles;      // keys: of this sequence, kv_len applied;  tiles: of 64 rows in T
     __device__ FlashBlock(const FlashArgs& p) : bh(blockIdx.x % (p.B * p.NH)) {
-        b = (int)bh / p.NH;
-        h = (int)bh % p.NH;
+        b = bh / p.NH;
+        h = bh % p.NH;
         keys = p.kv_len == nullptr ? p.T : p.kv_len[b] < p.T ? p.kv_len[b] : p.T;
         tiles = ceil_div(p.T, FLASH_TILE);
     }
-    __device__ int first_key_tile(const FlashArgs& p, int m) const { return p.first_tile == nullptr ? 0 : p.first_tile[bh * tiles + m]; }
+    // row t of q (0), k (1), v (2); of dout; of what flash_backward_prepare_kernel wrote
+    template <int HS> __device__ const bf16* qkv(const FlashArgs& p, int t, int which) const {
+        return p.qkv + ((size_t)b * p.stride + t) * p.OC + (which * p.NH + h) * HS;
+    }
+    template <int HS> __device__ const bf16* dout(const FlashArgs& p, int t) const { return p.dout + (((size_t)b * p.T + t) * p.NH + h) * HS; }
+    __device__ const FlashQuery* query(const FlashQuery* all, int t) const { return all + (size_t)bh * tiles * FLASH_TILE + t; }
+    __device__ int first_key_tile(const FlashArgs& p, int m) const { return p.first_tile == nullptr ? 0 : p.first_tile[(size_t)bh * tiles + m]; }
     template <bool Causal> __device__ int end_key_tile(int m) const {
         const int end = ceil_div(keys, FLASH_TILE);
         return Causal && m + 1 < end ? m + 1 : end;
@@ -143,9 +148,9 @@ struct FlashBlock {
 };
 
 // S origin of the chunk of query tile m minus that of key tile n: exact at any T
-template <FlashBias K> __device__ inline float flash_between(const FlashArgs& p, size_t bh, int m, int n) {
+template <FlashBias K> __device__ inline float flash_between(const FlashArgs& p, int bh, int m, int n) {
     if (K != FlashBias::Distance && K != FlashBias::LogDistance) { return 0.0f; }
-    const double* origin = p.S_origin + bh * ceil_div(p.stride, CABLE_CHUNK);
+    const double* origin = p.S_origin + (size_t)bh * ceil_div(p.stride, CABLE_CHUNK);
     return (float)(origin[m * FLASH_TILE / CABLE_CHUNK] - origin[n * FLASH_TILE / CABLE_CHUNK]);
 }
 
@@ -196,7 +201,7 @@ template <FlashBias K, int HS> __global__ void flash_backward_prepare_kernel(Fla
 // the two kernels. Shared memory: two owned tiles, two stages of two streamed tiles, two stages of FlashQuery: 50 KB (HS 64), 98 KB (128)
 
 constexpr size_t flash_backward_shared(int HS) { return sizeof(bf16) * 6 * FLASH_TILE * HS + sizeof(FlashQuery) * 2 * FLASH_TILE; }
-constexpr int FLASH_CHUNK = 32;                         // streamed rows whose logits are in registers at a time
+constexpr int FLASH_CHUNK = 16;                         // streamed rows whose logits are in registers at a time
 
 // A block owns 64 keys: dk, dv, and dS = the key part of its sum.
 template <bool Causal, FlashBias K, int HS>
@@ -207,22 +212,20 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
     const int n = blockIdx.x / (p.B * p.NH), j0 = n * TILE, C = p.NH * HS, lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
     bf16 *Kt = (bf16*)dynamic_shared(), *Vt = Kt + TILE * HS, *streamed = Vt + TILE * HS;
     FlashQuery* streamed_query = (FlashQuery*)(streamed + 4 * TILE * HS);
-    const bf16 *q = p.qkv + (size_t)at.b * p.stride * p.OC + at.h * HS, *dout = p.dout + (size_t)at.b * p.T * C + at.h * HS;
-    query += at.bh * at.tiles * TILE;
     const auto visited = [&](int m) {
         while (m < at.tiles && at.first_key_tile(p, m) > n) { m++; }
         return m;
     };
-    const auto load = [&](int m, int stage) {
+    const auto load = [&](int m, int stage) {           // addresses anew each time: registers are short
         const int i0 = m * TILE;
         bf16* Q = streamed + stage * 2 * TILE * HS;
-        flash_load_tile<HS>(Q, q + (size_t)i0 * p.OC, p.OC, p.T - i0);
-        flash_load_tile<HS>(Q + TILE * HS, dout + (size_t)i0 * C, C, p.T - i0);
-        if (threadIdx.x < TILE) { cp_async_16(streamed_query + stage * TILE + threadIdx.x, query + i0 + threadIdx.x, true); }
+        flash_load_tile<HS>(Q, at.template qkv<HS>(p, i0, 0), p.OC, p.T - i0);
+        flash_load_tile<HS>(Q + TILE * HS, at.template dout<HS>(p, i0), C, p.T - i0);
+        if (threadIdx.x < TILE) { cp_async_16(streamed_query + stage * TILE + threadIdx.x, at.query(query, i0 + threadIdx.x), true); }
         cp_async_commit();
     };
-    flash_load_tile<HS>(Kt, q + C + (size_t)j0 * p.OC, p.OC, p.T - j0);
-    flash_load_tile<HS>(Vt, q + 2 * C + (size_t)j0 * p.OC, p.OC, p.T - j0);
+    flash_load_tile<HS>(Kt, at.template qkv<HS>(p, j0, 1), p.OC, p.T - j0);
+    flash_load_tile<HS>(Vt, at.template qkv<HS>(p, j0, 2), p.OC, p.T - j0);
     int m = j0 < at.keys ? visited(Causal ? n : 0) : at.tiles;
     if (m < at.tiles) { load(m, 0); }
     float Sj[2] = {0.0f, 0.0f}, column[2] = {0.0f, 0.0f}, dK[HS / 8][4] = {}, dV[HS / 8][4] = {};
@@ -230,17 +233,19 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
     for (int half = 0; half < 2; half++) {
         const int j = j0 + row0 + lane / 4 + 8 * half;
         if (K == FlashBias::Linear) { Sj[half] = (float)j; }
-        if (cable) { Sj[half] = p.S_offset[at.bh * p.stride + (j < p.T ? j : p.T - 1)]; }
+        if (cable) { Sj[half] = p.S_offset[(size_t)at.bh * p.stride + (j < p.T ? j : p.T - 1)]; }
     }
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    FlashOwned<HS, HS == 64> keys(Kt, row0), values(Vt, row0);
+    FlashOwned<HS, HS == 64> keys(Kt, row0);
+    FlashOwned<HS, HS == 64 && K != FlashBias::LogDistance> values(Vt, row0);
 
     const auto step = [&](auto masked, const bf16* Q, const FlashQuery* tile_query) {
         constexpr bool edge = decltype(masked)::value;
         const bf16* dO = Q + TILE * HS;
         const float between = flash_between<K>(p, at.bh, m, n), sign = Causal || m >= n ? 1.0f : -1.0f;
+        const float S[2] = {Sj[0] - between, Sj[1] - between};
         float sum[2] = {0.0f, 0.0f};
         for (int c0 = 0; c0 < TILE; c0 += CHUNK) {
             float P[CHUNK / 8][4], dl[CHUNK / 8][4];
@@ -250,11 +255,11 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
             for (int e = 0; e < CHUNK / 8 * 2; e++) {
                 const int half = e % 2, c = c0 + e / 2 * 8 + lane % 4 * 2, i = m * TILE + c, j = j0 + row0 + lane / 4 + 8 * half;
                 const FlashQuery q0 = tile_query[c], q1 = tile_query[c + 1];
-                const float bias0 = K == FlashBias::Toeplitz ? flash_table(p, at.h, i, j) : Sj[half];
-                const float bias1 = K == FlashBias::Toeplitz ? flash_table(p, at.h, i + 1, j) : Sj[half];
+                const float bias0 = K == FlashBias::Toeplitz ? flash_table(p, at.h, i, j) : S[half];
+                const float bias1 = K == FlashBias::Toeplitz ? flash_table(p, at.h, i + 1, j) : S[half];
                 const bool out = edge && j >= at.keys;
                 float *s = &P[e / 2][2 * half], *dp = &dl[e / 2][2 * half];
-                const FlashPair<K> x(s, dp, q0, q1, bias0, bias1, between, LOG2E * p.scale, out || (edge && Causal && j > i),
+                const FlashPair<K> x(s, dp, q0, q1, bias0, bias1, LOG2E * p.scale, out || (edge && Causal && j > i),
                                      out || (edge && Causal && j > i + 1));
                 UNROLL
                 for (int k = 0; k < 2; k++) {
@@ -291,7 +296,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
     for (int half = 0; half < 2 && cable; half++) {
         const int j = j0 + row0 + lane / 4 + 8 * half;
         const float sum = quad_sum(column[half]);
-        if (lane % 4 == 0 && j < p.T) { p.dS[at.bh * p.stride + j] = (K == FlashBias::Distance ? LN2 : 2.0f) * sum; }
+        if (lane % 4 == 0 && j < p.T) { p.dS[(size_t)at.bh * p.stride + j] = (K == FlashBias::Distance ? LN2 : 2.0f) * sum; }
     }
 }
 
@@ -321,24 +326,22 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
     const int m = at.tiles - 1 - blockIdx.x / (p.B * p.NH), i0 = m * TILE, C = p.NH * HS, lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
     bf16 *Qt = (bf16*)dynamic_shared(), *dOt = Qt + TILE * HS, *streamed = dOt + TILE * HS;
     FlashQuery* streamed_key = (FlashQuery*)(streamed + 4 * TILE * HS);
-    const bf16 *q = p.qkv + (size_t)at.b * p.stride * p.OC + at.h * HS, *dout = p.dout + ((size_t)at.b * p.T + i0) * C + at.h * HS;
-    query += at.bh * at.tiles * TILE;
-    const FlashDiagonals diagonals = {(float*)Qt, (float*)streamed_key, slab + (at.bh * at.tiles + m) * (at.tiles + 1) * TILE};
+    const FlashDiagonals diagonals = {(float*)Qt, (float*)streamed_key, slab + ((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * TILE};
     const auto load = [&](int n, int stage) {
         const int j0 = n * TILE;
         bf16* Kt = streamed + stage * 2 * TILE * HS;
-        flash_load_tile<HS>(Kt, q + C + (size_t)j0 * p.OC, p.OC, p.T - j0);
-        flash_load_tile<HS>(Kt + TILE * HS, q + 2 * C + (size_t)j0 * p.OC, p.OC, p.T - j0);
+        flash_load_tile<HS>(Kt, at.template qkv<HS>(p, j0, 1), p.OC, p.T - j0);
+        flash_load_tile<HS>(Kt + TILE * HS, at.template qkv<HS>(p, j0, 2), p.OC, p.T - j0);
         if (K != FlashBias::None && K != FlashBias::Toeplitz && threadIdx.x < TILE) {
-            cp_async_16(streamed_key + stage * TILE + threadIdx.x, query + j0 + threadIdx.x, true);
+            cp_async_16(streamed_key + stage * TILE + threadIdx.x, at.query(query, j0 + threadIdx.x), true);
         }
         cp_async_commit();
     };
     const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
-    flash_load_tile<HS>(Qt, q + (size_t)i0 * p.OC, p.OC, p.T - i0);
-    flash_load_tile<HS>(dOt, dout, C, p.T - i0);
+    flash_load_tile<HS>(Qt, at.template qkv<HS>(p, i0, 0), p.OC, p.T - i0);
+    flash_load_tile<HS>(dOt, at.template dout<HS>(p, i0), C, p.T - i0);
     if (begin < end) { load(begin, 0); }
-    const FlashQuery own[2] = {query[i0 + row0 + lane / 4], query[i0 + row0 + lane / 4 + 8]};
+    const FlashQuery own[2] = {*at.query(query, i0 + row0 + lane / 4), *at.query(query, i0 + row0 + lane / 4 + 8)};
     float dQ[HS / 8][4] = {}, row[2] = {0.0f, 0.0f}, dgi[2] = {0.0f, 0.0f};
     cp_async_commit();
     cp_async_wait<0>();
@@ -348,6 +351,9 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
     const auto step = [&](auto masked, int n, const bf16* Kt, const FlashQuery* key) {
         constexpr bool edge = decltype(masked)::value;
         const float between = flash_between<K>(p, at.bh, m, n), sign = Causal || m >= n ? 1.0f : -1.0f;
+        FlashQuery row_query[2] = {own[0], own[1]};
+        row_query[0].S += between;
+        row_query[1].S += between;
         float sum[2] = {0.0f, 0.0f};
         for (int c0 = 0; c0 < TILE; c0 += CHUNK) {
             float P[CHUNK / 8][4], dl[CHUNK / 8][4];
@@ -366,7 +372,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
                 }
                 const bool out0 = edge && (j >= at.keys || (Causal && j > i)), out1 = edge && (j + 1 >= at.keys || (Causal && j + 1 > i));
                 float* dp = &dl[e / 2][2 * half];
-                const FlashPair<K> x(&P[e / 2][2 * half], dp, own[half], own[half], bias0, bias1, between, LOG2E * p.scale, out0, out1);
+                const FlashPair<K> x(&P[e / 2][2 * half], dp, row_query[half], row_query[half], bias0, bias1, LOG2E * p.scale, out0, out1);
                 UNROLL
                 for (int k = 0; k < 2; k++) {
                     if (K == FlashBias::Distance) {
@@ -411,8 +417,8 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
         const int i = i0 + row0 + lane / 4 + 8 * half;
         const float g = own[half].g, sum = quad_sum(row[half]), moment = quad_sum(dgi[half]);
         if (lane % 4 != 0 || i >= p.T) { continue; }
-        p.dS[at.bh * p.stride + i] -= K == FlashBias::Distance ? LN2 * (g * sum) : 2.0f * (g * g * sum);
-        p.dg[at.bh * p.stride + i] = K == FlashBias::Distance ? moment : 2.0f * g * moment;
+        p.dS[(size_t)at.bh * p.stride + i] -= K == FlashBias::Distance ? LN2 * (g * sum) : 2.0f * (g * g * sum);
+        p.dg[(size_t)at.bh * p.stride + i] = K == FlashBias::Distance ? moment : 2.0f * g * moment;
     }
 }
 
@@ -425,9 +431,9 @@ template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs p, 
     for (int m = 0; m < at.tiles; m++) {
         const int x = column - p.table_zero + m * FLASH_TILE + 63, begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
         const bool written = begin < end && x >= begin * FLASH_TILE && x < end * FLASH_TILE + 63;
-        if (written) { sum += slab[(at.bh * at.tiles + m) * (at.tiles + 1) * FLASH_TILE + x]; }
+        if (written) { sum += slab[((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * FLASH_TILE + x]; }
     }
-    p.dtable[at.bh * p.table_entries + column] = sum;
+    p.dtable[(size_t)at.bh * p.table_entries + column] = sum;
 }
 
 // ----------------------------------------------------------------------------------------------------------

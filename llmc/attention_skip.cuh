@@ -1,0 +1,100 @@
+// attention_skip.cuh -- tiles of keys that the bias has already zeroed (Linear, Distance): found before attention runs, never computed.
+//
+// S grows with j, so for the keys j of the tiles 0 .. n
+//   x_ij <= c |q_i| max |k_j| - log2 e g_i (S_i - S_end(n)),  which grows with n,
+// and the row's maximum is at least the logit of its last key j* = min(i, keys - 1), a key of the first tile of the loop. A tile
+// whose bound is tau units of log2 below that adds nothing: tau = 128: ex2 returns +0 for each of its keys, no bit differs;
+// tau = 24 + log2 T: what is lost of a row's sum is below 2^-24 of it.
+#ifndef LLMC_ATTENTION_SKIP_CUH
+#define LLMC_ATTENTION_SKIP_CUH
+
+#include "attention_tiles.cuh"
+
+inline float flash_skip_tau(int T) { return 24.0f + log2f((float)T); }
+
+// sum over half a row of x_d y_d, the other half by the neighbouring thread; known to both
+__device__ inline float flash_half_dot(const bf16* x, const bf16* y, int HS) {
+    float sum = 0.0f;
+    for (int d = threadIdx.x % 2 * 8; d < HS; d += 16) {
+        const uint4 a = *(const uint4*)(x + d), c = *(const uint4*)(y + d);
+        sum += unpack_lo(a.x) * unpack_lo(c.x) + unpack_hi(a.x) * unpack_hi(c.x) + unpack_lo(a.y) * unpack_lo(c.y) + unpack_hi(a.y) * unpack_hi(c.y);
+        sum += unpack_lo(a.z) * unpack_lo(c.z) + unpack_hi(a.z) * unpack_hi(c.z) + unpack_lo(a.w) * unpack_lo(c.w) + unpack_hi(a.w) * unpack_hi(c.w);
+    }
+    return sum + shuffle_xor(sum, 1);
+}
+
+// key_norm (B*NH,tiles): max |k_j| of each tile; one block a tile
+__global__ void flash_key_norm_kernel(float* key_norm, FlashArgs p) {
+    const int tiles = ceil_div(p.T, FLASH_TILE), bh = blockIdx.x / tiles, n = blockIdx.x % tiles, j = n * FLASH_TILE + (int)threadIdx.x / 2;
+    const bf16* k = p.qkv + ((size_t)(bh / p.NH) * p.stride + (j < p.T ? j : 0)) * p.OC + (p.NH + bh % p.NH) * p.HS;
+    const float norm = sqrtf(flash_half_dot(k, k, p.HS));
+    const float largest = block_max(norm < INFINITY ? norm : INFINITY);        // a NaN too: then nothing is skipped
+    if (threadIdx.x == 0) { key_norm[blockIdx.x] = largest; }
+}
+
+// key_norm becomes the maximum over the tiles 0 .. n; one warp a (batch, head)
+__global__ void flash_key_norm_scan_kernel(float* key_norm, int tiles) {
+    const int lane = threadIdx.x;
+    float before = 0.0f;
+    key_norm += (size_t)blockIdx.x * tiles;
+    for (int base = 0; base < tiles; base += 32) {
+        float x = fmaxf(before, base + lane < tiles ? key_norm[base + lane] : 0.0f);
+        for (int o = 1; o < 32; o *= 2) { x = fmaxf(x, shuffle(x, lane >= o ? lane - o : lane)); }
+        if (base + lane < tiles) { key_norm[base + lane] = x; }
+        before = shuffle(x, 31);
+    }
+}
+
+// S_i - S_j
+template <FlashBias K> __device__ inline float flash_distance(const FlashArgs& p, int bh, int i, int j) {
+    if (K == FlashBias::Linear) { return (float)(i - j); }
+    const float* S = p.S_offset + (size_t)bh * p.stride;
+    const double* origin = p.S_origin + (size_t)bh * ceil_div(p.stride, CABLE_CHUNK);
+    return (float)(origin[i / CABLE_CHUNK] - origin[j / CABLE_CHUNK]) + (S[i] - S[j]);
+}
+
+// first_tile of 64 queries, by one block: the least over its rows, each found by bisection
+template <FlashBias K> __global__ void flash_skip_kernel(int* first_tile, const float* key_norm, FlashArgs p, float tau) {
+    static_assert(K == FlashBias::Linear || K == FlashBias::Distance, "the other biases have heavy tails: nothing to skip");
+    const int tiles = ceil_div(p.T, FLASH_TILE), bh = blockIdx.x / tiles, m = blockIdx.x % tiles, b = bh / p.NH;
+    const int i = m * FLASH_TILE + (int)threadIdx.x / 2, row = i < p.T ? i : 0, keys = flash_keys(p, b);
+    const int last = (keys > 0 ? keys : 1) - 1, nearest = row < last ? row : last, C = p.NH * p.HS;
+    const bf16* q = p.qkv + (size_t)b * p.stride * p.OC + bh % p.NH * p.HS;
+    const bf16 *qi = q + (size_t)row * p.OC, *k = q + (size_t)nearest * p.OC + C;
+    const float norm = sqrtf(flash_half_dot(qi, qi, p.HS)), score = flash_half_dot(qi, k, p.HS);
+    const float c = p.scale * LOG2E, slope = LOG2E * p.scale * flash_row_slope<K>(p, bh, row);
+    const float least = c * score - slope * flash_distance<K>(p, bh, row, nearest) - tau;
+    const int start = m < last / FLASH_TILE ? m : last / FLASH_TILE;
+    int low = 0, high = i < p.T ? start : 0;                // tiles below `low` are skipped, tiles from `high` on are not
+    while (low < high) {
+        const int n = (low + high) / 2;
+        const float bound = c * norm * key_norm[(size_t)bh * tiles + n] - slope * flash_distance<K>(p, bh, row, n * FLASH_TILE + FLASH_TILE - 1);
+        if (bound < least) { low = n + 1; }
+        else { high = n; }
+    }
+    const float first = -block_max(i < p.T ? -(float)low : -INFINITY);
+    if (threadIdx.x == 0) { first_tile[blockIdx.x] = (int)first; }
+}
+
+// first_tile (B*NH,ceil(T/64)); key_norm: as many floats of scratch
+template <FlashBias K> void flash_skip(int* first_tile, float* key_norm, const FlashArgs& p, float tau, Stream stream) {
+    const int tiles = ceil_div(p.T, FLASH_TILE);
+    const Grid grid((size_t)p.B * p.NH * tiles, FLASH_THREADS, 0, stream);
+    launch(flash_key_norm_kernel, grid, key_norm, p);
+    launch(flash_key_norm_scan_kernel, Grid((size_t)p.B * p.NH, 32, 0, stream), key_norm, tiles);
+    launch(flash_skip_kernel<K>, grid, first_tile, key_norm, p, tau);
+}
+
+// the share of (causal) tiles that is computed; first_tile in host memory
+inline double flash_live_share(const int* first_tile, int BNH, int T, bool causal) {
+    const int tiles = ceil_div(T, FLASH_TILE);
+    double live = 0.0, all = 0.0;
+    for (int x = 0; x < BNH * tiles; x++) {
+        const int visited = causal ? x % tiles + 1 : tiles;
+        all += visited;
+        live += visited - first_tile[x];
+    }
+    return all > 0.0 ? live / all : 1.0;
+}
+
+#endif

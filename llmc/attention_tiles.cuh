@@ -1,0 +1,134 @@
+// attention_tiles.cuh -- what the tensor-core kernels of attention share: their arguments, tiles in shared memory as operands of
+// mma, and what a tile of keys brings for the bias.
+#ifndef LLMC_ATTENTION_TILES_CUH
+#define LLMC_ATTENTION_TILES_CUH
+
+#include "position/alibi.cuh"
+#include "position/cable.cuh"
+#include "ptx.cuh"
+
+// Linear: B = -m_h |i-j| (alibi)    Distance: -g_i |S_i-S_j| (cable)    LogDistance: -log(1 + (g_i (S_i-S_j))^2) (kcable)
+// Toeplitz: table[h][table_zero + j - i] (t5, kerple)
+enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz };
+
+// All pointers are the device's; null where the bias does not use them. Queries and keys are 0 .. T-1 of each sequence.
+struct FlashArgs {
+    const bf16* qkv;            // (B,stride,OC): q at h*HS, k at C + h*HS, v at 2C + h*HS; OC a multiple of 8
+    bf16* out;                  // (B,T,C)
+    float* lse;                 // (B*NH,stride), natural logarithm; null: not saved
+    int B, T, stride, NH, HS, OC;
+    float scale;                // > 0
+    const int* kv_len;          // (B) or null: keys >= kv_len[b] are masked; rows without a key: out 0, lse -inf
+    const float *S_offset, *g;  // (B*NH,stride)
+    const double* S_origin;     // (B*NH,ceil(stride/128))
+    const float* table;         // (NH,table_entries)
+    int table_zero, table_entries;      // table_zero: the column of i = j; columns outside the table read its nearest end
+    const int* first_tile;      // (B*NH,ceil(T/64)) or null: for these 64 queries, tiles of 64 keys below it are skipped
+    // backward
+    const bf16* dout;           // (B,T,C)
+    bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten
+    const float* D;             // (B*NH,stride) sum_d dout out
+    float *dS, *dg, *dtable;    // overwritten: dS, dg (B*NH,stride), before the suffix sum; dtable: partial sums
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// tiles in shared memory: rows of HS bf16, in chunks of 16 bytes; chunk c of row r lies at c ^ (r & 7), so that the eight rows of
+// one ldmatrix, all in one column, fall into different banks
+
+constexpr int FLASH_TILE = 64;              // queries of a block, keys of a tile: divides CABLE_CHUNK
+constexpr int FLASH_THREADS = 128;
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+// the element 8 * chunk of a row
+template <int HS> __device__ inline bf16* flash_at(bf16* tile, int row, int chunk) { return tile + row * HS + ((chunk ^ (row & 7)) << 3); }
+template <int HS> __device__ inline const bf16* flash_at(const bf16* tile, int row, int chunk) {
+    return tile + row * HS + ((chunk ^ (row & 7)) << 3);
+}
+
+// Starts the copy of `Rows` rows of HS elements, `stride` elements apart in global memory; rows >= n become zero (n may be <= 0).
+// All `Threads` threads of the block call it; the caller commits, waits and synchronizes.
+template <int HS, int Rows = FLASH_TILE, int Threads = FLASH_THREADS>
+__device__ inline void flash_load_tile(bf16* tile, const bf16* from, int stride, int n) {
+    constexpr int CHUNKS = HS / 8, STEP = Threads / CHUNKS;
+    static_assert(Threads % CHUNKS == 0 && Rows % STEP == 0, "each thread copies one column of chunks");
+    const int chunk = threadIdx.x % CHUNKS, row0 = threadIdx.x / CHUNKS;
+    UNROLL
+    for (int r = 0; r < Rows; r += STEP) {
+        const int row = r + row0;
+        const bool valid = row < n;
+        cp_async_16(flash_at<HS>(tile, row, chunk), from + (valid ? (size_t)row * stride + chunk * 8 : 0), valid);
+    }
+}
+
+// Operands of mma_m16n8k16 from such a tile; the second index counts 16 columns. LD: the tile's row length.
+// A (16 x 16): rows row0 .. row0+15, columns 16k .. 16k+15
+template <int LD> __device__ inline void flash_load_a(uint32_t (&r)[4], const bf16* tile, int row0, int k) {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4(r, flash_at<LD>(tile, row0 + lane % 16, 2 * k + lane / 16));
+}
+// A (16 x 16) of the transposed tile: the tile's rows k0 .. k0+15 are A's columns, its columns 16m .. 16m+15 A's rows
+template <int LD> __device__ inline void flash_load_a_trans(uint32_t (&r)[4], const bf16* tile, int k0, int m) {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4_trans(r, flash_at<LD>(tile, k0 + lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+}
+// B of two mma (k 16 x n 8 each) where the tile's rows are n: rows n0 .. n0+7 give r[0], r[1], rows n0+8 .. n0+15 r[2], r[3];
+// columns 16k .. 16k+15 are k. (S = Q K^T: the tile is K.)
+template <int LD> __device__ inline void flash_load_b(uint32_t (&r)[4], const bf16* tile, int n0, int k) {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4(r, flash_at<LD>(tile, n0 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+}
+// B of two mma where the tile's rows are k: rows k0 .. k0+15; columns 16n .. 16n+7 give r[0], r[1], 16n+8 .. 16n+15 r[2], r[3].
+// (O = P V: the tile is V.)
+template <int LD> __device__ inline void flash_load_b_trans(uint32_t (&r)[4], const bf16* tile, int k0, int n) {
+    const int lane = threadIdx.x % 32;
+    ldmatrix_x4_trans(r, flash_at<LD>(tile, k0 + lane % 16, 2 * n + lane / 16));
+}
+
+// keys of sequence b that are not masked
+__device__ inline int flash_keys(const FlashArgs& p, int b) {
+    const int n = p.kv_len == nullptr ? p.T : p.kv_len[b];
+    return n < 0 ? 0 : n < p.T ? n : p.T;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// what a tile of keys brings for the bias: 128 floats in shared memory, one a thread
+//   Linear, Distance, LogDistance: [t] S_j - S_ref of key j0 + t (t < 64),  [64]: what makes S_i - S_ref of the row's S
+//   Toeplitz: [t] B / scale at j - i = j0 - i0 + t - 63
+
+constexpr int FLASH_SIDE = 128;
+
+// The key of tile n (64 keys) from which S is counted: the nearest to the queries of block m. On the diagonal none (-1), S is the
+// chunk's: the difference of two neighbours is then exact.
+__device__ inline int flash_reference(int n, int m) { return n == m ? -1 : n < m ? n * FLASH_TILE + FLASH_TILE - 1 : n * FLASH_TILE; }
+
+// S of row i as the tiles want it, and the factor of its distances in units of the score (LogDistance: g itself)
+template <FlashBias K> __device__ inline float flash_row_S(const FlashArgs& p, int bh, int i, int i0) {
+    if (K == FlashBias::Linear) { return (float)(i - i0); }
+    return K == FlashBias::Distance || K == FlashBias::LogDistance ? p.S_offset[(size_t)bh * p.stride + (i < p.T ? i : 0)] : 0.0f;
+}
+template <FlashBias K> __device__ inline float flash_row_slope(const FlashArgs& p, int bh, int i) {
+    if (K == FlashBias::Linear) { return alibi_slope(bh % p.NH, p.NH) / p.scale; }
+    if (K != FlashBias::Distance && K != FlashBias::LogDistance) { return 0.0f; }
+    return i < p.T ? p.g[(size_t)bh * p.stride + i] / (K == FlashBias::Distance ? p.scale : 1.0f) : 0.0f;
+}
+
+// Thread t's value, in two parts that are subtracted when they have arrived: no warp waits for the loads of the next tile.
+struct FlashSide { float value, minus; };
+template <FlashBias K> __device__ inline FlashSide flash_side(const FlashArgs& p, int bh, int i0, int j0, int reference, int t) {
+    if (K == FlashBias::Linear) { return {(float)(t < FLASH_TILE ? j0 + t - reference : t == FLASH_TILE ? i0 - reference : 0), 0.0f}; }
+    if (K == FlashBias::Toeplitz) {
+        int at = p.table_zero + j0 - i0 + t - (FLASH_TILE - 1);
+        at = at < 0 ? 0 : at < p.table_entries ? at : p.table_entries - 1;
+        return {p.table[(size_t)(bh % p.NH) * p.table_entries + at] / p.scale, 0.0f};
+    }
+    if (K == FlashBias::None) { return {0.0f, 0.0f}; }
+    const float* S = p.S_offset + (size_t)bh * p.stride;
+    const float S_reference = reference < 0 ? 0.0f : S[reference];
+    if (t < FLASH_TILE) { return {S[j0 + t < p.T ? j0 + t : j0], S_reference}; }
+    if (t > FLASH_TILE) { return {0.0f, 0.0f}; }
+    // origins and S_ref together in float64: next to the tile they cancel
+    const double* origin = p.S_origin + (size_t)bh * ceil_div(p.stride, CABLE_CHUNK);
+    return {(float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK] - (double)S_reference), 0.0f};
+}
+
+#endif

@@ -1,0 +1,82 @@
+// device_cuda.h -- what device.h promises, in CUDA's words; the simt build reads it too. Included by device.h alone.
+#ifndef LLMC_DEVICE_CUDA_H
+#define LLMC_DEVICE_CUDA_H
+
+using Stream = cudaStream_t;
+constexpr int LANES = 1;
+using lanes = float;
+__device__ inline lanes load_lanes(const float* p) { return *p; }
+__device__ inline void store_lanes(float* p, lanes v) { *p = v; }
+constexpr int MICRO_M = 4, MICRO_N = 4;     // block_matmul: rows x lanes of a thread's fragment
+
+#if defined(SIMT)
+inline float* dynamic_shared() { return (float*)simt_dynamic_shared(); }
+#else
+extern __shared__ float4 dynamic_shared_memory[];
+__device__ inline float* dynamic_shared() { return (float*)dynamic_shared_memory; }
+#endif
+
+// First and step of the elements this thread owns, end is common: for (size_t i = s.begin; i < s.end; i += s.step)
+struct GridSpan { size_t begin, end, step; };
+__device__ inline GridSpan grid_span(size_t n) {
+    return {(size_t)blockIdx.x * blockDim.x + threadIdx.x, n, (size_t)gridDim.x * blockDim.x};
+}
+
+// Sum (max) over the threads of the block, known to all of them; every thread must call it.
+template <class T, class Op> __device__ inline T block_reduce(T x, T identity, Op op) {
+    __shared__ T partial[32];
+    for (int o = 16; o > 0; o /= 2) { x = op(x, __shfl_xor_sync(~0u, x, o)); }
+    __syncthreads();                                        // the last call's readers are done
+    if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
+    __syncthreads();
+    x = threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : identity;
+    for (int o = 16; o > 0; o /= 2) { x = op(x, __shfl_xor_sync(~0u, x, o)); }
+    return x;
+}
+template <class T> __device__ inline T block_sum(T x) { return block_reduce(x, (T)0, [](T a, T b) { return a + b; }); }
+__device__ inline float block_max(float x) { return block_reduce(x, -INFINITY, [](float a, float b) { return fmaxf(a, b); }); }
+// Inclusive prefix sum over the threads of the block, in thread order.
+template <class T> __device__ inline T block_scan(T x) {
+    __shared__ T warp_total[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int o = 1; o < 32; o *= 2) { const T y = __shfl_up_sync(~0u, x, o); if (lane >= o) { x += y; } }
+    __syncthreads();
+    if (lane == 31) { warp_total[warp] = x; }
+    __syncthreads();
+    T before = 0;
+    for (int w = 0; w < warp; w++) { before += warp_total[w]; }
+    return before + x;
+}
+
+#define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
+inline void cuda_check(cudaError_t e, const char* what, const char* file, int line) {
+    if (e == cudaErrorMemoryAllocation) { die_at(file, line, EXIT_OUT_OF_MEMORY, "%s: %s", what, cudaGetErrorString(e)); }
+    if (e != cudaSuccess) { die_at(file, line, EXIT_DEVICE, "%s: %s", what, cudaGetErrorString(e)); }
+}
+inline void* device_malloc(size_t bytes) { void* p; CUDA_CHECK(cudaMalloc(&p, bytes)); CUDA_CHECK(cudaMemset(p, 0, bytes)); return p; }
+inline void device_free(void* p) { cudaFree(p); }
+inline void device_zero(void* p, size_t bytes, Stream s) { CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, s)); }
+inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s));
+    CUDA_CHECK(cudaStreamSynchronize(s));
+}
+inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s));
+    CUDA_CHECK(cudaStreamSynchronize(s));
+}
+// Host memory that the device copies from while the host goes on; it must not change before the stream has passed the copy.
+inline void* pinned_malloc(size_t bytes) { void* p; CUDA_CHECK(cudaMallocHost(&p, bytes)); return p; }
+inline void pinned_free(void* p) { cudaFreeHost(p); }
+inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Stream s) {
+    CUDA_CHECK(cudaMemcpyAsync(to, pinned, bytes, cudaMemcpyHostToDevice, s));
+}
+inline size_t device_memory_available() { size_t available, total; CUDA_CHECK(cudaMemGetInfo(&available, &total)); return available; }
+inline void set_threads(int) {}
+inline void wait_politely(char**) {}
+inline std::string device_description() {
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
+    return strprintf("%s, %d SMs, %s", p.name, p.multiProcessorCount, format_bytes((double)p.totalGlobalMem).c_str());
+}
+
+#endif
