@@ -10,6 +10,7 @@
 #include "llmc/evaluate.h"
 #include "llmc/gelu.cuh"
 #include "llmc/generate.h"
+#include "llmc/gpu.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/run.h"
@@ -525,12 +526,13 @@ void use_model(GPT2& model, const Options& o, const TokenFiles* val, const Token
 }
 
 // Trains from state.step to options.steps; returns the exit code.
-int train(GPT2& model, Activations& acts, const Options& o, RunState& state, const TokenFiles& files, const TokenFiles* val,
+int train(GPT2& model, Activations& acts, const Options& o, const Gpu& gpu, RunState& state, const TokenFiles& files, const TokenFiles* val,
           const Tokenizer* tokenizer, const std::string& out, Log& log) {
     const int B = acts.B, T = acts.T, samples = (int)(o.total_batch / T), micro_batches = samples / B;
     const int64_t first_step = state.step;
     std::vector<int> tokens((size_t)o.total_batch), targets((size_t)o.total_batch);
     double step_seconds = 0;
+    const double C = model.config.C, token_flops = flops_per_token(C * (model.config.V + model.config.L * (model.OC + 9 * C)), model.config.L, (int)C, T, true);
     auto save = [&] {
         log.sync();
         Checkpoint c = checkpoint_view(model, state, o);
@@ -585,6 +587,7 @@ int train(GPT2& model, Activations& acts, const Options& o, RunState& state, con
         step_seconds = step == first_step ? seconds : 0.95 * step_seconds + 0.05 * seconds;
         r.ms = 1e3 * seconds;
         r.tok_per_s = (double)o.total_batch / seconds;
+        if (gpu.sms > 0) { r.mfu = model_flops_utilization(r.tok_per_s, token_flops, peak_flops(gpu, sizeof(floatX) == 2)); }
         r.loss_z = verdict.loss_z;
         r.norm_z = verdict.norm_z;
         printf("%s\n", step_line(r, o.steps, step_seconds * (double)(o.steps - step - 1)).c_str());
@@ -605,6 +608,7 @@ int gpt2_main(int argc, char** argv) {
         return 0;
     }
     set_threads(o.threads);
+    const Gpu gpu = o.list ? Gpu() : find_gpu();                // a GPU that cannot be used is reported before the work
     // 1. what to do, and with which data
     const bool uses = !o.eval_lengths.empty() || o.is_given("generate") || !o.dump_bias.empty();
     const bool trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
@@ -643,7 +647,7 @@ int gpt2_main(int argc, char** argv) {
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     FILE* banner = trains || o.check ? stdout : stderr;         // stdout of a use is its result
     fprintf(banner, "%s  %-17s %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",
-            trains || o.check ? options_banner(o).c_str() : "", "device", device_description().c_str(), "model", config.L, config.NH, config.C,
+            trains || o.check ? options_banner(o).c_str() : "", "device", gpu_report(gpu).c_str(), "model", config.L, config.NH, config.C,
             config.V, (double)model.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
             "attention", attention_description(config.position, config.C / config.NH).c_str());
     const double copies = trains || o.check ? 3 + std::ceil(std::log2((double)micro_batches)) + 1 : 1;
@@ -681,7 +685,7 @@ int gpt2_main(int argc, char** argv) {
     if (trains) {
         catch_signals();
         activations_allocate(acts);
-        code = train(model, acts, o, state, *files, val.get(), tokenizer.get(), o.out, log);
+        code = train(model, acts, o, gpu, state, *files, val.get(), tokenizer.get(), o.out, log);
         activations_free(acts);
         release_signals();
     }

@@ -21,15 +21,17 @@ FLOORS = {
     "schedule.h": (1, ""),
     "args.h": (1, "json.h"),
     "guard.h": (1, "json.h"),
-    "log.h": (1, "json.h"),
-    "tokenizer.h": (1, "json.h"),
+    "gpu.h": (1, "device.h"),
+    "log.h": (1, "gpu.h json.h"),
+    "tokenizer.h": (1, "bpe.h json.h words.h"),
     "safetensors.h": (1, "json.h"),
     "tensor.h": (1, "device.h rand.h"),
     "comm.h": (2, ""),
     "dataloader.h": (2, ""),
     "mlm.h": (2, ""),
     "embedding.cuh": (2, ""),
-    "matmul.cuh": (2, ""),
+    "cublaslt.cuh": (2, ""),
+    "matmul.cuh": (2, "cublaslt.cuh"),
     "layernorm.cuh": (2, "matmul.cuh"),
     "gelu.cuh": (2, ""),
     "classifier.cuh": (2, ""),
@@ -43,6 +45,13 @@ FLOORS = {
     "positions.h": (3, ""),
     "attention_portable.cuh": (3, "positions.h"),
     "attention_decode.cuh": (3, "positions.h"),
+    "attention_tiles.cuh": (3, ""),
+    "attention_skip.cuh": (3, "attention_tiles.cuh"),
+    "attention_flash.cuh": (3, "attention_skip.cuh attention_tiles.cuh"),
+    "attention_flash_backward.cuh": (3, "attention_flash.cuh"),
+    "unicode.h": (1, ""),
+    "words.h": (1, "unicode.h"),
+    "bpe.h": (1, "words.h"),
     "attention.cuh": (3, "attention_portable.cuh attention_flash_backward.cuh attention_skip.cuh"),
     "adamw.cuh": (3, ""),
     "checkpoint.h": (3, ""),
@@ -54,11 +63,15 @@ FLOORS = {
 }
 TRAINER_FLOOR = 5
 
-KNOWS_THE_BUILD = {"device.h", "fastmath.h", "matmul.cuh", "comm.h", "attention_flash.cuh", "ptx.cuh"}   # may say __CUDACC__
+KNOWS_THE_BUILD = {"device.h", "fastmath.h", "matmul.cuh", "comm.h", "ptx.cuh", "gpu.h"}   # may say __CUDACC__
 
 # Calls of libm in kernels and layers, which no compiler vectorizes: how often each may appear, and why that is no inner loop.
 LIBM = "expf? exp2f? expm1f? tanhf? logf? log2f? log10f? log1pf? powf? erff? erfcf? sinf? cosf? tanf?".split()
 LIBM_ALLOWED = {
+    ("attention_flash.cuh", "logf"): 1,         # likewise
+    ("attention_skip.cuh", "log2f"): 1,         # on the host
+    ("ptx.cuh", "exp2f"): 1,                    # the emulator's meaning of an instruction
+    ("ptx.cuh", "log2f"): 1,
     ("attention_portable.cuh", "logf"): 1,      # once a row: the log-sum-exp
     ("classifier.cuh", "logf"): 1,              # once a row: the loss
     ("adamw.cuh", "pow"): 2,                    # once an update, on the host
@@ -76,7 +89,7 @@ LIBM_ALLOWED = {
 MAX_COLUMNS = 160                               # 120 is the aim
 MAX_LINES_HEADER, MAX_LINES_TRAINER = 300, 700
 MAX_LINES = {
-    "llmc/device.h": 350,                       # three builds side by side
+    "llmc/attention_flash_backward.cuh": 520,   # two passes that are read side by side
     "llmc/args.h": 400,                         # the table of all flags and its parser
 }
 SKIPPED_DIRECTORIES = {".git", "build", "__pycache__", "fixtures"}
@@ -126,6 +139,8 @@ def check_includes(root, path, text):
         target = os.path.normpath(os.path.join(os.path.dirname(path), m.group(1)))
         if not os.path.exists(os.path.join(root, target)):
             report(path, number, f'"{m.group(1)}" is not beside this file; includes are relative to the file that has them')
+        elif target == "test/simt/simt.h" and path == "llmc/device.h":
+            pass                                # one of the builds it knows
         elif not target.startswith("llmc/"):
             report(path, number, f'"{m.group(1)}" is outside llmc/')
         else:

@@ -15,6 +15,7 @@
 constexpr int DECODE_SPLIT = 256, DECODE_THREADS = 128;
 constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be
 constexpr int DECODE_PIECE = LANES > 1 ? 2 * LANES : 8;
+constexpr int DECODE_AHEAD = 8;                             // rows, of prefetching
 // Row stride of the partial dot products. A warp writes those of its keys and pieces; 4 more than a multiple of the 32 banks
 // keeps them apart where a row is 8 pieces.
 constexpr int DECODE_LD = DECODE_SPLIT + 4;
@@ -59,6 +60,15 @@ __device__ __forceinline__ DecodePiece load_piece(const bf16* p, int n) {
     return piece;
 }
 #endif
+
+// Asks for a piece that is loaded soon: a head's rows lie too far apart for a CPU to guess the next one.
+__device__ __forceinline__ void prefetch_piece(const floatX* p) {
+#if defined(CUDA_BUILD)
+    (void)p;
+#else
+    for (int e = 0; e < DECODE_PIECE; e += 16) { __builtin_prefetch(p + e); }
+#endif
+}
 
 __device__ __forceinline__ float piece_dot(const DecodePiece& a, const DecodePiece& b) {
     lanes sum = a.x[0] * b.x[0];
@@ -106,9 +116,17 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     for (int d = threadIdx.x; d < width; d += blockDim.x) { query[d] = d < HS ? p.scale * (float)q[d] : 0.0f; }
     __syncthreads();
     // 1. a piece of a dot product a thread: s (parts,DECODE_LD)
-    for (int e = threadIdx.x; e < n * parts; e += blockDim.x) {
-        const int c = e / parts, part = e % parts, d = part * DECODE_PIECE;
+    for (int c = threadIdx.x / parts, part = threadIdx.x % parts; c < n;) {
+        const int d = part * DECODE_PIECE, ahead = c + DECODE_AHEAD < n ? c + DECODE_AHEAD : n - 1;
+        prefetch_piece(k + (size_t)ahead * p.OC + d);
+        prefetch_piece(v + (size_t)c * p.OC + d);
         s[part * DECODE_LD + c] = piece_dot(load_piece(query + d, DECODE_PIECE), load_piece(k + (size_t)c * p.OC + d, HS - d));
+        c += blockDim.x / parts;
+        part += blockDim.x % parts;
+        if (part >= parts) {
+            part -= parts;
+            c++;
+        }
     }
     __syncthreads();
     // 2. from here to the values a key is one thread's: logits, then their exponentials, in the first row of s

@@ -2,9 +2,10 @@
 //
 //   with D_i = sum_d dout_i out_i:  P_ij = e^(a_ij - lse_i)   dl_ij = P_ij (dout_i.v_j - D_i)
 //   dv = P^T dout    dk = scale dl^T q    dq = scale dl k    and the bias takes sums of dl:
-//     Distance:     dS_j += sum_i g_i e_ij dl_ij   dS_i -= g_i sum_j e_ij dl_ij   dg_i = -sum_j dl_ij |S_i-S_j|      e_ij = sgn(i-j), 1 at 0
-//     LogDistance:  w_ij = dl_ij (S_i-S_j) / (1+r^2):  dS_j += 2 sum_i g_i^2 w_ij   dS_i -= 2 g_i^2 sum_j w_ij   dg_i = -2 g_i sum_j w_ij (S_i-S_j)
-//     Toeplitz:     dtable[b,h][table_zero + j-i] = sum of dl_ij along the diagonal
+//     Distance     dS_j += sum_i g_i e_ij dl_ij   dS_i -= g_i sum_j e_ij dl_ij   dg_i = -sum_j dl_ij |S_i-S_j|   e_ij = sgn(i-j), 1 at 0
+//     LogDistance  dS_j += 2 sum_i g_i^2 w_ij   dS_i -= 2 g_i^2 sum_j w_ij   dg_i = -2 g_i sum_j w_ij (S_i-S_j)
+//                  w_ij = dl_ij (S_i-S_j) / (1 + (g_i (S_i-S_j))^2)
+//     Toeplitz     dtable[b,h][table_zero + j-i] = sum of dl_ij along the diagonal
 // Two kernels, each recomputing P and dl: one owns 64 keys and meets the queries (dk, dv, the key part of dS), one owns 64
 // queries and meets the keys (dq, dg, the query part of dS). Every output has one writer and one order of summation: the
 // same input gives the same bits. Seven products instead of five pay for it. dl never leaves the registers: the tile's rows
@@ -12,6 +13,8 @@
 // float32 dl: from an output rounded to bf16 the row sums are not 0, and dropping them ruins the suffix sum of dS.
 #ifndef LLMC_ATTENTION_FLASH_BACKWARD_CUH
 #define LLMC_ATTENTION_FLASH_BACKWARD_CUH
+
+#include <type_traits>
 
 #include "attention_flash.cuh"
 
@@ -93,8 +96,10 @@ __device__ inline void flash_scores(float (&sum)[N][4], FlashOwned<HS, Resident>
 
 // sum (16, HS) += weights (16, 16), in two neighbouring pieces of what flash_scores gives, times 16 rows of a tile
 template <int HS>
-__device__ inline void flash_accumulate(float (&sum)[HS / 8][4], const float (&left)[4], const float (&right)[4], const bf16* tile, int row0) {
-    const uint32_t a[4] = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3]), pack_bf16(right[0], right[1]), pack_bf16(right[2], right[3])};
+__device__ inline void flash_accumulate(float (&sum)[HS / 8][4], const float (&left)[4], const float (&right)[4], const bf16* tile,
+                                        int row0) {
+    const uint32_t a[4] = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3]), pack_bf16(right[0], right[1]),
+                           pack_bf16(right[2], right[3])};
     UNROLL
     for (int n = 0; n < HS / 16; n++) {
         uint32_t b[4];
@@ -105,7 +110,8 @@ __device__ inline void flash_accumulate(float (&sum)[HS / 8][4], const float (&l
 }
 
 // to (64 rows, HS) = factor * sum, by way of this warp's own 16 rows of a tile that nobody else reads any more
-template <int HS> __device__ inline void flash_store(bf16* to, int stride, int rows, bf16* tile, const float (&sum)[HS / 8][4], float factor) {
+template <int HS>
+__device__ inline void flash_store(bf16* to, int stride, int rows, bf16* tile, const float (&sum)[HS / 8][4], float factor) {
     const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
     syncwarp();
     UNROLL
@@ -138,9 +144,13 @@ struct FlashBlock {
     template <int HS> __device__ const bf16* qkv(const FlashArgs& p, int t, int which) const {
         return p.qkv + ((size_t)b * p.stride + t) * p.OC + (which * p.NH + h) * HS;
     }
-    template <int HS> __device__ const bf16* dout(const FlashArgs& p, int t) const { return p.dout + (((size_t)b * p.T + t) * p.NH + h) * HS; }
+    template <int HS> __device__ const bf16* dout(const FlashArgs& p, int t) const {
+        return p.dout + (((size_t)b * p.T + t) * p.NH + h) * HS;
+    }
     __device__ const FlashQuery* query(const FlashQuery* all, int t) const { return all + (size_t)bh * tiles * FLASH_TILE + t; }
-    __device__ int first_key_tile(const FlashArgs& p, int m) const { return p.first_tile == nullptr ? 0 : p.first_tile[(size_t)bh * tiles + m]; }
+    __device__ int first_key_tile(const FlashArgs& p, int m) const {
+        return p.first_tile == nullptr ? 0 : p.first_tile[(size_t)bh * tiles + m];
+    }
     template <bool Causal> __device__ int end_key_tile(int m) const {
         const int end = ceil_div(keys, FLASH_TILE);
         return Causal && m + 1 < end ? m + 1 : end;
@@ -202,10 +212,19 @@ template <FlashBias K, int HS> __global__ void flash_backward_prepare_kernel(Fla
 
 constexpr size_t flash_backward_shared(int HS) { return sizeof(bf16) * 6 * FLASH_TILE * HS + sizeof(FlashQuery) * 2 * FLASH_TILE; }
 constexpr int FLASH_CHUNK = 16;                         // streamed rows whose logits are in registers at a time
+// Blocks on one multiprocessor. Three leave 168 registers a thread: what sm_90 needs; older targets spill there.
+constexpr int flash_backward_blocks(int HS) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    return HS > 0 ? 2 : 0;
+#else
+    return HS == 64 ? 3 : 2;
+#endif
+}
 
 // A block owns 64 keys: dk, dv, and dS = the key part of its sum.
 template <bool Causal, FlashBias K, int HS>
-__global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backward_dkdv_kernel(FlashArgs p, const FlashQuery* query) {
+__global__ void __launch_bounds__(FLASH_THREADS, flash_backward_blocks(HS))
+flash_backward_dkdv_kernel(FlashArgs p, const FlashQuery* query) {
     constexpr int TILE = FLASH_TILE, CHUNK = FLASH_CHUNK;
     constexpr bool cable = K == FlashBias::Distance || K == FlashBias::LogDistance;
     const FlashBlock at(p);
@@ -302,7 +321,9 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backwar
 
 // Toeplitz: the diagonals of a 64 x 64 tile of dl, a thread each. Diagonals 64.. go on in the next tile to the right as 0..
 struct FlashDiagonals {
-    float *dl, *carry, *slab;       // dl (64,64), columns at c ^ 8 (r & 7);  carry (2,64);  slab ((tiles+1)*64): [64 n + k], j - i = 64 (n - m) + k - 63
+    float* dl;                      // (64,64), column c at c ^ 8 (r & 7)
+    float* carry;                   // (2,64)
+    float* slab;                    // ((tiles+1)*64): diagonal k of tile n, j - i = 64 (n - m) + k - 63, at 64 n + k
     __device__ void put(int r, int c, float x0, float x1) const {
         float* to = dl + r * FLASH_TILE + (c ^ (r & 7) * 8);
         to[0] = x0;
@@ -319,14 +340,17 @@ struct FlashDiagonals {
 
 // A block owns 64 queries: dq, dg, the query part of dS (added to the key part), or its part of dtable.
 template <bool Causal, FlashBias K, int HS>
-__global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
+__global__ void __launch_bounds__(FLASH_THREADS, flash_backward_blocks(HS))
+flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
     constexpr int TILE = FLASH_TILE, CHUNK = FLASH_CHUNK;
     constexpr bool cable = K == FlashBias::Distance || K == FlashBias::LogDistance;
     const FlashBlock at(p);
-    const int m = at.tiles - 1 - blockIdx.x / (p.B * p.NH), i0 = m * TILE, C = p.NH * HS, lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
+    const int m = at.tiles - 1 - blockIdx.x / (p.B * p.NH), i0 = m * TILE, C = p.NH * HS;
+    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
     bf16 *Qt = (bf16*)dynamic_shared(), *dOt = Qt + TILE * HS, *streamed = dOt + TILE * HS;
     FlashQuery* streamed_key = (FlashQuery*)(streamed + 4 * TILE * HS);
-    const FlashDiagonals diagonals = {(float*)Qt, (float*)streamed_key, slab + ((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * TILE};
+    const FlashDiagonals diagonals = {(float*)Qt, (float*)streamed_key,
+                                      slab + ((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * TILE};
     const auto load = [&](int n, int stage) {
         const int j0 = n * TILE;
         bf16* Kt = streamed + stage * 2 * TILE * HS;
@@ -429,7 +453,8 @@ template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs p, 
     if (column >= p.table_entries) { return; }
     float sum = 0.0f;
     for (int m = 0; m < at.tiles; m++) {
-        const int x = column - p.table_zero + m * FLASH_TILE + 63, begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
+        const int x = column - p.table_zero + m * FLASH_TILE + 63;
+        const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
         const bool written = begin < end && x >= begin * FLASH_TILE && x < end * FLASH_TILE + 63;
         if (written) { sum += slab[((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * FLASH_TILE + x]; }
     }
@@ -449,7 +474,8 @@ template <bool Causal, FlashBias K, int HS> void flash_backward_of(const FlashAr
     const size_t BNH = (size_t)p.B * p.NH, tiles = (size_t)ceil_div(p.T, FLASH_TILE);
     FlashQuery* query = (FlashQuery*)scratch;
     float* slab = scratch + BNH * tiles * FLASH_TILE * 4;
-    launch(flash_backward_prepare_kernel<K, HS>, Grid(BNH * tiles * FLASH_TILE * (HS / 8) / FLASH_THREADS, FLASH_THREADS, 0, stream), query, p);
+    const size_t prepare_blocks = BNH * tiles * FLASH_TILE * (HS / 8) / FLASH_THREADS;
+    launch(flash_backward_prepare_kernel<K, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), query, p);
     launch(flash_backward_dkdv_kernel<Causal, K, HS>, Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream), p, query);
     launch(flash_backward_dq_kernel<Causal, K, HS>, Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream), p, query, slab);
     if (K == FlashBias::Toeplitz) {

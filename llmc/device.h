@@ -23,7 +23,7 @@
 #include <cuda_runtime.h>
 #elif defined(SIMT)
 #define CUDA_BUILD 1
-#include "simt.h"
+#include "../test/simt/simt.h"
 #else
 #define __global__ inline
 #define __device__

@@ -63,8 +63,8 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float
                                const float* mean, const float* rstd, const floatX* weight, size_t N, int C, Stream stream) {
     const size_t slabs = slab_count(N), stride = 2 * (size_t)C;
     launch(layernorm_backward_kernel, Grid(slabs, 256, 0, stream), dinp, scratch, dout, inp, mean, rstd, weight, N, C);
-    launch(slab_sum_kernel, Grid::over((size_t)C, stream), dweight, scratch, slabs, stride, (size_t)C);
-    launch(slab_sum_kernel, Grid::over((size_t)C, stream), dbias, scratch + C, slabs, stride, (size_t)C);
+    launch(slab_sum_kernel, slab_sum_grid((size_t)C, stream), dweight, scratch, slabs, stride, (size_t)C);
+    launch(slab_sum_kernel, slab_sum_grid((size_t)C, stream), dbias, scratch + C, slabs, stride, (size_t)C);
 }
 
 #endif

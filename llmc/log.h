@@ -12,9 +12,10 @@
 #include <cmath>
 
 #include "common.h"
+#include "gpu.h"
 #include "json.h"
 
-// One update, as it is logged and printed. Negative mfu or mem = unknown, left out.
+// One update, as it is logged and printed. Negative mfu or mem are left out; an mfu of NAN is "n/a", and not logged.
 struct StepRecord {
     int64_t step = 0; // from 0
     double loss = 0, lr = 0, norm = 0, ms = 0, tok_per_s = 0;
@@ -30,7 +31,7 @@ inline std::string step_line(const StepRecord& r, int64_t steps, double eta_seco
     std::string s = strprintf("step %4lld/%lld | loss %7.6f (%sz)| norm %6.4f (%sz)| lr %.2e | %.2f ms | ",
                               (long long)r.step + 1, (long long)steps, r.loss, format_z(r.loss_z).c_str(), r.norm,
                               format_z(r.norm_z).c_str(), r.lr, r.ms);
-    if (r.mfu >= 0) { s += strprintf("%.1f%% MFU | ", 100 * r.mfu); }
+    if (!(r.mfu < 0)) { s += mfu_text(r.mfu) + " MFU | "; }
     s += strprintf("%.0f tok/s | ETA %s", r.tok_per_s, format_duration(eta_seconds).c_str());
     if (!r.skipped.empty()) { s += " | SKIPPED: " + r.skipped; }
     return s;

@@ -3,13 +3,21 @@
 //
 // One kernel serves all three products: operands come with a row and a column stride, the output is cut into tiles whose
 // sizes depend on the shapes alone, so the bits do not depend on the number of threads. A tile is one single-threaded
-// CBLAS call where CBLAS was found (USE_CBLAS), and the portable blocked product below otherwise.
+// CBLAS call where CBLAS was found (USE_CBLAS), and the portable blocked product below otherwise. Under nvcc the products
+// go to cuBLASLt, and to the portable kernel only where rows are not 16-byte aligned. Whoever computes it, bias and
+// residual are added to the float32 sum, which is rounded to floatX once.
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
 #include "device.h"
 
-#if defined(USE_CBLAS) && !defined(__CUDACC__) && !defined(RACE_THREADS)
+#if defined(__CUDACC__)
+#define MATMUL_CUBLASLT 1           // a test defines it where a double of the library is
+#endif
+#if defined(MATMUL_CUBLASLT)
+#include "cublaslt.cuh"
+#endif
+#if defined(USE_CBLAS) && !defined(CUDA_BUILD) && !defined(RACE_THREADS)
 #include <cblas.h>
 #define MATMUL_CBLAS 1
 #endif
@@ -77,32 +85,28 @@ struct MatmulArgs {
 constexpr int MATMUL_K = LANES > 1 ? 256 : 16;              // depth of a packed slice of the portable product
 constexpr int MATMUL_TILE_M = LANES > 1 ? 256 : 64, MATMUL_TILE_N = LANES > 1 ? 512 : 64;
 
+// What is added to element (m,n) of the product: the sum of bias and residual
+__device__ inline float matmul_addend(const MatmulArgs& p, size_t m, size_t n) {
+    return (p.bias != nullptr ? (float)p.bias[n] : 0.0f) + (p.residual != nullptr ? (float)p.residual[m * p.N + n] : 0.0f);
+}
+
 // One block a tile of the output.
 __global__ void matmul_kernel(MatmulArgs p) {
     const size_t tiles_m = ceil_div(p.M, p.tile_m), m0 = blockIdx.x % tiles_m * p.tile_m, n0 = blockIdx.x / tiles_m * p.tile_n;
     const int M = (int)(p.tile_m < p.M - m0 ? p.tile_m : p.M - m0), N = (int)(p.tile_n < p.N - n0 ? p.tile_n : p.N - n0);
-    // 1. what the product is added to
-    bool add = p.out_f != nullptr;
-    if (p.bias != nullptr || p.residual != nullptr) {
-        add = true;
-        for (int m = 0; m < M; m++) {
-            floatX* out = p.out_x + (m0 + m) * p.N + n0;
-            const floatX* residual = p.residual + (m0 + m) * p.N + n0;
-            for (int n = threadIdx.x; n < N; n += blockDim.x) {
-                const float b = p.bias != nullptr ? (float)p.bias[n0 + n] : 0.0f;
-                out[n] = (floatX)(p.residual != nullptr ? b + (float)residual[n] : b);
-            }
-        }
-    }
     const floatX *A = p.A + m0 * p.a_row, *B = p.B + n0 * p.b_col;
 #if defined(MATMUL_CBLAS)
     float* out = (p.out_f != nullptr ? p.out_f : p.out_x) + m0 * p.N + n0;
+    const bool add = p.out_f != nullptr || p.bias != nullptr || p.residual != nullptr;
+    for (int m = 0; m < M && p.out_f == nullptr && add; m++) {  // what it is added to: float32, here
+        for (int n = 0; n < N; n++) { out[m * p.N + n] = matmul_addend(p, m0 + m, n0 + n); }
+    }
     // a matrix of one row or column has both strides 1; CBLAS wants its rows to be as long as a row is
     const size_t lda = p.a_col == 1 ? std::max(p.a_row, p.K) : p.a_col, ldb = p.b_col == 1 ? std::max(p.b_row, p.N) : p.b_col;
     cblas_sgemm(CblasRowMajor, p.a_col == 1 ? CblasNoTrans : CblasTrans, p.b_col == 1 ? CblasNoTrans : CblasTrans, M, N, (int)p.K, 1.0f,
                 A, (int)lda, B, (int)ldb, add ? 1.0f : 0.0f, out, (int)p.N);
 #else
-    // 2. the product, slice by slice of K, from operands packed into shared memory: a (M,K), b (K,N), c (M,N)
+    // the product, slice by slice of K, from operands packed into shared memory: a (M,K), b (K,N), c (M,N)
     const int ldb = round_up((int)p.tile_n, LANES);
     float *a = dynamic_shared(), *b = a + p.tile_m * MATMUL_K, *c = b + (size_t)MATMUL_K * ldb;
     for (int e = threadIdx.x; e < M * ldb; e += blockDim.x) { c[e] = 0.0f; }
@@ -121,7 +125,7 @@ __global__ void matmul_kernel(MatmulArgs p) {
         for (int n = threadIdx.x; n < N; n += blockDim.x) {
             const size_t o = (m0 + m) * p.N + n0 + n;
             if (p.out_f != nullptr) { p.out_f[o] += c[m * ldb + n]; }
-            else { p.out_x[o] = (floatX)((add ? (float)p.out_x[o] : 0.0f) + c[m * ldb + n]); }
+            else { p.out_x[o] = (floatX)(matmul_addend(p, m0 + m, n0 + n) + c[m * ldb + n]); }
         }
     }
 #endif
@@ -129,6 +133,13 @@ __global__ void matmul_kernel(MatmulArgs p) {
 
 inline void matmul(MatmulArgs p, Stream stream) {
     if (p.M == 0 || p.N == 0) { return; }
+#if defined(MATMUL_CUBLASLT)
+    const bool into_float = p.out_f != nullptr;
+    void* out = into_float ? (void*)p.out_f : (void*)p.out_x;
+    const void* added = into_float ? (const void*)p.out_f : (const void*)p.residual;
+    const size_t lda = p.a_col == 1 ? p.a_row : p.a_col, ldb = p.b_col == 1 ? p.b_row : p.b_col;
+    if (cublaslt_product({out, added, p.A, p.B, p.bias, p.M, p.N, p.K, lda, ldb, p.a_col != 1, p.b_col != 1, into_float}, stream)) { return; }
+#endif
     // tiles of equal size, at least 8 of them where that leaves 128 rows or columns
     size_t down = ceil_div(p.M, (size_t)MATMUL_TILE_M), across = ceil_div(p.N, (size_t)MATMUL_TILE_N);
     while (down * across < 8) {
@@ -158,22 +169,55 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
 constexpr size_t MAX_SLABS = 64;
 inline size_t slab_count(size_t rows) { const size_t s = ceil_div(rows, (size_t)32); return s < MAX_SLABS ? s : MAX_SLABS; }
 
-// One block a slab of rows.
-__global__ void row_sum_kernel(float* partial, const floatX* dout, size_t N, int OC) {
-    const size_t length = ceil_div(N, (size_t)gridDim.x), begin = blockIdx.x * length, end = begin + length < N ? begin + length : N;
-    float* p = partial + (size_t)blockIdx.x * OC;
-    for (int c = threadIdx.x; c < OC; c += blockDim.x) { p[c] = 0.0f; }
-    for (size_t n = begin; n < end; n++) {
-        for (int c = threadIdx.x; c < OC; c += blockDim.x) { p[c] += (float)dout[n * OC + c]; }
+// The orders of summation are the same in both builds, the loops are not: a GPU's thread keeps its column's sum in a register,
+// a CPU's reads row after row. Columns of a block: few on a GPU, for there to be many blocks.
+#if defined(CUDA_BUILD)
+constexpr size_t ROW_SUM_COLUMNS = 256;
+#else
+constexpr size_t ROW_SUM_COLUMNS = (size_t)1 << 31;
+#endif
+
+// One block a slab of rows and a piece of the columns; partial[s] is the sum of slab s's rows, from the first to the last.
+__global__ void row_sum_kernel(float* partial, const floatX* dout, size_t N, int OC, size_t slabs) {
+    const size_t slab = blockIdx.x % slabs, length = ceil_div(N, slabs), begin = slab * length, end = begin + length < N ? begin + length : N;
+    const size_t c0 = blockIdx.x / slabs * ROW_SUM_COLUMNS, c1 = c0 + ROW_SUM_COLUMNS < (size_t)OC ? c0 + ROW_SUM_COLUMNS : (size_t)OC;
+    float* p = partial + slab * OC;
+#if defined(CUDA_BUILD)
+    for (size_t c = c0 + threadIdx.x; c < c1; c += blockDim.x) {            // the sum stays in a register
+        float sum = 0.0f;
+        for (size_t n = begin; n < end; n++) { sum += (float)dout[n * OC + c]; }
+        p[c] = sum;
     }
+#else
+    for (size_t c = c0 + threadIdx.x; c < c1; c += blockDim.x) { p[c] = 0.0f; }
+    for (size_t n = begin; n < end; n++) {
+        for (size_t c = c0 + threadIdx.x; c < c1; c += blockDim.x) { p[c] += (float)dout[n * OC + c]; }
+    }
+#endif
 }
 
 // out[c] += sum of partial[s * stride + c] over the slabs s
 __global__ void slab_sum_kernel(float* out, const float* partial, size_t slabs, size_t stride, size_t C) {
     const GridSpan span = grid_span(C);
+#if defined(CUDA_BUILD)
+    for (size_t c = span.begin; c < span.end; c += span.step) {
+        float sum = out[c];
+        for (size_t s = 0; s < slabs; s++) { sum += partial[s * stride + c]; }
+        out[c] = sum;
+    }
+#else
     for (size_t s = 0; s < slabs; s++) {
         for (size_t c = span.begin; c < span.end; c += span.step) { out[c] += partial[s * stride + c]; }
     }
+#endif
+}
+// its grid: on a GPU a thread reads all slabs of one column, and waits for each
+inline Grid slab_sum_grid(size_t C, Stream stream) {
+#if defined(CUDA_BUILD)
+    return Grid(ceil_div(C, (size_t)64), 64, 0, stream);
+#else
+    return Grid::over(C, stream);
+#endif
 }
 
 // dinp (N,C), dweight (OC,C) and dbias (OC) accumulated in float32; dinp and dbias may be null.
@@ -185,8 +229,8 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* s
     matmul({nullptr, dweight, dout, inp, 1, oc, c, 1, nullptr, nullptr, oc, c, N, 0, 0}, stream);
     if (dbias != nullptr) {
         const size_t slabs = slab_count(N);
-        launch(row_sum_kernel, Grid(slabs, 256, 0, stream), scratch, dout, N, OC);
-        launch(slab_sum_kernel, Grid::over(oc, stream), dbias, scratch, slabs, oc, oc);
+        launch(row_sum_kernel, Grid(slabs * ceil_div(oc, ROW_SUM_COLUMNS), 256, 0, stream), scratch, dout, N, OC, slabs);
+        launch(slab_sum_kernel, slab_sum_grid(oc, stream), dbias, scratch, slabs, oc, oc);
     }
 }
 

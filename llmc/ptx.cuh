@@ -47,7 +47,7 @@ __device__ inline float rcp(float x) {
     return y;
 #endif
 }
-// lg2.approx.ftz.f32: log2(x), absolute error 2^-22.6; -inf for 0, NaN below
+// lg2.approx.ftz.f32: log2(x) within 2 ulp, between 0.5 and 2 within 2^-22; -inf for 0, NaN below
 __device__ inline float lg2(float x) {
 #if defined(SIMT)
     return flush_to_zero(log2f(flush_to_zero(x)));
@@ -188,7 +188,8 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint3
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid CALL_SITE) {
 #if defined(SIMT)
     if ((uintptr_t)shared % 16 != 0 || (valid && (uintptr_t)global % 16 != 0) || !simt_is_shared(shared, 16)) {
-        simt_fail(file, line, strprintf("cp_async_16 from %p to %p: not aligned to 16, or not to this block's shared memory", global, shared));
+        simt_fail(file, line, strprintf("cp_async_16 from %p to %p: not aligned to 16, or not to this block's shared memory", global,
+                                        shared));
     }
     SimtThread* t = simt.current;
     SimtCopy copy = {(char*)shared, t->groups, {}};

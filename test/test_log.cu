@@ -182,4 +182,6 @@ TEST_CASE("log: the step line has llm.c's columns", "[log]") {
     r.skipped = "spike";
     CHECK(step_line(r, 10, 0) == "step    1/10 | loss 5.270009 (-1.23z)| norm 29.5471 (+nanz)| lr 3.00e-04 | "
                                  "10.00 ms | 41.4% MFU | 1000 tok/s | ETA 0s | SKIPPED: spike");
+    r.mfu = NAN;                             // a GPU of unknown peak
+    CHECK(step_line(r, 10, 0).find("10.00 ms | n/a MFU | 1000 tok/s") != std::string::npos);
 }

@@ -7,6 +7,7 @@
 //       INFO("error %g", error);                        printed behind the test's name
 //   }
 //   program [FILTER] [--list] [--json FILE]             FILTER: part of the name; exit code 1 if any test fails
+// A failed test prints each false EXPECT above its line, and the first one is its "info" in the JSON.
 //
 // Includes of a test come first: this file defines main.
 #ifndef TEST_KERNEL_TEST_H
@@ -34,7 +35,7 @@ constexpr bool with_asan = false;
 struct KernelTest { const char* name; void (*run)(); };
 inline std::vector<KernelTest>& kernel_tests() { static std::vector<KernelTest> all; return all; }
 inline bool add_kernel_test(const char* name, void (*run)()) { kernel_tests().push_back({name, run}); return true; }
-inline std::string kernel_test_info;        // of the running test
+inline std::string kernel_test_info, kernel_test_first_failure;     // of the running test
 inline int kernel_test_failures = 0, kernel_test_expectations = 0;
 struct KernelTestSkipped { std::string why; };
 
@@ -51,6 +52,7 @@ PRINTF_LIKE(3, 4) inline void kernel_test_fail(const char* place, const char* co
     va_start(ap, fmt);
     const std::string s = vstrprintf(fmt, ap);
     va_end(ap);
+    if (kernel_test_failures == 0) { kernel_test_first_failure = strprintf("%s: %s is false: %s", place, condition, s.c_str()); }
     if (++kernel_test_failures <= 10) { printf("    %s: %s is false: %s\n", place, condition, s.c_str()); }
 }
 #define KERNEL_TEST_TEXT_(x) #x
@@ -169,8 +171,11 @@ inline KernelTestResult run_kernel_test(const KernelTest& test) {
         kernel_test_fail(test.name, "no Error", "%s", e.what());
     }
     r.ms = 1000 * (wall_seconds() - start);
-    if (kernel_test_failures > 0) { r.status = "FAILED"; }
     r.info = kernel_test_info;
+    if (kernel_test_failures > 0) {
+        r.status = "FAILED";
+        r.info = kernel_test_first_failure + (r.info.empty() ? "" : "; ") + r.info;
+    }
     return r;
 }
 
@@ -178,7 +183,7 @@ inline std::string kernel_test_json(const std::string& s) {
     std::string q = "\"";
     for (char c : s) {
         if (c == '"' || c == '\\') { q += '\\'; }
-        if ((unsigned char)c >= ' ') { q += c; }
+        q += (unsigned char)c >= ' ' ? c : ' ';
     }
     return q + "\"";
 }
@@ -203,7 +208,7 @@ int main(int argc, char** argv) {
         run++;
         if (list) { printf("%s\n", test.name); continue; }
         const KernelTestResult r = run_kernel_test(test);
-        printf("%-64s %-7s %8.1f ms  %s\n", r.name.c_str(), r.status.c_str(), r.ms, r.info.c_str());
+        printf("%-64s %-7s %8.1f ms  %s\n", r.name.c_str(), r.status.c_str(), r.ms, r.status == "FAILED" ? "" : r.info.c_str());
         fflush(stdout);
         failed += r.status == "FAILED";
         text += strprintf("%s\n  {\"name\": %s, \"status\": \"%s\", \"ms\": %.3f, \"info\": %s}", run > 1 ? "," : "",

@@ -115,7 +115,7 @@ inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const s
     static const SimtMemory fixed = simt_static_shared();
     if (simt.body != nullptr) { die_at(file, line, EXIT_DEVICE, "a kernel cannot launch a kernel"); }
     if (threads < 32 || threads > 1024 || threads % 32 != 0 || shared_bytes > SIMT_MAX_SHARED) {
-        die_at(file, line, EXIT_DEVICE, "a block of %d threads and %zu bytes of shared memory: at most 1024, a multiple of 32, and %zu bytes",
+        die_at(file, line, EXIT_DEVICE, "%d threads and %zu bytes of shared memory a block: at most 1024, a multiple of 32, and %zu bytes",
                threads, shared_bytes, SIMT_MAX_SHARED);
     }
     struct Running {

@@ -8,7 +8,7 @@
 
 static const Stream stream = nullptr;
 
-#define ONLY_EMULATED() do { if (on_gpu) { SKIP("the hardware may let this fault pass"); } } while (0)
+static void only_emulated() { if (on_gpu) { SKIP("the hardware may let this fault pass"); } }
 
 // ----------------------------------------------------------------------------------------------------------
 // matrices
@@ -129,7 +129,8 @@ template <int Fault> __global__ void tile_kernel(float* C, float* O, const bf16*
     }
 }
 template <int Fault> static double tile_error() {
-    const std::vector<float> Q = rounded_to_bf16(normals(1024, 1)), K = rounded_to_bf16(normals(1024, 2)), V = rounded_to_bf16(normals(1024, 3));
+    const std::vector<float> Q = rounded_to_bf16(normals(1024, 1)), K = rounded_to_bf16(normals(1024, 2));
+    const std::vector<float> V = rounded_to_bf16(normals(1024, 3));
     DeviceArray<bf16> q(to_bf16(Q)), k(to_bf16(K)), v(to_bf16(V));
     DeviceArray<float> c(256), o(1024);
     launch(tile_kernel<Fault>, Grid(1, 32, 3 * 16 * 64 * sizeof(bf16), stream), c.p, o.p, q.p, k.p, v.p);
@@ -146,7 +147,7 @@ KERNEL_TEST("ldmatrix and mma together: Q K^T, then C V") {
 }
 KERNEL_TEST("planted: the reader forgets the swizzle") { const double e = tile_error<1>(); EXPECT(e > 0.1, "error %g", e); }
 KERNEL_TEST("planted: no barrier before ldmatrix") {
-    ONLY_EMULATED();
+    only_emulated();
     const double e = tile_error<2>();
     EXPECT(e > 0.1, "error %g", e);
 }
@@ -189,7 +190,8 @@ KERNEL_TEST("ex2, rcp, lg2: errors and special values") {
         for (size_t i = 0; i < special.size(); i++) {
             const float w = want[which][i], g = got[i];
             const bool exact = std::isinf(w) || w == 0, equal = g == w && std::signbit(g) == std::signbit(w);
-            EXPECT(w != w ? g != g : exact ? equal : std::fabs(g / w - 1) < 1e-6, "function %d of %g is %g, not %g", which, special[i], g, w);
+            EXPECT(w != w ? g != g : exact ? equal : std::fabs(g / w - 1) < 1e-6,
+                   "function %d of %g is %g, not %g", which, special[i], g, w);
         }
     }
 }
@@ -230,10 +232,15 @@ KERNEL_TEST("pack_bf16, unpack and bf16 itself: the nearest, ties to even") {
         if (std::fabs(want) >= 0x1p128) { want = std::copysign(INFINITY, want); }
         EXPECT(l[i] == want && h[i] == -want && d[i] == want, "%a becomes %a, %a and %a, not %a", x[i], l[i], h[i], d[i], want);
     }
-    DeviceArray<float> nan_in(std::vector<float>{NAN}), nan_lo(1), nan_hi(1), nan_direct(1);
-    DeviceArray<uint32_t> nan_packed(1);
-    launch(pack_kernel, Grid(1, 64, 0, stream), nan_packed.p, nan_lo.p, nan_hi.p, nan_direct.p, nan_in.p, 1);
-    for (const float nan : {nan_lo.host()[0], nan_hi.host()[0], nan_direct.host()[0]}) { EXPECT(std::isnan(nan), "NaN became %g", nan); }
+    const uint32_t nan_bits[4] = {0x7fc00000u, 0x7f800001u, 0xffffffffu, 0xff800001u};     // also those that bf16 cuts or rounds away
+    std::vector<float> nans(4);
+    memcpy(nans.data(), nan_bits, sizeof(nan_bits));
+    DeviceArray<float> nan_in(nans), nan_lo(4), nan_hi(4), nan_direct(4);
+    DeviceArray<uint32_t> nan_packed(4);
+    launch(pack_kernel, Grid(1, 64, 0, stream), nan_packed.p, nan_lo.p, nan_hi.p, nan_direct.p, nan_in.p, 4);
+    for (const auto* array : {&nan_lo, &nan_hi, &nan_direct}) {
+        for (const float nan : array->host()) { EXPECT(std::isnan(nan), "NaN became %g", nan); }
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -299,7 +306,7 @@ KERNEL_TEST("named_barrier: two pairs of warps, each at its own pace") {
     EXPECT(wrong == 0, "%d threads are wrong", wrong);
 }
 KERNEL_TEST("planted: a named barrier that counts one warp too few") {
-    ONLY_EMULATED();
+    only_emulated();
     const int wrong = named_barrier_mismatches<true>();
     EXPECT(wrong > 0, "it was not seen");
 }
@@ -349,22 +356,22 @@ KERNEL_TEST("cp.async: a ring of two buffers, zeros where not valid") {
     EXPECT(wrong == 0, "%d floats are wrong", wrong);
 }
 KERNEL_TEST("planted: cp.async read without a wait") {
-    ONLY_EMULATED();
+    only_emulated();
     const int w = ring_mismatches<CopyFault::NoWait>();
     EXPECT(w > 0, "not seen");
 }
 KERNEL_TEST("planted: cp.async with a wait for one group too few") {
-    ONLY_EMULATED();
+    only_emulated();
     const int w = ring_mismatches<CopyFault::WrongCount>();
     EXPECT(w > 0, "not seen");
 }
 KERNEL_TEST("planted: cp.async without a barrier after the wait") {
-    ONLY_EMULATED();
+    only_emulated();
     const int w = ring_mismatches<CopyFault::NoBarrier>();
     EXPECT(w > 0, "not seen");
 }
 KERNEL_TEST("planted: cp.async into a buffer that others still read") {
-    ONLY_EMULATED();
+    only_emulated();
     const int w = ring_mismatches<CopyFault::RefilledEarly>();
     EXPECT(w > 0, "not seen");
 }
@@ -386,7 +393,7 @@ __global__ void groups_kernel(float* out, const float* in) {
     out[8] = s[3].z;
 }
 KERNEL_TEST("cp.async: wait<N> leaves exactly the N newest groups") {
-    ONLY_EMULATED();
+    only_emulated();
     DeviceArray<float> in(std::vector<float>{10, 10, 10, 10, 11, 11, 11, 11, 12, 12, 12, 12, 13, 13, 13, 13}), out(9);
     // one thread's view: the lanes of a warp do the same
     launch(groups_kernel, Grid(1, 32, 64, stream), out.p, in.p);
@@ -413,16 +420,15 @@ template <BlockFault F> __global__ void exchange_kernel(float* out) {
     out[3 * t + 1] = fixed[across];
     out[3 * t + 2] = s[across];
 }
-template <BlockFault F> static int exchange_mismatches() {
+template <BlockFault F> static int exchange_mismatches(bool only_nan = false) {
     const int n = 128;
     DeviceArray<float> out(3 * n);
     launch(exchange_kernel<F>, Grid(1, n, n * sizeof(float), stream), out.p);
     const std::vector<float> y = out.host();
     int wrong = 0;
     for (int t = 0; t < n; t++) {
-        wrong += !(y[3 * t] == 20000.0f + (t ^ 31));
-        wrong += !(y[3 * t + 1] == 10000.0f + (n - 1 - t));
-        wrong += !(y[3 * t + 2] == 20000.0f + (n - 1 - t));
+        const float want[3] = {20000.0f + (t ^ 31), 10000.0f + (n - 1 - t), 20000.0f + (n - 1 - t)};
+        for (int k = 0; k < 3; k++) { wrong += only_nan ? std::isnan(y[3 * t + k]) : !(y[3 * t + k] == want[k]); }
     }
     return wrong;
 }
@@ -431,20 +437,21 @@ KERNEL_TEST("shared memory, static and dynamic: exchanged through barriers") {
     EXPECT(wrong == 0, "%d values are wrong", wrong);
 }
 KERNEL_TEST("planted: no __syncthreads after writing shared memory") {
-    ONLY_EMULATED();
+    only_emulated();
     const int wrong = exchange_mismatches<BlockFault::NoBarrier>();
     EXPECT(wrong > 0, "not seen");
 }
 KERNEL_TEST("planted: no __syncwarp between lanes of a warp") {
-    ONLY_EMULATED();
+    only_emulated();
     const int wrong = exchange_mismatches<BlockFault::NoWarpBarrier>();
     EXPECT(wrong > 0, "not seen");
 }
 KERNEL_TEST("planted: shared memory that nobody wrote") {
-    ONLY_EMULATED();
-    const int fixed = exchange_mismatches<BlockFault::UnwrittenStatic>(), dynamic = exchange_mismatches<BlockFault::UnwrittenDynamic>();
-    EXPECT(fixed == 1, "static: %d values, 1 is wrong", fixed);
-    EXPECT(dynamic == 2, "dynamic: %d values, 2 are wrong", dynamic);
+    only_emulated();
+    const int fixed = exchange_mismatches<BlockFault::UnwrittenStatic>(true);
+    const int dynamic = exchange_mismatches<BlockFault::UnwrittenDynamic>(true);
+    EXPECT(fixed == 1, "static: %d values are NaN, 1 should be", fixed);
+    EXPECT(dynamic == 2, "dynamic: %d values are NaN, 2 should be", dynamic);
 }
 
 enum class Divergence {
@@ -482,7 +489,7 @@ static bool says(const std::string& message, std::vector<const char*> words) {
     return true;
 }
 KERNEL_TEST("planted: divergence is an Error that says who waits where") {
-    ONLY_EMULATED();
+    only_emulated();
     const struct { const char* what; std::string error; std::vector<const char*> words; } cases[] = {
         {"lanes 20-31 skip a shuffle", divergence_error<Divergence::SomeSkip>(),
          {"block 0 of 1", "warp 1: lanes 0-19: waiting in __shfl_xor_sync", "lanes 20-31: waiting in __syncthreads"}},
@@ -508,7 +515,7 @@ KERNEL_TEST("planted: divergence is an Error that says who waits where") {
 }
 
 KERNEL_TEST("launch: bad grids, a write past an array") {
-    ONLY_EMULATED();
+    only_emulated();
     for (const Grid& bad : {Grid(1, 48, 0, stream), Grid(1, 2048, 0, stream), Grid(1, 64, 300000, stream)}) {
         const std::string error = error_of([&] { launch(exchange_kernel<BlockFault::None>, bad, (float*)nullptr); });
         EXPECT(!error.empty(), "%d threads, %zu bytes of shared memory: no error", bad.threads, bad.shared_bytes);
@@ -534,7 +541,7 @@ static bool dies_of_overrun(int beyond) {
     return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 KERNEL_TEST("planted: a read past dynamic shared memory") {
-    ONLY_EMULATED();
+    only_emulated();
     if (!with_asan) { SKIP("seen by AddressSanitizer only: build with -fsanitize=address"); }
     EXPECT(!dies_of_overrun(0), "the correct kernel dies");
     EXPECT(dies_of_overrun(1), "not seen");
