@@ -153,6 +153,12 @@ asan: install
 	@$(MAKE) -j$(JOBS) build/run_asan
 	OMP_WAIT_POLICY=passive ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 build/run_asan '[asan]'
 
+FUZZ_SECONDS ?= 60
+fuzz:
+	@mkdir -p $(B)/fuzz_corpus
+	clang++ $(CXX_BASE) -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -x c++ test/fuzz_tokenizer.cu -o $(B)/fuzz
+	$(B)/fuzz $(B)/fuzz_corpus -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=$(B)/
+
 install:
 	@dev/install.sh test
 
@@ -177,6 +183,7 @@ help:
 	@echo "make simt        the CUDA kernels and trainer on an emulated GPU (part of make test)"
 	@echo "make gpu-check   on a machine with a GPU: correctness, speed and memory, written to dev/results/"
 	@echo "make race asan   the tests tagged [race], [asan] under ThreadSanitizer, AddressSanitizer"
+	@echo "make fuzz        libFuzzer at the tokenizer, for a minute (clang++; FUZZ_SECONDS=60)"
 	@echo "make lint        rules of the sources that no compiler checks"
 	@echo "make bench       speed and memory, beside PyTorch"
 	@echo "make clean       remove everything that was built"

@@ -441,7 +441,6 @@ GPT2Config resolve_config(const Options& o, const std::string& path, int data_vo
     if (path.empty()) {
         c.position = parse_position(o.pos, c.T);
         parse_rope_scaling(o.rope_scaling, c.position);
-        c.position.tile_skip = parse_tile_skip(o.tile_skip);
         return c;
     }
     const Json j = read_config(path);
@@ -467,7 +466,6 @@ GPT2Config resolve_config(const Options& o, const std::string& path, int data_vo
         c.position = parse_position(o.is_given("pos") ? o.pos : "learned", trained);
     }
     parse_rope_scaling(o.rope_scaling, c.position);
-    c.position.tile_skip = parse_tile_skip(o.tile_skip);
     return c;
 }
 
@@ -485,13 +483,13 @@ Checkpoint checkpoint_view(GPT2& model, const RunState& state, const Options& op
 }
 
 // --dump_bias "0,1,To be" -> layer, head and the ids of the text
-std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, int& layer, int& head) {
+std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const Tokenizer* tokenizer, int& layer, int& head) {
     int used = 0;
     const bool good = sscanf(o.dump_bias.c_str(), "%d,%d,%n", &layer, &head, &used) == 2 && used > 0;
     check(good && layer >= 0 && layer < c.L && head >= 0 && head < c.NH, "--dump_bias %s: wanted LAYER,HEAD,TEXT with a layer below %d and a "
           "head below %d", o.dump_bias.substr(0, 60).c_str(), c.L, c.NH);
     check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
-    return prompt_ids(o.dump_bias.substr((size_t)used), c.V);
+    return prompt_ids(o.dump_bias.substr((size_t)used), c.V, tokenizer);
 }
 
 // What is to be done with a trained model: --eval_lengths, --generate, --dump_bias
@@ -500,12 +498,12 @@ void use_model(GPT2& model, const Options& o, const TokenFiles* val, const Token
     if (o.is_given("generate")) {
         const double start = wall_seconds();
         const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed};
-        generate(model, prompt_ids(o.generate, model.config.V), o.tokens, sampling, tokenizer, stdout);
+        generate(model, prompt_ids(o.generate, model.config.V, tokenizer), o.tokens, sampling, tokenizer, stdout);
         fprintf(stderr, "%lld tokens, %.1f tokens/s\n", (long long)o.tokens, (double)o.tokens / (wall_seconds() - start));
     }
     if (!o.dump_bias.empty()) {
         int layer, head;
-        const std::vector<int> ids = parse_dump_bias(o, model.config, layer, head);
+        const std::vector<int> ids = parse_dump_bias(o, model.config, tokenizer, layer, head);
         const int T = (int)ids.size();
         Activations acts = activations_describe(model, 1, T, Purpose::Generate, 0);
         activations_allocate(acts);
@@ -553,7 +551,7 @@ int train(GPT2& model, Activations& acts, const Options& o, const Gpu& gpu, RunS
         if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) {
             printf("generating:\n---\n");
             const int64_t reach = std::min(o.tokens, (int64_t)position_max_length(model.config.position) - 1);
-            generate(model, prompt_ids("", model.config.V), reach, {o.temperature, o.top_k, o.top_p, hash64((uint64_t)o.seed, (uint64_t)step)},
+            generate(model, prompt_ids("", model.config.V, tokenizer), reach, {o.temperature, o.top_k, o.top_p, hash64((uint64_t)o.seed, (uint64_t)step)},
                      tokenizer, stdout);
             printf("---\n");
         }
@@ -630,9 +628,12 @@ int gpt2_main(int argc, char** argv) {
     // 2. the model
     GPT2Config config = resolve_config(o, source, files ? vocab : val ? val->vocab : 0);
     if (config.V == 0) { config.V = 50257; }                    // --list without data
+    config.position.tile_skip = parse_tile_skip(o.tile_skip);
     o.T = config.T;
-    int layer, head;
-    if (!o.dump_bias.empty()) { parse_dump_bias(o, config, layer, head); }      // refused before the work, not after it
+    const std::unique_ptr<Tokenizer> tokenizer = o.list ? nullptr : find_tokenizer(o.tokenizer, source, config.V);
+    int layer, head;                                                            // what follows is refused before the work, not after it
+    if (!o.list && !o.dump_bias.empty()) { parse_dump_bias(o, config, tokenizer.get(), layer, head); }
+    if (!o.list && o.is_given("generate")) { prompt_ids(o.generate, config.V, tokenizer.get()); }
     check(o.T <= position_max_length(config.position), "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(),
           position_max_length(config.position));
     if (trains && resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
@@ -655,7 +656,6 @@ int gpt2_main(int argc, char** argv) {
     check_memory(weights, trains || o.check ? (double)acts.bytes() : 0.0, o.B,
                  strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)acts.bytes()).c_str()));
     if (o.check) { printf("all is well: %lld steps of %lld tokens\n", (long long)o.steps, (long long)o.total_batch); return 0; }
-    const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(o.tokenizer, source, config.V);
     // 3. the weights
     if (!o.out.empty() && trains) {
         if (!lock) { lock = std::make_unique<OutputLock>(o.out); }

@@ -92,7 +92,7 @@ MAX_LINES = {
     "llmc/attention_flash_backward.cuh": 520,   # two passes that are read side by side
     "llmc/args.h": 400,                         # the table of all flags and its parser
 }
-SKIPPED_DIRECTORIES = {".git", "build", "__pycache__", "fixtures"}
+SKIPPED_DIRECTORIES = {".git", ".venv", "build", "__pycache__", "fixtures"}
 TEXT = (".cu", ".cuh", ".h", ".py", ".sh", ".md", ".yml", ".json", ".txt", "Makefile", "run", ".gitignore", "LICENSE")
 
 findings = []
@@ -198,7 +198,8 @@ def check_text(path, text):
 
 def sources(root):
     for directory, names, files in os.walk(root):
-        names[:] = sorted(n for n in names if n not in SKIPPED_DIRECTORIES)
+        below_data = os.path.relpath(directory, root) == "data"        # downloads and shards
+        names[:] = [] if below_data else sorted(n for n in names if n not in SKIPPED_DIRECTORIES)
         for f in sorted(files):
             if f.endswith(TEXT):
                 yield os.path.relpath(os.path.join(directory, f), root)

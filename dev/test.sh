@@ -45,7 +45,9 @@ if [ $# -eq 0 ] || [ "$1" = --simt ]; then
         [ $# -eq 0 ] || [ "$script" = test/test_simt_training.py ] || continue
         [ -e "$script" ] || continue
         echo "== $script"
-        "$python" "$script" 2>&1 | tee "$log"
+        with=$python
+        if [ "$script" = test/test_data.py ] && [ -x build/venv/bin/python ]; then with=build/venv/bin/python; fi    # data/requirements.txt
+        "$with" "$script" 2>&1 | tee "$log"
         code=${PIPESTATUS[0]}
         ran=$(count '^Ran \([0-9]*\) tests\{0,1\} in .*')               # unittest's last lines; another script counts as one test
         bad=$(( $(count '.*failures=\([0-9]*\).*' | grep . || echo 0) + $(count '.*errors=\([0-9]*\).*' | grep . || echo 0) ))

@@ -48,9 +48,16 @@ inline int sample_token(const std::vector<float>& logits, const Sampling& s, dou
     return order[last];
 }
 
-// The ids of a prompt: bytes, or for other vocabularies numbers ("15496 995"); empty: the end-of-text id, or a newline.
-inline std::vector<int> prompt_ids(const std::string& text, int V) {
+// The ids of a prompt: of bytes, or what a tokenizer makes of it, or, where none can, numbers ("15496 995"); empty: the
+// end-of-text id, or a newline.
+inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokenizer* tokenizer = nullptr) {
     std::vector<int> ids;
+    if (V != 256 && tokenizer != nullptr && tokenizer->cannot_encode.empty()) {
+        ids = tokenizer->encode(text);
+        if (ids.empty()) { ids.push_back(std::max(tokenizer->eot, 0)); }
+        return ids;
+    }
+    const std::string why = tokenizer == nullptr ? "there is no --tokenizer" : tokenizer->path + ": " + tokenizer->cannot_encode;
     if (V == 256) {
         for (const char c : text.empty() ? std::string("\n") : text) { ids.push_back((unsigned char)c); }
         return ids;
@@ -61,8 +68,8 @@ inline std::vector<int> prompt_ids(const std::string& text, int V) {
         const std::string word = text.substr(at, end - at);
         char* rest = nullptr;
         const long id = strtol(word.c_str(), &rest, 10);
-        check(*rest == '\0' && id >= 0 && id < V, "--generate: '%s' is no token id below %d; this vocabulary takes ids, as in \"15496 995\"",
-              word.substr(0, 40).c_str(), V);
+        check(*rest == '\0' && id >= 0 && id < V, "--generate: '%s' is no token id below %d; without text (%s) it takes ids, as in "
+              "\"15496 995\"", word.substr(0, 40).c_str(), V, why.c_str());
         ids.push_back((int)id);
         at = end;
     }

@@ -54,7 +54,7 @@ inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const 
     if (path.empty() && V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
     const std::vector<int> steps = list_checkpoints(source);
     const std::string dir = steps.empty() ? source : source + "/" + step_name(steps.back());
-    for (const char* name : {"encoder.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
+    for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
         if (path.empty() && is_directory(dir) && path_exists(dir + "/" + name)) { path = dir + "/" + name; }
     }
     if (path.empty()) { return nullptr; }

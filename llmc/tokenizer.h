@@ -1,59 +1,13 @@
-// tokenizer.h -- from token ids back to text.
+// tokenizer.h -- text to token ids and back.
 //
-// A Tokenizer is a table of the bytes of every id, read from GPT-2's encoder.json, BERT's vocab.txt or llm.c's
-// gpt2_tokenizer.bin, or just the 256 bytes. Byte-level BPE cuts characters anywhere, so one token is bytes and not
-// text: Utf8Stream makes text of a stream of them.
+// A Tokenizer is a table of the bytes of every id, read from GPT-2's encoder.json (and vocab.bpe), BERT's vocab.txt or
+// llm.c's gpt2_tokenizer.bin, or just the 256 bytes. Byte-level BPE cuts characters anywhere, so one token is bytes and not
+// text: Utf8Stream makes text of a stream of them. Special tokens have no spelling: "<|endoftext|>" in a text is plain text.
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
-#include "common.h"
+#include "bpe.h"
 #include "json.h"
-
-// Bytes in, UTF-8 out: an unfinished character at the end waits for its rest; whatever is no UTF-8 becomes U+FFFD, one
-// for each longest piece that could have started a character (the Unicode Standard, 3.9, and what other decoders do).
-struct Utf8Stream {
-    std::string waiting;    // the start of a character, at most 3 bytes
-
-    std::string push(const std::string& bytes) {
-        std::string out;
-        for (const char c : bytes) {
-            waiting += c;
-            if (missing(waiting) < 0 && waiting.size() > 1) {   // c does not go on with the character before it
-                out += REPLACEMENT;
-                waiting.assign(1, c);
-            }
-            const int more = missing(waiting);
-            if (more > 0) { continue; }
-            out += more == 0 ? waiting : REPLACEMENT;
-            waiting.clear();
-        }
-        return out;
-    }
-    // the end of the stream
-    std::string flush() {
-        const std::string out = waiting.empty() ? "" : REPLACEMENT;
-        waiting.clear();
-        return out;
-    }
-
-private:
-    static constexpr const char* REPLACEMENT = "\xEF\xBF\xBD";
-
-    // How many bytes s, not empty, lacks to be one character; -1: nothing makes it one. The second byte's bounds keep
-    // out surrogates, what is beyond U+10FFFF, and characters written longer than they need to be.
-    static int missing(const std::string& s) {
-        const unsigned char a = (unsigned char)s[0];
-        const int length = a < 0x80 ? 1 : a < 0xC2 ? 0 : a < 0xE0 ? 2 : a < 0xF0 ? 3 : a < 0xF5 ? 4 : 0;
-        if (length < (int)s.size()) { return -1; }
-        for (size_t i = 1; i < s.size(); i++) {
-            const unsigned char c = (unsigned char)s[i];
-            const int lo = i > 1 ? 0x80 : a == 0xE0 ? 0xA0 : a == 0xF0 ? 0x90 : 0x80;
-            const int hi = i > 1 ? 0xBF : a == 0xED ? 0x9F : a == 0xF4 ? 0x8F : 0xBF;
-            if (c < lo || c > hi) { return -1; }
-        }
-        return length - (int)s.size();
-    }
-};
 
 struct Tokenizer {
     std::string path = "bytes";         // for messages
@@ -61,9 +15,11 @@ struct Tokenizer {
     bool word_piece = false;
     int eot = -1;                       // <|endoftext|>, BERT's [SEP]; -1: none
     std::vector<std::string> files;     // what a checkpoint has to copy to hold this tokenizer
+    std::string cannot_encode;          // why; empty: it can
 
     static constexpr int MAX_TOKENS = 1 << 20;
     static constexpr uint64_t MAX_FILE = 16u << 20;
+    static constexpr size_t MAX_TEXT = 1u << 28;
 
     int vocab_size() const { return (int)tokens.size(); }
 
@@ -82,10 +38,35 @@ struct Tokenizer {
         return out;
     }
 
+    // The ids of a text, without any special ones around it. Byte-level vocabularies take any bytes, and decode() returns
+    // them; WordPiece does not see bytes that are no UTF-8.
+    std::vector<int> encode(const std::string& text) const {
+        check(cannot_encode.empty(), "%s: no text can be encoded: %s", path.c_str(), cannot_encode.c_str());
+        check(text.size() <= MAX_TEXT, "%s: a text of %s, %s can be encoded at once", path.c_str(),
+              format_bytes((double)text.size()).c_str(), format_bytes((double)MAX_TEXT).c_str());
+        std::vector<int> ids;
+        Cache cache;
+        if (word_piece) {
+            bert_words(text, [&](const std::string& word, int characters) {
+                cache.append(ids, word, [&](std::vector<int>& out) { encode_word_pieces(word, characters, out); });
+            });
+        } else if (bpe.merges.empty()) {
+            for (const char c : text) { ids.push_back(bpe.byte_ids[(unsigned char)c]); }
+        } else {
+            std::string word;
+            gpt2_words(text, [&](size_t begin, size_t end) {
+                word.assign(text, begin, end - begin);
+                cache.append(ids, word, [&](std::vector<int>& out) { bpe.encode_word(word, out); });
+            });
+        }
+        return ids;
+    }
+
     // the vocabulary of models that are trained on bytes
     static Tokenizer bytes() {
         Tokenizer t;
         for (int i = 0; i < 256; i++) { t.tokens.push_back(std::string(1, (char)i)); }
+        t.cannot_encode = t.bpe.find_bytes(t.tokens);
         return t;
     }
 
@@ -107,6 +88,46 @@ struct Tokenizer {
     }
 
 private:
+    Bpe bpe;
+    std::unordered_map<std::string, int> pieces;    // WordPiece: the id of a line
+    size_t longest_piece = 0;                       // bytes
+    int unknown = -1;                               // [UNK]
+
+    static constexpr int MAX_WORD = 100;            // characters; a longer word is [UNK]
+
+    // What the words of a text came to, as it has few different ones. It lives for one encode(): a Tokenizer can be shared.
+    struct Cache {
+        std::unordered_map<std::string, std::vector<int>> words;
+
+        template <class F> void append(std::vector<int>& ids, const std::string& word, F encode_word) {
+            if (word.size() > 64) { return encode_word(ids); }
+            if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; a word comes again soon or not at all
+            const auto found = words.try_emplace(word);
+            std::vector<int>& parts = found.first->second;
+            if (found.second) { encode_word(parts); }
+            ids.insert(ids.end(), parts.begin(), parts.end());
+        }
+    };
+
+    // Appends the pieces of a word: the longest that it begins with, the longest "##" one that the rest begins with, and so on.
+    void encode_word_pieces(const std::string& word, int characters, std::vector<int>& ids) const {
+        const size_t first = ids.size();
+        std::string piece;
+        for (size_t begin = 0; begin < word.size();) {
+            const size_t prefix = begin > 0 ? 2 : 0;
+            size_t end = characters > MAX_WORD ? begin : std::min(word.size(), begin + longest_piece);
+            auto found = pieces.end();
+            for (; end > begin; end--) {            // of an end inside a character there is no piece: the file is UTF-8
+                piece.assign("##", prefix).append(word, begin, end - begin);
+                found = pieces.find(piece);
+                if (found != pieces.end()) { break; }
+            }
+            if (found == pieces.end()) { ids.resize(first); ids.push_back(unknown); return; }
+            ids.push_back(found->second);
+            begin = end;
+        }
+    }
+
     static bool ends_with(const std::string& s, const std::string& end) {
         return s.size() >= end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
     }
@@ -125,25 +146,12 @@ private:
         return found;
     }
 
-    // Code point -> byte of byte-level BPE (-1: none). GPT-2 writes the bytes that print as themselves and the other
-    // 68, in order, as U+0100 and up, so that its vocabulary is text without spaces or control characters.
-    static std::vector<int> byte_of_code_point() {
-        std::vector<int> byte(0x144, -1);
-        int next = 0x100;
-        for (int b = 0; b < 256; b++) {
-            const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-            byte[(size_t)(prints ? b : next++)] = b;
-        }
-        return byte;
-    }
-
-    // {"token": id, ...}: every id from 0 to V - 1 once, tokens spelled in the letters of byte_of_code_point()
+    // {"token": id, ...}: every id from 0 to V - 1 once, tokens spelled as byte-level BPE spells
     void load_encoder() {
         const char* name = path.c_str();
         const auto j = parse_json<nlohmann::json>(read_file(path, MAX_FILE), path);
         check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS, "%s: an object of 1 to %d tokens wanted",
               name, MAX_TOKENS);
-        const std::vector<int> byte = byte_of_code_point();
         tokens.resize(j.size());
         std::vector<bool> seen(j.size());
         for (const auto& item : j.items()) {
@@ -152,25 +160,25 @@ private:
             check(!seen[(size_t)id], "%s: two tokens have the id %d", name, id);
             check(!key.empty(), "%s: token %d is empty", name, id);
             seen[(size_t)id] = true;
-            for (size_t i = 0; i < key.size(); i++) {
-                const int lead = (unsigned char)key[i];         // the parser has seen to it that this is UTF-8
-                const int c = lead < 0x80 ? lead : lead < 0xE0 ? (lead & 0x1F) << 6 | (key[++i] & 0x3F) : INT32_MAX;
-                check(c < (int)byte.size() && byte[(size_t)c] >= 0, "%s: token %d, \"%.80s\", is not spelled as "
-                      "byte-level BPE spells (another kind of tokenizer?)", name, id, key.c_str());
-                tokens[(size_t)id] += (char)byte[(size_t)c];
-            }
+            check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%.80s\", is not spelled as byte-level BPE spells "
+                  "(another kind of tokenizer?)", name, id, key.c_str());
         }
         const auto end = j.find("<|endoftext|>");
         if (end != j.end()) { eot = end->get<int>(); }
-        const std::string merges = path.substr(0, path.rfind('/') + 1) + "vocab.bpe";
-        if (path_exists(merges)) { files.push_back(merges); }   // what encoding will need beside it
+        cannot_encode = "vocab.bpe (or merges.txt) is not beside it";
+        for (const char* merges : {"vocab.bpe", "merges.txt"}) {
+            const std::string beside = path.substr(0, path.rfind('/') + 1) + merges;
+            if (files.size() > 1 || !path_exists(beside)) { continue; }
+            cannot_encode = bpe.load(beside, read_file(beside, MAX_FILE), tokens);
+            if (cannot_encode.empty()) { cannot_encode = bpe.find_bytes(tokens); }
+            files.push_back(beside);
+        }
     }
 
     // one token a line, the line number is the id
     void load_word_pieces() {
         const char* name = path.c_str();
         const std::string text = read_file(path, MAX_FILE);
-        bool unknown = false;
         for (size_t begin = 0; begin < text.size();) {
             const size_t end = std::min(text.find('\n', begin), text.size());
             const size_t length = end - begin - (end > begin && text[end - 1] == '\r');
@@ -178,11 +186,17 @@ private:
             check(length <= 1024, "%s: line %zu is %zu bytes long, no token is", name, tokens.size() + 1, length);
             check(vocab_size() < MAX_TOKENS, "%s: more than %d lines", name, MAX_TOKENS);
             tokens.push_back(text.substr(begin, length));
-            unknown = unknown || tokens.back() == "[UNK]";
-            if (tokens.back() == "[SEP]") { eot = vocab_size() - 1; }
+            const int id = vocab_size() - 1;
+            for (size_t at = 0; at < length;) {
+                check(utf8_next(tokens.back(), at) != NO_CHARACTER, "%s: line %d is no UTF-8 at its byte %zu", name, id + 1, at);
+            }
+            pieces[tokens.back()] = id;             // of a line that is there twice the last counts, as elsewhere
+            longest_piece = std::max(longest_piece, length);
+            if (tokens.back() == "[UNK]") { unknown = id; }
+            if (tokens.back() == "[SEP]") { eot = id; }
             begin = end + 1;
         }
-        check(unknown, "%s: has no line [UNK], so it is no WordPiece vocabulary", name);
+        check(unknown >= 0, "%s: has no line [UNK], so it is no WordPiece vocabulary", name);
         word_piece = true;
     }
 
@@ -213,6 +227,8 @@ private:
             at += length;
         }
         check(at == data.size(), "%s: %zu bytes, but its %d tokens end at byte %zu", name, data.size(), V, at);
+        cannot_encode = bpe.find_bytes(tokens);
+        if (cannot_encode.empty()) { cannot_encode = bpe.recover(tokens, eot); }
     }
 };
 

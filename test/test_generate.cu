@@ -498,6 +498,19 @@ TEST_CASE("generate: a prompt is bytes or ids", "[generate][asan]") {
         CHECK(throws_with([&] { prompt_ids(bad, V); }, "is no token id below 61") == EXIT_BAD_INPUT);
     }
     CHECK(throws_with([&] { prompt_ids(std::string(10000, 'x'), V); }, "xxx'") == EXIT_BAD_INPUT);
+    // text, where there is a tokenizer that takes it
+    TempDir dir;
+    write_file(dir / "vocab.txt", "[PAD]\n[UNK]\n[SEP]\nto\nbe\n##s\n7\n");
+    const Tokenizer words = Tokenizer::load(dir.path);
+    CHECK(prompt_ids("To BES 7", 7, &words) == std::vector<int>{3, 4, 5, 6});
+    CHECK(prompt_ids(" ", 7, &words) == std::vector<int>{2});
+    write_file(dir / "encoder.json", "{\"a\": 0, \"b\": 1}");
+    const Tokenizer decodes = Tokenizer::load(dir / "encoder.json");
+    CHECK(prompt_ids("1 0", 2, &decodes) == std::vector<int>{1, 0});
+    CHECK(throws_with([&] { prompt_ids("a", 2, &decodes); }, "vocab.bpe (or merges.txt) is not beside it) it takes ids") == EXIT_BAD_INPUT);
+    const Tokenizer bytes = Tokenizer::bytes();
+    CHECK(prompt_ids("1 0", 256, &bytes) == std::vector<int>{'1', ' ', '0'});
+    CHECK(prompt_ids("", 256, &bytes) == std::vector<int>{'\n'});
 }
 
 // ----------------------------------------------------------------------------------------------------------

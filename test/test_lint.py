@@ -33,7 +33,7 @@ PLANTS = [
     ("llmc/tensor.h", "// " + "x" * 160 + "\n", "163 columns"),
     ("train_gpt2.cu", "// " + "x" * 160 + "\n", "163 columns"),
     ("llmc/gelu.cuh", "\n" * 300, "300 are the limit"),
-    ("llmc/device.h", "\n" * 350, "350 are the limit"),
+    ("llmc/device.h", "\n" * 350, "300 are the limit"),
     ("llmc/fastmath.h", "inline float f(float x) { return std::exp(x); }\n", "exp()"),
     ("train_gpt2.cu", "\n" * 700, "700 are the limit"),
     ("llmc/json.h", "// TO" + "DO later\n", "left-over"),

@@ -143,3 +143,19 @@ KERNEL_TEST("decode: head sizes") {
     for (int HS : {1, 2, 4, 7, 8, 16, 20, 24, 32, 64, 72, 80, 96, 128, 256}) { test_decode("alibi", {2, 2, HS, 77, 80}); }
     test_decode("none", {1, 1, 1100, 40, 41});
 }
+
+// Rows that are no whole pieces: what is behind them is the next head's.
+KERNEL_TEST("decode: a head's NaN stays in it") {
+    for (int HS : {4, 7, 20, 24}) {
+        DecodeLayer layer("alibi", {1, 2, HS, 40, 41});
+        const std::vector<float> before = layer.decode();
+        std::vector<float> x = to_float(layer.qkv->host());
+        for (int part : {1, 2}) { x[(size_t)7 * layer.OC + part * layer.C + HS] = NAN; }
+        layer.qkv->set(converted<floatX>(x));
+        const std::vector<float> after = layer.decode();
+        for (int d = 0; d < HS; d++) {
+            EXPECT(after[(size_t)d] == before[(size_t)d], "HS %d: [%d] of the first head was %g, now %g", HS, d, before[(size_t)d], after[(size_t)d]);
+            EXPECT(std::isnan(after[(size_t)(HS + d)]), "HS %d: [%d] of the second head is %g", HS, d, after[(size_t)(HS + d)]);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+"""build.py -- from documents to shards: reads windows ahead, encodes on all cores, writes shards, goes on where it was killed."""
+import hashlib
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+from common import BadInput, Manifest, Progress, ShardWriter, header_fields, human, locked, say, write_file
+from encoding import Encoder
+from sources import PIECE_BYTES, new_cursor, report, windows
+
+MAX_SHARD_TOKENS = 2**31 - 1                    # the header's count is an int32
+
+
+class Stream:
+    """One split or several cut from one run of documents. name(i): the file of shard i; capacity(i): its tokens, of which the
+    first `full` shards must not fall short; group: documents kept together and whole (0: a document may go on in the next shard)."""
+
+    def __init__(self, label, reader, paths, name, capacity, full=0, group=0, seed=None, window_bytes=256_000_000, val_groups=0,
+                 limit=0):
+        self.label, self.reader, self.name, self.capacity = label, reader, name, capacity
+        self.full, self.group, self.seed, self.window_bytes = full, group, seed, window_bytes
+        self.val_groups, self.limit = val_groups, limit         # groups in shard 0, and in all (0: as many as there are)
+        self.units = reader.units(paths)
+        self.paths = paths
+
+    def settings(self):
+        r = self.reader
+        return {"seed": self.seed, "window_bytes": self.window_bytes, "group": self.group, "piece_bytes": PIECE_BYTES,
+                "documents": r.documents, "column": r.columns if r.make else r.column,
+                "capacity": [self.capacity(0), self.capacity(1)], "first": self.name(0), "val_groups": self.val_groups, "limit": self.limit}
+
+    def source(self):
+        listing = "".join(f"{os.path.basename(p)}\t{os.path.getsize(p) if os.path.exists(p) else 0}\n" for p in self.paths)
+        return {"files": len(self.paths), "bytes": sum(u.weight for u in self.units),
+                "listing_sha256": hashlib.sha256(listing.encode()).hexdigest()}
+
+
+def numbered(prefix, shard_tokens, val_tokens=0, split="train"):
+    """names and capacities: shard 000000 is the validation split if there is one, the rest train"""
+    for n in (shard_tokens, val_tokens):
+        if n > MAX_SHARD_TOKENS:
+            raise BadInput(f"a shard of {n} tokens: {MAX_SHARD_TOKENS} are the most its header can say")
+
+    def name(i):
+        return f"{prefix}_{'val' if val_tokens and i == 0 else split}_{i:06d}.bin"
+
+    def capacity(i):
+        return val_tokens if val_tokens and i == 0 else shard_tokens
+    return {"name": name, "capacity": capacity, "full": 1 if val_tokens else 0}
+
+
+def single(name):
+    """one file of any size up to the header's limit"""
+    def only(i):
+        if i:
+            raise BadInput(f"{name}: more than {MAX_SHARD_TOKENS} tokens")
+        return name
+    return {"name": only, "capacity": lambda i: MAX_SHARD_TOKENS}
+
+
+def build(directory, streams, encoding, tokenizer, workers, facts, max_tokens=0, extra=None):
+    """facts: what the manifest says of the source (name, licence, how it was joined); extra: {name: bytes} of files beside the shards"""
+    with locked(directory), Encoder(encoding, tokenizer, workers, max_tokens) as encoder:
+        manifest = Manifest(directory, {"encoding": encoding, "vocabulary_sha256": encoder.encoding.sha256, "max_tokens": max_tokens,
+                                        "streams": {s.label: s.settings() for s in streams}},
+                            {**facts, "streams": {s.label: s.source() for s in streams}})
+        manifest.load()
+        if manifest.data["complete"]:
+            say(f"{directory}: complete already")
+            summary(manifest)
+            return manifest.data
+        warn_of_full_disk(directory, streams)
+        for stream in streams:
+            fill(stream, manifest, encoder, encoding)
+        for name, data in (extra or {}).items():
+            write_file(os.path.join(directory, name), data)
+        manifest.data["files"] = [{"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                                  for name, data in sorted((extra or {}).items())]
+        manifest.data["complete"] = True
+        manifest.save()
+        summary(manifest)
+        return manifest.data
+
+
+def warn_of_full_disk(directory, streams):
+    source = sum(u.weight for s in streams for u in s.units)
+    free = shutil.disk_usage(directory).free
+    if free < 0.4 * source:
+        say(f"warning: {human(source)} of source will need about {human(0.5 * source)} for its shards, but {directory} has "
+            f"{human(free)} free")
+
+
+def summary(manifest):
+    data = manifest.data
+    for label, counts in data["counts"].items():
+        shards = [s for s in data["shards"] if s["stream"] == label]
+        say(f"{label}: {sum(s['tokens'] for s in shards):,} tokens of {sum(s['documents'] for s in shards):,} documents in {len(shards)} "
+            f"shard{'s' if len(shards) != 1 else ''}")
+        report(counts)
+    say(f"wrote {manifest.path}")
+
+
+def ahead(generator):
+    """the generator's items, the next one being made while one is used"""
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, generator, None)
+        while True:
+            item = waiting.result()
+            if item is None:
+                return
+            waiting = thread.submit(next, generator, None)
+            yield item
+
+
+def fill(stream, manifest, encoder, encoding):
+    """all shards of a stream that are not there yet"""
+    done = [s for s in manifest.data["shards"] if s["stream"] == stream.label]
+    cursor = done[-1]["next"] if done else new_cursor()
+    if cursor is None:
+        return
+    if done:
+        say(f"{stream.label}: {len(done)} shard{'s are' if len(done) != 1 else ' is'} there, going on")
+    shards = Shards(stream, manifest, header_fields(encoding), len(done))
+    progress = Progress(sum(u.weight for u in stream.units), stream.label)
+    position, counts = cursor["bytes"], cursor["counts"]
+    try:
+        for window in ahead(windows(stream.reader, stream.units, stream.seed, stream.window_bytes, cursor)):
+            first, token = (cursor["skip"], cursor["token"]) if window.cursor["window"] == cursor["window"] else (0, 0)
+            counts = window.counts
+            todo = window.pieces[first:]
+            bundle = ((p.text, p.first, p.last) for p in todo)
+            for k, (piece, ids) in enumerate(zip(todo, encoder.arrays(bundle))):
+                if shards.limit_reached():
+                    break
+                shards.add(piece, ids, window.cursor, first + k, token if k == 0 else 0)
+                progress.update(position + (window.end - position) * (first + k + 1) // len(window.pieces), len(ids))
+            position = window.end
+            if shards.limit_reached():
+                break
+        shards.close(counts)
+    except BaseException:
+        shards.abandon()
+        raise
+    finally:
+        progress.close()
+
+
+class Shards:
+    """cuts a stream of arrays into shards"""
+
+    def __init__(self, stream, manifest, vocabulary, number):
+        self.stream, self.manifest, self.vocabulary, self.number = stream, manifest, vocabulary, number
+        self.writer = None
+        self.groups = sum(s["documents"] for s in manifest.data["shards"] if s["stream"] == stream.label) // max(stream.group, 1)
+
+    def limit_reached(self):
+        return 0 < self.stream.limit <= self.groups
+
+    def open(self):
+        if self.writer is None:
+            self.writer = ShardWriter(self.manifest.directory, self.stream.name(self.number), *self.vocabulary, self.stream.group)
+        return self.writer
+
+    def finish(self, cursor):
+        record = self.writer.finish()
+        self.writer = None
+        self.number += 1
+        record.update(stream=self.stream.label, next=cursor)
+        self.manifest.add(record)
+
+    def add(self, piece, ids, window, index, token):
+        capacity = self.stream.capacity(self.number)
+        if self.stream.group:
+            full = self.number == 0 and self.writer is not None and 0 < self.stream.val_groups <= self.groups
+            if full or self.writer is not None and self.writer.tokens + len(ids) > capacity:
+                self.finish({**window, "skip": index, "token": 0})
+                capacity = self.stream.capacity(self.number)
+            if len(ids) > capacity:
+                raise BadInput(f"a group of {len(ids)} tokens does not fit a shard of {capacity}: a larger --shard_tokens")
+            writer = self.open()
+            writer.append(ids)
+            writer.documents += self.stream.group
+            self.groups += 1
+            if piece.name:
+                writer.ids.append(piece.name)
+            return
+        at = token
+        while at < len(ids):
+            writer = self.open()
+            capacity = self.stream.capacity(self.number)
+            n = min(len(ids) - at, capacity - writer.tokens)
+            writer.documents += piece.first and at == 0
+            writer.append(ids[at:at + n])
+            at += n
+            if writer.tokens == capacity:
+                whole = at == len(ids)
+                self.finish({**window, "skip": index + whole, "token": 0 if whole else at})
+
+    def close(self, counts):
+        """the last shard may be short"""
+        stream = self.stream
+        if self.number == 0 and self.writer is None:
+            report(counts)
+            raise BadInput(f"{stream.label}: no documents in {', '.join(stream.paths[:3])}{' ...' if len(stream.paths) > 3 else ''}")
+        if self.writer is not None and self.number < stream.full:
+            raise BadInput(f"the source has {self.writer.tokens:,} tokens, which leaves nothing to train on after a validation split of "
+                           f"{stream.capacity(0):,}: a smaller --val_tokens")
+        self.manifest.data["counts"][stream.label] = counts
+        if self.writer is not None:
+            self.finish(None)
+
+    def abandon(self):
+        if self.writer is not None:
+            self.writer.abandon()
+            self.writer = None
+
+
+def stream_kwargs(args):
+    """the flags of add_stream_flags as Stream's arguments"""
+    return {"seed": None if args.no_shuffle else args.seed, "window_bytes": args.window_mb * 1_000_000}
+

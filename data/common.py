@@ -1,0 +1,351 @@
+"""common.py -- what every data script shares: errors, flags, and shards that survive anything.
+
+A shard is written under a temporary name, synced, renamed, and then entered in manifest.json (written the same way) with its
+count, sha256 and the cursor from which the next shard starts. So at any instant the directory holds whole shards alone, and the
+same command goes on where a killed one stopped, to the same bytes.
+"""
+import argparse
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import stat
+import struct
+import sys
+import time
+
+EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 75
+HEADER_BYTES, MAGIC, VERSION = 1024, 20240520, 1
+EVAL_MAGIC = 20240522
+TEMPORARY = ".part-"
+MANIFEST = "manifest.json"
+SHARD_TOKENS = 100_000_000
+
+
+class BadInput(Exception):
+    pass
+
+
+class Interrupted(Exception):
+    """what the same command, run again, goes on from"""
+
+
+def need(module):
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise BadInput(f"python's module {module} is missing: pip install -r data/requirements.txt") from None
+
+
+def open_regular(path):
+    """a file to read; anything else would block or surprise"""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise BadInput(f"{path}: not a regular file")
+        return open(path, "rb")
+    except OSError as e:
+        raise BadInput(f"{path}: {e.strerror}") from None
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def human(n, unit="B"):
+    for prefix in ("", "k", "M", "G"):
+        if n < 1000 or prefix == "G":
+            return f"{n:.{0 if not prefix else 1}f} {prefix}{unit}"
+        n /= 1000
+
+
+# Flags -----------------------------------------------------------------------------------------------------------------------------
+
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("wanted at least 1")
+    return value
+
+
+def natural(text):
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("wanted at least 0")
+    return value
+
+
+def parser(description, out, encodings=("gpt2", "bert")):
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    p.add_argument("--out", default=out, help=f"directory of the shards [{out}]")
+    p.add_argument("--encoding", choices=encodings, default=encodings[0],
+                   help=f"gpt2: byte-pair encoding; bert: uncased WordPiece, [CLS] document [SEP] [{encodings[0]}]")
+    p.add_argument("--tokenizer", metavar="DIR", help="vocabulary files on disk: encoder.json and vocab.bpe, or vocab.txt "
+                   "[downloaded]")
+    p.add_argument("--local", metavar="DIR", help="read the source from files on disk; nothing is downloaded")
+    p.add_argument("--cache", metavar="DIR", help="where downloads are kept [OUT/source]")
+    p.add_argument("--workers", type=positive, default=os.cpu_count() or 1, help="tokenizing processes [all cores]")
+    return p
+
+
+def add_stream_flags(p, seed=42, val_tokens=SHARD_TOKENS, window_mb=256):
+    p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens in a shard [{SHARD_TOKENS}]")
+    if val_tokens is not None:
+        p.add_argument("--val_tokens", type=natural, default=val_tokens, help=f"tokens of the validation split, taken first [{val_tokens}]")
+    p.add_argument("--seed", type=natural, default=seed, help=f"of the order of documents [{seed}]")
+    p.add_argument("--no_shuffle", action="store_true", help="keep the documents in the source's order")
+    p.add_argument("--window_mb", type=positive, default=window_mb, help="text shuffled at once, MB. Memory: at most about three "
+                   f"times this and 150 MB a worker [{window_mb}]")
+
+
+def run(main, argv=None):
+    """main(argv) with errors as one line and the exit codes of the trainer: 2 bad input, 75 interrupted, resumable"""
+    def stop(number, _):
+        raise KeyboardInterrupt(signal.Signals(number).name)
+    signal.signal(signal.SIGTERM, stop)
+    code = 0
+    try:
+        main(sys.argv[1:] if argv is None else argv)
+    except BadInput as e:
+        say(f"error: {e}")
+        code = EXIT_BAD_INPUT
+    except Interrupted as e:
+        say(f"interrupted: {e}; the same command goes on from here")
+        code = EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        code = EXIT_INTERRUPTED
+    except MemoryError:
+        say("error: out of memory; a smaller --window_mb or fewer --workers")
+        code = EXIT_BAD_INPUT
+    except BrokenPipeError:
+        code = EXIT_BAD_INPUT
+    sys.exit(code)
+
+
+# Files that are there whole or not at all ------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def writing(path):
+    """errors of the disk in words"""
+    try:
+        yield
+    except OSError as e:
+        directory = os.path.dirname(path) or "."
+        if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            free = shutil.disk_usage(directory).free if os.path.isdir(directory) else 0
+            raise BadInput(f"{path}: the disk is full ({e.strerror}; {human(free)} free); finished shards are kept: make room and "
+                           "run the same command again") from None
+        raise BadInput(f"{path}: cannot write: {e.strerror}") from None
+
+
+def sync_directory(directory):
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish(temporary, path):
+    os.replace(temporary, path)
+    sync_directory(os.path.dirname(path))
+
+
+def remove_quietly(path):
+    with contextlib.suppress(OSError):
+        os.remove(path)
+
+
+def write_file(path, data):
+    """all of data under this name, or what was there before"""
+    temporary = os.path.join(os.path.dirname(path), TEMPORARY + os.path.basename(path))
+    with writing(path):
+        try:
+            with open(temporary, "wb") as f:
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+            publish(temporary, path)
+        except BaseException:
+            remove_quietly(temporary)
+            raise
+
+
+def sha256_of(path):
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        for block in iter(lambda: f.read(1 << 20), b""):
+            h.update(block)
+    return h.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(directory):
+    """one writer a directory; the lock goes with the process"""
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as e:
+        raise BadInput(f"{directory}: {e.strerror}") from None
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        for attempt in range(20):   # workers of a killed run may hold it for half a second more
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as e:
+                if e.errno not in (errno.EAGAIN, errno.EACCES):
+                    break           # a file system without locks
+                if attempt == 19:
+                    raise BadInput(f"{directory}: another run is writing here") from None
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(fd)
+
+
+# Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete"} -------------------------------------------------
+
+class Manifest:
+    def __init__(self, directory, settings, source):
+        self.directory, self.path = directory, os.path.join(directory, MANIFEST)
+        self.data = {"format": 1, "complete": False, "settings": settings, "source": source, "counts": {}, "shards": []}
+
+    def load(self):
+        """what an earlier run left, if its settings are these"""
+        for name in os.listdir(self.directory):
+            if name.startswith(TEMPORARY):
+                remove_quietly(os.path.join(self.directory, name))
+        if not os.path.exists(self.path):
+            return
+        old = read_manifest(self.path)
+        for part in ("settings", "source"):
+            before, now = flat(old[part]), flat(self.data[part])
+            for key in sorted(set(before) | set(now)):
+                if before.get(key) != now.get(key):
+                    raise BadInput(f"{self.directory} holds shards made with {key} = {brief(before.get(key))}, but now it is "
+                                   f"{brief(now.get(key))}; another --out, or remove the directory")
+        for i, shard in enumerate(old["shards"]):
+            files = [shard] + ([shard["ids"]] if "ids" in shard else [])
+            sizes = {os.path.join(self.directory, f["file"]): f["bytes"] for f in files}
+            path = next((p for p, n in sizes.items() if not os.path.isfile(p) or os.path.getsize(p) != n), None)
+            if path:
+                say(f"{path}: missing or of the wrong size: written again, and what follows it")
+                old["shards"], old["complete"] = old["shards"][:i], False
+                break
+        self.data = old
+
+    def save(self):
+        write_file(self.path, (json.dumps(self.data, indent=1, sort_keys=True) + "\n").encode())
+
+    def add(self, record):
+        self.data["shards"] = [s for s in self.data["shards"] if s["file"] != record["file"]] + [record]
+        self.save()
+
+
+def flat(tree, prefix=""):
+    """{"a": {"b": 1}} as {"a.b": 1}"""
+    leaves = {}
+    for key, value in tree.items():
+        leaves.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return leaves
+
+
+def brief(value):
+    text = json.dumps(value)
+    return text if len(text) < 100 else text[:97] + "..."
+
+
+def read_manifest(path):
+    try:
+        with open_regular(path) as f:
+            data = json.loads(f.read().decode("utf-8"))
+        shards_ok = all(isinstance(s["file"], str) and os.path.basename(s["file"]) == s["file"] and isinstance(s["bytes"], int)
+                        and isinstance(s["sha256"], str) for s in data["shards"])
+        if data["format"] != 1 or not shards_ok or not all(isinstance(data[k], dict) for k in ("settings", "source", "counts")):
+            raise ValueError("fields of another format")
+        return data
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise BadInput(f"{path}: not a manifest ({e}); remove it and its shards to start anew") from None
+
+
+# One shard -------------------------------------------------------------------------------------------------------------------------
+
+class ShardWriter:
+    """A file of tokens under a temporary name until finish(). Header: magic, version, tokens, vocabulary, end-of-text id (both 0:
+    GPT-2's), documents in a group (0: a stream), documents (0: not counted, a stream)."""
+
+    def __init__(self, directory, name, vocab=0, eot=0, group=0):
+        self.directory, self.name, self.fields = directory, name, (vocab, eot, group)
+        self.path = os.path.join(directory, name)
+        self.temporary = os.path.join(directory, TEMPORARY + name)
+        self.tokens = self.documents = 0
+        self.ids = []
+        with writing(self.path):
+            self.file = open(self.temporary, "wb", buffering=1 << 20)
+            self.file.write(bytes(HEADER_BYTES))
+
+    def append(self, array):
+        with writing(self.path):
+            self.file.write(array.astype("<u2", copy=False).tobytes())
+        self.tokens += len(array)
+
+    def finish(self):
+        """the manifest's record"""
+        vocab, eot, group = self.fields
+        header = struct.pack("<7i", MAGIC, VERSION, self.tokens, vocab, eot, group, self.documents if group else 0)
+        with writing(self.path):
+            self.file.seek(0)
+            self.file.write(header)
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+        record = {"file": self.name, "bytes": HEADER_BYTES + 2 * self.tokens, "tokens": self.tokens, "documents": self.documents,
+                  "sha256": sha256_of(self.temporary)}
+        if os.path.getsize(self.temporary) != record["bytes"]:
+            raise BadInput(f"{self.temporary}: {os.path.getsize(self.temporary)} bytes, wanted {record['bytes']}: the disk lost some")
+        if self.ids:                # before the shard, so that a shard never lacks its names
+            names = os.path.splitext(self.path)[0] + ".ids"
+            data = "".join(i + "\n" for i in self.ids).encode()
+            write_file(names, data)
+            record["ids"] = {"file": os.path.basename(names), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        with writing(self.path):
+            publish(self.temporary, self.path)
+        return record
+
+    def abandon(self):
+        with contextlib.suppress(OSError):
+            self.file.close()
+        remove_quietly(self.temporary)
+
+
+def header_fields(encoding):
+    """vocabulary and end-of-text id as headers have them"""
+    return (0, 0) if encoding == "gpt2" else (30522, 102)
+
+
+class Progress:
+    """a bar with rate and time left, if tqdm is there"""
+
+    def __init__(self, total, description):
+        self.bar = None
+        with contextlib.suppress(BadInput):
+            self.bar = need("tqdm").tqdm(total=total or None, desc=description, unit="B", unit_scale=True, smoothing=0.05,
+                                         mininterval=0.5 if sys.stderr.isatty() else 10)
+        self.tokens, self.start = 0, time.monotonic()
+
+    def update(self, position, tokens):
+        self.tokens += tokens
+        if self.bar is not None and position > self.bar.n:
+            if self.tokens:
+                rate = self.tokens / max(time.monotonic() - self.start, 1e-9)
+                self.bar.set_postfix_str(f"{self.tokens / 1e6:.1f}M tokens, {rate / 1e6:.2f}M/s", refresh=False)
+            self.bar.update(position - self.bar.n)
+
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()

@@ -1,0 +1,270 @@
+"""encoding.py -- text to token ids: GPT-2's byte-pair encoding (tiktoken) and BERT's uncased WordPiece (tokenizers), on all cores.
+
+A document is handed over in pieces (sources.py), each cut where no token can span the cut, so that pieces encoded apart give
+the ids of the whole. Documents in a shard are framed as the trainer reads them: GPT-2's by <|endoftext|> in front, BERT's as
+[CLS] ... [SEP].
+"""
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from common import BadInput, need, open_regular
+
+TASK_BYTES = 1 << 19                # text a worker gets at once: large enough to hide the transfer, small enough to spread
+TASKS_A_WORKER = 4                  # in flight, which bounds the memory
+
+# the pattern by which GPT-2 cuts text into words before pairing bytes; possessive, so that long runs cost linear time
+GPT2_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+
+# what a vocabulary is known by: size, id after which a document ends, and the sha256 of its table
+VOCABULARIES = {
+    "gpt2": (50257, 50256, "3b27ee95684e28911415c6bcd8537b0d5b950f05a84053d4e6c63a26990f9617"),
+    "bert": (30522, 102, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+}
+CLS, SEP, EOT = 101, 102, 50256
+
+
+def byte_characters():
+    """GPT-2 writes each byte as one printable character: itself, or one from U+0100 on for those that do not print"""
+    table, spare = {}, 256
+    for b in range(256):
+        if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255:
+            table[chr(b)] = b
+        else:
+            table[chr(spare)] = b
+            spare += 1
+    return table
+
+
+def first_file(directory, names):
+    for name in names:
+        if os.path.isfile(os.path.join(directory, name)):
+            return os.path.join(directory, name)
+    return None
+
+
+def gpt2_ranks(directory):
+    """{bytes of a token: id} from encoder.json and vocab.bpe (or vocab.json and merges.txt); checks one against the other"""
+    vocab = first_file(directory, ("encoder.json", "vocab.json"))
+    merges = first_file(directory, ("vocab.bpe", "merges.txt"))
+    if vocab is None or merges is None:
+        raise BadInput(f"{directory}: GPT-2's encoder.json and vocab.bpe (or vocab.json and merges.txt) are not both there")
+    try:
+        with open_regular(vocab) as f:
+            table = json.loads(f.read().decode("utf-8"))
+        with open_regular(merges) as f:
+            lines = f.read().decode("utf-8").split("\n")
+    except (ValueError, RecursionError) as e:
+        raise BadInput(f"{vocab}, {merges}: not GPT-2's vocabulary ({e})") from None
+    size, eot, _ = VOCABULARIES["gpt2"]
+    if not isinstance(table, dict) or len(table) != size or table.get("<|endoftext|>") != eot:
+        raise BadInput(f"{vocab}: an unknown vocabulary: wanted {size} tokens with <|endoftext|> as {eot}, "
+                       f"found {len(table)} with {table.get('<|endoftext|>') if isinstance(table, dict) else 'no table'}")
+    letters = byte_characters()
+    try:
+        ranks = {bytes(letters[c] for c in token): rank for token, rank in table.items() if rank != eot}
+    except (KeyError, TypeError) as e:
+        raise BadInput(f"{vocab}: a token with a character that stands for no byte: {e}") from None
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    for number, pair in enumerate(pairs):
+        if len(pair) != 2 or table.get(pair[0] + pair[1]) != 256 + number:
+            raise BadInput(f"{merges}: merge {number}, '{' '.join(pair)}', is not token {256 + number} of {vocab}")
+    if len(pairs) != size - 257 or sorted(ranks.values()) != list(range(size - 1)):
+        raise BadInput(f"{merges}: {len(pairs)} merges, wanted {size - 257}")
+    return ranks
+
+
+def ranks_sha256(ranks):
+    h = hashlib.sha256()
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
+        h.update(len(token).to_bytes(2, "little") + token)
+    return h.hexdigest()
+
+
+class GPT2:
+    """ids of text; '<|endoftext|>' in a text is plain text"""
+    name = "gpt2"
+    frame = ([EOT], [])             # before and after a document
+
+    def __init__(self, directory=None):
+        tiktoken = need("tiktoken")
+        if directory:
+            ranks = gpt2_ranks(directory)
+            self.encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_WORDS, mergeable_ranks=ranks,
+                                              special_tokens={"<|endoftext|>": EOT})
+        else:
+            try:
+                self.encoding = tiktoken.get_encoding("gpt2")
+            except Exception as e:  # tiktoken downloads its tables with requests, whose errors are many
+                raise BadInput(f"tiktoken cannot download GPT-2's vocabulary ({type(e).__name__}); give --tokenizer DIR with "
+                               "encoder.json and vocab.bpe") from None
+        self.sha256 = VOCABULARIES["gpt2"][2]
+
+    def check(self):
+        ranks = {self.encoding.decode_single_token_bytes(i): i for i in range(EOT)}
+        if ranks_sha256(ranks) != VOCABULARIES["gpt2"][2]:
+            raise BadInput("an unknown vocabulary: the tokens are not GPT-2's")
+
+    def encode(self, texts):
+        """one uint16 array a text"""
+        np = need("numpy")
+        if hasattr(self.encoding, "encode_to_numpy"):       # no list of Python integers in between
+            return [self.encoding.encode_to_numpy(t, disallowed_special=()).astype(np.uint16) for t in texts]
+        return [np.asarray(self.encoding.encode_ordinary(t), dtype=np.uint16) for t in texts]
+
+    def decode(self, ids):
+        return self.encoding.decode_bytes([int(i) for i in ids]).decode("utf-8", "replace")
+
+
+class BERT:
+    """uncased WordPiece; '[MASK]' in a text is plain text"""
+    name = "bert"
+    frame = ([CLS], [SEP])
+
+    def __init__(self, directory=None):
+        if not directory:
+            raise BadInput("BERT's vocabulary: give --tokenizer DIR with vocab.txt of bert-base-uncased")
+        tokenizers = need("tokenizers")
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"      # the processes share the work already
+        self.path = directory if os.path.isfile(directory) else first_file(directory, ("vocab.txt",))
+        if self.path is None:
+            raise BadInput(f"{directory}: BERT's vocab.txt is not there")
+        with open_regular(self.path) as f:
+            text = f.read()
+        self.sha256 = hashlib.sha256(text).hexdigest()
+        size, _, known = VOCABULARIES["bert"]
+        if self.sha256 != known:
+            raise BadInput(f"{self.path}: an unknown vocabulary: {text.count(10)} lines with sha256 {self.sha256[:12]}..., wanted "
+                           f"bert-base-uncased's {size} with {known[:12]}...; altered copies go by the same name")
+        self.tokens = text.decode("utf-8").split("\n")[:size]
+        vocab = {token: i for i, token in enumerate(self.tokens)}
+        model = tokenizers.models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+        self.tokenizer = tokenizers.Tokenizer(model)
+        self.tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+            clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
+        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+
+    def check(self):
+        pass                        # done by sha256 on reading
+
+    def encode(self, texts):
+        np = need("numpy")
+        batch = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
+        return [np.asarray(e.ids, dtype=np.uint16) for e in batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids):
+        words = [self.tokens[int(i)] for i in ids]
+        return " ".join(words).replace(" ##", "")
+
+
+ENCODINGS = {"gpt2": GPT2, "bert": BERT}
+
+
+def make_encoding(name, directory):
+    encoding = ENCODINGS[name](directory)
+    encoding.check()
+    return encoding
+
+
+# Pieces to ids. A piece is (text as UTF-8, starts a document, ends one); with max_tokens above 0 the texts in it, apart by NUL, are
+# documents of their own, each cut to max_tokens with its frame.
+def encode_pieces(encoding, pieces, max_tokens):
+    np = need("numpy")
+    before, after = (np.asarray(x, dtype=np.uint16) for x in encoding.frame)
+    if max_tokens:
+        groups = [text.split(b"\0") for text, _, _ in pieces]
+        ids = iter(encoding.encode([t.decode("utf-8") for group in groups for t in group]))
+        room = max_tokens - len(before) - len(after)
+        return [np.concatenate([part for _ in group for part in (before, next(ids)[:room], after)]) for group in groups]
+    none = before[:0]
+    ids = encoding.encode([text.decode("utf-8") for text, _, _ in pieces])
+    return [np.concatenate((before if first else none, i, after if last else none)) for i, (_, first, last) in zip(ids, pieces)]
+
+
+worker_encoding = None
+
+
+def start_worker(name, directory):
+    """A worker whose parent was killed leaves too, and lets go of the lock that it inherited."""
+    global worker_encoding
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C goes to all; the parent ends the work
+    worker_encoding = ENCODINGS[name](directory)
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def work(pieces, max_tokens):
+    ids = encode_pieces(worker_encoding, pieces, max_tokens)
+    return [len(i) for i in ids], b"".join(i.tobytes() for i in ids)
+
+
+def tasks(pieces):
+    """pieces in bundles of about TASK_BYTES"""
+    bundle, size = [], 0
+    for piece in pieces:
+        bundle.append(piece)
+        size += len(piece[0])
+        if size >= TASK_BYTES:
+            yield bundle
+            bundle, size = [], 0
+    if bundle:
+        yield bundle
+
+
+class Encoder:
+    """The ids of pieces, in order, computed by `workers` processes (1: in this one)."""
+
+    def __init__(self, name, directory, workers, max_tokens=0):
+        self.encoding = make_encoding(name, directory)
+        self.max_tokens = max_tokens
+        self.workers = workers
+        self.pool = None
+        if workers > 1:             # spawned, not forked: threads of this process may hold locks
+            self.pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"),
+                                            initializer=start_worker, initargs=(name, directory))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.pool:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def arrays(self, pieces):
+        """yields one uint16 array a piece"""
+        np = need("numpy")
+        if not self.pool:
+            for bundle in tasks(pieces):
+                yield from encode_pieces(self.encoding, bundle, self.max_tokens)
+            return
+        running = deque()
+        bundles = tasks(pieces)
+        try:
+            while True:
+                while len(running) < self.workers * TASKS_A_WORKER:
+                    bundle = next(bundles, None)
+                    if bundle is None:
+                        break
+                    running.append(self.pool.submit(work, bundle, self.max_tokens))
+                if not running:
+                    return
+                lengths, data = running.popleft().result()
+                ids, at = np.frombuffer(data, dtype=np.uint16), 0
+                for n in lengths:
+                    yield ids[at:at + n]
+                    at += n
+        except BrokenProcessPool:
+            raise BadInput("a tokenizing process died (out of memory?); finished shards are kept: run the same command again with "
+                           "fewer --workers") from None

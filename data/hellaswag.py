@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""hellaswag.py -- HellaSwag's validation split as llm.c's multiple-choice file, for --hellaswag.
+
+Source    github.com/rowanz/hellaswag, data/hellaswag_val.jsonl; with --local, that file or the one of this name in DIR
+Size      12 MB to download, 3.6 MB written
+Licence   MIT
+Tokens    10,042 examples of one context and four endings, 1.8 million GPT-2 tokens
+Time      seconds
+
+Format: 256 int32 {20240522, 1, examples, bytes of the longest example, 0...}, then of each example in uint16: 65535, bytes of the
+example, its number, the right ending, 4, then length and tokens of the context and of each ending, which begins with a space.
+"""
+import glob
+import os
+import struct
+import sys
+
+from common import EVAL_MAGIC, BadInput, Manifest, locked, parser, run, say, sha256_of, write_file
+from download import download, vocabulary
+from encoding import make_encoding
+from sources import json_records, kind_of, open_bytes, report, new_counts, DAMAGED
+
+URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
+EXAMPLES = 10042
+MARK, ENDINGS = 65535, 4
+
+
+def usable(record):
+    try:
+        label = int(record["label"])
+        endings = record["endings"]
+        return (isinstance(record["ctx"], str) and record["ctx"].strip() and isinstance(endings, list) and len(endings) == ENDINGS
+                and all(isinstance(e, str) for e in endings) and 0 <= label < ENDINGS)
+    except (KeyError, ValueError, TypeError):
+        return False
+
+
+def encode_example(encoding, record, number):
+    texts = [record["ctx"]] + [" " + e for e in record["endings"]]
+    context, *endings = encoding.encode([t.encode("utf-8", "replace").decode() for t in texts])
+    body = struct.pack(f"<3H{len(context)}H", int(record["label"]), ENDINGS, len(context), *context)
+    for e in endings:
+        body += struct.pack(f"<H{len(e)}H", len(e), *e)
+    size = 6 + len(body)
+    if size >= 65536:
+        raise BadInput(f"example {number}: {size} bytes, the format holds 65535")
+    return struct.pack("<3H", MARK, size, number) + body
+
+
+def main(argv):
+    args = parser(__doc__, "data/hellaswag", encodings=("gpt2",)).parse_args(argv)
+    if args.local:
+        path = args.local
+        if os.path.isdir(path):
+            found = sorted(glob.glob(os.path.join(glob.escape(path), "hellaswag_val.jsonl*")))
+            if not found:
+                raise BadInput(f"{path}: no hellaswag_val.jsonl there")
+            path = found[0]
+    else:
+        path = download(URL, os.path.join(args.cache or os.path.join(args.out, "source"), "hellaswag_val.jsonl"))
+    counts = new_counts()
+    with locked(args.out):
+        encoding = make_encoding("gpt2", vocabulary(args))
+        examples = []
+        try:
+            stream, _ = open_bytes(path)
+            with stream:
+                for record in json_records(stream, counts, path):
+                    if not usable(record):
+                        counts["bad_lines"] += 1
+                    elif len(examples) == MARK:
+                        raise BadInput(f"{path}: more than {MARK} examples, which the format cannot number")
+                    else:
+                        examples.append(encode_example(encoding, record, len(examples)))
+        except DAMAGED as e:
+            raise BadInput(f"{path}: damaged or cut short ({e})") from None
+        if not examples:
+            raise BadInput(f"{path} ({kind_of(path)}): no example with ctx, label and four endings")
+        header = struct.pack("<256i", EVAL_MAGIC, 1, len(examples), max(map(len, examples)), *[0] * 252)
+        data = header + b"".join(examples)
+        name = "hellaswag_val.bin"
+        manifest = Manifest(args.out, {"encoding": "gpt2", "vocabulary_sha256": encoding.sha256}, {
+            "name": "HellaSwag", "licence": "MIT", "file": os.path.basename(path), "sha256": sha256_of(path)})
+        target = os.path.join(args.out, name)
+        write_file(target, data)
+        manifest.data["counts"] = {"val": {**counts, "documents": len(examples)}}
+        manifest.data["complete"] = True
+        manifest.add({"file": name, "bytes": len(data), "sha256": sha256_of(target), "stream": "val", "examples": len(examples)})
+    report(counts)
+    say(f"wrote {target}: {len(examples):,} examples" + ("" if len(examples) == EXAMPLES else f" (the validation split has {EXAMPLES:,})"))
+
+
+if __name__ == "__main__":
+    run(main, sys.argv[1:])

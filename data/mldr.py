@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""mldr.py -- MLDR, English: queries, relevance judgements and the full corpus of a long-document retrieval test, as BERT shards.
+
+    data/mldr.py --out data/mldr_en
+
+Source    the hub's Shitao/MLDR, mldr-v1.0-en: corpus, test, dev and (with --train) train .jsonl.gz; with --local, these files in DIR
+Size      1.1 GB to download, 2.4 GB with --train; 2 GB of shards
+Licence   MIT
+Tokens    200,000 documents (Wikipedia articles) of 4,700 WordPiece tokens on average; 800 queries of test, 200 of dev, 10,000 of train
+Time      downloading: 2 minutes at 100 Mbit/s; tokenizing: 30 minutes of one core
+
+Writes, with manifest.json:
+    mldr_corpus_000000.bin ...  every document as [CLS] text [SEP], cut at --max_tokens; .ids beside each: their names, one a line
+    mldr_test_queries.bin, .ids   likewise; also dev
+    mldr_test_qrels.tsv         TREC's lines "query 0 document 1"; also dev
+    train/mldr_train_000000.bin ...   --train: (query, positive, hard negative) triplets as msmarco.py writes them
+Header of a shard: int32 [5] documents in a group (1, triplets 3), [6] the number of documents.
+"""
+import os
+import sys
+
+from build import Stream, build, numbered, single
+from common import SHARD_TOKENS, BadInput, parser, positive, run, say
+from download import hub_download, hub_files, vocabulary
+from msmarco import GROUP, triplet
+from sources import COMPRESSED, DAMAGED, Reader, json_records, json_text, new_counts, open_bytes
+
+REPO, FOLDER = "Shitao/MLDR", "mldr-v1.0-en"
+TRIPLET_TOKENS = 512
+
+
+def name_of(value):
+    """a name that fits a line of TREC's formats, or None"""
+    if isinstance(value, int):
+        value = str(value)
+    return value if isinstance(value, str) and value and not any(c.isspace() for c in value) else None
+
+
+def named_text(name_field, text_field):
+    def make(record):
+        name, text = name_of(record.get(name_field)), record.get(text_field)
+        if name is None or not isinstance(text, str) or not text.strip():
+            return None
+        return json_text(text).replace(b"\0", b" "), name
+    return make
+
+
+def qrels(path):
+    """(lines of judgements, documents judged)"""
+    lines, judged = [], set()
+    make = named_text("query_id", "query")
+    try:
+        stream, _ = open_bytes(path)
+        with stream:
+            for record in json_records(stream, new_counts(), path):
+                if make(record) is None:
+                    continue
+                for passage in record.get("positive_passages") or []:
+                    document = name_of(passage.get("docid")) if isinstance(passage, dict) else None
+                    if document is None:
+                        raise BadInput(f"{path}: query {record['query_id']} has a positive passage without docid")
+                    lines.append(f"{record['query_id']} 0 {document} 1\n")
+                    judged.add(document)
+    except DAMAGED as e:
+        raise BadInput(f"{path}: damaged or cut short ({e})") from None
+    if not lines:
+        raise BadInput(f"{path}: no query with a judged document")
+    return "".join(lines).encode(), judged
+
+
+def check_names(directory, data, judged):
+    """a judged document that the corpus lacks could never be found, and one that it has twice would count twice"""
+    names = []
+    for shard in data["shards"]:
+        if shard["stream"] == "corpus":
+            with open(os.path.join(directory, shard["ids"]["file"]), encoding="utf-8") as f:
+                names += f.read().split("\n")[:-1]
+    known = set(names)
+    if len(known) != len(names):
+        raise BadInput(f"{len(names) - len(known)} documents of the corpus share a name with another")
+    for split, documents in judged.items():
+        missing = sorted(documents - known)
+        if missing:
+            raise BadInput(f"{len(missing)} documents judged in {split} are not in the corpus, {missing[0]} the first")
+    say(f"every judged document is among the {len(names):,} of the corpus")
+
+
+def local(directory, split):
+    for name in (f"{split}.jsonl{e}" for e in ("", *COMPRESSED)):
+        path = os.path.join(directory, name)
+        if os.path.isfile(path):
+            return path
+    raise BadInput(f"{directory}: no {split}.jsonl there, nor one compressed")
+
+
+def main(argv):
+    p = parser(__doc__, "data/mldr_en", encodings=("bert",))
+    p.add_argument("--max_tokens", type=positive, default=16384, help="longest document, its frame included [16384]")
+    p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens in a shard [{SHARD_TOKENS}]")
+    p.add_argument("--train", action="store_true", help="the training triplets too")
+    p.add_argument("--no_dev", action="store_true", help="without the dev split")
+    args = p.parse_args(argv)
+    wanted = ["corpus", "test"] + ([] if args.no_dev else ["dev"]) + (["train"] if args.train else [])
+    if args.local:
+        files = {split: local(args.local, split) for split in wanted}
+    else:
+        entries = {os.path.basename(e[0]).split(".")[0]: e for e in hub_files(REPO, FOLDER, ".jsonl.gz")}
+        if not set(wanted) <= set(entries):
+            raise BadInput(f"{REPO} {FOLDER}: wanted {', '.join(wanted)}, there are {', '.join(sorted(entries))}")
+        paths = hub_download(REPO, [entries[split] for split in wanted], args.cache or os.path.join(args.out, "source"))
+        files = dict(zip(wanted, paths))
+    streams = [Stream("corpus", Reader(make=named_text("docid", "text")), [files["corpus"]],
+                      **numbered("mldr", args.shard_tokens, split="corpus"), group=1)]
+    extra, judged = {}, {}
+    for split in ("test", "dev"):
+        if split in files:
+            extra[f"mldr_{split}_qrels.tsv"], judged[split] = qrels(files[split])
+            streams.append(Stream(split, Reader(make=named_text("query_id", "query")), [files[split]],
+                                  **single(f"mldr_{split}_queries.bin"), group=1))
+    data = build(args.out, streams, args.encoding, vocabulary(args), args.workers,
+                 {"name": "MLDR-en", "licence": "MIT"}, args.max_tokens, extra)
+    check_names(args.out, data, judged)
+    if args.train:
+        stream = Stream("train", Reader(make=triplet), [files["train"]], **numbered("mldr", args.shard_tokens), group=GROUP)
+        build(os.path.join(args.out, "train"), [stream], args.encoding, vocabulary(args), args.workers,
+              {"name": "MLDR-en training triplets", "licence": "MIT"}, TRIPLET_TOKENS)
+
+
+if __name__ == "__main__":
+    run(main, sys.argv[1:])

@@ -1,0 +1,432 @@
+"""sources.py -- documents out of .txt, .jsonl, .parquet, their .gz .xz .bz2 .zst, members of a .zip ("a.zip!member") or standard input.
+
+A source is a list of units: a parquet row group, or any other file. A unit yields pieces: (text as UTF-8, starts a document,
+ends one, name). Units are put in random order by the seed, then documents are shuffled within windows of a stated size: with
+units of a thousand documents, as FineWeb's row groups are, that mixes the whole source in the memory of one window.
+"""
+import bz2
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+import re
+import sys
+import zipfile
+import zlib
+from collections import namedtuple
+
+from common import BadInput, need, open_regular, say
+
+Piece = namedtuple("Piece", "text first last name", defaults=("",))
+Unit = namedtuple("Unit", "path group weight")                  # group: of a parquet file, or -1; weight: bytes, for the progress bar
+
+PIECE_BYTES = 1 << 20               # a longer document is cut at the next place where no token can span the cut
+FORCED_BYTES = 1 << 24              # ... or here, if there is no such place: counted, since tokens at the cut may differ
+# Between a visible ASCII character and a space or newline: GPT-2's words begin there, and WordPiece's end.
+CUT = re.compile(rb"[!-~](?=[ \n])")
+STDIN = ("-", "-.jsonl")            # standard input, as text or as JSON lines
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+KINDS = (".txt", ".jsonl", ".json", ".parquet", ".tokens", ".raw", ".md")
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, UnicodeDecodeError)
+
+
+def new_counts():
+    return {"documents": 0, "text_bytes": 0, "empty": 0, "bad_utf8": 0, "bad_lines": 0, "forced_cuts": 0}
+
+
+# Bytes of one file ------------------------------------------------------------------------------------------------------------------
+
+class ZstdReader(io.RawIOBase):
+    """zstandard's own stream takes a truncated file for a complete one"""
+
+    def __init__(self, file):
+        self.file, self.zstd = file, need("zstandard")
+        self.decoder, self.waiting = None, b""
+
+    def readable(self):
+        return True
+
+    def readinto(self, out):
+        while not self.waiting:
+            data = self.file.read(1 << 17)
+            if not data:
+                if self.decoder is not None:
+                    raise EOFError("compressed file ended before its end marker")
+                return 0
+            while data:
+                if self.decoder is None:
+                    self.decoder = self.zstd.ZstdDecompressor().decompressobj()
+                try:
+                    self.waiting += self.decoder.decompress(data)
+                except self.zstd.ZstdError as e:
+                    raise EOFError(str(e)) from None
+                data = b""
+                if self.decoder.eof:
+                    data, self.decoder = self.decoder.unused_data, None
+        n = min(len(out), len(self.waiting))
+        out[:n], self.waiting = self.waiting[:n], self.waiting[n:]
+        return n
+
+
+def open_bytes(path):
+    """(uncompressed stream, the file below it, whose position is the progress)"""
+    if path in STDIN:
+        return sys.stdin.buffer, None
+    if "!" in path and path.split("!", 1)[0].endswith(".zip"):
+        archive, member = path.split("!", 1)
+        open_regular(archive).close()
+        with zipfile.ZipFile(archive) as z:             # the open member keeps the file open
+            return z.open(member), None
+    file = open_regular(path)
+    if path.endswith(".gz"):
+        return gzip.GzipFile(fileobj=file), file
+    if path.endswith(".xz"):
+        return lzma.LZMAFile(file), file
+    if path.endswith(".bz2"):
+        return bz2.BZ2File(file), file
+    if path.endswith(".zst"):
+        return io.BufferedReader(ZstdReader(file), 1 << 17), file
+    return file, file
+
+
+def kind_of(path):
+    """the ending that says what is in a file, below its compression"""
+    name = path.split("!")[-1]
+    for ending in COMPRESSED:
+        if name.endswith(ending):
+            name = name[:-len(ending)]
+    return os.path.splitext(name)[1]
+
+
+def files_in(paths, kinds=KINDS):
+    """every file below the directories, and every member of the archives, sorted; a file named outright is taken as it is"""
+    found = []
+    for path in paths:
+        if path not in STDIN and not os.path.exists(path):
+            raise BadInput(f"{path}: no such file or directory")
+        inside = [path]
+        if os.path.isdir(path):
+            inside = [os.path.join(d, f) for d, _, names in os.walk(path) for f in names
+                      if not f.startswith(".") and (kind_of(f) in kinds or f.endswith(".zip"))]
+        for file in sorted(inside):
+            if not file.endswith(".zip"):
+                found.append(file)
+                continue
+            try:
+                with open_regular(file) as f, zipfile.ZipFile(f) as z:
+                    found += [f"{file}!{m}" for m in sorted(z.namelist()) if kind_of(m) in kinds]
+            except DAMAGED as e:
+                raise BadInput(f"{file}: not a whole zip archive ({e})") from None
+    if not found:
+        raise BadInput(f"no file of {', '.join(kinds)} (or those with {', '.join(COMPRESSED)}, or .zip) in {', '.join(paths)}")
+    return found
+
+
+# Documents of one unit --------------------------------------------------------------------------------------------------------------
+
+def cut(text, counts):
+    """(pieces, rest): text in pieces of about PIECE_BYTES, cut only where no token can span the cut; the rest waits for more"""
+    pieces, start = [], 0
+    while len(text) - start > PIECE_BYTES:
+        m = CUT.search(text, start + PIECE_BYTES - 1)
+        end = m.end() if m else -1
+        if end < 0 and len(text) - start > FORCED_BYTES:
+            end = start + FORCED_BYTES
+            while end > start + 1 and text[end] & 0xC0 == 0x80:     # not inside a character
+                end -= 1
+            counts["forced_cuts"] += 1
+        if end < 0:
+            break
+        pieces.append(text[start:end])
+        start = end
+    return pieces, text[start:]
+
+
+def valid(text, counts):
+    """text, with U+FFFD for what is no UTF-8; counts["bad_utf8"] counts the texts that had any"""
+    try:
+        text.decode("utf-8")
+        return text
+    except UnicodeDecodeError:
+        counts["bad_utf8"] += 1
+        return text.decode("utf-8", "replace").encode("utf-8")
+
+
+def pieces_of(document, counts, name=""):
+    """a document that is in memory already, whole"""
+    if not document.strip():
+        counts["empty"] += 1
+        return
+    document = valid(document, counts)
+    counts["documents"] += 1
+    counts["text_bytes"] += len(document)
+    pieces, rest = cut(document, counts)
+    pieces.append(rest)
+    for i, text in enumerate(pieces):
+        yield Piece(text, i == 0, i == len(pieces) - 1, name)
+
+
+def stream_document(stream, counts):
+    """a whole file as one document, however long: never more than a few pieces of it are in memory"""
+    waiting, first = b"", True
+    while True:
+        block = stream.read(PIECE_BYTES)
+        waiting += block
+        pieces, waiting = cut(waiting, counts)
+        if not block and first and not pieces and not waiting.strip():
+            counts["empty"] += 1
+            return
+        last = [] if block else [waiting]
+        for i, text in enumerate(pieces + last):
+            text = valid(text, counts)
+            counts["text_bytes"] += len(text)
+            counts["documents"] += first
+            yield Piece(text, first, bool(last) and i == len(pieces))
+            first = False
+        if not block:
+            return
+
+
+def line_documents(stream):
+    for line in stream:
+        yield line.rstrip(b"\r\n")
+
+
+def blank_documents(stream):
+    """paragraphs apart by blank lines"""
+    lines = []
+    for line in stream:
+        if line.strip():
+            lines.append(line)
+        elif lines:
+            yield b"".join(lines).rstrip(b"\r\n")
+            lines = []
+    if lines:
+        yield b"".join(lines).rstrip(b"\r\n")
+
+
+def sections(stream):
+    """llm.c's cut of tiny Shakespeare: after each empty line, which stays with what it ends"""
+    parts = stream.read().split(b"\n\n")
+    yield from (part + b"\n\n" for part in parts[:-1])
+    yield parts[-1]
+
+
+SPLITTERS = {"line": line_documents, "blank": blank_documents, "section": sections}
+
+
+def json_text(value):
+    """a string of JSON may hold half of a surrogate pair, which is no text"""
+    try:
+        return value.encode("utf-8")
+    except UnicodeEncodeError:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+
+
+def json_records(stream, counts, path):
+    """objects of a .jsonl; lines that are none are counted and skipped, but a file of nothing else is an error"""
+    good = bad = 0
+    for line in stream:
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(valid(line, counts))
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError):
+            bad += 1
+            counts["bad_lines"] += 1
+            if good == 0 and bad == 1000:
+                break
+            continue
+        good += 1
+        yield record
+    if bad and not good:
+        raise BadInput(f"{path}: none of its lines is a JSON object")
+
+
+class Reader:
+    """How a unit's bytes become pieces. documents: file, line or blank, for plain text; column: the field of JSON and parquet
+    that is the text; make: instead of it, record -> (text, name) or None to skip and count as a bad line."""
+
+    def __init__(self, documents="file", column="text", make=None, columns=None):
+        self.documents, self.column, self.make = documents, column, make
+        self.columns = columns or [column]
+        self.open_files = {}                # parquet files whose footers are read already: a shuffled order visits each often
+
+    def units(self, paths):
+        units = []
+        for path in paths:
+            if kind_of(path) != ".parquet" or "!" in path:
+                units.append(Unit(path, -1, os.path.getsize(path) if os.path.exists(path) else 0))
+                continue
+            file = self.parquet(path)
+            missing = [c for c in self.columns if c not in file.schema_arrow.names]
+            if missing:
+                raise BadInput(f"{path}: no column '{missing[0]}', there are: {', '.join(file.schema_arrow.names)}")
+            share = os.path.getsize(path) // max(file.num_row_groups, 1)
+            units += [Unit(path, g, share) for g in range(file.num_row_groups)]
+        return units
+
+    def parquet(self, path):
+        pa, pq = need("pyarrow"), need("pyarrow.parquet")
+        if path in self.open_files:
+            return self.open_files[path]
+        try:
+            open_regular(path).close()
+            if len(self.open_files) == 64:
+                self.open_files.clear()
+            self.open_files[path] = pq.ParquetFile(path)
+            return self.open_files[path]
+        except (pa.ArrowException, OSError) as e:
+            raise BadInput(f"{path}: not a whole parquet file ({str(e).splitlines()[0]})") from None
+
+    def records(self, unit, counts):
+        """rows of a parquet row group"""
+        pa = need("pyarrow")
+        try:
+            for batch in self.parquet(unit.path).iter_batches(256, row_groups=[unit.group], columns=self.columns):
+                columns = []
+                for name in self.columns:
+                    c = batch.column(batch.schema.get_field_index(name))
+                    if pa.types.is_string(c.type) or pa.types.is_large_string(c.type):
+                        c = c.cast(pa.large_binary())   # checked here, not by an exception of one bad row for all
+                    columns.append(c.to_pylist())
+                for row in zip(*columns):
+                    yield dict(zip(self.columns, row))
+        except (pa.ArrowException, OSError) as e:
+            raise BadInput(f"{unit.path}: row group {unit.group} is damaged ({str(e).splitlines()[0]})") from None
+
+    def from_records(self, records, counts):
+        for record in records:
+            if self.make:
+                made = self.make(record)
+                text, name = made if made else (None, "")
+            else:
+                text, name = record.get(self.column), ""
+            if text is None and not self.make and self.column in record:
+                text = b""          # null in a table
+            if isinstance(text, str):
+                text = json_text(text)
+            if not isinstance(text, bytes):
+                counts["bad_lines"] += 1
+                continue
+            if self.make and text.strip():
+                counts["documents"] += 1
+                counts["text_bytes"] += len(text)
+                yield Piece(valid(text, counts), True, True, name)
+            else:
+                yield from pieces_of(text, counts, name)
+
+    def pieces(self, unit, counts, progress):
+        """progress[0] is set to the bytes of the unit read so far"""
+        if unit.group >= 0:
+            yield from self.from_records(self.records(unit, counts), counts)
+            progress[0] = unit.weight
+            return
+        path = unit.path
+        if kind_of(path) == ".parquet":
+            raise BadInput(f"{path}: parquet is read from a file of its own, not from standard input or an archive")
+        try:
+            stream, below = open_bytes(path)
+            with contextlib.ExitStack() as closing:
+                for f in (stream, below) if path not in STDIN else ():
+                    if f is not None:
+                        closing.enter_context(f)
+                if kind_of(path) in (".jsonl", ".json"):
+                    found = self.from_records(json_records(stream, counts, path), counts)
+                elif self.documents == "file":
+                    found = stream_document(stream, counts)
+                else:
+                    found = (p for d in SPLITTERS[self.documents](stream) for p in pieces_of(d, counts))
+                for piece in found:
+                    progress[0] = min(below.tell(), unit.weight) if below else 0
+                    yield piece
+        except DAMAGED as e:
+            raise BadInput(f"{path}: damaged or cut short ({e})") from None
+        except (OSError, RuntimeError) as e:    # RuntimeError: an encrypted zip
+            raise BadInput(f"{path}: cannot be read ({e})") from None
+
+
+# Windows ----------------------------------------------------------------------------------------------------------------------------
+
+# cursor: JSON from which windows() yields it again; end: progress in bytes; counts: of all that was read to make it
+Window = namedtuple("Window", "cursor pieces end counts")
+
+
+def new_cursor():
+    return {"window": 0, "unit": 0, "piece": 0, "counts": new_counts(), "bytes": 0, "skip": 0, "token": 0}
+
+
+def windows(reader, units, seed, window_bytes, cursor):
+    """Windows of shuffled documents (seed None: in order), from the cursor on. A document longer than a window goes on in windows
+    of its own, in order."""
+    order = list(range(len(units)))
+    if seed is not None:
+        random.Random(f"units {seed}").shuffle(order)
+    number, counts = cursor["window"], dict(cursor["counts"])
+    done = cursor["bytes"]                  # of the units before this one
+    documents, current, size = [], [], 0
+    start = {"unit": cursor["unit"], "piece": cursor["piece"], "counts": dict(counts), "bytes": done}
+    current_start = start
+
+    def emit(ordered, at, position):
+        if seed is not None:
+            random.Random(f"window {seed} {number}").shuffle(ordered)
+        return Window({"window": number, **at}, [p for d in ordered for p in d], position, dict(counts))
+
+    for u in range(cursor["unit"], len(units)):
+        unit = units[order[u]]
+        progress = [0]
+        skip = cursor["piece"] if u == cursor["unit"] else 0
+        before = dict(counts)               # what is counted again on the way to the piece is not counted twice
+        found = reader.pieces(unit, counts, progress)
+        for index in range(skip):
+            if next(found, None) is None:
+                raise BadInput(f"{unit.path}: has fewer documents than when the interrupted run read it; start anew in another --out")
+        if skip:
+            counts.clear()
+            counts.update(before)
+        index = skip
+        counted = dict(counts)              # after the piece before this one
+        for piece in found:
+            if piece.first:
+                current_start = {"unit": u, "piece": index, "counts": counted, "bytes": done}
+            current.append(piece)
+            size += len(piece.text)
+            index += 1
+            counted = dict(counts)
+            if piece.last:
+                documents.append(current)
+                current = []
+                current_start = {"unit": u, "piece": index, "counts": counted, "bytes": done}
+            while size >= window_bytes:     # twice if what is left is a long document's beginning, as when started from there
+                position = done + progress[0]
+                if documents:
+                    yield emit(documents, start, position)
+                    start, documents = current_start, []
+                else:
+                    yield emit([current], start, position)
+                    current = []
+                    start = {"unit": u, "piece": index, "counts": counted, "bytes": done}
+                number += 1
+                size = sum(len(p.text) for p in current)
+        done += unit.weight
+        if not documents and not current:
+            start = {"unit": u + 1, "piece": 0, "counts": dict(counts), "bytes": done}
+    if documents or current:
+        yield emit(documents + ([current] if current else []), start, done)
+        number += 1
+    yield Window({"window": number, "unit": len(units), "piece": 0, "counts": dict(counts), "bytes": done}, [], done, dict(counts))
+
+
+def report(counts):
+    """what was skipped or mended, in words"""
+    words = {"empty": "empty documents skipped", "bad_utf8": "texts with bad UTF-8 (U+FFFD in place of it)",
+             "bad_lines": "records without text skipped", "forced_cuts": "cuts inside a word of 16 MB"}
+    for key, text in words.items():
+        if counts.get(key):
+            say(f"{counts[key]:,} {text}")

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""verify.py -- checks token shards and multiple-choice files: header, size, every id, checksum, and prints a sample as text.
+
+    data/verify.py data/wikitext103                          a directory: every file that its manifest.json names, and no other shard
+    data/verify.py --tokenizer DIR data/mine/text_train_000000.bin
+
+Checksums are those of manifest.json beside a file; a file without is checked for the rest and said to be so. Exit code 2 and
+one line a finding if anything is wrong. Time: a second for 300 MB.
+"""
+import argparse
+import glob
+import os
+import struct
+import sys
+
+from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, BadInput, need, open_regular, read_manifest, run, say,
+                    sha256_of)
+from encoding import CLS, SEP, VOCABULARIES, make_encoding
+
+BLOCK = 1 << 22                                 # tokens checked at once
+
+
+class Wrong(Exception):
+    pass
+
+
+def check_ids(f, tokens, vocab, group, documents):
+    """every id below vocab; in groups, [CLS] and [SEP] alternate and are as many as the header's documents"""
+    np = need("numpy")
+    starts, position, expecting = 0, 0, CLS
+    while position < tokens:
+        ids = np.frombuffer(f.read(2 * min(BLOCK, tokens - position)), dtype="<u2")
+        if ids.size == 0:
+            raise Wrong(f"ends at token {position} of {tokens}")
+        if int(ids.max()) >= vocab:
+            at = int(np.argmax(ids >= vocab))
+            raise Wrong(f"token {position + at} has id {int(ids[at])}, the vocabulary is {vocab}")
+        if group:
+            frames = ids[(ids == CLS) | (ids == SEP)]
+            wanted = np.where(np.arange(frames.size) % 2 == (0 if expecting == CLS else 1), CLS, SEP)
+            if not np.array_equal(frames, wanted) or (position == 0 and ids[0] != CLS):
+                raise Wrong("documents are not all [CLS] ... [SEP]")
+            if frames.size:
+                expecting = CLS if frames[-1] == SEP else SEP
+            starts += int((frames == CLS).sum())
+        position += ids.size
+    if group and (starts != documents or expecting != CLS or starts % group):
+        raise Wrong(f"{starts} documents, the header says {documents} in groups of {group}")
+
+
+def check_shard(path, f, header, size):
+    magic, version, tokens, vocab, eot, group, documents = header[:7]
+    if version != VERSION:
+        raise Wrong(f"version {version}, wanted {VERSION}")
+    if tokens <= 0 or size != HEADER_BYTES + 2 * tokens:
+        raise Wrong(f"{size} bytes, the {tokens} tokens of its header make {HEADER_BYTES + 2 * tokens}")
+    if any(header[7:]):
+        raise Wrong("the header has values where it should be zero")
+    if (vocab, eot) == (0, 0):
+        vocab, eot, _ = VOCABULARIES["gpt2"]
+    if not (0 < vocab <= 65536 and 0 <= eot < vocab and group >= 0 and documents >= 0):
+        raise Wrong(f"header: vocabulary {vocab}, end-of-text {eot}, group {group}, documents {documents}")
+    if group and vocab != VOCABULARIES["bert"][0]:
+        raise Wrong(f"documents in groups of {group}, but the vocabulary is {vocab} and not BERT's")
+    check_ids(f, tokens, vocab, group, documents)
+    return vocab, f"{tokens:,} tokens of {vocab:,}" + (f", {documents:,} documents in groups of {group}" if group else "")
+
+
+def check_eval(path, f, header, size):
+    """the multiple-choice format of hellaswag.py"""
+    _, version, examples, longest = header[:4]
+    if version != 1 or examples <= 0 or any(header[4:]):
+        raise Wrong(f"header: version {version}, {examples} examples")
+    data, at, found = f.read(), 0, 0
+    for number in range(examples):
+        if at + 12 > len(data):
+            raise Wrong(f"ends in example {number} of {examples}")
+        mark, length, index, label, endings, _ = struct.unpack_from("<6H", data, at)
+        if mark != 65535 or index != number or label >= 4 or endings != 4 or at + length > len(data):
+            raise Wrong(f"example {number}: mark {mark}, number {index}, label {label}, {endings} endings, {length} bytes")
+        position = at + 10
+        for _ in range(5):
+            n = struct.unpack_from("<H", data, position)[0] if position + 2 <= at + length else 65535
+            tokens = data[position + 2:position + 2 + 2 * n]
+            if position + 2 + 2 * n > at + length or any(i >= 50257 for i in struct.unpack(f"<{len(tokens) // 2}H", tokens)):
+                raise Wrong(f"example {number}: tokens beyond its end, or beyond the vocabulary")
+            position += 2 + 2 * n
+        if position != at + length:
+            raise Wrong(f"example {number}: {at + length - position} bytes too many")
+        at, found = at + length, max(found, length)
+    if at != len(data) or found != longest:
+        raise Wrong(f"{len(data) - at} bytes behind the last example; the longest has {found} bytes, the header says {longest}")
+    return 50257, f"{examples:,} examples of four endings"
+
+
+def sample(path, vocab, count, tokenizer):
+    """the first tokens as text, or as ids without a vocabulary"""
+    with open(path, "rb") as f:
+        header = struct.unpack("<4i", f.read(16))
+        f.seek(HEADER_BYTES)
+        ids = struct.unpack(f"<{count}H", f.read(2 * count).ljust(2 * count, b"\0"))
+    if header[0] == EVAL_MAGIC:
+        ids = ids[6:6 + min(ids[5], count - 6)]
+    else:
+        ids = ids[:header[2]]
+    name = {v[0]: k for k, v in VOCABULARIES.items()}.get(vocab)
+    if name and tokenizer:
+        return repr(make_encoding(name, tokenizer).decode(ids))
+    return " ".join(map(str, ids)) + "   (--tokenizer DIR shows text)"
+
+
+def check_file(path, records, args):
+    """one line of what it is; Wrong if it is not"""
+    record = records.get(os.path.basename(path))
+    try:
+        size = os.path.getsize(path)
+        if record and size != record["bytes"]:
+            raise Wrong(f"{size} bytes, the manifest says {record['bytes']}")
+        if record and sha256_of(path) != record["sha256"]:
+            raise Wrong("the checksum is not the manifest's")
+        if not path.endswith(".bin"):
+            return f"{size:,} bytes, checksum as in the manifest"
+        with open_regular(path) as f:
+            if size < HEADER_BYTES:
+                raise Wrong(f"{size} bytes, a header has {HEADER_BYTES}")
+            header = struct.unpack("<256i", f.read(HEADER_BYTES))
+            if header[0] not in (MAGIC, EVAL_MAGIC):
+                raise Wrong(f"magic number {header[0]}, wanted {MAGIC} or {EVAL_MAGIC}")
+            vocab, what = (check_shard if header[0] == MAGIC else check_eval)(path, f, header, size)
+    except OSError as e:
+        raise Wrong(e.strerror) from None
+    if not record:
+        what += "; no manifest, so no checksum"
+    return what + (f"\n    {sample(path, vocab, args.sample, args.tokenizer)}" if args.sample else "")
+
+
+def check_directory(directory):
+    """(files to check, findings about the whole)"""
+    path = os.path.join(directory, MANIFEST)
+    shards = sorted(glob.glob(os.path.join(glob.escape(directory), "*.bin")))
+    if not os.path.exists(path):
+        return shards, [] if shards else [f"{directory}: neither {MANIFEST} nor a shard"]
+    data = read_manifest(path)
+    findings = [] if data["complete"] else [f"{path}: not complete; the same command goes on"]
+    named = [os.path.join(directory, n) for n in named_files(data)]
+    findings += [f"{s}: not in {MANIFEST}" for s in shards if s not in named]
+    findings += [f"{os.path.join(directory, n)}: left over from an interrupted run" for n in sorted(os.listdir(directory))
+                 if n.startswith(TEMPORARY)]
+    return named, findings
+
+
+def named_files(data):
+    records = {}
+    for record in data["shards"] + data.get("files", []):
+        records[record["file"]] = record
+        if "ids" in record:
+            records[record["ids"]["file"]] = record["ids"]
+    return records
+
+
+def main(argv):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    p.add_argument("paths", nargs="+", metavar="PATH", help="shards, or directories of them")
+    p.add_argument("--tokenizer", metavar="DIR", help="vocabulary files, to show the sample as text")
+    p.add_argument("--sample", type=int, default=24, help="tokens to show; 0 = none [24]")
+    args = p.parse_args(argv)
+    bad = checked = 0
+    for path in args.paths:
+        if os.path.isdir(path):
+            files, findings = check_directory(path)
+        else:
+            files, findings = [path], []
+        for finding in findings:
+            say(finding)
+        bad += len(findings)
+        for file in files:
+            manifest = os.path.join(os.path.dirname(file), MANIFEST)
+            records = named_files(read_manifest(manifest)) if os.path.exists(manifest) else {}
+            try:
+                print(f"{file}: {check_file(file, records, args)}")
+            except Wrong as e:
+                say(f"{file}: {e}")
+                bad += 1
+            checked += 1
+    print(f"{checked} files checked, {bad} finding{'s' if bad != 1 else ''}")
+    if bad:
+        raise BadInput(f"{bad} finding{'s' if bad != 1 else ''}, see above")
+
+
+if __name__ == "__main__":
+    run(main, sys.argv[1:])

@@ -1,0 +1,287 @@
+// gpu_bench.cu -- time of the tensor-core attention per encoding, beside a bf16 product by cuBLASLt. One JSON object a line.
+//
+//   nvcc -std=c++17 -O3 -arch=sm_90a -DCAUSAL=1 dev/gpu_bench.cu -lcublasLt -o gpu_bench     (CAUSAL=0: bidirectional)
+//   gpu_bench [--quick] [--skip FILE]          FILE: keys, one a line, that are not wanted
+//
+// Normal random inputs in three sets that take turns, 10 repetitions to warm up, then the median of 50 replays of a CUDA graph
+// of enough repetitions to last a millisecond. FLOPs: forward 4 B NH T^2 HS (half of it when causal), backward 2.5 times that.
+// Each shape has all its encodings in one row of measurements, so that a ratio to "none" compares neighbours in time.
+#include <algorithm>
+#include <cublasLt.h>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../llmc/attention_flash.cuh"
+#include "../llmc/attention_flash_backward.cuh"
+
+constexpr int SETS = 3, WARM_UP = 10, REPLAYS = 50;
+constexpr bool causal = CAUSAL;
+const char* const direction_text = causal ? "causal" : "full";
+
+struct Options { bool quick = false; std::set<std::string> skip; };
+
+// ----------------------------------------------------------------------------------------------------------
+// data
+
+__device__ inline uint32_t mixed(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+// normal draws; columns >= first are scaled, for the extra columns of qkv
+__global__ void normal_kernel(bf16* x, size_t n, int columns, int first, float scale, uint32_t seed) {
+    const GridSpan s = grid_span(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        const uint32_t a = mixed((uint32_t)i * 2 + 1 + seed * 0x9e3779b9u), b = mixed(a + 0x85ebca6bu + (uint32_t)(i >> 31));
+        const float u = ((float)(a >> 8) + 0.5f) / 16777216.0f, v = (float)(b >> 8) / 16777216.0f;
+        const float normal = sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);
+        x[i] = (bf16)((int)(i % columns) >= first ? normal * scale : normal);
+    }
+}
+
+template <class X> struct Buffer {
+    X* p = nullptr;
+    size_t n = 0;
+    Buffer() {}
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { device_free(p); }
+    X* get(size_t count) {
+        if (count > n) { device_free(p); p = nullptr; p = (X*)device_malloc(count * sizeof(X)); n = count; }
+        return p;
+    }
+};
+
+struct Shape { int tokens, T, C, HS; };
+struct Buffers {
+    Buffer<bf16> qkv[SETS], out[SETS], dout[SETS], dqkv;
+    Buffer<float> lse[SETS], S_offset[SETS], g[SETS], table, dS, dg, dtable, scratch, key_norm;
+    Buffer<double> S_origin[SETS];
+    Buffer<int> first_tile[SETS];
+};
+
+// z and u of CABLE are the last columns of qkv: ReLU(0.5 N) softplus(N) is about 0.16 nat a token
+void prepare(Buffers& b, FlashArgs (&args)[SETS], const Shape& s, Stream stream) {
+    const int B = s.tokens / s.T, NH = s.C / s.HS, OC = round_up(3 * s.C + 2 * NH, 8), entries = 2 * s.T + 256;
+    const size_t n = (size_t)s.tokens * OC, m = (size_t)s.tokens * s.C, rows = (size_t)s.tokens * NH, BNH = (size_t)B * NH;
+    std::vector<float> table((size_t)NH * entries);
+    for (size_t i = 0; i < table.size(); i++) { table[i] = -0.01f * (float)(i % 97); }
+    copy_to_device(b.table.get(table.size()), table.data(), table.size() * sizeof(float), stream);
+    for (int k = 0; k < SETS; k++) {
+        FlashArgs& p = args[k];
+        p = FlashArgs{};
+        bf16 *qkv = b.qkv[k].get(n), *dout = b.dout[k].get(m);
+        launch(normal_kernel, Grid::over(n, stream), qkv, n, OC, 3 * s.C, 0.5f, (uint32_t)(2 * k + 1));
+        launch(normal_kernel, Grid::over(m, stream), dout, m, s.C, s.C, 1.0f, (uint32_t)(2 * k + 2));
+        float *S_offset = b.S_offset[k].get(rows), *g = b.g[k].get(rows);
+        double* S_origin = b.S_origin[k].get(BNH * ceil_div(s.T, CABLE_CHUNK));
+        launch(cable_forward_kernel, Grid(BNH, 128, 0, stream), S_offset, S_origin, g, (const bf16*)qkv, s.T, 0, s.T, NH, s.C, OC, false, true);
+        p.qkv = qkv, p.out = b.out[k].get(m), p.lse = b.lse[k].get(rows), p.dout = dout, p.dqkv = b.dqkv.get(n);
+        p.B = B, p.T = p.stride = s.T, p.NH = NH, p.HS = s.HS, p.OC = OC, p.scale = 1.0f / sqrtf((float)s.HS);
+        p.S_offset = S_offset, p.S_origin = S_origin, p.g = g;
+        p.table = b.table.p, p.table_entries = entries, p.table_zero = s.T + 128;
+        p.dS = b.dS.get(rows), p.dg = b.dg.get(rows), p.dtable = b.dtable.get(BNH * entries);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// time
+
+struct Timer {
+    Stream stream;
+    cudaEvent_t from, to;
+    explicit Timer(Stream stream) : stream(stream) { CUDA_CHECK(cudaEventCreate(&from)); CUDA_CHECK(cudaEventCreate(&to)); }
+    Timer(const Timer&) = delete;
+    Timer& operator=(const Timer&) = delete;
+    ~Timer() { cudaEventDestroy(from); cudaEventDestroy(to); }
+
+    template <class F> float milliseconds(F f) {
+        CUDA_CHECK(cudaEventRecord(from, stream));
+        f();
+        CUDA_CHECK(cudaEventRecord(to, stream));
+        CUDA_CHECK(cudaEventSynchronize(to));
+        float ms;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, from, to));
+        return ms;
+    }
+    // median milliseconds of f(set)
+    template <class F> double median(F f) {
+        for (int r = 0; r < WARM_UP; r++) { f(r % SETS); }
+        const float once = milliseconds([&] { for (int r = 0; r < SETS; r++) { f(r); } }) / SETS;
+        const int repetitions = SETS * std::clamp((int)(1.0f / (SETS * once)) + 1, 1, 40);
+        cudaGraph_t graph;
+        cudaGraphExec_t run;
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        for (int r = 0; r < repetitions; r++) { f(r % SETS); }
+        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&run, graph, 0));
+        std::vector<float> ms;
+        for (int r = 0; r < REPLAYS; r++) {
+            const float x = milliseconds([&] { CUDA_CHECK(cudaGraphLaunch(run, stream)); });
+            if (r > 0) { ms.push_back(x / repetitions); }      // the first replay uploads the graph
+        }
+        CUDA_CHECK(cudaGraphExecDestroy(run));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+        std::sort(ms.begin(), ms.end());
+        return ms[ms.size() / 2];
+    }
+};
+
+#define CUBLAS_CHECK(call) check((call) == CUBLAS_STATUS_SUCCESS, "%s failed", #call)
+
+// TFLOP/s of a bf16 product of 8192^3 with float32 sums
+double matmul_tflops(Timer& timer) {
+    constexpr size_t N = 8192;
+    Buffer<bf16> inputs[SETS], out;
+    Buffer<char> workspace;
+    const size_t workspace_bytes = 64 << 20;
+    for (int k = 0; k < SETS; k++) {
+        launch(normal_kernel, Grid::over(2 * N * N, timer.stream), inputs[k].get(2 * N * N), 2 * N * N, 1, 1, 1.0f, (uint32_t)(77 + k));
+    }
+    out.get(N * N);
+    workspace.get(workspace_bytes);
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t layout;
+    cublasLtMatmulPreference_t preference;
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    CUBLAS_CHECK(cublasLtCreate(&handle));
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, CUDA_R_16BF, N, N, N));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof(workspace_bytes)));
+    cublasLtMatmulHeuristicResult_t found[8];
+    int count = 0;
+    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(handle, product, layout, layout, layout, layout, preference, 8, found, &count));
+    check(count > 0, "cuBLASLt has no bf16 product of 8192^3");
+    const float one = 1.0f, zero = 0.0f;
+    double best = 1e30;
+    for (int a = 0; a < std::min(count, 3); a++) {          // the first is not always the fastest
+        best = std::min(best, timer.median([&](int k) {
+            const bf16* x = inputs[k].p;
+            CUBLAS_CHECK(cublasLtMatmul(handle, product, &one, x, layout, x + N * N, layout, &zero, out.p, layout, out.p, layout, &found[a].algo,
+                                        workspace.p, workspace_bytes, timer.stream));
+        }));
+    }
+    cublasLtMatmulPreferenceDestroy(preference);
+    cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulDescDestroy(product);
+    cublasLtDestroy(handle);
+    return 2.0 * N * N * N / best * 1e-9;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// one encoding at one shape
+
+struct Bench {
+    const Options& options;
+    Timer& timer;
+    Buffers& buffers;
+    FlashArgs (&args)[SETS];
+    Shape shape;
+    double product;                 // TFLOP/s of the reference product
+
+    std::string key(const char* pass, const char* pos) const {
+        return strprintf("%s %s d%d T%d tokens%d C%d %s", pass, direction_text, shape.HS, shape.T, shape.tokens, shape.C, pos);
+    }
+    bool wanted(const char* pos) const { return options.skip.count(key("forward", pos)) == 0 || options.skip.count(key("backward", pos)) == 0; }
+
+    void print(const char* pass, const char* pos, double ms, const cudaFuncAttributes& kernel, double live) const {
+        const double work = (std::string(pass) == "forward" ? 4.0 : 10.0) * shape.tokens * shape.T * shape.C * (causal ? 0.5 : 1.0);
+        const double tflops = work / ms * 1e-9;
+        printf("{\"key\": \"%s\", \"pass\": \"%s\", \"pos\": \"%s\", \"HS\": %d, \"T\": %d, \"tokens\": %d, \"C\": %d, \"causal\": %s, \"ms\": %.5f, "
+               "\"tflops\": %.2f, \"share\": %.4f, \"registers\": %d, \"static_shared\": %zu", key(pass, pos).c_str(), pass, pos, shape.HS, shape.T,
+               shape.tokens, shape.C, causal ? "true" : "false", ms, tflops, tflops / product, kernel.numRegs, kernel.sharedSizeBytes);
+        if (live < 1.0) { printf(", \"live\": %.4f", live); }
+        printf("}\n");
+        fflush(stdout);
+    }
+
+    template <FlashBias K> void run(const char* pos, bool skipping = false) const {
+        if (!wanted(pos)) { return; }
+        const size_t tiles = (size_t)args[0].B * args[0].NH * ceil_div(shape.T, FLASH_TILE);
+        double live = 1.0;
+        if constexpr (K == FlashBias::Distance) {
+            for (int k = 0; skipping && k < SETS; k++) {
+                int* first = buffers.first_tile[k].get(tiles);
+                flash_skip<K>(first, buffers.key_norm.get(tiles), args[k], flash_skip_tau(shape.T), timer.stream);
+                args[k].first_tile = first;
+                std::vector<int> host(tiles);
+                copy_to_host(host.data(), first, tiles * sizeof(int), timer.stream);
+                live = flash_live_share(host.data(), args[0].B * args[0].NH, shape.T, causal);
+            }
+        }
+        cudaFuncAttributes forward, backward;
+        if (shape.HS == 64) {
+            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, K, 64>));
+            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, K, 64>));
+        } else {
+            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, K, 128>));
+            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, K, 128>));
+        }
+        // skipping pays for its own bound
+        print("forward", pos, timer.median([&](int k) {
+            if constexpr (K == FlashBias::Distance) {
+                if (skipping) { flash_skip<K>(buffers.first_tile[k].p, buffers.key_norm.p, args[k], flash_skip_tau(shape.T), timer.stream); }
+            }
+            flash_forward<causal, K>(args[k], timer.stream);
+        }), forward, live);
+        float* scratch = buffers.scratch.get(flash_backward_scratch(K, args[0].B, shape.T, args[0].NH));
+        print("backward", pos, timer.median([&](int k) { flash_backward<causal, K>(args[k], scratch, timer.stream); }), backward, live);
+        for (FlashArgs& p : args) { p.first_tile = nullptr; }
+    }
+};
+
+std::vector<Shape> shapes(bool quick) {
+    if (quick) { return {{16384, 1024, 768, 64}, {16384, 4096, 2048, 128}}; }
+    if (!causal) { return {{16384, 512, 768, 64}, {16384, 4096, 768, 64}, {16384, 4096, 2048, 128}}; }
+    return {{16384, 512, 768, 64}, {16384, 1024, 768, 64}, {16384, 4096, 768, 64}, {16384, 16384, 768, 64}, {16384, 1024, 2048, 128},
+            {16384, 4096, 2048, 128}, {16384, 16384, 2048, 128}, {65536, 1024, 1024, 64}, {65536, 4096, 1024, 64}};
+}
+
+Options parse(int argc, char** argv) {
+    Options o;
+    for (int i = 1; i < argc; i++) {
+        const std::string a = argv[i];
+        if (a == "--quick") { o.quick = true; }
+        else if (a == "--skip" && i + 1 < argc) {
+            FILE* f = fopen(argv[++i], "r");
+            check(f != nullptr, "%s: cannot read", argv[i]);
+            char line[512];
+            while (fgets(line, sizeof(line), f)) { line[strcspn(line, "\n")] = '\0'; o.skip.insert(line); }
+            fclose(f);
+        } else { die(EXIT_BAD_INPUT, "%s: unknown; usage: gpu_bench [--quick] [--skip FILE]", argv[i]); }
+    }
+    return o;
+}
+
+int main(int argc, char** argv) {
+    try {
+        const Options options = parse(argc, argv);
+        Stream stream;
+        CUDA_CHECK(cudaStreamCreate(&stream));
+        Timer timer(stream);
+        const double product = matmul_tflops(timer);
+        printf("{\"key\": \"matmul %s\", \"tflops\": %.2f}\n", direction_text, product);
+        fflush(stdout);
+        Buffers buffers;
+        for (const Shape& shape : shapes(options.quick)) {
+            FlashArgs args[SETS];
+            prepare(buffers, args, shape, stream);
+            const Bench bench = {options, timer, buffers, args, shape, product};
+            bench.run<FlashBias::None>("none");
+            bench.run<FlashBias::Linear>("alibi");
+            bench.run<FlashBias::Distance>("cable");
+            if (shape.T >= 2048) { bench.run<FlashBias::Distance>("cable, skipping", true); }
+            bench.run<FlashBias::LogDistance>("kcable");
+            bench.run<FlashBias::Toeplitz>("t5");
+        }
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+    } catch (const std::exception& e) {
+        fprintf(stderr, "gpu_bench: %s\n", e.what());
+        return 1;
+    }
+    return 0;
+}

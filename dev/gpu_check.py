@@ -1,0 +1,849 @@
+#!/usr/bin/env python3
+"""gpu_check.py -- `make gpu-check`: proves the CUDA build on the GPU of this machine and measures it.
+
+    dev/gpu_check.py [--again STAGE]... [--only STAGE,STAGE] [--quick] [--results DIR] [--list]
+
+Stages, in order, each with a time cap; under 9 minutes in all besides the build:
+  device     GPU, driver, compiler
+  build      trainer for CPU (twice, with two roundings) and for CUDA (bf16, FP32); kernel tests; benchmark
+  kernels    every kernel test of test/simt on the hardware
+  losses     20 steps, CPU against CUDA, every encoding, FP32 and bf16
+  sanitizer  memcheck and racecheck of the kernel tests that are short
+  bench      attention forward and backward per encoding, beside a cuBLASLt product
+  train      tokens/s and memory of tiny, 124M, 350M
+  eval       a randomly initialised 124M cable model at lengths up to 131,072
+  pytorch    the same shapes in PyTorch, where python3 has it
+
+Every result is in dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained; the .md is written anew
+after each stage. A rerun does what is missing; what failed stays failed until --again. Exit codes: 0 all passed,
+1 a mismatch, failure or unfinished stage, 2 no GPU or no nvcc, 130 interrupted.
+
+FP32 losses may differ from the CPU's by FP32_MULTIPLE times what two CPU builds of other rounding (no FMA, other vector
+width, other order of sums) differ; bf16 losses by BF16_MULTIPLE times what rounding the initial weights to bf16 changes on
+the CPU. Both errors are measured, in the same run, from the same initial weights, for each step: early steps, where nothing has
+been amplified yet, are held to a tighter bound.
+"""
+import argparse
+import array
+import concurrent.futures
+import fcntl
+import glob
+import hashlib
+import itertools
+import json
+import os
+import platform
+import random
+import re
+import selectors
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gpu_report import markdown  # noqa: E402
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+FORMAT = "gpu-check 1"
+WORK = os.path.join("build", "gpu_check")           # relative to the root, where every command runs
+
+MODEL, T, B, STEPS = "2,2,128", 150, 4, 20          # heads of 64, three tiles of 64 tokens, the last one not full
+FP32_MULTIPLE, FP32_MOST = 30, 1e-3                 # a bound above MOST says nothing: the measurement has failed
+BF16_MULTIPLE, BF16_MOST = 8, 5e-2
+
+
+class Failed(Exception):
+    """one result is bad; the stage goes on"""
+
+
+class NotBuilt(Failed):
+    """so is this one, but a rerun tries it again"""
+
+
+class OutOfTime(Exception):
+    """the stage's cap is reached; what is missing is done by a rerun"""
+
+
+class NoDevice(Exception):
+    pass
+
+
+class Result:
+    def __init__(self, code, output, seconds=0.0, timed_out=False, beside=""):
+        self.code, self.output, self.seconds, self.timed_out, self.beside = code, output, seconds, timed_out, beside
+
+    def tail(self, lines=15):
+        return "\n".join(self.output.rstrip().split("\n")[-lines:])
+
+
+class Runner:
+    """The one place that starts programs. At its cap a program is ended with all its children."""
+
+    def __init__(self):
+        self.live, self.lock = set(), threading.Lock()
+
+    def which(self, name):
+        return shutil.which(name) or next((p for p in glob.glob("/usr/local/cuda/bin/" + name)), None)
+
+    def start(self, command, env):
+        process = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ, **(env or {})), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        with self.lock:
+            self.live.add(process)
+        return process
+
+    def end(self, process):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        with self.lock:
+            self.live.discard(process)
+
+    def companion(self, command, output):
+        process = self.start(command, None)
+
+        def read():
+            with process.stdout:
+                output.append(process.stdout.read())
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        return process, reader
+
+    def end_all(self):
+        with self.lock:
+            live = list(self.live)
+        for process in live:
+            self.end(process)
+
+    def run(self, command, cap, on_line=None, beside=None, env=None):
+        """on_line(text, seconds) sees each line as it comes; `beside` runs as long as the command does"""
+        began = time.monotonic()
+        try:
+            process = self.start(command, env)
+        except OSError as e:
+            return Result(127, f"{command[0]}: {e.strerror}")
+        companion, companion_output = None, []
+        if beside:
+            try:
+                companion = self.companion(beside, companion_output)
+            except OSError:                             # its output is empty then
+                pass
+        output, pending, timed_out = [], b"", False
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                while True:
+                    left = cap - (time.monotonic() - began)
+                    if left <= 0:
+                        timed_out = True
+                        break
+                    if not selector.select(min(left, 1.0)):
+                        if process.poll() is not None:      # a grandchild may hold the pipe open
+                            break
+                        continue
+                    block = os.read(process.stdout.fileno(), 65536)
+                    if not block:
+                        break
+                    output.append(block)
+                    *lines, pending = (pending + block).split(b"\n")
+                    for line in lines:
+                        if on_line:
+                            on_line(line.decode(errors="replace"), time.monotonic() - began)
+            if not timed_out:
+                try:
+                    process.wait(max(0.1, cap - (time.monotonic() - began)))
+                except subprocess.TimeoutExpired:
+                    timed_out = True
+        finally:
+            code = process.poll()
+            self.end(process)
+            process.stdout.close()
+            if companion:
+                self.end(companion[0])
+                companion[1].join(2)
+        text = b"".join(output).decode(errors="replace")[-200000:]
+        seen = b"".join(companion_output).decode(errors="replace")
+        return Result(-9 if timed_out or code is None else code, text, time.monotonic() - began, timed_out, seen)
+
+
+def write_atomically(path, text):
+    with open(path + ".tmp", "w") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + ".tmp", path)
+
+
+class Report:
+    """the results of one GPU and commit, on disk after every change"""
+
+    def __init__(self, directory, device, commit, sources):
+        os.makedirs(directory, exist_ok=True)
+        self.path = os.path.join(directory, re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-") + "_" + commit + ".json")
+        self.lock = threading.RLock()
+        self.data = {"format": FORMAT, "gpu": device, "commit": commit, "sources": sources, "stages": {}}
+        self.kept = False
+        if not os.path.exists(self.path):
+            return
+        try:
+            with open(self.path) as f:
+                old = json.load(f)
+            assert old["format"] == FORMAT and isinstance(old["stages"], dict)
+        except (ValueError, KeyError, TypeError, AssertionError):
+            raise SystemExit(f"{self.path}: not a result of this program (wanted format {FORMAT!r}); move it away")
+        if old["sources"] == sources:
+            self.data, self.kept = old, True
+
+    def stage(self, name):
+        return self.data["stages"].setdefault(name, {"status": "unfinished", "seconds": 0.0, "items": {}})
+
+    def save(self):
+        with self.lock:
+            write_atomically(self.path, json.dumps(self.data, indent=1, sort_keys=True) + "\n")
+
+    def save_markdown(self):
+        with self.lock:
+            write_atomically(self.path[:-len(".json")] + ".md", markdown(self.data, STAGE_NAMES))
+
+
+class Stage:
+    """one stage while it runs"""
+
+    def __init__(self, name, cap, check):
+        self.name, self.cap, self.check, self.runner = name, cap, check, check.runner
+        self.record = check.report.stage(name)
+        self.items = self.record["items"]
+        self.began, self.before = check.clock(), self.record["seconds"]
+        self.done = self.total = 0
+        self.stopped = False
+
+    def left(self):
+        return 0.0 if self.stopped else self.cap - (self.check.clock() - self.began)
+
+    def run(self, command, cap, fine=(0,), slow_ok=False, **more):
+        """its Result; Failed when it ends with a code that is not fine, OutOfTime when the stage's cap came first"""
+        left = self.left()
+        if left <= 0.5:
+            raise OutOfTime
+        result = self.runner.run(command, min(cap, left), **more)
+        if result.timed_out:
+            if left < cap:
+                raise OutOfTime
+            if slow_ok:
+                return result
+            raise Failed(f"{' '.join(command)[:300]}: ended at its cap of {cap} s\n{result.tail()}")
+        if fine is not None and result.code not in fine:
+            raise Failed(f"{' '.join(command)[:300]}: exit code {result.code}\n{result.tail()}")
+        return result
+
+    def put(self, name, record):
+        with self.check.report.lock:
+            self.items[name] = record
+            self.record["seconds"] = self.before + self.check.clock() - self.began
+            self.check.report.save()
+
+    def do(self, name, work, *args):
+        """the item's record, from an earlier run or from work(*args), which returns a dictionary"""
+        if name in self.items and not self.items[name].get("not_built"):
+            self.done += 1
+            return self.items[name]
+        if self.left() <= 0.5:
+            raise OutOfTime
+        began = self.check.clock()
+        try:
+            record = dict(work(*args))
+            record.setdefault("ok", True)
+        except Failed as e:
+            record = {"ok": False, "error": str(e)}
+            if isinstance(e, NotBuilt):
+                record["not_built"] = True
+        record["seconds"] = round(self.check.clock() - began, 2)
+        self.put(name, record)
+        self.done += 1
+        self.check.progress(self, name, record)
+        return record
+
+    def do_all(self, work, workers=1):
+        """work: (name, function, args...); several at once where they do not share the GPU"""
+        self.total = max(self.total, self.done + len(work))
+        if workers == 1:
+            for w in work:
+                self.do(*w)
+            return
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            try:
+                for future in [pool.submit(self.do, *w) for w in work]:
+                    future.result()
+            except BaseException:
+                self.stopped = True                     # what has not begun does not begin
+                self.runner.end_all()
+                raise
+
+
+# ---------------------------------------------------------------------------------------------------------
+# device
+
+def smi(runner, fields):
+    p = runner.which("nvidia-smi")
+    if not p:
+        raise NoDevice("nvidia-smi is not there: this machine has no NVIDIA driver")
+    r = runner.run([p, "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"], 20)
+    line = r.output.strip().split("\n")[0]
+    if r.code != 0 or line.count(",") != len(fields) - 1:
+        raise NoDevice("nvidia-smi finds no GPU: " + r.tail(3))
+    return dict(zip(fields, (x.strip() for x in line.split(","))))
+
+
+def device(stage):
+    wanted = ("Product Name", "Driver Version", "CUDA Version", "Total", "Max Clocks", "Graphics", "SM", "Memory", "Performance State",
+              "Current Power Limit", "Default Power Limit", "GPU Current Temp", "ECC Mode", "MIG Mode", "Persistence Mode", "Link Width")
+
+    def query():
+        r = stage.run([stage.runner.which("nvidia-smi"), "-q", "-i", "0"], 20)
+        lines = [x.rstrip() for x in r.output.split("\n") if x.split(":")[0].strip() in wanted and ":" in x]
+        return {"lines": lines[:60], **smi(stage.runner, ["name", "driver_version", "compute_cap", "memory.total", "clocks.max.sm", "power.limit"])}
+
+    def compiler():
+        r = stage.run([nvcc(stage.runner), "--version"], 20)
+        return {"version": r.output.strip().split("\n")[-2:]}
+    stage.do_all([("nvidia-smi", query), ("nvcc", compiler)])
+
+
+def nvcc(runner):
+    p = os.environ.get("NVCC") or runner.which("nvcc")
+    if not p:
+        raise NoDevice("nvcc is not there: install the CUDA toolkit or set NVCC=path")
+    return p
+
+
+def architecture(runner):
+    major, minor = smi(runner, ["compute_cap"])["compute_cap"].split(".")
+    return os.environ.get("ARCH") or f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# build
+
+def path(*names):
+    return os.path.join(WORK, *names)
+
+
+CPU, CPU_PLAIN = "./train_gpt2", path("plain", "train_gpt2")
+CUDA, CUDA_FP32 = "./train_gpt2cu", path("fp32", "train_gpt2cu")
+
+
+def kernel_tests():
+    """name -> source; a file whose first lines say "emulator only" tests the emulator, not a kernel"""
+    found = {}
+    for source in sorted(glob.glob(os.path.join(ROOT, "test", "simt", "test_*.cu"))):
+        with open(source) as f:
+            head = "".join(f.readline() for _ in range(12))
+        if "emulator only" not in head:
+            found[os.path.basename(source)[len("test_"):-len(".cu")]] = os.path.relpath(source, ROOT)
+    return found
+
+
+def shadow(name):
+    """a directory in which make builds the same sources under other flags: the Makefile alone knows how"""
+    directory = os.path.join(ROOT, path(name))
+    os.makedirs(directory, exist_ok=True)
+    for entry in ("Makefile", "train_gpt2.cu", "llmc", "dev", "test"):
+        link = os.path.join(directory, entry)
+        if not os.path.lexists(link):
+            os.symlink(os.path.join(ROOT, entry), link)
+    return path(name)
+
+
+def stamp(product):
+    """the sum of the sources that it was built from"""
+    try:
+        with open(os.path.join(ROOT, product + ".sources")) as f:
+            return f.read()
+    except OSError:
+        return None
+
+
+def build(stage):
+    compiler, arch = nvcc(stage.runner), architecture(stage.runner)
+    cuda = ["make", "train_gpt2cu", "NVCC=" + compiler, "ARCH=" + arch]
+    # no OpenBLAS, no FMA, the narrowest vectors: the same sums, rounded elsewhere
+    plain = "-O2 -ffp-contract=off" + (" -march=x86-64-v2" if platform.machine() == "x86_64" else "")
+    flags = [compiler, "-std=c++17", "-O3", "-arch=" + arch, "-Xcompiler", "-Wall,-Wextra", "-I.", "-Illmc"]
+    libraries = ["-lcublasLt", "-lcublas"]
+
+    def make(target, command, product):
+        stage.run(command, 840)
+        if not os.path.exists(os.path.join(ROOT, product)):
+            raise Failed(f"{' '.join(command)}: ended well, but {product} is not there")
+        if command[0] != "make":
+            write_atomically(os.path.join(ROOT, product + ".sources"), stage.check.report.data["sources"])
+        return {"product": product}
+    work = [("trainer, CUDA bf16", make, "", cuda, CUDA),
+            ("trainer, CUDA FP32", make, "", [*cuda, "-C", shadow("fp32"), "PRECISION=FP32"], CUDA_FP32),
+            ("trainer, CPU", make, "", ["make", "train_gpt2"], CPU),
+            ("trainer, CPU, other rounding", make, "", ["make", "-C", shadow("plain"), "train_gpt2", "BLAS=0", "CXXFLAGS=" + plain], CPU_PLAIN)]
+    for name, causal in (("bench_causal", 1), ("bench_full", 0)):
+        work.append((name, make, "", [*flags, f"-DCAUSAL={causal}", "dev/gpu_bench.cu", "-o", path(name), *libraries], path(name)))
+    for name, source in kernel_tests().items():
+        work.append(("kernel test " + name, make, "", [*flags, "-Itest/simt", source, "-o", path("test_" + name), *libraries], path("test_" + name)))
+    for name, _, _, command, product in work:           # make knows what is up to date, nvcc does not
+        if command[0] == "make" or stamp(product) != stage.check.report.data["sources"] or not os.path.exists(os.path.join(ROOT, product)):
+            stage.items.pop(name, None)
+    stage.do_all(work, workers=max(2, min(8, (os.cpu_count() or 2) // 2)))
+
+
+def built(product):
+    if not os.path.exists(os.path.join(ROOT, product)):
+        raise NotBuilt(f"{product} was not built")
+    return product
+
+
+# ---------------------------------------------------------------------------------------------------------
+# kernels, sanitizer
+
+def read_tests(report, result):
+    """the tests of one binary, from its --json file; what it printed when it died before writing that"""
+    try:
+        with open(os.path.join(ROOT, report)) as f:
+            return [dict(t, ok=t["status"] in ("ok", "skipped"), ms=float(t["ms"])) for t in json.load(f)]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Failed(f"exit code {result.code} and no results in {report}; it printed:\n{result.tail()}")
+
+
+def kernels(stage):
+    def test(name):
+        binary, report = built(path("test_" + name)), path(f"test_{name}.json")
+        if os.path.exists(os.path.join(ROOT, report)):
+            os.remove(os.path.join(ROOT, report))
+        result = stage.run([binary, "--json", report], 60, fine=None)
+        tests = read_tests(report, result)
+        bad = [t["name"] for t in tests if not t["ok"]]
+        record = {"tests": tests, "ok": result.code == 0 and not bad and len(tests) > 0}
+        if not record["ok"]:
+            record["error"] = f"exit code {result.code}; failed: {', '.join(bad) or 'none named'}, of {len(tests)} tests\n{result.tail(25)}"
+        return record
+    found = kernel_tests()
+    if not found:
+        raise Failed("test/simt/test_*.cu: no kernel test found")
+    stage.do_all([(name, test, name) for name in found])
+
+
+SHORT_MS, SANITIZED_S = 30, 12      # of a test on the bare GPU; a sanitizer takes 20 to 100 times as long
+
+
+def sanitizer(stage):
+    tool = stage.runner.which("compute-sanitizer")
+    if not tool:
+        stage.record["note"] = "compute-sanitizer is not installed"
+        return
+
+    def check(kind, name):
+        """the longest of the short tests, or the shortest there is"""
+        tests = [t for t in stage.check.report.stage("kernels")["items"].get(name, {}).get("tests", []) if t["status"] == "ok"]
+        if not tests:
+            return {"test": None}
+        short = [t for t in tests if t["ms"] <= SHORT_MS]
+        test = max(short, key=lambda t: t["ms"]) if short else min(tests, key=lambda t: t["ms"])
+        result = stage.run([tool, "--tool", kind, "--error-exitcode", "9", built(path("test_" + name)), test["name"]], SANITIZED_S, slow_ok=True)
+        return {"test": test["name"], "finished": not result.timed_out}
+    names = sorted(kernel_tests(), key=lambda name: (not name.startswith("flash"), name))
+    stage.do_all([(f"{kind} {name}", check, kind, name) for name in names for kind in ("memcheck", "racecheck")])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# losses
+
+def encodings(text):
+    m = re.search(r"positional encodings:\n(.*?)\n\s*\n", text, re.S)
+    names = re.findall(r"^  (\w+)  +\S", m.group(1), re.M) if m else []
+    if not names:
+        raise Failed("train_gpt2 --help lists no positional encodings")
+    return names
+
+
+def write_data():
+    """the sources as text; GPT-2 tokens drawn at random"""
+    os.makedirs(os.path.join(ROOT, WORK), exist_ok=True)
+    sources = sorted(glob.glob(os.path.join(ROOT, "llmc", "**", "*.*h"), recursive=True)) + [os.path.join(ROOT, "train_gpt2.cu")]
+    with open(os.path.join(ROOT, path("text.txt")), "wb") as f:
+        for name in sources:
+            with open(name, "rb") as source:
+                f.write(source.read())
+    n = 600000
+    tokens = array.array("H", (t % 50257 for t in array.array("H", random.Random(1).randbytes(2 * n))))
+    with open(os.path.join(ROOT, path("tokens.bin")), "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253) + tokens.tobytes())
+
+
+def round_to_bf16(source, target, seed):
+    """a copy of a checkpoint as a directory to --load, every weight rounded to one of the two bf16 numbers beside it, at random"""
+    os.makedirs(target, exist_ok=True)
+    shutil.copy(os.path.join(source, "config.json"), target)
+    with open(os.path.join(source, "model.safetensors"), "rb") as f:
+        data = f.read()
+    at = 8 + struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:at])
+    if any(t["dtype"] != "F32" for name, t in header.items() if name != "__metadata__"):
+        raise Failed(f"{source}: wanted float32 tensors")
+    bits = array.array("I", data[at:])
+    noise = array.array("H", random.Random(seed).randbytes(2 * len(bits)))
+    rounded = array.array("I", [(b + r) & 0xFFFF0000 for b, r in zip(bits, noise)])
+    with open(os.path.join(target, "model.safetensors"), "wb") as f:
+        f.write(data[:at] + rounded.tobytes())
+
+
+def losses_of(directory):
+    try:
+        with open(os.path.join(ROOT, directory, "log.jsonl")) as f:
+            losses = [r["loss"] for r in map(json.loads, f) if r["kind"] == "train"]
+    except (OSError, ValueError, KeyError) as e:
+        raise Failed(f"{directory}/log.jsonl: {e}")
+    if not losses or any(not isinstance(x, (int, float)) or x != x for x in losses):
+        raise Failed(f"{directory}/log.jsonl: losses {losses}")
+    return losses
+
+
+def differences(a, b):
+    """the relative difference of two courses of the loss, step by step"""
+    if len(a) != len(b):
+        raise Failed(f"{len(a)} losses against {len(b)}")
+    return [abs(x - y) / max(abs(y), 1e-9) for x, y in zip(a, b)]
+
+
+def so_far(curves):
+    """for each step the largest of all curves up to it"""
+    return list(itertools.accumulate((max(step) for step in zip(*curves)), max))
+
+
+def train(stage, binary, out, flags, cap, **more):
+    shutil.rmtree(os.path.join(ROOT, out), ignore_errors=True)
+    return stage.run([built(binary), "--val_every", "0", "--sample_every", "0", "--out", out, *flags], cap, **more)
+
+
+def losses(stage):
+    text = path("text.txt")
+    data = ["--train_files", text, "--val_files", text, "--T", str(T), "--B", str(B)]
+    without_tf32 = {"NVIDIA_TF32_OVERRIDE": "0"}
+
+    def course(binary, out, load, **more):
+        train(stage, binary, out, [*data, "--load", load, "--steps", str(STEPS), "--lr", "1e-3"], 30, **more)
+        found = losses_of(out)
+        if len(found) != STEPS:
+            raise Failed(f"{out}: {len(found)} losses, wanted {STEPS}")
+        return found
+
+    def measure(pos):
+        """on the CPU: the course of the losses, and how much each kind of rounding changes it"""
+        here, one = path("losses", pos), ["--threads", "1"]
+        train(stage, CPU, here, [*data, *one, "--model", MODEL, "--pos", pos, "--steps", "1", "--lr", "0", "--checkpoint_every", "1"], 30)
+        start = os.path.join(here, "step_00000001")
+        cpu = course(CPU, here + "_cpu", start)
+        fp32 = so_far([differences(course(CPU_PLAIN, here + "_plain", start), cpu)])
+        bf16 = []
+        for seed in (1, 2, 3):
+            rounded = here + f"_rounded{seed}"
+            round_to_bf16(os.path.join(ROOT, start), os.path.join(ROOT, rounded), seed)
+            bf16.append(differences(course(CPU, here + "_cpu_rounded", rounded), cpu))
+        return {"losses": cpu, "fp32_error": fp32, "bf16_error": so_far(bf16)}
+
+    def compare(pos):
+        measured = [r for n, r in stage.items.items() if n.startswith("measured ") and r["ok"]]
+        own = stage.items.get("measured " + pos)
+        if not own or not own["ok"]:
+            raise (NotBuilt if own and own.get("not_built") else Failed)("the CPU's losses are missing")
+        record, start = {"ok": True}, path("losses", pos, "step_00000001")
+        for kind, binary, multiple, most, env in (("fp32", CUDA_FP32, FP32_MULTIPLE, FP32_MOST, without_tf32),
+                                                  ("bf16", CUDA, BF16_MULTIPLE, BF16_MOST, None)):
+            # a measured error may be small by luck, the median of all encodings' is not; rounding alone makes 2^-24
+            middle = (statistics.median(step) for step in zip(*(r[kind + "_error"] for r in measured)))
+            errors = [max(own_step, step, 2.0 ** -24) for own_step, step in zip(own[kind + "_error"], middle)]
+            found = course(binary, path("losses", f"{pos}_{kind}"), start, env=env)
+            apart = differences(found, own["losses"])
+            step = max(range(STEPS), key=lambda t: apart[t] / errors[t])        # where it is worst
+            record[kind] = {"losses": found, "step": step, "difference": apart[step], "measured_error": errors[step], "multiple": multiple,
+                            "bound": multiple * errors[step]}
+            if not any(own[kind + "_error"]) or multiple * errors[-1] > most:
+                record["ok"] = False
+                record["error"] = (f"{kind}: the measured error of {own[kind + '_error'][-1]:.2g} bounds nothing (wanted: above 0, at most "
+                                   f"{most / multiple:.2g})")
+            elif apart[step] > multiple * errors[step]:
+                record["ok"] = False
+                record["error"] = (f"{kind}: at step {step} the loss differs from the CPU's by {apart[step]:.3g}, "
+                                   f"wanted at most {multiple} x the measured error {errors[step]:.3g}")
+        return record
+    write_data()
+    names = encodings(stage.run([built(CPU), "--help"], 10).output)
+    stage.total = 2 * len(names)
+    stage.do_all([("measured " + pos, measure, pos) for pos in names], workers=max(1, min(8, (os.cpu_count() or 2) // 2)))
+    stage.do_all([(pos, compare, pos) for pos in names])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# bench, train, eval, pytorch
+
+def json_lines(stage, command, cap, beside=None):
+    """runs a program that prints one JSON object a result, each with its key and kept as it comes"""
+    def keep(line, _):
+        try:
+            record = json.loads(line)
+            key = record.pop("key")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return
+        record.setdefault("ok", True)
+        stage.put(key, record)
+        stage.done += 1
+        stage.check.progress(stage, key, record)
+    done = path(stage.name + "_done.txt")
+    write_atomically(os.path.join(ROOT, done), "".join(key + "\n" for key in stage.items))
+    return stage.run([*command, "--skip", done, *(["--quick"] if stage.check.options.quick else [])], cap, on_line=keep, beside=beside)
+
+
+def bench(stage):
+    watch = [stage.runner.which("nvidia-smi"), "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-lms", "200"]
+    for name in ("bench_causal", "bench_full"):
+        result = json_lines(stage, [built(path(name))], 90, beside=watch)
+        mhz = sorted(int(x) for x in result.beside.split() if x.isdigit())
+        if mhz:
+            stage.put("clocks " + name, {"ok": True, "sm_mhz": {"least": mhz[0], "median": mhz[len(mhz) // 2], "most": mhz[-1]}})
+
+
+SIZES = [("tiny", "tiny", 32), ("124M", "small", 16), ("350M", "medium", 8)]    # name, --model, sequences in a batch
+TRAINED, TRAIN_STEPS, WARM_UP = ("none", "cable", "alibi", "rope"), 14, 4
+OUT_OF_MEMORY = 4                                       # llmc/common.h: EXIT_OUT_OF_MEMORY
+
+
+def memory_watch(runner):
+    return [runner.which("nvidia-smi"), "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "50"]
+
+
+def peak_mib(result):
+    used = [int(x) for x in result.beside.split() if x.isdigit()]
+    return max(used) if used else None
+
+
+def training(stage):
+    write_data()
+    tokens, batches = path("tokens.bin"), {}
+
+    def measure(size, model, most, pos):
+        b = batches.setdefault(size, most)
+        while True:
+            out = path("train", f"{size}_{pos}")
+            result = train(stage, CUDA, out, ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", pos, "--T", "1024",
+                                              "--B", str(b), "--steps", str(TRAIN_STEPS)], 40, fine=(0, OUT_OF_MEMORY),
+                           beside=memory_watch(stage.runner))
+            if result.code == 0:
+                break
+            if b == 1:
+                raise Failed(f"out of memory with one sequence\n{result.tail(4)}")
+            b = batches[size] = b // 2
+        with open(os.path.join(ROOT, out, "log.jsonl")) as f:
+            steps = [r for r in map(json.loads, f) if r["kind"] == "train"][WARM_UP:]
+        if len(steps) != TRAIN_STEPS - WARM_UP:
+            raise Failed(f"{out}/log.jsonl: {len(steps) + WARM_UP} steps, wanted {TRAIN_STEPS}")
+        record = {"size": size, "pos": pos, "B": b, "T": 1024, "ms": statistics.median(r["ms"] for r in steps), "peak_mib": peak_mib(result)}
+        record["tokens_per_s"] = 1000 * b * 1024 / record["ms"]
+        mfu = [r["mfu"] for r in steps if r.get("mfu")]
+        return dict(record, mfu=statistics.median(mfu)) if mfu else record
+    sizes = SIZES[:2] if stage.check.options.quick else SIZES
+    stage.do_all([(f"{size} {pos}", measure, size, model, most, pos) for size, model, most in sizes for pos in TRAINED])
+
+
+LENGTHS, EVALUATED = (1024, 16384, 32768, 65536, 131072), 131072
+
+
+def evaluation(stage):
+    """every length over the same 131,072 tokens; the first length also pays for the start and is not reported"""
+    write_data()
+    tokens = path("tokens.bin")
+
+    def evaluate(out, lengths, count, skipping, **more):
+        train(stage, CUDA, out, ["--train_files", tokens, "--val_files", tokens, "--model", "small", "--pos", "cable", "--T", "1024", "--B", "1",
+                                 "--steps", "1", "--lr", "0", "--seed", "0", "--eval_tokens", str(count), "--tile_skip", skipping,
+                                 "--eval_lengths", ",".join(map(str, lengths))], 35, **more)
+        with open(os.path.join(ROOT, out, "log.jsonl")) as f:
+            found = {r["T"]: r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"}
+        if list(found) != list(lengths) or any(not isinstance(x, float) or x != x for x in found.values()):
+            raise Failed(f"{out}/log.jsonl: losses {found}, wanted one for each of {list(lengths)}")
+        return found
+
+    def measure():
+        rows, live = [], []
+
+        def row(line, seconds):
+            if re.match(r"\s*\d+ +\d+ +\d+ +\d+ +[\d.]+ +\S+\s*$", line):
+                rows.append((int(line.split()[0]), seconds))
+            elif "live" in line:
+                live.append(line.strip())
+        found = evaluate(path("eval"), LENGTHS, EVALUATED, "default", on_line=row)
+        if [t for t, _ in rows] != list(LENGTHS):
+            raise Failed(f"the table has the lengths {[t for t, _ in rows]}, wanted {list(LENGTHS)}")
+        windows = {str(t): (seconds - rows[i][1]) * t / EVALUATED for i, (t, seconds) in enumerate(rows[1:])}
+        return {"seconds_per_window": windows, "ratio": windows["131072"] / windows["16384"], "live": live,
+                "losses": {str(t): x for t, x in found.items()}}
+
+    def exact():
+        """skipping in its exact mode must not change a bit"""
+        a, b = (evaluate(path("eval_" + mode), (16384,), 32768, mode)[16384] for mode in ("exact", "off"))
+        if a != b:
+            raise Failed(f"T = 16,384: loss {a!r} with --tile_skip exact, {b!r} with off: wanted the same bits")
+        return {"loss": a}
+    stage.do_all([("124M cable", measure), ("exact skipping", exact)])
+
+
+def pytorch(stage):
+    python = stage.runner.which("python3") or sys.executable
+    found = stage.run([python, "-c", "import torch, torch.nn.attention; assert torch.cuda.is_available(); print(torch.__version__)"],
+                      40, fine=None)
+    if found.code != 0:
+        stage.record["note"] = "python3 has no torch of version 2.3 or newer that sees the GPU"
+        return
+    stage.record["note"] = "torch " + found.output.strip().split("\n")[-1]
+    json_lines(stage, [python, "dev/gpu_bench_pytorch.py"], 65)
+
+
+# name, function, cap in seconds; without the build at most 9 minutes
+STAGES = [("device", device, 15), ("build", build, 1500), ("kernels", kernels, 80), ("losses", losses, 90), ("sanitizer", sanitizer, 60),
+          ("bench", bench, 90), ("train", training, 75), ("eval", evaluation, 40), ("pytorch", pytorch, 85)]
+STAGE_NAMES = [s[0] for s in STAGES]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# driver
+
+def commit_and_sources(runner):
+    """the commit, "-dirty" behind it when files differ; and a sum of everything the results depend on"""
+    head = runner.run(["git", "rev-parse", "--short=12", "HEAD"], 10)
+    commit = head.output.strip() if head.code == 0 else "nogit"
+    status = runner.run(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!dev/results"], 20)
+    if head.code == 0 and status.output.strip():
+        commit += "-dirty"
+    total = hashlib.sha256()
+    names = ["Makefile", "train_gpt2.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py", "dev/gpu_check.py"]
+    for pattern in ("llmc/**/*", "test/simt/*"):
+        names += [os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)]
+    for name in sorted(names):
+        full = os.path.join(ROOT, name)
+        if os.path.isfile(full):
+            with open(full, "rb") as f:
+                total.update(name.encode() + b"\0" + hashlib.sha256(f.read()).digest())
+    return commit, total.hexdigest()[:16]
+
+
+class Check:
+    def __init__(self, options, runner, clock=time.monotonic, stages=None):
+        self.options, self.runner, self.clock, self.stages = options, runner, clock, stages or STAGES
+        self.remaining = 0.0                            # the caps of the stages to come
+        gpu = smi(runner, ["name"])["name"]
+        nvcc(runner)
+        commit, sources = commit_and_sources(runner)
+        self.report = Report(options.results, gpu, commit, sources)
+        for name in options.again:
+            self.report.data["stages"].pop(name, None)
+
+    def say(self, text):
+        print(text, file=sys.stderr, flush=True)
+
+    def progress(self, stage, name, record):
+        left = stage.left()
+        if stage.total and stage.done:                  # by what is done, but never beyond the cap
+            left = min(left, (self.clock() - stage.began) / stage.done * (stage.total - stage.done))
+        verdict = "ok" if record["ok"] else "FAILED"
+        of = f" {stage.done}/{stage.total}" if stage.total else ""
+        self.say(f"[{stage.name}{of}] {name}: {verdict}; at most {max(0, left + self.remaining) / 60:.1f} min left")
+        if not record["ok"]:
+            self.say("    " + record.get("error", "").replace("\n", "\n    "))
+
+    def run_stage(self, name, work, cap):
+        stage = Stage(name, cap, self)
+        stage.record["status"] = "unfinished"
+        stage.record.pop("error", None)
+        try:
+            work(stage)
+            bad = [n for n, r in stage.items.items() if not r["ok"]]
+            stage.record["status"] = "failed" if bad else "ok" if stage.items else "skipped"
+            if any(stage.items[n].get("not_built") for n in bad):
+                stage.record.update(status="unfinished", error="what it needs was not built")
+            elif not stage.items and not stage.record.get("note"):
+                stage.record.update(status="failed", error="the stage has no results")
+        except OutOfTime:
+            stage.record["error"] = f"the stage's cap of {cap} s came before its end; run again to go on"
+        except Failed as e:
+            stage.record.update(status="unfinished" if isinstance(e, NotBuilt) else "failed", error=str(e))
+        finally:                                        # interrupted: it stays "unfinished"
+            stage.record["seconds"] = stage.before + self.clock() - stage.began
+            self.report.save()
+            self.report.save_markdown()
+        self.say(f"== {name}: {stage.record['status']}, {stage.record['seconds']:.0f} s"
+                 + "".join(f"; {stage.record[k]}" for k in ("note", "error") if k in stage.record))
+
+    def run(self):
+        wanted = [s for s in self.stages if not self.options.only or s[0] in self.options.only]
+        if self.report.kept:
+            self.say(f"going on with {self.report.path}")
+        todo = [s for s in wanted if self.report.stage(s[0])["status"] == "unfinished" or s[0] == "build"]
+        for i, (name, work, cap) in enumerate(todo):
+            self.remaining = sum(s[2] for s in todo[i + 1:])
+            self.run_stage(name, work, cap)
+        self.report.save()
+        self.report.save_markdown()
+        states = {name: self.report.stage(name)["status"] for name, *_ in wanted}
+        bad = [f"{name} {state}" for name, state in states.items() if state in ("failed", "unfinished")]
+        self.say(f"{self.report.path[:-5]}.md: " + ("FAILED: " + ", ".join(bad) if bad else "all stages passed"))
+        return 1 if bad else 0
+
+
+def parse(arguments):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = lambda text: text.split(",")                # noqa: E731
+    p.add_argument("--again", action="extend", type=names, default=[], metavar="STAGE", help="forget its results and do it anew")
+    p.add_argument("--only", action="extend", type=names, default=[], metavar="STAGE", help="these stages alone")
+    p.add_argument("--quick", action="store_true", help="fewer shapes in bench, train and pytorch")
+    p.add_argument("--results", default=os.path.join(ROOT, "dev", "results"), help="directory of the results [dev/results]")
+    p.add_argument("--list", action="store_true", help="name the stages and their caps")
+    options = p.parse_args(arguments)
+    for name in options.again + options.only:
+        if name not in STAGE_NAMES:
+            p.error(f"no stage {name!r}; wanted one of {', '.join(STAGE_NAMES)}")
+    return options
+
+
+def main(arguments, runner=None):
+    options = parse(arguments)
+    if options.list:
+        for name, _, cap in STAGES:
+            print(f"{name:10} {cap:5} s")
+        return 0
+    runner = runner or Runner()
+    os.makedirs(os.path.join(ROOT, WORK), exist_ok=True)
+    with open(os.path.join(ROOT, WORK, "lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print(f"another gpu-check is running here ({WORK}/lock)", file=sys.stderr)
+            return 2
+        try:
+            return Check(options, runner).run()
+        except NoDevice as e:
+            print(f"gpu-check needs a GPU and nvcc: {e}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            runner.end_all()
+            print("interrupted; what was obtained is kept, run again to go on", file=sys.stderr)
+            return 130
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""ptxas_budget.py -- registers, spills and static shared memory of every CUDA kernel, against dev/ptxas_budget.json. No GPU needed.
+
+    dev/ptxas_budget.py                     compiles train_gpt2.cu and test/simt/test_flash_*.cu for sm_80 and sm_90a, compares
+    dev/ptxas_budget.py LOG...              compares what `nvcc -Xptxas -v` wrote into these files
+    dev/ptxas_budget.py --update [LOG...]   writes the budget from what was found
+                        --budget FILE       instead of dev/ptxas_budget.json
+                        --sass FILE         output of `cuobjdump -sass` to count instructions in
+
+A spill or a register more than budgeted, more static shared memory, or a kernel without a budget fails. Registers depend on
+the compiler: under another version of nvcc than the budget's only spills and unknown kernels fail. Where cuobjdump is, the
+tensor-core attention kernels must hold tensor-core, asynchronous-copy and matrix-load instructions.
+"""
+import argparse
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+ARCHS = ("sm_80", "sm_90a")
+FIELDS = ("registers", "spill_stores", "spill_loads", "static_shared")
+UPDATE = "dev/ptxas_budget.py --update"
+INSTRUCTIONS = {"HMMA": "tensor cores are not used", "LDGSTS": "cp.async became something else", "LDSM": "ldmatrix became something else"}
+TENSOR_CORE = re.compile(r"flash_(forward|backward_dkdv|backward_dq)_kernel\b")
+
+
+def stop(text):
+    print(f"ptxas_budget: {text}", file=sys.stderr)
+    sys.exit(1)
+
+
+def parse_log(text):
+    """{(mangled name, arch): {field: number}}"""
+    found, name, spills = {}, None, None
+    for line in text.split("\n"):
+        m = re.search(r"Compiling entry function '([^']+)' for '([^']+)'", line)
+        if m:
+            name, spills = (m.group(1), m.group(2)), None
+            continue
+        m = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
+        if m and name and spills is None:               # later ones belong to functions that were not inlined
+            spills = (int(m.group(2)), int(m.group(3)))
+            continue
+        m = re.search(r"Used (\d+) registers", line)
+        if m and name:
+            if spills is None:
+                stop(f"{name[0]}: its spills are missing; was the log made by -Xptxas -v?")
+            shared = re.search(r"(\d+) bytes smem", line)
+            found[name] = dict(zip(FIELDS, (int(m.group(1)), *spills, int(shared.group(1)) if shared else 0)))
+            name = None
+    return found
+
+
+def demangle(names):
+    """mangled -> kernel<arguments>, without its parameters"""
+    names = sorted(set(names))
+    tool = shutil.which("c++filt") or shutil.which("cu++filt")
+    if not tool:
+        stop("no c++filt (it comes with binutils)")
+    p = subprocess.run([tool, "-p"], input="\n".join(names) + "\n", stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    return dict(zip(names, (re.sub(r"^void ", "", x).replace("> >", ">>") for x in p.stdout.split("\n"))))
+
+
+def by_kernel(found):
+    """{kernel: {arch: {field: most}}}: two files may compile the same kernel"""
+    readable, kernels = demangle(name for name, _ in found), {}
+    for (name, arch), values in sorted(found.items()):
+        known = kernels.setdefault(readable[name], {}).setdefault(arch, dict(values))
+        kernels[readable[name]][arch] = {f: max(known[f], values[f]) for f in FIELDS}
+    return kernels
+
+
+def compare(kernels, budget, same_compiler):
+    """one line for each breach"""
+    breaches = []
+    for kernel, archs in sorted(kernels.items()):
+        for arch, values in sorted(archs.items()):
+            allowed = budget.get(kernel, {}).get(arch)
+            if allowed is None:
+                breaches.append(f"{kernel}, {arch}: has no budget; found " + ", ".join(f"{f} {values[f]}" for f in FIELDS))
+                continue
+            for f in FIELDS:
+                if values[f] > allowed[f] and (same_compiler or f.startswith("spill")):
+                    breaches.append(f"{kernel}, {arch}: {f.replace('_', ' ')}: found {values[f]}, budget {allowed[f]}")
+    return breaches
+
+
+def count_instructions(sass):
+    """{mangled name: {instruction: count}} of `cuobjdump -sass`, the least over the architectures"""
+    counts, name = {}, None
+    for line in sass.split("\n"):
+        m = re.match(r"\s*Function\s*:\s*(\S+)", line)
+        if m:
+            name = m.group(1)
+            counts.setdefault(name, []).append(dict.fromkeys(INSTRUCTIONS, 0))
+            continue
+        m = re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z0-9]+)", line)
+        if m and name and m.group(1) in INSTRUCTIONS:
+            counts[name][-1][m.group(1)] += 1
+    return {n: {i: min(c[i] for c in several) for i in INSTRUCTIONS} for n, several in counts.items()}
+
+
+def check_instructions(sass):
+    counts = count_instructions(sass)
+    readable, breaches, seen = demangle(counts), [], 0
+    for name, found in sorted(counts.items()):
+        if TENSOR_CORE.match(readable[name]):
+            seen += 1
+            print(f"  {readable[name]}: " + ", ".join(f"{n} {i}" for i, n in found.items()))
+            breaches += [f"{readable[name]}: no {i}: {why}" for i, why in INSTRUCTIONS.items() if found[i] == 0]
+    print(f"tensor-core instructions counted in {seen} attention kernels")
+    return breaches if seen else ["no tensor-core attention kernel in the disassembly"]
+
+
+def compiler_version(nvcc):
+    p = subprocess.run([nvcc, "--version"], stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    m = re.search(r"release (\d+\.\d+)", p.stdout)
+    return m.group(1) if m else "unknown"
+
+
+def compile_all(nvcc, directory):
+    """log and object files; each source is compiled once, for all architectures"""
+    gencode = [x for a in ARCHS for x in ("-gencode", f"arch={a.replace('sm', 'compute')},code={a}")]
+    log, objects = "", []
+    flash = sorted(glob.glob(os.path.join(ROOT, "test", "simt", "test_flash_*.cu")))
+    for source in [os.path.join(ROOT, "train_gpt2.cu"), *flash]:
+        objects.append(os.path.join(directory, os.path.basename(source) + ".o"))
+        print(f"compiling {os.path.relpath(source, ROOT)} for {', '.join(ARCHS)}", flush=True)
+        p = subprocess.run([nvcc, "-std=c++17", "-O3", "--threads", "2", *gencode, "-Xptxas", "-v", "-I", ROOT, "-I", os.path.join(ROOT, "llmc"),
+                            "-c", source, "-o", objects[-1]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+        if p.returncode != 0:
+            errors = [x for x in p.stdout.split("\n") if not x.startswith(("ptxas info", "    "))]
+            stop(f"{os.path.relpath(source, ROOT)} does not compile:\n" + "\n".join(errors[:15]))
+        log += p.stdout
+    return log, objects
+
+
+def disassemble(cuobjdump, objects):
+    return "".join(subprocess.run([cuobjdump, "-sass", o], stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout for o in objects)
+
+
+def write_budget(path, kernels, version):
+    text = ",\n".join(f"    {json.dumps(k)}: {{\n" + ",\n".join(f"      {json.dumps(a)}: {json.dumps(v)}" for a, v in sorted(archs.items())) + "}"
+                      for k, archs in sorted(kernels.items()))
+    with open(path + ".tmp", "w") as f:
+        f.write(f'{{\n  "nvcc": {json.dumps(version)},\n  "kernels": {{\n{text}\n  }}\n}}\n')
+    os.replace(path + ".tmp", path)
+
+
+def read_budget(path):
+    try:
+        with open(path) as f:
+            budget = json.load(f)
+        budget["nvcc"], budget["kernels"]
+        return budget
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        stop(f"{path}: no budget in it ({e}); `{UPDATE}` writes one")
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("logs", nargs="*", metavar="LOG")
+    p.add_argument("--update", action="store_true")
+    p.add_argument("--budget", default=os.path.join(ROOT, "dev", "ptxas_budget.json"))
+    p.add_argument("--sass")
+    p.add_argument("--nvcc-version", help="of the compiler that wrote the logs, such as 13.0 [that of nvcc, or the budget's]")
+    return p.parse_args()
+
+
+def main():
+    args = parse()
+    usual = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
+    nvcc = os.environ.get("NVCC") or shutil.which("nvcc") or (usual if os.path.exists(usual) else None)
+    sass = ""
+    if args.logs:
+        log = "".join(open(name, errors="replace").read() for name in args.logs)
+    elif not nvcc:
+        print("#" * 88 + "\n## SKIPPED: there is no nvcc here. Registers and spills of the kernels were NOT checked. ##\n" + "#" * 88)
+        return 0
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            log, objects = compile_all(nvcc, directory)
+            cuobjdump = shutil.which("cuobjdump") or os.path.join(os.path.dirname(nvcc), "cuobjdump")
+            if os.path.exists(cuobjdump):
+                sass = disassemble(cuobjdump, objects)
+            else:
+                print("no cuobjdump here: tensor-core instructions were not counted")
+    if args.sass:
+        with open(args.sass) as f:
+            sass = f.read()
+    kernels = by_kernel(parse_log(log))
+    if not kernels:
+        stop("no kernel in the log; was it made by -Xptxas -v?")
+    version = args.nvcc_version or (compiler_version(nvcc) if nvcc else None)
+    breaches = check_instructions(sass) if sass else []
+    if args.update:
+        write_budget(args.budget, kernels, version or "unknown")
+        spilled = [f"{k}, {a}: {v['spill_stores']} bytes" for k, archs in sorted(kernels.items()) for a, v in archs.items() if v["spill_stores"]]
+        print(f"{args.budget}: {len(kernels)} kernels" + ("; these spill:\n  " + "\n  ".join(spilled) if spilled else ", none spills"))
+    else:
+        budget = read_budget(args.budget)
+        same = version in (None, budget["nvcc"])
+        if not same:
+            print(f"nvcc {version}, but the budget is of nvcc {budget['nvcc']}: registers and shared memory are not compared")
+        breaches += compare(kernels, budget["kernels"], same)
+        spilling = sorted(k for k, archs in budget["kernels"].items() if any(v["spill_stores"] for v in archs.values()))
+        if spilling:
+            print(f"{len(spilling)} kernels are allowed to spill (wanted: none): {', '.join(spilling[:4])}{' ...' if len(spilling) > 4 else ''}")
+        gone = sorted(set(budget["kernels"]) - set(kernels))
+        if gone and not args.logs:
+            print(f"{len(gone)} budgeted kernels are gone, `{UPDATE}` forgets them: {', '.join(gone[:5])}{' ...' if len(gone) > 5 else ''}")
+    if breaches:
+        print("\n".join(breaches) + f"\n{len(breaches)} breaches of {os.path.relpath(args.budget, ROOT)}; if they are meant: {UPDATE}", file=sys.stderr)
+        return 1
+    print(f"{len(kernels)} kernels, {sum(map(len, kernels.values()))} builds of them: within their budget")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
