@@ -11,6 +11,7 @@
 #include "llmc/gelu.cuh"
 #include "llmc/generate.h"
 #include "llmc/gpu.h"
+#include "llmc/hellaswag.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/run.h"
@@ -492,8 +493,14 @@ std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const To
     return prompt_ids(o.dump_bias.substr((size_t)used), c.V, tokenizer);
 }
 
-// What is to be done with a trained model: --eval_lengths, --generate, --dump_bias
-void use_model(GPT2& model, const Options& o, const TokenFiles* val, const Tokenizer* tokenizer, Log& log) {
+// What is to be done with a trained model: --eval_lengths, --hellaswag, --generate, --dump_bias
+void use_model(GPT2& model, const Options& o, const TokenFiles* val, const HellaSwag* hellaswag, const Tokenizer* tokenizer, Log& log) {
+    if (hellaswag != nullptr) {
+        Activations acts = activations_describe(model, o.B, o.T, Purpose::Evaluate, 0);
+        activations_allocate(acts);
+        report_hellaswag(model, acts, *hellaswag, 0, log);
+        activations_free(acts);
+    }
     if (!o.eval_lengths.empty()) { evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, log); }
     if (o.is_given("generate")) {
         const double start = wall_seconds();
@@ -504,28 +511,15 @@ void use_model(GPT2& model, const Options& o, const TokenFiles* val, const Token
     if (!o.dump_bias.empty()) {
         int layer, head;
         const std::vector<int> ids = parse_dump_bias(o, model.config, tokenizer, layer, head);
-        const int T = (int)ids.size();
-        Activations acts = activations_describe(model, 1, T, Purpose::Generate, 0);
-        activations_allocate(acts);
-        std::vector<float> logits;
-        forward_logits(model, acts, ids.data(), T, 0, logits);
-        const std::vector<float> bias = bias_matrix(position_view(model, acts, layer, 1, T), head, T, model.stream);
-        activations_free(acts);
-        Json j = {{"pos", model.config.position.name}, {"layer", layer}, {"head", head}, {"tokens", Json::array()}, {"bias", Json::array()}};
-        for (int i = 0; i < T; i++) {
-            j["tokens"].push_back(tokenizer != nullptr ? tokenizer->decode(ids[i], i == 0) : std::to_string(ids[i]));
-            j["bias"].push_back(std::vector<float>(bias.begin() + (long)i * T, bias.begin() + (long)(i + 1) * T));
-        }
-        const std::string path = o.out + strprintf("/bias_%d_%d.json", layer, head);
-        io_mkdirs(o.out);
-        write_text(path, json_text(j) + "\n");
-        printf("wrote %s\n", path.c_str());
+        std::vector<std::string> labels;
+        for (int id : ids) { labels.push_back(tokenizer != nullptr ? tokenizer->decode(id, labels.empty()) : std::to_string(id)); }
+        write_bias(model, ids, labels, layer, head, o.out);
     }
 }
 
 // Trains from state.step to options.steps; returns the exit code.
 int train(GPT2& model, Activations& acts, const Options& o, const Gpu& gpu, RunState& state, const TokenFiles& files, const TokenFiles* val,
-          const Tokenizer* tokenizer, const std::string& out, Log& log) {
+          const HellaSwag* hellaswag, const Tokenizer* tokenizer, const std::string& out, Log& log) {
     const int B = acts.B, T = acts.T, samples = (int)(o.total_batch / T), micro_batches = samples / B;
     const int64_t first_step = state.step;
     std::vector<int> tokens((size_t)o.total_batch), targets((size_t)o.total_batch);
@@ -547,6 +541,7 @@ int train(GPT2& model, Activations& acts, const Options& o, const Gpu& gpu, RunS
             const double loss = evaluate(model, acts, *val, T, 0, limit).loss;
             printf("val loss %f\n", loss);
             log.val(step, loss);
+            if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, log); }
         }
         if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) {
             printf("generating:\n---\n");
@@ -608,11 +603,11 @@ int gpt2_main(int argc, char** argv) {
     set_threads(o.threads);
     const Gpu gpu = o.list ? Gpu() : find_gpu();                // a GPU that cannot be used is reported before the work
     // 1. what to do, and with which data
-    const bool uses = !o.eval_lengths.empty() || o.is_given("generate") || !o.dump_bias.empty();
+    const bool uses = !o.eval_lengths.empty() || !o.hellaswag.empty() || o.is_given("generate") || !o.dump_bias.empty();
     const bool trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
     check(trains || o.list || o.check || !o.load.empty() || o.resume,
-          "--eval_lengths, --generate and --dump_bias want a model: --load, or --steps to train one first");
+          "--eval_lengths, --hellaswag, --generate and --dump_bias want a model: --load, or --steps to train one first");
     std::unique_ptr<OutputLock> lock;
     if (o.resume && !o.list && !o.check && is_directory(o.out)) {       // held, and put in order, before a checkpoint is chosen
         lock = std::make_unique<OutputLock>(o.out);
@@ -631,6 +626,8 @@ int gpt2_main(int argc, char** argv) {
     config.position.tile_skip = parse_tile_skip(o.tile_skip);
     o.T = config.T;
     const std::unique_ptr<Tokenizer> tokenizer = o.list ? nullptr : find_tokenizer(o.tokenizer, source, config.V);
+    std::unique_ptr<HellaSwag> hellaswag;
+    if (!o.list && !o.hellaswag.empty()) { hellaswag = std::make_unique<HellaSwag>(load_hellaswag(o.hellaswag, config.V)); }
     int layer, head;                                                            // what follows is refused before the work, not after it
     if (!o.list && !o.dump_bias.empty()) { parse_dump_bias(o, config, tokenizer.get(), layer, head); }
     if (!o.list && o.is_given("generate")) { prompt_ids(o.generate, config.V, tokenizer.get()); }
@@ -685,11 +682,11 @@ int gpt2_main(int argc, char** argv) {
     if (trains) {
         catch_signals();
         activations_allocate(acts);
-        code = train(model, acts, o, gpu, state, *files, val.get(), tokenizer.get(), o.out, log);
+        code = train(model, acts, o, gpu, state, *files, val.get(), hellaswag.get(), tokenizer.get(), o.out, log);
         activations_free(acts);
         release_signals();
     }
-    if (code == 0) { use_model(model, o, val.get(), tokenizer.get(), log); }
+    if (code == 0) { use_model(model, o, val.get(), trains ? nullptr : hellaswag.get(), tokenizer.get(), log); }
     gpt2_free(model);
     return code;
 }

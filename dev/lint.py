@@ -58,6 +58,7 @@ FLOORS = {
     "import.h": (3, ""),
     "evaluate.h": (4, ""),
     "generate.h": (4, "evaluate.h"),
+    "hellaswag.h": (4, "evaluate.h"),
     "retrieval.h": (4, ""),
     "run.h": (4, "generate.h"),
 }

@@ -41,6 +41,8 @@ enum OnResume { FREE, SAME };
       "training shards: a file or a glob; .txt files are read as bytes") \
     X(Text, val_files, "-j", "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", any(), FREE, \
       "validation shards, likewise") \
+    X(Text, hellaswag, "", "", any(), FREE, \
+      "multiple-choice file of data/hellaswag.py: scored at each validation, or after --load") \
     X(Text, tokenizer, "", "", any(), FREE, "vocabulary file, to print text instead of token ids") \
     GROUP("Model") \
     X(Text, load, "-e", "", any(), FREE, \

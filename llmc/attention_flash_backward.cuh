@@ -485,7 +485,7 @@ template <bool Causal, FlashBias K, int HS> void flash_backward_of(const FlashAr
 }
 
 // Overwrites the q, k and v columns of dqkv; dS and dg (B*NH,stride) at 0 .. T-1, as CableBias::backward leaves them, before the
-// suffix sum; dtable (B*NH,table_entries), as ToeplitzBias::backward leaves it. D of p is not read.
+// suffix sum; dtable (B*NH,table_entries), as ToeplitzBias::backward leaves it.
 // false: no kernel for this head size.
 template <bool Causal, FlashBias K> bool flash_backward(const FlashArgs& p, float* scratch, Stream stream) {
     if (K == FlashBias::Toeplitz) {

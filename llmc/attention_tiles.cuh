@@ -27,8 +27,7 @@ struct FlashArgs {
     // backward
     const bf16* dout;           // (B,T,C)
     bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten
-    const float* D;             // (B*NH,stride) sum_d dout out
-    float *dS, *dg, *dtable;    // overwritten: dS, dg (B*NH,stride), before the suffix sum; dtable: partial sums
+    float *dS, *dg, *dtable;    // overwritten: dS, dg (B*NH,stride), before the suffix sum; dtable (B*NH,table_entries), complete
 };
 
 // ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
 #define LLMC_EVALUATE_H
 
 #include "attention.cuh"
+#include "checkpoint.h"
 #include "classifier.cuh"
 #include "dataloader.h"
 #include "json.h"
@@ -34,6 +35,12 @@ struct Progress {
     }
     ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 30, ""); } }
 };
+
+#if defined(CUDA_BUILD)
+constexpr int EVALUATION_TOKENS = 32768;        // of a batch
+#else
+constexpr int EVALUATION_TOKENS = 2048;
+#endif
 
 struct Evaluation {
     int T = 0, stride = 0;
@@ -108,7 +115,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
             printf("%8d %8s %10s %12s %10s %10s   %s has no positions beyond %d\n", T, "-", "-", "-", "-", "-", position.name.c_str(), reach);
             continue;
         }
-        const int B = std::max(1, 2048 / T);
+        const int B = std::max(1, EVALUATION_TOKENS / T);
         auto acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
         activations_allocate(acts);
         const Evaluation e = evaluate(model, acts, files, T, stride, limit);
@@ -153,6 +160,24 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
         device_free(out);
     });
     return host;
+}
+
+// Writes DIRECTORY/bias_LAYER_HEAD.json for scripts/plot.py: the bias over the tokens `ids`, which are shown as `labels`.
+template <class Model>
+void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head, const std::string& directory) {
+    const int T = (int)ids.size();
+    auto acts = activations_describe(model, 1, T, Purpose::Generate, 0);
+    activations_allocate(acts);
+    std::vector<float> logits;
+    forward_logits(model, acts, ids.data(), T, 0, logits);
+    const std::vector<float> bias = bias_matrix(position_view(model, acts, layer, 1, T), head, T, model.stream);
+    activations_free(acts);
+    Json j = {{"pos", model.config.position.name}, {"layer", layer}, {"head", head}, {"tokens", labels}, {"bias", Json::array()}};
+    for (int i = 0; i < T; i++) { j["bias"].push_back(std::vector<float>(bias.begin() + (long)i * T, bias.begin() + (long)(i + 1) * T)); }
+    const std::string path = directory + strprintf("/bias_%d_%d.json", layer, head);
+    io_mkdirs(directory);
+    write_text(path, json_text(j) + "\n");
+    printf("wrote %s\n", path.c_str());
 }
 
 #endif

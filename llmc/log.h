@@ -130,6 +130,11 @@ struct Log {
         record({{"kind", "val"}, {"step", step}, {"loss", loss}});
     }
 
+    void hellaswag(int64_t step, double accuracy) {
+        main_log.append(strprintf("s:%lld eval:%.4f", (long long)step, accuracy));
+        record({{"kind", "hellaswag"}, {"step", step}, {"acc_norm", accuracy}});
+    }
+
     // Any other object with a "kind". Its "step" lets resuming tell whether it stays. NaN is written as null.
     void record(const Json& j) { json_log.append(json_text(j)); }
 
