@@ -107,6 +107,26 @@ inline std::string attention_description(const PositionConfig& position, int HS)
 #endif
 }
 
+// The share of the causal tiles that the last attention_forward computed for a batch's first sequence, from its scratch; 1 where
+// nothing could be skipped.
+inline double live_tile_share(const float* scratch, const PositionConfig& position, int T, int NH, int HS, Stream stream) {
+#if defined(CUDA_BUILD)
+    bool skips = false;
+    PositionView v;
+    v.config = &position;
+    with_position(v, [&](auto p) {
+        using Flash = FlashOf<decltype(p.bias())>;
+        if constexpr (Flash::exists) { skips = Flash::kind == FlashBias::Linear || Flash::kind == FlashBias::Distance; }
+    });
+    if (!skips || sizeof(floatX) != sizeof(bf16) || (HS != 64 && HS != 128) || T < TILE_SKIP_T || position.tile_skip == TileSkip::Off) { return 1.0; }
+    std::vector<int> first_tile((size_t)NH * ceil_div(T, FLASH_TILE));
+    copy_to_host(first_tile.data(), scratch, sizeof(int) * first_tile.size(), stream);
+    return flash_live_share(first_tile.data(), NH, T, true);
+#else
+    return (void)scratch, (void)position, (void)T, (void)NH, (void)HS, (void)stream, 1.0;
+#endif
+}
+
 // floats of scratch that attention_backward wants
 inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
     size_t floats = (size_t)B * NH * T * (round_up(HS, LANES) + 1);

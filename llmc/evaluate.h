@@ -119,9 +119,10 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         auto acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
         activations_allocate(acts);
         const Evaluation e = evaluate(model, acts, files, T, stride, limit);
+        const double live = live_tile_share(acts.a.attscratch(), position, T, model.config.NH, model.config.C / model.config.NH, model.stream);
         activations_free(acts);
-        printf("%8d %8d %10llu %12llu %10.4f %10.4f\n", e.T, e.stride, (unsigned long long)e.windows, (unsigned long long)e.tokens, e.loss,
-               std::exp(e.loss));
+        printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows, (unsigned long long)e.tokens, e.loss,
+               std::exp(e.loss), live < 1.0 ? strprintf("   last layer: %.1f%% of the tiles live", 100 * live).c_str() : "");
         fflush(stdout);
         log.record(evaluation_json(e, position));
         if (!curve) { continue; }

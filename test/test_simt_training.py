@@ -109,6 +109,32 @@ class Training(unittest.TestCase):
             self.assertEqual(perplexities(fp32_eval), perplexities(want_eval))
             self.assertLess(max(abs(a / b - 1) for a, b in zip(perplexities(bf16_eval), perplexities(want_eval))), 2.0 ** -7)
 
+    def test_tile_skipping(self):
+        """at T = 2048 tiles that alibi has zeroed are left out: --tile_skip exact changes no digit, and says how many were computed"""
+        with tempfile.TemporaryDirectory() as out:
+            text, model = out + "/text.txt", out + "/model"
+            with open(text, "wb") as f:
+                f.write(TEXT)
+            common = [CPU, "--val_files", text, "--sample_every", "0", "--val_every", "0"]
+            subprocess.run([*common, "--train_files", text, "--model", "1,2,128", "--pos", "alibi", "--T", "32", "--B", "1", "--steps", "2",
+                            "--checkpoint_every", "2", "--out", model], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+            def evaluate(skip):
+                p = subprocess.run([BF16, *common[1:], "--load", model, "--eval_lengths", "2048", "--eval_tokens", "2048", "--tile_skip", skip,
+                                    "--out", out + "/" + skip], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+                self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
+                live = re.search(r"([0-9.]+)% of the tiles live", p.stdout)
+                with open(out + "/" + skip + "/log.jsonl") as f:
+                    return [r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"], float(live.group(1)) if live else 100.0
+
+            (off, all_tiles), (exact, exact_live), (default, default_live) = in_parallel([lambda s=s: evaluate(s) for s in ("off", "exact", "default")])
+            self.assertEqual(len(off), 1)
+            self.assertEqual(exact, off)
+            self.assertAlmostEqual(default[0] / off[0], 1, delta=2.0 ** -20)
+            self.assertEqual(all_tiles, 100)
+            self.assertLess(default_live, exact_live)
+            self.assertLess(exact_live, 100)
+
 
 if __name__ == "__main__":
     unittest.main()
