@@ -30,7 +30,7 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
     memcpy(header, bytes.data(), sizeof(header));
     check(header[0] == HELLASWAG_MAGIC && header[1] == 1, "--hellaswag %s: magic and version are %d, %d, wanted %d, 1: llm.c's multiple-choice "
           "file, as data/hellaswag.py writes it", name, header[0], header[1], HELLASWAG_MAGIC);
-    check(header[2] >= 1 && bytes.size() % 2 == 0, "--hellaswag %s: %d examples in %zu bytes", name, header[2], bytes.size());
+    check(header[2] >= 1 && bytes.size() > 1024 && bytes.size() % 2 == 0, "--hellaswag %s: %d examples in %zu bytes", name, header[2], bytes.size());
     std::vector<uint16_t> data((bytes.size() - 1024) / 2);
     memcpy(data.data(), bytes.data() + 1024, 2 * data.size());
     size_t at = 0;
