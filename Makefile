@@ -189,6 +189,6 @@ help:
 	@echo "make clean       remove everything that was built"
 	@sed -n '3,5s/^$(HASH) //p' Makefile
 
-.PHONY: all test race asan simt gpu-check install lint demo bench clean help
+.PHONY: all test race asan simt gpu-check fuzz install lint demo bench clean help
 .DELETE_ON_ERROR:
 -include $(wildcard $(B)/*.d $(B)/*/*.d)

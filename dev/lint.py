@@ -48,7 +48,8 @@ FLOORS = {
     "attention_tiles.cuh": (3, ""),
     "attention_skip.cuh": (3, "attention_tiles.cuh"),
     "attention_flash.cuh": (3, "attention_skip.cuh attention_tiles.cuh"),
-    "attention_flash_backward.cuh": (3, "attention_flash.cuh"),
+    "attention_flash_pairs.cuh": (3, "attention_flash.cuh"),
+    "attention_flash_backward.cuh": (3, "attention_flash_pairs.cuh"),
     "unicode.h": (1, ""),
     "words.h": (1, "unicode.h"),
     "bpe.h": (1, "words.h"),
@@ -90,7 +91,6 @@ LIBM_ALLOWED = {
 MAX_COLUMNS = 160                               # 120 is the aim
 MAX_LINES_HEADER, MAX_LINES_TRAINER = 300, 700
 MAX_LINES = {
-    "llmc/attention_flash_backward.cuh": 520,   # two passes that are read side by side
     "llmc/args.h": 400,                         # the table of all flags and its parser
 }
 SKIPPED_DIRECTORIES = {".git", ".venv", "build", "__pycache__", "fixtures"}

@@ -44,12 +44,27 @@ inline FlashArgs flash_args(const AttentionDims& p, int B, const floatX* qkv) {
     f.B = B; f.T = p.T; f.stride = p.stride; f.NH = p.NH; f.HS = p.HS; f.OC = p.OC; f.scale = p.scale;
     return f;
 }
+// the FlashBias of an encoding; false: it has none
+inline bool find_flash_bias(const PositionConfig& position, FlashBias& kind) {
+    bool exists = false;
+    PositionView v;
+    v.config = &position;
+    with_position(v, [&](auto p) {
+        using Flash = FlashOf<decltype(p.bias())>;
+        exists = Flash::exists;
+        if constexpr (Flash::exists) { kind = Flash::kind; }
+    });
+    return exists;
+}
 constexpr int TILE_SKIP_T = 2048;                           // below it, finding the tiles costs about what it saves
+inline bool skips_tiles(FlashBias K, int T, const PositionConfig& config) {
+    return (K == FlashBias::Linear || K == FlashBias::Distance) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
+}
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, FLASH_TILE); }
 // first_tile, from what qkv holds: the backward finds the forward's
 template <FlashBias K> void choose_tiles(FlashArgs& f, float* scratch, const PositionConfig& config, Stream stream) {
     if constexpr (K == FlashBias::Linear || K == FlashBias::Distance) {
-        if (scratch == nullptr || f.T < TILE_SKIP_T || config.tile_skip == TileSkip::Off) { return; }
+        if (scratch == nullptr || !skips_tiles(K, f.T, config)) { return; }
         f.first_tile = (int*)scratch;
         flash_skip<K>((int*)scratch, scratch + tile_skip_scratch(f.B, f.T, f.NH) / 2, f,
                       config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(f.T), stream);
@@ -74,7 +89,7 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
         const AttentionDims p = attention_dims(v, T, t0, position.score_factor(v.T));
-(void)scratch;
+        (void)scratch;
 #if defined(CUDA_BUILD)
         using Flash = FlashOf<std::decay_t<decltype(bias)>>;
         if constexpr (Flash::exists && sizeof(floatX) == sizeof(bf16)) {
@@ -94,12 +109,9 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 // which kernels a model's attention runs on, for the banner
 inline std::string attention_description(const PositionConfig& position, int HS) {
 #if defined(CUDA_BUILD)
-    bool known = false;
-    PositionView v;
-    v.config = &position;
-    with_position(v, [&](auto p) { known = FlashOf<decltype(p.bias())>::exists; });
+    FlashBias kind;
     if (sizeof(floatX) != sizeof(bf16)) { return "portable kernels, float32"; }
-    if (!known) { return "portable kernels: none of the tensor-core kernels knows the bias of " + position.name; }
+    if (!find_flash_bias(position, kind)) { return "portable kernels: none of the tensor-core kernels knows the bias of " + position.name; }
     if (HS != 64 && HS != 128) { return strprintf("portable kernels: the tensor-core kernels want a head size of 64 or 128, this is %d", HS); }
     return "tensor-core kernels, bf16";
 #else
@@ -111,14 +123,8 @@ inline std::string attention_description(const PositionConfig& position, int HS)
 // nothing could be skipped.
 inline double live_tile_share(const float* scratch, const PositionConfig& position, int T, int NH, int HS, Stream stream) {
 #if defined(CUDA_BUILD)
-    bool skips = false;
-    PositionView v;
-    v.config = &position;
-    with_position(v, [&](auto p) {
-        using Flash = FlashOf<decltype(p.bias())>;
-        if constexpr (Flash::exists) { skips = Flash::kind == FlashBias::Linear || Flash::kind == FlashBias::Distance; }
-    });
-    if (!skips || sizeof(floatX) != sizeof(bf16) || (HS != 64 && HS != 128) || T < TILE_SKIP_T || position.tile_skip == TileSkip::Off) { return 1.0; }
+    FlashBias kind;
+    if (sizeof(floatX) != sizeof(bf16) || (HS != 64 && HS != 128) || !find_flash_bias(position, kind) || !skips_tiles(kind, T, position)) { return 1.0; }
     std::vector<int> first_tile((size_t)NH * ceil_div(T, FLASH_TILE));
     copy_to_host(first_tile.data(), scratch, sizeof(int) * first_tile.size(), stream);
     return flash_live_share(first_tile.data(), NH, T, true);
@@ -131,12 +137,8 @@ inline double live_tile_share(const float* scratch, const PositionConfig& positi
 inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
     size_t floats = (size_t)B * NH * T * (round_up(HS, LANES) + 1);
 #if defined(CUDA_BUILD)
-    PositionView v;
-    v.config = &position;
-    with_position(v, [&](auto p) {
-        using Flash = FlashOf<decltype(p.bias())>;
-        if constexpr (Flash::exists) { floats = std::max(floats, flash_backward_scratch(Flash::kind, B, T, NH) + tile_skip_scratch(B, T, NH)); }
-    });
+    FlashBias kind;
+    if (find_flash_bias(position, kind)) { floats = std::max(floats, flash_backward_scratch(kind, B, T, NH) + tile_skip_scratch(B, T, NH)); }
 #else
     (void)position;
 #endif
@@ -151,7 +153,6 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
         const AttentionDims p = attention_dims(v, T, 0, position.score_factor(v.T));
-        position.zero_bias_gradient(B, T, stream);
 #if defined(CUDA_BUILD)
         using Flash = FlashOf<std::decay_t<decltype(bias)>>;
         if constexpr (Flash::exists && sizeof(floatX) == sizeof(bf16)) {
@@ -162,6 +163,7 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
             if (flash_backward<Causal, Flash::kind>(f, scratch, stream)) { return; }
         }
 #endif
+        position.zero_bias_gradient(B, T, stream);          // the tensor-core kernels overwrite instead
         float* D = scratch + (size_t)B * v.NH * T * p.HSp();
         launch(attention_backward_kernel<Causal, std::decay_t<decltype(bias)>>,
                Grid((size_t)B * v.NH, ATTENTION_THREADS, attention_backward_shared(p), stream), dqkv, scratch, D, dout, qkv, out, lse, bias, p);
