@@ -26,7 +26,7 @@ constexpr int FLASH_CHUNK = 16;                         // streamed rows whose l
 // Blocks on one multiprocessor. Three leave 168 registers a thread: what sm_90 needs; older targets spill there.
 constexpr int flash_backward_blocks(int HS) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    return HS > 0 ? 2 : 0;
+    return (void)HS, 2;
 #else
     return HS == 64 ? 3 : 2;
 #endif
@@ -255,21 +255,6 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
         p.dS[(size_t)at.bh * p.stride + i] -= K == FlashBias::Distance ? LN2 * (g * sum) : 2.0f * (g * g * sum);
         p.dg[(size_t)at.bh * p.stride + i] = K == FlashBias::Distance ? moment : 2.0f * g * moment;
     }
-}
-
-// Toeplitz: dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0.
-template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs p, const float* slab) {
-    const FlashBlock at(p);
-    const int column = blockIdx.x / (p.B * p.NH) * blockDim.x + threadIdx.x;
-    if (column >= p.table_entries) { return; }
-    float sum = 0.0f;
-    for (int m = 0; m < at.tiles; m++) {
-        const int x = column - p.table_zero + m * FLASH_TILE + 63;
-        const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
-        const bool written = begin < end && x >= begin * FLASH_TILE && x < end * FLASH_TILE + 63;
-        if (written) { sum += slab[((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * FLASH_TILE + x]; }
-    }
-    p.dtable[(size_t)at.bh * p.table_entries + column] = sum;
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 // attention_flash_pairs.cuh -- what both kernels of attention_flash_backward.cuh are made of: a query as its logits need it, two
-// logits with their gradients, the products of owned rows and streamed tiles, and the kernel that gathers the queries.
+// logits with their gradients, the products of owned rows and streamed tiles; and the kernels before and after: queries gathered,
+// slabs of Toeplitz's table summed.
 #ifndef LLMC_ATTENTION_FLASH_PAIRS_CUH
 #define LLMC_ATTENTION_FLASH_PAIRS_CUH
 
@@ -192,6 +193,21 @@ template <FlashBias K, int HS> __global__ void flash_backward_prepare_kernel(Fla
         }
     }
     query[bh * rows + t] = q;
+}
+
+// Toeplitz: dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0.
+template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs p, const float* slab) {
+    const FlashBlock at(p);
+    const int column = blockIdx.x / (p.B * p.NH) * blockDim.x + threadIdx.x;
+    if (column >= p.table_entries) { return; }
+    float sum = 0.0f;
+    for (int m = 0; m < at.tiles; m++) {
+        const int x = column - p.table_zero + m * FLASH_TILE + 63;
+        const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
+        const bool written = begin < end && x >= begin * FLASH_TILE && x < end * FLASH_TILE + 63;
+        if (written) { sum += slab[((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * FLASH_TILE + x]; }
+    }
+    p.dtable[(size_t)at.bh * p.table_entries + column] = sum;
 }
 
 #endif
