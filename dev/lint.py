@@ -19,24 +19,30 @@ FLOORS = {
     "ptx.cuh": (1, "device.h"),
     "rand.h": (1, "device.h"),
     "schedule.h": (1, ""),
-    "args.h": (1, "json.h"),
+    "options.h": (1, ""),
+    "args.h": (1, "json.h options.h"),
     "guard.h": (1, "json.h"),
     "gpu.h": (1, "device.h"),
     "log.h": (1, "gpu.h json.h"),
     "tokenizer.h": (1, "bpe.h json.h words.h"),
     "safetensors.h": (1, "json.h"),
     "tensor.h": (1, "device.h rand.h"),
-    "comm.h": (2, ""),
+    "comm_nccl.h": (2, ""),
+    "comm.h": (2, "comm_nccl.h"),
+    "comm_tree.cuh": (3, ""),
     "dataloader.h": (2, ""),
-    "mlm.h": (2, ""),
+    "documents.h": (2, "dataloader.h mlm.h"),
+    "mlm.h": (2, "classifier.cuh"),
+    "trec.h": (2, ""),
     "embedding.cuh": (2, ""),
     "cublaslt.cuh": (2, ""),
     "matmul.cuh": (2, "cublaslt.cuh"),
     "layernorm.cuh": (2, "matmul.cuh"),
     "gelu.cuh": (2, ""),
+    "rows.cuh": (2, "embedding.cuh matmul.cuh"),
     "classifier.cuh": (2, ""),
-    "pooling.cuh": (2, ""),
-    "contrastive.cuh": (2, ""),
+    "pooling.cuh": (2, "matmul.cuh"),
+    "contrastive.cuh": (2, "matmul.cuh"),
     "position/none.cuh": (2, ""),
     "position/toeplitz.cuh": (2, "position/none.cuh"),
     "position/*": (2, "position/none.cuh position/toeplitz.cuh"),
@@ -57,11 +63,13 @@ FLOORS = {
     "adamw.cuh": (3, ""),
     "checkpoint.h": (3, ""),
     "import.h": (3, ""),
-    "evaluate.h": (4, ""),
+    "model.cuh": (4, ""),
+    "evaluate.h": (4, "model.cuh"),
     "generate.h": (4, "evaluate.h"),
     "hellaswag.h": (4, "evaluate.h"),
-    "retrieval.h": (4, ""),
-    "run.h": (4, "generate.h"),
+    "retrieval.h": (4, "evaluate.h model.cuh"),
+    "program.h": (4, "generate.h"),
+    "run.h": (4, "model.cuh program.h"),
 }
 TRAINER_FLOOR = 5
 
@@ -76,6 +84,7 @@ LIBM_ALLOWED = {
     ("ptx.cuh", "log2f"): 1,
     ("attention_portable.cuh", "logf"): 1,      # once a row: the log-sum-exp
     ("classifier.cuh", "logf"): 1,              # once a row: the loss
+    ("contrastive.cuh", "logf"): 1,             # likewise
     ("adamw.cuh", "pow"): 2,                    # once an update, on the host
     ("position/sinusoidal.cuh", "pow"): 1,      # once a channel of a table, in double
     ("position/sinusoidal.cuh", "sin"): 1,
@@ -91,7 +100,7 @@ LIBM_ALLOWED = {
 MAX_COLUMNS = 160                               # 120 is the aim
 MAX_LINES_HEADER, MAX_LINES_TRAINER = 300, 700
 MAX_LINES = {
-    "llmc/args.h": 400,                         # the table of all flags and its parser
+    "llmc/args.h": 340,                         # the parser of the flags, and its messages
 }
 SKIPPED_DIRECTORIES = {".git", ".venv", "build", "__pycache__", "fixtures"}
 TEXT = (".cu", ".cuh", ".h", ".py", ".sh", ".md", ".yml", ".json", ".txt", "Makefile", "run", ".gitignore", "LICENSE")

@@ -1,5 +1,5 @@
-// args.h -- the flags of the trainers. The table below is the only list of them: it becomes the fields of Options, the
-// parser, --help, the banner, the echo in a checkpoint and the comparison with it on resume. A new flag is one row.
+// args.h -- the flags of the trainers: from the table in options.h, the fields of Options, the parser, --help, the banner, the
+// echo in a checkpoint and the comparison with it on resume.
 //
 // Parsing is strict, because a mistyped flag that is ignored costs a run: names and numbers are taken whole, ranges are
 // checked, and no flag may come twice. llm.c's letters are aliases where they mean the same, and refused otherwise.
@@ -10,6 +10,7 @@
 
 #include "common.h"
 #include "json.h"
+#include "options.h"
 
 // What a value may be: bounds of a number (or of each one in a list), or the choices of a text. A choice may end in
 // "[:s]", an optional factor: "pi[:s]" admits pi and pi:4.
@@ -34,77 +35,13 @@ using Names = std::vector<std::string>;
 // must be asked for with --allow_change. FREE: how fast, how it is watched, what is done besides training.
 enum OnResume { FREE, SAME };
 
-// X(type, name, alias, default, range, on resume, help); a bool takes 0 or 1, or no value when it is a switch
-#define OPTIONS(X, GROUP) \
-    GROUP("Data") \
-    X(Text, train_files, "-i", "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", any(), SAME, \
-      "training shards: a file or a glob; .txt files are read as bytes") \
-    X(Text, val_files, "-j", "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", any(), FREE, \
-      "validation shards, likewise") \
-    X(Text, hellaswag, "", "", any(), FREE, \
-      "multiple-choice file of data/hellaswag.py: scored at each validation, or after --load") \
-    X(Text, tokenizer, "", "", any(), FREE, "vocabulary file, to print text instead of token ids") \
-    GROUP("Model") \
-    X(Text, load, "-e", "", any(), FREE, \
-      "initial weights: a checkpoint, a safetensors directory or llm.c's .bin; -e d12 means --model d12") \
-    X(Text, model, "", "small", any(), SAME, "a size by name, or L,NH,C") \
-    X(Text, pos, "", "cable", any(), SAME, "positional encoding: NAME[:key=value,...]") \
-    X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), FREE, \
-      "how rope is stretched at evaluation; s is T_eval/T_train unless given") \
-    X(Text, tile_skip, "", "default", one_of("exact|default|off"), FREE, \
-      "GPU, T >= 2048, cable and alibi: leave out scores that the bias zeroes; exact changes no bit") \
-    GROUP("Training") \
-    X(int, B, "-b", 4, at_least(1), FREE, "sequences in a micro-batch") \
-    X(int, T, "-t", 1024, at_least(1), SAME, "tokens in a sequence") \
-    X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, "tokens in an update, a multiple of B*T; -1 = B*T") \
-    X(int64_t, steps, "-x", -1, minus_one_or(0), SAME, "number of updates; -1 = one pass over the data") \
-    X(Text, schedule, "-k", "cosine", one_of("cosine|linear|constant|wsd"), SAME, "course of the learning rate") \
-    X(double, lr, "-l", 3e-4, between(0, 1e30), SAME, "peak learning rate") \
-    X(int64_t, warmup, "-u", 0, at_least(0), SAME, "steps of linear warm-up") \
-    X(double, final_lr, "-q", 1.0, between(0, 1), SAME, "learning rate at the end, as a fraction of the peak") \
-    X(double, weight_decay, "-c", 0.0, at_least(0), SAME, "decay of matrices and embeddings") \
-    X(double, beta1, "", 0.9, between(0, 0.999999), SAME, "AdamW's decay of the first moment") \
-    X(double, beta2, "", 0.95, between(0, 0.999999), SAME, "AdamW's decay of the second moment") \
-    X(double, eps, "", 1e-8, at_least(1e-30), SAME, "AdamW's epsilon") \
-    X(double, clip, "", 1.0, at_least(0), SAME, "largest norm of the gradient; 0 = no clipping") \
-    X(double, skip_loss_z, "-sl", 0.0, at_least(0), SAME, "skip updates whose loss has a higher z-score; 0 = off") \
-    X(double, skip_norm_z, "-sg", 0.0, at_least(0), SAME, "skip updates whose gradient norm has; 0 = off") \
-    X(bool, overfit, "-a", false, any(), SAME, "1 = train on one batch over and over") \
-    X(int64_t, seed, "", 42, at_least(0), SAME, "of initial weights, order of samples and generation") \
-    X(int, recompute, "-r", 1, between(0, 2), FREE, "in backward: 0 nothing, 1 GELU, 2 GELU and layernorm") \
-    X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all") \
-    X(Text, recipe, "", "", one_of("paper"), FREE, "the paper's values for the flags not given") \
-    GROUP("Output") \
-    X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
-    X(bool, resume, "-y", false, any(), FREE, "1 = go on from the newest good checkpoint in --out") \
-    X(bool, no_fallback, "", false, a_switch(), FREE, "fail if the newest checkpoint is damaged, take no older one") \
-    X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \
-    X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
-    X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
-    X(int, major, "-nm", 0, at_least(0), FREE, "never delete a checkpoint of a multiple of N steps; 0 = no such N") \
-    X(int, val_every, "-v", 20, at_least(0), FREE, "validate every N steps; 0 = never") \
-    X(int, val_batches, "-m", 20, minus_one_or(1), FREE, "validation batches of B*T tokens; -1 = the whole split") \
-    X(int, sample_every, "-s", 20, at_least(0), FREE, "print a sample every N steps; 0 = never") \
-    GROUP("Evaluation, instead of training") \
-    X(Ints, eval_lengths, "", {}, at_least(1), FREE, "perplexity at these lengths") \
-    X(int64_t, eval_tokens, "", 0, at_least(0), FREE, "at most this many tokens; 0 = all") \
-    X(int, stride, "", 0, at_least(0), FREE, "windows S apart, the last S tokens scored; 0 = they do not overlap") \
-    X(bool, curve, "", false, a_switch(), FREE, "also the loss at each position") \
-    X(Text, dump_bias, "", "", any(), FREE, "LAYER,HEAD,TEXT: write that head's bias matrix") \
-    GROUP("Generation, instead of training") \
-    X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \
-    X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate, in samples too") \
-    X(double, temperature, "", 1.0, at_least(0), FREE, "0 = always the likeliest token") \
-    X(int, top_k, "", 0, at_least(0), FREE, "among the K likeliest tokens; 0 = all") \
-    X(double, top_p, "", 1.0, between(1e-6, 1), FREE, "among the likeliest tokens that sum to this probability") \
-    GROUP("Looking") \
-    X(bool, list, "", false, a_switch(), FREE, "print the tensors and stop") \
-    X(bool, check, "", false, a_switch(), FREE, "validate flags, data and memory and stop") \
-    X(bool, help, "", false, a_switch(), FREE, "print this and stop")
+// Which trainers have a flag; the other one refuses it.
+enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
 
 // --recipe paper: flags and values, parsed as if they had been typed
 const char* const recipe_paper[] = {"lr", "6e-4", "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1",
                                     "total_batch", "524288", "clip", "1", "schedule", "cosine"};
+const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000", "clip", "1"};
 
 // llm.c's flags that have no counterpart, and why
 const char* const refused_flags[][2] = {
@@ -119,33 +56,37 @@ const char* const refused_flags[][2] = {
 };
 
 struct Options {
-#define GROUP(title)
+#define GROUP(title, programs)
 #define X(type, name, alias, value, range, on_resume, help) type name = value;
     OPTIONS(X, GROUP)
 #undef X
 #undef GROUP
     Names given; // the flags of the command line, by long name
+    Program program = GPT2_FLAG;
+
+    Options(Program program = GPT2_FLAG) : program(program) {}
 
     bool is_given(const std::string& name) const { return std::find(given.begin(), given.end(), name) != given.end(); }
 };
 
-struct OptionRow { const char *group, *name, *alias; Range range; OnResume on_resume; const char* help; };
+struct OptionRow { const char *group, *name, *alias; Range range; OnResume on_resume; const char* help; int programs; };
 
 // Calls f(row, field) for every flag; O is Options or const Options.
 template <class O, class F> void for_each_option(O& o, F f) {
     const char* group = "";
-#define GROUP(title) group = title;
+    int of = BOTH;
+#define GROUP(title, programs) group = title; of = programs;
 #define X(type, name, alias, value, range, on_resume, help) \
-    f(OptionRow{group, #name, alias, range, on_resume, help}, o.name);
+    f(OptionRow{group, #name, alias, range, on_resume, help, of}, o.name);
     OPTIONS(X, GROUP)
 #undef X
 #undef GROUP
 }
 
-inline std::vector<OptionRow> option_rows() {
+inline std::vector<OptionRow> option_rows(int programs = BOTH) {
     std::vector<OptionRow> rows;
     const Options defaults;
-    for_each_option(defaults, [&](const OptionRow& row, const auto&) { rows.push_back(row); });
+    for_each_option(defaults, [&](const OptionRow& row, const auto&) { if (row.programs & programs) { rows.push_back(row); } });
     return rows;
 }
 
@@ -271,7 +212,7 @@ inline OptionRow find_option(const std::string& flag) {
     for (const OptionRow& row : option_rows()) {
         if (flag == std::string("--") + row.name || (row.alias[0] != '\0' && flag == row.alias)) { return row; }
     }
-    return {"", "", "", any(), FREE, ""};
+    return {"", "", "", any(), FREE, "", BOTH};
 }
 inline bool is_flag(const std::string& text) { return find_option(text).name[0] != '\0'; }
 
@@ -308,12 +249,13 @@ inline bool is_model_descriptor(const std::string& s) {
 }
 
 // The command line as Options, or an Error that names the flag. Stops at --help, so that it works after any other flag.
-inline Options parse_options(int argc, const char* const* argv) {
-    Options o;
+inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
+    Options o(program);
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
         if (!is_flag(flag)) { die_unknown_flag(flag); }
         const OptionRow row = find_option(flag);
+        check(row.programs & program, "%s: a flag of the other trainer (%s); --help lists this one's", flag.c_str(), row.group);
         std::string name = row.name, value = "1";
         if (row.range.takes_value) {
             check(i + 1 < argc, "%s: the value after it is missing", flag.c_str());
@@ -326,11 +268,13 @@ inline Options parse_options(int argc, const char* const* argv) {
         set_option(o, name, flag == "--" + name ? flag : flag + " (--" + name + ")", value);
         if (o.help) { return o; }
     }
-    if (o.recipe == "paper") {
-        for (size_t i = 0; i < sizeof(recipe_paper) / sizeof(recipe_paper[0]); i += 2) {
-            if (!o.is_given(recipe_paper[i])) { set_option(o, recipe_paper[i], "--recipe paper", recipe_paper[i + 1]); }
+    const auto take = [&](const auto& recipe) {
+        for (size_t i = 0; i < sizeof(recipe) / sizeof(recipe[0]); i += 2) {
+            if (!o.is_given(recipe[i])) { set_option(o, recipe[i], "--recipe paper", recipe[i + 1]); }
         }
-    }
+    };
+    if (o.recipe == "paper" && program == GPT2_FLAG) { take(recipe_paper); }
+    if (o.recipe == "paper" && program == BERT_FLAG) { take(recipe_paper_bert); }
     return o;
 }
 
@@ -338,10 +282,11 @@ inline Options parse_options(int argc, const char* const* argv) {
 // showing them
 
 // The text of --help; `description` says in a few lines what the program does.
-inline std::string help_text(const std::string& program, const std::string& description) {
-    std::string s = "usage: " + program + " [--flag value]...\n" + description + "\n", group;
+inline std::string help_text(const std::string& name, const std::string& description, Program program = GPT2_FLAG) {
+    std::string s = "usage: " + name + " [--flag value]...\n" + description + "\n", group;
     const Options defaults;
     for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
+        if (!(row.programs & program)) { return; }
         if (group != row.group) { s += strprintf("\n%s\n", row.group); }
         group = row.group;
         s += strprintf("  --%-17s %-4s %s", row.name, row.alias, row.help);
@@ -357,15 +302,16 @@ inline std::string help_text(const std::string& program, const std::string& desc
 // Every flag and its value, for state.json.
 inline Json options_json(const Options& o) {
     Json j = Json::object();
-    for_each_option(o, [&](const OptionRow& row, const auto& value) { j[row.name] = value; });
+    for_each_option(o, [&](const OptionRow& row, const auto& value) { if (row.programs & o.program) { j[row.name] = value; } });
     return j;
 }
 
 // What a run starts with: every flag and its value, a star at those that differ from the default.
 inline std::string options_banner(const Options& o) {
     std::string s;
-    const Json defaults = options_json(Options());
+    const Json defaults = options_json(Options(o.program));
     for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        if (!(row.programs & o.program)) { return; }
         s += strprintf("%c %-17s %s\n", Json(value) == defaults.at(row.name) ? ' ' : '*', row.name,
                        printable(option_text(value), 90).c_str());
     });
@@ -376,9 +322,9 @@ inline std::string options_banner(const Options& o) {
 // or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
 // options in which -1 is replaced by the number it stands for: a total batch of B*T is another one when B changes.
 inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
-    const Json current = options_json(now), defaults = options_json(Options());
+    const Json current = options_json(now), defaults = options_json(Options(now.program));
     check(saved.is_object(), "%s: an object of flags was wanted", what.c_str());
-    for (const OptionRow& row : option_rows()) {
+    for (const OptionRow& row : option_rows(now.program)) {
         const Names& allow = now.allow_change;
         const bool allowed = std::find(allow.begin(), allow.end(), row.name) != allow.end();
         if (row.on_resume == FREE || allowed) { continue; }

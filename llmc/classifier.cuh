@@ -11,12 +11,15 @@
 constexpr int IGNORE_INDEX = -1;
 
 // One block a row. logits (N,Vp) become their gradient when `backward`, and are left as they are otherwise.
-__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, bool backward) {
+__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, bool backward, float* hits) {
     const size_t row = blockIdx.x;
     floatX* x = logits + row * Vp;
     const int target = targets[row];
     const bool ignored = target == IGNORE_INDEX;
-    if (ignored && threadIdx.x == 0) { losses[row] = 0.0f; }
+    if (ignored && threadIdx.x == 0) {
+        losses[row] = 0.0f;
+        if (hits != nullptr) { hits[row] = 0.0f; }
+    }
     if (ignored && backward) {
         for (int v = threadIdx.x; v < Vp; v += blockDim.x) { x[v] = (floatX)0.0f; }
     }
@@ -27,7 +30,10 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
     float sum = 0.0f;
     for (int v = threadIdx.x; v < V; v += blockDim.x) { sum += fast_exp((float)x[v] - largest); }
     sum = block_sum(sum);
-    if (threadIdx.x == 0) { losses[row] = logf(sum) + (largest - (float)x[target]); }
+    if (threadIdx.x == 0) {
+        losses[row] = (float)((double)logf(sum) + ((double)largest - (double)(float)x[target]));   // in any order of the two sums
+        if (hits != nullptr) { hits[row] = (float)x[target] == largest ? 1.0f : 0.0f; }
+    }
     if (!backward) { return; }
     __syncthreads();                    // x[target] has been read
     const float scale = dloss / sum;
@@ -38,9 +44,11 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
     for (int v = V + (int)threadIdx.x; v < Vp; v += blockDim.x) { x[v] = (floatX)0.0f; }
 }
 
-// losses (N) float32, logits (N,Vp) in and, when `backward`, their gradient out, targets (N)
-inline void classifier(float* losses, floatX* logits, const int* targets, float dloss, size_t N, int V, int Vp, bool backward, Stream stream) {
-    launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, logits, targets, dloss, V, Vp, backward);
+// losses (N) float32, logits (N,Vp) in and, when `backward`, their gradient out, targets (N); hits (N) or null: 1 where no
+// logit exceeds the target's
+inline void classifier(float* losses, floatX* logits, const int* targets, float dloss, size_t N, int V, int Vp, bool backward, Stream stream,
+                       float* hits = nullptr) {
+    launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, logits, targets, dloss, V, Vp, backward, hits);
 }
 
 __global__ void loss_sum_kernel(double* sum, const float* losses, size_t N) {

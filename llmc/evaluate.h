@@ -5,8 +5,11 @@
 // every token but the first T sees at least T - stride tokens of context. Every length scores the same tokens.
 //
 // Templates over the trainer's model. They call, with its types:
-//   activations_describe(model, B, T, Purpose, recompute), activations_allocate, activations_free, position_view, and
-//   forward_losses(model, acts, tokens, targets, B, T, losses): the loss of each of B * T targets, 0 where ignored
+//   activations_describe(model, B, T, Purpose, recompute), activations_allocate,
+//   set_targets(model, stream, start, n, tokens, targets): what a model is asked about the tokens stream[0 .. n-1], of which
+//     stream[0] is token number `start` of the data (stream[n] exists too), and
+//   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0 where
+//     ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may be null
 #ifndef LLMC_EVALUATE_H
 #define LLMC_EVALUATE_H
 
@@ -15,8 +18,7 @@
 #include "classifier.cuh"
 #include "dataloader.h"
 #include "json.h"
-
-enum class Purpose { Train, Evaluate, Generate };
+#include "model.cuh"
 
 // One line that says how far a long loop is: rewritten in place on a terminal, a line every ten seconds elsewhere.
 struct Progress {
@@ -45,7 +47,7 @@ constexpr int EVALUATION_TOKENS = 2048;
 struct Evaluation {
     int T = 0, stride = 0;
     uint64_t windows = 0, tokens = 0;
-    double loss = 0;                            // mean over the scored tokens, in nats
+    double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats
     std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
 };
 
@@ -59,10 +61,9 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     e.T = T;
     e.stride = stride > 0 && stride < T ? stride : T;
     e.windows = total <= (uint64_t)T ? 1 : 1 + ceil_div(total - T, (uint64_t)e.stride);
-    e.tokens = total;
     const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
-    std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T);
-    std::vector<float> losses((size_t)most * T);
+    std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T), lengths((size_t)most);
+    std::vector<float> losses((size_t)most * T), hits((size_t)most * T);
     std::vector<double> sum((size_t)T, 0.0);
     std::vector<uint64_t> count((size_t)T, 0);
     Progress progress(strprintf("evaluating at T = %d", T));
@@ -71,33 +72,37 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
         for (int b = 0; b < B; b++) {
             const uint64_t start = (w + b) * e.stride, n = std::min((uint64_t)T, total - start);
             const uint64_t first = w + b == 0 ? 0 : (uint64_t)(T - e.stride);           // scored already by the window before
+            lengths[(size_t)b] = (int)n;
             std::fill(stream.begin(), stream.end(), 0);
             files.read(start, n + 1, stream.data());
-            for (int t = 0; t < T; t++) {
-                tokens[(size_t)b * T + t] = stream[t];
-                targets[(size_t)b * T + t] = (uint64_t)t < n && (uint64_t)t >= first ? stream[t + 1] : IGNORE_INDEX;
-            }
+            int* row = targets.data() + (size_t)b * T;
+            set_targets(model, stream.data(), start, T, tokens.data() + (size_t)b * T, row);
+            for (int t = 0; t < T; t++) { row[t] = (uint64_t)t < n && (uint64_t)t >= first ? row[t] : IGNORE_INDEX; }
         }
-        forward_losses(model, acts, tokens.data(), targets.data(), B, T, losses.data());
+        forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(), hits.data());
         for (int b = 0; b < B; b++) {
             for (int t = 0; t < T; t++) {
                 if (targets[(size_t)b * T + t] == IGNORE_INDEX) { continue; }
                 sum[t] += losses[(size_t)b * T + t];
+                e.accuracy += hits[(size_t)b * T + t];
                 count[t]++;
             }
         }
         progress.update(w + B, e.windows);
     }
+    for (uint64_t n : count) { e.tokens += n; }
+    check(e.tokens > 0, "%s %s: nothing to predict in %llu tokens", files.flag.c_str(), files.pattern.c_str(), (unsigned long long)total);
     for (int t = 0; t < T; t++) {
-        e.loss += sum[t] / (double)total;
+        e.loss += sum[t] / (double)e.tokens;
         e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN);
     }
+    e.accuracy /= (double)e.tokens;
     return e;
 }
 
 inline Json evaluation_json(const Evaluation& e, const PositionConfig& position) {
     return {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train}, {"stride", e.stride},
-            {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss}, {"ppl", std::exp(e.loss)}};
+            {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss}, {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}};
 }
 
 // Perplexity at each length, printed as a table and logged. A length beyond the encoding's reach prints "-" and why.
@@ -119,10 +124,13 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         auto acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
         activations_allocate(acts);
         const Evaluation e = evaluate(model, acts, files, T, stride, limit);
-        const double live = live_tile_share(acts.a.attscratch(), position, T, model.config.NH, model.config.C / model.config.NH, model.stream);
-        activations_free(acts);
+        const int HS = model.config.C / model.config.NH;
+        const double live = model.config.causal ? live_tile_share(acts.a.attscratch(), position, T, model.config.NH, HS, model.stream) : 1.0;
+        acts.release();
+        std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
+        if (live < 1.0) { more += strprintf("   last layer: %.1f%% of the tiles live", 100 * live); }
         printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows, (unsigned long long)e.tokens, e.loss,
-               std::exp(e.loss), live < 1.0 ? strprintf("   last layer: %.1f%% of the tiles live", 100 * live).c_str() : "");
+               std::exp(e.loss), more.c_str());
         fflush(stdout);
         log.record(evaluation_json(e, position));
         if (!curve) { continue; }
@@ -172,7 +180,7 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
     std::vector<float> logits;
     forward_logits(model, acts, ids.data(), T, 0, logits);
     const std::vector<float> bias = bias_matrix(position_view(model, acts, layer, 1, T), head, T, model.stream);
-    activations_free(acts);
+    acts.release();
     Json j = {{"pos", model.config.position.name}, {"layer", layer}, {"head", head}, {"tokens", labels}, {"bias", Json::array()}};
     for (int i = 0; i < T; i++) { j["bias"].push_back(std::vector<float>(bias.begin() + (long)i * T, bias.begin() + (long)(i + 1) * T)); }
     const std::string path = directory + strprintf("/bias_%d_%d.json", layer, head);

@@ -1,4 +1,4 @@
-// fastmath.h -- exp, log1p, sigmoid and softplus that a compiler can vectorize: branch-free polynomials, no libm (which g++
+// fastmath.h -- exp, log1p, sigmoid, softplus and the normal distribution that a compiler can vectorize: branch-free polynomials, no libm (which g++
 // vectorizes only under dishonest flags). test/test_device.cu measures the errors stated here.
 #ifndef LLMC_FASTMATH_H
 #define LLMC_FASTMATH_H
@@ -56,5 +56,32 @@ __host__ __device__ inline float fast_log1p(float x) {
 __host__ __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
 // log(1 + e^x)
 __host__ __device__ inline float softplus(float x) { return (x > 0.0f ? x : 0.0f) + fast_log1p(fast_exp(x > 0.0f ? -x : x)); }
+
+// e^(-x^2/2), within 3 ulp; 0 beyond |x| = 13.2, where it is below 2^-126
+__host__ __device__ inline float gaussian(float x) {
+    float y = fabsf(x);
+    y = y > 14.0f ? 14.0f : y;                              // keeps infinity from infinity; NaN stays NaN
+    const float half = 0.5f * y, square = half * y, rest = fused_madd(half, y, -square);    // x^2/2 in two parts
+    const float e = fast_exp(-square);
+    return fused_madd(-e, rest, e);
+}
+// The share of a normal distribution below x, (1 + erf(x/sqrt(2))) / 2, within 8 ulp, of the left tail too: that is
+// e^(-x^2/2) t P(t) with t = 1 / (1 + 5/16 |x|), P fitted for the least relative error (1e-8), and nowhere the difference
+// 1 - erf. gauss is gaussian(x), which whoever wants the slope has already.
+__host__ __device__ inline float normal_cdf(float x, float gauss) {
+    const float t = 1.0f / fused_madd(0.3125f, fabsf(x), 1.0f);
+    float p = -0.0184795838f;
+    p = fused_madd(p, t, 0.0884460360f);
+    p = fused_madd(p, t, -0.144006297f);
+    p = fused_madd(p, t, 0.0647716597f);
+    p = fused_madd(p, t, 0.00543312216f);
+    p = fused_madd(p, t, 0.0512365662f);
+    p = fused_madd(p, t, 0.0915830508f);
+    p = fused_madd(p, t, 0.111563280f);
+    p = fused_madd(p, t, 0.124788769f);
+    p = fused_madd(p, t, 0.124663398f);
+    const float tail = gauss * (t * p);
+    return x < 0.0f ? tail : 1.0f - tail;
+}
 
 #endif

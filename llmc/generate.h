@@ -105,7 +105,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
         if (k + 1 < n) { forward_logits(model, acts, &id, 1, (int)ids.size() - 1, logits); }
     }
     if (out != nullptr) { fprintf(out, "%s\n", text.flush().c_str()); }
-    activations_free(acts);
+    acts.release();
     return std::vector<int>(ids.begin() + (long)prompt.size(), ids.end());
 }
 

@@ -84,14 +84,13 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
         score.cut += cut;
     }
     Progress progress("HellaSwag");
-    const size_t capacity = (size_t)acts.B * acts.T;
     std::vector<int> tokens, targets;
     std::vector<float> losses;
     for (size_t first = 0, n; first < rows.size(); first += n) {
         size_t T = 0;
         for (n = 0; first + n < rows.size(); n++) {                     // rows of one batch are padded to the longest of them
             const size_t longest = std::max(T, rows[first + n].tokens.size() - 1);
-            if (n > 0 && longest * (n + 1) > capacity) { break; }
+            if (n > 0 && n + 1 > sequences_that_fit(acts, (int)longest)) { break; }
             T = longest;
         }
         tokens.assign(n * T, 0);
@@ -104,7 +103,7 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
                 if ((int)t + 1 >= row.context) { targets[r * T + t] = row.tokens[t + 1]; }
             }
         }
-        forward_losses(model, acts, tokens.data(), targets.data(), (int)n, (int)T, losses.data());
+        forward_losses(model, acts, tokens.data(), targets.data(), nullptr, (int)n, (int)T, losses.data(), nullptr);
         for (size_t r = 0; r < n; r++) {
             double sum = 0.0;
             for (size_t t = 0; t < T; t++) { sum += losses[r * T + t]; }            // 0 where ignored

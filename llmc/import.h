@@ -1,8 +1,8 @@
-// import.h -- initial weights from elsewhere: a Hugging Face GPT-2 (directory or .safetensors), llm.c's model .bin
+// import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (directory or .safetensors), llm.c's model .bin
 // (version 3 float32, version 5 bf16), or a checkpoint of ours.
 //
-// A source becomes a list of named tensors with a reader each; the names are compared without "transformer.". All of it
-// is validated before a parameter changes.
+// A source becomes a list of named tensors with a reader each; the names are compared without "transformer." or "bert.". All
+// of it is validated before a parameter changes.
 #ifndef LLMC_IMPORT_H
 #define LLMC_IMPORT_H
 
@@ -125,17 +125,24 @@ inline WeightSource open_weights(const std::string& path, bool verify) {
     return s;
 }
 
-inline std::string strip_prefix(const std::string& name) {
-    return name.compare(0, 12, "transformer.") == 0 ? name.substr(12) : name;
+inline bool starts_with(const std::string& s, const char* start) { return s.compare(0, strlen(start), start) == 0; }
+inline bool ends_with(const std::string& s, const char* end) {
+    const size_t n = strlen(end);
+    return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
 }
 
-// Buffers and copies in Hugging Face's files: causal masks, and the head that is wte again.
+inline std::string strip_prefix(std::string name) {
+    for (const char* prefix : {"transformer.", "bert."}) { if (starts_with(name, prefix)) { name = name.substr(strlen(prefix)); } }
+    if (ends_with(name, ".LayerNorm.gamma")) { return name.substr(0, name.size() - 5) + "weight"; }    // BERT's first files
+    if (ends_with(name, ".LayerNorm.beta")) { return name.substr(0, name.size() - 4) + "bias"; }
+    return name;
+}
+
+// What Hugging Face's files hold besides a model's parameters: causal masks, heads that are wte again, heads of other tasks.
 inline bool is_skipped(const std::string& name) {
-    const auto ends = [&](const char* s) {
-        const size_t n = strlen(s);
-        return name.size() >= n && name.compare(name.size() - n, n, s) == 0;
-    };
-    return ends(".attn.bias") || ends(".attn.masked_bias") || name == "lm_head.weight";
+    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias") || name == "lm_head.weight" ||
+           name == "embeddings.position_ids" || starts_with(name, "pooler.") || starts_with(name, "cls.seq_relationship.") ||
+           starts_with(name, "cls.predictions.decoder.");
 }
 
 inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
@@ -145,7 +152,7 @@ inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
         const std::string name = strip_prefix(e.name);
         if (is_skipped(name)) { continue; }
         const bool twice = std::any_of(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == name; });
-        check(!twice, "%s: holds %s with and without the prefix transformer.", s.path.c_str(), name.c_str());
+        check(!twice, "%s: holds %s with and without the prefix transformer. or bert.", s.path.c_str(), name.c_str());
         check(e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16", "%s: %s is %s, but F32, F16 or BF16 is wanted",
               s.path.c_str(), e.name.c_str(), e.dtype.c_str());
         const Safetensors* file = s.safetensors.get();
@@ -192,7 +199,7 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
     }
     check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
     for (const SourceTensor& t : tensors) {
-        if (t.name == "wpe.weight") {
+        if (t.name == "wpe.weight" || t.name == "embeddings.position_embeddings.weight") {
             fprintf(stderr, "%s: its learned positions (wpe) are not used: the model has another encoding; "
                     "--pos learned takes them\n", p);
         } else { unknown.push_back(t.name); }
@@ -209,7 +216,7 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
 
 // config.json of a checkpoint or Hugging Face directory (or beside a .safetensors file), or the same keys from a .bin's
 // header: the shape of the model to be made for load_weights().
-inline Json read_config(const std::string& path) {
+inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_KEYS) {
     const WeightSource source = open_weights(path, false);
     if (source.bin) {
         return gpt2_config(source.bin->V, source.bin->max_T, source.bin->C, source.bin->L, source.bin->NH, Json());
@@ -218,9 +225,9 @@ inline Json read_config(const std::string& path) {
     check(path_exists(config), "%s: there is no config.json beside it, which tells the model's shape",
           source.path.c_str());
     const Json j = parse_json(read_file(config), config);
-    for (const char* key : {"n_layer", "n_head", "n_embd", "vocab_size", "n_positions"}) {
-        json_int(j, key, 1, INT32_MAX, config);
-    }
+    check(j.value("model_type", Json(keys.type)) == keys.type, "%s: model_type is %s, but this trainer wants %s", config.c_str(),
+          json_excerpt(j["model_type"]).c_str(), keys.type);
+    for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { json_int(j, key, 1, INT32_MAX, config); }
     return j;
 }
 

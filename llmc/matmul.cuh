@@ -220,12 +220,12 @@ inline Grid slab_sum_grid(size_t C, Stream stream) {
 #endif
 }
 
-// dinp (N,C), dweight (OC,C) and dbias (OC) accumulated in float32; dinp and dbias may be null.
-// scratch: MAX_SLABS * OC floats
+// dinp (N,C), dweight (OC,C) and dbias (OC) accumulated in float32; dinp and dbias may be null. residual (N,C) or null is added to
+// dinp: the gradient that reaches inp by another way. scratch: MAX_SLABS * OC floats
 inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
-                            const floatX* weight, size_t N, int C, int OC, Stream stream) {
+                            const floatX* weight, size_t N, int C, int OC, Stream stream, const floatX* residual = nullptr) {
     const size_t c = (size_t)C, oc = (size_t)OC;
-    if (dinp != nullptr) { matmul({dinp, nullptr, dout, weight, oc, 1, c, 1, nullptr, nullptr, N, c, oc, 0, 0}, stream); }
+    if (dinp != nullptr) { matmul({dinp, nullptr, dout, weight, oc, 1, c, 1, nullptr, residual, N, c, oc, 0, 0}, stream); }
     matmul({nullptr, dweight, dout, inp, 1, oc, c, 1, nullptr, nullptr, oc, c, N, 0, 0}, stream);
     if (dbias != nullptr) {
         const size_t slabs = slab_count(N);

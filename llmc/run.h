@@ -1,67 +1,12 @@
-// run.h -- what every trainer's main does around its model: the encoding in config.json, the state of a run, memory before
-// it is allocated, signals, --list, and errors that become exit codes.
+// run.h -- a run of a trainer around its model: its state, its batches, weights and checkpoints, the end of a step.
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 
-#include <csignal>
-#include <new>
-
-#include "adamw.cuh"
-#include "args.h"
-#include "checkpoint.h"
-#include "generate.h"
-#include "guard.h"
-#include "import.h"
+#include "gpu.h"
 #include "log.h"
+#include "model.cuh"
+#include "program.h"
 #include "schedule.h"
-
-// ----------------------------------------------------------------------------------------------------------
-// the encoding in config.json: {"name": "t5_clip", "K": 1023}
-
-inline Json position_json(const PositionConfig& position) {
-    Json j = {{"name", position.name}};
-    for (const auto& kv : position.values) { j[kv.first] = kv.second; }
-    return j;
-}
-inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
-    std::string text = json_string(j, "name", what);
-    char separator = ':';
-    for (const auto& item : j.items()) {
-        if (item.key() == "name") { continue; }
-        text += strprintf("%c%s=%.17g", separator, item.key().c_str(), json_number(j, item.key(), what));
-        separator = ',';
-    }
-    return parse_position(text, T_train);
-}
-
-// --rope_scaling ntk:4 -> how, and the factor s (0: T / T_train at each length)
-inline void parse_rope_scaling(const std::string& text, PositionConfig& position) {
-    const size_t colon = text.find(':');
-    const std::string kind = text.substr(0, colon);
-    position.scaling = kind == "pi" ? RopeScaling::PI : kind == "ntk" ? RopeScaling::NTK : kind == "yarn" ? RopeScaling::YaRN : RopeScaling::None;
-    position.scaling_factor = colon == std::string::npos ? 0.0 : strtod(text.c_str() + colon + 1, nullptr);
-    check(position.scaling == RopeScaling::None || position.name == "rope", "--rope_scaling %s: the encoding is %s, only rope can be stretched",
-          text.c_str(), position.name.c_str());
-}
-
-inline TileSkip parse_tile_skip(const std::string& text) {
-    return text == "off" ? TileSkip::Off : text == "exact" ? TileSkip::Exact : TileSkip::Default;
-}
-
-// The tokenizer of a model: --tokenizer, or the one its checkpoint carries, or its bytes; null: ids are all there is.
-inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, int V) {
-    std::string path = flag;
-    if (path.empty() && V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
-    const std::vector<int> steps = list_checkpoints(source);
-    const std::string dir = steps.empty() ? source : source + "/" + step_name(steps.back());
-    for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
-        if (path.empty() && is_directory(dir) && path_exists(dir + "/" + name)) { path = dir + "/" + name; }
-    }
-    if (path.empty()) { return nullptr; }
-    auto tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(path));
-    check(tokenizer->vocab_size() == V, "--tokenizer %s: %d tokens, the model has %d", path.c_str(), tokenizer->vocab_size(), V);
-    return tokenizer;
-}
 
 // ----------------------------------------------------------------------------------------------------------
 // the state of a run: all that resuming needs besides the weights and moments
@@ -84,67 +29,168 @@ struct RunState {
     }
 };
 
+// A run of a trainer: its flags and all that belongs to it besides the model.
+struct Run {
+    Options o;
+    Gpu gpu;
+    bool trains = false;                                        // else a model is used, listed or checked
+    int samples = 0, micro_batches = 0;                         // of an update
+    std::unique_ptr<OutputLock> lock;
+    std::string resumed, source;                                // the checkpoint to go on with; where weights come from
+    std::unique_ptr<Tokenizer> tokenizer;
+    RunState state;
+    std::unique_ptr<Log> log;
+    int64_t first_step = 0;
+    double step_seconds = 0;                                    // smoothed
+};
+
+// Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.
+inline void begin_run(Run& r, bool uses, const char* use_flags) {
+    const Options& o = r.o;
+    set_threads(o.threads);
+    r.gpu = o.list ? Gpu() : find_gpu();                        // a GPU that cannot be used is reported before the work
+    r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
+    check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
+    check(r.trains || o.list || o.check || !o.load.empty() || o.resume, "%s want a model: --load, or --steps to train one first", use_flags);
+    if (o.resume && !o.list && !o.check && is_directory(o.out)) {       // held, and put in order, before a checkpoint is chosen
+        r.lock = std::make_unique<OutputLock>(o.out);
+        clean_output_directory(o.out);
+    }
+    r.resumed = o.resume ? find_checkpoint(o.out, o.no_fallback) : "";
+    r.source = r.resumed.empty() ? o.load : r.resumed;
+}
+
+// The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the data (0:
+// there is none). A sample is T tokens.
+template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) {
+    Options& o = r.o;
+    o.T = config.T;
+    config.position.tile_skip = parse_tile_skip(o.tile_skip);
+    check(o.T <= position_max_length(config.position), "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(),
+          position_max_length(config.position));
+    if (r.trains && r.resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
+    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T; }
+    check(o.total_batch % ((int64_t)o.B * o.T) == 0 && o.total_batch / o.T <= INT32_MAX,
+          "--total_batch %lld: not a multiple of --B x --T = %d x %d = %lld tokens", (long long)o.total_batch, o.B, o.T, (long long)o.B * o.T);
+    r.samples = (int)(o.total_batch / o.T);
+    r.micro_batches = r.trains || o.check ? r.samples / o.B : 0;
+    if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
+}
+
+// The banner of a run, and whether it fits into memory. activations: bytes for o.B sequences
+template <class Config> void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations) {
+    const bool trains = r.trains || r.o.check;
+    FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
+    fprintf(banner, "%s  %-17s %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",
+            trains ? options_banner(r.o).c_str() : "", "device", gpu_report(r.gpu).c_str(), "model", config.L, config.NH, config.C,
+            config.V, (double)p.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
+            "attention", attention_description(config.position, config.C / config.NH).c_str());
+    const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
+    const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
+    check_memory(weights, trains ? (double)activations : 0.0, r.o.B,
+                 strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)activations).c_str()));
+}
+
 // ----------------------------------------------------------------------------------------------------------
-// memory, signals, tensors, errors
+// weights and checkpoints
 
-// Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B sequences.
-inline void check_memory(double fixed, double activations, int B, const std::string& what) {
-    const double available = (double)device_memory_available(), bytes = fixed + activations;
-    fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
-    if (bytes <= available) { return; }
-    const int fits = activations > 0 ? (int)std::floor((available - fixed) / (activations / B)) : 0;
-    const std::string hint = fits >= 1 ? strprintf("a --B of %d would fit", fits) :
-        "not even --B 1 would fit; try a smaller --model or --T, or a --total_batch of fewer micro-batches";
-    die(EXIT_OUT_OF_MEMORY, "the run wants %s of memory, %s are available; %s", format_bytes(bytes).c_str(), format_bytes(available).c_str(),
-        hint.c_str());
+inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json& config) {
+    Checkpoint c;
+    c.table = &p.table;
+    c.files = &p.files;
+    c.params = p.master;
+    c.m = p.m;
+    c.v = p.v;
+    c.config = config;
+    c.state = r.state.to_json(r.o);
+    return c;
 }
 
-// The first SIGINT, SIGTERM or SIGUSR1 asks for a checkpoint and an end after this step; a second SIGINT ends at once.
-inline volatile sig_atomic_t stop_signal = 0;
-inline void catch_signals() {
-    struct sigaction action = {};
-    action.sa_handler = [](int number) { stop_signal = number; };
-    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
-    for (int number : {SIGINT, SIGTERM, SIGUSR1}) { sigaction(number, &action, nullptr); }
+// Takes possession of --out and fills p, allocated for r.micro_batches: initial values, a checkpoint's, or --load's; tensors in
+// `optional` may be missing there. `config` is the config.json of the model.
+inline void load_run(Run& r, Parameters& p, const Json& config, const std::vector<FileTensor>& optional) {
+    const Options& o = r.o;
+    if (!o.out.empty() && r.trains) {
+        if (!r.lock) { r.lock = std::make_unique<OutputLock>(o.out); }
+        clean_output_directory(o.out);
+        check(o.resume || list_checkpoints(o.out).empty(), "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give "
+              "another directory", o.out.c_str());
+    }
+    parameters_allocate(p, (uint64_t)o.seed, r.micro_batches);
+    if (!r.resumed.empty()) {
+        Checkpoint c = checkpoint_view(r, p, config);
+        load_checkpoint(r.resumed, c);
+        r.state.from_json(c.state, o, r.resumed + "/state.json");
+        round_weights(p.weights, p.master, p.table, (uint64_t)o.seed, (int)r.state.updates, p.stream);
+        printf("resumed from %s\n", r.resumed.c_str());
+    } else if (!o.load.empty()) {
+        load_weights(o.load, p.table, p.files, optional, p.master);
+        round_weights(p.weights, p.master, p.table, 0, 0, p.stream);
+    }
+    if (r.lock != nullptr && o.checkpoint_every > 0) { check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, config))); }
+    r.state.guard.skip_loss_z = o.skip_loss_z;
+    r.state.guard.skip_norm_z = o.skip_norm_z;
+    r.first_step = r.state.step;
+    r.log = std::make_unique<Log>(o.out, r.trains ? (r.resumed.empty() ? -1 : r.state.step) : INT64_MAX);
 }
-inline void release_signals() { for (int number : {SIGINT, SIGTERM, SIGUSR1}) { signal(number, SIG_DFL); } }
 
-// --list
-inline void print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
-    printf("%-12s %7s %10s %8s %12s %6s   in a checkpoint\n", "tensor", "layers", "rows", "cols", "elements", "decay");
-    for (const TensorSpec& s : table.specs) {
-        std::string names;
-        for (const FileTensor& f : files) {
-            if (f.tensor == s.name && f.layer == 0) { names += (names.empty() ? "" : ", ") + f.name + (f.transposed ? "^T" : ""); }
+// Before the update of step r.state.step: saves when that is due. Returns -1 to go on, else the exit code of the run.
+inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
+    const Options& o = r.o;
+    const int64_t step = r.state.step;
+    const bool last = step >= o.steps, stop = stop_signal != 0;
+    const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
+    if (!o.out.empty() && step > r.first_step && (due || stop)) {
+        r.log->sync();
+        Checkpoint c = checkpoint_view(r, p, config);
+        if (r.tokenizer != nullptr) {
+            for (const std::string& f : r.tokenizer->files) { c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)}); }
         }
-        printf("%-12s %7s %10zu %8s %12zu %6s   %s\n", s.name.c_str(), s.layers > 0 ? std::to_string(s.layers).c_str() : "-", s.rows,
-               s.cols > 0 ? std::to_string(s.cols).c_str() : "-", s.size(), s.decay ? "yes" : "no", names.c_str());
+        printf("saved %s\n", save_checkpoint(o.out, (int)step, c, o.keep, o.major).c_str());
     }
-    size_t in_files = 0;
-    for (const FileTensor& f : files) { in_files += f.rows * table.specs[(size_t)table.index(f.tensor)].row_size(); }
-    printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
+    if (last) { return 0; }
+    if (!stop) { return -1; }
+    fprintf(stderr, "stopped by signal %d before step %lld%s\n", (int)stop_signal, (long long)step + 1,
+            o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
+    return EXIT_INTERRUPTED;
 }
 
-// The name of the first tensor whose gradient is not finite, for the message of a skipped update.
-inline std::string first_bad_tensor(const TensorTable& table, const float* grads, double* norm_partial, Stream stream) {
-    for (size_t i = 0; i < table.specs.size(); i++) {
-        if (!std::isfinite(gradient_norm(norm_partial, grads + table.offsets[i], table.specs[i].size(), stream))) { return table.specs[i].name; }
-    }
-    return "";
-}
+// ----------------------------------------------------------------------------------------------------------
+// the end of a step
 
-// Runs a program and turns what it throws into a message and an exit code.
-template <class Program> int run_program(Program program, int argc, char** argv) {
-    try {
-        if (!isfinite_works()) { die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it with the Makefile"); }
-        return program(argc, argv);
-    } catch (const Error& e) {
-        fflush(stdout);
-        fprintf(stderr, "error: %s\n", e.what());
-        return e.code;
-    } catch (const std::bad_alloc&) {
-        fprintf(stderr, "error: out of memory\n");
-        return EXIT_OUT_OF_MEMORY;
+// Judges the gradient of a step that began at `start` (wall_seconds), applies it, reports and counts the step. token_flops: see
+// flops_per_token in gpu.h
+inline void finish_step(Run& r, Parameters& p, const float* grads, double loss, double start, double token_flops) {
+    const Options& o = r.o;
+    StepRecord s;
+    s.loss = loss;
+    s.norm = gradient_norm(p.norm_partial, grads, p.table.total, p.stream);
+    s.step = r.state.step;
+    s.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, s.step);
+    const Verdict verdict = r.state.guard.judge(s.loss, s.norm);
+    if (verdict.skip) {
+        const std::string bad = first_bad_tensor(p, grads);
+        s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
+    } else {
+        r.state.updates++;
+        const double scale = o.clip > 0 && s.norm > o.clip ? o.clip / s.norm : 1.0;
+        update_parameters(p, grads, {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay, (float)scale,
+                                     (int)r.state.updates, (uint64_t)o.seed});
+    }
+    const double seconds = wall_seconds() - start;
+    r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
+    s.ms = 1e3 * seconds;
+    s.tok_per_s = (double)o.total_batch / seconds;
+    if (r.gpu.sms > 0) { s.mfu = model_flops_utilization(s.tok_per_s, token_flops, peak_flops(r.gpu, sizeof(floatX) == 2)); }
+    s.loss_z = verdict.loss_z;
+    s.norm_z = verdict.norm_z;
+    printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
+    fflush(stdout);
+    r.log->train(s);
+    r.state.step++;
+    r.state.sample += (uint64_t)r.samples;
+    if (r.state.guard.diverged()) {
+        die(EXIT_DIVERGED, "%d updates in a row were skipped, the last at step %lld: %s", MAX_BAD_STEPS, (long long)s.step + 1, s.skipped.c_str());
     }
 }
 

@@ -54,6 +54,11 @@ inline void load_view(float* data, const FileView& view, bool transposed, const 
 // ----------------------------------------------------------------------------------------------------------
 // config.json
 
+// transformers' names of a model's shape
+struct ConfigKeys { const char *type, *L, *NH, *C, *V, *T; };
+constexpr ConfigKeys GPT2_KEYS = {"gpt2", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions"};
+constexpr ConfigKeys BERT_KEYS = {"bert", "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings"};
+
 // transformers' configuration of a GPT-2 of this shape, and our "position" object (null: leave it out).
 inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_head, const Json& position) {
     const Json end_of_text = V == 50257 ? Json(50256) : Json();
@@ -67,15 +72,30 @@ inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_h
     return j;
 }
 
+// and of a BERT for masked language modelling
+inline Json bert_config(int V, int T, int C, int L, int NH, int pad, const Json& position) {
+    Json j = {{"model_type", "bert"}, {"architectures", Json::array({"BertForMaskedLM"})}, {"vocab_size", V},
+              {"max_position_embeddings", T}, {"hidden_size", C}, {"num_hidden_layers", L}, {"num_attention_heads", NH},
+              {"intermediate_size", 4 * C}, {"hidden_act", "gelu"}, {"type_vocab_size", 2}, {"layer_norm_eps", 1e-12},
+              {"initializer_range", 0.02}, {"hidden_dropout_prob", 0.0}, {"attention_probs_dropout_prob", 0.0},
+              {"pad_token_id", pad}, {"tie_word_embeddings", true}, {"position_embedding_type", "absolute"}, {"torch_dtype", "float32"}};
+    if (!position.is_null()) { j["position"] = position; }
+    return j;
+}
+
 // Model configurations must agree; wanted's fields decide. A configuration without "position" (a foreign one) fits any.
 inline void check_config(const Json& found, const Json& wanted, const std::string& what) {
-    for (const char* key : {"n_layer", "n_head", "n_embd", "vocab_size"}) {
+    const ConfigKeys& keys = wanted.value("model_type", "") == BERT_KEYS.type ? BERT_KEYS : GPT2_KEYS;
+    check(!found.contains("model_type") || !wanted.contains("model_type") || found["model_type"] == wanted["model_type"],
+          "%s: model_type is %s, but %s is wanted (the other trainer's?)", what.c_str(),
+          json_excerpt(found.value("model_type", Json())).c_str(), keys.type);
+    for (const char* key : {keys.L, keys.NH, keys.C, keys.V}) {
         const int64_t have = json_int(found, key, 1, INT32_MAX, what);
         const int64_t want = json_int(wanted, key, 1, INT32_MAX, "the model");
         check(have == want, "%s: %s is %lld, but %lld is wanted (--model)", what.c_str(), key, (long long)have,
               (long long)want);
     }
-    for (const char* key : {"model_type", "activation_function", "layer_norm_epsilon"}) {
+    for (const char* key : {"activation_function", "layer_norm_epsilon", "hidden_act", "layer_norm_eps", "intermediate_size"}) {
         if (!found.contains(key) || !wanted.contains(key)) { continue; }
         check(found[key] == wanted[key], "%s: %s is %s, but %s is wanted", what.c_str(), key,
               json_excerpt(found[key]).c_str(), json_excerpt(wanted[key]).c_str());

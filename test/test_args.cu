@@ -3,11 +3,11 @@
 #include "llmc/args.h"
 
 namespace {
-Options parse(std::vector<std::string> words) {
-    words.insert(words.begin(), "train_gpt2");
+Options parse(std::vector<std::string> words, Program program = GPT2_FLAG) {
+    words.insert(words.begin(), "the trainer");
     std::vector<const char*> argv;
     for (const std::string& w : words) { argv.push_back(w.c_str()); }
-    return parse_options((int)argv.size(), argv.data());
+    return parse_options((int)argv.size(), argv.data(), program);
 }
 void refused(const std::vector<std::string>& words, const std::string& message) {
     INFO("flags: " << words[0].substr(0, 50) << " ...");
@@ -15,7 +15,7 @@ void refused(const std::vector<std::string>& words, const std::string& message) 
 }
 // a text that the row's range admits and that is not its default
 template <class V> std::string other_value(const OptionRow& row, const V& value) {
-    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "pi:2", "paper", "exact"}) {
+    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "pi:2", "paper", "exact", "cls"}) {
         V v;
         if (parse_value(text, row.range, v) && !(v == value)) { return text; }
     }
@@ -34,24 +34,31 @@ TEST_CASE("args: no flags gives llm.c's defaults", "[args]") {
 }
 
 TEST_CASE("args: every flag sets its own field, by its name and by its letter", "[args]") {
-    const Options defaults;
+    for (const Program program : {GPT2_FLAG, BERT_FLAG}) {
+    const Options defaults(program);
     for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
         INFO("--" << row.name);
         if (std::string(row.name) == "recipe") { return; } // sets other fields on purpose; has its own test
+        if (!(row.programs & program)) {                    // the other trainer's
+            CHECK(throws_with([&] { parse({std::string("--") + row.name, "1"}, program); }, std::string("--") + row.name) == EXIT_BAD_INPUT);
+            CHECK(!options_json(defaults).contains(row.name));
+            return;
+        }
         const std::string text = other_value(row, value);
         for (const std::string& flag : {std::string("--") + row.name, std::string(row.alias)}) {
             if (flag.empty()) { continue; }
-            const Options o = row.range.takes_value ? parse({flag, text}) : parse({flag});
+            const Options o = row.range.takes_value ? parse({flag, text}, program) : parse({flag}, program);
             const Json changed = options_json(o), before = options_json(defaults);
             CHECK(o.is_given(row.name));
             CHECK(o.given.size() == 1);
-            CHECK(changed.size() == option_rows().size());
+            CHECK(changed.size() == option_rows(program).size());
             for (const auto& item : changed.items()) {
                 INFO("field " << item.key() << " = " << json_text(item.value()));
                 CHECK((item.value() == before.at(item.key())) == (item.key() != row.name));
             }
         }
     });
+    }
 }
 
 TEST_CASE("args: names and letters are unique", "[args]") {
@@ -184,8 +191,9 @@ TEST_CASE("args: --help stops the parser and lists every flag once", "[args]") {
     for (const OptionRow& row : option_rows()) {
         const std::string entry = strprintf("\n  --%-17s %-4s ", row.name, row.alias);
         INFO(entry);
-        CHECK(text.find(entry) != std::string::npos);
+        CHECK((text.find(entry) != std::string::npos) == ((row.programs & GPT2_FLAG) != 0));
         CHECK(text.find(entry) == text.rfind(entry));
+        CHECK((help_text("train_bert", "", BERT_FLAG).find(entry) != std::string::npos) == ((row.programs & BERT_FLAG) != 0));
     }
     CHECK(text.find("[0.0003; a number from 0 to 1e+30]") != std::string::npos);
 }
@@ -205,6 +213,7 @@ TEST_CASE("args: a resumed run must have the flags that decide what is computed"
     for_each_option(first, [&](const OptionRow& row, const auto& value) {
         INFO("--" << row.name);
         Options second = first;
+        if (!(row.programs & GPT2_FLAG)) { return; }
         set_option(second, row.name, "", other_value(row, value));
         if (row.on_resume == FREE) {
             check_resumed_options(second, saved, "state.json");

@@ -65,12 +65,13 @@ struct TinyModel : GPT2 {
         c.V = V; c.L = 2; c.NH = 2; c.C = 32;
         c.position = parse_position(pos, T_train);
         gpt2_describe(*this, c);
-        gpt2_allocate(*this, 7, 0);
+        parameters_allocate(*this, 7, 0);
+        gpt2_point(params, table, weights);
         randomize(*this, 11);
     }
     TinyModel(const TinyModel&) = delete;
     TinyModel& operator=(const TinyModel&) = delete;
-    ~TinyModel() { gpt2_free(*this); }
+    ~TinyModel() { parameters_free(*this); }
 };
 
 std::vector<int> random_ids(size_t n, uint64_t seed) {
@@ -85,7 +86,7 @@ std::vector<float> uncached_logits(GPT2& model, const std::vector<int>& ids) {
     activations_allocate(acts);
     std::vector<float> logits;
     forward_logits(model, acts, ids.data(), (int)ids.size(), 0, logits);
-    activations_free(acts);
+    acts.release();
     return logits;
 }
 
@@ -162,8 +163,8 @@ Expected by_definition(GPT2& model, const std::vector<int>& stream, int T, int s
         std::vector<float> losses((size_t)n);
         Activations acts = activations_describe(model, 1, n, Purpose::Evaluate, 0);
         activations_allocate(acts);
-        forward_losses(model, acts, stream.data() + start, targets.data(), 1, n, losses.data());
-        activations_free(acts);
+        forward_losses(model, acts, stream.data() + start, targets.data(), nullptr, 1, n, losses.data(), nullptr);
+        acts.release();
         e.loss += losses.back() / (double)e.tokens;
         e.sum[(size_t)n - 1] += losses.back();
         e.count[(size_t)n - 1]++;
@@ -188,7 +189,7 @@ TEST_CASE("evaluate: every target is scored once, with the context its window gi
             Activations acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
             activations_allocate(acts);
             const Evaluation e = evaluate(model, acts, files, T, stride, limit);
-            activations_free(acts);
+            acts.release();
             const Expected want = by_definition(model, stream, T, step, limit);
             CHECK(e.T == T);
             CHECK(e.stride == step);
@@ -221,7 +222,7 @@ TEST_CASE("evaluate: a window longer than the data, and data of a token", "[eval
     CHECK(e.tokens == 8);
     CHECK(std::fabs(e.loss - want.loss) <= 2e-6 * want.loss);
     CHECK(throws_with([&] { evaluate(model, acts, one, 64, 0, 0); }, "1 tokens are too few") == EXIT_BAD_INPUT);
-    activations_free(acts);
+    acts.release();
 }
 
 TEST_CASE("evaluate: every encoding runs at two and four times the trained length", "[evaluate][asan]") {
@@ -310,14 +311,14 @@ TEST_CASE("evaluate: a bias matrix is the oracle's", "[evaluate][asan]") {
                 CHECK(error <= 1e-6 * largest);
             }
         }
-        activations_free(acts);
+        acts.release();
     }
     TinyModel rope("rope");
     Activations acts = activations_describe(rope, 1, 4, Purpose::Generate, 0);
     activations_allocate(acts);
     const PositionView view = position_view(rope, acts, 0, 1, 4);
     CHECK(throws_with([&] { bias_matrix(view, 0, 4, rope.stream); }, "rope adds no bias") == EXIT_BAD_INPUT);
-    activations_free(acts);
+    acts.release();
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -348,7 +349,7 @@ TEST_CASE("generate: with the cache as without, for every encoding", "[generate]
                 ids.push_back(id);
                 forward_logits(model, acts, &id, 1, (int)ids.size() - 1, cached);
             }
-            activations_free(acts);
+            acts.release();
         }
     }
     if (getenv("GENERATE_ERRORS") != nullptr) { WARN("logits differ by up to " << worst << " eps of the largest"); }
@@ -366,7 +367,7 @@ TEST_CASE("generate: a prompt may arrive in pieces", "[generate][asan]") {
         for (int i = 0; i < 8; i++) {
             forward_logits(model, acts, ids.data() + cuts[i], cuts[i + 1] - cuts[i], cuts[i], logits);
         }
-        activations_free(acts);
+        acts.release();
         CHECK(distance_in_eps(logits, uncached_logits(model, ids)) <= 40);
     }
 }
@@ -385,7 +386,7 @@ TEST_CASE("generate: rope stretched by a factor generates as it evaluates", "[ge
         std::vector<float> logits;
         forward_logits(model, acts, ids.data(), 40, 0, logits);
         for (int t = 40; t < 90; t++) { forward_logits(model, acts, &ids[(size_t)t], 1, t, logits); }
-        activations_free(acts);
+        acts.release();
         CHECK(distance_in_eps(logits, stretched) <= 40);
     }
 }

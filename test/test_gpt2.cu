@@ -29,9 +29,10 @@ namespace {
 struct Model : GPT2 {
     Model(const GPT2Config& c, int micro_batches, uint64_t seed = 1) {
         gpt2_describe(*this, c);
-        gpt2_allocate(*this, seed, micro_batches);
+        parameters_allocate(*this, seed, micro_batches);
+        gpt2_point(params, table, weights);
     }
-    ~Model() { gpt2_free(*this); }
+    ~Model() { parameters_free(*this); }
 
     std::vector<float> host(const float* device) const {
         std::vector<float> x(table.total);
@@ -46,7 +47,7 @@ struct Acts : Activations {
         : Activations(activations_describe(model, B, T, purpose, recompute)) {
         activations_allocate(*this);
     }
-    ~Acts() { activations_free(*this); }
+    ~Acts() { release(); }
 };
 
 // The elements of an internal tensor that a tensor of a file is, in the file's order
@@ -124,7 +125,7 @@ std::vector<float> logits_of(Model& model, Activations& acts, const std::vector<
     const size_t N = (size_t)B * T, V = (size_t)model.config.V, Vp = (size_t)model.config.Vp();
     std::vector<float> l(N), padded(N * Vp), logits;
     REQUIRE(acts.chunk >= (int)N);
-    forward_losses(model, acts, tokens.data(), targets.data(), B, T, l.data());
+    forward_losses(model, acts, tokens.data(), targets.data(), nullptr, B, T, l.data(), nullptr);
     copy_to_host(padded.data(), acts.a.logits(), sizeof(float) * padded.size(), model.stream);
     for (size_t n = 0; n < N; n++) { logits.insert(logits.end(), padded.begin() + n * Vp, padded.begin() + n * Vp + V); }
     if (losses != nullptr) { *losses = l; }
@@ -456,7 +457,7 @@ TEST_CASE("a model learns one batch by heart", "[gpt2]") {
             if (step == 0) { first = loss; }
             if (loss < 0.05) { break; }
             const double norm = gradient_norm(model.norm_partial, grads, model.table.total, model.stream);
-            gpt2_update(model, grads, {5e-3f, 0.9f, 0.95f, 1e-8f, 0.0f, (float)std::min(1.0, 1.0 / norm), step + 1});
+            update_parameters(model, grads, {5e-3f, 0.9f, 0.95f, 1e-8f, 0.0f, (float)std::min(1.0, 1.0 / norm), step + 1});
         }
         if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%s: %d steps\n", name, step); }
         INFO(name << ": from " << first << " to " << loss << " in " << step << " steps");
@@ -476,7 +477,7 @@ TEST_CASE("an update keeps padding at zero and every tensor within its bounds", 
         double loss = 0;
         for (int t = 1; t <= 5; t++) {
             const float* grads = gpt2_gradient(model, acts, tokens.data(), targets.data(), 1, 0, &loss);
-            gpt2_update(model, grads, {1.0f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, t});       // a wild learning rate, to meet the bounds
+            update_parameters(model, grads, {1.0f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, t});       // a wild learning rate, to meet the bounds
         }
         const std::vector<float> x = model.host(model.master);
         std::vector<bool> named(x.size());

@@ -13,7 +13,7 @@ float fake_loss(const int* before, size_t n, int target) {
     for (size_t i = 0; i < n; i++) { h = hash64(h, (uint64_t)before[i]); }
     return 1.0f + (float)uniform01(h, (uint64_t)target);
 }
-void forward_losses(FakeModel& model, FakeActs&, const int* tokens, const int* targets, int B, int T, float* losses) {
+void forward_losses(FakeModel& model, FakeActs&, const int* tokens, const int* targets, const int*, int B, int T, float* losses, float*) {
     model.calls++;
     model.largest = std::max(model.largest, (size_t)B * T);
     for (int b = 0; b < B; b++) {

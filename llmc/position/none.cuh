@@ -62,6 +62,7 @@ struct PositionView {
     int B = 0, T = 0;
     int OC = 0;                                             // width of a row of qkv
     bool causal = true;
+    const int* kv_len = nullptr;                            // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
     const TensorTable *params = nullptr, *acts = nullptr;
     float *master = nullptr, *grads = nullptr, *act_data = nullptr;
 

@@ -1,0 +1,134 @@
+// contrastive.cuh -- InfoNCE: each query's candidate against all candidates of the batch.     Karpukhin et al. 2020, eq. 2
+//   n(x) = x / max(|x|, 1e-12);   s_ij = n(q_i) . n(c_j) / temperature;   loss_i = -log softmax_j(s_ij)[i]
+//   Candidate i < Q is query i's positive, the other M - Q are hard negatives; all of them are everybody's negatives.
+//   backward: ds_ij = dloss (softmax_j(s_ij) - [i = j]) / temperature;  dx = (dn - n (n . dn)) / |x|, as moving along x changes
+//     nothing, and dn / 1e-12 where |x| is less.
+// Everything is float32 in every build, in sums whose order depends on the shapes alone.
+#ifndef LLMC_CONTRASTIVE_CUH
+#define LLMC_CONTRASTIVE_CUH
+
+#include "fastmath.h"
+#include "matmul.cuh"
+
+constexpr float MAX_INVERSE_NORM = 1e12f;
+
+// One block a row. inverse_norm (n) may be null.
+__global__ void normalize_rows_kernel(float* out, float* inverse_norm, const float* inp, int C) {
+    const size_t row = blockIdx.x;
+    double squares = 0.0;                       // a float would overflow from 2e19 on, and 1e12 squared is a small part of 1
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { squares += (double)inp[row * C + c] * (double)inp[row * C + c]; }
+    const double inverse = 1.0 / sqrt(block_sum(squares));
+    const float scale = inverse > (double)MAX_INVERSE_NORM ? MAX_INVERSE_NORM : (float)inverse;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { out[row * C + c] = inp[row * C + c] * scale; }
+    if (inverse_norm != nullptr && threadIdx.x == 0) { inverse_norm[row] = scale; }
+}
+// out (n,C) = inp (n,C), each row divided by max(its length, 1e-12): cosine similarities are then dot products. In place allowed.
+inline void normalize_rows(float* out, const float* inp, size_t n, int C, Stream stream) {
+    launch(normalize_rows_kernel, Grid(n, 256, 0, stream), out, nullptr, inp, C);
+}
+
+// d (n,C): the gradient of the normalized row in, of the row itself out
+__global__ void normalize_rows_backward_kernel(float* d, const float* normalized, const float* inverse_norm, int C) {
+    const size_t row = blockIdx.x;
+    const float* n = normalized + row * C;
+    float* dx = d + row * C;
+    const float scale = inverse_norm[row];
+    float along = 0.0f;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { along += n[c] * dx[c]; }
+    along = block_sum(along);
+    if (!(scale < MAX_INVERSE_NORM)) { along = 0.0f; }          // there the divisor is a constant
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { dx[c] = (dx[c] - n[c] * along) * scale; }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+
+// out (M,N) = scale A (M,K) B (K,N) in float32, where matmul.cuh's operands are floatX. Element (m,k) is A[m * a_row + k * a_col].
+struct FloatProduct {
+    float* out;
+    const float *A, *B;
+    size_t a_row, a_col, b_row, b_col, M, N, K;
+    float scale;
+};
+
+#if defined(CUDA_BUILD)
+constexpr int FLOAT_TILE = 64;
+#else
+constexpr int FLOAT_TILE = 128;
+#endif
+constexpr size_t FLOAT_PRODUCT_SHARED = sizeof(float) * FLOAT_TILE * (2 * MATMUL_K + FLOAT_TILE);
+
+// One block a tile of out; slices of K in shared memory: a (M,K), b (K,N), c (M,N)
+__global__ void float_product_kernel(FloatProduct p) {
+    const size_t tiles_m = ceil_div(p.M, (size_t)FLOAT_TILE), m0 = blockIdx.x % tiles_m * FLOAT_TILE, n0 = blockIdx.x / tiles_m * FLOAT_TILE;
+    const int M = (int)(p.M - m0 < FLOAT_TILE ? p.M - m0 : FLOAT_TILE), N = (int)(p.N - n0 < FLOAT_TILE ? p.N - n0 : FLOAT_TILE);
+    const int padded = round_up(N, LANES);
+    const float *A = p.A + m0 * p.a_row, *B = p.B + n0 * p.b_col;
+    float *a = dynamic_shared(), *b = a + FLOAT_TILE * MATMUL_K, *c = b + MATMUL_K * FLOAT_TILE;
+    for (int e = threadIdx.x; e < M * FLOAT_TILE; e += blockDim.x) { c[e] = 0.0f; }
+    for (size_t k0 = 0; k0 < p.K; k0 += MATMUL_K) {
+        const int K = (int)(p.K - k0 < MATMUL_K ? p.K - k0 : MATMUL_K);
+        __syncthreads();                                        // c is zero; the last slice has been read
+        for (int e = threadIdx.x; e < M * MATMUL_K; e += blockDim.x) {
+            const int m = e / MATMUL_K, k = e % MATMUL_K;
+            a[e] = k < K ? A[m * p.a_row + (k0 + k) * p.a_col] : 0.0f;
+        }
+        for (int e = threadIdx.x; e < K * FLOAT_TILE; e += blockDim.x) {
+            const int k = e / FLOAT_TILE, n = e % FLOAT_TILE;
+            b[e] = n < N ? B[(k0 + k) * p.b_row + n * p.b_col] : 0.0f;
+        }
+        __syncthreads();
+        block_matmul<true>(c, FLOAT_TILE, a, MATMUL_K, 1, b, FLOAT_TILE, M, padded, K);
+    }
+    __syncthreads();
+    for (int m = 0; m < M; m++) {
+        for (int n = threadIdx.x; n < N; n += blockDim.x) { p.out[(m0 + m) * p.N + n0 + n] = p.scale * c[m * FLOAT_TILE + n]; }
+    }
+}
+inline void float_product(const FloatProduct& p, Stream stream) {
+    const size_t tiles = ceil_div(p.M, (size_t)FLOAT_TILE) * ceil_div(p.N, (size_t)FLOAT_TILE);
+    launch(float_product_kernel, Grid(tiles, 256, FLOAT_PRODUCT_SHARED, stream), p);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+
+// One block a query. scores (Q,M) become their gradient when `backward`, by the scores before the division by temperature.
+__global__ void contrastive_loss_kernel(float* losses, float* scores, int M, float scale, float dloss, bool backward) {
+    const int i = (int)blockIdx.x;
+    float* s = scores + (size_t)i * M;
+    float largest = -INFINITY;
+    for (int j = threadIdx.x; j < M; j += blockDim.x) { largest = s[j] > largest ? s[j] : largest; }
+    largest = block_max(largest);
+    float sum = 0.0f;
+    for (int j = threadIdx.x; j < M; j += blockDim.x) { sum += fast_exp(s[j] - largest); }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { losses[i] = logf(sum) + (largest - s[i]); }
+    if (!backward) { return; }
+    __syncthreads();                            // s[i] has been read
+    const float weight = dloss * scale;
+    for (int j = threadIdx.x; j < M; j += blockDim.x) {
+        const float p = fast_exp(s[j] - largest) * (weight / sum);
+        s[j] = j == i ? p - weight : p;
+    }
+}
+
+// floats: the normalized rows, their inverse lengths, the scores
+inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
+
+// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb, or null; emb (Q+M,C): the queries, then the candidates, M >= Q
+inline void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M, int C, float temperature,
+                                         float dloss, Stream stream) {
+    check(Q >= 1 && M >= Q, "%d queries have %d candidates: each query's positive is one of them", Q, M);
+    check(temperature > 0.0f, "the temperature %g is not above 0", (double)temperature);
+    const size_t q = (size_t)Q, m = (size_t)M, c = (size_t)C;
+    float *n = scratch, *inverse_norm = n + (q + m) * c, *scores = inverse_norm + q + m;
+    const float *nq = n, *nc = n + q * c, scale = 1.0f / temperature;
+    launch(normalize_rows_kernel, Grid(q + m, 256, 0, stream), n, inverse_norm, emb, C);
+    float_product({scores, nq, nc, c, 1, 1, c, q, m, c, scale}, stream);
+    launch(contrastive_loss_kernel, Grid(q, 256, 0, stream), losses, scores, M, scale, dloss, demb != nullptr);
+    if (demb == nullptr) { return; }
+    float_product({demb, scores, nc, m, 1, c, 1, q, c, m, 1.0f}, stream);
+    float_product({demb + q * c, scores, nq, 1, m, c, 1, m, c, q, 1.0f}, stream);
+    launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, n, inverse_norm, C);
+}
+
+#endif

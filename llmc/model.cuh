@@ -1,0 +1,187 @@
+// model.cuh -- what every trainer's model is made of: its parameters with their moments and gradients, the activations of one
+// shape, and the sum of a step's gradients, whose order no split into micro-batches or ranks changes.
+#ifndef LLMC_MODEL_CUH
+#define LLMC_MODEL_CUH
+
+#include "adamw.cuh"
+#include "classifier.cuh"
+#include "embedding.cuh"
+#include "positions.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// parameters
+
+struct Parameters {
+    TensorTable table;
+    std::vector<FileTensor> files;                          // the same tensors in a checkpoint
+    float* master = nullptr;                                // float32 weights
+    floatX* weights = nullptr;                              // what the layers read: master itself, or its rounded copy in bf16 builds
+    float *m = nullptr, *v = nullptr;                       // AdamW's moments
+    double *norm_partial = nullptr, *loss_sums = nullptr;   // loss_sums: of the micro-batches of a step
+    std::vector<float*> tree;                               // gradient buffers: tree[k] sums 2^k micro-batches, the last is being filled
+    Stream stream = {};
+};
+
+// Buffers of gradients that a step of so many micro-batches takes: one a level of the tree over them, and one to fill.
+inline int gradient_buffers(int micro_batches) {
+    int buffers = 0;
+    for (int n = 1; n < 2 * micro_batches; n *= 2) { buffers++; }
+    return buffers;
+}
+
+// Weights at their initial values; to train (micro_batches > 0) also the moments and the gradients.
+inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches) {
+    const size_t bytes = sizeof(float) * p.table.total;
+    p.master = (float*)device_malloc(bytes);
+    p.weights = (floatX*)(sizeof(floatX) == sizeof(float) ? (void*)p.master : device_malloc(sizeof(floatX) * p.table.total));
+    std::vector<float> host(p.table.total);
+    init_tensors(host.data(), p.table, p.files, seed);
+    copy_to_device(p.master, host.data(), bytes, p.stream);
+    round_weights(p.weights, p.master, p.table, seed, 0, p.stream);
+    if (micro_batches == 0) { return; }
+    p.m = (float*)device_malloc(bytes);
+    p.v = (float*)device_malloc(bytes);
+    p.norm_partial = (double*)device_malloc(sizeof(double) * ceil_div(p.table.total, NORM_CHUNK));
+    p.loss_sums = (double*)device_malloc(sizeof(double) * micro_batches);
+    for (int k = 0; k < gradient_buffers(micro_batches); k++) { p.tree.push_back((float*)device_malloc(bytes)); }
+}
+
+inline void parameters_free(Parameters& p) {
+    for (float* g : p.tree) { device_free(g); }
+    if ((void*)p.weights != (void*)p.master) { device_free(p.weights); }
+    for (void* x : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)p.norm_partial, (void*)p.loss_sums}) { device_free(x); }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// a step's gradient: for each micro-batch i of n, gradient_begin, backward into what it returns, gradient_add
+
+// the buffer for a micro-batch's gradient, zeroed
+inline float* gradient_begin(Parameters& p) {
+    device_zero(p.tree.back(), sizeof(float) * p.table.total, p.stream);
+    return p.tree.back();
+}
+
+// Micro-batch i of n is done. Gradients meet in a binary tree over the micro-batches' index: tree[k] holds the sum of 2^k
+// neighbours until its sibling is done. After the last one, the sum of all is in tree.back().
+inline void gradient_add(Parameters& p, int i, int n) {
+    float*& work = p.tree.back();
+    auto add = [&](float*& to) {                                    // work is the right sibling of `to`
+        launch(add_kernel, Grid::over(p.table.total, p.stream), to, work, p.table.total);
+        std::swap(to, work);
+    };
+    int k = 0;
+    for (; i >> k & 1; k++) { add(p.tree[(size_t)k]); }
+    if (i + 1 < n) {
+        std::swap(p.tree[(size_t)k], work);
+        return;
+    }
+    for (int j = k + 1; n >> j != 0; j++) {                         // not a power of two: the subtrees that wait
+        if (n >> j & 1) { add(p.tree[(size_t)j]); }
+    }
+}
+
+// Number of targets in a step, over all of its micro-batches: what the sum of losses is divided by.
+inline size_t count_targets(const int* targets, size_t n) {
+    size_t counted = 0;
+    for (size_t i = 0; i < n; i++) { counted += targets[i] != IGNORE_INDEX; }
+    return counted;
+}
+
+// The mean loss of a step from the sums that loss_sum left for each micro-batch; 0 when nothing was asked for.
+inline double mean_loss(Parameters& p, int micro_batches, size_t counted) {
+    std::vector<double> sums((size_t)micro_batches);
+    copy_to_host(sums.data(), p.loss_sums, sizeof(double) * sums.size(), p.stream);
+    double sum = 0.0;
+    for (double x : sums) { sum += x; }
+    return counted > 0 ? sum / (double)counted : 0.0;
+}
+
+inline void update_parameters(Parameters& p, const float* grads, const AdamW& adamw) {
+    for (size_t i = 0; i < p.table.specs.size(); i++) {
+        const size_t o = p.table.offsets[i];
+        adamw_update(p.weights + o, p.master + o, grads + o, p.m + o, p.v + o, p.table.specs[i].size(), p.table.specs[i], adamw, p.stream);
+    }
+}
+
+// The name of the first tensor whose gradient is not finite, for the message of a skipped update.
+inline std::string first_bad_tensor(Parameters& p, const float* grads) {
+    for (size_t i = 0; i < p.table.specs.size(); i++) {
+        const TensorSpec& s = p.table.specs[i];
+        if (!std::isfinite(gradient_norm(p.norm_partial, grads + p.table.offsets[i], s.size(), p.stream))) { return s.name; }
+    }
+    return "";
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// activations
+
+enum class Purpose { Train, Evaluate, Generate };
+
+// how many layers' worth of an activation exist
+inline int kept_layers(Keep keep, Purpose purpose, int L) {
+    const bool each = keep == Keep::Cached ? purpose != Purpose::Evaluate : keep == Keep::Saved && purpose == Purpose::Train;
+    return each ? L : 0;
+}
+
+// The activations of one shape, and the tokens they belong to. Pointers: the trainer's struct of them, made from its table.
+template <class Pointers> struct ActivationsOf {
+    int B = 0, T = 0, chunk = 0;                            // capacity; rows of logits held at once
+    TensorTable table, position_table;
+    float *data = nullptr, *position_data = nullptr;
+    Pointers a;
+    DeviceBatch batch;
+    const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
+
+    size_t bytes() const { return sizeof(float) * (table.total + position_table.total) + sizeof(int) * DeviceBatch::ints((size_t)B * T); }
+    void add(TensorSpec s, size_t element) {
+        s.element = element;
+        table.add(s);
+    }
+    void add_position(const std::vector<TensorSpec>& acts, Purpose purpose, int L) {
+        for (TensorSpec s : acts) {
+            s.layers = s.layers > 0 ? kept_layers(s.keep, purpose, L) : 0;      // some are the same for all layers
+            position_table.add(s);
+        }
+    }
+    template <class T> void point(LayerPointer<T>& p, const char* name) {
+        if (table.find(name) >= 0) { p = table.pointer_as<T>(data, name); }
+    }
+    void allocate() {
+        if (bytes() > device_memory_available()) {
+            die(EXIT_OUT_OF_MEMORY, "%d x %d tokens want %s of activations, %s are available", B, T, format_bytes((double)bytes()).c_str(),
+                format_bytes((double)device_memory_available()).c_str());
+        }
+        data = (float*)device_malloc(sizeof(float) * table.total);
+        position_data = (float*)device_malloc(sizeof(float) * position_table.total);
+        batch.allocate((size_t)B * T);
+    }
+    void release() {
+        device_free(data);
+        device_free(position_data);
+        batch.release();
+        *this = ActivationsOf();
+    }
+};
+
+// How many sequences of T tokens fit into activations of acts.B of acts.T. More and shorter ones of as many tokens may not: some
+// buffers have an element for each tile of 64 or chunk of 128 tokens of a sequence, the last of which may be short.
+template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
+    size_t n = SIZE_MAX;
+    for (int piece : {1, 64, 128}) { n = std::min(n, (size_t)acts.B * ceil_div(acts.T, piece) / ceil_div(T, piece)); }
+    return n;
+}
+
+// An encoding bound to a layer of a model whose activations are laid out for (B,T). grads: null while evaluating
+template <class Model, class Acts> PositionView position_view(const Model& model, const Acts& acts, int layer, int B, int T, float* grads = nullptr) {
+    PositionView v;
+    v.config = &model.config.position;
+    v.L = model.config.L; v.NH = model.config.NH; v.C = model.config.C; v.HS = v.C / v.NH; v.layer = layer;
+    v.B = B; v.T = T; v.OC = model.OC;
+    v.causal = model.config.causal;
+    v.kv_len = acts.kv_len;
+    v.params = &model.table; v.acts = &acts.position_table;
+    v.master = model.master; v.grads = grads; v.act_data = acts.position_data;
+    return v;
+}
+
+#endif

@@ -1,0 +1,53 @@
+// pooling.cuh -- one vector a sequence: the mean over its tokens (Reimers and Gurevych 2019), or its first token's.
+//   Mean: out[b] = sum over t < length of inp[b,t] / length, [CLS] and [SEP] among them.     Cls: out[b] = inp[b,0].
+//   backward: each row that was added gets dout[b] / length.     saves nothing but the lengths.
+// What lies beyond a sequence's length is never read, and the order of the sum is the tokens': padding changes no bit.
+#ifndef LLMC_POOLING_CUH
+#define LLMC_POOLING_CUH
+
+#include "device.h"
+
+enum class Pooling { Mean, Cls };
+
+constexpr int POOLING_COLUMNS = 256, POOLING_TOKENS = 32;
+
+// One block a sequence and a piece of the columns. Sums of 32 tokens and the sum of those, in shared memory: one sum over
+// thousands of tokens would lose the last ones' low bits. A thread sees its own columns alone.
+__global__ void pooling_forward_kernel(float* out, const floatX* inp, const int* lengths, int T, int C, Pooling kind) {
+    const int pieces = ceil_div(C, POOLING_COLUMNS), c0 = (int)(blockIdx.x % pieces) * POOLING_COLUMNS;
+    const int columns = C - c0 < POOLING_COLUMNS ? C - c0 : POOLING_COLUMNS;
+    const size_t b = blockIdx.x / pieces;
+    const int length = kind == Pooling::Mean ? lengths[b] : 1;
+    float *total = dynamic_shared(), *sum = total + POOLING_COLUMNS;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) { total[c] = 0.0f; }
+    for (int t0 = 0; t0 < length; t0 += POOLING_TOKENS) {
+        for (int c = threadIdx.x; c < columns; c += blockDim.x) { sum[c] = 0.0f; }
+        for (int t = t0; t < t0 + POOLING_TOKENS && t < length; t++) {
+            const floatX* x = inp + (b * T + t) * C + c0;
+            SIMD
+            for (int c = threadIdx.x; c < columns; c += blockDim.x) { sum[c] += (float)x[c]; }
+        }
+        for (int c = threadIdx.x; c < columns; c += blockDim.x) { total[c] += sum[c]; }
+    }
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) { out[b * C + c0 + c] = total[c] / (float)length; }
+}
+
+// out (B,C) float32, inp (B,T,C), lengths (B) on the device, each in [1, T]
+inline void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind, Stream stream) {
+    const Grid grid((size_t)B * ceil_div(C, POOLING_COLUMNS), 256, 2 * sizeof(float) * POOLING_COLUMNS, stream);
+    launch(pooling_forward_kernel, grid, out, inp, lengths, T, C, kind);
+}
+
+// One block a token.
+__global__ void pooling_backward_kernel(floatX* dinp, const float* dout, const int* lengths, int T, int C, Pooling kind) {
+    const size_t row = blockIdx.x, b = row / T;
+    const int length = kind == Pooling::Mean ? lengths[b] : 1;
+    const bool counts = (int)(row % T) < length;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { dinp[row * C + c] = (floatX)(counts ? dout[b * C + c] / (float)length : 0.0f); }
+}
+// dinp (B,T,C) is overwritten, with zeros beyond a length; dout (B,C) float32
+inline void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind, Stream stream) {
+    launch(pooling_backward_kernel, Grid((size_t)B * T, 128, 0, stream), dinp, dout, lengths, T, C, kind);
+}
+
+#endif

@@ -1,0 +1,175 @@
+// program.h -- what a trainer's program does that has nothing to do with training: its configuration from flags and files, memory
+// before it is allocated, signals, --list, and errors that become exit codes.
+#ifndef LLMC_PROGRAM_H
+#define LLMC_PROGRAM_H
+
+#include <csignal>
+#include <new>
+
+#include "args.h"
+#include "checkpoint.h"
+#include "generate.h"
+#include "guard.h"
+#include "import.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// the encoding in config.json: {"name": "t5_clip", "K": 1023}
+
+inline Json position_json(const PositionConfig& position) {
+    Json j = {{"name", position.name}};
+    for (const auto& kv : position.values) { j[kv.first] = kv.second; }
+    return j;
+}
+inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
+    std::string text = json_string(j, "name", what);
+    char separator = ':';
+    for (const auto& item : j.items()) {
+        if (item.key() == "name") { continue; }
+        text += strprintf("%c%s=%.17g", separator, item.key().c_str(), json_number(j, item.key(), what));
+        separator = ',';
+    }
+    return parse_position(text, T_train);
+}
+
+// --rope_scaling ntk:4 -> how, and the factor s (0: T / T_train at each length)
+inline void parse_rope_scaling(const std::string& text, PositionConfig& position) {
+    const size_t colon = text.find(':');
+    const std::string kind = text.substr(0, colon);
+    position.scaling = kind == "pi" ? RopeScaling::PI : kind == "ntk" ? RopeScaling::NTK : kind == "yarn" ? RopeScaling::YaRN : RopeScaling::None;
+    position.scaling_factor = colon == std::string::npos ? 0.0 : strtod(text.c_str() + colon + 1, nullptr);
+    check(position.scaling == RopeScaling::None || position.name == "rope", "--rope_scaling %s: the encoding is %s, only rope can be stretched",
+          text.c_str(), position.name.c_str());
+}
+
+inline TileSkip parse_tile_skip(const std::string& text) {
+    return text == "off" ? TileSkip::Off : text == "exact" ? TileSkip::Exact : TileSkip::Default;
+}
+
+// The tokenizer of a model: --tokenizer, or the one its checkpoint carries, or its bytes; null: ids are all there is.
+inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, int V) {
+    std::string path = flag;
+    if (path.empty() && V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
+    const std::vector<int> steps = list_checkpoints(source);
+    const std::string dir = steps.empty() ? source : source + "/" + step_name(steps.back());
+    for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
+        if (path.empty() && is_directory(dir) && path_exists(dir + "/" + name)) { path = dir + "/" + name; }
+    }
+    if (path.empty()) { return nullptr; }
+    auto tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(path));
+    check(tokenizer->vocab_size() == V, "--tokenizer %s: %d tokens, the model has %d", path.c_str(), tokenizer->vocab_size(), V);
+    return tokenizer;
+}
+
+// --model: a size by name, with or without the prefix ("gpt2:"), or L,NH,C
+struct ModelSize { const char* name; int L, NH, C; };
+template <class Config> void parse_model(const std::string& text, const std::string& prefix, const std::vector<ModelSize>& sizes, Config& c) {
+    const std::string name = text.compare(0, prefix.size(), prefix) == 0 ? text.substr(prefix.size()) : text;
+    std::string names;
+    bool found = false;
+    for (const ModelSize& s : sizes) {
+        names += s.name + std::string(", ");
+        if (name == s.name) { c.L = s.L; c.NH = s.NH; c.C = s.C; found = true; }
+    }
+    int used = 0;
+    if (!found && sscanf(text.c_str(), "%d,%d,%d%n", &c.L, &c.NH, &c.C, &used) == 3) { found = used == (int)text.size(); }
+    check(found, "--model %s: wanted %sor L,NH,C as in 12,12,768", text.substr(0, 60).c_str(), names.c_str());
+    check(c.L >= 1 && c.L <= 1024 && c.NH >= 1 && c.C >= 1 && c.C <= 65536 && c.C % c.NH == 0,
+          "--model %s: L in 1..1024, C in 1..65536, and NH must divide C", text.c_str());
+}
+
+// The model's configuration: `c` as the flags have it, or that of the checkpoint or weights at `path` (if any), which must agree
+// with the flags and the data. data_vocab: what the data wants of the model, 0: there is none.
+template <class Config> Config resolve_config(const Options& o, Config c, const std::string& path, int data_vocab, const ConfigKeys& keys) {
+    check(o.pos.size() <= 200, "--pos %.40s...: %zu bytes are no name of an encoding", o.pos.c_str(), o.pos.size());
+    c.T = o.T;
+    c.V = data_vocab;
+    if (path.empty()) {
+        c.position = parse_position(o.pos, c.T);
+        parse_rope_scaling(o.rope_scaling, c.position);
+        return c;
+    }
+    const Json j = read_config(path, keys);
+    const Config asked = c;
+    c.L = (int)json_int(j, keys.L, 1, 1024, path);
+    c.NH = (int)json_int(j, keys.NH, 1, 65536, path);
+    c.C = (int)json_int(j, keys.C, 1, 65536, path);
+    c.V = (int)json_int(j, keys.V, 1, MAX_VOCAB, path);
+    const int trained = (int)json_int(j, keys.T, 1, INT32_MAX, path);
+    check(c.C % c.NH == 0, "%s: %s %d does not divide %s %d", path.c_str(), keys.NH, c.NH, keys.C, c.C);
+    check(!o.is_given("model") || (c.L == asked.L && c.NH == asked.NH && c.C == asked.C), "--model %s: %s holds a model of %d,%d,%d",
+          o.model.c_str(), path.c_str(), c.L, c.NH, c.C);
+    check(data_vocab == 0 || data_vocab == c.V, "%s: the data has a vocabulary of %d, the model in %s one of %d", "--train_files, --val_files",
+          data_vocab, path.c_str(), c.V);
+    if (!o.is_given("T")) { c.T = trained; }
+    if (j.contains("position")) {
+        c.position = position_from_json(j["position"], trained, path);
+        if (o.is_given("pos")) {
+            const std::string wanted = position_text(parse_position(o.pos, trained)), found = position_text(c.position);
+            check(wanted == found, "--pos %s: the checkpoint %s was trained with %s", wanted.c_str(), path.c_str(), found.c_str());
+        }
+    } else {                                                    // somebody else's model: its own encoding unless another is asked for
+        c.position = parse_position(o.is_given("pos") ? o.pos : "learned", trained);
+    }
+    parse_rope_scaling(o.rope_scaling, c.position);
+    return c;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// memory, signals, tensors, errors
+
+// Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B sequences.
+inline void check_memory(double fixed, double activations, int B, const std::string& what) {
+    const double available = (double)device_memory_available(), bytes = fixed + activations;
+    fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
+    if (bytes <= available) { return; }
+    const int fits = activations > 0 ? (int)std::floor((available - fixed) / (activations / B)) : 0;
+    const std::string hint = fits >= 1 ? strprintf("a --B of %d would fit", fits) :
+        "not even --B 1 would fit; try a smaller --model or --T, or a --total_batch of fewer micro-batches";
+    die(EXIT_OUT_OF_MEMORY, "the run wants %s of memory, %s are available; %s", format_bytes(bytes).c_str(), format_bytes(available).c_str(),
+        hint.c_str());
+}
+
+// The first SIGINT, SIGTERM or SIGUSR1 asks for a checkpoint and an end after this step; a second SIGINT ends at once.
+inline volatile sig_atomic_t stop_signal = 0;
+inline void catch_signals() {
+    struct sigaction action = {};
+    action.sa_handler = [](int number) { stop_signal = number; };
+    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
+    for (int number : {SIGINT, SIGTERM, SIGUSR1}) { sigaction(number, &action, nullptr); }
+}
+inline void release_signals() { for (int number : {SIGINT, SIGTERM, SIGUSR1}) { signal(number, SIG_DFL); } }
+
+// ----------------------------------------------------------------------------------------------------------
+// --list, errors
+
+inline void print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
+    printf("%-12s %7s %10s %8s %12s %6s   in a checkpoint\n", "tensor", "layers", "rows", "cols", "elements", "decay");
+    for (const TensorSpec& s : table.specs) {
+        std::string names;
+        for (const FileTensor& f : files) {
+            if (f.tensor == s.name && f.layer == 0) { names += (names.empty() ? "" : ", ") + f.name + (f.transposed ? "^T" : ""); }
+        }
+        printf("%-12s %7s %10zu %8s %12zu %6s   %s\n", s.name.c_str(), s.layers > 0 ? std::to_string(s.layers).c_str() : "-", s.rows,
+               s.cols > 0 ? std::to_string(s.cols).c_str() : "-", s.size(), s.decay ? "yes" : "no", names.c_str());
+    }
+    size_t in_files = 0;
+    for (const FileTensor& f : files) { in_files += f.rows * table.specs[(size_t)table.index(f.tensor)].row_size(); }
+    printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
+}
+
+// Runs a program and turns what it throws into a message and an exit code.
+template <class Program> int run_program(Program program, int argc, char** argv) {
+    try {
+        if (!isfinite_works()) { die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it with the Makefile"); }
+        return program(argc, argv);
+    } catch (const Error& e) {
+        fflush(stdout);
+        fprintf(stderr, "error: %s\n", e.what());
+        return e.code;
+    } catch (const std::bad_alloc&) {
+        fprintf(stderr, "error: out of memory\n");
+        return EXIT_OUT_OF_MEMORY;
+    }
+}
+
+#endif

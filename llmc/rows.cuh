@@ -1,0 +1,42 @@
+// rows.cuh -- rows picked out of a matrix and put back, and one row added to all.
+//   gather_rows: out[k] = inp[rows[k]], the masked positions of MLM.      backward: scatter_rows, dinp[rows[k]] = dout[k].
+//   add_row: out[n] += row, BERT's token type embedding.                  backward: drow += sum of dout's rows.
+//   Both save nothing.
+#ifndef LLMC_ROWS_CUH
+#define LLMC_ROWS_CUH
+
+#include "embedding.cuh"
+#include "matmul.cuh"
+
+// out (n,C), inp (N,C), rows (n) all in [0, N): an embedding, whose table is inp
+inline void gather_rows(floatX* out, const floatX* inp, const int* rows, size_t n, int C, Stream stream) {
+    embedding_forward(out, rows, inp, n, C, stream);
+}
+
+__global__ void scatter_rows_kernel(floatX* dinp, const floatX* dout, const int* rows, int C) {
+    const size_t k = blockIdx.x;
+    floatX* row = dinp + (size_t)rows[k] * C;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = dout[k * C + c]; }
+}
+// dinp (N,C), dout (n,C), rows (n) distinct, as blocks write in any order; the other rows of dinp stay as they are
+inline void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream) {
+    launch(scatter_rows_kernel, Grid(n, 128, 0, stream), dinp, dout, rows, C);
+}
+
+__global__ void add_row_kernel(floatX* out, const floatX* row, int C) {
+    floatX* o = out + (size_t)blockIdx.x * C;
+    SIMD
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { o[c] = (floatX)((float)o[c] + (float)row[c]); }
+}
+// out (N,C) += row (C)
+inline void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream) {
+    launch(add_row_kernel, Grid(N, 128, 0, stream), out, row, C);
+}
+// drow (C) accumulates. scratch: MAX_SLABS * C floats
+inline void add_row_backward(float* drow, float* scratch, const floatX* dout, size_t N, int C, Stream stream) {
+    const size_t slabs = slab_count(N), columns = (size_t)C;
+    launch(row_sum_kernel, Grid(slabs * ceil_div(columns, ROW_SUM_COLUMNS), 256, 0, stream), scratch, dout, N, C, slabs);
+    launch(slab_sum_kernel, slab_sum_grid(columns, stream), drow, scratch, slabs, columns, columns);
+}
+
+#endif
