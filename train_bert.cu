@@ -573,7 +573,7 @@ void use_model(BERT& model, const Run& run, const TokenFiles* val, const Collect
 int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, const TokenFiles* val, const Documents* pairs) {
     const Options& o = run.o;
     const int B = acts.B, T = acts.T;
-    std::vector<int> ids, tokens((size_t)o.total_batch), targets((size_t)o.total_batch);
+    std::vector<int> ids((size_t)run.my_samples * T), tokens(ids.size()), targets(ids.size());
     const double C = model.config.C, token_flops = flops_per_token(model.config.L * C * (model.OC + 9 * C), model.config.L, (int)C, T, false);
     GroupBatch batch;
     ContrastiveBuffers buffers;
@@ -590,16 +590,15 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
         code = save_or_leave(run, model, bert_json(model.config));
         if (code >= 0) { break; }
         const double start = wall_seconds();
-        const uint64_t sample = o.overfit ? 0 : run.state.sample;
+        const uint64_t sample = run.first_sample();
         double loss;
         const float* grads;
         if (pairs != nullptr) {
             fill_groups(*pairs, sample, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
             grads = contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute, &loss);
         } else {
-            ids.resize(tokens.size());
-            fill_batch(*files, T, sample, run.samples, (uint64_t)o.seed, !o.overfit, ids.data(), targets.data());
-            for (int i = 0; i < run.samples; i++) {
+            fill_batch(*files, T, sample, run.my_samples, (uint64_t)o.seed, !o.overfit, ids.data(), targets.data());
+            for (int i = 0; i < run.my_samples; i++) {
                 const size_t row = (size_t)i * T;
                 mask_tokens(model.config.special, (uint64_t)o.seed, sample + (uint64_t)i, 0, T, &ids[row], &tokens[row], &targets[row], o.mask_share);
             }
@@ -620,6 +619,8 @@ int bert_main(int argc, char** argv) {
         return 0;
     }
     // 1. what to do, and with which data
+    check(comm().size == 1 || (o.pairs.empty() && o.encode.empty() && o.corpus.empty() && !o.is_given("predict")),
+          "--pairs, --encode, --corpus, --predict: with one process, not with mpirun");
     begin_run(run, !o.eval_lengths.empty() || !o.encode.empty() || !o.corpus.empty() || o.is_given("predict"),
               "--eval_lengths, --encode, --corpus and --predict");
     std::unique_ptr<TokenFiles> files, val;

@@ -366,7 +366,7 @@ void use_model(GPT2& model, const Run& run, const TokenFiles* val, const HellaSw
 int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, const TokenFiles* val, const HellaSwag* hellaswag) {
     const Options& o = run.o;
     const int B = acts.B, T = acts.T;
-    std::vector<int> tokens((size_t)o.total_batch), targets((size_t)o.total_batch);
+    std::vector<int> tokens((size_t)run.my_samples * T), targets(tokens.size());
     const double C = model.config.C, token_flops = flops_per_token(C * (model.config.V + model.config.L * (model.OC + 9 * C)), model.config.L, (int)C, T, true);
     for (;;) {
         const int64_t step = run.state.step;
@@ -388,7 +388,7 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         const int code = save_or_leave(run, model, gpt2_json(model.config));
         if (code >= 0) { return code; }
         const double start = wall_seconds();
-        fill_batch(files, T, o.overfit ? 0 : run.state.sample, run.samples, (uint64_t)o.seed, !o.overfit, tokens.data(), targets.data());
+        fill_batch(files, T, run.first_sample(), run.my_samples, (uint64_t)o.seed, !o.overfit, tokens.data(), targets.data());
         double loss;
         const float* grads = gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute, &loss);
         finish_step(run, model, grads, loss, start, token_flops);
@@ -404,6 +404,7 @@ int gpt2_main(int argc, char** argv) {
         return 0;
     }
     // 1. what to do, and with which data
+    check(comm().size == 1 || (!o.is_given("generate") && o.dump_bias.empty()), "--generate, --dump_bias: with one process, not with mpirun");
     begin_run(run, !o.eval_lengths.empty() || !o.hellaswag.empty() || o.is_given("generate") || !o.dump_bias.empty(),
               "--eval_lengths, --hellaswag, --generate and --dump_bias");
     std::unique_ptr<TokenFiles> files, val;

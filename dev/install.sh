@@ -2,9 +2,9 @@
 # install.sh -- the one list of what this repository needs from the system. What is missing is installed with apt, as root
 # or through sudo; where that cannot be done, it says exactly what to install.
 #
-#   dev/install.sh build|test|demo|bench     install what is missing for it
-#   dev/install.sh --check build|...         only say what is missing; exit code 1 if anything is
-#   dev/install.sh --python MODULE...        print a python3 that has these modules; exit code 1 if there is none
+#   dev/install.sh build|test|demo|bench|ranks     install what is missing for it
+#   dev/install.sh --check build|...               only say what is missing; exit code 1 if anything is
+#   dev/install.sh --python MODULE...              print a python3 that has these modules; exit code 1 if there is none
 #
 # A need counts as met when the thing works, wherever it came from; so a machine without apt needs no packages of ours.
 set -euo pipefail
@@ -60,6 +60,14 @@ needs_test() {
     need python3-numpy "the tests of the scripts" has_modules numpy
     need python3-matplotlib "the tests of the figures" has_modules matplotlib numpy
 }
+# Several processes: whoever has an MPI keeps it, wherever the Makefile finds it.
+has_mpi() { has_command mpirun && make -s -C "$(dirname "$0")/.." mpi-found >/dev/null 2>&1; }
+needs_ranks() {
+    needs_build
+    needs_python
+    need libopenmpi-dev "MPI, to build for several ranks" has_mpi
+    need openmpi-bin "mpirun" has_command mpirun
+}
 needs_bench() {
     needs_build
     needs_python
@@ -74,7 +82,7 @@ fi
 check=false
 if [ "${1:-}" = --check ]; then check=true; shift; fi
 case "${1:-}" in
-    build|test|demo|bench) "needs_$1" ;;
+    build|test|demo|bench|ranks) "needs_$1" ;;
     *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
 

@@ -7,7 +7,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 # A thread that waits gives up its core: with anything else running, spinning takes several times as long.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2}       # the tests of the program run it from here
+export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2} TRAIN_BERT=${TRAIN_BERT:-./train_bert}       # the tests of the programs run them from here
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0 failed=0

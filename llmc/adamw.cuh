@@ -88,10 +88,4 @@ inline double gradient_norm(double* partial, const float* grads, size_t n, Strea
     return std::sqrt(sum);
 }
 
-// to += from: two micro-batches' gradients become one (the nodes of the accumulation tree)
-__global__ void add_kernel(float* to, const float* from, size_t n) {
-    const GridSpan s = grid_span(n);
-    for (size_t i = s.begin; i < s.end; i += s.step) { to[i] += from[i]; }
-}
-
 #endif

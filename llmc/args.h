@@ -51,8 +51,8 @@ const char* const refused_flags[][2] = {
     {"-z", "the optimizer's state is not sharded"},
     {"-ge", "there is no choice of GELU fusion"},
     {"-lg", "no device statistics are printed"},
-    {"-pn", "one process"}, {"-pr", "one process"}, {"-pg", "one process"},
-    {"-pi", "one process"}, {"-ps", "one process"}, {"-pf", "one process"},
+    {"-pn", "mpirun starts the processes"}, {"-pr", "mpirun starts the processes"}, {"-pg", "mpirun starts the processes"},
+    {"-pi", "mpirun starts the processes"}, {"-ps", "mpirun starts the processes"}, {"-pf", "mpirun starts the processes"},
 };
 
 struct Options {

@@ -59,7 +59,8 @@ constexpr size_t FLOAT_PRODUCT_SHARED = sizeof(float) * FLOAT_TILE * (2 * MATMUL
 
 // One block a tile of out; slices of K in shared memory: a (M,K), b (K,N), c (M,N)
 __global__ void float_product_kernel(FloatProduct p) {
-    const size_t tiles_m = ceil_div(p.M, (size_t)FLOAT_TILE), m0 = blockIdx.x % tiles_m * FLOAT_TILE, n0 = blockIdx.x / tiles_m * FLOAT_TILE;
+    const size_t tiles_m = ceil_div(p.M, (size_t)FLOAT_TILE);
+    const size_t m0 = blockIdx.x % tiles_m * FLOAT_TILE, n0 = blockIdx.x / tiles_m * FLOAT_TILE;
     const int M = (int)(p.M - m0 < FLOAT_TILE ? p.M - m0 : FLOAT_TILE), N = (int)(p.N - n0 < FLOAT_TILE ? p.N - n0 : FLOAT_TILE);
     const int padded = round_up(N, LANES);
     const float *A = p.A + m0 * p.a_row, *B = p.B + n0 * p.b_col;
@@ -115,8 +116,8 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
 inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
 
 // losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb, or null; emb (Q+M,C): the queries, then the candidates, M >= Q
-inline void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M, int C, float temperature,
-                                         float dloss, Stream stream) {
+inline void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M, int C,
+                                         float temperature, float dloss, Stream stream) {
     check(Q >= 1 && M >= Q, "%d queries have %d candidates: each query's positive is one of them", Q, M);
     check(temperature > 0.0f, "the temperature %g is not above 0", (double)temperature);
     const size_t q = (size_t)Q, m = (size_t)M, c = (size_t)C;

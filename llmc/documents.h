@@ -238,11 +238,12 @@ struct GroupBatch {
     std::vector<int> lengths;               // (rows)
 };
 
-// Groups first_index .. first_index + count - 1 of a run: which they are is a pure function of (seed, index).
+// Groups first_index .. first_index + count - 1 of a run: which they are is a pure function of (seed, index). No group is there twice
+// unless an epoch ends among them.
 inline void fill_groups(const Documents& documents, uint64_t first_index, int count, uint64_t seed, bool shuffle, int max_tokens,
                         GroupBatch& batch) {
     const uint64_t groups = documents.groups();
-    check(count >= 1 && (uint64_t)count <= groups, "%s: a batch of %d groups, '%s' has %zu: no group may be another's negative twice",
+    check(count >= 1 && (uint64_t)count <= groups, "%s: a batch of %d groups, '%s' has %zu (a smaller batch, or more data)",
           documents.flag.c_str(), count, documents.pattern.c_str(), (size_t)groups);
     batch.groups = count;
     batch.rows = count * documents.group;

@@ -28,7 +28,7 @@ struct Progress {
     explicit Progress(const std::string& label) : label(label) {}
     void update(uint64_t done, uint64_t total) {
         const double now = wall_seconds();
-        if (done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
+        if (comm().rank > 0 || done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
         last = now;
         shown = true;
         const double eta = (now - start) / (double)done * (double)(total - done);
@@ -61,13 +61,16 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     e.T = T;
     e.stride = stride > 0 && stride < T ? stride : T;
     e.windows = total <= (uint64_t)T ? 1 : 1 + ceil_div(total - T, (uint64_t)e.stride);
+    const size_t ranks = (size_t)comm().size;
     const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
     std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T), lengths((size_t)most);
-    std::vector<float> losses((size_t)most * T), hits((size_t)most * T);
+    const size_t row_floats = (size_t)most * T;
+    std::vector<float> losses(row_floats), hits(row_floats), all_losses(row_floats * ranks), all_hits(row_floats * ranks);
     std::vector<double> sum((size_t)T, 0.0);
     std::vector<uint64_t> count((size_t)T, 0);
     Progress progress(strprintf("evaluating at T = %d", T));
-    for (uint64_t w = 0; w < e.windows; w += (uint64_t)most) {
+    for (uint64_t round = 0; round < e.windows; round += (uint64_t)most * ranks) {     // each rank has a batch of windows
+        const uint64_t w = std::min(e.windows, round + (uint64_t)most * (uint64_t)comm().rank);
         const int B = (int)std::min((uint64_t)most, e.windows - w);
         for (int b = 0; b < B; b++) {
             const uint64_t start = (w + b) * e.stride, n = std::min((uint64_t)T, total - start);
@@ -79,16 +82,19 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
             set_targets(model, stream.data(), start, T, tokens.data() + (size_t)b * T, row);
             for (int t = 0; t < T; t++) { row[t] = (uint64_t)t < n && (uint64_t)t >= first ? row[t] : IGNORE_INDEX; }
         }
-        forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(), hits.data());
-        for (int b = 0; b < B; b++) {
-            for (int t = 0; t < T; t++) {
-                if (targets[(size_t)b * T + t] == IGNORE_INDEX) { continue; }
-                sum[t] += losses[(size_t)b * T + t];
-                e.accuracy += hits[(size_t)b * T + t];
-                count[t]++;
-            }
+        if (B > 0) { forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(), hits.data()); }
+        for (size_t n = 0; n < row_floats; n++) {                                       // no loss is minus infinity
+            if (n >= (size_t)B * T || targets[n] == IGNORE_INDEX) { losses[n] = -INFINITY; }
         }
-        progress.update(w + B, e.windows);
+        comm_all_gather(all_losses.data(), losses.data(), row_floats, "losses of the evaluation");
+        comm_all_gather(all_hits.data(), hits.data(), row_floats, "hits of the evaluation");
+        for (size_t n = 0; n < all_losses.size(); n++) {                                // in the stream's order, whoever computed them
+            if (all_losses[n] == -INFINITY) { continue; }
+            sum[n % T] += all_losses[n];
+            e.accuracy += all_hits[n];
+            count[n % T]++;
+        }
+        progress.update(std::min(e.windows, round + (uint64_t)most * ranks), e.windows);
     }
     for (uint64_t n : count) { e.tokens += n; }
     check(e.tokens > 0, "%s %s: nothing to predict in %llu tokens", files.flag.c_str(), files.pattern.c_str(), (unsigned long long)total);

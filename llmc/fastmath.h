@@ -1,5 +1,5 @@
-// fastmath.h -- exp, log1p, sigmoid, softplus and the normal distribution that a compiler can vectorize: branch-free polynomials, no libm (which g++
-// vectorizes only under dishonest flags). test/test_device.cu measures the errors stated here.
+// fastmath.h -- exp, log1p, sigmoid, softplus and the normal distribution that a compiler can vectorize: branch-free
+// polynomials, no libm (which g++ vectorizes only under dishonest flags). test/test_device.cu measures the errors stated here.
 #ifndef LLMC_FASTMATH_H
 #define LLMC_FASTMATH_H
 

@@ -5,8 +5,11 @@
 
 #include "adamw.cuh"
 #include "classifier.cuh"
+#include "comm_tree.cuh"
 #include "embedding.cuh"
 #include "positions.h"
+
+#include <numeric>
 
 // ----------------------------------------------------------------------------------------------------------
 // parameters
@@ -61,12 +64,12 @@ inline float* gradient_begin(Parameters& p) {
     return p.tree.back();
 }
 
-// Micro-batch i of n is done. Gradients meet in a binary tree over the micro-batches' index: tree[k] holds the sum of 2^k
-// neighbours until its sibling is done. After the last one, the sum of all is in tree.back().
+// Micro-batch i of this rank's n is done. Gradients meet in a binary tree over the micro-batches' index: tree[k] holds the sum of
+// 2^k neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in tree.back().
 inline void gradient_add(Parameters& p, int i, int n) {
     float*& work = p.tree.back();
     auto add = [&](float*& to) {                                    // work is the right sibling of `to`
-        launch(add_kernel, Grid::over(p.table.total, p.stream), to, work, p.table.total);
+        launch(comm_add_kernel, Grid::over(p.table.total, p.stream), to, work, p.table.total);
         std::swap(to, work);
     };
     int k = 0;
@@ -78,21 +81,24 @@ inline void gradient_add(Parameters& p, int i, int n) {
     for (int j = k + 1; n >> j != 0; j++) {                         // not a power of two: the subtrees that wait
         if (n >> j & 1) { add(p.tree[(size_t)j]); }
     }
+    comm_tree_sum(work, p.table.total, "sum of the gradients", p.stream);
 }
 
-// Number of targets in a step, over all of its micro-batches: what the sum of losses is divided by.
+// Number of targets in a step, over all micro-batches of all ranks: what the sum of losses is divided by. n: of this rank
 inline size_t count_targets(const int* targets, size_t n) {
     size_t counted = 0;
     for (size_t i = 0; i < n; i++) { counted += targets[i] != IGNORE_INDEX; }
-    return counted;
+    std::vector<size_t> all((size_t)comm().size);
+    comm_all_gather(all.data(), &counted, 1, "number of targets");
+    return std::accumulate(all.begin(), all.end(), (size_t)0);
 }
 
 // The mean loss of a step from the sums that loss_sum left for each micro-batch; 0 when nothing was asked for.
 inline double mean_loss(Parameters& p, int micro_batches, size_t counted) {
-    std::vector<double> sums((size_t)micro_batches);
+    std::vector<double> sums((size_t)micro_batches), all(sums.size() * (size_t)comm().size);
     copy_to_host(sums.data(), p.loss_sums, sizeof(double) * sums.size(), p.stream);
-    double sum = 0.0;
-    for (double x : sums) { sum += x; }
+    comm_all_gather(all.data(), sums.data(), sums.size(), "losses");
+    const double sum = std::accumulate(all.begin(), all.end(), 0.0);
     return counted > 0 ? sum / (double)counted : 0.0;
 }
 

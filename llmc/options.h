@@ -39,6 +39,7 @@
     X(int64_t, seed, "", 42, at_least(0), SAME, "of initial weights, order of samples and generation") \
     X(int, recompute, "-r", 1, between(0, 2), FREE, "in backward: 0 nothing, 1 GELU, 2 GELU and layernorm") \
     X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all") \
+    X(int, collective_timeout, "", 600, at_least(1), FREE, "seconds that a process started by mpirun waits for another one") \
     X(Text, recipe, "", "", one_of("paper"), FREE, "the paper's values for the flags not given") \
     GROUP("Output", BOTH) \
     X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \

@@ -15,7 +15,7 @@
 
 //  --pos name     type          what it is
 #define POSITIONS(X) \
-    X(none,         NoPosition,   "no positional information but the causal mask (NoPE)") \
+    X(none,         NoPosition,   "no positional information but a causal mask, where there is one (NoPE)") \
     X(learned,      Learned,      "a table wpe[t] added to the token embedding; no position beyond the trained length") \
     X(sinusoidal,   Sinusoidal,   "sqrt(C) * embedding + sines and cosines of t") \
     X(rope,         Rope,         "q and k rotated by t * theta^(-2i/HS); --rope_scaling pi, ntk, yarn at evaluation") \
@@ -24,7 +24,7 @@
     X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last one beyond") \
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \
     X(kerple_power, KerplePower,  "-r1 |i-j|^r2") \
-    X(fire,         Fire,         "an MLP of the log-distance, normalised by the query's position") \
+    X(fire,         Fire,         "an MLP of the log-distance, normalised by the later position") \
     X(cable,        CableFull,    "-g_i |S_i - S_j|: S sums ReLU biases of each token, g weighs the query (the paper's)") \
     X(cable_nw,     CableNW,      "cable with g = 1") \
     X(kcable,       KCable,       "-log(1 + r^2) of cable's r = g_i |S_i - S_j|") \

@@ -8,6 +8,7 @@
 
 #include "args.h"
 #include "checkpoint.h"
+#include "comm_tree.cuh"
 #include "generate.h"
 #include "guard.h"
 #include "import.h"
@@ -119,8 +120,8 @@ template <class Config> Config resolve_config(const Options& o, Config c, const 
 
 // Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B sequences.
 inline void check_memory(double fixed, double activations, int B, const std::string& what) {
-    const double available = (double)device_memory_available(), bytes = fixed + activations;
-    fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
+    const double available = (double)device_memory_available() / comm_sharing(), bytes = fixed + activations;
+    if (comm().rank == 0) { fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str()); }
     if (bytes <= available) { return; }
     const int fits = activations > 0 ? (int)std::floor((available - fixed) / (activations / B)) : 0;
     const std::string hint = fits >= 1 ? strprintf("a --B of %d would fit", fits) :
@@ -157,18 +158,16 @@ inline void print_tensors(const TensorTable& table, const std::vector<FileTensor
     printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
 }
 
-// Runs a program and turns what it throws into a message and an exit code.
+// Runs a program on all ranks and turns what it throws into a message and an exit code.
 template <class Program> int run_program(Program program, int argc, char** argv) {
     try {
         if (!isfinite_works()) { die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it with the Makefile"); }
-        return program(argc, argv);
+        comm_init();
+        return comm_finish(program(argc, argv));
     } catch (const Error& e) {
-        fflush(stdout);
-        fprintf(stderr, "error: %s\n", e.what());
-        return e.code;
+        return comm_report(e.code, e.what());
     } catch (const std::bad_alloc&) {
-        fprintf(stderr, "error: out of memory\n");
-        return EXIT_OUT_OF_MEMORY;
+        return comm_report(EXIT_OUT_OF_MEMORY, "out of memory");
     }
 }
 

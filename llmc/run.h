@@ -34,7 +34,8 @@ struct Run {
     Options o;
     Gpu gpu;
     bool trains = false;                                        // else a model is used, listed or checked
-    int samples = 0, micro_batches = 0;                         // of an update
+    int samples = 0;                                            // of an update
+    int my_samples = 0, micro_batches = 0;                      // of them, this rank's: neighbours in their order
     std::unique_ptr<OutputLock> lock;
     std::string resumed, source;                                // the checkpoint to go on with; where weights come from
     std::unique_ptr<Tokenizer> tokenizer;
@@ -42,21 +43,26 @@ struct Run {
     std::unique_ptr<Log> log;
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
+
+    uint64_t first_sample() const { return (o.overfit ? 0 : state.sample) + (uint64_t)comm().rank * (uint64_t)my_samples; }
 };
 
 // Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Options& o = r.o;
-    set_threads(o.threads);
-    r.gpu = o.list ? Gpu() : find_gpu();                        // a GPU that cannot be used is reported before the work
+    comm().timeout = o.collective_timeout;
+    set_threads(comm_threads(o.threads));
+    r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work
+    comm_connect_devices();
     r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
     check(r.trains || o.list || o.check || !o.load.empty() || o.resume, "%s want a model: --load, or --steps to train one first", use_flags);
-    if (o.resume && !o.list && !o.check && is_directory(o.out)) {       // held, and put in order, before a checkpoint is chosen
+    const bool first = comm().rank == 0;                        // who writes, and finds what is there for all
+    if (o.resume && !o.list && !o.check && first && is_directory(o.out)) {      // held, and put in order, before a checkpoint is chosen
         r.lock = std::make_unique<OutputLock>(o.out);
         clean_output_directory(o.out);
     }
-    r.resumed = o.resume ? find_checkpoint(o.out, o.no_fallback) : "";
+    r.resumed = comm_text(o.resume && first ? find_checkpoint(o.out, o.no_fallback) : "", "choice of the checkpoint");
     r.source = r.resumed.empty() ? o.load : r.resumed;
 }
 
@@ -69,11 +75,14 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
     check(o.T <= position_max_length(config.position), "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(),
           position_max_length(config.position));
     if (r.trains && r.resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
-    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T; }
-    check(o.total_batch % ((int64_t)o.B * o.T) == 0 && o.total_batch / o.T <= INT32_MAX,
-          "--total_batch %lld: not a multiple of --B x --T = %d x %d = %lld tokens", (long long)o.total_batch, o.B, o.T, (long long)o.B * o.T);
+    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
+    const int ranks = comm().size;
+    check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX,
+          "--total_batch %lld: not a multiple of --B x --T%s = %lld tokens", (long long)o.total_batch,
+          ranks > 1 ? strprintf(" x %d ranks", ranks).c_str() : "", (long long)o.B * o.T * ranks);
     r.samples = (int)(o.total_batch / o.T);
-    r.micro_batches = r.trains || o.check ? r.samples / o.B : 0;
+    r.my_samples = r.samples / ranks;
+    r.micro_batches = r.trains || o.check ? r.my_samples / o.B : 0;
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
 }
 
@@ -81,10 +90,12 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
 template <class Config> void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations) {
     const bool trains = r.trains || r.o.check;
     FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
-    fprintf(banner, "%s  %-17s %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",
-            trains ? options_banner(r.o).c_str() : "", "device", gpu_report(r.gpu).c_str(), "model", config.L, config.NH, config.C,
+    if (comm().rank == 0) {
+        fprintf(banner, "%s  %-17s %s, %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",
+                trains ? options_banner(r.o).c_str() : "", "device", gpu_report(r.gpu).c_str(), comm_description().c_str(), "model", config.L, config.NH, config.C,
             config.V, (double)p.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
             "attention", attention_description(config.position, config.C / config.NH).c_str());
+    }
     const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
     const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
     check_memory(weights, trains ? (double)activations : 0.0, r.o.B,
@@ -110,7 +121,8 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json&
 // `optional` may be missing there. `config` is the config.json of the model.
 inline void load_run(Run& r, Parameters& p, const Json& config, const std::vector<FileTensor>& optional) {
     const Options& o = r.o;
-    if (!o.out.empty() && r.trains) {
+    const bool first = comm().rank == 0;
+    if (!o.out.empty() && r.trains && first) {
         if (!r.lock) { r.lock = std::make_unique<OutputLock>(o.out); }
         clean_output_directory(o.out);
         check(o.resume || list_checkpoints(o.out).empty(), "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give "
@@ -131,16 +143,26 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
     r.first_step = r.state.step;
-    r.log = std::make_unique<Log>(o.out, r.trains ? (r.resumed.empty() ? -1 : r.state.step) : INT64_MAX);
+    r.log = std::make_unique<Log>(first ? o.out : "", r.trains ? (r.resumed.empty() ? -1 : r.state.step) : INT64_MAX);
+}
+
+// What is saved must be what every rank has.
+inline void check_replicas(const Parameters& p) {
+    std::string who;
+    if (comm().size == 1) { return; }
+    check(comm_replicas_agree(comm_hash(p.master, p.table.total, p.stream), &who), "%s: nothing is saved; a machine that computes wrongly?",
+          who.c_str());
 }
 
 // Before the update of step r.state.step: saves when that is due. Returns -1 to go on, else the exit code of the run.
 inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
     const Options& o = r.o;
     const int64_t step = r.state.step;
-    const bool last = step >= o.steps, stop = stop_signal != 0;
+    const int signal = comm_max((int)stop_signal, "signals");
+    const bool last = step >= o.steps, stop = signal != 0;
     const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
-    if (!o.out.empty() && step > r.first_step && (due || stop)) {
+    if (!o.out.empty() && step > r.first_step && (due || stop)) { check_replicas(p); }
+    if (!o.out.empty() && step > r.first_step && (due || stop) && comm().rank == 0) {
         r.log->sync();
         Checkpoint c = checkpoint_view(r, p, config);
         if (r.tokenizer != nullptr) {
@@ -150,8 +172,10 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
     }
     if (last) { return 0; }
     if (!stop) { return -1; }
-    fprintf(stderr, "stopped by signal %d before step %lld%s\n", (int)stop_signal, (long long)step + 1,
-            o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
+    if (comm().rank == 0) {
+        fprintf(stderr, "stopped by signal %d before step %lld%s\n", signal, (long long)step + 1,
+                o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
+    }
     return EXIT_INTERRUPTED;
 }
 
@@ -181,7 +205,7 @@ inline void finish_step(Run& r, Parameters& p, const float* grads, double loss, 
     r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
     s.ms = 1e3 * seconds;
     s.tok_per_s = (double)o.total_batch / seconds;
-    if (r.gpu.sms > 0) { s.mfu = model_flops_utilization(s.tok_per_s, token_flops, peak_flops(r.gpu, sizeof(floatX) == 2)); }
+    if (r.gpu.sms > 0) { s.mfu = model_flops_utilization(s.tok_per_s / comm().size, token_flops, peak_flops(r.gpu, sizeof(floatX) == 2)); }
     s.loss_z = verdict.loss_z;
     s.norm_z = verdict.norm_z;
     printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());

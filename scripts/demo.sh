@@ -3,22 +3,27 @@
 # this repository's own text at T = 128 and are then evaluated at lengths up to 16 times that. Nothing is downloaded but what
 # dev/install.sh installs. Exits non-zero unless cable and alibi extrapolate and rope and sinusoidal do not.
 #
-#   scripts/demo.sh            results in build/demo: a table, lengths.png, one directory a model
+#   scripts/demo.sh            GPT-2; results in build/demo: a table, lengths.png, one directory a model
+#   scripts/demo.sh bert       BERT, on masked bytes; results in build/demo_bert
 #   DEMO_STEPS=400 ...         a shorter training
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-steps=${DEMO_STEPS:-800}
-encodings=(cable alibi rope sinusoidal)
+kind=${1:-gpt2}
+trainer=train_$kind
 lengths=(64 128 256 512 1024 2048)
-out=build/demo
+case $kind in
+    gpt2) steps=${DEMO_STEPS:-800} encodings=(cable alibi rope sinusoidal) out=build/demo options=(--sample_every 0) ;;
+    bert) steps=${DEMO_STEPS:-1000} encodings=(cable alibi sinusoidal learned) out=build/demo_bert options=() ;;
+    *) echo "scripts/demo.sh $kind: wanted gpt2 or bert"; exit 2 ;;
+esac
 [[ $steps =~ ^[1-9][0-9]{0,5}$ ]] || { echo "DEMO_STEPS=$steps: a number of training steps was wanted"; exit 2; }
 
 dev/install.sh demo
 python=$(dev/install.sh --python matplotlib numpy)
-echo "building ./train_gpt2 (half a minute)"
+echo "building ./$trainer (half a minute)"
 mkdir -p build
-make train_gpt2 >build/demo_build.log 2>&1 || { cat build/demo_build.log; exit 1; }
+make "$trainer" >build/demo_build.log 2>&1 || { cat build/demo_build.log; exit 1; }
 # A thread that waits gives up its core: with anything else running, spinning takes several times as long.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
@@ -65,8 +70,8 @@ watch() {
 }
 warmup=$((steps / 10 < 100 ? steps / 10 : 100))
 for pos in "${encodings[@]}"; do
-    ./train_gpt2 --train_files "$out/train.txt" --val_files "$out/val.txt" --model 2,4,64 --pos "$pos" --T 128 --B 16 --steps "$steps" \
-        --lr 2e-3 --warmup "$warmup" --final_lr 0.1 --weight_decay 0.1 --val_every 0 --sample_every 0 --seed "${DEMO_SEED:-42}" \
+    "./$trainer" --train_files "$out/train.txt" --val_files "$out/val.txt" --model 2,4,64 --pos "$pos" --T 128 --B 16 --steps "$steps" \
+        --lr 2e-3 --warmup "$warmup" --final_lr 0.1 --weight_decay 0.1 --val_every 0 "${options[@]}" --seed "${DEMO_SEED:-42}" \
         --out "$out/$pos" --checkpoint_every "$steps" --eval_lengths "$(IFS=,; echo "${lengths[*]}")" 2>&1 | watch "$pos" ||
         { echo; tail -n 5 "$out/$pos.log"; echo "training $pos failed"; exit 1; }
     work_before=$((work_before + model_work))
@@ -75,19 +80,24 @@ done
 echo "trained and evaluated in $((SECONDS - start)) s"
 
 echo
-echo "What the cable model writes after \"inline \":"
-./train_gpt2 --load "$out/cable/step_$(printf %08d "$steps")" --generate "inline " --tokens 400 --temperature 0.7 --top_k 40 2>"$out/sample.log" |
-    sed -n '/^inline /,$p'
+model="$out/cable/step_$(printf %08d "$steps")"
+if [ "$kind" = gpt2 ]; then
+    echo "What the cable model writes after \"inline \":"
+    ./train_gpt2 --load "$model" --generate "inline " --tokens 400 --temperature 0.7 --top_k 40 2>"$out/sample.log" | sed -n '/^inline /,$p'
+else
+    echo "What the cable model takes the masked bytes for:"
+    ./train_bert --load "$model" --predict "    retu[MASK]n 0;   // the [MASK]ame bits for any number of threads" 2>"$out/sample.log"
+fi
 echo
 "$python" scripts/plot.py lengths "${encodings[@]/#/$out/}" -o "$out/lengths.png"
 
-"$python" - "$out" "$steps" "${lengths[*]}" "${encodings[@]}" <<'PYTHON'
+"$python" - "$kind" "$out" "$steps" "${lengths[*]}" "${encodings[@]}" <<'PYTHON'
 import json
 import sys
 
-out, steps, lengths, encodings = sys.argv[1], int(sys.argv[2]), [int(T) for T in sys.argv[3].split()], sys.argv[4:]
-wanted = {"cable": ("<=", 1.02), "alibi": ("<=", 1.02), "rope": (">=", 1.2), "sinusoidal": (">=", 1.5)}
-print("perplexity a byte of held-out text, trained at T = 128")
+kind, out, steps, lengths, encodings = sys.argv[1], sys.argv[2], int(sys.argv[3]), [int(T) for T in sys.argv[4].split()], sys.argv[5:]
+wanted = {"cable": ("<=", 1.02), "alibi": ("<=", 1.02), "rope": (">=", 1.2), "sinusoidal": (">=", 1.5 if kind == "gpt2" else 1.1)}
+print(("perplexity a byte" if kind == "gpt2" else "pseudo-perplexity a masked byte") + " of held-out text, trained at T = 128")
 print(f"{'T':>12}" + "".join(f"{T:>9}" for T in lengths) + "   PPL(2048) / PPL(128)")
 good = True
 for pos in encodings:
@@ -96,12 +106,16 @@ for pos in encodings:
         r = json.loads(line)
         if r["kind"] == "extrapolation":
             ppl[r["T"]] = r["ppl"]
+    if pos == "learned":                        # has no positions beyond the trained ones
+        good = good and sorted(ppl) == [64, 128]
+        print(f"{pos:>12}" + "".join(f"{ppl[T]:9.2f}" if T in ppl else f"{'-':>9}" for T in lengths))
+        continue
     ratio, (relation, bound) = ppl[2048] / ppl[128], wanted[pos]
     holds = ratio <= bound if relation == "<=" else ratio >= bound
     good = good and holds
     print(f"{pos:>12}" + "".join(f"{ppl[T]:9.2f}" for T in lengths) + f"   {ratio:8.3f}   wanted {relation} {bound}: {'yes' if holds else 'NO'}")
 print()
-print("cable and alibi hold beyond the trained length, rope and sinusoidal do not: as the paper says." if good
+print(f"cable and alibi hold beyond the trained length, {' and '.join(encodings[2:])} do not: as the paper says." if good
       else "This is not what the paper says: a line above ends in NO." + (
           f" {steps} steps are few: with 400 or more every line holds." if steps < 400 else ""))
 sys.exit(0 if good else 1)

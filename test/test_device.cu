@@ -117,6 +117,24 @@ TEST_CASE("sigmoid is within 4 ulp, softplus within 8", "[device]") {
     CHECK(softplus(-1000.0f) == 0.0f);
 }
 
+TEST_CASE("gaussian is within 3 ulp, normal_cdf within 8, in the left tail too", "[device]") {
+    Random random;
+    INFO(random);
+    auto gauss = [](float x) { return gaussian(x); };
+    auto gauss_exact = [](double x) { return std::exp(-x * x / 2); };
+    CHECK(worst_ulps(gauss, gauss_exact, TINY, 13.2f, random) <= 3);
+    CHECK(worst_ulps(gauss, gauss_exact, -TINY, -13.2f, random) <= 3);
+    auto cdf = [](float x) { return normal_cdf(x, gaussian(x)); };
+    auto cdf_exact = [](double x) { return std::erfc(-x / std::sqrt(2.0)) / 2; };
+    CHECK(worst_ulps(cdf, cdf_exact, TINY, FLT_MAX, random) <= 8);
+    CHECK(worst_ulps(cdf, cdf_exact, -TINY, -12.9f, random) <= 8);     // beyond, the share itself is below FLT_MIN
+    CHECK(cdf(0.0f) == 0.5f);
+    for (float x : {-13.3f, -14.0f, -1e3f, -1e30f, -INFINITY}) { CHECK(cdf(x) == 0.0f); }
+    for (float x : {13.3f, 14.0f, 1e3f, 1e30f, INFINITY}) { CHECK(cdf(x) == 1.0f); }
+    CHECK(std::isnan(gaussian(NAN)));
+    CHECK(std::isnan(cdf(NAN)));
+}
+
 TEST_CASE("fused_madd rounds once", "[device]") {
     const float a = 1.0f + FLT_EPSILON;
     CHECK(fused_madd(a, a, -(1.0f + 2 * FLT_EPSILON)) == FLT_EPSILON * FLT_EPSILON);

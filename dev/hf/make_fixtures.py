@@ -1,16 +1,26 @@
-"""make_fixtures.py -- writes test/fixtures/gpt2_<encoding>.safetensors, what test_gpt2 compares the trainer with.
+"""make_fixtures.py -- writes test/fixtures: what test_gpt2 and test_bert compare the trainers with.
 
-Regenerate with `python3 dev/hf/make_fixtures.py` (PyTorch 1.13 or later; the same weights on every version).
+Regenerate with `python3 dev/hf/make_fixtures.py` (PyTorch 1.13 or later; the same weights on every version, while errors, and
+results in their last bit, depend on it; `--only bert_` writes the files of that prefix alone).
 A file holds one model with large random weights, so that every path carries weight in the result, its inputs, and what
-modeling_cable.py makes of them in float64, rounded to float32:
+modeling_cable.py or modeling_cable_bert.py makes of them in float64, rounded to float32.
+gpt2_<encoding>, bert_<encoding>:
     param.<tensor>, grad.<tensor>   named and laid out as in a checkpoint
     inputs, targets                 (B,T) int32; targets of -1 are ignored
-    logits (B,T,V), loss (1)        the loss is the mean over the targets that are not -1
-    inputs.long, logits.long        the same model at T = 64, beyond the trained 37 (not `learned`)
+    lengths                         bert: (B) int32; the inputs behind a length are noise, which nothing may depend on
+    logits (B,T,V), loss (1)        the loss is the mean over the targets that are not -1. bert: rows behind a length are 0,
+                                    and not to be compared
+    inputs.long, logits.long        the same model at T = 64, beyond the trained 37 (not `learned`); bert: without lengths
     logits.pi, .ntk, .yarn          rope: inputs.long with a scaling factor of 64/37
+contrastive_cable, the weights of bert_cable; P is mean and cls, the pooling:
+    inputs (Q+M,T), lengths (Q+M)   Q = 2 queries, then M = 4 documents
+    positives (Q), temperature (1)  int32: the document that answers each query
+    embeddings.P (Q+M,C), loss.P    the pooled vectors, as they are before the cosine, and InfoNCE's mean over the queries
+    grad.P.<tensor>                 of loss.P; no tensor of the head, which this path does not use
+All:
     error.<tensor>, .logits ...     (1): max|f32 - f64| / max|f64| of the same computation in float32 here, the unit in
                                     which to state a tolerance: the worst of RUNS, and at least float32's epsilon. For a
-                                    parameter's name it is the gradient's, absolute where that is zero (EXACTLY_ZERO)
+                                    parameter's name it is the gradient's, absolute where that is zero (exactly_zero)
 The metadata holds the configuration as JSON.
 """
 import argparse
@@ -24,11 +34,14 @@ import numpy as np
 import torch
 
 from modeling_cable import POSITIONS, CableConfig, CableGPT2, write_safetensors
+from modeling_cable_bert import CableBert, CableBertConfig, contrastive_loss, pool
 
 L, NH, C, V, B, T, T_LONG = 2, 2, 16, 29, 2, 37, 64
 SCALING = T_LONG / T
 RUNS = 8                                            # a single run's error may be small by luck
-EXACTLY_ZERO = "fire.mlp.2.bias"                    # adds the same to every score of a row, which softmax ignores
+TARGETS = 0.2                                       # share of positions that BERT is asked for
+LENGTHS = (T, 23)
+QUERY_LENGTHS, DOCUMENT_LENGTHS, POSITIVES, TEMPERATURE = (5, 9), (37, 1, 24, 16), (2, 0), np.float32(0.05)
 
 
 def draw(name, shape, kind="normal"):
@@ -37,10 +50,15 @@ def draw(name, shape, kind="normal"):
     return torch.from_numpy(np.asarray(getattr(stream, kind)(size=shape), dtype=np.float32))
 
 
+def exactly_zero(key, position):
+    """gradients of what adds the same to every score of a row, which softmax ignores; rope turns a key's bias by its position"""
+    return key.endswith("fire.mlp.2.bias") or (key.endswith(".self.key.bias") and position != "rope")
+
+
 def set_weights(model):
     """float32 values for every parameter, far from their initial ones"""
     for name, p in model.named_parameters():
-        if "ln_" in name and name.endswith("weight"):
+        if ("ln_" in name or "LayerNorm" in name) and name.endswith("weight"):
             value = 1 + 0.2 * draw(name, p.shape)
         elif ".kerple.r" in name:
             value = 0.1 + draw(name, p.shape, "uniform")
@@ -50,7 +68,7 @@ def set_weights(model):
             value = torch.tensor([0.03 if ".0." in name else -0.05])
         elif ".fire.mlp" in name or ".t5." in name:
             value = 0.5 * draw(name, p.shape)
-        elif ".c_attn." in name:                    # attention far from uniform
+        elif ".c_attn." in name or ".self.query." in name or ".self.key." in name:      # attention far from uniform
             value = 0.4 * draw(name, p.shape)
         else:
             value = 0.2 * draw(name, p.shape)
@@ -67,13 +85,20 @@ def nudge(model, run):
             p.copy_(torch.where(up, torch.nextafter(p, p + 1), torch.nextafter(p, p - 1)))
 
 
-def compute(model, inputs, targets, inputs_long):
+def gradients(model, prefix="grad."):
+    return {prefix + name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def compute(model, inputs, targets, inputs_long, lengths=None):
     """everything that is compared, by name"""
     model.zero_grad()
-    logits, loss = model(inputs, targets)
+    more = () if lengths is None else (lengths,)
+    logits, loss = model(inputs, targets, *more)
     loss.backward()
-    out = {"grad." + name: p.grad.clone() for name, p in model.named_parameters()}
+    out = gradients(model)
     out["logits"], out["loss"] = logits.detach(), loss.detach().view(1)
+    for b, length in enumerate(() if lengths is None else lengths):
+        out["logits"][b, length:] = 0
     name = model.config.position["name"]
     with torch.no_grad():
         if name != "learned":
@@ -83,59 +108,105 @@ def compute(model, inputs, targets, inputs_long):
     return out
 
 
-def fixture(name, inputs, targets, inputs_long):
-    config = CableConfig(n_layer=L, n_head=NH, n_embd=C, vocab_size=V, n_positions=T, position={"name": name})
-    model = CableGPT2(config)
+def compute_contrastive(model, inputs, lengths, positives):
+    out = {}
+    for how in ("mean", "cls"):
+        model.zero_grad(set_to_none=True)
+        vectors = pool(model.encode(inputs, lengths), lengths, how)
+        loss = contrastive_loss(vectors[:len(positives)], vectors[len(positives):], positives, float(TEMPERATURE))
+        loss.backward()
+        out["embeddings." + how], out["loss." + how] = vectors.detach(), loss.detach().view(1)
+        out.update(gradients(model, f"grad.{how}."))
+    return out
+
+
+def fixture(model, given, run):
+    """given: the inputs, by name; run(model): everything that is compared"""
     set_weights(model)
+    name = model.config.position["name"]
     tensors = {"param." + n: p.detach().clone() for n, p in model.named_parameters()}
-    f64 = compute(copy.deepcopy(model).double(), inputs, targets, inputs_long)
+    f64 = run(copy.deepcopy(model).double())
     f32 = []
-    for run in range(RUNS):
+    for number in range(RUNS):
         trial = copy.deepcopy(model)
-        if run > 0:
-            nudge(trial, run)
-        f32.append(compute(trial, inputs, targets, inputs_long))
-    tensors["inputs"], tensors["targets"] = inputs.int(), targets.int()
-    if "logits.long" in f64:
-        tensors["inputs.long"] = inputs_long.int()
+        if number > 0:
+            nudge(trial, number)
+        f32.append(run(trial))
+    tensors.update({n: t if t.is_floating_point() else t.int() for n, t in given.items() if n != "inputs.long" or "logits.long" in f64})
     errors = {}
     for key, exact in f64.items():
         scale = exact.abs().max().item()
-        if key.endswith(EXACTLY_ZERO):
+        if exactly_zero(key, name):
             assert scale < 1e-12, f"{name}: {key} is {scale}, not zero"
             exact, scale = torch.zeros_like(exact), 1.0
         assert np.isfinite(scale) and scale > 1e-4, f"{name}: {key} is too small to compare with, {scale}"
         tensors[key] = exact.float()
-        worst = max((run[key].double() - exact).abs().max().item() for run in f32)
+        worst = max((trial[key].double() - exact).abs().max().item() for trial in f32)
         errors[key] = max(worst / scale, torch.finfo(torch.float32).eps)
         tensors["error." + key.replace("grad.", "", 1)] = torch.tensor([errors[key]])
-    return tensors, errors, {"format": "pt", "config": json.dumps(asdict(config))}
+    return tensors, errors, {"format": "pt", "config": json.dumps(asdict(model.config))}
+
+
+def gpt2_fixture(name):
+    stream = np.random.RandomState(1)
+    inputs, targets, inputs_long = (torch.from_numpy(stream.randint(0, V, (B, n))) for n in (T, T, T_LONG))
+    targets[0, :3] = targets[0, 17] = targets[1, 30:34] = -1
+    config = CableConfig(n_layer=L, n_head=NH, n_embd=C, vocab_size=V, n_positions=T, position={"name": name})
+    return fixture(CableGPT2(config), {"inputs": inputs, "targets": targets, "inputs.long": inputs_long},
+                   lambda model: compute(model, inputs, targets, inputs_long))
+
+
+def bert(name):
+    return CableBert(CableBertConfig(hidden_size=C, num_hidden_layers=L, num_attention_heads=NH, intermediate_size=4 * C,
+                                     max_position_embeddings=T, vocab_size=V, position={"name": name}))
+
+
+def bert_fixture(name):
+    stream = np.random.RandomState(2)
+    inputs, targets, inputs_long = (torch.from_numpy(stream.randint(0, V, (B, n))) for n in (T, T, T_LONG))
+    lengths = torch.tensor(LENGTHS)
+    for b, length in enumerate(LENGTHS):
+        targets[b, stream.permutation(length)[round(TARGETS * length):]] = targets[b, length:] = -1
+    return fixture(bert(name), {"inputs": inputs, "targets": targets, "lengths": lengths, "inputs.long": inputs_long},
+                   lambda model: compute(model, inputs, targets, inputs_long, lengths))
+
+
+def contrastive_fixture(name):
+    stream = np.random.RandomState(3)
+    lengths, positives = torch.tensor(QUERY_LENGTHS + DOCUMENT_LENGTHS), torch.tensor(POSITIVES)
+    inputs = torch.from_numpy(stream.randint(0, V, (len(lengths), T)))
+    given = {"inputs": inputs, "lengths": lengths, "positives": positives, "temperature": torch.tensor([float(TEMPERATURE)])}
+    return fixture(bert(name), given, lambda model: compute_contrastive(model, inputs, lengths, positives))
 
 
 def main():
     root = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("directory", nargs="?", default=os.path.join(root, "test", "fixtures"))
+    parser.add_argument("--only", default="", metavar="PREFIX", help="write the files whose names begin so, e.g. bert_")
     parser.add_argument("--all", action="store_true", help="print the error and size of every tensor")
     args = parser.parse_args()
     directory = args.directory
     os.makedirs(directory, exist_ok=True)
     torch.manual_seed(1)                            # every weight is replaced; this only keeps the run reproducible
     torch.set_num_threads(1)
-    stream = np.random.RandomState(1)
-    inputs, targets, inputs_long = (torch.from_numpy(stream.randint(0, V, (B, n))) for n in (T, T, T_LONG))
-    targets[0, :3] = targets[0, 17] = targets[1, 30:34] = -1
+    files = [("gpt2", gpt2_fixture, name) for name in POSITIONS] + [("bert", bert_fixture, name) for name in POSITIONS]
+    files.append(("contrastive", contrastive_fixture, "cable"))
     total = 0
-    print(f"{'encoding':14}{'bytes':>8}{'loss':>10}   float32 against float64: loss, logits, worst gradient")
-    for name in POSITIONS:
-        tensors, errors, metadata = fixture(name, inputs, targets, inputs_long)
-        path = os.path.join(directory, f"gpt2_{name}.safetensors")
+    print(f"{'file':17}{'bytes':>8}{'loss':>10}   float32 against float64: loss, logits or embeddings, worst gradient")
+    for family, make, position in files:
+        name = f"{family}_{position}"
+        if not name.startswith(args.only):
+            continue
+        tensors, errors, metadata = make(position)
+        path = os.path.join(directory, name + ".safetensors")
         write_safetensors(path, tensors, metadata)
         total += os.path.getsize(path)
         worst = max((k for k in errors if k.startswith("grad.")), key=errors.get)
-        logits = max(v for k, v in errors.items() if k.startswith("logits"))
-        print(f"{name:14}{os.path.getsize(path):8}{tensors['loss'].item():10.6f}   "
-              f"{errors['loss']:.1e}  {logits:.1e}  {errors[worst]:.1e} {worst[5:]}")
+        logits = max(v for k, v in errors.items() if k.startswith(("logits", "embeddings")))
+        loss = "loss" if "loss" in errors else "loss.mean"
+        print(f"{name:17}{os.path.getsize(path):8}{tensors[loss].item():10.6f}   "
+              f"{errors[loss]:.1e}  {logits:.1e}  {errors[worst]:.1e} {worst[5:]}")
         if args.all:
             print("".join(f"    {k:48} {errors[k]:.1e}  max {tensors[k].abs().max():.2e}\n" for k in errors), end="")
     print(f"{total} bytes in {directory}")

@@ -115,8 +115,8 @@ template <bool LogKernel> struct CableBias {
         const float* offset = S_offset + (size_t)bh * stride;
         return {(float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]), offset + i0, g + (size_t)bh * stride + i0, offset + j0};
     }
-    // With k = dB/dr: dg_i = sum_j da k |D|, dS_i += g_i sum_j da k sgn, dS_j -= sum_i g_i da k sgn, sgn(i-j) and sgn(0) = 1. The row
-    // sum of the identity kernel is 0 only in exact arithmetic: both sides sum the same rounded da (attention.md, 3.4).
+    // With k = dB/dr: dg_i = sum_j da k |D|, dS_i += g_i sum_j da k sgn, dS_j -= sum_i g_i da k sgn, sgn(i-j) and sgn(0) = 1. The causal
+    // identity kernel's row sum is 0, but only in exact arithmetic: both sides sum the same rounded da (attention.md, 3.4).
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
         float* dSi = dS + (size_t)bh * stride;
         const Tile t = tile(bh, i0, j0);

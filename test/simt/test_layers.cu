@@ -4,9 +4,12 @@
 #include "llmc/adamw.cuh"
 #include "llmc/attention.cuh"
 #include "llmc/classifier.cuh"
+#include "llmc/contrastive.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
+#include "llmc/pooling.cuh"
+#include "llmc/rows.cuh"
 #include "test/simt/kernel_test.h"
 
 static const Stream stream = nullptr;
@@ -114,6 +117,22 @@ KERNEL_TEST("gelu") {
     EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
 }
 
+KERNEL_TEST("gelu by erf") {
+    const int N = 1500;
+    DeviceArray<floatX> inp(inputs(N, 1, 3.0)), dout(inputs(N, 2)), out(N), dinp(N);
+    const Doubles x = doubles(inp), dy = doubles(dout);
+    Doubles y(N), dx(N);
+    for (int i = 0; i < N; i++) {
+        const double cdf = std::erfc(-x[i] / std::sqrt(2.0)) / 2;
+        y[i] = x[i] * cdf;
+        dx[i] = dy[i] * (cdf + x[i] * std::exp(-x[i] * x[i] / 2) / std::sqrt(2 * M_PI));
+    }
+    gelu_erf_forward(out.p, inp.p, N, stream);
+    gelu_erf_backward(dinp.p, dout.p, inp.p, N, stream);
+    EXPECT_CLOSE(out.host(), y, ROUNDED);
+    EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
+}
+
 KERNEL_TEST("embedding") {
     const int N = 41, V = 7, C = 150;
     std::vector<int> token(N);
@@ -136,6 +155,102 @@ KERNEL_TEST("embedding") {
     embedding_backward(dwte.p, dout.p, tokens.p, rows.p, first.p, plan.groups(), C, stream);
     EXPECT_CLOSE(out.host(), y, 0);
     EXPECT_CLOSE(dwte.host(), dw, EXACT);
+}
+
+KERNEL_TEST("rows gathered, scattered and added") {
+    const int N = 41, n = 9, C = 150;
+    std::vector<int> row(n);
+    for (int k = 0; k < n; k++) { row[k] = (k * 23 + 5) % N; }             // distinct: 23 and 41 have no common divisor
+    DeviceArray<int> rows(row);
+    DeviceArray<floatX> inp(inputs(N * C, 1)), dout(inputs(n * C, 2)), out(n * C), dinp(inputs(N * C, 3)), type(inputs(C, 4));
+    Doubles y(n * C), dx = doubles(dinp), sum = doubles(inp);
+    const Doubles x = doubles(inp), dy = doubles(dout), w = doubles(type);
+    for (int e = 0; e < n * C; e++) {
+        y[e] = x[row[e / C] * C + e % C];
+        dx[row[e / C] * C + e % C] = dy[e];
+    }
+    gather_rows(out.p, inp.p, rows.p, n, C, stream);
+    scatter_rows(dinp.p, dout.p, rows.p, n, C, stream);
+    EXPECT_CLOSE(out.host(), y, 0);
+    EXPECT_CLOSE(dinp.host(), dx, 0);
+    DeviceArray<float> drow(normals(C, 5)), scratch(MAX_SLABS * C);
+    Doubles d = converted<double>(drow.host());
+    for (int e = 0; e < N * C; e++) {
+        sum[e] += w[e % C];
+        d[e % C] += x[e];
+    }
+    add_row_backward(drow.p, scratch.p, inp.p, N, C, stream);
+    add_row(inp.p, type.p, N, C, stream);
+    EXPECT_CLOSE(inp.host(), sum, ROUNDED);
+    EXPECT_CLOSE(drow.host(), d, EXACT);
+}
+
+static void check_pooling(Pooling kind) {
+    const int T = 70, C = 300;
+    const std::vector<int> length = {70, 1, 33};
+    const int B = (int)length.size();
+    std::vector<floatX> x = inputs(B * T * C, 1);
+    for (int e = 0; e < B * T * C; e++) { x[e] = e / C % T < length[e / C / T] ? x[e] : (floatX)NAN; }
+    DeviceArray<floatX> inp(x), dinp(B * T * C);
+    DeviceArray<float> out(B * C), dout(normals(B * C, 2));
+    DeviceArray<int> lengths(length);
+    Doubles y(B * C), dx(B * T * C);
+    const Doubles dy = converted<double>(dout.host());
+    for (int b = 0; b < B; b++) {
+        const int rows = kind == Pooling::Mean ? length[b] : 1;
+        for (int e = 0; e < rows * C; e++) {
+            y[b * C + e % C] += (double)(float)x[b * T * C + e] / rows;
+            dx[b * T * C + e] = dy[b * C + e % C] / rows;
+        }
+    }
+    pooling_forward(out.p, inp.p, lengths.p, B, T, C, kind, stream);
+    pooling_backward(dinp.p, dout.p, lengths.p, B, T, C, kind, stream);
+    EXPECT_CLOSE(out.host(), y, EXACT);
+    EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
+}
+KERNEL_TEST("pooling: the mean over a sequence, its first token") {
+    check_pooling(Pooling::Mean);
+    check_pooling(Pooling::Cls);
+}
+
+static void check_contrastive(int Q, int M, int C) {
+    const int R = Q + M;
+    const float temperature = 0.25f, dloss = 0.125f;
+    DeviceArray<float> emb(normals(R * C, 1)), losses(Q), demb(R * C), scratch(contrastive_scratch(Q, M, C));
+    const Doubles x = converted<double>(emb.host());
+    Doubles n(R * C), length(R), dn(R * C), dx(R * C), loss(Q);
+    for (int e = 0; e < R * C; e++) { length[e / C] += x[e] * x[e]; }
+    for (int e = 0; e < R * C; e++) { n[e] = x[e] / std::sqrt(length[e / C]); }
+    for (int i = 0; i < Q; i++) {
+        Doubles s(M);
+        double sum = 0;
+        for (int j = 0; j < M; j++) {
+            for (int c = 0; c < C; c++) { s[j] += n[i * C + c] * n[(Q + j) * C + c] / temperature; }
+            sum += std::exp(s[j]);
+        }
+        loss[i] = std::log(sum) - s[i];
+        for (int e = 0; e < M * C; e++) {
+            const double ds = dloss * (std::exp(s[e / C]) / sum - (i == e / C)) / temperature;
+            dn[i * C + e % C] += ds * n[Q * C + e];
+            dn[Q * C + e] += ds * n[i * C + e % C];
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        double along = 0;
+        for (int c = 0; c < C; c++) { along += dn[r * C + c] * n[r * C + c]; }
+        for (int c = 0; c < C; c++) { dx[r * C + c] = (dn[r * C + c] - along * n[r * C + c]) / std::sqrt(length[r]); }
+    }
+    contrastive_forward_backward(losses.p, demb.p, scratch.p, emb.p, Q, M, C, temperature, dloss, stream);
+    EXPECT_CLOSE(losses.host(), loss, EXACT);
+    EXPECT_CLOSE(demb.host(), dx, EXACT);
+    contrastive_forward_backward(losses.p, nullptr, scratch.p, emb.p, Q, M, C, temperature, dloss, stream);
+    EXPECT_CLOSE(losses.host(), loss, EXACT);
+    normalize_rows(emb.p, emb.p, R, C, stream);
+    EXPECT_CLOSE(emb.host(), n, EXACT);
+}
+KERNEL_TEST("contrastive loss") {
+    check_contrastive(3, 5, 7);
+    check_contrastive(5, 70, 37);           // two tiles of candidates
 }
 
 KERNEL_TEST("classifier") {

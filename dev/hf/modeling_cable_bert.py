@@ -1,0 +1,230 @@
+"""modeling_cable_bert.py -- BERT with every positional encoding of this repository, in plain PyTorch (1.13 or later).
+
+The readable reference of train_bert, as modeling_cable.py is train_gpt2's: the encodings are that file's, bidirectional here.
+Tensors are named and laid out as in Hugging Face's BertForMaskedLM plus the encodings' own, so load_checkpoint() reads what
+the trainer writes, and with position `learned` this is transformers' model:
+
+    model = load_checkpoint("out/step_00001000")
+    logits, loss = model(idx, targets, lengths)         # idx, targets (B,T) int64, targets of -1 are ignored; lengths (B)
+    vectors = pool(model.encode(idx, lengths), lengths, "mean")                 # (B,C)
+    loss = contrastive_loss(vectors[:Q], vectors[Q:], positives, temperature=0.05)
+
+What lies behind a sequence's length is no key of the attention, no target, and in no mean: it changes nothing before it.
+"""
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from modeling_cable import (T5_BUCKETS, Attention, CableConfig, Kerple, read_safetensors, rope_frequencies, rotate, sinusoids,
+                            write_safetensors)
+
+
+@dataclass
+class CableBertConfig:
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512              # the length the model is trained at
+    vocab_size: int = 30522
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu"                        # the erf one
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    position: dict = field(default_factory=lambda: {"name": "cable"})   # and its hyperparameters: t5_clip K, rope theta
+    model_type: str = "bert"
+    architectures: list = field(default_factory=lambda: ["BertForMaskedLM"])
+
+    def __post_init__(self):
+        if self.hidden_act != "gelu":
+            raise ValueError(f"hidden_act {self.hidden_act!r}: BERT here has gelu alone")
+        self.position = self.encoding().position    # checked, its defaults filled in
+
+    def encoding(self):
+        """what modeling_cable.py's encodings want to know"""
+        return CableConfig(n_layer=self.num_hidden_layers, n_head=self.num_attention_heads, n_embd=self.hidden_size,
+                           vocab_size=self.vocab_size, n_positions=self.max_position_embeddings, position=self.position,
+                           causal=False, layer_norm_epsilon=self.layer_norm_eps, model_type="bert", activation_function="gelu")
+
+
+class SelfAttention(Attention):
+    """the encoding and its bias are Attention's; q, k and v are three layers here, and the output layer is Output's"""
+    def __init__(self, encoding, t5):
+        super().__init__(encoding, t5)
+        del self.c_attn, self.c_proj
+        for name in ("query", "key", "value"):
+            setattr(self, name, nn.Linear(encoding.n_embd, encoding.n_embd))
+
+    def forward(self, x, is_key, rope_scaling=None):
+        """x (B,T,C); is_key (B,T): false behind a sequence's end"""
+        B, T, C = x.shape
+        NH, config = self.config.n_head, self.config
+        q, k, v = (f(x).view(B, T, NH, C // NH).transpose(1, 2) for f in (self.query, self.key, self.value))
+        if self.name == "rope":
+            scaling, s = rope_scaling or (None, None)
+            s = max(1.0, T / config.n_positions) if s is None else s
+            f, factor = rope_frequencies(C // NH, config.position["theta"], config.n_positions, scaling, s)
+            q, k = rotate(q, f) * factor, rotate(k, f)
+        scores, bias = (q @ k.transpose(-2, -1)) / math.sqrt(C // NH), self.bias(x)
+        if bias is not None:
+            scores = scores + bias
+        scores = scores.masked_fill(~is_key[:, None, None, :], float("-inf"))
+        return (F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(B, T, C)
+
+
+class Output(nn.Module):
+    """the end of a sublayer, post-LN: LN(x + dense(y))"""
+    def __init__(self, n_in, n_out, eps):
+        super().__init__()
+        self.dense = nn.Linear(n_in, n_out)
+        self.LayerNorm = nn.LayerNorm(n_out, eps=eps)
+
+    def forward(self, y, x):
+        return self.LayerNorm(x + self.dense(y))
+
+
+class Layer(nn.Module):
+    def __init__(self, config, encoding, t5):
+        super().__init__()
+        C, OC, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        self.attention = nn.ModuleDict({"self": SelfAttention(encoding, t5), "output": Output(C, C, eps)})
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(C, OC)})
+        self.output = Output(OC, C, eps)
+
+    def forward(self, x, is_key, rope_scaling=None):
+        h = self.attention["output"](self.attention["self"](x, is_key, rope_scaling), x)
+        return self.output(F.gelu(self.intermediate["dense"](h)), h)
+
+
+class Predictions(nn.Module):
+    """the head of masked language modelling; its decoder's weight is that of the word embeddings"""
+    def __init__(self, config):
+        super().__init__()
+        C = config.hidden_size
+        self.transform = nn.ModuleDict({"dense": nn.Linear(C, C), "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, x, decoder):
+        return self.transform["LayerNorm"](F.gelu(self.transform["dense"](x))) @ decoder.t() + self.bias
+
+
+class CableBert(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C, encoding = config.hidden_size, config.encoding()
+        name, t5 = config.position["name"], None
+        self.config = config
+        embeddings = {"word_embeddings": nn.Embedding(config.vocab_size, C)}
+        if name == "learned":
+            embeddings["position_embeddings"] = nn.Embedding(config.max_position_embeddings, C)
+        embeddings["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, C)
+        embeddings["LayerNorm"] = nn.LayerNorm(C, eps=config.layer_norm_eps)
+        self.bert = nn.ModuleDict({"embeddings": nn.ModuleDict(embeddings)})
+        if name in ("t5", "t5_clip"):
+            rows = T5_BUCKETS if name == "t5" else 2 * config.position["K"] + 1
+            t5 = self.bert["t5"] = nn.Embedding(rows, config.num_attention_heads)
+        layers = nn.ModuleList(Layer(config, encoding, t5) for _ in range(config.num_hidden_layers))
+        self.bert["encoder"] = nn.ModuleDict({"layer": layers})
+        self.cls = nn.ModuleDict({"predictions": Predictions(config)})
+        for name, module in self.named_modules():   # an encoding's own layers have set theirs
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            elif name.split(".")[-1] in ("query", "key", "value", "dense"):
+                nn.init.normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def embed(self, idx, token_types=None):
+        e, T = self.bert["embeddings"], idx.shape[1]
+        name, C = self.config.position["name"], self.config.hidden_size
+        x = e["word_embeddings"](idx)
+        if name == "learned":
+            if T > self.config.max_position_embeddings:
+                raise ValueError(f"learned: T = {T} is beyond the table's {self.config.max_position_embeddings} positions")
+            x = x + e["position_embeddings"].weight[:T]
+        elif name == "sinusoidal":                  # sqrt(C) is the words' alone
+            x = math.sqrt(C) * x + sinusoids(T, C).to(x)
+        return e["LayerNorm"](x + e["token_type_embeddings"](torch.zeros_like(idx) if token_types is None else token_types))
+
+    def encode(self, idx, lengths=None, token_types=None, rope_scaling=None, layers=None):
+        """the last layer's output (B,T,C), or that of the first `layers`; rows behind a length are without meaning"""
+        t = torch.arange(idx.shape[1], device=idx.device)
+        is_key = torch.ones_like(idx, dtype=torch.bool) if lengths is None else t < lengths[:, None]
+        if not is_key.any(dim=1).all():
+            raise ValueError("a sequence of length 0 has no key to attend to")
+        x = self.embed(idx, token_types)
+        for layer in self.bert["encoder"]["layer"][:layers]:
+            x = layer(x, is_key, rope_scaling)
+        return x
+
+    def forward(self, idx, targets=None, lengths=None, token_types=None, rope_scaling=None):
+        """Returns logits (B,T,V) and the mean loss over the targets that are not -1, 0 if there are none (None without
+        targets). rope_scaling: (pi | ntk | yarn, factor or None for T / trained length), at evaluation."""
+        x = self.encode(idx, lengths, token_types, rope_scaling)
+        logits = self.cls["predictions"](x, self.bert["embeddings"]["word_embeddings"].weight)
+        if targets is None:
+            return logits, None
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
+        return logits, loss / (targets != -1).sum().clamp(min=1)
+
+    @torch.no_grad()
+    def bias(self, layer, idx):
+        """B_ij of one sequence idx (1,T) in a layer, (NH,T,T)"""
+        NH, T = self.config.num_attention_heads, idx.shape[1]
+        x = self.encode(idx, layers=layer)
+        bias = self.bert["encoder"]["layer"][layer].attention["self"].bias(x)
+        return x.new_zeros(NH, T, T) if bias is None else bias.reshape(NH, T, T)
+
+    def project(self):
+        """brings parameters with a range back into it; to be called after every update"""
+        for module in self.modules():
+            if isinstance(module, Kerple):
+                module.project()
+
+
+def pool(x, lengths, how="mean"):
+    """x (B,T,C) to a vector a sequence (B,C): the mean of its tokens, or the first one's (cls)"""
+    if how == "cls":
+        return x[:, 0]
+    if how != "mean":
+        raise ValueError(f"pooling {how!r}: there are mean and cls")
+    is_token = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    return x.masked_fill(~is_token[..., None], 0).sum(dim=1) / lengths[:, None].to(x.dtype)
+
+
+def contrastive_loss(queries, documents, positives=None, temperature=0.05):
+    """InfoNCE: queries (Q,C), documents (M,C), of which positives[q] (default: q) answers query q, and all others, the
+    positives of other queries and the hard negatives, do not. The mean over q of
+        -log( exp(cos(q, positives[q]) / temperature) / sum_m exp(cos(q, m) / temperature) )"""
+    similarity = F.normalize(queries, dim=1) @ F.normalize(documents, dim=1).t()
+    positives = torch.arange(len(queries), device=queries.device) if positives is None else positives
+    return F.cross_entropy(similarity / temperature, positives)
+
+
+def load_checkpoint(directory):
+    """config.json and model.safetensors of a checkpoint, or of a Hugging Face BertForMaskedLM (position `learned`)"""
+    with open(os.path.join(directory, "config.json")) as f:
+        stored = json.load(f)
+    if stored.get("model_type") != "bert":
+        raise ValueError(f"{directory}/config.json: model_type is {stored.get('model_type')!r}, not 'bert'")
+    known = {k: stored[k] for k in CableBertConfig.__dataclass_fields__ if k in stored}
+    known.setdefault("position", {"name": "learned"})
+    model = CableBert(CableBertConfig(**known))
+    state = {}
+    for name, t in read_safetensors(os.path.join(directory, "model.safetensors")).items():
+        # the decoder is word_embeddings and predictions.bias; position_ids is a buffer of old transformers versions
+        if not name.startswith(("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.", "bert.embeddings.position_ids")):
+            state[name.replace(".gamma", ".weight").replace(".beta", ".bias")] = t.float()
+    model.load_state_dict(state)
+    return model
+
+
+def save_checkpoint(model, directory):
+    os.makedirs(directory, exist_ok=True)
+    with open(os.path.join(directory, "config.json"), "w") as f:
+        json.dump(asdict(model.config), f, indent=2)
+    write_safetensors(os.path.join(directory, "model.safetensors"), model.state_dict())
