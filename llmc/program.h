@@ -121,7 +121,9 @@ template <class Config> Config resolve_config(const Options& o, Config c, const 
 // Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B sequences.
 inline void check_memory(double fixed, double activations, int B, const std::string& what) {
     const double available = (double)device_memory_available() / comm_sharing(), bytes = fixed + activations;
-    if (comm().rank == 0) { fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str()); }
+    if (comm().rank == 0) {
+        fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
+    }
     if (bytes <= available) { return; }
     const int fits = activations > 0 ? (int)std::floor((available - fixed) / (activations / B)) : 0;
     const std::string hint = fits >= 1 ? strprintf("a --B of %d would fit", fits) :

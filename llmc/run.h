@@ -92,9 +92,9 @@ template <class Config> void report_run(const Run& r, const Parameters& p, const
     FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
     if (comm().rank == 0) {
         fprintf(banner, "%s  %-17s %s, %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",
-                trains ? options_banner(r.o).c_str() : "", "device", gpu_report(r.gpu).c_str(), comm_description().c_str(), "model", config.L, config.NH, config.C,
-            config.V, (double)p.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
-            "attention", attention_description(config.position, config.C / config.NH).c_str());
+                trains ? options_banner(r.o).c_str() : "", "device", gpu_report(r.gpu).c_str(), comm_description().c_str(),
+                "model", config.L, config.NH, config.C, config.V, (double)p.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
+                "attention", attention_description(config.position, config.C / config.NH).c_str());
     }
     const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
     const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
