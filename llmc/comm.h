@@ -43,7 +43,7 @@ struct Deadline {
         last = now;
         if (waited > comm().timeout) {
             die(EXIT_DEVICE, "%s: rank %d waited %.0f s for %s (--collective_timeout): it stands still, died, or needs longer than that",
-                what, comm().rank, waited, peer < 0 ? "the other ranks" : strprintf("rank %d", peer).c_str());
+                what, comm().rank, waited, peer < 0 || peer == comm().rank ? "the other ranks" : strprintf("rank %d", peer).c_str());
         }
         if (waited < 2e-3) { sched_yield(); }
         else { usleep(waited < 1 ? 50 : 1000); }
