@@ -591,11 +591,12 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
         if (code >= 0) { break; }
         const double start = wall_seconds();
         const uint64_t sample = run.first_sample();
-        double loss;
+        double loss, tokens_done = (double)o.total_batch;
         const float* grads;
         if (pairs != nullptr) {
             fill_groups(*pairs, sample, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
             grads = contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute, &loss);
+            tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0);
         } else {
             fill_batch(*files, T, sample, run.my_samples, (uint64_t)o.seed, !o.overfit, ids.data(), targets.data());
             for (int i = 0; i < run.my_samples; i++) {
@@ -604,7 +605,7 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
             }
             grads = bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute, &loss);
         }
-        finish_step(run, model, grads, loss, start, token_flops);
+        finish_step(run, model, grads, loss, start, tokens_done, token_flops);
     }
     buffers.release();
     return code;

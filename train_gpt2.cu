@@ -391,7 +391,7 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         fill_batch(files, T, run.first_sample(), run.my_samples, (uint64_t)o.seed, !o.overfit, tokens.data(), targets.data());
         double loss;
         const float* grads = gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute, &loss);
-        finish_step(run, model, grads, loss, start, token_flops);
+        finish_step(run, model, grads, loss, start, (double)o.total_batch, token_flops);
     }
 }
 

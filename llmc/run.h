@@ -182,9 +182,9 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
 // ----------------------------------------------------------------------------------------------------------
 // the end of a step
 
-// Judges the gradient of a step that began at `start` (wall_seconds), applies it, reports and counts the step. token_flops: see
-// flops_per_token in gpu.h
-inline void finish_step(Run& r, Parameters& p, const float* grads, double loss, double start, double token_flops) {
+// Judges the gradient of a step that began at `start` (wall_seconds) and took so many tokens, applies it, reports and counts the step.
+// token_flops: see flops_per_token in gpu.h
+inline void finish_step(Run& r, Parameters& p, const float* grads, double loss, double start, double tokens, double token_flops) {
     const Options& o = r.o;
     StepRecord s;
     s.loss = loss;
@@ -204,7 +204,7 @@ inline void finish_step(Run& r, Parameters& p, const float* grads, double loss, 
     const double seconds = wall_seconds() - start;
     r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
     s.ms = 1e3 * seconds;
-    s.tok_per_s = (double)o.total_batch / seconds;
+    s.tok_per_s = tokens / seconds;
     if (r.gpu.sms > 0) { s.mfu = model_flops_utilization(s.tok_per_s / comm().size, token_flops, peak_flops(r.gpu, sizeof(floatX) == 2)); }
     s.loss_z = verdict.loss_z;
     s.norm_z = verdict.norm_z;
