@@ -54,8 +54,8 @@ def read_text(path, hint):
 def read_log(run):
     """records of RUN_DIR/log.jsonl; says how many lines are none"""
     path = os.path.join(run, "log.jsonl") if os.path.isdir(run) else run
-    records, torn = [], 0
-    for line in read_text(path, "wanted a run's --out directory, with log.jsonl in it").split(b"\n"):
+    records, torn = [], []
+    for n, line in enumerate(read_text(path, "wanted a run's --out directory, with log.jsonl in it").split(b"\n"), 1):
         if not line.strip():
             continue
         try:
@@ -65,9 +65,9 @@ def read_log(run):
         if isinstance(record, dict):
             records.append(record)
         else:
-            torn += 1
-    if torn > 0:
-        print(f"{path}: lines skipped because they are not JSON objects: {torn}", file=sys.stderr)
+            torn.append(n)
+    if torn:
+        print(f"{path}: lines skipped because they are not JSON objects: {len(torn)} (line {torn[0]})", file=sys.stderr)
     return records
 
 

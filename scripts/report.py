@@ -1,0 +1,414 @@
+#!/usr/bin/env python3
+"""report.py -- gathers finished runs into the paper's tables, beside the paper's numbers.
+
+    scripts/report.py run                       the report as Markdown
+    scripts/report.py run other -o report       report/report.md and a figure of every table that has runs
+    scripts/report.py run/quick --only_runs     without the tables that no run belongs to
+
+A run is a directory with log.jsonl and checkpoints, wherever below the given ones: what was trained, on what and with which seed
+is read from its newest checkpoint. Its evaluations are the records of its own log and of RUN/eval/DATA/log.jsonl, as
+scripts/paper.py leaves them. Means and sample standard deviations are over seeds; "-" is what nobody has run. The
+paper's numbers are in scripts/paper_tables.csv. What is left out (unfinished, damaged, not evaluated, run twice) is named on
+stderr. Exit code 2: bad input.
+"""
+import argparse
+import collections
+import csv
+import glob
+import json
+import os
+import re
+import statistics
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import plot  # noqa: E402
+from plot import BadInput, number  # noqa: E402
+
+NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fineweb": "fineweb-10B", "wikitext103": "wikitext-103",
+         "wikitext103_raw": "wikitext-103", "wikitext2": "wikitext-2", "wikitext2_raw": "wikitext-2", "wikitext2_bytes": "wikitext-2-bytes",
+         "msmarco": "ms-marco", "mldr": "mldr-en"}
+# config.json's names of layers, heads, channels and trained length, and sizes
+FAMILIES = {"gpt2": (("n_layer", "n_head", "n_embd", "n_positions"), {(6, 8, 512): "tiny", (12, 12, 768): "small", (24, 16, 1024): "medium"}),
+            "bert": (("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"),
+                     {(2, 2, 128): "tiny", (4, 4, 256): "mini", (4, 8, 512): "small", (12, 12, 768): "base"})}
+METRICS = {"ppl": "perplexity", "acc": "accuracy, %", "ndcg@10": "nDCG@10"}
+FIGURE_NAME = {"arxiv-1": "the arXiv version's generalization table"}
+
+# A table of the report: which model, trained on how many tokens of what, evaluated on what. tokens None: the paper's alone
+Key = collections.namedtuple("Key", "model trained_on evaluated_on metric tokens")
+Run = collections.namedtuple("Run", "path model trained_on pos T seed steps total_batch")
+
+
+def complain(text):
+    print(f"report.py: {text}", file=sys.stderr)
+
+
+def data_name(pattern):
+    """fineweb-edu-10B of data/edu_fineweb10B/edu_fineweb_train_*.bin; of other files what stands before _train, _val, _test"""
+    stem = re.sub(r"[_-]?(train|val|valid|test)([_.*?\[-].*)?$", "", os.path.basename(pattern)) or os.path.basename(os.path.dirname(pattern))
+    return NAMES.get(stem, stem or pattern)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# runs
+
+def read_json(path):
+    try:
+        data = json.loads(plot.read_text(path, "a checkpoint has it"))
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}: damaged: not a JSON object")
+    return data
+
+
+def newest_options(path):
+    """the flags that the newest checkpoint in a directory, or the checkpoint itself, was written with"""
+    checkpoints = sorted(glob.glob(os.path.join(glob.escape(path), "step_*")))
+    options = read_json(os.path.join((checkpoints or [path])[-1], "state.json")).get("options")
+    return options if isinstance(options, dict) else {}
+
+
+def trained_on(options):
+    """a model fine-tuned on pairs has learned from what it was loaded from, too"""
+    if not options.get("pairs"):
+        return data_name(options["train_files"])
+    try:
+        before = data_name(newest_options(str(options.get("load", "")))["train_files"]) + " + "
+    except (BadInput, KeyError):
+        before = ""
+    return before + data_name(options["pairs"])
+
+
+def read_run(path, checkpoint):
+    """the Run; BadInput says why it does not count"""
+    config, state = read_json(os.path.join(checkpoint, "config.json")), read_json(os.path.join(checkpoint, "state.json"))
+    options = state.get("options")
+    family = "bert" if config.get("model_type") == "bert" else "gpt2"
+    try:
+        *shape, T = (int(config[k]) for k in FAMILIES[family][0])
+        size = FAMILIES[family][1].get(tuple(shape))
+        steps, total_batch, step = int(options["steps"]), int(options["total_batch"]), int(state["step"])
+        model = f"{family}:{size}" if size else "{}L{} NH{} C{}".format("" if family == "gpt2" else "bert ", *shape)
+        run = Run(path, model, trained_on(options), str(options["pos"]), T, int(options["seed"]), steps, total_batch)
+    except (KeyError, TypeError, ValueError) as e:
+        raise BadInput(f"{checkpoint}: damaged: {type(e).__name__} {e} in config.json or state.json")
+    if step < steps:
+        raise BadInput(f"{path}: unfinished, at step {step:,} of {steps:,}; left out")
+    return run
+
+
+def find_runs(directories):
+    """finished runs below the directories, each once"""
+    runs, seen = [], set()
+    for top in directories:
+        if not os.path.isdir(top):
+            raise BadInput(f"{top}: no such directory")
+        for path, below, files in sorted(os.walk(top)):
+            checkpoints = sorted(d for d in below if re.fullmatch(r"step_\d{8,9}", d))
+            if os.path.realpath(path) in seen or "log.jsonl" not in files:
+                continue
+            seen.add(os.path.realpath(path))
+            if checkpoints:
+                try:
+                    runs.append(read_run(path, os.path.join(path, checkpoints[-1])))
+                except BadInput as e:
+                    complain(e)
+            elif os.path.basename(os.path.dirname(path)) != "eval":
+                complain(f"{path}: has a log and no checkpoint; left out")
+    return runs
+
+
+def perplexities(log, path):
+    """{(metric, T): value} of one log; the last record of a length counts"""
+    found = {}
+    for r in log:
+        if r.get("kind") != "extrapolation":
+            continue
+        T, ppl, stride = number(r, "T"), number(r, "ppl"), number(r, "stride")
+        if not T or not ppl:
+            complain(f"{path}: an evaluation without length or perplexity: {json.dumps(r)[:100]}")
+            continue
+        sliding = stride and stride < T
+        found[f"ppl, stride {stride:.0f}" if sliding else "ppl", int(T)] = ppl
+    return found
+
+
+def measurements(run):
+    """[(evaluated_on, metric, T, value)]"""
+    found = []
+    options = [(run.path, None)] + [(p, os.path.basename(p)) for p in sorted(glob.glob(os.path.join(glob.escape(run.path), "eval", "*")))]
+    for path, what in options:
+        if not os.path.exists(os.path.join(path, "log.jsonl")):
+            continue
+        log = plot.read_log(path)
+        data = lambda flag: NAMES.get(what, what) if what else data_name(str(newest_options(run.path).get(flag, "")))
+        found += [(data("val_files"), metric, T, value) for (metric, T), value in perplexities(log, path).items()]
+        retrieval = {int(r["T"]): r for r in log if r.get("kind") == "retrieval" and number(r, "T") and number(r, "ndcg@10") is not None}
+        found += [(data("qrels"), "ndcg@10", T, 100 * r["ndcg@10"]) for T, r in retrieval.items()]
+        scores = [number(r, "acc_norm") for r in log if r.get("kind") == "hellaswag"]
+        if scores and scores[-1] is not None:
+            found.append(("hellaswag", "acc", run.T, 100 * scores[-1]))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------
+# tables
+
+class Table:
+    """ours: {(pos, T_train): {seed: {T: value}}}; paper: {pos: {T: value}}"""
+
+    def __init__(self, key):
+        self.key, self.number, self.ours, self.paper, self.settings = key, "", {}, {}, ""
+        self.paper_T = 512 if key.model.startswith("bert") else 1024        # the length at which the paper trained
+
+    def lengths(self):
+        return sorted({T for seeds in self.ours.values() for s in seeds.values() for T in s} | {T for row in self.paper.values() for T in row})
+
+    def trained(self):
+        return sorted({T for _, T in self.ours})
+
+    def values(self, row, T):
+        return [s[T] for s in self.ours.get(row, {}).values() if T in s]
+
+
+def paper_numbers():
+    """{(model, trained_on, evaluated_on, metric): (table, {pos: {T: value}})}"""
+    tables = {}
+    try:
+        with open(os.path.join(HERE, "paper_tables.csv"), newline="") as f:
+            for r in csv.DictReader(f):
+                key = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
+                rows = tables.setdefault(key, (r["table"], {}))[1]
+                rows.setdefault(r["encoding"], {})[int(r["length"])] = float(r["value"])
+    except (OSError, KeyError, ValueError) as e:
+        raise BadInput(f"scripts/paper_tables.csv: {e}")
+    return tables
+
+
+def gather(runs):
+    """the tables, the paper's first, and the runs that nothing was measured of"""
+    paper, tables, seen, silent = paper_numbers(), {}, {}, []
+    for run in runs:
+        found = measurements(run)
+        if not found:
+            silent.append(run)
+        same = run._replace(path="")
+        if found and same in seen:
+            complain(f"{run.path}: the same as {seen[same]} (same settings and seed); left out")
+            continue
+        seen[same] = run.path
+        for data, metric, T, value in found:
+            key = Key(run.model, run.trained_on, data, metric, run.steps * run.total_batch)
+            t = tables.setdefault(key, Table(key))
+            t.settings = f"{run.steps:,} steps of {run.total_batch:,} tokens"
+            t.ours.setdefault((run.pos, run.T), {}).setdefault(run.seed, {})[T] = value
+    ordered = []
+    for (model, trained_on, data, metric), (name, rows) in paper.items():
+        own = [t for t in tables.values() if tuple(t.key[:4]) == (model, trained_on, data, metric)]
+        for t in own or [Table(Key(model, trained_on, data, metric, None))]:
+            t.number, t.paper = FIGURE_NAME.get(name, f"Table {name}"), rows
+            ordered.append(t)
+    return ordered + [t for t in tables.values() if t not in ordered], silent
+
+
+def cell(values):
+    if not values:
+        return "-"
+    mean = statistics.fmean(values)
+    text = f"{mean:.2f}" if mean < 10000 else f"{mean:,.0f}"
+    return text + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def ratios(table, row, longest):
+    """how many times the perplexity at the trained length that of the longest is, seed by seed"""
+    return [s[longest] / s[row[1]] for s in table.ours.get(row, {}).values() if longest in s and row[1] in s]
+
+
+def row_order(table):
+    """the paper's order, then plot.py's, then the alphabet"""
+    rank = {pos: n for n, pos in enumerate(dict.fromkeys([*table.paper, *plot.STYLES]))}
+    rows = [*table.ours, *((pos, table.paper_T) for pos in table.paper if (pos, table.paper_T) not in table.ours)]
+    return sorted(rows, key=lambda r: (rank.get(r[0], len(rank)), r[0], r[1]))
+
+
+def label_of(table, row):
+    return row[0] if len({T for _, T in row_order(table)}) < 2 else f"{row[0]}, T {row[1]}"
+
+
+def markdown(table):
+    key, lengths, trained = table.key, table.lengths(), table.trained()
+    lines = [f"## {key.model}, {METRICS.get(key.metric, key.metric)} on {key.evaluated_on}" + (f" ({table.number})" if table.number else ""), ""]
+    if table.ours:
+        where = "" if key.trained_on == key.evaluated_on else f" of {key.trained_on}"
+        at = ", ".join(f"{T:,}" for T in trained)
+        lines += [f"Trained for {table.settings}{where}, at T = {at}. Mean and standard deviation over seeds.", ""]
+    else:
+        lines += [f"Trained on {key.trained_on}. No run of it yet.", ""]
+    longest = max(lengths)
+    ratio = key.metric.startswith("ppl") and len(trained) == 1 and longest > trained[0] in lengths
+    head = ["T", "seeds"] + [f"{T:,}" for T in lengths] + ([f"PPL({longest:,}) / PPL({trained[0]:,})"] if ratio else [])
+    lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in row_order(table):
+        seeds = len(table.ours.get(row, {}))
+        cells = [label_of(table, row), str(seeds) if seeds else "-"] + [cell(table.values(row, T)) for T in lengths]
+        if ratio:
+            r = ratios(table, row, longest)
+            cells.append(f"{statistics.fmean(r):.3f}" if r else "-")
+        lines.append("| " + " | ".join(cells) + " |")
+        if row[0] in table.paper and row[1] == table.paper_T:
+            cells = [f"*{row[0]}, paper*", ""] + [f"*{table.paper[row[0]][T]:.2f}*" if T in table.paper[row[0]] else "" for T in lengths]
+            lines.append("| " + " | ".join(cells + ([""] if ratio else [])) + " |")
+    return lines + [""]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# figures
+
+def slug(key):
+    text = "_".join(str(x) for x in key if x is not None)
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_")
+
+
+def draw_lengths(table):
+    """perplexity against length: the mean, from lowest to highest seed as a band; the paper's as thin dashes"""
+    fig, ax = plot.figure(8, 4.8)
+    ends, shown = [], []
+    several = len(table.trained()) > 1
+    for n, row in enumerate(r for r in row_order(table) if r in table.ours):
+        pos = row[0].partition(":")[0]
+        colour, marker = plot.STYLES.get(pos, (plot.GREY, "."))
+        colour = plot.RUN_COLOURS[n % len(plot.RUN_COLOURS)] if several else colour
+        points = {T: table.values(row, T) for T in table.lengths() if table.values(row, T)}
+        x, means = list(points), [statistics.fmean(v) for v in points.values()]
+        line, = ax.plot(x, means, color=colour, marker=marker, markersize=6, label=plot.literal(label_of(table, row)))
+        ax.fill_between(x, [min(v) for v in points.values()], [max(v) for v in points.values()], color=colour, alpha=0.2, linewidth=0)
+        ends.append((means[-1], line))
+        shown += means
+        reference = table.paper.get(row[0], {}) if row[1] == table.paper_T else {}
+        if reference:
+            ax.plot(*zip(*sorted(reference.items())), color=colour, linewidth=0.9, linestyle=":")
+            shown += reference.values()
+    plot.perplexity_axis(ax, shown)
+    plot.length_axis(ax, table.lengths())
+    plot.mark_trained(ax, table.trained())
+    ax.set_xlabel("evaluation length T (tokens)" + ("; dots: the paper's" if table.paper else ""))
+    plot.legend_beside(ax, ends)
+    return fig
+
+
+# ----------------------------------------------------------------------------------------------------------
+# speed: the runs of figure 3
+
+Speed = collections.namedtuple("Speed", "model pos T train memory generate")
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+def last_number(path, pattern):
+    try:
+        with open(path, errors="replace") as f:
+            found = re.findall(pattern, f.read())
+    except OSError:
+        return None
+    return found[-1] if found else None
+
+
+def speed_of(run):
+    """None if it has not generated; memory as the trainer works it out before it allocates, or as its log has it"""
+    generated = last_number(os.path.join(run.path, "eval", "generate", "output.log"), r"tokens, ([\d.]+) tokens/s")
+    if generated is None:
+        return None
+    log = plot.read_log(run.path)
+    rates = [v for _, v in plot.series(log, "train", "tok_per_s")]
+    memory = max((v for _, v in plot.series(log, "train", "mem")), default=None)
+    wanted = last_number(os.path.join(run.path, "output.log"), r"memory: ([\d.]+) ?([kMGT]?B) wanted")
+    if memory is None and wanted:
+        memory = float(wanted[0]) * UNITS[wanted[1]]
+    settled = rates[len(rates) // 4:]                   # the first steps choose kernels and fill caches
+    return Speed(run.model, run.pos, run.T, statistics.median(settled) if settled else None, memory, float(generated))
+
+
+def markdown_speed(speeds):
+    lines = ["## Speed and memory (Figure 3)", "",
+             "Tokens a second in training (median, without the first quarter of the steps) and in unbatched generation.", "",
+             "| model | encoding | training | memory, GB | generation |", "|---|---|---|---|---|"]
+    show = lambda v, form: "-" if v is None else format(v, form)
+    for s in speeds:
+        cells = s.model, s.pos, show(s.train, ",.0f"), show(s.memory and s.memory / 1e9, ".3g"), show(s.generate, ",.0f")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines + [""]
+
+
+def draw_speed(speeds):
+    fig, axes = plot.figure(10, 1.2 + 0.35 * len(speeds), ncols=3, sharey=True)
+    labels = [plot.literal(f"{s.model} {s.pos}") for s in speeds]
+    colours = [plot.STYLES.get(s.pos.partition(":")[0], (plot.GREY, "."))[0] for s in speeds]
+    panels = (("training, tokens/s", [s.train for s in speeds]), ("memory, GB", [s.memory and s.memory / 1e9 for s in speeds]),
+              ("generation, tokens/s", [s.generate for s in speeds]))
+    for ax, (title, values) in zip(axes, panels):
+        ax.barh(range(len(speeds)), [v or 0 for v in values], color=colours)
+        ax.set_xlabel(title)
+        ax.grid(axis="y", visible=False)
+    axes[0].set_yticks(range(len(speeds)))
+    axes[0].set_yticklabels(labels)
+    axes[0].invert_yaxis()
+    return fig
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+def report(args):
+    runs = find_runs(args.directory)
+    tables, silent = gather(runs)
+    speeds = {run: speed_of(run) for run in runs}
+    for run in silent:
+        if speeds[run] is None:
+            complain(f"{run.path}: finished, and not evaluated")
+    speeds = [s for s in speeds.values() if s]
+    measured = [t for t in tables if t.ours]
+    if not measured and not speeds:
+        complain(f"no finished and evaluated run below {', '.join(args.directory)}")
+        if args.only_runs:
+            return 2
+    figures = []
+    if args.out:
+        os.makedirs(args.out, exist_ok=True)
+        for t in measured:
+            if t.key.metric.startswith("ppl") and len(t.lengths()) > 1:
+                figures.append((t, slug(t.key) + ".png"))
+                draw_lengths(t).savefig(os.path.join(args.out, figures[-1][1]))
+        if speeds:
+            draw_speed(speeds).savefig(os.path.join(args.out, "speed.png"))
+    lines = [f"# {len(runs)} finished run{'s' if len(runs) != 1 else ''}, beside the paper", ""]
+    for t in measured if args.only_runs else tables:
+        lines += markdown(t)
+        lines += [line for owner, name in figures if owner is t for line in (f"![{t.key.evaluated_on} against length]({name})", "")]
+    if speeds:
+        lines += markdown_speed(speeds) + (["![speed](speed.png)", ""] if args.out else [])
+    text = "\n".join(lines)
+    print(text)
+    if args.out:
+        with open(os.path.join(args.out, "report.md"), "w") as f:
+            f.write(text)
+        print(f"report.py: wrote {args.out}/report.md and {len(figures) + bool(speeds)} figures", file=sys.stderr)
+    return 0
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    p.add_argument("directory", nargs="+", help="searched for runs, to the bottom")
+    p.add_argument("-o", "--out", help="directory of report.md and the figures")
+    p.add_argument("--only_runs", action="store_true", help="only tables that have runs")
+    try:
+        return report(p.parse_args())
+    except ImportError as e:
+        complain(f"{e}; figures need matplotlib (apt: python3-matplotlib)")
+    except (BadInput, OSError) as e:
+        complain(e)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

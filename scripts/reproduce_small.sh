@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# reproduce_small.sh -- the paper's comparison on two CPU cores: models alike but for their positional encoding learn WikiText-2
+# as bytes and are evaluated on its test split at up to 16 times the trained length. Same order of tokens, same initial values.
+#
+#   scripts/reproduce_small.sh --quick     9 encodings x 2 seeds, L2 NH4 C64, T 128, 500 steps of 2,048 tokens; under 15 minutes
+#   scripts/reproduce_small.sh             10 encodings x 3 seeds, L4 NH4 C128, T 256, 4,000 steps of 4,096 tokens; a night
+#   --out DIR                              where the runs go, [run/quick] or [run/small]
+#   anything else                          goes to scripts/paper.py: --seeds 42, cable rope, --dry_run
+#
+# Ended early, or by a signal? The same command goes on: finished runs are not done again. DIR/report has the table and figure.
+# The text is $CABLE_DATA/wikitext-2/{train.txt.xz,valid.txt,test.txt}, or is downloaded (8 MB) with data/requirements.txt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+size=small out="" dry=false rest=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --quick) size=quick ;;
+        --out) [ $# -ge 2 ] || { echo "--out: a directory was wanted" >&2; exit 2; }; out=$2; shift ;;
+        -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --dry_run) dry=true; rest+=("$1") ;;
+        *) rest+=("$1") ;;
+    esac
+    shift
+done
+out=${out:-run/$size}
+text=$out/text
+files=(--set train_files="$text/wikitext2_bytes_train.txt" --set val_files="$text/wikitext2_bytes_test.txt")
+
+dev/install.sh demo
+python=$(dev/install.sh --python matplotlib numpy)
+if $dry; then exec "$python" scripts/paper.py "$size" "${files[@]}" "${rest[@]}" --out "$out"; fi
+if [ -z "${TRAIN_GPT2:-}" ]; then
+    echo "building ./train_gpt2 (half a minute)"
+    mkdir -p build
+    make train_gpt2 >build/reproduce_build.log 2>&1 || { cat build/reproduce_build.log; exit 1; }
+fi
+# A thread that waits gives up its core: with anything else running, spinning takes several times as long.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
+if [ ! -e "$text/done" ]; then
+    loader=$python
+    if [ -z "${CABLE_DATA:-}" ]; then
+        [ ! -x build/venv/bin/python ] || export PYTHON=${PYTHON:-build/venv/bin/python}
+        loader=$(dev/install.sh --python requests pyarrow) || {
+            echo "downloading WikiText-2 takes: pip install -r data/requirements.txt; or set CABLE_DATA to a directory that has it" >&2; exit 2; }
+    fi
+    mkdir -p "$text"
+    "$loader" - "$text" <<'PYTHON'
+import lzma
+import os
+import sys
+
+sys.path.insert(0, "data")
+out, have = sys.argv[1], os.environ.get("CABLE_DATA")
+BYTES = {"train": 10797148, "val": 1121681, "test": 1256449}        # of the original files
+
+
+def from_disk(split):
+    name = {"train": "train.txt.xz", "val": "valid.txt", "test": "test.txt"}[split]
+    path = os.path.join(have, "wikitext-2", name)
+    try:
+        with (lzma.open if name.endswith(".xz") else open)(path, "rb") as f:
+            return f.read()
+    except (OSError, EOFError, lzma.LZMAError) as e:
+        sys.exit(f"{path}: {e}")
+
+
+def from_hub():
+    from download import hub_download, hub_files
+    from sources import new_counts
+    from wikitext import REPO, SPLITS, WikiReader
+    paths = hub_download(REPO, hub_files(REPO, "wikitext-2-v1", ".parquet"), os.path.join(out, "source"))
+    reader = WikiReader("file", "split")
+    for split, names in SPLITS.items():
+        files = [p for p in paths if os.path.basename(p).split("-")[0] in names]
+        yield split, b"".join(reader.joined(reader.lines(files, new_counts())))
+
+
+for split, text in ((s, from_disk(s)) for s in BYTES) if have else from_hub():
+    if len(text) != BYTES[split]:
+        print(f"warning: WikiText-2's {split} split has {len(text):,} bytes here, {BYTES[split]:,} in the original: figures will differ",
+              file=sys.stderr)
+    with open(f"{out}/wikitext2_bytes_{split}.txt", "wb") as f:
+        f.write(text)
+    print(f"{out}/wikitext2_bytes_{split}.txt: {len(text):,} bytes")
+PYTHON
+    touch "$text/done"
+fi
+
+start=$SECONDS
+"$python" scripts/paper.py "$size" --quiet --trainer "${TRAIN_GPT2:-./train_gpt2}" "${files[@]}" "${rest[@]}" --out "$out"
+echo "trained and evaluated in $((SECONDS - start)) s"
+"$python" scripts/report.py "$out" -o "$out/report" --only_runs
