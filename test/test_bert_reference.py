@@ -1,7 +1,7 @@
 """test_bert_reference.py -- dev/hf/modeling_cable_bert.py, which test_bert's fixtures come from: with learned positions it is
 transformers' BertForMaskedLM, and every encoding, loss and pooling is what its formula says, written out here in loops.
 
-Wants PyTorch, and transformers for the first part; TORCH_PYTHON names an interpreter that has them, where this one does not.
+Wants PyTorch, and transformers for the first part: where this interpreter has them not, PYTORCH_PYTHON names one, or build/pytorch is it.
 All in float64. BERT_ERRORS=1 prints the errors that the tolerances are multiples of.
 """
 import glob
@@ -21,9 +21,11 @@ def missing():
     return [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 
 
-if missing() and os.environ.get("TORCH_PYTHON"):
-    python = os.environ.pop("TORCH_PYTHON")             # popped: once is enough
-    os.execv(python, [python] + sys.argv)
+if missing() and "CABLE_BERT_CHOSEN" not in os.environ:
+    python = os.environ.get("PYTORCH_PYTHON") or os.path.join(HERE, "..", "build", "pytorch", "bin", "python")
+    os.environ["CABLE_BERT_CHOSEN"] = python            # once is enough
+    if os.path.exists(python):
+        os.execv(python, [python] + sys.argv)
 if "torch" not in missing():
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TRANSFORMERS_VERBOSITY="error")
     import torch
@@ -32,8 +34,8 @@ if "torch" not in missing():
     import modeling_cable_bert as reference
     from modeling_cable import CABLES, POSITIONS, read_safetensors
     torch.set_num_threads(1)
-needs_torch = unittest.skipUnless("torch" not in missing(), "there is no PyTorch; set TORCH_PYTHON")
-needs_transformers = unittest.skipUnless(not missing(), "there are no PyTorch and transformers; set TORCH_PYTHON")
+needs_torch = unittest.skipUnless("torch" not in missing(), "there is no PyTorch; set PYTORCH_PYTHON")
+needs_transformers = unittest.skipUnless(not missing(), "there are no PyTorch and transformers; set PYTORCH_PYTHON")
 
 # Largest error measured: 1.6e-14, of a gradient that cancels to 0. Six times that.
 EXACT = 1e-13
@@ -502,5 +504,5 @@ class TestRefusals(Case):
 
 if __name__ == "__main__":
     if missing():
-        print(f"SKIPPED: there is no {' and no '.join(missing())} here; set TORCH_PYTHON to a Python that has PyTorch and transformers")
+        print(f"SKIPPED: there is no {' and no '.join(missing())} here; set PYTORCH_PYTHON to a Python that has PyTorch and transformers")
     unittest.main()

@@ -287,13 +287,17 @@ class CableGPT2(nn.Module):
             x = math.sqrt(C) * x + sinusoids(T, C).to(x)
         return x
 
-    def forward(self, idx, targets=None, rope_scaling=None):
-        """rope_scaling: (pi | ntk | yarn, factor or None for T / trained length), at evaluation. Returns logits (B,T,V)
-        and the mean loss over the targets that are not -1 (None without targets)."""
+    def hidden(self, idx, rope_scaling=None):
+        """what the head reads, (B,T,C)"""
         x = self.embed(idx)
         for block in self.transformer.h:
             x = block(x, rope_scaling)
-        logits = self.transformer.ln_f(x) @ self.transformer.wte.weight.t()
+        return self.transformer.ln_f(x)
+
+    def forward(self, idx, targets=None, rope_scaling=None):
+        """rope_scaling: (pi | ntk | yarn, factor or None for T / trained length), at evaluation. Returns logits (B,T,V)
+        and the mean loss over the targets that are not -1 (None without targets)."""
+        logits = self.hidden(idx, rope_scaling) @ self.transformer.wte.weight.t()
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         return logits, loss
 
