@@ -104,7 +104,7 @@ GENCODE = $(if $(or $(ARCH),$(GPU_ARCH)),-arch=$(or $(ARCH),$(GPU_ARCH)),\
 ifneq ($(filter-out BF16 FP32,$(PRECISION)),)
 $(error PRECISION=$(PRECISION): wanted BF16 or FP32)
 endif
-NVCC_FLAGS = -std=c++17 -O3 --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) -Xcompiler -Wall,-Wextra \
+NVCC_FLAGS = -std=c++17 -O3 --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) -Xcompiler -Wall,-Wextra $(OMP:%=-Xcompiler %) \
     $(MPI_CFLAGS) $(NCCL_CFLAGS) $(NVCCFLAGS)
 CUDA_LIBS = -lcublasLt -lcublas $(CUDA_RANK_LIBS)
 ifndef NO_PROBES

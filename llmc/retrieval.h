@@ -2,7 +2,7 @@
 //
 // encode_documents is a template over the trainer's model, which calls
 //   embed_documents(model, acts, ids, lengths, rows, T, out): out (rows, model.config.C) float32 on the host, of ids (rows,T) with [PAD]
-//   behind the lengths (rows), rows * T <= acts.B * acts.T; of a row, whatever the other rows and the padding are
+//   behind the lengths (rows), rows <= sequences_that_fit(acts, T); of a row, whatever the other rows and the padding are
 #ifndef LLMC_RETRIEVAL_H
 #define LLMC_RETRIEVAL_H
 

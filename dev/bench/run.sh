@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# run.sh -- `make bench`: training speed beside PyTorch's, what CABLE costs over no encoding, and the memory of a long
-# evaluation. Everything runs side by side on this machine, in turns, so that a ratio means something on a busy one too.
+# run.sh -- `make bench`: training speed beside PyTorch's, what CABLE costs over no encoding, the memory of a long evaluation, and
+# what BERT's head saves by looking at masked tokens alone. Everything runs side by side on this machine, in turns, so that a ratio means something on a busy one too.
 #
-#   dev/bench/run.sh [small|124M|memory]...     default: all, about 10 minutes on 2 cores
+#   dev/bench/run.sh [small|124M|memory|bert]...     default: all, about 10 minutes on 2 cores
 #   THREADS=2 ROUNDS=2
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dev/install.sh bench
-make train_gpt2
+make train_gpt2 train_bert
 export OMP_NUM_THREADS=${THREADS:-2}
 exec "$(dev/install.sh --python torch numpy)" - "$@" <<'PYTHON'
 import json
@@ -41,6 +41,9 @@ def make_data():
     with open(f"{OUT}/random.bin", "wb") as f:
         f.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253))
         f.write(struct.pack(f"<{n}H", *(random.randrange(50257) for _ in range(n))))
+    with open(f"{OUT}/bert.bin", "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, n, 30522, 102, *[0] * 251))
+        f.write(struct.pack(f"<{n}H", *(random.randrange(1000, 30522) for _ in range(n))))
 
 
 def run(command):
@@ -65,6 +68,15 @@ def ours(shape, pos, extra=()):
     return B * T / statistics.median(ms[len(ms) // 4:]) * 1e3
 
 
+def bert_ms(share):
+    """milliseconds a step when this share of the tokens is masked; of nearly all: what a head that looks at every row costs"""
+    out = f"{OUT}/bert_{share}"
+    shutil.rmtree(out, ignore_errors=True)
+    run(["./train_bert", "--train_files", f"{OUT}/bert.bin", "--model", "4,4,256", "--T", "128", "--B", "8", "--steps", "9", "--val_every", "0",
+         "--mask_share", share, "--out", out])
+    return statistics.median([r["ms"] for r in map(json.loads, open(f"{out}/log.jsonl")) if r["kind"] == "train"][2:])
+
+
 def pytorch(python, shape, pos):
     model, V, T, B, _, _, steps = SHAPES[shape]
     text, _ = run([python, "dev/bench/bench_pytorch.py", "--model", model, "--vocab", str(V), "--T", str(T), "--B", str(B), "--pos", pos,
@@ -86,9 +98,9 @@ def processor():
 
 
 def main():
-    wanted = sys.argv[1:] or ["small", "124M", "memory"]
-    if set(wanted) - {"small", "124M", "memory"}:
-        sys.exit("wanted: small, 124M, memory")
+    wanted = sys.argv[1:] or ["small", "124M", "memory", "bert"]
+    if set(wanted) - {"small", "124M", "memory", "bert"}:
+        sys.exit("wanted: small, 124M, memory, bert")
     make_data()
     pythons = {}
     for python in (sys.executable, shutil.which("python3")):
@@ -132,6 +144,11 @@ def main():
         text, peak = run(["./train_gpt2", "--load", f"{OUT}/model_cable/step_00000002", "--val_files", f"{OUT}/text.txt",
                           "--eval_lengths", "16384", "--eval_tokens", "32768"])
         print(f"evaluation of 4,4,128 V256 at T = 16,384: peak {peak / 1e6:.0f} MB resident")
+    if "bert" in wanted:
+        pairs = [(bert_ms("0.15"), bert_ms("0.999")) for _ in range(ROUNDS)]
+        saved = statistics.median(1 - a / b for a, b in pairs)
+        print(f"BERT 4,4,256 V30522 T128 B8: {statistics.median(a for a, _ in pairs):.0f} ms a step when the head sees the masked 15 %, "
+              f"{statistics.median(b for _, b in pairs):.0f} ms when it sees all: {100 * saved:.0f} % less")
 
 
 main()
