@@ -2,7 +2,7 @@
 # install.sh -- the one list of what this repository needs from the system. What is missing is installed with apt, as root
 # or through sudo; where that cannot be done, it says exactly what to install.
 #
-#   dev/install.sh build|test|demo|bench|ranks     install what is missing for it
+#   dev/install.sh build|test|demo|data|bench|ranks     install what is missing for it
 #   dev/install.sh --check build|...               only say what is missing; exit code 1 if anything is
 #   dev/install.sh --python MODULE...              print a python3 that has these modules; exit code 1 if there is none
 #
@@ -68,6 +68,10 @@ needs_ranks() {
     need libopenmpi-dev "MPI, to build for several ranks" has_mpi
     need openmpi-bin "mpirun" has_command mpirun
 }
+needs_data() {
+    needs_python
+    need python3-venv "an environment for the libraries of data/requirements.txt" has_modules ensurepip
+}
 needs_bench() {
     needs_build
     needs_python
@@ -82,7 +86,7 @@ fi
 check=false
 if [ "${1:-}" = --check ]; then check=true; shift; fi
 case "${1:-}" in
-    build|test|demo|bench|ranks) "needs_$1" ;;
+    build|test|demo|data|bench|ranks) "needs_$1" ;;
     *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
 
