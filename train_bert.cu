@@ -509,7 +509,8 @@ void predict(BERT& model, const std::string& text, const Tokenizer& tokenizer) {
         printf("  [MASK] %zu:", k + 1);
         for (int i = 0; i < most; i++) {
             const std::string token = order[i] < tokenizer.vocab_size() ? tokenizer.decode(order[i], true) : strprintf("<%d>", order[i]);
-            printf("  %s %.1f%%", printable(token).c_str(), 100 * std::exp(x[order[i]] - largest) / sum);
+            const bool part = token.size() == 1 && (unsigned char)token[0] >= 128;      // of a character
+            printf("  %s %.1f%%", part ? strprintf("\\x%02x", (unsigned char)token[0]).c_str() : printable(token).c_str(), 100 * std::exp(x[order[i]] - largest) / sum);
         }
         printf("\n");
     }
@@ -530,8 +531,6 @@ struct Collections {
     std::unique_ptr<Documents> encode, corpus, queries;
     Qrels qrels;
     Collections(const Options& o, const SpecialTokens& special) {
-        check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(), "--corpus, --queries and --qrels go together");
-        check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
         if (!o.encode.empty()) { encode = std::make_unique<Documents>(o.encode, "--encode", special, 1); }
         if (o.corpus.empty()) { return; }
         queries = std::make_unique<Documents>(o.queries, "--queries", special, 1);
@@ -620,6 +619,8 @@ int bert_main(int argc, char** argv) {
         return 0;
     }
     // 1. what to do, and with which data
+    check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(), "--corpus, --queries and --qrels go together");
+    check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
     check(comm().size == 1 || (o.pairs.empty() && o.encode.empty() && o.corpus.empty() && !o.is_given("predict")),
           "--pairs, --encode, --corpus, --predict: with one process, not with mpirun");
     begin_run(run, !o.eval_lengths.empty() || !o.encode.empty() || !o.corpus.empty() || o.is_given("predict"),

@@ -41,7 +41,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
 // --recipe paper: flags and values, parsed as if they had been typed
 const char* const recipe_paper[] = {"lr", "6e-4", "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1",
                                     "total_batch", "524288", "clip", "1", "schedule", "cosine"};
-const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000", "clip", "1"};
+const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000", "warmup", "750", "final_lr", "0.1",
+                                         "weight_decay", "0.1", "clip", "1", "schedule", "cosine"};
 
 // llm.c's flags that have no counterpart, and why
 const char* const refused_flags[][2] = {

@@ -41,7 +41,7 @@ template <> struct FlashOf<ToeplitzBias> {
 inline FlashArgs flash_args(const AttentionDims& p, int B, const floatX* qkv) {
     FlashArgs f = {};
     f.qkv = (const bf16*)qkv;
-    f.B = B; f.T = p.T; f.stride = p.stride; f.NH = p.NH; f.HS = p.HS; f.OC = p.OC; f.scale = p.scale;
+    f.B = B; f.T = p.T; f.stride = p.stride; f.NH = p.NH; f.HS = p.HS; f.OC = p.OC; f.scale = p.scale; f.kv_len = p.kv_len;
     return f;
 }
 // the FlashBias of an encoding; false: it has none
@@ -82,6 +82,7 @@ inline size_t attention_forward_scratch(int B, int T, int NH) {
 }
 
 // out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it.
+// The sequences may end at v.kv_len: the rows behind it are out 0, lse -inf, and the others' bits are as without them.
 // scratch: attention_forward_scratch floats, or null: no tiles are skipped
 template <bool Causal>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T, int t0, Stream stream) {
@@ -145,7 +146,8 @@ inline size_t attention_backward_scratch(const PositionConfig& position, int B, 
     return floats;
 }
 
-// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return.
+// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of dout behind
+// v.kv_len are not asked: those of dqkv are 0, and nothing is added to any sum.
 // scratch: attention_backward_scratch floats.  dout, out (B,T,C), lse (B,NH,T)
 template <bool Causal>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,

@@ -16,12 +16,12 @@
 // except the end of the keys.
 struct FlashWalk {
     int start, left, count;
-    __device__ FlashWalk(const FlashArgs& p, bool causal, int bh, int m, int keys) {
-        const int last = ceil_div(keys, FLASH_TILE) - 1;
+    __device__ FlashWalk(const FlashArgs& p, bool causal, int bh, int m, int tokens) {
+        const int last = ceil_div(tokens, FLASH_TILE) - 1;
         const int first = p.first_tile == nullptr ? 0 : p.first_tile[(size_t)bh * ceil_div(p.T, FLASH_TILE) + m];
-        start = m < last ? m : last;
-        left = keys > 0 ? start - (first < start ? first : start) + 1 : 0;
-        count = left + (causal || keys <= 0 ? 0 : last - start);
+        start = m;
+        left = m <= last ? m - first + 1 : 0;               // none: all the queries are padding
+        count = left + (causal || m > last ? 0 : last - m);
     }
     __device__ int tile(int it) const { return it < left ? start - it : start + it - left + 1; }
 };
@@ -39,7 +39,7 @@ __device__ inline void flash_bias(float (&s)[8][4], float (&rho)[2], float (&u)[
         rho[r] = 0.0f;
         u[r] = 0.0f;
         factor[r] = right ? -slope[r] : slope[r];
-        if (LINE || K == FlashBias::LogDistance) { u[r] = S[r] + side[FLASH_TILE]; }
+        if (LINE || K == FlashBias::LogDistance) { u[r] = S[r] + side[FLASH_TILE] + side[FLASH_TILE + 1]; }
         if (LINE && !General) { rho[r] = -factor[r] * u[r]; }
     }
     // the lower row, 8 below, meets at column + 8 the diagonal that the upper one meets at column
@@ -83,12 +83,12 @@ __device__ inline void flash_log_factors(float& r0, float& r1, float a0, float a
 }
 
 // Raises the reference M of a row where the tile asks for it: only by more than 8 units of log2, so that most tiles leave the
-// output alone (p <= 2^8 does no harm); then the sum and the output shrink.
+// output alone (p <= 2^8 does no harm); then the sum and the output shrink. Each row by itself: its neighbour may be padding.
 template <int HS> __device__ inline void flash_rescale(float (&o)[HS / 8][4], float (&M)[2], float (&sum)[2], const float (&top)[2]) {
     if (top[0] > M[0] + 8.0f || top[1] > M[1] + 8.0f) {
         UNROLL
         for (int r = 0; r < 2; r++) {
-            const float raised = fmaxf(M[r], top[r]), shrink = raised == -INFINITY ? 1.0f : ex2(M[r] - raised);
+            const float raised = top[r] > M[r] + 8.0f ? top[r] : M[r], shrink = raised == -INFINITY ? 1.0f : ex2(M[r] - raised);
             M[r] = raised;
             sum[r] *= shrink;
             UNROLL
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward
     float* sides = (float*)(KV + 4 * TILE * HS);
     const int BNH = p.B * p.NH, bh = blockIdx.x % BNH, b = bh / p.NH, C = p.NH * HS, t = threadIdx.x, lane = t % 32;
     const int m = ceil_div(p.T, TILE) - 1 - (int)(blockIdx.x / BNH), i0 = m * TILE, row0 = t / 32 * 16, row = row0 + lane / 4;
-    const int keys = flash_keys(p, b);
+    const int keys = flash_tokens(p, b);
     const FlashWalk walk(p, Causal, bh, m, keys);
     const bf16* q = p.qkv + (size_t)b * p.stride * p.OC + bh % p.NH * HS;
     const float scale = p.scale * LOG2E;
@@ -236,6 +236,8 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward
             }
         }
     }
+    UNROLL
+    for (int r = 0; r < 2; r++) { sum[r] = i0 + row + 8 * r < keys ? sum[r] : 0.0f; }       // padding: stored as a row without a key
     flash_store<HS>(p, Q, o, M, sum, bh, i0);
 }
 

@@ -19,9 +19,12 @@
 #include "attention_flash_pairs.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
-// the two kernels. Shared memory: two owned tiles, two stages of two streamed tiles, two stages of FlashQuery: 50 KB (HS 64), 98 KB (128)
+// the two kernels. Shared memory: two owned tiles, two stages of two streamed tiles, two stages of
+// FlashQuery, FlashOwnS: 51 KB (HS 64), 99 KB (128), which is what sm_86 has
 
-constexpr size_t flash_backward_shared(int HS) { return sizeof(bf16) * 6 * FLASH_TILE * HS + sizeof(FlashQuery) * 2 * FLASH_TILE; }
+constexpr size_t flash_backward_shared(int HS) {
+    return sizeof(bf16) * 6 * FLASH_TILE * HS + sizeof(FlashQuery) * 2 * FLASH_TILE + sizeof(FlashOwnS);
+}
 constexpr int FLASH_CHUNK = 16;                         // streamed rows whose logits are in registers at a time
 // Blocks on one multiprocessor. Three leave 168 registers a thread: what sm_90 needs; older targets spill there.
 constexpr int flash_backward_blocks(int HS) {
@@ -35,15 +38,16 @@ constexpr int flash_backward_blocks(int HS) {
 // A block owns 64 keys: dk, dv, and dS = the key part of its sum.
 template <bool Causal, FlashBias K, int HS>
 __global__ void __launch_bounds__(FLASH_THREADS, flash_backward_blocks(HS))
-flash_backward_dkdv_kernel(FlashArgs p, const FlashQuery* query) {
+flash_backward_dkdv_kernel(FlashArgs p, const FlashQueries* queries) {
     constexpr int TILE = FLASH_TILE, CHUNK = FLASH_CHUNK;
     constexpr bool cable = K == FlashBias::Distance || K == FlashBias::LogDistance;
     const FlashBlock at(p);
     const int n = blockIdx.x / (p.B * p.NH), j0 = n * TILE, C = p.NH * HS, lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
     bf16 *Kt = (bf16*)dynamic_shared(), *Vt = Kt + TILE * HS, *streamed = Vt + TILE * HS;
     FlashQuery* streamed_query = (FlashQuery*)(streamed + 4 * TILE * HS);
+    FlashOwnS* own_S = (FlashOwnS*)(streamed_query + 2 * TILE);
     const auto visited = [&](int m) {
-        while (m < at.tiles && at.first_key_tile(p, m) > n) { m++; }
+        while (m < at.live_tiles() && at.first_key_tile(p, m) > n) { m++; }
         return m;
     };
     const auto load = [&](int m, int stage) {           // addresses anew each time: registers are short
@@ -51,32 +55,34 @@ flash_backward_dkdv_kernel(FlashArgs p, const FlashQuery* query) {
         bf16* Q = streamed + stage * 2 * TILE * HS;
         flash_load_tile<HS>(Q, at.template qkv<HS>(p, i0, 0), p.OC, p.T - i0);
         flash_load_tile<HS>(Q + TILE * HS, at.template dout<HS>(p, i0), C, p.T - i0);
-        if (threadIdx.x < TILE) { cp_async_16(streamed_query + stage * TILE + threadIdx.x, at.query(query, i0 + threadIdx.x), true); }
+        const FlashQueries* met = at.template queries<K>(queries, m, flash_from<K>(m, n));
+        if (threadIdx.x < TILE) { cp_async_16(streamed_query + stage * TILE + threadIdx.x, met->row + threadIdx.x, true); }
+        if (cable) { own_S->shift(met, stage); }
         cp_async_commit();
     };
     flash_load_tile<HS>(Kt, at.template qkv<HS>(p, j0, 1), p.OC, p.T - j0);
     flash_load_tile<HS>(Vt, at.template qkv<HS>(p, j0, 2), p.OC, p.T - j0);
-    int m = j0 < at.keys ? visited(Causal ? n : 0) : at.tiles;
-    if (m < at.tiles) { load(m, 0); }
-    float Sj[2] = {0.0f, 0.0f}, column[2] = {0.0f, 0.0f}, dK[HS / 8][4] = {}, dV[HS / 8][4] = {};
-    UNROLL
-    for (int half = 0; half < 2; half++) {
-        const int j = j0 + row0 + lane / 4 + 8 * half;
-        if (K == FlashBias::Linear) { Sj[half] = (float)j; }
-        if (cable) { Sj[half] = p.S_offset[(size_t)at.bh * p.stride + (j < p.T ? j : p.T - 1)]; }
-    }
+    if (cable) { own_S->set(at.template queries<K>(queries, n, FROM_CHUNK)); }
+    int m = j0 < at.keys ? visited(Causal ? n : 0) : at.live_tiles();
+    if (m < at.live_tiles()) { load(m, 0); }
+    const float j_first = (float)(j0 + row0 + lane / 4);            // Linear's S
+    float column[2] = {0.0f, 0.0f}, dK[HS / 8][4] = {}, dV[HS / 8][4] = {};
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
     FlashOwned<HS, HS == 64> keys(Kt, row0);
     FlashOwned<HS, HS == 64 && K != FlashBias::LogDistance> values(Vt, row0);
 
-    const auto step = [&](auto masked, const bf16* Q, const FlashQuery* tile_query) {
+    const auto step = [&](auto masked, const bf16* Q, int stage) {
         constexpr bool edge = decltype(masked)::value;
         const bf16* dO = Q + TILE * HS;
-        const float between = flash_between<K>(p, at.bh, m, n), sign = Causal || m >= n ? 1.0f : -1.0f;
-        const float S[2] = {Sj[0] - between, Sj[1] - between};
-        float sum[2] = {0.0f, 0.0f};
+        const FlashQuery* tile_query = streamed_query + stage * TILE;
+        float S[2] = {j_first, j_first + 8.0f};
+        UNROLL
+        for (int half = 0; half < 2 && cable; half++) { S[half] = own_S->shifted[stage][row0 + lane / 4 + 8 * half]; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900           // unrolled, it spills there
+#pragma unroll (cable ? 1 : TILE / CHUNK)
+#endif
         for (int c0 = 0; c0 < TILE; c0 += CHUNK) {
             float P[CHUNK / 8][4], dl[CHUNK / 8][4];
             flash_scores<HS>(P, keys, Q, c0);
@@ -94,8 +100,8 @@ flash_backward_dkdv_kernel(FlashArgs p, const FlashQuery* query) {
                 UNROLL
                 for (int k = 0; k < 2; k++) {
                     const float g = k == 0 ? q0.g : q1.g;
-                    if (K == FlashBias::Distance) { sum[half] += g * (edge && !Causal && m == n && j > i + k ? -x.dl[k] : x.dl[k]); }
-                    if (K == FlashBias::LogDistance) { sum[half] += g * g * (x.dl[k] * x.r[k] * x.w[k]); }
+                    if (K == FlashBias::Distance) { column[half] += g * (edge && !Causal && m == n && j > i + k ? -x.dl[k] : x.dl[k]); }
+                    if (K == FlashBias::LogDistance) { column[half] += g * g * (x.dl[k] * x.r[k] * x.w[k]); }
                     s[k] = x.p[k];
                     dp[k] = x.dl[k];
                 }
@@ -106,17 +112,19 @@ flash_backward_dkdv_kernel(FlashArgs p, const FlashQuery* query) {
                 flash_accumulate<HS>(dK, dl[k], dl[k + 1], Q, c0 + k * 8);
             }
         }
-        column[0] += K == FlashBias::Distance ? sign * sum[0] : sum[0];
-        column[1] += K == FlashBias::Distance ? sign * sum[1] : sum[1];
     };
-    for (int stage = 0; m < at.tiles; stage ^= 1) {
+    for (int stage = 0; m < at.live_tiles(); stage ^= 1) {
         const int next = visited(m + 1);
         cp_async_wait<0>();
         __syncthreads();                                // this stage has arrived, and the other is read no more
-        if (next < at.tiles) { load(next, stage ^ 1); }
+        if (next < at.live_tiles()) { load(next, stage ^ 1); }
         const bf16* Q = streamed + stage * 2 * TILE * HS;
-        if (m == n || j0 + TILE > at.keys) { step(std::true_type(), Q, streamed_query + stage * TILE); }
-        else { step(std::false_type(), Q, streamed_query + stage * TILE); }
+        if (K == FlashBias::Distance && !Causal && m == n) {            // e was -1 so far; this tile is never left out
+            column[0] = -column[0];
+            column[1] = -column[1];
+        }
+        if (m == n || j0 + TILE > at.keys) { step(std::true_type(), Q, stage); }
+        else { step(std::false_type(), Q, stage); }
         m = next;
     }
     bf16* dk = p.dqkv + ((size_t)at.b * p.stride + j0) * p.OC + C + at.h * HS;
@@ -126,33 +134,14 @@ flash_backward_dkdv_kernel(FlashArgs p, const FlashQuery* query) {
     for (int half = 0; half < 2 && cable; half++) {
         const int j = j0 + row0 + lane / 4 + 8 * half;
         const float sum = quad_sum(column[half]);
-        if (lane % 4 == 0 && j < p.T) { p.dS[(size_t)at.bh * p.stride + j] = (K == FlashBias::Distance ? LN2 : 2.0f) * sum; }
+        if (lane % 4 == 0 && j < p.T) { p.dS[(size_t)(at.b * p.NH + at.h) * p.stride + j] = (K == FlashBias::Distance ? LN2 : 2.0f) * sum; }
     }
 }
-
-// Toeplitz: the diagonals of a 64 x 64 tile of dl, a thread each. Diagonals 64.. go on in the next tile to the right as 0..
-struct FlashDiagonals {
-    float* dl;                      // (64,64), column c at c ^ 8 (r & 7)
-    float* carry;                   // (2,64)
-    float* slab;                    // ((tiles+1)*64): diagonal k of tile n, j - i = 64 (n - m) + k - 63, at 64 n + k
-    __device__ void put(int r, int c, float x0, float x1) const {
-        float* to = dl + r * FLASH_TILE + (c ^ (r & 7) * 8);
-        to[0] = x0;
-        to[1] = x1;
-    }
-    __device__ void add(int n, int stage, bool first) const {
-        const int k = threadIdx.x, r0 = k < 63 ? 63 - k : 0, r1 = k < 63 ? 64 : 127 - k;
-        float sum = 0.0f;
-        for (int r = r0; r < r1; r++) { sum += dl[r * FLASH_TILE + ((r + k - 63) ^ (r & 7) * 8)]; }
-        if (k >= 64) { carry[stage * 64 + k - 64] = sum; }      // k = 127 is no diagonal: 0
-        else { slab[n * 64 + k] = first ? sum : sum + carry[(stage ^ 1) * 64 + k]; }
-    }
-};
 
 // A block owns 64 queries: dq, dg, the query part of dS (added to the key part), or its part of dtable.
 template <bool Causal, FlashBias K, int HS>
 __global__ void __launch_bounds__(FLASH_THREADS, flash_backward_blocks(HS))
-flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
+flash_backward_dq_kernel(FlashArgs p, const FlashQueries* queries, float* slab) {
     constexpr int TILE = FLASH_TILE, CHUNK = FLASH_CHUNK;
     constexpr bool cable = K == FlashBias::Distance || K == FlashBias::LogDistance;
     const FlashBlock at(p);
@@ -160,6 +149,7 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
     const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
     bf16 *Qt = (bf16*)dynamic_shared(), *dOt = Qt + TILE * HS, *streamed = dOt + TILE * HS;
     FlashQuery* streamed_key = (FlashQuery*)(streamed + 4 * TILE * HS);
+    FlashOwnS* own_S = (FlashOwnS*)(streamed_key + 2 * TILE);
     const FlashDiagonals diagonals = {(float*)Qt, (float*)streamed_key,
                                       slab + ((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * TILE};
     const auto load = [&](int n, int stage) {
@@ -167,32 +157,40 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
         bf16* Kt = streamed + stage * 2 * TILE * HS;
         flash_load_tile<HS>(Kt, at.template qkv<HS>(p, j0, 1), p.OC, p.T - j0);
         flash_load_tile<HS>(Kt + TILE * HS, at.template qkv<HS>(p, j0, 2), p.OC, p.T - j0);
+        const FlashQueries* met = at.template queries<K>(queries, n, flash_from<K>(n, m));
         if (K != FlashBias::None && K != FlashBias::Toeplitz && threadIdx.x < TILE) {
-            cp_async_16(streamed_key + stage * TILE + threadIdx.x, at.query(query, j0 + threadIdx.x), true);
+            cp_async_16(streamed_key + stage * TILE + threadIdx.x, met->row + threadIdx.x, true);
         }
+        if (cable) { own_S->shift(met, stage); }
         cp_async_commit();
     };
     const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
     flash_load_tile<HS>(Qt, at.template qkv<HS>(p, i0, 0), p.OC, p.T - i0);
     flash_load_tile<HS>(dOt, at.template dout<HS>(p, i0), C, p.T - i0);
+    const FlashQueries* own_queries = at.template queries<K>(queries, m, FROM_CHUNK);
+    if (cable) { own_S->set(own_queries); }
     if (begin < end) { load(begin, 0); }
-    const FlashQuery own[2] = {*at.query(query, i0 + row0 + lane / 4), *at.query(query, i0 + row0 + lane / 4 + 8)};
+    const FlashQuery own[2] = {own_queries->row[row0 + lane / 4], own_queries->row[row0 + lane / 4 + 8]};
     float dQ[HS / 8][4] = {}, row[2] = {0.0f, 0.0f}, dgi[2] = {0.0f, 0.0f};
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    FlashOwned<HS, true> queries(Qt, row0), douts(dOt, row0);
+    FlashOwned<HS, true> rows(Qt, row0), douts(dOt, row0);
 
-    const auto step = [&](auto masked, int n, const bf16* Kt, const FlashQuery* key) {
+    const auto step = [&](auto masked, int n, const bf16* Kt, int stage) {
         constexpr bool edge = decltype(masked)::value;
-        const float between = flash_between<K>(p, at.bh, m, n), sign = Causal || m >= n ? 1.0f : -1.0f;
+        const FlashQuery* key = streamed_key + stage * TILE;
         FlashQuery row_query[2] = {own[0], own[1]};
-        row_query[0].S += between;
-        row_query[1].S += between;
-        float sum[2] = {0.0f, 0.0f};
+        if (cable) {
+            row_query[0].S = own_S->shifted[stage][row0 + lane / 4];
+            row_query[1].S = own_S->shifted[stage][row0 + lane / 4 + 8];
+        }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900           // unrolled, it spills there
+#pragma unroll (cable ? 1 : TILE / CHUNK)
+#endif
         for (int c0 = 0; c0 < TILE; c0 += CHUNK) {
             float P[CHUNK / 8][4], dl[CHUNK / 8][4];
-            flash_scores<HS>(P, queries, Kt, c0);
+            flash_scores<HS>(P, rows, Kt, c0);
             flash_scores<HS>(dl, douts, Kt + TILE * HS, c0);
             UNROLL
             for (int e = 0; e < CHUNK / 8 * 2; e++) {
@@ -211,12 +209,12 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
                 UNROLL
                 for (int k = 0; k < 2; k++) {
                     if (K == FlashBias::Distance) {
-                        sum[half] += edge && !Causal && m == n && j + k > i ? -x.dl[k] : x.dl[k];
+                        row[half] += edge && !Causal && m == n && j + k > i ? -x.dl[k] : x.dl[k];
                         dgi[half] -= x.dl[k] * fabsf(x.w[k]);
                     }
                     if (K == FlashBias::LogDistance) {
                         const float w = x.dl[k] * x.r[k] * x.w[k];
-                        sum[half] += w;
+                        row[half] += w;
                         dgi[half] -= w * x.w[k];
                     }
                     dp[k] = x.dl[k];
@@ -226,8 +224,6 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
             UNROLL
             for (int k = 0; k < CHUNK / 8; k += 2) { flash_accumulate<HS>(dQ, dl[k], dl[k + 1], Kt, c0 + k * 8); }
         }
-        row[0] += K == FlashBias::Distance ? sign * sum[0] : sum[0];
-        row[1] += K == FlashBias::Distance ? sign * sum[1] : sum[1];
     };
     int stage = 0;
     for (int n = begin; n < end; n++, stage ^= 1) {
@@ -235,8 +231,12 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
         __syncthreads();                                // this stage has arrived, and the other is read no more; nor are dl and Qt, dOt
         if (n + 1 < end) { load(n + 1, stage ^ 1); }
         const bf16* Kt = streamed + stage * 2 * TILE * HS;
-        if (n == m || (n + 1) * TILE > at.keys) { step(std::true_type(), n, Kt, streamed_key + stage * TILE); }
-        else { step(std::false_type(), n, Kt, streamed_key + stage * TILE); }
+        if (K == FlashBias::Distance && !Causal && n == m + 1) {        // e is -1 from here on: row is summed with the sign of its last e
+            row[0] = -row[0];
+            row[1] = -row[1];
+        }
+        if (n == m || (n + 1) * TILE > at.keys) { step(std::true_type(), n, Kt, stage); }
+        else { step(std::false_type(), n, Kt, stage); }
         if (K == FlashBias::Toeplitz) {
             __syncthreads();
             diagonals.add(n, stage, n == begin);
@@ -250,10 +250,11 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
     UNROLL
     for (int half = 0; half < 2 && cable; half++) {
         const int i = i0 + row0 + lane / 4 + 8 * half;
-        const float g = own[half].g, sum = quad_sum(row[half]), moment = quad_sum(dgi[half]);
+        const float g = own[half].g, sum = quad_sum(row[half]), moment = quad_sum(dgi[half]), e = Causal || end <= m + 1 ? 1.0f : -1.0f;
+        const size_t to = (size_t)(at.b * p.NH + at.h) * p.stride + i;
         if (lane % 4 != 0 || i >= p.T) { continue; }
-        p.dS[(size_t)at.bh * p.stride + i] -= K == FlashBias::Distance ? LN2 * (g * sum) : 2.0f * (g * g * sum);
-        p.dg[(size_t)at.bh * p.stride + i] = K == FlashBias::Distance ? moment : 2.0f * g * moment;
+        p.dS[to] -= K == FlashBias::Distance ? LN2 * (g * (e * sum)) : 2.0f * (g * g * sum);
+        p.dg[to] = K == FlashBias::Distance ? moment : 2.0f * g * moment;
     }
 }
 
@@ -263,17 +264,17 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQuery* query, float* slab) {
 // floats of scratch, 16-byte aligned, that flash_backward wants
 inline size_t flash_backward_scratch(FlashBias K, int B, int T, int NH) {
     const size_t tiles = (size_t)ceil_div(T, FLASH_TILE), BNH = (size_t)B * NH;
-    return BNH * tiles * FLASH_TILE * 4 + (K == FlashBias::Toeplitz ? BNH * tiles * (tiles + 1) * FLASH_TILE : 0);
+    return BNH * tiles * flash_variants(K) * (sizeof(FlashQueries) / sizeof(float)) + (K == FlashBias::Toeplitz ? BNH * tiles * (tiles + 1) * FLASH_TILE : 0);
 }
 
 template <bool Causal, FlashBias K, int HS> void flash_backward_of(const FlashArgs& p, float* scratch, Stream stream) {
     const size_t BNH = (size_t)p.B * p.NH, tiles = (size_t)ceil_div(p.T, FLASH_TILE);
-    FlashQuery* query = (FlashQuery*)scratch;
-    float* slab = scratch + BNH * tiles * FLASH_TILE * 4;
+    FlashQueries* queries = (FlashQueries*)scratch;
+    float* slab = (float*)(queries + BNH * tiles * flash_variants(K));
     const size_t prepare_blocks = BNH * tiles * FLASH_TILE * (HS / 8) / FLASH_THREADS;
-    launch(flash_backward_prepare_kernel<K, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), query, p);
-    launch(flash_backward_dkdv_kernel<Causal, K, HS>, Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream), p, query);
-    launch(flash_backward_dq_kernel<Causal, K, HS>, Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream), p, query, slab);
+    launch(flash_backward_prepare_kernel<K, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), queries, p);
+    launch(flash_backward_dkdv_kernel<Causal, K, HS>, Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream), p, queries);
+    launch(flash_backward_dq_kernel<Causal, K, HS>, Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream), p, queries, slab);
     if (K == FlashBias::Toeplitz) {
         const size_t blocks = (size_t)ceil_div(p.table_entries, FLASH_THREADS);
         launch(flash_backward_table_kernel<Causal>, Grid(BNH * blocks, FLASH_THREADS, 0, stream), p, slab);

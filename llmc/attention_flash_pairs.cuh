@@ -6,11 +6,39 @@
 
 #include "attention_flash.cuh"
 
-// A query as its logits need it, logits in units of log 2. A row without a key, and the rows behind T, have lse2 = +inf: P = 0.
+// A query as its logits need it, logits in units of log 2. Padding, and the rows behind T, have lse2 = +inf: P = 0.
 struct alignas(16) FlashQuery {
     float lse2, D;
     float g;            // log2(e) g: Linear, Distance.  g: LogDistance
-    float S;            // S_offset; Linear: the position
+    float S;            // S_offset, from what its FlashQueries say; Linear: the position
+};
+
+// The queries of a tile, and from what their S is counted: the chunk's origin, the tile's first row or its last, whichever of
+// these two is nearer to the tile that meets it. Then S_i and S_j differ in sign, or neither has lost a bit, and nothing cancels.
+enum FlashFrom { FROM_CHUNK, FROM_FIRST, FROM_LAST };
+struct alignas(16) FlashQueries {
+    FlashQuery row[FLASH_TILE];
+    double from, unused;
+};
+// How many of them each tile has, and which one an owned tile meets
+__host__ __device__ constexpr int flash_variants(FlashBias K) { return K == FlashBias::Distance || K == FlashBias::LogDistance ? 3 : 1; }
+template <FlashBias K> __device__ inline FlashFrom flash_from(int streamed, int owned) {
+    return flash_variants(K) == 1 || streamed == owned ? FROM_CHUNK : streamed > owned ? FROM_FIRST : FROM_LAST;
+}
+// S of the owned rows, counted from what the streamed tile counts from: in shared memory, for registers are short. A thread a row,
+// the block's last 64, so that `shift` needs no barrier but the one before `at`.
+struct FlashOwnS {
+    double exact[FLASH_TILE];
+    float shifted[2][FLASH_TILE];               // of two stages
+
+    __device__ void set(const FlashQueries* own) {
+        const int r = (int)threadIdx.x - FLASH_TILE;
+        if (r >= 0) { exact[r] = own->from + own->row[r].S; }
+    }
+    __device__ void shift(const FlashQueries* streamed, int stage) {
+        const int r = (int)threadIdx.x - FLASH_TILE;
+        if (r >= 0) { shifted[stage][r] = (float)(exact[r] - streamed->from); }
+    }
 };
 
 struct alignas(16) FlashChunk { uint32_t x[4]; };
@@ -21,7 +49,7 @@ template <FlashBias K> struct FlashPair {
     float w[2];         // S_i - S_j
     float r[2];         // LogDistance: 1 / (1 + (g w)^2)
 
-    // bias: S_j of the two keys, from the origin that S_i has, or the two entries of the table
+    // bias: S_j of the two keys, counted from what q's S is, or the two entries of the table
     __device__ FlashPair(const float* s, const float* dp, const FlashQuery& q0, const FlashQuery& q1, float bias0, float bias1,
                          float scale2, bool masked0, bool masked1) {
         constexpr bool distance = K != FlashBias::None && K != FlashBias::Toeplitz;
@@ -121,11 +149,11 @@ __device__ inline float quad_sum(float x) {
 
 // What both kernels must agree on
 struct FlashBlock {
-    int bh, b, h, keys, tiles;      // keys: of this sequence, kv_len applied;  tiles: of 64 rows in T
+    int bh, b, h, keys, tiles;      // keys: this sequence's tokens, kv_len applied;  tiles: of 64 rows in T
     __device__ FlashBlock(const FlashArgs& p) : bh(blockIdx.x % (p.B * p.NH)) {
         b = bh / p.NH;
         h = bh % p.NH;
-        keys = p.kv_len == nullptr ? p.T : p.kv_len[b] < p.T ? p.kv_len[b] : p.T;
+        keys = flash_tokens(p, b);
         tiles = ceil_div(p.T, FLASH_TILE);
     }
     // row t of q (0), k (1), v (2); of dout; of what flash_backward_prepare_kernel wrote
@@ -135,32 +163,46 @@ struct FlashBlock {
     template <int HS> __device__ const bf16* dout(const FlashArgs& p, int t) const {
         return p.dout + (((size_t)b * p.T + t) * p.NH + h) * HS;
     }
-    __device__ const FlashQuery* query(const FlashQuery* all, int t) const { return all + (size_t)bh * tiles * FLASH_TILE + t; }
-    __device__ int first_key_tile(const FlashArgs& p, int m) const {
-        return p.first_tile == nullptr ? 0 : p.first_tile[(size_t)bh * tiles + m];
+    template <FlashBias K> __device__ const FlashQueries* queries(const FlashQueries* all, int tile, FlashFrom from) const {
+        return all + (size_t)(bh * tiles + tile) * flash_variants(K) + from;
     }
+    __device__ int first_key_tile(const FlashArgs& p, int m) const {
+        return p.first_tile == nullptr ? 0 : p.first_tile[bh * tiles + m];
+    }
+    __device__ int live_tiles() const { return ceil_div(keys, FLASH_TILE); }
     template <bool Causal> __device__ int end_key_tile(int m) const {
-        const int end = ceil_div(keys, FLASH_TILE);
-        return Causal && m + 1 < end ? m + 1 : end;
+        return m >= live_tiles() ? 0 : Causal ? m + 1 : live_tiles();
     }
 };
-
-// S origin of the chunk of query tile m minus that of key tile n: exact at any T
-template <FlashBias K> __device__ inline float flash_between(const FlashArgs& p, int bh, int m, int n) {
-    if (K != FlashBias::Distance && K != FlashBias::LogDistance) { return 0.0f; }
-    const double* origin = p.S_origin + (size_t)bh * ceil_div(p.stride, CABLE_CHUNK);
-    return (float)(origin[m * FLASH_TILE / CABLE_CHUNK] - origin[n * FLASH_TILE / CABLE_CHUNK]);
-}
 
 __device__ inline float flash_table(const FlashArgs& p, int h, int i, int j) {
     const int n = p.table_zero + j - i, last = p.table_entries - 1;
     return p.table[(size_t)h * p.table_entries + (n < 0 ? 0 : n < last ? n : last)];
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// D, and what else the two kernels want of a query, gathered (B*NH, tiles*64), rows behind T padded
+// Toeplitz: the diagonals of a 64 x 64 tile of dl, a thread each. Diagonals 64.. go on in the next tile to the right as 0..
+struct FlashDiagonals {
+    float* dl;                      // (64,64), column c at c ^ 8 (r & 7)
+    float* carry;                   // (2,64)
+    float* slab;                    // ((tiles+1)*64): diagonal k of tile n, j - i = 64 (n - m) + k - 63, at 64 n + k
+    __device__ void put(int r, int c, float x0, float x1) const {
+        float* to = dl + r * FLASH_TILE + (c ^ (r & 7) * 8);
+        to[0] = x0;
+        to[1] = x1;
+    }
+    __device__ void add(int n, int stage, bool first) const {
+        const int k = threadIdx.x, r0 = k < 63 ? 63 - k : 0, r1 = k < 63 ? 64 : 127 - k;
+        float sum = 0.0f;
+        for (int r = r0; r < r1; r++) { sum += dl[r * FLASH_TILE + ((r + k - 63) ^ (r & 7) * 8)]; }
+        if (k >= 64) { carry[stage * 64 + k - 64] = sum; }      // k = 127 is no diagonal: 0
+        else { slab[n * 64 + k] = first ? sum : sum + carry[(stage ^ 1) * 64 + k]; }
+    }
+};
 
-template <FlashBias K, int HS> __global__ void flash_backward_prepare_kernel(FlashQuery* query, FlashArgs p) {
+// ----------------------------------------------------------------------------------------------------------
+// D, and what else the two kernels want of a query, gathered (B*NH,tiles,flash_variants), rows behind T padded
+
+template <FlashBias K, int HS> __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs p) {
     constexpr int LANES_ROW = HS / 8;                   // 16 bytes a thread
     const int rows = round_up(p.T, FLASH_TILE), C = p.NH * HS;
     const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES_ROW;
@@ -192,7 +234,21 @@ template <FlashBias K, int HS> __global__ void flash_backward_prepare_kernel(Fla
             q.S = p.S_offset[at];
         }
     }
-    query[bh * rows + t] = q;
+    FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(K);
+    tile[FROM_CHUNK].row[t % FLASH_TILE] = q;
+    if (flash_variants(K) == 1) { return; }
+    const float *S = p.S_offset + bh * p.stride, raw = q.S;
+    const int first = (int)t / FLASH_TILE * FLASH_TILE, last = first + FLASH_TILE < p.T ? first + FLASH_TILE - 1 : p.T - 1;
+    q.S = raw - S[first];
+    tile[FROM_FIRST].row[t % FLASH_TILE] = q;
+    q.S = raw - S[last];
+    tile[FROM_LAST].row[t % FLASH_TILE] = q;
+    if (t % FLASH_TILE == 0) {
+        const double origin = p.S_origin[bh * ceil_div(p.stride, CABLE_CHUNK) + t / CABLE_CHUNK];
+        tile[FROM_CHUNK].from = origin;
+        tile[FROM_FIRST].from = origin + S[first];
+        tile[FROM_LAST].from = origin + S[last];
+    }
 }
 
 // Toeplitz: dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0.

@@ -5,6 +5,9 @@
 //     dv = P^T dout,  dq = scale da k,  dk = scale da^T q,  and da goes to the bias functor.
 //   saves lse (B,NH,T) = log sum_j e^(a_ij), from which the backward recomputes P tile by tile.
 //
+// Sequences of a batch may end earlier (kv_len): keys behind the end are no keys. Queries behind it give out = 0, lse = -inf and
+// no gradient, whatever their dout is. No loop goes there, so that no bit of a sequence depends on its padding.
+//
 // The bias functor is the template argument (position/none.cuh says what it is). No T x T buffer exists anywhere.
 #ifndef LLMC_ATTENTION_PORTABLE_CUH
 #define LLMC_ATTENTION_PORTABLE_CUH
@@ -19,6 +22,11 @@ constexpr int ATTENTION_THREADS = 64;
 struct AttentionDims {
     int T, t0, stride, NH, HS, OC;
     float scale;
+    const int* kv_len = nullptr;                                            // (B) or null: all of them have t0+T tokens
+    __device__ int tokens(int b) const {
+        const int end = t0 + T, n = kv_len == nullptr ? end : kv_len[b];
+        return n < 0 ? 0 : n < end ? n : end;
+    }
     __host__ __device__ int C() const { return NH * HS; }
     __host__ __device__ int HSp() const { return round_up(HS, LANES); }     // padded, for block_matmul
 };
@@ -48,11 +56,12 @@ inline size_t attention_forward_shared(const AttentionDims& p) {
 template <bool Causal, class Bias>
 __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, Bias bias, AttentionDims p, int BNH) {
     constexpr int TILE = ATTENTION_TILE;
-    const int HS = p.HS, HSp = p.HSp(), C = p.C(), end = p.t0 + p.T;
-    const int bh = blockIdx.x % BNH, b = bh / p.NH, h = bh % p.NH;
-    const int aligned = ((end - 1) / TILE - (int)blockIdx.x / BNH) * TILE;
-    const int i0 = aligned > p.t0 ? aligned : p.t0, ni = (aligned + TILE < end ? aligned + TILE : end) - i0;
-    const int keys = Causal ? i0 + ni : end;
+    const int HS = p.HS, HSp = p.HSp(), C = p.C(), padded_end = p.t0 + p.T;
+    const int bh = blockIdx.x % BNH, b = bh / p.NH, h = bh % p.NH, end = p.tokens(b);
+    const int aligned = ((padded_end - 1) / TILE - (int)blockIdx.x / BNH) * TILE;
+    const int i0 = aligned > p.t0 ? aligned : p.t0, rows = (aligned + TILE < padded_end ? aligned + TILE : padded_end) - i0;
+    const int ni = end < i0 ? 0 : end - i0 < rows ? end - i0 : rows;        // the rows behind are padding
+    const int keys = ni == 0 ? 0 : Causal ? i0 + ni : end;
     float *Qt = dynamic_shared(), *K = Qt + HS * TILE, *V = K + TILE * HSp, *O = V + TILE * HSp, *S = O + TILE * HSp;
     float *largest = S + TILE * TILE, *sum = largest + TILE, *factor = sum + TILE;
     const floatX* q = qkv + (size_t)b * p.stride * p.OC + h * HS;
@@ -102,13 +111,13 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         block_matmul<true>(O, HSp, S, 1, TILE, V, HSp, ni, HSp, nj);
     }
     __syncthreads();
-    for (int r = 0; r < ni; r++) {
-        const float scale = 1.0f / sum[r];
+    for (int r = 0; r < rows; r++) {
+        const float scale = r < ni ? 1.0f / sum[r] : 0.0f;
         floatX* o = out + ((size_t)b * p.T + (i0 + r - p.t0)) * C + h * HS;
         for (int d = threadIdx.x; d < HS; d += blockDim.x) { o[d] = (floatX)(O[r * HSp + d] * scale); }
     }
-    for (int r = threadIdx.x; r < ni && lse != nullptr; r += blockDim.x) {
-        lse[(size_t)bh * p.stride + i0 + r] = largest[r] + logf(sum[r]);
+    for (int r = threadIdx.x; r < rows && lse != nullptr; r += blockDim.x) {
+        lse[(size_t)bh * p.stride + i0 + r] = r < ni ? largest[r] + logf(sum[r]) : -INFINITY;
     }
 }
 
@@ -123,14 +132,15 @@ template <bool Causal, class Bias>
 __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* D, const floatX* dout, const floatX* qkv, const floatX* out,
                                           const float* lse, Bias bias, AttentionDims p) {
     constexpr int TILE = ATTENTION_TILE;
-    const int HS = p.HS, HSp = p.HSp(), C = p.C(), T = p.T, bh = blockIdx.x, b = bh / p.NH, h = bh % p.NH;
+    const int HS = p.HS, HSp = p.HSp(), C = p.C(), bh = blockIdx.x, b = bh / p.NH, h = bh % p.NH, T = p.tokens(b);
     float *Kt = dynamic_shared(), *Vt = Kt + HS * TILE, *K = Vt + HS * TILE, *dK = K + TILE * HSp, *dV = dK + TILE * HSp;
     float *Q = dV + TILE * HSp, *dO = Q + TILE * HSp, *P = dO + TILE * HSp, *da = P + TILE * TILE;
-    const floatX *q = qkv + (size_t)b * T * p.OC + h * HS, *o = out + (size_t)b * T * C + h * HS, *dy = dout + (size_t)b * T * C + h * HS;
-    floatX* dq_out = dqkv + (size_t)b * T * p.OC + h * HS;
-    dq += (size_t)bh * T * HSp;
-    D += (size_t)bh * T;
-    lse += (size_t)bh * T;
+    const size_t first = (size_t)b * p.T;
+    const floatX *q = qkv + first * p.OC + h * HS, *o = out + first * C + h * HS, *dy = dout + first * C + h * HS;
+    floatX* dq_out = dqkv + first * p.OC + h * HS;
+    dq += (size_t)bh * p.T * HSp;
+    D += (size_t)bh * p.T;
+    lse += (size_t)bh * p.T;
     for (int i = threadIdx.x; i < T; i += blockDim.x) {
         float s = 0.0f;
         for (int d = 0; d < HS; d++) { s += (float)o[(size_t)i * C + d] * (float)dy[(size_t)i * C + d]; }
@@ -184,10 +194,15 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* D, con
     for (int i = 0; i < T; i++) {
         for (int d = threadIdx.x; d < HS; d += blockDim.x) { dq_out[(size_t)i * p.OC + d] = (floatX)(p.scale * dq[(size_t)i * HSp + d]); }
     }
+    for (int i = T; i < p.T; i++) {
+        for (int part = 0; part < 3; part++) {
+            for (int d = threadIdx.x; d < HS; d += blockDim.x) { dq_out[(size_t)i * p.OC + part * C + d] = (floatX)0.0f; }
+        }
+    }
 }
 
 inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
-    return {T, t0, v.T, v.NH, v.HS, v.OC, score_factor / sqrtf((float)v.HS)};
+    return {T, t0, v.T, v.NH, v.HS, v.OC, score_factor / sqrtf((float)v.HS), v.kv_len};
 }
 
 #endif

@@ -2,7 +2,7 @@
 //
 // S grows with j, so for the keys j of the tiles 0 .. n
 //   x_ij <= c |q_i| max |k_j| - log2 e g_i (S_i - S_end(n)),  which grows with n,
-// and the row's maximum is at least the logit of its last key j* = min(i, keys - 1), a key of the first tile of the loop. A tile
+// and the row's maximum is at least the logit of its own key, which carries no bias and is in the first tile of the loop. A tile
 // whose bound is tau units of log2 below that adds nothing: tau = 128: ex2 returns +0 for each of its keys, no bit differs;
 // tau = 24 + log2 T: what is lost of a row's sum is below 2^-24 of it.
 #ifndef LLMC_ATTENTION_SKIP_CUH
@@ -26,7 +26,8 @@ __device__ inline float flash_half_dot(const bf16* x, const bf16* y, int HS) {
 // key_norm (B*NH,tiles): max |k_j| of each tile; one block a tile
 __global__ void flash_key_norm_kernel(float* key_norm, FlashArgs p) {
     const int tiles = ceil_div(p.T, FLASH_TILE), bh = blockIdx.x / tiles, n = blockIdx.x % tiles, j = n * FLASH_TILE + (int)threadIdx.x / 2;
-    const bf16* k = p.qkv + ((size_t)(bh / p.NH) * p.stride + (j < p.T ? j : 0)) * p.OC + (p.NH + bh % p.NH) * p.HS;
+    const int b = bh / p.NH, row = j < flash_tokens(p, b) ? j : 0;
+    const bf16* k = p.qkv + ((size_t)b * p.stride + row) * p.OC + (p.NH + bh % p.NH) * p.HS;
     const float norm = sqrtf(flash_half_dot(k, k, p.HS));
     const float largest = block_max(norm < INFINITY ? norm : INFINITY);        // a NaN too: then nothing is skipped
     if (threadIdx.x == 0) { key_norm[blockIdx.x] = largest; }
@@ -57,22 +58,20 @@ template <FlashBias K> __device__ inline float flash_distance(const FlashArgs& p
 template <FlashBias K> __global__ void flash_skip_kernel(int* first_tile, const float* key_norm, FlashArgs p, float tau) {
     static_assert(K == FlashBias::Linear || K == FlashBias::Distance, "the other biases have heavy tails: nothing to skip");
     const int tiles = ceil_div(p.T, FLASH_TILE), bh = blockIdx.x / tiles, m = blockIdx.x % tiles, b = bh / p.NH;
-    const int i = m * FLASH_TILE + (int)threadIdx.x / 2, row = i < p.T ? i : 0, keys = flash_keys(p, b);
-    const int last = (keys > 0 ? keys : 1) - 1, nearest = row < last ? row : last, C = p.NH * p.HS;
-    const bf16* q = p.qkv + (size_t)b * p.stride * p.OC + bh % p.NH * p.HS;
-    const bf16 *qi = q + (size_t)row * p.OC, *k = q + (size_t)nearest * p.OC + C;
-    const float norm = sqrtf(flash_half_dot(qi, qi, p.HS)), score = flash_half_dot(qi, k, p.HS);
-    const float c = p.scale * LOG2E, slope = LOG2E * p.scale * flash_row_slope<K>(p, bh, row);
-    const float least = c * score - slope * flash_distance<K>(p, bh, row, nearest) - tau;
-    const int start = m < last / FLASH_TILE ? m : last / FLASH_TILE;
-    int low = 0, high = i < p.T ? start : 0;                // tiles below `low` are skipped, tiles from `high` on are not
+    const int i = m * FLASH_TILE + (int)threadIdx.x / 2;
+    const bool token = i < flash_tokens(p, b);
+    const int row = token ? i : 0;
+    const bf16* q = p.qkv + ((size_t)b * p.stride + row) * p.OC + bh % p.NH * p.HS;
+    const float norm = sqrtf(flash_half_dot(q, q, p.HS)), score = flash_half_dot(q, q + p.NH * p.HS, p.HS);
+    const float c = p.scale * LOG2E, slope = LOG2E * p.scale * flash_row_slope<K>(p, bh, row), least = c * score - tau;
+    int low = 0, high = token ? m : 0;                      // tiles below `low` are skipped, tiles from `high` on are not
     while (low < high) {
         const int n = (low + high) / 2;
         const float bound = c * norm * key_norm[(size_t)bh * tiles + n] - slope * flash_distance<K>(p, bh, row, n * FLASH_TILE + FLASH_TILE - 1);
         if (bound < least) { low = n + 1; }
         else { high = n; }
     }
-    const float first = -block_max(i < p.T ? -(float)low : -INFINITY);
+    const float first = -block_max(token ? -(float)low : -(float)m);
     if (threadIdx.x == 0) { first_tile[blockIdx.x] = (int)first; }
 }
 

@@ -18,7 +18,7 @@ struct FlashArgs {
     float* lse;                 // (B*NH,stride), natural logarithm; null: not saved
     int B, T, stride, NH, HS, OC;
     float scale;                // > 0
-    const int* kv_len;          // (B) or null: keys >= kv_len[b] are masked; rows without a key: out 0, lse -inf
+    const int* kv_len;          // (B) or null: keys >= kv_len[b] are masked; queries >= kv_len[b]: out 0, lse -inf, no gradient
     const float *S_offset, *g;  // (B*NH,stride)
     const double* S_origin;     // (B*NH,ceil(stride/128))
     const float* table;         // (NH,table_entries)
@@ -83,15 +83,15 @@ template <int LD> __device__ inline void flash_load_b_trans(uint32_t (&r)[4], co
     ldmatrix_x4_trans(r, flash_at<LD>(tile, k0 + lane % 16, 2 * n + lane / 16));
 }
 
-// keys of sequence b that are not masked
-__device__ inline int flash_keys(const FlashArgs& p, int b) {
+// tokens of sequence b that are no padding
+__device__ inline int flash_tokens(const FlashArgs& p, int b) {
     const int n = p.kv_len == nullptr ? p.T : p.kv_len[b];
     return n < 0 ? 0 : n < p.T ? n : p.T;
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // what a tile of keys brings for the bias: 128 floats in shared memory, one a thread
-//   Linear, Distance, LogDistance: [t] S_j - S_ref of key j0 + t (t < 64),  [64]: what makes S_i - S_ref of the row's S
+//   Linear, Distance, LogDistance: [t] S_j - S_ref of key j0 + t (t < 64),  [64] + [65]: what makes S_i - S_ref of the row's S
 //   Toeplitz: [t] B / scale at j - i = j0 - i0 + t - 63
 
 constexpr int FLASH_SIDE = 128;
@@ -124,10 +124,12 @@ template <FlashBias K> __device__ inline FlashSide flash_side(const FlashArgs& p
     const float* S = p.S_offset + (size_t)bh * p.stride;
     const float S_reference = reference < 0 ? 0.0f : S[reference];
     if (t < FLASH_TILE) { return {S[j0 + t < p.T ? j0 + t : j0], S_reference}; }
-    if (t > FLASH_TILE) { return {0.0f, 0.0f}; }
-    // origins and S_ref together in float64: next to the tile they cancel
+    if (t > FLASH_TILE + 1) { return {0.0f, 0.0f}; }
+    // origins and S_ref together in float64, and in two parts: next to the tile they cancel, to its right the first with the row's S
     const double* origin = p.S_origin + (size_t)bh * ceil_div(p.stride, CABLE_CHUNK);
-    return {(float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK] - (double)S_reference), 0.0f};
+    const double shift = origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK] - (double)S_reference;
+    const float high = (float)shift;
+    return {t == FLASH_TILE ? high : (float)(shift - (double)high), 0.0f};
 }
 
 #endif

@@ -159,6 +159,15 @@ inline void matmul(MatmulArgs p, Stream stream) {
     launch(matmul_kernel, Grid(ceil_div(p.M, p.tile_m) * ceil_div(p.N, p.tile_n), 256, shared, stream), p);
 }
 
+// Whether products take the same algorithms in every run, or those that this run measures to be fastest (cublaslt.cuh)
+inline void matmul_deterministic(bool same) {
+#if defined(MATMUL_CUBLASLT)
+    cublaslt_is_tuned = !same;
+#else
+    (void)same;                     // there is but one
+#endif
+}
+
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be null
 inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, const floatX* residual, size_t N,
                            int C, int OC, Stream stream) {

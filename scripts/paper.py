@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""paper.py -- every table and figure of the paper that GPT-2 is in, as commands of the trainer, run one after another.
+"""paper.py -- every table and figure of the paper, as commands of the trainers, run one after another.
 
     scripts/paper.py table1 fineweb-edu medium cable        one row: its data if missing, training, evaluation
     scripts/paper.py table1 --dry_run                       all rows of a table: what would be run, and what that costs
@@ -7,6 +7,8 @@
     scripts/report.py run -o report                         the tables, beside the paper's numbers
 
 table1 table3 table4   perplexity at 512 to 15,360 tokens after training at 1,024
+table2                 BERT: masked tokens, then MS MARCO's triplets, then MLDR-en's full corpus at 512 to 16,384 tokens, nDCG@10
+bert_curves            Figures 5 and 6: table2's trainings alone; scripts/report.py draws their losses
 generalization         the arXiv version's table: HellaSwag, FineWeb, WikiText-2 and -103 by models trained on FineWeb-Edu
 figure3                training tokens/s and memory, unbatched generation, of 30 steps on tiny Shakespeare
 figure4                kernel CABLE (kcable) beside cable
@@ -16,18 +18,24 @@ small, quick           the comparison on two CPU cores: scripts/reproduce_small.
 
 Words behind the experiment select rows: data sets, sizes, encodings; none of a kind means all of that kind. Run the same command
 again after an interruption: finished parts are skipped, training goes on from its newest checkpoint, and rows that share a model
-(table1, figure4, bias) share its run.
+(table1, figure4, bias; table2, bert_curves) share its run. --set FLAG=VALUE replaces a flag of the trainer, --set pairs.FLAG=VALUE
+one of the fine-tuning.
 
 The arithmetic. A step of FineWeb-Edu is 524,288 tokens, of WikiText-103 131,072 (the only size that fits the paper's epochs);
 FLOPs a token are 6 (12 L C^2 + V C) + 6 L C T, forward and backward, causal; hours are those of ONE GPU that sustains the
 200 TFLOP/s which --tflops assumes. No GPU was measured: --tokens_per_s puts your own figure in the assumption's place.
-    data          size      steps    tokens   GFLOP a token    hours a model
-    fineweb-edu   tiny     19,073    10.00G            0.29              4.0
-    fineweb-edu   small    19,073    10.00G            0.80             11.1
-    fineweb-edu   medium   19,073    10.00G            2.27             31.6
-    wikitext-103  tiny      9,000     1.18G            0.29              0.5
-    wikitext-103  small     5,000     0.66G            0.80              0.7
-    wikitext-103  medium    3,000     0.39G            2.27              1.2
+    data              size      steps    tokens   GFLOP a token    hours a model
+    fineweb-edu       tiny     19,073    10.00G            0.29              4.0
+    fineweb-edu       small    19,073    10.00G            0.80             11.1
+    fineweb-edu       medium   19,073    10.00G            2.27             31.6
+    wikitext-103      tiny      9,000     1.18G            0.29              0.5
+    wikitext-103      small     5,000     0.66G            0.80              0.7
+    wikitext-103      medium    3,000     0.39G            2.27              1.2
+    fineweb-edu-bert  base     14,000     0.92G            0.59              0.7
+BERT sees all keys: 6 (12 L C^2 + 0.15 V C) + 12 L C T, only masked rows reach the head; a step is 128 sequences of 512. Fine-tuning is one
+epoch of 1.25 million triplets, 128 an update, on one GPU. Its FLOPs count every text as 512 tokens and two forward passes, those of
+retrieval 200,000 documents of the average length, each token seeing T keys: both are bounds from above. Choices of our own: decay,
+clipping, schedule and the warm-up of pre-training are GPT-2's, the learning rate of fine-tuning is 2e-5, its temperature 0.05.
 """
 import argparse
 import collections
@@ -46,7 +54,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 
 Size = collections.namedtuple("Size", "L NH C B")           # B: sequences of 1,024 in a micro-batch
-SIZES = {"tiny": Size(6, 8, 512, 64), "small": Size(12, 12, 768, 32), "medium": Size(24, 16, 1024, 16)}
+SIZES = {"tiny": Size(6, 8, 512, 64), "small": Size(12, 12, 768, 32), "medium": Size(24, 16, 1024, 16), "base": Size(12, 12, 768, 32)}
 
 # name: its name in paper_tables.csv; prepare: what makes the files; train, val, test: globs; total_batch: tokens a step;
 # test_tokens: how many are evaluated; vocab: padded
@@ -68,16 +76,27 @@ DATA = {
     "tinyshakespeare": Data("tinyshakespeare", "data/tinyshakespeare.py --out data/tinyshakespeare",
                             "data/tinyshakespeare/tiny_shakespeare_train.bin", "data/tinyshakespeare/tiny_shakespeare_val.bin",
                             "data/tinyshakespeare/tiny_shakespeare_val.bin", 524288, 32_768, 50304),
+    "fineweb-edu-bert": shards("fineweb-edu-10B + ms-marco", "fineweb_edu.py --encoding bert", "edu_fineweb10B_bert", "edu_fineweb", 65536, 0,
+                               "val")._replace(vocab=30592),
     # scripts/reproduce_small.sh makes the files and says where they are
     "wikitext-2-bytes": Data("wikitext-2-bytes", "", "wikitext2_bytes_train.txt", "wikitext2_bytes_val.txt", "wikitext2_bytes_test.txt",
                              0, 0, 256),
 }
 HELLASWAG = ("data/hellaswag.py --out data/hellaswag", "data/hellaswag/hellaswag_val.bin")
-STEPS = {("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
+# BERT's second and third part: groups of texts, and a collection that is searched whole
+PAIRS = ("data/msmarco.py --out data/msmarco", "data/msmarco/msmarco_train_*.bin")
+MLDR = {"queries": "data/mldr_en/mldr_test_queries.bin", "corpus": "data/mldr_en/mldr_corpus_*.bin", "qrels": "data/mldr_en/mldr_test_qrels.tsv"}
+MLDR_PREPARE, MLDR_DOCUMENTS, MLDR_TOKENS = "data/mldr.py --out data/mldr_en", 200_000, 4700
+TRIPLETS, GROUPS, TEXTS = 1_250_000, 128, 3                 # of an epoch; of an update; texts in a group
+MASKED = 0.15
+STEPS = {("fineweb-edu-bert", "base"): 14000, ("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
          ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
 RECIPE = {"lr": "6e-4", "warmup": "750", "final_lr": "0.1", "weight_decay": "0.1", "clip": "1", "schedule": "cosine"}
+RECIPE_BERT = dict(RECIPE, lr="1e-4")
+RECIPE_PAIRS = dict(RECIPE, lr="2e-5", warmup=str(TRIPLETS // GROUPS // 20))
 INTERRUPTED = 75                        # the trainer's exit code too
 LENGTHS = (512, 1024, 2048, 4096, 8192, 15360)
+RETRIEVAL_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 # "The quick brown fox jumps over the lazy dog, and the dog sleeps on." in GPT-2's tokens
 BIAS_TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
@@ -131,6 +150,9 @@ def rows_of(experiment):
         for (data, model), encodings in paper_rows(table).items() for pos in encodings]
     if experiment in ("table1", "table3", "table4"):
         return of(experiment[5:], LENGTHS, ())
+    if experiment in BERT:
+        return [Row(experiment, data, model, pos, 512, 0, RETRIEVAL_LENGTHS, ("mldr",) if experiment == "table2" else ())
+                for (data, model), encodings in paper_rows("2").items() for pos in encodings]
     if experiment == "generalization":
         return of("arxiv-1", (1024,), ("hellaswag", "fineweb", "wikitext-2", "wikitext-103"))
     if experiment == "figure3":
@@ -150,7 +172,8 @@ def rows_of(experiment):
     return [Row(experiment, "wikitext-2-bytes", s.model, pos, s.T, s.steps, s.lengths, ("wikitext-2-bytes",)) for pos in s.encodings]
 
 
-EXPERIMENTS = ("table1", "table3", "table4", "generalization", "figure3", "figure4", "figure5", "bias", "small", "quick")
+BERT = ("table2", "bert_curves")
+EXPERIMENTS = ("table1", "table2", "table3", "table4", "generalization", "figure3", "figure4", "figure5", "bert_curves", "bias", "small", "quick")
 
 
 def select(rows, words):
@@ -174,20 +197,26 @@ def shape(model):
         raise BadInput(f"--set model={model}: wanted {', '.join(SIZES)} or L,NH,C")
 
 
-def token_flops(model, T, vocab):
-    """of a forward pass: two for each weight of a matrix, and causal attention, half of T on average"""
+def token_flops(model, T, head, causal=True):
+    """of a forward pass: two for each weight of a matrix (head: logits a token), and attention, causal over half of T on average"""
     L, _, C = shape(model)
-    return 2 * (12 * L * C * C + vocab * C) + 2 * L * C * T
+    return 2 * (12 * L * C * C + head * C) + (2 if causal else 4) * L * C * T
 
 
-def micro_batch(row, args, flags):
+def train_flops(row, flags):
+    """a token of training, forward and backward"""
+    bert, vocab = row.experiment in BERT, DATA[row.data].vocab
+    return 3 * token_flops(flags["model"], int(flags["T"]), MASKED * vocab if bert else vocab, not bert)
+
+
+def micro_batch(row, args, flags, gpus):
     """sequences in a micro-batch: what fits is held constant in tokens, and must divide a step on every GPU"""
     total, T = int(flags["total_batch"]), int(flags["T"])
     small = SMALL.get(row.experiment)
     B = args.B or (small.B if small else max(1, SIZES[row.model].B * 1024 // T))
-    share = total // (T * args.gpus)
-    if share < 1 or total % (T * args.gpus) or (args.B and share % B):
-        raise BadInput(f"--gpus {args.gpus}{f' --B {B}' if args.B else ''}: do not divide a step of {total:,} tokens in sequences of {T}")
+    share = total // (T * gpus)
+    if share < 1 or total % (T * gpus) or (args.B and share % B):
+        raise BadInput(f"--gpus {gpus}{f' --B {B}' if args.B else ''}: do not divide a step of {total:,} tokens in sequences of {T}")
     while share % min(B, share):
         B -= 1
     return min(B, share)
@@ -200,19 +229,45 @@ def training(row, args, seed, out):
     if s:
         flags.update(total_batch=str(s.B * s.T), steps=str(s.steps), **dict(RECIPE, lr=s.lr, warmup=str(s.steps // 10)))
     else:
-        flags.update(total_batch=str(d.total_batch), steps=str(row.steps or STEPS[row.data, row.model]), **RECIPE)
+        flags.update(total_batch=str(d.total_batch), steps=str(row.steps or STEPS[row.data, row.model]),
+                     **(RECIPE_BERT if row.experiment in BERT else RECIPE))
     if row.evaluations == ("generate",):
         flags["warmup"] = "0"
     flags["seed"] = str(seed)
     flags.update({k: v for k, v in args.set.items() if k in flags})
-    steps = int(flags["steps"])
-    flags["B"] = str(micro_batch(row, args, flags))
-    flags.update(val_every="0" if s or row.experiment == "figure3" else "250", sample_every="0", checkpoint_every=str(min(1000, steps)),
-                 keep="2", resume="1", out=out)
-    if args.tokenizer:
-        flags["tokenizer"] = args.tokenizer
-    flops = 3 * steps * int(flags["total_batch"]) * token_flops(flags["model"], int(flags["T"]), d.vocab)
-    return Command("train", args.trainer, flags, out, os.path.join(out, "train.done"), flops)
+    flags["B"] = str(micro_batch(row, args, flags, args.gpus))
+    flags["val_every"] = "0" if s or row.experiment == "figure3" else "250"
+    if row.experiment not in BERT:
+        flags["sample_every"] = "0"
+    flops = int(flags["steps"]) * int(flags["total_batch"]) * train_flops(row, flags)
+    return Command("train", args.trainer, saved(flags, args, out), out, os.path.join(out, "train.done"), flops)
+
+
+def saved(flags, args, out):
+    """the flags of a training that can be interrupted"""
+    more = {"tokenizer": args.tokenizer} if args.tokenizer else {}
+    return {**flags, "checkpoint_every": str(min(1000, int(flags["steps"]))), "keep": "2", "resume": "1", "out": out, **more}
+
+
+def fine_tuning(row, args, seed, before, out):
+    """contrastive, of the model in `before`; a chunk of texts is run forward twice, and backward"""
+    T = args.set.get("T", str(row.T))
+    flags = {"load": before, "pairs": args.set.get("pairs", PAIRS[1]), "pos": row.pos, "T": T, "total_batch": str(GROUPS * int(T)),
+             "steps": str(TRIPLETS // GROUPS), **RECIPE_PAIRS, "tau": "0.05", "pooling": "mean", "seed": str(seed)}
+    flags.update({k: args.set["pairs." + k] for k in flags if "pairs." + k in args.set})
+    flags["B"] = str(micro_batch(row, args, flags, 1))
+    tokens = int(flags["steps"]) * int(flags["total_batch"]) * TEXTS
+    flops = 4 * tokens * token_flops(args.set.get("model", row.model), int(flags["T"]), 0, False)
+    return Command("fine-tune", args.trainer, saved(flags, args, out), out, os.path.join(out, "train.done"), flops)
+
+
+def retrieval(row, args, run, out, lengths):
+    flags = {"load": run, **{k: args.set.get(k, v) for k, v in MLDR.items()}, "eval_lengths": ",".join(map(str, lengths)), "out": out}
+    if "pairs.pooling" in args.set:
+        flags["pooling"] = args.set["pairs.pooling"]
+    model = args.set.get("model", row.model)
+    flops = sum(MLDR_DOCUMENTS * min(T, MLDR_TOKENS) * token_flops(model, T, 0, False) for T in lengths)
+    return Command("search mldr", args.trainer, flags, out, os.path.join(out, "eval.done"), flops)
 
 
 def evaluation(row, args, what, run):
@@ -238,12 +293,14 @@ def evaluation(row, args, what, run):
             commands.append(Command(f"bias of layer {layer}", args.trainer, flags, out, os.path.join(out, f"bias_{layer}.done"), 0))
             commands.append(Command("image", f"{sys.executable} scripts/plot.py bias {shlex.quote(image)}", {}, out, image[:-5] + ".png", 0))
         return commands
-    d = DATA[what]
-    s = SMALL.get(row.experiment)
     T_train = int(set_.get("T", row.T))
     lengths = [int(T) for T in set_["eval_lengths"].split(",")] if "eval_lengths" in set_ else list(row.lengths)
     if row.pos == "learned":
         lengths = [T for T in lengths if T <= T_train]
+    if what == "mldr":
+        return [retrieval(row, args, run, out, lengths)]
+    d = DATA[what]
+    s = SMALL.get(row.experiment)
     flags = {"load": run, "val_files": d.test, "eval_lengths": ",".join(map(str, lengths)), "out": out}
     if s or "eval_tokens" in set_:
         flags["eval_tokens"] = str(s.eval_tokens) if s else "0"
@@ -254,18 +311,22 @@ def evaluation(row, args, what, run):
     return [Command(f"evaluate on {what}", args.trainer, flags, out, marker, flops)]
 
 
-def run_directory(row, args, seed):
-    T = "" if row.T == 1024 or row.experiment in SMALL else f"-T{row.T}"
-    top = ("figure3",) if row.experiment == "figure3" else (row.data,)      # 30 steps are no model
+def run_directory(row, args, seed, data):
+    T = f"-T{row.T}" if row.experiment == "figure5" and row.T != 1024 else ""
+    top = ("figure3",) if row.experiment == "figure3" else (data,)          # 30 steps are no model
     return os.path.join(args.out, *top, row.model.replace(",", "x"), row.pos + T, f"seed_{seed}")
 
 
 def preparations(row, args):
     """what makes the files that are not there; files given by --set are the caller's"""
     wanted = [(DATA[row.data].prepare, DATA[row.data].train)] if "train_files" not in args.set else []
+    if row.experiment in BERT and "pairs" not in args.set:
+        wanted.append(PAIRS)
     for what in row.evaluations:
         if what == "hellaswag":
             wanted.append(HELLASWAG)
+        elif what == "mldr" and "corpus" not in args.set:
+            wanted.append((MLDR_PREPARE, MLDR["corpus"]))
         elif what in DATA and "val_files" not in args.set:
             wanted.append((DATA[what].prepare, DATA[what].test))
     found = {script: files for script, files in wanted if script}
@@ -284,8 +345,12 @@ def has_data(files):
 
 
 def commands_of(row, args, seed):
-    run = run_directory(row, args, seed)
-    return [training(row, args, seed, run)] + [c for what in row.evaluations for c in evaluation(row, args, what, run)]
+    run = run_directory(row, args, seed, row.data)
+    commands = [training(row, args, seed, run)]
+    if row.experiment in BERT:
+        before, run = run, run_directory(row, args, seed, "ms-marco")
+        commands.append(fine_tuning(row, args, seed, before, run))
+    return commands + [c for what in row.evaluations for c in evaluation(row, args, what, run)]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -306,16 +371,21 @@ def arithmetic(row, args, commands):
     """one line: steps, tokens, FLOPs and, under a stated assumption, GPU hours"""
     flags = commands[0].flags
     steps, batch = int(flags["steps"]), int(flags["total_batch"])
-    flops = 3 * token_flops(flags["model"], int(flags["T"]), DATA[row.data].vocab)
-    line = f"{steps:,} steps x {batch:,} = {short(steps * batch)} tokens; {flops / 1e9:.3g} GFLOP a token"
+    line = f"{steps:,} steps x {batch:,} = {short(steps * batch)} tokens; {train_flops(row, flags) / 1e9:.3g} GFLOP a token"
     if row.experiment in SMALL:
         return line
     if args.tokens_per_s:
         hours = steps * batch / args.tokens_per_s / 3600
         return f"{line}: {hours:.1f} GPU hours of training at the given {args.tokens_per_s:,.0f} tokens/s a GPU"
-    hours = [sum(c.flops for c in part) / args.tflops / 3.6e15 for part in (commands[:1], commands[1:])]
-    return (f"{line}: {hours[0]:.1f} GPU hours of training, {hours[1]:.1f} of evaluation, if a GPU sustains {args.tflops:g} TFLOP/s "
-            "(assumed, not measured)")
+    hours = lambda part: f"{sum(c.flops for c in part) / args.tflops / 3.6e15:.1f}"
+    assumed = f"if a GPU sustains {args.tflops:g} TFLOP/s (assumed, not measured)"
+    if row.experiment in BERT:
+        pairs = commands[1].flags
+        groups = int(pairs["total_batch"]) // int(pairs["T"])
+        search = f", {hours(commands[2:])} of retrieval" if row.evaluations else ""
+        return (f"{line}; then {int(pairs['steps']):,} steps x {groups:,} = {int(pairs['steps']) * groups:,} triplets: {hours(commands[:1])} GPU hours "
+                f"of training and at most {hours(commands[1:2])} of fine-tuning{search}, {assumed}")
+    return f"{line}: {hours(commands[:1])} GPU hours of training, {hours(commands[1:])} of evaluation, {assumed}"
 
 
 def row_name(row):
@@ -466,10 +536,10 @@ def parse(argv):
     p.add_argument("--rows", action="store_true", help="print the command of every row (of the experiment, if one is given)")
     p.add_argument("--dry_run", action="store_true", help="print the commands and their arithmetic")
     p.add_argument("--gpus", type=int, default=1, help="train with mpirun on so many [1]")
-    p.add_argument("--B", type=int, default=0, help="sequences in a micro-batch [64, 32, 16 of 1,024 tokens for tiny, small, medium]")
+    p.add_argument("--B", type=int, default=0, help="sequences in a micro-batch [64, 32, 16, 32 of 1,024 tokens for tiny, small, medium, base]")
     p.add_argument("--seeds", default="", help="joined by commas [42; small: 42,43,44; quick: 42,43]")
     p.add_argument("--out", default="run", help="directory of the runs [run]")
-    p.add_argument("--trainer", default="", help="[./train_gpt2cu; small and quick: ./train_gpt2]")
+    p.add_argument("--trainer", default="", help="[./train_gpt2cu; small and quick: ./train_gpt2; BERT: ./train_bertcu]")
     p.add_argument("--tokenizer", default="", help="vocabulary to keep with the checkpoints, so that they take and print text")
     p.add_argument("--tokens_per_s", type=float, default=0, help="of one GPU, as you measured it: for the hours shown")
     p.add_argument("--tflops", type=float, default=200, help="assumed where --tokens_per_s is not given [200]")
@@ -484,12 +554,13 @@ def parse(argv):
 
 def check_arguments(args):
     args.set = dict(args.set)
-    known = {"train_files", "val_files", "model", "T", "total_batch", "steps", "eval_lengths", "eval_tokens", "tokens", "text", *RECIPE}
+    known = {"train_files", "val_files", "model", "T", "total_batch", "steps", "eval_lengths", "eval_tokens", "tokens", "text",
+             "pairs", *MLDR, *("pairs." + k for k in ("T", "total_batch", "steps", "tau", "pooling", *RECIPE)), *RECIPE}
     unknown = set(args.set) - known
     if unknown:
         raise BadInput(f"--set {sorted(unknown)[0]}: no such setting; known are {', '.join(sorted(known))}")
     small = SMALL.get(args.experiment)
-    args.trainer = args.trainer or ("./train_gpt2" if small else "./train_gpt2cu")
+    args.trainer = args.trainer or ("./train_gpt2" if small else "./train_bertcu" if args.experiment in BERT else "./train_gpt2cu")
     try:
         args.seeds = [int(s) for s in args.seeds.split(",")] if args.seeds else list(small.seeds) if small else [42]
     except ValueError:

@@ -7,9 +7,9 @@
 
 A run is a directory with log.jsonl and checkpoints, wherever below the given ones: what was trained, on what and with which seed
 is read from its newest checkpoint. Its evaluations are the records of its own log and of RUN/eval/DATA/log.jsonl, as
-scripts/paper.py leaves them. Means and sample standard deviations are over seeds; "-" is what nobody has run. The
-paper's numbers are in scripts/paper_tables.csv. What is left out (unfinished, damaged, not evaluated, run twice) is named on
-stderr. Exit code 2: bad input.
+scripts/paper.py leaves them; of a BERT its losses while it trained are shown, too. Means and sample standard deviations are over
+seeds; "-" is what nobody has run. The paper's numbers are in scripts/paper_tables.csv. What is left out (unfinished, damaged, not
+evaluated, run twice) is named on stderr. Exit code 2: bad input.
 """
 import argparse
 import collections
@@ -35,10 +35,13 @@ FAMILIES = {"gpt2": (("n_layer", "n_head", "n_embd", "n_positions"), {(6, 8, 512
                      {(2, 2, 128): "tiny", (4, 4, 256): "mini", (4, 8, 512): "small", (12, 12, 768): "base"})}
 METRICS = {"ppl": "perplexity", "acc": "accuracy, %", "ndcg@10": "nDCG@10"}
 FIGURE_NAME = {"arxiv-1": "the arXiv version's generalization table"}
+# the paper's curves: of which model, trained on what
+CURVES = {("bert:base", "fineweb-edu-10B"): "Figure 5", ("bert:base", "fineweb-edu-10B + ms-marco"): "Figure 6"}
 
 # A table of the report: which model, trained on how many tokens of what, evaluated on what. tokens None: the paper's alone
 Key = collections.namedtuple("Key", "model trained_on evaluated_on metric tokens")
-Run = collections.namedtuple("Run", "path model trained_on pos T seed steps total_batch")
+# what: its training in words; tokens: of all of it, what it was loaded from included; pairs: fine-tuned on groups of texts
+Run = collections.namedtuple("Run", "path model trained_on pos T seed steps tokens what pairs")
 
 
 def complain(text):
@@ -71,15 +74,38 @@ def newest_options(path):
     return options if isinstance(options, dict) else {}
 
 
-def trained_on(options):
-    """a model fine-tuned on pairs has learned from what it was loaded from, too"""
+def loaded_options(path, options):
+    """of the run that this one began with: where it was, or, when the runs have moved together, beside this one"""
+    load = str(options.get("load", ""))
+    beside = os.path.join(path, "..", "..", "..", "..", *os.path.normpath(load).split(os.sep)[-4:])     # DATA/MODEL/POS/SEED, as paper.py has it
+    for where in (load, beside):
+        try:
+            found = newest_options(where)
+            return {**found, "data": data_name(found["train_files"]), "tokens": int(found["steps"]) * int(found["total_batch"])}
+        except (BadInput, KeyError, TypeError, ValueError):
+            pass
+    return {}
+
+
+def training_of(path, options, T):
+    """(data, tokens, words): a model fine-tuned on groups has learned from what it was loaded from, too"""
+    steps, total_batch = int(options["steps"]), int(options["total_batch"])
     if not options.get("pairs"):
-        return data_name(options["train_files"])
-    try:
-        before = data_name(newest_options(str(options.get("load", "")))["train_files"]) + " + "
-    except (BadInput, KeyError):
-        before = ""
-    return before + data_name(options["pairs"])
+        data = data_name(options["train_files"])
+        return data, steps * total_batch, f"{steps:,} steps of {total_batch:,} tokens of {data}"
+    before, data = loaded_options(path, options), data_name(options["pairs"])
+    words = f"{steps:,} steps of {total_batch // int(options.get('T', T)):,} groups of {data}"
+    if not before:
+        return data, steps * total_batch, words
+    return (f"{before['data']} + {data}", before["tokens"] + steps * total_batch,
+            f"{int(before['steps']):,} steps of {int(before['total_batch']):,} tokens of {before['data']}, then for {words}")
+
+
+def encoding_of(options, config):
+    """as the flag names it; a model that was loaded without the flag has its own"""
+    asked, own = str(options["pos"]), config.get("position")
+    own = str(own.get("name", "")) if isinstance(own, dict) else ""
+    return own if own and own != asked.partition(":")[0] else asked
 
 
 def read_run(path, checkpoint):
@@ -90,10 +116,12 @@ def read_run(path, checkpoint):
     try:
         *shape, T = (int(config[k]) for k in FAMILIES[family][0])
         size = FAMILIES[family][1].get(tuple(shape))
-        steps, total_batch, step = int(options["steps"]), int(options["total_batch"]), int(state["step"])
+        steps, step = int(options["steps"]), int(state["step"])
         model = f"{family}:{size}" if size else "{}L{} NH{} C{}".format("" if family == "gpt2" else "bert ", *shape)
-        run = Run(path, model, trained_on(options), str(options["pos"]), T, int(options["seed"]), steps, total_batch)
-    except (KeyError, TypeError, ValueError) as e:
+        data, tokens, what = training_of(path, options, T)
+        run = Run(path, model, data, encoding_of(options, config), T, int(options["seed"]), steps, tokens, what,
+                  bool(options.get("pairs")))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
         raise BadInput(f"{checkpoint}: damaged: {type(e).__name__} {e} in config.json or state.json")
     if step < steps:
         raise BadInput(f"{path}: unfinished, at step {step:,} of {steps:,}; left out")
@@ -201,9 +229,9 @@ def gather(runs):
             continue
         seen[same] = run.path
         for data, metric, T, value in found:
-            key = Key(run.model, run.trained_on, data, metric, run.steps * run.total_batch)
+            key = Key(run.model, run.trained_on, data, metric, run.tokens)
             t = tables.setdefault(key, Table(key))
-            t.settings = f"{run.steps:,} steps of {run.total_batch:,} tokens"
+            t.settings = run.what
             t.ours.setdefault((run.pos, run.T), {}).setdefault(run.seed, {})[T] = value
     ordered = []
     for (model, trained_on, data, metric), (name, rows) in paper.items():
@@ -242,9 +270,8 @@ def markdown(table):
     key, lengths, trained = table.key, table.lengths(), table.trained()
     lines = [f"## {key.model}, {METRICS.get(key.metric, key.metric)} on {key.evaluated_on}" + (f" ({table.number})" if table.number else ""), ""]
     if table.ours:
-        where = "" if key.trained_on == key.evaluated_on else f" of {key.trained_on}"
         at = ", ".join(f"{T:,}" for T in trained)
-        lines += [f"Trained for {table.settings}{where}, at T = {at}. Mean and standard deviation over seeds.", ""]
+        lines += [f"Trained for {table.settings}, at T = {at}. Mean and standard deviation over seeds.", ""]
     else:
         lines += [f"Trained on {key.trained_on}. No run of it yet.", ""]
     longest = max(lengths)
@@ -273,7 +300,7 @@ def slug(key):
 
 
 def draw_lengths(table):
-    """perplexity against length: the mean, from lowest to highest seed as a band; the paper's as thin dashes"""
+    """the metric against length: the mean, from lowest to highest seed as a band; the paper's as thin dots"""
     fig, ax = plot.figure(8, 4.8)
     ends, shown = [], []
     several = len(table.trained()) > 1
@@ -291,10 +318,75 @@ def draw_lengths(table):
         if reference:
             ax.plot(*zip(*sorted(reference.items())), color=colour, linewidth=0.9, linestyle=":")
             shown += reference.values()
-    plot.perplexity_axis(ax, shown)
+    if table.key.metric.startswith("ppl"):
+        plot.perplexity_axis(ax, shown)
+    else:
+        ax.set_ylabel(METRICS[table.key.metric])
     plot.length_axis(ax, table.lengths())
     plot.mark_trained(ax, table.trained())
     ax.set_xlabel("evaluation length T (tokens)" + ("; dots: the paper's" if table.paper else ""))
+    plot.legend_beside(ax, ends)
+    return fig
+
+
+# ----------------------------------------------------------------------------------------------------------
+# curves of BERT: the loss of masked tokens, the contrastive loss
+
+Curve = collections.namedtuple("Curve", "run train val")        # (step, loss)
+
+
+def curves_of(runs):
+    """{(model, data, tokens): [Curve]}, in plot.py's order of encodings"""
+    found = {}
+    for run in runs:
+        log = plot.read_log(run.path) if run.model.startswith("bert") else []
+        train, val = plot.series(log, "train", "loss"), plot.series(log, "val", "loss")
+        if train:
+            found.setdefault((run.model, run.trained_on, run.tokens), []).append(Curve(run, train, val))
+    rank = {pos: n for n, pos in enumerate(plot.STYLES)}
+    order = lambda c: (rank.get(c.run.pos.partition(":")[0], len(rank)), c.run.seed)
+    return {key: sorted(curves, key=order) for key, curves in found.items()}
+
+
+def loss_name(curves):
+    return "contrastive loss" if curves[0].run.pairs else "loss of masked tokens"
+
+
+def markdown_curves(key, curves):
+    number = CURVES.get(key[:2])
+    lines = [f"## {key[0]}, {loss_name(curves)} on {key[1]}" + (f" ({number})" if number else ""), "",
+             f"Trained for {curves[0].run.what}. The training loss is the mean of the last tenth of the steps.", "",
+             "| encoding | seeds | training | validation |", "|---|---|---|---|"]
+    groups = {}
+    for c in curves:
+        groups.setdefault(c.run.pos, []).append(c)
+    for pos, group in groups.items():
+        last = [statistics.fmean(v for _, v in c.train[-max(1, len(c.train) // 10):]) for c in group]
+        lines.append(f"| {pos} | {len(group)} | {cell(last)} | {cell([c.val[-1][1] for c in group if c.val])} |")
+    return lines + [""]
+
+
+def draw_curves(curves):
+    """the running median of the training loss, a line a seed; validation as hollow marks. The fall of the first steps is cut off"""
+    fig, ax = plot.figure(8, 4.8)
+    ends, named, shown = [], set(), []
+    for c in curves:
+        colour, marker = plot.STYLES.get(c.run.pos.partition(":")[0], (plot.GREY, "."))
+        smooth = plot.running_median(c.train, max(1, len(c.train) // 50))
+        line, = ax.plot([step for step, _ in c.train], smooth, color=colour, linewidth=1.4, marker=marker, markersize=5,
+                        markevery=max(1, len(smooth) // 8), label=plot.literal(c.run.pos))
+        if c.val:
+            ax.plot(*zip(*c.val), color=colour, linestyle="none", marker=marker, markersize=6, markerfacecolor="white",
+                    markevery=max(1, len(c.val) // 12))
+        shown += smooth[len(smooth) // 20:]
+        if c.run.pos not in named:
+            ends.append((smooth[-1], line))
+        named.add(c.run.pos)
+    low, high = min(shown), max(shown)
+    margin = 0.05 * (high - low) or 0.05
+    ax.set_ylim(low - margin, high + margin)
+    ax.set_xlabel("step" + ("; hollow: validation" if any(c.val for c in curves) else ""))
+    ax.set_ylabel(f"{loss_name(curves)} (nats)")
     plot.legend_beside(ax, ends)
     return fig
 
@@ -363,12 +455,14 @@ def report(args):
     runs = find_runs(args.directory)
     tables, silent = gather(runs)
     speeds = {run: speed_of(run) for run in runs}
+    curves = curves_of(runs)
+    drawn = {c.run for group in curves.values() for c in group}
     for run in silent:
-        if speeds[run] is None:
+        if speeds[run] is None and run not in drawn:
             complain(f"{run.path}: finished, and not evaluated")
     speeds = [s for s in speeds.values() if s]
     measured = [t for t in tables if t.ours]
-    if not measured and not speeds:
+    if not measured and not speeds and not curves:
         complain(f"no finished and evaluated run below {', '.join(args.directory)}")
         if args.only_runs:
             return 2
@@ -376,15 +470,19 @@ def report(args):
     if args.out:
         os.makedirs(args.out, exist_ok=True)
         for t in measured:
-            if t.key.metric.startswith("ppl") and len(t.lengths()) > 1:
+            if len(t.lengths()) > 1:
                 figures.append((t, slug(t.key) + ".png"))
                 draw_lengths(t).savefig(os.path.join(args.out, figures[-1][1]))
+        for key, group in curves.items():
+            draw_curves(group).savefig(os.path.join(args.out, slug(("loss", *key)) + ".png"))
         if speeds:
             draw_speed(speeds).savefig(os.path.join(args.out, "speed.png"))
     lines = [f"# {len(runs)} finished run{'s' if len(runs) != 1 else ''}, beside the paper", ""]
     for t in measured if args.only_runs else tables:
         lines += markdown(t)
         lines += [line for owner, name in figures if owner is t for line in (f"![{t.key.evaluated_on} against length]({name})", "")]
+    for key, group in curves.items():
+        lines += markdown_curves(key, group) + ([f"![{loss_name(group)}]({slug(('loss', *key))}.png)", ""] if args.out else [])
     if speeds:
         lines += markdown_speed(speeds) + (["![speed](speed.png)", ""] if args.out else [])
     text = "\n".join(lines)
@@ -392,7 +490,7 @@ def report(args):
     if args.out:
         with open(os.path.join(args.out, "report.md"), "w") as f:
             f.write(text)
-        print(f"report.py: wrote {args.out}/report.md and {len(figures) + bool(speeds)} figures", file=sys.stderr)
+        print(f"report.py: wrote {args.out}/report.md and {len(figures) + len(curves) + bool(speeds)} figures", file=sys.stderr)
     return 0
 
 
@@ -403,6 +501,9 @@ def main():
     p.add_argument("--only_runs", action="store_true", help="only tables that have runs")
     try:
         return report(p.parse_args())
+    except BrokenPipeError:                     # of `| head`
+        sys.stdout = open(os.devnull, "w")
+        return 0
     except ImportError as e:
         complain(f"{e}; figures need matplotlib (apt: python3-matplotlib)")
     except (BadInput, OSError) as e:

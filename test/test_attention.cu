@@ -2,8 +2,7 @@
 //
 // The oracle holds the T x T matrices that the kernels never build. Biases come from oracle_positions.h; a gradient in an
 // encoding's parameters is the sum over i, j of the oracle's dB_ij times dB_ij/dparameter, by central differences of the bias.
-#include "oracle.h"
-#include "oracle_positions.h"
+#include "layer.h"
 
 #include "../llmc/attention.cuh"
 
@@ -49,42 +48,12 @@ template <class R> struct HeadOracle {
     }
 };
 
-struct Shape { int B, T, NH, HS; };
-
-// One layer of a model that is nothing but attention: what the trainer hands to an encoding, at a capacity of `stride` tokens.
-struct Layer {
-    Shape s;
-    bool causal;
-    int stride, C, OC;
-    PositionConfig config;
-    PositionTables tables;
-    TensorTable params, acts;
-    std::vector<float> host_params;
-    std::unique_ptr<Array<float>> master, grads, act_data;
-    PositionView view;
-
+// T tokens at a capacity of `stride`
+struct Layer : AttentionLayer {
     Layer(const std::string& name, Shape s, bool causal, Random& random, int stride = 0, int T_train = 0)
-        : s(s), causal(causal), stride(stride > 0 ? stride : s.T), C(s.NH * s.HS), config(parse_position(name, T_train > 0 ? T_train : this->stride)) {
-        PositionDims dims;
-        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = this->stride; dims.causal = causal;
-        tables = position_tables(config, dims);
-        OC = round_up(3 * C + tables.extra_columns, 8);
-        for (const TensorSpec& p : tables.params) { params.add(p); }
-        for (const TensorSpec& a : tables.acts) { acts.add(a); }
-        host_params.assign(params.total, 0.0f);
-        for (const TensorSpec& p : tables.params) { draw(p, random); }
-        master.reset(new Array<float>(host_params));
-        grads.reset(new Array<float>(std::vector<float>(params.total, 0.0f)));
-        act_data.reset(new Array<float>(acts.total));
-        view.config = &config;
-        view.L = 1; view.NH = s.NH; view.C = C; view.HS = s.HS; view.layer = 0;
-        view.B = s.B; view.T = this->stride; view.OC = OC; view.causal = causal;
-        view.params = &params; view.acts = &acts;
-        view.master = *master; view.grads = *grads; view.act_data = *act_data;
+        : AttentionLayer(name, s, causal, stride > 0 ? stride : s.T, T_train > 0 ? T_train : stride > 0 ? stride : s.T) {
+        fill([&](const TensorSpec& p) { draw(p, random); });
     }
-    Layer(const Layer&) = delete;
-
-    float* host(const std::string& name) { return params.pointer(host_params.data(), name)(); }
 
     void draw(const TensorSpec& p, Random& random) {
         for (size_t e = 0; e < p.size(); e++) { host(p.name)[e] = random.normal(); }
@@ -114,7 +83,7 @@ struct Layer {
         }
     }
 
-    // q, k, v and the encoding's columns; the padding columns and the rows behind T are NaN
+    // q, k, v and the encoding's columns; the padding columns, the rows behind T and q, k, v of padding tokens are NaN
     std::vector<float> draw_qkv(Random& random) const {
         std::vector<float> x((size_t)s.B * stride * OC, NAN);
         for (int b = 0; b < s.B; b++) {
@@ -122,10 +91,16 @@ struct Layer {
                 for (int c = 0; c < 3 * C + tables.extra_columns; c++) {
                     float v = random.normal();
                     while (c >= 3 * C && std::fabs(v) < 1e-3f) { v = random.normal(); }     // off ReLU's kink
-                    x[((size_t)b * stride + t) * OC + c] = v;
+                    x[((size_t)b * stride + t) * OC + c] = c < 3 * C && t >= tokens(b) ? NAN : v;
                 }
             }
         }
+        return x;
+    }
+
+    std::vector<float> draw_dout(Random& random) const {        // NaN where nobody may look
+        std::vector<float> x = random.normals((size_t)s.B * s.T * C);
+        for (size_t e = 0; e < x.size(); e++) { x[e] = (int)(e / C % s.T) < tokens((int)(e / C / s.T)) ? x[e] : NAN; }
         return x;
     }
 
@@ -145,34 +120,14 @@ struct Layer {
         backward_scores(dqkv, scratch, dout, qkv, out, lse);
         with_position(view, [&](auto position) { position.prepare_backward(dqkv, qkv, s.B, s.T, Stream(0)); });
     }
-
-    PositionOracle oracle(const std::vector<float>& qkv, int b) {
-        PositionOracle o;
-        o.name = config.name;
-        o.causal = causal;
-        o.T = s.T; o.NH = s.NH; o.C = C; o.HS = s.HS; o.T_train = config.T_train;
-        for (const TensorSpec& p : tables.params) { o.p[p.name] = std::vector<double>(host(p.name), host(p.name) + p.size()); }
-        if (config.name == "rope") { o.theta = config.value("theta"); }
-        if (config.name == "t5_clip") { o.K = config.value("K"); }
-        for (int t = 0; t < s.T; t++) {
-            const float* row = &qkv[((size_t)b * stride + t) * OC + 3 * C];
-            for (int h = 0; h < s.NH && tables.extra_columns > 0; h++) {
-                o.z.push_back(row[h]);
-                if (tables.extra_columns > s.NH) { o.u.push_back(row[s.NH + h]); }
-            }
-        }
-        return o;
-    }
 };
 
 // (T,HS): part 0, 1, 2 is q, k, v of head h of sequence b, turned if the encoding turns it
 std::vector<double> head(const Layer& l, const PositionOracle& o, const std::vector<float>& qkv, int b, int h, int part) {
     std::vector<double> x;
-    for (int t = 0; t < l.s.T; t++) {
-        const float* row = &qkv[((size_t)b * l.stride + t) * l.OC + part * l.C + h * l.s.HS];
-        std::vector<double> r(row, row + l.s.HS);
-        if (part < 2) { r = oracle_rotate(o, r, t); }
-        x.insert(x.end(), r.begin(), r.end());
+    for (int t = 0; t < o.T; t++) {
+        const std::vector<double> v = l.vector(o, qkv, b, h, t, part);
+        x.insert(x.end(), v.begin(), v.end());
     }
     return x;
 }
@@ -206,7 +161,8 @@ std::vector<float> plain_bias(const PositionOracle& o, const std::vector<double>
     return B;
 }
 
-// every result of a layer by double and float32 loops; dqkv (B,T,OC) with zeros in the padding, grads as the table lays them out
+// every result of a layer by double and float32 loops; dqkv (B,T,OC) with zeros in the padding, grads as the table lays them out.
+// A sequence is computed as if it were alone, with as many tokens as it has: behind them all is 0.
 struct LayerOracle {
     std::vector<double> out, lse, dqkv, grads, slopes;      // slopes: the largest |dB_ij / dparameter|
     std::vector<float> plain_out, plain_lse, plain_dqkv, plain_grads;
@@ -218,18 +174,18 @@ struct LayerOracle {
         dqkv.resize(B * T * l.OC); plain_dqkv.resize(B * T * l.OC);
         grads.resize(l.params.total); slopes.resize(l.params.total); plain_grads.resize(l.params.total);
         for (int b = 0; b < l.s.B; b++) {
-            PositionOracle o = l.oracle(qkv, b);
+            PositionOracle o = l.oracle(qkv, b, l.tokens(b));
             for (int h = 0; h < l.s.NH; h++) { one_head(l, o, qkv, dout, b, h, with_gradients); }
         }
     }
 
 private:
     void one_head(Layer& l, PositionOracle& o, const std::vector<float>& qkv, const std::vector<float>& dout, int b, int h, bool with_gradients) {
-        const size_t T = (size_t)l.s.T, HS = (size_t)l.s.HS, C = (size_t)l.C;
+        const size_t T = (size_t)o.T, stride = (size_t)l.s.T, HS = (size_t)l.s.HS, C = (size_t)l.C;
         const std::vector<double> q = head(l, o, qkv, b, h, 0), k = head(l, o, qkv, b, h, 1), v = head(l, o, qkv, b, h, 2), bias = oracle_bias(o, h);
         std::vector<double> dy;
         for (size_t t = 0; t < T; t++) {
-            for (size_t d = 0; d < HS; d++) { dy.push_back(dout[((size_t)b * T + t) * C + h * HS + d]); }
+            for (size_t d = 0; d < HS; d++) { dy.push_back(dout[((size_t)b * stride + t) * C + h * HS + d]); }
         }
         const double scale = oracle_score_factor(o) / std::sqrt((double)HS);
         const HeadOracle<double> want(q, k, v, bias, dy, scale, T, HS, l.causal);
@@ -237,11 +193,11 @@ private:
         const std::vector<double>* d64[] = {&want.dq, &want.dk, &want.dv};
         const std::vector<float>* d32[] = {&plain.dq, &plain.dk, &plain.dv};
         for (size_t t = 0; t < T; t++) {
-            lse[((size_t)b * l.s.NH + h) * T + t] = want.lse[t];
-            plain_lse[((size_t)b * l.s.NH + h) * T + t] = plain.lse[t];
+            lse[((size_t)b * l.s.NH + h) * stride + t] = want.lse[t];
+            plain_lse[((size_t)b * l.s.NH + h) * stride + t] = plain.lse[t];
             for (size_t d = 0; d < HS; d++) {
-                out[((size_t)b * T + t) * C + h * HS + d] = want.out[t * HS + d];
-                plain_out[((size_t)b * T + t) * C + h * HS + d] = plain.out[t * HS + d];
+                out[((size_t)b * stride + t) * C + h * HS + d] = want.out[t * HS + d];
+                plain_out[((size_t)b * stride + t) * C + h * HS + d] = plain.out[t * HS + d];
             }
             for (size_t part = 0; part < 3; part++) {
                 std::vector<double> x(d64[part]->begin() + t * HS, d64[part]->begin() + (t + 1) * HS);
@@ -251,8 +207,8 @@ private:
                     f = oracle_rotate(o, f, -(int)t);
                 }
                 for (size_t d = 0; d < HS; d++) {
-                    dqkv[((size_t)b * T + t) * l.OC + part * C + h * HS + d] = x[d];
-                    plain_dqkv[((size_t)b * T + t) * l.OC + part * C + h * HS + d] = (float)f[d];
+                    dqkv[((size_t)b * stride + t) * l.OC + part * C + h * HS + d] = x[d];
+                    plain_dqkv[((size_t)b * stride + t) * l.OC + part * C + h * HS + d] = (float)f[d];
                 }
             }
         }
@@ -266,7 +222,7 @@ private:
             }
         }
         for (size_t t = 0; t < T && !o.z.empty(); t++) {
-            const size_t column = ((size_t)b * T + t) * l.OC + 3 * C + h;
+            const size_t column = ((size_t)b * stride + t) * l.OC + 3 * C + h;
             through_bias(o, o.z[t * l.s.NH + h], h, want, plain, dqkv[column], plain_dqkv[column]);
             if (!o.u.empty()) { through_bias(o, o.u[t * l.s.NH + h], h, want, plain, dqkv[column + l.s.NH], plain_dqkv[column + l.s.NH]); }
         }
@@ -298,10 +254,35 @@ template <class T> std::vector<T> columns(const std::vector<T>& x, size_t width,
     return y;
 }
 
-void test_layer(Random& random, const std::string& name, Shape s, bool causal) {
-    INFO(name << ": B " << s.B << ", T " << s.T << ", NH " << s.NH << ", HS " << s.HS << (causal ? ", causal" : ", bidirectional"));
+// Behind a sequence's end out is 0, lse is -inf, which becomes 0 here, and all gradients are 0.
+void check_padding(const Layer& l, const std::vector<float>& out, std::vector<float>& lse, const std::vector<float>& dqkv) {
+    const size_t T = (size_t)l.s.T, C = (size_t)l.C, OC = (size_t)l.OC, NH = (size_t)l.s.NH, columns = 3 * C + (size_t)l.tables.extra_columns;
+    size_t wrong = 0;
+    for (size_t bt = 0; bt < (size_t)l.s.B * T; bt++) {
+        if (bt % T < (size_t)l.tokens((int)(bt / T))) { continue; }
+        for (size_t c = 0; c < C; c++) { wrong += out[bt * C + c] != 0; }
+        for (size_t c = 0; c < columns; c++) { wrong += dqkv[bt * OC + c] != 0; }
+        for (size_t h = 0; h < NH; h++) {
+            float& x = lse[(bt / T * NH + h) * T + bt % T];
+            wrong += x != -INFINITY;
+            x = 0;
+        }
+    }
+    CHECK(wrong == 0);
+}
+
+std::string text(const std::string& name, Shape s, bool causal, const std::vector<int>& lengths) {
+    std::string t = strprintf("%s: B %d, T %d, NH %d, HS %d, %s", name.c_str(), s.B, s.T, s.NH, s.HS, causal ? "causal" : "bidirectional");
+    for (size_t b = 0; b < lengths.size(); b++) { t += strprintf("%s %d", b == 0 ? ", lengths" : "", lengths[b]); }
+    return t;
+}
+
+// lengths: of the sequences, which differ; none: all have T tokens
+void test_layer(Random& random, const std::string& name, Shape s, bool causal, const std::vector<int>& lengths = {}) {
+    INFO(text(name, s, causal, lengths));
     Layer l(name, s, causal, random);
-    const std::vector<float> qkv = l.draw_qkv(random), dout = random.normals((size_t)s.B * s.T * l.C);
+    if (!lengths.empty()) { l.set_lengths(lengths); }
+    const std::vector<float> qkv = l.draw_qkv(random), dout = l.draw_dout(random);
     const LayerOracle o(l, qkv, dout);
     poison_shared();
     Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)s.B * s.NH * s.T), dqkv(qkv.size());
@@ -311,9 +292,11 @@ void test_layer(Random& random, const std::string& name, Shape s, bool causal) {
     // cancels to 0, and goes on to dq times k / sqrt(HS).
     const double scores = std::max(1.0, largest(o.lse)), scale = largest(dout) * largest(qkv) * scores;
     check_close("out", out.host(), o.out, o.plain_out, largest(o.out) * scores);
-    check_close("lse", lse.host(), o.lse, o.plain_lse, 1.0);
     l.backward(dqkv, scratch, Array<float>(dout), d_qkv, out, lse);
     const std::vector<float> got = dqkv.host();
+    std::vector<float> got_lse = lse.host();
+    check_padding(l, out.host(), got_lse, got);
+    check_close("lse", got_lse, o.lse, o.plain_lse, 1.0);
     const char* names[] = {"dq", "dk", "dv"};
     const size_t C = (size_t)l.C, OC = (size_t)l.OC, NH = (size_t)s.NH;
     for (size_t p = 0; p < 3; p++) {
@@ -361,6 +344,17 @@ void test_pieces(Random& random, const std::string& name, int stride, const std:
     check_close("at once", out.host(), o.out, o.plain_out);
 }
 
+// dqkv (B,T,columns_of): without what lies behind the encoding's columns
+struct Bits { std::vector<float> out, lse, dqkv; };
+size_t columns_of(const Layer& l) { return (size_t)(3 * l.C + l.tables.extra_columns); }
+Bits run_bits(const Layer& l, const std::vector<float>& qkv, const std::vector<float>& dout) {
+    Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)l.s.B * l.s.NH * l.s.T), dqkv(qkv.size());
+    Array<float> scratch(attention_backward_scratch(l.config, l.s.B, l.s.T, l.s.NH, l.s.HS));
+    l.forward(out, lse, d_qkv, 0, l.s.T);
+    l.backward(dqkv, scratch, Array<float>(dout), d_qkv, out, lse);
+    return {out.host(), lse.host(), columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l))};
+}
+
 std::vector<std::string> encodings() {
     std::vector<std::string> names;
     for (const PositionRow& row : position_rows) { names.push_back(row.name); }
@@ -396,14 +390,21 @@ TEST_CASE("attention oracle: gradients through every encoding are the loss's der
             INFO(name << (causal ? ", causal" : ", bidirectional"));
             const Shape s = {2, 6, 2, 4};
             Layer l(name, s, causal, random);
-            const std::vector<float> qkv = l.draw_qkv(random), dout = random.normals((size_t)s.B * s.T * l.C);
+            l.set_lengths({6, 4});
+            const std::vector<float> qkv = l.draw_qkv(random), dout = l.draw_dout(random);
             const LayerOracle o(l, qkv, dout);
-            auto loss = [&](const std::vector<float>& x) { return dot(LayerOracle(l, x, dout, false).out, as<double>(dout)); };
+            auto loss = [&](const std::vector<float>& x) {
+                const std::vector<double> out = LayerOracle(l, x, dout, false).out;
+                double sum = 0;
+                for (size_t e = 0; e < out.size(); e++) { sum += std::isnan(dout[e]) ? 0 : out[e] * dout[e]; }
+                return sum;
+            };
             // float32 inputs: a step of 2^-11 is exact in them, and off by its square, 2e-7, times a third derivative
             const float step = 0x1p-11f;
             for (int k = 0; k < 12; k++) {
                 const size_t row = (size_t)random.integer(0, s.B * s.T - 1), c = (size_t)random.integer(0, 3 * l.C + l.tables.extra_columns - 1), e = row * l.OC + c;
                 if (c >= (size_t)3 * l.C && std::fabs(qkv[e]) < 2 * step) { continue; }
+                if (std::isnan(qkv[e])) { continue; }           // of a padding token
                 std::vector<float> up = qkv, down = qkv;
                 up[e] += step;
                 down[e] -= step;
@@ -439,6 +440,66 @@ TEST_CASE("attention, every encoding, both directions, across tiles and chunks",
     }
 }
 
+TEST_CASE("attention, sequences that end earlier, every encoding, both directions", "[attention][race][asan]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings()) {
+        for (bool causal : {true, false}) {
+            if (name != "fire") { test_layer(random, name, {4, 37, 2, 8}, causal, {37, 1, 20, 32}); }
+            test_layer(random, name, {4, 5, 1, 4}, causal, {5, 1, 3, 0});
+        }
+    }
+}
+
+TEST_CASE("attention, sequences that end in other tiles, every encoding, both directions", "[attention]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings()) {
+        for (bool causal : {true, false}) {
+            test_layer(random, name, name == "fire" ? Shape{2, 70, 1, 16} : Shape{3, 150, 1, 16}, causal,
+                       name == "fire" ? std::vector<int>{66, 30} : std::vector<int>{129, 64, 150});
+        }
+    }
+}
+
+// Forward, dqkv and lse of each sequence have the bits that they have alone, whatever pads it, and however much.
+TEST_CASE("attention: padding changes no bit of a sequence", "[attention][asan]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings()) {
+        for (bool causal : {true, false}) {
+            for (const std::vector<int>& lengths : {std::vector<int>{40, 1, 17, 31}, {150, 129, 64, 97}}) {
+                for (int T : {lengths[0], lengths[0] + 1, 202}) {
+                    const Shape s = {(int)lengths.size(), T, 2, 24};
+                    INFO(text(name, s, causal, lengths));
+                    Layer l(name, s, causal, random, 0, 202);
+                    l.set_lengths(lengths);
+                    const std::vector<float> qkv = l.draw_qkv(random), dout = l.draw_dout(random);
+                    const Bits padded = run_bits(l, qkv, dout);
+                    for (size_t b = 0; b < lengths.size(); b++) {
+                        Layer one(name, {1, lengths[b], s.NH, s.HS}, causal, random, 0, 202);
+                        one.fill([&](const TensorSpec& p) {         // the longer table of learned positions begins with the shorter
+                            std::copy(l.host(p.name), l.host(p.name) + p.size(), one.host(p.name));
+                        });
+                        const size_t n = (size_t)lengths[b];
+                        const auto mine = [&](const std::vector<float>& x, size_t width) {
+                            return std::vector<float>(x.begin() + b * T * width, x.begin() + (b * T + n) * width);
+                        };
+                        const Bits alone = run_bits(one, mine(qkv, (size_t)l.OC), mine(dout, (size_t)l.C));
+                        INFO("sequence " << b);
+                        CHECK(same_bits(alone.out, mine(padded.out, (size_t)l.C)));
+                        CHECK(alone.dqkv == mine(padded.dqkv, columns_of(l)));      // -fno-signed-zeros: 0 is -0
+                        for (size_t h = 0; h < (size_t)s.NH; h++) {
+                            const float *x = &padded.lse[(b * s.NH + h) * T], *y = &alone.lse[h * n];
+                            CHECK(memcmp(x, y, n * sizeof(float)) == 0);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 TEST_CASE("attention, every head size", "[attention][asan]") {
     Random random;
     INFO(random);
@@ -465,7 +526,7 @@ TEST_CASE("every encoding's token embeddings, forward and backward, whole and fr
             INFO(name << ": B " << s.B << ", T " << s.T << ", C " << s.NH * s.HS);
             Layer l(name, s, true, random, s.T + 3);
             const size_t C = (size_t)l.C, T = (size_t)s.T;
-            const PositionOracle o = l.oracle(l.draw_qkv(random), 0);
+            const PositionOracle o = l.oracle(l.draw_qkv(random), 0, s.T);
             const std::vector<float> x = random.normals(s.B * T * C), dy = random.normals(s.B * T * C);
             for (int t0 : {0, 3}) {
                 const size_t B = t0 == 0 ? (size_t)s.B : 1;
@@ -520,7 +581,7 @@ TEST_CASE("rope's scalings beyond the trained length", "[attention][asan]") {
             const std::vector<float> qkv = l.draw_qkv(random);
             Array<float> out((size_t)s.T * l.C), d_qkv(qkv);
             l.forward(out, nullptr, d_qkv, 0, s.T);
-            PositionOracle o = l.oracle(qkv, 0);
+            PositionOracle o = l.oracle(qkv, 0, s.T);
             o.scaling = scaling;
             o.s = factor > 0 ? factor : 64.0 / 37;
             std::vector<double> want((size_t)s.T * l.C);

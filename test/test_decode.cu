@@ -4,51 +4,28 @@
 // What attention_forward is off by on the same input is the unit of the tolerance: both are float32 sums of the same terms, in
 // another order. Where it happens to be exact, the unit is what rounding the logits costs. That attention_forward itself is right
 // is test_attention.cu's business; here it only has to be near.
-#include "oracle.h"
-#include "oracle_positions.h"
+#include "layer.h"
 
 #include "../llmc/attention.cuh"
 #include "../llmc/attention_decode.cuh"
 
 namespace {
 
-struct Shape { int B, NH, HS; };
+struct Sizes { int B, NH, HS; };
 
 // One layer that holds n tokens a sequence in buffers laid out for `stride`.
-struct Cache {
-    Shape s;
-    int n, stride, C, OC;
-    PositionConfig config;
-    PositionTables tables;
-    TensorTable params, acts;
-    std::vector<float> host_params, host_qkv;               // (B,stride,OC), as it was before the encoding prepared it
-    std::unique_ptr<Array<float>> master, act_data, qkv;
-    PositionView view;
+struct Cache : AttentionLayer {
+    std::vector<float> host_qkv;                            // (B,stride,OC), as it was before the encoding prepared it
+    std::unique_ptr<Array<float>> qkv;
 
-    Cache(const std::string& name, Shape s, int n, int stride, Random& random) : s(s), n(n), stride(stride), C(s.NH * s.HS),
-                                                                                  config(parse_position(name, stride)) {
-        PositionDims dims;
-        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = stride;
-        tables = position_tables(config, dims);
-        OC = round_up(3 * C + tables.extra_columns, 8);
-        for (const TensorSpec& p : tables.params) { params.add(p); }
-        for (const TensorSpec& a : tables.acts) { acts.add(a); }
-        host_params.assign(params.total, 0.0f);
-        for (const TensorSpec& p : tables.params) {
+    Cache(const std::string& name, Sizes x, int n, int stride, Random& random)
+        : AttentionLayer(name, {x.B, n, x.NH, x.HS}, true, stride, stride) {
+        fill([&](const TensorSpec& p) {
             for (size_t e = 0; e < p.size(); e++) { host(p.name)[e] = draw(p.name, random); }
-        }
+        });
         draw_qkv(random);
-        master.reset(new Array<float>(host_params));
-        act_data.reset(new Array<float>(acts.total));
         qkv.reset(new Array<float>(host_qkv));
-        view.config = &config;
-        view.L = 1; view.NH = s.NH; view.C = C; view.HS = s.HS; view.B = s.B; view.T = stride; view.OC = OC;
-        view.params = &params; view.acts = &acts;
-        view.master = *master; view.act_data = *act_data;
     }
-    Cache(const Cache&) = delete;
-
-    float* host(const std::string& name) { return params.pointer(host_params.data(), name)(); }
 
     // parameters with which a thousand keys still compete: a bias must not leave the query alone with its neighbours
     static float draw(const std::string& name, Random& random) {
@@ -62,7 +39,7 @@ struct Cache {
     void draw_qkv(Random& random) {
         host_qkv.assign((size_t)s.B * stride * OC, NAN);
         for (int b = 0; b < s.B; b++) {
-            for (int t = 0; t < n; t++) {
+            for (int t = 0; t < s.T; t++) {
                 float* row = &host_qkv[((size_t)b * stride + t) * OC];
                 for (int c = 0; c < 3 * C; c++) { row[c] = random.normal(); }
                 for (int c = 3 * C; c < 3 * C + tables.extra_columns; c++) { row[c] = 0.2f * random.normal() - (c < 3 * C + s.NH ? 0.2f : 1.0f); }
@@ -85,26 +62,12 @@ struct Cache {
         return out.host();
     }
 
-    PositionOracle oracle(int b, int tokens) {
-        PositionOracle o;
-        o.name = config.name;
-        o.T = tokens; o.NH = s.NH; o.C = C; o.HS = s.HS; o.T_train = config.T_train;
-        for (const TensorSpec& p : tables.params) { o.p[p.name] = std::vector<double>(host(p.name), host(p.name) + p.size()); }
-        if (o.name == "rope") { o.theta = config.value("theta"); }
-        if (o.name == "t5_clip") { o.K = config.value("K"); }
-        for (int t = 0; t < tokens && tables.extra_columns > 0; t++) {
-            const float* row = &host_qkv[((size_t)b * stride + t) * OC + 3 * C];
-            o.z.insert(o.z.end(), row, row + s.NH);
-            if (tables.extra_columns > s.NH) { o.u.insert(o.u.end(), row + s.NH, row + 2 * s.NH); }
-        }
-        return o;
-    }
     // out (B,C) of the query at t0, in double; logit: the mean magnitude of a logit, by weight, in the worst head
     std::vector<double> want(int t0, double& logit) {
         std::vector<double> out;
         logit = 0;
         for (int b = 0; b < s.B; b++) {
-            const PositionOracle o = oracle(b, t0 + 1);
+            const PositionOracle o = oracle(host_qkv, b, t0 + 1);
             for (int h = 0; h < s.NH; h++) {
                 const std::vector<double> all = oracle_bias(o, h), bias(all.end() - (t0 + 1), all.end());
                 const std::vector<double> y = row(o, b, h, t0, bias, logit);
@@ -116,18 +79,14 @@ struct Cache {
         return out;
     }
     std::vector<double> row(const PositionOracle& o, int b, int h, int t0, const std::vector<double>& bias, double& logit) const {
-        auto vector = [&](int t, int part) {
-            const float* x = &host_qkv[((size_t)b * stride + t) * OC + part * C + h * s.HS];
-            const std::vector<double> v(x, x + s.HS);
-            return part < 2 ? oracle_rotate(o, v, t) : v;
-        };
-        const std::vector<double> q = vector(t0, 0);
+        auto at = [&](int t, int part) { return vector(o, host_qkv, b, h, t, part); };
+        const std::vector<double> q = at(t0, 0);
         std::vector<double> a, y((size_t)s.HS);
-        for (int j = 0; j <= t0; j++) { a.push_back(dot(q, vector(j, 1)) / std::sqrt((double)s.HS) + bias[(size_t)j]); }
+        for (int j = 0; j <= t0; j++) { a.push_back(dot(q, at(j, 1)) / std::sqrt((double)s.HS) + bias[(size_t)j]); }
         const double m = *std::max_element(a.begin(), a.end());
         double sum = 0, size = 0;
         for (int j = 0; j <= t0; j++) {
-            const std::vector<double> v = vector(j, 2);
+            const std::vector<double> v = at(j, 2);
             const double e = std::exp(a[(size_t)j] - m);
             for (size_t d = 0; d < v.size(); d++) { y[d] += e * v[d]; }
             sum += e;
@@ -149,7 +108,7 @@ void check_row(Cache& c, int t0) {
 }
 
 // the last of t0 + 1 tokens; a few rows of garbage behind them
-void test_row(Random& random, const std::string& name, Shape s, int t0) {
+void test_row(Random& random, const std::string& name, Sizes s, int t0) {
     Cache c(name, s, t0 + 1, t0 + 1 + (t0 % 2 == 0 ? 37 : 300), random);
     c.prepare(0, t0 + 1);
     check_row(c, t0);

@@ -1,5 +1,5 @@
-"""What the trainer saves, PyTorch computes: the checkpoint of every encoding through dev/hf/modeling_cable.py, with learned positions
-through transformers' own GPT-2 too; what transformers saves, the trainer computes; and HellaSwag is scored as PyTorch scores it.
+"""What the trainers save, PyTorch computes: the checkpoint of every encoding through dev/hf/modeling_cable.py, with learned positions
+through transformers' own GPT-2 and BERT too; what transformers saves, the trainer computes; and HellaSwag is scored as PyTorch scores it.
 
 Every bound is a multiple of an error measured here: what float32 does to PyTorch's own result, against float64."""
 import copy
@@ -372,6 +372,63 @@ class Transformers(Case):
                 self.assertEqual(generated[0].tolist(), list(text[:20]))
         with self.assertRaisesRegex(ValueError, "attention_mask"):
             model(ids, attention_mask=torch.zeros_like(ids))
+
+
+@unittest.skipUnless(has_transformers, NO_TRANSFORMERS)
+class BertForMaskedLM(Case):
+    """transformers' own model, with learned positions: bytes, 256 [PAD], 257 [CLS], 258 [SEP], 259 [MASK]"""
+    TEXTS = ["it was the best of times", "worst", "a tale of two cities, a far better thing that I do than I have e"]
+
+    def bert(self, *flags):
+        run = subprocess.run([os.path.join(ROOT, os.environ.get("TRAIN_BERT", "train_bert")), "--val_every", "0", "--threads", "1", *flags],
+                             cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertEqual(run.returncode, 0, run.stderr.decode())
+        return run.stdout.decode(errors="replace")
+
+    def compare(self, load, model):
+        """the embeddings of texts of unequal length, and what is likely behind a mask"""
+        with open(os.path.join(self.dir, "texts.txt"), "w") as f:
+            f.write("\n".join(self.TEXTS) + "\n")
+        self.bert("--load", load, "--encode", "texts.txt", "--eval_lengths", "40", "--out", "embeddings")
+        found = read_safetensors(os.path.join(self.dir, "embeddings", "embeddings.safetensors"))["embeddings"]
+        ids = [([257] + list(t.encode()))[:39] + [258] for t in self.TEXTS]             # cut to 40, [SEP] kept
+        padded = torch.tensor([row + [256] * (40 - len(row)) for row in ids])
+        mask = (padded != 256).long()
+        results = []
+        for m in (model.double(), model.float()):
+            with torch.no_grad():
+                hidden = m.bert(padded, attention_mask=mask).last_hidden_state
+            results.append(((hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)).double())
+        bound = FACTOR * max(greatest(results[1] - results[0]), steps_of(greatest(results[0])))
+        self.assertLessEqual(greatest(found.double() - results[0]), bound)
+        text = "the [MASK]est of"
+        lines = self.bert("--load", load, "--predict", text).split("\n")
+        row = [257] + list(b"the ") + [259] + list(b"est of") + [258]
+        with torch.no_grad():
+            p = torch.softmax(model.double()(torch.tensor([row])).logits[0, 5], -1)
+        shares = [float(x) for x in re.findall(r"([0-9.]+)%", lines[1])]
+        self.assertEqual(len(shares), 5)
+        for share, wanted in zip(shares, p.topk(5).values):
+            self.assertAlmostEqual(share, 100 * wanted.item(), delta=0.051)             # printed with one decimal
+
+    def test_to_transformers(self):
+        self.bert("--train_files", "text.txt", "--pos", "learned", "--model", "2,2,32", "--T", "40", "--B", "8", "--steps", "60", "--lr", "5e-3",
+                  "--checkpoint_every", "60", "--out", "run")
+        model, info = transformers.BertForMaskedLM.from_pretrained(os.path.join(self.dir, "run", "step_00000060"), output_loading_info=True)
+        self.assertEqual((list(info["missing_keys"]), list(info["unexpected_keys"])), ([], []))
+        self.compare("run", model.eval())
+
+    def test_from_transformers(self):
+        torch.manual_seed(3)
+        config = transformers.BertConfig(vocab_size=260, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
+                                         max_position_embeddings=40, pad_token_id=256)
+        model = transformers.BertForMaskedLM(config).eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+        model.save_pretrained(os.path.join(self.dir, "theirs"))
+        self.compare("theirs", model)
+        self.bert("--load", "theirs", "--pos", "cable", "--train_files", "text.txt", "--T", "40", "--B", "2", "--steps", "2", "--out", "goes_on")
 
 
 @unittest.skipUnless(has_torch, NO_TORCH)

@@ -1,6 +1,7 @@
-"""test_scripts.py -- scripts/paper.py, report.py, reproduce_small.sh and log_to_tensorboard.py, with the real trainer at tiny sizes."""
+"""test_scripts.py -- scripts/paper.py, report.py, reproduce_small.sh and log_to_tensorboard.py, with the real trainers at tiny sizes."""
 import contextlib
 import csv
+import fnmatch
 import glob
 import importlib
 import io
@@ -8,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -27,6 +29,8 @@ import report  # noqa: E402
 
 TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
 HAS_TRAINER = os.path.exists(TRAINER)
+BERT_TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_BERT", "./train_bert")))
+HAS_BERT = os.path.exists(BERT_TRAINER)
 
 
 def run(*command, env=None, **kwargs):
@@ -85,15 +89,17 @@ class TestCommands(unittest.TestCase):
     def test_rows_are_the_papers(self):
         with open(os.path.join(SCRIPTS, "paper_tables.csv"), newline="") as f:
             numbers = list(csv.DictReader(f))
-        for experiment, table in (("table1", "1"), ("table3", "3"), ("table4", "4"), ("generalization", "arxiv-1")):
+        tables = (("table1", "1"), ("table2", "2"), ("table3", "3"), ("table4", "4"), ("generalization", "arxiv-1"))
+        for experiment, table in tables:
+            family = "bert:" if table == "2" else "gpt2:"
             wanted = {(r["trained_on"], r["model"], r["encoding"]) for r in numbers if r["table"] == table}
             rows = paper.rows_of(experiment)
-            self.assertEqual({(paper.DATA[r.data].name, "gpt2:" + r.model, r.pos) for r in rows}, wanted)
+            self.assertEqual({(paper.DATA[r.data].name, family + r.model, r.pos) for r in rows}, wanted)
             self.assertEqual(len(rows), len(wanted))
             for r in rows:                                  # each number has an evaluation that would give it
-                evaluated = {paper.DATA[e].name if e in paper.DATA else e for e in r.evaluations}
+                evaluated = {paper.DATA[e].name if e in paper.DATA else report.NAMES.get(e, e) for e in r.evaluations}
                 for n in numbers:
-                    if (n["table"], n["trained_on"], n["model"], n["encoding"]) == (table, paper.DATA[r.data].name, "gpt2:" + r.model, r.pos):
+                    if (n["table"], n["trained_on"], n["model"], n["encoding"]) == (table, paper.DATA[r.data].name, family + r.model, r.pos):
                         self.assertIn(n["evaluated_on"], evaluated)
                         self.assertIn(int(n["length"]), r.lengths)
         lines = called(paper.main, "--rows")[1].splitlines()
@@ -115,11 +121,50 @@ class TestCommands(unittest.TestCase):
                 lengths = flags_of(evaluate)["--eval_lengths"]
                 self.assertEqual(lengths, "512,1024" if row.pos == "learned" else "512,1024,2048,4096,8192,15360")
 
+    def test_bert_recipe(self):
+        for experiment in ("table2", "bert_curves"):
+            for row in paper.rows_of(experiment):
+                commands = dry(experiment, row.pos, "--gpus", "4", "--seeds", "7")[1]
+                train, tune, *search = [c for c in commands if not c[1].startswith("data/")]
+                f = flags_of(train)
+                self.assertEqual((train[:4], tune[0]), (["mpirun", "-np", "4", "./train_bertcu"], "./train_bertcu"))   # groups: one process
+                self.assertEqual([f["--" + k] for k in ("model", "pos", "T", "total_batch", "steps", "lr", "seed", "resume")],
+                                 ["base", row.pos, "512", str(4 * 32 * 512), "14000", "1e-4", "7", "1"])
+                g = flags_of(tune)
+                self.assertEqual((g["--load"], g["--pos"], g["--T"], g["--pooling"], g["--seed"]), (f["--out"], row.pos, "512", "mean", "7"))
+                self.assertEqual((int(g["--total_batch"]) / 512, int(g["--steps"]) * 128 <= 1_250_000 < (int(g["--steps"]) + 1) * 128), (128, True))
+                self.assertAlmostEqual(int(g["--warmup"]) / int(g["--steps"]), 0.05, 3)
+                self.assertEqual(128 % int(g["--B"]), 0)
+                scripts = [c[1] for c in commands if c[1].startswith("data/")]
+                self.assertEqual(scripts, ["data/fineweb_edu.py", "data/msmarco.py", "data/mldr.py"][:3 if search else 2])
+                self.assertEqual(len(search), experiment == "table2")
+                for h in map(flags_of, search):
+                    self.assertEqual((h["--load"], h["--out"]), (g["--out"], os.path.join(g["--out"], "eval", "mldr")))
+                    self.assertEqual(h["--eval_lengths"], "512" if row.pos == "learned" else "512,1024,2048,4096,8192,16384")
+        train, tune, search = [flags_of(c) for c in dry("table2", "rope", "--set", "pairs.lr=5", "--set", "pairs.pooling=cls", "--set", "lr=3",
+                                                        "--tokenizer", "v.txt")[1] if "./train_bertcu" in c]
+        self.assertEqual((train["--lr"], tune["--lr"], tune["--pooling"], search["--pooling"]), ("3", "5", "cls", "cls"))
+        self.assertEqual((train["--tokenizer"], tune["--tokenizer"]), ("v.txt", "v.txt"))
+
+    def test_bert_arithmetic(self):
+        heading = dry("table2", "cable")[0][0]
+        C, T, layers, assumed = 768, 512, 12, 3600 * 200e12
+        weights = layers * 12 * C * C                       # of the matrices of a layer: q, k, v, projection, MLP
+        forward = lambda n: 2 * weights + layers * 2 * 2 * n * C        # q k and p v with n keys each
+        mlm = 3 * (forward(T) + 2 * 0.15 * 30592 * C)
+        self.assertIn(f"; {mlm / 1e9:.3g} GFLOP a token;", heading)
+        self.assertIn(f": {14000 * 65536 * mlm / assumed:.1f} GPU hours of training", heading)
+        self.assertIn("then 9,765 steps x 128 = 1,249,920 triplets:", heading)
+        self.assertIn(f"at most {9765 * 128 * 3 * T * 4 * forward(T) / assumed:.1f} of fine-tuning", heading)
+        search = sum(200_000 * min(n, 4700) * forward(n) for n in (512, 1024, 2048, 4096, 8192, 16384))
+        self.assertIn(f", {search / assumed:.1f} of retrieval, if a GPU sustains 200 TFLOP/s (assumed, not measured)", heading)
+        self.assertNotIn("retrieval", dry("bert_curves", "cable")[0][0])
+
     def test_documented_arithmetic(self):
-        rows = re.findall(r"^    (fineweb-edu|wikitext-103) +(\w+) +([\d,]+) +([\d.]+G) +([\d.]+) +([\d.]+)$", paper.__doc__, re.M)
-        self.assertEqual(len(rows), 6)
+        rows = re.findall(r"^    (fineweb-edu|wikitext-103|fineweb-edu-bert) +(\w+) +([\d,]+) +([\d.]+G) +([\d.]+) +([\d.]+)$", paper.__doc__, re.M)
+        self.assertEqual(len(rows), 7)
         for data, size, steps, tokens, gflop, hours in rows:
-            experiment = {"tiny": {"fineweb-edu": "table3"}, "medium": {"fineweb-edu": "table1"}}.get(size, {}).get(data)
+            experiment = {"tiny": {"fineweb-edu": "table3"}, "medium": {"fineweb-edu": "table1"}, "base": {data: "table2"}}.get(size, {}).get(data)
             experiment = experiment or ("table3" if data == "fineweb-edu" else "table1" if size == "tiny" else "table4")
             heading = dry(experiment, data, size, "cable")[0][0]
             self.assertIn(f"{steps} steps", heading)
@@ -158,19 +203,33 @@ class TestCommands(unittest.TestCase):
                 seen.add(tuple(c))
                 r = run(*c, "--help")
                 self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
-        self.assertEqual(len(seen), 6)
+        self.assertEqual(len(seen), 9)
         # the shards that are read are those that the script with these flags writes
         sys.path.insert(0, os.path.join(ROOT, "data"))
         self.addCleanup(sys.path.remove, os.path.join(ROOT, "data"))
         fineweb = importlib.import_module("fineweb_edu")
         for key, dataset in (("fineweb-edu", "edu"), ("fineweb", "classic")):
             self.assertEqual(os.path.basename(paper.DATA[key].val), fineweb.DATASETS[dataset][1] + "_val_*.bin")
+        for module, prepare, patterns in (("msmarco", *[[x] for x in paper.PAIRS]), ("mldr", [paper.MLDR_PREPARE], paper.MLDR.values())):
+            named = re.findall(r"\w+\.\w+", importlib.import_module(module).__doc__.partition("Writes")[2])
+            for pattern in patterns:
+                self.assertTrue(fnmatch.filter(named, os.path.basename(pattern)), pattern)
+                self.assertEqual(os.path.dirname(pattern), shlex.split(prepare[0])[-1])
 
     @unittest.skipUnless(HAS_TRAINER, "the trainer is not built")
     def test_every_flag_is_the_trainers(self):
+        checked, models = self.check_flags(TRAINER, "./train_gpt2cu", "./train_gpt2")
+        self.assertGreater(checked, 25)
+        self.assertGreater(models, 60)
+
+    @unittest.skipUnless(HAS_BERT, "train_bert is not built")
+    def test_every_flag_is_berts(self):
+        self.assertEqual(self.check_flags(BERT_TRAINER, "./train_bertcu"), (4, 5))
+
+    def check_flags(self, trainer, *names):
         checked, models = set(), set()
         for c in self.every_command():
-            if "./train_gpt2cu" not in c and "./train_gpt2" not in c:
+            if not set(names) & set(c):
                 continue
             f = flags_of(c)
             shape = tuple((k, v) for k, v in f.items() if k not in ("--out", "--load", "--pos", "--train_files", "--val_files"))
@@ -179,13 +238,12 @@ class TestCommands(unittest.TestCase):
             if shape in checked:
                 continue
             checked.add(shape)
-            r = run(TRAINER, *[w for kv in f.items() for w in kv], "--help")      # --help comes last: all before it is parsed
+            r = run(trainer, *[w for kv in f.items() for w in kv], "--help")      # --help comes last: all before it is parsed
             self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
         for model, pos, T in models:
-            r = run(TRAINER, "--list", "--model", model, "--pos", pos, "--T", T)
+            r = run(trainer, "--list", "--model", model, "--pos", pos, "--T", T)
             self.assertEqual(r.returncode, 0, f"{model} {pos} {T}\n{r.stderr}")
-        self.assertGreater(len(checked), 25)
-        self.assertGreater(len(models), 60)
+        return len(checked), len(models)
 
 
 @unittest.skipUnless(HAS_TRAINER, "the trainer is not built")
@@ -230,7 +288,7 @@ class TestRuns(Folder):
         ratio = statistics.fmean(v[32] / v[16] for v in values)
         self.assertIn(f"| cable | 2 | {' | '.join(cells)} | {ratio:.3f} |\n", r.stdout)
         self.assertRegex(r.stdout, r"\| learned \| 2 \| [\d.]+ ± [\d.]+ \| [\d.]+ ± [\d.]+ \| - \| - \|\n")
-        self.assertIn("Trained for 6 steps of 64 tokens, at T = 16.", r.stdout)
+        self.assertIn("Trained for 6 steps of 64 tokens of wikitext-103, at T = 16.", r.stdout)
         with open(glob.glob(self.path("report", "*.png"))[0], "rb") as f:
             self.assertEqual(f.read(8), b"\x89PNG\r\n\x1a\n")
 
@@ -311,6 +369,73 @@ class TestRuns(Folder):
         self.assertEqual([flags[k] for k in ("--model", "--T", "--B", "--steps")], ["2,4,64", "128", "16", "500"])
 
 
+@unittest.skipUnless(HAS_BERT, "train_bert is not built")
+class TestBertRuns(Folder):
+    """a row of Table 2 from its text to its report, at sizes of seconds"""
+    WORDS = "cable length token bias sum head query key value layer norm ocean river stone cloud maple".split()
+    SETTINGS = ("model=1,2,32", "T=32", "total_batch=128", "steps=6", "warmup=2", "pairs.steps=4", "pairs.total_batch=256", "pairs.warmup=1",
+                "eval_lengths=16,32,64")
+
+    def go(self, *args, code=0, **changed):
+        w = self.WORDS
+        files = {
+            "train_files": ("edu_fineweb_train_1.txt", "".join(f"the {w[n % 16]} of a {w[n * 7 % 16]}\n" for n in range(300))),
+            "val_files": ("edu_fineweb_val_1.txt", "".join(f"the {w[n % 16]} of a {w[n * 5 % 16]}\n" for n in range(40))),
+            "pairs": ("msmarco_train_1.txt", "".join(f"{w[n % 16]} {n}\tabout {w[n % 16]} {n}\tabout {w[n * 7 % 16]}\n" for n in range(64))),
+            "corpus": ("mldr_corpus.txt", "".join(f"{x} and {x}, {'at length ' * 8}\n" for x in w)),
+            "queries": ("mldr_test_queries.txt", "".join(x + "\n" for x in w)),
+            "qrels": ("mldr_test_qrels.tsv", "".join(f"{n} 0 {n} 1\n" for n in range(16)))}
+        settings = dict(setting.split("=") for setting in self.SETTINGS)
+        settings.update({flag: self.write(*file) for flag, file in files.items()}, **{k.replace("_", ".", 1): v for k, v in changed.items()})
+        r = script("paper.py", *args, *[word for k, v in settings.items() for word in ("--set", f"{k}={v}")], "--trainer", BERT_TRAINER,
+                   "--out", self.path("run"))
+        self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+        return r.stdout
+
+    def log(self, *names):
+        with open(self.path("run", *names, "log.jsonl")) as f:
+            return [json.loads(line) for line in f]
+
+    def test_end_to_end(self):
+        curves = self.go("bert_curves", "cable", "learned", "--seeds", "1,2")
+        self.assertEqual(curves.count("\n$ "), 8)
+        table = self.go("table2", "cable", "learned", "--seeds", "1,2")             # the same runs, now searched with
+        self.assertEqual((table.count("\n$ "), table.count("done before: train"), table.count("done before: fine-tune")), (4, 4, 4))
+        self.assertEqual(self.go("table2", "cable", "learned", "--seeds", "1,2").count("\n$ "), 0)
+        for data, steps in (("fineweb-edu-bert", 6), ("ms-marco", 4)):
+            self.assertEqual([r["step"] for r in self.log(data, "base", "cable", "seed_1") if r["kind"] == "train"], list(range(steps)))
+        found = [r for r in self.log("ms-marco", "base", "cable", "seed_1", "eval", "mldr") if r["kind"] == "retrieval"]
+        self.assertEqual([(r["T"], r["queries"], r["documents"]) for r in found], [(16, 16, 16), (32, 16, 16), (64, 16, 16)])
+        values = [[r["ndcg@10"] for r in self.log("ms-marco", "base", "cable", f"seed_{n}", "eval", "mldr")] for n in (1, 2)]
+        moved = shutil.move(self.path("run"), self.path("elsewhere"))               # a report is written on another machine
+        r = script("report.py", moved, "--only_runs")
+        self.assertEqual((r.returncode, r.stderr), (0, ""))
+        cells = [f"{100 * statistics.fmean(v):.2f} ± {100 * statistics.stdev(v):.2f}" for v in zip(*values)]
+        self.assertIn("## bert L1 NH2 C32, nDCG@10 on mldr-en\n\nTrained for 6 steps of 128 tokens of fineweb-edu-10B, then for 4 steps of 8 groups "
+                      "of ms-marco, at T = 32.", r.stdout)
+        self.assertIn(f"| cable | 2 | {' | '.join(cells)} |\n", r.stdout)
+        self.assertRegex(r.stdout, r"\| learned \| 2 \| [\d.]+ ± [\d.]+ \| [\d.]+ ± [\d.]+ \| - \|\n")
+        self.assertRegex(r.stdout, r"loss of masked tokens on fineweb-edu-10B\n(.*\n)+\| cable \| 2 \| 5\.\d+ ± [\d.]+ \| 5\.\d+ ± [\d.]+ \|\n")
+        self.assertRegex(r.stdout, r"contrastive loss on fineweb-edu-10B \+ ms-marco\n(.*\n)+\| cable \| 2 \| [\d.]+ ± [\d.]+ \| - \|\n")
+
+    def test_fine_tuning_goes_on(self):
+        self.go("bert_curves", "cable", pairs_steps="2")
+        tuned = self.path("run/ms-marco/base/cable/seed_42")
+        os.remove(tuned + "/train.done")
+        self.assertIn("--steps", self.go("bert_curves", "cable", code=2))           # another number of steps is another run
+        shutil.rmtree(tuned)
+        os.remove(self.path("run/fineweb-edu-bert/base/cable/seed_42/train.done"))
+        self.assertIn("resumed from", self.go("bert_curves", "cable"))              # pre-training: has nothing left to do
+        self.assertEqual(len([r for r in self.log("ms-marco/base/cable/seed_42") if r["kind"] == "train"]), 4)
+        # stopped early, as by a power cut behind its first checkpoint
+        os.remove(tuned + "/train.done")
+        self.assertIn("resumed from " + tuned, self.go("bert_curves", "cable"))
+        self.assertEqual([r["step"] for r in self.log("ms-marco/base/cable/seed_42") if r["kind"] == "train"], [0, 1, 2, 3])
+
+    def test_a_missing_file_is_named(self):
+        self.assertIn("nowhere.txt", self.go("table2", "cable", pairs_steps="1", corpus=self.path("nowhere.txt"), code=2))
+
+
 class TestReport(Folder):
     """on logs written here"""
 
@@ -372,21 +497,69 @@ class TestReport(Folder):
             self.assertIn(f"| cable_v1 | 1 | {ours} |\n| *cable_v1, paper* |  | *{theirs}* |", out)
         self.assertEqual(err, "", run)
 
+    def bert_of(self, name, pos, options, lines=(), seed=1):
+        """a finished run of 10 steps"""
+        run = self.run_of(name, pos=pos, T=512, lines=lines)
+        self.write(f"{name}/step_00000010/config.json", json.dumps({
+            "model_type": "bert", "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "max_position_embeddings": 512,
+            "position": {"name": pos}}))
+        self.write(f"{name}/step_00000010/state.json", json.dumps({"step": 10, "options": {
+            "steps": 10, "total_batch": 65536, "T": 512, "train_files": "data/x/edu_fineweb_train_*.bin", "pos": pos, "seed": seed, **options}}))
+        return run
+
     def test_retrieval(self):
-        self.run_of("mlm", step=10)
-        run = self.run_of("tuned", pos="rope", T=512, ppl={512: 5.0}, what="edu_fineweb")
-        for name, new in (("config.json", {"model_type": "bert", "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768,
-                                           "max_position_embeddings": 512}),
-                          ("state.json", {"step": 10, "options": {"steps": 10, "total_batch": 100, "train_files": "", "pairs": "data/m/msmarco_train_*.bin",
-                                                                  "load": self.path("mlm"), "pos": "rope", "seed": 1}})):
-            self.write(f"tuned/step_00000010/{name}", json.dumps(new))
-        self.write("tuned/eval/mldr-en/log.jsonl", '{"kind":"retrieval","T":512,"ndcg@10":0.5}\n{"kind":"retrieval","T":512,"ndcg@10":0.15}\n'
-                                                   '{"kind":"retrieval","T":1024,"ndcg@10":0.1441}\n')
-        out, err = self.report()
-        self.assertIn("## bert:base, nDCG@10 on mldr-en (Table 2)\n\nTrained for 10 steps of 100 tokens of fineweb-edu-10B + ms-marco, at T = 512.", out)
+        self.bert_of("mlm", "rope", {})
+        tuned = {"pairs": "data/m/msmarco_train_*.bin", "load": self.path("mlm"), "pos": "cable"}       # --pos was left to the checkpoint
+        self.bert_of("tuned", "rope", tuned)
+        self.write("tuned/eval/mldr/log.jsonl", '{"kind":"retrieval","T":512,"ndcg@10":0.5}\n{"kind":"retrieval","T":512,"ndcg@10":0.15}\n'
+                                                '{"kind":"retrieval","T":1024,"ndcg@10":0.1441}\n')
+        out, err = self.report("-o", self.path("report"))
+        self.assertIn("## bert:base, nDCG@10 on mldr-en (Table 2)\n\nTrained for 10 steps of 65,536 tokens of fineweb-edu-10B, then for 10 steps of "
+                      "128 groups of ms-marco, at T = 512.", out)
         self.assertIn("| rope | 1 | 15.00 | 14.41 | - | - | - | - |\n| *rope, paper* |  | *15.16* | *14.41* |", out)
-        self.assertIn("mlm: finished, and not evaluated", err)
-        self.assertNotIn(run, err)
+        self.assertEqual([line for line in err.splitlines() if "wrote" not in line], [])
+        self.assertEqual(len(glob.glob(self.path("report/*.png"))), 3)              # lengths, and two curves
+        # from elsewhere, and from what is no longer there
+        self.bert_of("other", "rope", dict(tuned, load=self.path("nowhere")), seed=2)
+        self.assertIn("## bert:base, contrastive loss on ms-marco\n\nTrained for 10 steps of 128 groups of ms-marco.", self.report("--only_runs")[0])
+
+    def test_curves(self):
+        loss = lambda n: f'{{"kind":"train","step":{n},"loss":{10 - n / 10}}}'
+        val = '{"kind":"val","step":%d,"loss":%g}'
+        for seed in (1, 2):
+            self.bert_of(f"c{seed}", "cable", {}, [*map(loss, range(2, 50)), val % (0, 9), val % (40, 5 + seed)], seed)
+            self.bert_of(f"s{seed}", "sinusoidal", {}, map(loss, range(2, 20)), seed)
+        self.bert_of("p", "alibi", {"pairs": "msmarco_train_*.bin", "load": self.path("s1")}, map(loss, range(2, 30)))
+        out, err = self.report("--only_runs", "-o", self.path("report"))
+        mean = statistics.fmean(10 - n / 10 for n in range(46, 50))                 # of 49 steps, the tenth
+        self.assertIn("## bert:base, loss of masked tokens on fineweb-edu-10B (Figure 5)\n\nTrained for 10 steps of 65,536 tokens of fineweb-edu-10B.", out)
+        self.assertIn(f"| encoding | seeds | training | validation |\n|---|---|---|---|\n| cable | 2 | {mean:.2f} ± 0.00 | 6.50 ± 0.71 |\n"
+                      "| sinusoidal | 2 | 8.10 ± 0.00 | - |\n", out)
+        self.assertIn("## bert:base, contrastive loss on fineweb-edu-10B + ms-marco (Figure 6)\n", out)
+        self.assertIn("| alibi | 1 | 7.15 | - |", out)
+        for name in re.findall(r"!\[.*\]\((.*)\)", out):
+            with open(self.path("report", name), "rb") as f:
+                self.assertEqual(f.read(4), b"\x89PNG")
+        self.assertEqual(out.count("!["), 2)
+        lines = [line for ax in self.draw(self.path("c1"), self.path("s1")).axes for line in ax.lines]
+        self.assertEqual([(line.get_label(), len(line.get_xdata())) for line in lines if line.get_linestyle() == "-"],
+                         [("cable", 49), ("sinusoidal", 19)])
+        self.assertEqual([list(line.get_ydata()) for line in lines if line.get_linestyle() == "None"], [[9, 6]])
+        legend = self.draw(self.path("c1"), self.path("c2"), self.path("s1")).axes[0].get_legend()
+        self.assertEqual(sorted(text.get_text() for text in legend.get_texts()), ["cable", "sinusoidal"])      # a name for all seeds
+
+    def test_other_pre_training_is_another_table(self):
+        for n, total_batch in enumerate((65536, 131072)):
+            self.bert_of(f"m{n}", "rope", {"total_batch": total_batch})
+            self.bert_of(f"p{n}", "rope", {"pairs": "msmarco_train_*.bin", "load": self.path(f"m{n}")})
+            self.write(f"p{n}/eval/mldr/log.jsonl", f'{{"kind":"retrieval","T":512,"ndcg@10":0.{n + 1}}}\n')
+        out, err = self.report("--only_runs")
+        self.assertEqual(re.findall(r"^\| rope \| 1 \| (\d+\.00) \| - \| - \|", out, re.M), ["10.00", "20.00"])
+        self.assertEqual((out.count("loss of masked"), out.count("contrastive loss on"), err), (2, 2, ""))
+
+    def draw(self, *paths):
+        (curves,) = report.curves_of(report.find_runs(paths)).values()
+        return report.draw_curves(curves)
 
     def test_trained_at_another_length_than_the_paper(self):
         self.run_of("short", pos="rope", T=512, ppl={512: 18.0})

@@ -74,11 +74,12 @@ __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const 
     dS += bh * T;
     dg += bh * T;
     double after = 0.0;                                     // sum of dS behind the tokens in hand
-    for (int base = 0; base < T; base += blockDim.x) {
-        const int t = T - 1 - base - (int)threadIdx.x;      // from the last token to the first
-        const float dSt = t >= 0 ? dS[t] : 0.0f;
+    const int threads = (int)blockDim.x;
+    for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {     // aligned: padding changes no grouping
+        const int t = base + threads - 1 - (int)threadIdx.x;        // from the last token to the first
+        const float dSt = t < T ? dS[t] : 0.0f;
         const double db = after + block_scan((double)dSt);
-        if (t >= 0) { dS[t] = (float)db; }
+        if (t < T) { dS[t] = (float)db; }
         after += block_sum((double)dSt);
     }
     __syncthreads();

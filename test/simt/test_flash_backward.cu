@@ -30,7 +30,7 @@ struct Inputs {
     int heads() const { return s.B * s.NH; }
     int keys(int bh) const { return kv_len.empty() ? s.T : std::min(s.T, kv_len[(size_t)(bh / s.NH)]); }
     bool visible(int bh, int i, int j) const {
-        if (i == blind || j >= keys(bh) || (causal && j > i)) { return false; }
+        if (i == blind || i >= keys(bh) || j >= keys(bh) || (causal && j > i)) { return false; }
         return first_tile.empty() || j / FLASH_TILE >= first_tile[(size_t)bh * ceil_div(s.T, FLASH_TILE) + i / FLASH_TILE];
     }
     double bias(int bh, int i, int j) const {
@@ -85,6 +85,27 @@ Inputs make_inputs(FlashBias K, bool causal, Shape s, uint64_t seed, double step
         p.slope.push_back((float)std::pow(2.0, h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power));
     }
     return p;
+}
+
+// b of token t becomes `step` in every head
+void step_up(Inputs& p, int at, double step) {
+    const size_t T = (size_t)p.s.T, chunks = (size_t)ceil_div(p.s.T, CABLE_CHUNK);
+    for (size_t bh = 0; bh < (size_t)p.heads(); bh++) {
+        double origin = 0;
+        float offset = 0, before = 0;
+        for (size_t t = 0; t < T; t++) {
+            const float b = p.S_offset[bh * T + t] - (t % CABLE_CHUNK == 0 ? 0.0f : before);
+            before = p.S_offset[bh * T + t];
+            if (t % CABLE_CHUNK == 0) {
+                origin += offset;
+                offset = 0;
+                p.S_origin[bh * chunks + t / CABLE_CHUNK] = origin;
+            }
+            offset += (int)t == at ? (float)step : b;
+            p.S_offset[bh * T + t] = offset;
+            p.S[bh * T + t] = origin + offset;
+        }
+    }
 }
 
 // layouts as in Inputs; dtable (B*NH,2T-1)
@@ -238,6 +259,7 @@ struct Device {
         check(done, "no backward kernel for this head size");
         const std::vector<float> dqkv = to_float(d_dqkv.host()), dS = d_dS.host(), dg = d_dg.host(), dtable = d_dtable.host();
         scratch.host();
+        const std::vector<float> new_out = to_float(d_out.host()), new_lse = d_lse.host();
         Results r(p);
         const bool cable = p.K == FlashBias::Distance || p.K == FlashBias::LogDistance;
         bool outside = true;                                // what is nobody's business stayed as it was; unreachable columns are 0
@@ -247,8 +269,10 @@ struct Device {
                 const size_t at = bh * T + t;
                 for (size_t c = 3 * C; c < (size_t)OC; c++) { outside = outside && std::isnan(dqkv[(b * stride + t) * OC + c]); }
                 if (t >= T) { outside = outside && std::isnan(dqkv[(b * stride + t) * OC]) && std::isnan(dS[bh * stride + t]); continue; }
+                r.lse[at] = new_lse[bh * stride + t];
                 for (size_t d = 0; d < HS; d++) {
                     const float* row = &dqkv[(b * stride + t) * OC + h * HS + d];
+                    r.out[at * HS + d] = new_out[(b * T + t) * C + h * HS + d];
                     r.dq[at * HS + d] = row[0];
                     r.dk[at * HS + d] = row[C];
                     r.dv[at * HS + d] = row[2 * C];
@@ -337,7 +361,7 @@ void against_oracle(FlashBias K, bool causal) {
 const FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance, FlashBias::Toeplitz};
 
 bool same(const Results& a, const Results& b) {
-    return same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv) && same_bits(a.dS, b.dS) && same_bits(a.dg, b.dg) &&
+    return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv) && same_bits(a.dS, b.dS) && same_bits(a.dg, b.dg) &&
            same_bits(a.dtable, b.dtable);
 }
 
@@ -391,6 +415,22 @@ KERNEL_TEST("flash backward LogDistance, causal") { against_oracle(FlashBias::Lo
 KERNEL_TEST("flash backward LogDistance, full") { against_oracle(FlashBias::LogDistance, false); }
 KERNEL_TEST("flash backward Toeplitz, causal") { against_oracle(FlashBias::Toeplitz, true); }
 KERNEL_TEST("flash backward Toeplitz, full") { against_oracle(FlashBias::Toeplitz, false); }
+
+// Steps within chunk 0 to S = 1e5 and more, then as always: what the tiles behind it have of S is small again, and their distances
+// to its last keys too. float32 origins alone would be off by 2^-8 there, and P by g times that.
+KERNEL_TEST("flash backward: small distances at a large S") {
+    Worst worst;
+    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+        for (bool causal : {true, false}) {
+            Inputs p = make_inputs(K, causal, {1, 270, 1, 64}, 87, 0.03);
+            step_up(p, 100, 1e5);
+            for (double& g : p.g) { g = (float)(2 + 4 * g); }
+            const Results exact = oracle(p, Exact);
+            expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+        }
+    }
+    inform(worst);
+}
 
 // Shifting S changes nothing, so dS sums to 0, and so does db_0: the row sums have to cancel what the column sums leak.
 KERNEL_TEST("flash backward: dS sums to 0") {
@@ -470,20 +510,77 @@ KERNEL_TEST("flash backward: two runs give the same bits") {
     }
 }
 
-KERNEL_TEST("flash backward: masked keys and rows without a key get zeros") {
+// The first `tokens` tokens of one sequence: of results, of what made them.
+Doubles part(const Doubles& x, const Inputs& p, int b, int tokens, size_t width) {
+    Doubles y;
+    for (size_t bh = (size_t)b * p.s.NH; bh < (size_t)(b + 1) * p.s.NH; bh++) {
+        const auto at = x.begin() + bh * p.s.T * width;
+        y.insert(y.end(), at, at + tokens * width);
+    }
+    return y;
+}
+Results part(const Results& r, const Inputs& p, int b, int tokens) {
+    Results y = r;
+    const size_t HS = (size_t)p.s.HS;
+    const std::pair<Doubles Results::*, size_t> all[] = {{&Results::out, HS}, {&Results::lse, 1}, {&Results::dq, HS}, {&Results::dk, HS},
+                                                         {&Results::dv, HS}, {&Results::dS, 1}, {&Results::dg, 1}};
+    for (const auto& [x, width] : all) { y.*x = part(r.*x, p, b, tokens, width); }
+    y.dtable.clear();
+    for (size_t bh = (size_t)b * p.s.NH; bh < (size_t)(b + 1) * p.s.NH; bh++) {
+        const auto zero = r.dtable.begin() + bh * (2 * p.s.T - 1) + p.s.T - 1;
+        y.dtable.insert(y.dtable.end(), zero - (tokens - 1), zero + tokens);
+    }
+    return y;
+}
+Inputs part(const Inputs& p, int b, int tokens) {
+    Inputs y = p;
+    y.s.B = 1;
+    y.s.T = tokens;
+    y.kv_len.clear();
+    const size_t HS = (size_t)p.s.HS, chunks = (size_t)ceil_div(p.s.T, CABLE_CHUNK);
+    for (Doubles Inputs::* x : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::dout}) { y.*x = part(p.*x, p, b, tokens, HS); }
+    for (Doubles Inputs::* x : {&Inputs::S, &Inputs::g}) { y.*x = part(p.*x, p, b, tokens, 1); }
+    const Doubles offset = part(doubles(p.S_offset), p, b, tokens, 1);
+    y.S_offset.assign(offset.begin(), offset.end());
+    y.S_origin.clear();
+    y.table.clear();
+    for (size_t h = 0; h < (size_t)p.s.NH; h++) {
+        const auto origin = p.S_origin.begin() + (b * p.s.NH + h) * chunks, zero = p.table.begin() + h * (2 * p.s.T - 1) + p.s.T - 1;
+        y.S_origin.insert(y.S_origin.end(), origin, origin + ceil_div(tokens, CABLE_CHUNK));
+        y.table.insert(y.table.end(), zero - (tokens - 1), zero + tokens);
+    }
+    return y;
+}
+
+KERNEL_TEST("flash backward after the forward: padding changes no bit of a sequence") {
+    for (FlashBias K : BIASES) {
+        for (bool causal : {true, false}) {
+            Inputs p = make_inputs(K, causal, {2, on_gpu ? 900 : 160, 2, 64}, 91);
+            p.kv_len = {on_gpu ? 850 : 150, 64};
+            const Results all = Device(p, Results(p)).run(true);
+            for (int b = 0; b < p.s.B; b++) {
+                const int n = p.kv_len[(size_t)b];
+                const Inputs alone = part(p, b, n);
+                EXPECT(same(Device(alone, Results(alone)).run(true), part(all, p, b, n)), "%s %s: %d tokens alone, and padded to %d",
+                       BIAS_NAMES[(int)K], causal ? "causal" : "full", n, p.s.T);
+            }
+        }
+    }
+}
+
+KERNEL_TEST("flash backward: padding and rows without a key get zeros") {
     Worst worst;
     for (FlashBias K : BIASES) {
         for (bool causal : {true, false}) {
             Inputs p = make_inputs(K, causal, {3, 70, 1, 64}, 61);
-            p.kv_len = {0, 3, 64};
+            p.kv_len = {0, 3, 69};
             p.blind = 66;
             const Results exact = oracle(p, Exact), r = Device(p, exact).run();
             expect_near(p, r, oracle(p, Backward), exact, worst);
             bool zero = true;
             for (size_t e = 0; e < r.dk.size(); e++) {
                 const int b = (int)(e / (70 * 64)), j = (int)(e / 64 % 70);
-                if (j >= p.kv_len[(size_t)b]) { zero = zero && r.dk[e] == 0 && r.dv[e] == 0; }
-                if (b == 0) { zero = zero && r.dq[e] == 0; }
+                if (j >= p.kv_len[(size_t)b]) { zero = zero && r.dk[e] == 0 && r.dv[e] == 0 && r.dq[e] == 0; }
             }
             for (size_t t = 0; t < 70; t++) { zero = zero && r.dS[t] == 0 && r.dg[t] == 0; }
             EXPECT(zero, "%s: a gradient where nothing was seen", BIAS_NAMES[(int)K]);

@@ -20,6 +20,7 @@ struct Problem {
     std::vector<int> kv_len = {};
     double qk = 1.0, b_mean = 0.0, b_std = 0.55, g_mean = 0.0, g_std = 1.0, origin = 0.0;
     int spare = 3;                              // positions behind T in every array over time
+    int step_at = -1;                           // a token whose b is 1e5
 
     int stride() const { return T + spare; }
     int C() const { return NH * HS; }
@@ -66,7 +67,7 @@ static Inputs make_inputs(const Problem& p, uint64_t seed) {
                 offset = 0.0f;
                 x.origin[(size_t)bh * p.chunks() + t / 128] = origin;
             }
-            offset += std::max(zc[(size_t)bh * stride + t], 0.0f);
+            offset += t == p.step_at ? 1e5f : std::max(zc[(size_t)bh * stride + t], 0.0f);
             x.S[(size_t)bh * stride + t] = offset;
             x.g[(size_t)bh * stride + t] = (float)std::log1p(std::exp((double)zs[(size_t)bh * stride + t]));
         }
@@ -116,8 +117,8 @@ static Oracle oracle(const Problem& p, const Inputs& x) {
         const int b = bh / p.NH, h = bh % p.NH;
         const float* base = &x.qkv[(size_t)b * p.stride() * OC + h * HS];
         for (int i = 0; i < p.T; i++) {
-            const int keys = p.causal ? std::min(i + 1, p.keys(b)) : p.keys(b);
-            if (keys == 0) { continue; }
+            if (i >= p.keys(b)) { continue; }           // padding: out 0, lse -inf
+            const int keys = p.causal ? i + 1 : p.keys(b);
             for (int j = 0; j < keys; j++) {
                 double dot = 0.0;
                 float rough_dot = 0.0f;
@@ -259,7 +260,7 @@ KERNEL_TEST("flash forward: distance against float64") { every_length(FlashBias:
 KERNEL_TEST("flash forward: log distance against float64") { every_length(FlashBias::LogDistance); }
 KERNEL_TEST("flash forward: toeplitz against float64") { every_length(FlashBias::Toeplitz); }
 
-KERNEL_TEST("flash forward: kv_len, rows without a key") {
+KERNEL_TEST("flash forward: sequences that end earlier") {
     Worst worst;
     for (FlashBias K : BIASES) {
         for (bool causal : {true, false}) {
@@ -268,6 +269,22 @@ KERNEL_TEST("flash forward: kv_len, rows without a key") {
         }
     }
     run_case({FlashBias::Distance, false, 1, 200, 1, 128, {100}}, 7, worst);
+    report(worst);
+}
+
+// A step to S = 1e5 within chunk 0: the distances between what follows it in the chunk and the next chunk are small again. In float32
+// origins they would be off by 2^-8, and the logits by g times that.
+KERNEL_TEST("flash forward: small distances at a large S") {
+    Worst worst;
+    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+        for (bool causal : {true, false}) {
+            Problem p = {K, causal, 1, 270, 1, 64};
+            p.b_std = 0.05;
+            p.g_mean = 5.0;
+            p.step_at = 100;
+            run_case(p, 8, worst);
+        }
+    }
     report(worst);
 }
 
@@ -362,7 +379,7 @@ static double largest_skipped(const Problem& p, const Inputs& x, const std::vect
     for (int bh = 0; bh < p.B * p.NH; bh++) {
         const float* base = &x.qkv[(size_t)(bh / p.NH) * p.stride() * p.OC() + bh % p.NH * p.HS];
         for (int i = 0; i < p.T; i++) {
-            const int keys = p.causal ? std::min(i + 1, p.keys(bh / p.NH)) : p.keys(bh / p.NH);
+            const int keys = i >= p.keys(bh / p.NH) ? 0 : p.causal ? i + 1 : p.keys(bh / p.NH);
             const int first = 64 * first_tile[(size_t)bh * ceil_div(p.T, 64) + i / 64];
             double skipped = -INFINITY, top = -INFINITY;
             for (int j = 0; j < keys; j++) {

@@ -1,0 +1,84 @@
+// layer.h -- one layer of a model that is nothing but attention: what a trainer hands to an encoding, and the oracle of one sequence.
+#ifndef TEST_LAYER_H
+#define TEST_LAYER_H
+
+#include "oracle.h"
+#include "oracle_positions.h"
+
+#include "../llmc/positions.h"
+
+struct Shape { int B, T, NH, HS; };             // T: tokens of a sequence, or of the longest of a batch
+
+// Arrays over time have room for `stride` tokens. Parameters start at 0: fill() draws them.
+struct AttentionLayer {
+    Shape s;
+    bool causal;
+    int stride, C, OC;
+    PositionConfig config;
+    PositionTables tables;
+    TensorTable params, acts;
+    std::vector<float> host_params;
+    std::vector<int> lengths;                   // (B) or empty: all have T tokens
+    std::unique_ptr<Array<float>> master, grads, act_data;
+    std::unique_ptr<Array<int>> kv_len;
+    PositionView view;
+
+    AttentionLayer(const std::string& name, Shape s, bool causal, int stride, int T_train)
+        : s(s), causal(causal), stride(stride), C(s.NH * s.HS), config(parse_position(name, T_train)) {
+        PositionDims dims;
+        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = stride; dims.causal = causal;
+        tables = position_tables(config, dims);
+        OC = round_up(3 * C + tables.extra_columns, 8);
+        for (const TensorSpec& p : tables.params) { params.add(p); }
+        for (const TensorSpec& a : tables.acts) { acts.add(a); }
+        host_params.assign(params.total, 0.0f);
+        master.reset(new Array<float>(host_params));
+        grads.reset(new Array<float>(host_params));
+        act_data.reset(new Array<float>(acts.total));
+        view.config = &config;
+        view.L = 1; view.NH = s.NH; view.C = C; view.HS = s.HS; view.layer = 0;
+        view.B = s.B; view.T = stride; view.OC = OC; view.causal = causal;
+        view.params = &params; view.acts = &acts;
+        view.master = *master; view.grads = *grads; view.act_data = *act_data;
+    }
+    AttentionLayer(const AttentionLayer&) = delete;
+
+    float* host(const std::string& name) { return params.pointer(host_params.data(), name)(); }
+
+    // draw(spec): the values of one tensor, into host()
+    template <class F> void fill(F draw) {
+        for (const TensorSpec& p : tables.params) { draw(p); }
+        master->set(host_params);
+    }
+    void set_lengths(const std::vector<int>& all) {
+        lengths = all;
+        kv_len.reset(new Array<int>(all));
+        view.kv_len = *kv_len;
+    }
+    int tokens(int b) const { return lengths.empty() ? s.T : lengths[(size_t)b]; }
+
+    // of the first `tokens` tokens of sequence b, with qkv (B,stride,OC) as it was before the encoding prepared it
+    PositionOracle oracle(const std::vector<float>& qkv, int b, int tokens) {
+        PositionOracle o;
+        o.name = config.name;
+        o.causal = causal;
+        o.T = tokens; o.NH = s.NH; o.C = C; o.HS = s.HS; o.T_train = config.T_train;
+        for (const TensorSpec& p : tables.params) { o.p[p.name] = std::vector<double>(host(p.name), host(p.name) + p.size()); }
+        if (o.name == "rope") { o.theta = config.value("theta"); }
+        if (o.name == "t5_clip") { o.K = config.value("K"); }
+        for (int t = 0; t < tokens && tables.extra_columns > 0; t++) {
+            const float* row = &qkv[((size_t)b * stride + t) * OC + 3 * C];
+            o.z.insert(o.z.end(), row, row + s.NH);
+            if (tables.extra_columns > s.NH) { o.u.insert(o.u.end(), row + s.NH, row + 2 * s.NH); }
+        }
+        return o;
+    }
+    // (HS): part 0, 1, 2 is q, k, v of head h at token t of sequence b, turned if the encoding turns it
+    std::vector<double> vector(const PositionOracle& o, const std::vector<float>& qkv, int b, int h, int t, int part) const {
+        const float* x = &qkv[((size_t)b * stride + t) * OC + part * C + h * s.HS];
+        const std::vector<double> v(x, x + s.HS);
+        return part < 2 ? oracle_rotate(o, v, t) : v;
+    }
+};
+
+#endif
