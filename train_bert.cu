@@ -510,7 +510,8 @@ void predict(BERT& model, const std::string& text, const Tokenizer& tokenizer) {
         for (int i = 0; i < most; i++) {
             const std::string token = order[i] < tokenizer.vocab_size() ? tokenizer.decode(order[i], true) : strprintf("<%d>", order[i]);
             const bool part = token.size() == 1 && (unsigned char)token[0] >= 128;      // of a character
-            printf("  %s %.1f%%", part ? strprintf("\\x%02x", (unsigned char)token[0]).c_str() : printable(token).c_str(), 100 * std::exp(x[order[i]] - largest) / sum);
+            const std::string shown = part ? strprintf("\\x%02x", (unsigned char)token[0]) : printable(token);
+            printf("  %s %.1f%%", shown.c_str(), 100 * std::exp(x[order[i]] - largest) / sum);
         }
         printf("\n");
     }
