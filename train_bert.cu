@@ -492,6 +492,9 @@ std::vector<std::vector<float>> masked_logits(BERT& model, Activations& acts, co
 // --predict: the five likeliest tokens for each [MASK]
 void predict(BERT& model, const std::string& text, const Tokenizer& tokenizer) {
     const std::vector<int> ids = text_ids(text, model.config.special, tokenizer);
+    const int reach = position_max_length(model.config.position);
+    check(ids.size() <= (size_t)reach, "--predict: the text is %zu tokens, but %s has no positions beyond %d", ids.size(),
+          model.config.position.name.c_str(), reach);
     Activations acts = activations_describe(model, 1, (int)ids.size(), Purpose::Evaluate, 0);
     activations_allocate(acts);
     const std::vector<std::vector<float>> logits = masked_logits(model, acts, ids);
@@ -622,6 +625,9 @@ int bert_main(int argc, char** argv) {
     // 1. what to do, and with which data
     check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(), "--corpus, --queries and --qrels go together");
     check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
+    check((o.encode.empty() && o.corpus.empty()) || std::none_of(o.eval_lengths.begin(), o.eval_lengths.end(), [](int T) { return T < 2; }),
+          "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
+    check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos, "--predict: there is no [MASK] in the text");
     check(comm().size == 1 || (o.pairs.empty() && o.encode.empty() && o.corpus.empty() && !o.is_given("predict")),
           "--pairs, --encode, --corpus, --predict: with one process, not with mpirun");
     begin_run(run, !o.eval_lengths.empty() || !o.encode.empty() || !o.corpus.empty() || o.is_given("predict"),
@@ -649,7 +655,11 @@ int bert_main(int argc, char** argv) {
     }
     const bool counts = o.steps < 0 && (pairs != nullptr || files != nullptr);
     plan_steps(run, config, !counts ? 0 : pairs != nullptr ? pairs->groups() : files->windows(config.T));
-    if (pairs != nullptr) { run.micro_batches = ceil_div(run.samples * pairs->group, o.B); }
+    if (pairs != nullptr) {
+        check((size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but --pairs %s has %zu", (long long)o.total_batch,
+              run.samples, o.T, o.pairs.c_str(), pairs->groups());
+        run.micro_batches = ceil_div(run.samples * pairs->group, o.B);
+    }
     std::unique_ptr<Collections> collections;
     if (!o.list) { collections = std::make_unique<Collections>(o, config.special); }
     check(!o.is_given("predict") || o.list || (run.tokenizer != nullptr && run.tokenizer->cannot_encode.empty()),

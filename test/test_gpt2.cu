@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "oracle.h"
+#include "fixture.h"
 
 #include "../llmc/adamw.cuh"
 #include "../llmc/attention.cuh"
@@ -50,74 +50,25 @@ struct Acts : Activations {
     ~Acts() { release(); }
 };
 
-// The elements of an internal tensor that a tensor of a file is, in the file's order
-std::vector<size_t> elements_of(const TensorTable& table, const FileTensor& f) {
-    const TensorSpec& s = table.specs[(size_t)table.index(f.tensor)];
-    const size_t cols = s.cols > 0 ? s.cols : 1, at = table.offsets[(size_t)table.index(f.tensor)] + (size_t)f.layer * s.rows * cols + f.row0 * cols;
-    std::vector<size_t> e;
-    for (size_t a = 0; a < (f.transposed ? cols : f.rows); a++) {
-        for (size_t b = 0; b < (f.transposed ? f.rows : cols); b++) { e.push_back(at + (f.transposed ? b * cols + a : a * cols + b)); }
-    }
-    return e;
-}
-
-struct Fixture {
-    Safetensors file;
-    GPT2Config config;
+struct Fixture : FixtureFile {
+    GPT2Config gpt2;
     std::vector<int> inputs, targets;
-    int B = 0, T = 0;
+    int B, T;
 
-    explicit Fixture(const std::string& name) : file(directory() + "/gpt2_" + name + ".safetensors") {
-        const Json j = parse_json(file.metadata["config"].get<std::string>(), file.file.path);
-        config.L = (int)json_int(j, "n_layer", 1, 100, "fixture");
-        config.NH = (int)json_int(j, "n_head", 1, 100, "fixture");
-        config.C = (int)json_int(j, "n_embd", 1, 1000, "fixture");
-        config.V = (int)json_int(j, "vocab_size", 1, 1000, "fixture");
-        config.T = (int)json_int(j, "n_positions", 1, 1000, "fixture");
-        config.position = position_from_json(j["position"], config.T, "fixture");
-        inputs = file.read_i32("inputs");
-        targets = file.read_i32("targets");
+    explicit Fixture(const std::string& name) : FixtureFile("gpt2_" + name) {
+        gpt2.L = number("n_layer");
+        gpt2.NH = number("n_head");
+        gpt2.C = number("n_embd");
+        gpt2.V = number("vocab_size");
+        gpt2.T = number("n_positions");
+        gpt2.position = position_from_json(config["position"], gpt2.T, "fixture");
+        inputs = ints("inputs");
+        targets = ints("targets");
         B = (int)file.entry("inputs").shape[0];
         T = (int)file.entry("inputs").shape[1];
     }
-    static std::string directory() {
-        std::string path = __FILE__;
-        path = path.substr(0, path.rfind('/')) + "/fixtures";
-        return is_directory(path) ? path : "test/fixtures";
-    }
-    std::vector<float> read(const std::string& name) const {
-        std::vector<float> x(file.entry(name).elements);
-        file.read_elements(file.entry(name), x.data(), 0, x.size());
-        return x;
-    }
-    // padding gets values too, which nothing may depend on
-    void load(Model& model, Random& random) const {
-        std::vector<float> x = random.normals(model.table.total);
-        for (const FileTensor& f : model.files) {
-            const std::vector<size_t> at = elements_of(model.table, f);
-            const std::vector<float> values = read("param." + f.name);
-            REQUIRE(values.size() == at.size());
-            for (size_t i = 0; i < at.size(); i++) { x[at[i]] = values[i]; }
-        }
-        model.set(x);
-    }
+    void load(Model& model, Random& random) const { model.set(weights(model.table, model.files, random)); }
 };
-
-// The fixture's values were rounded to float32, and its error is the worst of 8 runs in another order of summation than ours.
-constexpr double FIXTURE_MULTIPLE = 4;
-
-double error_units(const Fixture& f, const std::string& name, const std::vector<float>& got, const std::vector<float>& want) {
-    const std::string error = name.compare(0, 5, "grad.") == 0 ? name.substr(5) : name;
-    const double scale = error.find("fire.mlp.2.bias") != std::string::npos ? 1.0 : largest(want);    // exactly zero: absolute
-    const double units = worst_difference(got, as<double>(want)) / (f.read("error." + error)[0] * scale);
-    if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%-14s %-44s %.2f units\n", f.config.position.name.c_str(), name.c_str(), units); }
-    return units;
-}
-void check_fixture(const Fixture& f, const std::string& name, const std::vector<float>& got, const std::vector<float>& want) {
-    const double units = error_units(f, name, got, want);
-    INFO(f.config.position.name << ", " << name << ": off by so many times what PyTorch is in float32");
-    CHECK(units <= FIXTURE_MULTIPLE);
-}
 
 // logits (B*T,V) of a forward, and its losses
 std::vector<float> logits_of(Model& model, Activations& acts, const std::vector<int>& tokens, const std::vector<int>& targets, int B, int T,
@@ -153,15 +104,15 @@ std::vector<int> draw_tokens(Random& random, size_t n, int V) {
 void test_fixture(Random& random, const std::string& name) {
     INFO(name);
     const Fixture f(name);
-    Model model(f.config, 1);
+    Model model(f.gpt2, 1);
     f.load(model, random);
     Acts acts(model, f.B, f.T);
     std::vector<float> losses;
-    check_fixture(f, "logits", logits_of(model, acts, f.inputs, f.targets, f.B, f.T, &losses), f.read("logits"));
+    f.check_close("logits", logits_of(model, acts, f.inputs, f.targets, f.B, f.T, &losses), f.read("logits"));
     for (size_t n = 0; n < losses.size(); n++) { CHECK((losses[n] == 0.0f) == (f.targets[n] == IGNORE_INDEX)); }
     double loss = 0;
     const std::vector<float> grads = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &loss);
-    check_fixture(f, "loss", {(float)loss}, f.read("loss"));
+    f.check_close("loss", {(float)loss}, f.read("loss"));
     std::vector<bool> named(grads.size());
     for (const FileTensor& t : model.files) {
         std::vector<float> got;
@@ -169,7 +120,7 @@ void test_fixture(Random& random, const std::string& name) {
             got.push_back(grads[e]);
             named[e] = true;
         }
-        check_fixture(f, "grad." + t.name, got, f.read("grad." + t.name));
+        f.check_close("grad." + t.name, got, f.read("grad." + t.name));
     }
     bool padding_is_zero = true;
     for (size_t e = 0; e < grads.size(); e++) { padding_is_zero = padding_is_zero && (named[e] || grads[e] == 0.0f); }
@@ -247,7 +198,7 @@ TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", 
     for (const PositionRow& row : position_rows) {
         const Fixture f(row.name);
         if (f.file.find("inputs.long") == nullptr) {
-            CHECK(position_max_length(f.config.position) == f.T);
+            CHECK(position_max_length(f.gpt2.position) == f.T);
             continue;
         }
         const std::vector<int> inputs = f.file.read_i32("inputs.long");
@@ -256,16 +207,16 @@ TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", 
             const std::string name = std::string(scaling) == "none" ? "logits.long" : std::string("logits.") + scaling;
             if (f.file.find(name) == nullptr) { continue; }
             INFO(row.name << ", " << name);
-            GPT2Config config = f.config;
+            GPT2Config config = f.gpt2;
             parse_rope_scaling(scaling, config.position);
             Model model(config, 0);
             f.load(model, random);
             Acts acts(model, f.B, T, Purpose::Evaluate);
             const std::vector<int> ignored((size_t)f.B * T, IGNORE_INDEX);
             const std::vector<float> got = logits_of(model, acts, inputs, ignored, f.B, T);
-            check_fixture(f, name, got, f.read(name));
+            f.check_close(name, got, f.read(name));
             if (name == "logits.long" && row.name == std::string("rope")) {
-                CHECK(error_units(f, "logits.pi", got, f.read("logits.pi")) > 100);        // the scalings do differ
+                CHECK(f.error_units("logits.pi", got, f.read("logits.pi")) > 100);        // the scalings do differ
             }
         }
     }
@@ -282,7 +233,7 @@ TEST_CASE("recomputing activations changes no bit", "[gpt2]") {
         size_t before = SIZE_MAX;
         for (int recompute : {0, 1, 2}) {
             Random same = random;
-            Model model(f.config, 1);
+            Model model(f.gpt2, 1);
             f.load(model, same);
             Acts acts(model, f.B, f.T, Purpose::Train, recompute);
             double loss = 0;
@@ -320,7 +271,7 @@ TEST_CASE("ignored targets count nowhere", "[gpt2]") {
     Random random;
     INFO(random);
     const Fixture f("cable");
-    Model model(f.config, 2);
+    Model model(f.gpt2, 2);
     f.load(model, random);
     Acts acts(model, f.B, f.T);
     double loss = -1, all_ignored = -1;
@@ -345,15 +296,15 @@ TEST_CASE("however a batch is cut into micro-batches, loss and gradient are the 
     const Fixture f("cable");
     for (int sequences : {4, 6, 7, 8}) {
         const size_t N = (size_t)sequences * f.T;
-        const std::vector<int> inputs = draw_tokens(random, N, f.config.V);
-        std::vector<int> targets = draw_tokens(random, N, f.config.V);
+        const std::vector<int> inputs = draw_tokens(random, N, f.gpt2.V);
+        std::vector<int> targets = draw_tokens(random, N, f.gpt2.V);
         for (size_t n = 0; n < N; n += 3 + n / 20) { targets[n] = IGNORE_INDEX; }       // another count in each micro-batch
         std::vector<float> whole;
         double whole_loss = 0;
         for (int micro_batches : {1, 2, 3, 4, 6, 7, 8}) {
             if (sequences % micro_batches != 0) { continue; }
             Random same = random;
-            Model model(f.config, micro_batches);
+            Model model(f.gpt2, micro_batches);
             f.load(model, same);
             Acts acts(model, sequences / micro_batches, f.T);
             double loss = 0;
@@ -371,7 +322,7 @@ TEST_CASE("however a batch is cut into micro-batches, loss and gradient are the 
                     got.push_back(grads[e]);
                     want.push_back(whole[e]);
                 }
-                check_fixture(f, "grad." + t.name, got, want);
+                f.check_close("grad." + t.name, got, want);
             }
         }
     }
@@ -409,7 +360,7 @@ TEST_CASE("a head in chunks is the head at once", "[gpt2]") {
     Random random;
     INFO(random);
     const Fixture f("none");
-    Model model(f.config, 1);
+    Model model(f.gpt2, 1);
     f.load(model, random);
     Acts acts(model, f.B, f.T);
     double loss = 0, chunked_loss = 0;
@@ -423,7 +374,7 @@ TEST_CASE("a head in chunks is the head at once", "[gpt2]") {
             a.push_back(chunked[e]);
             b.push_back(once[e]);
         }
-        check_fixture(f, "grad." + t.name, a, b);
+        f.check_close("grad." + t.name, a, b);
     }
 }
 
@@ -432,7 +383,7 @@ TEST_CASE("evaluation's logits have training's bits", "[gpt2]") {
     INFO(random);
     for (const char* name : {"cable", "fire", "learned"}) {
         const Fixture f(name);
-        Model model(f.config, 1);
+        Model model(f.gpt2, 1);
         f.load(model, random);
         Acts train(model, f.B, f.T), evaluate(model, f.B, f.T, Purpose::Evaluate);
         CHECK(evaluate.bytes() < train.bytes());

@@ -1,227 +1,21 @@
 // test_run.cu -- the program train_gpt2 from the outside, as a user meets it: what it computes, leaves on the disk and
 // says when something is wrong. Every run is a process of its own. The binary is $TRAIN_GPT2, or ./train_gpt2.
-#include <csignal>
-#include <map>
-
-#include <sys/wait.h>
-
-#include "catch.h"
-#include "files.h"
-#include "guard.h"
-#include "json.h"
-#include "rand.h"
-#include "safetensors.h"
+#include "program.h"
 
 namespace {
 
-// Flags and values; set() replaces, because a flag given twice is an error. A switch has the value "".
-struct Flags {
-    std::vector<std::pair<std::string, std::string>> list;
-
-    Flags set(const std::string& flag, const std::string& value = "") const {
-        Flags f = *this;
-        for (auto& item : f.list) { if (item.first == flag) { item.second = value; return f; } }
-        f.list.push_back({flag, value});
-        return f;
-    }
-    // "--lr 1e-3 --check --steps -1"
-    Flags with(const std::string& words) const {
-        Flags f = *this;
-        std::string flag;
-        size_t at = 0;
-        while ((at = words.find_first_not_of(' ', at)) != std::string::npos) {
-            const std::string word = words.substr(at, words.find(' ', at) - at);
-            const bool is_flag = word.size() > 1 && word[0] == '-' && !isdigit((unsigned char)word[1]);
-            if (is_flag) { flag = word; }
-            f = f.set(flag, is_flag ? "" : word);
-            at += word.size();
-        }
-        return f;
-    }
-    Flags without(const std::string& flag) const {
-        Flags f;
-        for (const auto& item : list) { if (item.first != flag) { f.list.push_back(item); } }
-        return f;
-    }
-    std::vector<std::string> words() const {
-        std::vector<std::string> w;
-        for (const auto& item : list) {
-            w.push_back(item.first);
-            if (!item.second.empty()) { w.push_back(item.second); }
-        }
-        return w;
-    }
-};
-
-struct Outcome { int code; std::string out, err; };     // code: 128 + number when a signal ended it
-
-std::string program() {
-    const char* path = getenv("TRAIN_GPT2");
-    return path != nullptr && *path != '\0' ? path : "./train_gpt2";
-}
-
-bool have_program() {
-    if (access(program().c_str(), X_OK) == 0) { return true; }
-    WARN("SKIPPED: there is no " << program() << " (make train_gpt2, or set TRAIN_GPT2)");
-    return false;
-}
-
-// A run in the background
-struct Process {
-    pid_t pid = -1;
-    std::string out, err;
-
-    Process(const std::vector<std::string>& args, const std::string& log) : out(log + ".out"), err(log + ".err") {
-        std::vector<std::string> words = args;
-        words.insert(words.begin(), program());
-        std::vector<char*> argv;
-        for (std::string& w : words) { argv.push_back(&w[0]); }
-        argv.push_back(nullptr);
-        setenv("OMP_WAIT_POLICY", "passive", 1);            // threads that spin would starve the other tests' runs
-        const int fds[] = {io_create(out), io_create(err)};
-        pid = fork();
-        if (pid == 0) {
-            dup2(fds[0], STDOUT_FILENO);
-            dup2(fds[1], STDERR_FILENO);
-            alarm(60);                                      // a run that hangs fails, it does not hang the tests
-            execv(argv[0], argv.data());
-            _exit(127);
-        }
-        for (int fd : fds) { ::close(fd); }
-        REQUIRE(pid > 0);
-    }
-    Process(const Process&) = delete;
-    Process& operator=(const Process&) = delete;
-    ~Process() { if (pid > 0) { kill(pid, SIGKILL); wait(); } }
-
-    Outcome wait() {
-        int status = 0;
-        while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
-        pid = -1;
-        return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
-    }
-    bool running() const {
-        siginfo_t info = {};
-        return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
-    }
-    // until the file has at least this many lines, or the run ends
-    void wait_for_lines(const std::string& path, size_t lines) const {
-        while (running()) {
-            if (path_exists(path)) {
-                const std::string text = read_file(path);
-                if ((size_t)std::count(text.begin(), text.end(), '\n') >= lines) { return; }
-            }
-            usleep(1000);
-        }
-    }
-};
+bool have_program() { return ::have_program("train_gpt2"); }
 
 // A directory with data and the flags of a run that takes a few milliseconds.
-struct Place : TempDir {
-    Flags base;
-    int runs = 0;
-
-    Place() {
+struct Place : ::Place {
+    Place() : ::Place("train_gpt2") {
         write_file(*this / "train.txt", words(6000, 1));
         write_file(*this / "val.txt", words(1200, 2));
         base = Flags().set("--train_files", *this / "train.txt").set("--val_files", *this / "val.txt")
             .with("--model 2,2,32 --T 32 --B 4 --steps 12 --lr 1e-3 --threads 2 --sample_every 0 --val_every 4")
             .with("--val_batches 2 --checkpoint_every 6").set("--out", *this / "out");
     }
-    // text with something to learn in it
-    static std::string words(size_t bytes, uint64_t seed) {
-        static const char* const list[] = {"the", "cable", "of", "a", "token", "sees",
-                                           "what", "came", "before", "it", "and", "sums"};
-        std::string s;
-        for (uint64_t i = 0; s.size() < bytes; i++) {
-            s += std::string(list[hash64(seed, i) % 12]) + (i % 9 == 8 ? ".\n" : " ");
-        }
-        return s;
-    }
-    Outcome run(const Flags& flags) {
-        Process p(flags.words(), *this / ("run" + std::to_string(runs++)));
-        const Outcome o = p.wait();
-        UNSCOPED_INFO("exit code " << o.code << "\nstderr: " << o.err.substr(0, 2000));
-        return o;
-    }
-    std::string out() const { return path + "/out"; }
 };
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string step_dir(const std::string& out, int step) { return out + strprintf("/step_%08d", step); }
-
-// Everything of a checkpoint that must be the same to the bit; the state without the flags, which name directories.
-std::map<std::string, std::string> bits(const std::string& dir) {
-    std::map<std::string, std::string> m;
-    for (const char* name : {"model.safetensors", "optimizer_0.safetensors", "config.json"}) {
-        m[name] = read_file(dir + "/" + name);
-    }
-    Json state = parse_json(read_file(dir + "/state.json"), dir);
-    state.erase("options");
-    m["state.json"] = json_text(state);
-    return m;
-}
-
-void check_same(const std::map<std::string, std::string>& a, const std::map<std::string, std::string>& b) {
-    for (const auto& file : a) {
-        INFO(file.first);
-        const bool same = file.second == b.at(file.first);
-        CHECK(same);
-        if (!same && file.first == "state.json") { CHECK(file.second == b.at(file.first)); }
-    }
-}
-
-std::vector<Json> json_lines(const std::string& path) {
-    std::vector<Json> lines;
-    const std::string text = read_file(path);
-    REQUIRE((text.empty() || text.back() == '\n'));
-    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-        lines.push_back(parse_json(text.substr(at, end - at), path));       // dies on a torn line
-    }
-    return lines;
-}
-
-std::vector<Json> of_kind(const std::vector<Json>& lines, const std::string& kind) {
-    std::vector<Json> found;
-    for (const Json& j : lines) { if (j.at("kind") == kind) { found.push_back(j); } }
-    return found;
-}
-
-// log.jsonl without its times
-std::string untimed_log(const std::string& out) {
-    std::string s;
-    for (Json j : json_lines(out + "/log.jsonl")) {
-        j.erase("ms");
-        j.erase("tok_per_s");
-        s += json_text(j) + "\n";
-    }
-    return s;
-}
-
-std::vector<double> losses(const std::string& out) {
-    std::vector<double> x;
-    for (const Json& j : of_kind(json_lines(out + "/log.jsonl"), "train")) {
-        x.push_back(j.at("loss").is_number() ? j.at("loss").get<double>() : NAN);
-    }
-    return x;
-}
-
-void check_each_step_once(const std::string& out, int steps) {
-    const std::vector<Json> train = of_kind(json_lines(out + "/log.jsonl"), "train");
-    REQUIRE(train.size() == (size_t)steps);
-    for (int i = 0; i < steps; i++) { CHECK(train[(size_t)i].at("step") == i); }
-}
-
-// the float32 payload of a safetensors file
-std::vector<float> values_of(const std::string& path) {
-    const std::string bytes = read_file(path);
-    uint64_t header = 0;
-    memcpy(&header, bytes.data(), 8);
-    std::vector<float> x((bytes.size() - 8 - header) / 4);
-    memcpy(x.data(), bytes.data() + 8 + header, x.size() * 4);
-    return x;
-}
 
 std::string shard(const std::vector<uint16_t>& ids, int vocab, int claimed) {
     return header_bytes({20240520, 1, claimed, vocab, 0}) + bytes_of(ids);
@@ -231,8 +25,6 @@ std::vector<uint16_t> ids_below(int vocab, size_t n) {
     for (size_t i = 0; i < n; i++) { ids[i] = (uint16_t)(hash64(5, i) % (uint64_t)vocab); }
     return ids;
 }
-
-std::string flipped(std::string bytes, size_t at) { bytes[at] = (char)(bytes[at] ^ 4); return bytes; }
 
 // ----------------------------------------------------------------------------------------------------------
 // the same bits
@@ -279,7 +71,7 @@ TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
     const double whole = wall_seconds() - start;
     int killed = 0;
     for (uint64_t i = 0; i < 12; i++) {
-        Process p(flags.set("--resume", "1").words(), place / "killed");
+        Process p(place.program, flags.set("--resume", "1").words(), place / "killed");
         if (i % 2 == 0) {
             usleep((useconds_t)(1e6 * whole * uniform01(99, i)));
         } else {                                                // amid the steps, after a checkpoint or more
@@ -313,7 +105,7 @@ TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[
     size_t lines = 0;
     for (int number : {SIGTERM, SIGINT, SIGUSR1}) {
         INFO("signal " << number);
-        Process p(flags.set("--resume", "1").words(), place / "signalled");
+        Process p(place.program, flags.set("--resume", "1").words(), place / "signalled");
         p.wait_for_lines(place.out() + "/main.log", lines + 20);
         kill(p.pid, number);
         const Outcome o = p.wait();
@@ -359,23 +151,6 @@ TEST_CASE("run: threads and recomputing change no bit, micro-batches only roundi
 
 // ----------------------------------------------------------------------------------------------------------
 // refused
-
-struct Refusal { Flags flags; std::vector<std::string> said; };
-
-void check_refused(Place& place, const Refusal& r) {
-    std::string line;
-    for (const std::string& w : r.flags.words()) { line += " " + w.substr(0, 80); }
-    INFO(line);
-    const Outcome o = place.run(r.flags);
-    INFO(o.err.substr(0, 1000));
-    CHECK(o.code == EXIT_BAD_INPUT);
-    CHECK(o.err.size() < 2000);
-    CHECK(contains(o.err, "error: "));
-    for (const std::string& part : r.said) {
-        INFO("wanted: " << part);
-        CHECK(contains(o.err, part));
-    }
-}
 
 TEST_CASE("run: flags and data that cannot be are refused before anything is written", "[run]") {
     if (!have_program()) { return; }
@@ -501,7 +276,7 @@ TEST_CASE("run: a resumed run keeps what it is", "[run]") {
     const std::string log = read_file(place.out() + "/main.log"), json_log = read_file(place.out() + "/log.jsonl");
     const auto before = bits(step_dir(place.out(), 4));
     const Flags resume = flags.set("--resume", "1");
-    write_file(place / "other.txt", Place::words(4000, 7));
+    write_file(place / "other.txt", words(4000, 7));
     const std::vector<std::vector<std::string>> changes = {
         {"--lr", "2e-3"}, {"--steps", "9"}, {"--schedule", "cosine"}, {"--warmup", "2"}, {"--final_lr", "0.5"},
         {"--weight_decay", "0.1"}, {"--beta1", "0.8"}, {"--beta2", "0.99"}, {"--eps", "1e-6"}, {"--clip", "0.5"},
@@ -534,7 +309,7 @@ TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
     io_mkdirs(place / "odd/.lock");
     check_refused(place, {place.base.set("--out", place / "odd"), {"odd", "not writable"}});
 
-    Process first(place.base.with("--steps 1000000 --checkpoint_every 1000000").words(), place / "first");
+    Process first(place.program, place.base.with("--steps 1000000 --checkpoint_every 1000000").words(), place / "first");
     first.wait_for_lines(place.out() + "/main.log", 3);
     REQUIRE(first.running());
     const Refusal second = {place.base.set("--checkpoint_every", "1"),
@@ -655,7 +430,7 @@ TEST_CASE("run: perplexity at every length, logged", "[run]") {
     if (!have_program()) { return; }
     Place place;
     const Flags eval = Flags().set("--val_files", place / "val.txt").with("--threads 2 --eval_lengths 16,32,64,128");
-    const uint64_t tokens = Place::words(1200, 2).size() - 1;
+    const uint64_t tokens = words(1200, 2).size() - 1;
     for (const char* pos : {"alibi", "learned"}) {
         INFO(pos);
         const std::string out = place / pos, to = place / (std::string("eval_") + pos);

@@ -1,0 +1,83 @@
+// fixture.h -- a small model that PyTorch has computed (dev/hf/make_fixtures.py), and how far a trainer is from it.
+#ifndef TEST_FIXTURE_H
+#define TEST_FIXTURE_H
+
+#include "oracle.h"
+
+#include "../llmc/program.h"
+
+// The elements of an internal tensor that a tensor of a file is, in the file's order
+inline std::vector<size_t> elements_of(const TensorTable& table, const FileTensor& f) {
+    const TensorSpec& s = table.specs[(size_t)table.index(f.tensor)];
+    const size_t cols = s.cols > 0 ? s.cols : 1, at = table.offsets[(size_t)table.index(f.tensor)] + (size_t)f.layer * s.rows * cols + f.row0 * cols;
+    std::vector<size_t> e;
+    for (size_t a = 0; a < (f.transposed ? cols : f.rows); a++) {
+        for (size_t b = 0; b < (f.transposed ? f.rows : cols); b++) { e.push_back(at + (f.transposed ? b * cols + a : a * cols + b)); }
+    }
+    return e;
+}
+
+// x, laid out as the parameters: the elements of a tensor of a file
+inline std::vector<float> part_of(const std::vector<float>& x, const TensorTable& table, const FileTensor& f) {
+    std::vector<float> part;
+    for (size_t e : elements_of(table, f)) { part.push_back(x[e]); }
+    return part;
+}
+
+// The fixture's values were rounded to float32, and its error is the worst of 8 runs in another order of summation than ours.
+constexpr double FIXTURE_MULTIPLE = 4;
+
+struct FixtureFile {
+    Safetensors file;
+    Json config;
+
+    explicit FixtureFile(const std::string& name) : file(directory() + "/" + name + ".safetensors") {
+        config = parse_json(file.metadata["config"].get<std::string>(), file.file.path);
+    }
+    static std::string directory() {
+        std::string path = __FILE__;
+        path = path.substr(0, path.rfind('/')) + "/fixtures";
+        return is_directory(path) ? path : "test/fixtures";
+    }
+    int number(const char* key) const { return (int)json_int(config, key, 1, 1000, "fixture"); }
+    std::string position() const { return config.at("position").at("name").get<std::string>(); }
+    bool has(const std::string& name) const { return file.find(name) != nullptr; }
+    std::vector<int> ints(const std::string& name) const { return file.read_i32(name); }
+    std::vector<float> read(const std::string& name) const {
+        std::vector<float> x(file.entry(name).elements);
+        file.read_elements(file.entry(name), x.data(), 0, x.size());
+        return x;
+    }
+    // The parameters; padding gets values too, which nothing may depend on.
+    std::vector<float> weights(const TensorTable& table, const std::vector<FileTensor>& files, Random& random) const {
+        std::vector<float> x = random.normals(table.total);
+        for (const FileTensor& f : files) {
+            const std::vector<size_t> at = elements_of(table, f);
+            const std::vector<float> values = read("param." + f.name);
+            REQUIRE(values.size() == at.size());
+            for (size_t i = 0; i < at.size(); i++) { x[at[i]] = values[i]; }
+        }
+        return x;
+    }
+    // a gradient that is zero, as softmax ignores what all scores of a row share: its error is absolute
+    bool exactly_zero(const std::string& name) const {
+        return ends_with(name, "fire.mlp.2.bias") || (ends_with(name, ".self.key.bias") && position() != "rope");
+    }
+    // How far `got` is from `want`, in units of what PyTorch is off by in float32 on the fixture's input. Of another input a gradient
+    // may be small by luck, not so the numbers that it is a sum of: the unit is not below the fixture's own.
+    double error_units(const std::string& name, const std::vector<float>& got, const std::vector<float>& want) const {
+        const std::string error = "error." + (starts_with(name, "grad.") ? name.substr(5) : name);
+        const double largest_value = has(name) ? std::max(largest(want), largest(read(name))) : largest(want);
+        const double scale = exactly_zero(name) || largest_value == 0 ? 1.0 : largest_value;
+        const double units = worst_difference(got, as<double>(want)) / (read(error)[0] * scale);
+        if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%-14s %-50s %.2f units\n", position().c_str(), name.c_str(), units); }
+        return units;
+    }
+    void check_close(const std::string& name, const std::vector<float>& got, const std::vector<float>& want, double multiple = FIXTURE_MULTIPLE) const {
+        const double units = error_units(name, got, want);
+        INFO(file.file.path << ", " << name << ": off by so many times what PyTorch is in float32");
+        CHECK(units <= multiple);
+    }
+};
+
+#endif
