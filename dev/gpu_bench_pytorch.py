@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""gpu_bench_pytorch.py -- the shapes of gpu_bench.cu in PyTorch, and a compiled GPT-2 training step. One JSON object a line.
+"""gpu_bench_pytorch.py -- the shapes of gpu_bench.cu in PyTorch, and compiled training steps of GPT-2 and BERT. One JSON object a line.
 
     dev/gpu_bench_pytorch.py [--quick] [--skip FILE] [--device cpu]       FILE: keys, one a line, that are not wanted
 
 Attention, bf16, causal: scaled_dot_product_attention by cuDNN and by flash attention; FlexAttention with CABLE's bias.
 Inputs are normal and random in three sets that take turns; the median of 50 after 10, by events. A step: GPT-2 124M without
-positions in bf16 autocast under torch.compile, forward, backward, clipping, fused AdamW. --device cpu: tiny shapes, a check
-of this program, not a measurement.
+positions, and BERT base with learned ones on masked tokens, each of its layers compiled, in bf16 autocast under torch.compile:
+forward, backward, clipping, fused AdamW. --device cpu: tiny shapes, a check of this program, not a measurement.
 """
 import argparse
 import json
@@ -142,22 +142,56 @@ class GPT2(torch.nn.Module):
         return F.cross_entropy(F.linear(self.lnf(x), self.wte.weight).flatten(0, 1), targets.flatten())
 
 
-def training(device, skip):
-    size, (L, NH, C, V), B, T, steps = ("124M", (12, 12, 768, 50304), 16, 1024, 10) if device == "cuda" else ("nano", (2, 2, 64, 256), 2, 32, 2)
-    key = f"step {size} none torch.compile"
+class BertLayer(torch.nn.Module):
+    def __init__(self, C, NH):
+        super().__init__()
+        self.NH = NH
+        self.ln1, self.ln2 = torch.nn.LayerNorm(C, 1e-12), torch.nn.LayerNorm(C, 1e-12)
+        self.qkv, self.proj = torch.nn.Linear(C, 3 * C), torch.nn.Linear(C, C)
+        self.fc, self.fcproj = torch.nn.Linear(C, 4 * C), torch.nn.Linear(4 * C, C)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.NH, -1).transpose(1, 2) for y in self.qkv(x).split(C, 2))
+        x = self.ln1(x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, C)))
+        return self.ln2(x + self.fcproj(F.gelu(self.fc(x))))
+
+
+class BERT(torch.nn.Module):
+    """the loss of the tokens at `targets`' places, (places, ids)"""
+
+    def __init__(self, L, NH, C, V, T, compiled):
+        super().__init__()
+        self.wte, self.wpe = torch.nn.Embedding(V, C), torch.nn.Parameter(0.02 * torch.randn(T, C))
+        self.embed_ln, self.head_ln = torch.nn.LayerNorm(C, 1e-12), torch.nn.LayerNorm(C, 1e-12)
+        self.layers = torch.nn.ModuleList(BertLayer(C, NH) for _ in range(L))
+        self.head, self.bias = torch.nn.Linear(C, C), torch.nn.Parameter(torch.zeros(V))
+        if compiled:
+            for layer in self.layers:                   # one after the other: they share what is compiled
+                layer.compile()
+
+    def forward(self, tokens, targets):
+        x = self.embed_ln(self.wte(tokens) + self.wpe)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.head_ln(F.gelu(self.head(x.flatten(0, 1)[targets[0]])))
+        return F.cross_entropy(F.linear(x, self.wte.weight, self.bias), targets[1])
+
+
+def training(key, model, inputs, skip, device, steps, **record):
+    """a step of model(*inputs), which gives the loss"""
     if key in skip:
         return
-    torch.set_float32_matmul_precision("high")
-    model = GPT2(L, NH, C, V).to(device)
-    step_model = torch.compile(model) if device == "cuda" else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, **({"fused": True} if device == "cuda" else {}))
-    data = torch.randint(0, 50257 if V > 50257 else V, (B, T + 1), device=device)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=3e-4, **({"fused": True} if device == "cuda" else {}))
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
     def step():
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss = step_model(data[:, :-1], data[:, 1:])
+            loss = model(*inputs)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.item()
@@ -166,7 +200,25 @@ def training(device, skip):
     timer = Timer(device)
     ms = statistics.median(timer.once(step) for _ in range(steps))
     peak = torch.cuda.max_memory_allocated() / 2 ** 20 if device == "cuda" else None
-    say(key, size=size, pos="none", backend="torch.compile", B=B, T=T, ms=ms, tokens_per_s=1000 * B * T / ms, peak_mib=peak)
+    tokens = inputs[0].numel()
+    say(key, backend="torch.compile", B=inputs[0].shape[0], T=inputs[0].shape[1], ms=ms, tokens_per_s=1000 * tokens / ms, peak_mib=peak, **record)
+
+
+def train_gpt2(device, skip):
+    size, (L, NH, C, V), B, T, steps = ("124M", (12, 12, 768, 50304), 16, 1024, 10) if device == "cuda" else ("nano", (2, 2, 64, 256), 2, 32, 2)
+    model = GPT2(L, NH, C, V).to(device)
+    data = torch.randint(0, min(V, 50257), (B, T + 1), device=device)
+    training(f"step {size} none torch.compile", torch.compile(model) if device == "cuda" else model, (data[:, :-1], data[:, 1:]), skip, device,
+             steps, size=size, pos="none")
+
+
+def train_bert(device, skip):
+    size, (L, NH, C, V), B, T, steps = (("BERT base", (12, 12, 768, 30528), 32, 512, 10) if device == "cuda"
+                                        else ("BERT nano", (2, 2, 64, 256), 2, 32, 2))
+    model = BERT(L, NH, C, V, T, device == "cuda").to(device)
+    places = torch.randperm(B * T, device=device)[:B * T * 15 // 100]
+    tokens = torch.randint(0, min(V, 30522), (B, T), device=device)
+    training(f"step {size} learned torch.compile", model, (tokens, (places, tokens.flatten()[places])), skip, device, steps, size=size, pos="learned")
 
 
 def main():
@@ -186,7 +238,9 @@ def main():
     elif not args.quick:
         shapes.insert(1, (16384, 4096, 768, 64))
     attention(args.device, shapes, skip)
-    training(args.device, skip)
+    torch.set_float32_matmul_precision("high")
+    train_gpt2(args.device, skip)
+    train_bert(args.device, skip)
 
 
 if __name__ == "__main__":

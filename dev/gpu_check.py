@@ -5,14 +5,15 @@
 
 Stages, in order, each with a time cap; under 9 minutes in all besides the build:
   device     GPU, driver, compiler
-  build      trainer for CPU (twice, with two roundings) and for CUDA (bf16, FP32); kernel tests; benchmark
+  build      trainers for CPU (twice, with two roundings) and for CUDA (bf16, FP32); kernel tests; benchmark
   kernels    every kernel test of test/simt on the hardware
-  losses     20 steps, CPU against CUDA, every encoding, FP32 and bf16
+  losses     20 steps, CPU against CUDA, FP32 and bf16: GPT-2 with every encoding; BERT with some, on masked tokens and on pairs
   sanitizer  memcheck and racecheck of the kernel tests that are short
   bench      attention forward and backward per encoding, beside a cuBLASLt product
-  train      tokens/s and memory of tiny, 124M, 350M
+  train      tokens/s and memory of GPT-2 tiny, 124M, 350M and of BERT base
   eval       a randomly initialised 124M cable model at lengths up to 131,072
   pytorch    the same shapes in PyTorch, where python3 has it
+  ranks      two GPUs under mpirun, where they are: the same bits as one
 
 Every result is in dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained; the .md is written anew
 after each stage. A rerun does what is missing; what failed stays failed until --again. Exit codes: 0 all passed,
@@ -335,8 +336,9 @@ def path(*names):
     return os.path.join(WORK, *names)
 
 
-CPU, CPU_PLAIN = "./train_gpt2", path("plain", "train_gpt2")
-CUDA, CUDA_FP32 = "./train_gpt2cu", path("fp32", "train_gpt2cu")
+TRAINERS = ("gpt2", "bert")
+CPU, CPU_PLAIN, CUDA, CUDA_FP32 = ({t: where("train_" + t + cu) for t in TRAINERS} for where, cu in (
+    (lambda name: "./" + name, ""), (lambda name: path("plain", name), ""), (lambda name: "./" + name, "cu"), (lambda name: path("fp32", name), "cu")))
 
 
 def kernel_tests():
@@ -354,7 +356,7 @@ def shadow(name):
     """a directory in which make builds the same sources under other flags: the Makefile alone knows how"""
     directory = os.path.join(ROOT, path(name))
     os.makedirs(directory, exist_ok=True)
-    for entry in ("Makefile", "train_gpt2.cu", "llmc", "dev", "test"):
+    for entry in ("Makefile", "train_gpt2.cu", "train_bert.cu", "llmc", "dev", "test"):
         link = os.path.join(directory, entry)
         if not os.path.lexists(link):
             os.symlink(os.path.join(ROOT, entry), link)
@@ -372,29 +374,31 @@ def stamp(product):
 
 def build(stage):
     compiler, arch = nvcc(stage.runner), architecture(stage.runner)
-    cuda = ["make", "train_gpt2cu", "NVCC=" + compiler, "ARCH=" + arch]
+    cuda = ["make", "-j2", "train_gpt2cu", "train_bertcu", "NVCC=" + compiler, "ARCH=" + arch]
+    cpu = ["train_gpt2", "train_bert"]
     # no OpenBLAS, no FMA, the narrowest vectors: the same sums, rounded elsewhere
     plain = "-O2 -ffp-contract=off" + (" -march=x86-64-v2" if platform.machine() == "x86_64" else "")
     flags = [compiler, "-std=c++17", "-O3", "-arch=" + arch, "-Xcompiler", "-Wall,-Wextra", "-I.", "-Illmc"]
     libraries = ["-lcublasLt", "-lcublas"]
 
-    def make(target, command, product):
+    def make(command, *products):
         stage.run(command, 840)
-        if not os.path.exists(os.path.join(ROOT, product)):
-            raise Failed(f"{' '.join(command)}: ended well, but {product} is not there")
-        if command[0] != "make":
-            write_atomically(os.path.join(ROOT, product + ".sources"), stage.check.report.data["sources"])
-        return {"product": product}
-    work = [("trainer, CUDA bf16", make, "", cuda, CUDA),
-            ("trainer, CUDA FP32", make, "", [*cuda, "-C", shadow("fp32"), "PRECISION=FP32"], CUDA_FP32),
-            ("trainer, CPU", make, "", ["make", "train_gpt2"], CPU),
-            ("trainer, CPU, other rounding", make, "", ["make", "-C", shadow("plain"), "train_gpt2", "BLAS=0", "CXXFLAGS=" + plain], CPU_PLAIN)]
+        for product in products:
+            if not os.path.exists(os.path.join(ROOT, product)):
+                raise Failed(f"{' '.join(command)}: ended well, but {product} is not there")
+            if command[0] != "make":
+                write_atomically(os.path.join(ROOT, product + ".sources"), stage.check.report.data["sources"])
+        return {"products": products}
+    work = [("trainers, CUDA bf16", make, cuda, *CUDA.values()),
+            ("trainers, CUDA FP32", make, [*cuda, "-C", shadow("fp32"), "PRECISION=FP32"], *CUDA_FP32.values()),
+            ("trainers, CPU", make, ["make", "-j2", *cpu], *CPU.values()),
+            ("trainers, CPU, other rounding", make, ["make", "-j2", "-C", shadow("plain"), *cpu, "BLAS=0", "CXXFLAGS=" + plain], *CPU_PLAIN.values())]
     for name, causal in (("bench_causal", 1), ("bench_full", 0)):
-        work.append((name, make, "", [*flags, f"-DCAUSAL={causal}", "dev/gpu_bench.cu", "-o", path(name), *libraries], path(name)))
+        work.append((name, make, [*flags, f"-DCAUSAL={causal}", "dev/gpu_bench.cu", "-o", path(name), *libraries], path(name)))
     for name, source in kernel_tests().items():
-        work.append(("kernel test " + name, make, "", [*flags, "-Itest/simt", source, "-o", path("test_" + name), *libraries], path("test_" + name)))
-    for name, _, _, command, product in work:           # make knows what is up to date, nvcc does not
-        if command[0] == "make" or stamp(product) != stage.check.report.data["sources"] or not os.path.exists(os.path.join(ROOT, product)):
+        work.append(("kernel test " + name, make, [*flags, "-Itest/simt", source, "-o", path("test_" + name), *libraries], path("test_" + name)))
+    for name, _, command, *products in work:            # make knows what is up to date, nvcc does not
+        if command[0] == "make" or any(stamp(p) != stage.check.report.data["sources"] or not os.path.exists(os.path.join(ROOT, p)) for p in products):
             stage.items.pop(name, None)
     stage.do_all(work, workers=max(2, min(8, (os.cpu_count() or 2) // 2)))
 
@@ -469,34 +473,60 @@ def encodings(text):
 
 
 def write_data():
-    """the sources as text; GPT-2 tokens drawn at random"""
+    """the sources as text, and groups of pieces of it; tokens of GPT-2 and BERT drawn at random"""
     os.makedirs(os.path.join(ROOT, WORK), exist_ok=True)
     sources = sorted(glob.glob(os.path.join(ROOT, "llmc", "**", "*.*h"), recursive=True)) + [os.path.join(ROOT, "train_gpt2.cu")]
+    text = b"".join(open(name, "rb").read() for name in sources)
     with open(os.path.join(ROOT, path("text.txt")), "wb") as f:
-        for name in sources:
-            with open(name, "rb") as source:
-                f.write(source.read())
-    n = 600000
-    tokens = array.array("H", (t % 50257 for t in array.array("H", random.Random(1).randbytes(2 * n))))
-    with open(os.path.join(ROOT, path("tokens.bin")), "wb") as f:
-        f.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253) + tokens.tobytes())
+        f.write(text)
+    # a query, the piece that it is from, another piece: from a few bytes to more than T
+    words, draw, n = text.split(), random.Random(1), 600000
+
+    def piece(k):
+        return b" ".join(words[k:k + draw.randint(1, 40)])
+    with open(os.path.join(ROOT, path("pairs.txt")), "wb") as f:
+        for k in range(0, min(len(words), 40000) - 40, 97):
+            f.write(b"\t".join((piece(k), piece(k), piece(draw.randrange(len(words) - 40)))) + b"\n")
+    drawn = array.array("H", random.Random(1).randbytes(2 * n))
+    for name, first, vocab, last in (("tokens.bin", 0, 50257, 50256), ("bert_tokens.bin", 1000, 30522, 102)):      # last: behind a text
+        tokens = array.array("H", (first + t % (vocab - first) for t in drawn))
+        with open(os.path.join(ROOT, path(name)), "wb") as f:
+            f.write(struct.pack("<256i", 20240520, 1, n, vocab, last, *[0] * 251) + tokens.tobytes())
 
 
-def round_to_bf16(source, target, seed):
-    """a copy of a checkpoint as a directory to --load, every weight rounded to one of the two bf16 numbers beside it, at random"""
-    os.makedirs(target, exist_ok=True)
-    shutil.copy(os.path.join(source, "config.json"), target)
+def rewrite(source, target, change=lambda values, *_: values):
+    """a copy of a checkpoint as a directory to --load; change(values, name, shape) gives the new ones of a tensor"""
     with open(os.path.join(source, "model.safetensors"), "rb") as f:
         data = f.read()
     at = 8 + struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:at])
-    if any(t["dtype"] != "F32" for name, t in header.items() if name != "__metadata__"):
-        raise Failed(f"{source}: wanted float32 tensors")
-    bits = array.array("I", data[at:])
-    noise = array.array("H", random.Random(seed).randbytes(2 * len(bits)))
-    rounded = array.array("I", [(b + r) & 0xFFFF0000 for b, r in zip(bits, noise)])
+    parts = [data[:at]]
+    tensors = {name: t for name, t in json.loads(data[8:at]).items() if name != "__metadata__"}
+    for name, t in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        if t["dtype"] != "F32":
+            raise Failed(f"{source}: {name}: wanted float32 tensors")
+        first, end = t["data_offsets"]
+        parts.append(change(data[at + first:at + end], name, t["shape"]))
+    os.makedirs(target, exist_ok=True)
+    shutil.copy(os.path.join(source, "config.json"), target)
     with open(os.path.join(target, "model.safetensors"), "wb") as f:
-        f.write(data[:at] + rounded.tobytes())
+        f.write(b"".join(parts))
+
+
+def round_to_bf16(source, target, seed):
+    """every weight becomes one of the two bf16 numbers beside it, at random"""
+    draw = random.Random(seed)
+
+    def change(values, *_):
+        bits = array.array("I", values)
+        return array.array("I", [(b + r) & 0xFFFF0000 for b, r in zip(bits, array.array("H", draw.randbytes(2 * len(bits))))]).tobytes()
+    rewrite(source, target, change)
+
+
+def enlarge(source, target):
+    """every matrix becomes six times as large: then queries and keys are of size 1, the attention is no mean of all values, and no
+    gradient is small beside what bf16 does to it"""
+    rewrite(source, target, lambda values, name, shape: array.array("f", [6 * x for x in array.array("f", values)]).tobytes()
+            if len(shape) == 2 else values)
 
 
 def losses_of(directory):
@@ -524,7 +554,19 @@ def so_far(curves):
 
 def train(stage, binary, out, flags, cap, **more):
     shutil.rmtree(os.path.join(ROOT, out), ignore_errors=True)
-    return stage.run([built(binary), "--val_every", "0", "--sample_every", "0", "--out", out, *flags], cap, **more)
+    samples = ["--sample_every", "0"] if "gpt2" in os.path.basename(binary) else []
+    return stage.run([built(binary), "--val_every", "0", *samples, "--out", out, *flags], cap, **more)
+
+
+BERT_ENCODINGS = ("none", "cable", "alibi", "t5", "rope")
+
+
+def cases(names):
+    """name -> (trainer, encoding, flags, those whose measured errors are comparable)"""
+    found = {pos: ("gpt2", pos, ["--lr", "1e-3"], "gpt2") for pos in names}
+    found.update({"BERT " + pos: ("bert", pos, ["--lr", "1e-3"], "bert") for pos in BERT_ENCODINGS if pos in names})
+    found["BERT cable, pairs"] = ("bert", "cable", ["--lr", "1e-4", "--tau", "0.5", "--pairs", path("pairs.txt")], "pairs")
+    return found
 
 
 def losses(stage):
@@ -532,39 +574,45 @@ def losses(stage):
     data = ["--train_files", text, "--val_files", text, "--T", str(T), "--B", str(B)]
     without_tf32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
-    def course(binary, out, load, **more):
-        train(stage, binary, out, [*data, "--load", load, "--steps", str(STEPS), "--lr", "1e-3"], 30, **more)
+    def place(name):
+        return path("losses", re.sub(r"\W+", "_", name))
+
+    def course(binary, out, load, flags, **more):
+        train(stage, binary, out, [*data, *flags, "--load", load, "--steps", str(STEPS)], 30, **more)
         found = losses_of(out)
         if len(found) != STEPS:
             raise Failed(f"{out}: {len(found)} losses, wanted {STEPS}")
         return found
 
-    def measure(pos):
+    def measure(name):
         """on the CPU: the course of the losses, and how much each kind of rounding changes it"""
-        here, one = path("losses", pos), ["--threads", "1"]
-        train(stage, CPU, here, [*data, *one, "--model", MODEL, "--pos", pos, "--steps", "1", "--lr", "0", "--checkpoint_every", "1"], 30)
-        start = os.path.join(here, "step_00000001")
-        cpu = course(CPU, here + "_cpu", start)
-        fp32 = so_far([differences(course(CPU_PLAIN, here + "_plain", start), cpu)])
+        here, (trainer, pos, flags, group) = place(name), known[name]
+        train(stage, CPU[trainer], here + "_new", [*data, "--threads", "1", "--model", MODEL, "--pos", pos, "--steps", "1", "--lr", "0",
+                                                   "--checkpoint_every", "1"], 30)
+        start = here + "_start"
+        (enlarge if trainer == "bert" else rewrite)(*(os.path.join(ROOT, x) for x in (here + "_new/step_00000001", start)))
+        cpu = course(CPU[trainer], here + "_cpu", start, flags)
+        fp32 = so_far([differences(course(CPU_PLAIN[trainer], here + "_plain", start, flags), cpu)])
         bf16 = []
         for seed in (1, 2, 3):
             rounded = here + f"_rounded{seed}"
             round_to_bf16(os.path.join(ROOT, start), os.path.join(ROOT, rounded), seed)
-            bf16.append(differences(course(CPU, here + "_cpu_rounded", rounded), cpu))
-        return {"losses": cpu, "fp32_error": fp32, "bf16_error": so_far(bf16)}
+            bf16.append(differences(course(CPU[trainer], here + "_cpu_rounded", rounded, flags), cpu))
+        return {"losses": cpu, "fp32_error": fp32, "bf16_error": so_far(bf16), "group": group}
 
-    def compare(pos):
-        measured = [r for n, r in stage.items.items() if n.startswith("measured ") and r["ok"]]
-        own = stage.items.get("measured " + pos)
+    def compare(name):
+        trainer, _, flags, group = known[name]
+        measured = [r for n, r in stage.items.items() if n.startswith("measured ") and r["ok"] and r["group"] == group]
+        own = stage.items.get("measured " + name)
         if not own or not own["ok"]:
             raise (NotBuilt if own and own.get("not_built") else Failed)("the CPU's losses are missing")
-        record, start = {"ok": True}, path("losses", pos, "step_00000001")
-        for kind, binary, multiple, most, env in (("fp32", CUDA_FP32, FP32_MULTIPLE, FP32_MOST, without_tf32),
-                                                  ("bf16", CUDA, BF16_MULTIPLE, BF16_MOST, None)):
+        record, start = {"ok": True}, place(name) + "_start"
+        for kind, binary, multiple, most, env in (("fp32", CUDA_FP32[trainer], FP32_MULTIPLE, FP32_MOST, without_tf32),
+                                                  ("bf16", CUDA[trainer], BF16_MULTIPLE, BF16_MOST, None)):
             # a measured error may be small by luck, the median of all encodings' is not; rounding alone makes 2^-24
             middle = (statistics.median(step) for step in zip(*(r[kind + "_error"] for r in measured)))
             errors = [max(own_step, step, 2.0 ** -24) for own_step, step in zip(own[kind + "_error"], middle)]
-            found = course(binary, path("losses", f"{pos}_{kind}"), start, env=env)
+            found = course(binary, f"{place(name)}_{kind}", start, flags, env=env)
             apart = differences(found, own["losses"])
             step = max(range(STEPS), key=lambda t: apart[t] / errors[t])        # where it is worst
             record[kind] = {"losses": found, "step": step, "difference": apart[step], "measured_error": errors[step], "multiple": multiple,
@@ -579,10 +627,10 @@ def losses(stage):
                                    f"wanted at most {multiple} x the measured error {errors[step]:.3g}")
         return record
     write_data()
-    names = encodings(stage.run([built(CPU), "--help"], 10).output)
-    stage.total = 2 * len(names)
-    stage.do_all([("measured " + pos, measure, pos) for pos in names], workers=max(1, min(8, (os.cpu_count() or 2) // 2)))
-    stage.do_all([(pos, compare, pos) for pos in names])
+    known = cases(encodings(stage.run([built(CPU["gpt2"]), "--help"], 10).output))
+    stage.total = 2 * len(known)
+    stage.do_all([("measured " + name, measure, name) for name in known], workers=max(1, min(8, (os.cpu_count() or 2) // 2)))
+    stage.do_all([(name, compare, name) for name in known])
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -614,8 +662,12 @@ def bench(stage):
             stage.put("clocks " + name, {"ok": True, "sm_mhz": {"least": mhz[0], "median": mhz[len(mhz) // 2], "most": mhz[-1]}})
 
 
-SIZES = [("tiny", "tiny", 32), ("124M", "small", 16), ("350M", "medium", 8)]    # name, --model, sequences in a batch
-TRAINED, TRAIN_STEPS, WARM_UP = ("none", "cable", "alibi", "rope"), 14, 4
+# name, trainer, --model, its shard, T, sequences in a batch, encodings
+SIZES = [("tiny", "gpt2", "tiny", "tokens.bin", 1024, 32, ("none", "cable", "alibi", "rope")),
+         ("124M", "gpt2", "small", "tokens.bin", 1024, 16, ("none", "cable", "alibi", "rope")),
+         ("BERT base", "bert", "base", "bert_tokens.bin", 512, 32, ("none", "cable", "alibi", "learned")),
+         ("350M", "gpt2", "medium", "tokens.bin", 1024, 8, ("none", "cable", "alibi", "rope"))]
+TRAIN_STEPS, WARM_UP = 14, 4
 OUT_OF_MEMORY = 4                                       # llmc/common.h: EXIT_OUT_OF_MEMORY
 
 
@@ -630,14 +682,14 @@ def peak_mib(result):
 
 def training(stage):
     write_data()
-    tokens, batches = path("tokens.bin"), {}
+    batches = {}
 
-    def measure(size, model, most, pos):
-        b = batches.setdefault(size, most)
+    def measure(size, trainer, model, shard, T, most, pos):
+        tokens, b = path(shard), batches.setdefault(size, most)
         while True:
-            out = path("train", f"{size}_{pos}")
-            result = train(stage, CUDA, out, ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", pos, "--T", "1024",
-                                              "--B", str(b), "--steps", str(TRAIN_STEPS)], 40, fine=(0, OUT_OF_MEMORY),
+            out = path("train", f"{size}_{pos}".replace(" ", "_"))
+            result = train(stage, CUDA[trainer], out, ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", pos, "--T", str(T),
+                                                       "--B", str(b), "--steps", str(TRAIN_STEPS)], 40, fine=(0, OUT_OF_MEMORY),
                            beside=memory_watch(stage.runner))
             if result.code == 0:
                 break
@@ -648,12 +700,12 @@ def training(stage):
             steps = [r for r in map(json.loads, f) if r["kind"] == "train"][WARM_UP:]
         if len(steps) != TRAIN_STEPS - WARM_UP:
             raise Failed(f"{out}/log.jsonl: {len(steps) + WARM_UP} steps, wanted {TRAIN_STEPS}")
-        record = {"size": size, "pos": pos, "B": b, "T": 1024, "ms": statistics.median(r["ms"] for r in steps), "peak_mib": peak_mib(result)}
-        record["tokens_per_s"] = 1000 * b * 1024 / record["ms"]
+        record = {"size": size, "pos": pos, "B": b, "T": T, "ms": statistics.median(r["ms"] for r in steps), "peak_mib": peak_mib(result)}
+        record["tokens_per_s"] = 1000 * b * T / record["ms"]
         mfu = [r["mfu"] for r in steps if r.get("mfu")]
         return dict(record, mfu=statistics.median(mfu)) if mfu else record
-    sizes = SIZES[:2] if stage.check.options.quick else SIZES
-    stage.do_all([(f"{size} {pos}", measure, size, model, most, pos) for size, model, most in sizes for pos in TRAINED])
+    sizes = SIZES[:3] if stage.check.options.quick else SIZES
+    stage.do_all([(f"{size} {pos}", measure, size, *shape, pos) for size, *shape, encodings in sizes for pos in encodings])
 
 
 LENGTHS, EVALUATED = (1024, 16384, 32768, 65536, 131072), 131072
@@ -665,9 +717,9 @@ def evaluation(stage):
     tokens = path("tokens.bin")
 
     def evaluate(out, lengths, count, skipping, **more):
-        train(stage, CUDA, out, ["--train_files", tokens, "--val_files", tokens, "--model", "small", "--pos", "cable", "--T", "1024", "--B", "1",
-                                 "--steps", "1", "--lr", "0", "--seed", "0", "--eval_tokens", str(count), "--tile_skip", skipping,
-                                 "--eval_lengths", ",".join(map(str, lengths))], 35, **more)
+        train(stage, CUDA["gpt2"], out, ["--train_files", tokens, "--val_files", tokens, "--model", "small", "--pos", "cable", "--T", "1024",
+                                         "--B", "1", "--steps", "1", "--lr", "0", "--seed", "0", "--eval_tokens", str(count), "--tile_skip",
+                                         skipping, "--eval_lengths", ",".join(map(str, lengths))], 35, **more)
         with open(os.path.join(ROOT, out, "log.jsonl")) as f:
             found = {r["T"]: r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"}
         if list(found) != list(lengths) or any(not isinstance(x, float) or x != x for x in found.values()):
@@ -709,9 +761,40 @@ def pytorch(stage):
     json_lines(stage, [python, "dev/gpu_bench_pytorch.py"], 65)
 
 
+def ranks(stage):
+    """a run by one rank and by two, a GPU each: the same losses and weights, bit for bit"""
+    gpus = stage.run([stage.runner.which("nvidia-smi"), "--query-gpu=name", "--format=csv,noheader"], 10).output.strip().split("\n")
+    launcher = stage.runner.which("mpirun")
+    if len(gpus) < 2 or not launcher:
+        stage.record["note"] = "one GPU, two are wanted" if len(gpus) < 2 else "mpirun is not installed"
+        return
+    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}    # that user owns many a container
+    if "built without MPI" in stage.run([launcher, "-np", "2", built(CUDA["gpt2"]), "--list"], 15, env=environment, fine=None).output:
+        stage.record["note"] = "the trainers are built without MPI"
+        return
+    write_data()
+
+    def run(trainer, count):
+        text, out = path("text.txt"), path(f"ranks_{trainer}_{count}")
+        shutil.rmtree(os.path.join(ROOT, out), ignore_errors=True)
+        result = stage.run([*([launcher, "-np", str(count)] if count > 1 else []), built(CUDA[trainer]), "--train_files", text, "--val_files", text,
+                            "--val_every", "0", "--model", MODEL, "--T", str(T), "--B", str(B), "--total_batch", str(2 * B * T), "--steps",
+                            str(STEPS), "--checkpoint_every", str(STEPS), "--out", out], 30, env=environment)
+        with open(os.path.join(ROOT, out, f"step_{STEPS:08d}", "model.safetensors"), "rb") as f:
+            return losses_of(out), hashlib.sha256(f.read()).hexdigest(), "NCCL" in result.output
+
+    def compare(trainer):
+        one, two = run(trainer, 1), run(trainer, 2)
+        if one[:2] != two[:2]:
+            raise Failed(f"{trainer}: two ranks do not give what one gives: losses {two[0]}, wanted {one[0]}; the weights "
+                         f"{'differ' if one[1] != two[1] else 'agree'}")
+        return {"losses": one[0], "nccl": two[2]}
+    stage.do_all([(trainer, compare, trainer) for trainer in TRAINERS])
+
+
 # name, function, cap in seconds; without the build at most 9 minutes
-STAGES = [("device", device, 15), ("build", build, 1500), ("kernels", kernels, 80), ("losses", losses, 90), ("sanitizer", sanitizer, 60),
-          ("bench", bench, 90), ("train", training, 75), ("eval", evaluation, 40), ("pytorch", pytorch, 85)]
+STAGES = [("device", device, 10), ("build", build, 1500), ("kernels", kernels, 70), ("losses", losses, 100), ("sanitizer", sanitizer, 50),
+          ("bench", bench, 90), ("train", training, 80), ("eval", evaluation, 40), ("pytorch", pytorch, 75), ("ranks", ranks, 25)]
 STAGE_NAMES = [s[0] for s in STAGES]
 
 
@@ -726,7 +809,7 @@ def commit_and_sources(runner):
     if head.code == 0 and status.output.strip():
         commit += "-dirty"
     total = hashlib.sha256()
-    names = ["Makefile", "train_gpt2.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py", "dev/gpu_check.py"]
+    names = ["Makefile", "train_gpt2.cu", "train_bert.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py", "dev/gpu_check.py"]
     for pattern in ("llmc/**/*", "test/simt/*"):
         names += [os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)]
     for name in sorted(names):

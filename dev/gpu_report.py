@@ -51,7 +51,7 @@ def ratios(data):
     for (size, pos), r in sorted(trained.items()):
         none = trained.get((size, "none"))
         if pos != "none" and none and none["B"] == r["B"]:
-            rows.append((f"{pos} / none, tokens/s of a training step: {size}, T=1024, B={r['B']}", f"{r['tokens_per_s'] / none['tokens_per_s']:.3f}", ""))
+            rows.append((f"{pos} / none, tokens/s of a training step: {size}, T={r['T']}, B={r['B']}", f"{r['tokens_per_s'] / none['tokens_per_s']:.3f}", ""))
     for r in items(data, "eval").values():
         if r.get("ok") and "ratio" in r:
             rows.append(("evaluation, time of T=131,072 / T=16,384: 124M cable, random weights", f"{r['ratio']:.2f}", against(r["ratio"], EVAL_TARGET)))
@@ -67,7 +67,7 @@ def beside_pytorch(data, found, trained):
     for r in items(data, "pytorch").values():
         ours = trained.get((r.get("size"), r.get("pos")))
         if r.get("ok") and ours and "tokens_per_s" in r:
-            rows.append((f"ours / PyTorch {r['backend']}, tokens/s: {r['size']} {r['pos']}, T=1024, B={ours['B']} / {r['B']}",
+            rows.append((f"ours / PyTorch {r['backend']}, tokens/s: {r['size']} {r['pos']}, T={r['T']}, B={ours['B']} / {r['B']}",
                          f"{ours['tokens_per_s'] / r['tokens_per_s']:.3f}", ""))
     return rows
 
@@ -87,10 +87,10 @@ def result_tables(data):
                   if "sm_mhz" in r]
         lines += [f"SM clock while measuring, least / median / most MHz: {'; '.join(clocks)}", ""] if clocks else []
         lines += table(("encoding", "shape", "ms", "TFLOP/s", "share", "live tiles", "target (TFLOP/s)"), rows)
-    rows = [(r["size"], r["pos"], r["B"], f"{r['tokens_per_s']:,.0f}", f"{100 * r['mfu']:.1f}%" if "mfu" in r else "n/a",
+    rows = [(r["size"], r["pos"], r["T"], r["B"], f"{r['tokens_per_s']:,.0f}", f"{100 * r['mfu']:.1f}%" if "mfu" in r else "n/a",
              r["peak_mib"] if r.get("peak_mib") else "n/a") for r in items(data, "train").values() if r.get("ok") and "tokens_per_s" in r]
     if rows:
-        lines += ["## Training, T 1024, bf16", ""] + table(("model", "encoding", "B", "tokens/s", "MFU", "peak MiB (all of the GPU)"), sorted(rows))
+        lines += ["## Training, bf16", ""] + table(("model", "encoding", "T", "B", "tokens/s", "MFU", "peak MiB (all of the GPU)"), sorted(rows))
     for r in items(data, "eval").values():
         if r.get("ok") and "ratio" in r:
             lines += ["## Evaluation, 124M cable, random weights", ""]
@@ -102,7 +102,10 @@ def result_tables(data):
         lines += ["## Losses of 20 steps, CPU against CUDA", "", "Measured error: FP32, two CPU builds of other rounding; bf16, initial weights "
                   "rounded to bf16 on the CPU, the largest up to that step; of the encoding or the median of all, whichever is larger. "
                   "Shown is the step nearest to its bound.", ""]
-        lines += table(("encoding", "build", "step", "relative difference", "measured error", "allowed", "bound"), rows)
+        lines += table(("run", "build", "step", "relative difference", "measured error", "allowed", "bound"), rows)
+    rows = [(trainer, len(r["losses"]), "NCCL" if r["nccl"] else "MPI") for trainer, r in sorted(items(data, "ranks").items()) if r.get("ok")]
+    if rows:
+        lines += ["## Two ranks: the bits of one", ""] + table(("trainer", "steps", "by way of"), rows)
     rows = [(f"{binary}: {t['name']}", t["status"], f"{t['ms']:.1f}", t.get("info", "")) for binary, r in sorted(items(data, "kernels").items())
             for t in r.get("tests", [])]
     if rows:

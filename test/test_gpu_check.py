@@ -35,8 +35,9 @@ class Machine:
         self.root, self.commands, self.clock = root, [], Clock()
         self.error = {"plain": 1e-7, "rounded": 1e-4, "fp32": 5e-7, "bf16": 4e-4}       # of the losses
         self.tests = [{"name": "sum", "status": "ok", "ms": 3.0, "info": "error 1e-7"}, {"name": "big", "status": "ok", "ms": 900.0, "info": ""}]
-        self.programs = {"nvidia-smi", "nvcc", "compute-sanitizer", "python3"}
-        self.skip_error = self.first = 0.0
+        self.programs = {"nvidia-smi", "nvcc", "compute-sanitizer", "python3", "mpirun"}
+        self.skip_error = self.first = self.ranks_error = 0.0
+        self.gpus, self.mpi, self.ranks_weight = 2, True, 1.1
         self.slow, self.fail, self.test_code, self.bench_dies, self.torch = {}, None, 0, None, True
 
     def which(self, name):
@@ -68,12 +69,15 @@ class Machine:
         if program == "nvidia-smi":
             query = [c for c in command if c.startswith("--query-gpu=")]
             known = {"name": "NVIDIA Test GPU", "compute_cap": "9.0", "driver_version": "580.1", "memory.total": "81559"}
-            return 0, ", ".join(known.get(f, "1") for f in query[0][12:].split(",")) if query else "    Driver Version   : 580.1\n    Other : 1\n"
+            line = ", ".join(known.get(f, "1") for f in query[0][12:].split(",")) + "\n" if query else ""
+            return 0, self.gpus * line or "    Driver Version   : 580.1\n    Other : 1\n"
         if program == "git":
             return 0, "abcdef123456\n" if "rev-parse" in text else ""
         if program == "make":
             directory = command[command.index("-C") + 1] if "-C" in command else "."
-            self.make(os.path.join(directory, "train_gpt2cu" if "train_gpt2cu" in command else "train_gpt2"))
+            for target in command:
+                if target.startswith("train_"):
+                    self.make(os.path.join(directory, target))
             return 0, ""
         if program == "nvcc":
             if "--version" not in command:
@@ -86,7 +90,12 @@ class Machine:
             return self.bench(command, on_line)
         if "import torch" in text:
             return (0, "2.9.0\n") if self.torch else (1, "ModuleNotFoundError")
-        return self.trainer(command, on_line) if program.startswith("train_gpt2") else (0, "")
+        if program == "mpirun" and not self.mpi:
+            return 2, "error: started as one of 2 processes, but built without MPI: each would train alone"
+        if program == "mpirun":
+            self.trainer(command[3:], on_line, ranks=True)
+            return 0, "2 ranks, gradients by NCCL"
+        return self.trainer(command, on_line) if program.startswith("train_") else (0, "")
 
     def bench(self, command, on_line):
         with open(os.path.join(self.root, command[command.index("--skip") + 1])) as f:
@@ -102,26 +111,30 @@ class Machine:
                 return 5, "gpu_bench: illegal address"
             on_line(json.dumps({"key": key, "pass": "forward", "pos": pos, "HS": 64, "T": 1024, "tokens": 16384, "C": 768, "causal": causal,
                                 "backend": "FlexAttention", "ms": 3 * ms if torch else ms, "tflops": 200.0, "share": 0.3}), 0.2)
+        if torch:
+            on_line(json.dumps({"key": "step BERT base learned torch.compile", "size": "BERT base", "pos": "learned", "backend": "torch.compile", "B": 32,
+                                "T": 512, "tokens_per_s": 819200.0}), 0.3)
         on_line("not JSON", 0.3)
         return 0, ""
 
-    def trainer(self, command, on_line):
-        if "--help" in command:
+    def trainer(self, command, on_line, ranks=False):
+        if "--help" in command or "--list" in command:
             return 0, HELP
         flags = {command[i]: command[i + 1] for i in range(1, len(command) - 1) if command[i].startswith("--")}
         out, steps = flags["--out"], int(flags["--steps"])
         off = self.error["fp32" if "fp32" in command[0] else "bf16" if "cu" in command[0] else "plain" if "plain" in command[0]
-                         else "rounded" if "_rounded" in flags.get("--load", "") else "none"] if command[0] != "./train_gpt2" else 0.0
+                         else "rounded" if "_rounded" in flags.get("--load", "") else "none"] if command[0] not in ("./train_gpt2", "./train_bert") else 0.0
         if "_rounded" in flags.get("--load", ""):
             off = self.error["rounded"]
-        losses = [(5 - 0.1 * s) * (1 + off * (s + 1) / 20 + self.first * (s == 0) * ("cu" in command[0])) for s in range(steps)]
+        losses = [(5 - 0.1 * s) * (1 + off * (s + 1) / 20 + self.first * (s == 0) * ("cu" in command[0]) + self.ranks_error * ranks) for s in range(steps)]
         self.make(out + "/log.jsonl", "".join(json.dumps({"kind": "train", "step": s, "loss": x, "ms": 10.0, "mfu": 0.4}) + "\n"
                                               for s, x in enumerate(losses)))
         if "--checkpoint_every" in flags:
             header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-            self.make(out + "/step_00000001/config.json", "{}")
-            with open(os.path.join(self.root, out, "step_00000001", "model.safetensors"), "wb") as f:
-                f.write(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1.1, -2.3))
+            step = f"step_{int(flags['--checkpoint_every']):08d}"
+            self.make(f"{out}/{step}/config.json", "{}")
+            with open(os.path.join(self.root, out, step, "model.safetensors"), "wb") as f:
+                f.write(struct.pack("<Q", len(header)) + header + struct.pack("<2f", self.ranks_weight if ranks else 1.1, -2.3))
         at = 0.0
         with open(os.path.join(self.root, out, "log.jsonl"), "a") as f:
             for length in flags.get("--eval_lengths", "").split(","):
@@ -142,7 +155,7 @@ class Case(unittest.TestCase):
         for name in ("llmc", "test/simt", "dev"):
             os.makedirs(os.path.join(self.root, name))
         self.machine = Machine(self.root)
-        for name in ("train_gpt2.cu", "llmc/matmul.cuh", "test/simt/test_sum.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py"):
+        for name in ("train_gpt2.cu", "train_bert.cu", "llmc/matmul.cuh", "test/simt/test_sum.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py"):
             self.machine.make(name, "// " + name)
         self.machine.make("test/simt/test_simt.cu", "// emulator only\n")
         for where, target, value in ((gpu_check, "ROOT", self.root), (gpu_check, "write_data", lambda: None), (os, "fsync", lambda f: None)):
@@ -175,12 +188,17 @@ class Stages(Case):
         self.assertEqual(code, 0, said)
         stages = self.result()["stages"]
         self.assertEqual({n: s["status"] for n, s in stages.items()}, dict.fromkeys(gpu_check.STAGE_NAMES, "ok"))
-        self.assertEqual(set(stages["losses"]["items"]), {p + x for p in ("", "measured ") for x in ("none", "alibi", "cable")})
+        runs = ("none", "alibi", "cable", "BERT none", "BERT alibi", "BERT cable", "BERT cable, pairs")
+        self.assertEqual(set(stages["losses"]["items"]), {p + x for p in ("", "measured ") for x in runs})
         self.assertTrue(os.path.basename(glob.glob(self.root + "/results/*.json")[0]).startswith("NVIDIA-Test-GPU_abcdef123456."))
         self.assertEqual(self.ran("test_simt.cu"), [])
         self.assertEqual(len(self.ran("compute-sanitizer")), 2)                         # of the short test alone
         self.assertTrue(all(c.endswith(" sum") for c in self.ran("compute-sanitizer")))
         self.assertEqual(len([c for c in self.ran("PRECISION=FP32") if "-C build/gpu_check/fp32" in c]), 1)
+        for trainer in ("./train_bert", "./train_bertcu", "build/gpu_check/plain/train_bert", "build/gpu_check/fp32/train_bertcu"):
+            courses = [c for c in self.ran("--steps 20") if c.startswith(trainer + " ")]
+            self.assertEqual({"--pairs" in c for c in courses}, {False, True}, trainer)
+            self.assertEqual([c for c in courses if "--sample_every" in c], [])             # not a flag of its
         self.assertIn("min left", said)
 
     def test_report_has_ratios_first(self):
@@ -193,7 +211,11 @@ class Stages(Case):
         self.assertRegex(text, r"PyTorch FlexAttention / ours, time: cable, forward.*3\.000")
         self.assertRegex(text, r"evaluation, time of T=131,072 / T=16,384.*14\.22 \| at most 10: MISSED")
         self.assertRegex(text, r"\| none \| forward d=64 T=1024 causal.*at least 180: met")
-        self.assertRegex(text, r"\| 124M \| cable \| 16 \| 1,638,400 \| 40.0% \| 2000 \|")
+        self.assertRegex(text, r"\| 124M \| cable \| 1024 \| 16 \| 1,638,400 \| 40.0% \| 2000 \|")
+        self.assertRegex(text, r"\| BERT base \| learned \| 512 \| 32 \| 1,638,400 \|")
+        self.assertRegex(text, r"ours / PyTorch torch.compile, tokens/s: BERT base learned, T=512, B=32 / 32 \| 2\.000")
+        self.assertRegex(text, r"\| BERT cable, pairs \| fp32 \| \d+ \|")
+        self.assertRegex(text, r"\| bert \| 20 \| NCCL \|")
         self.assertRegex(text, r"\| cable \| bf16 \| \d+ \| \S+ \| \S+ \| 8 x")
         self.assertIn("sum: sum | ok", text)
         self.assertIn("MHz: 100 / 300 / 2000", text)
@@ -237,6 +259,19 @@ class Stages(Case):
                                                                     note="compute-sanitizer is not installed"))
         self.assertIn("| sanitizer | skipped |", self.result("md"))
         self.assertEqual(self.result()["stages"]["pytorch"]["status"], "skipped")
+
+    def test_two_ranks_are_left_out_where_they_cannot_be(self):
+        def status():
+            code, said = self.check("--again", "ranks")
+            self.assertEqual(code, 0, said)
+            return self.result()["stages"]["ranks"]["status"], self.result()["stages"]["ranks"].get("note")
+        self.assertEqual(status(), ("ok", None))
+        self.machine.mpi = False
+        self.assertEqual(status(), ("skipped", "the trainers are built without MPI"))
+        self.machine.programs.discard("mpirun")
+        self.assertEqual(status(), ("skipped", "mpirun is not installed"))
+        self.machine.gpus = 1
+        self.assertEqual(status(), ("skipped", "one GPU, two are wanted"))
 
     def test_no_device(self):
         for missing in ("nvidia-smi", "nvcc"):
@@ -291,6 +326,25 @@ class Failures(Case):
         self.machine.skip_error = 1e-12
         self.failed("eval", "wanted the same bits")
 
+    def test_two_ranks_that_change_a_bit(self):
+        self.machine.ranks_error = 1e-12
+        self.failed("ranks", "ranks, gpt2: gpt2: two ranks do not give what one gives: losses [5.0", "ranks, bert: bert: two ranks")
+        self.machine.ranks_error, self.machine.ranks_weight = 0.0, 1.2
+        self.check("--again", "ranks")
+        self.assertIn("the weights differ", self.result("md"))
+
+    def test_pairs_that_differ(self):
+        """from the CPU's; and by more than rounding does to pairs, though it does that much to masked tokens"""
+        run = self.machine.run
+        for pairs in ({"bf16": 2e-3}, {"rounded": 1e-6}):
+            def other(command, *a, **more):
+                self.machine.error.update({"bf16": 4e-4, "rounded": 1e-4}, **(pairs if "--pairs" in command else {}))
+                return run(command, *a, **more)
+            with mock.patch.object(self.machine, "run", other):
+                self.failed("losses", "losses, BERT cable, pairs: bf16: at step", again=False)
+            self.assertEqual([n for n, r in self.result()["stages"]["losses"]["items"].items() if not r["ok"]], ["BERT cable, pairs"])
+            shutil.rmtree(self.root + "/results")
+
     def test_nan_loss(self):
         self.machine.error["bf16"] = float("nan")
         self.failed("losses", "losses [nan")
@@ -310,7 +364,7 @@ class Failures(Case):
         self.failed("kernels", "of 0 tests")
 
     def test_a_build_that_fails(self):
-        self.machine.fail = "make train_gpt2cu NVCC=/bin/nvcc ARCH=sm_90a -C"
+        self.machine.fail = "make -j2 train_gpt2cu train_bertcu NVCC=/bin/nvcc ARCH=sm_90a -C"
         self.failed("build", "unspecified launch failure", again=False)
         self.assertIn("was not built", self.result("md"))
         self.assertEqual(self.result()["stages"]["losses"]["status"], "unfinished")
@@ -355,13 +409,13 @@ class Time(Case):
         self.assertEqual(code, 1)
         train = self.result()["stages"]["train"]
         self.assertEqual(train["status"], "unfinished")
-        self.assertEqual(len(train["items"]), 2)                                        # 2 x 30 s of 75 s
+        self.assertEqual(len(train["items"]), 2)                                        # 2 x 30 s of 80 s
         self.assertEqual(self.result()["stages"]["eval"]["status"], "ok")
         self.assertIn("train is unfinished", self.result("md"))
         self.machine.commands.clear()
         self.assertEqual(self.check()[0], 0)
         self.assertEqual(len(self.ran("train/tiny_")), 2)
-        self.assertEqual(len(self.result()["stages"]["train"]["items"]), 12)
+        self.assertEqual(len(self.result()["stages"]["train"]["items"]), 16)
         self.assertEqual(len(self.ran("eval_lengths")), 0)
 
     def test_nothing_takes_longer_than_its_stage(self):
@@ -508,6 +562,9 @@ class Pieces(unittest.TestCase):
             with open(d + "/config.json", "w") as f:
                 f.write("{}")
             gpu_check.round_to_bf16(d, d + "/r", 1)
+            gpu_check.enlarge(d, d + "/e")
+            with open(d + "/e/model.safetensors", "rb") as f:
+                self.assertEqual(f.read()[8 + len(header):], struct.pack("<1000f", *values))    # no matrix
             with open(d + "/r/model.safetensors", "rb") as f:
                 rounded = struct.unpack("<1000f", f.read()[8 + len(header):])
         self.assertTrue(all(abs(a - b) < 2 ** -7 and (a * 128).is_integer() for a, b in zip(rounded, values)))

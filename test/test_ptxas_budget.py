@@ -126,9 +126,11 @@ class Budget(unittest.TestCase):
         self.assertIn(f"{NAME}, sm_100a: has no budget", said)
 
     def test_two_files_with_one_kernel(self):
-        code, said = self.compare(LOG + LOG.replace("Used 38", "Used 44"))
-        self.assertEqual(code, 1)
-        self.assertIn("found 44, budget 38", said)
+        other = LOG.replace("Used 38", "Used 44")
+        for both in (LOG + other, other + LOG):
+            code, said = self.compare(both)
+            self.assertEqual(code, 1)
+            self.assertIn("found 44, budget 38", said)
 
     def test_another_compiler(self):
         code, said = self.compare(LOG.replace("Used 168", "Used 200"), version="12.4")
@@ -157,8 +159,9 @@ class Budget(unittest.TestCase):
             code, said = self.run_it("--sass", self.at("sass"), self.at("log"))
             self.assertEqual(code, 1)
             self.assertIn(f"{NAME}: no {instruction.split('.')[0]}", said)
-        self.write("sass", SASS.replace("flash_backward_dkdv", "slow__backward_dkdv"))
-        self.assertEqual(self.run_it("--sass", self.at("sass"), self.at("log"))[0], 1)
+        for text in (SASS.replace("flash_backward_dkdv", "slow__backward_dkdv"), ""):
+            self.write("sass", text)
+            self.assertEqual(self.run_it("--sass", self.at("sass"), self.at("log"))[0], 1)
 
     def test_without_nvcc(self):
         with tempfile.TemporaryDirectory() as empty:
@@ -177,7 +180,9 @@ class Budget(unittest.TestCase):
         path = os.path.join(ROOT, "dev", "ptxas_budget.json")
         with open(path) as f:
             kernels = json.load(f)["kernels"]
-        self.assertTrue(any(k.startswith("flash_forward_kernel<") for k in kernels))
+        for which in ("forward", "backward_dkdv", "backward_dq"):
+            for causal in ("true", "false"):            # GPT-2's, BERT's
+                self.assertTrue(any(k.startswith(f"flash_{which}_kernel<{causal}, ") for k in kernels), (which, causal))
         for kernel, archs in kernels.items():
             self.assertEqual(set(archs), {"sm_80", "sm_90a"}, kernel)
 

@@ -1,20 +1,29 @@
-"""The CUDA build of the trainer, run on the emulated GPU, gives the losses of the CPU build: float32 (portable kernels) as closely as
-float32 computes, bf16 (tensor-core attention where the encoding has it) as closely as bf16 does, for every encoding.
+"""The CUDA builds of the trainers, run on the emulated GPU, give the losses of the CPU builds: float32 (portable kernels) as closely as
+float32 computes, bf16 (tensor-core attention where the encoding has it) as closely as bf16 does, for every encoding. BERT's builds
+start from weights large enough for the attention to matter, and each tensor's gradient is compared too.
 
-Both bounds come from measurements in the same run. float32: what a relative change of 1e-6 in the learning rate does to the CPU build's
-losses, and at least float32's resolution. bf16: the median over the encodings of what bf16 did to the losses; a wrong kernel is far outside, as it is one of many."""
+The bounds come from measurements in the same run. float32: what a relative change of 1e-6 in the learning rate does to the CPU build's
+losses, and at least float32's resolution. bf16: the median of what bf16 did to the losses of all encodings; and of what it did to the
+gradients of all tensors, in the encoding where that is least. A wrong kernel is far outside, as it is one of many."""
+import array
 import concurrent.futures
 import json
 import os
 import re
 import statistics
+import struct
 import subprocess
+import sys
 import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "dev"))
+from gpu_check import enlarge  # noqa: E402
+
 CPU = os.path.join(ROOT, "train_gpt2")
 FP32, BF16 = (os.path.join(ROOT, "build", "simt", name) for name in ("train_gpt2_fp32", "train_gpt2"))
+CPU_BERT, BF16_BERT = os.path.join(ROOT, "train_bert"), os.path.join(ROOT, "build", "simt", "train_bert")
 STEPS = 3
 with open(os.path.join(ROOT, "LICENSE"), "rb") as source:         # a text that does not change
     TEXT = source.read() * 10
@@ -134,6 +143,102 @@ class Training(unittest.TestCase):
             self.assertEqual(all_tiles, 100)
             self.assertLess(default_live, exact_live)
             self.assertLess(exact_live, 100)
+
+
+def gradients(checkpoint, C):
+    """name -> gradient of the first update: Adam's first moment, but for a factor. The rows of qkvw are q, k, v, the encoding's; fire's
+    tensors are taken together, as that of a term that the softmax drops is nothing but noise, and so are kerple's"""
+    with open(os.path.join(checkpoint, "optimizer_0.safetensors"), "rb") as f:
+        data = f.read()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    found = {name[2:]: array.array("f", data[start + t["data_offsets"][0]:start + t["data_offsets"][1]])
+             for name, t in json.loads(data[8:start]).items() if name.startswith("m.")}
+    qkvw = found.pop("qkvw")
+    found.update({"qkvw " + part: qkvw[k * C * C:(k + 1) * C * C if k < 3 else None] for k, part in enumerate(("q", "k", "v", "extra"))})
+    for family in ("fire", "kerple"):
+        found[family] = sum((found.pop(name) for name in sorted(found) if name.startswith(family + "_")), array.array("f"))
+    return {name: g for name, g in found.items() if any(g)}
+
+
+def norm(x):
+    return sum(v * v for v in x) ** 0.5
+
+
+def apart(a, b):
+    """tensor -> |a - b| / |b|"""
+    assert set(a) == set(b), set(a) ^ set(b)
+    return {name: norm([x - y for x, y in zip(a[name], b[name])]) / norm(b[name]) for name in b}
+
+
+@unittest.skipUnless(os.path.exists(BF16_BERT) and os.path.exists(CPU_BERT), "SKIPPED: build/simt/train_bert is not built; make test builds it")
+class Bert(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.at = lambda *names: os.path.join(directory.name, *names)
+        with open(self.at("text.txt"), "wb") as f:
+            f.write(TEXT)
+        # documents of about 10 to 80 bytes: shorter than a tile of 64, longer, and cut at T
+        with open(self.at("pairs.txt"), "wb") as f:
+            words = TEXT.split()
+            f.write(b"".join(b"%s\t%s\n" % (b" ".join(words[k:k + 2]), b" ".join(words[k:k + 5 + k % 9])) for k in range(0, 60, 5)))
+        self.common = ["--train_files", self.at("text.txt"), "--val_files", self.at("text.txt"), "--val_every", "0"]
+
+    def run_it(self, program, *flags):
+        p = subprocess.run([program, *self.common, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+        self.assertEqual(p.returncode, 0, p.stdout)
+
+    def records(self, out, kind):
+        with open(os.path.join(out, "log.jsonl")) as f:
+            return [r["loss"] for r in map(json.loads, f) if r["kind"] == kind]
+
+    def compare(self, pos, model, T, *flags):
+        """what bf16 did to the losses; tensor -> what it did to its first gradient"""
+        name, found = self.at(f"{pos} {model}"), []
+        self.run_it(CPU_BERT, "--model", model, "--pos", pos, "--T", str(T), "--B", "1", "--steps", "1", "--lr", "0", "--checkpoint_every", "1",
+                    "--out", name)
+        enlarge(os.path.join(name, "step_00000001"), name + " enlarged")
+        for program, out in ((BF16_BERT, name + " simt"), (CPU_BERT, name + " cpu")):
+            self.run_it(program, "--load", name + " enlarged", "--T", str(T), "--steps", str(STEPS), "--lr", "1e-3", "--checkpoint_every", "1",
+                        "--out", out, *flags)
+            found.append((self.records(out, "train"), gradients(os.path.join(out, "step_00000001"), int(model.split(",")[2]))))
+        (losses_simt, simt), (losses_cpu, cpu) = found
+        return deviation(losses_simt, losses_cpu), apart(simt, cpu)
+
+    def check_all(self, names, model, T, *flags):
+        found = in_parallel([lambda p=p: self.compare(p, model, T, *flags) for p in names])
+        loss = statistics.median(d for d, _ in found)
+        gradient = min(statistics.median(tensors.values()) for _, tensors in found)     # fire's, should all tensor-core kernels be wrong
+        self.assertTrue(0 < loss < 2.0 ** -8, f"bf16 changes the losses by {loss:.2e}; its own resolution is {2.0 ** -8:.2e}")
+        self.assertTrue(0 < gradient < 2.0 ** -5, f"bf16 changes the gradients by {gradient:.2e}")
+        for name, (d, tensors) in zip(names, found):
+            with self.subTest(pos=name):
+                self.assertLess(d, 8 * loss)
+                for tensor, x in tensors.items():       # kerple's: two numbers, in which what T^2 scores say cancels
+                    self.assertLess(x, (32 if tensor == "kerple" else 8) * gradient, tensor)
+
+    def test_masked_tokens(self):
+        self.check_all(encodings(), "1,1,64", 80, "--B", "1")
+
+    def test_head_size_128(self):
+        self.check_all(["none", "cable", "alibi", "t5", "fire"], "1,1,128", 80, "--B", "1")
+
+    def test_head_size_16(self):
+        self.check_all(["none", "cable", "alibi", "t5", "rope", "learned", "fire"], "1,2,32", 20, "--B", "1")
+
+    def test_pairs(self):
+        """rows of one batch have other lengths, two chunks a step"""
+        self.check_all(["none", "cable", "fire"], "1,1,64", 72, "--pairs", self.at("pairs.txt"), "--B", "2", "--total_batch", "144")
+
+    def test_evaluation(self):
+        load, losses = self.at("trained"), []
+        self.run_it(CPU_BERT, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60", "--warmup", "5", "--lr", "1e-2", "--checkpoint_every", "60",
+                    "--out", load)
+        for program, name in ((BF16_BERT, "simt"), (CPU_BERT, "cpu")):
+            self.run_it(program, "--load", load, "--eval_lengths", "48,80", "--eval_tokens", "160", "--out", self.at(name))
+            losses.append(self.records(self.at(name), "extrapolation"))
+        self.assertEqual([len(x) for x in losses], [2, 2])
+        self.assertLess(max(abs(a / b - 1) for a, b in zip(*losses)), 2.0 ** -9)
 
 
 if __name__ == "__main__":
