@@ -98,7 +98,7 @@ inline uint64_t checkpoint_bytes(const Checkpoint& c) {
 
 inline void write_checkpoint_files(const std::string& dir, int step, const Checkpoint& c) {
     std::vector<std::pair<std::string, FileSum>> sums;
-    io_mkdirs(dir);
+    io_mkdir(dir);
     sums.push_back({"model.safetensors", write_safetensors(dir + "/model.safetensors", model_items(c))});
     sums.push_back({"config.json", write_text(dir + "/config.json", json_text(c.config, 2) + "\n")});
     if (c.m != nullptr || c.v != nullptr) {
@@ -130,23 +130,33 @@ inline void retire_checkpoints(const std::string& out, int step, int keep, int m
     }
 }
 
-// Writes OUT/step_<step>, publishes it, then deletes old ones; returns its path. An error leaves what was there before.
+// Writes OUT/step_<step>, publishes it, then deletes old ones; returns its path. An error leaves what was there before (and
+// beside it, when all that failed was to confirm its rename, the new one).
 inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep, int major) {
     const std::string name = step_name(step), path = out + "/" + name;
     const std::string temporary = out + "/.tmp_" + name, old = out + "/.old_" + name;
-    check_disk_space(out, checkpoint_bytes(c));
+    bool aside = false, published = false;
+    const uint64_t bytes = checkpoint_bytes(c), available = check_disk_space(out, bytes);
     try {
         remove_checkpoint_files(temporary);
         write_checkpoint_files(temporary, step, c);
         if (path_exists(path)) {
             remove_checkpoint_files(old);
             io_rename(path, old);
+            aside = true;
         }
         io_rename(temporary, path);
+        published = true;
         io_fsync_directory(out);
-    } catch (const Error&) {
-        try { clean_output_directory(out); } catch (const Error&) {}    // the first error is the one to report
-        throw;
+    } catch (const Error& e) {
+        try {                               // a replacement that the disk does not confirm is taken back
+            if (aside && published) { io_rename(path, temporary); }
+            if (aside) { io_rename(old, path); }
+            if (!published) { remove_checkpoint_files(temporary); }
+            clean_output_directory(out);    // fsyncs the renames before it removes anything
+        } catch (const Error&) {}           // the first error is the one to report
+        throw Error(e.code, strprintf("a checkpoint needs %s, %s were free: %s", format_bytes((double)bytes).c_str(),
+                                      format_bytes((double)available).c_str(), e.what()));
     }
     try {
         remove_checkpoint_files(old);

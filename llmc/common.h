@@ -1,12 +1,13 @@
 // common.h -- errors with an exit code, text formatting, files, checksums.
 //
-// Nothing here knows about tensors or devices. Every read and write of a file that must survive a crash
-// goes through the io_* functions below, so that there is one place to inject a fault.
+// Nothing here knows about tensors or devices. Whatever changes the disk goes through the io_* functions below, so that
+// there is one place to plant a fault.
 #ifndef LLMC_COMMON_H
 #define LLMC_COMMON_H
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -175,45 +176,124 @@ inline std::string read_file(const std::string& path, uint64_t limit = 64u << 20
     return s;
 }
 
-// Every call that changes the disk. They fail with an Error that names path and reason.
+// ----------------------------------------------------------------------------------------------------------
+// writing: every system call that changes the disk, which a test can see, let fail, or end the process at
+struct IoCall {
+    const char* name;               // open (also of a directory, to fsync it), write, truncate, fsync, close, rename, unlink, rmdir, mkdir
+    const char* path;
+    const char* to = "";            // of a rename
+    const void* data = nullptr;     // of a write
+    size_t bytes = 0;               // of a write, which the hook may shorten, or a truncate
+    int flags = 0;                  // of an open
+};
+
+// CABLE_FAULT=CALL:N:WHAT[:always] in the environment: the N-th CALL ("any": of all of them), or each from it on, goes wrong.
+// WHAT: an error, or "short" (a write takes half of its bytes), or "kill" (SIGKILL instead of the call).
+struct PlantedFault {
+    std::string call;
+    bool halves = false, kills = false, always = false;
+    int error = 0;
+    long n = 0, count = 0;
+    PlantedFault() {
+        const char* text = getenv("CABLE_FAULT");
+        if (text == nullptr) { return; }
+        char name[16] = "", what[16] = "", often[16] = "once";
+        const int fields = sscanf(text, "%15[a-z]:%ld:%15[A-Za-z]:%15[a-z]", name, &n, what, often);
+        call = name;
+        const std::pair<const char*, int> errors[] = {{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}, {"EINTR", EINTR}};
+        for (const auto& e : errors) { if (strcmp(what, e.first) == 0) { error = e.second; } }
+        halves = strcmp(what, "short") == 0;
+        kills = strcmp(what, "kill") == 0;
+        always = strcmp(often, "always") == 0;
+        check(fields >= 3 && n >= 1 && (error != 0 || halves || kills) && (always || strcmp(often, "once") == 0) && !(always && error == EINTR),
+              "CABLE_FAULT=%s: wanted CALL:N:ENOSPC|EIO|EDQUOT|EINTR|short|kill[:always], as in write:17:ENOSPC; EINTR only once", text);
+    }
+    int strike(IoCall& c) {
+        if (n == 0 || (call != "any" && call != c.name) || ++count < n || (count > n && !always)) { return 0; }
+        fprintf(stderr, "CABLE_FAULT: %s number %ld, %s\n", c.name, count, c.path);
+        if (kills) { raise(SIGKILL); }
+        if (halves) { c.bytes -= c.bytes / 2; }
+        return error;
+    }
+};
+inline int planted_fault(IoCall& c) {
+    static PlantedFault fault;
+    return fault.strike(c);
+}
+// Asked before each of the calls: 0, or the errno that it fails with instead of being made.
+inline int (*io_hook)(IoCall&) = planted_fault;
+
+// Makes the call, again when a signal interrupted it; -1 and errno when it failed.
+template <class Call> ssize_t io_call(const IoCall& about, Call call) {
+    ssize_t result;
+    do {
+        IoCall c = about;
+        errno = io_hook(c);
+        result = errno != 0 ? -1 : (ssize_t)call(c.bytes);
+    } while (result < 0 && errno == EINTR);
+    return result;
+}
+
+inline int io_open(const std::string& path, int flags) {        // -1 and errno when it failed
+    return (int)io_call({"open", path.c_str(), "", nullptr, 0, flags}, [&](size_t) { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); });
+}
+inline bool io_truncate(int fd, size_t bytes, const std::string& path) {
+    return io_call({"truncate", path.c_str(), "", nullptr, bytes}, [&](size_t) { return ::ftruncate(fd, (off_t)bytes); }) == 0;
+}
+// The others fail with an Error that names path and reason.
 inline int io_create(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    const int fd = io_open(path, O_WRONLY | O_CREAT | O_TRUNC);
     check(fd >= 0, "%s: cannot create: %s", path.c_str(), strerror(errno));
     return fd;
 }
 inline void io_write(int fd, const void* data, size_t bytes, const std::string& path) {
     const char* p = (const char*)data;
     while (bytes > 0) {
-        const ssize_t n = ::write(fd, p, bytes < (1u << 30) ? bytes : (1u << 30));
-        if (n < 0 && errno == EINTR) { continue; }
+        const size_t most = bytes < (1u << 30) ? bytes : (1u << 30);
+        const ssize_t n = io_call({"write", path.c_str(), "", p, most}, [&](size_t m) { return ::write(fd, p, m); });
         check(n > 0, "%s: cannot write: %s", path.c_str(), n < 0 ? strerror(errno) : "no progress");
         p += n; bytes -= (size_t)n;
     }
 }
 inline void io_fsync(int fd, const std::string& path) {
-    int r;
-    do { r = ::fsync(fd); } while (r != 0 && errno == EINTR);
-    check(r == 0, "%s: fsync: %s", path.c_str(), strerror(errno));
+    check(io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0, "%s: fsync: %s", path.c_str(), strerror(errno));
 }
-inline void io_close(int fd, const std::string& path) { check(::close(fd) == 0, "%s: close: %s", path.c_str(), strerror(errno)); }
+// Linux has closed it whatever it says, so that EINTR is no reason to do it again.
+inline void io_close(int fd, const std::string& path) {
+    IoCall c = {"close", path.c_str()};
+    const int planted = io_hook(c), error = ::close(fd) == 0 ? planted : errno;
+    check(error == 0 || error == EINTR, "%s: close: %s", path.c_str(), strerror(error));
+}
 inline void io_rename(const std::string& from, const std::string& to) {
-    check(::rename(from.c_str(), to.c_str()) == 0, "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
+    check(io_call({"rename", from.c_str(), to.c_str()}, [&](size_t) { return ::rename(from.c_str(), to.c_str()); }) == 0,
+          "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
 }
-inline void io_unlink(const std::string& path) { check(::unlink(path.c_str()) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno)); }
-inline void io_rmdir(const std::string& path) { check(::rmdir(path.c_str()) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno)); }
+inline void io_unlink(const std::string& path) {
+    check(io_call({"unlink", path.c_str()}, [&](size_t) { return ::unlink(path.c_str()); }) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno));
+}
+inline void io_rmdir(const std::string& path) {
+    check(io_call({"rmdir", path.c_str()}, [&](size_t) { return ::rmdir(path.c_str()); }) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno));
+}
 inline void io_fsync_directory(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int fd = io_open(path, O_RDONLY | O_DIRECTORY);
     check(fd >= 0, "%s: cannot open directory: %s", path.c_str(), strerror(errno));
-    io_fsync(fd, path);
+    const int error = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0 ? 0 : errno;
     io_close(fd, path);
+    check(error == 0 || error == EINVAL, "%s: fsync: %s", path.c_str(), strerror(error));      // EINVAL: this file system has no such thing
 }
-// mkdir -p; every level may exist already
+// True if it made it, false if it was there.
+inline bool io_mkdir(const std::string& path) {
+    const bool made = io_call({"mkdir", path.c_str()}, [&](size_t) { return ::mkdir(path.c_str(), 0755); }) == 0;
+    check(made || (errno == EEXIST && is_directory(path)), "%s: cannot create directory: %s", path.c_str(), strerror(errno));
+    return made;
+}
+// mkdir -p, to stay: every level may exist already; one that does not is on the disk with its parent.
 inline void io_mkdirs(const std::string& path) {
     for (size_t i = 1; i <= path.size(); i++) {
-        if (i < path.size() && path[i] != '/') { continue; }
+        if ((i < path.size() && path[i] != '/') || path[i - 1] == '/') { continue; }
         const std::string part = path.substr(0, i);
-        check(::mkdir(part.c_str(), 0755) == 0 || (errno == EEXIST && is_directory(part)), "%s: cannot create directory: %s",
-              part.c_str(), strerror(errno));
+        const size_t slash = part.rfind('/');
+        if (io_mkdir(part)) { io_fsync_directory(slash == std::string::npos ? "." : part.substr(0, slash + 1)); }
     }
 }
 

@@ -64,6 +64,8 @@ inline bool cut_log(const std::string& path, int64_t step, int64_t (*step_of)(co
     io_fsync(fd, temporary);
     io_close(fd, temporary);
     io_rename(temporary, path);
+    const size_t slash = path.rfind('/');       // what is appended from here on is to be found after a power failure
+    io_fsync_directory(slash == std::string::npos ? "." : path.substr(0, slash + 1));
     return true;
 }
 
@@ -71,26 +73,33 @@ inline bool cut_log(const std::string& path, int64_t step, int64_t (*step_of)(co
 struct LogFile {
     std::string path, pending; // pending: lines that a full disk refused, tried again with the next one
     int fd = -1;
+    off_t torn = -1;           // the end of the last whole line, if more is there
 
     void open(const std::string& file, bool keep) {
         path = file;
-        fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (keep ? 0 : O_TRUNC), 0644);
+        fd = io_open(path, O_WRONLY | O_CREAT | O_APPEND | (keep ? 0 : O_TRUNC));
         check(fd >= 0, "%s: cannot open the log: %s", path.c_str(), strerror(errno));
     }
-    // A run must not end because its log cannot be written: a failure is reported once, and what it left is taken back.
+    // A run must not end because its log cannot be written: a failure is reported once, and tried again with the next line.
     void append(const std::string& line) {
         if (fd < 0) { return; }
-        const off_t before = lseek(fd, 0, SEEK_END);
         const bool failing = !pending.empty();
         pending += line + "\n";
-        try {
-            io_write(fd, pending.data(), pending.size(), path);
-            pending.clear();
-        } catch (const Error& e) {
-            if (ftruncate(fd, before) != 0 || !failing) {
-                fprintf(stderr, "warning: %s; the run goes on, its log is kept and written when it can be\n", e.what());
-            }
+        try { flush(); } catch (const Error& e) {
+            if (!failing) { fprintf(stderr, "warning: %s; the run goes on, its log is kept and written when it can be\n", e.what()); }
         }
+    }
+    // What a failed write leaves of a line is taken back, if need be the next time.
+    void flush() {
+        if (fd < 0 || pending.empty()) { return; }
+        check(torn < 0 || io_truncate(fd, (size_t)torn, path), "%s: cannot truncate: %s", path.c_str(), strerror(errno));
+        torn = -1;
+        const off_t before = lseek(fd, 0, SEEK_END);
+        try { io_write(fd, pending.data(), pending.size(), path); } catch (const Error&) {
+            if (!io_truncate(fd, (size_t)before, path)) { torn = before; }
+            throw;
+        }
+        pending.clear();
     }
     LogFile() = default;
     LogFile(const LogFile&) = delete;
@@ -141,6 +150,7 @@ struct Log {
     // Before a checkpoint is published: after a power failure the log must not be shorter than the checkpoint is new.
     void sync() {
         for (LogFile* f : {&main_log, &json_log}) {
+            f->flush();
             if (f->fd >= 0) { io_fsync(f->fd, f->path); }
         }
     }

@@ -38,6 +38,8 @@
     X(bool, overfit, "-a", false, any(), SAME, "1 = train on one batch over and over") \
     X(int64_t, seed, "", 42, at_least(0), SAME, "of initial weights, order of samples and generation") \
     X(int, recompute, "-r", 1, between(0, 2), FREE, "in backward: 0 nothing, 1 GELU, 2 GELU and layernorm") \
+    X(bool, deterministic, "", true, any(), FREE, \
+      "GPU: 0 takes the matmul algorithms that were measured to be fastest; the bits may differ from run to run") \
     X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, "seconds that a process started by mpirun waits for another one") \
     X(Text, recipe, "", "", one_of("paper"), FREE, "the paper's values for the flags not given") \
@@ -49,6 +51,7 @@
     X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
     X(int, major, "-nm", 0, at_least(0), FREE, "never delete a checkpoint of a multiple of N steps; 0 = no such N") \
+    X(Text, on_save_error, "", "warn", one_of("warn|stop"), FREE, "when a checkpoint cannot be written: train on to the next, or end") \
     X(int, val_every, "-v", 20, at_least(0), FREE, "validate every N steps; 0 = never") \
     X(int, val_batches, "-m", 20, minus_one_or(1), FREE, "validation batches of B*T tokens; -1 = the whole split") \
     GROUP("Evaluation, instead of training", BOTH) \
@@ -56,10 +59,10 @@
     X(int64_t, eval_tokens, "", 0, at_least(0), FREE, "at most this many tokens; 0 = all") \
     X(int, stride, "", 0, at_least(0), FREE, "windows S apart, the last S tokens scored; 0 = they do not overlap") \
     X(bool, curve, "", false, a_switch(), FREE, "also the loss at each position") \
-    X(Text, dump_bias, "", "", any(), FREE, "LAYER,HEAD,TEXT: write that head's bias matrix") \
     GROUP("Causal language model", GPT2_FLAG) \
     X(Text, hellaswag, "", "", any(), FREE, \
       "multiple-choice file of data/hellaswag.py: scored at each validation, or after --load") \
+    X(Text, dump_bias, "", "", any(), FREE, "LAYER,HEAD,TEXT: write that head's bias matrix") \
     X(int, sample_every, "-s", 20, at_least(0), FREE, "print a sample every N steps; 0 = never") \
     X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \
     X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate, in samples too") \

@@ -20,9 +20,9 @@ struct OutputLock {
 
     explicit OutputLock(const std::string& out) : path(out + "/.lock") {
         io_mkdirs(out);
-        fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        fd = io_open(path, O_RDWR | O_CREAT);
         check(fd >= 0, "%s: the output directory is not writable: %s (--out)", out.c_str(), strerror(errno));
-        try { take(out); } catch (const Error&) { ::close(fd); throw; }
+        try { take(out); } catch (...) { ::close(fd); throw; }
     }
     OutputLock(const OutputLock&) = delete;
     OutputLock& operator=(const OutputLock&) = delete;
@@ -38,7 +38,7 @@ private:
                 n > 0 ? strtol(owner, nullptr, 10) : 0L);
         }
         const std::string pid = std::to_string((long)getpid()) + "\n";
-        check(ftruncate(fd, 0) == 0, "%s: cannot write: %s", path.c_str(), strerror(errno));
+        check(io_truncate(fd, 0, path), "%s: cannot write: %s", path.c_str(), strerror(errno));
         io_write(fd, pid.data(), pid.size(), path);
     }
 };
@@ -156,6 +156,7 @@ inline void remove_checkpoint_files(const std::string& dir) {
 // Removes what a killed run left behind; for the holder of the OutputLock. A checkpoint that was set aside in order to
 // be replaced goes back when its replacement never came.
 inline void clean_output_directory(const std::string& out) {
+    io_fsync_directory(out);        // a rename that the killed run did not see confirmed is, before what it replaced goes
     for (const std::string& name : list_directory(out)) {
         const bool aside = name.compare(0, 10, ".old_step_") == 0;
         if (aside && !path_exists(out + "/" + name.substr(5))) {
@@ -167,13 +168,14 @@ inline void clean_output_directory(const std::string& out) {
     io_fsync_directory(out);
 }
 
-// Ends with an error when the disk under `out` cannot take `bytes`.
-inline void check_disk_space(const std::string& out, uint64_t bytes) {
+// The free bytes of the disk under `out`; an error when it cannot take `bytes`.
+inline uint64_t check_disk_space(const std::string& out, uint64_t bytes) {
     struct statvfs st;
     check(statvfs(out.c_str(), &st) == 0, "%s: cannot ask for free space: %s", out.c_str(), strerror(errno));
     const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;
     check(available >= bytes, "%s: a checkpoint needs %s, but only %s are free on its disk", out.c_str(),
           format_bytes((double)bytes).c_str(), format_bytes((double)available).c_str());
+    return available;
 }
 
 #endif

@@ -52,6 +52,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Options& o = r.o;
     comm().timeout = o.collective_timeout;
     set_threads(comm_threads(o.threads));
+    matmul_deterministic(o.deterministic);
     r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work
     comm_connect_devices();
     r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
@@ -78,7 +79,7 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
     const int ranks = comm().size;
     check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX,
-          "--total_batch %lld: not a multiple of --B x --T%s = %lld tokens", (long long)o.total_batch,
+          "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B, o.T,
           ranks > 1 ? strprintf(" x %d ranks", ranks).c_str() : "", (long long)o.B * o.T * ranks);
     r.samples = (int)(o.total_batch / o.T);
     r.my_samples = r.samples / ranks;
@@ -154,6 +155,26 @@ inline void check_replicas(const Parameters& p) {
           who.c_str());
 }
 
+// Writes the checkpoint of step r.state.step; returns "", or on every rank why there is none.
+inline std::string save_run(const Run& r, const Parameters& p, const Json& config) {
+    std::string failure;
+    check_replicas(p);
+    if (comm().rank == 0) {                                     // until comm_text() no collective: the others are already there
+        Checkpoint c = checkpoint_view(r, p, config);
+        try {
+            r.log->sync();
+            for (const std::string& f : r.tokenizer != nullptr ? r.tokenizer->files : std::vector<std::string>()) {
+                c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)});
+            }
+            printf("saved %s\n", save_checkpoint(r.o.out, (int)r.state.step, c, r.o.keep, r.o.major).c_str());
+        } catch (const Error& e) {
+            if (e.code != EXIT_BAD_INPUT) { throw; }            // a device that fails is not the disk's fault
+            failure = strprintf("step %lld is not saved: %s", (long long)r.state.step, e.what());
+        }
+    }
+    return comm_text(failure, "checkpoint");
+}
+
 // Before the update of step r.state.step: saves when that is due. Returns -1 to go on, else the exit code of the run.
 inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
     const Options& o = r.o;
@@ -161,14 +182,13 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
     const int signal = comm_max((int)stop_signal, "signals");
     const bool last = step >= o.steps, stop = signal != 0;
     const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
-    if (!o.out.empty() && step > r.first_step && (due || stop)) { check_replicas(p); }
-    if (!o.out.empty() && step > r.first_step && (due || stop) && comm().rank == 0) {
-        r.log->sync();
-        Checkpoint c = checkpoint_view(r, p, config);
-        if (r.tokenizer != nullptr) {
-            for (const std::string& f : r.tokenizer->files) { c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)}); }
+    if (!o.out.empty() && step > r.first_step && (due || stop)) {
+        const std::string failure = save_run(r, p, config);
+        check(failure.empty() || !(last || stop || o.on_save_error == "stop"), "%s", failure.c_str());
+        if (!failure.empty() && comm().rank == 0) {
+            fprintf(stderr, "warning: %s; training goes on, the next checkpoint is due in %lld steps (--on_save_error stop would end it)\n",
+                    failure.c_str(), (long long)std::min((int64_t)o.checkpoint_every, o.steps - step));
         }
-        printf("saved %s\n", save_checkpoint(o.out, (int)step, c, o.keep, o.major).c_str());
     }
     if (last) { return 0; }
     if (!stop) { return -1; }

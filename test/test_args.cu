@@ -15,7 +15,7 @@ void refused(const std::vector<std::string>& words, const std::string& message) 
 }
 // a text that the row's range admits and that is not its default
 template <class V> std::string other_value(const OptionRow& row, const V& value) {
-    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "pi:2", "paper", "exact", "cls"}) {
+    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "pi:2", "paper", "exact", "cls", "stop"}) {
         V v;
         if (parse_value(text, row.range, v) && !(v == value)) { return text; }
     }
