@@ -27,6 +27,7 @@ struct BERTConfig {
     PositionConfig position;
     SpecialTokens special;
     double mask_share = 0.15;
+    std::string pooling;        // that contrastive training has used; empty: none yet
     static constexpr bool causal = false;
     int Vp() const { return round_up(V, 128); }     // padded vocabulary: rows of wte
 };
@@ -455,22 +456,11 @@ float* contrastive_gradient(BERT& model, Activations& acts, const ContrastiveBuf
 
 const std::vector<ModelSize> bert_sizes = {{"tiny", 2, 2, 128}, {"mini", 4, 4, 256}, {"small", 4, 8, 512}, {"base", 12, 12, 768}};
 
-Json bert_json(const BERTConfig& c) { return bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position)); }
-
-// The ids of a text, [CLS] in front and [SEP] behind; "[MASK]" in it is that token.
-std::vector<int> text_ids(const std::string& text, const SpecialTokens& special, const Tokenizer& tokenizer) {
-    std::vector<int> ids = {special.cls};
-    for (size_t at = 0; at <= text.size();) {
-        const size_t mask = text.find("[MASK]", at);
-        const std::string piece = text.substr(at, mask == std::string::npos ? mask : mask - at);
-        const std::vector<int> more = tokenizer.encode(piece);
-        ids.insert(ids.end(), more.begin(), more.end());
-        if (mask == std::string::npos) { break; }
-        ids.push_back(special.mask);
-        at = mask + 6;
-    }
-    ids.push_back(special.sep);
-    return ids;
+// With the pooling that --pairs trained, if it did, so that retrieval and encoding take no other one unasked.
+Json bert_json(const BERTConfig& c) {
+    Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position));
+    if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
+    return j;
 }
 
 // logits (masked, V): of the tokens of one sequence that are [MASK]
@@ -588,7 +578,7 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
             printf("val loss %f, %.2f%% right\n", e.loss, 100 * e.accuracy);
-            run.log->val(step, e.loss);
+            run.log->val(step, e.loss, e.accuracy);
         }
         code = save_or_leave(run, model, bert_json(model.config));
         if (code >= 0) { break; }
@@ -628,28 +618,34 @@ int bert_main(int argc, char** argv) {
     check((o.encode.empty() && o.corpus.empty()) || std::none_of(o.eval_lengths.begin(), o.eval_lengths.end(), [](int T) { return T < 2; }),
           "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
     check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos, "--predict: there is no [MASK] in the text");
+    check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0, "--val_every: --pairs has no validation; --corpus, --queries and --qrels "
+          "measure what it learns");
     check(comm().size == 1 || (o.pairs.empty() && o.encode.empty() && o.corpus.empty() && !o.is_given("predict")),
           "--pairs, --encode, --corpus, --predict: with one process, not with mpirun");
     begin_run(run, !o.eval_lengths.empty() || !o.encode.empty() || !o.corpus.empty() || o.is_given("predict"),
               "--eval_lengths, --encode, --corpus and --predict");
     std::unique_ptr<TokenFiles> files, val;
-    const bool reads = o.list ? o.is_given("train_files") : (run.trains || o.check) && o.pairs.empty();
+    const bool reads = o.list ? o.is_given("train_files") : run.trains && o.pairs.empty();
     if (reads) { files = std::make_unique<TokenFiles>(o.train_files, "--train_files"); }
     const bool evaluates = !o.eval_lengths.empty() && o.corpus.empty() && o.encode.empty();
-    const bool validates = !o.list && (evaluates || ((run.trains || o.check) && o.pairs.empty() && o.val_every > 0));
+    const bool validates = !o.list && (evaluates || (run.trains && o.pairs.empty() && o.val_every > 0));
     if (validates) { val = std::make_unique<TokenFiles>(o.val_files, "--val_files", files ? files->vocab : 0); }
     const int vocab = files ? files->vocab : val ? val->vocab : 0;
     // 2. the model
     BERTConfig config;
     parse_model(o.model, "bert:", bert_sizes, config);
-    if (!o.is_given("T") && o.recipe.empty()) { o.T = config.T; }
     config = resolve_config(o, config, run.source, vocab == 256 ? BYTE_VOCAB : vocab, BERT_KEYS);
     if (config.V == 0) { config.V = o.pairs.size() > 4 && o.pairs.compare(o.pairs.size() - 4, 4, ".txt") == 0 ? BYTE_VOCAB : BERT_VOCAB; }
     run.tokenizer = o.list ? nullptr : find_tokenizer(o.tokenizer, run.source, config.V == BYTE_VOCAB ? 256 : config.V);
+    if (!run.source.empty() && !o.is_given("pooling")) {
+        const Json j = read_config(run.source, BERT_KEYS);
+        if (j.contains("pooling")) { set_option(o, "pooling", run.source + ": pooling", json_string(j, "pooling", run.source)); config.pooling = o.pooling; }
+    }
+    if (!o.pairs.empty() && run.trains) { config.pooling = o.pooling; }
     config.special = run.tokenizer != nullptr ? special_tokens(*run.tokenizer) : special_tokens(config.V);
     config.mask_share = o.mask_share;
     std::unique_ptr<Documents> pairs;
-    if (!o.pairs.empty() && !o.list && (run.trains || o.check)) {
+    if (!o.pairs.empty() && !o.list && run.trains) {
         pairs = std::make_unique<Documents>(o.pairs, "--pairs", config.special);
         check(pairs->group >= 2, "--pairs %s: single documents; groups of a query, its positive and negatives are wanted", o.pairs.c_str());
     }
@@ -667,10 +663,11 @@ int bert_main(int argc, char** argv) {
     BERT model;
     model.pooling = o.pooling == "cls" ? Pooling::Cls : Pooling::Mean;
     bert_describe(model, config);
-    Activations acts = activations_describe(model, o.B, o.T, run.trains || o.check ? Purpose::Train : Purpose::Evaluate, o.recompute);
+    Activations acts = activations_describe(model, o.B, o.T, run.trains ? Purpose::Train : Purpose::Evaluate, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     report_run(run, model, config, acts.bytes());
-    if (o.check) { printf("all is well: %lld steps of %lld tokens\n", (long long)o.steps, (long long)o.total_batch); return 0; }
+    if (files != nullptr) { files->windows(o.T); }              // one at least, before anything is written
+    if (o.check) { return report_check(run, pairs != nullptr ? strprintf("%d groups", run.samples) : strprintf("%lld tokens", (long long)o.total_batch)); }
     // 3. the weights
     load_run(run, model, bert_json(config), optional_files(model));
     bert_point(model.params, model.table, model.weights);
@@ -679,7 +676,7 @@ int bert_main(int argc, char** argv) {
     if (run.trains) {
         catch_signals();
         activations_allocate(acts);
-        code = train(model, acts, run, files.get(), val.get(), pairs.get());
+        code = train(model, acts, run, files.get(), pairs != nullptr ? nullptr : val.get(), pairs.get());
         acts.release();
         release_signals();
     }

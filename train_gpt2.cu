@@ -373,9 +373,9 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         const bool last = step >= o.steps;
         if (val != nullptr && o.val_every > 0 && (last || step % o.val_every == 0)) {
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
-            const double loss = evaluate(model, acts, *val, T, 0, limit).loss;
-            printf("val loss %f\n", loss);
-            run.log->val(step, loss);
+            const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
+            printf("val loss %f\n", e.loss);
+            run.log->val(step, e.loss, e.accuracy);
             if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, *run.log); }
         }
         if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) {
@@ -408,10 +408,10 @@ int gpt2_main(int argc, char** argv) {
     begin_run(run, !o.eval_lengths.empty() || !o.hellaswag.empty() || o.is_given("generate") || !o.dump_bias.empty(),
               "--eval_lengths, --hellaswag, --generate and --dump_bias");
     std::unique_ptr<TokenFiles> files, val;
-    const bool reads = o.list ? o.is_given("train_files") : run.trains || o.check;
+    const bool reads = o.list ? o.is_given("train_files") : run.trains;
     if (reads) { files = std::make_unique<TokenFiles>(o.train_files, "--train_files"); }
     const int vocab = files ? files->vocab : 0;
-    const bool validates = !o.list && (!o.eval_lengths.empty() || ((run.trains || o.check) && o.val_every > 0));
+    const bool validates = !o.list && (!o.eval_lengths.empty() || (run.trains && o.val_every > 0));
     if (validates) { val = std::make_unique<TokenFiles>(o.val_files, "--val_files", vocab); }
     // 2. the model
     GPT2Config config;
@@ -427,10 +427,11 @@ int gpt2_main(int argc, char** argv) {
     if (!o.list && o.is_given("generate")) { prompt_ids(o.generate, config.V, run.tokenizer.get()); }
     GPT2 model;
     gpt2_describe(model, config);
-    Activations acts = activations_describe(model, o.B, o.T, run.trains || o.check ? Purpose::Train : Purpose::Evaluate, o.recompute);
+    Activations acts = activations_describe(model, o.B, o.T, run.trains ? Purpose::Train : Purpose::Evaluate, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     report_run(run, model, config, acts.bytes());
-    if (o.check) { printf("all is well: %lld steps of %lld tokens\n", (long long)o.steps, (long long)o.total_batch); return 0; }
+    if (files) { files->windows(o.T); }                         // one at least, before anything is written
+    if (o.check) { return report_check(run, strprintf("%lld tokens", (long long)o.total_batch)); }
     // 3. the weights
     load_run(run, model, gpt2_json(config), position_tables(config.position, gpt2_position_dims(config, 0, 0)).files);
     gpt2_point(model.params, model.table, model.weights);

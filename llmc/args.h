@@ -46,7 +46,7 @@ const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch"
 
 // llm.c's flags that have no counterpart, and why
 const char* const refused_flags[][2] = {
-    {"-h", "there is no HellaSwag here; --help lists the flags"},
+    {"-h", "HellaSwag wants its file, --hellaswag FILE; --help lists the flags"},
     {"-w", "master weights are always float32"},
     {"-f", "the build fixes the precision of matmuls"},
     {"-z", "the optimizer's state is not sharded"},
@@ -65,7 +65,7 @@ struct Options {
     Names given; // the flags of the command line, by long name
     Program program = GPT2_FLAG;
 
-    Options(Program program = GPT2_FLAG) : program(program) {}
+    Options(Program program = GPT2_FLAG) : program(program) { if (program == BERT_FLAG) { T = 512; } }
 
     bool is_given(const std::string& name) const { return std::find(given.begin(), given.end(), name) != given.end(); }
 };
@@ -285,7 +285,7 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
 // The text of --help; `description` says in a few lines what the program does.
 inline std::string help_text(const std::string& name, const std::string& description, Program program = GPT2_FLAG) {
     std::string s = "usage: " + name + " [--flag value]...\n" + description + "\n", group;
-    const Options defaults;
+    const Options defaults(program);
     for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
         if (!(row.programs & program)) { return; }
         if (group != row.group) { s += strprintf("\n%s\n", row.group); }

@@ -12,7 +12,7 @@
 
 constexpr float MAX_INVERSE_NORM = 1e12f;
 
-// One block a row. inverse_norm (n) may be null.
+// out (n,C) = inp (n,C), each row divided by max(its length, 1e-12); inverse_norm (n). One block a row.
 __global__ void normalize_rows_kernel(float* out, float* inverse_norm, const float* inp, int C) {
     const size_t row = blockIdx.x;
     double squares = 0.0;                       // a float would overflow from 2e19 on, and 1e12 squared is a small part of 1
@@ -20,11 +20,7 @@ __global__ void normalize_rows_kernel(float* out, float* inverse_norm, const flo
     const double inverse = 1.0 / sqrt(block_sum(squares));
     const float scale = inverse > (double)MAX_INVERSE_NORM ? MAX_INVERSE_NORM : (float)inverse;
     for (int c = threadIdx.x; c < C; c += blockDim.x) { out[row * C + c] = inp[row * C + c] * scale; }
-    if (inverse_norm != nullptr && threadIdx.x == 0) { inverse_norm[row] = scale; }
-}
-// out (n,C) = inp (n,C), each row divided by max(its length, 1e-12): cosine similarities are then dot products. In place allowed.
-inline void normalize_rows(float* out, const float* inp, size_t n, int C, Stream stream) {
-    launch(normalize_rows_kernel, Grid(n, 256, 0, stream), out, nullptr, inp, C);
+    if (threadIdx.x == 0) { inverse_norm[row] = scale; }
 }
 
 // d (n,C): the gradient of the normalized row in, of the row itself out

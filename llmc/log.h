@@ -134,9 +134,9 @@ struct Log {
         record(j);
     }
 
-    void val(int64_t step, double loss) {
+    void val(int64_t step, double loss, double accuracy) {
         main_log.append(strprintf("s:%lld tel:%.4f", (long long)step, loss));
-        record({{"kind", "val"}, {"step", step}, {"loss", loss}});
+        record({{"kind", "val"}, {"step", step}, {"loss", loss}, {"accuracy", accuracy}});
     }
 
     void hellaswag(int64_t step, double accuracy) {

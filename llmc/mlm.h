@@ -91,4 +91,20 @@ inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sam
     return chosen;
 }
 
+// The ids of a text, [CLS] in front and [SEP] behind; "[MASK]" in it is that token.
+inline std::vector<int> text_ids(const std::string& text, const SpecialTokens& special, const Tokenizer& tokenizer) {
+    std::vector<int> ids = {special.cls};
+    for (size_t at = 0; at <= text.size();) {
+        const size_t mask = text.find("[MASK]", at);
+        const std::string piece = text.substr(at, mask == std::string::npos ? mask : mask - at);
+        const std::vector<int> more = tokenizer.encode(piece);
+        ids.insert(ids.end(), more.begin(), more.end());
+        if (mask == std::string::npos) { break; }
+        ids.push_back(special.mask);
+        at = mask + 6;
+    }
+    ids.push_back(special.sep);
+    return ids;
+}
+
 #endif

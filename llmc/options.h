@@ -62,13 +62,13 @@
     GROUP("Causal language model", GPT2_FLAG) \
     X(Text, hellaswag, "", "", any(), FREE, \
       "multiple-choice file of data/hellaswag.py: scored at each validation, or after --load") \
-    X(Text, dump_bias, "", "", any(), FREE, "LAYER,HEAD,TEXT: write that head's bias matrix") \
     X(int, sample_every, "-s", 20, at_least(0), FREE, "print a sample every N steps; 0 = never") \
     X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \
     X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate, in samples too") \
     X(double, temperature, "", 1.0, at_least(0), FREE, "0 = always the likeliest token") \
     X(int, top_k, "", 0, at_least(0), FREE, "among the K likeliest tokens; 0 = all") \
     X(double, top_p, "", 1.0, between(1e-6, 1), FREE, "among the likeliest tokens that sum to this probability") \
+    X(Text, dump_bias, "", "", any(), FREE, "LAYER,HEAD,TEXT: write that head's bias matrix") \
     GROUP("Masked language model", BERT_FLAG) \
     X(double, mask_share, "", 0.15, between(0.001, 0.999), SAME, "share of the tokens that are masked and predicted") \
     X(Text, predict, "", "", any(), FREE, "print the likeliest tokens for each [MASK] in this text") \

@@ -57,7 +57,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     comm_connect_devices();
     r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
-    check(r.trains || o.list || o.check || !o.load.empty() || o.resume, "%s want a model: --load, or --steps to train one first", use_flags);
+    check(r.trains || o.list || !o.load.empty() || o.resume, "%s want a model: --load, or --steps to train one first", use_flags);
     const bool first = comm().rank == 0;                        // who writes, and finds what is there for all
     if (o.resume && !o.list && !o.check && first && is_directory(o.out)) {      // held, and put in order, before a checkpoint is chosen
         r.lock = std::make_unique<OutputLock>(o.out);
@@ -83,13 +83,20 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
           ranks > 1 ? strprintf(" x %d ranks", ranks).c_str() : "", (long long)o.B * o.T * ranks);
     r.samples = (int)(o.total_batch / o.T);
     r.my_samples = r.samples / ranks;
-    r.micro_batches = r.trains || o.check ? r.my_samples / o.B : 0;
+    r.micro_batches = r.trains ? r.my_samples / o.B : 0;
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
+}
+
+// The last word of --check; an update takes `batch`.
+inline int report_check(const Run& r, const std::string& batch) {
+    const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
+    if (comm().rank == 0) { printf("all is well%s\n", plan.c_str()); }
+    return 0;
 }
 
 // The banner of a run, and whether it fits into memory. activations: bytes for o.B sequences
 template <class Config> void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations) {
-    const bool trains = r.trains || r.o.check;
+    const bool trains = r.trains;
     FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
     if (comm().rank == 0) {
         fprintf(banner, "%s  %-17s %s, %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",

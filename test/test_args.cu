@@ -130,7 +130,7 @@ TEST_CASE("args: unknown flags are refused, with the nearest name", "[args]") {
 }
 
 TEST_CASE("args: llm.c's flags without a counterpart say so", "[args]") {
-    refused({"-h", "1"}, "-h: this flag of llm.c has no counterpart here: there is no HellaSwag");
+    refused({"-h", "1"}, "-h: this flag of llm.c has no counterpart here: HellaSwag wants its file, --hellaswag");
     for (auto& row : refused_flags) { refused({row[0], "1"}, row[1]); }
 }
 

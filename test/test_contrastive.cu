@@ -205,27 +205,6 @@ TEST_CASE("contrastive refuses what has no positive, and a temperature of 0", "[
     CHECK_THROWS_AS(contrastive_forward_backward(x, nullptr, x, x, 2, 2, 2, NAN, 1, Stream(0)), Error);
 }
 
-TEST_CASE("contrastive: normalized rows, also in place", "[contrastive][race][asan]") {
-    Random random;
-    INFO(random);
-    for (size_t C : {1, 33, 96}) {
-        const size_t n = 5;
-        std::vector<float> inp = random.normals(n * C, 1, 3);
-        std::vector<double> want(n * C);
-        std::fill(inp.begin(), inp.begin() + (long)C, 0.0f);
-        for (size_t r = 0; r < n; r++) {
-            double squares = 0;
-            for (size_t c = 0; c < C; c++) { squares += (double)inp[r * C + c] * inp[r * C + c]; }
-            for (size_t c = 0; c < C; c++) { want[r * C + c] = inp[r * C + c] / std::max(std::sqrt(squares), 1e-12); }
-        }
-        Array<float> out(n * C), x(inp);
-        normalize_rows(out, Array<float>(inp), n, (int)C, Stream(0));
-        normalize_rows(x, x, n, (int)C, Stream(0));
-        CHECK(worst_difference(out.host(), want) <= FLT_EPSILON);       // the inverse length and the product are rounded
-        CHECK(same_bits(out.host(), x.host()));
-    }
-}
-
 TEST_CASE("contrastive: same bits for any number of threads", "[contrastive]") {
     Random random;
     INFO(random);

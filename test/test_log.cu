@@ -33,7 +33,7 @@ StepRecord record_of(int64_t step) {
 // What a trainer logs from step `from` to the end, where the loop does validation, then saves, then updates.
 void run(Log& log, int64_t from, int64_t stop, int64_t steps) {
     for (int64_t s = from; s <= steps && s < stop; s++) {
-        if (s % 4 == 0 || s == steps) { log.val(s, 2.0 + (double)s); }
+        if (s % 4 == 0 || s == steps) { log.val(s, 2.0 + (double)s, 0.5); }
         if (s < steps) { log.train(record_of(s)); }
     }
 }
@@ -50,7 +50,7 @@ TEST_CASE("log: the formats", "[log]") {
     TemporaryDirectory dir;
     {
         Log log(dir.path);
-        log.val(0, 5.25);
+        log.val(0, 5.25, 0.25);
         StepRecord r = record_of(0);
         log.train(r);
         r.step = 12;
@@ -65,7 +65,7 @@ TEST_CASE("log: the formats", "[log]") {
                                                "s:0 trl:2.0000 lr:0.000300 norm:0.50\n"
                                                "s:12 trl:nan lr:0.000300 norm:0.50\n");
     CHECK(read_file(dir.path + "/log.jsonl") ==
-          R"({"kind":"val","step":0,"loss":5.25})" "\n"
+          R"({"kind":"val","step":0,"loss":5.25,"accuracy":0.25})" "\n"
           R"({"kind":"train","step":0,"loss":2.0,"lr":0.0003,"norm":0.5,"ms":10.0,"tok_per_s":1000.0})" "\n"
           R"({"kind":"train","step":12,"loss":null,"lr":0.0003,"norm":0.5,"ms":10.0,"tok_per_s":1000.0,"mfu":0.5,)"
           R"("mem":1000000000.0,"skipped":"non-finite loss"})" "\n"
@@ -74,7 +74,7 @@ TEST_CASE("log: the formats", "[log]") {
 
 TEST_CASE("log: no directory, no files, no failure", "[log]") {
     Log log("");
-    log.val(0, 1.0);
+    log.val(0, 1.0, 0.5);
     log.train(record_of(0));
     log.sync();
     CHECK(log.main_log.fd == -1);
@@ -83,9 +83,9 @@ TEST_CASE("log: no directory, no files, no failure", "[log]") {
 TEST_CASE("log: a new run starts both files anew, a directory is made when it is missing", "[log]") {
     TemporaryDirectory dir;
     { Log log(dir.path); run(log, 0, 100, 10); }
-    { Log log(dir.path); log.val(0, 1.0); }
+    { Log log(dir.path); log.val(0, 1.0, 0.5); }
     CHECK(read_file(dir.path + "/main.log") == "s:0 tel:1.0000\n");
-    CHECK(read_file(dir.path + "/log.jsonl") == "{\"kind\":\"val\",\"step\":0,\"loss\":1.0}\n");
+    CHECK(read_file(dir.path + "/log.jsonl") == "{\"kind\":\"val\",\"step\":0,\"loss\":1.0,\"accuracy\":0.5}\n");
     const std::string deep = dir.path + "/a";
     { Log log(deep + "/b"); }
     CHECK(path_exists(deep + "/b/main.log"));
@@ -139,7 +139,7 @@ TEST_CASE("log: lines of no step stay on resuming, damaged ones go", "[log]") {
 
 TEST_CASE("log: resuming into a directory without logs starts them", "[log]") {
     TemporaryDirectory dir;
-    { Log log(dir.path, 5); log.val(5, 1.0); }
+    { Log log(dir.path, 5); log.val(5, 1.0, 0.5); }
     CHECK(read_file(dir.path + "/main.log") == "s:5 tel:1.0000\n");
 }
 
