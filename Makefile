@@ -20,7 +20,7 @@ OPT := -O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -f
 CXX_BASE := -std=c++17 -Wall -Wextra -MMD -MP
 
 # What this machine has, found by building a program with it; only asked when something will be compiled.
-ifeq ($(filter-out help clean lint demo demo-bert test bench install simt gpu-check ranks,$(or $(MAKECMDGOALS),all)),)
+ifeq ($(filter-out help clean lint demo demo-bert test bench install simt gpu-check ranks fuzz $(B)/fuzz,$(or $(MAKECMDGOALS),all)),)
 ifneq ($(MAKECMDGOALS),)
 NO_PROBES := 1
 endif
@@ -199,11 +199,13 @@ asan: install
 	@$(MAKE) -j$(JOBS) build/run_asan
 	OMP_WAIT_POLICY=passive ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 build/run_asan '[asan]'
 
+# Every parser under libFuzzer; ARGS: some of them (build/fuzz --targets)
 FUZZ_SECONDS ?= 60
 fuzz:
-	@mkdir -p $(B)/fuzz_corpus
-	clang++ $(CXX_BASE) -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -x c++ test/fuzz_tokenizer.cu -o $(B)/fuzz
-	$(B)/fuzz $(B)/fuzz_corpus -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=$(B)/
+	@dev/fuzz.sh $(FUZZ_SECONDS) $(ARGS)
+$(B)/fuzz: test/fuzz_files.cu
+	@mkdir -p $(@D)
+	clang++ $(CXX_BASE) -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -MF $@.d -x c++ $< -o $@
 
 install:
 	@dev/install.sh test
@@ -234,7 +236,7 @@ help:
 	@echo "make ranks       one run on several processes, under mpirun (installs Open MPI; part of make test where it is)"
 	@echo "make gpu-check   on a machine with a GPU: correctness, speed and memory, written to dev/results/"
 	@echo "make race asan   the tests tagged [race], [asan] under ThreadSanitizer, AddressSanitizer"
-	@echo "make fuzz        libFuzzer at the tokenizer, for a minute (clang++; FUZZ_SECONDS=60)"
+	@echo "make fuzz        libFuzzer at each parser, for a minute (clang++; FUZZ_SECONDS=60)"
 	@echo "make lint        rules of the sources that no compiler checks"
 	@echo "make bench       speed and memory, beside PyTorch"
 	@echo "make clean       remove everything that was built"

@@ -323,7 +323,8 @@ inline std::string options_banner(const Options& o) {
 // or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
 // options in which -1 is replaced by the number it stands for: a total batch of B*T is another one when B changes.
 inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
-    const Json current = options_json(now), defaults = options_json(Options(now.program));
+    // as a file has it: of a path that is no UTF-8, U+FFFD
+    const Json current = parse_json(json_text(options_json(now)), "flags"), defaults = options_json(Options(now.program));
     check(saved.is_object(), "%s: an object of flags was wanted", what.c_str());
     for (const OptionRow& row : option_rows(now.program)) {
         const Names& allow = now.allow_change;

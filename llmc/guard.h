@@ -132,11 +132,11 @@ struct Guard {
     void from_json(const Json& j, const std::string& what) {
         loss = GuardWindow::from_json(json_at(j, "loss", what), what + ": loss");
         norm = GuardWindow::from_json(json_at(j, "norm", what), what + ": norm");
-        non_finite = json_int(j, "non_finite", 0, INT64_MAX, what);
-        spikes = json_int(j, "spikes", 0, INT64_MAX, what);
-        level_shifts = json_int(j, "level_shifts", 0, INT64_MAX, what);
-        bad_in_a_row = (int)json_int(j, "bad_in_a_row", 0, INT32_MAX, what);
-        spikes_in_a_row = (int)json_int(j, "spikes_in_a_row", 0, INT32_MAX, what);
+        non_finite = json_int(j, "non_finite", 0, INT32_MAX, what);
+        spikes = json_int(j, "spikes", 0, INT32_MAX, what);
+        level_shifts = json_int(j, "level_shifts", 0, INT32_MAX, what);
+        bad_in_a_row = (int)json_int(j, "bad_in_a_row", 0, MAX_BAD_STEPS, what);
+        spikes_in_a_row = (int)json_int(j, "spikes_in_a_row", 0, LEVEL_SHIFT_STEPS, what);
     }
 };
 

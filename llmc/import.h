@@ -225,6 +225,7 @@ inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_K
     check(path_exists(config), "%s: there is no config.json beside it, which tells the model's shape",
           source.path.c_str());
     const Json j = parse_json(read_file(config), config);
+    check(j.is_object(), "%s: %s found, an object with the model's shape wanted", config.c_str(), json_excerpt(j).c_str());
     check(j.value("model_type", Json(keys.type)) == keys.type, "%s: model_type is %s, but this trainer wants %s", config.c_str(),
           json_excerpt(j["model_type"]).c_str(), keys.type);
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { json_int(j, key, 1, INT32_MAX, config); }

@@ -48,12 +48,14 @@ private:
 
 inline constexpr int MANIFEST_VERSION = 1;
 
-// number of a step_* directory, -1 for any other name
+inline std::string step_name(int step) { return strprintf("step_%08d", step); }
+
+// step_name's inverse; -1 for any name that it does not give
 inline int step_of_name(const std::string& name) {
-    if (name.compare(0, 5, "step_") != 0 || name.size() < 13 || name.size() > 14) { return -1; }
+    if (name.compare(0, 5, "step_") != 0 || name.size() < 13 || name.size() > 15) { return -1; }
     if (name.find_first_not_of("0123456789", 5) != std::string::npos) { return -1; }
     const long step = strtol(name.c_str() + 5, nullptr, 10);
-    return step <= INT32_MAX ? (int)step : -1;
+    return step <= INT32_MAX && step_name((int)step) == name ? (int)step : -1;
 }
 
 // the steps that have a checkpoint directory in `out`, oldest first
@@ -67,7 +69,6 @@ inline std::vector<int> list_checkpoints(const std::string& out) {
     return steps;
 }
 
-inline std::string step_name(int step) { return strprintf("step_%08d", step); }
 inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
 
 // The manifest's own checksum covers the text in front of it, and the text must be the one we would write: so no bit of

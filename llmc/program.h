@@ -71,8 +71,11 @@ template <class Config> void parse_model(const std::string& text, const std::str
         names += s.name + std::string(", ");
         if (name == s.name) { c.L = s.L; c.NH = s.NH; c.C = s.C; found = true; }
     }
-    int used = 0;
-    if (!found && sscanf(text.c_str(), "%d,%d,%d%n", &c.L, &c.NH, &c.C, &used) == 3) { found = used == (int)text.size(); }
+    Ints shape;
+    if (!found && parse_value(text, any(), shape) && shape.size() == 3) {
+        c.L = shape[0]; c.NH = shape[1]; c.C = shape[2];
+        found = true;
+    }
     check(found, "--model %s: wanted %sor L,NH,C as in 12,12,768", text.substr(0, 60).c_str(), names.c_str());
     check(c.L >= 1 && c.L <= 1024 && c.NH >= 1 && c.C >= 1 && c.C <= 65536 && c.C % c.NH == 0,
           "--model %s: L in 1..1024, C in 1..65536, and NH must divide C", text.c_str());

@@ -22,7 +22,7 @@ struct RunState {
     }
     void from_json(const Json& j, const Options& options, const std::string& what) {
         check_resumed_options(options, json_at(j, "options", what), what);
-        step = json_int(j, "step", 0, INT64_MAX, what);
+        step = json_int(j, "step", 0, INT32_MAX, what);
         updates = json_int(j, "updates", 0, step, what);
         sample = (uint64_t)json_int(j, "sample", 0, INT64_MAX, what);
         guard.from_json(json_at(j, "guard", what), what);
@@ -85,6 +85,7 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
     r.my_samples = r.samples / ranks;
     r.micro_batches = r.trains ? r.my_samples / o.B : 0;
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
+    check(o.steps <= INT32_MAX, "--steps %lld: wanted at most %d, which a checkpoint's name has room for", (long long)o.steps, INT32_MAX);
 }
 
 // The last word of --check; an update takes `batch`.

@@ -1,16 +1,26 @@
-// What must hold of any bytes, as text or as the files of a tokenizer. The tests feed it seeded ones; libFuzzer searches:
-//   clang++ -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -x c++ test/fuzz_tokenizer.cu -o build/fuzz && build/fuzz
+// What must hold of any bytes, as text or as the files of a tokenizer. The tests feed it seeded ones; libFuzzer searches (make fuzz),
+// from test/fuzz_files.cu, which has the other parsers.
 #include "../llmc/tokenizer.h"
 
 namespace {
 
-// A directory for the files of one tokenizer after the other, removed at the end.
+// A directory for the files of one input after the other, removed at the end.
 struct FuzzDirectory {
-    std::string path = "/tmp/fuzz_tokenizer_XXXXXX";
-    FuzzDirectory() { check(mkdtemp(&path[0]) != nullptr, "cannot make %s", path.c_str()); }
-    ~FuzzDirectory() { clear(); ::rmdir(path.c_str()); }
+    std::string path;
+    FuzzDirectory() {
+        const char* base = getenv("TMPDIR");
+        path = std::string(base != nullptr ? base : "/tmp") + "/fuzz_XXXXXX";
+        check(mkdtemp(&path[0]) != nullptr, "cannot make %s", path.c_str());
+    }
+    ~FuzzDirectory() { remove(path); }
+    static void remove(const std::string& path) {
+        struct stat st;
+        if (lstat(path.c_str(), &st) != 0 || !S_ISDIR(st.st_mode)) { ::unlink(path.c_str()); return; }
+        for (const std::string& name : list_directory(path)) { remove(path + "/" + name); }
+        ::rmdir(path.c_str());
+    }
     void clear() const {
-        for (const std::string& name : list_directory(path)) { io_unlink(path + "/" + name); }
+        for (const std::string& name : list_directory(path)) { remove(path + "/" + name); }
     }
     void write(const std::string& name, const std::string& bytes) const {
         const int fd = io_create(path + "/" + name);
