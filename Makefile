@@ -151,7 +151,7 @@ $(B)/simt/train_bert: train_bert.cu
 $(B)/simt/train_gpt2 $(B)/simt/train_gpt2_fp32: train_gpt2.cu
 $(B)/simt/train_gpt2 $(B)/simt/train_gpt2_fp32 $(B)/simt/train_bert: $(B)/simt.flags $(B)/mpi.flags
 	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS) $(CPPFLAGS) $(if $(filter %_fp32,$@),-DPRECISION_FP32) -MF $@.d -x c++ $< -x none -o $@ $(MPI_LIBS)
+	$(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS) $(CPPFLAGS) $(if $(filter %_fp32,$@),-DPRECISION_FP32) -MF $@.d -x c++ $(filter %.cu,$^) -x none -o $@ $(MPI_LIBS)
 
 # main.o is linked last, so that of an inline function the instrumented copy is taken
 $(B)/run_tests: $(TESTS:test/%.cu=$(B)/test/%.o) $(B)/test/main.o
