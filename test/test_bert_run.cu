@@ -276,7 +276,7 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
     }
     check_refused(place, {place.use(place / "learned").set("--val_files", place / "val.txt").set("--eval_lengths", "33,64"),
                           {"--eval_lengths", "learned", "32"}});
-    check_refused(place, {place.use(place / "learned").set("--predict", std::string(40, 'a') + "[MASK]"), {"learned", "32 positions"}});
+    check_refused(place, {place.use(place / "learned").set("--predict", std::string(40, 'a') + "[MASK]"), {"learned", "no positions beyond 32"}});
     check_refused(place, {place.base.set("--load", place / "learned").without("--model").with("--T 33"), {"--T 33", "learned", "32"}});
 }
 
