@@ -14,7 +14,7 @@ trainer=train_$kind
 lengths=(64 128 256 512 1024 2048)
 case $kind in
     gpt2) steps=${DEMO_STEPS:-800} encodings=(cable alibi rope sinusoidal) out=build/demo options=(--sample_every 0) ;;
-    bert) steps=${DEMO_STEPS:-1000} encodings=(cable alibi sinusoidal learned) out=build/demo_bert options=() ;;
+    bert) steps=${DEMO_STEPS:-800} encodings=(cable alibi sinusoidal learned) out=build/demo_bert options=() ;;
     *) echo "scripts/demo.sh $kind: wanted gpt2 or bert"; exit 2 ;;
 esac
 [[ $steps =~ ^[1-9][0-9]{0,5}$ ]] || { echo "DEMO_STEPS=$steps: a number of training steps was wanted"; exit 2; }
