@@ -186,8 +186,6 @@ inline int comm_max(int x, const char* what) {
     return *std::max_element(all.begin(), all.end());
 }
 
-inline void comm_barrier(const char* what) { comm_max(0, what); }
-
 // rank 0's bytes become everyone's
 inline void comm_broadcast(void* data, size_t bytes, const char* what) {
     (void)data; (void)bytes; (void)what;

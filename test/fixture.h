@@ -4,7 +4,26 @@
 
 #include "oracle.h"
 
+#include "../llmc/model.cuh"
 #include "../llmc/program.h"
+
+// A trainer's model and activations, freed at the end
+template <class Trained> struct HeldModel : Trained {
+    ~HeldModel() { parameters_free(*this); }
+    std::vector<float> host(const float* device) const {
+        std::vector<float> x(this->table.total);
+        copy_to_host(x.data(), device, sizeof(float) * x.size(), this->stream);
+        return x;
+    }
+    void set(const std::vector<float>& x) { copy_to_device(this->master, x.data(), sizeof(float) * x.size(), this->stream); }
+};
+template <class Trained, class Activations> struct HeldActs : Activations {
+    HeldActs(const Trained& model, int B, int T, Purpose purpose = Purpose::Train, int recompute = 0)
+        : Activations(activations_describe(model, B, T, purpose, recompute)) {
+        activations_allocate(*this);
+    }
+    ~HeldActs() { this->release(); }
+};
 
 // The elements of an internal tensor that a tensor of a file is, in the file's order
 inline std::vector<size_t> elements_of(const TensorTable& table, const FileTensor& f) {

@@ -23,21 +23,13 @@ namespace {
 #undef main
 [[maybe_unused]] const auto program = train_bert_main;
 
-// A model with its gradient buffers, freed at the end.
-struct Model : BERT {
+// with its gradient buffers
+struct Model : HeldModel<BERT> {
     Model(const BERTConfig& c, int micro_batches, uint64_t seed = 1) {
         bert_describe(*this, c);
         parameters_allocate(*this, seed, micro_batches);
         bert_point(params, table, weights);
     }
-    ~Model() { parameters_free(*this); }
-
-    std::vector<float> host(const float* device) const {
-        std::vector<float> x(table.total);
-        copy_to_host(x.data(), device, sizeof(float) * x.size(), stream);
-        return x;
-    }
-    void set(const std::vector<float>& x) { copy_to_device(master, x.data(), sizeof(float) * x.size(), stream); }
     const FileTensor& file(const std::string& name) const {
         for (const FileTensor& f : files) { if (f.name == name) { return f; } }
         FAIL("no tensor " << name);
@@ -45,13 +37,7 @@ struct Model : BERT {
     }
 };
 
-struct Acts : Activations {
-    Acts(const BERT& model, int B, int T, Purpose purpose = Purpose::Train, int recompute = 0)
-        : Activations(activations_describe(model, B, T, purpose, recompute)) {
-        activations_allocate(*this);
-    }
-    ~Acts() { release(); }
-};
+using Acts = HeldActs<BERT, Activations>;
 
 struct Fixture : FixtureFile {
     BERTConfig bert;

@@ -25,30 +25,16 @@ namespace {
 #undef main
 [[maybe_unused]] const auto program = train_gpt2_main;
 
-// A model with its gradient buffers, freed at the end.
-struct Model : GPT2 {
+// with its gradient buffers
+struct Model : HeldModel<GPT2> {
     Model(const GPT2Config& c, int micro_batches, uint64_t seed = 1) {
         gpt2_describe(*this, c);
         parameters_allocate(*this, seed, micro_batches);
         gpt2_point(params, table, weights);
     }
-    ~Model() { parameters_free(*this); }
-
-    std::vector<float> host(const float* device) const {
-        std::vector<float> x(table.total);
-        copy_to_host(x.data(), device, sizeof(float) * x.size(), stream);
-        return x;
-    }
-    void set(const std::vector<float>& x) { copy_to_device(master, x.data(), sizeof(float) * x.size(), stream); }
 };
 
-struct Acts : Activations {
-    Acts(const GPT2& model, int B, int T, Purpose purpose = Purpose::Train, int recompute = 0)
-        : Activations(activations_describe(model, B, T, purpose, recompute)) {
-        activations_allocate(*this);
-    }
-    ~Acts() { release(); }
-};
+using Acts = HeldActs<GPT2, Activations>;
 
 struct Fixture : FixtureFile {
     GPT2Config gpt2;

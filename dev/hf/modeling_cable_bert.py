@@ -14,14 +14,14 @@ What lies behind a sequence's length is no key of the attention, no target, and 
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from modeling_cable import (T5_BUCKETS, Attention, CableConfig, Kerple, read_safetensors, rope_frequencies, rotate, sinusoids,
-                            write_safetensors)
+from modeling_cable import (T5_BUCKETS, Attention, CableConfig, Kerple, read_safetensors, rope_frequencies, rotate, save_checkpoint,
+                            sinusoids)
 
 
 @dataclass
@@ -221,10 +221,3 @@ def load_checkpoint(directory):
             state[name.replace(".gamma", ".weight").replace(".beta", ".bias")] = t.float()
     model.load_state_dict(state)
     return model
-
-
-def save_checkpoint(model, directory):
-    os.makedirs(directory, exist_ok=True)
-    with open(os.path.join(directory, "config.json"), "w") as f:
-        json.dump(asdict(model.config), f, indent=2)
-    write_safetensors(os.path.join(directory, "model.safetensors"), model.state_dict())
