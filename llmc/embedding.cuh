@@ -81,6 +81,7 @@ struct DeviceBatch {
 private:
     // an array's place in pinned memory is its place on the device
     void copy(int* to, size_t slot, const int* from, size_t count, Stream stream) {
+        check(count <= N + 1, "a batch of %zu values, laid out for %zu", count, N);         // `first` has N + 1
         int* at = pinned + slot * ints(N) + (to - tokens);
         std::copy(from, from + count, at);
         copy_to_device_async(to, at, sizeof(int) * count, stream);

@@ -58,7 +58,7 @@ struct GuardWindow {
     Json to_json() const { return {{"values", values}, {"next", next}}; }
     static GuardWindow from_json(const Json& j, const std::string& what) {
         GuardWindow w;
-        const Json& saved = json_at(j, "values", what);
+        const Json saved = json_at(j, "values", what);
         check(saved.is_array() && (int)saved.size() <= GUARD_WINDOW,
               "%s: \"values\" is %s, an array of at most %d was wanted", what.c_str(), json_excerpt(saved).c_str(),
               GUARD_WINDOW);
