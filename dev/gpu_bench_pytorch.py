@@ -67,6 +67,9 @@ def backends(device):
     for name in ("cache_size_limit", "recompile_limit"):        # one compilation a shape; beyond the limit it would run uncompiled
         if hasattr(_dynamo.config, name):
             setattr(_dynamo.config, name, 64)
+    import torch._functorch.config as functorch_config
+    if hasattr(functorch_config, "donated_buffer"):     # the backward is timed many times over one graph
+        functorch_config.donated_buffer = False
     compiled, masks = torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention, {}
 
     def flex(q, k, v, S, g):

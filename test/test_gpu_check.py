@@ -144,7 +144,8 @@ class Machine:
         for length in flags.get("--eval_lengths", "").split(","):
             if length:
                 at += 1 + int(length) / 131072
-                on_line(f"{int(length):8d} {int(length):8d} {8:10d} {131072:12d} {10.8:10.4f} {50000.0:10.4f}", at)
+                live = "   last layer: 34.5% of the tiles live" if int(length) >= 32768 else ""        # as evaluate_lengths prints it
+                on_line(f"{int(length):8d} {int(length):8d} {8:10d} {131072:12d} {10.8:10.4f} {50000.0:10.4f}{live}", at)
         return 0, ""
 
 
@@ -219,6 +220,7 @@ class Stages(Case):
         self.assertRegex(text, r"\| cable \| bf16 \| \d+ \| \S+ \| \S+ \| 8 x")
         self.assertIn("sum: sum | ok", text)
         self.assertIn("MHz: 100 / 300 / 2000", text)
+        self.assertIn("T = 131072: last layer: 34.5% of the tiles live", text)
 
     def test_caps_sum_to_nine_minutes(self):
         self.assertLessEqual(sum(cap for name, _, cap in gpu_check.STAGES if name != "build"), 540)
