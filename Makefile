@@ -68,7 +68,7 @@ CPU_LIBS = $(OMP) $(LDFLAGS) $(BLAS_LIBS) -lpthread
 # Not for this machine's instruction set, so that a report does not depend on it.
 RACE_FLAGS = $(CXX_BASE) -O1 -g -fsanitize=thread -DRACE_THREADS=4
 SIMT_FLAGS = $(CXX_BASE) -O1 -g -DSIMT -Itest/simt -I. -Illmc
-ASAN_FLAGS = $(CXX_BASE) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined $(OMP)
+ASAN_FLAGS = $(CXX_BASE) -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined $(OMP)
 
 # $(call remember,FILE,COMMAND): FILE changes when COMMAND does, and what depends on it is built anew
 remember = $(shell mkdir -p $(dir $(1)); printf '%s\n' '$(2)' | cmp -s - $(1) || printf '%s\n' '$(2)' >$(1))
@@ -147,11 +147,17 @@ SIMT_PROGRAMS := $(SIMT_TESTS:test/simt/%.cu=$(B)/simt/%) $(B)/simt/train_gpt2 $
 $(B)/simt/test_%: test/simt/test_%.cu $(B)/simt.flags
 	@mkdir -p $(@D)
 	$(CXX) $(SIMT_FLAGS) $(CPPFLAGS) -MF $@.d -x c++ $< -o $@
+# with AddressSanitizer, which sees past the end of shared memory
+$(B)/simt_asan/test_%: test/simt/test_%.cu $(B)/simt.flags
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) -g1 -fno-omit-frame-pointer -fsanitize=address $(CPPFLAGS) -MF $@.d -x c++ $< -o $@
 $(B)/simt/train_bert: train_bert.cu
 $(B)/simt/train_gpt2 $(B)/simt/train_gpt2_fp32: train_gpt2.cu
 $(B)/simt/train_gpt2 $(B)/simt/train_gpt2_fp32 $(B)/simt/train_bert: $(B)/simt.flags $(B)/mpi.flags
 	@mkdir -p $(@D)
 	$(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS) $(CPPFLAGS) $(if $(filter %_fp32,$@),-DPRECISION_FP32) -MF $@.d -x c++ $(filter %.cu,$^) -x none -o $@ $(MPI_LIBS)
+
+SIMT_ASAN := $(B)/simt_asan/test_ptx $(B)/simt_asan/test_layers $(B)/simt_asan/test_decode_simt
 
 # main.o is linked last, so that of an inline function the instrumented copy is taken
 $(B)/run_tests: $(TESTS:test/%.cu=$(B)/test/%.o) $(B)/test/main.o
@@ -196,7 +202,8 @@ gpu-check:
 	@python3 dev/gpu_check.py $(ARGS)
 
 asan: install
-	@$(MAKE) -j$(JOBS) build/run_asan
+	@$(MAKE) -j$(JOBS) build/run_asan $(SIMT_ASAN)
+	set -e; for test in $(SIMT_ASAN); do $$test; done
 	OMP_WAIT_POLICY=passive ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 build/run_asan '[asan]'
 
 # Every parser under libFuzzer; ARGS: some of them (build/fuzz --targets)

@@ -117,8 +117,7 @@ struct BERTConfig {
     X(float,  headrstd,  Keep::Scratch,  R,        0)      \
     X(floatX, logits,    Keep::Scratch,  R,        Vp)     \
     X(float,  losses,    Keep::Scratch,  N,        0)      \
-    X(float,  hits,      Keep::Scratch,  N,        0)      \
-    X(float,  pooled,    Keep::Scratch,  N,        C)
+    X(float,  hits,      Keep::Scratch,  N,        0)
 
 // Gradients of activations, one buffer each; only while training.
 #define BERT_GRAD_ACTS(X) \
@@ -203,7 +202,7 @@ template <class T> void bert_point(BERTParams<T>& p, const TensorTable& table, T
 #undef X
 }
 
-constexpr size_t LOGITS_BOUND = 32u << 20;      // elements of logits that exist at one time
+constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;     // elements of logits at one time; a GPU likes long products
 
 // The tables of the activations of a (B,T) batch; allocates nothing.
 Activations activations_describe(const BERT& model, int batch, int length, Purpose purpose, int recompute) {
@@ -409,20 +408,22 @@ void bert_embed(float* out, BERT& model, Activations& acts, size_t slot, size_t 
 
 // out (rows,C) on the host
 void embed_documents(BERT& model, Activations& acts, const int* ids, const int* lengths, int rows, int T, float* out) {
-    bert_embed(acts.a.pooled(), model, acts, 0, 1, ids, lengths, rows, T, false);
-    copy_to_host(out, acts.a.pooled(), sizeof(float) * rows * model.config.C, model.stream);
+    float* pooled = (float*)acts.a.fch();       // which nobody reads any more, and which is larger
+    bert_embed(pooled, model, acts, 0, 1, ids, lengths, rows, T, false);
+    copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
 }
 
 // What a step of contrastive learning holds besides the activations of a chunk: embeddings and their gradients, of all rows.
 struct ContrastiveBuffers {
     float *emb = nullptr, *demb = nullptr, *losses = nullptr, *scratch = nullptr;
+    static size_t bytes(int Q, int M, int C) { return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C)); }
     void allocate(int Q, int M, int C) {
-        emb = (float*)device_malloc(sizeof(float) * (Q + M) * C);
-        demb = (float*)device_malloc(sizeof(float) * (Q + M) * C);
-        losses = (float*)device_malloc(sizeof(float) * Q);
-        scratch = (float*)device_malloc(sizeof(float) * contrastive_scratch(Q, M, C));
+        emb = (float*)device_malloc(bytes(Q, M, C));
+        demb = emb + (size_t)(Q + M) * C;
+        losses = demb + (size_t)(Q + M) * C;
+        scratch = losses + Q;
     }
-    void release() { for (float* x : {emb, demb, losses, scratch}) { device_free(x); } }
+    void release() { device_free(emb); }
 };
 
 // The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then the loss gives the
@@ -482,9 +483,6 @@ std::vector<std::vector<float>> masked_logits(BERT& model, Activations& acts, co
 // --predict: the five likeliest tokens for each [MASK]
 void predict(BERT& model, const std::string& text, const Tokenizer& tokenizer) {
     const std::vector<int> ids = text_ids(text, model.config.special, tokenizer);
-    const int reach = position_max_length(model.config.position);
-    check(ids.size() <= (size_t)reach, "--predict: the text is %zu tokens, but %s has no positions beyond %d", ids.size(),
-          model.config.position.name.c_str(), reach);
     Activations acts = activations_describe(model, 1, (int)ids.size(), Purpose::Evaluate, 0);
     activations_allocate(acts);
     const std::vector<std::vector<float>> logits = masked_logits(model, acts, ids);
@@ -509,6 +507,15 @@ void predict(BERT& model, const std::string& text, const Tokenizer& tokenizer) {
         printf("\n");
     }
     fflush(stdout);
+}
+
+// Lengths and a text that the encoding cannot reach are refused before the weights are read.
+void check_reach(const Options& o, const BERTConfig& c, const Tokenizer* tokenizer) {
+    const int reach = position_max_length(c.position), shortest = o.eval_lengths.empty() ? 0 :
+        o.encode.empty() ? *std::min_element(o.eval_lengths.begin(), o.eval_lengths.end()) : o.eval_lengths[0];
+    const size_t text = o.is_given("predict") ? text_ids(o.predict, c.special, *tokenizer).size() : 0;
+    check(shortest <= reach, "--eval_lengths: %s has no positions beyond %d, and %d are wanted", c.position.name.c_str(), reach, shortest);
+    check(text <= (size_t)reach, "--predict: the text is %zu tokens, but %s has no positions beyond %d", text, c.position.name.c_str(), reach);
 }
 
 // Embeddings of a collection, its documents cut to max_tokens
@@ -566,7 +573,7 @@ void use_model(BERT& model, const Run& run, const TokenFiles* val, const Collect
 int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, const TokenFiles* val, const Documents* pairs) {
     const Options& o = run.o;
     const int B = acts.B, T = acts.T;
-    std::vector<int> ids((size_t)run.my_samples * T), tokens(ids.size()), targets(ids.size());
+    std::vector<int> ids(pairs != nullptr ? 0 : (size_t)run.my_samples * T), tokens(ids.size()), targets(ids.size());
     const double C = model.config.C, token_flops = flops_per_token(model.config.L * C * (model.OC + 9 * C), model.config.L, (int)C, T, false);
     GroupBatch batch;
     ContrastiveBuffers buffers;
@@ -660,12 +667,14 @@ int bert_main(int argc, char** argv) {
     if (!o.list) { collections = std::make_unique<Collections>(o, config.special); }
     check(!o.is_given("predict") || o.list || (run.tokenizer != nullptr && run.tokenizer->cannot_encode.empty()),
           "--predict: a text wants a vocabulary; give it with --tokenizer");
+    if (!o.list) { check_reach(o, config, run.tokenizer.get()); }
     BERT model;
     model.pooling = o.pooling == "cls" ? Pooling::Cls : Pooling::Mean;
     bert_describe(model, config);
     Activations acts = activations_describe(model, o.B, o.T, run.trains ? Purpose::Train : Purpose::Evaluate, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
-    report_run(run, model, config, acts.bytes());
+    const size_t buffers = pairs != nullptr ? ContrastiveBuffers::bytes(run.samples, run.samples * (pairs->group - 1), config.C) : 0;
+    report_run(run, model, config, acts.bytes(), buffers);
     if (files != nullptr) { files->windows(o.T); }              // one at least, before anything is written
     if (o.check) { return report_check(run, pairs != nullptr ? strprintf("%d groups", run.samples) : strprintf("%lld tokens", (long long)o.total_batch)); }
     // 3. the weights

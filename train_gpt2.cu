@@ -151,7 +151,7 @@ template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T
 #undef X
 }
 
-constexpr size_t LOGITS_BOUND = 32u << 20;      // elements of logits that exist at one time
+constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;     // elements of logits at one time; a GPU likes long products
 
 // The tables of the activations of a (B,T) batch; allocates nothing.
 Activations activations_describe(const GPT2& model, int batch, int length, Purpose purpose, int recompute) {
@@ -168,7 +168,9 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     GPT2_ACTS(X)
     if (purpose == Purpose::Train) { GPT2_GRAD_ACTS(X) }
 #undef X
-    acts.add_position(position_tables(g.position, gpt2_position_dims(g, batch, length)).acts, purpose, g.L);
+    PositionDims position = gpt2_position_dims(g, batch, length);
+    position.decodes = purpose == Purpose::Generate;
+    acts.add_position(position_tables(g.position, position).acts, purpose, g.L);
     return acts;
 }
 
@@ -287,12 +289,16 @@ void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int
     if (hits != nullptr) { copy_to_host(hits, acts.a.hits(), sizeof(float) * N, model.stream); }
 }
 
-// logits (V) after the last of n tokens at positions t0 ..; what the tokens before left in acts is used
-void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t0, std::vector<float>& logits) {
-    const int C = model.config.C;
+// logits (V) after the last of n tokens at positions t0 ..; what the tokens before left in acts is used. graph: null, or of the tokens
+// that come one at a time, the first of them without it
+void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t0, std::vector<float>& logits, StepGraph* graph = nullptr) {
+    const int C = model.config.C, Vp = model.config.Vp();
     acts.batch.load(0, 1, ids, nullptr, (size_t)n, false, model.stream);
-    gpt2_forward(model, acts, 1, n, t0, acts.T);
-    matmul_forward(acts.a.logits(), acts.a.lnf() + (size_t)(n - 1) * C, model.params.wte(), nullptr, nullptr, 1, C, model.config.Vp(), model.stream);
+    const auto step = [&] {
+        gpt2_forward(model, acts, 1, n, t0, acts.T);
+        matmul_forward(acts.a.logits(), acts.a.lnf() + (size_t)(n - 1) * C, model.params.wte(), nullptr, nullptr, 1, C, Vp, model.stream);
+    };
+    if (graph != nullptr) { graph->run(model.stream, step); } else { step(); }
     std::vector<floatX> row((size_t)model.config.V);
     copy_to_host(row.data(), acts.a.logits(), sizeof(floatX) * row.size(), model.stream);
     logits.resize(row.size());
@@ -328,12 +334,13 @@ Json gpt2_json(const GPT2Config& c) { return gpt2_config(c.V, c.position.T_train
 
 // --dump_bias "0,1,To be" -> layer, head and the ids of the text
 std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const Tokenizer* tokenizer, int& layer, int& head) {
-    int used = 0;
-    const bool good = sscanf(o.dump_bias.c_str(), "%d,%d,%n", &layer, &head, &used) == 2 && used > 0;
-    check(good && layer >= 0 && layer < c.L && head >= 0 && head < c.NH, "--dump_bias %s: wanted LAYER,HEAD,TEXT with a layer below %d and a "
-          "head below %d", o.dump_bias.substr(0, 60).c_str(), c.L, c.NH);
+    const std::string& s = o.dump_bias;
+    const size_t first = s.find(','), second = s.find(',', first + 1);
+    const bool good = second != std::string::npos && parse_value(s.substr(0, first), between(0, c.L - 1), layer) &&
+                      parse_value(s.substr(first + 1, second - first - 1), between(0, c.NH - 1), head);
+    check(good, "--dump_bias %s: wanted LAYER,HEAD,TEXT with a layer below %d and a head below %d", printable(s).c_str(), c.L, c.NH);
     check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
-    return prompt_ids(o.dump_bias.substr((size_t)used), c.V, tokenizer);
+    return prompt_ids(s.substr(second + 1), c.V, tokenizer);
 }
 
 // What is to be done with a trained model: --eval_lengths, --hellaswag, --generate, --dump_bias

@@ -58,7 +58,7 @@ struct Buffers {
     Buffer<bf16> qkv[SETS], out[SETS], dout[SETS], dqkv;
     Buffer<float> lse[SETS], S_offset[SETS], g[SETS], table, dS, dg, dtable, scratch, key_norm;
     Buffer<double> S_origin[SETS];
-    Buffer<int> first_tile[SETS];
+    Buffer<FlashSpan> span[SETS];
 };
 
 // z and u of CABLE are the last columns of qkv: ReLU(0.5 N) softplus(N) is about 0.16 nat a token
@@ -205,11 +205,11 @@ struct Bench {
         double live = 1.0;
         if constexpr (K == FlashBias::Distance) {
             for (int k = 0; skipping && k < SETS; k++) {
-                int* first = buffers.first_tile[k].get(tiles);
-                flash_skip<K>(first, buffers.key_norm.get(tiles), args[k], flash_skip_tau(shape.T), timer.stream);
-                args[k].first_tile = first;
-                std::vector<int> host(tiles);
-                copy_to_host(host.data(), first, tiles * sizeof(int), timer.stream);
+                FlashSpan* span = buffers.span[k].get(tiles);
+                flash_skip<causal, K>(span, buffers.key_norm.get(2 * tiles), args[k], flash_skip_tau(shape.T), timer.stream);
+                args[k].span = span;
+                std::vector<FlashSpan> host(tiles);
+                copy_to_host(host.data(), span, tiles * sizeof(FlashSpan), timer.stream);
                 live = flash_live_share(host.data(), args[0].B * args[0].NH, shape.T, causal);
             }
         }
@@ -224,13 +224,13 @@ struct Bench {
         // skipping pays for its own bound
         print("forward", pos, timer.median([&](int k) {
             if constexpr (K == FlashBias::Distance) {
-                if (skipping) { flash_skip<K>(buffers.first_tile[k].p, buffers.key_norm.p, args[k], flash_skip_tau(shape.T), timer.stream); }
+                if (skipping) { flash_skip<causal, K>(buffers.span[k].p, buffers.key_norm.p, args[k], flash_skip_tau(shape.T), timer.stream); }
             }
             flash_forward<causal, K>(args[k], timer.stream);
         }), forward, live);
         float* scratch = buffers.scratch.get(flash_backward_scratch(K, args[0].B, shape.T, args[0].NH));
         print("backward", pos, timer.median([&](int k) { flash_backward<causal, K>(args[k], scratch, timer.stream); }), backward, live);
-        for (FlashArgs& p : args) { p.first_tile = nullptr; }
+        for (FlashArgs& p : args) { p.span = nullptr; }
     }
 };
 

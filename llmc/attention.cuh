@@ -58,16 +58,17 @@ inline bool find_flash_bias(const PositionConfig& position, FlashBias& kind) {
 }
 constexpr int TILE_SKIP_T = 2048;                           // below it, finding the tiles costs about what it saves
 inline bool skips_tiles(FlashBias K, int T, const PositionConfig& config) {
-    return (K == FlashBias::Linear || K == FlashBias::Distance) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
+    return flash_skips(K) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
 }
-inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, FLASH_TILE); }
-// first_tile, from what qkv holds: the backward finds the forward's
-template <FlashBias K> void choose_tiles(FlashArgs& f, float* scratch, const PositionConfig& config, Stream stream) {
-    if constexpr (K == FlashBias::Linear || K == FlashBias::Distance) {
+// the spans, and two floats for each
+inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)4 * B * NH * ceil_div(T, FLASH_TILE); }
+// f.span, from what qkv holds: the backward finds the forward's
+template <bool Causal, FlashBias K> void choose_tiles(FlashArgs& f, float* scratch, const PositionConfig& config, Stream stream) {
+    if constexpr (flash_skips(K)) {
         if (scratch == nullptr || !skips_tiles(K, f.T, config)) { return; }
-        f.first_tile = (int*)scratch;
-        flash_skip<K>((int*)scratch, scratch + tile_skip_scratch(f.B, f.T, f.NH) / 2, f,
-                      config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(f.T), stream);
+        f.span = (const FlashSpan*)scratch;
+        flash_skip<Causal, K>((FlashSpan*)scratch, scratch + tile_skip_scratch(f.B, f.T, f.NH) / 2, f,
+                              config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(f.T), stream);
     }
 }
 #endif
@@ -98,7 +99,7 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
             Flash::fill(f, bias);
             f.out = (bf16*)out;
             f.lse = lse;
-            if (t0 == 0) { choose_tiles<Flash::kind>(f, scratch, *v.config, stream); }
+            if (t0 == 0) { choose_tiles<Causal, Flash::kind>(f, scratch, *v.config, stream); }
             if (t0 == 0 && flash_forward<Causal, Flash::kind>(f, stream)) { return; }
         }
 #endif
@@ -113,24 +114,43 @@ inline std::string attention_description(const PositionConfig& position, int HS)
     FlashBias kind;
     if (sizeof(floatX) != sizeof(bf16)) { return "portable kernels, float32"; }
     if (!find_flash_bias(position, kind)) { return "portable kernels: none of the tensor-core kernels knows the bias of " + position.name; }
-    if (HS != 64 && HS != 128) { return strprintf("portable kernels: the tensor-core kernels want a head size of 64 or 128, this is %d", HS); }
+    if (!flash_head_size(HS)) { return strprintf("portable kernels: the tensor-core kernels want a head size of 64 or 128, this is %d", HS); }
     return "tensor-core kernels, bf16";
 #else
     return (void)position, strprintf("portable kernels, float32, head size %d", HS);
 #endif
 }
 
-// The share of the causal tiles that the last attention_forward computed for a batch's first sequence, from its scratch; 1 where
-// nothing could be skipped.
-inline double live_tile_share(const float* scratch, const PositionConfig& position, int T, int NH, int HS, Stream stream) {
+// An error where the tiles of the portable kernels do not fit into a block's shared memory, `limit` bytes.
+inline void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit) {
 #if defined(CUDA_BUILD)
     FlashBias kind;
-    if (sizeof(floatX) != sizeof(bf16) || (HS != 64 && HS != 128) || !find_flash_bias(position, kind) || !skips_tiles(kind, T, position)) { return 1.0; }
-    std::vector<int> first_tile((size_t)NH * ceil_div(T, FLASH_TILE));
-    copy_to_host(first_tile.data(), scratch, sizeof(int) * first_tile.size(), stream);
-    return flash_live_share(first_tile.data(), NH, T, true);
+    if (sizeof(floatX) == sizeof(bf16) && flash_head_size(HS) && find_flash_bias(position, kind)) { return; }
 #else
-    return (void)scratch, (void)position, (void)T, (void)NH, (void)HS, (void)stream, 1.0;
+    (void)position;
+#endif
+    auto wanted = [&](int size) {
+        AttentionDims p = {};
+        p.HS = size;
+        return trains ? attention_backward_shared(p) : attention_forward_shared(p);
+    };
+    int most = HS;
+    while (most > 0 && wanted(most) > limit) { most--; }
+    check(most == HS, "--model: heads of %d want %s of shared memory a block in the portable attention, this GPU has %s: at most %d fit; "
+          "take more heads", HS, format_bytes((double)wanted(HS)).c_str(), format_bytes((double)limit).c_str(), most);
+}
+
+// The share of the tiles (causal: of the causal ones) that the last attention_forward computed for a batch's first sequence, from its
+// scratch; 1 where nothing could be skipped.
+inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS, Stream stream) {
+#if defined(CUDA_BUILD)
+    FlashBias kind;
+    if (sizeof(floatX) != sizeof(bf16) || !flash_head_size(HS) || !find_flash_bias(position, kind) || !skips_tiles(kind, T, position)) { return 1.0; }
+    std::vector<FlashSpan> span((size_t)NH * ceil_div(T, FLASH_TILE));
+    copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
+    return flash_live_share(span.data(), NH, T, causal);
+#else
+    return (void)scratch, (void)position, (void)causal, (void)T, (void)NH, (void)HS, (void)stream, 1.0;
 #endif
 }
 
@@ -161,7 +181,7 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
             FlashArgs f = flash_args(p, B, qkv);
             Flash::fill(f, bias);
             f.out = (bf16*)out; f.lse = (float*)lse; f.dout = (const bf16*)dout; f.dqkv = (bf16*)dqkv;
-            choose_tiles<Flash::kind>(f, scratch + flash_backward_scratch(Flash::kind, B, T, v.NH), *v.config, stream);
+            choose_tiles<Causal, Flash::kind>(f, scratch + flash_backward_scratch(Flash::kind, B, T, v.NH), *v.config, stream);
             if (flash_backward<Causal, Flash::kind>(f, scratch, stream)) { return; }
         }
 #endif

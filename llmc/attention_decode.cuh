@@ -5,6 +5,12 @@
 //     m_s = max a_j,  l_s = sum e^(a_j - m_s),  O_s = sum e^(a_j - m_s) v_j     and then, in the order of s and in float32,
 //     out = sum_s e^(m_s - M) O_s / sum_s e^(m_s - M) l_s,  M = max m_s.
 //
+// The window: B_j that never grows with the distance (alibi, cable) soon is so low that a split adds nothing. With the longest key
+// of each split kept (key_max, position/none.cuh) and j the last key of split s, all its logits are below |scale q| max|k| + B_j.
+// Where this is tau below the logit of the query's own key, whose bias is 0, the split is not read and weighs 0: what decoding costs
+// no longer grows with the text. tau = 128 ln 2: the split's weight would have been 0 in float32 too (fast_exp: below e^-87.3; the
+// 1.4 between them is for rounding), no bit differs. tau = (24 + log2 t0) ln 2: what is lost of the sum is below 2^-24 of it.
+//
 // A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes where floatX has two,
 // and neighbouring threads take neighbouring pieces. Where the splits lie depends on t0 alone, so the bits do too.
 #ifndef LLMC_ATTENTION_DECODE_CUH
@@ -12,9 +18,10 @@
 
 #include "positions.h"
 
-constexpr int DECODE_SPLIT = 256, DECODE_THREADS = 128;
+constexpr int DECODE_THREADS = 128;
 constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be
 constexpr int DECODE_PIECE = LANES > 1 ? 2 * LANES : 8;
+constexpr int DECODE_WINDOW_SPLITS = 3;                     // fewer are not worth asking
 constexpr int DECODE_AHEAD = 8;                             // rows, of prefetching
 // Row stride of the partial dot products. A warp writes those of its keys and pieces; 4 more than a multiple of the 32 banks
 // keeps them apart where a row is 8 pieces.
@@ -24,7 +31,8 @@ static_assert(DECODE_SPLIT % LANES == 0, "the last register of a split stays ins
 
 struct DecodeDims {
     int t0, splits, stride, NH, HS, OC;
-    float scale;
+    float scale, tau;
+    const float* key_max;                                   // (BNH,ceil(stride/DECODE_SPLIT)) or null: no split is left out
 };
 
 // DECODE_PIECE elements of a row, as float32
@@ -95,6 +103,19 @@ __device__ inline float decode_max(float* s, int n) {
     return block_max(m);
 }
 
+// Whether all logits are below `own`, the one of the query's own key, by more than tau. query: scaled; key_max: the largest |k|^2 of
+// the keys, bias: the largest of theirs. A NaN says no.
+__device__ inline bool decode_outside_window(const float* query, const floatX* own_key, int HS, float key_max, float bias, float tau) {
+    float norm = 0.0f, own = 0.0f;
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+        norm += query[d] * query[d];
+        own += query[d] * (float)own_key[d];
+    }
+    norm = block_sum(norm);
+    own = block_sum(own);
+    return sqrtf(norm) * sqrtf(key_max) + bias < own - tau;
+}
+
 inline size_t attention_decode_shared(int HS) {
     const size_t parts = (size_t)ceil_div(HS, DECODE_PIECE), workers = parts > DECODE_THREADS ? parts : DECODE_THREADS;
     return sizeof(float) * (parts * DECODE_PIECE + parts * DECODE_LD + workers * DECODE_PIECE);
@@ -115,6 +136,17 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
 
     for (int d = threadIdx.x; d < width; d += blockDim.x) { query[d] = d < HS ? p.scale * (float)q[d] : 0.0f; }
     __syncthreads();
+    if (p.key_max != nullptr && split + 1 < p.splits) {     // the last one has the query's own key
+        const int tile = (n - 1) / DECODE_TILE * DECODE_TILE;
+        const float nearest = bias.tile(bh, p.t0, j0 + tile)(0, n - 1 - tile), longest = p.key_max[(size_t)bh * ceil_div(p.stride, DECODE_SPLIT) + split];
+        if (decode_outside_window(query, q + C, HS, longest, nearest, p.tau)) {
+            if (threadIdx.x == 0) {
+                partial[HS] = -INFINITY;
+                partial[HS + 1] = 0.0f;
+            }
+            return;
+        }
+    }
     // 1. a piece of a dot product a thread: s (parts,DECODE_LD)
     for (int c = threadIdx.x / parts, part = threadIdx.x % parts; c < n;) {
         const int d = part * DECODE_PIECE, ahead = c + DECODE_AHEAD < n ? c + DECODE_AHEAD : n - 1;
@@ -174,7 +206,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     }
 }
 
-// One block a (batch, head).
+// One block a (batch, head). O_s of a split that weighs nothing may not have been written.
 static __global__ void attention_decode_combine_kernel(floatX* out, const float* partial, int splits, int HS) {
     float* weight = dynamic_shared();                       // (splits)
     const size_t row = (size_t)HS + 2;
@@ -183,16 +215,18 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     float m = -INFINITY;
     for (int s = threadIdx.x; s < splits; s += blockDim.x) { m = partial[s * row + HS] > m ? partial[s * row + HS] : m; }
     m = block_max(m);
-    float sum = 0.0f;
+    float sum = 0.0f, first = (float)splits;                // the first split that weighs something
     for (int s = threadIdx.x; s < splits; s += blockDim.x) {
         weight[s] = fast_exp(partial[s * row + HS] - m);
         sum += weight[s] * partial[s * row + HS + 1];
+        if (weight[s] != 0.0f && s < first) { first = (float)s; }
     }
     sum = block_sum(sum);
+    first = -block_max(-first);
     __syncthreads();
     for (int d = threadIdx.x; d < HS; d += blockDim.x) {
         float o = 0.0f;
-        for (int s = 0; s < splits; s++) { o += weight[s] * partial[s * row + d]; }
+        for (int s = (int)first; s < splits; s++) { o = weight[s] != 0.0f ? o + weight[s] * partial[s * row + d] : o; }
         out[d] = (floatX)(o / sum);
     }
 }
@@ -202,13 +236,21 @@ inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
     return (size_t)B * NH * ceil_div(stride, DECODE_SPLIT) * (HS + 2);
 }
 
+// Which window p.t0 has: its tau and the key_max that the encoding keeps, if it keeps one
+inline void choose_window(DecodeDims& p, const PositionView& v) {
+    if (v.config->tile_skip == TileSkip::Off || p.splits < DECODE_WINDOW_SPLITS || v.acts->find("key_max") < 0) { return; }
+    p.key_max = v.act("key_max");
+    p.tau = 0.693147181f * (v.config->tile_skip == TileSkip::Exact ? 128.0f : 24.0f + (float)std::log2((double)p.t0));
+}
+
 // out (B,C), qkv (B,v.T,OC) prepared by the encoding up to row t0; what lies behind that row is not read.
 // scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, but for the order of its sums.
 inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, int t0, Stream stream) {
     const int BNH = B * v.NH, splits = ceil_div(t0 + 1, DECODE_SPLIT);
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
-        const DecodeDims p = {t0, splits, v.T, v.NH, v.HS, v.OC, position.score_factor(v.T) / sqrtf((float)v.HS)};
+        DecodeDims p = {t0, splits, v.T, v.NH, v.HS, v.OC, position.score_factor(v.T) / sqrtf((float)v.HS), 0.0f, nullptr};
+        choose_window(p, v);
         launch(attention_decode_kernel<std::decay_t<decltype(bias)>>,
                Grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream), scratch, qkv, bias, p, BNH);
     });

@@ -16,12 +16,14 @@
 // except the end of the keys.
 struct FlashWalk {
     int start, left, count;
-    __device__ FlashWalk(const FlashArgs& p, bool causal, int bh, int m, int tokens) {
-        const int last = ceil_div(tokens, FLASH_TILE) - 1;
-        const int first = p.first_tile == nullptr ? 0 : p.first_tile[(size_t)bh * ceil_div(p.T, FLASH_TILE) + m];
+    __device__ FlashWalk(const FlashArgs& p, bool causal, bool skips, int bh, int m, int tokens) {
+        const int end = ceil_div(tokens, FLASH_TILE);
+        const size_t at = (size_t)bh * ceil_div(p.T, FLASH_TILE) + m;
+        const int first = p.span == nullptr ? 0 : p.span[at].first;
+        const int last = causal ? m : !skips || p.span == nullptr ? end - 1 : p.span[at].last;
         start = m;
-        left = m <= last ? m - first + 1 : 0;               // none: all the queries are padding
-        count = left + (causal || m > last ? 0 : last - m);
+        left = m < end ? m - first + 1 : 0;                 // none: all the queries are padding
+        count = left + (m < end ? last - m : 0);
     }
     __device__ int tile(int it) const { return it < left ? start - it : start + it - left + 1; }
 };
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward
     const int BNH = p.B * p.NH, bh = blockIdx.x % BNH, b = bh / p.NH, C = p.NH * HS, t = threadIdx.x, lane = t % 32;
     const int m = ceil_div(p.T, TILE) - 1 - (int)(blockIdx.x / BNH), i0 = m * TILE, row0 = t / 32 * 16, row = row0 + lane / 4;
     const int keys = flash_tokens(p, b);
-    const FlashWalk walk(p, Causal, bh, m, keys);
+    const FlashWalk walk(p, Causal, flash_skips(K), bh, m, keys);
     const bf16* q = p.qkv + (size_t)b * p.stride * p.OC + bh % p.NH * HS;
     const float scale = p.scale * LOG2E;
     FlashSide next_side = {0.0f, 0.0f};
@@ -247,7 +249,7 @@ template <bool Causal, FlashBias K> bool flash_forward(const FlashArgs& p, Strea
                     p.HS == 64 ? flash_forward_shared<64>() : flash_forward_shared<128>(), stream);
     if (p.HS == 64) { launch(flash_forward_kernel<Causal, K, 64>, grid, p); }
     else if (p.HS == 128) { launch(flash_forward_kernel<Causal, K, 128>, grid, p); }
-    return p.HS == 64 || p.HS == 128;
+    return flash_head_size(p.HS);
 }
 
 #endif

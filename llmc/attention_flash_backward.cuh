@@ -26,14 +26,7 @@ constexpr size_t flash_backward_shared(int HS) {
     return sizeof(bf16) * 6 * FLASH_TILE * HS + sizeof(FlashQuery) * 2 * FLASH_TILE + sizeof(FlashOwnS);
 }
 constexpr int FLASH_CHUNK = 16;                         // streamed rows whose logits are in registers at a time
-// Blocks on one multiprocessor. Three leave 168 registers a thread: what sm_90 needs; older targets spill there.
-constexpr int flash_backward_blocks(int HS) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    return (void)HS, 2;
-#else
-    return HS == 64 ? 3 : 2;
-#endif
-}
+constexpr int flash_backward_blocks(int HS) { return HS == 64 ? 3 : 2; }        // on one multiprocessor: 168, 255 registers a thread
 
 // A block owns 64 keys: dk, dv, and dS = the key part of its sum.
 template <bool Causal, FlashBias K, int HS>
@@ -47,7 +40,8 @@ flash_backward_dkdv_kernel(FlashArgs p, const FlashQueries* queries) {
     FlashQuery* streamed_query = (FlashQuery*)(streamed + 4 * TILE * HS);
     FlashOwnS* own_S = (FlashOwnS*)(streamed_query + 2 * TILE);
     const auto visited = [&](int m) {
-        while (m < at.live_tiles() && at.first_key_tile(p, m) > n) { m++; }
+        const auto left_out = [&] { return at.first_key_tile(p, m) > n || (!Causal && flash_skips(K) && at.template end_key_tile<Causal, K>(p, m) <= n); };
+        while (m < at.live_tiles() && left_out()) { m++; }
         return m;
     };
     const auto load = [&](int m, int stage) {           // addresses anew each time: registers are short
@@ -65,7 +59,6 @@ flash_backward_dkdv_kernel(FlashArgs p, const FlashQueries* queries) {
     if (cable) { own_S->set(at.template queries<K>(queries, n, FROM_CHUNK)); }
     int m = j0 < at.keys ? visited(Causal ? n : 0) : at.live_tiles();
     if (m < at.live_tiles()) { load(m, 0); }
-    const float j_first = (float)(j0 + row0 + lane / 4);            // Linear's S
     float column[2] = {0.0f, 0.0f}, dK[HS / 8][4] = {}, dV[HS / 8][4] = {};
     cp_async_commit();
     cp_async_wait<0>();
@@ -77,16 +70,16 @@ flash_backward_dkdv_kernel(FlashArgs p, const FlashQueries* queries) {
         constexpr bool edge = decltype(masked)::value;
         const bf16* dO = Q + TILE * HS;
         const FlashQuery* tile_query = streamed_query + stage * TILE;
-        float S[2] = {j_first, j_first + 8.0f};
-        UNROLL
-        for (int half = 0; half < 2 && cable; half++) { S[half] = own_S->shifted[stage][row0 + lane / 4 + 8 * half]; }
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900           // unrolled, it spills there
-#pragma unroll (cable ? 1 : TILE / CHUNK)
-#endif
         for (int c0 = 0; c0 < TILE; c0 += CHUNK) {
-            float P[CHUNK / 8][4], dl[CHUNK / 8][4];
+            float P[CHUNK / 8][4], dl[CHUNK / 8][4], S[2];
+            syncwarp();                                 // without it ptxas unrolls for sm_80 all the same
             flash_scores<HS>(P, keys, Q, c0);
             flash_scores<HS>(dl, values, dO, c0);
+            UNROLL
+            for (int half = 0; half < 2; half++) {              // S of the keys, anew each time: registers are short
+                const int row = row0 + lane / 4 + 8 * half;
+                S[half] = cable ? own_S->shifted[stage][row] : (float)(j0 + row);
+            }
             UNROLL
             for (int e = 0; e < CHUNK / 8 * 2; e++) {
                 const int half = e % 2, c = c0 + e / 2 * 8 + lane % 4 * 2, i = m * TILE + c, j = j0 + row0 + lane / 4 + 8 * half;
@@ -127,7 +120,7 @@ flash_backward_dkdv_kernel(FlashArgs p, const FlashQueries* queries) {
         else { step(std::false_type(), Q, stage); }
         m = next;
     }
-    bf16* dk = p.dqkv + ((size_t)at.b * p.stride + j0) * p.OC + C + at.h * HS;
+    bf16* dk = p.dqkv + (size_t)(at.b * p.stride + j0) * p.OC + C + at.h * HS;
     flash_store<HS>(dk, p.OC, p.T - j0, Kt, dK, p.scale);
     flash_store<HS>(dk + C, p.OC, p.T - j0, Vt, dV, 1.0f);
     UNROLL
@@ -164,7 +157,7 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQueries* queries, float* slab) 
         if (cable) { own_S->shift(met, stage); }
         cp_async_commit();
     };
-    const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
+    const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal, K>(p, m);
     flash_load_tile<HS>(Qt, at.template qkv<HS>(p, i0, 0), p.OC, p.T - i0);
     flash_load_tile<HS>(dOt, at.template dout<HS>(p, i0), C, p.T - i0);
     const FlashQueries* own_queries = at.template queries<K>(queries, m, FROM_CHUNK);
@@ -185,11 +178,9 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQueries* queries, float* slab) 
             row_query[0].S = own_S->shifted[stage][row0 + lane / 4];
             row_query[1].S = own_S->shifted[stage][row0 + lane / 4 + 8];
         }
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900           // unrolled, it spills there
-#pragma unroll (cable ? 1 : TILE / CHUNK)
-#endif
         for (int c0 = 0; c0 < TILE; c0 += CHUNK) {
             float P[CHUNK / 8][4], dl[CHUNK / 8][4];
+            syncwarp();                                 // as in the other kernel
             flash_scores<HS>(P, rows, Kt, c0);
             flash_scores<HS>(dl, douts, Kt + TILE * HS, c0);
             UNROLL
@@ -246,7 +237,7 @@ flash_backward_dq_kernel(FlashArgs p, const FlashQueries* queries, float* slab) 
         __syncthreads();
         if (threadIdx.x < 63) { diagonals.slab[end * TILE + threadIdx.x] = diagonals.carry[(stage ^ 1) * 64 + threadIdx.x]; }
     }
-    flash_store<HS>(p.dqkv + ((size_t)at.b * p.stride + i0) * p.OC + at.h * HS, p.OC, p.T - i0, Qt, dQ, p.scale);
+    flash_store<HS>(p.dqkv + (size_t)(at.b * p.stride + i0) * p.OC + at.h * HS, p.OC, p.T - i0, Qt, dQ, p.scale);
     UNROLL
     for (int half = 0; half < 2 && cable; half++) {
         const int i = i0 + row0 + lane / 4 + 8 * half;

@@ -158,20 +158,22 @@ struct FlashBlock {
     }
     // row t of q (0), k (1), v (2); of dout; of what flash_backward_prepare_kernel wrote
     template <int HS> __device__ const bf16* qkv(const FlashArgs& p, int t, int which) const {
-        return p.qkv + ((size_t)b * p.stride + t) * p.OC + (which * p.NH + h) * HS;
+        return p.qkv + (size_t)(b * p.stride + t) * p.OC + (which * p.NH + h) * HS;
     }
     template <int HS> __device__ const bf16* dout(const FlashArgs& p, int t) const {
-        return p.dout + (((size_t)b * p.T + t) * p.NH + h) * HS;
+        return p.dout + ((size_t)(b * p.T + t) * p.NH + h) * HS;
     }
     template <FlashBias K> __device__ const FlashQueries* queries(const FlashQueries* all, int tile, FlashFrom from) const {
         return all + (size_t)(bh * tiles + tile) * flash_variants(K) + from;
     }
+    // asked for every bias, though only two have spans: without this test ptxas spills more in the others' dkdv kernels
     __device__ int first_key_tile(const FlashArgs& p, int m) const {
-        return p.first_tile == nullptr ? 0 : p.first_tile[bh * tiles + m];
+        return p.span == nullptr ? 0 : p.span[bh * tiles + m].first;
     }
     __device__ int live_tiles() const { return ceil_div(keys, FLASH_TILE); }
-    template <bool Causal> __device__ int end_key_tile(int m) const {
-        return m >= live_tiles() ? 0 : Causal ? m + 1 : live_tiles();
+    template <bool Causal, FlashBias K> __device__ int end_key_tile(const FlashArgs& p, int m) const {
+        if (m >= live_tiles()) { return 0; }
+        return Causal ? m + 1 : !flash_skips(K) || p.span == nullptr ? live_tiles() : p.span[bh * tiles + m].last + 1;
     }
 };
 
@@ -259,7 +261,7 @@ template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs p, 
     float sum = 0.0f;
     for (int m = 0; m < at.tiles; m++) {
         const int x = column - p.table_zero + m * FLASH_TILE + 63;
-        const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal>(m);
+        const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal, FlashBias::Toeplitz>(p, m);
         const bool written = begin < end && x >= begin * FLASH_TILE && x < end * FLASH_TILE + 63;
         if (written) { sum += slab[((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * FLASH_TILE + x]; }
     }

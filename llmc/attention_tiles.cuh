@@ -11,6 +11,13 @@
 // Toeplitz: table[h][table_zero + j - i] (t5, kerple)
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz };
 
+constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 128; }        // there are kernels for it
+
+// The biases that leave whole tiles of weights 0: attention_skip.cuh. The others have heavy tails, and no spans.
+__host__ __device__ constexpr bool flash_skips(FlashBias K) { return K == FlashBias::Linear || K == FlashBias::Distance; }
+// The first and the last tile of 64 keys that some of 64 queries needs. The queries' own tile is between the two.
+struct alignas(8) FlashSpan { int first, last; };
+
 // All pointers are the device's; null where the bias does not use them. Queries and keys are 0 .. T-1 of each sequence.
 struct FlashArgs {
     const bf16* qkv;            // (B,stride,OC): q at h*HS, k at C + h*HS, v at 2C + h*HS; OC a multiple of 8
@@ -23,7 +30,7 @@ struct FlashArgs {
     const double* S_origin;     // (B*NH,ceil(stride/128))
     const float* table;         // (NH,table_entries)
     int table_zero, table_entries;      // table_zero: the column of i = j; columns outside the table read its nearest end
-    const int* first_tile;      // (B*NH,ceil(T/64)) or null: for these 64 queries, tiles of 64 keys below it are skipped
+    const FlashSpan* span;      // (B*NH,ceil(T/64)) or null: tiles of keys outside of it are skipped; causal kernels do not read `last`
     // backward
     const bf16* dout;           // (B,T,C)
     bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten
@@ -51,36 +58,41 @@ __device__ inline void flash_load_tile(bf16* tile, const bf16* from, int stride,
     constexpr int CHUNKS = HS / 8, STEP = Threads / CHUNKS;
     static_assert(Threads % CHUNKS == 0 && Rows % STEP == 0, "each thread copies one column of chunks");
     const int chunk = threadIdx.x % CHUNKS, row0 = threadIdx.x / CHUNKS;
+    from += row0 * stride + chunk * 8;                  // registers are short: one pointer, also for rows that are not read
     UNROLL
     for (int r = 0; r < Rows; r += STEP) {
-        const int row = r + row0;
-        const bool valid = row < n;
-        cp_async_16(flash_at<HS>(tile, row, chunk), from + (valid ? (size_t)row * stride + chunk * 8 : 0), valid);
+        cp_async_16(flash_at<HS>(tile, row0 + r, chunk), from, row0 + r < n);
+        from += STEP * stride;
     }
 }
 
-// Operands of mma_m16n8k16 from such a tile; the second index counts 16 columns. LD: the tile's row length.
+// Operands of mma_m16n8k16 from such a tile; the second index counts 16 columns. LD: the tile's row length; row0, n0, k0: multiples
+// of 8. Chunk 2 k + high of a row, from an address that is the same for all k: each k's own would take registers.
+template <int LD> __device__ inline const void* flash_operand(const bf16* tile, int row, int k, int high) {
+    const int chunk = high ^ (row & 7);
+    return (const char*)(tile + row * LD + k / 4 * 64) + (chunk * 16 ^ k % 4 * 32);
+}
 // A (16 x 16): rows row0 .. row0+15, columns 16k .. 16k+15
 template <int LD> __device__ inline void flash_load_a(uint32_t (&r)[4], const bf16* tile, int row0, int k) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4(r, flash_at<LD>(tile, row0 + lane % 16, 2 * k + lane / 16));
+    ldmatrix_x4(r, flash_operand<LD>(tile, row0 + lane % 16, k, lane / 16));
 }
 // A (16 x 16) of the transposed tile: the tile's rows k0 .. k0+15 are A's columns, its columns 16m .. 16m+15 A's rows
 template <int LD> __device__ inline void flash_load_a_trans(uint32_t (&r)[4], const bf16* tile, int k0, int m) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4_trans(r, flash_at<LD>(tile, k0 + lane / 16 * 8 + lane % 8, 2 * m + lane / 8 % 2));
+    ldmatrix_x4_trans(r, flash_operand<LD>(tile, k0 + lane / 16 * 8 + lane % 8, m, lane / 8 % 2));
 }
 // B of two mma (k 16 x n 8 each) where the tile's rows are n: rows n0 .. n0+7 give r[0], r[1], rows n0+8 .. n0+15 r[2], r[3];
 // columns 16k .. 16k+15 are k. (S = Q K^T: the tile is K.)
 template <int LD> __device__ inline void flash_load_b(uint32_t (&r)[4], const bf16* tile, int n0, int k) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4(r, flash_at<LD>(tile, n0 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+    ldmatrix_x4(r, flash_operand<LD>(tile, n0 + lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
 }
 // B of two mma where the tile's rows are k: rows k0 .. k0+15; columns 16n .. 16n+7 give r[0], r[1], 16n+8 .. 16n+15 r[2], r[3].
 // (O = P V: the tile is V.)
 template <int LD> __device__ inline void flash_load_b_trans(uint32_t (&r)[4], const bf16* tile, int k0, int n) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4_trans(r, flash_at<LD>(tile, k0 + lane % 16, 2 * n + lane / 16));
+    ldmatrix_x4_trans(r, flash_operand<LD>(tile, k0 + lane % 16, n, lane / 16));
 }
 
 // tokens of sequence b that are no padding

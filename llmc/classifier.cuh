@@ -25,10 +25,18 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
     }
     if (ignored) { return; }            // the whole block: no thread is left waiting
     float largest = -INFINITY;
-    for (int v = threadIdx.x; v < V; v += blockDim.x) { largest = (float)x[v] > largest ? (float)x[v] : largest; }
+    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {       // Vp is a multiple of a pack, V is not
+        const Pack<PACK> xs = load_pack<PACK>(x + v);
+        UNROLL
+        for (int e = 0; e < PACK; e++) { largest = v + e < V && xs.x[e] > largest ? xs.x[e] : largest; }
+    }
     largest = block_max(largest);
     float sum = 0.0f;
-    for (int v = threadIdx.x; v < V; v += blockDim.x) { sum += fast_exp((float)x[v] - largest); }
+    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
+        const Pack<PACK> xs = load_pack<PACK>(x + v);
+        UNROLL
+        for (int e = 0; e < PACK; e++) { sum += v + e < V ? fast_exp(xs.x[e] - largest) : 0.0f; }
+    }
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
         losses[row] = (float)((double)logf(sum) + ((double)largest - (double)(float)x[target]));   // in any order of the two sums
@@ -37,14 +45,18 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
     if (!backward) { return; }
     __syncthreads();                    // x[target] has been read
     const float scale = dloss / sum;
-    for (int v = threadIdx.x; v < V; v += blockDim.x) {
-        const float p = fast_exp((float)x[v] - largest) * scale;
-        x[v] = (floatX)(v == target ? p - dloss : p);
+    for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {
+        Pack<PACK> xs = load_pack<PACK>(x + v);
+        UNROLL
+        for (int e = 0; e < PACK; e++) {
+            const float p = fast_exp(xs.x[e] - largest) * scale;
+            xs.x[e] = v + e >= V ? 0.0f : v + e == target ? p - dloss : p;
+        }
+        store_pack<PACK>(x + v, xs);
     }
-    for (int v = V + (int)threadIdx.x; v < Vp; v += blockDim.x) { x[v] = (floatX)0.0f; }
 }
 
-// losses (N) float32, logits (N,Vp) in and, when `backward`, their gradient out, targets (N); hits (N) or null: 1 where no
+// losses (N) float32, logits (N,Vp), Vp a multiple of 8, in and, when `backward`, their gradient out, targets (N); hits (N) or null: 1 where no
 // logit exceeds the target's
 inline void classifier(float* losses, floatX* logits, const int* targets, float dloss, size_t N, int V, int Vp, bool backward, Stream stream,
                        float* hits = nullptr) {

@@ -88,8 +88,8 @@ inline void float_product(const FloatProduct& p, Stream stream) {
 
 // ----------------------------------------------------------------------------------------------------------
 
-// One block a query. scores (Q,M) become their gradient when `backward`, by the scores before the division by temperature.
-__global__ void contrastive_loss_kernel(float* losses, float* scores, int M, float scale, float dloss, bool backward) {
+// One block a query. scores (Q,M) become their gradient, by the scores before the division by temperature.
+__global__ void contrastive_loss_kernel(float* losses, float* scores, int M, float scale, float dloss) {
     const int i = (int)blockIdx.x;
     float* s = scores + (size_t)i * M;
     float largest = -INFINITY;
@@ -99,7 +99,6 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
     for (int j = threadIdx.x; j < M; j += blockDim.x) { sum += fast_exp(s[j] - largest); }
     sum = block_sum(sum);
     if (threadIdx.x == 0) { losses[i] = logf(sum) + (largest - s[i]); }
-    if (!backward) { return; }
     __syncthreads();                            // s[i] has been read
     const float weight = dloss * scale;
     for (int j = threadIdx.x; j < M; j += blockDim.x) {
@@ -111,7 +110,7 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
 // floats: the normalized rows, their inverse lengths, the scores
 inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
 
-// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb, or null; emb (Q+M,C): the queries, then the candidates, M >= Q
+// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb; emb (Q+M,C): the queries, then the candidates, M >= Q
 inline void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M, int C,
                                          float temperature, float dloss, Stream stream) {
     check(Q >= 1 && M >= Q, "%d queries have %d candidates: each query's positive is one of them", Q, M);
@@ -121,8 +120,7 @@ inline void contrastive_forward_backward(float* losses, float* demb, float* scra
     const float *nq = n, *nc = n + q * c, scale = 1.0f / temperature;
     launch(normalize_rows_kernel, Grid(q + m, 256, 0, stream), n, inverse_norm, emb, C);
     float_product({scores, nq, nc, c, 1, 1, c, q, m, c, scale}, stream);
-    launch(contrastive_loss_kernel, Grid(q, 256, 0, stream), losses, scores, M, scale, dloss, demb != nullptr);
-    if (demb == nullptr) { return; }
+    launch(contrastive_loss_kernel, Grid(q, 256, 0, stream), losses, scores, M, scale, dloss);
     float_product({demb, scores, nc, m, 1, c, 1, q, c, m, 1.0f}, stream);
     float_product({demb + q * c, scores, nq, 1, m, c, 1, m, c, q, 1.0f}, stream);
     launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, n, inverse_norm, C);

@@ -5,6 +5,7 @@
 // algorithm is the first that the heuristic names, a function of the library, the GPU and the shape: so a run that was
 // resumed repeats the run that never stopped. With cublaslt_is_tuned it is the fastest of the first eight, measured when a
 // shape is first seen; the next run may measure otherwise, and its bits differ then.
+// The bias's gradient is not fused (BGRADB): its order of summation would be the library's, and it would overwrite, not add.
 // GELU is not fused: the backward wants the values before it, so that epilogue would write both outputs, too, saving one
 // read of fch, and would take GELU of sums that were not rounded, where the backward differentiates at those that were.
 #ifndef LLMC_CUBLASLT_CUH

@@ -64,6 +64,29 @@ template <class T> __host__ __device__ constexpr T round_up(T a, T b) { return c
 #include "device_cpu.h"
 #endif
 
+// P neighbouring elements as float32. On a GPU they move by one instruction where P is PACK, and then start on 16 bytes; a CPU's
+// compiler does that by itself, and takes one.
+template <int P> struct alignas(P == 1 ? alignof(floatX) : 16) PackWords { floatX x[P]; };
+template <int P> struct Pack { float x[P]; };
+template <int P> __device__ __forceinline__ Pack<P> load_pack(const floatX* p) {
+    const PackWords<P> words = *(const PackWords<P>*)p;
+    Pack<P> pack;
+    UNROLL
+    for (int e = 0; e < P; e++) { pack.x[e] = (float)words.x[e]; }
+    return pack;
+}
+template <int P> __device__ __forceinline__ void store_pack(floatX* p, const Pack<P>& pack) {
+    PackWords<P> words;
+    UNROLL
+    for (int e = 0; e < P; e++) { words.x[e] = (floatX)pack.x[e]; }
+    *(PackWords<P>*)p = words;
+}
+// Calls f with P for rows (arrays) of n elements: PACK where each of them starts on 16 bytes
+template <class F> void with_pack(size_t n, F f) {
+    if (n % PACK == 0) { f(std::integral_constant<int, PACK>()); }
+    else { f(std::integral_constant<int, 1>()); }
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // launch: the only way to start a kernel
 
@@ -91,8 +114,12 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel takes another number of arguments");
     if (grid.blocks == 0) { return; }
     if (grid.blocks > 0x7fffffff) { die_at(grid.file, grid.line, EXIT_BAD_INPUT, "a grid of %zu blocks is too large", grid.blocks); }
+#if defined(CUDA_BUILD)
+    last_launch = {(const void*)kernel, grid.file, grid.line, grid.blocks, grid.threads, grid.shared_bytes};
+#endif
 #if defined(SIMT)
-    simt_launch(grid.blocks, grid.threads, grid.shared_bytes, [=] { kernel(static_cast<P>(args)...); }, grid.file, grid.line);
+    const auto run = [=] { simt_launch(grid.blocks, grid.threads, grid.shared_bytes, [=] { kernel(static_cast<P>(args)...); }, grid.file, grid.line); };
+    cuda_check(simt_enqueue(grid.stream, SimtWork::Kernel, run), "kernel launch", grid.file, grid.line);
 #elif defined(CUDA_BUILD)
     if (grid.shared_bytes > 48 << 10) {
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),

@@ -11,6 +11,7 @@ struct NoStream;
 using Stream = NoStream*;
 struct BlockIndex { unsigned x; };
 inline thread_local BlockIndex blockIdx, gridDim;
+constexpr int PACK = 1;
 
 #if defined(RACE_THREADS)
 #include <pthread.h>
@@ -114,6 +115,8 @@ inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { if 
 inline void* pinned_malloc(size_t bytes) { return malloc(bytes > 0 ? bytes : 1); }
 inline void pinned_free(void* p) { free(p); }
 inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Stream s) { copy_to_device(to, pinned, bytes, s); }
+inline Stream device_stream() { return nullptr; }
+struct StepGraph { template <class F> void run(Stream, F step) { step(); } };       // there is nothing to wait for
 
 #if defined(_OPENMP) && !defined(RACE_THREADS)
 inline int max_threads() { return omp_get_max_threads(); }
@@ -131,6 +134,7 @@ inline int max_threads() { return 1; }
 inline void set_threads(int) {}
 #endif
 // MemAvailable of the kernel; where there is none, all of the machine's memory
+inline size_t device_shared_available() { return SIZE_MAX; }      // of a block: it is memory like any other
 inline size_t device_memory_available() {
     size_t kilobytes = 0;
     char line[128];

@@ -88,18 +88,34 @@ private:
     }
 };
 
+template <int P>
 __global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const int* tokens, const int* rows, const int* first, int C) {
     const int begin = first[blockIdx.x], end = first[blockIdx.x + 1];
     float* d = dwte + (size_t)tokens[rows[begin]] * C;
+#if defined(CUDA_BUILD)
+    for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {             // the sums stay in registers: some tokens have many rows
+        float sum[P];
+        UNROLL
+        for (int e = 0; e < P; e++) { sum[e] = d[c + e]; }
+        for (int k = begin; k < end; k++) {
+            const Pack<P> dy = load_pack<P>(dout + (size_t)rows[k] * C + c);
+            UNROLL
+            for (int e = 0; e < P; e++) { sum[e] += dy.x[e]; }
+        }
+        UNROLL
+        for (int e = 0; e < P; e++) { d[c + e] = sum[e]; }
+    }
+#else
     for (int k = begin; k < end; k++) {
         const floatX* dy = dout + (size_t)rows[k] * C;
-        for (int c = threadIdx.x; c < C; c += blockDim.x) { d[c] += (float)dy[c]; }
+        for (int c = threadIdx.x; c < C; c += blockDim.x) { d[c] += dy[c]; }
     }
+#endif
 }
 // dwte (V,C) accumulates; rows and first are the plan's, on the device
 inline void embedding_backward(float* dwte, const floatX* dout, const int* tokens, const int* rows, const int* first, size_t groups, int C,
                                Stream stream) {
-    launch(embedding_backward_kernel, Grid(groups, 128, 0, stream), dwte, dout, tokens, rows, first, C);
+    with_pack((size_t)C, [&](auto P) { launch(embedding_backward_kernel<P>, Grid(groups, 128, 0, stream), dwte, dout, tokens, rows, first, C); });
 }
 
 #endif

@@ -131,7 +131,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         activations_allocate(acts);
         const Evaluation e = evaluate(model, acts, files, T, stride, limit);
         const int HS = model.config.C / model.config.NH;
-        const double live = model.config.causal ? live_tile_share(acts.a.attscratch(), position, T, model.config.NH, HS, model.stream) : 1.0;
+        const double live = live_tile_share(acts.a.attscratch(), position, model.config.causal, T, model.config.NH, HS, model.stream);
         acts.release();
         std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
         if (live < 1.0) { more += strprintf("   last layer: %.1f%% of the tiles live", 100 * live); }

@@ -13,57 +13,73 @@
 
 constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f, GELU_CUBE = 0.044715f, INV_SQRT_2_PI = 0.398942280f;
 
-__global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
-    const GridSpan s = grid_span(N);
+template <int P> __global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
+    const GridSpan s = grid_span(N / P);
     SIMD
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        const float x = (float)inp[i];
-        out[i] = (floatX)(x * sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x)));
+    for (size_t k = s.begin; k < s.end; k += s.step) {
+        Pack<P> x = load_pack<P>(inp + k * P);
+        UNROLL
+        for (float& v : x.x) { v *= sigmoid(GELU_TWO_SQRT_2_PI * (v + GELU_CUBE * v * v * v)); }
+        store_pack<P>(out + k * P, x);
     }
 }
 // in place allowed: out == inp
 inline void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
-    launch(gelu_forward_kernel, Grid::over(N, stream), out, inp, N);
+    with_pack(N, [&](auto P) { launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N); });
 }
 
-__global__ void gelu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
-    const GridSpan span = grid_span(N);
+template <int P> __global__ void gelu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
+    const GridSpan span = grid_span(N / P);
     SIMD
-    for (size_t i = span.begin; i < span.end; i += span.step) {
-        const float x = (float)inp[i], s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
-        const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);
-        dinp[i] = (floatX)((float)dout[i] * (s + x * s * (1.0f - s) * du2));
+    for (size_t k = span.begin; k < span.end; k += span.step) {
+        const Pack<P> in = load_pack<P>(inp + k * P);
+        Pack<P> d = load_pack<P>(dout + k * P);
+        UNROLL
+        for (int e = 0; e < P; e++) {
+            const float x = in.x[e], s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
+            const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);
+            d.x[e] *= s + x * s * (1.0f - s) * du2;
+        }
+        store_pack<P>(dinp + k * P, d);
     }
 }
 // in place allowed: dinp == dout
 inline void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t N, Stream stream) {
-    launch(gelu_backward_kernel, Grid::over(N, stream), dinp, dout, inp, N);
+    with_pack(N, [&](auto P) { launch(gelu_backward_kernel<P>, Grid::over(N / P, stream), dinp, dout, inp, N); });
 }
 
-__global__ void gelu_erf_forward_kernel(floatX* out, const floatX* inp, size_t N) {
-    const GridSpan s = grid_span(N);
+template <int P> __global__ void gelu_erf_forward_kernel(floatX* out, const floatX* inp, size_t N) {
+    const GridSpan s = grid_span(N / P);
     SIMD
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        const float x = (float)inp[i];
-        out[i] = (floatX)(x * normal_cdf(x, gaussian(x)));
+    for (size_t k = s.begin; k < s.end; k += s.step) {
+        Pack<P> x = load_pack<P>(inp + k * P);
+        UNROLL
+        for (float& v : x.x) { v *= normal_cdf(v, gaussian(v)); }
+        store_pack<P>(out + k * P, x);
     }
 }
 // in place allowed: out == inp
 inline void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
-    launch(gelu_erf_forward_kernel, Grid::over(N, stream), out, inp, N);
+    with_pack(N, [&](auto P) { launch(gelu_erf_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N); });
 }
 
-__global__ void gelu_erf_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
-    const GridSpan s = grid_span(N);
+template <int P> __global__ void gelu_erf_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
+    const GridSpan span = grid_span(N / P);
     SIMD
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        const float x = (float)inp[i], gauss = gaussian(x);
-        dinp[i] = (floatX)((float)dout[i] * (normal_cdf(x, gauss) + x * (INV_SQRT_2_PI * gauss)));
+    for (size_t k = span.begin; k < span.end; k += span.step) {
+        const Pack<P> in = load_pack<P>(inp + k * P);
+        Pack<P> d = load_pack<P>(dout + k * P);
+        UNROLL
+        for (int e = 0; e < P; e++) {
+            const float x = in.x[e], gauss = gaussian(x);
+            d.x[e] *= normal_cdf(x, gauss) + x * (INV_SQRT_2_PI * gauss);
+        }
+        store_pack<P>(dinp + k * P, d);
     }
 }
 // in place allowed: dinp == dout
 inline void gelu_erf_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t N, Stream stream) {
-    launch(gelu_erf_backward_kernel, Grid::over(N, stream), dinp, dout, inp, N);
+    with_pack(N, [&](auto P) { launch(gelu_erf_backward_kernel<P>, Grid::over(N / P, stream), dinp, dout, inp, N); });
 }
 
 #endif

@@ -3,7 +3,7 @@
 // The cache is the forward's own: the rows of qkv (k and v) of each layer, and what the encoding keeps over time (CABLE's
 // S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every kernel.
 // Template over the trainer's model: calls activations_* as evaluate.h does, and
-//   forward_logits(model, acts, ids, n, t0, logits): the n tokens at t0; logits (V) of the last
+//   forward_logits(model, acts, ids, n, t0, logits, graph): the n tokens at t0; logits (V) of the last
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 
@@ -89,6 +89,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     activations_allocate(acts);
     std::vector<int> ids = prompt;
     std::vector<float> logits;
+    StepGraph graph;                                        // from the second token on: the first one finds the kernels
     Utf8Stream text;
     auto print = [&](int id, bool first) {
         if (out == nullptr) { return; }
@@ -102,7 +103,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
         const int id = sample_token(logits, sampling, uniform01(sampling.seed, checksum("generate"), (uint64_t)k));
         ids.push_back(id);
         print(id, false);
-        if (k + 1 < n) { forward_logits(model, acts, &id, 1, (int)ids.size() - 1, logits); }
+        if (k + 1 < n) { forward_logits(model, acts, &id, 1, (int)ids.size() - 1, logits, k > 0 ? &graph : nullptr); }
     }
     if (out != nullptr) { fprintf(out, "%s\n", text.flush().c_str()); }
     acts.release();

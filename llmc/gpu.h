@@ -32,6 +32,8 @@ constexpr GpuRates GPU_RATES[] = {
 
 // FLOP/s of dense products with float32 sums, of bf16 or float32 (not TF32) numbers; NAN when unknown
 inline double peak_flops(const Gpu& gpu, bool bf16) {
+    // an H20's tensor cores are an H100's, slowed down
+    if (gpu.name.find("H20") != std::string::npos && gpu.name.find("H200") == std::string::npos) { return NAN; }
     for (const GpuRates& r : GPU_RATES) {
         if (r.major != gpu.major || r.minor != gpu.minor || gpu.sms <= 0 || gpu.khz <= 0) { continue; }
         const bool geforce = gpu.name.find("GeForce") != std::string::npos;

@@ -174,17 +174,15 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
     matmul({out, nullptr, inp, weight, (size_t)C, 1, 1, (size_t)C, bias, residual, N, (size_t)OC, (size_t)C, 0, 0}, stream);
 }
 
-// Sums over rows, of anything: partial (slabs, C) in a fixed order, then the slabs in a fixed order.
-constexpr size_t MAX_SLABS = 64;
-inline size_t slab_count(size_t rows) { const size_t s = ceil_div(rows, (size_t)32); return s < MAX_SLABS ? s : MAX_SLABS; }
-
-// The orders of summation are the same in both builds, the loops are not: a GPU's thread keeps its column's sum in a register,
-// a CPU's reads row after row. Columns of a block: few on a GPU, for there to be many blocks.
+// Sums over rows, of anything: partial (slabs, C) in a fixed order, then the slabs in a fixed order. On a GPU there are more slabs,
+// and few columns a block, for there to be many blocks; and a thread keeps its column's sum in a register, where a CPU's reads
+// row after row.
 #if defined(CUDA_BUILD)
-constexpr size_t ROW_SUM_COLUMNS = 256;
+constexpr size_t MAX_SLABS = 1024, ROW_SUM_COLUMNS = 256;
 #else
-constexpr size_t ROW_SUM_COLUMNS = (size_t)1 << 31;
+constexpr size_t MAX_SLABS = 64, ROW_SUM_COLUMNS = (size_t)1 << 31;
 #endif
+inline size_t slab_count(size_t rows) { const size_t s = ceil_div(rows, (size_t)32); return s < MAX_SLABS ? s : MAX_SLABS; }
 
 // One block a slab of rows and a piece of the columns; partial[s] is the sum of slab s's rows, from the first to the last.
 __global__ void row_sum_kernel(float* partial, const floatX* dout, size_t N, int OC, size_t slabs) {
@@ -207,23 +205,27 @@ __global__ void row_sum_kernel(float* partial, const floatX* dout, size_t N, int
 
 // out[c] += sum of partial[s * stride + c] over the slabs s
 __global__ void slab_sum_kernel(float* out, const float* partial, size_t slabs, size_t stride, size_t C) {
-    const GridSpan span = grid_span(C);
 #if defined(CUDA_BUILD)
-    for (size_t c = span.begin; c < span.end; c += span.step) {
-        float sum = out[c];
-        for (size_t s = 0; s < slabs; s++) { sum += partial[s * stride + c]; }
-        out[c] = sum;
-    }
+    // 32 columns a block: each of its 8 warps sums every eighth slab
+    __shared__ float sums[8][32];
+    const size_t c = (size_t)blockIdx.x * 32 + threadIdx.x % 32;
+    float sum = 0.0f;
+    for (size_t s = threadIdx.x / 32; s < slabs && c < C; s += 8) { sum += partial[s * stride + c]; }
+    sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+    __syncthreads();
+    if (threadIdx.x >= 32 || c >= C) { return; }
+    for (int w = 1; w < 8; w++) { sum += sums[w][threadIdx.x]; }
+    out[c] += sum;
 #else
+    const GridSpan span = grid_span(C);
     for (size_t s = 0; s < slabs; s++) {
         for (size_t c = span.begin; c < span.end; c += span.step) { out[c] += partial[s * stride + c]; }
     }
 #endif
 }
-// its grid: on a GPU a thread reads all slabs of one column, and waits for each
 inline Grid slab_sum_grid(size_t C, Stream stream) {
 #if defined(CUDA_BUILD)
-    return Grid(ceil_div(C, (size_t)64), 64, 0, stream);
+    return Grid(ceil_div(C, (size_t)32), 256, 0, stream);
 #else
     return Grid::over(C, stream);
 #endif

@@ -35,6 +35,7 @@ inline int gradient_buffers(int micro_batches) {
 // Weights at their initial values; to train (micro_batches > 0) also the moments and the gradients.
 inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches) {
     const size_t bytes = sizeof(float) * p.table.total;
+    p.stream = device_stream();
     p.master = (float*)device_malloc(bytes);
     p.weights = (floatX*)(sizeof(floatX) == sizeof(float) ? (void*)p.master : device_malloc(sizeof(floatX) * p.table.total));
     std::vector<float> host(p.table.total);

@@ -49,7 +49,7 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
     X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), FREE, \
       "how rope is stretched at evaluation; s is T_eval/T_train unless given") \
     X(Text, tile_skip, "", "default", one_of("exact|default|off"), FREE, \
-      "GPU, T >= 2048, cable and alibi: leave out scores that the bias zeroes; exact changes no bit") \
+      "cable, alibi: leave out scores that the bias zeroes, on a GPU from T 2048 on and in generation; exact changes no bit") \
     GROUP("Training", BOTH) \
     X(int, B, "-b", 4, at_least(1), FREE, "sequences in a micro-batch") \
     X(int, T, "-t", 1024, at_least(1), SAME, "tokens in a sequence") \

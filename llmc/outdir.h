@@ -169,13 +169,15 @@ inline void clean_output_directory(const std::string& out) {
     io_fsync_directory(out);
 }
 
-// The free bytes of the disk under `out`; an error when it cannot take `bytes`.
-inline uint64_t check_disk_space(const std::string& out, uint64_t bytes) {
+// The free bytes of the disk under `out`; an error when it cannot take `count` checkpoints of so many bytes.
+inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t count = 1) {
     struct statvfs st;
     check(statvfs(out.c_str(), &st) == 0, "%s: cannot ask for free space: %s", out.c_str(), strerror(errno));
     const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;
-    check(available >= bytes, "%s: a checkpoint needs %s, but only %s are free on its disk", out.c_str(),
-          format_bytes((double)bytes).c_str(), format_bytes((double)available).c_str());
+    const double wanted = (double)bytes * (double)count;
+    const std::string who = count == 1 ? "a checkpoint needs" : strprintf("%lld checkpoints need", (long long)count);
+    check((double)available >= wanted, "%s: %s %s, but only %s are free on its disk%s", out.c_str(), who.c_str(), format_bytes(wanted).c_str(),
+          format_bytes((double)available).c_str(), count == 1 ? "" : "; --keep and a larger --checkpoint_every save space");
     return available;
 }
 

@@ -3,6 +3,9 @@
 #ifndef LLMC_POSITIONS_H
 #define LLMC_POSITIONS_H
 
+#include <set>
+
+#include "options.h"
 #include "position/none.cuh"
 #include "position/learned.cuh"
 #include "position/sinusoidal.cuh"
@@ -104,6 +107,7 @@ inline PositionConfig parse_position(const std::string& text, int T_train) {
     }
     check(config.kind >= 0, "--pos %s: there is no encoding of that name; there are %s", config.name.c_str(), known.c_str());
     position_defaults(config);
+    std::set<std::string> seen;
     size_t at = colon;
     while (at != std::string::npos) {
         const size_t next = text.find(',', at + 1);
@@ -115,13 +119,12 @@ inline PositionConfig parse_position(const std::string& text, int T_train) {
         for (auto& kv : config.values) {
             keys += (keys.empty() ? "" : ", ") + kv.first;
             if (kv.first != key || eq == std::string::npos) { continue; }
-            char* end = nullptr;
             const std::string number = item.substr(eq + 1);
-            kv.second = strtod(number.c_str(), &end);
-            check(!number.empty() && *end == '\0' && std::isfinite(kv.second) && kv.second > 0,
-                  "--pos %s: %s wants a positive number, got '%s'", text.c_str(), key.c_str(), number.c_str());
+            check(parse_value(number, any(), kv.second) && kv.second > 0, "--pos %s: %s wants a positive number, got '%s'", text.c_str(),
+                  key.c_str(), number.c_str());
             found = true;
         }
+        check(!found || seen.insert(key).second, "--pos %s: %s is given twice", text.c_str(), key.c_str());
         check(found, "--pos %s: '%s' is not key=value with one of %s's keys: %s", text.c_str(), item.c_str(), config.name.c_str(),
               keys.empty() ? "it has none" : keys.c_str());
         at = next;

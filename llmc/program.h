@@ -135,6 +135,9 @@ inline void check_memory(double fixed, double activations, int B, const std::str
         hint.c_str());
 }
 
+// Why the last checkpoint of this run is not there, "" if it is: what is left to do is done before that ends the program.
+inline std::string not_saved;
+
 // The first SIGINT, SIGTERM or SIGUSR1 asks for a checkpoint and an end after this step; a second SIGINT ends at once.
 inline volatile sig_atomic_t stop_signal = 0;
 inline void catch_signals() {
@@ -168,7 +171,10 @@ template <class Program> int run_program(Program program, int argc, char** argv)
     try {
         if (!isfinite_works()) { die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it with the Makefile"); }
         comm_init();
-        return comm_finish(program(argc, argv));
+        not_saved.clear();
+        const int code = program(argc, argv);
+        check(not_saved.empty(), "%s", not_saved.c_str());
+        return comm_finish(code);
     } catch (const Error& e) {
         return comm_report(e.code, e.what());
     } catch (const std::bad_alloc&) {

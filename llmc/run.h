@@ -95,8 +95,8 @@ inline int report_check(const Run& r, const std::string& batch) {
     return 0;
 }
 
-// The banner of a run, and whether it fits into memory. activations: bytes for o.B sequences
-template <class Config> void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations) {
+// The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers: whatever B is
+template <class Config> void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
     const bool trains = r.trains;
     FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
     if (comm().rank == 0) {
@@ -105,10 +105,12 @@ template <class Config> void report_run(const Run& r, const Parameters& p, const
                 "model", config.L, config.NH, config.C, config.V, (double)p.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
                 "attention", attention_description(config.position, config.C / config.NH).c_str());
     }
+    check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
     const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
     const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
-    check_memory(weights, trains ? (double)activations : 0.0, r.o.B,
-                 strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)activations).c_str()));
+    const std::string rest = buffers > 0 ? ", " + format_bytes((double)buffers) + " of embeddings and their scores" : "";
+    check_memory(weights + (double)buffers, trains ? (double)activations : 0.0, r.o.B,
+                 strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)activations).c_str()) + rest);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -123,7 +125,26 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json&
     c.v = p.v;
     c.config = config;
     c.state = r.state.to_json(r.o);
+    for (const std::string& f : r.tokenizer != nullptr ? r.tokenizer->files : std::vector<std::string>()) {
+        c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)});
+    }
     return c;
+}
+
+// How many more checkpoints than now --out will hold at the most, which is while the last one is written.
+inline int64_t checkpoints_to_come(const Run& r) {
+    const Options& o = r.o;
+    const int64_t every = o.checkpoint_every, keep = o.keep, from = r.state.step / every;
+    const int64_t saves = r.state.step < o.steps ? ceil_div(o.steps, every) - from : 0;
+    if (keep == 0) { return saves; }
+    int64_t old = 0;                                            // that will make room
+    for (int step : list_checkpoints(o.out)) { old += o.major == 0 || step % o.major != 0; }
+    int64_t come = std::min(saves, keep + 1 - std::min(old, keep));
+    if (o.major > 0 && saves > keep + 1) {                      // of those before the last ones, the ones that stay
+        const int64_t both = std::lcm(every, (int64_t)o.major);
+        come += (from + saves - keep - 1) * every / both - from * every / both;
+    }
+    return come;
 }
 
 // Takes possession of --out and fills p, allocated for r.micro_batches: initial values, a checkpoint's, or --load's; tensors in
@@ -148,7 +169,9 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
         load_weights(o.load, p.table, p.files, optional, p.master);
         round_weights(p.weights, p.master, p.table, 0, 0, p.stream);
     }
-    if (r.lock != nullptr && o.checkpoint_every > 0) { check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, config))); }
+    if (r.lock != nullptr && o.checkpoint_every > 0) {
+        check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, config)), checkpoints_to_come(r));
+    }
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
     r.first_step = r.state.step;
@@ -168,12 +191,9 @@ inline std::string save_run(const Run& r, const Parameters& p, const Json& confi
     std::string failure;
     check_replicas(p);
     if (comm().rank == 0) {                                     // until comm_text() no collective: the others are already there
-        Checkpoint c = checkpoint_view(r, p, config);
         try {
             r.log->sync();
-            for (const std::string& f : r.tokenizer != nullptr ? r.tokenizer->files : std::vector<std::string>()) {
-                c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)});
-            }
+            const Checkpoint c = checkpoint_view(r, p, config);
             printf("saved %s\n", save_checkpoint(r.o.out, (int)r.state.step, c, r.o.keep, r.o.major).c_str());
         } catch (const Error& e) {
             if (e.code != EXIT_BAD_INPUT) { throw; }            // a device that fails is not the disk's fault
@@ -192,10 +212,12 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
     const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
     if (!o.out.empty() && step > r.first_step && (due || stop)) {
         const std::string failure = save_run(r, p, config);
-        check(failure.empty() || !(last || stop || o.on_save_error == "stop"), "%s", failure.c_str());
+        check(failure.empty() || !(stop || o.on_save_error == "stop"), "%s", failure.c_str());
+        if (last) { not_saved = failure; }
         if (!failure.empty() && comm().rank == 0) {
-            fprintf(stderr, "warning: %s; training goes on, the next checkpoint is due in %lld steps (--on_save_error stop would end it)\n",
-                    failure.c_str(), (long long)std::min((int64_t)o.checkpoint_every, o.steps - step));
+            const std::string next = last ? "what else was asked for is done first" :
+                strprintf("training goes on, the next checkpoint is due in %lld steps", (long long)std::min((int64_t)o.checkpoint_every, o.steps - step));
+            fprintf(stderr, "warning: %s; %s (--on_save_error stop would end it)\n", failure.c_str(), next.c_str());
         }
     }
     if (last) { return 0; }

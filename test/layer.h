@@ -23,10 +23,10 @@ struct AttentionLayer {
     std::unique_ptr<Array<int>> kv_len;
     PositionView view;
 
-    AttentionLayer(const std::string& name, Shape s, bool causal, int stride, int T_train)
+    AttentionLayer(const std::string& name, Shape s, bool causal, int stride, int T_train, bool decodes = false)
         : s(s), causal(causal), stride(stride), C(s.NH * s.HS), config(parse_position(name, T_train)) {
         PositionDims dims;
-        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = stride; dims.causal = causal;
+        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = stride; dims.causal = causal; dims.decodes = decodes;
         tables = position_tables(config, dims);
         OC = round_up(3 * C + tables.extra_columns, 8);
         for (const TensorSpec& p : tables.params) { params.add(p); }

@@ -795,3 +795,23 @@ TEST_CASE("attention hands a NaN on, to the rows that see it", "[attention]") {
     const std::vector<float> got = out.host();
     for (int t = 0; t < s.T; t++) { CHECK(std::isnan(got[(size_t)t * l.C]) == (t >= 40)); }
 }
+
+TEST_CASE("attention: heads too large for a block's shared memory are refused", "[attention]") {
+    const PositionConfig fire = parse_position("fire", 128);
+    AttentionDims p = {};
+    p.HS = 64;
+    const size_t limit = attention_backward_shared(p);
+    REQUIRE(attention_forward_shared(p) < limit);
+    for (int HS : {8, 63, 64}) { CHECK_NOTHROW(check_head_size(fire, HS, true, limit)); }
+    CHECK_NOTHROW(check_head_size(fire, 65, false, limit));
+    try {
+        check_head_size(fire, 65, true, limit);
+        FAIL("65 fits");
+    } catch (const Error& e) {
+        CHECK(e.code == EXIT_BAD_INPUT);
+        const std::string words = e.what();
+        INFO(words);
+        CHECK(words.find("heads of 65 want ") != std::string::npos);
+        CHECK(words.find("at most 64 fit") != std::string::npos);
+    }
+}

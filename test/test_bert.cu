@@ -158,12 +158,10 @@ GroupBatch group_batch(const Fixture& f, std::vector<int>& order) {
     return batch;
 }
 
-// The worst that was seen, with other compilers' orders of summation, is 4.3: of FIRE's MLP.
-constexpr double GRADIENT_MULTIPLE = 2 * FIXTURE_MULTIPLE;
-
-// Every gradient against the fixture's, and nothing in padding. `prefix`: "grad." or "grad.mean."; a tensor the fixture leaves out is 0.
+// Every gradient against the fixture's, and nothing in padding: the worst that was seen is 2.9 units, and 3.3 with every weight a float32
+// beside the fixture's (both of FIRE's MLP, which sums da over whole rows: out's rounding is in D, so that a row of da does not sum to 0). `prefix`: "grad." or "grad.mean."; a tensor the fixture leaves out is 0.
 void check_gradients(const Fixture& f, const Model& model, const std::vector<float>& grads, const std::string& prefix,
-                     double multiple = GRADIENT_MULTIPLE) {
+                     double multiple = FIXTURE_MULTIPLE) {
     std::vector<float> rest = grads;
     for (const FileTensor& t : model.files) {
         if (!f.has(prefix + t.name)) {
@@ -307,7 +305,8 @@ TEST_CASE("BERT's logits beyond the trained length are PyTorch's, for every enco
     CHECK(Fixture("bert_rope").has("logits.yarn"));
 }
 
-// Worst here: 3.7 units, in a gradient that is zero exactly (a key's bias under cls), so that nothing but rounding is compared.
+// Worst here: 4.5 units, of cable's biases with OpenBLAS; 3.7 in a gradient that is zero exactly (a key's bias under cls), so that
+// nothing but rounding is compared.
 constexpr double CONTRASTIVE_MULTIPLE = 2 * FIXTURE_MULTIPLE;
 
 TEST_CASE("embeddings, contrastive loss and every gradient of it are PyTorch's, in chunks of any size", "[bert][contrastive]") {
@@ -520,7 +519,7 @@ TEST_CASE("recomputing BERT's activations changes no bit", "[bert]") {
 TEST_CASE("bert: same bits for any number of threads", "[bert]") {
     Random random;
     INFO(random);
-    for (const char* name : {"cable", "t5", "learned"}) {
+    for (const char* name : {"cable", "t5", "fire", "learned"}) {
         const int B = 2, T = 70, V = 300;
         Model model(small_config(name, T, 2, 4, 32, V), 2, random.seed);
         Acts acts(model, B, T);

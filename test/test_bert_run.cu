@@ -1,5 +1,6 @@
 // test_bert_run.cu -- the program train_bert from the outside: masked language modelling, checkpoints, use of a trained model,
 // contrastive fine-tuning and retrieval. Every run is a process of its own. The binary is $TRAIN_BERT, or ./train_bert.
+#include <fstream>
 #include <set>
 
 #include "program.h"
@@ -278,6 +279,21 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
                           {"--eval_lengths", "learned", "32"}});
     check_refused(place, {place.use(place / "learned").set("--predict", std::string(40, 'a') + "[MASK]"), {"learned", "no positions beyond 32"}});
     check_refused(place, {place.base.set("--load", place / "learned").without("--model").with("--T 33"), {"--T 33", "learned", "32"}});
+    // before the weights are read: there are none in this file
+    io_mkdir(place / "bare");
+    write_file(place / "bare/config.json", read_file(step_dir(place / "learned", 60) + "/config.json"));
+    write_file(place / "bare/model.safetensors", std::string("\2\0\0\0\0\0\0\0{}", 10));
+    write_file(place / "docs.txt", "some words\n");
+    write_file(place / "qrels.txt", "0 0 0 1\n");
+    const Flags bare = place.use(place / "bare").set("--val_files", place / "val.txt").set("--out", place / "none"), far = bare.set("--eval_lengths", "33,64");
+    const std::vector<std::string> said = {"--eval_lengths: learned has no positions beyond 32, and 33 are wanted"};
+    check_refused(place, {far, said});
+    check_refused(place, {far.set("--encode", place / "docs.txt"), said});
+    check_refused(place, {far.set("--encode", place / "docs.txt").set("--eval_lengths", "33,16"), said});
+    check_refused(place, {far.set("--corpus", place / "docs.txt").set("--queries", place / "docs.txt").set("--qrels", place / "qrels.txt"), said});
+    check_refused(place, {bare.set("--predict", std::string(40, 'a') + "[MASK]"), {"--predict: the text is 43 tokens, but learned has no positions beyond 32"}});
+    check_refused(place, {bare.set("--eval_lengths", "32,64"), {"bare/model.safetensors", "lacks"}});     // what can be reached is not refused
+    CHECK_FALSE(path_exists(place / "none"));
 }
 
 TEST_CASE("bert_run: five likely tokens for each [MASK]", "[bert_run]") {
@@ -359,6 +375,43 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
     CHECK(std::vector<float>(longer.begin(), longer.begin() + 16) != std::vector<float>(longer.begin() + 16, longer.end()));
     CHECK(cls != cut);
     check_refused(place, {encode, {"--encode", "--out"}});
+}
+
+TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_run]") {
+    if (!have_bert()) { return; }
+    Retrieval place;
+    write_file(place / "many.txt", Topics::pairs(100));
+    // the most that a run of so many groups has had of memory beyond what it announced, in bytes
+    const auto more_than_said = [&](int groups) {
+        const Flags flags = place.pairs.set("--pairs", place / "many.txt").with("--model 1,1,8 --T 512 --B 8 --steps 1 --threads 1")
+            .set("--total_batch", std::to_string(512 * groups));
+        Process p(place.program, flags.words(), place / "run");
+        const std::string name = place.program.substr(place.program.rfind('/') + 1).substr(0, 15);
+        double most = 0;
+        while (p.running()) {
+            std::ifstream status(strprintf("/proc/%d/status", (int)p.pid));
+            std::string word, who;
+            double kilobytes = 0;
+            while (status >> word) { if (word == "Name:") { status >> who; } else if (word == "VmHWM:") { status >> kilobytes; } }
+            if (who == name && kilobytes > 0) { most = 1024 * kilobytes; }
+            usleep(500);
+        }
+        const Outcome o = p.wait();
+        INFO(o.err);
+        REQUIRE(o.code == 0);
+        const size_t said = o.err.find("memory: ");
+        REQUIRE(said != std::string::npos);
+        char unit = 0;
+        double wanted = 0;
+        REQUIRE(sscanf(&o.err[said], "memory: %lf %cB wanted", &wanted, &unit) == 2);
+        REQUIRE((unit == 'k' || unit == 'M'));
+        return most - wanted * (unit == 'k' ? 1e3 : 1e6);
+    };
+    const double few = more_than_said(16), many = more_than_said(4000);     // whose scores are 64 MB
+    INFO(few / 1e6 << " MB and " << many / 1e6 << " MB");
+    if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("beyond what was said: %.1f MB, of 4000 groups %.1f MB\n", few / 1e6, many / 1e6); }
+    CHECK(few > 0);
+    CHECK(many - few < 30e6);                               // measured: 18 MB, nearly all of it tokens on their way to the device
 }
 
 double ndcg_of(const std::string& out, size_t at) {

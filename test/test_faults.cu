@@ -11,6 +11,7 @@
 
 #include "catch.h"
 #include "files.h"
+#include "oracle.h"
 
 #include "../llmc/adamw.cuh"
 #include "../llmc/attention.cuh"
@@ -691,6 +692,54 @@ TEST_CASE("faults: --on_save_error", "[faults]") {
         CHECK_FALSE(path_exists(u.step_dir(2)));
     }
     CHECK(t.run({"--on_save_error", "never"}) == EXIT_BAD_INPUT);
+    for (const char* what : {"warn", "stop"}) {     // of the last checkpoint: what was asked for besides is done
+        Training v;
+        const std::vector<std::string> flags = {"--on_save_error", what, "--eval_lengths", "8,16", "--val_files", v / "train.txt"};
+        {
+            const Planted planted(Strike::Error, reference.calls * 3 / 4, EIO, true);
+            CHECK(v.run(flags) == EXIT_BAD_INPUT);
+        }
+        INFO(v.text);
+        const bool warns = std::string(what) == "warn";
+        CHECK(contains(v.text, "warning: step 6 is not saved: ") == warns);
+        CHECK(contains(v.text, "error: step 6 is not saved: "));
+        CHECK((v.text.find("error: ") > v.text.find("      16       16 ")) == warns);
+        CHECK(reference.resumed(v, 4) == "");
+    }
+}
+
+// What is on the disk, step by step, by the rule of retire_checkpoints
+TEST_CASE("faults: how many checkpoints there will be is known at the start", "[faults]") {
+    Random random;
+    INFO(random);
+    for (int n = 0; n < 2000; n++) {
+        const TempDir out;
+        Run r;
+        r.o.out = out.path;
+        r.o.checkpoint_every = random.integer(1, 5);
+        r.o.keep = random.integer(0, 4);
+        r.o.major = random.integer(0, 3) * random.integer(1, 5);
+        r.o.steps = random.integer(0, 60);
+        r.state.step = random.integer(0, 40);
+        std::vector<int> disk;                      // as an earlier run with the same flags has left it
+        const auto due = [&](int step) { return step == r.o.steps || step % r.o.checkpoint_every == 0; };
+        const auto save = [&](int step) {
+            disk.push_back(step);
+            const size_t most = disk.size(), old = r.o.keep > 0 && most > (size_t)r.o.keep ? most - (size_t)r.o.keep : 0;
+            disk.erase(std::remove_if(disk.begin(), disk.begin() + (long)old, [&](int s) { return r.o.major == 0 || s % r.o.major != 0; }),
+                       disk.begin() + (long)old);
+            return most;
+        };
+        for (int step = 1; step <= r.state.step; step++) { if (due(step)) { save(step); } }
+        for (int step : disk) { io_mkdir(out.path + "/" + step_name(step)); }
+        const size_t before = disk.size();
+        size_t most = before;
+        for (int step = (int)r.state.step + 1; step <= r.o.steps; step++) { if (due(step)) { most = std::max(most, save(step)); } }
+        INFO("every " << r.o.checkpoint_every << ", keep " << r.o.keep << ", major " << r.o.major << ", steps " << r.o.steps << " from " << r.state.step);
+        const int64_t come = checkpoints_to_come(r), exact = (int64_t)(most - before);
+        CHECK(come >= exact);                       // more by what stays of the last ones of the earlier run
+        CHECK(come <= exact + (r.o.major > 0 ? (int64_t)std::min(before, (size_t)r.o.keep) : 0));
+    }
 }
 
 // The program itself, and what it does with $CABLE_FAULT.

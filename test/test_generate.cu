@@ -372,6 +372,30 @@ TEST_CASE("generate: a prompt may arrive in pieces", "[generate][asan]") {
     }
 }
 
+// softplus biases fall by 0.7 a token
+TEST_CASE("generate: what is outside of the window", "[generate][asan]") {
+    const int prompt = 1020, T = 1030, HS = 16;
+    const std::vector<int> ids = random_ids(T, 23);
+    std::vector<float> logits[3];
+    for (TileSkip skip : {TileSkip::Off, TileSkip::Exact, TileSkip::Default}) {
+        TinyModel model("cable_v1");
+        model.config.position.tile_skip = skip;
+        Activations acts = activations_describe(model, 1, T, Purpose::Generate, 0);
+        activations_allocate(acts);
+        std::vector<float>& last = logits[(int)skip];
+        forward_logits(model, acts, ids.data(), prompt, 0, last);
+        for (int t = prompt; t < T; t++) { forward_logits(model, acts, &ids[(size_t)t], 1, t, last); }
+        int left_out = 0;                                       // of the last layer's splits
+        const int splits = ceil_div(T, DECODE_SPLIT);
+        for (int e = 0; e < 2 * splits; e++) { left_out += acts.a.attscratch()[e * (HS + 2) + HS] == -INFINITY; }
+        CHECK(left_out >= (skip == TileSkip::Off ? 0 : 2));
+        CHECK(left_out <= (skip == TileSkip::Off ? 0 : 2 * (splits - 1)));
+        acts.release();
+    }
+    CHECK(memcmp(logits[0].data(), logits[1].data(), sizeof(float) * logits[0].size()) == 0);
+    CHECK(distance_in_eps(logits[0], logits[2]) <= 40);
+}
+
 TEST_CASE("generate: rope stretched by a factor generates as it evaluates", "[generate]") {
     const std::vector<int> ids = random_ids(90, 22);
     TinyModel model("rope");

@@ -66,6 +66,7 @@ TEST_CASE("gpu: the peaks are the published ones", "[gpu]") {
 
 TEST_CASE("gpu: an unknown GPU has no peak and no MFU", "[gpu]") {
     CHECK(std::isnan(peak_flops(gpu("NVIDIA Future", 13, 0, 200, 2000), true)));
+    CHECK(std::isnan(peak_flops(gpu("NVIDIA H20", 9, 0, 78, 1980), true)));           // of the H100's capability, not of its speed
     CHECK(std::isnan(peak_flops(gpu("Tesla V100-SXM2-16GB", 7, 0, 80, 1530), false)));
     CHECK(std::isnan(peak_flops(gpu("NVIDIA H100", 9, 0, 132, 0), true)));             // a driver that tells no clock
     CHECK(std::isnan(peak_flops(Gpu(), true)));

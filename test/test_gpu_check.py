@@ -351,6 +351,10 @@ class Failures(Case):
         self.machine.error["bf16"] = float("nan")
         self.failed("losses", "losses [nan")
 
+    def test_headers_that_the_toolkit_does_not_bring(self):
+        self.machine.fail = "headers.cu"
+        self.failed("device", "libxxhash-dev", "CPATH")
+
     def test_a_kernel_test_fails(self):
         self.machine.tests[1]["status"] = "FAILED"
         self.machine.test_code = 1
@@ -417,7 +421,7 @@ class Time(Case):
         self.machine.commands.clear()
         self.assertEqual(self.check()[0], 0)
         self.assertEqual(len(self.ran("train/tiny_")), 2)
-        self.assertEqual(len(self.result()["stages"]["train"]["items"]), 16)
+        self.assertEqual(len(self.result()["stages"]["train"]["items"]), 18)
         self.assertEqual(len(self.ran("eval_lengths")), 0)
 
     def test_nothing_takes_longer_than_its_stage(self):

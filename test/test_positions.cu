@@ -472,6 +472,59 @@ TEST_CASE("cable's sum is exact enough at 131,072 tokens", "[positions]") {
     CHECK(across <= 6e-5);
 }
 
+// The gradients of FIRE's MLP by its definition, in double
+TEST_CASE("fire's sums are exact enough at 2,048 tokens", "[positions]") {
+    const int T = 2048, U = FIRE_UNITS;
+    Fixture f(parse_position("fire", T), 1, T, 1, 2, false, 31);
+    f.prepare(T, 0);
+    const PositionOracle o = f.oracle();
+    const std::vector<double> &w1 = o.p.at("fire_w1"), &b1 = o.p.at("fire_b1"), &w2 = o.p.at("fire_w2");
+    const double c = std::fabs(o.p.at("fire_c")[0]), L = std::fabs(o.p.at("fire_l")[0]) * 512;
+    const std::vector<float> act = f.act->get(), da = draws((size_t)T * T, 0.5f, 1.0f, 32);
+    const auto table_of = [&](const char* name) { return &act[(size_t)(f.view().act(name) - f.act->p)]; };
+    std::vector<double> psi((size_t)T), norm(psi);
+    double off = 0;
+    for (int t = 0; t < T; t++) {
+        psi[(size_t)t] = std::log(1 + c * t);
+        norm[(size_t)t] = 1 / (std::log(1 + c * std::max(L, (double)t)) + 1e-6);
+        const float table = table_of("fire_psi")[T - 1 - t], inverse = table_of("fire_inv")[t];
+        off = std::max({off, t > 0 ? std::fabs(table / psi[(size_t)t] - 1) : std::fabs(table), std::fabs(inverse / norm[(size_t)t] - 1)});
+    }
+    CHECK(off <= 6e-8);             // half a unit in the last place
+    std::map<std::string, std::vector<double>> want = {{"fire_w1", std::vector<double>((size_t)U)}, {"fire_b1", std::vector<double>((size_t)U)},
+                                                       {"fire_w2", std::vector<double>((size_t)U)}, {"fire_b2", std::vector<double>(1)}};
+    for (int i = 0; i < T; i++) {
+        for (int j = 0; j < T; j++) {
+            const double d = da[(size_t)i * T + j], y = psi[(size_t)std::abs(i - j)] * norm[(size_t)std::max(i, j)];
+            for (int k = 0; k < U; k++) {
+                const double x = w1[(size_t)k] * y + b1[(size_t)k], on = x > 0 ? d : 0;
+                want["fire_w2"][(size_t)k] += on * x;
+                want["fire_w1"][(size_t)k] += on * w2[(size_t)k] * y;
+                want["fire_b1"][(size_t)k] += on * w2[(size_t)k];
+            }
+            want["fire_b2"][0] += d;
+        }
+    }
+    Floats device_da(da);
+    f.grads->set(std::vector<float>(f.params.total + 1));
+    const Fire fire(f.view());
+    fire.zero_bias_gradient(1, T, Stream(0));
+    launch(walk_kernel<FireBias>, Grid(1, 64, sizeof(float) * TILE * TILE, Stream(0)), fire.bias(), device_da.p, T, false);
+    fire.prepare_backward(nullptr, nullptr, 1, T, Stream(0));
+    const std::vector<float> grads = f.grads->get();
+    for (const auto& tensor : want) {
+        const size_t first = f.params.offsets[(size_t)f.params.index(tensor.first)] + tensor.second.size();     // of layer 1
+        double relative = 0;
+        for (size_t k = 0; k < tensor.second.size(); k++) {
+            const double exact = tensor.second[k];
+            relative = std::max(relative, exact == 0 ? std::fabs(grads[first + k]) : std::fabs(grads[first + k] / exact - 1));
+        }
+        if (getenv("POSITION_ERRORS") != nullptr) { printf("fire, T %d: d%s off by %.2e\n", T, tensor.first.c_str(), relative); }
+        INFO("d" << tensor.first);
+        CHECK(relative <= 3e-7);        // 6e-8 is measured, 7e-6 with all of a piece in one float32
+    }
+}
+
 TEST_CASE("cable with b = 1 and g = m_h is alibi", "[positions]") {
     for (bool causal : {true, false}) {
         const int T = 200, NH = 6;
@@ -589,6 +642,12 @@ TEST_CASE("what encodings refuse", "[positions]") {
     const auto tables = [&](const char* pos) { position_tables(parse_position(pos, 4), d); };
     CHECK(throws_with([&] { tables("rope"); }, "head size must be even") == EXIT_BAD_INPUT);
     CHECK(throws_with([&] { tables("t5_clip:K=2.5"); }, "whole number") == EXIT_BAD_INPUT);
+    for (const char* K : {"0x10", "inf", "nan", " 5", "5x", "-5", "0", ""}) {
+        CHECK(throws_with([&] { parse_position(std::string("t5_clip:K=") + K, 4); }, "K wants a positive number, got '" + std::string(K) + "'")
+              == EXIT_BAD_INPUT);
+    }
+    CHECK(parse_position("t5_clip:K=1.6e+1", 4).values.at(0).second == 16);
+    CHECK(throws_with([&] { parse_position("t5_clip:K=5,K=5", 4); }, "K is given twice") == EXIT_BAD_INPUT);
     Fixture f(parse_position("learned", 8), 1, 9, 1, 2, true, 1);
     CHECK(position_max_length(f.config) == 8);
     Floats x((size_t)9 * 2);

@@ -186,6 +186,8 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
         {b.set("--pos", "t5_clip:Q=3"), {"--pos t5_clip:Q=3", "K"}},
         {b.set("--pos", "t5_clip:K=0.5"), {"K is 0.5", "whole number"}},
         {b.set("--pos", "t5_clip:K=1e300"), {"K is 1e+300"}},
+        {b.set("--pos", "t5_clip:K=0x8"), {"--pos t5_clip:K=0x8", "a positive number", "'0x8'"}},
+        {b.set("--pos", "t5_clip:K=8,K=8"), {"--pos t5_clip:K=8,K=8", "K is given twice"}},
         {b.set("--rope_scaling", "ntk:2"), {"--rope_scaling ntk:2", "cable"}},
         {b.set("--train_files", place / "gone_*.txt"), {"--train_files", "gone_*.txt"}},
         {b.set("--val_files", place / "gone.txt"), {"--val_files", "gone.txt"}},
@@ -210,6 +212,10 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
     check_refused(place, {b.set("--train_files", place / "short.txt").set("--steps", "-1"),
                           {"--train_files", "short.txt", "9 tokens", "33"}});
     CHECK_FALSE(path_exists(place.out()));
+    // the disk has room for one checkpoint, and not for all that there will be
+    const Flags many = b.set("--steps", "2000000000").with("--checkpoint_every 1").set("--out", place / "full");
+    check_refused(place, {many, {place / "full: 2000000000 checkpoints need ", " are free", "--keep"}});
+    check_refused(place, {many.with("--keep 3 --major 2"), {place / "full: 1000000002 checkpoints need "}});
 
     // ids are looked at when they are read
     std::vector<uint16_t> ids = ids_below(300, 400);
@@ -546,6 +552,11 @@ TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
         for (size_t k = i; k < T; k++) { CHECK(j.at("bias")[i][k] == 0.0); }
     }
     CHECK(j.at("bias")[T - 1][0].get<double>() < 0);
+    for (const char* bad : {"1", "1,0", "a,0,x", "1,,x", "1x,0,x", " 1,0,x", "1, 0,x", "0x1,0,x", "2,0,x", "1,2,x", "-1,0,x", "4294967297,0,x",
+                            "18446744073709551617,0,x", "1,0.0,x"}) {
+        check_refused(place, {Flags().set("--load", place.out()).set("--dump_bias", bad).set("--out", place / "bias"),
+                              {std::string("--dump_bias ") + bad + ": wanted LAYER,HEAD,TEXT", "a layer below 2 and a head below 2"}});
+    }
 }
 
 TEST_CASE("run: it overfits one batch", "[run]") {

@@ -35,10 +35,12 @@ struct AlibiBias {
 struct Alibi : NoPosition {
     using NoPosition::NoPosition;
 
-    static void specs(const PositionDims& d, const PositionConfig&, PositionTables& t) {
+    static void specs(const PositionDims& d, const PositionConfig& config, PositionTables& t) {
         t.acts.push_back({"alibi_slopes", 0, (size_t)d.NH, 0, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
+        add_key_max(d, config, t);
     }
-    void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
+        update_key_max(qkv, B, T, t0, stream);
         if (v.layer > 0 || t0 > 0) { return; }
         launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), v.act("alibi_slopes"), v.NH);
     }

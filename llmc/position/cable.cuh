@@ -162,7 +162,7 @@ template <bool LogKernel> struct CableBias {
 template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : NoPosition {
     using NoPosition::NoPosition;
 
-    static void specs(const PositionDims& d, const PositionConfig&, PositionTables& t) {
+    static void specs(const PositionDims& d, const PositionConfig& config, PositionTables& t) {
         const char* rows[] = {"cable.c.", "cable.s."};
         t.extra_columns = Weighted ? 2 * d.NH : d.NH;
         for (int l = 0; l < d.L; l++) {
@@ -183,10 +183,12 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : NoPositi
         act("g", BNH, T, Keep::Cached);
         act("dS", BNH, T, Keep::Scratch);
         act("dg", BNH, T, Keep::Scratch);
+        if (!LogKernel) { add_key_max(d, config, t); }      // a logarithm is never so steep
     }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), v.act("S_offset"), (double*)v.act("S_origin"), v.act("g"), qkv,
                T, t0, v.T, v.NH, v.C, v.OC, SoftplusB, Weighted);
+        update_key_max(qkv, B, T, t0, stream);
     }
     void zero_bias_gradient(int B, int T, Stream stream) const {
         device_zero(v.act("dS"), sizeof(float) * B * v.NH * T, stream);

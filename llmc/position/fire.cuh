@@ -7,6 +7,8 @@
 //   either side of the diagonal: a row of da is a few runs in one piece each. Per head and piece the sums over i, j of
 //     da,  da y,  da dy/d|c|,  -da dy/dL     are enough: a unit's gradients sum the pieces in which it is on.
 //   Where L = max(i, j) the gradient in l is taken as 0.
+// An entry of the tables has a part in up to T terms of every sum, so that its rounding does not average out: they are float64
+// rounded once. And a sum has B T T / 2 terms, of which float32 would soon lose the small ones: a run is summed in float32, runs in float64.
 #ifndef LLMC_POSITION_FIRE_CUH
 #define LLMC_POSITION_FIRE_CUH
 
@@ -21,15 +23,17 @@ constexpr float FIRE_LENGTH = 512.0f;
 __device__ inline float relu(float x) { return x > 0.0f ? x : 0.0f; }
 __device__ inline float fire_length(const float* l) { return fabsf(*l) * FIRE_LENGTH; }
 
+__device__ inline double fire_psi(float a, float x) { return log1p((double)a * (double)x); }
+
 // psi (ND) over distance, inv (T+128) over the later position
 static __global__ void fire_forward_kernel(float* psi, float* inv, const float* c, const float* l, int T, int ND) {
     const float a = fabsf(*c), L = fire_length(l);
     GridSpan s = grid_span((size_t)ND);
-    for (size_t n = s.begin; n < s.end; n += s.step) { psi[n] = fast_log1p(a * fabsf((float)(T - 1 - (int)n))); }
+    for (size_t n = s.begin; n < s.end; n += s.step) { psi[n] = (float)fire_psi(a, fabsf((float)(T - 1 - (int)n))); }
     s = grid_span((size_t)(T + TOEPLITZ_PAD));
     for (size_t t = s.begin; t < s.end; t += s.step) {
         const float x = (float)t > L ? (float)t : L;
-        inv[t] = 1.0f / (fast_log1p(a * x) + 1e-6f);
+        inv[t] = (float)(1.0 / (fire_psi(a, x) + 1e-6));
     }
 }
 
@@ -77,7 +81,7 @@ struct FireBias {
     const float *psi, *inv;                     // (ND), (T+128)
     const float *w1, *b1, *w2, *b2;             // (32), (32), (NH,32), (NH)
     const float *dpsi, *dnorm, *breaks;         // (ND), (2,T+128), (32)
-    float* sums;                                // (B*NH,FIRE_SLOTS,FIRE_PIECES,FIRE_SUMS)
+    double* sums;                               // (B*NH,FIRE_SLOTS,FIRE_PIECES,FIRE_SUMS)
     int NH, T;
 
     struct Tile {
@@ -115,7 +119,7 @@ struct FireBias {
     __device__ float y(int i, int j) const { return psi[T - 1 + j - i] * inv[i > j ? i : j]; }
 
     // Adds the keys j .. end-1 of query i, which are of one piece, to its sums; d (end - j) is their da.
-    __device__ void add_run(float* s, const float* d, int i, int j, int end) const {
+    __device__ void add_run(double* s, const float* d, int i, int j, int end) const {
         const float *psi_i = psi + (T - 1 - i), *dpsi_i = dpsi + (T - 1 - i), *dL = dnorm + T + TOEPLITZ_PAD;
         const float inv_i = inv[i], dnorm_i = dnorm[i], dL_i = dL[i];
         float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
@@ -138,7 +142,7 @@ struct FireBias {
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
         const int threads = (int)blockDim.x < FIRE_SLOTS ? (int)blockDim.x : FIRE_SLOTS;
         for (int r = threadIdx.x; r < ni && (int)threadIdx.x < threads; r += threads) {
-            float* s = sums + ((size_t)bh * FIRE_SLOTS + threadIdx.x) * FIRE_PIECES * FIRE_SUMS;
+            double* s = sums + ((size_t)bh * FIRE_SLOTS + threadIdx.x) * FIRE_PIECES * FIRE_SUMS;
             const int i = i0 + r;
             for (int j = j0; j < j0 + nj;) {
                 const bool past = j <= i;                   // y falls with j up to the diagonal, and then rises
@@ -161,12 +165,12 @@ struct FireBias {
 };
 
 // One block a head: its sums over sequences and slots, into those of the first.
-static __global__ void fire_reduce_kernel(float* sums, int B, int NH) {
+static __global__ void fire_reduce_kernel(double* sums, int B, int NH) {
     const size_t block = (size_t)FIRE_PIECES * FIRE_SUMS, h = blockIdx.x;
     for (size_t n = threadIdx.x; n < block; n += blockDim.x) {
-        float sum = 0.0f;
+        double sum = 0.0;
         for (size_t b = 0; b < (size_t)B; b++) {
-            const float* s = sums + (b * NH + h) * FIRE_SLOTS * block + n;
+            const double* s = sums + (b * NH + h) * FIRE_SLOTS * block + n;
             for (size_t slot = 0; slot < FIRE_SLOTS; slot++) { sum += s[slot * block]; }
         }
         sums[h * FIRE_SLOTS * block + n] = sum;
@@ -176,7 +180,7 @@ static __global__ void fire_reduce_kernel(float* sums, int B, int NH) {
 struct FireWeights { float *c, *l, *w1, *b1, *w2, *b2; };
 
 // One block. The loop over units is in threads, so each element of dw has one owner.
-static __global__ void fire_backward_kernel(FireWeights d, const float* sums, FireWeights p, int NH) {
+static __global__ void fire_backward_kernel(FireWeights d, const double* sums, FireWeights p, int NH) {
     double dc = 0.0, dL = 0.0;
     for (int k = threadIdx.x; k < FIRE_UNITS; k += blockDim.x) {
         const float w1 = p.w1[k], b1 = p.b1[k];
@@ -184,20 +188,23 @@ static __global__ void fire_backward_kernel(FireWeights d, const float* sums, Fi
         // on in the pieces lo .. hi-1; without a break, in all or none
         const int lo = rank >= 0 ? (w1 > 0.0f ? rank + 1 : 0) : (0.5f * w1 + b1 > 0.0f ? 0 : FIRE_PIECES);
         const int hi = rank >= 0 && w1 < 0.0f ? rank + 1 : FIRE_PIECES;
+        double dw1 = 0.0, db1 = 0.0;
         for (int h = 0; h < NH; h++) {
-            const float *s = sums + (size_t)h * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS, w2 = p.w2[h * FIRE_UNITS + k];
-            float on[FIRE_SUMS] = {}, all = 0.0f;
+            const double *s = sums + (size_t)h * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS, w2 = p.w2[h * FIRE_UNITS + k];
+            double on[FIRE_SUMS] = {}, all = 0.0;
             for (int n = 0; n < FIRE_PIECES; n++) {
-                for (int q = 0; q < FIRE_SUMS; q++) { on[q] += n >= lo && n < hi ? s[n * FIRE_SUMS + q] : 0.0f; }
+                for (int q = 0; q < FIRE_SUMS; q++) { on[q] += n >= lo && n < hi ? s[n * FIRE_SUMS + q] : 0.0; }
                 all += s[n * FIRE_SUMS];
             }
-            d.w2[h * FIRE_UNITS + k] += w1 * on[1] + b1 * on[0];
-            d.w1[k] += w2 * on[1];
-            d.b1[k] += w2 * on[0];
-            dc += (double)(w2 * w1) * on[2];
-            dL -= (double)(w2 * w1) * on[3];
-            if (k == 0) { d.b2[h] += all; }
+            d.w2[h * FIRE_UNITS + k] += (float)(w1 * on[1] + b1 * on[0]);
+            dw1 += w2 * on[1];
+            db1 += w2 * on[0];
+            dc += w2 * w1 * on[2];
+            dL -= w2 * w1 * on[3];
+            if (k == 0) { d.b2[h] += (float)all; }
         }
+        d.w1[k] += (float)dw1;
+        d.b1[k] += (float)db1;
     }
     dc = block_sum(dc);
     dL = block_sum(dL);
@@ -228,7 +235,7 @@ struct Fire : NoPosition {
             }
         }
         const size_t ND = (size_t)toeplitz_columns(d.T, d.causal), TP = (size_t)(d.T + TOEPLITZ_PAD);
-        const size_t sums = (size_t)FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
+        const size_t sums = (size_t)FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS * sizeof(double) / sizeof(float);
         t.acts.push_back({"fire_psi", d.L, ND, 0, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
         t.acts.push_back({"fire_inv", d.L, TP, 0, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
         t.acts.push_back({"fire_dpsi", d.L, ND, 0});
@@ -238,6 +245,7 @@ struct Fire : NoPosition {
     }
     int columns() const { return toeplitz_columns(v.T, v.causal); }
     Grid grid(Stream stream) const { return Grid::over((size_t)(columns() + TOEPLITZ_PAD), stream); }
+    double* sums() const { return (double*)v.act("fire_sums"); }
     FireWeights params() const {
         return {v.param("fire_c"), v.param("fire_l"), v.param("fire_w1"), v.param("fire_b1"), v.param("fire_w2"),
                 v.param("fire_b2")};
@@ -254,19 +262,19 @@ struct Fire : NoPosition {
     }
     void zero_bias_gradient(int B, int, Stream stream) const {
         const FireWeights p = params();
-        const size_t sums = (size_t)B * v.NH * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
-        device_zero(v.act("fire_sums"), sizeof(float) * sums, stream);
+        const size_t count = (size_t)B * v.NH * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
+        device_zero(sums(), sizeof(double) * count, stream);
         launch(fire_breaks_kernel, Grid(1, 32, 0, stream), v.act("fire_breaks"), p.w1, p.b1);
         launch(fire_slopes_kernel, grid(stream), v.act("fire_dpsi"), v.act("fire_dnorm"), p.c, p.l, v.T, columns());
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
-        launch(fire_reduce_kernel, Grid((size_t)v.NH, 128, 0, stream), v.act("fire_sums"), B, v.NH);
-        launch(fire_backward_kernel, Grid(1, 32, 0, stream), gradients(), v.act("fire_sums"), params(), v.NH);
+        launch(fire_reduce_kernel, Grid((size_t)v.NH, 128, 0, stream), sums(), B, v.NH);
+        launch(fire_backward_kernel, Grid(1, 32, 0, stream), gradients(), sums(), params(), v.NH);
     }
     FireBias bias() const {
         const FireWeights p = params();
         return {v.act("fire_psi"), v.act("fire_inv"), p.w1, p.b1, p.w2, p.b2, v.act("fire_dpsi"), v.act("fire_dnorm"),
-                v.act("fire_breaks"), v.act("fire_sums"), v.NH, v.T};
+                v.act("fire_breaks"), sums(), v.NH, v.T};
     }
 };
 

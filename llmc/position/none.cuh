@@ -40,7 +40,7 @@ struct PositionConfig {
 struct PositionDims {
     int L = 0, NH = 0, C = 0;
     int B = 0, T = 0;                                       // capacity of the activations (0: only the parameters are asked for)
-    bool causal = true;
+    bool causal = true, decodes = false;                    // decodes: attention_decode is to run over these activations
     std::string layer_prefix = "transformer.h.", layer_suffix = ".attn.", model_prefix = "transformer.";
     std::string wpe_name = "transformer.wpe.weight";
 
@@ -70,6 +70,34 @@ struct PositionView {
     float* grad(const char* name) const { return params->pointer(grads, name)(layer); }   // null while evaluating
     float* act(const char* name) const { return acts->pointer(act_data, name)(layer); }
 };
+
+// Decoding takes keys so many at a time, and may leave a split of them out (attention_decode.cuh): where a bias never grows with the
+// distance, the longest key of each split is kept as the keys come, to bound the logits of all.
+constexpr int DECODE_SPLIT = 256;
+inline void add_key_max(const PositionDims& d, const PositionConfig& config, PositionTables& t) {
+    if (!d.decodes || config.tile_skip == TileSkip::Off) { return; }
+    t.acts.push_back({"key_max", d.L, (size_t)d.B * d.NH, ceil_div((size_t)d.T, (size_t)DECODE_SPLIT), constant(0), false, -FLT_MAX, FLT_MAX,
+                      Keep::Cached});
+}
+// key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of a split, of the keys up to t0 + T - 1, the last T of them new. One
+// block a (batch, head) and split with new keys.
+static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, int t0, int stride, int NH, int HS, int OC, int BNH) {
+    const int bh = blockIdx.x % BNH, split = t0 / DECODE_SPLIT + blockIdx.x / BNH, j0 = split * DECODE_SPLIT;
+    const int begin = j0 < t0 ? t0 : j0, end = j0 + DECODE_SPLIT < t0 + T ? j0 + DECODE_SPLIT : t0 + T;
+    const floatX* k = qkv + (size_t)(bh / NH) * stride * OC + (NH + bh % NH) * HS;
+    key_max += (size_t)bh * ceil_div(stride, DECODE_SPLIT) + split;
+    float largest = begin > j0 ? *key_max : 0.0f;
+    for (int j = begin + (int)threadIdx.x; j < end; j += blockDim.x) {
+        float sum = 0.0f;
+        for (int d = 0; d < HS; d++) {
+            const float x = (float)k[(size_t)j * OC + d];
+            sum += x * x;
+        }
+        largest = sum <= largest ? largest : sum < INFINITY ? sum : INFINITY;       // a NaN too: such a split is never left out
+    }
+    largest = block_max(largest);
+    if (threadIdx.x == 0) { *key_max = largest; }
+}
 
 // The bias functor that adds nothing. Device code; rows and tiles are of one (batch, head) pair bh = b * NH + h.
 struct NoBias {
@@ -102,6 +130,14 @@ struct NoPosition {
     void zero_bias_gradient(int B, int T, Stream) const { (void)B; (void)T; }
     NoBias bias() const { return {}; }
     float score_factor(int T) const { (void)T; return 1.0f; }               // multiplies 1/sqrt(HS)
+
+    // prepare_forward of an encoding with a key_max
+    void update_key_max(const floatX* qkv, int B, int T, int t0, Stream stream) const {
+        if (v.acts->find("key_max") < 0) { return; }
+        const int BNH = B * v.NH, splits = (t0 + T - 1) / DECODE_SPLIT - t0 / DECODE_SPLIT + 1;
+        launch(key_max_kernel, Grid((size_t)BNH * splits, T > 32 ? 128 : 32, 0, stream), v.act("key_max"), qkv, T, t0, v.T, v.NH, v.HS, v.OC,
+               BNH);
+    }
 };
 
 #endif

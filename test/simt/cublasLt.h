@@ -10,7 +10,8 @@
 
 #include "../../llmc/device.h"
 
-enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_ALLOC_FAILED = 3, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_ALLOC_FAILED = 3, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_EXECUTION_FAILED = 13,
+                      CUBLAS_STATUS_NOT_SUPPORTED = 15 };
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
@@ -120,9 +121,27 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
 }
 
 inline float lt_load(const void* p, int type, size_t i) { return type == CUDA_R_32F ? ((const float*)p)[i] : (float)((const bf16*)p)[i]; }
+inline void lt_multiply(const LtDoubleDesc& d, float alpha, const void* A, const LtDoubleLayout& a, const void* B, const LtDoubleLayout& b,
+                        float beta, const void* C, const LtDoubleLayout& c, void* D, const LtDoubleLayout& out) {
+    const uint64_t m = out.rows, n = out.columns, k = d.op_a == CUBLAS_OP_T ? a.rows : a.columns;
+    for (uint64_t i = 0; i < m; i++) {
+        for (uint64_t j = 0; j < n; j++) {
+            float sum = 0;
+            for (uint64_t l = 0; l < k; l++) {
+                sum += lt_load(A, a.type, d.op_a == CUBLAS_OP_T ? i * a.ld + l : l * a.ld + i) *
+                       lt_load(B, b.type, d.op_b == CUBLAS_OP_T ? l * b.ld + j : j * b.ld + l);
+            }
+            sum *= alpha;
+            if (beta != 0.0f) { sum += beta * lt_load(C, c.type, j * c.ld + i); }
+            if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) { sum += lt_load(d.bias, d.bias_type, i); }
+            if (out.type == CUDA_R_32F) { ((float*)D)[j * out.ld + i] = sum; } else { ((bf16*)D)[j * out.ld + i] = (bf16)sum; }
+        }
+    }
+}
+// What it is told, the descriptions and alpha and beta on the host, is read at the call; the arrays when the stream gets there.
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void* alpha, const void* A, cublasLtMatrixLayout_t a, const void* B,
                                      cublasLtMatrixLayout_t b, const void* beta, const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t out,
-                                     const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes, Stream) {
+                                     const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes, Stream stream) {
     lt_double.products++;
     lt_double.candidate = algo->data[1];
     if (lt_double.fails != CUBLAS_STATUS_SUCCESS) { return lt_double.fails; }
@@ -131,22 +150,12 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
     for (const void* x : {A, B, C, (const void*)D, d->epilogue == CUBLASLT_EPILOGUE_BIAS ? d->bias : nullptr}) {
         if ((uintptr_t)x % 16 != 0) { return lt_refuse("a pointer that is not aligned"); }
     }
-    if (lt_double.slow >= 0 && (int)algo->data[1] != lt_double.slow) { usleep(3000); }
-    const uint64_t m = out->rows, n = out->columns, k = d->op_a == CUBLAS_OP_T ? a->rows : a->columns;
-    for (uint64_t i = 0; i < m; i++) {
-        for (uint64_t j = 0; j < n; j++) {
-            float sum = 0;
-            for (uint64_t l = 0; l < k; l++) {
-                sum += lt_load(A, a->type, d->op_a == CUBLAS_OP_T ? i * a->ld + l : l * a->ld + i) *
-                       lt_load(B, b->type, d->op_b == CUBLAS_OP_T ? l * b->ld + j : j * b->ld + l);
-            }
-            sum *= *(const float*)alpha;
-            if (*(const float*)beta != 0.0f) { sum += *(const float*)beta * lt_load(C, c->type, j * c->ld + i); }
-            if (d->epilogue == CUBLASLT_EPILOGUE_BIAS) { sum += lt_load(d->bias, d->bias_type, i); }
-            if (out->type == CUDA_R_32F) { ((float*)D)[j * out->ld + i] = sum; } else { ((bf16*)D)[j * out->ld + i] = (bf16)sum; }
-        }
-    }
-    return CUBLAS_STATUS_SUCCESS;
+    const bool slow = lt_double.slow >= 0 && (int)algo->data[1] != lt_double.slow;
+    const auto run = [=, d = *d, a = *a, b = *b, c = *c, out = *out, alpha = *(const float*)alpha, beta = *(const float*)beta] {
+        if (slow) { usleep(3000); }
+        lt_multiply(d, alpha, A, a, B, b, beta, C, c, D, out);
+    };
+    return simt_enqueue(stream, SimtWork::Kernel, run) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 #endif

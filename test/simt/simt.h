@@ -8,7 +8,8 @@
 //   warp collectives  complete when every lane of the mask waits at the same line; if none can run and somebody waits, the
 //                     launch fails with an Error that says who waits where
 //   cp.async          poisons its destination when issued and writes it when its group is waited for
-// Blocks run one after the other in random order; streams are in order, so every call of the runtime is complete on return.
+// Blocks run one after the other in random order; streams are in order, so every call of the runtime is complete on return,
+// unless its stream is captured.
 #ifndef TEST_SIMT_H
 #define TEST_SIMT_H
 
@@ -100,5 +101,6 @@ inline float __bfloat162float(__nv_bfloat16 x) { return (float)x; }
 
 #include "simt_fibers.h"
 #include "simt_cuda.h"
+#include "simt_runtime.h"
 
 #endif

@@ -10,7 +10,7 @@
 
 struct DecodeShape { int B, NH, HS, t0, stride; };
 
-// One layer with t0 + 1 tokens a sequence; everything else in its buffers is NaN.
+// One layer with t0 + 1 tokens a sequence; everything else in its buffers is NaN. steep: cable's bias falls by 0.15 a token
 struct DecodeLayer {
     DecodeShape s;
     int C, OC;
@@ -22,9 +22,9 @@ struct DecodeLayer {
     DeviceArray<floatX>* qkv = nullptr;
     PositionView view;
 
-    DecodeLayer(const std::string& name, DecodeShape s) : s(s), C(s.NH * s.HS), config(parse_position(name, s.stride)) {
+    DecodeLayer(const std::string& name, DecodeShape s, bool steep = false) : s(s), C(s.NH * s.HS), config(parse_position(name, s.stride)) {
         PositionDims dims;
-        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = s.stride;
+        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = s.stride; dims.decodes = true;
         tables = position_tables(config, dims);
         OC = round_up(3 * C + tables.extra_columns, 8);
         for (const TensorSpec& p : tables.params) { params.add(p); }
@@ -41,7 +41,8 @@ struct DecodeLayer {
         for (size_t e = 0; e < x.size(); e++) {
             const int t = (int)(e / OC % s.stride), c = (int)(e % OC);
             if (t > s.t0 || c >= 3 * C + tables.extra_columns) { continue; }
-            host_qkv[e] = (float)(floatX)(c < 3 * C ? x[e] : 0.2f * x[e] - (c < 3 * C + s.NH ? 0.2f : 1.0f));
+            const float level = steep ? (c < 3 * C + s.NH ? 0.1f : 1.0f) : (c < 3 * C + s.NH ? -0.2f : -1.0f);
+            host_qkv[e] = (float)(floatX)(c < 3 * C ? x[e] : 0.2f * x[e] + level);
         }
         master = new DeviceArray<float>(host_params);
         act_data = new DeviceArray<float>(acts.total);
@@ -57,11 +58,15 @@ struct DecodeLayer {
 
     float* host(const std::string& name) { return params.pointer(host_params.data(), name)(); }
 
-    std::vector<float> decode() const {
+    // left_out: the splits that were
+    std::vector<float> decode(std::vector<bool>* left_out = nullptr) const {
         DeviceArray<floatX> out((size_t)s.B * C);
         DeviceArray<float> scratch(attention_decode_scratch(s.B, s.stride, s.NH, s.HS));
         attention_decode(out.p, qkv->p, scratch.p, view, s.B, s.t0, Stream(0));
-        scratch.host();                                     // its guards
+        const std::vector<float> partial = scratch.host();  // its guards are looked at
+        for (size_t e = (size_t)s.HS; left_out != nullptr && e < (size_t)s.B * s.NH * ceil_div(s.t0 + 1, DECODE_SPLIT) * (s.HS + 2); e += (size_t)s.HS + 2) {
+            left_out->push_back(partial[e] == -INFINITY);
+        }
         return to_float(out.host());
     }
     PositionOracle oracle(int b) {
@@ -135,7 +140,7 @@ KERNEL_TEST("decode: every encoding") {
 
 KERNEL_TEST("decode: ends of tiles and splits") {
     for (int t0 : {0, 1, 63, 64, 127, 128, 129, 255, 256, 257, 600}) { test_decode("cable", {1, 2, 64, t0, t0 + 9}); }
-    if (on_gpu) { for (int t0 : {1000, 4095, 4096}) { test_decode("cable", {2, 12, 64, t0, 5000}); } }
+    if (on_gpu) { for (int t0 : {1000, 4095, 4096}) { test_decode("cable", {1, 3, 64, t0, 5000}); } }
 }
 
 // 20: the second head's rows do not start at 16 bytes; 4: a row is less than a piece; 1100: more pieces than threads
@@ -157,5 +162,32 @@ KERNEL_TEST("decode: a head's NaN stays in it") {
             EXPECT(after[(size_t)d] == before[(size_t)d], "HS %d: [%d] of the first head was %g, now %g", HS, d, before[(size_t)d], after[(size_t)d]);
             EXPECT(std::isnan(after[(size_t)(HS + d)]), "HS %d: [%d] of the second head is %g", HS, d, after[(size_t)(HS + d)]);
         }
+    }
+}
+
+// A split that is left out: none of its blocks reads k or v, the combination does not read what they did not write (NaN here), and
+// the bits are those of reading all. The default: what 2^-24 of the sum can do.
+KERNEL_TEST("decode: splits outside the window") {
+    for (const char* name : {"cable", "cable_v1", "alibi"}) {
+        DecodeLayer layer(name, {1, 2, 16, on_gpu ? 4000 : 1300, on_gpu ? 4010 : 1310}, true);
+        layer.config.tile_skip = TileSkip::Off;
+        const std::vector<float> off = layer.decode();
+        layer.config.tile_skip = TileSkip::Exact;
+        std::vector<bool> exactly, out;
+        const std::vector<float> exact = layer.decode(&exactly);
+        EXPECT(same_bits(off, exact), "%s: other bits with the exact window", name);
+        layer.config.tile_skip = TileSkip::Default;
+        const std::vector<float> got = layer.decode(&out);
+        const int n = (int)std::count(out.begin(), out.end(), true), m = (int)std::count(exactly.begin(), exactly.end(), true);
+        EXPECT(n >= m && n > 0 && n < (int)out.size() && (m > 0 || name[0] == 'a'), "%s: %d and %d of %zu splits left out", name, n, m, out.size());
+        EXPECT(largest_difference(got, off) <= (sizeof(floatX) == 2 ? std::ldexp(1.0, -7) : 1e-6), "%s: off by %g", name, largest_difference(got, off));
+        std::vector<float> x = to_float(layer.qkv->host());
+        for (size_t e = 0; e < x.size(); e++) {
+            const int c = (int)(e % layer.OC), t = (int)(e / layer.OC), splits = (int)out.size() / 2;
+            if (c < 3 * layer.C && t <= layer.s.t0 && out[(size_t)(c % layer.C / 16 * splits + t / DECODE_SPLIT)]) { x[e] = NAN; }
+        }
+        layer.qkv->set(converted<floatX>(x));
+        EXPECT(same_bits(got, layer.decode()), "%s: keys or values outside the window were read", name);
+        INFO("%s: %d, by default %d of %zu splits left out", name, m, n, out.size());
     }
 }

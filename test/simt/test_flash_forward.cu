@@ -3,6 +3,7 @@
 // Tolerances are measured: the exact softmax with its weights rounded to bf16 (what the second matmul is fed) and its output rounded to
 // bf16 has some error; the kernel may have twice that. lse: the same with float32 logits.
 #include <algorithm>
+#include <functional>
 
 #include "../../llmc/attention_flash.cuh"
 #include "kernel_test.h"
@@ -21,6 +22,7 @@ struct Problem {
     double qk = 1.0, b_mean = 0.0, b_std = 0.55, g_mean = 0.0, g_std = 1.0, origin = 0.0;
     int spare = 3;                              // positions behind T in every array over time
     int step_at = -1;                           // a token whose b is 1e5
+    std::vector<FlashSpan> span = {};           // what args() gives the kernel, and the oracle obeys
 
     int stride() const { return T + spare; }
     int C() const { return NH * HS; }
@@ -111,15 +113,23 @@ static Oracle oracle(const Problem& p, const Inputs& x) {
     y.lse.assign((size_t)p.B * p.NH * p.T, -INFINITY);
     y.rounded.out.assign(y.out.size(), 0.0f);
     y.rounded.lse.assign(y.lse.size(), -INFINITY);
-    std::vector<double> logits(p.T);
-    std::vector<float> rough(p.T);
+#if defined(_OPENMP)                                        // on the hardware's grid this is what takes the time
+#pragma omp parallel for schedule(dynamic)
+#endif
     for (int bh = 0; bh < p.B * p.NH; bh++) {
         const int b = bh / p.NH, h = bh % p.NH;
+        std::vector<double> logits(p.T);
+        std::vector<float> rough(p.T);
         const float* base = &x.qkv[(size_t)b * p.stride() * OC + h * HS];
         for (int i = 0; i < p.T; i++) {
             if (i >= p.keys(b)) { continue; }           // padding: out 0, lse -inf
-            const int keys = p.causal ? i + 1 : p.keys(b);
-            for (int j = 0; j < keys; j++) {
+            int begin = 0, keys = p.causal ? i + 1 : p.keys(b);
+            if (!p.span.empty()) {
+                const FlashSpan s = p.span[(size_t)bh * ceil_div(p.T, 64) + i / 64];
+                begin = 64 * s.first;
+                keys = std::min(keys, 64 * (s.last + 1));
+            }
+            for (int j = begin; j < keys; j++) {
                 double dot = 0.0;
                 float rough_dot = 0.0f;
                 for (int d = 0; d < HS; d++) {
@@ -131,26 +141,27 @@ static Oracle oracle(const Problem& p, const Inputs& x) {
                 logits[j] = p.scale() * dot + B_ij;
                 rough[j] = p.scale() * rough_dot + (float)B_ij;
             }
-            const double top = *std::max_element(logits.begin(), logits.begin() + keys);
-            const float rough_top = *std::max_element(rough.begin(), rough.begin() + keys);
+            const double top = *std::max_element(logits.begin() + begin, logits.begin() + keys);
+            const float rough_top = *std::max_element(rough.begin() + begin, rough.begin() + keys);
             double sum = 0.0;
             float rough_sum = 0.0f;
-            for (int j = 0; j < keys; j++) {
-                sum += std::exp(logits[j] - top);
+            std::vector<double> exact((size_t)HS), simulated((size_t)HS);
+            for (int j = begin; j < keys; j++) {
+                const double e = std::exp(logits[j] - top), rounded = (double)(float)(bf16)(float)e;
+                const float* v = &base[(size_t)j * OC + 2 * C];
+                sum += e;
                 rough_sum += std::exp(rough[j] - rough_top);
+                for (int d = 0; d < HS; d++) {
+                    exact[(size_t)d] += e * v[d];
+                    simulated[(size_t)d] += rounded * v[d];
+                }
             }
             y.lse[(size_t)bh * p.T + i] = top + std::log(sum);
             y.rounded.lse[(size_t)bh * p.T + i] = rough_top + std::log(rough_sum);
             for (int d = 0; d < HS; d++) {
-                double exact = 0.0, simulated = 0.0;
-                for (int j = 0; j < keys; j++) {
-                    const double v = base[(size_t)j * OC + 2 * C + d], e = std::exp(logits[j] - top);
-                    exact += e * v;
-                    simulated += (double)(float)(bf16)(float)e * v;
-                }
                 const size_t at = ((size_t)b * p.T + i) * C + h * HS + d;
-                y.out[at] = exact / sum;
-                y.rounded.out[at] = (float)(bf16)(float)(simulated / sum);
+                y.out[at] = exact[(size_t)d] / sum;
+                y.rounded.out[at] = (float)(bf16)(float)(simulated[(size_t)d] / sum);
             }
         }
     }
@@ -176,16 +187,20 @@ struct Device {
     DeviceArray<bf16> qkv, out;
     DeviceArray<float> lse, S, g, table, key_norm;
     DeviceArray<double> origin;
-    DeviceArray<int> kv_len, first_tile;
+    DeviceArray<int> kv_len;
+    DeviceArray<FlashSpan> span;
     Device(const Problem& p, const Inputs& x)
         : p(p), qkv(to_bf16(x.qkv)), out((size_t)p.B * p.T * p.C()), lse((size_t)p.B * p.NH * p.stride()), S(x.S), g(x.g), table(x.table),
-          key_norm((size_t)p.B * p.NH * ceil_div(p.T, 64)), origin(x.origin), kv_len(p.kv_len), first_tile(key_norm.n) {}
+          key_norm((size_t)2 * p.B * p.NH * ceil_div(p.T, 64)), origin(x.origin), kv_len(p.kv_len), span(key_norm.n / 2) {
+        if (!p.span.empty()) { span.set(p.span); }
+    }
     FlashArgs args() {
         FlashArgs a = {};                       // null: what the bias does not use must not be read
         a.qkv = qkv.p; a.out = out.p; a.lse = lse.p;
         a.B = p.B; a.T = p.T; a.stride = p.stride(); a.NH = p.NH; a.HS = p.HS; a.OC = p.OC();
         a.scale = p.scale();
         if (!p.kv_len.empty()) { a.kv_len = kv_len.p; }
+        if (!p.span.empty()) { a.span = span.p; }
         if (p.K == FlashBias::Distance || p.K == FlashBias::LogDistance) { a.S_offset = S.p; a.g = g.p; a.S_origin = origin.p; }
         if (p.K == FlashBias::Toeplitz) { a.table = table.p; a.table_zero = p.stride() - 1; a.table_entries = p.entries(); }
         return a;
@@ -373,21 +388,26 @@ KERNEL_TEST("flash forward: other head sizes are declined") {
 // ----------------------------------------------------------------------------------------------------------
 // skipped tiles
 
-// log2 of the largest weight, relative to the largest one of its row, among what first_tile leaves out
-static double largest_skipped(const Problem& p, const Inputs& x, const std::vector<int>& first_tile) {
+// q_i.k_j over sqrt(HS)
+static double score_of(const Problem& p, const Inputs& x, int bh, int i, int j) {
+    const float* base = &x.qkv[(size_t)(bh / p.NH) * p.stride() * p.OC() + bh % p.NH * p.HS];
+    double dot = 0.0;
+    for (int d = 0; d < p.HS; d++) { dot += (double)base[(size_t)i * p.OC() + d] * base[(size_t)j * p.OC() + p.C() + d]; }
+    return p.scale() * dot;
+}
+
+// log2 of the largest weight, relative to the largest one of its row, among what the spans leave out
+static double largest_skipped(const Problem& p, const Inputs& x, const std::vector<FlashSpan>& span) {
     double worst = -INFINITY;
     for (int bh = 0; bh < p.B * p.NH; bh++) {
-        const float* base = &x.qkv[(size_t)(bh / p.NH) * p.stride() * p.OC() + bh % p.NH * p.HS];
         for (int i = 0; i < p.T; i++) {
             const int keys = i >= p.keys(bh / p.NH) ? 0 : p.causal ? i + 1 : p.keys(bh / p.NH);
-            const int first = 64 * first_tile[(size_t)bh * ceil_div(p.T, 64) + i / 64];
+            const FlashSpan live = span[(size_t)bh * ceil_div(p.T, 64) + i / 64];
             double skipped = -INFINITY, top = -INFINITY;
             for (int j = 0; j < keys; j++) {
-                double dot = 0.0;
-                for (int d = 0; d < p.HS; d++) { dot += (double)base[(size_t)i * p.OC() + d] * base[(size_t)j * p.OC() + p.C() + d]; }
-                const double l = p.scale() * dot + bias_of(p, x, bh, i, j);
+                const double l = score_of(p, x, bh, i, j) + bias_of(p, x, bh, i, j);
                 top = std::max(top, l);
-                if (j < first) { skipped = std::max(skipped, l); }
+                if (j / 64 < live.first || j / 64 > live.last) { skipped = std::max(skipped, l); }
             }
             if (keys > 0) { worst = std::max(worst, (skipped - top) / std::log(2.0)); }
         }
@@ -395,78 +415,211 @@ static double largest_skipped(const Problem& p, const Inputs& x, const std::vect
     return worst;
 }
 
-static std::vector<int> skip(Device& device, const FlashArgs& a, float tau) {
-    device.first_tile.set(std::vector<int>(device.first_tile.n, -1));
-    if (device.p.K == FlashBias::Linear) { flash_skip<FlashBias::Linear>(device.first_tile.p, device.key_norm.p, a, tau, Stream(0)); }
-    else { flash_skip<FlashBias::Distance>(device.first_tile.p, device.key_norm.p, a, tau, Stream(0)); }
-    return device.first_tile.host();
+// The spans by attention_skip.cuh's bound, in float64 and tile by tile
+static std::vector<FlashSpan> bounded_spans(const Problem& p, const Inputs& x, double tau) {
+    std::vector<FlashSpan> span;
+    for (int bh = 0; bh < p.B * p.NH; bh++) {
+        const int keys = p.keys(bh / p.NH), live = ceil_div(keys, 64);
+        const float* base = &x.qkv[(size_t)(bh / p.NH) * p.stride() * p.OC() + bh % p.NH * p.HS];
+        std::vector<double> q_norm(keys, 0.0), k_norm(keys, 0.0);
+        for (int t = 0; t < keys; t++) {
+            for (int d = 0; d < p.HS; d++) {
+                q_norm[t] += std::pow(base[(size_t)t * p.OC() + d], 2);
+                k_norm[t] += std::pow(base[(size_t)t * p.OC() + p.C() + d], 2);
+            }
+        }
+        for (int m = 0; m < ceil_div(p.T, 64); m++) {
+            FlashSpan s = {m, m};
+            for (int i = 64 * m; i < std::min(keys, 64 * (m + 1)); i++) {
+                const double needed = score_of(p, x, bh, i, i) - tau * std::log(2.0);
+                const auto skipped = [&](int begin, int end, int nearest) {             // the keys from begin to end
+                    const double largest = std::sqrt(*std::max_element(k_norm.begin() + begin, k_norm.begin() + end));
+                    return p.scale() * std::sqrt(q_norm[i]) * largest + bias_of(p, x, bh, i, nearest) < needed;
+                };
+                int first = 0, last = p.causal ? m : live - 1;
+                while (first < m && skipped(0, 64 * (first + 1), 64 * first + 63)) { first++; }
+                while (last > m && skipped(64 * last, keys, 64 * last)) { last--; }
+                s = {std::min(s.first, first), std::max(s.last, last)};
+            }
+            span.push_back(s);
+        }
+    }
+    return span;
 }
 
-static void check_skipping(Problem p, uint64_t seed) {
-    const Inputs x = make_inputs(p, seed);
-    Device device(p, x);
-    const Outputs all = device.run();
-    FlashArgs a = device.args();
-    const std::vector<int> exact = skip(device, a, 128.0f);
-    const double share = flash_live_share(exact.data(), p.B * p.NH, p.T, p.causal);
-    EXPECT(share < 1.0, "%s: nothing is skipped, so nothing is shown", p.text().c_str());
-    EXPECT(largest_skipped(p, x, exact) < -126.0, "%s: tau 128 leaves out 2^%.1f of a row", p.text().c_str(), largest_skipped(p, x, exact));
-    a.first_tile = device.first_tile.p;
-    EXPECT(same(device.run(a), all), "%s: skipping at tau 128 changes bits", p.text().c_str());
+template <bool Causal> static std::vector<FlashSpan> spans(Device& device, float tau) {
+    const FlashArgs a = device.args();
+    device.span.set(std::vector<FlashSpan>(device.span.n, {-1, -1}));
+    if (device.p.K == FlashBias::Linear) { flash_skip<Causal, FlashBias::Linear>(device.span.p, device.key_norm.p, a, tau, Stream(0)); }
+    else { flash_skip<Causal, FlashBias::Distance>(device.span.p, device.key_norm.p, a, tau, Stream(0)); }
+    return device.span.host();
+}
+// flash_skip's spans; they are the oracle's, but for a bound that float32 may round either way
+static std::vector<FlashSpan> skip(Device& device, const Inputs& x, float tau) {
+    const Problem& p = device.p;
+    const std::vector<FlashSpan> span = p.causal ? spans<true>(device, tau) : spans<false>(device, tau);
+    const std::vector<FlashSpan> less = bounded_spans(p, x, tau - 0.01), more = bounded_spans(p, x, tau + 0.01);
+    for (size_t e = 0; e < span.size(); e++) {
+        const FlashSpan s = span[e], l = less[e], u = more[e];
+        EXPECT(u.first <= s.first && s.first <= l.first && l.last <= s.last && s.last <= u.last, "%s: tau %.1f: block %zu has tiles %d .. %d, "
+               "the oracle says %d .. %d", p.text().c_str(), (double)tau, e, s.first, s.last, u.first, u.last);
+    }
+    return span;
+}
 
-    // what is skipped is not read: tile 0 may be NaN for the queries that skip it
+// what is skipped is not read: tile n may be NaN for the queries that skip it
+static void expect_unread(Device& device, const Inputs& x, const std::vector<FlashSpan>& span, const Outputs& all, const FlashArgs& a, int n) {
+    const Problem& p = device.p;
     Inputs poisoned = x;
     for (size_t t = 0; t < (size_t)p.B * p.stride(); t++) {
-        if (t % p.stride() < 64) { std::fill_n(&poisoned.qkv[t * p.OC() + p.C()], 2 * p.C(), NAN); }
+        if ((int)(t % p.stride()) / 64 == n) { std::fill_n(&poisoned.qkv[t * p.OC() + p.C()], 2 * p.C(), NAN); }
     }
     device.qkv.set(to_bf16(poisoned.qkv));
     const std::vector<float> without = device.run(a).out;
     device.qkv.set(to_bf16(x.qkv));
     for (size_t e = 0; e < without.size(); e++) {
         const int t = (int)(e / p.C() % p.T), bh = (int)(e / p.C() / p.T) * p.NH + (int)(e % p.C()) / p.HS;
-        if (exact[(size_t)bh * ceil_div(p.T, 64) + t / 64] > 0) { EXPECT(without[e] == all.out[e], "%s: row %d reads a skipped tile", p.text().c_str(), t); }
+        const FlashSpan live = span[(size_t)bh * ceil_div(p.T, 64) + t / 64];
+        if (n >= live.first && n <= live.last) { continue; }
+        EXPECT(without[e] == all.out[e], "%s: row %d reads the skipped tile %d", p.text().c_str(), t, n);
     }
+}
+
+// tiles of keys that a sequence has left and right of its spans
+struct Skipped { int left = 0, right = 0; };
+static Skipped skipped_tiles(const Problem& p, const std::vector<FlashSpan>& span) {
+    Skipped n;
+    for (int e = 0; e < (int)span.size(); e++) {
+        const int tiles = ceil_div(p.T, 64), m = e % tiles, live = ceil_div(p.keys(e / tiles / p.NH), 64);
+        if (m >= live) { continue; }
+        n.left += span[e].first;
+        n.right += (p.causal ? m : live - 1) - span[e].last;
+    }
+    return n;
+}
+
+// Sides: which ones have tiles to skip
+enum Sides { Neither, Left, Right, Both };
+static void check_skipping(const Problem& p, uint64_t seed, Sides sides, const std::function<void(Inputs&)>& change = [](Inputs&) {}) {
+    Inputs x = make_inputs(p, seed);
+    change(x);
+    Device device(p, x);
+    const Outputs all = device.run();
+    const std::vector<FlashSpan> exact = skip(device, x, 128.0f);
+    const Skipped n = skipped_tiles(p, exact);
+    EXPECT((n.left > 0) == (sides == Left || sides == Both) && (n.right > 0) == (sides == Right || sides == Both),
+           "%s: %d tiles are skipped on the left, %d on the right", p.text().c_str(), n.left, n.right);
+    EXPECT(largest_skipped(p, x, exact) < -126.0, "%s: tau 128 leaves out 2^%.1f of a row", p.text().c_str(), largest_skipped(p, x, exact));
+    FlashArgs a = device.args();
+    a.span = device.span.p;
+    Outputs some = device.run(a), every = all;
+    for (Outputs* y : {&some, &every}) {                    // the sign of a zero that padding gets depends on what it has seen
+        for (size_t e = 0; e < y->out.size(); e++) { if ((int)(e / p.C() % p.T) >= p.keys((int)(e / p.C() / p.T))) { y->out[e] += 0.0f; } }
+    }
+    EXPECT(same(some, every), "%s: skipping at tau 128 changes bits", p.text().c_str());
+    expect_unread(device, x, exact, all, a, 0);
+    if (!p.causal) { expect_unread(device, x, exact, all, a, (p.keys(0) - 1) / 64); }
 
     const float tau = flash_skip_tau(p.T);
-    const std::vector<int> fast = skip(device, a, tau);
+    const std::vector<FlashSpan> fast = skip(device, x, tau);
+    const double share = flash_live_share(exact.data(), p.B * p.NH, p.T, p.causal);
     const double fast_share = flash_live_share(fast.data(), p.B * p.NH, p.T, p.causal);
+    const int tiles = ceil_div(p.T, 64), all_tiles = p.B * p.NH * (p.causal ? tiles * (tiles + 1) / 2 : tiles * tiles);
+    EXPECT(!p.kv_len.empty() || std::fabs((1.0 - share) * all_tiles - (n.left + n.right)) < 1e-9, "%s: a share of %.3f, %d tiles of %d are skipped",
+           p.text().c_str(), share, n.left + n.right, all_tiles);
     EXPECT(fast_share <= share, "%s: tau %.1f computes more than tau 128", p.text().c_str(), (double)tau);
     EXPECT(largest_skipped(p, x, fast) < -tau, "%s: tau %.1f leaves out 2^%.1f of a row", p.text().c_str(), (double)tau, largest_skipped(p, x, fast));
     Worst worst;
     expect_oracle(p, device.run(a), oracle(p, x), worst);
-    INFO("%s: live tiles %.2f, %.2f by default", p.text().c_str(), share, fast_share);
+    if (!p.causal && sides != Both) { return; }
+    INFO("%s: left %d, right %d, live tiles %.2f, %.2f by default", p.text().c_str(), n.left, n.right, share, fast_share);
 }
 
 KERNEL_TEST("flash skip: tau 128 changes no bit, tau 24 + log2 T no digit") {
     Problem p = {FlashBias::Distance, true, 1, 264, 1, 64};
     p.b_std = 8.0;
     p.g_mean = 4.0;
-    check_skipping(p, 50);
-    p.causal = false;
+    check_skipping(p, 50, Left);
     p.B = 2;
-    p.kv_len = {200, 264};
-    check_skipping(p, 51);
-    p.causal = true;
     p.kv_len = {150, 0};
-    check_skipping(p, 52);
-    check_skipping({FlashBias::Linear, true, 1, 520, 3, 64, {}, 0.1}, 53);
-    if (on_gpu) { check_skipping({FlashBias::Distance, true, 2, 2048, 3, 128}, 54); }
+    check_skipping(p, 52, Left);
+    check_skipping({FlashBias::Linear, true, 1, 520, 3, 64, {}, 0.1}, 53, Left);
+    if (on_gpu) { check_skipping({FlashBias::Distance, true, 2, 2048, 3, 128}, 54, Left); }
+}
+
+KERNEL_TEST("flash skip: bidirectional, on either side, both, none") {
+    Problem p = {FlashBias::Distance, false, 1, 264, 1, 64};
+    p.b_std = 8.0;
+    p.g_mean = 4.0;
+    for (const std::vector<int>& kv_len : {std::vector<int>{}, {200}, {193}, {192}}) {
+        p.kv_len = kv_len;
+        const int end = p.keys(0), last = (end - 1) / 64 * 64;
+        const auto steep = [&](int from, int to) {          // the other queries' slope is nearly 0
+            return [=](Inputs& x) { for (int t = 0; t < (int)x.g.size(); t++) { if (t < from || t >= to) { x.g[t] = 1e-4f; } } };
+        };
+        const auto long_key = [&](int t) {                  // which every bound of tiles that it is among must know
+            return [=](Inputs& x) { for (float* q = &x.qkv[t * p.OC()]; q < &x.qkv[t * p.OC() + 64]; q++) { q[64] = 1024.0f * q[0]; } };
+        };
+        check_skipping(p, 51, Both);
+        check_skipping(p, 55, Right, steep(0, 64));
+        check_skipping(p, 56, Left, steep(last, end));
+        check_skipping(p, 57, Neither, steep(0, 0));
+        check_skipping(p, 58, Both, long_key(64));
+        check_skipping(p, 59, Left, long_key(end - 1));
+        check_skipping(p, 65, Right, long_key(0));
+    }
+    p.B = 2;
+    p.kv_len = {200, 0};
+    check_skipping(p, 60, Both);
+    p = {FlashBias::Distance, false, 1, 264, 1, 64, {250}};
+    p.step_at = 128;                                        // between two tiles: far from all of the one side, near all of the other
+    check_skipping(p, 61, Both);
+    check_skipping({FlashBias::Linear, false, 1, 520, 3, 64, {}, 0.1}, 62, Both);
+    check_skipping({FlashBias::Linear, false, 1, 520, 1, 64, {500}, 0.1}, 63, Neither);
+    if (on_gpu) { check_skipping({FlashBias::Distance, false, 2, 2048, 3, 128, {2048, 1500}}, 64, Both); }
+}
+
+// A span is obeyed, not just harmless: with tiles that matter left out, the result is the oracle's that leaves them out too.
+KERNEL_TEST("flash forward: a span leaves out exactly its tiles") {
+    Worst worst;
+    const std::vector<FlashSpan> spans[] = {{{0, 0}, {1, 3}, {0, 2}, {3, 3}}, {{0, 3}, {0, 1}, {2, 2}, {1, 3}}, {{0, 2}, {1, 1}, {1, 3}, {0, 3}}};
+    for (FlashBias K : {FlashBias::Linear, FlashBias::Distance}) {
+        for (bool causal : {true, false}) {
+            for (const std::vector<FlashSpan>& span : spans) {
+                Problem p = {K, causal, 1, 230, 1, 64, {220}};
+                p.span = span;
+                run_case(p, 65, worst);
+            }
+        }
+    }
+    report(worst);
 }
 
 // A short slope and long vectors: nothing may be skipped, and a NaN among the keys forbids it too
 KERNEL_TEST("flash skip: nothing is skipped without a reason") {
-    Problem p = {FlashBias::Distance, true, 1, 200, 1, 64};
-    p.b_std = 0.01;
-    Inputs x = make_inputs(p, 60);
-    Device device(p, x);
-    for (int n : skip(device, device.args(), 128.0f)) { EXPECT(n == 0, "tile %d is the first", n); }
-    p.b_std = 50.0;
-    x = make_inputs(p, 61);
-    device.S.set(x.S);
-    device.origin.set(x.origin);
-    std::vector<int> first = skip(device, device.args(), 128.0f);
-    EXPECT(first.back() > 0, "with steps of 50 the last queries still begin at tile %d", first.back());
-    x.qkv[(size_t)3 * p.OC() + p.C()] = NAN;
-    device.qkv.set(to_bf16(x.qkv));
-    for (int n : skip(device, device.args(), 128.0f)) { EXPECT(n == 0, "tile %d is the first, and a key before it is NaN", n); }
+    for (bool causal : {true, false}) {
+        Problem p = {FlashBias::Distance, causal, 1, 200, 1, 64};
+        p.b_std = 0.01;
+        Inputs x = make_inputs(p, 60);
+        Device device(p, x);
+        Skipped n = skipped_tiles(p, skip(device, x, 128.0f));
+        EXPECT(n.left == 0 && n.right == 0, "%d tiles on the left, %d on the right", n.left, n.right);
+        p.b_std = 50.0;
+        x = make_inputs(p, 61);
+        device.S.set(x.S);
+        device.origin.set(x.origin);
+        device.g.set(x.g);
+        device.qkv.set(to_bf16(x.qkv));
+        n = skipped_tiles(p, skip(device, x, 128.0f));
+        EXPECT(n.left > 0 && (causal || n.right > 0), "with steps of 50: %d tiles on the left, %d on the right", n.left, n.right);
+        for (int t : {3, 198}) {                            // in the first tile, and in the last
+            Inputs nan = x;
+            nan.qkv[(size_t)t * p.OC() + p.C()] = NAN;
+            device.qkv.set(to_bf16(nan.qkv));
+            for (const FlashSpan& s : causal ? spans<true>(device, 128.0f) : spans<false>(device, 128.0f)) {
+                EXPECT(t != 3 || s.first == 0, "tile %d is the first, and a key before it is NaN", s.first);
+                EXPECT(t != 198 || causal || s.last == 3, "tile %d is the last, and a key behind it is NaN", s.last);
+            }
+        }
+    }
 }

@@ -1,0 +1,166 @@
+// test_generate_simt.cu -- a recorded step (StepGraph), and the CUDA trainer's generation with it and without: the same bits.
+#if defined(SIMT)
+#define MATMUL_CUBLASLT 1
+#endif
+#define main train_gpt2_main
+#include "../../train_gpt2.cu"
+#undef main
+#include "kernel_test.h"
+
+static __global__ void add_kernel(float* x, float by, int n) {
+    const GridSpan span = grid_span((size_t)n);
+    for (size_t i = span.begin; i < span.end; i += span.step) { x[i] += by; }
+}
+static void add(float* x, float by, int n, Stream s) { launch(add_kernel, Grid::over((size_t)n, s), x, by, n); }
+
+// the sums of steps whose arguments, grids and number of launches change
+KERNEL_TEST("step: a recording has the last step's arguments") {
+    const Stream s = device_stream();
+    DeviceArray<float> x(5000), y(5000);
+    StepGraph graph;
+    std::vector<float> want(5000, 0.0f);
+    device_zero(x.p, sizeof(float) * 5000, s);
+    for (int k = 0; k < 12; k++) {
+        const int n = 100 + 400 * k, launches = 1 + k / 4;
+        graph.run(s, [&] {
+            for (int i = 0; i < launches; i++) { add(x.p, (float)(k + i), n, s); }
+            CUDA_CHECK(cudaMemcpyAsync(y.p, x.p, sizeof(float) * 5000, cudaMemcpyDeviceToDevice, s));
+        });
+        for (int i = 0; i < launches; i++) { for (int e = 0; e < n; e++) { want[(size_t)e] += (float)(k + i); } }
+        EXPECT(x.host() == want && y.host() == want, "step %d: %g and %g, %g wanted", k, x.host()[0], y.host()[0], want[0]);
+    }
+    StepGraph plain;
+    plain.run(nullptr, [&] { add(x.p, 1, 5000, nullptr); });
+    EXPECT(x.host()[0] == want[0] + 1 && plain.exec == nullptr, "the null stream: %g", x.host()[0]);
+}
+
+// what may not be in a step is an error that leaves the stream as it was
+KERNEL_TEST("step: what cannot be recorded") {
+    const Stream s = device_stream();
+    DeviceArray<float> x(64);
+    float host[64] = {};
+    StepGraph graph;
+    auto refused = [&](const char* what, auto step) {
+        const std::string error = error_of([&] { graph.run(s, step); });
+        EXPECT(error.find("captur") != std::string::npos, "%s: '%s'", what, error.c_str());
+        device_zero(x.p, sizeof(float) * 64, s);
+        graph.run(s, [&] { add(x.p, 3, 64, s); });
+        EXPECT(x.host()[63] == 3, "%s: the next step gives %g", what, x.host()[63]);
+    };
+    refused("an allocation", [&] { device_free(device_malloc(100)); });
+    refused("a copy that waits", [&] { copy_to_host(host, x.p, sizeof(host), s); });
+    refused("the null stream", [&] { add(x.p, 1, 64, nullptr); });
+    refused("waiting for the device", [&] { add(x.p, 1, 64, s); CUDA_CHECK(cudaDeviceSynchronize()); });
+#if defined(SIMT)
+    refused("an error that was not looked at", [&] { add(x.p, 1, 64, s); (void)cudaStreamSynchronize(s); });
+#endif
+}
+
+// a model with steep biases, so that there is something outside the window
+struct SmallModel : GPT2 {
+    SmallModel(const char* position, TileSkip skip) {
+        GPT2Config c;
+        c.T = 64; c.V = 61; c.L = 2; c.NH = 2; c.C = 32;
+        c.position = parse_position(position, 64);
+        c.position.tile_skip = skip;
+        gpt2_describe(*this, c);
+        parameters_allocate(*this, 7, 0);
+        stream = device_stream();
+        gpt2_point(params, table, weights);
+        std::vector<float> x(table.total);
+        for (const FileTensor& f : files) {
+            const TensorSpec& spec = table.specs[(size_t)table.index(f.tensor)];
+            float* to = table.pointer(x.data(), f.tensor)(f.layer) + f.row0 * spec.row_size();
+            const std::vector<float> draws = normals(f.rows * spec.row_size(), checksum(f.name), spec.name == "wte" ? 1.0 : 0.15);
+            for (size_t i = 0; i < draws.size(); i++) { to[i] = (spec.init.kind == Init::Constant ? spec.init.a : 0.0f) + draws[i]; }
+        }
+        copy_to_device(master, x.data(), sizeof(float) * x.size(), stream);
+        round_weights(weights, master, table, 1, 0, stream);
+    }
+    ~SmallModel() { parameters_free(*this); }
+};
+
+static std::vector<int> draws(size_t n) {
+    std::vector<int> ids(n);
+    for (size_t i = 0; i < n; i++) { ids[i] = (int)(hash64(3, i) % 61); }
+    return ids;
+}
+
+// logits (tokens,V) of one token after the other, behind a prompt; left_out: splits of the last layer that were
+static std::vector<float> token_by_token(SmallModel& model, int prompt, int tokens, StepGraph* graph, int* left_out = nullptr) {
+    const std::vector<int> ids = draws((size_t)(prompt + tokens));
+    Activations acts = activations_describe(model, 1, prompt + tokens, Purpose::Generate, 0);
+    activations_allocate(acts);
+    std::vector<float> logits, all;
+    forward_logits(model, acts, ids.data(), prompt, 0, logits);
+    for (int k = 0; k < tokens; k++) {
+        forward_logits(model, acts, &ids[(size_t)(prompt + k)], 1, prompt + k, logits, k > 0 ? graph : nullptr);
+        all.insert(all.end(), logits.begin(), logits.end());
+    }
+    if (left_out != nullptr) {
+        const int HS = 16, splits = ceil_div(prompt + tokens, DECODE_SPLIT);
+        std::vector<float> partial((size_t)2 * splits * (HS + 2));
+        copy_to_host(partial.data(), acts.a.attscratch(), sizeof(float) * partial.size(), model.stream);
+        for (int e = 0; e < 2 * splits; e++) { *left_out += partial[(size_t)(e * (HS + 2) + HS)] == -INFINITY; }
+    }
+    acts.release();
+    return all;
+}
+
+KERNEL_TEST("generate: the same logits with recorded steps, every encoding") {
+    for (const PositionRow& row : position_rows) {
+        SmallModel model(row.name, TileSkip::Default);
+        StepGraph graph;
+#if defined(SIMT)
+        const SimtCapture before = simt_capture;
+#endif
+        const std::vector<float> plain = token_by_token(model, 60, 4, nullptr), recorded = token_by_token(model, 60, 4, &graph);
+        EXPECT(same_bits(plain, recorded), "%s: other logits with a recorded step", row.name);
+#if defined(SIMT)
+        EXPECT(simt_capture.launched - before.launched == 3 && simt_capture.instantiated - before.instantiated == 1 &&
+               simt_capture.updated - before.updated == 2, "%s: %d launched, %d instantiated, %d updated", row.name,
+               simt_capture.launched - before.launched, simt_capture.instantiated - before.instantiated, simt_capture.updated - before.updated);
+#endif
+    }
+}
+
+// through the end of a split: more blocks, and one of them outside the window
+KERNEL_TEST("generate: the window and recorded steps") {
+    std::vector<float> logits[3];
+    for (TileSkip skip : {TileSkip::Off, TileSkip::Exact, TileSkip::Default}) {
+        SmallModel model("cable_v1", skip);
+        int left_out = 0;
+        logits[(int)skip] = token_by_token(model, 509, 5, nullptr, &left_out);
+        EXPECT((left_out > 0) == (skip != TileSkip::Off), "window %d: %d splits left out", (int)skip, left_out);
+        INFO("%d left out", left_out);
+        if (skip != TileSkip::Default) { continue; }
+        StepGraph graph;
+        EXPECT(same_bits(logits[(int)skip], token_by_token(model, 509, 5, &graph)), "other logits with a recorded step");
+    }
+    EXPECT(same_bits(logits[0], logits[1]), "the exact window changes the logits");
+    const double off = largest_difference(logits[0], logits[2]), size = largest_difference(logits[0], std::vector<float>(logits[0].size()));
+    EXPECT(off <= size / 64, "the window changes logits of up to %g by %g", size, off);
+}
+
+KERNEL_TEST("generate: the text is that of steps without a recording") {
+    SmallModel model("cable", TileSkip::Default);
+    std::vector<int> ids = draws(20), want;
+    const std::vector<int> prompt = ids;
+    Activations acts = activations_describe(model, 1, 29, Purpose::Generate, 0);
+    activations_allocate(acts);
+    std::vector<float> logits;
+    forward_logits(model, acts, ids.data(), 20, 0, logits);
+    for (int k = 0; k < 9; k++) {
+        const int id = sample_token(logits, {0.0, 0, 1.0, 5}, 0.0);
+        want.push_back(id);
+        forward_logits(model, acts, &id, 1, 20 + k, logits);
+    }
+    acts.release();
+#if defined(SIMT)
+    const int before = simt_capture.launched;
+#endif
+    EXPECT(generate(model, prompt, 9, {0.0, 0, 1.0, 5}, nullptr, nullptr) == want, "another text");
+#if defined(SIMT)
+    EXPECT(simt_capture.launched == before + 7, "%d of 8 steps were recorded, all but the first were wanted", simt_capture.launched - before);
+#endif
+}
