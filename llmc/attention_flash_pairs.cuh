@@ -166,7 +166,7 @@ struct FlashBlock {
     template <FlashBias K> __device__ const FlashQueries* queries(const FlashQueries* all, int tile, FlashFrom from) const {
         return all + (size_t)(bh * tiles + tile) * flash_variants(K) + from;
     }
-    // asked for every bias, though only two have spans: without this test ptxas spills more in the others' dkdv kernels
+    // asked for every bias, though only two have spans: without this test ptxas spills in another one's dkdv kernel
     __device__ int first_key_tile(const FlashArgs& p, int m) const {
         return p.span == nullptr ? 0 : p.span[bh * tiles + m].first;
     }
