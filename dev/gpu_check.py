@@ -8,7 +8,7 @@ Stages, in order, each with a time cap; under 9 minutes in all besides the build
   build      trainers for CPU (twice, with two roundings) and for CUDA (bf16, FP32); kernel tests; benchmark
   kernels    every kernel test of test/simt on the hardware
   losses     20 steps, CPU against CUDA, FP32 and bf16: GPT-2 with every encoding; BERT with some, on masked tokens and on pairs
-  sanitizer  memcheck and racecheck of the kernel tests that are short
+  sanitizer  memcheck, racecheck, synccheck, initcheck of the kernel tests that are short
   bench      attention forward and backward per encoding, beside a cuBLASLt product
   train      tokens/s and memory of GPT-2 tiny, 124M, 350M and of BERT base
   eval       a randomly initialised 124M cable model at lengths up to 131,072
@@ -448,6 +448,7 @@ def kernels(stage):
     stage.do_all([(name, test, name) for name in found])
 
 
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")        # in this order: the stage may end before them all
 SHORT_MS, SANITIZED_S = 30, 12      # of a test on the bare GPU; a sanitizer takes 20 to 100 times as long
 
 
@@ -472,7 +473,7 @@ def sanitizer(stage):
             raise Failed(f"{kind} of {name}, {test['name']}: exit code {result.code}\n{result.tail()}")
         return {"test": test["name"], "finished": not result.timed_out}
     names = sorted(kernel_tests(), key=lambda name: (not name.startswith("flash"), name))
-    stage.do_all([(f"{kind} {name}", check, kind, name) for name in names for kind in ("memcheck", "racecheck")])
+    stage.do_all([(f"{kind} {name}", check, kind, name) for kind in SANITIZERS for name in names])
 
 
 # ---------------------------------------------------------------------------------------------------------

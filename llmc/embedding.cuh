@@ -18,18 +18,22 @@ inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte,
     launch(embedding_forward_kernel, Grid(N, 128, 0, stream), out, tokens, wte, C);
 }
 
-// The rows of a micro-batch in groups of equal token: group g is rows[first[g]] .. rows[first[g + 1] - 1].
+// The rows of a micro-batch in groups of equal token: group g is rows[first[g]] .. rows[first[g + 1] - 1]. A counting sort: the GPU
+// waits for it.
 struct EmbeddingPlan {
     std::vector<int> rows, first;
     void build(const int* tokens, size_t N) {
-        rows.resize(N);
-        for (size_t n = 0; n < N; n++) { rows[n] = (int)n; }
-        std::stable_sort(rows.begin(), rows.end(), [&](int a, int b) { return tokens[a] < tokens[b]; });
+        const int V = N > 0 ? *std::max_element(tokens, tokens + N) + 1 : 0;
+        std::vector<int> next((size_t)V + 1);               // [v + 1]: how many rows have token v; then [v]: where the next of them goes
+        for (size_t n = 0; n < N; n++) { next[(size_t)tokens[n] + 1]++; }
         first.clear();
-        for (size_t n = 0; n < N; n++) {
-            if (n == 0 || tokens[rows[n]] != tokens[rows[n - 1]]) { first.push_back((int)n); }
+        for (size_t v = 0; v < (size_t)V; v++) {
+            if (next[v + 1] > 0) { first.push_back(next[v]); }
+            next[v + 1] += next[v];
         }
         first.push_back((int)N);
+        rows.resize(N);
+        for (size_t n = 0; n < N; n++) { rows[(size_t)next[(size_t)tokens[n]]++] = (int)n; }
     }
     size_t groups() const { return first.size() - 1; }
 };

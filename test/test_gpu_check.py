@@ -193,7 +193,7 @@ class Stages(Case):
         self.assertEqual(set(stages["losses"]["items"]), {p + x for p in ("", "measured ") for x in runs})
         self.assertTrue(os.path.basename(glob.glob(self.root + "/results/*.json")[0]).startswith("NVIDIA-Test-GPU_abcdef123456."))
         self.assertEqual(self.ran("test_simt.cu"), [])
-        self.assertEqual(len(self.ran("compute-sanitizer")), 2)                         # of the short test alone
+        self.assertEqual(len(self.ran("compute-sanitizer")), 4)                         # of the short test alone
         self.assertTrue(all(c.endswith(" sum") for c in self.ran("compute-sanitizer")))
         self.assertEqual(len([c for c in self.ran("PRECISION=FP32") if "-C build/gpu_check/fp32" in c]), 1)
         for trainer in ("./train_bert", "./train_bertcu", "build/gpu_check/plain/train_bert", "build/gpu_check/fp32/train_bertcu"):

@@ -203,8 +203,10 @@ int main(int argc, char** argv) {
     }
     std::string text = "[";
     int failed = 0, run = 0;
+    bool whole = false;                     // the filter is a test's name: only that one, not those whose names go on behind it
+    for (const KernelTest& test : kernel_tests()) { whole = whole || test.name == filter; }
     for (const KernelTest& test : kernel_tests()) {
-        if (std::string(test.name).find(filter) == std::string::npos) { continue; }
+        if (whole ? test.name != filter : std::string(test.name).find(filter) == std::string::npos) { continue; }
         run++;
         if (list) { printf("%s\n", test.name); continue; }
         const KernelTestResult r = run_kernel_test(test);
