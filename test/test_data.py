@@ -405,6 +405,7 @@ class Restart(Case):
         self.build("whole", self.paths)
         for number in (signal.SIGTERM, signal.SIGINT):
             def child():
+                signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell lets its background jobs ignore it
                 left = [40]
 
                 def append(writer, array, f=common.ShardWriter.append):
