@@ -372,8 +372,8 @@ void forward_losses(BERT& model, Activations& acts, const int* tokens, const int
 }
 
 // The mean loss of a step of `micro_batches` x (B,T) tokens over its masked ones, and its gradient.
-float* bert_gradient(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths, int micro_batches, int recompute,
-                     double* loss) {
+StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths, int micro_batches,
+                           int recompute) {
     const int B = acts.B, T = acts.T;
     const size_t N = (size_t)B * T, counted = count_targets(targets, N * micro_batches);
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
@@ -391,8 +391,7 @@ float* bert_gradient(BERT& model, Activations& acts, const int* tokens, const in
         loss_sum(model.loss_sums + i, acts.a.losses(), M, model.stream);
         gradient_add(model, i, micro_batches);
     }
-    *loss = mean_loss(model, micro_batches, counted);
-    return model.tree.back();
+    return gradient_end(model, micro_batches, counted);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -429,19 +428,18 @@ struct ContrastiveBuffers {
 // The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then the loss gives the
 // gradient of every embedding, and each chunk is run again, forward and backward. So memory does not grow with the batch, and its
 // gradient is that of one large batch (Gao et al. 2021).
-float* contrastive_gradient(BERT& model, Activations& acts, const ContrastiveBuffers& c, const GroupBatch& batch, double tau, int recompute,
-                            double* loss) {
+StepGradient contrastive_gradient(BERT& model, Activations& acts, const ContrastiveBuffers& c, const GroupBatch& batch, double tau, int recompute) {
     const int Q = batch.groups, rows = batch.rows, C = model.config.C, T = batch.T, chunks = ceil_div(rows, acts.B);
     auto embed = [&](int i, bool backward) {
         const int first = i * acts.B, n = std::min(acts.B, rows - first);
-        bert_embed(c.emb + (size_t)first * C, model, acts, (size_t)i, (size_t)chunks, batch.ids.data() + (size_t)first * T,
+        const size_t slot = (size_t)(backward && chunks > 1 ? chunks + i : i);
+        bert_embed(c.emb + (size_t)first * C, model, acts, slot, 2 * (size_t)chunks, batch.ids.data() + (size_t)first * T,
                    batch.lengths.data() + first, n, T, backward);
         return n;
     };
     for (int i = 0; i < chunks; i++) { embed(i, chunks == 1); }
     contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, Q, rows - Q, C, (float)tau, 1.0f / (float)Q, model.stream);
     loss_sum(model.loss_sums, c.losses, (size_t)Q, model.stream);
-    *loss = mean_loss(model, 1, (size_t)Q);
     for (int i = 0; i < chunks; i++) {
         const int n = chunks == 1 ? rows : embed(i, true);
         float* grads = gradient_begin(model);
@@ -449,7 +447,7 @@ float* contrastive_gradient(BERT& model, Activations& acts, const ContrastiveBuf
         bert_backward(model, acts, grads, n, T, recompute);
         gradient_add(model, i, chunks);
     }
-    return model.tree.back();
+    return gradient_end(model, 1, (size_t)Q);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -591,11 +589,11 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
         if (code >= 0) { break; }
         const double start = wall_seconds();
         const uint64_t sample = run.first_sample();
-        double loss, tokens_done = (double)o.total_batch;
-        const float* grads;
+        double tokens_done = (double)o.total_batch;
+        StepGradient gradient;
         if (pairs != nullptr) {
             fill_groups(*pairs, sample, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
-            grads = contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute, &loss);
+            gradient = contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute);
             tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0);
         } else {
             fill_batch(*files, T, sample, run.my_samples, (uint64_t)o.seed, !o.overfit, ids.data(), targets.data());
@@ -603,9 +601,9 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
                 const size_t row = (size_t)i * T;
                 mask_tokens(model.config.special, (uint64_t)o.seed, sample + (uint64_t)i, 0, T, &ids[row], &tokens[row], &targets[row], o.mask_share);
             }
-            grads = bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute, &loss);
+            gradient = bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute);
         }
-        finish_step(run, model, grads, loss, start, tokens_done, token_flops);
+        finish_step(run, model, gradient, start, tokens_done, token_flops);
     }
     buffers.release();
     return code;

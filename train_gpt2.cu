@@ -306,7 +306,7 @@ void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t
 }
 
 // The mean loss of a step of `micro_batches` x (B,T) tokens, and its gradient.
-float* gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const int* targets, int micro_batches, int recompute, double* loss) {
+StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const int* targets, int micro_batches, int recompute) {
     const int B = acts.B, T = acts.T;
     const size_t N = (size_t)B * T, counted = count_targets(targets, N * micro_batches);
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
@@ -318,8 +318,7 @@ float* gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const in
         loss_sum(model.loss_sums + i, acts.a.losses(), N, model.stream);
         gradient_add(model, i, micro_batches);
     }
-    *loss = mean_loss(model, micro_batches, counted);
-    return model.tree.back();
+    return gradient_end(model, micro_batches, counted);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -396,9 +395,8 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         if (code >= 0) { return code; }
         const double start = wall_seconds();
         fill_batch(files, T, run.first_sample(), run.my_samples, (uint64_t)o.seed, !o.overfit, tokens.data(), targets.data());
-        double loss;
-        const float* grads = gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute, &loss);
-        finish_step(run, model, grads, loss, start, (double)o.total_batch, token_flops);
+        const StepGradient gradient = gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute);
+        finish_step(run, model, gradient, start, (double)o.total_batch, token_flops);
     }
 }
 

@@ -7,6 +7,8 @@
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
+#include <numeric>
+
 #include "fastmath.h"
 #include "tensor.h"
 
@@ -79,13 +81,10 @@ __global__ void norm_kernel(double* partial, const float* grads, size_t n) {
 }
 // sqrt of the sum of squares of n gradients; partial: ceil(n / NORM_CHUNK) doubles on the device
 inline double gradient_norm(double* partial, const float* grads, size_t n, Stream stream) {
-    const size_t chunks = ceil_div(n, NORM_CHUNK);
-    launch(norm_kernel, Grid(chunks, 256, 0, stream), partial, grads, n);
-    std::vector<double> host(chunks);
-    copy_to_host(host.data(), partial, chunks * sizeof(double), stream);
-    double sum = 0.0;
-    for (double x : host) { sum += x; }
-    return std::sqrt(sum);
+    std::vector<double> host(ceil_div(n, NORM_CHUNK));
+    launch(norm_kernel, Grid(host.size(), 256, 0, stream), partial, grads, n);
+    copy_to_host(host.data(), partial, host.size() * sizeof(double), stream);
+    return std::sqrt(std::accumulate(host.begin(), host.end(), 0.0));
 }
 
 #endif

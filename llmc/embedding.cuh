@@ -39,7 +39,7 @@ struct EmbeddingPlan {
 };
 
 // The tokens of micro-batches on their way to the device. Each micro-batch of a step has its own slot of pinned memory, so that the
-// host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the step's loss).
+// host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the step's end).
 struct DeviceBatch {
     size_t N = 0, groups = 0;                                               // capacity in tokens; groups of the plan in hand
     int *tokens = nullptr, *targets = nullptr, *rows = nullptr, *first = nullptr;   // on the device: (N), first (N+1)

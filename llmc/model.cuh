@@ -9,8 +9,6 @@
 #include "embedding.cuh"
 #include "positions.h"
 
-#include <numeric>
-
 // ----------------------------------------------------------------------------------------------------------
 // parameters
 
@@ -20,7 +18,7 @@ struct Parameters {
     float* master = nullptr;                                // float32 weights
     floatX* weights = nullptr;                              // what the layers read: master itself, or its rounded copy in bf16 builds
     float *m = nullptr, *v = nullptr;                       // AdamW's moments
-    double *norm_partial = nullptr, *loss_sums = nullptr;   // loss_sums: of the micro-batches of a step
+    double *norm_partial = nullptr, *loss_sums = nullptr;   // of a step: gradient_norm's, and a loss each micro-batch behind them
     std::vector<float*> tree;                               // gradient buffers: tree[k] sums 2^k micro-batches, the last is being filled
     Stream stream = {};
 };
@@ -45,19 +43,26 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
     if (micro_batches == 0) { return; }
     p.m = (float*)device_malloc(bytes);
     p.v = (float*)device_malloc(bytes);
-    p.norm_partial = (double*)device_malloc(sizeof(double) * ceil_div(p.table.total, NORM_CHUNK));
-    p.loss_sums = (double*)device_malloc(sizeof(double) * micro_batches);
+    const size_t chunks = ceil_div(p.table.total, NORM_CHUNK);
+    p.norm_partial = (double*)device_malloc(sizeof(double) * (chunks + (size_t)micro_batches));
+    p.loss_sums = p.norm_partial + chunks;
     for (int k = 0; k < gradient_buffers(micro_batches); k++) { p.tree.push_back((float*)device_malloc(bytes)); }
 }
 
 inline void parameters_free(Parameters& p) {
     for (float* g : p.tree) { device_free(g); }
     if ((void*)p.weights != (void*)p.master) { device_free(p.weights); }
-    for (void* x : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)p.norm_partial, (void*)p.loss_sums}) { device_free(x); }
+    for (void* x : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)p.norm_partial}) { device_free(x); }
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// a step's gradient: for each micro-batch i of n, gradient_begin, backward into what it returns, gradient_add
+// a step's gradient: for each micro-batch i of n, gradient_begin, backward into what it returns, gradient_add; then gradient_end
+
+// on the device; its norm and the mean loss
+struct StepGradient {
+    float* grads;
+    double norm, loss;
+};
 
 // the buffer for a micro-batch's gradient, zeroed
 inline float* gradient_begin(Parameters& p) {
@@ -94,13 +99,18 @@ inline size_t count_targets(const int* targets, size_t n) {
     return std::accumulate(all.begin(), all.end(), (size_t)0);
 }
 
-// The mean loss of a step from the sums that loss_sum left for each micro-batch; 0 when nothing was asked for.
-inline double mean_loss(Parameters& p, int micro_batches, size_t counted) {
-    std::vector<double> sums((size_t)micro_batches), all(sums.size() * (size_t)comm().size);
-    copy_to_host(sums.data(), p.loss_sums, sizeof(double) * sums.size(), p.stream);
-    comm_all_gather(all.data(), sums.data(), sums.size(), "losses");
-    const double sum = std::accumulate(all.begin(), all.end(), 0.0);
-    return counted > 0 ? sum / (double)counted : 0.0;
+// The step's gradient, and its mean loss from the sums that loss_sum left for each micro-batch (0 when nothing was asked for): the one
+// time in a step that the host waits for the device.
+inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
+    StepGradient g = {p.tree.back(), 0.0, 0.0};
+    const size_t n = (size_t)micro_batches, chunks = ceil_div(p.table.total, NORM_CHUNK);
+    launch(norm_kernel, Grid(chunks, 256, 0, p.stream), p.norm_partial, (const float*)g.grads, p.table.total);
+    std::vector<double> sums(chunks + n), losses(n * (size_t)comm().size);
+    copy_to_host(sums.data(), p.norm_partial, sizeof(double) * sums.size(), p.stream);
+    g.norm = std::sqrt(std::accumulate(sums.begin(), sums.begin() + (ptrdiff_t)chunks, 0.0));
+    comm_all_gather(losses.data(), sums.data() + chunks, n, "losses");
+    if (counted > 0) { g.loss = std::accumulate(losses.begin(), losses.end(), 0.0) / (double)counted; }
+    return g;
 }
 
 inline void update_parameters(Parameters& p, const float* grads, const AdamW& adamw) {

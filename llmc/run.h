@@ -234,21 +234,21 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
 
 // Judges the gradient of a step that began at `start` (wall_seconds) and took so many tokens, applies it, reports and counts the step.
 // token_flops: see flops_per_token in gpu.h
-inline void finish_step(Run& r, Parameters& p, const float* grads, double loss, double start, double tokens, double token_flops) {
+inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens, double token_flops) {
     const Options& o = r.o;
     StepRecord s;
-    s.loss = loss;
-    s.norm = gradient_norm(p.norm_partial, grads, p.table.total, p.stream);
+    s.loss = gradient.loss;
+    s.norm = gradient.norm;
     s.step = r.state.step;
     s.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, s.step);
     const Verdict verdict = r.state.guard.judge(s.loss, s.norm);
     if (verdict.skip) {
-        const std::string bad = first_bad_tensor(p, grads);
+        const std::string bad = first_bad_tensor(p, gradient.grads);
         s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
     } else {
         r.state.updates++;
         const double scale = o.clip > 0 && s.norm > o.clip ? o.clip / s.norm : 1.0;
-        update_parameters(p, grads, {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay, (float)scale,
+        update_parameters(p, gradient.grads, {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay, (float)scale,
                                      (int)r.state.updates, (uint64_t)o.seed});
     }
     const double seconds = wall_seconds() - start;

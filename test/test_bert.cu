@@ -115,15 +115,13 @@ void check_same_rows(const Fixture& f, const std::string& name, const std::vecto
 #endif
 }
 
-struct Gradient { double loss = -1; std::vector<float> grads; };
+struct Gradient { double loss; std::vector<float> grads; };
 
 Gradient gradient_of(Model& model, Activations& acts, const std::vector<int>& tokens, const std::vector<int>& targets, const std::vector<int>& lengths,
                      int micro_batches = 1, int recompute = 0) {
-    Gradient g;
     REQUIRE(tokens.size() == (size_t)acts.B * acts.T * micro_batches);
-    g.grads = model.host(bert_gradient(model, acts, tokens.data(), targets.data(), lengths.empty() ? nullptr : lengths.data(), micro_batches,
-                                       recompute, &g.loss));
-    return g;
+    const StepGradient g = bert_gradient(model, acts, tokens.data(), targets.data(), lengths.empty() ? nullptr : lengths.data(), micro_batches, recompute);
+    return {g.loss, model.host(g.grads)};
 }
 
 struct Contrast : Gradient { std::vector<float> embeddings; };
@@ -132,8 +130,10 @@ Contrast contrast_of(Model& model, Activations& acts, const GroupBatch& batch, d
     const int Q = batch.groups, C = model.config.C;
     ContrastiveBuffers buffers;
     buffers.allocate(Q, batch.rows - Q, C);
+    const StepGradient g = contrastive_gradient(model, acts, buffers, batch, tau, recompute);
     Contrast c;
-    c.grads = model.host(contrastive_gradient(model, acts, buffers, batch, tau, recompute, &c.loss));
+    c.loss = g.loss;
+    c.grads = model.host(g.grads);
     c.embeddings.resize((size_t)batch.rows * C);
     copy_to_host(c.embeddings.data(), buffers.emb, sizeof(float) * c.embeddings.size(), model.stream);
     buffers.release();
@@ -636,11 +636,11 @@ TEST_CASE("BERT learns what is masked in one batch by heart", "[bert]") {
         double loss = 0, first = 0;
         int step = 0;
         for (; step < 200; step++) {
-            const float* grads = bert_gradient(model, acts, tokens.data(), targets.data(), lengths.data(), 1, 0, &loss);
+            const StepGradient g = bert_gradient(model, acts, tokens.data(), targets.data(), lengths.data(), 1, 0);
+            loss = g.loss;
             if (step == 0) { first = loss; }
             if (loss < 0.1) { break; }
-            const double norm = gradient_norm(model.norm_partial, grads, model.table.total, model.stream);
-            update_parameters(model, grads, {5e-3f, 0.9f, 0.95f, 1e-8f, 0.0f, (float)std::min(1.0, 1.0 / norm), step + 1});
+            update_parameters(model, g.grads, {5e-3f, 0.9f, 0.95f, 1e-8f, 0.0f, (float)std::min(1.0, 1.0 / g.norm), step + 1});
         }
         if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%s: %d steps\n", name, step); }
         INFO(name << ": from " << first << " to " << loss << " in " << step << " steps");
@@ -657,9 +657,8 @@ TEST_CASE("an update keeps BERT's padding at zero and every tensor within its bo
         Model model(small_config(name, T), 1, random.seed);
         Acts acts(model, 2, T);
         const std::vector<int> tokens = draw_tokens(random, 2 * T, 29), targets = draw_targets(random, {T, T}, T, 29, 0.5);
-        double loss = 0;
         for (int t = 1; t <= 5; t++) {
-            const float* grads = bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, 1, 0, &loss);
+            const float* grads = bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, 1, 0).grads;
             update_parameters(model, grads, {1.0f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, t});       // a wild learning rate, to meet the bounds
         }
         std::vector<float> x = model.host(model.master);
