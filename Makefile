@@ -67,7 +67,7 @@ CPU_FLAGS = $(CXX_BASE) $(OPT) $(OMP) $(BLAS_CFLAGS) $(CPPFLAGS) $(CXXFLAGS)
 CPU_LIBS = $(OMP) $(LDFLAGS) $(BLAS_LIBS) -lpthread
 # Not for this machine's instruction set, so that a report does not depend on it.
 RACE_FLAGS = $(CXX_BASE) -O1 -g -fsanitize=thread -DRACE_THREADS=4
-SIMT_FLAGS = $(CXX_BASE) -O1 -g -DSIMT -Itest/simt -I. -Illmc
+SIMT_FLAGS = $(CXX_BASE) -O1 -g1 -DSIMT -Itest/simt -I. -Illmc
 ASAN_FLAGS = $(CXX_BASE) -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined $(OMP)
 
 # $(call remember,FILE,COMMAND): FILE changes when COMMAND does, and what depends on it is built anew
@@ -150,7 +150,7 @@ $(B)/simt/test_%: test/simt/test_%.cu $(B)/simt.flags
 # with AddressSanitizer, which sees past the end of shared memory
 $(B)/simt_asan/test_%: test/simt/test_%.cu $(B)/simt.flags
 	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) -g1 -fno-omit-frame-pointer -fsanitize=address $(CPPFLAGS) -MF $@.d -x c++ $< -o $@
+	$(CXX) $(SIMT_FLAGS) -fno-omit-frame-pointer -fsanitize=address $(CPPFLAGS) -MF $@.d -x c++ $< -o $@
 $(B)/simt/train_bert: train_bert.cu
 $(B)/simt/train_gpt2 $(B)/simt/train_gpt2_fp32: train_gpt2.cu
 $(B)/simt/train_gpt2 $(B)/simt/train_gpt2_fp32 $(B)/simt/train_bert: $(B)/simt.flags $(B)/mpi.flags

@@ -8,8 +8,17 @@ cd "$(dirname "$0")/.." || exit
 # A thread that waits gives up its core: with anything else running, spinning takes several times as long.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2} TRAIN_BERT=${TRAIN_BERT:-./train_bert}       # the tests of the programs run them from here
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+if [ "${1:-}" = --script ]; then        # one script, as xargs starts it below: what it prints to a file in $3, its exit code beside
+    python=$TEST_PYTHON output=$3/${2##*/}
+    [ "$2" != test/test_data.py ] || [ ! -x build/venv/bin/python ] || python=build/venv/bin/python         # data/requirements.txt
+    "$python" "$2" >"$output" 2>&1
+    echo $? >"$output.code"
+    (flock 9; echo "== $2"; cat "$output") 9>"$3/lock"
+    exit
+fi
+logs=$(mktemp -d)
+log=$logs/log
+trap 'rm -rf "$logs"' EXIT
 passed=0 failed=0
 
 count() { sed -n "s/$1/\\1/p" "$log" | tail -n 1; }
@@ -39,16 +48,16 @@ if [ $# -eq 0 ] || [ "$1" = --simt ]; then
         skipped=$((skipped + $(grep -cE ' skipped +[0-9.]+ ms' "$log")))
     done
 fi
+# The scripts, as many at a time as there are cores; each is printed when it has ended.
 if [ $# -eq 0 ] || [ "$1" = --simt ]; then
-    python=$(dev/install.sh --python numpy matplotlib) || exit 1
-    for script in test/test_*.py; do
-        [ $# -eq 0 ] || [ "$script" = test/test_simt_training.py ] || continue
-        [ -e "$script" ] || continue
-        echo "== $script"
-        with=$python
-        if [ "$script" = test/test_data.py ] && [ -x build/venv/bin/python ]; then with=build/venv/bin/python; fi    # data/requirements.txt
-        "$with" "$script" 2>&1 | tee "$log"
-        code=${PIPESTATUS[0]}
+    TEST_PYTHON=$(dev/install.sh --python numpy matplotlib) || exit 1
+    export TEST_PYTHON
+    scripts=(test/test_*.py)
+    [ $# -eq 0 ] || scripts=(test/test_simt_training.py)
+    printf '%s\n' "${scripts[@]}" | xargs -P "$(nproc)" -I{} bash dev/test.sh --script {} "$logs"
+    for script in "${scripts[@]}"; do
+        log=$logs/${script##*/}
+        code=$(cat "$log.code" 2>/dev/null || echo 1)
         ran=$(count '^Ran \([0-9]*\) tests\{0,1\} in .*')               # unittest's last lines; another script counts as one test
         bad=$(( $(count '.*failures=\([0-9]*\).*' | grep . || echo 0) + $(count '.*errors=\([0-9]*\).*' | grep . || echo 0) ))
         left=$(count '.*skipped=\([0-9]*\).*' | grep . || echo 0)
