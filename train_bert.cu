@@ -202,8 +202,6 @@ template <class T> void bert_point(BERTParams<T>& p, const TensorTable& table, T
 #undef X
 }
 
-constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;     // elements of logits at one time; a GPU likes long products
-
 // The tables of the activations of a (B,T) batch; allocates nothing.
 Activations activations_describe(const BERT& model, int batch, int length, Purpose purpose, int recompute) {
     Activations acts;

@@ -151,8 +151,6 @@ template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T
 #undef X
 }
 
-constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;     // elements of logits at one time; a GPU likes long products
-
 // The tables of the activations of a (B,T) batch; allocates nothing.
 Activations activations_describe(const GPT2& model, int batch, int length, Purpose purpose, int recompute) {
     Activations acts;

@@ -79,12 +79,19 @@ __global__ void norm_kernel(double* partial, const float* grads, size_t n) {
     sum = block_sum(sum);
     if (threadIdx.x == 0) { partial[blockIdx.x] = (double)sum; }
 }
+// starts it, for n gradients: partial gets so many doubles, on the device
+inline size_t gradient_norm_begin(double* partial, const float* grads, size_t n, Stream stream) {
+    const size_t chunks = ceil_div(n, NORM_CHUNK);
+    launch(norm_kernel, Grid(chunks, 256, 0, stream), partial, grads, n);
+    return chunks;
+}
+// and ends it: partial on the host
+inline double gradient_norm_end(const double* partial, size_t chunks) { return std::sqrt(std::accumulate(partial, partial + chunks, 0.0)); }
 // sqrt of the sum of squares of n gradients; partial: ceil(n / NORM_CHUNK) doubles on the device
 inline double gradient_norm(double* partial, const float* grads, size_t n, Stream stream) {
-    std::vector<double> host(ceil_div(n, NORM_CHUNK));
-    launch(norm_kernel, Grid(host.size(), 256, 0, stream), partial, grads, n);
+    std::vector<double> host(gradient_norm_begin(partial, grads, n, stream));
     copy_to_host(host.data(), partial, host.size() * sizeof(double), stream);
-    return std::sqrt(std::accumulate(host.begin(), host.end(), 0.0));
+    return gradient_norm_end(host.data(), host.size());
 }
 
 #endif

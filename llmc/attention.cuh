@@ -56,6 +56,10 @@ inline bool find_flash_bias(const PositionConfig& position, FlashBias& kind) {
     });
     return exists;
 }
+// whether attention runs on the tensor cores, and with which bias
+inline bool find_flash(const PositionConfig& position, int HS, FlashBias& kind) {
+    return sizeof(floatX) == sizeof(bf16) && flash_head_size(HS) && find_flash_bias(position, kind);
+}
 constexpr int TILE_SKIP_T = 2048;                           // below it, finding the tiles costs about what it saves
 inline bool skips_tiles(FlashBias K, int T, const PositionConfig& config) {
     return flash_skips(K) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
@@ -125,7 +129,7 @@ inline std::string attention_description(const PositionConfig& position, int HS)
 inline void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit) {
 #if defined(CUDA_BUILD)
     FlashBias kind;
-    if (sizeof(floatX) == sizeof(bf16) && flash_head_size(HS) && find_flash_bias(position, kind)) { return; }
+    if (find_flash(position, HS, kind)) { return; }
 #else
     (void)position;
 #endif
@@ -145,7 +149,7 @@ inline void check_head_size(const PositionConfig& position, int HS, bool trains,
 inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS, Stream stream) {
 #if defined(CUDA_BUILD)
     FlashBias kind;
-    if (sizeof(floatX) != sizeof(bf16) || !flash_head_size(HS) || !find_flash_bias(position, kind) || !skips_tiles(kind, T, position)) { return 1.0; }
+    if (!find_flash(position, HS, kind) || !skips_tiles(kind, T, position)) { return 1.0; }
     std::vector<FlashSpan> span((size_t)NH * ceil_div(T, FLASH_TILE));
     copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
     return flash_live_share(span.data(), NH, T, causal);

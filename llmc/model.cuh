@@ -103,11 +103,10 @@ inline size_t count_targets(const int* targets, size_t n) {
 // time in a step that the host waits for the device.
 inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
     StepGradient g = {p.tree.back(), 0.0, 0.0};
-    const size_t n = (size_t)micro_batches, chunks = ceil_div(p.table.total, NORM_CHUNK);
-    launch(norm_kernel, Grid(chunks, 256, 0, p.stream), p.norm_partial, (const float*)g.grads, p.table.total);
+    const size_t n = (size_t)micro_batches, chunks = gradient_norm_begin(p.norm_partial, g.grads, p.table.total, p.stream);
     std::vector<double> sums(chunks + n), losses(n * (size_t)comm().size);
     copy_to_host(sums.data(), p.norm_partial, sizeof(double) * sums.size(), p.stream);
-    g.norm = std::sqrt(std::accumulate(sums.begin(), sums.begin() + (ptrdiff_t)chunks, 0.0));
+    g.norm = gradient_norm_end(sums.data(), chunks);
     comm_all_gather(losses.data(), sums.data() + chunks, n, "losses");
     if (counted > 0) { g.loss = std::accumulate(losses.begin(), losses.end(), 0.0) / (double)counted; }
     return g;
@@ -133,6 +132,7 @@ inline std::string first_bad_tensor(Parameters& p, const float* grads) {
 // activations
 
 enum class Purpose { Train, Evaluate, Generate };
+constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;     // elements of logits at one time; a GPU likes long products
 
 // how many layers' worth of an activation exist
 inline int kept_layers(Keep keep, Purpose purpose, int L) {
