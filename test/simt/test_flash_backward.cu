@@ -248,11 +248,8 @@ struct Device {
         DeviceArray<double> d_origin(S_origin);
         DeviceArray<int> d_kv(p.kv_len);
         DeviceArray<FlashSpan> d_span(p.span);
-        FlashArgs a = {};
-        a.qkv = d_qkv.p; a.out = d_out.p; a.lse = d_lse.p;
-        a.B = p.s.B; a.T = p.s.T; a.stride = stride; a.NH = p.s.NH; a.HS = p.s.HS; a.OC = OC; a.scale = (float)p.scale;
-        a.kv_len = p.kv_len.empty() ? nullptr : d_kv.p;
-        a.S_offset = d_S.p; a.g = d_g.p; a.S_origin = d_origin.p;
+        FlashArgs a = args(d_qkv, d_S, d_g, d_origin, d_kv);
+        a.out = d_out.p; a.lse = d_lse.p;
         a.table = d_table.p; a.table_zero = stride - 1; a.table_entries = entries;
         a.span = p.span.empty() ? nullptr : d_span.p;
         a.dout = d_dout.p; a.dqkv = d_dqkv.p; a.dS = d_dS.p; a.dg = d_dg.p; a.dtable = d_dtable.p;
@@ -298,6 +295,15 @@ struct Device {
         EXPECT(outside, "%s T %zu: something was written where nothing belongs", BIAS_NAMES[(int)p.K], T);
         return r;
     }
+    // the shape, and what the logits are made of
+    FlashArgs args(DeviceArray<bf16>& qkv, DeviceArray<float>& S, DeviceArray<float>& g, DeviceArray<double>& origin, DeviceArray<int>& kv_len) const {
+        FlashArgs a = {};
+        a.qkv = qkv.p;
+        a.B = p.s.B; a.T = p.s.T; a.stride = stride; a.NH = p.s.NH; a.HS = p.s.HS; a.OC = OC; a.scale = (float)p.scale;
+        a.kv_len = p.kv_len.empty() ? nullptr : kv_len.p;
+        a.S_offset = S.p; a.g = g.p; a.S_origin = origin.p;
+        return a;
+    }
     // flash_skip's
     std::vector<FlashSpan> spans(float tau) const {
         const size_t n = (size_t)p.heads() * ceil_div(p.s.T, FLASH_TILE);
@@ -306,11 +312,7 @@ struct Device {
         DeviceArray<double> d_origin(S_origin);
         DeviceArray<int> d_kv(p.kv_len);
         DeviceArray<FlashSpan> span(n);
-        FlashArgs a = {};
-        a.qkv = d_qkv.p;
-        a.B = p.s.B; a.T = p.s.T; a.stride = stride; a.NH = p.s.NH; a.HS = p.s.HS; a.OC = OC; a.scale = (float)p.scale;
-        a.kv_len = p.kv_len.empty() ? nullptr : d_kv.p;
-        a.S_offset = d_S.p; a.g = d_g.p; a.S_origin = d_origin.p;
+        const FlashArgs a = args(d_qkv, d_S, d_g, d_origin, d_kv);
         check(!p.causal, "only the bidirectional spans are wanted here");
         if (p.K == FlashBias::Linear) { flash_skip<false, FlashBias::Linear>(span.p, key_norm.p, a, tau, Stream(0)); }
         else { flash_skip<false, FlashBias::Distance>(span.p, key_norm.p, a, tau, Stream(0)); }
