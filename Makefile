@@ -67,7 +67,7 @@ CPU_FLAGS = $(CXX_BASE) $(OPT) $(OMP) $(BLAS_CFLAGS) $(CPPFLAGS) $(CXXFLAGS)
 CPU_LIBS = $(OMP) $(LDFLAGS) $(BLAS_LIBS) -lpthread
 # Not for this machine's instruction set, so that a report does not depend on it.
 RACE_FLAGS = $(CXX_BASE) -O1 -g -fsanitize=thread -DRACE_THREADS=4
-SIMT_FLAGS = $(CXX_BASE) -O1 -g1 -DSIMT -Itest/simt -I. -Illmc
+SIMT_FLAGS = $(CXX_BASE) -O1 -g1 -include test/simt/simt.h -Itest/simt -I.
 ASAN_FLAGS = $(CXX_BASE) -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined $(OMP)
 
 # $(call remember,FILE,COMMAND): FILE changes when COMMAND does, and what depends on it is built anew
@@ -121,7 +121,7 @@ $(B)/cuda.flags:
 # ---------------------------------------------------------------------------------------------------------
 # tests: one object a file and variant; race and asan take the files with a test of that tag
 
-TESTS := $(filter-out test/test_comm.cu,$(sort $(wildcard test/test_*.cu)))
+TESTS := $(filter-out test/simt/%,$(sort $(wildcard test/*/test_*.cu)))
 RACE_TESTS = $(shell grep -l '\[race\]' $(TESTS))
 ASAN_TESTS = $(shell grep -l '\[asan\]' $(TESTS))
 # Version 3 of Catch2 comes with a compiled main; version 2 has it in the header, test/main.cu.
@@ -140,7 +140,7 @@ $(B)/asan/%.o: test/%.cu $(B)/asan.flags
 	@mkdir -p $(@D)
 	$(CXX) $(ASAN_FLAGS) $(CPPFLAGS) -x c++ -c $< -o $@
 
-$(B)/test/%.o $(B)/race/%.o $(B)/asan/%.o: CPPFLAGS += -I. -Illmc
+$(B)/test/%.o $(B)/race/%.o $(B)/asan/%.o: CPPFLAGS += -I.
 # The CUDA build's text on the emulator of test/simt: one program a file of kernel tests, and the trainers.
 SIMT_TESTS := $(sort $(wildcard test/simt/test_*.cu))
 SIMT_PROGRAMS := $(SIMT_TESTS:test/simt/%.cu=$(B)/simt/%) $(B)/simt/train_gpt2 $(B)/simt/train_gpt2_fp32 $(B)/simt/train_bert
@@ -167,15 +167,15 @@ $(B)/run_race: $(RACE_TESTS:test/%.cu=$(B)/race/%.o) $(B)/test/main.o
 $(B)/run_asan: $(ASAN_TESTS:test/%.cu=$(B)/asan/%.o) $(B)/test/main.o
 	$(CXX) -fsanitize=address,undefined $(OMP) $^ -o $@ $(CATCH_LIBS) -lpthread
 
-# The program of test/test_ranks.py. Without $(OPT), so that its own sums keep the order in which they are written.
-$(B)/test_comm: test/test_comm.cu $(B)/cpu.flags $(B)/mpi.flags
-	$(CXX) $(CXX_BASE) -O2 $(OMP) $(MPI_CFLAGS) -I. -Illmc -MF $@.d -x c++ $< -x none -o $@ $(OMP) $(MPI_LIBS)
-$(B)/test_commcu: test/test_comm.cu $(B)/mpi.flags
-	$(NVCC) -std=c++17 -arch=sm_80 -Xcompiler -Wall,-Wextra $(MPI_CFLAGS) $(NCCL_CFLAGS) -I. -Illmc -MMD -MP -MF $@.d $< -o $@ $(CUDA_RANK_LIBS)
+# The program of test/ranks/test_ranks.py. Without $(OPT), so that its own sums keep the order in which they are written.
+$(B)/comm_program: test/ranks/comm_program.cu $(B)/cpu.flags $(B)/mpi.flags
+	$(CXX) $(CXX_BASE) -O2 $(OMP) $(MPI_CFLAGS) -I. -MF $@.d -x c++ $< -x none -o $@ $(OMP) $(MPI_LIBS)
+$(B)/comm_programcu: test/ranks/comm_program.cu $(B)/mpi.flags
+	$(NVCC) -std=c++17 -arch=sm_80 -Xcompiler -Wall,-Wextra $(MPI_CFLAGS) $(NCCL_CFLAGS) -I. -MMD -MP -MF $@.d $< -o $@ $(CUDA_RANK_LIBS)
 
 # What is missing has to be there before the Makefile looks for it, hence the second make.
 test: install
-	@$(MAKE) -j$(JOBS) build/run_tests $(if $(ARGS),,$(SIMT_PROGRAMS) build/test_comm) $(TRAINERS)
+	@$(MAKE) -j$(JOBS) build/run_tests $(if $(ARGS),,$(SIMT_PROGRAMS) build/comm_program) $(TRAINERS)
 	@dev/test.sh $(if $(ARGS),'$(ARGS)')
 
 # ThreadSanitizer's shadow memory collides with the address randomization of some kernels: setarch -R turns that off.
@@ -186,8 +186,8 @@ race: install
 # Several ranks under mpirun; part of `make test` where MPI is.
 ranks:
 	@dev/install.sh ranks
-	@$(MAKE) -j$(JOBS) build/test_comm train_gpt2
-	@"$$(dev/install.sh --python)" test/test_ranks.py
+	@$(MAKE) -j$(JOBS) build/comm_program train_gpt2
+	@"$$(dev/install.sh --python)" test/ranks/test_ranks.py
 
 mpi-found:
 	@$(if $(MPI_FLAGS),echo "$(MPI_FLAGS)",echo "no MPI found" >&2; exit 1)
@@ -210,9 +210,9 @@ asan: install
 FUZZ_SECONDS ?= 60
 fuzz:
 	@dev/fuzz.sh $(FUZZ_SECONDS) $(ARGS)
-$(B)/fuzz: test/fuzz_files.cu
+$(B)/fuzz: test/fuzz/fuzz_files.cu
 	@mkdir -p $(@D)
-	clang++ $(CXX_BASE) -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -MF $@.d -x c++ $< -o $@
+	clang++ $(CXX_BASE) -I. -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -MF $@.d -x c++ $< -o $@
 
 install:
 	@dev/install.sh test
@@ -251,4 +251,4 @@ help:
 
 .PHONY: all test race asan simt ranks mpi-found gpu-check fuzz install lint demo demo-bert bench clean help
 .DELETE_ON_ERROR:
--include $(wildcard $(B)/*.d $(B)/*/*.d)
+-include $(wildcard $(B)/*.d $(B)/*/*.d $(B)/*/*/*.d)

@@ -1,22 +1,21 @@
-// train_bert.cu -- trains a BERT with any positional encoding of llmc/positions.h: masked language modelling, contrastive
+// train_bert.cu -- trains a BERT with any positional encoding of llmc/position/table.h: masked language modelling, contrastive
 // fine-tuning on (query, positive, negatives), and retrieval with the embeddings that come out of it.
 //
 // Read it beside train_gpt2.cu: the same layers, in another order. BERT is bidirectional, normalises after each residual (post-LN),
 // and predicts only the tokens that were masked.
-#include "llmc/attention.cuh"
+#include "llmc/attention/choose.cuh"
 #include "llmc/contrastive.cuh"
-#include "llmc/documents.h"
-#include "llmc/evaluate.h"
 #include "llmc/gelu.cuh"
-#include "llmc/gpu.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
-#include "llmc/mlm.h"
 #include "llmc/model.cuh"
 #include "llmc/pooling.cuh"
-#include "llmc/retrieval.h"
 #include "llmc/rows.cuh"
-#include "llmc/run.h"
+#include "llmc/run/run.h"
+#include "llmc/text/documents.h"
+#include "llmc/text/mlm.h"
+#include "llmc/use/evaluate.h"
+#include "llmc/use/retrieval.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
@@ -174,7 +173,7 @@ void bert_describe(BERT& model, const BERTConfig& config) {
 #define X(name, layers, rows, cols, init, decay) model.table.add({#name, layers, (size_t)(rows), (size_t)(cols), init, decay});
     BERT_PARAMS(X)
 #undef X
-    for (const TensorSpec& s : position.params) { model.table.add(s); }
+    model.add_position(position.params);
     model.files.clear();
 #define F(name, tensor, row0, rows) model.files.push_back({name, #tensor, 0, (size_t)(row0), (size_t)(rows), false});
     BERT_MODEL_FILES(F)
@@ -187,6 +186,7 @@ void bert_describe(BERT& model, const BERTConfig& config) {
 #undef F
     }
     model.files.insert(model.files.end(), position.files.begin(), position.files.end());
+    check_files(model);
 }
 
 // What may be missing in weights from elsewhere: the encoding's tensors, and the head, which an encoder alone does not have.
@@ -248,15 +248,15 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
     layernorm_forward(a.emb(), a.embmean(), a.embrstd(), a.encoded(), p.embw(), p.embb(), N, C, eps, s);
     for (int l = 0; l < L; l++) {
         const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);
-        const PositionView view = position_view(model, acts, l, B, T);
-        /* 1 */ matmul_forward(a.qkv(l), x, p.qkvw(l), p.qkvb(l), nullptr, N, C, OC, s);                       // q | k | v | z | u
-        /* 2 */ with_position(view, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, 0, s); });             // rotate, or S and g
-        /* 3 */ attention_forward<false>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), view, B, T, 0, s);
-        /* 4 */ matmul_forward(a.sum1(l), a.atty(l), p.attprojw(l), p.attprojb(l), x, N, C, C, s);             // + residual
+        const PositionView position = position_view(model, acts, l, B, T);
+        /* 1 */ matmul_forward(a.qkv(l), view(x, N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);         // q | k | v | z | u
+        /* 2 */ with_position(position, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, 0, s); });             // rotate, or S and g
+        /* 3 */ attention_forward<false>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position, B, T, 0, s);
+        /* 4 */ matmul_forward(a.sum1(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), x, s);      // + residual
         /* 5 */ layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), a.sum1(l), p.ln1w(l), p.ln1b(l), N, C, eps, s);
-        /* 6 */ matmul_forward(a.fch(l), a.ln1(l), p.fcw(l), p.fcb(l), nullptr, N, C, 4 * C, s);
+        /* 6 */ matmul_forward(a.fch(l), view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l), nullptr, s);
         /* 7 */ gelu_erf_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
-        /* 8 */ matmul_forward(a.sum2(l), a.fchgelu(l), p.fcprojw(l), p.fcprojb(l), a.ln1(l), N, 4 * C, C, s);
+        /* 8 */ matmul_forward(a.sum2(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l), a.ln1(l), s);
         /* 9 */ layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.sum2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
     }
 }
@@ -274,19 +274,21 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         const size_t rows = std::min((size_t)acts.chunk, M - n);
         const int* picked = acts.batch.picked + n;
         /* 1 */ gather_rows(a.picked(), a.ln2(L - 1), picked, rows, C, s);
-        /* 2 */ matmul_forward(a.headh(), a.picked(), p.headw(), p.headb(), nullptr, rows, C, C, s);
+        /* 2 */ matmul_forward(a.headh(), view(a.picked(), rows, C), view(p.headw(), C, C), p.headb(), nullptr, s);
         /* 3 */ gelu_erf_forward(a.headgelu(), a.headh(), rows * C, s);
         /* 4 */ layernorm_forward(a.headln(), a.headmean(), a.headrstd(), a.headgelu(), p.headlnw(), p.headlnb(), rows, C, eps, s);
-        /* 5 */ matmul_forward(a.logits(), a.headln(), p.wte(), p.decoderb(), nullptr, rows, C, Vp, s);
-        /* 6 */ classifier(a.losses() + n, a.logits(), acts.batch.targets + n, dloss, rows, V, Vp, grads != nullptr, s, a.hits() + n);
+        /* 5 */ matmul_forward(a.logits(), view(a.headln(), rows, C), view(p.wte(), Vp, C), p.decoderb(), nullptr, s);
+        /* 6 */ classifier(a.losses() + n, a.hits() + n, a.logits(), acts.batch.targets + n, dloss, rows, V, Vp, grads != nullptr, s);
         if (grads == nullptr) { continue; }
         const BERTParams<float>& d = *grads;
-        /* 5 */ matmul_backward(a.dhead(), d.wte(), d.decoderb(), a.scratch(), a.logits(), a.headln(), p.wte(), rows, C, Vp, s);
+        /* 5 */ matmul_backward(a.dhead(), d.wte(), d.decoderb(), a.scratch(), a.logits(), nullptr,
+                                view(a.headln(), rows, C), view(p.wte(), Vp, C), s);
         device_zero(a.dheadgelu(), sizeof(floatX) * rows * C, s);
         /* 4 */ layernorm_backward(a.dheadgelu(), d.headlnw(), d.headlnb(), a.scratch(), a.dhead(), a.headgelu(), a.headmean(), a.headrstd(),
                                    p.headlnw(), rows, C, s);
         /* 3 */ gelu_erf_backward(a.dheadgelu(), a.dheadgelu(), a.headh(), rows * C, s);
-        /* 2 */ matmul_backward(a.dhead(), d.headw(), d.headb(), a.scratch(), a.dheadgelu(), a.picked(), p.headw(), rows, C, C, s);
+        /* 2 */ matmul_backward(a.dhead(), d.headw(), d.headb(), a.scratch(), a.dheadgelu(), nullptr,
+                                view(a.picked(), rows, C), view(p.headw(), C, C), s);
         /* 1 */ scatter_rows(dhidden, a.dhead(), picked, rows, C, s);
     }
 }
@@ -307,20 +309,24 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
 
     for (int l = L - 1; l >= 0; l--) {
         const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);
-        const PositionView view = position_view(model, acts, l, B, T, grads);
+        const PositionView position = position_view(model, acts, l, B, T, grads);
         if (recompute >= 1) { gelu_erf_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
         if (recompute >= 2) { layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), a.sum1(l), p.ln1w(l), p.ln1b(l), N, C, eps, s); }
         device_zero(a.dsum(), bytes, s);
         /* 9 */ layernorm_backward(a.dsum(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dresidual(), a.sum2(l), a.ln2mean(l), a.ln2rstd(l), p.ln2w(l), N, C, s);
-        /* 8 */ matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dsum(), a.fchgelu(l), p.fcprojw(l), N, 4 * C, C, s);
+        /* 8 */ matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dsum(), nullptr,
+                                view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
         /* 7 */ gelu_erf_backward(a.dfch(), a.dfch(), a.fch(l), N * 4 * C, s);
-        /* 6 */ matmul_backward(a.dresidual(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), a.ln1(l), p.fcw(l), N, C, 4 * C, s, a.dsum());
+        /* 6 */ matmul_backward(a.dresidual(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), a.dsum(),
+                                view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), s);
         device_zero(a.dsum(), bytes, s);
         /* 5 */ layernorm_backward(a.dsum(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dresidual(), a.sum1(l), a.ln1mean(l), a.ln1rstd(l), p.ln1w(l), N, C, s);
-        /* 4 */ matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dsum(), a.atty(l), p.attprojw(l), N, C, C, s);
-        /* 3 */ attention_backward<false>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), view, B, T, s);
-        /* 2 */ with_position(view, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
-        /* 1 */ matmul_backward(a.dresidual(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), x, p.qkvw(l), N, C, OC, s, a.dsum());
+        /* 4 */ matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dsum(), nullptr,
+                                view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
+        /* 3 */ attention_backward<false>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position, B, T, s);
+        /* 2 */ with_position(position, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
+        /* 1 */ matmul_backward(a.dresidual(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), a.dsum(),
+                                view(x, N, C), view(p.qkvw(l), OC, C), s);
     }
     device_zero(a.dsum(), bytes, s);
     layernorm_backward(a.dsum(), d.embw(), d.embb(), a.scratch(), a.dresidual(), a.encoded(), a.embmean(), a.embrstd(), p.embw(), N, C, s);

@@ -1,18 +1,18 @@
-// train_gpt2.cu -- trains, evaluates and samples a GPT-2 with any positional encoding of llmc/positions.h.
+// train_gpt2.cu -- trains, evaluates and samples a GPT-2 with any positional encoding of llmc/position/table.h.
 //
 // Read it from the top: the tensors, the forward as ten numbered calls a block, the head, the backward as the same numbers
 // in reverse, the update, and main. Every layer's mathematics is in its own header in llmc/.
-#include "llmc/attention.cuh"
-#include "llmc/attention_decode.cuh"
-#include "llmc/evaluate.h"
+#include "llmc/attention/choose.cuh"
+#include "llmc/attention/decode.cuh"
 #include "llmc/gelu.cuh"
-#include "llmc/generate.h"
-#include "llmc/gpu.h"
-#include "llmc/hellaswag.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/model.cuh"
-#include "llmc/run.h"
+#include "llmc/run/run.h"
+#include "llmc/use/evaluate.h"
+#include "llmc/use/generate.h"
+#include "llmc/use/hellaswag.h"
+#include "llmc/use/inspect.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
@@ -92,6 +92,9 @@ struct GPT2Config {
     X(floatX, dfch,      Keep::Scratch,                N,        4 * C)  \
     X(floatX, dqkv,      Keep::Scratch,                N,        OC)     \
     X(float,  scratch,   Keep::Scratch,                scratch_floats, 0)
+// The same memory under another name, for a gradient that is read before the other one is written
+#define GPT2_ALIASES(A) \
+    A(datty, dln)
 
 template <class T> struct GPT2Params {
 #define X(name, ...) LayerPointer<T> name;
@@ -104,6 +107,9 @@ struct GPT2Acts {
     GPT2_ACTS(X)
     GPT2_GRAD_ACTS(X)
 #undef X
+#define A(name, of) LayerPointer<floatX> name;
+    GPT2_ALIASES(A)
+#undef A
 };
 
 using Activations = ActivationsOf<GPT2Acts>;
@@ -131,7 +137,7 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
 #define X(name, layers, rows, cols, init, decay) model.table.add({#name, layers, (size_t)(rows), (size_t)(cols), init, decay});
     GPT2_PARAMS(X)
 #undef X
-    for (const TensorSpec& s : position.params) { model.table.add(s); }
+    model.add_position(position.params);
     model.files.clear();
     model.files.push_back({"transformer.wte.weight", "wte", 0, 0, (size_t)V, false});
     for (int l = 0; l < L; l++) {
@@ -143,6 +149,7 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
     model.files.push_back({"transformer.ln_f.weight", "lnfw", 0, 0, (size_t)C, false});
     model.files.push_back({"transformer.ln_f.bias", "lnfb", 0, 0, (size_t)C, false});
     model.files.insert(model.files.end(), position.files.begin(), position.files.end());
+    check_files(model);
 }
 
 template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T* data) {
@@ -167,7 +174,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     if (purpose == Purpose::Train) { GPT2_GRAD_ACTS(X) }
 #undef X
     PositionDims position = gpt2_position_dims(g, batch, length);
-    position.decodes = purpose == Purpose::Generate;
+    position.decodes = acts.decodes = purpose == Purpose::Generate;
     acts.add_position(position_tables(g.position, position).acts, purpose, g.L);
     return acts;
 }
@@ -178,6 +185,9 @@ void activations_allocate(Activations& acts) {
     GPT2_ACTS(X)
     GPT2_GRAD_ACTS(X)
 #undef X
+#define A(name, of) acts.a.name = acts.a.of;
+    GPT2_ALIASES(A)
+#undef A
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -199,18 +209,18 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
     with_position(position_view(model, acts, 0, B, stride), [&](auto pos) { pos.embed_forward(a.encoded(), B, T, t0, s); });
     for (int l = 0; l < L; l++) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);
-        const PositionView view = position_view(model, acts, l, B, stride);
+        const PositionView position = position_view(model, acts, l, B, stride);
         floatX* new_rows = a.qkv(l) + (size_t)t0 * OC;
         /* 1 */ layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
-        /* 2 */ matmul_forward(new_rows, a.ln1(l), p.qkvw(l), p.qkvb(l), nullptr, N, C, OC, s);                 // q | k | v | z | u
-        /* 3 */ with_position(view, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, t0, s); });             // rotate, or S and g
-        /* 4 */ if (one_token) { attention_decode(a.atty(l), a.qkv(l), a.attscratch(), view, B, t0, s); }
-                else { attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), view, B, T, t0, s); }
-        /* 5 */ matmul_forward(a.residual2(l), a.atty(l), p.attprojw(l), p.attprojb(l), residual, N, C, C, s);  // + residual
+        /* 2 */ matmul_forward(new_rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);   // q | k | v | z | u
+        /* 3 */ with_position(position, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, t0, s); });             // rotate, or S and g
+        /* 4 */ if (one_token) { attention_decode(a.atty(l), a.qkv(l), a.attscratch(), position, B, t0, s); }
+                else { attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position, B, T, t0, s); }
+        /* 5 */ matmul_forward(a.residual2(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), residual, s);
         /* 6 */ layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
-        /* 7 */ matmul_forward(a.fch(l), a.ln2(l), p.fcw(l), p.fcb(l), nullptr, N, C, 4 * C, s);
+        /* 7 */ matmul_forward(a.fch(l), view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l), nullptr, s);
         /* 8 */ gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
-        /* 9 */ matmul_forward(a.residual3(l), a.fchgelu(l), p.fcprojw(l), p.fcprojb(l), a.residual2(l), N, 4 * C, C, s);
+        /* 9 */ matmul_forward(a.residual3(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l), a.residual2(l), s);
     }
     /* 10 */ layernorm_forward(a.lnf(), a.lnfmean(), a.lnfrstd(), a.residual3(L - 1), p.lnfw(), p.lnfb(), N, C, eps, s);
 }
@@ -220,21 +230,25 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
 void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>* grads, floatX* dlnf, float dloss) {
     const int V = model.config.V, Vp = model.config.Vp(), C = model.config.C;
     const GPT2Acts& a = acts.a;
+    const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
     Stream s = model.stream;
     for (size_t n = 0; n < N; n += (size_t)acts.chunk) {
         const size_t rows = std::min((size_t)acts.chunk, N - n);
-        const floatX* hidden = a.lnf() + n * C;
-        matmul_forward(a.logits(), hidden, model.params.wte(), nullptr, nullptr, rows, C, Vp, s);
-        classifier(a.losses() + n, a.logits(), acts.batch.targets + n, dloss, rows, V, Vp, grads != nullptr, s, a.hits() + n);
+        const Matrix<floatX> lnf = view(a.lnf() + n * C, rows, C);
+        const Matrix<floatX> logits = view(a.logits(), rows, Vp);               // their gradient, once they are classified
+        matmul(logits.data, lnf, transposed(wte), nullptr, nullptr, s);
+        classifier(a.losses() + n, a.hits() + n, logits.data, acts.batch.targets + n, dloss, rows, V, Vp, grads != nullptr, s);
         if (grads == nullptr) { continue; }
-        matmul_backward(dlnf + n * C, grads->wte(), nullptr, a.scratch(), a.logits(), hidden, model.params.wte(), rows, C, Vp, s);
+        matmul(dlnf + n * C, logits, wte, nullptr, nullptr, s);
+        matmul_add(grads->wte(), transposed(logits), lnf, s);
     }
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// backward: the forward's numbers in reverse. Gradients of weights add to `grads` (float32, laid out as the parameters).
+// backward: the forward's numbers in reverse. dln holds the gradient of the hidden states lnf; gradients of weights add to `grads`
+// (float32, laid out as the parameters).
 
-void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, int recompute, float dloss) {
+void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, int recompute) {
     const GPT2Params<floatX>& p = model.params;
     GPT2Params<float> d;
     gpt2_point(d, model.table, grads);
@@ -244,24 +258,30 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
     const float eps = 1e-5f;
     Stream s = model.stream;
 
-    gpt2_head(model, acts, N, &d, a.dln(), dloss);
     device_zero(a.dresidual(), sizeof(floatX) * N * C, s);
-    /* 10 */ layernorm_backward(a.dresidual(), d.lnfw(), d.lnfb(), a.scratch(), a.dln(), a.residual3(L - 1), a.lnfmean(), a.lnfrstd(), p.lnfw(), N, C, s);
+    /* 10 */ layernorm_backward(a.dresidual(), d.lnfw(), d.lnfb(), a.scratch(), a.dln(), a.residual3(L - 1), a.lnfmean(), a.lnfrstd(),
+                                p.lnfw(), N, C, s);
     for (int l = L - 1; l >= 0; l--) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);
-        const PositionView view = position_view(model, acts, l, B, T, grads);
+        const PositionView position = position_view(model, acts, l, B, T, grads);
         if (recompute >= 1) { gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
         if (recompute >= 2) { layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s); }
-        /* 9 */ matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), a.fchgelu(l), p.fcprojw(l), N, 4 * C, C, s);
+        /* 9 */ matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), nullptr,
+                                view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
         /* 8 */ gelu_backward(a.dfch(), a.dfch(), a.fch(l), N * 4 * C, s);
-        /* 7 */ matmul_backward(a.dln(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), a.ln2(l), p.fcw(l), N, C, 4 * C, s);
-        /* 6 */ layernorm_backward(a.dresidual(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dln(), a.residual2(l), a.ln2mean(l), a.ln2rstd(l), p.ln2w(l), N, C, s);
-        /* 5 */ matmul_backward(a.dln(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dresidual(), a.atty(l), p.attprojw(l), N, C, C, s);
-        /* 4 */ attention_backward<true>(a.dqkv(), a.scratch(), a.dln(), a.qkv(l), a.atty(l), a.lse(l), view, B, T, s);
-        /* 3 */ with_position(view, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
+        /* 7 */ matmul_backward(a.dln(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), nullptr,
+                                view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), s);
+        /* 6 */ layernorm_backward(a.dresidual(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dln(), a.residual2(l), a.ln2mean(l), a.ln2rstd(l),
+                                   p.ln2w(l), N, C, s);
+        /* 5 */ matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dresidual(), nullptr,
+                                view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
+        /* 4 */ attention_backward<true>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position, B, T, s);
+        /* 3 */ with_position(position, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
         if (recompute >= 2) { layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s); }
-        /* 2 */ matmul_backward(a.dln(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), a.ln1(l), p.qkvw(l), N, C, OC, s);
-        /* 1 */ layernorm_backward(a.dresidual(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dln(), residual, a.ln1mean(l), a.ln1rstd(l), p.ln1w(l), N, C, s);
+        /* 2 */ matmul_backward(a.dln(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), nullptr,
+                                view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), s);
+        /* 1 */ layernorm_backward(a.dresidual(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dln(), residual, a.ln1mean(l), a.ln1rstd(l),
+                                   p.ln1w(l), N, C, s);
     }
     with_position(position_view(model, acts, 0, B, T, grads), [&](auto pos) { pos.embed_backward(a.dresidual(), B, T, s); });
     embedding_backward(d.wte(), a.dresidual(), acts.batch.tokens, acts.batch.rows, acts.batch.first, acts.batch.groups, C, s);
@@ -294,7 +314,8 @@ void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t
     acts.batch.load(0, 1, ids, nullptr, (size_t)n, false, model.stream);
     const auto step = [&] {
         gpt2_forward(model, acts, 1, n, t0, acts.T);
-        matmul_forward(acts.a.logits(), acts.a.lnf() + (size_t)(n - 1) * C, model.params.wte(), nullptr, nullptr, 1, C, Vp, model.stream);
+        const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C), wte = view(model.params.wte(), Vp, C);
+        matmul(acts.a.logits(), last, transposed(wte), nullptr, nullptr, model.stream);
     };
     if (graph != nullptr) { graph->run(model.stream, step); } else { step(); }
     std::vector<floatX> row((size_t)model.config.V);
@@ -311,8 +332,11 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
     for (int i = 0; i < micro_batches; i++) {
         acts.batch.load((size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N, N, true, model.stream);
         float* grads = gradient_begin(model);
+        GPT2Params<float> d;
+        gpt2_point(d, model.table, grads);
         gpt2_forward(model, acts, B, T, 0, T);
-        gpt2_backward(model, acts, grads, B, T, recompute, dloss);
+        gpt2_head(model, acts, N, &d, acts.a.dln(), dloss);
+        gpt2_backward(model, acts, grads, B, T, recompute);
         loss_sum(model.loss_sums + i, acts.a.losses(), N, model.stream);
         gradient_add(model, i, micro_batches);
     }

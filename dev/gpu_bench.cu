@@ -12,8 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "../llmc/attention_flash.cuh"
-#include "../llmc/attention_flash_backward.cuh"
+#include "llmc/attention/flash/forward.cuh"
+#include "llmc/attention/flash/backward.cuh"
+#include "llmc/position/alibi.cuh"
 
 constexpr int SETS = 3, WARM_UP = 10, REPLAYS = 50;
 constexpr bool causal = CAUSAL;
@@ -56,7 +57,7 @@ template <class X> struct Buffer {
 struct Shape { int tokens, T, C, HS; };
 struct Buffers {
     Buffer<bf16> qkv[SETS], out[SETS], dout[SETS], dqkv;
-    Buffer<float> lse[SETS], S_offset[SETS], g[SETS], table, dS, dg, dtable, scratch, key_norm;
+    Buffer<float> lse[SETS], S_offset[SETS], g[SETS], slopes, table, dS, dg, dtable, scratch, key_norm;
     Buffer<double> S_origin[SETS];
     Buffer<FlashSpan> span[SETS];
 };
@@ -68,6 +69,7 @@ void prepare(Buffers& b, FlashArgs (&args)[SETS], const Shape& s, Stream stream)
     std::vector<float> table((size_t)NH * entries);
     for (size_t i = 0; i < table.size(); i++) { table[i] = -0.01f * (float)(i % 97); }
     copy_to_device(b.table.get(table.size()), table.data(), table.size() * sizeof(float), stream);
+    launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), b.slopes.get((size_t)NH), NH);
     for (int k = 0; k < SETS; k++) {
         FlashArgs& p = args[k];
         p = FlashArgs{};
@@ -79,6 +81,7 @@ void prepare(Buffers& b, FlashArgs (&args)[SETS], const Shape& s, Stream stream)
         launch(cable_forward_kernel, Grid(BNH, 128, 0, stream), S_offset, S_origin, g, (const bf16*)qkv, s.T, 0, s.T, NH, s.C, OC, false, true);
         p.qkv = qkv, p.out = b.out[k].get(m), p.lse = b.lse[k].get(rows), p.dout = dout, p.dqkv = b.dqkv.get(n);
         p.B = B, p.T = p.stride = s.T, p.NH = NH, p.HS = s.HS, p.OC = OC, p.scale = 1.0f / sqrtf((float)s.HS);
+        p.slopes = b.slopes.p;
         p.S_offset = S_offset, p.S_origin = S_origin, p.g = g;
         p.table = b.table.p, p.table_entries = entries, p.table_zero = s.T + 128;
         p.dS = b.dS.get(rows), p.dg = b.dg.get(rows), p.dtable = b.dtable.get(BNH * entries);

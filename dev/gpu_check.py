@@ -384,7 +384,7 @@ def build(stage):
     cpu = ["train_gpt2", "train_bert"]
     # no OpenBLAS, no FMA, the narrowest vectors: the same sums, rounded elsewhere
     plain = "-O2 -ffp-contract=off" + (" -march=x86-64-v2" if platform.machine() == "x86_64" else "")
-    flags = [compiler, "-std=c++17", "-O3", "-arch=" + arch, "-Xcompiler", "-Wall,-Wextra,-fopenmp", "-I.", "-Illmc"]
+    flags = [compiler, "-std=c++17", "-O3", "-arch=" + arch, "-Xcompiler", "-Wall,-Wextra,-fopenmp", "-I."]
     libraries = ["-lcublasLt", "-lcublas"]
 
     def make(command, *products):
@@ -681,7 +681,7 @@ SIZES = [("tiny", "gpt2", "tiny", "tokens.bin", 1024, 32, ("none", "cable", "ali
          ("BERT base", "bert", "base", "bert_tokens.bin", 512, 32, ("none", "cable", "alibi", "learned")),
          ("350M", "gpt2", "medium", "tokens.bin", 1024, 8, ("none", "cable", "alibi", "rope"))]
 TRAIN_STEPS, WARM_UP = 14, 4
-OUT_OF_MEMORY = 4                                       # llmc/common.h: EXIT_OUT_OF_MEMORY
+OUT_OF_MEMORY = 4                                       # llmc/base/common.h: EXIT_OUT_OF_MEMORY
 
 
 def memory_watch(runner):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh -- runs what `make test` built: the tests in C++, then the scripts test/test_*.py; closes with one count of all.
+# test.sh -- runs what `make test` built: the tests in C++, then the scripts test/*/test_*.py; closes with one count of all.
 #
 #   dev/test.sh ['[tag]'...]      arguments are for Catch2; with any, only the tests in C++ run
 #   dev/test.sh --simt            only what runs on the emulated GPU
@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2} TRAIN_BERT=${TRAIN_BERT:-./train_bert}       # the tests of the programs run them from here
 if [ "${1:-}" = --script ]; then        # one script, as xargs starts it below: what it prints to a file in $3, its exit code beside
     python=$TEST_PYTHON output=$3/${2##*/}
-    [ "$2" != test/test_data.py ] || [ ! -x build/venv/bin/python ] || python=build/venv/bin/python         # data/requirements.txt
+    [ "$2" != test/scripts/test_data.py ] || [ ! -x build/venv/bin/python ] || python=build/venv/bin/python         # data/requirements.txt
     "$python" "$2" >"$output" 2>&1
     echo $? >"$output.code"
     (flock 9; echo "== $2"; cat "$output") 9>"$3/lock"
@@ -52,8 +52,8 @@ fi
 if [ $# -eq 0 ] || [ "$1" = --simt ]; then
     TEST_PYTHON=$(dev/install.sh --python numpy matplotlib) || exit 1
     export TEST_PYTHON
-    scripts=(test/test_*.py)
-    [ $# -eq 0 ] || scripts=(test/test_simt_training.py)
+    scripts=(test/*/test_*.py)
+    [ $# -eq 0 ] || scripts=(test/simt/test_simt_training.py)
     printf '%s\n' "${scripts[@]}" | xargs -P "$(nproc)" -I{} bash dev/test.sh --script {} "$logs"
     for script in "${scripts[@]}"; do
         log=$logs/${script##*/}

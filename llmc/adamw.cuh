@@ -9,8 +9,8 @@
 
 #include <numeric>
 
-#include "fastmath.h"
-#include "tensor.h"
+#include "base/fastmath.h"
+#include "base/tensor.h"
 
 struct AdamW {
     float lr, beta1, beta2, eps, weight_decay;

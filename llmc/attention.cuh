@@ -1,199 +1,293 @@
-// attention.cuh -- multi-head attention for every encoding, causal or bidirectional, any head size: which kernels run.
+// attention.cuh -- multi-head attention with any positional encoding, causal or bidirectional, in memory that grows with T and not
+// with T x T.
 //
-// The portable kernels (attention_portable.cuh: mathematics, what is saved) do everything. In CUDA builds the tensor-core
-// kernels (attention_flash.cuh) take over where the elements are bf16 and bias and head size are theirs. No T x T buffer exists.
+//   logit_ij = scale q_i.k_j + B_ij     P_ij = softmax_j(logit_ij)     out_i = sum_j P_ij v_j         Vaswani et al. 2017, eq. 1
+//   backward, with row_dot_i = sum_d dout_id out_id and dP_ij = dout_i.v_j:
+//     dlogit_ij = P_ij (dP_ij - row_dot_i)     dv_j = sum_i P_ij dout_i     dq_i = scale sum_j dlogit_ij k_j
+//     dk_j = scale sum_i dlogit_ij q_i         and the encoding's bias functor takes dlogit as the gradient of B.
+//   saves lse_i = log sum_j e^(logit_ij), from which the backward recomputes P, tile by tile.
+//
+// Start with HeadOracle in test/layers/attention_oracle.h: the same two passes for one head, in plain loops over T x T matrices.
+// The kernels here take the same steps a tile at a time, with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+// They run in every build, for every encoding and head size; attention/choose.cuh says when a GPU takes the tensor-core kernels
+// instead. docs/attention.md derives what is not obvious.
+//
+// Names, here and in attention/:
+//   i, j            a query, a key; i0, j0 are the first of a tile of ni queries, nj keys; row r and column c are those inside it
+//   bh, b, h        a (batch, head) pair b * NH + h
+//   Q_tile, K_tile  rows of q, k in shared memory, (rows, HS);   K_T is the transposed tile, (HS, rows)
+//   scores, P       scale q.k, and what becomes of it: logits, then e^(logit - largest) or probabilities
+//   dP, dlogit      as above;   row_dot is D in Dao et al.
+//   S, g            CABLE's cumulative sum and weight, nothing else
+//   bias            the functor that knows B (position/encoding.cuh);   tile(r, c) is B inside a tile
+//
+// Sequences of a batch may end early (kv_len). Keys after the end are not visited; queries after it get out = 0, lse = -inf and no
+// gradient, whatever their dout is. So padding never changes the bits of a sequence.
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
-#include "attention_portable.cuh"
-#if defined(CUDA_BUILD)
-#include "attention_flash_backward.cuh"
-#endif
+#include "base/matrix.cuh"
+#include "position/encoding.cuh"
 
-#if defined(CUDA_BUILD)
-// Which FlashBias a functor's bias is, and its arrays
-template <class Bias> struct FlashOf { static constexpr bool exists = false; };
-template <> struct FlashOf<NoBias> {
-    static constexpr bool exists = true;
-    static constexpr FlashBias kind = FlashBias::None;
-    static void fill(FlashArgs&, const NoBias&) {}
-};
-template <> struct FlashOf<AlibiBias> {
-    static constexpr bool exists = true;
-    static constexpr FlashBias kind = FlashBias::Linear;
-    static void fill(FlashArgs&, const AlibiBias&) {}
-};
-template <bool LogKernel> struct FlashOf<CableBias<LogKernel>> {
-    static constexpr bool exists = true;
-    static constexpr FlashBias kind = LogKernel ? FlashBias::LogDistance : FlashBias::Distance;
-    static void fill(FlashArgs& p, const CableBias<LogKernel>& bias) {
-        p.S_offset = bias.S_offset; p.S_origin = bias.S_origin; p.g = bias.g;
-        p.dS = bias.dS; p.dg = bias.dg;
-    }
-};
-template <> struct FlashOf<ToeplitzBias> {
-    static constexpr bool exists = true;
-    static constexpr FlashBias kind = FlashBias::Toeplitz;
-    static void fill(FlashArgs& p, const ToeplitzBias& bias) {
-        p.table = bias.table; p.table_zero = bias.T - 1; p.table_entries = bias.ND; p.dtable = bias.dtable;
-    }
-};
-inline FlashArgs flash_args(const AttentionDims& p, int B, const floatX* qkv) {
-    FlashArgs f = {};
-    f.qkv = (const bf16*)qkv;
-    f.B = B; f.T = p.T; f.stride = p.stride; f.NH = p.NH; f.HS = p.HS; f.OC = p.OC; f.scale = p.scale; f.kv_len = p.kv_len;
-    return f;
-}
-// the FlashBias of an encoding; false: it has none
-inline bool find_flash_bias(const PositionConfig& position, FlashBias& kind) {
-    bool exists = false;
-    PositionView v;
-    v.config = &position;
-    with_position(v, [&](auto p) {
-        using Flash = FlashOf<decltype(p.bias())>;
-        exists = Flash::exists;
-        if constexpr (Flash::exists) { kind = Flash::kind; }
-    });
-    return exists;
-}
-// whether attention runs on the tensor cores, and with which bias
-inline bool find_flash(const PositionConfig& position, int HS, FlashBias& kind) {
-    return sizeof(floatX) == sizeof(bf16) && flash_head_size(HS) && find_flash_bias(position, kind);
-}
-constexpr int TILE_SKIP_T = 2048;                           // below it, finding the tiles costs about what it saves
-inline bool skips_tiles(FlashBias K, int T, const PositionConfig& config) {
-    return flash_skips(K) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
-}
-// the spans, and two floats for each
-inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)4 * B * NH * ceil_div(T, FLASH_TILE); }
-// f.span, from what qkv holds: the backward finds the forward's
-template <bool Causal, FlashBias K> void choose_tiles(FlashArgs& f, float* scratch, const PositionConfig& config, Stream stream) {
-    if constexpr (flash_skips(K)) {
-        if (scratch == nullptr || !skips_tiles(K, f.T, config)) { return; }
-        f.span = (const FlashSpan*)scratch;
-        flash_skip<Causal, K>((FlashSpan*)scratch, scratch + tile_skip_scratch(f.B, f.T, f.NH) / 2, f,
-                              config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(f.T), stream);
-    }
-}
-#endif
+constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
+constexpr int ATTENTION_THREADS = 64;
 
-// floats of scratch that attention_forward wants
-inline size_t attention_forward_scratch(int B, int T, int NH) {
-#if defined(CUDA_BUILD)
-    return tile_skip_scratch(B, T, NH);
-#else
-    return (void)B, (void)T, (void)NH, 0;
-#endif
+// Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv buffer (B,stride,OC).
+struct AttentionDims {
+    int T, t0, stride, NH, HS, OC;
+    float scale;
+    const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
+
+    __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
+    __host__ __device__ int C() const { return NH * HS; }
+    __host__ __device__ int padded_HS() const { return round_up(HS, LANES); }      // whole registers, for block_matmul
+};
+
+inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
+    return {T, t0, v.T, v.NH, v.HS, v.OC, score_factor / sqrtf((float)v.HS), v.kv_len};
 }
 
-// out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it.
-// The sequences may end at v.kv_len: the rows behind it are out 0, lse -inf, and the others' bits are as without them.
-// scratch: attention_forward_scratch floats, or null: no tiles are skipped
-template <bool Causal>
-void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T, int t0, Stream stream) {
-    const int BNH = B * v.NH, tiles = (t0 + T - 1) / ATTENTION_TILE - t0 / ATTENTION_TILE + 1;
-    with_position(v, [&](auto position) {
-        const auto bias = position.bias();
-        const AttentionDims p = attention_dims(v, T, t0, position.score_factor(v.T));
-        (void)scratch;
-#if defined(CUDA_BUILD)
-        using Flash = FlashOf<std::decay_t<decltype(bias)>>;
-        if constexpr (Flash::exists && sizeof(floatX) == sizeof(bf16)) {
-            FlashArgs f = flash_args(p, B, qkv);
-            Flash::fill(f, bias);
-            f.out = (bf16*)out;
-            f.lse = lse;
-            if (t0 == 0) { choose_tiles<Causal, Flash::kind>(f, scratch, *v.config, stream); }
-            if (t0 == 0 && flash_forward<Causal, Flash::kind>(f, stream)) { return; }
+// tile (rows, padded HS) = factor * from, whose rows have HS columns; the padding is zeroed
+__device__ inline void load_tile(float* tile, const Matrix<const floatX>& from, float factor) {
+    const int width = round_up(from.cols, LANES);
+    for (int r = 0; r < from.rows; r++) {
+        for (int d = threadIdx.x; d < from.cols; d += blockDim.x) { tile[r * width + d] = factor * (float)from(r, d); }
+        for (int d = from.cols + (int)threadIdx.x; d < width; d += blockDim.x) { tile[r * width + d] = 0.0f; }
+    }
+}
+// tile_T (HS, ATTENTION_TILE) = factor * from, transposed; the columns that from does not have are zeroed
+__device__ inline void load_tile_transposed(float* tile_T, const Matrix<const floatX>& from, float factor) {
+    for (int d = 0; d < from.cols; d++) {
+        float* row = tile_T + d * ATTENTION_TILE;
+        for (int r = threadIdx.x; r < from.rows; r += blockDim.x) { row[r] = factor * (float)from(r, d); }
+        for (int r = from.rows + (int)threadIdx.x; r < ATTENTION_TILE; r += blockDim.x) { row[r] = 0.0f; }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// forward
+
+inline size_t attention_forward_shared(const AttentionDims& dims) {
+    const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
+    return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 3 * tile);
+}
+
+// One block per query tile of one (batch, head), longest rows first. Scores are kept transposed, (keys, queries), so that the
+// softmax runs down columns: one query per thread or SIMD lane.
+template <bool Causal, class Bias>
+__global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, Bias bias, AttentionDims dims, int BNH) {
+    constexpr int TILE = ATTENTION_TILE;
+    const int HS = dims.HS, C = dims.C(), width = dims.padded_HS();
+    const int bh = blockIdx.x % BNH, b = bh / dims.NH, h = bh % dims.NH;
+    const int end = dims.t0 + dims.T;                       // of the queries, padding included
+    const int tokens = dims.tokens(b);
+    const int tile_begin = ((end - 1) / TILE - (int)blockIdx.x / BNH) * TILE;
+    const int i0 = imax(tile_begin, dims.t0);
+    const int rows = imin(tile_begin + TILE, end) - i0;
+    const int ni = clamp(tokens - i0, 0, rows);             // the rows after them are padding
+    const int keys = ni == 0 ? 0 : Causal ? i0 + ni : tokens;
+    float* Q_T = dynamic_shared();
+    float* K_tile = Q_T + HS * TILE;
+    float* V_tile = K_tile + TILE * width;
+    float* O_tile = V_tile + TILE * width;                  // the output, not yet divided by sum
+    float* scores = O_tile + TILE * width;                  // (keys, queries)
+    float* largest = scores + TILE * TILE;                  // of each query: the largest logit so far,
+    float* sum = largest + TILE;                            // the sum of e^(logit - largest),
+    float* shrink = sum + TILE;                             // and what a larger logit makes of both sums
+    const floatX* q = qkv + (size_t)b * dims.stride * dims.OC + h * HS;
+
+    load_tile_transposed(Q_T, view(q + (size_t)i0 * dims.OC, ni, HS, dims.OC), dims.scale);
+    for (int e = threadIdx.x; e < TILE * width; e += blockDim.x) { O_tile[e] = 0.0f; }
+    for (int r = threadIdx.x; r < TILE; r += blockDim.x) {
+        largest[r] = -INFINITY;
+        sum[r] = 0.0f;
+    }
+    for (int j0 = 0; j0 < keys; j0 += TILE) {
+        const int nj = imin(TILE, tokens - j0);
+        const floatX* k = q + (size_t)j0 * dims.OC + C;
+        __syncthreads();
+        load_tile(K_tile, view(k, nj, HS, dims.OC), 1.0f);
+        load_tile(V_tile, view(k + C, nj, HS, dims.OC), 1.0f);
+        __syncthreads();
+        // 1. scores = k q^T, the scale is in Q_T already
+        block_matmul(view(scores, nj, round_up(ni, LANES), TILE), view(K_tile, nj, HS, width), view(Q_T, HS, TILE));
+        __syncthreads();
+        // 2. logits: the bias and the mask; the largest one
+        const auto tile = bias.tile(bh, i0, j0);
+        for (int r = threadIdx.x; r < ni; r += blockDim.x) { shrink[r] = largest[r]; }
+        for (int c = 0; c < nj; c++) {
+            SIMD
+            for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+                float logit = scores[c * TILE + r] + tile(r, c);
+                logit = Causal && j0 + c > i0 + r ? -INFINITY : logit;
+                scores[c * TILE + r] = logit;
+                largest[r] = logit > largest[r] ? logit : largest[r];
+            }
         }
-#endif
-        launch(attention_forward_kernel<Causal, std::decay_t<decltype(bias)>>,
-               Grid((size_t)BNH * tiles, ATTENTION_THREADS, attention_forward_shared(p), stream), out, lse, qkv, bias, p, BNH);
-    });
-}
-
-// which kernels a model's attention runs on, for the banner
-inline std::string attention_description(const PositionConfig& position, int HS) {
-#if defined(CUDA_BUILD)
-    FlashBias kind;
-    if (sizeof(floatX) != sizeof(bf16)) { return "portable kernels, float32"; }
-    if (!find_flash_bias(position, kind)) { return "portable kernels: none of the tensor-core kernels knows the bias of " + position.name; }
-    if (!flash_head_size(HS)) { return strprintf("portable kernels: the tensor-core kernels want a head size of 64 or 128, this is %d", HS); }
-    return "tensor-core kernels, bf16";
-#else
-    return (void)position, strprintf("portable kernels, float32, head size %d", HS);
-#endif
-}
-
-// An error where the tiles of the portable kernels do not fit into a block's shared memory, `limit` bytes.
-inline void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit) {
-#if defined(CUDA_BUILD)
-    FlashBias kind;
-    if (find_flash(position, HS, kind)) { return; }
-#else
-    (void)position;
-#endif
-    auto wanted = [&](int size) {
-        AttentionDims p = {};
-        p.HS = size;
-        return trains ? attention_backward_shared(p) : attention_forward_shared(p);
-    };
-    int most = HS;
-    while (most > 0 && wanted(most) > limit) { most--; }
-    check(most == HS, "--model: heads of %d want %s of shared memory a block in the portable attention, this GPU has %s: at most %d fit; "
-          "take more heads", HS, format_bytes((double)wanted(HS)).c_str(), format_bytes((double)limit).c_str(), most);
-}
-
-// The share of the tiles (causal: of the causal ones) that the last attention_forward computed for a batch's first sequence, from its
-// scratch; 1 where nothing could be skipped.
-inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS, Stream stream) {
-#if defined(CUDA_BUILD)
-    FlashBias kind;
-    if (!find_flash(position, HS, kind) || !skips_tiles(kind, T, position)) { return 1.0; }
-    std::vector<FlashSpan> span((size_t)NH * ceil_div(T, FLASH_TILE));
-    copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
-    return flash_live_share(span.data(), NH, T, causal);
-#else
-    return (void)scratch, (void)position, (void)causal, (void)T, (void)NH, (void)HS, (void)stream, 1.0;
-#endif
-}
-
-// floats of scratch that attention_backward wants
-inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
-    size_t floats = (size_t)B * NH * T * (round_up(HS, LANES) + 1);
-#if defined(CUDA_BUILD)
-    FlashBias kind;
-    if (find_flash_bias(position, kind)) { floats = std::max(floats, flash_backward_scratch(kind, B, T, NH) + tile_skip_scratch(B, T, NH)); }
-#else
-    (void)position;
-#endif
-    return floats;
-}
-
-// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of dout behind
-// v.kv_len are not asked: those of dqkv are 0, and nothing is added to any sum.
-// scratch: attention_backward_scratch floats.  dout, out (B,T,C), lse (B,NH,T)
-template <bool Causal>
-void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                        const PositionView& v, int B, int T, Stream stream) {
-    with_position(v, [&](auto position) {
-        const auto bias = position.bias();
-        const AttentionDims p = attention_dims(v, T, 0, position.score_factor(v.T));
-#if defined(CUDA_BUILD)
-        using Flash = FlashOf<std::decay_t<decltype(bias)>>;
-        if constexpr (Flash::exists && sizeof(floatX) == sizeof(bf16)) {
-            FlashArgs f = flash_args(p, B, qkv);
-            Flash::fill(f, bias);
-            f.out = (bf16*)out; f.lse = (float*)lse; f.dout = (const bf16*)dout; f.dqkv = (bf16*)dqkv;
-            choose_tiles<Causal, Flash::kind>(f, scratch + flash_backward_scratch(Flash::kind, B, T, v.NH), *v.config, stream);
-            if (flash_backward<Causal, Flash::kind>(f, scratch, stream)) { return; }
+        // 3. what earlier tiles have summed was relative to the largest logit before
+        for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+            shrink[r] = fast_exp(shrink[r] - largest[r]);
+            sum[r] *= shrink[r];
         }
-#endif
-        position.zero_bias_gradient(B, T, stream);          // the tensor-core kernels overwrite instead
-        float* D = scratch + (size_t)B * v.NH * T * p.HSp();
-        launch(attention_backward_kernel<Causal, std::decay_t<decltype(bias)>>,
-               Grid((size_t)B * v.NH, ATTENTION_THREADS, attention_backward_shared(p), stream), dqkv, scratch, D, dout, qkv, out, lse, bias, p);
-    });
+        // 4. exponentials and their sum
+        for (int c = 0; c < nj; c++) {
+            SIMD
+            for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+                const float e = fast_exp(scores[c * TILE + r] - largest[r]);
+                scores[c * TILE + r] = e;
+                sum[r] += e;
+            }
+        }
+        __syncthreads();
+        // 5. O = shrink O + P v
+        for (int r = 0; r < ni; r++) {
+            for (int d = threadIdx.x; d < width; d += blockDim.x) { O_tile[r * width + d] *= shrink[r]; }
+        }
+        __syncthreads();
+        block_matmul_add(view(O_tile, ni, width), transposed(view(scores, nj, ni, TILE)), view(V_tile, nj, width));
+    }
+    __syncthreads();
+    // 6. out = O / sum, and lse
+    for (int r = 0; r < rows; r++) {
+        const float inverse = r < ni ? 1.0f / sum[r] : 0.0f;
+        floatX* o = out + ((size_t)b * dims.T + (i0 + r - dims.t0)) * C + h * HS;
+        for (int d = threadIdx.x; d < HS; d += blockDim.x) { o[d] = (floatX)(O_tile[r * width + d] * inverse); }
+    }
+    for (int r = threadIdx.x; r < rows && lse != nullptr; r += blockDim.x) {
+        lse[(size_t)bh * dims.stride + i0 + r] = r < ni ? largest[r] + logf(sum[r]) : -INFINITY;
+    }
+}
+
+// out (B,T,C), lse (B,NH,stride) or null, qkv (B,stride,OC)
+template <bool Causal, class Bias>
+void portable_attention_forward(floatX* out, float* lse, const floatX* qkv, const Bias& bias, const AttentionDims& dims, int B,
+                                Stream stream) {
+    const int BNH = B * dims.NH;
+    const int tiles = (dims.t0 + dims.T - 1) / ATTENTION_TILE - dims.t0 / ATTENTION_TILE + 1;
+    const Grid grid((size_t)BNH * tiles, ATTENTION_THREADS, attention_forward_shared(dims), stream);
+    launch(attention_forward_kernel<Causal, Bias>, grid, out, lse, qkv, bias, dims, BNH);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// backward
+
+inline size_t attention_backward_shared(const AttentionDims& dims) {
+    const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
+    return sizeof(float) * (2 * tile * dims.HS + 5 * tile * width + 2 * tile * tile);
+}
+
+// One block per (batch, head), so that every sum has one writer and one order: for each tile of keys, the tiles of queries that see
+// it. dq (B,NH,T,padded HS) float32 and row_dot (B,NH,T) are scratch. dk carries no scale of its own: Q_tile has it.
+template <bool Causal, class Bias>
+__global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_dot, const floatX* dout, const floatX* qkv,
+                                          const floatX* out, const float* lse, Bias bias, AttentionDims dims) {
+    constexpr int TILE = ATTENTION_TILE;
+    const int HS = dims.HS, C = dims.C(), OC = dims.OC, width = dims.padded_HS();
+    const int bh = blockIdx.x, b = bh / dims.NH, h = bh % dims.NH;
+    const int T = dims.tokens(b);
+    float* K_T = dynamic_shared();
+    float* V_T = K_T + HS * TILE;
+    float* K_tile = V_T + HS * TILE;
+    float* dK_tile = K_tile + TILE * width;
+    float* dV_tile = dK_tile + TILE * width;
+    float* Q_tile = dV_tile + TILE * width;
+    float* dO_tile = Q_tile + TILE * width;
+    float* P = dO_tile + TILE * width;                      // (queries, keys): scores, then probabilities
+    float* dlogit = P + TILE * TILE;                        // (queries, keys): dP, then dlogit
+    const size_t first = (size_t)b * dims.T;
+    const Matrix<const floatX> q = view(qkv + first * OC + h * HS, T, HS, OC);
+    const Matrix<const floatX> k = view(q.data + C, T, HS, OC);
+    const Matrix<const floatX> v = view(k.data + C, T, HS, OC);
+    const Matrix<const floatX> o = view(out + first * C + h * HS, T, HS, C);
+    const Matrix<const floatX> d_o = view(dout + first * C + h * HS, T, HS, C);
+    floatX* dq_out = dqkv + first * OC + h * HS;
+    dq += (size_t)bh * dims.T * width;
+    row_dot += (size_t)bh * dims.T;
+    lse += (size_t)bh * dims.T;
+
+    // 1. row_dot
+    for (int i = threadIdx.x; i < T; i += blockDim.x) {
+        float s = 0.0f;
+        for (int d = 0; d < HS; d++) { s += (float)o(i, d) * (float)d_o(i, d); }
+        row_dot[i] = s;
+    }
+    for (size_t e = threadIdx.x; e < (size_t)T * width; e += blockDim.x) { dq[e] = 0.0f; }
+    for (int j0 = 0; j0 < T; j0 += TILE) {
+        const int nj = imin(TILE, T - j0);
+        __syncthreads();
+        load_tile_transposed(K_T, block(k, j0, nj, 0, HS), 1.0f);
+        load_tile_transposed(V_T, block(v, j0, nj, 0, HS), 1.0f);
+        load_tile(K_tile, block(k, j0, nj, 0, HS), 1.0f);
+        for (int e = threadIdx.x; e < 2 * TILE * width; e += blockDim.x) { dK_tile[e] = 0.0f; }     // dV_tile follows it
+        for (int i0 = Causal ? j0 : 0; i0 < T; i0 += TILE) {
+            const int ni = imin(TILE, T - i0);
+            __syncthreads();
+            load_tile(Q_tile, block(q, i0, ni, 0, HS), dims.scale);
+            load_tile(dO_tile, block(d_o, i0, ni, 0, HS), 1.0f);
+            __syncthreads();
+            // 2. scores = q k^T and dP = dout v^T
+            block_matmul(view(P, ni, round_up(nj, LANES), TILE), view(Q_tile, ni, HS, width), view(K_T, HS, TILE));
+            block_matmul(view(dlogit, ni, round_up(nj, LANES), TILE), view(dO_tile, ni, HS, width), view(V_T, HS, TILE));
+            __syncthreads();
+            // 3. P = e^(logit - lse) and dlogit = P (dP - row_dot)
+            const auto tile = bias.tile(bh, i0, j0);
+            for (int r = 0; r < ni; r++) {
+                const float lse_i = lse[i0 + r], row_dot_i = row_dot[i0 + r];
+                SIMD
+                for (int c = threadIdx.x; c < nj; c += blockDim.x) {
+                    float logit = P[r * TILE + c] + tile(r, c);
+                    logit = Causal && j0 + c > i0 + r ? -INFINITY : logit;
+                    const float p = fast_exp(logit - lse_i);
+                    P[r * TILE + c] = p;
+                    dlogit[r * TILE + c] = p * (dlogit[r * TILE + c] - row_dot_i);
+                }
+            }
+            __syncthreads();
+            // 4. dv += P^T dout,  dk += dlogit^T q,  dq += dlogit k
+            const Matrix<float> P_T = transposed(view(P, ni, nj, TILE));
+            const Matrix<float> dlogit_T = transposed(view(dlogit, ni, nj, TILE));
+            block_matmul_add(view(dV_tile, nj, width), P_T, view(dO_tile, ni, width));
+            block_matmul_add(view(dK_tile, nj, width), dlogit_T, view(Q_tile, ni, width));
+            block_matmul_add(view(dq + (size_t)i0 * width, ni, width), view(dlogit, ni, nj, TILE), view(K_tile, nj, width));
+            __syncthreads();
+            // 5. the bias functor's sums
+            bias.backward(bh, i0, ni, j0, nj, dlogit, TILE);
+        }
+        __syncthreads();
+        for (int c = 0; c < nj; c++) {
+            floatX* row = dq_out + (size_t)(j0 + c) * OC;
+            for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+                row[C + d] = (floatX)dK_tile[c * width + d];
+                row[2 * C + d] = (floatX)dV_tile[c * width + d];
+            }
+        }
+    }
+    __syncthreads();
+    // 6. dq gets its scale; padding rows get zeros
+    for (int i = 0; i < T; i++) {
+        for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+            dq_out[(size_t)i * OC + d] = (floatX)(dims.scale * dq[(size_t)i * width + d]);
+        }
+    }
+    for (int i = T; i < dims.T; i++) {
+        for (int part = 0; part < 3; part++) {
+            for (int d = threadIdx.x; d < HS; d += blockDim.x) { dq_out[(size_t)i * OC + part * C + d] = (floatX)0.0f; }
+        }
+    }
+}
+
+// floats of scratch that portable_attention_backward wants
+inline size_t portable_attention_backward_scratch(int B, int T, int NH, int HS) {
+    return (size_t)B * NH * T * (round_up(HS, LANES) + 1);
+}
+
+// dqkv (B,T,OC): the q, k and v columns are overwritten; what the bias functor sums is added to. dout, out (B,T,C), lse (B,NH,T)
+template <bool Causal, class Bias>
+void portable_attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                                 const float* lse, const Bias& bias, const AttentionDims& dims, int B, Stream stream) {
+    float* row_dot = scratch + (size_t)B * dims.NH * dims.T * dims.padded_HS();
+    const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, attention_backward_shared(dims), stream);
+    launch(attention_backward_kernel<Causal, Bias>, grid, dqkv, scratch, row_dot, dout, qkv, out, lse, bias, dims);
 }
 
 #endif

@@ -6,12 +6,11 @@
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
 
-#include "fastmath.h"
-
-constexpr int IGNORE_INDEX = -1;
+#include "base/fastmath.h"
 
 // One block a row. logits (N,Vp) become their gradient when `backward`, and are left as they are otherwise.
-__global__ void classifier_kernel(float* losses, floatX* logits, const int* targets, float dloss, int V, int Vp, bool backward, float* hits) {
+__global__ void classifier_kernel(float* losses, float* hits, floatX* logits, const int* targets, float dloss, int V, int Vp,
+                                  bool backward) {
     const size_t row = blockIdx.x;
     floatX* x = logits + row * Vp;
     const int target = targets[row];
@@ -58,9 +57,9 @@ __global__ void classifier_kernel(float* losses, floatX* logits, const int* targ
 
 // losses (N) float32, logits (N,Vp), Vp a multiple of 8, in and, when `backward`, their gradient out, targets (N); hits (N) or null: 1 where no
 // logit exceeds the target's
-inline void classifier(float* losses, floatX* logits, const int* targets, float dloss, size_t N, int V, int Vp, bool backward, Stream stream,
-                       float* hits = nullptr) {
-    launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, logits, targets, dloss, V, Vp, backward, hits);
+inline void classifier(float* losses, float* hits, floatX* logits, const int* targets, float dloss, size_t N, int V, int Vp,
+                       bool backward, Stream stream) {
+    launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, hits, logits, targets, dloss, V, Vp, backward);
 }
 
 __global__ void loss_sum_kernel(double* sum, const float* losses, size_t N) {

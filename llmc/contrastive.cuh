@@ -7,7 +7,7 @@
 #ifndef LLMC_CONTRASTIVE_CUH
 #define LLMC_CONTRASTIVE_CUH
 
-#include "fastmath.h"
+#include "base/fastmath.h"
 #include "matmul.cuh"
 
 constexpr float MAX_INVERSE_NORM = 1e12f;
@@ -38,11 +38,10 @@ __global__ void normalize_rows_backward_kernel(float* d, const float* normalized
 
 // ----------------------------------------------------------------------------------------------------------
 
-// out (M,N) = scale A (M,K) B (K,N) in float32, where matmul.cuh's operands are floatX. Element (m,k) is A[m * a_row + k * a_col].
+// out (M,N) = scale A (M,K) B (K,N) in float32, where the operands of matmul.cuh are floatX
 struct FloatProduct {
     float* out;
-    const float *A, *B;
-    size_t a_row, a_col, b_row, b_col, M, N, K;
+    Matrix<const float> A, B;
     float scale;
 };
 
@@ -53,37 +52,42 @@ constexpr int FLOAT_TILE = 128;
 #endif
 constexpr size_t FLOAT_PRODUCT_SHARED = sizeof(float) * FLOAT_TILE * (2 * MATMUL_K + FLOAT_TILE);
 
-// One block a tile of out; slices of K in shared memory: a (M,K), b (K,N), c (M,N)
+// One block per tile c of out; slices a and b of A and B in shared memory
 __global__ void float_product_kernel(FloatProduct p) {
-    const size_t tiles_m = ceil_div(p.M, (size_t)FLOAT_TILE);
-    const size_t m0 = blockIdx.x % tiles_m * FLOAT_TILE, n0 = blockIdx.x / tiles_m * FLOAT_TILE;
-    const int M = (int)(p.M - m0 < FLOAT_TILE ? p.M - m0 : FLOAT_TILE), N = (int)(p.N - n0 < FLOAT_TILE ? p.N - n0 : FLOAT_TILE);
-    const int padded = round_up(N, LANES);
-    const float *A = p.A + m0 * p.a_row, *B = p.B + n0 * p.b_col;
-    float *a = dynamic_shared(), *b = a + FLOAT_TILE * MATMUL_K, *c = b + MATMUL_K * FLOAT_TILE;
-    for (int e = threadIdx.x; e < M * FLOAT_TILE; e += blockDim.x) { c[e] = 0.0f; }
-    for (size_t k0 = 0; k0 < p.K; k0 += MATMUL_K) {
-        const int K = (int)(p.K - k0 < MATMUL_K ? p.K - k0 : MATMUL_K);
+    const int tiles_m = ceil_div(p.A.rows, FLOAT_TILE);
+    const int m0 = (int)blockIdx.x % tiles_m * FLOAT_TILE;
+    const int n0 = (int)blockIdx.x / tiles_m * FLOAT_TILE;
+    const Matrix<const float> A = block(p.A, m0, FLOAT_TILE, 0, p.A.cols);
+    const Matrix<const float> B = block(p.B, 0, p.B.rows, n0, FLOAT_TILE);
+    const int M = A.rows, N = B.cols;
+    const Matrix<float> a = view(dynamic_shared(), M, MATMUL_K);
+    const Matrix<float> b = view(dynamic_shared() + FLOAT_TILE * MATMUL_K, MATMUL_K, FLOAT_TILE);
+    const Matrix<float> c = view(b.data + MATMUL_K * FLOAT_TILE, M, FLOAT_TILE);
+    for (int e = threadIdx.x; e < M * FLOAT_TILE; e += blockDim.x) { c.data[e] = 0.0f; }
+    for (int k0 = 0; k0 < A.cols; k0 += MATMUL_K) {
+        const int K = imin(MATMUL_K, A.cols - k0);
         __syncthreads();                                        // c is zero; the last slice has been read
         for (int e = threadIdx.x; e < M * MATMUL_K; e += blockDim.x) {
             const int m = e / MATMUL_K, k = e % MATMUL_K;
-            a[e] = k < K ? A[m * p.a_row + (k0 + k) * p.a_col] : 0.0f;
+            a(m, k) = k < K ? A(m, k0 + k) : 0.0f;
         }
         for (int e = threadIdx.x; e < K * FLOAT_TILE; e += blockDim.x) {
             const int k = e / FLOAT_TILE, n = e % FLOAT_TILE;
-            b[e] = n < N ? B[(k0 + k) * p.b_row + n * p.b_col] : 0.0f;
+            b(k, n) = n < N ? B(k0 + k, n) : 0.0f;
         }
         __syncthreads();
-        block_matmul<true>(c, FLOAT_TILE, a, MATMUL_K, 1, b, FLOAT_TILE, M, padded, K);
+        block_matmul_add(block(c, 0, M, 0, round_up(N, LANES)), block(a, 0, M, 0, K), b);
     }
     __syncthreads();
     for (int m = 0; m < M; m++) {
-        for (int n = threadIdx.x; n < N; n += blockDim.x) { p.out[(m0 + m) * p.N + n0 + n] = p.scale * c[m * FLOAT_TILE + n]; }
+        for (int n = threadIdx.x; n < N; n += blockDim.x) {
+            p.out[(size_t)(m0 + m) * p.B.cols + n0 + n] = p.scale * c(m, n);
+        }
     }
 }
-inline void float_product(const FloatProduct& p, Stream stream) {
-    const size_t tiles = ceil_div(p.M, (size_t)FLOAT_TILE) * ceil_div(p.N, (size_t)FLOAT_TILE);
-    launch(float_product_kernel, Grid(tiles, 256, FLOAT_PRODUCT_SHARED, stream), p);
+inline void float_product(float* out, const Matrix<const float>& A, const Matrix<const float>& B, float scale, Stream stream) {
+    const size_t tiles = (size_t)ceil_div(A.rows, FLOAT_TILE) * (size_t)ceil_div(B.cols, FLOAT_TILE);
+    launch(float_product_kernel, Grid(tiles, 256, FLOAT_PRODUCT_SHARED, stream), FloatProduct{out, A, B, scale});
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -116,13 +120,16 @@ inline void contrastive_forward_backward(float* losses, float* demb, float* scra
     check(Q >= 1 && M >= Q, "%d queries have %d candidates: each query's positive is one of them", Q, M);
     check(temperature > 0.0f, "the temperature %g is not above 0", (double)temperature);
     const size_t q = (size_t)Q, m = (size_t)M, c = (size_t)C;
-    float *n = scratch, *inverse_norm = n + (q + m) * c, *scores = inverse_norm + q + m;
-    const float *nq = n, *nc = n + q * c, scale = 1.0f / temperature;
+    float *n = scratch, *inverse_norm = n + (q + m) * c;
+    const Matrix<float> queries = view(n, q, c);
+    const Matrix<float> candidates = view(n + q * c, m, c);
+    const Matrix<float> scores = view(inverse_norm + q + m, q, m);
+    const float scale = 1.0f / temperature;
     launch(normalize_rows_kernel, Grid(q + m, 256, 0, stream), n, inverse_norm, emb, C);
-    float_product({scores, nq, nc, c, 1, 1, c, q, m, c, scale}, stream);
-    launch(contrastive_loss_kernel, Grid(q, 256, 0, stream), losses, scores, M, scale, dloss);
-    float_product({demb, scores, nc, m, 1, c, 1, q, c, m, 1.0f}, stream);
-    float_product({demb + q * c, scores, nq, 1, m, c, 1, m, c, q, 1.0f}, stream);
+    float_product(scores.data, queries, transposed(candidates), scale, stream);
+    launch(contrastive_loss_kernel, Grid(q, 256, 0, stream), losses, scores.data, M, scale, dloss);
+    float_product(demb, scores, candidates, 1.0f, stream);
+    float_product(demb + q * c, transposed(scores), queries, 1.0f, stream);
     launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, n, inverse_norm, C);
 }
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "device.h"
+#include "base/device.h"
 
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, int C) {
     const size_t n = blockIdx.x;
@@ -36,60 +36,6 @@ struct EmbeddingPlan {
         for (size_t n = 0; n < N; n++) { rows[(size_t)next[(size_t)tokens[n]]++] = (int)n; }
     }
     size_t groups() const { return first.size() - 1; }
-};
-
-// The tokens of micro-batches on their way to the device. Each micro-batch of a step has its own slot of pinned memory, so that the
-// host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the step's end).
-struct DeviceBatch {
-    size_t N = 0, groups = 0;                                               // capacity in tokens; groups of the plan in hand
-    int *tokens = nullptr, *targets = nullptr, *rows = nullptr, *first = nullptr;   // on the device: (N), first (N+1)
-    int *picked = nullptr, *lengths = nullptr;                              // rows that are asked for; tokens of each sequence: (N)
-    int* pinned = nullptr;                                                  // (slots, ints(N))
-    size_t slots = 0;
-
-    static size_t ints(size_t N) { return 6 * N + 1; }
-    void allocate(size_t capacity) {
-        N = capacity;
-        tokens = (int*)device_malloc(sizeof(int) * ints(N));
-        targets = tokens + N; rows = targets + N; first = rows + N; picked = first + N + 1; lengths = picked + N;
-    }
-    void release() {
-        device_free(tokens);
-        pinned_free(pinned);
-        *this = DeviceBatch();
-    }
-    // n tokens; targets may be null, and then, or without `backward`, there is no plan
-    void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, bool backward, Stream stream) {
-        if (slots < of) {
-            pinned_free(pinned);
-            pinned = (int*)pinned_malloc(sizeof(int) * ints(N) * of);
-            slots = of;
-        }
-        copy(tokens, slot, host_tokens, n, stream);
-        if (host_targets != nullptr) { copy(targets, slot, host_targets, n, stream); }
-        if (!backward) { return; }
-        EmbeddingPlan plan;
-        plan.build(host_tokens, n);
-        copy(rows, slot, plan.rows.data(), n, stream);
-        copy(first, slot, plan.first.data(), plan.first.size(), stream);
-        groups = plan.groups();
-    }
-    // Of the batch just loaded, where only some rows have a target: these, and their targets (n each); and how long each of B
-    // sequences is (null: all of them full).
-    void pick(size_t slot, const int* host_picked, const int* host_targets, size_t n, const int* host_lengths, size_t B, Stream stream) {
-        copy(picked, slot, host_picked, n, stream);
-        copy(targets, slot, host_targets, n, stream);
-        if (host_lengths != nullptr) { copy(lengths, slot, host_lengths, B, stream); }
-    }
-
-private:
-    // an array's place in pinned memory is its place on the device
-    void copy(int* to, size_t slot, const int* from, size_t count, Stream stream) {
-        check(count <= N + 1, "a batch of %zu values, laid out for %zu", count, N);         // `first` has N + 1
-        int* at = pinned + slot * ints(N) + (to - tokens);
-        std::copy(from, from + count, at);
-        copy_to_device_async(to, at, sizeof(int) * count, stream);
-    }
 };
 
 template <int P>

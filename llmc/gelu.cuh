@@ -9,7 +9,7 @@
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH
 
-#include "fastmath.h"
+#include "base/fastmath.h"
 
 constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f, GELU_CUBE = 0.044715f, INV_SQRT_2_PI = 0.398942280f;
 

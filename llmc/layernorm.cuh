@@ -5,7 +5,7 @@
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH
 
-#include "matmul.cuh"
+#include "base/reduce.cuh"
 
 // One block a row, of one warp on a GPU: no warp waits for another one. mean and rstd may be null (evaluation).
 template <int P>
@@ -98,8 +98,8 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float
     with_pack((size_t)C, [&](auto P) {
         launch(layernorm_backward_kernel<P>, Grid(slabs, 32, sizeof(float) * stride, stream), dinp, scratch, dout, inp, mean, rstd, weight, N, C);
     });
-    launch(slab_sum_kernel, slab_sum_grid((size_t)C, stream), dweight, scratch, slabs, stride, (size_t)C);
-    launch(slab_sum_kernel, slab_sum_grid((size_t)C, stream), dbias, scratch + C, slabs, stride, (size_t)C);
+    add_slabs(dweight, scratch, slabs, stride, (size_t)C, stream);
+    add_slabs(dbias, scratch + C, slabs, stride, (size_t)C, stream);
 }
 
 #endif

@@ -5,16 +5,22 @@
 
 #include "adamw.cuh"
 #include "classifier.cuh"
-#include "comm_tree.cuh"
+#include "ranks/sums.cuh"
 #include "embedding.cuh"
-#include "positions.h"
+#include "position/table.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // parameters
 
 struct Parameters {
-    TensorTable table;
+    TensorTable table;                                      // the trainer's own tensors, then the encoding's
+    size_t first_position_param = 0;                        // where those begin
     std::vector<FileTensor> files;                          // the same tensors in a checkpoint
+
+    void add_position(const std::vector<TensorSpec>& params) {
+        first_position_param = table.specs.size();
+        for (const TensorSpec& s : params) { table.add(s); }
+    }
     float* master = nullptr;                                // float32 weights
     floatX* weights = nullptr;                              // what the layers read: master itself, or its rounded copy in bf16 builds
     float *m = nullptr, *v = nullptr;                       // AdamW's moments
@@ -22,6 +28,15 @@ struct Parameters {
     std::vector<float*> tree;                               // gradient buffers: tree[k] sums 2^k micro-batches, the last is being filled
     Stream stream = {};
 };
+
+// A tensor that no FileTensor names would be lost in every checkpoint.
+inline void check_files(const Parameters& p) {
+    for (const TensorSpec& s : p.table.specs) {
+        const auto named = [&](const FileTensor& f) { return f.tensor == s.name; };
+        check(std::any_of(p.files.begin(), p.files.end(), named), "tensor %s has no row in the trainer's table of files, so it would never "
+              "be saved: add one", s.name.c_str());
+    }
+}
 
 // Buffers of gradients that a step of so many micro-batches takes: one a level of the tree over them, and one to fill.
 inline int gradient_buffers(int micro_batches) {
@@ -129,6 +144,63 @@ inline std::string first_bad_tensor(Parameters& p, const float* grads) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
+// the tokens of a batch
+
+// The tokens of micro-batches on their way to the device. Each micro-batch of a step has its own slot of pinned memory, so that the
+// host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the step's end).
+struct DeviceBatch {
+    size_t N = 0, groups = 0;                                               // capacity in tokens; groups of the plan in hand
+    int *tokens = nullptr, *targets = nullptr, *rows = nullptr, *first = nullptr;   // on the device: (N), first (N+1)
+    int *picked = nullptr, *lengths = nullptr;                              // rows that are asked for; tokens of each sequence: (N)
+    int* pinned = nullptr;                                                  // (slots, ints(N))
+    size_t slots = 0;
+
+    static size_t ints(size_t N) { return 6 * N + 1; }
+    void allocate(size_t capacity) {
+        N = capacity;
+        tokens = (int*)device_malloc(sizeof(int) * ints(N));
+        targets = tokens + N; rows = targets + N; first = rows + N; picked = first + N + 1; lengths = picked + N;
+    }
+    void release() {
+        device_free(tokens);
+        pinned_free(pinned);
+        *this = DeviceBatch();
+    }
+    // n tokens; targets may be null, and then, or without `backward`, there is no plan
+    void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, bool backward, Stream stream) {
+        if (slots < of) {
+            pinned_free(pinned);
+            pinned = (int*)pinned_malloc(sizeof(int) * ints(N) * of);
+            slots = of;
+        }
+        copy(tokens, slot, host_tokens, n, stream);
+        if (host_targets != nullptr) { copy(targets, slot, host_targets, n, stream); }
+        if (!backward) { return; }
+        EmbeddingPlan plan;
+        plan.build(host_tokens, n);
+        copy(rows, slot, plan.rows.data(), n, stream);
+        copy(first, slot, plan.first.data(), plan.first.size(), stream);
+        groups = plan.groups();
+    }
+    // Of the batch just loaded, where only some rows have a target: these, and their targets (n each); and how long each of B
+    // sequences is (null: all of them full).
+    void pick(size_t slot, const int* host_picked, const int* host_targets, size_t n, const int* host_lengths, size_t B, Stream stream) {
+        copy(picked, slot, host_picked, n, stream);
+        copy(targets, slot, host_targets, n, stream);
+        if (host_lengths != nullptr) { copy(lengths, slot, host_lengths, B, stream); }
+    }
+
+private:
+    // an array's place in pinned memory is its place on the device
+    void copy(int* to, size_t slot, const int* from, size_t count, Stream stream) {
+        check(count <= N + 1, "a batch of %zu values, laid out for %zu", count, N);         // `first` has N + 1
+        int* at = pinned + slot * ints(N) + (to - tokens);
+        std::copy(from, from + count, at);
+        copy_to_device_async(to, at, sizeof(int) * count, stream);
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
 // activations
 
 enum class Purpose { Train, Evaluate, Generate };
@@ -143,6 +215,7 @@ inline int kept_layers(Keep keep, Purpose purpose, int L) {
 // The activations of one shape, and the tokens they belong to. Pointers: the trainer's struct of them, made from its table.
 template <class Pointers> struct ActivationsOf {
     int B = 0, T = 0, chunk = 0;                            // capacity; rows of logits held at once
+    bool decodes = false;                                   // attention_decode runs over them
     TensorTable table, position_table;
     float *data = nullptr, *position_data = nullptr;
     Pointers a;
@@ -194,9 +267,9 @@ template <class Model, class Acts> PositionView position_view(const Model& model
     v.config = &model.config.position;
     v.L = model.config.L; v.NH = model.config.NH; v.C = model.config.C; v.HS = v.C / v.NH; v.layer = layer;
     v.B = B; v.T = T; v.OC = model.OC;
-    v.causal = model.config.causal;
+    v.causal = model.config.causal; v.decodes = acts.decodes;
     v.kv_len = acts.kv_len;
-    v.params = &model.table; v.acts = &acts.position_table;
+    v.params = &model.table; v.first_param = model.first_position_param; v.acts = &acts.position_table;
     v.master = model.master; v.grads = grads; v.act_data = acts.position_data;
     return v;
 }

@@ -5,7 +5,7 @@
 #ifndef LLMC_POOLING_CUH
 #define LLMC_POOLING_CUH
 
-#include "device.h"
+#include "base/device.h"
 
 enum class Pooling { Mean, Cls };
 

@@ -6,7 +6,7 @@
 #define LLMC_ROWS_CUH
 
 #include "embedding.cuh"
-#include "matmul.cuh"
+#include "base/reduce.cuh"
 
 // out (n,C), inp (N,C), rows (n) all in [0, N): an embedding, whose table is inp
 inline void gather_rows(floatX* out, const floatX* inp, const int* rows, size_t n, int C, Stream stream) {
@@ -34,9 +34,7 @@ inline void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stre
 }
 // drow (C) accumulates. scratch: MAX_SLABS * C floats
 inline void add_row_backward(float* drow, float* scratch, const floatX* dout, size_t N, int C, Stream stream) {
-    const size_t slabs = slab_count(N), columns = (size_t)C;
-    launch(row_sum_kernel, Grid(slabs * ceil_div(columns, ROW_SUM_COLUMNS), 256, 0, stream), scratch, dout, N, C, slabs);
-    launch(slab_sum_kernel, slab_sum_grid(columns, stream), drow, scratch, slabs, columns, columns);
+    add_row_sums(drow, scratch, dout, N, C, stream);
 }
 
 #endif

@@ -9,7 +9,7 @@ using Catch::Approx;
 #include <catch2/catch.hpp>
 #endif
 
-#include "../llmc/common.h"
+#include "llmc/base/common.h"
 
 // Runs f, which must die with an Error whose message has `text` in it; returns its exit code.
 template <class F> int throws_with(F f, const std::string& text) {

@@ -4,7 +4,7 @@
 
 #include <climits>
 
-#include "catch.h"
+#include "test/catch.h"
 
 // A fresh directory, removed with everything in it at the end of the test.
 struct TempDir {

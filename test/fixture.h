@@ -2,10 +2,11 @@
 #ifndef TEST_FIXTURE_H
 #define TEST_FIXTURE_H
 
-#include "oracle.h"
+#include "test/oracle.h"
 
-#include "../llmc/model.cuh"
-#include "../llmc/program.h"
+#include "llmc/model.cuh"
+#include "llmc/run/config.h"
+#include "llmc/run/program.h"
 
 // A trainer's model and activations, freed at the end
 template <class Trained> struct HeldModel : Trained {

@@ -2,10 +2,10 @@
 #ifndef TEST_LAYER_H
 #define TEST_LAYER_H
 
-#include "oracle.h"
-#include "oracle_positions.h"
+#include "test/oracle.h"
+#include "test/oracle_positions.h"
 
-#include "../llmc/positions.h"
+#include "llmc/position/table.h"
 
 struct Shape { int B, T, NH, HS; };             // T: tokens of a sequence, or of the longest of a batch
 
@@ -37,12 +37,13 @@ struct AttentionLayer {
         act_data.reset(new Array<float>(acts.total));
         view.config = &config;
         view.L = 1; view.NH = s.NH; view.C = C; view.HS = s.HS; view.layer = 0;
-        view.B = s.B; view.T = stride; view.OC = OC; view.causal = causal;
+        view.B = s.B; view.T = stride; view.OC = OC; view.causal = causal; view.decodes = decodes;
         view.params = &params; view.acts = &acts;
         view.master = *master; view.grads = *grads; view.act_data = *act_data;
     }
     AttentionLayer(const AttentionLayer&) = delete;
 
+    float* act(const std::string& name) const { return acts.pointer((float*)*act_data, name)(); }
     float* host(const std::string& name) { return params.pointer(host_params.data(), name)(); }
 
     // draw(spec): the values of one tensor, into host()

@@ -12,9 +12,9 @@
 #include <functional>
 #include <random>
 
-#include "catch.h"
+#include "test/catch.h"
 
-#include "../llmc/device.h"
+#include "llmc/base/device.h"
 
 // The same numbers in every run, so that a red test says something about the change; CABLE_TEST_SEED=7 gives others, and
 // CABLE_TEST_SEED=random fresh ones. Put INFO(random) into each test.

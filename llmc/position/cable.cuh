@@ -12,7 +12,7 @@
 #ifndef LLMC_POSITION_CABLE_CUH
 #define LLMC_POSITION_CABLE_CUH
 
-#include "none.cuh"
+#include "key_max.cuh"
 
 constexpr int CABLE_CHUNK = 128;
 
@@ -94,14 +94,21 @@ __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const 
 }
 
 // LogKernel: kcable
-template <bool LogKernel> struct CableBias {
-    static constexpr bool has_bias = true, has_gradient = true;
+template <bool LogKernel> struct CableBias : BiasFunctor {
+    static constexpr FlashBias flash = LogKernel ? FlashBias::LogDistance : FlashBias::Distance;
     const float *S_offset, *g;
     const double* S_origin;
     float *dS, *dg;             // (B,NH,T), null in the forward
     int stride, chunks;
     bool causal;
 
+    void fill(FlashBiasArgs& args) const {
+        args.S_offset = S_offset;
+        args.S_origin = S_origin;
+        args.g = g;
+        args.dS = dS;
+        args.dg = dg;
+    }
     struct Tile {
         float between;              // origin of the rows' chunk minus origin of the columns'
         const float *Si, *gi, *Sj;
@@ -159,49 +166,35 @@ template <bool LogKernel> struct CableBias {
     }
 };
 
-template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : NoPosition {
-    using NoPosition::NoPosition;
+template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding {
+    using Encoding::Encoding;
+    float *S_offset = nullptr, *g = nullptr, *dS = nullptr, *dg = nullptr;      // (B,NH,T)
+    double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
 
-    static void specs(const PositionDims& d, const PositionConfig& config, PositionTables& t) {
-        const char* rows[] = {"cable.c.", "cable.s."};
-        t.extra_columns = Weighted ? 2 * d.NH : d.NH;
-        for (int l = 0; l < d.L; l++) {
-            for (size_t k = 0; k < (Weighted ? 2 : 1); k++) {
-                const size_t row0 = (size_t)3 * d.C + k * d.NH;
-                t.files.push_back({d.layer_name(l, rows[k] + std::string("weight")), "qkvw", l, row0, (size_t)d.NH, false});
-                t.files.push_back({d.layer_name(l, rows[k] + std::string("bias")), "qkvb", l, row0, (size_t)d.NH, false});
-            }
-        }
-        const size_t BNH = (size_t)d.B * d.NH, T = (size_t)d.T;
-        auto act = [&](const char* name, size_t rows_, size_t cols, Keep keep) {
-            TensorSpec s;
-            s.name = name; s.layers = d.L; s.rows = rows_; s.cols = cols; s.keep = keep;
-            t.acts.push_back(s);
-        };
-        act("S_offset", BNH, T, Keep::Cached);
-        act("S_origin", BNH, 2 * ceil_div(T, (size_t)CABLE_CHUNK), Keep::Cached);   // float64: two float32 each
-        act("g", BNH, T, Keep::Cached);
-        act("dS", BNH, T, Keep::Scratch);
-        act("dg", BNH, T, Keep::Scratch);
-        if (!LogKernel) { add_key_max(d, config, t); }      // a logarithm is never so steep
+    template <class Tensors> void declare(Tensors& t) {
+        const size_t BNH = (size_t)t.dims.B * t.dims.NH, T = (size_t)t.dims.T;
+        t.columns("cable.c", t.dims.NH);                                        // w_c, c_c
+        if (Weighted) { t.columns("cable.s", t.dims.NH); }                      // w_s, c_s
+        t.cached(S_offset, "S_offset", Per::Layer, BNH, T);
+        t.cached(S_origin, "S_origin", Per::Layer, BNH, ceil_div(T, (size_t)CABLE_CHUNK));
+        t.cached(g, "g", Per::Layer, BNH, T);
+        t.scratch(dS, "dS", BNH, T);
+        t.scratch(dg, "dg", BNH, T);
+        if (!LogKernel) { declare_key_max(*this, t); }      // a logarithm is never so steep
     }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
-        launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), v.act("S_offset"), (double*)v.act("S_origin"), v.act("g"), qkv,
-               T, t0, v.T, v.NH, v.C, v.OC, SoftplusB, Weighted);
-        update_key_max(qkv, B, T, t0, stream);
+        launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), S_offset, S_origin, g, qkv, T, t0, v.T, v.NH, v.C, v.OC,
+               SoftplusB, Weighted);
+        update_key_max(*this, qkv, B, T, t0, stream);
     }
     void zero_bias_gradient(int B, int T, Stream stream) const {
-        device_zero(v.act("dS"), sizeof(float) * B * v.NH * T, stream);
-        device_zero(v.act("dg"), sizeof(float) * B * v.NH * T, stream);
+        device_zero(dS, sizeof(float) * B * v.NH * T, stream);
+        device_zero(dg, sizeof(float) * B * v.NH * T, stream);
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
-        launch(cable_backward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), dqkv, v.act("dS"), v.act("dg"), qkv, T, v.NH, v.C, v.OC,
-               SoftplusB, Weighted);
+        launch(cable_backward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), dqkv, dS, dg, qkv, T, v.NH, v.C, v.OC, SoftplusB, Weighted);
     }
-    CableBias<LogKernel> bias() const {
-        return {v.act("S_offset"), v.act("g"), (const double*)v.act("S_origin"), v.act("dS"), v.act("dg"), v.T,
-                (int)ceil_div(v.T, CABLE_CHUNK), v.causal};
-    }
+    CableBias<LogKernel> bias() const { return {{}, S_offset, g, S_origin, dS, dg, v.T, ceil_div(v.T, CABLE_CHUNK), v.causal}; }
 };
 
 using CableFull = Cable<false, true, false>;

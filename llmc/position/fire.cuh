@@ -76,8 +76,7 @@ static __global__ void fire_slopes_kernel(float* dpsi, float* dnorm, const float
     }
 }
 
-struct FireBias {
-    static constexpr bool has_bias = true, has_gradient = true;
+struct FireBias : BiasFunctor {
     const float *psi, *inv;                     // (ND), (T+128)
     const float *w1, *b1, *w2, *b2;             // (32), (32), (NH,32), (NH)
     const float *dpsi, *dnorm, *breaks;         // (ND), (2,T+128), (32)
@@ -214,67 +213,51 @@ static __global__ void fire_backward_kernel(FireWeights d, const double* sums, F
     }
 }
 
-struct Fire : NoPosition {
-    using NoPosition::NoPosition;
+struct Fire : Encoding {
+    using Encoding::Encoding;
+    Parameter c, l, w1, b1, w2, b2;
+    float *psi = nullptr, *inv = nullptr;                                       // (columns), (T+128)
+    float *dpsi = nullptr, *dnorm = nullptr, *breaks = nullptr;                 // (columns), (2,T+128), (32)
+    double* sums = nullptr;                                                     // (B*NH,FIRE_SLOTS,FIRE_PIECES,FIRE_SUMS)
 
-    static void specs(const PositionDims& d, const PositionConfig&, PositionTables& t) {
-        const size_t NH = (size_t)d.NH, U = FIRE_UNITS;
+    template <class Tensors> void declare(Tensors& t) {
+        const size_t NH = (size_t)t.dims.NH, U = FIRE_UNITS;
         const float bound = 1.0f / std::sqrt((float)FIRE_UNITS);
-        const struct { const char *tensor, *file; size_t rows, cols; InitRule init; } list[] = {
-            {"fire_c", "fire.c", 1, 0, constant(0.1f)},
-            {"fire_l", "fire.l", 1, 0, constant(1.0f)},
-            {"fire_w1", "fire.mlp.0.weight", U, 1, uniform(-1, 1)},
-            {"fire_b1", "fire.mlp.0.bias", U, 0, uniform(-1, 1)},
-            {"fire_w2", "fire.mlp.2.weight", NH, U, uniform(-bound, bound)},
-            {"fire_b2", "fire.mlp.2.bias", NH, 0, uniform(-bound, bound)},
-        };
-        for (const auto& row : list) { t.params.push_back({row.tensor, d.L, row.rows, row.cols, row.init}); }
-        for (int l = 0; l < d.L; l++) {
-            for (const auto& row : list) {
-                t.files.push_back({d.layer_name(l, row.file), row.tensor, l, 0, row.rows, false});
-            }
-        }
-        const size_t ND = (size_t)toeplitz_columns(d.T, d.causal), TP = (size_t)(d.T + TOEPLITZ_PAD);
-        const size_t sums = (size_t)FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS * sizeof(double) / sizeof(float);
-        t.acts.push_back({"fire_psi", d.L, ND, 0, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
-        t.acts.push_back({"fire_inv", d.L, TP, 0, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
-        t.acts.push_back({"fire_dpsi", d.L, ND, 0});
-        t.acts.push_back({"fire_dnorm", d.L, 2, TP});
-        t.acts.push_back({"fire_breaks", d.L, U, 0});
-        t.acts.push_back({"fire_sums", d.L, (size_t)d.B * NH, sums});
+        t.param(c, "fire_c", "fire.c", Per::Layer, 1, 0, {constant(0.1f)});
+        t.param(l, "fire_l", "fire.l", Per::Layer, 1, 0, {constant(1.0f)});
+        t.param(w1, "fire_w1", "fire.mlp.0.weight", Per::Layer, U, 1, {uniform(-1, 1)});
+        t.param(b1, "fire_b1", "fire.mlp.0.bias", Per::Layer, U, 0, {uniform(-1, 1)});
+        t.param(w2, "fire_w2", "fire.mlp.2.weight", Per::Layer, NH, U, {uniform(-bound, bound)});
+        t.param(b2, "fire_b2", "fire.mlp.2.bias", Per::Layer, NH, 0, {uniform(-bound, bound)});
+        const size_t columns = (size_t)toeplitz_columns(t.dims.T, t.dims.causal), padded_T = (size_t)(t.dims.T + TOEPLITZ_PAD);
+        t.cached(psi, "fire_psi", Per::Layer, columns, 0);
+        t.cached(inv, "fire_inv", Per::Layer, padded_T, 0);
+        t.scratch(dpsi, "fire_dpsi", columns, 0);
+        t.scratch(dnorm, "fire_dnorm", 2, padded_T);
+        t.scratch(breaks, "fire_breaks", U, 0);
+        t.scratch(sums, "fire_sums", (size_t)t.dims.B * NH, (size_t)FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS);
     }
     int columns() const { return toeplitz_columns(v.T, v.causal); }
     Grid grid(Stream stream) const { return Grid::over((size_t)(columns() + TOEPLITZ_PAD), stream); }
-    double* sums() const { return (double*)v.act("fire_sums"); }
-    FireWeights params() const {
-        return {v.param("fire_c"), v.param("fire_l"), v.param("fire_w1"), v.param("fire_b1"), v.param("fire_w2"),
-                v.param("fire_b2")};
-    }
-    FireWeights gradients() const {
-        return {v.grad("fire_c"), v.grad("fire_l"), v.grad("fire_w1"), v.grad("fire_b1"), v.grad("fire_w2"),
-                v.grad("fire_b2")};
-    }
 
     void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
         if (t0 > 0) { return; }                             // filled for all tokens there can be at t0 = 0
-        const FireWeights p = params();
-        launch(fire_forward_kernel, grid(stream), v.act("fire_psi"), v.act("fire_inv"), p.c, p.l, v.T, columns());
+        launch(fire_forward_kernel, grid(stream), psi, inv, c.value, l.value, v.T, columns());
     }
     void zero_bias_gradient(int B, int, Stream stream) const {
-        const FireWeights p = params();
         const size_t count = (size_t)B * v.NH * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
-        device_zero(sums(), sizeof(double) * count, stream);
-        launch(fire_breaks_kernel, Grid(1, 32, 0, stream), v.act("fire_breaks"), p.w1, p.b1);
-        launch(fire_slopes_kernel, grid(stream), v.act("fire_dpsi"), v.act("fire_dnorm"), p.c, p.l, v.T, columns());
+        device_zero(sums, sizeof(double) * count, stream);
+        launch(fire_breaks_kernel, Grid(1, 32, 0, stream), breaks, w1.value, b1.value);
+        launch(fire_slopes_kernel, grid(stream), dpsi, dnorm, c.value, l.value, v.T, columns());
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
-        launch(fire_reduce_kernel, Grid((size_t)v.NH, 128, 0, stream), sums(), B, v.NH);
-        launch(fire_backward_kernel, Grid(1, 32, 0, stream), gradients(), sums(), params(), v.NH);
+        const FireWeights values = {c.value, l.value, w1.value, b1.value, w2.value, b2.value};
+        const FireWeights grads = {c.grad, l.grad, w1.grad, b1.grad, w2.grad, b2.grad};
+        launch(fire_reduce_kernel, Grid((size_t)v.NH, 128, 0, stream), sums, B, v.NH);
+        launch(fire_backward_kernel, Grid(1, 32, 0, stream), grads, sums, values, v.NH);
     }
     FireBias bias() const {
-        const FireWeights p = params();
-        return {v.act("fire_psi"), v.act("fire_inv"), p.w1, p.b1, p.w2, p.b2, v.act("fire_dpsi"), v.act("fire_dnorm"),
-                v.act("fire_breaks"), sums(), v.NH, v.T};
+        return {{}, psi, inv, w1.value, b1.value, w2.value, b2.value, dpsi, dnorm, breaks, sums, v.NH, v.T};
     }
 };
 

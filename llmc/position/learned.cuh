@@ -4,7 +4,7 @@
 #ifndef LLMC_POSITION_LEARNED_CUH
 #define LLMC_POSITION_LEARNED_CUH
 
-#include "none.cuh"
+#include "encoding.cuh"
 
 // One block a row of x.
 static __global__ void learned_forward_kernel(floatX* x, const float* wpe, int T, int t0, int C) {
@@ -21,22 +21,22 @@ static __global__ void learned_backward_kernel(float* dwpe, const floatX* dx, in
     }
 }
 
-struct Learned : NoPosition {
-    using NoPosition::NoPosition;
+struct Learned : Encoding {
+    using Encoding::Encoding;
+    Parameter wpe;              // (T_train,C)
 
-    static void specs(const PositionDims& d, const PositionConfig& config, PositionTables& t) {
-        t.params.push_back({"wpe", 0, (size_t)config.T_train, (size_t)d.C, normal(0.02f), true});
-        t.files.push_back({d.wpe_name, "wpe", 0, 0, (size_t)config.T_train, false});
+    template <class Tensors> void declare(Tensors& t) {
+        t.param(wpe, "wpe", t.dims.wpe_name, Per::Model, (size_t)t.config->T_train, (size_t)t.dims.C, {normal(0.02f), true});
     }
     static int max_length(const PositionConfig& config) { return config.T_train; }
 
     void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
-        check(T <= v.config->T_train - t0, "--pos learned has %d positions, position %d was asked for; use a shorter "
-              "--T or another encoding", v.config->T_train, t0 + T - 1);
-        launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, v.param("wpe"), T, t0, v.C);
+        check(T <= v.config->T_train - t0, "--pos learned has %d positions, position %d was asked for; use a shorter --T or "
+              "another encoding", v.config->T_train, t0 + T - 1);
+        launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, wpe.value, T, t0, v.C);
     }
     void embed_backward(floatX* dx, int B, int T, Stream stream) const {
-        launch(learned_backward_kernel, Grid((size_t)T, 128, 0, stream), v.grad("wpe"), dx, B, T, v.C);
+        launch(learned_backward_kernel, Grid((size_t)T, 128, 0, stream), wpe.grad, dx, B, T, v.C);
     }
 };
 

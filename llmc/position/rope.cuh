@@ -11,7 +11,7 @@
 
 #include <cmath>
 
-#include "none.cuh"
+#include "encoding.cuh"
 
 // One block a pair: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is off by 0.004 at t = 100,000.
 static __global__ void rope_table_kernel(float* table, int T, int t0, int HS, double theta, double T_train, double s,
@@ -46,16 +46,16 @@ static __global__ void rope_kernel(floatX* qkv, const float* table, int T, int t
     }
 }
 
-struct Rope : NoPosition {
-    using NoPosition::NoPosition;
+struct Rope : Encoding {
+    using Encoding::Encoding;
+    float* table = nullptr;     // (T,HS)
 
     static void defaults(PositionConfig& config) { config.values = {{"theta", 10000.0}}; }
-    static void specs(const PositionDims& d, const PositionConfig&, PositionTables& t) {
-        const int HS = d.C / d.NH;
-        check(HS % 2 == 0, "--pos rope turns pairs, so the head size must be even, but %d channels / %d heads = %d; "
-              "choose another --model", d.C, d.NH, HS);
-        const size_t T = (size_t)d.T;
-        t.acts.push_back({"rope_table", 0, T, (size_t)HS, constant(0), false, -FLT_MAX, FLT_MAX, Keep::Cached});
+    template <class Tensors> void declare(Tensors& t) {
+        const int C = t.dims.C, NH = t.dims.NH, HS = C / NH;
+        check(HS % 2 == 0, "--pos rope turns pairs, so the head size must be even, but %d channels / %d heads = %d; choose another "
+              "--model", C, NH, HS);
+        t.cached(table, "rope_table", Per::Model, (size_t)t.dims.T, (size_t)HS);
     }
     // how much longer than trained
     double stretch(int T) const {
@@ -65,14 +65,14 @@ struct Rope : NoPosition {
     }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         if (v.layer == 0) {
-            launch(rope_table_kernel, Grid((size_t)v.HS / 2, 128, 0, stream), v.act("rope_table"), T, t0, v.HS,
+            launch(rope_table_kernel, Grid((size_t)v.HS / 2, 128, 0, stream), table, T, t0, v.HS,
                    v.config->value("theta"), (double)v.config->T_train, stretch(v.T), v.config->scaling);
         }
-        launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), qkv, v.act("rope_table"), T, t0, v.T, v.NH, v.HS, v.OC,
+        launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), qkv, table, T, t0, v.T, v.NH, v.HS, v.OC,
                1.0f);
     }
     void prepare_backward(floatX* dqkv, const floatX*, int B, int T, Stream stream) const {
-        launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), dqkv, v.act("rope_table"), T, 0, T, v.NH, v.HS, v.OC,
+        launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), dqkv, table, T, 0, T, v.NH, v.HS, v.OC,
                -1.0f);
     }
     float score_factor(int T) const {

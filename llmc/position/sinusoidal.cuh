@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "none.cuh"
+#include "encoding.cuh"
 
 // One block a position: its sines are computed once, in double because a float angle is off by 0.004 at t = 100,000,
 // and added to that row of every sequence.
@@ -32,8 +32,8 @@ static __global__ void sinusoidal_backward_kernel(floatX* dx, size_t n, float sc
     for (size_t i = s.begin; i < s.end; i += s.step) { dx[i] = (floatX)((float)dx[i] * scale); }
 }
 
-struct Sinusoidal : NoPosition {
-    using NoPosition::NoPosition;
+struct Sinusoidal : Encoding {
+    using Encoding::Encoding;
 
     void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
         launch(sinusoidal_forward_kernel, Grid((size_t)T, 128, sizeof(float) * (v.C + 1), stream), x, B, T, t0, v.C);

@@ -59,12 +59,13 @@ struct T5Distances {
     }
 };
 
-// One block a head.
-template <class Map>
-static __global__ void t5_forward_kernel(float* table, const float* r, Map map, int T, int NH, int ND) {
-    const size_t h = blockIdx.x;
-    for (int n = threadIdx.x; n < ND; n += blockDim.x) { table[h * ND + n] = r[(size_t)map.entry(T - 1 - n) * NH + h]; }
-}
+// B_ij of head h at distance i - j
+template <class Map> struct T5Value {
+    const float* r;             // (entries,NH)
+    Map map;
+    int NH;
+    __device__ float operator()(int h, int distance) const { return r[(size_t)map.entry(distance) * NH + h]; }
+};
 
 // One block an entry and head.
 template <class Map>
@@ -84,23 +85,22 @@ static __global__ void t5_backward_kernel(float* dr, const float* dtable, Map ma
 
 template <class Map> struct T5Of : Toeplitz {
     using Toeplitz::Toeplitz;
+    Parameter r;
 
     static void defaults(PositionConfig& config) { Map::defaults(config); }
-    static void specs(const PositionDims& d, const PositionConfig& config, PositionTables& t) {
-        const size_t entries = (size_t)Map::entries(config, d.causal);
-        t.params.push_back({"t5", 0, entries, (size_t)d.NH, normal(0.02f)});
-        t.files.push_back({d.model_prefix + "t5.weight", "t5", 0, 0, entries, false});
-        table_specs(d, 0, t);
+    template <class Tensors> void declare(Tensors& t) {
+        const size_t entries = (size_t)Map::entries(*t.config, t.dims.causal);
+        t.param(r, "t5", t.dims.model_prefix + "t5.weight", Per::Model, entries, (size_t)t.dims.NH, {normal(0.02f)});
+        declare_table(t, Per::Model);
     }
     void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
-        if (v.layer > 0 || t0 > 0) { return; }              // the first layer fills it, for all tokens there can be
-        launch(t5_forward_kernel<Map>, Grid((size_t)v.NH, 128, 0, stream), v.act("bias_table"), v.param("t5"),
-               Map(*v.config, v.causal), v.T, v.NH, columns());
+        if (v.layer > 0) { return; }
+        fill_table(T5Value<Map>{r.value, Map(*v.config, v.causal), v.NH}, t0, stream);
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
         const size_t entries = (size_t)Map::entries(*v.config, v.causal);
-        launch(t5_backward_kernel<Map>, Grid(entries * v.NH, 32, 0, stream), v.grad("t5"), v.act("dbias_table"),
-               Map(*v.config, v.causal), B, v.T, v.NH, columns());
+        launch(t5_backward_kernel<Map>, Grid(entries * v.NH, 32, 0, stream), r.grad, dtable, Map(*v.config, v.causal), B, v.T, v.NH,
+               columns());
     }
 };
 

@@ -8,7 +8,7 @@
 #elif !defined(TEST_CUBLASLT_DOUBLE_H)
 #define TEST_CUBLASLT_DOUBLE_H
 
-#include "../../llmc/device.h"
+#include "llmc/base/device.h"
 
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_ALLOC_FAILED = 3, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_EXECUTION_FAILED = 13,
                       CUBLAS_STATUS_NOT_SUPPORTED = 15 };

@@ -15,8 +15,8 @@
 
 #include <cfloat>
 
-#include "../../llmc/device.h"
-#include "../../llmc/rand.h"
+#include "llmc/base/device.h"
+#include "llmc/base/rand.h"
 
 #if defined(SIMT)
 constexpr bool on_gpu = false;              // shapes are small and every fault that the emulator can see is planted

@@ -1,5 +1,5 @@
 // simt.h -- the CUDA build's kernels on the CPU: what a block of threads does, warp by warp, and the part of the runtime
-// that device.h uses. Only for g++ or clang++ with -DSIMT; the instructions of llmc/ptx.cuh are emulated there.
+// that device.h uses. Only for g++ or clang++, which read it first: -include test/simt/simt.h.
 //
 // The threads of a block are fibers on one system thread. One runs until it waits at a barrier or warp collective; which
 // of the ready ones runs next is random (SIMT_SEED=7 gives another order). So a missing barrier is seen as:
@@ -14,8 +14,9 @@
 #define TEST_SIMT_H
 
 #if defined(__CUDACC__)
-#error "simt.h stands in for nvcc; build with g++ -DSIMT"
+#error "simt.h stands in for nvcc; build with g++ -include test/simt/simt.h"
 #endif
+#define SIMT 1
 
 #include <cfloat>
 #include <chrono>
@@ -29,7 +30,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include "common.h"
+#include "../../llmc/base/common.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define SIMT_ASAN 1
@@ -102,5 +103,6 @@ inline float __bfloat162float(__nv_bfloat16 x) { return (float)x; }
 #include "simt_fibers.h"
 #include "simt_cuda.h"
 #include "simt_runtime.h"
+#include "simt_ptx.h"
 
 #endif

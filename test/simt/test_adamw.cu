@@ -1,6 +1,6 @@
 // test_adamw.cu -- the bf16 copy of the weights: rounded without bias, by a draw that a resumed run repeats.
-#include "../../llmc/adamw.cuh"
-#include "kernel_test.h"
+#include "llmc/adamw.cuh"
+#include "test/simt/kernel_test.h"
 
 #if defined(PRECISION_FP32)
 #error "float32 builds have no copy to round"

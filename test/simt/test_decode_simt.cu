@@ -2,11 +2,11 @@
 //
 // Against double loops over the very numbers the kernel reads: q, k and v after the encoding prepared them, biases of
 // oracle_positions.h. So what is left is float32's error, and the rounding of the output where floatX is bf16.
-#include "../oracle_positions.h"
+#include "test/oracle_positions.h"
 
-#include "../../llmc/attention_decode.cuh"
+#include "llmc/attention/decode.cuh"
 
-#include "kernel_test.h"
+#include "test/simt/kernel_test.h"
 
 struct DecodeShape { int B, NH, HS, t0, stride; };
 

@@ -3,10 +3,10 @@
 // Tolerances are not chosen: the oracle runs once more with the kernel's own roundings (out, P and dl to bf16, results to bf16),
 // and the kernel has to stay near that simulation: within half of the distance between simulation and oracle (dq, dk, dv, which
 // end in bf16), a quarter (dS, dg, their suffix sum, dtable, float32).
-#include "../../llmc/attention_flash_backward.cuh"
-#include "../../llmc/position/toeplitz.cuh"
+#include "llmc/attention/flash/backward.cuh"
+#include "llmc/position/toeplitz.cuh"
 
-#include "kernel_test.h"
+#include "test/simt/kernel_test.h"
 
 namespace {
 
@@ -243,12 +243,12 @@ struct Device {
     Results run(bool chained = false) const {
         const size_t BNH = (size_t)p.heads(), T = (size_t)p.s.T, NH = (size_t)p.s.NH, HS = (size_t)p.s.HS;
         DeviceArray<bf16> d_qkv(to_bf16(qkv)), d_out(to_bf16(out)), d_dout(to_bf16(dout)), d_dqkv(qkv.size());
-        DeviceArray<float> d_lse(lse), d_S(S_offset), d_g(g), d_table(table), d_dS(lse.size()), d_dg(lse.size()), d_dtable(BNH * entries);
+        DeviceArray<float> d_lse(lse), d_slopes(std::vector<float>(p.slope.begin(), p.slope.end())), d_S(S_offset), d_g(g), d_table(table), d_dS(lse.size()), d_dg(lse.size()), d_dtable(BNH * entries);
         DeviceArray<float> scratch(flash_backward_scratch(p.K, p.s.B, p.s.T, p.s.NH));
         DeviceArray<double> d_origin(S_origin);
         DeviceArray<int> d_kv(p.kv_len);
         DeviceArray<FlashSpan> d_span(p.span);
-        FlashArgs a = args(d_qkv, d_S, d_g, d_origin, d_kv);
+        FlashArgs a = args(d_qkv, d_slopes, d_S, d_g, d_origin, d_kv);
         a.out = d_out.p; a.lse = d_lse.p;
         a.table = d_table.p; a.table_zero = stride - 1; a.table_entries = entries;
         a.span = p.span.empty() ? nullptr : d_span.p;
@@ -296,8 +296,10 @@ struct Device {
         return r;
     }
     // the shape, and what the logits are made of
-    FlashArgs args(DeviceArray<bf16>& qkv, DeviceArray<float>& S, DeviceArray<float>& g, DeviceArray<double>& origin, DeviceArray<int>& kv_len) const {
+    FlashArgs args(DeviceArray<bf16>& qkv, DeviceArray<float>& slopes, DeviceArray<float>& S, DeviceArray<float>& g, DeviceArray<double>& origin,
+                   DeviceArray<int>& kv_len) const {
         FlashArgs a = {};
+        a.slopes = slopes.p;
         a.qkv = qkv.p;
         a.B = p.s.B; a.T = p.s.T; a.stride = stride; a.NH = p.s.NH; a.HS = p.s.HS; a.OC = OC; a.scale = (float)p.scale;
         a.kv_len = p.kv_len.empty() ? nullptr : kv_len.p;
@@ -308,11 +310,11 @@ struct Device {
     std::vector<FlashSpan> spans(float tau) const {
         const size_t n = (size_t)p.heads() * ceil_div(p.s.T, FLASH_TILE);
         DeviceArray<bf16> d_qkv(to_bf16(qkv));
-        DeviceArray<float> d_S(S_offset), d_g(g), key_norm(2 * n);
+        DeviceArray<float> d_slopes(std::vector<float>(p.slope.begin(), p.slope.end())), d_S(S_offset), d_g(g), key_norm(2 * n);
         DeviceArray<double> d_origin(S_origin);
         DeviceArray<int> d_kv(p.kv_len);
         DeviceArray<FlashSpan> span(n);
-        const FlashArgs a = args(d_qkv, d_S, d_g, d_origin, d_kv);
+        const FlashArgs a = args(d_qkv, d_slopes, d_S, d_g, d_origin, d_kv);
         check(!p.causal, "only the bidirectional spans are wanted here");
         if (p.K == FlashBias::Linear) { flash_skip<false, FlashBias::Linear>(span.p, key_norm.p, a, tau, Stream(0)); }
         else { flash_skip<false, FlashBias::Distance>(span.p, key_norm.p, a, tau, Stream(0)); }

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <functional>
 
-#include "../../llmc/attention_flash.cuh"
-#include "kernel_test.h"
+#include "llmc/attention/flash/forward.cuh"
+#include "test/simt/kernel_test.h"
 
 constexpr FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance, FlashBias::Toeplitz};
 static const char* name_of(FlashBias K) {
@@ -96,6 +96,7 @@ static double bias_of(const Problem& p, const Inputs& x, int bh, int i, int j) {
         case FlashBias::Distance: return -g * std::fabs(S(i) - S(j));
         case FlashBias::LogDistance: return -std::log1p(g * g * (S(i) - S(j)) * (S(i) - S(j)));
         case FlashBias::Toeplitz: return x.table[(size_t)h * p.entries() + p.stride() - 1 + j - i];
+        case FlashBias::Unknown: break;
     }
     return NAN;
 }
@@ -178,6 +179,7 @@ template <bool Causal> static bool launch_forward(FlashBias K, const FlashArgs& 
         case FlashBias::Distance: return flash_forward<Causal, FlashBias::Distance>(a, Stream(0));
         case FlashBias::LogDistance: return flash_forward<Causal, FlashBias::LogDistance>(a, Stream(0));
         case FlashBias::Toeplitz: return flash_forward<Causal, FlashBias::Toeplitz>(a, Stream(0));
+        case FlashBias::Unknown: break;
     }
     return false;
 }
@@ -185,14 +187,19 @@ template <bool Causal> static bool launch_forward(FlashBias K, const FlashArgs& 
 struct Device {
     const Problem& p;
     DeviceArray<bf16> qkv, out;
-    DeviceArray<float> lse, S, g, table, key_norm;
+    DeviceArray<float> lse, slopes, S, g, table, key_norm;
     DeviceArray<double> origin;
     DeviceArray<int> kv_len;
     DeviceArray<FlashSpan> span;
     Device(const Problem& p, const Inputs& x)
-        : p(p), qkv(to_bf16(x.qkv)), out((size_t)p.B * p.T * p.C()), lse((size_t)p.B * p.NH * p.stride()), S(x.S), g(x.g), table(x.table),
+        : p(p), qkv(to_bf16(x.qkv)), out((size_t)p.B * p.T * p.C()), lse((size_t)p.B * p.NH * p.stride()), slopes(slopes_of(p)), S(x.S), g(x.g), table(x.table),
           key_norm((size_t)2 * p.B * p.NH * ceil_div(p.T, 64)), origin(x.origin), kv_len(p.kv_len), span(key_norm.n / 2) {
         if (!p.span.empty()) { span.set(p.span); }
+    }
+    static std::vector<float> slopes_of(const Problem& p) {
+        std::vector<float> slopes;
+        for (int h = 0; h < p.NH; h++) { slopes.push_back((float)slope_of_head(h, p.NH)); }
+        return slopes;
     }
     FlashArgs args() {
         FlashArgs a = {};                       // null: what the bias does not use must not be read
@@ -201,6 +208,7 @@ struct Device {
         a.scale = p.scale();
         if (!p.kv_len.empty()) { a.kv_len = kv_len.p; }
         if (!p.span.empty()) { a.span = span.p; }
+        if (p.K == FlashBias::Linear) { a.slopes = slopes.p; }
         if (p.K == FlashBias::Distance || p.K == FlashBias::LogDistance) { a.S_offset = S.p; a.g = g.p; a.S_origin = origin.p; }
         if (p.K == FlashBias::Toeplitz) { a.table = table.p; a.table_zero = p.stride() - 1; a.table_entries = p.entries(); }
         return a;

@@ -1,9 +1,9 @@
 // test_flash_long.cu -- the tensor-core attention against the portable kernels, which test_layers.cu holds against float64: lengths for
 // which a float64 oracle takes too long, and as many heads as a batch has. Bounds: twice the error measured where bf16 is stored; for
 // float32 sums (1e-6 at T = 150) what a longer sum may add.
-#include "../../llmc/attention.cuh"
+#include "llmc/attention/choose.cuh"
 
-#include "kernel_test.h"
+#include "test/simt/kernel_test.h"
 
 namespace {
 
@@ -30,9 +30,9 @@ template <class Bias> struct Case {
     // side 0: portable, 1: tensor cores
     Bias bias(int side, bool causal, const float* slopes) {
         if constexpr (std::is_same<Bias, NoBias>::value) { return {}; }
-        else if constexpr (std::is_same<Bias, AlibiBias>::value) { return {slopes, NH}; }
-        else if constexpr (std::is_same<Bias, ToeplitzBias>::value) { return {table.p, dtable[side].p, NH, toeplitz_columns(T, causal), T}; }
-        else { return {S_offset.p, g.p, S_origin.p, dS[side].p, dg[side].p, T, (int)ceil_div(T, CABLE_CHUNK), causal}; }
+        else if constexpr (std::is_same<Bias, LinearBias>::value) { return {{}, slopes, NH}; }
+        else if constexpr (std::is_same<Bias, ToeplitzBias>::value) { return {{}, table.p, dtable[side].p, NH, toeplitz_columns(T, causal), T}; }
+        else { return {{}, S_offset.p, g.p, S_origin.p, dS[side].p, dg[side].p, T, (int)ceil_div(T, CABLE_CHUNK), causal}; }
     }
 };
 
@@ -44,27 +44,24 @@ Floats columns(const std::vector<bf16>& v, int OC, int first, int n) {
 }
 
 template <bool Causal, class Bias> void compare(const char* name, int B, int T, int NH, int HS) {
-    using Flash = FlashOf<Bias>;
+    constexpr FlashBias Kind = Bias::flash;
     Case<Bias> x(B, T, NH, HS, Causal);
-    DeviceArray<float> slopes((size_t)NH);
+    DeviceArray<float> slopes((size_t)NH), portable_scratch(portable_attention_backward_scratch(B, T, NH, HS));
     launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes.p, NH);
-    const AttentionDims p = {T, 0, T, NH, HS, x.OC, 1 / sqrtf((float)HS)};
+    const AttentionDims dims = {T, 0, T, NH, HS, x.OC, 1 / sqrtf((float)HS)};
     const Bias portable = x.bias(0, Causal, slopes.p);
-    launch(attention_forward_kernel<Causal, Bias>,
-           Grid((size_t)x.BNH * ceil_div(T, ATTENTION_TILE), ATTENTION_THREADS, attention_forward_shared(p), stream), (floatX*)x.out[0].p, x.lse[0].p,
-           (const floatX*)x.qkv.p, portable, p, x.BNH);
-    DeviceArray<float> dq(x.rows * p.HSp()), D(x.rows);
-    launch(attention_backward_kernel<Causal, Bias>, Grid((size_t)x.BNH, ATTENTION_THREADS, attention_backward_shared(p), stream), (floatX*)x.dqkv[0].p,
-           dq.p, D.p, (const floatX*)x.dout.p, (const floatX*)x.qkv.p, (const floatX*)x.out[0].p, x.lse[0].p, portable, p);
+    const floatX *qkv = (const floatX*)x.qkv.p, *dout = (const floatX*)x.dout.p;
+    floatX *out = (floatX*)x.out[0].p, *dqkv = (floatX*)x.dqkv[0].p;
+    portable_attention_forward<Causal>(out, x.lse[0].p, qkv, portable, dims, B, stream);
+    portable_attention_backward<Causal>(dqkv, portable_scratch.p, dout, qkv, out, x.lse[0].p, portable, dims, B, stream);
 
-    FlashArgs f = flash_args(p, B, (const floatX*)x.qkv.p);
-    Flash::fill(f, x.bias(1, Causal, slopes.p));
+    FlashArgs f = flash_args(x.bias(1, Causal, slopes.p), dims, B, qkv);
     f.out = x.out[1].p;
     f.lse = x.lse[1].p;
-    EXPECT((flash_forward<Causal, Flash::kind>(f, stream)), "head size %d declined", HS);
+    EXPECT((flash_forward<Causal, Kind>(f, stream)), "head size %d declined", HS);
     f.out = x.out[0].p; f.lse = x.lse[0].p; f.dout = x.dout.p; f.dqkv = x.dqkv[1].p;        // the same forward for both
-    DeviceArray<float> scratch(flash_backward_scratch(Flash::kind, B, T, NH));
-    EXPECT((flash_backward<Causal, Flash::kind>(f, scratch.p, stream)), "head size %d declined", HS);
+    DeviceArray<float> scratch(flash_backward_scratch(Kind, B, T, NH));
+    EXPECT((flash_backward<Causal, Kind>(f, scratch.p, stream)), "head size %d declined", HS);
 
     const auto near = [&](const char* what, const Floats& got, const Floats& want, double allowed) {
         const double error = relative_l2(got, want);
@@ -77,15 +74,15 @@ template <bool Causal, class Bias> void compare(const char* name, int B, int T, 
     const char* const parts[] = {"dq", "dk", "dv"};
     const std::vector<bf16> got = x.dqkv[1].host(), want = x.dqkv[0].host();
     for (int k = 0; k < 3; k++) { near(parts[k], columns(got, x.OC, k * x.C, x.C), columns(want, x.OC, k * x.C, x.C), k == 2 ? 4e-3 : 6e-3); }
-    if constexpr (Flash::kind == FlashBias::Distance || Flash::kind == FlashBias::LogDistance) {
+    if constexpr (Kind == FlashBias::Distance || Kind == FlashBias::LogDistance) {
         near("dS", x.dS[1].host(), x.dS[0].host(), 1e-4);
         near("dg", x.dg[1].host(), x.dg[0].host(), 1e-4);
     }
-    if constexpr (Flash::kind == FlashBias::Toeplitz) { near("dtable", x.dtable[1].host(), x.dtable[0].host(), 1e-4); }
+    if constexpr (Kind == FlashBias::Toeplitz) { near("dtable", x.dtable[1].host(), x.dtable[0].host(), 1e-4); }
     const Floats once = to_float(x.out[1].host());          // a race shows in some run
     f.out = x.out[1].p; f.lse = x.lse[1].p;
     for (int k = 1; k < (on_gpu ? 20 : 2); k++) {
-        flash_forward<Causal, Flash::kind>(f, stream);
+        flash_forward<Causal, Kind>(f, stream);
         EXPECT(same_bits(to_float(x.out[1].host()), once), "%s T %d: run %d gives other bits", name, T, k + 1);
     }
 }
@@ -104,7 +101,7 @@ template <class Bias> void lengths(const char* name) {
 } // namespace
 
 KERNEL_TEST("flash against the portable kernels: none") { lengths<NoBias>("none"); }
-KERNEL_TEST("flash against the portable kernels: alibi") { lengths<AlibiBias>("alibi"); }
+KERNEL_TEST("flash against the portable kernels: alibi") { lengths<LinearBias>("alibi"); }
 KERNEL_TEST("flash against the portable kernels: cable") { lengths<CableBias<false>>("cable"); }
 KERNEL_TEST("flash against the portable kernels: kcable") { lengths<CableBias<true>>("kcable"); }
 KERNEL_TEST("flash against the portable kernels: toeplitz") { lengths<ToeplitzBias>("toeplitz"); }

@@ -3,9 +3,9 @@
 #define MATMUL_CUBLASLT 1
 #endif
 #define main train_gpt2_main
-#include "../../train_gpt2.cu"
+#include "train_gpt2.cu"
 #undef main
-#include "kernel_test.h"
+#include "test/simt/kernel_test.h"
 
 static __global__ void add_kernel(float* x, float by, int n) {
     const GridSpan span = grid_span((size_t)n);

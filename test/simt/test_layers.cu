@@ -2,7 +2,7 @@
 // and odd: rows that no tile divides, sequences that cross a chunk of CABLE's sum. Both precisions: a bf16 result may be off by
 // its rounding, everything before it is float32.
 #include "llmc/adamw.cuh"
-#include "llmc/attention.cuh"
+#include "llmc/attention/choose.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/contrastive.cuh"
 #include "llmc/embedding.cuh"
@@ -281,10 +281,10 @@ KERNEL_TEST("classifier") {
         loss[n] = std::log(sum) - x[n * Vp + target[n]];
         for (int v = 0; v < V; v++) { dx[n * Vp + v] = dloss * (std::exp(x[n * Vp + v]) / sum - (v == target[n])); }
     }
-    classifier(losses.p, logits.p, targets.p, dloss, N, V, Vp, false, stream);
+    classifier(losses.p, nullptr, logits.p, targets.p, dloss, N, V, Vp, false, stream);
     EXPECT_CLOSE(losses.host(), loss, EXACT);
     EXPECT(same_bits(logits.host(), logit), "evaluation changed the logits");
-    classifier(losses.p, logits.p, targets.p, dloss, N, V, Vp, true, stream);
+    classifier(losses.p, nullptr, logits.p, targets.p, dloss, N, V, Vp, true, stream);
     EXPECT_CLOSE(losses.host(), loss, EXACT);
     EXPECT_CLOSE(logits.host(), dx, ROUNDED);
 }
@@ -306,11 +306,11 @@ static void check_matmul(int N, int C, int OC) {
             db[o] += dy[n * OC + o];
         }
     }
-    matmul_forward(out.p, inp.p, weight.p, nullptr, nullptr, N, C, OC, stream);
+    matmul_forward(out.p, view(inp.p, N, C), view(weight.p, OC, C), nullptr, nullptr, stream);
     EXPECT_CLOSE(out.host(), y, ROUNDED);
-    matmul_forward(both.p, inp.p, weight.p, bias.p, residual.p, N, C, OC, stream);
+    matmul_forward(both.p, view(inp.p, N, C), view(weight.p, OC, C), bias.p, residual.p, stream);
     EXPECT_CLOSE(both.host(), yb, ROUNDED);
-    matmul_backward(dinp.p, dweight.p, dbias.p, scratch.p, dout.p, inp.p, weight.p, N, C, OC, stream);
+    matmul_backward(dinp.p, dweight.p, dbias.p, scratch.p, dout.p, nullptr, view(inp.p, N, C), view(weight.p, OC, C), stream);
     EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
     EXPECT_CLOSE(dweight.host(), dw, EXACT);
     EXPECT_CLOSE(dbias.host(), db, EXACT);
@@ -455,15 +455,12 @@ template <bool Causal, class Bias, class F> AttentionOracle check_attention(Atte
     const AttentionDims p = {s.T, 0, s.T, s.NH, s.HS, s.OC, 1 / sqrtf((float)s.HS)};
     DeviceArray<floatX> qkv(inputs(s.B * s.T * s.OC, 1)), out(s.B * s.T * C);
     DeviceArray<floatX> dqkv(inputs(s.B * s.T * s.OC, 3)), dout(inputs(s.B * s.T * C, 2));
-    DeviceArray<float> lse(BNH * s.T), dq((size_t)BNH * s.T * p.HSp()), D(BNH * s.T);
+    DeviceArray<float> lse(BNH * s.T), scratch(portable_attention_backward_scratch(s.B, s.T, s.NH, s.HS));
     const AttentionOracle want(s, doubles(qkv), doubles(dout), doubles(dqkv), bias_oracle);
-    const int tiles = ceil_div(s.T, ATTENTION_TILE);
-    const Grid forward((size_t)BNH * tiles, ATTENTION_THREADS, attention_forward_shared(p), stream);
-    launch(attention_forward_kernel<Causal, Bias>, forward, out.p, lse.p, qkv.p, bias, p, BNH);
+    portable_attention_forward<Causal>(out.p, lse.p, qkv.p, bias, p, s.B, stream);
     EXPECT_CLOSE(out.host(), want.out, ROUNDED);
     EXPECT_CLOSE(lse.host(), want.lse, EXACT);
-    const Grid backward(BNH, ATTENTION_THREADS, attention_backward_shared(p), stream);
-    launch(attention_backward_kernel<Causal, Bias>, backward, dqkv.p, dq.p, D.p, dout.p, qkv.p, out.p, lse.p, bias, p);
+    portable_attention_backward<Causal>(dqkv.p, scratch.p, dout.p, qkv.p, out.p, lse.p, bias, p, s.B, stream);
     EXPECT_CLOSE(dqkv.host(), want.dqkv, 2 * ROUNDED);                 // D is made of the rounded out
     return want;
 }
@@ -485,7 +482,7 @@ template <bool Causal, bool LogKernel> static void check_cable_bias() {
     }
     DeviceArray<float> S_offset(offset), g(weight), dS(std::vector<float>(BNH * T, 0.0f)), dg(std::vector<float>(BNH * T, 0.0f));
     DeviceArray<double> S_origin(origin);
-    const CableBias<LogKernel> bias = {S_offset.p, g.p, S_origin.p, dS.p, dg.p, T, chunks, Causal};
+    const CableBias<LogKernel> bias = {{}, S_offset.p, g.p, S_origin.p, dS.p, dg.p, T, chunks, Causal};
     auto r = [&](int bh, int i, int j) { return weight[bh * T + i] * std::fabs(S[bh * T + i] - S[bh * T + j]); };
     const AttentionOracle want = check_attention<Causal>({B, T, NH, 8, 56, Causal}, bias, [&](int bh, int i, int j) {
         const double d = r(bh, i, j);
@@ -509,7 +506,7 @@ template <bool Causal> static void check_toeplitz() {
     const int B = 2, NH = 2, T = 70, ND = toeplitz_columns(T, Causal);
     DeviceArray<float> table(normals(NH * ND, 1)), dtable(std::vector<float>(B * NH * ND, 0.0f));
     const std::vector<float> t = table.host();
-    const ToeplitzBias bias = {table.p, dtable.p, NH, ND, T};
+    const ToeplitzBias bias = {{}, table.p, dtable.p, NH, ND, T};
     const AttentionOracle want = check_attention<Causal>({B, T, NH, 8, 48, Causal}, bias, [&](int bh, int i, int j) {
         return (double)t[bh % NH * ND + T - 1 + j - i];
     });

@@ -3,8 +3,8 @@
 #if defined(SIMT)
 #define MATMUL_CUBLASLT 1
 #endif
-#include "../../llmc/matmul.cuh"
-#include "kernel_test.h"
+#include "llmc/matmul.cuh"
+#include "test/simt/kernel_test.h"
 
 constexpr int BITS = sizeof(floatX) == 4 ? 24 : 8;              // of a significand
 
@@ -33,9 +33,9 @@ struct Product {
         const DeviceArray<floatX> d_inp(x(inp)), d_weight(x(weight)), d_bias(x(bias)), d_residual(x(residual)), d_dout(x(dout));
         DeviceArray<floatX> d_out(N * OC), d_dinp(N * C);
         DeviceArray<float> d_dweight(dweight), d_dbias(dbias), scratch(MAX_SLABS * OC);
-        matmul_forward(d_out.p, d_inp.p, d_weight.p, with_bias ? d_bias.p : nullptr, with_residual ? d_residual.p : nullptr, N, (int)C, (int)OC,
-                       stream);
-        matmul_backward(d_dinp.p, d_dweight.p, d_dbias.p, scratch.p, d_dout.p, d_inp.p, d_weight.p, N, (int)C, (int)OC, stream);
+        const Matrix<floatX> inp_ = view(d_inp.p, N, C), weight_ = view(d_weight.p, OC, C);
+        matmul_forward(d_out.p, inp_, weight_, with_bias ? d_bias.p : nullptr, with_residual ? d_residual.p : nullptr, stream);
+        matmul_backward(d_dinp.p, d_dweight.p, d_dbias.p, scratch.p, d_dout.p, nullptr, inp_, weight_, stream);
         out = d_out.host();
         dinp = d_dinp.host();
         new_dweight = d_dweight.host();
@@ -149,7 +149,7 @@ KERNEL_TEST("cuBLASLt is left alone where rows are not aligned") {
     EXPECT(lt_double.products == before, "%d products", lt_double.products - before);
     Product p(6, 16, 24, true, false);
     const DeviceArray<floatX> inp(Product::x(p.inp)), weight(Product::x(p.weight)), out(p.N * p.OC + 1);
-    matmul_forward(out.p + 1, inp.p, weight.p, nullptr, nullptr, p.N, 16, 24, Stream(0));       // a pointer
+    matmul_forward(out.p + 1, view(inp.p, p.N, 16), view(weight.p, 24, 16), nullptr, nullptr, Stream(0));       // a pointer
     EXPECT(lt_double.products == before, "%d products", lt_double.products - before);
 }
 

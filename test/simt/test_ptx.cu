@@ -3,7 +3,7 @@
 // which the emulator has to tell apart; the hardware may let them pass, so there they are skipped.
 #include <sys/wait.h>
 
-#include "llmc/ptx.cuh"
+#include "llmc/base/ptx.cuh"
 #include "test/simt/kernel_test.h"
 
 static const Stream stream = nullptr;

@@ -1,0 +1,192 @@
+// attention/choose.cuh -- which kernels attention runs on.
+//
+// The portable kernels (attention.cuh) can do everything. In CUDA builds the tensor-core kernels (flash/) take over where the
+// elements are bf16, the head size is 64 or 128, and the bias has a form they know (FlashBias, position/encoding.cuh).
+#ifndef LLMC_ATTENTION_CHOOSE_CUH
+#define LLMC_ATTENTION_CHOOSE_CUH
+
+#include "../attention.cuh"
+#include "../position/table.h"
+#if defined(CUDA_BUILD)
+#include "flash/backward.cuh"
+#endif
+
+// The form of an encoding's bias
+inline FlashBias find_flash_bias(const PositionConfig& position) {
+    FlashBias kind = FlashBias::Unknown;
+    with_position_type(position, [&](auto type) {
+        using Type = typename decltype(type)::type;
+        kind = decltype(std::declval<Type>().bias())::flash;
+    });
+    return kind;
+}
+
+#if defined(CUDA_BUILD)
+constexpr bool flash_exists(FlashBias Kind) { return Kind != FlashBias::Unknown && sizeof(floatX) == sizeof(bf16); }
+// Whether attention runs on the tensor cores
+inline bool uses_flash(const PositionConfig& position, int HS) { return flash_head_size(HS) && flash_exists(find_flash_bias(position)); }
+
+template <class Bias> FlashArgs flash_args(const Bias& bias, const AttentionDims& dims, int B, const floatX* qkv) {
+    FlashArgs args = {};
+    bias.fill(args);
+    args.qkv = (const bf16*)qkv;
+    args.B = B;
+    args.T = dims.T;
+    args.stride = dims.stride;
+    args.NH = dims.NH;
+    args.HS = dims.HS;
+    args.OC = dims.OC;
+    args.scale = dims.scale;
+    args.kv_len = dims.kv_len;
+    return args;
+}
+
+constexpr int TILE_SKIP_T = 2048;                           // below it, finding the tiles costs about what it saves
+inline bool skips_tiles(FlashBias kind, int T, const PositionConfig& config) {
+    return flash_skips(kind) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
+}
+// the spans, and two floats for each
+inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)4 * B * NH * ceil_div(T, FLASH_TILE); }
+// Sets args.span from what qkv holds, so that the backward finds the same spans as the forward.
+template <bool Causal, FlashBias Kind> void choose_tiles(FlashArgs& args, float* scratch, const PositionConfig& config, Stream stream) {
+    if constexpr (flash_skips(Kind)) {
+        if (scratch == nullptr || !skips_tiles(Kind, args.T, config)) { return; }
+        float* key_norm = scratch + tile_skip_scratch(args.B, args.T, args.NH) / 2;
+        const float tau = config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(args.T);
+        args.span = (const FlashSpan*)scratch;
+        flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tau, stream);
+    }
+}
+#endif
+
+// ----------------------------------------------------------------------------------------------------------
+// forward
+
+// floats of scratch that attention_forward wants
+inline size_t attention_forward_scratch(int B, int T, int NH) {
+#if defined(CUDA_BUILD)
+    return tile_skip_scratch(B, T, NH);
+#else
+    return (void)B, (void)T, (void)NH, 0;
+#endif
+}
+
+// out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it.
+// Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes the bits of other rows.
+// scratch: attention_forward_scratch floats, or null: no tiles are skipped
+template <bool Causal>
+void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T, int t0,
+                       Stream stream) {
+    (void)scratch;
+    with_position(v, [&](auto position) {
+        const auto bias = position.bias();
+        const AttentionDims dims = attention_dims(v, T, t0, position.score_factor(v.T));
+#if defined(CUDA_BUILD)
+        constexpr FlashBias Kind = decltype(position.bias())::flash;
+        if constexpr (flash_exists(Kind)) {
+            FlashArgs args = flash_args(bias, dims, B, qkv);
+            args.out = (bf16*)out;
+            args.lse = lse;
+            if (t0 == 0) { choose_tiles<Causal, Kind>(args, scratch, *v.config, stream); }
+            if (t0 == 0 && flash_forward<Causal, Kind>(args, stream)) { return; }
+        }
+#endif
+        portable_attention_forward<Causal>(out, lse, qkv, bias, dims, B, stream);
+    });
+}
+
+// The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence of a batch,
+// from its scratch; 1 where nothing could be skipped.
+inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS, Stream stream) {
+#if defined(CUDA_BUILD)
+    if (!uses_flash(position, HS) || !skips_tiles(find_flash_bias(position), T, position)) { return 1.0; }
+    std::vector<FlashSpan> span((size_t)NH * ceil_div(T, FLASH_TILE));
+    copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
+    return flash_live_share(span.data(), NH, T, causal);
+#else
+    return (void)scratch, (void)position, (void)causal, (void)T, (void)NH, (void)HS, (void)stream, 1.0;
+#endif
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// backward
+
+// floats of scratch that attention_backward wants
+inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
+    size_t floats = portable_attention_backward_scratch(B, T, NH, HS);
+#if defined(CUDA_BUILD)
+    const FlashBias kind = find_flash_bias(position);
+    if (kind != FlashBias::Unknown) {
+        floats = std::max(floats, flash_backward_scratch(kind, B, T, NH) + tile_skip_scratch(B, T, NH));
+    }
+#else
+    (void)position;
+#endif
+    return floats;
+}
+
+// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of dout after
+// v.kv_len are not read: those of dqkv become 0, and nothing is added to any sum.
+// scratch: attention_backward_scratch floats.  dout, out (B,T,C), lse (B,NH,T)
+template <bool Causal>
+void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
+                        const PositionView& v, int B, int T, Stream stream) {
+    with_position(v, [&](auto position) {
+        const auto bias = position.bias();
+        const AttentionDims dims = attention_dims(v, T, 0, position.score_factor(v.T));
+#if defined(CUDA_BUILD)
+        constexpr FlashBias Kind = decltype(position.bias())::flash;
+        if constexpr (flash_exists(Kind)) {
+            FlashArgs args = flash_args(bias, dims, B, qkv);
+            args.out = (bf16*)out;
+            args.lse = (float*)lse;
+            args.dout = (const bf16*)dout;
+            args.dqkv = (bf16*)dqkv;
+            choose_tiles<Causal, Kind>(args, scratch + flash_backward_scratch(Kind, B, T, v.NH), *v.config, stream);
+            if (flash_backward<Causal, Kind>(args, scratch, stream)) { return; }
+        }
+#endif
+        position.zero_bias_gradient(B, T, stream);          // the tensor-core kernels overwrite instead
+        portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, bias, dims, B, stream);
+    });
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// before the work
+
+// Which kernels a model's attention runs on, for the banner
+inline std::string attention_description(const PositionConfig& position, int HS) {
+#if defined(CUDA_BUILD)
+    const char* slow = "its products run in float32, without the tensor cores";
+    if (sizeof(floatX) != sizeof(bf16)) { return "portable kernels, float32"; }
+    if (find_flash_bias(position) == FlashBias::Unknown) {
+        return strprintf("portable kernels, because no tensor-core kernel knows the bias of %s: %s", position.name.c_str(), slow);
+    }
+    if (!flash_head_size(HS)) {
+        return strprintf("portable kernels, because the tensor-core kernels have head sizes 64 and 128, not %d: %s", HS, slow);
+    }
+    return "tensor-core kernels, bf16";
+#else
+    return (void)position, strprintf("portable kernels, float32, head size %d", HS);
+#endif
+}
+
+// An error where the tiles of the portable kernels do not fit into a block's shared memory, `limit` bytes.
+inline void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit) {
+#if defined(CUDA_BUILD)
+    if (uses_flash(position, HS)) { return; }
+#else
+    (void)position;
+#endif
+    auto wanted = [&](int size) {
+        AttentionDims dims = {};
+        dims.HS = size;
+        return trains ? attention_backward_shared(dims) : attention_forward_shared(dims);
+    };
+    int most = HS;
+    while (most > 0 && wanted(most) > limit) { most--; }
+    check(most == HS, "--model: heads of %d need %s of shared memory per block in the portable attention, this GPU has %s: at most %d "
+          "fits; use more heads", HS, format_bytes((double)wanted(HS)).c_str(), format_bytes((double)limit).c_str(), most);
+}
+
+#endif

@@ -1,0 +1,29 @@
+// attention/flash/args.cuh -- what the tensor-core kernels of attention are given.
+#ifndef LLMC_ATTENTION_FLASH_ARGS_CUH
+#define LLMC_ATTENTION_FLASH_ARGS_CUH
+
+#include "../../base/ptx.cuh"
+#include "../../position/encoding.cuh"
+
+constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 128; }        // there are kernels for it
+
+// The biases that leave whole tiles of weights 0: skip.cuh. The others have heavy tails, and no spans.
+__host__ __device__ constexpr bool flash_skips(FlashBias Kind) { return Kind == FlashBias::Linear || Kind == FlashBias::Distance; }
+// The first and the last tile of 64 keys that any of 64 queries needs. The queries' own tile is between the two.
+struct alignas(8) FlashSpan { int first, last; };
+
+// All pointers are the device's; null where the bias does not use them. Queries and keys are 0 .. T-1 of each sequence.
+struct FlashArgs : FlashBiasArgs {
+    const bf16* qkv;            // (B,stride,OC): q at h*HS, k at C + h*HS, v at 2C + h*HS; OC a multiple of 8
+    bf16* out;                  // (B,T,C)
+    float* lse;                 // (B*NH,stride), natural logarithm; null: not saved
+    int B, T, stride, NH, HS, OC;
+    float scale;                // > 0
+    const int* kv_len;          // (B), or null. Keys >= kv_len[b] are masked; queries >= kv_len[b]: out 0, lse -inf, no gradient
+    const FlashSpan* span;      // (B*NH,ceil(T/64)), or null. Tiles of keys outside it are skipped; causal kernels ignore `last`
+    // backward
+    const bf16* dout;           // (B,T,C)
+    bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten
+};
+
+#endif

@@ -1,0 +1,302 @@
+// base/common.h -- errors with an exit code, text formatting, files, checksums.
+//
+// Nothing here knows about tensors or devices. Whatever changes the disk goes through the io_* functions below, so that
+// there is one place to plant a fault.
+#ifndef LLMC_BASE_COMMON_H
+#define LLMC_BASE_COMMON_H
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#define XXH_VECTOR 0   // plain C, which the compiler vectorizes: its AVX-512 path warns under g++ 12
+#include <xxhash.h>
+
+// ----------------------------------------------------------------------------------------------------------
+// errors
+
+// The exit codes of every program in this repository. 0 is success.
+enum ExitCode { EXIT_BAD_INPUT = 2, EXIT_DIVERGED = 3, EXIT_OUT_OF_MEMORY = 4, EXIT_DEVICE = 5, EXIT_INTERRUPTED = 75 };
+
+// A failure on its way to main(), which prints it and exits with its code. Thrown, so that files are closed and
+// locks released on the way, and so that a test can look at the message.
+struct Error : std::runtime_error {
+    int code;
+    Error(int code, const std::string& message) : std::runtime_error(message), code(code) {}
+};
+
+#if defined(__GNUC__)
+#define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define PRINTF_LIKE(fmt, args)
+#endif
+
+inline std::string vstrprintf(const char* fmt, va_list ap) {
+    va_list again;
+    va_copy(again, ap);
+    const int n = vsnprintf(nullptr, 0, fmt, ap);
+    std::string s((size_t)(n > 0 ? n : 0), '\0');
+    if (n > 0) { vsnprintf(&s[0], (size_t)n + 1, fmt, again); }
+    va_end(again);
+    return s;
+}
+
+PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    std::string s = vstrprintf(fmt, ap);
+    va_end(ap);
+    return s;
+}
+
+[[noreturn]] PRINTF_LIKE(4, 5) inline void die_at(const char* file, int line, int code, const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    std::string s = vstrprintf(fmt, ap);
+    va_end(ap);
+    throw Error(code, s + strprintf("  [%s:%d]", file, line));
+}
+
+// die(code, "what was found, what was wanted, and a hint", ...) and its common form for bad input
+#define die(code, ...) die_at(__FILE__, __LINE__, code, __VA_ARGS__)
+#define check(cond, ...) ((cond) ? (void)0 : die_at(__FILE__, __LINE__, EXIT_BAD_INPUT, __VA_ARGS__))
+
+// ----------------------------------------------------------------------------------------------------------
+// small helpers
+
+constexpr int IGNORE_INDEX = -1;    // a target that counts nowhere: no loss, no gradient
+
+inline double wall_seconds() {
+    using namespace std::chrono;
+    return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+// "1.2 GB", for messages about memory and disk
+inline std::string format_bytes(double bytes) {
+    const char* unit[] = {"B", "kB", "MB", "GB", "TB"};
+    int u = 0;
+    while (bytes >= 1000 && u < 4) { bytes /= 1000; u++; }
+    return strprintf(u == 0 ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
+}
+
+// "2h03m", "4m12s", "9s", for progress lines
+inline std::string format_duration(double seconds) {
+    const long s = seconds < 0 ? 0 : (long)(seconds + 0.5);
+    if (s >= 3600) { return strprintf("%ldh%02ldm", s / 3600, s / 60 % 60); }
+    if (s >= 60) { return strprintf("%ldm%02lds", s / 60, s % 60); }
+    return strprintf("%lds", s);
+}
+
+// a * b in 64 bits; an overflow is an error that names what was being computed
+inline size_t checked_mul(size_t a, size_t b, const char* what) {
+    size_t r;
+    check(!__builtin_mul_overflow(a, b, &r), "%s: %zu x %zu does not fit 64 bits", what, a, b);
+    return r;
+}
+
+inline uint64_t checksum(const void* data, size_t bytes, uint64_t seed = 0) { return XXH3_64bits_withSeed(data, bytes, seed); }
+inline uint64_t checksum(const std::string& s) { return checksum(s.data(), s.size()); }
+
+// ----------------------------------------------------------------------------------------------------------
+// files
+
+inline bool path_exists(const std::string& path) { struct stat st; return stat(path.c_str(), &st) == 0; }
+inline bool is_directory(const std::string& path) { struct stat st; return stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode); }
+
+// A regular file opened for reading, its size known from the start. Everything is read by absolute offset (pread),
+// so one File may serve several threads.
+struct File {
+    std::string path;
+    int fd = -1;
+    uint64_t size = 0;
+
+    explicit File(const std::string& path) : path(path) {
+        fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // O_NONBLOCK: a FIFO must not hang us
+        check(fd >= 0, "%s: cannot open: %s", path.c_str(), strerror(errno));
+        struct stat st;
+        const bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+        if (!regular) {
+            ::close(fd);
+            die(EXIT_BAD_INPUT, "%s: not a regular file", path.c_str());
+        }
+        size = (uint64_t)st.st_size;
+    }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    File(File&& f) noexcept : path(std::move(f.path)), fd(f.fd), size(f.size) { f.fd = -1; }
+    ~File() { if (fd >= 0) { ::close(fd); } }
+
+    void read(void* data, uint64_t bytes, uint64_t offset) const {
+        char* out = (char*)data;
+        while (bytes > 0) {
+            const ssize_t n = pread(fd, out, bytes < (1u << 30) ? bytes : (1u << 30), (off_t)offset);
+            if (n < 0 && errno == EINTR) { continue; }
+            check(n >= 0, "%s: read of %zu bytes at offset %zu: %s", path.c_str(), (size_t)bytes, (size_t)offset, strerror(errno));
+            check(n > 0, "%s: ends at byte %zu, %zu more were wanted (it shrank since it was opened, or is truncated)",
+                  path.c_str(), (size_t)offset, (size_t)bytes);
+            out += n; offset += (uint64_t)n; bytes -= (uint64_t)n;
+        }
+    }
+};
+
+// names in a directory, sorted, without . and ..
+inline std::vector<std::string> list_directory(const std::string& path) {
+    DIR* dir = opendir(path.c_str());
+    check(dir != nullptr, "%s: cannot list: %s", path.c_str(), strerror(errno));
+    std::vector<std::string> names;
+    while (struct dirent* e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) { names.push_back(e->d_name); }
+    }
+    closedir(dir);
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// The whole of a file that is known to be small (JSON, vocabularies); `limit` bounds the allocation.
+inline std::string read_file(const std::string& path, uint64_t limit = 64u << 20) {
+    File f(path);
+    check(f.size <= limit, "%s: %s, but a file of this kind has at most %s", path.c_str(), format_bytes((double)f.size).c_str(),
+          format_bytes((double)limit).c_str());
+    std::string s(f.size, '\0');
+    if (f.size > 0) { f.read(&s[0], f.size, 0); }
+    return s;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// writing: every system call that changes the disk, which a test can see, let fail, or end the process at
+struct IoCall {
+    const char* name;               // open (also of a directory, to fsync it), write, truncate, fsync, close, rename, unlink, rmdir, mkdir
+    const char* path;
+    const char* to = "";            // of a rename
+    const void* data = nullptr;     // of a write
+    size_t bytes = 0;               // of a write, which the hook may shorten, or a truncate
+    int flags = 0;                  // of an open
+};
+
+// CABLE_FAULT=CALL:N:WHAT[:always] in the environment: the N-th CALL ("any": of all of them), or each from it on, goes wrong.
+// WHAT: an error, or "short" (a write takes half of its bytes), or "kill" (SIGKILL instead of the call).
+struct PlantedFault {
+    std::string call;
+    bool halves = false, kills = false, always = false;
+    int error = 0;
+    long n = 0, count = 0;
+    PlantedFault() {
+        const char* text = getenv("CABLE_FAULT");
+        if (text == nullptr) { return; }
+        char name[16] = "", what[16] = "", often[16] = "once";
+        const int fields = sscanf(text, "%15[a-z]:%ld:%15[A-Za-z]:%15[a-z]", name, &n, what, often);
+        call = name;
+        const std::pair<const char*, int> errors[] = {{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}, {"EINTR", EINTR}};
+        for (const auto& e : errors) { if (strcmp(what, e.first) == 0) { error = e.second; } }
+        halves = strcmp(what, "short") == 0;
+        kills = strcmp(what, "kill") == 0;
+        always = strcmp(often, "always") == 0;
+        check(fields >= 3 && n >= 1 && (error != 0 || halves || kills) && (always || strcmp(often, "once") == 0) && !(always && error == EINTR),
+              "CABLE_FAULT=%s: wanted CALL:N:ENOSPC|EIO|EDQUOT|EINTR|short|kill[:always], as in write:17:ENOSPC; EINTR only once", text);
+    }
+    int strike(IoCall& c) {
+        if (n == 0 || (call != "any" && call != c.name) || ++count < n || (count > n && !always)) { return 0; }
+        fprintf(stderr, "CABLE_FAULT: %s number %ld, %s\n", c.name, count, c.path);
+        if (kills) { raise(SIGKILL); }
+        if (halves) { c.bytes -= c.bytes / 2; }
+        return error;
+    }
+};
+inline int planted_fault(IoCall& c) {
+    static PlantedFault fault;
+    return fault.strike(c);
+}
+// Asked before each of the calls: 0, or the errno that it fails with instead of being made.
+inline int (*io_hook)(IoCall&) = planted_fault;
+
+// Makes the call, again when a signal interrupted it; -1 and errno when it failed.
+template <class Call> ssize_t io_call(const IoCall& about, Call call) {
+    ssize_t result;
+    do {
+        IoCall c = about;
+        errno = io_hook(c);
+        result = errno != 0 ? -1 : (ssize_t)call(c.bytes);
+    } while (result < 0 && errno == EINTR);
+    return result;
+}
+
+inline int io_open(const std::string& path, int flags) {        // -1 and errno when it failed
+    return (int)io_call({"open", path.c_str(), "", nullptr, 0, flags}, [&](size_t) { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); });
+}
+inline bool io_truncate(int fd, size_t bytes, const std::string& path) {
+    return io_call({"truncate", path.c_str(), "", nullptr, bytes}, [&](size_t) { return ::ftruncate(fd, (off_t)bytes); }) == 0;
+}
+// The others fail with an Error that names path and reason.
+inline int io_create(const std::string& path) {
+    const int fd = io_open(path, O_WRONLY | O_CREAT | O_TRUNC);
+    check(fd >= 0, "%s: cannot create: %s", path.c_str(), strerror(errno));
+    return fd;
+}
+inline void io_write(int fd, const void* data, size_t bytes, const std::string& path) {
+    const char* p = (const char*)data;
+    while (bytes > 0) {
+        const size_t most = bytes < (1u << 30) ? bytes : (1u << 30);
+        const ssize_t n = io_call({"write", path.c_str(), "", p, most}, [&](size_t m) { return ::write(fd, p, m); });
+        check(n > 0, "%s: cannot write: %s", path.c_str(), n < 0 ? strerror(errno) : "no progress");
+        p += n; bytes -= (size_t)n;
+    }
+}
+inline void io_fsync(int fd, const std::string& path) {
+    check(io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0, "%s: fsync: %s", path.c_str(), strerror(errno));
+}
+// Linux has closed it whatever it says, so that EINTR is no reason to do it again.
+inline void io_close(int fd, const std::string& path) {
+    IoCall c = {"close", path.c_str()};
+    const int planted = io_hook(c), error = ::close(fd) == 0 ? planted : errno;
+    check(error == 0 || error == EINTR, "%s: close: %s", path.c_str(), strerror(error));
+}
+inline void io_rename(const std::string& from, const std::string& to) {
+    check(io_call({"rename", from.c_str(), to.c_str()}, [&](size_t) { return ::rename(from.c_str(), to.c_str()); }) == 0,
+          "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
+}
+inline void io_unlink(const std::string& path) {
+    check(io_call({"unlink", path.c_str()}, [&](size_t) { return ::unlink(path.c_str()); }) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno));
+}
+inline void io_rmdir(const std::string& path) {
+    check(io_call({"rmdir", path.c_str()}, [&](size_t) { return ::rmdir(path.c_str()); }) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno));
+}
+inline void io_fsync_directory(const std::string& path) {
+    const int fd = io_open(path, O_RDONLY | O_DIRECTORY);
+    check(fd >= 0, "%s: cannot open directory: %s", path.c_str(), strerror(errno));
+    const int error = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0 ? 0 : errno;
+    io_close(fd, path);
+    check(error == 0 || error == EINVAL, "%s: fsync: %s", path.c_str(), strerror(error));      // EINVAL: this file system has no such thing
+}
+// True if it made it, false if it was there.
+inline bool io_mkdir(const std::string& path) {
+    const bool made = io_call({"mkdir", path.c_str()}, [&](size_t) { return ::mkdir(path.c_str(), 0755); }) == 0;
+    check(made || (errno == EEXIST && is_directory(path)), "%s: cannot create directory: %s", path.c_str(), strerror(errno));
+    return made;
+}
+// mkdir -p, to stay: every level may exist already; one that does not is on the disk with its parent.
+inline void io_mkdirs(const std::string& path) {
+    for (size_t i = 1; i <= path.size(); i++) {
+        if ((i < path.size() && path[i] != '/') || path[i - 1] == '/') { continue; }
+        const std::string part = path.substr(0, i);
+        const size_t slash = part.rfind('/');
+        if (io_mkdir(part)) { io_fsync_directory(slash == std::string::npos ? "." : part.substr(0, slash + 1)); }
+    }
+}
+
+#endif

@@ -1,0 +1,167 @@
+// base/device.h -- the one place that knows which build this is.
+//
+//   build   compiler              a block is                            macro
+//   CUDA    nvcc                  its real threads                      __CUDACC__, CUDA_BUILD
+//   simt    g++                   its real threads, as fibers           SIMT, CUDA_BUILD (the CUDA branches; -include test/simt/simt.h)
+//   CPU     g++ or clang++        one thread; blocks over OpenMP        -
+//   race    g++ -fsanitize=thread RACE_THREADS real threads             RACE_THREADS
+//
+// Kernels are written once, in CUDA's words. A row kernel is one block a row and strides by threadIdx.x, blockDim.x;
+// an elementwise kernel walks grid_span(N). Threads of a block cooperate only through block_sum, block_max,
+// block_scan, block_matmul (matrix.cuh) and __syncthreads. No float atomics: the same input gives the same bits.
+#ifndef LLMC_BASE_DEVICE_H
+#define LLMC_BASE_DEVICE_H
+
+#include <cmath>
+#include <cstring>
+
+#include "common.h"
+
+#if defined(__CUDACC__)
+#define CUDA_BUILD 1
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#elif defined(SIMT)                 // test/simt/simt.h, which the compiler was given with -include
+#define CUDA_BUILD 1
+#else
+#define __global__ inline
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#endif
+
+// Storage of parameters and activations; sums are float32 everywhere. `bf16` on a GPU unless built with PRECISION=FP32.
+#if defined(CUDA_BUILD)
+using bf16 = __nv_bfloat16;
+#endif
+#if defined(CUDA_BUILD) && !defined(PRECISION_FP32)
+using floatX = bf16;
+#else
+using floatX = float;
+#endif
+
+// Before a loop. UNROLL: of constant length, all of it. SIMD: no iteration reads what another one writes, so the CPU may
+// take several at once (on a GPU they are different threads' anyway).
+#if defined(CUDA_BUILD) && !defined(SIMT)
+#define UNROLL _Pragma("unroll")
+#define SIMD
+#elif defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#define SIMD _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#define SIMD _Pragma("GCC ivdep")
+#endif
+
+template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
+template <class T> __host__ __device__ constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
+// of whole numbers; what becomes of a NaN is for a comparison of floats to say
+template <class T> __host__ __device__ constexpr T imin(T a, T b) { return a < b ? a : b; }
+template <class T> __host__ __device__ constexpr T imax(T a, T b) { return a > b ? a : b; }
+template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { return imin(imax(x, lo), hi); }
+
+#if defined(CUDA_BUILD)
+#include "device_cuda.h"
+#else
+#include "device_cpu.h"
+#endif
+
+// P neighbouring elements as float32. On a GPU they move by one instruction where P is PACK, and then start on 16 bytes; a CPU's
+// compiler does that by itself, and takes one.
+template <int P> struct alignas(P == 1 ? alignof(floatX) : 16) PackWords { floatX x[P]; };
+template <int P> struct Pack { float x[P]; };
+template <int P> __device__ __forceinline__ Pack<P> load_pack(const floatX* p) {
+    const PackWords<P> words = *(const PackWords<P>*)p;
+    Pack<P> pack;
+    UNROLL
+    for (int e = 0; e < P; e++) { pack.x[e] = (float)words.x[e]; }
+    return pack;
+}
+template <int P> __device__ __forceinline__ void store_pack(floatX* p, const Pack<P>& pack) {
+    PackWords<P> words;
+    UNROLL
+    for (int e = 0; e < P; e++) { words.x[e] = (floatX)pack.x[e]; }
+    *(PackWords<P>*)p = words;
+}
+// Calls f with P for rows (arrays) of n elements: PACK where each of them starts on 16 bytes
+template <class F> void with_pack(size_t n, F f) {
+    if (n % PACK == 0) { f(std::integral_constant<int, PACK>()); }
+    else { f(std::integral_constant<int, 1>()); }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// launch: the only way to start a kernel
+
+struct Grid {
+    size_t blocks;
+    int threads;            // a power of two >= 32; a CPU block has one thread whatever this says
+    size_t shared_bytes;
+    Stream stream;
+    const char* file;       // the call site, for the error message
+    int line;
+    Grid(size_t blocks, int threads, size_t shared_bytes, Stream stream, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+        : blocks(blocks), threads(threads), shared_bytes(shared_bytes), stream(stream), file(file), line(line) {}
+    // the grid of an elementwise kernel over n elements
+    static Grid over(size_t n, Stream stream, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+#if defined(CUDA_BUILD)
+        const size_t per_block = 256 * 4;
+#else
+        const size_t per_block = 16384;
+#endif
+        return Grid(ceil_div(n, per_block), 256, 0, stream, file, line);
+    }
+};
+
+template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& grid, A... args) {
+    static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel takes another number of arguments");
+    if (grid.blocks == 0) { return; }
+    if (grid.blocks > 0x7fffffff) { die_at(grid.file, grid.line, EXIT_BAD_INPUT, "a grid of %zu blocks is too large", grid.blocks); }
+#if defined(CUDA_BUILD)
+    last_launch = {(const void*)kernel, grid.file, grid.line, grid.blocks, grid.threads, grid.shared_bytes};
+#endif
+#if defined(SIMT)
+    const auto run = [=] { simt_launch(grid.blocks, grid.threads, grid.shared_bytes, [=] { kernel(static_cast<P>(args)...); }, grid.file, grid.line); };
+    cuda_check(simt_enqueue(grid.stream, SimtWork::Kernel, run), "kernel launch", grid.file, grid.line);
+#elif defined(CUDA_BUILD)
+    if (grid.shared_bytes > 48 << 10) {
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
+                   "shared memory of the kernel", grid.file, grid.line);
+    }
+    kernel<<<(unsigned)grid.blocks, grid.threads, grid.shared_bytes, grid.stream>>>(static_cast<P>(args)...);
+    cuda_check(cudaGetLastError(), "kernel launch", grid.file, grid.line);
+#elif defined(RACE_THREADS)
+    shared_buffer.reserve(grid.shared_bytes);
+    pthread_barrier_init(&race_barrier, nullptr, RACE_THREADS);
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < RACE_THREADS; t++) {
+        threads.emplace_back([=] {
+            threadIdx.x = t;
+            gridDim.x = (unsigned)grid.blocks;
+            for (unsigned b = 0; b < grid.blocks; b++) {
+                blockIdx.x = b;
+                kernel(static_cast<P>(args)...);
+                __syncthreads();
+            }
+        });
+    }
+    for (std::thread& t : threads) { t.join(); }
+    pthread_barrier_destroy(&race_barrier);
+#else
+    const int blocks = (int)grid.blocks;
+    int chunk = blocks / (max_threads() * 4);
+    if (chunk < 1) { chunk = 1; }
+    (void)chunk;
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(dynamic, chunk) if (blocks > 1)
+#endif
+    for (int b = 0; b < blocks; b++) {
+        shared_buffer.reserve(grid.shared_bytes);
+        gridDim.x = (unsigned)blocks;
+        blockIdx.x = (unsigned)b;
+        kernel(static_cast<P>(args)...);
+    }
+#endif
+}
+
+#endif

@@ -1,0 +1,126 @@
+// base/parse.h -- values as text and text as values, taken whole or not at all: what a flag, a hyperparameter or a list may hold.
+#ifndef LLMC_BASE_PARSE_H
+#define LLMC_BASE_PARSE_H
+
+#include <cmath>
+
+#include "common.h"
+
+// What a value may be: bounds of a number (or of each one in a list), or the choices of a text. A choice may end in
+// "[:s]", an optional factor: "pi[:s]" admits pi and pi:4.
+struct Range {
+    double lo = -INFINITY, hi = INFINITY;
+    bool or_minus_one = false;     // -1 stands for "work it out" or "all"
+    bool takes_value = true;       // false: a switch
+    const char* choices = nullptr; // "a|b|c"
+};
+inline Range any() { return Range(); }
+inline Range between(double lo, double hi) { Range r; r.lo = lo; r.hi = hi; return r; }
+inline Range at_least(double lo) { return between(lo, INFINITY); }
+inline Range minus_one_or(double lo) { Range r = at_least(lo); r.or_minus_one = true; return r; }
+inline Range one_of(const char* choices) { Range r; r.choices = choices; return r; }
+inline Range a_switch() { Range r; r.takes_value = false; return r; }
+
+using Text = std::string;
+using Ints = std::vector<int>;
+using Names = std::vector<std::string>;
+
+// ----------------------------------------------------------------------------------------------------------
+// a value as text
+
+inline std::string option_text(const std::string& v) { return v; }
+inline std::string option_text(bool v) { return v ? "1" : "0"; }
+inline std::string option_text(int v) { return std::to_string(v); }
+inline std::string option_text(int64_t v) { return std::to_string(v); }
+inline std::string option_text(double v) { return strprintf("%.9g", v); }
+template <class E> std::string option_text(const std::vector<E>& v) {
+    std::string s;
+    for (const E& e : v) { s += (s.empty() ? "" : ",") + option_text(e); }
+    return s;
+}
+
+// Safe to print: control characters escaped, the rest of a long text left out.
+inline std::string printable(const std::string& s, size_t most = 60) {
+    std::string p;
+    for (size_t i = 0; i < s.size() && i < most; i++) {
+        const unsigned char c = (unsigned char)s[i];
+        p += c < 32 || c == 127 ? strprintf("\\x%02x", c) : std::string(1, s[i]);
+    }
+    return p + (s.size() > most ? strprintf("... (%zu bytes)", s.size()) : "");
+}
+
+inline std::string option_kind(const Text&) { return "text"; }
+inline std::string option_kind(bool) { return "0 or 1"; }
+inline std::string option_kind(int) { return "an int"; }
+inline std::string option_kind(int64_t) { return "an integer"; }
+inline std::string option_kind(double) { return "a number"; }
+inline std::string option_kind(const Ints&) { return "ints joined by commas, each"; }
+inline std::string option_kind(const Names&) { return "names joined by commas"; }
+
+// "an integer >= 1 or -1", for messages and --help
+template <class V> std::string option_wanted(const Range& r, const V& value) {
+    if (r.choices) { return std::string("one of ") + r.choices; }
+    std::string s = option_kind(value);
+    if (std::isfinite(r.hi)) { return s + strprintf(" from %g to %g", r.lo, r.hi); }
+    if (std::isfinite(r.lo)) { s += strprintf(" >= %g", r.lo); }
+    return s + (r.or_minus_one ? " or -1" : "");
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// text as a value: each returns whether `text` as a whole is one that the range admits
+
+inline bool in_range(double v, const Range& r) { return (v >= r.lo && v <= r.hi) || (r.or_minus_one && v == -1); }
+
+inline bool parse_value(const std::string& text, const Range& r, double& value) {
+    // strtod alone would also take " 5", "nan", "infinity" and hexadecimal
+    if (text.empty() || text.find_first_not_of("0123456789+-.eE") != std::string::npos) { return false; }
+    char* end = nullptr;
+    value = strtod(text.c_str(), &end);
+    return *end == '\0' && std::isfinite(value) && in_range(value, r);
+}
+
+inline bool parse_value(const std::string& text, const Range& r, int64_t& value) {
+    if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos) { return false; }
+    char* end = nullptr;
+    errno = 0;
+    value = (int64_t)strtoll(text.c_str(), &end, 10);
+    return *end == '\0' && end != text.c_str() && errno == 0 && in_range((double)value, r);
+}
+
+inline bool parse_value(const std::string& text, const Range& r, int& value) {
+    int64_t wide = 0;
+    const bool good = parse_value(text, r, wide) && wide >= INT32_MIN && wide <= INT32_MAX;
+    value = good ? (int)wide : 0;
+    return good;
+}
+
+inline bool parse_value(const std::string& text, const Range&, bool& value) {
+    value = text == "1";
+    return text == "0" || text == "1";
+}
+
+inline bool parse_value(const std::string& text, const Range& r, std::string& value) {
+    value = text;
+    for (const char* at = r.choices; at; at = strchr(at, '|'), at = at ? at + 1 : nullptr) {
+        const std::string choice(at, strcspn(at, "|[")); // without its "[:s]"
+        if (text == choice) { return true; }
+        double factor;
+        const bool scaled = at[choice.size()] == '[' && text.compare(0, choice.size() + 1, choice + ":") == 0;
+        if (scaled && parse_value(text.substr(choice.size() + 1), at_least(1), factor)) { return true; }
+    }
+    return r.choices == nullptr;
+}
+
+template <class E> bool parse_value(const std::string& text, const Range& r, std::vector<E>& value) {
+    value.clear();
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        E item;
+        if (end == at || !parse_value(text.substr(at, end - at), r, item)) { return false; }
+        value.push_back(item);
+        at = end + 1;
+    }
+    return true; // an empty text, or nothing after the last comma, has been an empty item
+}
+
+#endif

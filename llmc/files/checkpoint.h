@@ -1,0 +1,229 @@
+// files/checkpoint.h -- a run's state on disk: written whole or not at all, verified before it is believed.
+//
+//   OUT/step_00001000/  model.safetensors        parameters under Hugging Face's names
+//                       config.json              the model's shape, transformers' keys plus "position"
+//                       optimizer_0.safetensors  m.<tensor>, v.<tensor>: Adam's moments in the internal layout, flat
+//                       state.json               the trainer's own
+//                       manifest.json            size and checksum of each of the above, and of itself
+//
+// A checkpoint is written under a temporary name, every file fsynced, and published by one rename. So a killed run
+// leaves the old checkpoint or the new one, and rubbish whose name begins with a dot, which the next run removes.
+#ifndef LLMC_FILES_CHECKPOINT_H
+#define LLMC_FILES_CHECKPOINT_H
+
+#include <memory>
+
+#include "../base/common.h"
+#include "../base/json.h"
+#include "outdir.h"
+#include "safetensors.h"
+#include "../base/tensor.h"
+#include "weights.h"
+
+// What a checkpoint holds, as views onto the trainer's (device) memory, which must be at rest: no kernel still writing.
+struct Checkpoint {
+    const TensorTable* table = nullptr;
+    const std::vector<FileTensor>* files = nullptr;                 // the names of the parameters in the file
+    float *params = nullptr, *m = nullptr, *v = nullptr;            // table->total each; m and v may be null
+    Json config, state;
+    std::vector<std::pair<std::string, std::string>> extra;         // further small files to write: name, contents
+};
+
+// the parameters as the items of a safetensors file
+inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
+    auto turned = std::make_shared<std::vector<float>>();           // one transposed matrix at a time
+    std::vector<SafetensorsItem> items;
+    for (const FileTensor& f : *c.files) {
+        const FileView view = file_view(*c.table, f);
+        const float* from = c.params + view.offset;
+        if (!view.transposed) {
+            items.push_back({f.name, view.shape(), [=](float* out, size_t row0, size_t rows) {
+                copy_to_host(out, from + row0 * view.cols, rows * view.cols * sizeof(float), Stream(0));
+            }});
+            continue;
+        }
+        items.push_back({f.name, view.shape(), [=](float* out, size_t row0, size_t rows) {
+            if (row0 == 0) {
+                std::vector<float> host(view.size());
+                turned->resize(view.size());
+                copy_to_host(host.data(), from, view.size() * sizeof(float), Stream(0));
+                transpose_matrix(turned->data(), host.data(), view.rows, view.cols);
+            }
+            memcpy(out, turned->data() + row0 * view.rows, rows * view.rows * sizeof(float));
+        }});
+    }
+    return items;
+}
+
+struct MomentView { std::string name; size_t offset, size; float* data; };
+inline std::vector<MomentView> moment_views(const Checkpoint& c) {
+    std::vector<MomentView> views;
+    for (float* data : {c.m, c.v}) {
+        for (size_t i = 0; data != nullptr && i < c.table->specs.size(); i++) {
+            const TensorSpec& s = c.table->specs[i];
+            views.push_back({(data == c.m ? "m." : "v.") + s.name, c.table->offsets[i], s.size(), data});
+        }
+    }
+    return views;
+}
+
+inline std::vector<SafetensorsItem> optimizer_items(const Checkpoint& c) {
+    std::vector<SafetensorsItem> items;
+    for (const MomentView& view : moment_views(c)) {
+        items.push_back({view.name, {view.size}, [view](float* out, size_t first, size_t count) {
+            copy_to_host(out, view.data + view.offset + first, count * sizeof(float), Stream(0));
+        }});
+    }
+    return items;
+}
+
+// Where each tensor's piece begins in the whole, for runs whose optimizer is split over ranks.
+inline Json optimizer_metadata(const Checkpoint& c) {
+    Json starts = Json::object();
+    for (const TensorSpec& s : c.table->specs) { starts["start." + s.name] = "0"; }
+    return starts;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// saving
+
+// what a checkpoint takes on disk, rounded up generously
+inline uint64_t checkpoint_bytes(const Checkpoint& c) {
+    uint64_t bytes = (1u << 20) + json_text(c.config, 2).size() + json_text(c.state, 2).size() + c.files->size() * 256;
+    for (const FileTensor& f : *c.files) { bytes += file_view(*c.table, f).size() * sizeof(float); }
+    for (const MomentView& view : moment_views(c)) { bytes += view.size * sizeof(float); }
+    for (const auto& file : c.extra) { bytes += file.second.size(); }
+    return bytes;
+}
+
+inline void write_checkpoint_files(const std::string& dir, int step, const Checkpoint& c) {
+    std::vector<std::pair<std::string, FileSum>> sums;
+    io_mkdir(dir);
+    sums.push_back({"model.safetensors", write_safetensors(dir + "/model.safetensors", model_items(c))});
+    sums.push_back({"config.json", write_text(dir + "/config.json", json_text(c.config, 2) + "\n")});
+    if (c.m != nullptr || c.v != nullptr) {
+        const std::string name = "optimizer_0.safetensors";
+        sums.push_back({name, write_safetensors(dir + "/" + name, optimizer_items(c), optimizer_metadata(c))});
+    }
+    sums.push_back({"state.json", write_text(dir + "/state.json", json_text(c.state, 2) + "\n")});
+    for (const auto& file : c.extra) { sums.push_back({file.first, write_text(dir + "/" + file.first, file.second)}); }
+    write_text(dir + "/manifest.json", manifest_text(step, sums));
+    io_fsync_directory(dir);
+}
+
+// Deletes checkpoints older than the last `keep` (0: none) up to `step`, which was just saved; those of steps that are
+// multiples of `major` stay. Steps after it belong to a run that fell back, and are replaced when reached.
+inline void retire_checkpoints(const std::string& out, int step, int keep, int major) {
+    std::vector<int> steps = list_checkpoints(out);
+    steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
+    if (keep <= 0 || steps.size() <= (size_t)keep) { return; }
+    steps.resize(steps.size() - (size_t)keep);
+    steps.erase(std::remove_if(steps.begin(), steps.end(), [=](int s) { return major > 0 && s % major == 0; }),
+                steps.end());
+    if (steps.empty()) { return; }
+    verify_checkpoint(out + "/" + step_name(step));     // nothing goes before the disk was seen to hold the new one
+    for (int s : steps) {
+        const std::string trash = out + "/.trash_" + step_name(s);
+        remove_checkpoint_files(trash);
+        io_rename(out + "/" + step_name(s), trash);
+        remove_checkpoint_files(trash);
+    }
+}
+
+// Writes OUT/step_<step>, publishes it, then deletes old ones; returns its path. An error leaves what was there before (and
+// beside it, when all that failed was to confirm its rename, the new one).
+inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep, int major) {
+    const std::string name = step_name(step), path = out + "/" + name;
+    const std::string temporary = out + "/.tmp_" + name, old = out + "/.old_" + name;
+    bool aside = false, published = false;
+    const uint64_t bytes = checkpoint_bytes(c), available = check_disk_space(out, bytes);
+    try {
+        remove_checkpoint_files(temporary);
+        write_checkpoint_files(temporary, step, c);
+        if (path_exists(path)) {
+            remove_checkpoint_files(old);
+            io_rename(path, old);
+            aside = true;
+        }
+        io_rename(temporary, path);
+        published = true;
+        io_fsync_directory(out);
+    } catch (const Error& e) {
+        try {                               // a replacement that the disk does not confirm is taken back
+            if (aside && published) { io_rename(path, temporary); }
+            if (aside) { io_rename(old, path); }
+            if (!published) { remove_checkpoint_files(temporary); }
+            clean_output_directory(out);    // fsyncs the renames before it removes anything
+        } catch (const Error&) {}           // the first error is the one to report
+        throw Error(e.code, strprintf("a checkpoint needs %s, %s were free: %s", format_bytes((double)bytes).c_str(),
+                                      format_bytes((double)available).c_str(), e.what()));
+    }
+    try {
+        remove_checkpoint_files(old);
+        retire_checkpoints(out, step, keep, major);
+    } catch (const Error& e) {
+        fprintf(stderr, "warning: %s is saved, but old checkpoints could not be deleted: %s\n", path.c_str(), e.what());
+    }
+    return path;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// loading
+
+// The file must hold exactly these tensors.
+inline void check_tensors(const Safetensors& file, const std::vector<std::pair<std::string, Shape>>& wanted) {
+    const char* path = file.file.path.c_str();
+    for (const auto& want : wanted) {
+        const SafetensorsEntry& e = file.entry(want.first);
+        check(e.shape == want.second && e.dtype == "F32", "%s: %s is %s %s, but F32 %s is wanted", path, e.name.c_str(),
+              e.dtype.c_str(), shape_text(e.shape).c_str(), shape_text(want.second).c_str());
+    }
+    for (const SafetensorsEntry& e : file.entries) {
+        const bool known =
+            std::any_of(wanted.begin(), wanted.end(), [&](const auto& want) { return want.first == e.name; });
+        check(known, "%s: holds %zu tensors where %zu are wanted; this model has no %s", path, file.entries.size(),
+              wanted.size(), e.name.c_str());
+    }
+}
+
+// Restores params, m, v to the bit, and state, from a directory that find_checkpoint() returned. Everything is checked,
+// against c.config too unless that is null, before the first element of the trainer's memory changes.
+inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
+    const Safetensors model(dir + "/model.safetensors");
+    std::vector<std::pair<std::string, Shape>> wanted;
+    for (const FileTensor& f : *c.files) { wanted.push_back({f.name, file_view(*c.table, f).shape()}); }
+    const std::string config_path = dir + "/config.json", state_path = dir + "/state.json";
+    const Json config = parse_json(read_file(config_path), config_path);
+    if (!c.config.is_null()) { check_config(config, c.config, config_path); }
+    check_tensors(model, wanted);
+    const std::vector<MomentView> moments = moment_views(c);
+    std::unique_ptr<Safetensors> optimizer;
+    if (!moments.empty()) {
+        optimizer = std::make_unique<Safetensors>(dir + "/optimizer_0.safetensors");
+        std::vector<std::pair<std::string, Shape>> wanted_moments;
+        for (const MomentView& view : moments) { wanted_moments.push_back({view.name, {view.size}}); }
+        check_tensors(*optimizer, wanted_moments);
+        const Json starts = optimizer_metadata(c);
+        for (const auto& item : starts.items()) {
+            check(json_string(optimizer->metadata, item.key(), optimizer->file.path) == item.value(),
+                  "%s: %s is not 0: it holds one piece of several", optimizer->file.path.c_str(), item.key().c_str());
+        }
+    }
+    Json state = parse_json(read_file(state_path), state_path);
+
+    for (const FileTensor& f : *c.files) {
+        const SafetensorsEntry& e = model.entry(f.name);
+        load_view(c.params, file_view(*c.table, f), f.transposed, [&](float* out, size_t first, size_t count) {
+            model.read_elements(e, out, first, count);
+        });
+    }
+    for (const MomentView& view : moments) {
+        const SafetensorsEntry& e = optimizer->entry(view.name);
+        const FileView flat = {view.offset, view.size, 1, true, false};
+        load_view(view.data, flat, false,
+                  [&](float* out, size_t first, size_t count) { optimizer->read_elements(e, out, first, count); });
+    }
+    c.state = std::move(state);
+}
+
+#endif

@@ -1,0 +1,235 @@
+// files/import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (directory or .safetensors), llm.c's model .bin
+// (version 3 float32, version 5 bf16), or a checkpoint of ours.
+//
+// A source becomes a list of named tensors with a reader each; the names are compared without "transformer." or "bert.". All
+// of it is validated before a parameter changes.
+#ifndef LLMC_FILES_IMPORT_H
+#define LLMC_FILES_IMPORT_H
+
+#include <memory>
+
+#include "../base/common.h"
+#include "../base/json.h"
+#include "outdir.h"
+#include "safetensors.h"
+#include "weights.h"
+
+struct SourceTensor {
+    std::string name;
+    Shape shape;
+    bool internal_layout;       // matrices are (out, in), as ours; else as FileTensor says
+    ReadElements read;
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// llm.c's .bin: 256 int32, then 16 tensors, the layers of each together
+
+struct LlmcModel {
+    File file;
+    int version, max_T, V, L, NH, C, Vp;
+
+    explicit LlmcModel(const std::string& path) : file(path) {
+        const char* p = path.c_str();
+        int32_t header[256];
+        check(file.size >= sizeof(header), "%s: %zu bytes are too short for the header of an llm.c model", p,
+              (size_t)file.size);
+        file.read(header, sizeof(header), 0);
+        check(header[0] == 20240326, "%s: magic %d, but an llm.c GPT-2 model has 20240326", p, header[0]);
+        version = header[1];
+        check(version == 3 || version == 5, "%s: version %d, but 3 (float32) and 5 (bf16) can be read", p, version);
+        int* const fields[] = {&max_T, &V, &L, &NH, &C, &Vp};
+        const char* names[] = {"max_seq_len", "vocab_size", "num_layers", "num_heads", "channels", "padded_vocab_size"};
+        for (int i = 0; i < 6; i++) {
+            *fields[i] = header[2 + i];
+            check(header[2 + i] >= 1, "%s: %s is %d, but at least 1 is wanted", p, names[i], header[2 + i]);
+        }
+        check(C % NH == 0, "%s: channels %d is not a multiple of num_heads %d", p, C, NH);
+        check(V <= Vp, "%s: vocab_size %d exceeds padded_vocab_size %d", p, V, Vp);
+        size_t elements = 0;
+        for (const Block& b : blocks()) {
+            const size_t n = checked_mul(b.layers, checked_mul(b.rows, b.cols, p), p);
+            check(n <= file.size, "%s: its header asks for %zu elements of %s in a file of %zu bytes", p, n, b.name,
+                  (size_t)file.size);
+            elements += n;
+        }
+        const size_t want = checked_mul(elements, version == 3 ? 4 : 2, p) + sizeof(header);
+        check(file.size == want,
+              "%s: has %zu bytes, but its header (version %d, L %d, NH %d, C %d, Vp %d, T %d) takes %zu", p,
+              (size_t)file.size, version, L, NH, C, Vp, max_T, want);
+    }
+
+    std::vector<SourceTensor> tensors() const {
+        std::vector<SourceTensor> list;
+        size_t at = 0;
+        for (const Block& b : blocks()) {
+            for (size_t l = 0; l < b.layers; l++, at += b.rows * b.cols) {
+                const std::string name = b.per_layer ? "h." + std::to_string(l) + "." + b.name : b.name;
+                const size_t rows = name == "wte.weight" ? (size_t)V : b.rows, start = at;
+                list.push_back(
+                    {name, b.cols == 1 ? Shape{rows} : Shape{rows, b.cols}, true,
+                     [this, start](float* out, size_t first, size_t count) { read(out, start + first, count); }});
+            }
+        }
+        return list;
+    }
+
+private:
+    struct Block { const char* name; bool per_layer; size_t layers, rows, cols; };      // cols 1: a vector
+    std::vector<Block> blocks() const {
+        const size_t c = (size_t)C, l = (size_t)L;
+        return {{"wte.weight", false, 1, (size_t)Vp, c}, {"wpe.weight", false, 1, (size_t)max_T, c},
+                {"ln_1.weight", true, l, c, 1}, {"ln_1.bias", true, l, c, 1},
+                {"attn.c_attn.weight", true, l, 3 * c, c}, {"attn.c_attn.bias", true, l, 3 * c, 1},
+                {"attn.c_proj.weight", true, l, c, c}, {"attn.c_proj.bias", true, l, c, 1},
+                {"ln_2.weight", true, l, c, 1}, {"ln_2.bias", true, l, c, 1},
+                {"mlp.c_fc.weight", true, l, 4 * c, c}, {"mlp.c_fc.bias", true, l, 4 * c, 1},
+                {"mlp.c_proj.weight", true, l, c, 4 * c}, {"mlp.c_proj.bias", true, l, c, 1},
+                {"ln_f.weight", false, 1, c, 1}, {"ln_f.bias", false, 1, c, 1}};
+    }
+    void read(float* out, size_t first, size_t count) const {
+        read_as_float(file, version == 3 ? "F32" : "BF16", 1024 + first * (version == 3 ? 4 : 2), out, count);
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// any source
+
+struct WeightSource {
+    std::string path;                           // the file that holds the tensors
+    std::unique_ptr<Safetensors> safetensors;   // one of the two
+    std::unique_ptr<LlmcModel> bin;
+};
+
+// Finds out what `path` is; --out of a run means its newest checkpoint. `verify`: a checkpoint of ours by its manifest.
+inline WeightSource open_weights(const std::string& path, bool verify) {
+    WeightSource s;
+    s.path = path;
+    if (is_directory(path)) {
+        std::string dir = path;
+        if (!path_exists(path + "/model.safetensors") && !list_checkpoints(path).empty()) {
+            dir = find_checkpoint(path, false);
+            verify = false;
+        }
+        check(path_exists(dir + "/model.safetensors"),
+              "%s: has neither model.safetensors nor step_* checkpoints (--load takes a checkpoint, a Hugging Face "
+              "directory in one safetensors file, or llm.c's .bin)", dir.c_str());
+        if (verify && path_exists(dir + "/manifest.json")) { verify_checkpoint(dir); }
+        s.path = dir + "/model.safetensors";
+    }
+    const bool named = s.path.size() > 12 && s.path.compare(s.path.size() - 12, 12, ".safetensors") == 0;
+    if (named) {
+        s.safetensors = std::make_unique<Safetensors>(s.path);
+    } else {
+        s.bin = std::make_unique<LlmcModel>(s.path);
+    }
+    return s;
+}
+
+inline bool starts_with(const std::string& s, const char* start) { return s.compare(0, strlen(start), start) == 0; }
+inline bool ends_with(const std::string& s, const char* end) {
+    const size_t n = strlen(end);
+    return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
+}
+
+inline std::string strip_prefix(std::string name) {
+    for (const char* prefix : {"transformer.", "bert."}) { if (starts_with(name, prefix)) { name = name.substr(strlen(prefix)); } }
+    if (ends_with(name, ".LayerNorm.gamma")) { return name.substr(0, name.size() - 5) + "weight"; }    // BERT's first files
+    if (ends_with(name, ".LayerNorm.beta")) { return name.substr(0, name.size() - 4) + "bias"; }
+    return name;
+}
+
+// What Hugging Face's files hold besides a model's parameters: causal masks, heads that are wte again, heads of other tasks.
+inline bool is_skipped(const std::string& name) {
+    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias") || name == "lm_head.weight" ||
+           name == "embeddings.position_ids" || starts_with(name, "pooler.") || starts_with(name, "cls.seq_relationship.") ||
+           starts_with(name, "cls.predictions.decoder.");
+}
+
+inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
+    if (s.bin) { return s.bin->tensors(); }
+    std::vector<SourceTensor> list;
+    for (const SafetensorsEntry& e : s.safetensors->entries) {
+        const std::string name = strip_prefix(e.name);
+        if (is_skipped(name)) { continue; }
+        const bool twice = std::any_of(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == name; });
+        check(!twice, "%s: holds %s with and without the prefix transformer. or bert.", s.path.c_str(), name.c_str());
+        check(e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16", "%s: %s is %s, but F32, F16 or BF16 is wanted",
+              s.path.c_str(), e.name.c_str(), e.dtype.c_str());
+        const Safetensors* file = s.safetensors.get();
+        list.push_back({name, e.shape, false, [file, &e](float* out, size_t first, size_t count) {
+            file->read_elements(e, out, first, count);
+        }});
+    }
+    return list;
+}
+
+// "a, b, c and 4 more"
+inline std::string name_list(const std::vector<std::string>& names) {
+    std::string s;
+    for (size_t i = 0; i < names.size() && i < 4; i++) { s += (i > 0 ? ", " : "") + names[i]; }
+    return names.size() <= 4 ? s : s + strprintf(" and %zu more", names.size() - 4);
+}
+
+// Fills params (table->total, device memory) from `path`. Tensors in `optional`, the encoding's, may be missing and
+// then keep their initial values; learned positions in the source are left out when the model has none. Both are said
+// on stderr.
+inline void load_weights(const std::string& path, const TensorTable& table, const std::vector<FileTensor>& files,
+                         const std::vector<FileTensor>& optional, float* params) {
+    const WeightSource source = open_weights(path, true);
+    const char* p = source.path.c_str();
+    std::vector<SourceTensor> tensors = source_tensors(source);
+    std::vector<std::pair<const FileTensor*, SourceTensor>> found;
+    std::vector<std::string> kept, missing, unknown;
+    for (const FileTensor& f : files) {
+        const std::string name = strip_prefix(f.name);
+        const auto t =
+            std::find_if(tensors.begin(), tensors.end(), [&](const SourceTensor& t) { return t.name == name; });
+        if (t == tensors.end()) {
+            const bool may =
+                std::any_of(optional.begin(), optional.end(), [&](const FileTensor& o) { return o.name == f.name; });
+            (may ? kept : missing).push_back(f.name);
+            continue;
+        }
+        FileView view = file_view(table, f);
+        view.transposed = f.transposed && !t->internal_layout;
+        check(t->shape == view.shape(), "%s: %s has shape %s, but the model wants %s", p, name.c_str(),
+              shape_text(t->shape).c_str(), shape_text(view.shape()).c_str());
+        found.push_back({&f, *t});
+        tensors.erase(t);
+    }
+    check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
+    for (const SourceTensor& t : tensors) {
+        if (t.name == "wpe.weight" || t.name == "embeddings.position_embeddings.weight") {
+            fprintf(stderr, "%s: its learned positions (wpe) are not used: the model has another encoding; "
+                    "--pos learned takes them\n", p);
+        } else { unknown.push_back(t.name); }
+    }
+    check(unknown.empty(), "%s: holds tensors this model has no place for: %s", p, name_list(unknown).c_str());
+    if (!kept.empty()) {
+        fprintf(stderr, "%s: lacks %s; they keep their initial values\n", p, name_list(kept).c_str());
+    }
+    for (const auto& pair : found) {
+        load_view(params, file_view(table, *pair.first), pair.first->transposed && !pair.second.internal_layout,
+                  pair.second.read);
+    }
+}
+
+// config.json of a checkpoint or Hugging Face directory (or beside a .safetensors file), or the same keys from a .bin's
+// header: the shape of the model to be made for load_weights().
+inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_KEYS) {
+    const WeightSource source = open_weights(path, false);
+    if (source.bin) {
+        return gpt2_config(source.bin->V, source.bin->max_T, source.bin->C, source.bin->L, source.bin->NH, Json());
+    }
+    const std::string config = source.path.substr(0, source.path.find_last_of('/') + 1) + "config.json";
+    check(path_exists(config), "%s: there is no config.json beside it, which tells the model's shape",
+          source.path.c_str());
+    const Json j = parse_json(read_file(config), config);
+    check(j.is_object(), "%s: %s found, an object with the model's shape wanted", config.c_str(), json_excerpt(j).c_str());
+    check(j.value("model_type", Json(keys.type)) == keys.type, "%s: model_type is %s, but this trainer wants %s", config.c_str(),
+          json_excerpt(j["model_type"]).c_str(), keys.type);
+    for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { json_int(j, key, 1, INT32_MAX, config); }
+    return j;
+}
+
+#endif

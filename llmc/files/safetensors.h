@@ -1,0 +1,299 @@
+// files/safetensors.h -- Hugging Face's tensor file: 8 bytes of header length, a JSON header, the tensors.
+//
+// The reader trusts nothing: the header must describe the file to the last byte (no gap, overlap or name twice) before
+// memory for a tensor is allocated. The writer streams row blocks through a bounded buffer, so that a transposed view
+// needs no second copy of the model, and sums what it writes, so that the manifest needs no second pass.
+#ifndef LLMC_FILES_SAFETENSORS_H
+#define LLMC_FILES_SAFETENSORS_H
+
+#include <functional>
+
+#include "../base/common.h"
+#include "../base/json.h"
+
+// size and checksum of a file, as a manifest records them
+struct FileSum {
+    uint64_t bytes = 0, sum = 0;
+    bool operator==(const FileSum& o) const { return bytes == o.bytes && sum == o.sum; }
+};
+
+// A file being written: summed on the way, fsynced by finish(). Closed without a word when an error unwinds past it.
+struct OutputFile {
+    std::string path;
+    int fd;
+    uint64_t bytes = 0;
+    XXH3_state_t hash;
+
+    explicit OutputFile(const std::string& path) : path(path), fd(io_create(path)) { XXH3_64bits_reset(&hash); }
+    OutputFile(const OutputFile&) = delete;
+    OutputFile& operator=(const OutputFile&) = delete;
+    ~OutputFile() { if (fd >= 0) { ::close(fd); } }
+
+    void write(const void* data, size_t n) {
+        io_write(fd, data, n, path);
+        XXH3_64bits_update(&hash, data, n);
+        bytes += n;
+    }
+    FileSum finish() {
+        io_fsync(fd, path);
+        const int closing = fd;
+        fd = -1;
+        io_close(closing, path);
+        return {bytes, XXH3_64bits_digest(&hash)};
+    }
+};
+
+inline FileSum write_text(const std::string& path, const std::string& text) {
+    OutputFile f(path);
+    f.write(text.data(), text.size());
+    return f.finish();
+}
+
+inline FileSum sum_file(const std::string& path) {
+    const File f(path);
+    XXH3_state_t hash;
+    XXH3_64bits_reset(&hash);
+    std::vector<char> block(std::min<uint64_t>(f.size, 4u << 20));
+    for (uint64_t at = 0; at < f.size; at += block.size()) {
+        const size_t n = (size_t)std::min<uint64_t>(block.size(), f.size - at);
+        f.read(block.data(), n, at);
+        XXH3_64bits_update(&hash, block.data(), n);
+    }
+    return {f.size, XXH3_64bits_digest(&hash)};
+}
+
+using Shape = std::vector<size_t>;
+
+inline std::string shape_text(const Shape& shape) {
+    std::string s = "(";
+    for (size_t i = 0; i < shape.size(); i++) { s += (i > 0 ? ", " : "") + std::to_string(shape[i]); }
+    return s + ")";
+}
+
+inline size_t shape_size(const Shape& shape, const char* what) {
+    size_t n = 1;
+    for (size_t extent : shape) { n = checked_mul(n, extent, what); }
+    return n;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// reading
+
+struct SafetensorsEntry {
+    std::string name, dtype;
+    Shape shape;
+    size_t elements = 0;
+    uint64_t offset = 0, bytes = 0;     // offset in the file
+};
+
+// 0: unknown. Types that only skipped buffers have (attention masks) are known too, since they are part of the layout.
+inline size_t safetensors_dtype_size(const std::string& dtype) {
+    static const struct { const char* name; size_t size; } dtypes[] = {
+        {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2},
+        {"U16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+    for (const auto& d : dtypes) { if (dtype == d.name) { return d.size; } }
+    return 0;
+}
+
+inline float bf16_to_float(uint16_t h) {
+    const uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+inline float f16_to_float(uint16_t h) {
+    const int exponent = h >> 10 & 31, mantissa = h & 1023;
+    const float sign = h & 0x8000 ? -1.0f : 1.0f;
+    if (exponent == 0) { return sign * ldexpf((float)mantissa, -24); }
+    if (exponent == 31) { return mantissa == 0 ? sign * INFINITY : NAN; }
+    return sign * ldexpf((float)(1024 + mantissa), exponent - 25);
+}
+
+// Reads `n` elements of 2 or 4 bytes at a byte offset into float32, converting in bounded pieces.
+inline void read_as_float(const File& file, const std::string& dtype, uint64_t offset, float* out, size_t n) {
+    if (dtype == "F32") { file.read(out, n * 4, offset); return; }
+    std::vector<uint16_t> half(std::min(n, (size_t)1 << 20));
+    for (size_t at = 0; at < n; at += half.size()) {
+        const size_t piece = std::min(half.size(), n - at);
+        file.read(half.data(), piece * 2, offset + at * 2);
+        for (size_t i = 0; i < piece; i++) {
+            out[at + i] = dtype == "BF16" ? bf16_to_float(half[i]) : f16_to_float(half[i]);
+        }
+    }
+}
+
+struct Safetensors {
+    File file;
+    std::vector<SafetensorsEntry> entries;      // in the order of the file
+    Json metadata = Json::object();             // "__metadata__": strings
+
+    explicit Safetensors(const std::string& path) : file(path) { read_header(); }
+
+    const SafetensorsEntry* find(const std::string& name) const {
+        for (const SafetensorsEntry& e : entries) { if (e.name == name) { return &e; } }
+        return nullptr;
+    }
+    const SafetensorsEntry& entry(const std::string& name) const {
+        const SafetensorsEntry* e = find(name);
+        check(e != nullptr, "%s: there is no tensor %s", file.path.c_str(), name.c_str());
+        return *e;
+    }
+    // elements first .. first + count - 1 as float32
+    void read_elements(const SafetensorsEntry& e, float* out, size_t first, size_t count) const {
+        check(e.dtype == "F32" || e.dtype == "BF16" || e.dtype == "F16", "%s: %s is %s, but F32, BF16 or F16 is wanted",
+              file.path.c_str(), e.name.c_str(), e.dtype.c_str());
+        check(first <= e.elements && count <= e.elements - first,
+              "%s: %s has %zu elements, %zu from %zu on were wanted", file.path.c_str(), e.name.c_str(), e.elements,
+              count, first);
+        read_as_float(file, e.dtype, e.offset + first * safetensors_dtype_size(e.dtype), out, count);
+    }
+    void read_f32(const std::string& name, float* out, const Shape& shape) const {
+        const SafetensorsEntry& e = entry(name);
+        check(e.shape == shape, "%s: %s has shape %s, but %s is wanted", file.path.c_str(), name.c_str(),
+              shape_text(e.shape).c_str(), shape_text(shape).c_str());
+        read_elements(e, out, 0, e.elements);
+    }
+    std::vector<int32_t> read_i32(const std::string& name) const { return read_integers<int32_t>(name, "I32"); }
+    std::vector<int64_t> read_i64(const std::string& name) const { return read_integers<int64_t>(name, "I64"); }
+
+private:
+    template <class T> std::vector<T> read_integers(const std::string& name, const char* dtype) const {
+        const SafetensorsEntry& e = entry(name);
+        check(e.dtype == dtype, "%s: %s is %s, but %s is wanted", file.path.c_str(), name.c_str(), e.dtype.c_str(),
+              dtype);
+        std::vector<T> out(e.elements);
+        file.read(out.data(), e.bytes, e.offset);
+        return out;
+    }
+
+    SafetensorsEntry read_entry(const std::string& name, const Json& j) const {
+        const std::string what = file.path + ": tensor " + name.substr(0, 200);
+        const char* w = what.c_str();
+        check(j.is_object() && j.size() == 3 && j.contains("dtype") && j.contains("shape") &&
+                  j.contains("data_offsets"),
+              "%s: the header must give dtype, shape and data_offsets, nothing else", w);
+        SafetensorsEntry e;
+        e.name = name;
+        check(j["dtype"].is_string(), "%s: dtype is not a string", w);
+        e.dtype = j["dtype"].get<std::string>();
+        const size_t size = safetensors_dtype_size(e.dtype);
+        check(size > 0, "%s: unknown dtype %s", w, e.dtype.substr(0, 20).c_str());
+        const Json &shape = j["shape"], &offsets = j["data_offsets"];
+        check(shape.is_array() && shape.size() <= 8, "%s: shape is not a list of at most 8 extents", w);
+        for (const Json& extent : shape) {
+            check(extent.is_number_unsigned(), "%s: shape holds something other than a non-negative integer", w);
+            e.shape.push_back(extent.get<size_t>());
+        }
+        e.elements = shape_size(e.shape, w);
+        e.bytes = checked_mul(e.elements, size, w);
+        check(offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() &&
+                  offsets[1].is_number_unsigned(),
+              "%s: data_offsets are not two non-negative integers", w);
+        const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
+        check(begin <= end && end <= file.size, "%s: data_offsets %zu, %zu in a file of %zu bytes", w, (size_t)begin,
+              (size_t)end, (size_t)file.size);
+        check(end - begin == e.bytes, "%s: %s of %s takes %zu bytes, but data_offsets span %zu", w,
+              shape_text(e.shape).c_str(), e.dtype.c_str(), (size_t)e.bytes, (size_t)(end - begin));
+        e.offset = begin;
+        return e;
+    }
+
+    void read_header() {
+        const char* path = file.path.c_str();
+        check(file.size >= 8, "%s: %zu bytes are too short for a safetensors file", path, (size_t)file.size);
+        unsigned char raw[8];
+        file.read(raw, 8, 0);
+        uint64_t length = 0;
+        for (int i = 7; i >= 0; i--) { length = length << 8 | raw[i]; }
+        check(length <= 100000000 && length <= file.size - 8,
+              "%s: claims a header of %zu bytes in a file of %zu (at most 100 MB): truncated, or not safetensors", path,
+              (size_t)length, (size_t)file.size);
+        std::string text((size_t)length, '\0');
+        if (length > 0) { file.read(&text[0], length, 8); }
+        const Json header = parse_json(text, file.path);
+        check(header.is_object(), "%s: the header is not a JSON object", path);
+        for (const auto& item : header.items()) {
+            if (item.key() != "__metadata__") { entries.push_back(read_entry(item.key(), item.value())); continue; }
+            metadata = item.value();
+            check(metadata.is_object(), "%s: __metadata__ is not an object", path);
+            for (const Json& value : metadata) {
+                check(value.is_string(), "%s: __metadata__ holds something other than strings", path);
+            }
+        }
+        check_layout(8 + length);
+    }
+
+    void check_layout(uint64_t data_begin) {
+        std::vector<std::string> names;
+        for (const SafetensorsEntry& e : entries) { names.push_back(e.name); }
+        std::sort(names.begin(), names.end());
+        const auto twice = std::adjacent_find(names.begin(), names.end());
+        check(twice == names.end(), "%s: tensor %s appears twice", file.path.c_str(), twice->substr(0, 200).c_str());
+        std::stable_sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+            return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;      // empty tensors first
+        });
+        uint64_t at = 0;
+        for (SafetensorsEntry& e : entries) {
+            check(e.offset == at, "%s: tensor %s begins at byte %zu of the data, but the one before ends at %zu",
+                  file.path.c_str(), e.name.substr(0, 200).c_str(), (size_t)e.offset, (size_t)at);
+            at += e.bytes;
+            e.offset += data_begin;
+        }
+        check(at == file.size - data_begin, "%s: the header describes %zu bytes of data, but the file holds %zu",
+              file.path.c_str(), (size_t)at, (size_t)(file.size - data_begin));
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// writing
+
+// A float32 tensor to be written. fill(out, row0, rows) produces rows row0 .. row0 + rows - 1, a row being what the
+// first extent counts. Called in order, once for every row.
+struct SafetensorsItem {
+    std::string name;
+    Shape shape;
+    std::function<void(float* out, size_t row0, size_t rows)> fill;
+};
+
+inline std::string safetensors_header(const std::vector<SafetensorsItem>& items, const Json& metadata) {
+    Json header;
+    header["__metadata__"]["format"] = "pt";
+    for (const auto& kv : metadata.items()) { header["__metadata__"][kv.key()] = kv.value(); }
+    uint64_t at = 0;
+    for (const SafetensorsItem& item : items) {
+        const uint64_t end = at + shape_size(item.shape, item.name.c_str()) * sizeof(float);
+        header[item.name] = {{"dtype", "F32"}, {"shape", item.shape}, {"data_offsets", {at, end}}};
+        at = end;
+    }
+    std::string text = json_text(header);
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    return text;
+}
+
+// Writes and fsyncs the file. `metadata`: further strings beside "format".
+inline FileSum write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
+                                 const Json& metadata = Json::object()) {
+    const std::string header = safetensors_header(items, metadata);
+    OutputFile file(path);
+    unsigned char length[8];
+    for (int i = 0; i < 8; i++) { length[i] = (unsigned char)((uint64_t)header.size() >> 8 * i); }
+    file.write(length, 8);
+    file.write(header.data(), header.size());
+    std::vector<float> block;
+    for (const SafetensorsItem& item : items) {
+        const size_t rows = item.shape.empty() ? 1 : item.shape[0];
+        const size_t row = rows == 0 ? 0 : shape_size(item.shape, item.name.c_str()) / rows;
+        if (row == 0) { continue; }
+        const size_t step = std::min(rows, std::max((size_t)1, ((size_t)1 << 20) / row));
+        block.resize(std::max(block.size(), step * row));
+        for (size_t r = 0; r < rows; r += step) {
+            const size_t n = std::min(step, rows - r);
+            item.fill(block.data(), r, n);
+            file.write(block.data(), n * row * sizeof(float));
+        }
+    }
+    return file.finish();
+}
+
+#endif

@@ -1,0 +1,259 @@
+// position/encoding.cuh -- what a positional encoding is: the struct to derive from, its tensors, its bias functor.
+//
+// An encoding is one struct that derives from Encoding and overrides what it does, in the order of a step:
+//   declare          its parameters, its arrays, and the columns it wants from the qkv matmul
+//   embed_forward    changes the token embeddings                             embed_backward      (learned, sinusoidal)
+//   prepare_forward  rotates q and k, or turns its columns of qkv into what   prepare_backward    (rope, cable; the tables
+//                    its bias needs                                                                of t5 and kerple)
+//   bias             a functor, added to the scaled scores inside the attention kernels; its backward receives dlogit
+// and, if need be, defaults, max_length and score_factor. The functor is the template argument of the attention kernels,
+// so encodings that share one (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope: NoBias) share the
+// compiled kernels. alibi.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one step by step.
+#ifndef LLMC_POSITION_ENCODING_CUH
+#define LLMC_POSITION_ENCODING_CUH
+
+#include <climits>
+#include <optional>
+#include <utility>
+
+#include "../base/fastmath.h"
+#include "../base/tensor.h"
+
+enum class RopeScaling { None, PI, NTK, YaRN };
+enum class TileSkip { Off, Exact, Default };        // tiles of scores that the bias has zeroed: attention/flash/skip.cuh
+
+// What --pos and --rope_scaling say. `values` are the encoding's hyperparameters: stored in config.json, printed at start.
+struct PositionConfig {
+    int kind = 0;                                   // its row in POSITIONS, position/table.h
+    std::string name = "none";
+    int T_train = 1024;                             // the length the model is, or was, trained at
+    std::vector<std::pair<std::string, double>> values;
+    RopeScaling scaling = RopeScaling::None;        // evaluation only, not part of the encoding's identity
+    double scaling_factor = 0;                      // 0: max(1, T / T_train)
+    TileSkip tile_skip = TileSkip::Default;         // not part of it either
+
+    double value(const char* key) const {
+        for (const auto& kv : values) { if (kv.first == key) { return kv.second; } }
+        die(EXIT_BAD_INPUT, "encoding %s has no hyperparameter %s", name.c_str(), key);
+    }
+};
+
+// The shapes an encoding may depend on, and how the model's checkpoint names its tensors.
+struct PositionDims {
+    int L = 0, NH = 0, C = 0;
+    int B = 0, T = 0;                               // capacity of the activations; 0: only the parameters are asked for
+    bool causal = true;
+    bool decodes = false;                           // attention_decode will run over these activations
+    std::string layer_prefix = "transformer.h.", layer_suffix = ".attn.", model_prefix = "transformer.";
+    std::string wpe_name = "transformer.wpe.weight";
+
+    std::string layer_name(int l, const std::string& rest) const {
+        return layer_prefix + std::to_string(l) + layer_suffix + rest;
+    }
+};
+
+// An encoding is bound to one layer of a running model. Arrays over time are (B, NH, T) with the stride T given here,
+// which exceeds the tokens of a call while generating.
+struct PositionView {
+    const PositionConfig* config = nullptr;
+    int L = 0, NH = 0, C = 0, HS = 0, layer = 0;
+    int B = 0, T = 0;
+    int OC = 0;                                     // width of a row of qkv
+    bool causal = true, decodes = false;
+    const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
+    const TensorTable *params = nullptr, *acts = nullptr;
+    size_t first_param = 0;                         // of the encoding's own, in params
+    float *master = nullptr, *grads = nullptr, *act_data = nullptr;
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the tensors of an encoding. Its declare(t) lists them once, and is called with either of two t: PositionTables collects
+// the list before anything is allocated, PositionBinder then sets the pointers of an encoding that is bound to a layer.
+
+// A learned tensor of the layer in hand; float32 in every build
+struct Parameter {
+    float* value = nullptr;
+    float* grad = nullptr;                          // null while evaluating
+};
+
+enum class Per { Layer, Model };                    // one tensor for each layer, or one for all of them
+
+// How a parameter starts and what an update keeps it within
+struct ParameterRule {
+    InitRule init;
+    bool decay = false;
+    float lo = -FLT_MAX, hi = FLT_MAX;
+};
+
+struct PositionTables {
+    PositionDims dims;
+    const PositionConfig* config = nullptr;
+    int extra_columns = 0;                          // of the qkv matmul, after the 3C of q, k and v
+    std::vector<TensorSpec> params, acts;
+    std::vector<FileTensor> files;
+
+    // A parameter (rows, cols), cols = 0 for a vector. `file`: its name in a checkpoint; Per::Layer: after the layer's prefix
+    void param(Parameter&, const char* name, const std::string& file, Per per, size_t rows, size_t cols,
+               const ParameterRule& rule) {
+        TensorSpec s;
+        s.name = name;
+        s.layers = per == Per::Layer ? dims.L : 0;
+        s.rows = rows;
+        s.cols = cols;
+        s.init = rule.init;
+        s.decay = rule.decay;
+        s.lo = rule.lo;
+        s.hi = rule.hi;
+        params.push_back(s);
+        if (per == Per::Model) { files.push_back({file, name, 0, 0, rows, false}); }
+        for (int l = 0; per == Per::Layer && l < dims.L; l++) {
+            files.push_back({dims.layer_name(l, file), name, l, 0, rows, false});
+        }
+    }
+    // `count` more columns of the qkv matmul: x.w + c with w (count,C), c (count). In a checkpoint FILE.weight and FILE.bias;
+    // weights start as those of q, k and v do, biases at 0 unless `bias_init` says otherwise
+    void columns(const std::string& file, int count, std::optional<InitRule> bias_init = std::nullopt) {
+        const size_t row0 = (size_t)(3 * dims.C + extra_columns);
+        for (int l = 0; l < dims.L; l++) {
+            files.push_back({dims.layer_name(l, file + ".weight"), "qkvw", l, row0, (size_t)count, false});
+            files.push_back({dims.layer_name(l, file + ".bias"), "qkvb", l, row0, (size_t)count, false, bias_init});
+        }
+        extra_columns += count;
+    }
+    // An array that later tokens of a sequence read: kept while training and generating
+    template <class E> void cached(E*&, const char* name, Per per, size_t rows, size_t cols) {
+        array<E>(name, per == Per::Layer ? dims.L : 0, Keep::Cached, rows, cols);
+    }
+    // An array that no later call reads, shared by the layers
+    template <class E> void scratch(E*&, const char* name, size_t rows, size_t cols) {
+        array<E>(name, 0, Keep::Scratch, rows, cols);
+    }
+
+private:
+    template <class E> void array(const char* name, int layers, Keep keep, size_t rows, size_t cols) {
+        TensorSpec s;
+        s.name = name;
+        s.layers = layers;
+        s.rows = rows;
+        s.cols = cols;
+        s.keep = keep;
+        s.element = sizeof(E);
+        acts.push_back(s);
+    }
+};
+
+struct PositionBinder {
+    const PositionView& v;
+    PositionDims dims;
+    const PositionConfig* config;
+    size_t next_param, next_act = 0;
+
+    explicit PositionBinder(const PositionView& v) : v(v), config(v.config), next_param(v.first_param) {
+        dims.L = v.L;
+        dims.NH = v.NH;
+        dims.C = v.C;
+        dims.B = v.B;
+        dims.T = v.T;
+        dims.causal = v.causal;
+        dims.decodes = v.decodes;
+    }
+    void param(Parameter& p, const char* name, const std::string&, Per, size_t, size_t, const ParameterRule&) {
+        p.value = pointer<float>(*v.params, v.master, next_param, name);
+        p.grad = pointer<float>(*v.params, v.grads, next_param, name);
+        next_param++;
+    }
+    void columns(const std::string&, int, std::optional<InitRule> = std::nullopt) {}
+    template <class E> void cached(E*& p, const char* name, Per, size_t, size_t) {
+        p = pointer<E>(*v.acts, v.act_data, next_act++, name);
+    }
+    template <class E> void scratch(E*& p, const char* name, size_t, size_t) {
+        p = pointer<E>(*v.acts, v.act_data, next_act++, name);
+    }
+
+private:
+    // the layer in hand of the tensor with this index; null where there is no data
+    template <class E> E* pointer(const TensorTable& table, float* data, size_t index, const char* name) const {
+        check(index < table.specs.size() && table.specs[index].name == name, "tensor %s is not where it was declared", name);
+        if (data == nullptr) { return nullptr; }
+        const TensorSpec& s = table.specs[index];
+        E* first = (E*)(data + table.offsets[index]);
+        return s.layers > 0 ? first + (size_t)v.layer * s.layer_size() : first;
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the bias functor: B_ij in device code. Rows and tiles belong to one (batch, head) pair bh = b * NH + h.
+
+// The forms of B that the tensor-core kernels (attention/flash) know
+//   None         0
+//   Linear       -slopes[h] |i-j|                                   alibi
+//   Distance     -g_i |S_i - S_j|, S non-decreasing                 cable
+//   LogDistance  -log(1 + (g_i (S_i - S_j))^2)                      kcable
+//   Toeplitz     table[h][table_zero + j - i]                       t5, kerple
+//   Unknown      any other: attention runs on the portable kernels, in every build
+enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Unknown };
+
+// What those kernels read of a bias, and where they leave its gradients; each form uses its own part.
+struct FlashBiasArgs {
+    const float* slopes;                    // (NH), Linear
+    const float *S_offset, *g;              // (B*NH,stride), Distance and LogDistance; S as in cable.cuh
+    const double* S_origin;                 // (B*NH,ceil(stride/128))
+    const float* table;                     // (NH,table_entries), Toeplitz
+    int table_zero, table_entries;          // table_zero: the column of i = j; columns outside the table read its nearest end
+    float *dS, *dg, *dtable;                // overwritten: dS, dg (B*NH,stride), before the suffix sum; dtable (B*NH,table_entries)
+};
+
+// To derive a functor from; being an aggregate, its initializer then begins with {} for this base. It has a member tile(bh, i0, j0), which returns the bias inside one tile of the score matrix: an
+// object whose (r, c) is B_ij for i = i0 + r, j = j0 + c. Neither the rows nor the columns of a tile cross a multiple of 128.
+// It is vectorized over r (forward) or c (backward): no branches, no libm.
+struct BiasFunctor {
+    static constexpr FlashBias flash = FlashBias::Unknown;      // or the form it has, and then fill() says with which arrays
+    void fill(FlashBiasArgs&) const {}
+    // dlogit (ni, nj), row stride ld: the gradient of the loss in the logits of queries i0.. and keys j0.., zero where
+    // masked. In shared memory; called by all threads of the one block that owns bh, once per tile, in a fixed order. May
+    // overwrite dlogit. The default is right where nothing is learned.
+    __device__ void backward(int, int, int, int, int, float*, int) const {}
+};
+
+// B = 0
+struct NoBias : BiasFunctor {
+    static constexpr FlashBias flash = FlashBias::None;
+    struct Tile { __device__ float operator()(int, int) const { return 0.0f; } };
+    __device__ Tile tile(int, int, int) const { return {}; }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the encoding: what does nothing unless it is overridden
+
+struct Encoding {
+    PositionView v;
+    float* key_max = nullptr;                               // see key_max.cuh
+
+    explicit Encoding(const PositionView& view) : v(view) {}
+
+    static void defaults(PositionConfig&) {}                                // fills `values`, which may depend on T_train
+    template <class Tensors> void declare(Tensors&) {}
+    static int max_length(const PositionConfig&) { return INT_MAX; }        // longest sequence it can encode
+
+    // x (B,T,C): embeddings of the tokens at t0 .. t0+T-1. t0 > 0 only while generating, with B = 1
+    void embed_forward(floatX*, int /*B*/, int /*T*/, int /*t0*/, Stream) const {}
+    void embed_backward(floatX* /*dx*/, int /*B*/, int /*T*/, Stream) const {}
+    // qkv (B,v.T,OC): rows t0 .. t0+T-1 of every sequence are new
+    void prepare_forward(floatX* /*qkv*/, int /*B*/, int /*T*/, int /*t0*/, Stream) const {}
+    // dqkv holds the gradients of q, k, v; the bias functor's sums are complete. Overwrites dqkv's extra columns.
+    void prepare_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
+    // before the attention's backward: zeroes what the bias functor sums into
+    void zero_bias_gradient(int /*B*/, int /*T*/, Stream) const {}
+    NoBias bias() const { return {}; }
+    float score_factor(int /*T*/) const { return 1.0f; }                    // multiplies 1/sqrt(HS)
+};
+
+// The encoding, its pointers set
+template <class Type> Type bind_encoding(const PositionView& view) {
+    Type encoding(view);
+    PositionBinder binder(view);
+    encoding.declare(binder);
+    return encoding;
+}
+
+#endif

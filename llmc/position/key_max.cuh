@@ -1,0 +1,53 @@
+// position/key_max.cuh -- the longest key of each split of a text, kept as the keys come.
+//
+// Decoding reads the keys in splits, and leaves out those whose logits cannot matter (attention/decode.cuh). Where a bias never
+// grows with the distance (alibi, cable), the longest key of a split and the bias of its last one bound all of its logits.
+#ifndef LLMC_POSITION_KEY_MAX_CUH
+#define LLMC_POSITION_KEY_MAX_CUH
+
+#include "encoding.cuh"
+
+constexpr int DECODE_SPLIT = 256;       // keys
+
+// key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of a split, of the keys up to t0 + T - 1, the last T of them new.
+// One block per (batch, head) and split with new keys.
+static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, int t0, int stride, int NH, int HS, int OC, int BNH) {
+    const int bh = blockIdx.x % BNH;
+    const int split = t0 / DECODE_SPLIT + blockIdx.x / BNH;
+    const int j0 = split * DECODE_SPLIT;
+    const int begin = imax(j0, t0);
+    const int end = imin(j0 + DECODE_SPLIT, t0 + T);
+    const floatX* k = qkv + (size_t)(bh / NH) * stride * OC + (NH + bh % NH) * HS;
+    key_max += (size_t)bh * ceil_div(stride, DECODE_SPLIT) + split;
+    float largest = begin > j0 ? *key_max : 0.0f;
+    for (int j = begin + (int)threadIdx.x; j < end; j += blockDim.x) {
+        float sum = 0.0f;
+        for (int d = 0; d < HS; d++) {
+            const float x = (float)k[(size_t)j * OC + d];
+            sum += x * x;
+        }
+        if (!(sum < INFINITY)) { sum = INFINITY; }          // a NaN too: such a split is never left out
+        largest = sum <= largest ? largest : sum;
+    }
+    largest = block_max(largest);
+    if (threadIdx.x == 0) { *key_max = largest; }
+}
+
+// Declares e's key_max where it will be read.
+template <class Tensors> void declare_key_max(Encoding& e, Tensors& t) {
+    if (!t.dims.decodes) { return; }
+    const size_t splits = ceil_div((size_t)t.dims.T, (size_t)DECODE_SPLIT);
+    t.cached(e.key_max, "key_max", Per::Layer, (size_t)t.dims.B * t.dims.NH, splits);
+}
+
+// for prepare_forward
+inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, int t0, Stream stream) {
+    if (e.key_max == nullptr) { return; }
+    const PositionView& v = e.v;
+    const int BNH = B * v.NH;
+    const int splits = (t0 + T - 1) / DECODE_SPLIT - t0 / DECODE_SPLIT + 1;
+    const Grid grid((size_t)BNH * splits, T > 32 ? 128 : 32, 0, stream);
+    launch(key_max_kernel, grid, e.key_max, qkv, T, t0, v.T, v.NH, v.HS, v.OC, BNH);
+}
+
+#endif

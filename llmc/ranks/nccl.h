@@ -1,0 +1,74 @@
+// ranks/nccl.h -- device buffers from GPU to GPU. Included by comm.h alone.
+//
+// The communicator does not block, so that a rank that is gone is noticed here and not inside NCCL: calls return at once, and
+// what they started is polled together with NCCL's own errors.
+#ifndef LLMC_RANKS_NCCL_H
+#define LLMC_RANKS_NCCL_H
+
+#include <nccl.h>
+
+inline ncclComm_t& nccl_comm() { static ncclComm_t c = nullptr; return c; }
+
+inline void nccl_check(ncclResult_t result, const char* what) {
+    if (result == ncclSuccess || result == ncclInProgress) { return; }
+    die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank, ncclGetErrorString(result),
+        ncclGetLastError(nccl_comm()));
+}
+// until NCCL has taken the last call
+inline void nccl_settle(const char* what, int peer) {
+    Deadline deadline(what, peer);
+    for (;;) {
+        ncclResult_t state;
+        nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);
+        nccl_check(state, what);
+        if (state == ncclSuccess) { return; }
+        deadline.nap();
+    }
+}
+// until the device has done what was given to the stream
+inline void nccl_wait(Stream stream, const char* what) {
+    Deadline deadline(what, -1);
+    for (;;) {
+        const cudaError_t state = cudaStreamQuery(stream);
+        if (state == cudaSuccess) { return; }
+        if (state != cudaErrorNotReady) { CUDA_CHECK(state); }
+        ncclResult_t error;
+        nccl_check(ncclCommGetAsyncError(nccl_comm(), &error), what);
+        nccl_check(error, what);
+        deadline.nap();
+    }
+}
+
+// id: rank 0's, known to all. The GPU of this rank is the current device.
+inline void nccl_start(const ncclUniqueId& id) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    nccl_check(ncclCommInitRankConfig(&nccl_comm(), comm().size, id, comm().rank, &config), "NCCL's start");
+    nccl_settle("NCCL's start", -1);
+}
+inline void nccl_abort() {
+    if (nccl_comm() != nullptr) { ncclCommAbort(nccl_comm()); }
+    nccl_comm() = nullptr;
+}
+inline void nccl_stop() {
+    if (nccl_comm() == nullptr) { return; }
+    nccl_check(ncclCommFinalize(nccl_comm()), "NCCL's end");
+    nccl_settle("NCCL's end", -1);
+    nccl_check(ncclCommDestroy(nccl_comm()), "NCCL's end");
+    nccl_comm() = nullptr;
+}
+
+inline void nccl_send(const float* data, size_t n, int to, const char* what, Stream stream) {
+    nccl_check(ncclSend(data, n, ncclFloat, to, nccl_comm(), stream), what);
+    nccl_settle(what, to);
+}
+inline void nccl_receive(float* data, size_t n, int from, const char* what, Stream stream) {
+    nccl_check(ncclRecv(data, n, ncclFloat, from, nccl_comm(), stream), what);
+    nccl_settle(what, from);
+}
+inline void nccl_broadcast(float* data, size_t n, const char* what, Stream stream) {
+    nccl_check(ncclBroadcast(data, data, n, ncclFloat, 0, nccl_comm(), stream), what);
+    nccl_settle(what, 0);
+}
+
+#endif

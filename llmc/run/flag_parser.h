@@ -1,0 +1,214 @@
+// run/flag_parser.h -- the flags of the trainers: from the table in options.h, the fields of Options, the parser, --help, the banner, the
+// echo in a checkpoint and the comparison with it on resume.
+//
+// Parsing is strict, because a mistyped flag that is ignored costs a run: names and numbers are taken whole, ranges are
+// checked, and no flag may come twice. llm.c's letters are aliases where they mean the same, and refused otherwise.
+#ifndef LLMC_RUN_FLAG_PARSER_H
+#define LLMC_RUN_FLAG_PARSER_H
+
+#include "../base/common.h"
+#include "../base/json.h"
+#include "flags.h"
+
+// --recipe paper: flags and values, parsed as if they had been typed
+const char* const recipe_paper[] = {"lr", "6e-4", "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1",
+                                    "total_batch", "524288", "clip", "1", "schedule", "cosine"};
+const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000", "warmup", "750", "final_lr", "0.1",
+                                         "weight_decay", "0.1", "clip", "1", "schedule", "cosine"};
+
+// llm.c's flags that have no counterpart, and why
+const char* const refused_flags[][2] = {
+    {"-h", "HellaSwag wants its file, --hellaswag FILE; --help lists the flags"},
+    {"-w", "master weights are always float32"},
+    {"-f", "the build fixes the precision of matmuls"},
+    {"-z", "the optimizer's state is not sharded"},
+    {"-ge", "there is no choice of GELU fusion"},
+    {"-lg", "no device statistics are printed"},
+    {"-pn", "mpirun starts the processes"}, {"-pr", "mpirun starts the processes"}, {"-pg", "mpirun starts the processes"},
+    {"-pi", "mpirun starts the processes"}, {"-ps", "mpirun starts the processes"}, {"-pf", "mpirun starts the processes"},
+};
+
+struct Options {
+#define GROUP(title, programs)
+#define X(type, name, alias, value, range, on_resume, help) type name = value;
+    OPTIONS(X, GROUP)
+#undef X
+#undef GROUP
+    Names given; // the flags of the command line, by long name
+    Program program = GPT2_FLAG;
+
+    Options(Program program = GPT2_FLAG) : program(program) { if (program == BERT_FLAG) { T = 512; } }
+
+    bool is_given(const std::string& name) const { return std::find(given.begin(), given.end(), name) != given.end(); }
+};
+
+struct OptionRow { const char *group, *name, *alias; Range range; OnResume on_resume; const char* help; int programs; };
+
+// Calls f(row, field) for every flag; O is Options or const Options.
+template <class O, class F> void for_each_option(O& o, F f) {
+    const char* group = "";
+    int of = BOTH;
+#define GROUP(title, programs) group = title; of = programs;
+#define X(type, name, alias, value, range, on_resume, help) \
+    f(OptionRow{group, #name, alias, range, on_resume, help, of}, o.name);
+    OPTIONS(X, GROUP)
+#undef X
+#undef GROUP
+}
+
+inline std::vector<OptionRow> option_rows(int programs = BOTH) {
+    std::vector<OptionRow> rows;
+    const Options defaults;
+    for_each_option(defaults, [&](const OptionRow& row, const auto&) { if (row.programs & programs) { rows.push_back(row); } });
+    return rows;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the command line
+
+// Levenshtein's distance, row by row
+inline size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) { row[j] = j; }
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            const size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min(change, std::min(row[j - 1], row[j]) + 1);
+        }
+    }
+    return row[b.size()];
+}
+
+// The row of a flag as typed, --name or alias; its name is "" if there is no such flag.
+inline OptionRow find_option(const std::string& flag) {
+    for (const OptionRow& row : option_rows()) {
+        if (flag == std::string("--") + row.name || (row.alias[0] != '\0' && flag == row.alias)) { return row; }
+    }
+    return {"", "", "", any(), FREE, "", BOTH};
+}
+inline bool is_flag(const std::string& text) { return find_option(text).name[0] != '\0'; }
+
+[[noreturn]] inline void die_unknown_flag(const std::string& flag) {
+    for (auto& refused : refused_flags) {
+        check(flag != refused[0], "%s: this flag of llm.c has no counterpart here: %s", refused[0], refused[1]);
+    }
+    const std::string shown = "'" + printable(flag) + "'";
+    check(!flag.empty() && flag[0] == '-', "%s: a flag such as --lr was wanted here; --help lists them", shown.c_str());
+    check(!is_flag(flag.substr(0, flag.find('='))), "%s: a space goes before the value, not '='", shown.c_str());
+    std::string nearest;
+    size_t least = 4; // with more than three changes it is another word
+    for (const OptionRow& row : option_rows()) {
+        const size_t distance = edit_distance(flag.substr(0, 40), std::string("--") + row.name);
+        if (distance < least) { least = distance; nearest = row.name; }
+    }
+    die(EXIT_BAD_INPUT, "%s: there is no such flag; %s--help lists them", shown.c_str(),
+        nearest.empty() ? "" : ("did you mean --" + nearest + "? ").c_str());
+}
+
+// Gives the flag `name` its value; `shown` is what messages call it.
+inline void set_option(Options& o, const std::string& name, const std::string& shown, const std::string& text) {
+    for_each_option(o, [&](const OptionRow& row, auto& field) {
+        if (name != row.name) { return; }
+        check(parse_value(text, row.range, field), "%s '%s': wanted: %s (%s)", shown.c_str(), printable(text).c_str(),
+              option_wanted(row.range, field).c_str(), row.help);
+    });
+}
+
+// llm.c's -e takes a file or a size: d12, gpt2:d12
+inline bool is_model_descriptor(const std::string& s) {
+    const size_t d = s.compare(0, 5, "gpt2:") == 0 ? 5 : 0;
+    return s.size() > d + 1 && s[d] == 'd' && s.find_first_not_of("0123456789", d + 1) == std::string::npos;
+}
+
+// The command line as Options, or an Error that names the flag. Stops at --help, so that it works after any other flag.
+inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
+    Options o(program);
+    for (int i = 1; i < argc; i++) {
+        const std::string flag = argv[i];
+        if (!is_flag(flag)) { die_unknown_flag(flag); }
+        const OptionRow row = find_option(flag);
+        check(row.programs & program, "%s: a flag of the other trainer (%s); --help lists this one's", flag.c_str(), row.group);
+        std::string name = row.name, value = "1";
+        if (row.range.takes_value) {
+            check(i + 1 < argc, "%s: the value after it is missing", flag.c_str());
+            check(!is_flag(argv[i + 1]), "%s: the value between it and %s is missing", flag.c_str(), argv[i + 1]);
+            value = argv[++i];
+        }
+        if (name == "load" && is_model_descriptor(value)) { name = "model"; }
+        check(!o.is_given(name), "%s: --%s is given twice", flag.c_str(), name.c_str());
+        o.given.push_back(name);
+        set_option(o, name, flag == "--" + name ? flag : flag + " (--" + name + ")", value);
+        if (o.help) { return o; }
+    }
+    const auto take = [&](const auto& recipe) {
+        for (size_t i = 0; i < sizeof(recipe) / sizeof(recipe[0]); i += 2) {
+            if (!o.is_given(recipe[i])) { set_option(o, recipe[i], "--recipe paper", recipe[i + 1]); }
+        }
+    };
+    if (o.recipe == "paper" && program == GPT2_FLAG) { take(recipe_paper); }
+    if (o.recipe == "paper" && program == BERT_FLAG) { take(recipe_paper_bert); }
+    return o;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// showing them
+
+// The text of --help; `description` says in a few lines what the program does.
+inline std::string help_text(const std::string& name, const std::string& description, Program program = GPT2_FLAG) {
+    std::string s = "usage: " + name + " [--flag value]...\n" + description + "\n", group;
+    const Options defaults(program);
+    for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
+        if (!(row.programs & program)) { return; }
+        if (group != row.group) { s += strprintf("\n%s\n", row.group); }
+        group = row.group;
+        s += strprintf("  --%-17s %-4s %s", row.name, row.alias, row.help);
+        if (row.range.takes_value) {
+            const std::string text = option_text(value);
+            s += " [" + (text.empty() ? "" : text + "; ") + option_wanted(row.range, value) + "]";
+        }
+        s += "\n";
+    });
+    return s + "\nIn brackets: the default, and what is allowed. The short names are llm.c's.\n";
+}
+
+// Every flag and its value, for state.json.
+inline Json options_json(const Options& o) {
+    Json j = Json::object();
+    for_each_option(o, [&](const OptionRow& row, const auto& value) { if (row.programs & o.program) { j[row.name] = value; } });
+    return j;
+}
+
+// What a run starts with: every flag and its value, a star at those that differ from the default.
+inline std::string options_banner(const Options& o) {
+    std::string s;
+    const Json defaults = options_json(Options(o.program));
+    for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        if (!(row.programs & o.program)) { return; }
+        s += strprintf("%c %-17s %s\n", Json(value) == defaults.at(row.name) ? ' ' : '*', row.name,
+                       printable(option_text(value), 90).c_str());
+    });
+    return s;
+}
+
+// Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
+// or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
+// options in which -1 is replaced by the number it stands for: a total batch of B*T is another one when B changes.
+inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
+    // as a file has it: of a path that is no UTF-8, U+FFFD
+    const Json current = parse_json(json_text(options_json(now)), "flags"), defaults = options_json(Options(now.program));
+    check(saved.is_object(), "%s: an object of flags was wanted", what.c_str());
+    for (const OptionRow& row : option_rows(now.program)) {
+        const Names& allow = now.allow_change;
+        const bool allowed = std::find(allow.begin(), allow.end(), row.name) != allow.end();
+        if (row.on_resume == FREE || allowed) { continue; }
+        const Json& was = saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name);
+        const Json& is = current.at(row.name);
+        check(was == is, "--%s %s: the run to be resumed had %s (%s); give that, or --allow_change %s", row.name,
+              json_excerpt(is).c_str(), json_excerpt(was).c_str(), what.c_str(), row.name);
+    }
+}
+
+#endif

@@ -1,0 +1,74 @@
+// run/program.h -- what a trainer's program does that has nothing to do with training: memory before it is allocated, signals,
+// --list, and errors that become exit codes.
+#ifndef LLMC_RUN_PROGRAM_H
+#define LLMC_RUN_PROGRAM_H
+
+#include <csignal>
+#include <new>
+
+#include "../base/tensor.h"
+#include "../ranks/comm.h"
+#include "guard.h"
+
+// Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B sequences.
+inline void check_memory(double fixed, double activations, int B, const std::string& what) {
+    const double available = (double)device_memory_available() / comm_sharing(), bytes = fixed + activations;
+    if (comm().rank == 0) {
+        fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
+    }
+    if (bytes <= available) { return; }
+    const int fits = activations > 0 ? (int)std::floor((available - fixed) / (activations / B)) : 0;
+    const std::string hint = fits >= 1 ? strprintf("a --B of %d would fit", fits) :
+        "not even --B 1 would fit; try a smaller --model or --T, or a --total_batch of fewer micro-batches";
+    die(EXIT_OUT_OF_MEMORY, "the run wants %s of memory, %s are available; %s", format_bytes(bytes).c_str(), format_bytes(available).c_str(),
+        hint.c_str());
+}
+
+// Why the last checkpoint of this run is not there, "" if it is: what is left to do is done before that ends the program.
+inline std::string not_saved;
+
+// The first SIGINT, SIGTERM or SIGUSR1 asks for a checkpoint and an end after this step; a second SIGINT ends at once.
+inline volatile sig_atomic_t stop_signal = 0;
+inline void catch_signals() {
+    struct sigaction action = {};
+    action.sa_handler = [](int number) { stop_signal = number; };
+    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
+    for (int number : {SIGINT, SIGTERM, SIGUSR1}) { sigaction(number, &action, nullptr); }
+}
+inline void release_signals() { for (int number : {SIGINT, SIGTERM, SIGUSR1}) { signal(number, SIG_DFL); } }
+
+// ----------------------------------------------------------------------------------------------------------
+// --list, errors
+
+inline void print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
+    printf("%-12s %7s %10s %8s %12s %6s   in a checkpoint\n", "tensor", "layers", "rows", "cols", "elements", "decay");
+    for (const TensorSpec& s : table.specs) {
+        std::string names;
+        for (const FileTensor& f : files) {
+            if (f.tensor == s.name && f.layer == 0) { names += (names.empty() ? "" : ", ") + f.name + (f.transposed ? "^T" : ""); }
+        }
+        printf("%-12s %7s %10zu %8s %12zu %6s   %s\n", s.name.c_str(), s.layers > 0 ? std::to_string(s.layers).c_str() : "-", s.rows,
+               s.cols > 0 ? std::to_string(s.cols).c_str() : "-", s.size(), s.decay ? "yes" : "no", names.c_str());
+    }
+    size_t in_files = 0;
+    for (const FileTensor& f : files) { in_files += f.rows * table.specs[(size_t)table.index(f.tensor)].row_size(); }
+    printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
+}
+
+// Runs a program on all ranks and turns what it throws into a message and an exit code.
+template <class Program> int run_program(Program program, int argc, char** argv) {
+    try {
+        if (!isfinite_works()) { die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it with the Makefile"); }
+        comm_init();
+        not_saved.clear();
+        const int code = program(argc, argv);
+        check(not_saved.empty(), "%s", not_saved.c_str());
+        return comm_finish(code);
+    } catch (const Error& e) {
+        return comm_report(e.code, e.what());
+    } catch (const std::bad_alloc&) {
+        return comm_report(EXIT_OUT_OF_MEMORY, "out of memory");
+    }
+}
+
+#endif

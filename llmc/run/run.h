@@ -1,0 +1,274 @@
+// run/run.h -- a run of a trainer around its model: its state, its batches, weights and checkpoints, the end of a step.
+#ifndef LLMC_RUN_RUN_H
+#define LLMC_RUN_RUN_H
+
+#include "../attention/choose.cuh"
+#include "../base/gpu.h"
+#include "../matmul.cuh"
+#include "../model.cuh"
+#include "config.h"
+#include "log.h"
+#include "program.h"
+#include "schedule.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// the state of a run: all that resuming needs besides the weights and moments
+
+struct RunState {
+    int64_t step = 0;           // the next step
+    int64_t updates = 0;        // updates applied: AdamW's t. A skipped step does not count
+    uint64_t sample = 0;        // the next sample of the order
+    Guard guard;
+
+    Json to_json(const Options& options) const {
+        return {{"step", step}, {"updates", updates}, {"sample", sample}, {"guard", guard.to_json()}, {"options", options_json(options)}};
+    }
+    void from_json(const Json& j, const Options& options, const std::string& what) {
+        check_resumed_options(options, json_at(j, "options", what), what);
+        step = json_int(j, "step", 0, INT32_MAX, what);
+        updates = json_int(j, "updates", 0, step, what);
+        sample = (uint64_t)json_int(j, "sample", 0, INT64_MAX, what);
+        guard.from_json(json_at(j, "guard", what), what);
+    }
+};
+
+// A run of a trainer: its flags and all that belongs to it besides the model.
+struct Run {
+    Options o;
+    Gpu gpu;
+    bool trains = false;                                        // else a model is used, listed or checked
+    int samples = 0;                                            // of an update
+    int my_samples = 0, micro_batches = 0;                      // of them, this rank's: neighbours in their order
+    std::unique_ptr<OutputLock> lock;
+    std::string resumed, source;                                // the checkpoint to go on with; where weights come from
+    std::unique_ptr<Tokenizer> tokenizer;
+    RunState state;
+    std::unique_ptr<Log> log;
+    int64_t first_step = 0;
+    double step_seconds = 0;                                    // smoothed
+
+    uint64_t first_sample() const { return (o.overfit ? 0 : state.sample) + (uint64_t)comm().rank * (uint64_t)my_samples; }
+};
+
+// Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.
+inline void begin_run(Run& r, bool uses, const char* use_flags) {
+    const Options& o = r.o;
+    comm().timeout = o.collective_timeout;
+    set_threads(comm_threads(o.threads));
+    matmul_deterministic(o.deterministic);
+    r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work
+    comm_connect_devices();
+    r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
+    check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
+    check(r.trains || o.list || !o.load.empty() || o.resume, "%s want a model: --load, or --steps to train one first", use_flags);
+    const bool first = comm().rank == 0;                        // who writes, and finds what is there for all
+    if (o.resume && !o.list && !o.check && first && is_directory(o.out)) {      // held, and put in order, before a checkpoint is chosen
+        r.lock = std::make_unique<OutputLock>(o.out);
+        clean_output_directory(o.out);
+    }
+    r.resumed = comm_text(o.resume && first ? find_checkpoint(o.out, o.no_fallback) : "", "choice of the checkpoint");
+    r.source = r.resumed.empty() ? o.load : r.resumed;
+}
+
+// The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the data (0:
+// there is none). A sample is T tokens.
+template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) {
+    Options& o = r.o;
+    o.T = config.T;
+    config.position.tile_skip = parse_tile_skip(o.tile_skip);
+    check(o.T <= position_max_length(config.position), "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(),
+          position_max_length(config.position));
+    if (r.trains && r.resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
+    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
+    const int ranks = comm().size;
+    check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX,
+          "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B, o.T,
+          ranks > 1 ? strprintf(" x %d ranks", ranks).c_str() : "", (long long)o.B * o.T * ranks);
+    r.samples = (int)(o.total_batch / o.T);
+    r.my_samples = r.samples / ranks;
+    r.micro_batches = r.trains ? r.my_samples / o.B : 0;
+    if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
+    check(o.steps <= INT32_MAX, "--steps %lld: wanted at most %d, which a checkpoint's name has room for", (long long)o.steps, INT32_MAX);
+}
+
+// The last word of --check; an update takes `batch`.
+inline int report_check(const Run& r, const std::string& batch) {
+    const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
+    if (comm().rank == 0) { printf("all is well%s\n", plan.c_str()); }
+    return 0;
+}
+
+// The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers: whatever B is
+template <class Config> void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
+    const bool trains = r.trains;
+    FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
+    if (comm().rank == 0) {
+        fprintf(banner, "%s  %-17s %s, %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",
+                trains ? options_banner(r.o).c_str() : "", "device", gpu_report(r.gpu).c_str(), comm_description().c_str(),
+                "model", config.L, config.NH, config.C, config.V, (double)p.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
+                "attention", attention_description(config.position, config.C / config.NH).c_str());
+    }
+    check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
+    const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
+    const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
+    const std::string rest = buffers > 0 ? ", " + format_bytes((double)buffers) + " of embeddings and their scores" : "";
+    check_memory(weights + (double)buffers, trains ? (double)activations : 0.0, r.o.B,
+                 strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)activations).c_str()) + rest);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// weights and checkpoints
+
+inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json& config) {
+    Checkpoint c;
+    c.table = &p.table;
+    c.files = &p.files;
+    c.params = p.master;
+    c.m = p.m;
+    c.v = p.v;
+    c.config = config;
+    c.state = r.state.to_json(r.o);
+    for (const std::string& f : r.tokenizer != nullptr ? r.tokenizer->files : std::vector<std::string>()) {
+        c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)});
+    }
+    return c;
+}
+
+// How many more checkpoints than now --out will hold at the most, which is while the last one is written.
+inline int64_t checkpoints_to_come(const Run& r) {
+    const Options& o = r.o;
+    const int64_t every = o.checkpoint_every, keep = o.keep, from = r.state.step / every;
+    const int64_t saves = r.state.step < o.steps ? ceil_div(o.steps, every) - from : 0;
+    if (keep == 0) { return saves; }
+    int64_t old = 0;                                            // that will make room
+    for (int step : list_checkpoints(o.out)) { old += o.major == 0 || step % o.major != 0; }
+    int64_t come = std::min(saves, keep + 1 - std::min(old, keep));
+    if (o.major > 0 && saves > keep + 1) {                      // of those before the last ones, the ones that stay
+        const int64_t both = std::lcm(every, (int64_t)o.major);
+        come += (from + saves - keep - 1) * every / both - from * every / both;
+    }
+    return come;
+}
+
+// Takes possession of --out and fills p, allocated for r.micro_batches: initial values, a checkpoint's, or --load's; tensors in
+// `optional` may be missing there. `config` is the config.json of the model.
+inline void load_run(Run& r, Parameters& p, const Json& config, const std::vector<FileTensor>& optional) {
+    const Options& o = r.o;
+    const bool first = comm().rank == 0;
+    if (!o.out.empty() && r.trains && first) {
+        if (!r.lock) { r.lock = std::make_unique<OutputLock>(o.out); }
+        clean_output_directory(o.out);
+        check(o.resume || list_checkpoints(o.out).empty(), "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give "
+              "another directory", o.out.c_str());
+    }
+    parameters_allocate(p, (uint64_t)o.seed, r.micro_batches);
+    if (!r.resumed.empty()) {
+        Checkpoint c = checkpoint_view(r, p, config);
+        load_checkpoint(r.resumed, c);
+        r.state.from_json(c.state, o, r.resumed + "/state.json");
+        round_weights(p.weights, p.master, p.table, (uint64_t)o.seed, (int)r.state.updates, p.stream);
+        printf("resumed from %s\n", r.resumed.c_str());
+    } else if (!o.load.empty()) {
+        load_weights(o.load, p.table, p.files, optional, p.master);
+        round_weights(p.weights, p.master, p.table, 0, 0, p.stream);
+    }
+    if (r.lock != nullptr && o.checkpoint_every > 0) {
+        check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, config)), checkpoints_to_come(r));
+    }
+    r.state.guard.skip_loss_z = o.skip_loss_z;
+    r.state.guard.skip_norm_z = o.skip_norm_z;
+    r.first_step = r.state.step;
+    r.log = std::make_unique<Log>(first ? o.out : "", r.trains ? (r.resumed.empty() ? -1 : r.state.step) : INT64_MAX);
+}
+
+// What is saved must be what every rank has.
+inline void check_replicas(const Parameters& p) {
+    std::string who;
+    if (comm().size == 1) { return; }
+    check(comm_replicas_agree(comm_hash(p.master, p.table.total, p.stream), &who), "%s: nothing is saved; a machine that computes wrongly?",
+          who.c_str());
+}
+
+// Writes the checkpoint of step r.state.step; returns "", or on every rank why there is none.
+inline std::string save_run(const Run& r, const Parameters& p, const Json& config) {
+    std::string failure;
+    check_replicas(p);
+    if (comm().rank == 0) {                                     // until comm_text() no collective: the others are already there
+        try {
+            r.log->sync();
+            const Checkpoint c = checkpoint_view(r, p, config);
+            printf("saved %s\n", save_checkpoint(r.o.out, (int)r.state.step, c, r.o.keep, r.o.major).c_str());
+        } catch (const Error& e) {
+            if (e.code != EXIT_BAD_INPUT) { throw; }            // a device that fails is not the disk's fault
+            failure = strprintf("step %lld is not saved: %s", (long long)r.state.step, e.what());
+        }
+    }
+    return comm_text(failure, "checkpoint");
+}
+
+// Before the update of step r.state.step: saves when that is due. Returns -1 to go on, else the exit code of the run.
+inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
+    const Options& o = r.o;
+    const int64_t step = r.state.step;
+    const int signal = comm_max((int)stop_signal, "signals");
+    const bool last = step >= o.steps, stop = signal != 0;
+    const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
+    if (!o.out.empty() && step > r.first_step && (due || stop)) {
+        const std::string failure = save_run(r, p, config);
+        check(failure.empty() || !(stop || o.on_save_error == "stop"), "%s", failure.c_str());
+        if (last) { not_saved = failure; }
+        if (!failure.empty() && comm().rank == 0) {
+            const std::string next = last ? "what else was asked for is done first" :
+                strprintf("training goes on, the next checkpoint is due in %lld steps", (long long)std::min((int64_t)o.checkpoint_every, o.steps - step));
+            fprintf(stderr, "warning: %s; %s (--on_save_error stop would end it)\n", failure.c_str(), next.c_str());
+        }
+    }
+    if (last) { return 0; }
+    if (!stop) { return -1; }
+    if (comm().rank == 0) {
+        fprintf(stderr, "stopped by signal %d before step %lld%s\n", signal, (long long)step + 1,
+                o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
+    }
+    return EXIT_INTERRUPTED;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the end of a step
+
+// Judges the gradient of a step that began at `start` (wall_seconds) and took so many tokens, applies it, reports and counts the step.
+// token_flops: see flops_per_token in gpu.h
+inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens, double token_flops) {
+    const Options& o = r.o;
+    StepRecord s;
+    s.loss = gradient.loss;
+    s.norm = gradient.norm;
+    s.step = r.state.step;
+    s.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, s.step);
+    const Verdict verdict = r.state.guard.judge(s.loss, s.norm);
+    if (verdict.skip) {
+        const std::string bad = first_bad_tensor(p, gradient.grads);
+        s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
+    } else {
+        r.state.updates++;
+        const double scale = o.clip > 0 && s.norm > o.clip ? o.clip / s.norm : 1.0;
+        update_parameters(p, gradient.grads, {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay, (float)scale,
+                                     (int)r.state.updates, (uint64_t)o.seed});
+    }
+    const double seconds = wall_seconds() - start;
+    r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
+    s.ms = 1e3 * seconds;
+    s.tok_per_s = tokens / seconds;
+    if (r.gpu.sms > 0) { s.mfu = model_flops_utilization(s.tok_per_s / comm().size, token_flops, peak_flops(r.gpu, sizeof(floatX) == 2)); }
+    s.loss_z = verdict.loss_z;
+    s.norm_z = verdict.norm_z;
+    printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
+    fflush(stdout);
+    r.log->train(s);
+    r.state.step++;
+    r.state.sample += (uint64_t)r.samples;
+    if (r.state.guard.diverged()) {
+        die(EXIT_DIVERGED, "%d updates in a row were skipped, the last at step %lld: %s", MAX_BAD_STEPS, (long long)s.step + 1, s.skipped.c_str());
+    }
+}
+
+#endif

@@ -1,0 +1,136 @@
+// use/evaluate.h -- perplexity at any length, and the loss by position.
+//
+// The stream of tokens is cut into windows of T, `stride` apart: T apart they do not overlap, and each token sees what its
+// window holds before it; closer together, each window scores only the tokens no window before it has scored, so that
+// every token but the first T sees at least T - stride tokens of context. Every length scores the same tokens.
+//
+// Templates over the trainer's model. They call, with its types:
+//   activations_describe(model, B, T, Purpose, recompute), activations_allocate,
+//   set_targets(model, stream, start, n, tokens, targets): what a model is asked about the tokens stream[0 .. n-1], of which
+//     stream[0] is token number `start` of the data (stream[n] exists too), and
+//   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0 where
+//     ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may be null
+#ifndef LLMC_USE_EVALUATE_H
+#define LLMC_USE_EVALUATE_H
+
+#include "../attention/choose.cuh"
+#include "../base/json.h"
+#include "../model.cuh"
+#include "../text/dataloader.h"
+#include "progress.h"
+
+#if defined(CUDA_BUILD)
+constexpr int EVALUATION_TOKENS = 32768;        // of a batch
+#else
+constexpr int EVALUATION_TOKENS = 2048;
+#endif
+
+struct Evaluation {
+    int T = 0, stride = 0;
+    uint64_t windows = 0, tokens = 0;
+    double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats
+    std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
+};
+
+// Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
+template <class Model, class Acts>
+Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit) {
+    check(files.tokens >= 2, "%s %s: %llu tokens are too few to evaluate on", files.flag.c_str(), files.pattern.c_str(),
+          (unsigned long long)files.tokens);
+    const uint64_t total = limit > 0 && limit < files.tokens - 1 ? limit : files.tokens - 1;
+    Evaluation e;
+    e.T = T;
+    e.stride = stride > 0 && stride < T ? stride : T;
+    e.windows = total <= (uint64_t)T ? 1 : 1 + ceil_div(total - T, (uint64_t)e.stride);
+    const size_t ranks = (size_t)comm().size;
+    const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
+    std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T), lengths((size_t)most);
+    const size_t row_floats = (size_t)most * T;
+    std::vector<float> losses(row_floats), hits(row_floats), all_losses(row_floats * ranks), all_hits(row_floats * ranks);
+    std::vector<double> sum((size_t)T, 0.0);
+    std::vector<uint64_t> count((size_t)T, 0);
+    Progress progress(strprintf("evaluating at T = %d", T));
+    for (uint64_t round = 0; round < e.windows; round += (uint64_t)most * ranks) {     // each rank has a batch of windows
+        const uint64_t w = std::min(e.windows, round + (uint64_t)most * (uint64_t)comm().rank);
+        const int B = (int)std::min((uint64_t)most, e.windows - w);
+        for (int b = 0; b < B; b++) {
+            const uint64_t start = (w + b) * e.stride, n = std::min((uint64_t)T, total - start);
+            const uint64_t first = w + b == 0 ? 0 : (uint64_t)(T - e.stride);           // scored already by the window before
+            lengths[(size_t)b] = (int)n;
+            std::fill(stream.begin(), stream.end(), 0);
+            files.read(start, n + 1, stream.data());
+            int* row = targets.data() + (size_t)b * T;
+            set_targets(model, stream.data(), start, T, tokens.data() + (size_t)b * T, row);
+            for (int t = 0; t < T; t++) { row[t] = (uint64_t)t < n && (uint64_t)t >= first ? row[t] : IGNORE_INDEX; }
+        }
+        if (B > 0) { forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(), hits.data()); }
+        for (size_t n = 0; n < row_floats; n++) {                                       // no loss is minus infinity
+            if (n >= (size_t)B * T || targets[n] == IGNORE_INDEX) { losses[n] = -INFINITY; }
+        }
+        comm_all_gather(all_losses.data(), losses.data(), row_floats, "losses of the evaluation");
+        comm_all_gather(all_hits.data(), hits.data(), row_floats, "hits of the evaluation");
+        for (size_t n = 0; n < all_losses.size(); n++) {                                // in the stream's order, whoever computed them
+            if (all_losses[n] == -INFINITY) { continue; }
+            sum[n % T] += all_losses[n];
+            e.accuracy += all_hits[n];
+            count[n % T]++;
+        }
+        progress.update(std::min(e.windows, round + (uint64_t)most * ranks), e.windows);
+    }
+    for (uint64_t n : count) { e.tokens += n; }
+    check(e.tokens > 0, "%s %s: nothing to predict in %llu tokens", files.flag.c_str(), files.pattern.c_str(), (unsigned long long)total);
+    for (int t = 0; t < T; t++) {
+        e.loss += sum[t] / (double)e.tokens;
+        e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN);
+    }
+    e.accuracy /= (double)e.tokens;
+    return e;
+}
+
+inline Json evaluation_json(const Evaluation& e, const PositionConfig& position) {
+    return {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train}, {"stride", e.stride},
+            {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss}, {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}};
+}
+
+// Perplexity at each length, printed as a table and logged. A length beyond the encoding's reach prints "-" and why.
+template <class Model, class Log>
+void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride, uint64_t limit, bool curve,
+                      Log& log) {
+    const PositionConfig& position = model.config.position;
+    const int reach = position_max_length(position);
+    check(*std::min_element(lengths.begin(), lengths.end()) <= reach, "--eval_lengths: %s reaches %d tokens, every length is beyond that",
+          position.name.c_str(), reach);
+    printf("%8s %8s %10s %12s %10s %10s   (%s, trained at %d)\n", "T", "stride", "windows", "tokens", "loss", "ppl",
+           position_text(position).c_str(), position.T_train);
+    for (int T : lengths) {
+        if (T > reach) {
+            printf("%8d %8s %10s %12s %10s %10s   %s has no positions beyond %d\n", T, "-", "-", "-", "-", "-", position.name.c_str(), reach);
+            continue;
+        }
+        const int B = std::max(1, EVALUATION_TOKENS / T);
+        auto acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
+        activations_allocate(acts);
+        const Evaluation e = evaluate(model, acts, files, T, stride, limit);
+        const int HS = model.config.C / model.config.NH;
+        const double live = live_tile_share(acts.a.attscratch(), position, model.config.causal, T, model.config.NH, HS, model.stream);
+        acts.release();
+        std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
+        if (live < 1.0) { more += strprintf("   last layer: %.1f%% of the tiles live", 100 * live); }
+        printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows, (unsigned long long)e.tokens, e.loss,
+               std::exp(e.loss), more.c_str());
+        fflush(stdout);
+        log.record(evaluation_json(e, position));
+        if (!curve) { continue; }
+        log.record({{"kind", "curve"}, {"pos", position.name}, {"T", T}, {"stride", e.stride}, {"loss", e.curve}});
+        const int columns = std::min(T, 8);
+        for (int c = 0; c < columns; c++) {
+            const int from = (int)((int64_t)T * c / columns), to = (int)((int64_t)T * (c + 1) / columns);
+            double mean = 0;
+            int n = 0;
+            for (int t = from; t < to; t++) { if (std::isfinite(e.curve[t])) { mean += e.curve[t]; n++; } }
+            printf("%17s positions %d-%d: loss %.4f\n", "", from, to - 1, n > 0 ? mean / n : NAN);
+        }
+    }
+}
+
+#endif

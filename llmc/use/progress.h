@@ -1,0 +1,25 @@
+// use/progress.h -- one line that says how far a long loop is.
+#ifndef LLMC_USE_PROGRESS_H
+#define LLMC_USE_PROGRESS_H
+
+#include "../ranks/comm.h"
+
+// One line that says how far a long loop is: rewritten in place on a terminal, a line every ten seconds elsewhere.
+struct Progress {
+    std::string label;
+    double start = wall_seconds(), last = start;
+    bool terminal = isatty(STDERR_FILENO) == 1, shown = false;
+    explicit Progress(const std::string& label) : label(label) {}
+    void update(uint64_t done, uint64_t total) {
+        const double now = wall_seconds();
+        if (comm().rank > 0 || done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
+        last = now;
+        shown = true;
+        const double eta = (now - start) / (double)done * (double)(total - done);
+        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s", terminal ? "\r" : "", label.c_str(), 100.0 * (double)done / (double)total,
+                format_duration(eta).c_str(), terminal ? "   " : "\n");
+    }
+    ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 30, ""); } }
+};
+
+#endif

@@ -1,0 +1,274 @@
+// test_device.cu -- the elementary functions' errors, launch, grid_span, the block's sums, and errors.
+#include "test/oracle.h"
+
+#include "llmc/base/fastmath.h"
+
+namespace {
+
+// |got - want| in units of the last place of the float32 nearest to want
+double ulps(float got, double want) {
+    const float nearest = (float)want;
+    const double unit = std::nextafter(std::fabs(nearest), INFINITY) - (double)std::fabs(nearest);
+    const double d = std::fabs(got - want) / unit;
+    return d <= DBL_MAX ? d : INFINITY;                 // NaN counts as wrong
+}
+
+// the largest error of f over every `stride`th float32 of lo .. hi (same sign), from a random one on
+template <class F, class G> double worst_ulps(F f, G exact, float lo, float hi, Random& random, int stride = 499) {
+    int32_t a = float_to_bits(lo), b = float_to_bits(hi);
+    if (a > b) { std::swap(a, b); }
+    double worst = 0;
+    for (int64_t i = (int64_t)a + random.integer(0, stride - 1); i <= b; i += stride) {
+        const float x = bits_to_float((int32_t)i);
+        worst = std::max(worst, ulps(f(x), exact((double)x)));
+    }
+    for (float x : {lo, hi}) { worst = std::max(worst, ulps(f(x), exact((double)x))); }
+    if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%.9g .. %.9g: %.3f ulp\n", lo, hi, worst); }
+    return worst;
+}
+
+constexpr float TINY = FLT_MIN;
+
+// Every index that a grid of this kernel visits is counted.
+__global__ void count_kernel(int* counts, size_t n) {
+    const GridSpan s = grid_span(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) { counts[i]++; }
+}
+
+__global__ void block_kernel(int* block, int* grid) {
+    if (threadIdx.x == 0) {
+        block[blockIdx.x] = (int)blockIdx.x;
+        grid[blockIdx.x] = (int)gridDim.x;
+    }
+}
+
+// sum, double sum, max, and whether every thread's prefix is right; twice, so that the second call meets the first's leftovers
+__global__ void reduce_kernel(float* out) {
+    const float x = (float)(threadIdx.x + 1);
+    for (int round = 0; round < 2; round++) {
+        const float sum = block_sum(x), largest = block_max(x), lowest = block_max(-x), prefix = block_scan(x);
+        const double exact = block_sum((double)x);
+        const float wrong = block_sum(prefix == x * (x + 1) / 2 ? 0.0f : 1.0f);
+        float* o = out + 6 * (2 * blockIdx.x + round);
+        if (threadIdx.x == blockDim.x - 1) {
+            o[0] = sum;
+            o[1] = largest;
+            o[2] = lowest;
+            o[3] = (float)exact;
+            o[4] = wrong;
+            o[5] = (float)blockDim.x;
+        }
+    }
+}
+
+__global__ void shared_kernel(float* out, int n) {
+    float* s = dynamic_shared();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) { s[i] = (float)(i + (int)blockIdx.x); }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) { out[blockIdx.x * n + i] = s[n - 1 - i]; }
+}
+
+} // namespace
+
+TEST_CASE("fast_exp is within 2 ulp, and right at the ends", "[device]") {
+    Random random;
+    INFO(random);
+    auto f = [](float x) { return fast_exp(x); };
+    auto exact = [](double x) { return std::exp(x); };
+    CHECK(worst_ulps(f, exact, TINY, 88.37f, random) <= 2);
+    CHECK(worst_ulps(f, exact, -TINY, std::nextafter(-87.3f, 0.0f), random) <= 2);
+    CHECK(fast_exp(0.0f) == 1.0f);
+    CHECK(fast_exp(-0.0f) == 1.0f);
+    CHECK(fast_exp(1e-40f) == 1.0f);
+    for (float x : {-87.3f, -87.4f, -88.0f, -100.0f, -1e10f, -FLT_MAX, -INFINITY}) { CHECK(fast_exp(x) == 0.0f); }
+    for (float x : {88.8f, 100.0f, 1e10f, FLT_MAX, INFINITY}) { CHECK(fast_exp(x) == INFINITY); }
+    CHECK(std::isnan(fast_exp(NAN)));
+    CHECK(std::isnan(fast_exp(-NAN)));
+    // monotone where it matters most: the largest score of a row has weight exactly 1, no other more
+    CHECK(fast_exp(-1e-7f) <= 1.0f);
+}
+
+TEST_CASE("fast_log1p is within 4 ulp", "[device]") {
+    Random random;
+    INFO(random);
+    auto f = [](float x) { return fast_log1p(x); };
+    auto exact = [](double x) { return std::log1p(x); };
+    CHECK(worst_ulps(f, exact, TINY, 0.5f, random) <= 4);
+    CHECK(worst_ulps(f, exact, 0.5f, FLT_MAX, random) <= 4);
+    CHECK(worst_ulps(f, exact, -TINY, -0.899f, random) <= 4);
+    CHECK(fast_log1p(0.0f) == 0.0f);
+}
+
+TEST_CASE("sigmoid is within 4 ulp, softplus within 8", "[device]") {
+    Random random;
+    INFO(random);
+    auto sigmoid_f = [](float x) { return sigmoid(x); };
+    auto sigmoid_exact = [](double x) { return 1 / (1 + std::exp(-x)); };
+    CHECK(worst_ulps(sigmoid_f, sigmoid_exact, TINY, 1000, random) <= 4);
+    CHECK(worst_ulps(sigmoid_f, sigmoid_exact, -TINY, -87, random) <= 4);
+    CHECK(sigmoid(-1000.0f) == 0.0f);
+    CHECK(sigmoid(INFINITY) == 1.0f);
+    CHECK(sigmoid(-INFINITY) == 0.0f);
+    CHECK(std::isnan(sigmoid(NAN)));
+    auto softplus_f = [](float x) { return softplus(x); };
+    auto softplus_exact = [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); };
+    CHECK(worst_ulps(softplus_f, softplus_exact, TINY, FLT_MAX, random) <= 8);
+    CHECK(worst_ulps(softplus_f, softplus_exact, -TINY, -87, random) <= 8);
+    CHECK(softplus(-1000.0f) == 0.0f);
+}
+
+TEST_CASE("gaussian is within 3 ulp, normal_cdf within 8, in the left tail too", "[device]") {
+    Random random;
+    INFO(random);
+    auto gauss = [](float x) { return gaussian(x); };
+    auto gauss_exact = [](double x) { return std::exp(-x * x / 2); };
+    CHECK(worst_ulps(gauss, gauss_exact, TINY, 13.2f, random) <= 3);
+    CHECK(worst_ulps(gauss, gauss_exact, -TINY, -13.2f, random) <= 3);
+    auto cdf = [](float x) { return normal_cdf(x, gaussian(x)); };
+    auto cdf_exact = [](double x) { return std::erfc(-x / std::sqrt(2.0)) / 2; };
+    CHECK(worst_ulps(cdf, cdf_exact, TINY, FLT_MAX, random) <= 8);
+    CHECK(worst_ulps(cdf, cdf_exact, -TINY, -12.9f, random) <= 8);     // beyond, the share itself is below FLT_MIN
+    CHECK(cdf(0.0f) == 0.5f);
+    for (float x : {-13.3f, -14.0f, -1e3f, -1e30f, -INFINITY}) { CHECK(cdf(x) == 0.0f); }
+    for (float x : {13.3f, 14.0f, 1e3f, 1e30f, INFINITY}) { CHECK(cdf(x) == 1.0f); }
+    CHECK(std::isnan(gaussian(NAN)));
+    CHECK(std::isnan(cdf(NAN)));
+}
+
+TEST_CASE("fused_madd rounds once", "[device]") {
+    const float a = 1.0f + FLT_EPSILON;
+    CHECK(fused_madd(a, a, -(1.0f + 2 * FLT_EPSILON)) == FLT_EPSILON * FLT_EPSILON);
+}
+
+TEST_CASE("NaN and infinity keep their meaning under this binary's flags", "[device][asan]") {
+    volatile float zero = 0.0f;
+    const float nan = zero / zero, infinity = 1.0f / zero;
+    CHECK_FALSE(std::isfinite(nan));
+    CHECK_FALSE(std::isfinite(infinity));
+    CHECK(std::isnan(nan));
+    CHECK_FALSE(nan == nan);
+    CHECK(nan != nan);
+    CHECK_FALSE(nan < 1.0f);
+    CHECK_FALSE(nan >= 1.0f);
+    CHECK(-infinity < -FLT_MAX);
+    const std::vector<float> x = {1.0f, nan, 2.0f};
+    bool finite = true;
+    for (float v : x) { finite = finite && std::isfinite(v); }
+    CHECK_FALSE(finite);
+}
+
+TEST_CASE("grid_span covers every index exactly once", "[device][race][asan]") {
+    for (size_t blocks : {1, 2, 3, 7, 64}) {
+        for (size_t n : {0, 1, 2, 63, 64, 65, 127, 1000, 4096, 10007}) {
+            Array<int> counts(std::vector<int>(n, 0));
+            launch(count_kernel, Grid(blocks, 128, 0, Stream(0)), counts.p, n);
+            const std::vector<int> got = counts.host();
+            INFO("n " << n << ", blocks " << blocks);
+            CHECK(std::count(got.begin(), got.end(), 1) == (long)n);
+        }
+    }
+}
+
+TEST_CASE("Grid::over covers every index exactly once", "[device][asan]") {
+    for (size_t n : {0, 1, 16383, 16384, 16385, 100000, 1 << 20}) {
+        Array<int> counts(std::vector<int>(n, 0));
+        launch(count_kernel, Grid::over(n, Stream(0)), counts.p, n);
+        const std::vector<int> got = counts.host();
+        INFO("n " << n);
+        CHECK(std::count(got.begin(), got.end(), 1) == (long)n);
+    }
+}
+
+TEST_CASE("launch visits every block", "[device][race][asan]") {
+    for (size_t blocks : {1, 2, 3, 33, 257}) {
+        Array<int> block(blocks), grid(blocks);
+        launch(block_kernel, Grid(blocks, 32, 0, Stream(0)), block.p, grid.p);
+        const std::vector<int> b = block.host(), g = grid.host();
+        for (size_t i = 0; i < blocks; i++) {
+            CHECK(b[i] == (int)i);
+            CHECK(g[i] == (int)blocks);
+        }
+    }
+    Array<int> untouched(1);
+    launch(block_kernel, Grid(0, 32, 0, Stream(0)), untouched.p, untouched.p);
+    CHECK(untouched.host()[0] == -1);
+}
+
+TEST_CASE("launch refuses a grid that no launch can have, and names the caller", "[device][asan]") {
+    int* null = nullptr;
+    CHECK(throws_with([&] { launch(block_kernel, Grid((size_t)1 << 31, 32, 0, Stream(0)), null, null); }, "test_device.cu") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { launch(block_kernel, Grid((size_t)1 << 31, 32, 0, Stream(0)), null, null); }, "2147483648 blocks") == EXIT_BAD_INPUT);
+}
+
+TEST_CASE("block_sum, block_max and block_scan", "[device][race][asan]") {
+    Array<float> out(3 * 12);
+    launch(reduce_kernel, Grid(3, 128, 0, Stream(0)), out.p);
+    const std::vector<float> o = out.host();
+    for (size_t k = 0; k < o.size(); k += 6) {
+        const float n = o[k + 5];
+        CHECK(n >= 1);
+        CHECK(o[k] == n * (n + 1) / 2);
+        CHECK(o[k + 1] == n);
+        CHECK(o[k + 2] == -1);
+        CHECK(o[k + 3] == n * (n + 1) / 2);
+        CHECK(o[k + 4] == 0);
+    }
+}
+
+TEST_CASE("every block has its own dynamic shared memory", "[device][race][asan]") {
+    for (int n : {1, 37, 5000}) {
+        const size_t blocks = 9;
+        Array<float> out(blocks * n);
+        launch(shared_kernel, Grid(blocks, 64, sizeof(float) * n, Stream(0)), out.p, n);
+        const std::vector<float> got = out.host();
+        bool right = true;
+        for (size_t i = 0; i < got.size(); i++) { right = right && got[i] == (float)(n - 1 - (int)(i % n) + (int)(i / n)); }
+        INFO("n " << n);
+        CHECK(right);
+    }
+}
+
+TEST_CASE("device memory comes zeroed and aligned, and is copied both ways", "[device][asan]") {
+    for (size_t n : {1, 37, 1 << 20}) {
+        float* p = (float*)device_malloc(n * sizeof(float));
+        CHECK((uintptr_t)p % 256 == 0);
+        std::vector<float> host(n, 1.0f), back(n);
+        copy_to_host(host.data(), p, n * sizeof(float), Stream(0));
+        CHECK(largest(host) == 0);
+        for (size_t i = 0; i < n; i++) { host[i] = (float)i; }
+        copy_to_device(p, host.data(), n * sizeof(float), Stream(0));
+        copy_to_host(back.data(), p, n * sizeof(float), Stream(0));
+        CHECK(same_bits(host, back));
+        device_zero(p, sizeof(float), Stream(0));
+        copy_to_host(back.data(), p, n * sizeof(float), Stream(0));
+        CHECK(back[0] == 0.0f);
+        CHECK(back[n - 1] == (n > 1 ? (float)(n - 1) : 0.0f));
+        device_free(p);
+    }
+}
+
+TEST_CASE("memory that there is not is an error with a hint", "[device]") {     // no sanitizer: they stop at such a request
+    CHECK(throws_with([] { device_malloc((size_t)1 << 60); }, "try a smaller --B") == EXIT_OUT_OF_MEMORY);
+}
+
+TEST_CASE("errors carry their code, message and place", "[common][asan]") {
+    CHECK(throws_with([] { check(1 + 1 == 3, "%s: %d is wrong", "file.bin", 2); }, "file.bin: 2 is wrong") == EXIT_BAD_INPUT);
+    CHECK(throws_with([] { check(false, "x"); }, "test_device.cu:") == EXIT_BAD_INPUT);
+    CHECK(throws_with([] { die(EXIT_DIVERGED, "loss is %g", 1.5); }, "loss is 1.5") == EXIT_DIVERGED);
+    CHECK_NOTHROW(check(true, "never"));
+    CHECK(checked_mul(1u << 31, 1u << 31, "x") == (size_t)1 << 62);
+    CHECK(throws_with([] { checked_mul((size_t)1 << 40, (size_t)1 << 40, "tensor w"); }, "tensor w") == EXIT_BAD_INPUT);
+    CHECK(strprintf("%s %d", std::string(5000, 'a').c_str(), 7).size() == 5002);
+}
+
+TEST_CASE("small helpers", "[common][asan]") {
+    CHECK(ceil_div(7, 4) == 2);
+    CHECK(ceil_div(8, 4) == 2);
+    CHECK(round_up(1, 64) == 64);
+    CHECK(round_up(64, 64) == 64);
+    CHECK(format_bytes(999) == "999 B");
+    CHECK(format_bytes(1.25e9) == "1.2 GB");
+    CHECK(format_duration(9) == "9s");
+    CHECK(format_duration(252) == "4m12s");
+    CHECK(format_duration(7380) == "2h03m");
+}

@@ -1,0 +1,874 @@
+// checkpoint.h, outdir.h, weights.h, import.h: a checkpoint comes back to the bit, no damage goes unnoticed, no kill
+// and no failed write costs the one before, and foreign weights land where they belong.
+#include "test/catch.h"
+
+#include <csignal>
+#include <map>
+
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "llmc/files/checkpoint.h"
+#include "llmc/files/import.h"
+
+namespace {
+
+const int L = 2, NH = 2, C = 8, V = 11, Vp = 16, MAX_T = 6, PAD_ROWS = 4;
+
+struct TempDir {
+    std::string path;
+    TempDir() {
+        // in memory where possible: hundreds of saves wait for a disk otherwise
+        path = std::string(access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp") + "/test_checkpoint.XXXXXX";
+        REQUIRE(mkdtemp(&path[0]) != nullptr);
+    }
+    ~TempDir() { remove(path); }
+    static void remove(const std::string& path) {
+        for (const std::string& name : list_directory(path)) {
+            if (is_directory(path + "/" + name)) {
+                remove(path + "/" + name);
+            } else {
+                unlink((path + "/" + name).c_str());
+            }
+        }
+        rmdir(path.c_str());
+    }
+};
+
+struct CaptureStderr {
+    int saved;
+    FILE* file;
+    CaptureStderr() : saved((fflush(stderr), dup(2))), file(tmpfile()) { dup2(fileno(file), 2); }
+    ~CaptureStderr() { restore(); fclose(file); }
+    void restore() {
+        if (saved < 0) { return; }
+        fflush(stderr);
+        dup2(saved, 2);
+        close(saved);
+        saved = -1;
+    }
+    std::string text() {
+        restore();
+        std::string s((size_t)lseek(fileno(file), 0, SEEK_END), '\0');
+        REQUIRE(pread(fileno(file), &s[0], s.size(), 0) == (ssize_t)s.size());
+        return s;
+    }
+};
+
+bool contains(const std::string& s, const std::string& part) { return s.find(part) != std::string::npos; }
+
+// A value with 7 significant bits, so that bf16 and f16 hold it too; every (tensor, layer, row, col) has its own
+// pattern.
+float value(int tensor, int l, size_t row, size_t col) {
+    const size_t h =
+        ((size_t)tensor * 7919 + (size_t)l * 104729 + row * 1299709 + col * 15485863 + 12345) * 2654435761u;
+    return (float)((int)(h >> 16 & 127) - 64) / 16.0f;
+}
+
+// The 16 tensors of GPT-2 in llm.c's order; rows as llm.c's file has them.
+struct Gpt2Tensor { const char *ours, *theirs; bool per_layer; size_t rows, cols; bool transposed; };
+const Gpt2Tensor gpt2[16] = {
+    {"wte", "wte.weight", false, V, C, false}, {"wpe", "wpe.weight", false, MAX_T, C, false},
+    {"ln1w", "ln_1.weight", true, C, 0, false}, {"ln1b", "ln_1.bias", true, C, 0, false},
+    {"qkvw", "attn.c_attn.weight", true, 3 * C, C, true}, {"qkvb", "attn.c_attn.bias", true, 3 * C, 0, false},
+    {"attprojw", "attn.c_proj.weight", true, C, C, true}, {"attprojb", "attn.c_proj.bias", true, C, 0, false},
+    {"ln2w", "ln_2.weight", true, C, 0, false}, {"ln2b", "ln_2.bias", true, C, 0, false},
+    {"fcw", "mlp.c_fc.weight", true, 4 * C, C, true}, {"fcb", "mlp.c_fc.bias", true, 4 * C, 0, false},
+    {"fcprojw", "mlp.c_proj.weight", true, C, 4 * C, true}, {"fcprojb", "mlp.c_proj.bias", true, C, 0, false},
+    {"lnfw", "ln_f.weight", false, C, 0, false}, {"lnfb", "ln_f.bias", false, C, 0, false}};
+
+std::string file_name(const Gpt2Tensor& t, int l, const std::string& prefix) {
+    return prefix + (t.per_layer ? "h." + std::to_string(l) + "." : "") + t.theirs;
+}
+
+// A GPT-2 with padded vocabulary and qkv rows, and CABLE's rows inside qkvw or a learned table, or neither.
+struct Model {
+    TensorTable table;
+    std::vector<FileTensor> files, encoding;
+    std::vector<float> params, m, v;
+
+    Model(bool cable, bool learned) {
+        for (const Gpt2Tensor& t : gpt2) {
+            const std::string name = t.ours;
+            if (name == "wpe" && !learned) { continue; }
+            TensorSpec s;
+            s.name = name; s.layers = t.per_layer ? L : 0; s.cols = t.cols;
+            s.rows = name == "wte" ? (size_t)Vp : t.rows + (name == "qkvw" || name == "qkvb" ? 2 * NH + PAD_ROWS : 0);
+            table.add(s);
+            for (int l = 0; l < (t.per_layer ? L : 1); l++) {
+                files.push_back({file_name(t, l, "transformer."), name, l, 0, t.rows, t.transposed});
+                if (name == "wpe") { encoding.push_back(files.back()); }
+            }
+        }
+        for (int l = 0; cable && l < L; l++) {
+            for (size_t k = 0; k < 2; k++) {
+                const std::string name = strprintf("transformer.h.%d.attn.cable.%s.", l, k == 0 ? "c" : "s");
+                encoding.push_back({name + "weight", "qkvw", l, 3 * C + k * NH, NH, false});
+                encoding.push_back({name + "bias", "qkvb", l, 3 * C + k * NH, NH, false});
+            }
+        }
+        for (const FileTensor& f : encoding) { if (f.tensor != "wpe") { files.push_back(f); } }
+        params.assign(table.total, 0.0f);
+        m = v = params;
+    }
+    // arbitrary bits wherever a tensor is; pad rows and gaps stay
+    void fill(uint32_t seed) {
+        uint32_t x = seed * 747796405u + 1;
+        auto next = [&] {
+            x = x * 1664525u + 1013904223u;
+            float f;
+            const uint32_t bits = x;
+            memcpy(&f, &bits, 4);
+            return f;
+        };
+        for (const FileTensor& f : files) {
+            const FileView view = file_view(table, f);
+            for (size_t i = 0; i < view.size(); i++) { params[view.offset + i] = next(); }
+        }
+        for (size_t i = 0; i < table.specs.size(); i++) {
+            for (size_t j = 0; j < table.specs[i].size(); j++) {
+                m[table.offsets[i] + j] = next();
+                v[table.offsets[i] + j] = next();
+            }
+        }
+    }
+    Checkpoint checkpoint(int step = 0) {
+        Checkpoint c;
+        c.table = &table; c.files = &files; c.params = params.data(); c.m = m.data(); c.v = v.data();
+        c.config = gpt2_config(V, MAX_T, C, L, NH, {{"name", "cable"}, {"K", 64.5}});
+        c.state = {{"step", step}, {"lr", 0.1}};
+        return c;
+    }
+    const float* at(const char* name, int l) const { return table.pointer((const float*)params.data(), name)(l); }
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * 4) == 0;
+}
+bool same(const Model& a, const Model& b) {
+    return same_bits(a.params, b.params) && same_bits(a.m, b.m) && same_bits(a.v, b.v);
+}
+
+Model filled(uint32_t seed) {
+    Model model(true, false);
+    model.fill(seed);
+    return model;
+}
+std::string save(const std::string& out, int step, uint32_t seed, int keep = 0, int major = 0) {
+    Model model = filled(seed);
+    return save_checkpoint(out, step, model.checkpoint(step), keep, major);
+}
+bool loads_as(const std::string& dir, uint32_t seed) {
+    Model wanted = filled(seed), found(true, false);
+    Checkpoint c = found.checkpoint();
+    load_checkpoint(dir, c);
+    return same(wanted, found);
+}
+bool is_bad(const std::string& dir) {
+    try { verify_checkpoint(dir); } catch (const Error& e) { return contains(e.what(), dir); }
+    return false;
+}
+std::vector<std::string> hidden(const std::string& out) {
+    std::vector<std::string> names;
+    for (const std::string& name : list_directory(out)) { if (name[0] == '.') { names.push_back(name); } }
+    return names;
+}
+
+void put_byte(const std::string& path, size_t at, char byte) {
+    const int fd = open(path.c_str(), O_WRONLY);
+    const bool done = pwrite(fd, &byte, 1, (off_t)at) == 1;
+    close(fd);
+    if (!done) { FAIL("cannot change " << path); }
+}
+
+const char* const all_files[] = {"model.safetensors", "config.json", "optimizer_0.safetensors", "state.json",
+                                 "manifest.json"};
+
+} // namespace
+
+TEST_CASE("checkpoint: comes back to the bit, pad rows aside") {
+    TempDir out;
+    Model model = filled(1);
+    Checkpoint c = model.checkpoint(120);
+    c.extra.push_back({"vocab.txt", "a\nb\n"});
+    const std::string dir = save_checkpoint(out.path, 120, c, 0, 0);
+    CHECK(dir == out.path + "/step_00000120");
+    CHECK(hidden(out.path).empty());
+    CHECK(find_checkpoint(out.path, true) == dir);
+    CHECK(read_file(dir + "/vocab.txt") == "a\nb\n");
+    CHECK(verify_checkpoint(dir).size() == 5);
+    verify_checkpoint(dir + "/");
+
+    Model found(true, false), wanted = model;
+    const FileView rows = file_view(found.table, found.files[0]);       // wte
+    for (size_t i = rows.size(); i < (size_t)Vp * C; i++) {
+        found.params[rows.offset + i] = wanted.params[rows.offset + i] = 7.0f;
+    }
+    Checkpoint into = found.checkpoint();
+    into.state = Json();
+    load_checkpoint(dir, into);
+    CHECK(same(found, wanted));
+    CHECK(into.state == c.state);
+
+    // the file against the tensors, index by index
+    const Safetensors file(dir + "/model.safetensors");
+    CHECK(file.metadata["format"] == "pt");
+    CHECK(file.entries.size() == model.files.size());
+    std::vector<float> wte(V * C), attn(C * 3 * C), cable(NH * C), bias(NH);
+    file.read_f32("transformer.wte.weight", wte.data(), {V, C});
+    CHECK(memcmp(wte.data(), model.at("wte", 0), wte.size() * 4) == 0);
+    for (int l = 0; l < L; l++) {
+        const std::string h = "transformer.h." + std::to_string(l) + ".attn.";
+        file.read_f32(h + "c_attn.weight", attn.data(), {C, 3 * C});
+        int wrong = 0;
+        for (int o = 0; o < 3 * C; o++) {
+            for (int i = 0; i < C; i++) {
+                wrong += memcmp(&attn[(size_t)(i * 3 * C + o)], &model.at("qkvw", l)[o * C + i], 4) != 0;
+            }
+        }
+        CHECK(wrong == 0);
+        file.read_f32(h + "cable.s.weight", cable.data(), {NH, C});
+        CHECK(memcmp(cable.data(), model.at("qkvw", l) + (3 * C + NH) * C, cable.size() * 4) == 0);
+        file.read_f32(h + "cable.c.bias", bias.data(), {NH});
+        CHECK(memcmp(bias.data(), model.at("qkvb", l) + 3 * C, bias.size() * 4) == 0);
+    }
+    const Safetensors optimizer(dir + "/optimizer_0.safetensors");
+    std::vector<float> flat((size_t)Vp * C);
+    optimizer.read_f32("v.wte", flat.data(), {(size_t)Vp * C});
+    CHECK(memcmp(flat.data(), model.v.data() + model.table.offsets[0], flat.size() * 4) == 0);
+    CHECK(optimizer.metadata["start.wte"] == "0");
+}
+
+TEST_CASE("checkpoint: matrices larger than a block") {
+    TempDir out;
+    TensorTable table;
+    TensorSpec s;
+    s.name = "w"; s.rows = 1100; s.cols = 1500;         // both views exceed 2^20 elements
+    table.add(s);
+    const std::vector<FileTensor> files = {{"a", "w", 0, 0, 1000, true}, {"b", "w", 0, 1000, 100, false}};
+    std::vector<float> w(table.total), back(table.total);
+    for (size_t i = 0; i < w.size(); i++) { w[i] = (float)i; }
+    Checkpoint c;
+    c.table = &table; c.files = &files; c.params = w.data();
+    const std::string dir = save_checkpoint(out.path, 0, c, 0, 0);
+    c.params = back.data();
+    load_checkpoint(dir, c);
+    CHECK(memcmp(w.data(), back.data(), (size_t)1100 * 1500 * 4) == 0);
+    std::vector<float> row(1000);
+    const Safetensors file(dir + "/model.safetensors");
+    file.read_elements(file.entry("a"), row.data(), 1499 * 1000, 1000);     // the last row = w's last column
+    CHECK(row[999] == (float)(999 * 1500 + 1499));
+}
+
+TEST_CASE("checkpoint: every kind of damage to every file is seen") {
+    TempDir out;
+    const std::string dir = save(out.path, 5, 1), other = save(out.path, 6, 2);
+    int undetected = 0, tried = 0;
+    const auto expect_bad = [&] { tried++; undetected += !is_bad(dir); };
+    for (const char* name : all_files) {
+        const std::string path = dir + "/" + name, text = read_file(path);
+        const bool manifest = name == std::string("manifest.json");
+        for (size_t at = 0; at < text.size(); at += manifest ? 1 : 5) {
+            for (int bit = manifest ? 0 : (int)(at % 8); bit < 8; bit += manifest ? 1 : 8) {
+                put_byte(path, at, (char)(text[at] ^ 1 << bit));
+                expect_bad();
+            }
+            put_byte(path, at, text[at]);
+        }
+        for (size_t n = 0; n < text.size(); n += manifest ? 1 : 1 + text.size() / 50) {
+            REQUIRE(truncate(path.c_str(), (off_t)n) == 0);
+            expect_bad();
+            write_text(path, text);
+        }
+        for (const char* more : {"x", "\n", " ", "{}"}) { write_text(path, text + more); expect_bad(); }
+        write_text(path, std::string(1, '\0') + text);
+        expect_bad();
+        for (const char* second : all_files) {      // exchanged with another file of the checkpoint, or another step's
+            const std::string other_text = read_file(dir + "/" + second);
+            if (second == std::string(name)) { continue; }
+            write_text(path, other_text);
+            write_text(dir + "/" + second, text);
+            expect_bad();
+            write_text(dir + "/" + second, other_text);
+        }
+        if (name != std::string("config.json")) { write_text(path, read_file(other + "/" + name)); expect_bad(); }
+        unlink(path.c_str());
+        expect_bad();
+        write_text(path, text);
+        CHECK_FALSE(is_bad(dir));
+    }
+    CHECK(tried > 5000);
+    CHECK(undetected == 0);
+    TempDir::remove(dir);
+    io_rename(other, dir);          // a whole directory under another step's name
+    throws_with([&] { verify_checkpoint(dir); }, "describes step 6, but the directory is that of step 5");
+}
+
+TEST_CASE("checkpoint: manifests that lie or come from elsewhere") {
+    TempDir out;
+    const std::string dir = save(out.path, 5, 1), path = dir + "/manifest.json";
+    const FileSum sum = sum_file(dir + "/model.safetensors"), config = sum_file(dir + "/config.json");
+    write_text(path, manifest_text(5, {{"model.safetensors", sum}, {"config.json", config}}));
+    throws_with([&] { verify_checkpoint(dir); }, "does not list state.json");
+    write_text(path, manifest_text(5, {{"../step_00000005/model.safetensors", sum}}));
+    throws_with([&] { verify_checkpoint(dir); }, "leaves the directory");
+    write_text(path, "{\"version\": 2, \"step\": 5}");
+    throws_with([&] { verify_checkpoint(dir); }, "version 2, but this program reads version 1");
+    for (const char* text : {"", "[]", "{}", "{\"version\":1,\"step\":5}",
+                             "{\"version\":1,\"step\":5,\"files\":{\"a\":3}}", "{\"version\":1,\"step\":-5}",
+                             "{\"version\":1,\"step\":5,\"files\":{\"a\":{\"bytes\":-1,\"checksum\":\"\"}}}"}) {
+        INFO(text);
+        write_text(path, text);
+        throws_with([&] { verify_checkpoint(dir); }, path);
+    }
+}
+
+TEST_CASE("checkpoint: the newest good one is found, and the bad ones are named") {
+    TempDir out;
+    CHECK(find_checkpoint(out.path, false) == "");
+    CHECK(find_checkpoint(out.path + "/none", false) == "");
+    for (int step : {10, 9, 100}) { save(out.path, step, (uint32_t)step); }
+    for (const char* name : {"/step_1", "/step_0000001x", "/xstep_00000999", "/.tmp_step_00000999"}) {
+        io_mkdirs(out.path + name);
+    }
+    CHECK(list_checkpoints(out.path) == std::vector<int>{9, 10, 100});
+    for (const char* name : {"/step_99999999", "/step_100000000"}) { io_mkdirs(out.path + name); }
+    CHECK(list_checkpoints(out.path) == std::vector<int>{9, 10, 100, 99999999, 100000000});
+    for (const char* name : {"/step_99999999", "/step_100000000"}) { io_rmdir(out.path + name); }
+    CHECK(find_checkpoint(out.path, true) == out.path + "/step_00000100");
+
+    put_byte(out.path + "/step_00000100/optimizer_0.safetensors", 3000, '!');
+    throws_with([&] { find_checkpoint(out.path, true); }, "step_00000100/optimizer_0.safetensors: checksum");
+    {
+        CaptureStderr err;
+        CHECK(find_checkpoint(out.path, false) == out.path + "/step_00000010");
+        const std::string text = err.text();
+        CHECK(contains(text, "step_00000100/optimizer_0.safetensors: checksum xxh3:"));
+        CHECK(contains(text, "falling back to " + out.path + "/step_00000010"));
+    }
+    CHECK(loads_as(out.path + "/step_00000010", 10));
+    REQUIRE(truncate((out.path + "/step_00000010/model.safetensors").c_str(), 100) == 0);
+    CaptureStderr err;
+    CHECK(find_checkpoint(out.path, false) == out.path + "/step_00000009");
+    unlink((out.path + "/step_00000009/state.json").c_str());
+    throws_with([&] { find_checkpoint(out.path, false); }, "none of its 3 checkpoints");
+    CHECK(contains(err.text(), "model.safetensors: has 100 bytes"));
+}
+
+TEST_CASE("checkpoint: another model's is refused before anything changes") {
+    TempDir out;
+    const std::string dir = save(out.path, 5, 1);
+    const auto refused = [&](Model& into, Checkpoint c, const std::string& message) {
+        const Model before = into;
+        throws_with([&] { load_checkpoint(dir, c); }, message);
+        CHECK(same(before, into));
+        CHECK(c.state["step"] == 99);
+    };
+    Model model = filled(3);
+    const char* keys[] = {"n_layer", "n_head", "n_embd", "vocab_size"};
+    for (const char* key : keys) {
+        Checkpoint c = model.checkpoint(99);
+        c.config[key] = c.config[key].get<int>() + 1;
+        refused(model, c,
+                strprintf("%s is %d, but %d is wanted", key, c.config[key].get<int>() - 1, c.config[key].get<int>()));
+    }
+    Checkpoint c = model.checkpoint(99);
+    c.config["position"]["name"] = "alibi";
+    refused(model, c, "position.name is \"cable\", but \"alibi\" is wanted");
+    c = model.checkpoint(99);
+    c.config["position"]["K"] = 65;
+    refused(model, c, "position.K is 64.5, but 65 is wanted");
+    c.config["position"] = {{"name", "cable"}};
+    refused(model, c, "position.K is 64.5, but absent is wanted");
+    c.config["position"] = {{"name", "cable"}, {"K", 64.5}, {"J", 1}};
+    refused(model, c, "position.J is absent, but 1 is wanted");
+
+    Model none(false, false), learned(true, true);
+    none.fill(4); learned.fill(5);
+    refused(none, none.checkpoint(99), "this model has no transformer.h.0.attn.cable.c.weight");
+    refused(learned, learned.checkpoint(99), "no tensor transformer.wpe.weight");
+    model.files[1].rows--;
+    refused(model, model.checkpoint(99), "ln_1.weight is F32 (8), but F32 (7) is wanted");
+    model.files[1].rows++;
+    c = model.checkpoint(99);
+    Json starts = optimizer_metadata(c);
+    starts["start.qkvw"] = "64";
+    write_safetensors(dir + "/optimizer_0.safetensors", optimizer_items(c), starts);
+    refused(model, c, "start.qkvw is not 0: it holds one piece of several");
+    unlink((dir + "/optimizer_0.safetensors").c_str());
+    refused(model, c, "optimizer_0.safetensors");
+    c.m = c.v = nullptr;
+    load_checkpoint(dir, c);        // without moments the file is not needed
+    CHECK(same_bits(model.params, filled(1).params));
+    model.files[0].rows = Vp + 1;
+    throws_with([&] { save_checkpoint(out.path, 7, model.checkpoint(), 0, 0); }, "not inside tensor wte");
+}
+
+TEST_CASE("checkpoint: retention keeps the last, the major ones and whatever is needed") {
+    TempDir out;
+    for (int step = 10; step <= 60; step += 10) { save(out.path, step, 1, 2, 20); }
+    CHECK(list_checkpoints(out.path) == std::vector<int>{20, 40, 50, 60});
+    save(out.path, 70, 1, 0, 0);                        // 0 keeps all
+    CHECK(list_checkpoints(out.path) == std::vector<int>{20, 40, 50, 60, 70});
+    save(out.path, 55, 1, 1, 0);                        // a run that fell back: what comes later is not its to delete
+    CHECK(list_checkpoints(out.path) == std::vector<int>{55, 60, 70});
+    save(out.path, 80, 1, 3, 0);
+    put_byte(out.path + "/step_00000080/model.safetensors", 2000, '!');
+    throws_with([&] { retire_checkpoints(out.path, 80, 1, 0); }, "step_00000080/model.safetensors: checksum");
+    CHECK(list_checkpoints(out.path) == std::vector<int>{60, 70, 80});
+    CHECK(hidden(out.path).empty());
+    io_mkdirs(out.path + "/step_00000060/directory");   // deleting fails, yet the new checkpoint is saved
+    CaptureStderr err;
+    save(out.path, 90, 9, 1, 0);
+    CHECK(contains(err.text(), "is saved, but old checkpoints could not be deleted"));
+    CHECK(loads_as(find_checkpoint(out.path, true), 9));
+}
+
+TEST_CASE("checkpoint: the same step again replaces, and leftovers go") {
+    TempDir out;
+    save(out.path, 5, 1);
+    save(out.path, 5, 2);
+    CHECK(hidden(out.path).empty());
+    CHECK(loads_as(find_checkpoint(out.path, true), 2));
+    io_rename(out.path + "/step_00000005", out.path + "/.old_step_00000005");
+    for (const char* name : {"/.tmp_step_00000006", "/.trash_step_00000004"}) {
+        write_text((io_mkdirs(out.path + name), out.path + name + "/model.safetensors"), "x");
+    }
+    write_text(out.path + "/main.log", "kept");
+    clean_output_directory(out.path);
+    CHECK(hidden(out.path).empty());
+    CHECK(read_file(out.path + "/main.log") == "kept");
+    CHECK(loads_as(find_checkpoint(out.path, true), 2));
+}
+
+TEST_CASE("checkpoint: a full disk is foreseen, and a failing write costs nothing") {
+    TempDir out;
+    throws_with([&] { check_disk_space(out.path, (uint64_t)1 << 60); },
+                out.path + ": a checkpoint needs 1152921.5 TB, but only ");
+    Model model = filled(1);
+    const Checkpoint c = model.checkpoint();
+    const std::string dir = save_checkpoint(out.path, 1, c, 0, 0);
+    uint64_t total = 0, largest = 0;
+    for (const char* name : all_files) {
+        total += File(dir + "/" + name).size;
+        largest = std::max(largest, File(dir + "/" + name).size);
+    }
+    CHECK(checkpoint_bytes(c) >= total);
+    CHECK(checkpoint_bytes(c) <= total + (2u << 20));
+
+    struct rlimit old, limit;
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
+    const auto handler = signal(SIGXFSZ, SIG_IGN);
+    int failed = 0, wrong = 0;
+    for (uint64_t n = 0; n < largest; n += 1 + n / 16) {
+        limit = old;
+        limit.rlim_cur = n;
+        REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+        std::string message;
+        try { save(out.path, 2, 2, 1, 0); } catch (const Error& e) { message = e.what(); }
+        setrlimit(RLIMIT_FSIZE, &old);
+        failed += contains(message, "cannot write: File too large") && contains(message, out.path);
+        wrong +=
+            message.empty() || !hidden(out.path).empty() || find_checkpoint(out.path, true) != dir || !loads_as(dir, 1);
+    }
+    signal(SIGXFSZ, handler);
+    CHECK(failed > 50);
+    CHECK(wrong == 0);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// kills
+
+namespace {
+
+struct Syscall { long number; uint64_t argument[3]; long result; };
+
+// Runs f in a child process that is killed at its stop-th entry to or exit from a system call. -1: f ended first, -2:
+// this machine allows no tracing. `log` receives the calls that returned.
+template <class F> int kill_at(int stop, F f, std::vector<Syscall>* log = nullptr) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) { _exit(77); }
+        raise(SIGSTOP);
+        try { f(); } catch (...) { _exit(1); }
+        _exit(0);
+    }
+    int status = 0;
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFSTOPPED(status)) { return -2; }
+    ptrace(PTRACE_SETOPTIONS, pid, nullptr, (void*)PTRACE_O_TRACESYSGOOD);
+    struct __ptrace_syscall_info info;
+    Syscall call = {};
+    for (int stops = 0;; stops++) {
+        if (stops == stop) {
+            kill(pid, SIGKILL);
+            waitpid(pid, &status, 0);
+            return stops;
+        }
+        ptrace(PTRACE_SYSCALL, pid, nullptr, nullptr);
+        if (waitpid(pid, &status, 0) != pid || !WIFSTOPPED(status)) {
+            return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? -1 : -3;
+        }
+        if (log == nullptr || ptrace(PTRACE_GET_SYSCALL_INFO, pid, (void*)sizeof(info), &info) <= 0) { continue; }
+        if (info.op == PTRACE_SYSCALL_INFO_ENTRY) {
+            call.number = (long)info.entry.nr;
+            for (int i = 0; i < 3; i++) { call.argument[i] = info.entry.args[i]; }
+        } else if (info.op == PTRACE_SYSCALL_INFO_EXIT) {
+            call.result = (long)info.exit.rval;
+            log->push_back(call);
+        }
+    }
+}
+
+bool is_rename(long number) {
+#ifdef SYS_rename
+    if (number == SYS_rename) { return true; }
+#endif
+    return number == SYS_renameat || number == SYS_renameat2;
+}
+
+} // namespace
+
+TEST_CASE("checkpoint: killed at every system call of a save, the old or the new one is there", "[fork]") {
+    const bool same_step = GENERATE(false, true);       // a new step and the old one's deletion, or the step replaced
+    int old_found = 0, new_found = 0, wrong = 0, stop = 0;
+    for (;; stop++) {
+        TempDir out;
+        save(out.path, 1, 1);
+        const int killed = kill_at(stop, [&] { save(out.path, same_step ? 1 : 2, 2, 1, 0); });
+        if (killed == -2) { WARN("SKIPPED: this machine allows no ptrace"); return; }
+        REQUIRE(killed != -3);
+        std::string before_cleaning = find_checkpoint(out.path, true);
+        clean_output_directory(out.path);
+        const std::string dir = find_checkpoint(out.path, true);
+        wrong += !same_step && before_cleaning != dir;
+        wrong += !hidden(out.path).empty();
+        REQUIRE(!dir.empty());
+        for (int step : list_checkpoints(out.path)) { wrong += is_bad(out.path + "/" + step_name(step)); }  // no half
+        const bool is_new = loads_as(dir, 2);
+        wrong += !is_new && !loads_as(dir, 1);
+        wrong += !same_step && is_new != (dir == out.path + "/step_00000002");
+        (is_new ? new_found : old_found)++;
+        if (killed == -1) { CHECK(is_new); break; }
+    }
+    CHECK(wrong == 0);
+    CHECK(old_found > 20);
+    CHECK(new_found > 5);
+}
+
+TEST_CASE("checkpoint: killed at random moments of a series of saves", "[fork]") {
+    TempDir out;
+    save(out.path, 1, 1);
+    int wrong = 0, step = 1;
+    for (int i = 0; i < 30; i++) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+            for (int s = step + 1;; s++) { try { save(out.path, s, (uint32_t)s, 2, 0); } catch (...) { _exit(1); } }
+        }
+        usleep((useconds_t)(i * 7919 % 30000));
+        kill(pid, SIGKILL);
+        int status;
+        waitpid(pid, &status, 0);
+        wrong += !WIFSIGNALED(status);
+        clean_output_directory(out.path);
+        const std::string dir = find_checkpoint(out.path, true);
+        const int found = list_checkpoints(out.path).back();
+        wrong += found < step || !loads_as(dir, (uint32_t)found) || !hidden(out.path).empty();
+        step = found;
+    }
+    CHECK(wrong == 0);
+    CHECK(step > 1);
+}
+
+TEST_CASE("checkpoint: every file and directory is on the disk before the rename that publishes it, and that is too",
+          "[fork]") {
+    TempDir out;
+    std::vector<Syscall> log;
+    const int ended = kill_at(-1, [&] { save(out.path, 2, 2); }, &log);
+    if (ended == -2) { WARN("SKIPPED: this machine allows no ptrace"); return; }
+    REQUIRE(ended == -1);
+    REQUIRE(log.size() > 20);
+    std::map<long, char> open_files;                    // 'd': a directory, 'w': written, 's': synced
+    int files = 0, renames = 0, synced_directories = 0, synced_after = 0, wrong = 0;
+    for (const Syscall& call : log) {
+        const long fd = (long)call.argument[0];
+        if (call.number == SYS_openat && call.result >= 0) {
+            const int flags = (int)call.argument[2];
+            open_files[call.result] = flags & O_CREAT ? 'w' : (flags & O_DIRECTORY) == O_DIRECTORY ? 'd' : 'r';
+            files += (flags & O_CREAT) != 0;
+        }
+        if (call.number == SYS_fsync && call.result == 0) {
+            synced_directories += open_files[fd] == 'd' && renames == 0;
+            synced_after += open_files[fd] == 'd' && renames == 1;
+            if (open_files[fd] == 'w') { open_files[fd] = 's'; }
+        }
+        if (call.number == SYS_write && open_files.count(fd) && open_files[fd] == 's') { open_files[fd] = 'w'; }
+        if (call.number == SYS_close) { wrong += open_files.count(fd) && open_files[fd] == 'w'; open_files.erase(fd); }
+        if (is_rename(call.number)) {
+            renames++;
+            for (const auto& f : open_files) { wrong += f.second == 'w'; }
+        }
+    }
+    CHECK(files == 5);
+    CHECK(renames == 1);
+    CHECK(wrong == 0);
+    CHECK(synced_directories == 1);
+    CHECK(synced_after == 1);
+}
+
+TEST_CASE("output directory: one run at a time", "[fork]") {
+    TempDir dir;
+    const std::string out = dir.path + "/a/b";
+    {
+        OutputLock lock(out);
+        CHECK(throws_with([&] { OutputLock second(out); },
+                          strprintf("in use by another run (pid %ld)", (long)getpid())) == EXIT_BAD_INPUT);
+    }
+    OutputLock* again = new OutputLock(out);
+    delete again;
+    int ready[2];
+    REQUIRE(pipe(ready) == 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        OutputLock lock(out);
+        if (write(ready[1], "x", 1) != 1) { _exit(1); }
+        pause();
+        _exit(0);
+    }
+    char x;
+    REQUIRE(read(ready[0], &x, 1) == 1);
+    throws_with([&] { OutputLock second(out); }, strprintf("pid %ld", (long)pid));
+    kill(pid, SIGKILL);
+    int status;
+    waitpid(pid, &status, 0);
+    OutputLock after(out);          // a killed run leaves no lock
+    write_text(dir.path + "/file", "x");
+    throws_with([&] { OutputLock lock(dir.path + "/file"); }, "file");
+    throws_with([&] { OutputLock lock("/proc/none"); }, "/proc/none");
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// foreign weights
+
+namespace {
+
+uint16_t to_bf16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return (uint16_t)(bits >> 16);
+}
+
+std::string llmc_bin(int version) {
+    int32_t header[256] = {20240326, version, MAX_T, V, L, NH, C, Vp};
+    std::string s((const char*)header, sizeof(header));
+    for (int t = 0; t < 16; t++) {
+        const size_t rows = t == 0 ? (size_t)Vp : gpt2[t].rows, cols = std::max(gpt2[t].cols, (size_t)1);
+        for (int l = 0; l < (gpt2[t].per_layer ? L : 1); l++) {
+            for (size_t i = 0; i < rows * cols; i++) {
+                const float f = value(t, l, i / cols, i % cols);
+                const uint16_t b = to_bf16(f);
+                s.append(version == 3 ? (const char*)&f : (const char*)&b, version == 3 ? 4 : 2);
+            }
+        }
+    }
+    return s;
+}
+
+// Hugging Face's GPT-2, with the buffers that old files carry
+std::vector<SafetensorsItem> hf_items(const std::string& prefix, bool buffers) {
+    std::vector<SafetensorsItem> items;
+    for (int l = 0; l < L; l++) {
+        for (int t = 0; t < 16; t++) {
+            if (l > 0 && !gpt2[t].per_layer) { continue; }
+            const bool turned = gpt2[t].transposed;
+            const size_t rows = gpt2[t].rows, cols = std::max(gpt2[t].cols, (size_t)1), width = turned ? rows : cols;
+            const Shape shape = gpt2[t].cols == 0 ? Shape{rows} : turned ? Shape{cols, rows} : Shape{rows, cols};
+            items.push_back({file_name(gpt2[t], l, prefix), shape, [=](float* out, size_t row0, size_t n) {
+                for (size_t i = 0; i < n * width; i++) {
+                    const size_t r = row0 + i / width, c = i % width;
+                    out[i] = turned ? value(t, l, c, r) : value(t, l, r, c);
+                }
+            }});
+        }
+        const auto ones = [](float* out, size_t, size_t n) { std::fill(out, out + n, 1.0f); };
+        if (!buffers) { continue; }
+        items.push_back({strprintf("%sh.%d.attn.bias", prefix.c_str(), l), {1, 1, 1}, ones});
+        items.push_back({strprintf("%sh.%d.attn.masked_bias", prefix.c_str(), l), {}, ones});
+        if (l == 0) { items.push_back({"lm_head.weight", {1}, ones}); }
+    }
+    return items;
+}
+
+// every element of the 16 tensors, index by index, and whether all the others kept the 99 they held
+int wrong_elements(const Model& model) {
+    Model expected = model;
+    expected.params.assign(model.params.size(), 99.0f);
+    for (int t = 0; t < 16; t++) {
+        if (model.table.find(gpt2[t].ours) < 0) { continue; }
+        for (int l = 0; l < (gpt2[t].per_layer ? L : 1); l++) {
+            float* p = const_cast<float*>(expected.at(gpt2[t].ours, l));
+            const size_t cols = std::max(gpt2[t].cols, (size_t)1);
+            for (size_t i = 0; i < gpt2[t].rows * cols; i++) { p[i] = value(t, l, i / cols, i % cols); }
+        }
+    }
+    int wrong = 0;
+    for (size_t i = 0; i < model.params.size(); i++) { wrong += model.params[i] != expected.params[i]; }
+    return wrong;
+}
+
+Model nines(bool cable, bool learned) {
+    Model model(cable, learned);
+    model.params.assign(model.table.total, 99.0f);
+    return model;
+}
+std::string load_into(Model& model, const std::string& path) {
+    CaptureStderr err;
+    load_weights(path, model.table, model.files, model.encoding, model.params.data());
+    return err.text();
+}
+
+} // namespace
+
+TEST_CASE("import: llm.c's .bin, float32 and bf16") {
+    TempDir dir;
+    const int version = GENERATE(3, 5);
+    const std::string path = dir.path + "/model.bin", text = llmc_bin(version);
+    write_text(path, text);
+    Model learned = nines(false, true), cable = nines(true, false);
+    CHECK(load_into(learned, path) == "");
+    CHECK(wrong_elements(learned) == 0);
+    const std::string said = load_into(cable, path);
+    CHECK(wrong_elements(cable) == 0);
+    CHECK(contains(said, "(wpe) are not used"));
+    CHECK(contains(said, "lacks transformer.h.0.attn.cable.c.weight"));
+    CHECK(contains(said, "and 4 more; they keep their initial values"));
+
+    const Json config = read_config(path);
+    CHECK(config["n_layer"] == L);
+    CHECK(config["n_head"] == NH);
+    CHECK(config["n_embd"] == C);
+    CHECK(config["vocab_size"] == V);
+    CHECK(config["n_positions"] == MAX_T);
+    CHECK_FALSE(config.contains("position"));
+
+    int accepted = 0;
+    for (int field = 0; field < 8; field++) {           // every field of the header, wrong in every way
+        int32_t right;
+        memcpy(&right, &text[(size_t)field * 4], 4);
+        for (int32_t hostile : {0, -1, 1, INT32_MAX, INT32_MIN, right + 1, right - 1, 1 << 16, 4}) {
+            std::string bytes = text;
+            memcpy(&bytes[(size_t)field * 4], &hostile, 4);
+            write_text(path, bytes);
+            // V only has to fit Vp, NH to divide C; 3 and 5 are told apart by the size
+            const bool fine = hostile == right || (field == 3 && hostile >= 1 && hostile <= Vp) ||
+                              (field == 5 && hostile >= 1 && C % hostile == 0);
+            INFO("field " << field << " = " << hostile);
+            if (fine) { LlmcModel model(path); accepted++; continue; }
+            CHECK(throws_with([&] { LlmcModel model(path); }, path) == EXIT_BAD_INPUT);
+        }
+    }
+    CHECK(accepted > 3);
+    for (size_t n : {(size_t)0, (size_t)3, (size_t)1023, (size_t)1024, text.size() - 1}) {
+        write_text(path, text.substr(0, n));
+        throws_with([&] { LlmcModel model(path); }, path);
+    }
+    write_text(path, text + "x");
+    throws_with([&] { LlmcModel model(path); }, "but its header");
+    // L (12 CC + 13 C) + (Vp + T + 2) C = 2^64: as if the file ended after its header
+    const int64_t big_C = 32768, per_layer = 12 * big_C + 13, big_L = ((int64_t)1 << 49) / per_layer;
+    const int64_t big_Vp = ((int64_t)1 << 49) - big_L * per_layer - 3;
+    const int32_t wraps[256] = {20240326, 3, 1, 1, (int32_t)big_L, 1, (int32_t)big_C, (int32_t)big_Vp};
+    write_text(path, std::string((const char*)wraps, sizeof(wraps)));
+    throws_with([&] { LlmcModel model(path); }, "its header asks for");
+}
+
+TEST_CASE("import: Hugging Face's GPT-2, with and without the prefix and the buffers") {
+    TempDir dir;
+    const std::string prefix = GENERATE("", "transformer.");
+    const bool buffers = GENERATE(false, true);
+    const std::string path = dir.path + "/model.safetensors";
+    write_safetensors(path, hf_items(prefix, buffers));
+    throws_with([&] { read_config(dir.path); }, "no config.json");
+    write_text(dir.path + "/config.json", gpt2_config(V, MAX_T, C, L, NH, Json()).dump());
+    CHECK(read_config(dir.path)["n_layer"] == L);
+    CHECK(read_config(path)["vocab_size"] == V);
+    for (const std::string& from : {path, dir.path}) {
+        Model learned = nines(false, true), cable = nines(true, false);
+        CHECK(load_into(learned, from) == "");
+        CHECK(wrong_elements(learned) == 0);
+        const std::string said = load_into(cable, from);
+        CHECK(wrong_elements(cable) == 0);
+        CHECK(contains(said, "they keep their initial values"));
+        CHECK(contains(said, "(wpe) are not used"));
+    }
+}
+
+TEST_CASE("import: foreign weights that do not fit are refused before anything changes") {
+    TempDir dir;
+    const std::string path = dir.path + "/model.safetensors";
+    Model model = nines(true, false);
+    const auto refused = [&](const std::vector<SafetensorsItem>& items, const std::string& message) {
+        write_safetensors(path, items);
+        throws_with([&] { load_into(model, path); }, message);
+        CHECK(same_bits(model.params, nines(true, false).params));
+    };
+    const auto none = [](float* out, size_t, size_t n) { std::fill(out, out + n, 0.0f); };
+    std::vector<SafetensorsItem> items = hf_items("", false);
+    items.pop_back();
+    refused(items, "lacks transformer.h.1.mlp.c_proj.bias");
+    items = hf_items("", false);
+    items.push_back({"h.2.ln_1.weight", {C}, [](float* out, size_t, size_t n) { std::fill(out, out + n, 1.0f); }});
+    refused(items, "no place for: h.2.ln_1.weight");
+    items.back().name = "transformer.h.0.ln_1.weight";
+    refused(items, "with and without the prefix");
+    items = hf_items("", false);
+    items[0].shape = {V, 1};
+    items[0].fill = none;
+    refused(items, "wte.weight has shape (11, 1), but the model wants (11, 8)");
+    throws_with([&] { load_into(model, dir.path + "/none"); }, "cannot open");
+    io_mkdirs(dir.path + "/empty");
+    throws_with([&] { load_into(model, dir.path + "/empty"); }, "neither model.safetensors nor step_*");
+    write_text(dir.path + "/text", std::string(2000, 'x'));
+    throws_with([&] { load_into(model, dir.path + "/text"); }, "magic");
+}
+
+TEST_CASE("import: a checkpoint of ours, its directory or the run's, is verified first") {
+    TempDir out;
+    const std::string dir = save(out.path, 5, 1);
+    for (const std::string& from : {dir, out.path, dir + "/model.safetensors"}) {
+        Model model(true, false);
+        CHECK(load_into(model, from) == "");
+        CHECK(same_bits(model.params, filled(1).params));
+        CHECK(read_config(from)["position"]["name"] == "cable");
+    }
+    Model alibi(false, false);
+    throws_with([&] { load_into(alibi, dir); }, "no place for: h.0.attn.cable.c.weight");
+    put_byte(dir + "/model.safetensors", File(dir + "/model.safetensors").size - 1, '!');
+    Model model(true, false);
+    throws_with([&] { load_into(model, dir); }, "checksum");
+    throws_with([&] { load_into(model, out.path); }, "none of its 1 checkpoints");
+}
+
+TEST_CASE("config: what transformers reads, and what must agree") {
+    const Json gpt2_small = gpt2_config(50257, 1024, 768, 12, 12, Json());
+    CHECK(gpt2_small["model_type"] == "gpt2");
+    CHECK(gpt2_small["architectures"][0] == "GPT2LMHeadModel");
+    CHECK(gpt2_small["activation_function"] == "gelu_new");
+    CHECK(gpt2_small["layer_norm_epsilon"] == 1e-5);
+    CHECK(gpt2_small["eos_token_id"] == 50256);
+    CHECK(gpt2_config(256, 128, 64, 2, 2, Json())["eos_token_id"].is_null());
+    const Json ours = gpt2_config(V, MAX_T, C, L, NH, {{"name", "t5_clip"}, {"K", 64}});
+    check_config(ours, ours, "a");
+    check_config(gpt2_config(V, 2 * MAX_T, C, L, NH, Json()), ours, "a");     // a foreign model: no encoding to compare
+    Json other = ours;
+    other["activation_function"] = "relu";
+    throws_with([&] { check_config(other, ours, "dir/config.json"); },
+                "dir/config.json: activation_function is \"relu\"");
+    other = ours;
+    other.erase("n_head");
+    throws_with([&] { check_config(other, ours, "dir/config.json"); }, "n_head");
+    other = ours;
+    other["position"] = "t5_clip";
+    throws_with([&] { check_config(other, ours, "dir/config.json"); }, "position is not an object");
+}

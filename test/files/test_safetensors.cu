@@ -1,0 +1,207 @@
+// safetensors.h: what is written is read back to the bit, and no hostile header gets past the reader.
+#include "test/catch.h"
+
+#include <cmath>
+
+#include "llmc/files/safetensors.h"
+
+namespace {
+
+struct TempDir {
+    std::string path;
+    TempDir() {
+        char name[] = "/tmp/test_safetensors.XXXXXX";
+        REQUIRE(mkdtemp(name) != nullptr);
+        path = name;
+    }
+    ~TempDir() {
+        for (const std::string& name : list_directory(path)) { unlink((path + "/" + name).c_str()); }
+        rmdir(path.c_str());
+    }
+};
+
+// a file with this header and this many bytes of data
+std::string with_header(const std::string& header, size_t data_bytes) {
+    std::string s(8, '\0');
+    for (int i = 0; i < 8; i++) { s[(size_t)i] = (char)(header.size() >> 8 * i); }
+    return s + header + std::string(data_bytes, 'x');
+}
+
+std::string one(const char* dtype, const char* shape, const char* offsets) {
+    return strprintf("{\"a\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":%s}}", dtype, shape, offsets);
+}
+
+} // namespace
+
+TEST_CASE("safetensors: a round trip keeps every bit, in bounded blocks") {
+    TempDir dir;
+    const std::string path = dir.path + "/a.safetensors";
+    // a matrix of more than one block of 2^20 elements and of arbitrary bits, a vector, a scalar and an empty tensor
+    const size_t rows = 3000, cols = 700;
+    std::vector<float> big(rows * cols);
+    for (size_t i = 0; i < big.size(); i++) {
+        const uint32_t bits = (uint32_t)i * 2654435761u;
+        memcpy(&big[i], &bits, 4);
+    }
+    size_t largest = 0, next_row = 0;
+    std::vector<SafetensorsItem> items = {
+        {"big", {rows, cols}, [&](float* out, size_t r0, size_t n) {
+            CHECK(r0 == next_row);
+            next_row = r0 + n;
+            largest = std::max(largest, n * cols);
+            memcpy(out, &big[r0 * cols], n * cols * 4);
+        }},
+        {"empty", {0, 5}, [](float*, size_t, size_t) { FAIL("asked for the rows of an empty tensor"); }},
+        {"vector", {5}, [](float* out, size_t r0, size_t n) {
+            for (size_t i = 0; i < n; i++) { out[i] = (float)(r0 + i); }
+        }},
+        {"scalar", {}, [](float* out, size_t, size_t) { *out = 2.5f; }}};
+    const FileSum sum = write_safetensors(path, items, {{"start.big", "7"}});
+    CHECK(largest <= (size_t)1 << 20);
+    CHECK(next_row == rows);
+    const std::string raw = read_file(path);
+    CHECK(sum.bytes == raw.size());
+    CHECK(sum.sum == checksum(raw));
+    CHECK(sum == sum_file(path));
+    CHECK((unsigned char)raw[0] % 8 == 0);       // the data begins at a multiple of 8
+
+    const Safetensors file(path);
+    REQUIRE(file.entries.size() == 4);
+    CHECK(file.metadata["format"] == "pt");
+    CHECK(file.metadata["start.big"] == "7");
+    std::vector<float> read(big.size());
+    file.read_f32("big", read.data(), {rows, cols});
+    CHECK(memcmp(read.data(), big.data(), big.size() * 4) == 0);
+    file.read_elements(file.entry("big"), read.data(), 1234567, 8);
+    CHECK(memcmp(read.data(), &big[1234567], 32) == 0);
+    float v[5], s;
+    file.read_f32("vector", v, {5});
+    CHECK(v[0] == 0.0f);
+    CHECK(v[4] == 4.0f);
+    file.read_f32("scalar", &s, {});
+    CHECK(s == 2.5f);
+    throws_with([&] { file.read_f32("vector", v, {4}); }, "vector has shape (5), but (4) is wanted");
+    throws_with([&] { file.read_f32("big", v, {cols, rows}); }, "shape (3000, 700)");
+    throws_with([&] { file.read_f32("other", v, {5}); }, "no tensor other");
+    throws_with([&] { file.read_elements(file.entry("vector"), v, 3, 3); }, "5 elements");
+    throws_with([&] { file.read_i32("vector"); }, "vector is F32, but I32 is wanted");
+}
+
+TEST_CASE("safetensors: other dtypes become float32 or integers") {
+    TempDir dir;
+    const std::string path = dir.path + "/a.safetensors";
+    const uint16_t half[8] = {0x3c00, 0xc000, 0x0001, 0x03ff, 0x7bff, 0xfc00, 0x7e00, 0xb555};
+    const float half_wanted[8] = {1, -2, 5.9604644775390625e-8f, 6.097555160522461e-5f,
+                                  65504, -INFINITY, NAN, -0.333251953125f};
+    const uint16_t brain[4] = {0x3f80, 0xc000, 0x7f80, 0x0001};
+    const float brain_wanted[4] = {1, -2, INFINITY, 9.18354961579912115600575419705e-41f};
+    const int32_t i32[2] = {-5, INT32_MAX};
+    const int64_t i64[2] = {INT64_MIN, 7};
+    std::string header =
+        "{\"h\":{\"dtype\":\"F16\",\"shape\":[2,4],\"data_offsets\":[0,16]},"
+        "\"b\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[16,24]},"
+        "\"l\":{\"dtype\":\"I64\",\"shape\":[2],\"data_offsets\":[32,48]},"     // not in the order of the data
+        "\"i\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[24,32]}}";
+    std::string bytes = with_header(header, 0);
+    bytes.append((const char*)half, 16)
+        .append((const char*)brain, 8)
+        .append((const char*)i32, 8)
+        .append((const char*)i64, 16);
+    write_text(path, bytes);
+    const Safetensors file(path);
+    float out[8];
+    file.read_f32("h", out, {2, 4});
+    for (int i = 0; i < 8; i++) {
+        INFO(i);
+        CHECK((std::isnan(half_wanted[i]) ? std::isnan(out[i]) : memcmp(&out[i], &half_wanted[i], 4) == 0));
+    }
+    file.read_f32("b", out, {4});
+    CHECK(memcmp(out, brain_wanted, 16) == 0);
+    CHECK(file.read_i32("i") == std::vector<int32_t>(i32, i32 + 2));
+    CHECK(file.read_i64("l") == std::vector<int64_t>(i64, i64 + 2));
+    throws_with([&] { file.read_f32("i", out, {2}); }, "i is I32");
+}
+
+TEST_CASE("safetensors: hostile headers are refused") {
+    TempDir dir;
+    const std::string path = dir.path + "/hostile.safetensors";
+    const std::string good = one("F32", "[2,3]", "[0,24]");
+    write_text(path, with_header(good, 24));
+    CHECK(Safetensors(path).entries.size() == 1);       // the base of the table below is fine
+    std::string long_header = with_header(good, 24), huge_header = long_header, all_ones = long_header;
+    long_header[0] = (char)(good.size() + 25);
+    huge_header[4] = 1;
+    for (int i = 0; i < 8; i++) { all_ones[(size_t)i] = (char)0xff; }
+    const std::string two = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                            "\"%s\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[%d,%d]}}";
+    const struct { std::string bytes; const char* message; } table[] = {
+        {"", "too short"},
+        {std::string(7, '\0'), "too short"},
+        {long_header, "claims a header of"},
+        {huge_header, "claims a header of 4294967"},
+        {all_ones, "claims a header of 18446744073709551615"},
+        {with_header("", 0), "not valid JSON"},
+        {with_header("[]", 0), "not a JSON object"},
+        {with_header(good.substr(0, good.size() - 1), 24), "not valid JSON"},
+        {with_header(good + "}", 24), "not valid JSON"},
+        {with_header(std::string(100000, '['), 0), "deeper"},
+        {with_header(good, 23), "describes 24 bytes of data, but the file holds 23"},
+        {with_header(one("F32", "[20,3]", "[0,240]"), 23), "data_offsets 0, 240 in a file of"},
+        {with_header(good, 0), "but the file holds 0"},
+        {with_header(good, 25), "describes 24 bytes of data, but the file holds 25"},
+        {with_header("{}", 4), "describes 0 bytes"},
+        {with_header(one("F31", "[2,3]", "[0,24]"), 24), "unknown dtype F31"},
+        {with_header(one("", "[2,3]", "[0,24]"), 24), "unknown dtype"},
+        {with_header(one("F64", "[2,3]", "[0,24]"), 24), "takes 48 bytes, but data_offsets span 24"},
+        {with_header(one("F32", "[2,4]", "[0,24]"), 24), "takes 32 bytes"},
+        {with_header(one("F32", "[-2,-3]", "[0,24]"), 24), "non-negative integer"},
+        {with_header(one("F32", "[2.0,3]", "[0,24]"), 24), "non-negative integer"},
+        {with_header(one("F32", "[\"2\",3]", "[0,24]"), 24), "non-negative integer"},
+        {with_header(one("F32", "6", "[0,24]"), 24), "not a list"},
+        {with_header(one("F32", "[1,1,1,1,1,1,1,2,3]", "[0,24]"), 24), "not a list of at most 8"},
+        {with_header(one("F32", "[4294967296,4294967296]", "[0,24]"), 24), "does not fit 64 bits"},
+        {with_header(one("F32", "[4611686018427387905]", "[0,4]"), 4), "does not fit 64 bits"},
+        {with_header(one("F32", "[99999999999999999999]", "[0,24]"), 24), "non-negative integer"},
+        {with_header(one("F32", "[2,3]", "[24,0]"), 24), "data_offsets 24, 0"},
+        {with_header(one("F32", "[2,3]", "[-24,0]"), 24), "non-negative integers"},
+        {with_header(one("F32", "[2,3]", "[0,24,48]"), 24), "two non-negative integers"},
+        {with_header(one("F32", "[2,3]", "[0,24.0]"), 24), "two non-negative integers"},
+        {with_header(one("F32", "[2,3]", "[4,28]"), 28), "begins at byte 4"},
+        {with_header(one("F32", "[2,3]", "[18446744073709551600,18446744073709551615]"), 24),
+         "data_offsets 18446744073709551600"},
+        {with_header("{\"a\":{\"shape\":[2,3],\"data_offsets\":[0,24]}}", 24), "must give dtype"},
+        {with_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[6],\"data_offsets\":[0,24],\"x\":1}}", 24), "nothing else"},
+        {with_header("{\"a\":3}", 0), "must give dtype"},
+        {with_header("{\"a\":{\"dtype\":4,\"shape\":[6],\"data_offsets\":[0,24]}}", 24), "dtype is not a string"},
+        {with_header(strprintf(two.c_str(), "a", 4, 8), 8), "twice"},
+        {with_header(strprintf(two.c_str(), "a", 0, 4), 4), "twice"},
+        {with_header(strprintf(two.c_str(), "b", 0, 4), 4),
+         "begins at byte 0 of the data, but the one before ends at 4"},
+        {with_header(strprintf(two.c_str(), "b", 8, 12), 12), "begins at byte 8"},
+        {with_header("{\"__metadata__\":3}", 0), "__metadata__ is not an object"},
+        {with_header("{\"__metadata__\":{\"format\":3}}", 0), "other than strings"},
+    };
+    for (const auto& row : table) {
+        INFO(row.bytes.substr(0, 200));
+        write_text(path, row.bytes);
+        CHECK(throws_with([&] { Safetensors file(path); }, row.message) == EXIT_BAD_INPUT);
+        throws_with([&] { Safetensors file(path); }, path);     // every message names the file
+    }
+    for (size_t n = 0; n < with_header(good, 24).size(); n++) {     // truncated anywhere
+        write_text(path, with_header(good, 24).substr(0, n));
+        throws_with([&] { Safetensors file(path); }, path);
+    }
+    throws_with([&] { Safetensors file(dir.path); }, "not a regular file");
+    throws_with([&] { Safetensors file(dir.path + "/none"); }, "cannot open");
+    const std::string fifo = dir.path + "/fifo";
+    REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+    throws_with([&] { Safetensors file(fifo); }, "not a regular file");
+}
+
+TEST_CASE("safetensors: a write that fails says so") {
+    throws_with([] { write_safetensors("/nonexistent/a.safetensors", {}); }, "cannot create");
+    if (!path_exists("/dev/full")) { return; }
+    std::vector<SafetensorsItem> items = {
+        {"a", {4}, [](float* out, size_t, size_t n) { std::fill(out, out + n, 1.0f); }}};
+    throws_with([&] { write_safetensors("/dev/full", items); }, "cannot write: No space left on device");
+}

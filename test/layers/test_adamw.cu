@@ -1,0 +1,154 @@
+// test_adamw.cu -- AdamW over several steps and the gradient norm against oracles in double.
+#include "test/oracle.h"
+
+#include "llmc/adamw.cuh"
+#include "llmc/ranks/sums.cuh"
+
+namespace {
+
+// Loshchilov and Hutter 2019, algorithm 2, and the projection
+template <class R> struct AdamWOracle {
+    std::vector<R> w, m, v;
+
+    explicit AdamWOracle(const std::vector<R>& w) : w(w), m(w.size()), v(w.size()) {}
+    void step(const std::vector<float>& grads, const AdamW& a, bool decay, float lo, float hi) {
+        for (size_t i = 0; i < w.size(); i++) {
+            const R g = (R)a.grad_scale * (R)grads[i], b1 = (R)a.beta1, b2 = (R)a.beta2;
+            m[i] = b1 * m[i] + (1 - b1) * g;
+            v[i] = b2 * v[i] + (1 - b2) * g * g;
+            const R m_hat = m[i] / (1 - std::pow(b1, (R)a.t)), v_hat = v[i] / (1 - std::pow(b2, (R)a.t));
+            w[i] -= (R)a.lr * (m_hat / (std::sqrt(v_hat) + (R)a.eps) + (decay ? (R)a.weight_decay * w[i] : 0));
+            w[i] = std::min((R)hi, std::max((R)lo, w[i]));
+        }
+    }
+};
+
+void test_adamw(Random& random, size_t n, bool decay, float lo, float hi) {
+    INFO("n " << n << (decay ? ", decay" : "") << ", within [" << lo << ", " << hi << "]");
+    TensorSpec spec;
+    spec.decay = decay;
+    spec.lo = lo;
+    spec.hi = hi;
+    const auto w0 = random.uniforms(n, std::max(lo, -2.0f), std::min(hi, 2.0f));
+    AdamWOracle<double> want(as<double>(w0));
+    AdamWOracle<float> plain(w0);
+    Array<float> w(w0), m(std::vector<float>(n, 0.0f)), v(std::vector<float>(n, 0.0f));
+    bool projected = false;
+    for (int t = 1; t <= 10; t++) {
+        std::vector<float> grads = random.normals(n, 0.3, std::pow(10.0, t % 4 - 2));
+        if (n > 2) { grads[1] = 0; }
+        const AdamW a = {0.05f, 0.9f, 0.95f, 1e-8f, 0.1f, t % 3 == 0 ? 0.25f : 1.0f, t};
+        adamw_update(w, w, Array<float>(grads), m, v, n, spec, a, Stream(0));
+        want.step(grads, a, decay, lo, hi);
+        plain.step(grads, a, decay, lo, hi);
+        for (double x : want.w) { projected = projected || x == lo || x == hi; }
+    }
+    // ten steps of about three roundings each, at the size of w on its way and of the gradients' share in m and v
+    const double roundings = std::sqrt(30.0);
+    check_close("adamw w", w.host(), want.w, plain.w, roundings * std::max(largest(w0), largest(want.w)));
+    check_close("adamw m", m.host(), want.m, plain.m, roundings * std::max(1.0, largest(want.m)));
+    check_close("adamw v", v.host(), want.v, plain.v, roundings * largest(want.v));
+    if (n >= 1000) { CHECK(projected == (lo > -1e3f || hi < 1e3f)); }   // the bounds were met
+}
+
+} // namespace
+
+TEST_CASE("adamw, ten steps", "[adamw][race][asan]") {
+    Random random;
+    INFO(random);
+    for (size_t n : {1, 2, 37, 1000}) {
+        for (bool decay : {false, true}) {
+            test_adamw(random, n, decay, -FLT_MAX, FLT_MAX);
+            test_adamw(random, n, decay, 0.01f, FLT_MAX);
+            test_adamw(random, n, decay, 0.01f, 2.0f);
+        }
+    }
+}
+
+TEST_CASE("adamw over several blocks", "[adamw][asan]") {
+    Random random;
+    INFO(random);
+    test_adamw(random, 3 * 16384 + 5, true, -FLT_MAX, FLT_MAX);
+}
+
+TEST_CASE("adamw's first step is lr towards the sign of the gradient, whatever its size", "[adamw]") {
+    const std::vector<float> grads = {1e-3f, -1e-3f, 1e3f, -1e3f, 0.0f};
+    const std::vector<float> w0(5, 1.0f);
+    Array<float> w(w0), m(std::vector<float>(5, 0.0f)), v(std::vector<float>(5, 0.0f));
+    adamw_update(w, w, Array<float>(grads), m, v, 5, TensorSpec(), {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 1.0f, 1}, Stream(0));
+    const std::vector<float> got = w.host(), want = {0.99f, 1.01f, 0.99f, 1.01f, 1.0f};
+    // eps is 1e-5 of the smallest gradient, which takes 1e-5 of lr
+    for (size_t i = 0; i < 5; i++) { CHECK(std::fabs(got[i] - want[i]) <= 0.01 * 1e-5 + 2 * FLT_EPSILON); }
+}
+
+TEST_CASE("adamw writes weights and master alike", "[adamw]") {
+    Random random;
+    INFO(random);
+    const size_t n = 100;
+    const auto w0 = random.normals(n);
+    Array<float> weights(n), master(w0), m(std::vector<float>(n, 0.0f)), v(std::vector<float>(n, 0.0f));
+    adamw_update(weights, master, Array<float>(random.normals(n)), m, v, n, TensorSpec(), {0.01f, 0.9f, 0.95f, 1e-8f, 0.0f, 1.0f, 1}, Stream(0));
+    CHECK(same_bits(weights.host(), master.host()));
+    CHECK_FALSE(same_bits(master.host(), w0));
+}
+
+TEST_CASE("gradient norm", "[adamw][race][asan]") {
+    Random random;
+    INFO(random);
+    for (size_t n : {(size_t)1, (size_t)37, NORM_CHUNK - 1, NORM_CHUNK, NORM_CHUNK + 1, 2 * NORM_CHUNK + 4711}) {
+        const auto grads = random.normals(n);
+        double want = 0;
+        float plain = 0;
+        for (float g : grads) {
+            want += (double)g * g;
+            plain += g * g;
+        }
+        want = std::sqrt(want);
+        Array<double> partial(ceil_div(n, NORM_CHUNK));
+        const double got = gradient_norm(partial, Array<float>(grads), n, Stream(0));
+        INFO("n " << n << ": norm " << got << ", wanted " << want << ", a float32 sum gives " << std::sqrt(plain));
+        // a chunk is summed in float32, in an order of its own, the chunks in double
+        CHECK(std::fabs(got - want) <= std::max(MULTIPLE * std::fabs(std::sqrt((double)plain) - want), FLT_EPSILON * want * std::sqrt((double)NORM_CHUNK) / 2));
+    }
+}
+
+TEST_CASE("gradient norm: NaN and infinity show", "[adamw]") {
+    for (float bad : {NAN, INFINITY, -INFINITY}) {
+        std::vector<float> grads(2 * NORM_CHUNK + 9, 1.0f);
+        grads[NORM_CHUNK + 3] = bad;
+        Array<double> partial(3);
+        CHECK_FALSE(std::isfinite(gradient_norm(partial, Array<float>(grads), grads.size(), Stream(0))));
+    }
+}
+
+TEST_CASE("gradient norm and update: same bits for any number of threads", "[adamw]") {
+    Random random;
+    INFO(random);
+    const size_t n = 7 * NORM_CHUNK + 333;
+    const Array<float> grads(random.normals(n));
+    const auto w0 = random.normals(n);
+    check_thread_invariance([&] {
+        Array<double> partial(8);
+        Array<float> w(w0), m(std::vector<float>(n, 0.0f)), v(std::vector<float>(n, 0.0f));
+        const double norm = gradient_norm(partial, grads, n, Stream(0));
+        TensorSpec spec;
+        spec.decay = true;
+        adamw_update(w, w, grads, m, v, n, spec, {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), 3}, Stream(0));
+        std::vector<double> all = as<double>(w.host());
+        all.push_back(norm);
+        return all;
+    });
+}
+
+TEST_CASE("comm_add_kernel adds", "[adamw][race][asan]") {
+    Random random;
+    INFO(random);
+    const size_t n = 16384 + 77;
+    const auto a = random.normals(n), b = random.normals(n);
+    Array<float> to(a);
+    launch(comm_add_kernel, Grid::over(n, Stream(0)), to.p, Array<float>(b).p, n);
+    const std::vector<float> got = to.host();
+    std::vector<float> want(n);
+    for (size_t i = 0; i < n; i++) { want[i] = a[i] + b[i]; }
+    CHECK(same_bits(got, want));
+}

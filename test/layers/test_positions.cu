@@ -1,0 +1,684 @@
+// test_positions.cu -- every row of POSITIONS against test/oracle_positions.h: values, gradients, identities, and
+// tokens that arrive in pieces. Errors are relative to the largest magnitude of what is compared, or to a floor where
+// that cancels; the tolerances are a few times the errors measured (POSITION_ERRORS=1 prints them).
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "test/catch.h"
+#include "test/oracle_positions.h"
+#include "llmc/position/table.h"
+#include "llmc/base/rand.h"
+
+namespace {
+
+constexpr int TILE = 64;
+constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
+constexpr bool ONE_THREAD = LANES > 1;      // a block is one thread, so pieces of a sum are summed in the same order
+
+// An array on the device
+struct Floats {
+    size_t n;
+    float* p;
+    explicit Floats(size_t n, float fill = NOT_A_NUMBER) : Floats(std::vector<float>(n, fill)) {}
+    explicit Floats(const std::vector<float>& x) : n(x.size()), p((float*)device_malloc(sizeof(float) * (n + 1))) {
+        set(x);
+    }
+    Floats(const Floats&) = delete;
+    Floats& operator=(const Floats&) = delete;
+    ~Floats() { device_free(p); }
+    void set(const std::vector<float>& x) { copy_to_device(p, x.data(), sizeof(float) * n, Stream(0)); }
+    std::vector<float> get() const {
+        std::vector<float> x(n);
+        copy_to_host(x.data(), p, sizeof(float) * n, Stream(0));
+        return x;
+    }
+};
+
+struct Draw {
+    uint64_t seed, i = 0;
+    float operator()(float lo, float hi) { return lo + (hi - lo) * (float)uniform01(seed, 1, i++); }
+};
+
+std::vector<float> draws(size_t n, float lo, float hi, uint64_t seed) {
+    Draw draw{seed};
+    std::vector<float> x(n);
+    for (float& e : x) { e = draw(lo, hi); }
+    return x;
+}
+
+// B_ij of queries begin .. end-1 and keys 0 .. end-1, by tiles as the attention takes them. out (blocks, T, T)
+template <class Bias> __global__ void bias_kernel(float* out, Bias bias, int T, int begin, int end, bool causal) {
+    const int bh = blockIdx.x;
+    for (int i0 = begin; i0 < end; i0 = (i0 / TILE + 1) * TILE) {
+        const int i1 = (i0 / TILE + 1) * TILE < end ? (i0 / TILE + 1) * TILE : end;
+        for (int j0 = 0; j0 < (causal ? i1 : end); j0 += TILE) {
+            const int nj = end - j0 < TILE ? end - j0 : TILE;
+            const auto tile = bias.tile(bh, i0, j0);
+            for (int c = 0; c < nj; c++) {
+                for (int r = threadIdx.x; r < i1 - i0; r += blockDim.x) {
+                    out[((size_t)bh * T + i0 + r) * T + j0 + c] = tile(r, c);
+                }
+            }
+        }
+    }
+}
+
+// bias.backward over all tiles, in the attention's order. da (blocks, T, T)
+template <class Bias> __global__ void walk_kernel(Bias bias, const float* da, int T, bool causal) {
+    const int bh = blockIdx.x;
+    float* tile = dynamic_shared();
+    for (int j0 = 0; j0 < T; j0 += TILE) {
+        const int nj = T - j0 < TILE ? T - j0 : TILE;
+        for (int i0 = causal ? j0 : 0; i0 < T; i0 += TILE) {
+            const int ni = T - i0 < TILE ? T - i0 : TILE;
+            __syncthreads();
+            for (int r = 0; r < ni; r++) {
+                for (int c = threadIdx.x; c < nj; c += blockDim.x) {
+                    tile[r * TILE + c] = causal && j0 + c > i0 + r ? 0.0f : da[((size_t)bh * T + i0 + r) * T + j0 + c];
+                }
+            }
+            __syncthreads();
+            bias.backward(bh, i0, ni, j0, nj, tile, TILE);
+        }
+    }
+}
+
+// Two layers of an encoding with random parameters and inputs; layer 1 is the one that is looked at.
+struct Fixture {
+    PositionConfig config;
+    PositionDims dims;
+    PositionTables tables;
+    TensorTable params, acts;
+    int B, T, NH, HS, C, OC;
+    std::vector<float> master_host, qkv_host;
+    std::unique_ptr<Floats> master, grads, act, qkv;
+
+    Fixture(const PositionConfig& config, int B, int T, int NH, int HS, bool causal, uint64_t seed)
+        : config(config), B(B), T(T), NH(NH), HS(HS), C(NH * HS) {
+        dims.L = 2; dims.NH = NH; dims.C = C; dims.B = B; dims.T = T; dims.causal = causal;
+        tables = position_tables(config, dims);
+        OC = 3 * C + tables.extra_columns;
+        for (const TensorSpec& s : tables.params) { params.add(s); }
+        for (TensorSpec s : tables.acts) {
+            s.layers = s.keep == Keep::Scratch ? 0 : s.layers;
+            acts.add(s);
+        }
+        Draw draw{seed};
+        master_host.assign(params.total + 1, 0.0f);
+        for (size_t i = 0; i < params.specs.size(); i++) {
+            const TensorSpec& s = params.specs[i];
+            for (size_t e = 0; e < s.size(); e++) {
+                float& x = master_host[params.offsets[i] + e];
+                x = s.lo > 0.0f ? draw(0.1f, 1.9f) : draw(-1.0f, 1.0f);
+                if (s.name == "fire_c") { x = e == 0 ? 0.2f : -0.13f; }     // only the gradient sees the sign
+                if (s.name == "fire_l") { x = e == 0 ? 1.0f : -0.04f; }     // L = 20.48: both sides of max(L, i)
+            }
+        }
+        qkv_host.resize((size_t)B * T * OC);
+        for (float& x : qkv_host) {     // away from 0, the kink of ReLU
+            x = draw(-1.5f, 1.5f);
+            x += x >= 0.0f ? 0.01f : -0.01f;
+        }
+        master.reset(new Floats(master_host));
+        grads.reset(new Floats(params.total + 1, 1.0f));
+        act.reset(new Floats(acts.total + 1));
+        qkv.reset(new Floats(qkv_host));
+    }
+    PositionView view(int layer = 1) const {
+        PositionView v;
+        v.config = &config; v.L = 2; v.NH = NH; v.C = C; v.HS = HS; v.layer = layer; v.B = B; v.T = T; v.OC = OC;
+        v.causal = dims.causal; v.params = &params; v.acts = &acts;
+        v.master = master->p; v.grads = grads->p; v.act_data = act->p;
+        return v;
+    }
+    // rows t0 .. t0+n-1 are new; layer 0 goes first, as in a model
+    void prepare(int n, int t0) {
+        Floats other(qkv_host);
+        with_position(view(0), [&](auto e) { e.prepare_forward(other.p, B, n, t0, Stream(0)); });
+        with_position(view(1), [&](auto e) { e.prepare_forward(qkv->p, B, n, t0, Stream(0)); });
+    }
+    // the bias (B*NH,T,T) of queries begin .. end-1
+    std::vector<float> bias(int begin, int end) const {
+        Floats out((size_t)B * NH * T * T);
+        with_position(view(), [&](auto e) {
+            const auto bias = e.bias();
+            launch(bias_kernel<std::decay_t<decltype(bias)>>, Grid((size_t)B * NH, 64, 0, Stream(0)), out.p, bias, T,
+                   begin, end, dims.causal);
+        });
+        return out.get();
+    }
+    std::vector<float> bias() const { return bias(0, T); }
+
+    PositionOracle oracle(int b = 0) const {
+        PositionOracle o;
+        o.name = config.name; o.causal = dims.causal; o.T_train = config.T_train;
+        o.T = T; o.NH = NH; o.C = C; o.HS = HS;
+        for (size_t i = 0; i < params.specs.size(); i++) {
+            const TensorSpec& s = params.specs[i];
+            const float* first = &master_host[params.offsets[i] + (s.layers > 0 ? s.layer_size() : 0)];
+            o.p[s.name].assign(first, first + s.layer_size());
+        }
+        for (const auto& kv : config.values) { (kv.first == "theta" ? o.theta : o.K) = kv.second; }
+        const char* scaling[] = {"none", "pi", "ntk", "yarn"};
+        o.scaling = scaling[(int)config.scaling];
+        o.s = config.scaling_factor > 0 ? config.scaling_factor : std::max(1.0, (double)T / config.T_train);
+        for (int t = 0; t < T; t++) {
+            for (int h = 0; h < NH; h++) {
+                const float* row = &qkv_host[((size_t)b * T + t) * OC];
+                if (tables.extra_columns > 0) { o.z.push_back(row[3 * C + h]); }
+                if (tables.extra_columns > NH) { o.u.push_back(row[3 * C + NH + h]); }
+            }
+        }
+        return o;
+    }
+};
+
+PositionConfig configured(const std::string& name, int T) {
+    return parse_position(name == "t5_clip" && T > 10 ? "t5_clip:K=5" : name, T);
+}
+
+// Keeps the largest difference, and says where it was
+struct Worst {
+    double scale = 0, error = 0, wrong = 0, right = 0;
+    void see(double got, double want) {
+        scale = std::max(scale, std::fabs(want));
+        const double e = std::isfinite(got) ? std::fabs(got - want) : INFINITY;
+        if (!(e <= error)) { error = e; wrong = got; right = want; }
+    }
+    double relative(double floor) const { return error / std::max(scale, floor); }
+    std::string text() const { return strprintf("got %.9g, wanted %.9g, scale %.3g", wrong, right, scale); }
+};
+
+#define CHECK_WORST(worst, floor, tolerance) do { \
+        INFO((worst).text()); \
+        measured[what] = std::max(measured[what], (worst).relative(floor)); \
+        CHECK((worst).relative(floor) <= (tolerance)); \
+    } while (0)
+std::map<std::string, double> measured;     // printed when POSITION_ERRORS is set, to choose tolerances by
+
+// The values, and that v is left alone
+void check_forward(Fixture& f) {
+    f.prepare(f.T, 0);
+    const std::vector<float> qkv = f.qkv->get(), bias = f.bias();
+    Worst values, rotated, rest;
+    bool finite = true;
+    for (int b = 0; b < f.B; b++) {
+        const PositionOracle o = f.oracle(b);
+        for (int h = 0; h < f.NH; h++) {
+            const std::vector<double> want = oracle_bias(o, h);
+            for (int i = 0; i < f.T; i++) {
+                for (int j = 0; j < f.T; j++) {
+                    const float got = bias[(((size_t)b * f.NH + h) * f.T + i) * f.T + j];
+                    if (j > i && f.dims.causal) {       // masked: any finite value inside a tile, not computed beyond
+                        finite = finite && (std::isfinite(got) || j / TILE > i / TILE);
+                    } else {
+                        values.see(got, want[(size_t)i * f.T + j]);
+                    }
+                }
+            }
+        }
+        for (int t = 0; t < f.T; t++) {
+            const size_t row = ((size_t)b * f.T + t) * f.OC;
+            for (int h = 0; h < 2 * f.NH; h++) {
+                const float* x = &f.qkv_host[row + (size_t)h * f.HS];
+                const std::vector<double> want = oracle_rotate(o, std::vector<double>(x, x + f.HS), t);
+                for (int c = 0; c < f.HS; c++) { rotated.see(qkv[row + (size_t)h * f.HS + c], want[(size_t)c]); }
+            }
+            for (int c = 2 * f.C; c < f.OC; c++) { rest.see(qkv[row + c], f.qkv_host[row + c]); }
+        }
+    }
+    CHECK(finite);
+    std::string what = f.config.name + " values";
+    CHECK_WORST(values, 1.0, 2e-6);
+    what = "rotation";
+    CHECK_WORST(rotated, 1.0, 3e-7);
+    CHECK(rest.error == 0.0);
+}
+
+// sum of da_ij B_ij over head h; da (T,T)
+double objective(const PositionOracle& o, const float* d, int h) {
+    const std::vector<double> B = oracle_bias(o, h);
+    double sum = 0;
+    for (size_t e = 0; e < B.size(); e++) { sum += d[e] * B[e]; }
+    return sum;
+}
+
+// central difference of f in x
+double slope(double& x, const std::function<double()>& f) {
+    const double x0 = x, step = 1e-6 * std::max(1.0, std::fabs(x0));
+    x = x0 + step;
+    const double up = f();
+    x = x0 - step;
+    const double down = f();
+    x = x0;
+    return (up - down) / (2 * step);
+}
+
+// up to `limit` of n indices, all when there are no more
+std::vector<size_t> some(size_t n, size_t limit) {
+    std::vector<size_t> out;
+    for (size_t i = 0; i < std::min(n, limit); i++) { out.push_back(n <= limit ? i : permute(i, n, 5, n)); }
+    return out;
+}
+
+void check_parameter_gradients(Fixture& f, const std::vector<float>& da) {
+    const std::vector<float> grads = f.grads->get();
+    PositionOracle o = f.oracle();
+    const size_t TT = (size_t)f.T * f.T;
+    std::vector<float> both(f.NH * TT);                 // no encoding with parameters of its own looks at the tokens
+    for (size_t e = 0; e < both.size(); e++) { both[e] = da[e] + da[f.NH * TT + e]; }
+    const double terms = std::sqrt((double)f.B * f.NH * TT);    // the size of a sum of as many random terms of size 1
+    for (size_t i = 0; i < f.params.specs.size(); i++) {
+        const TensorSpec& s = f.params.specs[i];
+        if (s.name == "wpe") { continue; }
+        const size_t layer = s.layers > 0 ? s.layer_size() : 0;
+        Worst worst;
+        for (size_t e : some(s.layer_size(), f.T > 40 ? 8 : 40)) {
+            const double want = slope(o.p[s.name][e], [&] {
+                double sum = 0;
+                for (int h = 0; h < f.NH; h++) { sum += objective(o, &both[h * TT], h); }
+                return sum;
+            });
+            worst.see(grads[f.params.offsets[i] + layer + e] - 1.0f, want);     // they were 1 before, and accumulate
+        }
+        const std::string what = f.config.name + " d" + s.name;
+        INFO(what);
+        CHECK_WORST(worst, terms, 2e-6);
+        bool untouched = true;
+        for (size_t e = 0; e < layer; e++) { untouched = untouched && grads[f.params.offsets[i] + e] == 1.0f; }
+        CHECK(untouched);                                                       // layer 0
+    }
+}
+
+void check_input_gradients(const Fixture& f, const std::vector<float>& da, const std::vector<float>& before,
+                           const std::vector<float>& after) {
+    Worst columns, rotated, v;
+    for (int b = 0; b < f.B; b++) {
+        PositionOracle o = f.oracle(b);
+        for (size_t e : some((size_t)f.T * f.tables.extra_columns, 40)) {
+            const int t = (int)e / f.tables.extra_columns, x = (int)e % f.tables.extra_columns, h = x % f.NH;
+            double& in = (x < f.NH ? o.z : o.u)[(size_t)t * f.NH + h];
+            const double want = slope(in, [&] { return objective(o, &da[((size_t)b * f.NH + h) * f.T * f.T], h); });
+            columns.see(after[((size_t)b * f.T + t) * f.OC + 3 * f.C + x], want);
+        }
+        for (int t = 0; t < f.T; t++) {
+            const size_t row = ((size_t)b * f.T + t) * f.OC;
+            for (int c = 0; c < f.HS; c++) {    // the rotation is linear: its columns are the images of unit vectors
+                std::vector<double> unit((size_t)f.HS, 0.0);
+                unit[(size_t)c] = 1.0;
+                const std::vector<double> image = oracle_rotate(o, unit, t);
+                for (int h = 0; h < 2 * f.NH; h++) {
+                    double want = 0;
+                    for (int k = 0; k < f.HS; k++) { want += before[row + (size_t)h * f.HS + k] * image[(size_t)k]; }
+                    rotated.see(after[row + (size_t)h * f.HS + c], want);
+                }
+            }
+            for (int c = 2 * f.C; c < 3 * f.C; c++) { v.see(after[row + c], before[row + c]); }
+        }
+    }
+    std::string what = f.config.name + " dcolumns";
+    CHECK_WORST(columns, 1.0, 3e-6);
+    what = "rotation back";
+    CHECK_WORST(rotated, 1.0, 3e-7);
+    CHECK(v.error == 0.0);
+}
+
+void check_backward(Fixture& f) {
+    const std::vector<float> da = draws((size_t)f.B * f.NH * f.T * f.T, -1.0f, 1.0f, 77);
+    std::vector<float> dqkv = draws(f.qkv_host.size(), -1.0f, 1.0f, 78);
+    for (int row = 0; row < f.B * f.T; row++) {         // the extra columns are overwritten, not added to
+        for (int c = 3 * f.C; c < f.OC; c++) { dqkv[(size_t)row * f.OC + c] = NOT_A_NUMBER; }
+    }
+    Floats device_da(da), device_dqkv(dqkv);
+    with_position(f.view(), [&](auto e) {
+        e.zero_bias_gradient(f.B, f.T, Stream(0));
+        const auto bias = e.bias();
+        const Grid grid((size_t)f.B * f.NH, 64, sizeof(float) * TILE * TILE, Stream(0));
+        launch(walk_kernel<std::decay_t<decltype(bias)>>, grid, bias, device_da.p, f.T, f.dims.causal);
+        e.prepare_backward(device_dqkv.p, f.qkv->p, f.B, f.T, Stream(0));
+    });
+    check_parameter_gradients(f, da);
+    check_input_gradients(f, da, dqkv, device_dqkv.get());
+}
+
+// what the encoding does to embeddings (B,T,C), and its gradient
+void check_embedding(Fixture& f) {
+    const PositionOracle o = f.oracle();
+    const std::vector<float> x = draws((size_t)f.B * f.T * f.C, -1.0f, 1.0f, 80), dy = draws(x.size(), -1.0f, 1.0f, 81);
+    Floats out(x), dx(dy);
+    f.grads->set(std::vector<float>(f.params.total + 1, 1.0f));
+    with_position(f.view(0), [&](auto e) {
+        e.embed_forward(out.p, f.B, f.T, 0, Stream(0));
+        e.embed_backward(dx.p, f.B, f.T, Stream(0));
+    });
+    const std::vector<float> got = out.get(), dgot = dx.get(), grads = f.grads->get();
+    Worst values, inputs, table;
+    for (int t = 0; t < f.T; t++) {
+        std::vector<double> sum((size_t)f.C, 0.0);
+        for (int b = 0; b < f.B; b++) {
+            const size_t row = ((size_t)b * f.T + t) * f.C;
+            const std::vector<double> want = oracle_embed(o, std::vector<double>(&x[row], &x[row] + f.C), t);
+            const std::vector<double> zero = oracle_embed(o, std::vector<double>((size_t)f.C, 0.0), t);
+            const std::vector<double> one = oracle_embed(o, std::vector<double>((size_t)f.C, 1.0), t);
+            for (size_t c = 0; c < (size_t)f.C; c++) {
+                values.see(got[row + c], want[c]);
+                inputs.see(dgot[row + c], dy[row + c] * (one[c] - zero[c]));
+                sum[c] += dy[row + c];
+            }
+        }
+        for (size_t c = 0; c < (size_t)f.C && f.config.name == "learned"; c++) {
+            table.see(grads[(size_t)t * f.C + c], 1.0 + sum[c]);
+        }
+    }
+    std::string what = f.config.name + " embedding";
+    CHECK_WORST(values, 1.0, 3e-7);
+    what = f.config.name + " dembedding";
+    CHECK_WORST(inputs, 1.0, 3e-7);
+    what = "dwpe";
+    CHECK_WORST(table, 1.0, 3e-7);
+}
+
+struct Shape { int T, NH, HS; };
+
+} // namespace
+
+TEST_CASE("every encoding agrees with its oracle", "[positions]") {
+    const int kind = GENERATE(range(0, (int)NUM_POSITIONS));
+    const bool causal = GENERATE(true, false);
+    const std::string name = position_rows[kind].name;
+    for (const Shape& s : {Shape{1, 1, 8}, Shape{2, 3, 2}, Shape{37, 1, 37}, Shape{37, 3, 8}, Shape{130, 3, 2}}) {
+        if (name == "rope" && s.HS % 2 != 0) { continue; }
+        Fixture f(configured(name, s.T), 2, s.T, s.NH, s.HS, causal, 10 + (uint64_t)kind);
+        INFO(name << (causal ? " causal" : " bidirectional") << " T " << s.T << " NH " << s.NH << " HS " << s.HS);
+        check_forward(f);
+        check_backward(f);
+        check_embedding(f);
+    }
+    if (getenv("POSITION_ERRORS") != nullptr && kind == NUM_POSITIONS - 1 && !causal) {
+        for (const auto& m : measured) { printf("%-24s %.2e\n", m.first.c_str(), m.second); }
+    }
+}
+
+// As in generation: what the first tokens left behind must be enough for the next.
+TEST_CASE("tokens in pieces give what they give at once", "[positions]") {
+    const int kind = GENERATE(range(0, (int)NUM_POSITIONS));
+    const std::string name = position_rows[kind].name;
+    const int T = 300;
+    Fixture whole(configured(name, T), 1, T, 3, 8, true, 20), pieces(configured(name, T), 1, T, 3, 8, true, 20);
+    whole.prepare(T, 0);
+    const std::vector<float> want = whole.bias(), x = draws((size_t)T * whole.C, -1.0f, 1.0f, 21);
+    Floats x_whole(x), x_pieces(x);
+    with_position(whole.view(), [&](auto e) { e.embed_forward(x_whole.p, 1, T, 0, Stream(0)); });
+    Worst bias;
+    int t0 = 0;
+    for (int n : {5, 1, 122, 1, 1, 126, 1, 43}) {           // 128 and 256 are met from below and passed
+        pieces.prepare(n, t0);
+        float* x_new = x_pieces.p + (size_t)t0 * pieces.C;
+        with_position(pieces.view(), [&](auto e) { e.embed_forward(x_new, 1, n, t0, Stream(0)); });
+        const std::vector<float> got = pieces.bias(t0, t0 + n);
+        for (int h = 0; h < 3; h++) {
+            for (int i = t0; i < t0 + n; i++) {
+                const size_t row = ((size_t)h * T + i) * T;
+                for (int j = 0; j <= i; j++) { bias.see(got[row + j], want[row + j]); }
+            }
+        }
+        t0 += n;
+    }
+    REQUIRE(t0 == T);
+    INFO(name << ": " << bias.text());
+    CHECK(bias.relative(1.0) <= 1e-6);      // a compiler may round the last columns of a tile otherwise than the first
+    const std::vector<float> a = whole.act->get(), b = pieces.act->get();
+    for (size_t i = 0; i < whole.acts.specs.size() && ONE_THREAD; i++) {
+        const TensorSpec& s = whole.acts.specs[i];
+        INFO(s.name);
+        if (s.keep != Keep::Cached) { continue; }
+        CHECK(memcmp(&a[whole.acts.offsets[i]], &b[whole.acts.offsets[i]], sizeof(float) * s.size()) == 0);
+    }
+    CHECK(pieces.qkv->get() == whole.qkv->get());
+    CHECK(x_pieces.get() == x_whole.get());
+}
+
+TEST_CASE("cable's sum is exact enough at 131,072 tokens", "[positions]") {
+    const int T = 131072;
+    const PositionConfig config = parse_position("cable_nw", 1024);
+    Fixture f(config, 1, T, 1, 2, true, 30);
+    f.prepare(T, 0);
+    const std::vector<double> S = oracle_cable_S(f.oracle(), 0);
+    const TensorTable& a = f.acts;
+    const std::vector<float> act = f.act->get();
+    const size_t offset = a.offsets[(size_t)a.index("S_offset")] + (size_t)T;      // layer 1
+    const size_t origin = a.offsets[(size_t)a.index("S_origin")] + 2 * (size_t)T / 128;
+    double relative = 0, absolute = 0, across = 0;
+    for (int t = 0; t < T; t++) {
+        double from;
+        memcpy(&from, &act[origin + 2 * (size_t)(t / 128)], sizeof(from));
+        const double error = std::fabs(from + act[offset + (size_t)t] - S[(size_t)t]);
+        absolute = std::max(absolute, error);
+        relative = std::max(relative, S[(size_t)t] > 0 ? error / S[(size_t)t] : error);
+        if (t >= 128) {     // a difference as the functor takes it
+            double before;
+            memcpy(&before, &act[origin + 2 * (size_t)(t / 128 - 1)], sizeof(before));
+            const float D = (float)(from - before) + act[offset + (size_t)t] - act[offset + (size_t)t - 128];
+            across = std::max(across, std::fabs(D - (S[(size_t)t] - S[(size_t)t - 128])));
+        }
+    }
+    if (getenv("POSITION_ERRORS") != nullptr) {
+        printf("S: relative %.2e, absolute %.2e; S_t - S_{t-128}: %.2e\n", relative, absolute, across);
+    }
+    CHECK(relative <= 1e-6);
+    CHECK(absolute <= 2e-3);        // where plain float32 is off by 0.008
+    CHECK(across <= 6e-5);
+}
+
+// The gradients of FIRE's MLP by its definition, in double
+TEST_CASE("fire's sums are exact enough at 2,048 tokens", "[positions]") {
+    const int T = 2048, U = FIRE_UNITS;
+    Fixture f(parse_position("fire", T), 1, T, 1, 2, false, 31);
+    f.prepare(T, 0);
+    const PositionOracle o = f.oracle();
+    const std::vector<double> &w1 = o.p.at("fire_w1"), &b1 = o.p.at("fire_b1"), &w2 = o.p.at("fire_w2");
+    const double c = std::fabs(o.p.at("fire_c")[0]), L = std::fabs(o.p.at("fire_l")[0]) * 512;
+    const std::vector<float> act = f.act->get(), da = draws((size_t)T * T, 0.5f, 1.0f, 32);
+    const auto table_of = [&](const char* name) { return &act[(size_t)(f.acts.pointer(f.act->p, name)(1) - f.act->p)]; };
+    std::vector<double> psi((size_t)T), norm(psi);
+    double off = 0;
+    for (int t = 0; t < T; t++) {
+        psi[(size_t)t] = std::log(1 + c * t);
+        norm[(size_t)t] = 1 / (std::log(1 + c * std::max(L, (double)t)) + 1e-6);
+        const float table = table_of("fire_psi")[T - 1 - t], inverse = table_of("fire_inv")[t];
+        off = std::max({off, t > 0 ? std::fabs(table / psi[(size_t)t] - 1) : std::fabs(table), std::fabs(inverse / norm[(size_t)t] - 1)});
+    }
+    CHECK(off <= 6e-8);             // half a unit in the last place
+    std::map<std::string, std::vector<double>> want = {{"fire_w1", std::vector<double>((size_t)U)}, {"fire_b1", std::vector<double>((size_t)U)},
+                                                       {"fire_w2", std::vector<double>((size_t)U)}, {"fire_b2", std::vector<double>(1)}};
+    for (int i = 0; i < T; i++) {
+        for (int j = 0; j < T; j++) {
+            const double d = da[(size_t)i * T + j], y = psi[(size_t)std::abs(i - j)] * norm[(size_t)std::max(i, j)];
+            for (int k = 0; k < U; k++) {
+                const double x = w1[(size_t)k] * y + b1[(size_t)k], on = x > 0 ? d : 0;
+                want["fire_w2"][(size_t)k] += on * x;
+                want["fire_w1"][(size_t)k] += on * w2[(size_t)k] * y;
+                want["fire_b1"][(size_t)k] += on * w2[(size_t)k];
+            }
+            want["fire_b2"][0] += d;
+        }
+    }
+    Floats device_da(da);
+    f.grads->set(std::vector<float>(f.params.total + 1));
+    const Fire fire = bind_encoding<Fire>(f.view());
+    fire.zero_bias_gradient(1, T, Stream(0));
+    launch(walk_kernel<FireBias>, Grid(1, 64, sizeof(float) * TILE * TILE, Stream(0)), fire.bias(), device_da.p, T, false);
+    fire.prepare_backward(nullptr, nullptr, 1, T, Stream(0));
+    const std::vector<float> grads = f.grads->get();
+    for (const auto& tensor : want) {
+        const size_t first = f.params.offsets[(size_t)f.params.index(tensor.first)] + tensor.second.size();     // of layer 1
+        double relative = 0;
+        for (size_t k = 0; k < tensor.second.size(); k++) {
+            const double exact = tensor.second[k];
+            relative = std::max(relative, exact == 0 ? std::fabs(grads[first + k]) : std::fabs(grads[first + k] / exact - 1));
+        }
+        if (getenv("POSITION_ERRORS") != nullptr) { printf("fire, T %d: d%s off by %.2e\n", T, tensor.first.c_str(), relative); }
+        INFO("d" << tensor.first);
+        CHECK(relative <= 3e-7);        // 6e-8 is measured, 7e-6 with all of a piece in one float32
+    }
+}
+
+TEST_CASE("cable with b = 1 and g = m_h is alibi", "[positions]") {
+    for (bool causal : {true, false}) {
+        const int T = 200, NH = 6;
+        Fixture alibi(parse_position("alibi", T), 1, T, NH, 4, causal, 40);
+        Fixture cable(parse_position("cable", T), 1, T, NH, 4, causal, 40);
+        const std::vector<double> m = oracle_alibi_slopes(NH);
+        for (int t = 0; t < T; t++) {
+            for (int h = 0; h < NH; h++) {
+                float* column = &cable.qkv_host[(size_t)t * cable.OC + 3 * cable.C + h];
+                column[0] = 1.0f;
+                column[NH] = (float)std::log(std::expm1(m[(size_t)h]));     // softplus's inverse
+            }
+        }
+        cable.qkv->set(cable.qkv_host);
+        alibi.prepare(T, 0);
+        cable.prepare(T, 0);
+        const std::vector<float> a = alibi.bias(), b = cable.bias();
+        Worst worst;
+        for (int h = 0; h < NH; h++) {
+            for (int i = 0; i < T; i++) {
+                const size_t row = ((size_t)h * T + i) * T;
+                for (int j = 0; j < (causal ? i + 1 : T); j++) { worst.see(b[row + j], a[row + j]); }
+            }
+        }
+        INFO(worst.text());
+        CHECK(worst.relative(1.0) <= 1e-6);
+    }
+}
+
+TEST_CASE("alibi's slopes", "[positions]") {
+    const auto slopes = [](int NH) {
+        Fixture f(parse_position("alibi", 2), 1, 2, NH, 2, true, 1);
+        f.prepare(2, 0);
+        const std::vector<float> b = f.bias();
+        std::vector<float> m;
+        for (int h = 0; h < NH; h++) { m.push_back(-b[(size_t)h * 4 + 2]); }    // i = 1, j = 0
+        return m;
+    };
+    CHECK(slopes(1) == std::vector<float>{1.0f / 256});
+    CHECK(slopes(8) == std::vector<float>{0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f, 0.00390625f});
+    CHECK(slopes(12) == std::vector<float>{0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f, 0.00390625f,
+                                           0.70710678118f, 0.35355339059f, 0.17677669529f, 0.08838834764f});
+}
+
+TEST_CASE("t5's buckets", "[positions]") {
+    // the reference code's, in exact arithmetic
+    struct Bucket { int first, bucket; };
+    const std::vector<Bucket> causal = {{0, 0}, {1, 1}, {2, 2}, {7, 7}, {8, 8}, {15, 15}, {16, 16}, {19, 17}, {21, 18},
+        {24, 19}, {27, 20}, {31, 21}, {35, 22}, {40, 23}, {46, 24}, {52, 25}, {59, 26}, {67, 27}, {77, 28}, {87, 29},
+        {99, 30}, {113, 31}};
+    const std::vector<Bucket> both = {{0, 0}, {1, 1}, {7, 7}, {8, 8}, {12, 9}, {16, 10}, {23, 11}, {32, 12}, {46, 13},
+        {64, 14}, {91, 15}};
+    const int T = 200;
+    for (bool is_causal : {true, false}) {
+        Fixture f(parse_position("t5", T), 1, T, 1, 2, is_causal, 1);
+        for (size_t e = 0; e < 32; e++) { f.master_host[f.params.offsets[0] + e] = (float)e; }
+        f.master->set(f.master_host);
+        f.prepare(T, 0);
+        const std::vector<float> b = f.bias();
+        const auto at = [&](int n) { return n >= 0 ? b[(size_t)n * T] : b[(size_t)-n]; };     // i - j = n
+        for (const Bucket& bucket : is_causal ? causal : both) {
+            INFO("distance " << bucket.first);
+            CHECK(at(bucket.first) == (float)bucket.bucket);
+            if (bucket.first == 0) { continue; }
+            CHECK(at(bucket.first - 1) == (float)(bucket.bucket - 1));
+            if (!is_causal) { CHECK(at(-bucket.first) == (float)(bucket.bucket + 16)); }
+        }
+        CHECK(at(T - 1) == (is_causal ? 31.0f : 15.0f));
+    }
+}
+
+TEST_CASE("q.k of rope depends on i - j alone", "[positions]") {
+    const int T = 2000, HS = 16;
+    Fixture f(parse_position("rope", T), 1, T, 1, HS, true, 50);
+    for (int t = 1; t < T; t++) { std::copy(&f.qkv_host[0], &f.qkv_host[0] + f.OC, &f.qkv_host[(size_t)t * f.OC]); }
+    f.qkv->set(f.qkv_host);
+    f.prepare(T, 0);
+    const std::vector<float> x = f.qkv->get();
+    const auto dot = [&](int i, int j) {
+        double sum = 0;
+        for (int c = 0; c < HS; c++) { sum += (double)x[(size_t)i * f.OC + c] * x[(size_t)j * f.OC + f.C + c]; }
+        return sum;
+    };
+    Worst worst;
+    bool varies = false;
+    for (int d : {0, 1, 5, 100, 900}) {
+        for (int j = 0; j + d < T; j += 97) { worst.see(dot(j + d, j), dot(d, 0)); }
+        varies = varies || std::fabs(dot(d, 0) - dot(0, 0)) > 0.1;
+    }
+    INFO(worst.text());
+    CHECK(worst.relative(1.0) <= 5e-7);
+    CHECK(varies);
+}
+
+TEST_CASE("rope's scalings", "[positions]") {
+    for (RopeScaling scaling : {RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN}) {
+        for (double s : {0.0, 4.0}) {
+            for (const Shape& shape : {Shape{130, 1, 2}, Shape{130, 2, 16}, Shape{20, 2, 16}}) {    // 20: s = 1
+                PositionConfig config = parse_position("rope:theta=5000", 37);
+                config.scaling = scaling;
+                config.scaling_factor = s;
+                Fixture f(config, 1, shape.T, shape.NH, shape.HS, true, 60);
+                const PositionOracle o = f.oracle();
+                INFO(o.scaling << " s " << o.s << " T " << shape.T << " HS " << shape.HS);
+                check_forward(f);
+                CHECK(Rope(f.view()).score_factor(shape.T) == Approx(oracle_score_factor(o)).epsilon(1e-6));
+            }
+        }
+    }
+}
+
+TEST_CASE("what encodings refuse", "[positions]") {
+    PositionDims d;
+    d.L = 1; d.NH = 2; d.C = 10; d.B = 1; d.T = 4;
+    const auto tables = [&](const char* pos) { position_tables(parse_position(pos, 4), d); };
+    CHECK(throws_with([&] { tables("rope"); }, "head size must be even") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { tables("t5_clip:K=2.5"); }, "whole number") == EXIT_BAD_INPUT);
+    for (const char* K : {"0x10", "inf", "nan", " 5", "5x", "-5", "0", ""}) {
+        CHECK(throws_with([&] { parse_position(std::string("t5_clip:K=") + K, 4); }, "K wants a positive number, got '" + std::string(K) + "'")
+              == EXIT_BAD_INPUT);
+    }
+    CHECK(parse_position("t5_clip:K=1.6e+1", 4).values.at(0).second == 16);
+    CHECK(throws_with([&] { parse_position("t5_clip:K=5,K=5", 4); }, "K is given twice") == EXIT_BAD_INPUT);
+    Fixture f(parse_position("learned", 8), 1, 9, 1, 2, true, 1);
+    CHECK(position_max_length(f.config) == 8);
+    Floats x((size_t)9 * 2);
+    const auto embed = [&](int n, int t0) { Learned(f.view()).embed_forward(x.p, 1, n, t0, Stream(0)); };
+    CHECK(throws_with([&] { embed(9, 0); }, "8 positions") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { embed(1, 8); }, "position 8") == EXIT_BAD_INPUT);
+}
+
+TEST_CASE("the tensors of encodings", "[positions]") {
+    PositionDims d;
+    d.L = 2; d.NH = 3; d.C = 12; d.causal = false;
+    const auto names = [&](const char* pos) {
+        std::string all;
+        const PositionTables t = position_tables(parse_position(pos, 8), d);
+        for (const FileTensor& f : t.files) { all += f.layer == 0 ? f.name.substr(strlen("transformer.")) + " " : ""; }
+        for (const TensorSpec& s : t.params) {
+            all += strprintf("| %s %d %zux%zu%s", s.name.c_str(), s.layers, s.rows, s.cols, s.decay ? " decays" : "");
+        }
+        return all;
+    };
+    CHECK(names("learned") == "wpe.weight | wpe 0 8x12 decays");
+    CHECK(names("t5") == "t5.weight | t5 0 32x3");
+    CHECK(names("t5_clip") == "t5.weight | t5 0 15x3");
+    CHECK(names("kerple") == "h.0.attn.kerple.r1 h.0.attn.kerple.r2 | kerple_r1 2 3x0| kerple_r2 2 3x0");
+    CHECK(names("fire") == "h.0.attn.fire.c h.0.attn.fire.l h.0.attn.fire.mlp.0.weight h.0.attn.fire.mlp.0.bias "
+                           "h.0.attn.fire.mlp.2.weight h.0.attn.fire.mlp.2.bias | fire_c 2 1x0| fire_l 2 1x0"
+                           "| fire_w1 2 32x1| fire_b1 2 32x0| fire_w2 2 3x32| fire_b2 2 3x0");
+    for (const char* name : {"kerple", "kerple_power"}) {
+        const PositionTables t = position_tables(parse_position(name, 8), d);
+        CHECK(t.params[0].lo == 0.01f);
+        CHECK(t.params[1].lo == 0.01f);
+        CHECK(t.params[1].hi == (name == std::string("kerple") ? FLT_MAX : 2.0f));
+    }
+}

@@ -1,0 +1,247 @@
+// program.h -- a trainer from the outside, as a user meets it: flags, a process for each run, and what it leaves on the disk.
+#ifndef TEST_PROGRAM_H
+#define TEST_PROGRAM_H
+
+#include <csignal>
+#include <map>
+
+#include <sys/wait.h>
+
+#include "test/catch.h"
+#include "test/files.h"
+#include "llmc/run/guard.h"
+#include "llmc/base/json.h"
+#include "llmc/base/rand.h"
+#include "llmc/files/safetensors.h"
+
+// Flags and values; set() replaces, because a flag given twice is an error. A switch has the value "".
+struct Flags {
+    std::vector<std::pair<std::string, std::string>> list;
+
+    Flags set(const std::string& flag, const std::string& value = "") const {
+        Flags f = *this;
+        for (auto& item : f.list) { if (item.first == flag) { item.second = value; return f; } }
+        f.list.push_back({flag, value});
+        return f;
+    }
+    // "--lr 1e-3 --check --steps -1"
+    Flags with(const std::string& words) const {
+        Flags f = *this;
+        std::string flag;
+        size_t at = 0;
+        while ((at = words.find_first_not_of(' ', at)) != std::string::npos) {
+            const std::string word = words.substr(at, words.find(' ', at) - at);
+            const bool is_flag = word.size() > 1 && word[0] == '-' && !isdigit((unsigned char)word[1]);
+            if (is_flag) { flag = word; }
+            f = f.set(flag, is_flag ? "" : word);
+            at += word.size();
+        }
+        return f;
+    }
+    Flags without(const std::string& flag) const {
+        Flags f;
+        for (const auto& item : list) { if (item.first != flag) { f.list.push_back(item); } }
+        return f;
+    }
+    std::vector<std::string> words() const {
+        std::vector<std::string> w;
+        for (const auto& item : list) {
+            w.push_back(item.first);
+            if (!item.second.empty()) { w.push_back(item.second); }
+        }
+        return w;
+    }
+};
+
+struct Outcome { int code; std::string out, err; };     // code: 128 + number when a signal ended it
+
+// The binary of `name`, "train_gpt2": $TRAIN_GPT2, or ./train_gpt2
+inline std::string find_program(const std::string& name) {
+    std::string variable = name;
+    for (char& c : variable) { c = (char)toupper((unsigned char)c); }
+    const char* path = getenv(variable.c_str());
+    return path != nullptr && *path != '\0' ? path : "./" + name;
+}
+
+inline bool have_program(const std::string& name) {
+    if (access(find_program(name).c_str(), X_OK) == 0) { return true; }
+    WARN("SKIPPED: there is no " << find_program(name) << " (make " << name << ")");
+    return false;
+}
+
+// A run in the background
+struct Process {
+    pid_t pid = -1;
+    std::string out, err;
+
+    Process(const std::string& program, const std::vector<std::string>& args, const std::string& log) : out(log + ".out"), err(log + ".err") {
+        std::vector<std::string> words = args;
+        words.insert(words.begin(), program);
+        std::vector<char*> argv;
+        for (std::string& w : words) { argv.push_back(&w[0]); }
+        argv.push_back(nullptr);
+        setenv("OMP_WAIT_POLICY", "passive", 1);            // threads that spin would starve the other tests' runs
+        const int fds[] = {io_create(out), io_create(err)};
+        pid = fork();
+        if (pid == 0) {
+            dup2(fds[0], STDOUT_FILENO);
+            dup2(fds[1], STDERR_FILENO);
+            alarm(60);                                      // a run that hangs fails, it does not hang the tests
+            execv(argv[0], argv.data());
+            _exit(127);
+        }
+        for (int fd : fds) { ::close(fd); }
+        REQUIRE(pid > 0);
+    }
+    Process(const Process&) = delete;
+    Process& operator=(const Process&) = delete;
+    ~Process() { if (pid > 0) { kill(pid, SIGKILL); wait(); } }
+
+    Outcome wait() {
+        int status = 0;
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+        pid = -1;
+        return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
+    }
+    bool running() const {
+        siginfo_t info = {};
+        return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+    }
+    // until the file has at least this many lines, or the run ends
+    void wait_for_lines(const std::string& path, size_t lines) const {
+        while (running()) {
+            if (path_exists(path)) {
+                const std::string text = read_file(path);
+                if ((size_t)std::count(text.begin(), text.end(), '\n') >= lines) { return; }
+            }
+            usleep(1000);
+        }
+    }
+};
+
+// text with something to learn in it
+inline std::string words(size_t bytes, uint64_t seed) {
+    static const char* const list[] = {"the", "cable", "of", "a", "token", "sees",
+                                       "what", "came", "before", "it", "and", "sums"};
+    std::string s;
+    for (uint64_t i = 0; s.size() < bytes; i++) {
+        s += std::string(list[hash64(seed, i) % 12]) + (i % 9 == 8 ? ".\n" : " ");
+    }
+    return s;
+}
+
+// A directory in which a program runs.
+struct Place : TempDir {
+    std::string program;
+    Flags base;                                             // of a run that takes a few milliseconds
+    int runs = 0;
+
+    explicit Place(const std::string& name) : program(find_program(name)) {}
+    Outcome run(const Flags& flags) {
+        Process p(program, flags.words(), *this / ("run" + std::to_string(runs++)));
+        const Outcome o = p.wait();
+        UNSCOPED_INFO("exit code " << o.code << "\nstderr: " << o.err.substr(0, 2000));
+        return o;
+    }
+    std::string out() const { return path + "/out"; }
+};
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+inline std::string step_dir(const std::string& out, int step) { return out + strprintf("/step_%08d", step); }
+
+// Everything of a checkpoint that must be the same to the bit; the state without the flags, which name directories.
+inline std::map<std::string, std::string> bits(const std::string& dir) {
+    std::map<std::string, std::string> m;
+    for (const char* name : {"model.safetensors", "optimizer_0.safetensors", "config.json"}) {
+        m[name] = read_file(dir + "/" + name);
+    }
+    Json state = parse_json(read_file(dir + "/state.json"), dir);
+    state.erase("options");
+    m["state.json"] = json_text(state);
+    return m;
+}
+
+inline void check_same(const std::map<std::string, std::string>& a, const std::map<std::string, std::string>& b) {
+    for (const auto& file : a) {
+        INFO(file.first);
+        const bool same = file.second == b.at(file.first);
+        CHECK(same);
+        if (!same && file.first == "state.json") { CHECK(file.second == b.at(file.first)); }
+    }
+}
+
+inline std::vector<Json> json_lines(const std::string& path) {
+    std::vector<Json> lines;
+    const std::string text = read_file(path);
+    REQUIRE((text.empty() || text.back() == '\n'));
+    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+        lines.push_back(parse_json(text.substr(at, end - at), path));       // dies on a torn line
+    }
+    return lines;
+}
+
+inline std::vector<Json> of_kind(const std::vector<Json>& lines, const std::string& kind) {
+    std::vector<Json> found;
+    for (const Json& j : lines) { if (j.at("kind") == kind) { found.push_back(j); } }
+    return found;
+}
+
+// log.jsonl without its times
+inline std::string untimed_log(const std::string& out) {
+    std::string s;
+    for (Json j : json_lines(out + "/log.jsonl")) {
+        j.erase("ms");
+        j.erase("tok_per_s");
+        s += json_text(j) + "\n";
+    }
+    return s;
+}
+
+inline std::vector<double> losses(const std::string& out) {
+    std::vector<double> x;
+    for (const Json& j : of_kind(json_lines(out + "/log.jsonl"), "train")) {
+        x.push_back(j.at("loss").is_number() ? j.at("loss").get<double>() : NAN);
+    }
+    return x;
+}
+
+inline void check_each_step_once(const std::string& out, int steps) {
+    const std::vector<Json> train = of_kind(json_lines(out + "/log.jsonl"), "train");
+    REQUIRE(train.size() == (size_t)steps);
+    for (int i = 0; i < steps; i++) { CHECK(train[(size_t)i].at("step") == i); }
+}
+
+// the float32 payload of a safetensors file
+inline std::vector<float> values_of(const std::string& path) {
+    const std::string bytes = read_file(path);
+    uint64_t header = 0;
+    memcpy(&header, bytes.data(), 8);
+    std::vector<float> x((bytes.size() - 8 - header) / 4);
+    memcpy(x.data(), bytes.data() + 8 + header, x.size() * 4);
+    return x;
+}
+
+inline std::string flipped(std::string bytes, size_t at) { bytes[at] = (char)(bytes[at] ^ 4); return bytes; }
+
+// ----------------------------------------------------------------------------------------------------------
+
+struct Refusal { Flags flags; std::vector<std::string> said; };
+
+inline void check_refused(Place& place, const Refusal& r) {
+    std::string line;
+    for (const std::string& w : r.flags.words()) { line += " " + w.substr(0, 80); }
+    INFO(line);
+    const Outcome o = place.run(r.flags);
+    INFO(o.err.substr(0, 1000));
+    CHECK(o.code == EXIT_BAD_INPUT);
+    CHECK(o.err.size() < 2000);
+    CHECK(contains(o.err, "error: "));
+    for (const std::string& part : r.said) {
+        INFO("wanted: " << part);
+        CHECK(contains(o.err, part));
+    }
+}
+
+#endif
+

@@ -1,0 +1,284 @@
+// test_flags.cu -- the flag table and the JSON helpers: what is taken, and that everything else is refused by name.
+#include "test/catch.h"
+#include "llmc/run/flag_parser.h"
+
+namespace {
+Options parse(std::vector<std::string> words, Program program = GPT2_FLAG) {
+    words.insert(words.begin(), "the trainer");
+    std::vector<const char*> argv;
+    for (const std::string& w : words) { argv.push_back(w.c_str()); }
+    return parse_options((int)argv.size(), argv.data(), program);
+}
+void refused(const std::vector<std::string>& words, const std::string& message) {
+    INFO("flags: " << words[0].substr(0, 50) << " ...");
+    CHECK(throws_with([&] { parse(words); }, message) == EXIT_BAD_INPUT);
+}
+// a text that the row's range admits and that is not its default
+template <class V> std::string other_value(const OptionRow& row, const V& value) {
+    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "pi:2", "paper", "exact", "cls", "stop"}) {
+        V v;
+        if (parse_value(text, row.range, v) && !(v == value)) { return text; }
+    }
+    return "?";
+}
+} // namespace
+
+TEST_CASE("args: no flags gives llm.c's defaults", "[args]") {
+    const Options o = parse({});
+    CHECK(o.train_files == "dev/data/tinyshakespeare/tiny_shakespeare_train.bin");
+    CHECK((o.B == 4 && o.T == 1024 && o.total_batch == -1 && o.steps == -1 && o.lr == 3e-4 && o.warmup == 0));
+    CHECK((o.weight_decay == 0 && o.val_every == 20 && o.val_batches == 20 && o.sample_every == 20 && o.tokens == 64));
+    CHECK((o.schedule == "cosine" && o.final_lr == 1.0 && o.recompute == 1 && o.out.empty() && !o.resume));
+    CHECK((o.pos == "cable" && o.model == "small" && o.seed == 42 && o.clip == 1.0 && o.beta2 == 0.95));
+    CHECK((o.checkpoint_every == 0 && !o.overfit && o.given.empty()));
+}
+
+TEST_CASE("args: every flag sets its own field, by its name and by its letter", "[args]") {
+    for (const Program program : {GPT2_FLAG, BERT_FLAG}) {
+    const Options defaults(program);
+    for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
+        INFO("--" << row.name);
+        if (std::string(row.name) == "recipe") { return; } // sets other fields on purpose; has its own test
+        if (!(row.programs & program)) {                    // the other trainer's
+            CHECK(throws_with([&] { parse({std::string("--") + row.name, "1"}, program); }, std::string("--") + row.name) == EXIT_BAD_INPUT);
+            CHECK(!options_json(defaults).contains(row.name));
+            return;
+        }
+        const std::string text = other_value(row, value);
+        for (const std::string& flag : {std::string("--") + row.name, std::string(row.alias)}) {
+            if (flag.empty()) { continue; }
+            const Options o = row.range.takes_value ? parse({flag, text}, program) : parse({flag}, program);
+            const Json changed = options_json(o), before = options_json(defaults);
+            CHECK(o.is_given(row.name));
+            CHECK(o.given.size() == 1);
+            CHECK(changed.size() == option_rows(program).size());
+            for (const auto& item : changed.items()) {
+                INFO("field " << item.key() << " = " << json_text(item.value()));
+                CHECK((item.value() == before.at(item.key())) == (item.key() != row.name));
+            }
+        }
+    });
+    }
+}
+
+TEST_CASE("args: names and letters are unique", "[args]") {
+    std::set<std::string> seen;
+    for (const OptionRow& row : option_rows()) {
+        INFO(row.name);
+        CHECK(seen.insert(std::string("--") + row.name).second);
+        if (row.alias[0]) { CHECK(seen.insert(row.alias).second); }
+    }
+    for (auto& refused_flag : refused_flags) { CHECK(seen.insert(refused_flag[0]).second); }
+}
+
+TEST_CASE("args: values of every kind", "[args]") {
+    const Options o = parse({"-i", "x.bin", "-e", "dir/", "-d", "8589934592", "--lr", "6e-4", "-y", "1", "--list",
+                             "--eval_lengths", "64,128,16384", "--allow_change", "lr,steps", "-x", "0", "-m", "-1",
+                             "--rope_scaling", "yarn:2.5"});
+    CHECK(o.train_files == "x.bin");
+    CHECK(o.load == "dir/");
+    CHECK(o.total_batch == 8589934592);
+    CHECK(o.lr == 6e-4);
+    CHECK((o.resume && o.list && !o.check));
+    CHECK(o.eval_lengths == std::vector<int>{64, 128, 16384});
+    CHECK(o.allow_change == std::vector<std::string>{"lr", "steps"});
+    CHECK(o.rope_scaling == "yarn:2.5");
+    CHECK((o.steps == 0 && o.val_batches == -1));
+    CHECK(parse({"--rope_scaling", "ntk"}).rope_scaling == "ntk");
+    CHECK(parse({"--generate", "-- \n-5"}).generate == "-- \n-5");
+}
+
+TEST_CASE("args: an empty prompt is told from none", "[args]") {
+    CHECK(!parse({"--tokens", "5"}).is_given("generate"));
+    CHECK(parse({"--generate", ""}).is_given("generate"));
+}
+
+TEST_CASE("args: -e with a size means --model", "[args]") {
+    const Options o = parse({"-e", "d12"});
+    CHECK((o.model == "d12" && o.load.empty() && o.is_given("model") && !o.is_given("load")));
+    CHECK(parse({"-e", "gpt2:d24"}).model == "gpt2:d24");
+    for (const char* path : {"d", "dir", "d12/x", "d12.bin", "gpt2:", "gpt2"}) {
+        CHECK(parse({"-e", path}).load == path);
+    }
+    CHECK(parse({"-e", "x.bin", "--model", "tiny"}).model == "tiny");
+    refused({"-e", "d12", "--model", "tiny"}, "--model: --model is given twice");
+}
+
+TEST_CASE("args: the paper's recipe, where the flag is not given", "[args]") {
+    const Options o = parse({"--recipe", "paper"});
+    CHECK((o.lr == 6e-4 && o.warmup == 750 && o.final_lr == 0.1 && o.weight_decay == 0.1 && o.total_batch == 524288));
+    CHECK((o.clip == 1.0 && o.schedule == "cosine" && !o.is_given("lr")));
+    // a default that is asked for is given, too
+    const Options mine = parse({"-l", "3e-4", "--recipe", "paper", "--total_batch", "-1", "-k", "wsd"});
+    CHECK((mine.lr == 3e-4 && mine.total_batch == -1 && mine.schedule == "wsd" && mine.warmup == 750));
+    refused({"--recipe", "mine"}, "one of paper");
+}
+
+TEST_CASE("args: unknown flags are refused, with the nearest name", "[args]") {
+    refused({"--lrr", "1"}, "'--lrr': there is no such flag; did you mean --lr?");
+    refused({"--val-every", "5"}, "did you mean --val_every?");
+    refused({"--zzzzzzzzz", "5"}, "there is no such flag; --help");
+    refused({"--lr=1"}, "not '='");
+    refused({"train.bin"}, "a flag such as --lr was wanted");
+    refused({""}, "a flag such as --lr was wanted");
+    refused({"-"}, "no such flag");
+    refused({"-b", "4", "5"}, "'5'");
+    refused({"--B4"}, "no such flag");
+    refused({std::string(10000, 'x')}, "(10000 bytes)");
+    refused({"--" + std::string(10000, 'x'), "1"}, "(10002 bytes)");
+    refused({"--a\x1b[2J"}, "--a\\x1b[2J");
+}
+
+TEST_CASE("args: llm.c's flags without a counterpart say so", "[args]") {
+    refused({"-h", "1"}, "-h: this flag of llm.c has no counterpart here: HellaSwag wants its file, --hellaswag");
+    for (auto& row : refused_flags) { refused({row[0], "1"}, row[1]); }
+}
+
+TEST_CASE("args: a flag given twice is refused, also under its other name", "[args]") {
+    refused({"--lr", "1", "--lr", "1"}, "--lr: --lr is given twice");
+    refused({"-b", "4", "--T", "8", "--B", "4"}, "--B: --B is given twice");
+    refused({"--list", "--list"}, "given twice");
+}
+
+TEST_CASE("args: a missing value is seen at the end and between two flags", "[args]") {
+    refused({"-b"}, "-b: the value after it is missing");
+    refused({"--out", "--resume", "1"}, "the value between it and --resume is missing");
+    refused({"--list", "1"}, "'1'"); // a switch takes none
+}
+
+TEST_CASE("args: malformed and out-of-range values name the flag, the value and what was wanted", "[args]") {
+    refused({"-b", "abc"}, "-b (--B) 'abc': wanted: an int >= 1");
+    refused({"--B", "0"}, "--B '0': wanted: an int >= 1");
+    for (const char* bad : {"", " 5", "5 ", "12abc", "1e3", "0x10", "+5", "-", "--", "5-5", "1.0", "99999999999",
+                            "2147483648", "4294967297", "99999999999999999999999", "-1", "nan"}) {
+        refused({"-b", bad}, "wanted: an int >= 1");
+    }
+    for (const char* bad : {"", " 1", "1 ", "1x", "nan", "inf", "1e39", "infinity", "-inf", "1e999", "0x1p-3", "1e", "e5", ".",
+                            "-0.1", "1,5"}) {
+        refused({"--lr", bad}, "wanted: a number from 0 to 1e+30");
+    }
+    refused({"-q", "1.5"}, "-q (--final_lr) '1.5': wanted: a number from 0 to 1");
+    refused({"--beta2", "1"}, "wanted: a number from 0 to 0.999999");
+    refused({"--eps", "0"}, "--eps '0'");
+    refused({"--top_p", "0"}, "--top_p '0'");
+    refused({"-r", "3"}, "from 0 to 2");
+    refused({"-y", "2"}, "wanted: 0 or 1");
+    refused({"-y", "true"}, "wanted: 0 or 1");
+    for (const char* bad : {"0", "-2", "9223372036854775808"}) { refused({"-d", bad}, "an integer >= 1 or -1"); }
+    for (const char* bad : {"", "64,", ",64", "64,,128", "64,x", "64, 128", "0", "-1", "64;128"}) {
+        refused({"--eval_lengths", bad}, "ints joined by commas, each >= 1");
+    }
+    for (const char* bad : {"", "cos", "cosine|linear", "cosinelinear", "|"}) {
+        refused({"-k", bad}, "one of cosine|linear");
+    }
+    for (const char* bad : {"pi:", "pi:x", "pi:0", "pi:nan", "none:2", "yarn:2:3", "pi[:s]", "Pi"}) {
+        refused({"--rope_scaling", bad}, "one of none|pi[:s]");
+    }
+    refused({"-b", std::string(10000, '9')}, "(10000 bytes)");
+}
+
+TEST_CASE("args: long texts are taken whole", "[args]") {
+    const std::string prompt(10000, 'x');
+    CHECK(parse({"--generate", prompt}).generate == prompt);
+    CHECK(options_json(parse({"--generate", prompt})).at("generate") == prompt);
+    CHECK(options_banner(parse({"--generate", prompt})).size() < 6000);
+}
+
+TEST_CASE("args: --help stops the parser and lists every flag once", "[args]") {
+    CHECK(parse({"--lr", "1", "--help", "--nonsense"}).help);
+    const std::string text = help_text("train_gpt2", "Trains a GPT-2.");
+    CHECK(text.find("Trains a GPT-2.") != std::string::npos);
+    for (const OptionRow& row : option_rows()) {
+        const std::string entry = strprintf("\n  --%-17s %-4s ", row.name, row.alias);
+        INFO(entry);
+        CHECK((text.find(entry) != std::string::npos) == ((row.programs & GPT2_FLAG) != 0));
+        CHECK(text.find(entry) == text.rfind(entry));
+        CHECK((help_text("train_bert", "", BERT_FLAG).find(entry) != std::string::npos) == ((row.programs & BERT_FLAG) != 0));
+    }
+    CHECK(text.find("[0.0003; a number from 0 to 1e+30]") != std::string::npos);
+}
+
+TEST_CASE("args: the banner shows values and marks what differs from the defaults", "[args]") {
+    const std::string text = options_banner(parse({"--lr", "0.5", "--B", "4", "--out", "a\nb"}));
+    CHECK(text.find("* lr                0.5\n") != std::string::npos);
+    CHECK(text.find("  B                 4\n") != std::string::npos);
+    CHECK(text.find("* out               a\\x0ab\n") != std::string::npos);
+}
+
+TEST_CASE("args: a resumed run must have the flags that decide what is computed", "[args]") {
+    const Options first = parse({"--lr", "1e-3", "--eval_lengths", "64,128"});
+    const Json saved = parse_json(json_text(options_json(first)), "state.json");
+    check_resumed_options(first, saved, "state.json");
+    int same = 0;
+    for_each_option(first, [&](const OptionRow& row, const auto& value) {
+        INFO("--" << row.name);
+        Options second = first;
+        if (!(row.programs & GPT2_FLAG)) { return; }
+        set_option(second, row.name, "", other_value(row, value));
+        if (row.on_resume == FREE) {
+            check_resumed_options(second, saved, "state.json");
+        } else {
+            same++;
+            const std::string flag = std::string("--") + row.name + " ";
+            CHECK(throws_with([&] { check_resumed_options(second, saved, "state.json"); }, flag) == EXIT_BAD_INPUT);
+            second.allow_change = {"nothing", row.name};
+            check_resumed_options(second, saved, "state.json");
+        }
+    });
+    CHECK(same >= 19);
+    for (const char* flag : {"--T", "--model", "--pos", "--total_batch", "--lr", "--schedule", "--seed", "-i"}) {
+        CHECK(find_option(flag).on_resume == SAME);
+    }
+    for (const char* flag : {"--B", "--threads", "--recompute", "--out"}) {
+        CHECK(find_option(flag).on_resume == FREE);
+    }
+    Json older = saved; // a checkpoint written before there was --clip
+    older.erase("clip");
+    check_resumed_options(first, older, "state.json");
+    const Options clipped = parse({"--lr", "1e-3", "--clip", "2"});
+    throws_with([&] { check_resumed_options(clipped, older, "state.json"); }, "--clip 2.0");
+}
+
+TEST_CASE("json: broken texts are refused with the file's name", "[json]") {
+    for (const char* bad : {"", "{", "[1,]", "{\"a\":1}x", "{'a':1}", "nan", "[1e999]", "\"\xff\"", "{\"a\":1,\"a\":2}",
+                            "{\"b\":{\"a\":1,\"a\":2}}", "[\x01]"}) {
+        INFO(bad);
+        CHECK(throws_with([&] { parse_json(bad, "config.json"); }, "config.json: ") == EXIT_BAD_INPUT);
+    }
+    CHECK(parse_json("[{\"a\":1},{\"a\":2}]", "x").size() == 2); // the same key in two objects is fine
+    CHECK(parse_json("{\"a\":{\"a\":1},\"b\":2}", "x").size() == 2);
+    throws_with([] { parse_json("{\"a\":1,\"a\":2}", "x"); }, "x: the key \"a\" is there twice");
+    throws_with([] { parse_json(std::string(100000, '['), "x"); }, "deeper than 32");
+    throws_with([] { parse_json(std::string(33, '[') + std::string(33, ']'), "x"); }, "deeper than 32");
+    parse_json(std::string(32, '[') + std::string(32, ']'), "x");
+    std::string many = "{";
+    for (size_t i = 0; i <= JSON_MAX_ORDERED_KEYS; i++) { many += strprintf("%s\"%zu\":0", i ? "," : "", i); }
+    throws_with([&] { parse_json(many + "}", "x"); }, "more than 20000 keys");
+    CHECK(parse_json<nlohmann::json>(many + "}", "x").size() == JSON_MAX_ORDERED_KEYS + 1);
+    CHECK(throws_with([] { parse_json("\"" + std::string(100000, 'x'), "x"); }, "not valid JSON") == EXIT_BAD_INPUT);
+}
+
+TEST_CASE("json: order of keys and doubles survive, bytes that are no text do not stop the writer", "[json]") {
+    CHECK(json_text(parse_json("{\"z\":1,\"a\":[0.1,1e-320,-3]}", "x")) == "{\"z\":1,\"a\":[0.1,1e-320,-3]}");
+    CHECK(json_text(Json("a\xff")) == "\"a\xEF\xBF\xBD\"");
+}
+
+TEST_CASE("json: fields of the wrong kind are named", "[json]") {
+    const Json j = parse_json(R"({"n":12,"f":0.5,"s":"x","b":true,"big":18446744073709551615,"neg":-3,"o":{}})", "f");
+    CHECK(json_int(j, "n", 0, 12, "f") == 12);
+    CHECK(json_int(j, "neg", -3, 12, "f") == -3);
+    CHECK(json_number(j, "f", "f") == 0.5);
+    CHECK(json_number(j, "n", "f") == 12);
+    CHECK(json_string(j, "s", "f") == "x");
+    CHECK(json_bool(j, "b", "f"));
+    throws_with([&] { json_int(j, "n", 0, 11, "f"); }, "f: \"n\" is 12, an integer from 0 to 11");
+    throws_with([&] { json_int(j, "n", 13, 20, "f"); }, "\"n\" is 12");
+    throws_with([&] { json_int(j, "big", INT64_MIN, INT64_MAX, "f"); }, "18446744073709551615");
+    throws_with([&] { json_int(j, "f", 0, 9, "f"); }, "\"f\" is 0.5");
+    throws_with([&] { json_int(j, "b", 0, 9, "f"); }, "\"b\" is true");
+    throws_with([&] { json_int(j, "none", 0, 9, "f"); }, "f: the key \"none\" is missing");
+    throws_with([&] { json_number(j, "s", "f"); }, "\"s\" is \"x\", a finite number");
+    throws_with([&] { json_string(j, "o", "f"); }, "\"o\" is an object of 0, a string");
+    throws_with([&] { json_bool(j, "n", "f"); }, "true or false");
+    throws_with([&] { json_at(j.at("n"), "x", "f"); }, "f: 12 found, an object");
+}

@@ -1,0 +1,187 @@
+// test_log.cu -- main.log and log.jsonl: their formats, and that resuming leaves every line once.
+#include <sys/resource.h>
+#include <csignal>
+
+#include "test/catch.h"
+#include "llmc/run/log.h"
+
+namespace {
+struct TemporaryDirectory {
+    std::string path;
+    TemporaryDirectory() {
+        char name[] = "/tmp/test_log_XXXXXX";
+        REQUIRE(mkdtemp(name) != nullptr);
+        path = name;
+    }
+    ~TemporaryDirectory() {
+        for (const std::string& f : list_directory(path)) { io_unlink(path + "/" + f); }
+        io_rmdir(path);
+    }
+};
+
+StepRecord record_of(int64_t step) {
+    StepRecord r;
+    r.step = step;
+    r.loss = 1.0 + 1.0 / (double)(step + 1);
+    r.lr = 3e-4;
+    r.norm = 0.5;
+    r.ms = 10;
+    r.tok_per_s = 1000;
+    return r;
+}
+
+// What a trainer logs from step `from` to the end, where the loop does validation, then saves, then updates.
+void run(Log& log, int64_t from, int64_t stop, int64_t steps) {
+    for (int64_t s = from; s <= steps && s < stop; s++) {
+        if (s % 4 == 0 || s == steps) { log.val(s, 2.0 + (double)s, 0.5); }
+        if (s < steps) { log.train(record_of(s)); }
+    }
+}
+
+void append_bytes(const std::string& path, const std::string& bytes) {
+    FILE* f = fopen(path.c_str(), "ab");
+    REQUIRE(f != nullptr);
+    fwrite(bytes.data(), 1, bytes.size(), f);
+    fclose(f);
+}
+} // namespace
+
+TEST_CASE("log: the formats", "[log]") {
+    TemporaryDirectory dir;
+    {
+        Log log(dir.path);
+        log.val(0, 5.25, 0.25);
+        StepRecord r = record_of(0);
+        log.train(r);
+        r.step = 12;
+        r.mfu = 0.5;
+        r.mem = 1e9;
+        r.skipped = "non-finite loss";
+        r.loss = NAN;
+        log.train(r);
+        log.record({{"kind", "eval"}, {"step", 13}, {"T", 64}, {"ppl", 5.5}});
+    }
+    CHECK(read_file(dir.path + "/main.log") == "s:0 tel:5.2500\n"
+                                               "s:0 trl:2.0000 lr:0.000300 norm:0.50\n"
+                                               "s:12 trl:nan lr:0.000300 norm:0.50\n");
+    CHECK(read_file(dir.path + "/log.jsonl") ==
+          R"({"kind":"val","step":0,"loss":5.25,"accuracy":0.25})" "\n"
+          R"({"kind":"train","step":0,"loss":2.0,"lr":0.0003,"norm":0.5,"ms":10.0,"tok_per_s":1000.0})" "\n"
+          R"({"kind":"train","step":12,"loss":null,"lr":0.0003,"norm":0.5,"ms":10.0,"tok_per_s":1000.0,"mfu":0.5,)"
+          R"("mem":1000000000.0,"skipped":"non-finite loss"})" "\n"
+          R"({"kind":"eval","step":13,"T":64,"ppl":5.5})" "\n");
+}
+
+TEST_CASE("log: no directory, no files, no failure", "[log]") {
+    Log log("");
+    log.val(0, 1.0, 0.5);
+    log.train(record_of(0));
+    log.sync();
+    CHECK(log.main_log.fd == -1);
+}
+
+TEST_CASE("log: a new run starts both files anew, a directory is made when it is missing", "[log]") {
+    TemporaryDirectory dir;
+    { Log log(dir.path); run(log, 0, 100, 10); }
+    { Log log(dir.path); log.val(0, 1.0, 0.5); }
+    CHECK(read_file(dir.path + "/main.log") == "s:0 tel:1.0000\n");
+    CHECK(read_file(dir.path + "/log.jsonl") == "{\"kind\":\"val\",\"step\":0,\"loss\":1.0,\"accuracy\":0.5}\n");
+    const std::string deep = dir.path + "/a";
+    { Log log(deep + "/b"); }
+    CHECK(path_exists(deep + "/b/main.log"));
+    for (const char* f : {"/b/main.log", "/b/log.jsonl"}) { io_unlink(deep + f); }
+    io_rmdir(deep + "/b");
+    io_rmdir(deep);
+    throws_with([&] { Log log(dir.path + "/main.log"); }, "main.log");
+}
+
+TEST_CASE("log: killed anywhere and resumed from any earlier step, the files equal an uninterrupted run's", "[log]") {
+    const int64_t steps = 10;
+    TemporaryDirectory whole;
+    { Log log(whole.path); run(log, 0, 100, steps); }
+    for (int64_t killed = 0; killed <= steps + 1; killed++) {
+        for (int64_t resumed = 0; resumed <= std::min(killed, steps); resumed++) {
+            for (const char* torn : {"", "s:1", "s:3 tr", "{\"kind\":\"train\",\"step\":1,\"lo", "\n"}) {
+                TemporaryDirectory dir;
+                { Log log(dir.path); run(log, 0, killed, steps); }
+                if (strcmp(torn, "\n") != 0) {
+                    append_bytes(dir.path + "/main.log", torn);
+                    append_bytes(dir.path + "/log.jsonl", torn);
+                }
+                { Log log(dir.path, resumed); run(log, resumed, 100, steps); }
+                INFO("killed before step " << killed << ", resumed at " << resumed << ", torn '" << torn << "'");
+                REQUIRE(read_file(dir.path + "/main.log") == read_file(whole.path + "/main.log"));
+                REQUIRE(read_file(dir.path + "/log.jsonl") == read_file(whole.path + "/log.jsonl"));
+                REQUIRE(list_directory(dir.path).size() == 2); // no temporary file stays
+            }
+        }
+    }
+}
+
+TEST_CASE("log: lines of no step stay on resuming, damaged ones go", "[log]") {
+    TemporaryDirectory dir;
+    {
+        Log log(dir.path);
+        run(log, 0, 3, 10);
+        log.record({{"kind", "note"}});
+        log.record({{"kind", "eval"}, {"step", 3}});
+    }
+    append_bytes(dir.path + "/log.jsonl", "{\"kind\":\"tra\n" + std::string(5, '\0') + "\n");
+    append_bytes(dir.path + "/main.log", "by hand\ns:7 eval:0.3000\n");
+    { Log log(dir.path, 2); }
+    CHECK(read_file(dir.path + "/main.log") ==
+          "s:0 tel:2.0000\ns:0 trl:2.0000 lr:0.000300 norm:0.50\ns:1 trl:1.5000 lr:0.000300 norm:0.50\nby hand\n");
+    const std::string text = read_file(dir.path + "/log.jsonl");
+    CHECK(std::count(text.begin(), text.end(), '\n') == 4);
+    CHECK(text.find("\"note\"") != std::string::npos);
+    CHECK(text.find("\"eval\"") == std::string::npos);
+}
+
+TEST_CASE("log: resuming into a directory without logs starts them", "[log]") {
+    TemporaryDirectory dir;
+    { Log log(dir.path, 5); log.val(5, 1.0, 0.5); }
+    CHECK(read_file(dir.path + "/main.log") == "s:5 tel:1.0000\n");
+}
+
+TEST_CASE("log: a full disk tears no line and loses none", "[log]") {
+    TemporaryDirectory dir, whole;
+    { Log log(whole.path); run(log, 0, 100, 20); }
+    signal(SIGXFSZ, SIG_IGN); // a write beyond the limit then fails with EFBIG, after a short write up to it
+    rlimit old;
+    getrlimit(RLIMIT_FSIZE, &old);
+    std::string main_text;
+    {
+        Log log(dir.path);
+        run(log, 0, 8, 20);
+        rlimit tight = old;
+        tight.rlim_cur = read_file(dir.path + "/main.log").size() + 10; // room for the start of a line
+        setrlimit(RLIMIT_FSIZE, &tight);
+        run(log, 8, 12, 20);
+        setrlimit(RLIMIT_FSIZE, &old);
+        main_text = read_file(dir.path + "/main.log");
+        run(log, 12, 100, 20);
+    }
+    signal(SIGXFSZ, SIG_DFL);
+    CHECK(main_text.back() == '\n');
+    CHECK(main_text.find("s:8 ") == std::string::npos);
+    CHECK(read_file(dir.path + "/main.log") == read_file(whole.path + "/main.log"));
+    CHECK(read_file(dir.path + "/log.jsonl") == read_file(whole.path + "/log.jsonl"));
+}
+
+TEST_CASE("log: the step line has llm.c's columns", "[log]") {
+    StepRecord r = record_of(0);
+    r.loss = 5.270009;
+    r.norm = 29.5471;
+    const std::string line = step_line(r, 10, 75);
+    CHECK(line == "step    1/10 | loss 5.270009 (+nanz)| norm 29.5471 (+nanz)| lr 3.00e-04 | 10.00 ms | "
+                  "1000 tok/s | ETA 1m15s");
+    CHECK(line.substr(20, 8) == "5.270009"); // where llm.c's loss checker reads
+    r.loss_z = -1.234;
+    r.norm_z = -NAN;
+    r.mfu = 0.414;
+    r.skipped = "spike";
+    CHECK(step_line(r, 10, 0) == "step    1/10 | loss 5.270009 (-1.23z)| norm 29.5471 (+nanz)| lr 3.00e-04 | "
+                                 "10.00 ms | 41.4% MFU | 1000 tok/s | ETA 0s | SKIPPED: spike");
+    r.mfu = NAN;                             // a GPU of unknown peak
+    CHECK(step_line(r, 10, 0).find("10.00 ms | n/a MFU | 1000 tok/s") != std::string::npos);
+}

@@ -1,0 +1,602 @@
+// test_run.cu -- the program train_gpt2 from the outside, as a user meets it: what it computes, leaves on the disk and
+// says when something is wrong. Every run is a process of its own. The binary is $TRAIN_GPT2, or ./train_gpt2.
+#include "test/programs/program.h"
+
+namespace {
+
+bool have_program() { return ::have_program("train_gpt2"); }
+
+// A directory with data and the flags of a run that takes a few milliseconds.
+struct Place : ::Place {
+    Place() : ::Place("train_gpt2") {
+        write_file(*this / "train.txt", words(6000, 1));
+        write_file(*this / "val.txt", words(1200, 2));
+        base = Flags().set("--train_files", *this / "train.txt").set("--val_files", *this / "val.txt")
+            .with("--model 2,2,32 --T 32 --B 4 --steps 12 --lr 1e-3 --threads 2 --sample_every 0 --val_every 4")
+            .with("--val_batches 2 --checkpoint_every 6").set("--out", *this / "out");
+    }
+};
+
+std::string shard(const std::vector<uint16_t>& ids, int vocab, int claimed) {
+    return header_bytes({20240520, 1, claimed, vocab, 0}) + bytes_of(ids);
+}
+std::vector<uint16_t> ids_below(int vocab, size_t n) {
+    std::vector<uint16_t> ids(n);
+    for (size_t i = 0; i < n; i++) { ids[i] = (uint16_t)(hash64(5, i) % (uint64_t)vocab); }
+    return ids;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the same bits
+
+TEST_CASE("run: resumed in a fresh process, the bits are those of an unbroken run", "[run]") {
+    if (!have_program()) { return; }
+    for (const char* pos : {"cable", "fire", "learned"}) {
+        INFO(pos);
+        Place place;
+        // a guard that skips some updates, so that steps and updates differ; shuffled epochs of 12 steps
+        const Flags flags = place.base.set("--pos", pos).with("--weight_decay 0.1 --total_batch 512 --B 2 --steps 200")
+            .with("--checkpoint_every 150 --val_every 50 --skip_loss_z 1 --skip_norm_z 0.5 --schedule constant")
+            .with("--model 1,2,16 --T 16 --warmup 10");
+        REQUIRE(place.run(flags).code == 0);
+        const auto unbroken = bits(step_dir(place.out(), 200)), half = bits(step_dir(place.out(), 150));
+        const std::string log = untimed_log(place.out()), main_log = read_file(place.out() + "/main.log");
+        check_each_step_once(place.out(), 200);
+        const Json state = parse_json(unbroken.at("state.json"), "state");
+        REQUIRE(state.at("updates").get<int>() < 200);                              // it did skip
+        CHECK(state.at("guard").at("spikes").get<int>() + state.at("updates").get<int>() == 200);
+
+        TempDir::remove(step_dir(place.out(), 200));
+        const Outcome o = place.run(flags.set("--resume", "1"));
+        REQUIRE(o.code == 0);
+        CHECK(contains(o.out, "resumed from " + step_dir(place.out(), 150)));
+        check_same(unbroken, bits(step_dir(place.out(), 200)));
+        check_same(half, bits(step_dir(place.out(), 150)));
+        CHECK(untimed_log(place.out()) == log);
+        CHECK(read_file(place.out() + "/main.log") == main_log);
+
+        const Outcome done = place.run(flags.set("--resume", "1"));                 // nothing is left to do
+        CHECK(done.code == 0);
+        check_same(unbroken, bits(step_dir(place.out(), 200)));
+        CHECK(untimed_log(place.out()) == log);
+    }
+}
+
+TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.with("--steps 30 --checkpoint_every 2 --keep 2 --skip_norm_z 3");
+    const double start = wall_seconds();
+    REQUIRE(place.run(flags.set("--out", place / "whole")).code == 0);
+    const double whole = wall_seconds() - start;
+    int killed = 0;
+    for (uint64_t i = 0; i < 12; i++) {
+        Process p(place.program, flags.set("--resume", "1").words(), place / "killed");
+        if (i % 2 == 0) {
+            usleep((useconds_t)(1e6 * whole * uniform01(99, i)));
+        } else {                                                // amid the steps, after a checkpoint or more
+            p.wait_for_lines(place.out() + "/main.log", 2 * i + 5);
+            usleep((useconds_t)(5e3 * uniform01(99, i)));
+        }
+        kill(p.pid, SIGKILL);
+        const Outcome o = p.wait();
+        INFO("kill " << i << ": " << o.err);
+        CHECK((o.code == 128 + SIGKILL || o.code == 0));
+        killed += o.code != 0;
+    }
+    CHECK(killed > 0);
+    REQUIRE(place.run(flags.set("--resume", "1")).code == 0);
+    check_same(bits(step_dir(place / "whole", 30)), bits(step_dir(place.out(), 30)));
+    check_each_step_once(place.out(), 30);
+    CHECK(untimed_log(place.out()) == untimed_log(place / "whole"));
+    CHECK(read_file(place.out() + "/main.log") == read_file(place / "whole/main.log"));
+    for (const std::string& name : list_directory(place.out())) {
+        INFO(name);
+        CHECK((name[0] != '.' || name == ".lock"));                                 // no rubbish is left
+    }
+}
+
+TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --steps 4000 --val_every 0")
+        .with("--checkpoint_every 4000 --threads 1");
+    REQUIRE(place.run(flags.set("--out", place / "whole")).code == 0);
+    size_t lines = 0;
+    for (int number : {SIGTERM, SIGINT, SIGUSR1}) {
+        INFO("signal " << number);
+        Process p(place.program, flags.set("--resume", "1").words(), place / "signalled");
+        p.wait_for_lines(place.out() + "/main.log", lines + 20);
+        kill(p.pid, number);
+        const Outcome o = p.wait();
+        INFO(o.err);
+        REQUIRE(o.code == EXIT_INTERRUPTED);
+        CHECK(contains(o.err, strprintf("stopped by signal %d", number)));
+        CHECK(contains(o.err, "--resume 1"));
+        lines = json_lines(place.out() + "/log.jsonl").size();
+        CHECK(contains(o.out, "saved " + step_dir(place.out(), (int)lines)));       // of the step it stopped at
+        CHECK(path_exists(step_dir(place.out(), (int)lines)));
+    }
+    REQUIRE(place.run(flags.set("--resume", "1")).code == 0);
+    check_same(bits(step_dir(place / "whole", 4000)), bits(step_dir(place.out(), 4000)));
+    CHECK(read_file(place.out() + "/main.log") == read_file(place / "whole/main.log"));
+}
+
+TEST_CASE("run: threads and recomputing change no bit, micro-batches only rounding", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    // shapes that no tile divides, several slabs of rows, five micro-batches
+    const Flags flags = place.base.with("--T 37 --B 3 --total_batch 555 --model 2,2,40 --steps 6");
+    REQUIRE(place.run(flags.set("--out", place / "a")).code == 0);
+    const auto a = bits(step_dir(place / "a", 6));
+    const std::pair<const char*, const char*> changes[] = {
+        {"--threads", "1"}, {"--recompute", "0"}, {"--recompute", "2"}};
+    for (const auto& change : changes) {
+        const std::string out = place / (std::string(change.first) + change.second);
+        INFO(change.first << " " << change.second);
+        REQUIRE(place.run(flags.set(change.first, change.second).set("--out", out)).code == 0);
+        check_same(a, bits(step_dir(out, 6)));
+    }
+    for (const char* B : {"1", "5", "15"}) {
+        INFO("--B " << B);
+        REQUIRE(place.run(flags.set("--B", B).set("--out", place / (std::string("B") + B))).code == 0);
+        const std::vector<double> x = losses(place / "a"), y = losses(place / (std::string("B") + B));
+        REQUIRE(x.size() == 6);
+        REQUIRE(y.size() == 6);
+        for (size_t i = 0; i < 6; i++) { CHECK(std::fabs(x[i] - y[i]) <= 2e-6 * x[i]); }
+    }
+    REQUIRE(place.run(flags.set("--seed", "43").set("--out", place / "seed")).code == 0);
+    CHECK(bits(step_dir(place / "seed", 6)).at("model.safetensors") != a.at("model.safetensors"));
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// refused
+
+TEST_CASE("run: flags and data that cannot be are refused before anything is written", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags& b = place.base;
+    const std::string good = place / "good.bin", cut = place / "cut.bin", grown = place / "grown.bin";
+    const std::string high = place / "high.bin";
+    write_file(good, shard(ids_below(300, 400), 300, 400));
+    write_file(cut, shard(ids_below(300, 399), 300, 400));
+    write_file(grown, shard(ids_below(300, 401), 300, 400));
+    write_file(place / "short.txt", "too short");
+    write_file(place / "raw.bin", bytes_of(ids_below(300, 2000)));
+    write_file(place / "zero.txt", "");
+    const Refusal refusals[] = {
+        {b.set("--steeps", "3"), {"'--steeps'", "--steps"}},
+        {b.set("--B", "0"), {"--B '0'", "an int >= 1"}},
+        {b.set("--B", "abc"), {"--B 'abc'", "an int >= 1"}},
+        {b.set("--B", "-4"), {"--B '-4'"}},
+        {b.set("--T", "99999999999"), {"--T '99999999999'"}},
+        {b.set("--lr", "nan"), {"--lr 'nan'"}},
+        {b.set("--lr", "1e-3x"), {"--lr '1e-3x'"}},
+        {b.set("--schedule", "cosin"), {"--schedule 'cosin'", "cosine|linear"}},
+        {b.set("--T", std::string(10000, '9')), {"--T '999", "(10000 bytes)"}},
+        {b.set(std::string("--") + std::string(10000, 'q'), "1"), {"there is no such flag", "(10002 bytes)"}},
+        {b.set("--pos", std::string(10000, 'p')), {"--pos ppp", "10000 bytes"}},
+        {b.set("--model", std::string(10000, 'm')), {"--model mmm", "L,NH,C"}},
+        {b.set("-b", "2"), {"-b", "--B is given twice"}},
+        {b.set("--warmup"), {"--warmup", "is missing"}},
+        {b.set("--model", "3,5,32"), {"--model 3,5,32", "divide"}},
+        {b.set("--model", "2,2,32,"), {"--model 2,2,32,"}},
+        {b.set("--model", "0,2,32"), {"--model 0,2,32"}},
+        {b.set("--pos", "nope"), {"--pos nope", "cable", "alibi"}},
+        {b.set("--pos", "t5_clip:Q=3"), {"--pos t5_clip:Q=3", "K"}},
+        {b.set("--pos", "t5_clip:K=0.5"), {"K is 0.5", "whole number"}},
+        {b.set("--pos", "t5_clip:K=1e300"), {"K is 1e+300"}},
+        {b.set("--pos", "t5_clip:K=0x8"), {"--pos t5_clip:K=0x8", "a positive number", "'0x8'"}},
+        {b.set("--pos", "t5_clip:K=8,K=8"), {"--pos t5_clip:K=8,K=8", "K is given twice"}},
+        {b.set("--rope_scaling", "ntk:2"), {"--rope_scaling ntk:2", "cable"}},
+        {b.set("--train_files", place / "gone_*.txt"), {"--train_files", "gone_*.txt"}},
+        {b.set("--val_files", place / "gone.txt"), {"--val_files", "gone.txt"}},
+        {b.set("--train_files", place.path), {"--train_files", "not a regular file"}},
+        {b.set("--train_files", cut), {"cut.bin", "1822 bytes", "400 tokens", "1824"}},
+        {b.set("--train_files", grown), {"grown.bin", "1826 bytes", "400 tokens", "1824"}},
+        {b.set("--train_files", place / "raw.bin"), {"raw.bin", "magic", "20240520"}},
+        {b.set("--train_files", place / "zero.txt"), {"zero.txt", "is empty"}},
+        {b.set("--train_files", good), {"--val_files", "val.txt", "vocabulary of 256, wanted 300"}},
+        {b.set("--total_batch", "100"), {"--total_batch 100", "4 x 32 = 128"}},
+        {b.set("--resume", "1").without("--out"), {"--resume", "--out"}},
+        {b.set("--load", place / "nothing"), {"nothing", "cannot open"}},
+        {b.set("--load", place / "train.txt"), {"train.txt", "magic"}},
+        {Flags().set("--generate", "abc"), {"--generate", "--load"}},
+        {Flags().set("--eval_lengths", "32"), {"--eval_lengths", "--load"}},
+        {b.set("--eval_lengths", "32,0"), {"--eval_lengths '32,0'"}},
+        {b.set("--eval_lengths", "32,"), {"--eval_lengths '32,'"}},
+        {b.set("--allow_change", ","), {"--allow_change"}},
+        {b.set("-h", "1"), {"-h", "no counterpart"}},
+    };
+    for (const Refusal& r : refusals) { check_refused(place, r); }
+    check_refused(place, {b.set("--train_files", place / "short.txt").set("--steps", "-1"),
+                          {"--train_files", "short.txt", "9 tokens", "33"}});
+    CHECK_FALSE(path_exists(place.out()));
+    // the disk has room for one checkpoint, and not for all that there will be
+    const Flags many = b.set("--steps", "2000000000").with("--checkpoint_every 1").set("--out", place / "full");
+    check_refused(place, {many, {place / "full: 2000000000 checkpoints need ", " are free", "--keep"}});
+    check_refused(place, {many.with("--keep 3 --major 2"), {place / "full: 1000000002 checkpoints need "}});
+
+    // ids are looked at when they are read
+    std::vector<uint16_t> ids = ids_below(300, 400);
+    ids[123] = 300;
+    write_file(high, shard(ids, 300, 400));
+    check_refused(place, {b.set("--train_files", high).set("--val_every", "0"),
+                          {"high.bin", "token 123", "id 300", "V = 300"}});
+    check_refused(place, {b.set("--train_files", good).set("--val_files", high).set("--out", place / "out2"),
+                          {"high.bin", "token 123"}});
+    CHECK(json_lines(place / "out2/log.jsonl").empty());
+}
+
+TEST_CASE("run: a checkpoint of another model is refused", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags use = Flags().set("--val_files", place / "val.txt").set("--threads", "1");
+    const std::string learned = place / "learned", t5 = place / "t5";
+    REQUIRE(place.run(place.base.set("--pos", "learned").set("--out", learned)).code == 0);
+    REQUIRE(place.run(place.base.set("--pos", "t5_clip:K=9").set("--out", t5)).code == 0);
+    write_file(place / "other.bin", shard(ids_below(300, 400), 300, 400));
+    const Flags load = place.base.set("--load", learned).without("--model");
+    const Refusal refusals[] = {
+        {load.set("--pos", "rope"), {"--pos rope", "learned"}},
+        {place.base.set("--load", t5).without("--model").set("--pos", "t5_clip:K=8"),
+         {"--pos t5_clip:K=8", "t5_clip:K=9"}},
+        {load.set("--model", "2,4,32"), {"--model 2,4,32", "2,2,32"}},
+        {load.set("--model", "small"), {"--model small", "2,2,32"}},
+        {load.set("--train_files", place / "other.bin").set("--val_every", "0"), {"vocabulary of 300", "256"}},
+        {load.set("--T", "33"), {"--T 33", "learned", "32"}},
+        {use.set("--load", learned).set("--eval_lengths", "33,64"), {"--eval_lengths", "learned", "32"}},
+        {use.set("--load", learned).set("--val_files", place / "other.bin").set("--eval_lengths", "32"),
+         {"vocabulary of 300", "256"}},
+        {use.set("--load", learned).with("--generate abcde --tokens 28"), {"--generate", "learned", "32", "--tokens"}},
+        {use.set("--load", t5).with("--generate a --tokens 9999999999"), {"--generate", "9999999999", "--tokens"}},
+        {use.set("--load", t5).set("--dump_bias", "2,0,text").set("--out", place / "out"),
+         {"--dump_bias 2,0,text", "2"}},
+        {use.set("--load", t5).set("--dump_bias", "0,0,text"), {"--dump_bias", "--out"}},
+        {use.set("--load", learned).set("--dump_bias", "0,0,text").set("--out", place / "out3"),
+         {"learned adds no bias"}},
+    };
+    for (const Refusal& r : refusals) { check_refused(place, r); }
+    for (const char* kind : {"/step_00000006", "/step_00000012"}) { CHECK(path_exists(learned + kind)); }
+
+    // weights that no manifest vouches for
+    const std::string dir = place / "bare", model = dir + "/model.safetensors";
+    const std::string bytes = read_file(step_dir(t5, 12) + "/model.safetensors");
+    io_mkdirs(dir);
+    write_file(dir + "/config.json", read_file(step_dir(t5, 12) + "/config.json"));
+    write_file(model, bytes.substr(0, bytes.size() - 4));
+    check_refused(place, {use.set("--load", dir).set("--generate", "a"), {"bare/model.safetensors"}});
+    write_file(model, bytes);
+    CHECK(place.run(use.set("--load", dir).set("--generate", "a")).code == 0);
+    write_file(dir + "/manifest.json", read_file(step_dir(t5, 12) + "/manifest.json"));
+    write_file(model, flipped(bytes, bytes.size() - 50));
+    check_refused(place, {use.set("--load", dir).set("--generate", "a"), {"bare"}});
+}
+
+TEST_CASE("run: a resumed run keeps what it is", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.with("--steps 8 --checkpoint_every 4 --schedule linear");
+    REQUIRE(place.run(flags).code == 0);
+    TempDir::remove(step_dir(place.out(), 8));
+    const std::string log = read_file(place.out() + "/main.log"), json_log = read_file(place.out() + "/log.jsonl");
+    const auto before = bits(step_dir(place.out(), 4));
+    const Flags resume = flags.set("--resume", "1");
+    write_file(place / "other.txt", words(4000, 7));
+    const std::vector<std::vector<std::string>> changes = {
+        {"--lr", "2e-3"}, {"--steps", "9"}, {"--schedule", "cosine"}, {"--warmup", "2"}, {"--final_lr", "0.5"},
+        {"--weight_decay", "0.1"}, {"--beta1", "0.8"}, {"--beta2", "0.99"}, {"--eps", "1e-6"}, {"--clip", "0.5"},
+        {"--skip_loss_z", "3"}, {"--skip_norm_z", "3"}, {"--overfit", "1"}, {"--seed", "7"}, {"--total_batch", "256"},
+        {"--train_files", place / "other.txt"}, {"--T", "16"}, {"--model", "1,2,32"}, {"--pos", "alibi"}};
+    const std::vector<std::string> files = {".lock", "log.jsonl", "main.log", "step_00000004"};
+    for (const auto& change : changes) {
+        check_refused(place, {resume.set(change[0], change[1]), {change[0]}});
+        CHECK(list_directory(place.out()) == files);
+    }
+    CHECK(read_file(place.out() + "/main.log") == log);
+    CHECK(read_file(place.out() + "/log.jsonl") == json_log);
+    check_same(before, bits(step_dir(place.out(), 4)));
+
+    check_refused(place, {flags, {"--out", "holds checkpoints", "--resume 1"}});
+    REQUIRE(place.run(resume.with("--threads 1 --B 2 --total_batch 128 --recompute 0")).code == 0);     // free
+    check_each_step_once(place.out(), 8);
+    TempDir::remove(step_dir(place.out(), 8));
+    REQUIRE(place.run(resume.with("--lr 2e-3 --allow_change lr")).code == 0);
+    CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "train")[4].at("lr") == 2e-3);
+}
+
+TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    write_file(place / "file", "not a directory");
+    check_refused(place, {place.base.set("--out", place / "file"), {"file", "cannot create directory"}});
+    check_refused(place, {place.base.set("--out", place / "file/out"), {"file", "cannot create directory"}});
+    CHECK(read_file(place / "file") == "not a directory");
+    io_mkdirs(place / "odd/.lock");
+    check_refused(place, {place.base.set("--out", place / "odd"), {"odd", "not writable"}});
+
+    Process first(place.program, place.base.with("--steps 1000000 --checkpoint_every 1000000").words(), place / "first");
+    first.wait_for_lines(place.out() + "/main.log", 3);
+    REQUIRE(first.running());
+    const Refusal second = {place.base.set("--checkpoint_every", "1"),
+                            {"out is in use", strprintf("pid %d", (int)first.pid), "--out"}};
+    check_refused(place, second);
+    check_refused(place, {second.flags.set("--resume", "1"), {"out is in use"}});
+    kill(first.pid, SIGTERM);
+    CHECK(first.wait().code == EXIT_INTERRUPTED);
+    check_each_step_once(place.out(), (int)losses(place.out()).size());
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// damage
+
+TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoint", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Outcome o = place.run(place.base.with("--steps 60 --checkpoint_every 5 --lr 1e30 --schedule constant"));
+    CHECK(o.code == EXIT_DIVERGED);
+    CHECK(contains(o.err, strprintf("%d updates in a row were skipped", MAX_BAD_STEPS)));
+    CHECK(contains(o.err, "non-finite"));
+    CHECK(contains(o.out, "SKIPPED: non-finite loss"));
+    check_each_step_once(place.out(), MAX_BAD_STEPS + 1);
+    const std::vector<Json> train = of_kind(json_lines(place.out() + "/log.jsonl"), "train");
+    CHECK_FALSE(train[0].contains("skipped"));
+    CHECK(train[1].at("loss").is_null());
+    CHECK(contains(train[1].at("skipped").get<std::string>(), "non-finite loss"));
+    for (int step : {5, 10, 15, 20}) {
+        const std::string dir = step_dir(place.out(), step);
+        size_t bad = 0;
+        for (const char* name : {"/model.safetensors", "/optimizer_0.safetensors"}) {
+            for (float x : values_of(dir + name)) { bad += !std::isfinite(x); }
+            CHECK(read_file(dir + name) == read_file(step_dir(place.out(), 5) + name));     // skipped: unchanged
+        }
+        CHECK(bad == 0);
+    }
+
+    // one NaN among the weights
+    const std::string dir = place / "bad";
+    REQUIRE(place.run(place.base.set("--out", place / "good").set("--steps", "6")).code == 0);
+    io_mkdirs(dir);
+    write_file(dir + "/config.json", read_file(step_dir(place / "good", 6) + "/config.json"));
+    std::string bytes = read_file(step_dir(place / "good", 6) + "/model.safetensors");
+    const float nan = NAN;
+    memcpy(&bytes[bytes.size() - 8], &nan, 4);
+    write_file(dir + "/model.safetensors", bytes);
+    const Outcome p = place.run(place.base.set("--load", dir).set("--steps", "60").set("--out", place / "out2")
+        .without("--model"));
+    CHECK(p.code == EXIT_DIVERGED);
+    CHECK(contains(p.err, "non-finite"));
+}
+
+TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    REQUIRE(place.run(place.base).code == 0);
+    const auto whole = bits(step_dir(place.out(), 12));
+    const Flags resume = place.base.set("--resume", "1");
+    for (const char* name : {"model.safetensors", "optimizer_0.safetensors", "state.json", "config.json",
+                             "manifest.json"}) {
+        INFO(name);
+        const std::string path = step_dir(place.out(), 12) + "/" + name, bytes = read_file(path);
+        write_file(path, flipped(bytes, bytes.size() / 2));
+        check_refused(place, {resume.set("--no_fallback"), {"--no_fallback", step_dir(place.out(), 12)}});
+        const Outcome o = place.run(resume);
+        CHECK(o.code == 0);
+        CHECK(contains(o.err, step_dir(place.out(), 12) + " is bad"));
+        CHECK(contains(o.err, "falling back to " + step_dir(place.out(), 6)));
+        CHECK(contains(o.out, "resumed from " + step_dir(place.out(), 6)));
+        check_same(whole, bits(step_dir(place.out(), 12)));                         // replaced by a good one
+        check_each_step_once(place.out(), 12);
+    }
+    // killed while it was replacing a checkpoint: the one set aside is the newest
+    io_rename(step_dir(place.out(), 12), place.out() + "/.old_step_00000012");
+    const Outcome o = place.run(resume);
+    CHECK(o.code == 0);
+    CHECK(contains(o.out, "resumed from " + step_dir(place.out(), 12)));
+    check_same(whole, bits(step_dir(place.out(), 12)));
+
+    const std::string older = step_dir(place.out(), 6), newer = step_dir(place.out(), 12);
+    for (const std::string& dir : {older, newer}) { resize_file(dir + "/model.safetensors", 1000); }
+    check_refused(place, {resume, {"none of its 2 checkpoints verifies", older, newer}});
+    CHECK(path_exists(newer + "/model.safetensors"));
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// looking and using
+
+TEST_CASE("run: --list, --check and --help", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Outcome list = place.run(Flags().with("--list --model 2,2,32 --pos cable"));
+    CHECK(list.code == 0);
+    for (const char* part : {"wte", "qkvw", "lnfb", "transformer.h.0.attn.cable.c.weight", "attn.c_attn.weight^T"}) {
+        INFO(part);
+        CHECK(contains(list.out, part));
+    }
+    const Outcome bytes = place.run(place.base.set("--list"));
+    CHECK(bytes.code == 0);
+    const size_t C = 32, V = 256, layer = 12 * C * C + 13 * C + 2 * 2 * (C + 1);
+    CHECK(contains(bytes.out, strprintf("%zu of them parameters", V * C + 2 * layer + 2 * C)));
+    const Outcome check_run = place.run(place.base.with("--check --total_batch 256"));
+    CHECK(check_run.code == 0);
+    CHECK(contains(check_run.out, "12 steps of 256 tokens"));
+    CHECK(contains(check_run.err + check_run.out, "memory: "));
+    CHECK_FALSE(path_exists(place.out()));
+    check_refused(place, {place.base.set("--check").set("--val_files", place / "gone"), {"--val_files", "gone"}});
+    CHECK(place.run(place.base.with("--check --T 2000000000 --B 1000000")
+        .with("--model 1000,1,1024")).code == EXIT_OUT_OF_MEMORY);
+    const Outcome help = place.run(Flags().set("--help"));
+    CHECK(help.code == 0);
+    for (const char* part : {"usage: train_gpt2", "--eval_lengths", "kcable_nw", "-sl"}) {
+        CHECK(contains(help.out, part));
+    }
+}
+
+TEST_CASE("run: perplexity at every length, logged", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags eval = Flags().set("--val_files", place / "val.txt").with("--threads 2 --eval_lengths 16,32,64,128");
+    const uint64_t tokens = words(1200, 2).size() - 1;
+    for (const char* pos : {"alibi", "learned"}) {
+        INFO(pos);
+        const std::string out = place / pos, to = place / (std::string("eval_") + pos);
+        REQUIRE(place.run(place.base.set("--pos", pos).set("--out", out)).code == 0);
+        const Outcome o = place.run(eval.set("--load", out).set("--out", to).set("--curve"));
+        REQUIRE(o.code == 0);
+        const bool bounded = std::string(pos) == "learned";
+        const std::vector<Json> found = of_kind(json_lines(to + "/log.jsonl"), "extrapolation");
+        REQUIRE(found.size() == (bounded ? 2u : 4u));
+        for (size_t i = 0; i < found.size(); i++) {
+            const int T = 16 << i;
+            CHECK(found[i].at("pos") == pos);
+            CHECK(found[i].at("T") == T);
+            CHECK(found[i].at("T_train") == 32);
+            CHECK(found[i].at("tokens") == tokens);
+            CHECK(found[i].at("windows") == ceil_div(tokens, (uint64_t)T));
+            const double loss = found[i].at("loss").get<double>(), ppl = found[i].at("ppl").get<double>();
+            const int windows = found[i].at("windows").get<int>();
+            const std::string row =
+                strprintf("%8d %8d %10d %12d %10.4f %10.4f\n", T, T, windows, (int)tokens, loss, ppl);
+            CHECK(contains(o.out, row));
+        }
+        const std::vector<Json> curves = of_kind(json_lines(to + "/log.jsonl"), "curve");
+        REQUIRE(curves.size() == found.size());
+        CHECK(curves[1].at("loss").size() == 32);
+        CHECK(contains(o.out, "learned has no positions beyond 32") == bounded);
+        CHECK(list_directory(out).size() == 5);                                     // the run itself is left alone
+        // the same figure that validation at the end of training gave, over all of the split
+        const Outcome again = place.run(place.base.set("--resume", "1").set("--pos", pos).set("--out", out)
+            .set("--val_batches", "-1"));
+        REQUIRE(again.code == 0);
+        const double val = of_kind(json_lines(out + "/log.jsonl"), "val").back().at("loss").get<double>();
+        CHECK(std::fabs(val - found[1].at("loss").get<double>()) <= 1e-6 * val);
+    }
+    const Outcome sliding = place.run(eval.set("--load", place / "alibi").with("--stride 8 --eval_tokens 200")
+        .set("--out", place / "s"));
+    REQUIRE(sliding.code == 0);
+    const std::vector<Json> found = of_kind(json_lines(place / "s/log.jsonl"), "extrapolation");
+    REQUIRE(found.size() == 4);
+    for (size_t i = 0; i < 4; i++) {
+        CHECK(found[i].at("stride") == 8);
+        CHECK(found[i].at("tokens") == 200);
+        CHECK(found[i].at("windows") == 1 + (200 - (16 << i)) / 8);
+    }
+    const Outcome both = place.run(place.base.with("--eval_lengths 32 --steps 2"));        // train, then evaluate
+    REQUIRE(both.code == 0);
+    CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "extrapolation").size() == 1);
+}
+
+TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    write_file(place / "ids.bin", shard(ids_below(300, 2000), 300, 2000));
+    const Flags ids = place.base.set("--train_files", place / "ids.bin").set("--val_files", place / "ids.bin")
+        .set("--tokens", "7");
+    const Outcome trained = place.run(ids.set("--sample_every", "6").set("--out", place / "ids"));
+    REQUIRE(trained.code == 0);
+    CHECK(contains(trained.out, "generating:\n---\n"));
+    const Flags use = Flags().set("--load", place / "ids").with("--threads 1 --tokens 9").set("--generate", "5 299");
+    const Outcome a = place.run(use), b = place.run(use), c = place.run(use.set("--seed", "1"));
+    REQUIRE(a.code == 0);
+    CHECK(a.out.compare(0, 6, "5 299 ") == 0);                                      // stdout is the text alone
+    std::vector<long> numbers;
+    for (const char* at = a.out.c_str(); *at != '\0' && *at != '\n';) {
+        char* end = nullptr;
+        numbers.push_back(strtol(at, &end, 10));
+        at = end;
+    }
+    CHECK(numbers.size() == 2 + 9);
+    CHECK(*std::max_element(numbers.begin(), numbers.end()) < 300);
+    CHECK(a.out.back() == '\n');
+    CHECK(contains(a.err, "9 tokens, "));
+    CHECK(contains(a.err, "tokens/s"));
+    CHECK(a.out == b.out);
+    CHECK(a.out != c.out);
+    check_refused(place, {use.set("--generate", "5 300"), {"--generate", "'300'", "below 300"}});
+
+    REQUIRE(place.run(place.base.with("--lr 3e-2 --steps 60 --final_lr 0.1 --checkpoint_every 60")).code == 0);
+    const Flags bytes = Flags().set("--load", place.out()).with("--tokens 40 --threads 2")
+        .set("--generate", "what came ");
+    const Outcome greedy = place.run(bytes.set("--temperature", "0"));
+    CHECK(greedy.out.size() == 10 + 40 + 1);
+    CHECK(greedy.out.compare(0, 10, "what came ") == 0);
+    // it has learnt which bytes occur
+    CHECK(greedy.out.find_first_not_of("abcdefghijklmnopqrstuvwxyz. \n") == std::string::npos);
+    CHECK(place.run(bytes.with("--top_k 1 --seed 9")).out == greedy.out);
+}
+
+TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    REQUIRE(place.run(place.base).code == 0);
+    const std::string text = "caf\xc3\xa9 \xff of,a";        // commas, and bytes that are no UTF-8
+    const Outcome o = place.run(Flags().set("--load", place.out()).set("--dump_bias", "1,0," + text)
+        .set("--out", place / "bias"));
+    REQUIRE(o.code == 0);
+    const Json j = parse_json(read_file(place / "bias/bias_1_0.json"), "bias");
+    const size_t T = text.size();
+    CHECK(j.at("pos") == "cable");
+    CHECK(j.at("layer") == 1);
+    CHECK(j.at("head") == 0);
+    CHECK(j.at("tokens").size() == T);
+    CHECK(j.at("tokens")[0] == "c");
+    REQUIRE(j.at("bias").size() == T);
+    for (size_t i = 0; i < T; i++) {
+        REQUIRE(j.at("bias")[i].size() == T);
+        double last = 0;
+        for (size_t k = i + 1; k-- > 0;) {        // a penalty that grows with distance
+            const double x = j.at("bias")[i][k].get<double>();
+            CHECK(x <= last);
+            last = x;
+        }
+        for (size_t k = i; k < T; k++) { CHECK(j.at("bias")[i][k] == 0.0); }
+    }
+    CHECK(j.at("bias")[T - 1][0].get<double>() < 0);
+    for (const char* bad : {"1", "1,0", "a,0,x", "1,,x", "1x,0,x", " 1,0,x", "1, 0,x", "0x1,0,x", "2,0,x", "1,2,x", "-1,0,x", "4294967297,0,x",
+                            "18446744073709551617,0,x", "1,0.0,x"}) {
+        check_refused(place, {Flags().set("--load", place.out()).set("--dump_bias", bad).set("--out", place / "bias"),
+                              {std::string("--dump_bias ") + bad + ": wanted LAYER,HEAD,TEXT", "a layer below 2 and a head below 2"}});
+    }
+}
+
+TEST_CASE("run: it overfits one batch", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    for (const char* pos : {"cable", "rope"}) {
+        INFO(pos);
+        const std::string out = place / pos;
+        REQUIRE(place.run(place.base.set("--pos", pos).with("-a 1 --steps 150 --lr 1e-2 --final_lr 0.1 --B 2")
+            .with("--val_every 0 --checkpoint_every 0").set("--out", out)).code == 0);
+        const std::vector<double> x = losses(out);
+        REQUIRE(x.size() == 150);
+        CHECK(x[0] > 5);
+        CHECK(x.back() < 0.1);
+    }
+}
+
+TEST_CASE("run: llm.c's letters", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags letters = Flags().set("-i", place / "train.txt").set("-j", place / "val.txt")
+        .with("--model 2,2,32 -t 32 -b 2 -d 256 -x 8 -l 1e-3 -u 3 -q 0.1 -c 0.1 -k linear -v 4 -m 3 -s 0 -g 9 -n 2")
+        .with("-nk 2 -nm 4 -r 2 -sl 9 -sg 9 -a 0 -y 0").set("-o", place / "letters");
+    const Flags names = Flags().set("--train_files", place / "train.txt").set("--val_files", place / "val.txt")
+        .with("--model 2,2,32 --T 32 --B 2 --total_batch 256 --steps 8 --lr 1e-3 --warmup 3 --final_lr 0.1")
+        .with("--weight_decay 0.1 --schedule linear --val_every 4 --val_batches 3 --sample_every 0 --tokens 9")
+        .with("--checkpoint_every 2 --keep 2 --major 4 --recompute 2 --skip_loss_z 9 --skip_norm_z 9 --overfit 0")
+        .with("--resume 0")
+        .set("--out", place / "names");
+    REQUIRE(place.run(letters).code == 0);
+    REQUIRE(place.run(names).code == 0);
+    check_same(bits(step_dir(place / "letters", 8)), bits(step_dir(place / "names", 8)));
+    CHECK(untimed_log(place / "letters") == untimed_log(place / "names"));
+    CHECK(list_directory(place / "letters") == std::vector<std::string>{".lock", "log.jsonl", "main.log",
+          "step_00000004", "step_00000006", "step_00000008"});
+    Json options = parse_json(read_file(step_dir(place / "letters", 8) + "/state.json"), "state").at("options");
+    CHECK(options.at("total_batch") == 256);
+    CHECK(options.at("skip_loss_z") == 9.0);
+    CHECK(place.run(Flags().with("-e d12 --list --model small")).code == EXIT_BAD_INPUT);       // --model twice
+    CHECK(contains(place.run(Flags().with("-e d6 --list")).out, "384"));
+}
+
+}  // namespace

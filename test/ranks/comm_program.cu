@@ -1,0 +1,142 @@
+// comm_program.cu -- what test_ranks.py starts under mpirun: one mode of llmc/comm.h a run, on as many ranks as mpirun gives.
+//
+//   comm_program sums [SEED]      the tree over ranks and micro-batches, against a recursive sum of all leaves
+//   comm_program small            gather, max, broadcast, replicas
+//   comm_program wait SECONDS     sums without end, --collective_timeout SECONDS; somebody is expected to end that
+//   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
+//   comm_program exit RANK CODE   one rank wants to end with CODE
+#include "llmc/ranks/sums.cuh"
+
+// Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
+float leaf(uint64_t seed, size_t i, size_t j) {
+    const uint64_t key[3] = {seed, i, j}, h = checksum(key, sizeof(key));
+    const float mantissa = 1.0f + (float)(h & 0x7fffff) / 8388608.0f;
+    return ldexpf(h >> 63 ? -mantissa : mantissa, (int)(h >> 32 & 0xff) % 25 - 12);
+}
+
+// The sum of leaves lo .. hi-1: the left subtree has the largest power of two of leaves below their number
+float tree_of_leaves(const std::vector<float>& leaves, size_t lo, size_t hi) {
+    if (hi - lo == 1) { return leaves[lo]; }
+    size_t left = 1;
+    while (2 * left < hi - lo) { left *= 2; }
+    return tree_of_leaves(leaves, lo, lo + left) + tree_of_leaves(leaves, lo + left, hi);
+}
+
+void expect(bool good, const char* what, size_t n, size_t m) {
+    if (!good) { die(1, "%s: wrong for n %zu, %zu micro-batches a rank", what, n, m); }
+}
+
+void test_sum(uint64_t seed, size_t n, size_t m) {
+    const Comm& c = comm();
+    Stream stream = {};
+    std::vector<float> mine(n), found(n);
+    size_t in_order_differs = 0;
+    std::vector<float> leaves(m * (size_t)c.size), part(m), expected(n);
+    for (size_t j = 0; j < n; j++) {
+        float in_order = 0;
+        for (size_t i = 0; i < leaves.size(); i++) { leaves[i] = leaf(seed, i, j); in_order += leaves[i]; }
+        std::copy_n(leaves.begin() + (ptrdiff_t)(m * (size_t)c.rank), m, part.begin());
+        mine[j] = tree_of_leaves(part, 0, m);
+        expected[j] = tree_of_leaves(leaves, 0, leaves.size());
+        in_order_differs += in_order != expected[j];
+    }
+    float* data = (float*)device_malloc(sizeof(float) * (n + 1));
+    copy_to_device(data, mine.data(), sizeof(float) * n, stream);
+    const float guard = 12345.0f;
+    copy_to_device(data + n, &guard, sizeof(float), stream);
+    comm_tree_sum(data, n, "sum", stream);
+    copy_to_host(found.data(), data, sizeof(float) * n, stream);
+    expect(memcmp(found.data(), expected.data(), sizeof(float) * n) == 0, "comm_tree_sum", n, m);
+    float behind;
+    copy_to_host(&behind, data + n, sizeof(float), stream);
+    expect(behind == guard, "what lies behind the data", n, m);
+    if (n > 100 && leaves.size() > 3) { expect(in_order_differs > n / 10, "another order of additions", n, m); }
+    expect(comm_replicas_agree(comm_hash(data, n, stream)), "comm_hash", n, m);
+    device_free(data);
+}
+
+void set_chunk(size_t chunk) {      // the buffers have its size
+    Comm& c = comm();
+    device_free(c.scratch);
+    pinned_free(c.staging);
+    c.scratch = c.staging = nullptr;
+    c.chunk = chunk;
+}
+
+void test_sums(uint64_t seed) {
+    set_chunk(1000);
+    for (size_t n : {0, 1, 2, 31, 999, 1000, 1001, 3017}) {
+        for (size_t m : {1, 2, 8}) { test_sum(seed + n, n, m); }
+    }
+    set_chunk(Comm().chunk);
+    test_sum(seed, comm().chunk + 77, 1);
+}
+
+void test_small() {
+    const int rank = comm().rank, size = comm().size;
+    for (size_t n : {0, 1, 5, 1000}) {
+        std::vector<double> mine(n), all(n * (size_t)size, -1.0);
+        for (size_t i = 0; i < n; i++) { mine[i] = 1.0 / (1.0 + (double)i + 1000.0 * rank); }
+        comm_all_gather(all.data(), mine.data(), n, "gather");
+        for (size_t i = 0; i < all.size(); i++) {
+            expect(all[i] == 1.0 / (1.0 + (double)(i % n) + 1000.0 * (double)(i / n)), "comm_all_gather", n, 1);
+        }
+    }
+    expect(comm_max(100 - rank, "max") == 100 && comm_max(-rank - 1, "max") == -1, "comm_max", 1, 1);
+    expect(comm_max(rank == size - 1 ? 7 : 0, "max") == 7, "comm_max of one", 1, 1);
+    for (size_t n : {0, 1, 3999, 4000, 4001, 20000}) {
+        comm().chunk = 1000;
+        std::vector<char> text(n + 1);
+        for (size_t i = 0; i < n; i++) { text[i] = (char)(rank == 0 ? i % 101 : 255); }
+        text[n] = 'x';
+        comm_broadcast(text.data(), n, "broadcast");
+        for (size_t i = 0; i < n; i++) { expect(text[i] == (char)(i % 101), "comm_broadcast", n, 1); }
+        expect(text[n] == 'x', "what lies behind a broadcast", n, 1);
+    }
+    std::vector<float> replica(2500, 0.25f);
+    auto agree = [&](std::string& who) { return comm_replicas_agree(comm_hash(replica.data(), replica.size(), Stream()), &who); };
+    std::string who;
+    expect(agree(who) && who.empty(), "equal replicas", 1, 1);
+    for (size_t i : {(size_t)0, (size_t)999, (size_t)1000, replica.size() - 1}) {      // the lowest bit of one weight of one rank
+        const float good = replica[i];
+        if (rank == size - 1) { replica[i] = nextafterf(good, 1.0f); }
+        const bool same = agree(who);
+        expect(same == (size == 1), "a replica that drifted", i, 1);
+        expect(size == 1 || who.find(strprintf("on rank %d", size - 1)) != std::string::npos, "the name of the rank that drifted", i, 1);
+        replica[i] = good;
+    }
+}
+
+[[noreturn]] void sum_for_ever() {
+    std::vector<float> ones(5000, 1.0f);
+    comm().chunk = 1000;
+    for (int i = 0;; i++) {
+        comm_tree_sum(ones.data(), ones.size(), "sum of the gradients", Stream());
+        comm_max(i, "stop signals");
+        if (i == 3) { fprintf(stderr, "rank %d is process %d\n", comm().rank, (int)getpid()); }
+    }
+}
+
+int run(int argc, char** argv) {
+    const std::string mode = argc > 1 ? argv[1] : "", value = argc > 2 ? argv[2] : "";
+    printf("%s\n", comm_description().c_str());
+    comm_connect_devices();
+    if (mode == "sums") { test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10)); }
+    else if (mode == "small") { test_small(); }
+    else if (mode == "wait") { comm().timeout = atof(value.c_str()); sum_for_ever(); }
+    else if (mode == "throw") {
+        if (value == "all") { die(EXIT_BAD_INPUT, "a mistake of all"); }
+        if (comm().rank == atoi(value.c_str())) { die(EXIT_OUT_OF_MEMORY, "a mistake of one"); }
+        sum_for_ever();
+    } else if (mode == "exit") { return comm().rank == atoi(value.c_str()) ? atoi(argv[3]) : 0; }
+    else { die(EXIT_BAD_INPUT, "'%s': wanted sums, small, wait, throw or exit", mode.c_str()); }
+    printf("ok\n");
+    return 0;
+}
+
+int main(int argc, char** argv) {
+    try {
+        comm_init();
+        return comm_finish(run(argc, argv));
+    } catch (const Error& e) { return comm_report(e.code, e.what()); }
+}

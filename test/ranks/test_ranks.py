@@ -1,0 +1,352 @@
+"""test_ranks.py -- a run of several ranks under mpirun: the same bits as one rank gives, and an end, soon and not with success, when a
+rank dies, stands still or fails. Skips where there is no mpirun, or build/comm_program was built without MPI.
+
+Bits are compared, not numbers: no tolerance anywhere. What waits is bounded by the promise: 10 s after a death, 5 s after a deadline."""
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+COMM_PROGRAM = os.environ.get("COMM_PROGRAM", os.path.join(ROOT, "build", "comm_program"))
+TRAINER = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
+SIMT_TRAINER = os.path.join(ROOT, "build", "simt", "train_gpt2_fp32")
+MPIRUN = shutil.which("mpirun")
+ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1",
+                   OMPI_MCA_btl_vader_single_copy_mechanism="none",         # containers forbid it, and Open MPI warns of that
+                   OMPI_MCA_plm_rsh_agent="sh")                             # no other machine is asked, so no ssh is needed
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True, "errors": "replace"}
+LIMIT = 100             # seconds, for what should end by itself in a few
+AFTER_DEATH = 10        # what the program promises
+AFTER_DEADLINE = 5
+
+
+def mpirun(ranks):
+    version = subprocess.run([MPIRUN, "--version"], **PIPES).stdout
+    return [MPIRUN] + (["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []) + ["-np", str(ranks)]
+
+
+def run(ranks, *command):
+    """exit code and output of a program that ends by itself"""
+    p = subprocess.run([*mpirun(ranks), *command], env=ENVIRONMENT, timeout=LIMIT, **PIPES)
+    return p.returncode, p.stdout
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def processes(launcher):
+    """rank -> pid of the processes that a launcher has started, through whatever is between"""
+    found, waiting = {}, [launcher]
+    while waiting:
+        pid = waiting.pop()
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/task/{pid}/children") as f:
+                waiting += [int(child) for child in f.read().split()]
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                m = re.search(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", f.read())
+            if m and pid != launcher:
+                found[int(m.group(1))] = pid
+    return found
+
+
+@contextlib.contextmanager
+def started(ranks, *command):
+    """a run that something is to be done to, and a function that waits for its end: exit code, output and seconds"""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        p = subprocess.Popen([*mpirun(ranks), *command], env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT)
+        pids = {}
+
+        def output():
+            log.seek(0)
+            return log.read()
+
+        def until(condition):
+            end = time.monotonic() + LIMIT
+            while not condition(output()):
+                assert p.poll() is None and time.monotonic() < end, f"exit code {p.poll()}\n{output()}"
+                time.sleep(0.02)
+            pids.update(processes(p.pid))
+            assert len(pids) == ranks, pids
+
+        def end():
+            begin = time.monotonic()
+            code = p.wait(LIMIT)
+            while any(alive(pid) for pid in pids.values()) and time.monotonic() < begin + LIMIT:
+                time.sleep(0.02)
+            return code, output(), time.monotonic() - begin
+
+        try:
+            yield p, pids, until, end
+        finally:
+            for pid in [*pids.values(), p.pid]:
+                if alive(pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            p.wait()
+
+
+def why_not(program):
+    if MPIRUN is None:
+        return "SKIPPED: there is no mpirun; dev/install.sh ranks"
+    if not os.path.exists(program):
+        return f"SKIPPED: {os.path.relpath(program, ROOT)} is not built; make ranks builds it"
+    return None
+
+
+def why_not_comm():
+    return why_not(COMM_PROGRAM) or (None if "2 ranks" in run(2, COMM_PROGRAM, "small")[1] else "SKIPPED: build/comm_program is built without MPI")
+
+
+WITHOUT_COMM = why_not_comm()
+
+
+@unittest.skipIf(WITHOUT_COMM, WITHOUT_COMM)
+class Collectives(unittest.TestCase):
+    def test_the_tree_and_the_small_ones(self):
+        for ranks in 1, 2, 3, 4, 7:
+            for mode in "sums", "small":
+                with self.subTest(ranks=ranks, mode=mode):
+                    code, output = run(ranks, COMM_PROGRAM, mode)
+                    self.assertEqual(code, 0, output)
+                    self.assertEqual(re.findall(r"^(?:ok|\d+ rank.*)$", output, re.M), [f"{ranks} ranks, gradients by MPI" if ranks > 1 else "1 rank", "ok"])
+
+    def test_without_a_launcher(self):
+        p = subprocess.run([COMM_PROGRAM, "sums"], env=ENVIRONMENT, **PIPES)
+        self.assertEqual((p.returncode, p.stdout), (0, "1 rank\nok\n"))
+
+    def test_a_launcher_that_is_not_this_mpi(self):
+        """each process believing that it is alone would train on all data and fight for --out"""
+        p = subprocess.run([COMM_PROGRAM, "small"], env=dict(ENVIRONMENT, PMI_SIZE="4"), **PIPES)
+        self.assertEqual(p.returncode, 2, p.stdout)
+        self.assertIn("started 4 processes, MPI sees 1", p.stdout)
+
+    def test_a_dead_rank(self):
+        for ranks, victim in (2, 0), (2, 1), (4, 0), (4, 3):
+            with self.subTest(ranks=ranks, victim=victim), started(ranks, COMM_PROGRAM, "wait", "600") as (_, pids, until, end):
+                until(lambda text: text.count("is process") == ranks)
+                os.kill(pids[victim], signal.SIGKILL)
+                code, output, seconds = end()
+                self.assertNotEqual(code, 0, output)
+                self.assertLess(seconds, AFTER_DEATH)
+
+    def test_a_dead_launcher(self):
+        with started(3, COMM_PROGRAM, "wait", "600") as (p, pids, until, end):
+            until(lambda text: text.count("is process") == 3)
+            p.kill()
+            self.assertLess(end()[2], AFTER_DEATH)
+
+    def test_a_rank_that_stands_still(self):
+        deadline = 2
+        for ranks, victim in (2, 0), (2, 1), (4, 2):
+            with self.subTest(ranks=ranks, victim=victim), started(ranks, COMM_PROGRAM, "wait", str(deadline)) as (_, pids, until, end):
+                until(lambda text: text.count("is process") == ranks)
+                os.kill(pids[victim], signal.SIGSTOP)
+                code, output, seconds = end()
+                self.assertEqual(code, 5, output)
+                self.assertTrue(deadline - 1 < seconds < deadline + AFTER_DEADLINE, seconds)
+                message = re.search(r"error: .*(sum of the gradients|stop signals): rank (\d) waited 2 s for (rank \d|the other ranks) \(--collective_timeout\)", output)
+                self.assertTrue(message, output)
+                self.assertNotEqual(int(message.group(2)), victim)
+
+    def test_a_pause_is_no_stand_still(self):
+        """of one rank, shorter than the deadline; of all of them, of any length"""
+        deadline = 3
+        with started(3, COMM_PROGRAM, "wait", str(deadline)) as (p, pids, until, _):
+            until(lambda text: text.count("is process") == 3)
+            for victims, pause in ([1], deadline / 2), (pids, deadline + 2):
+                for victim in victims:
+                    os.kill(pids[victim], signal.SIGSTOP)
+                time.sleep(pause)
+                for victim in victims:
+                    os.kill(pids[victim], signal.SIGCONT)
+                time.sleep(1)
+                self.assertIsNone(p.poll())
+                self.assertTrue(all(map(alive, pids.values())))
+
+    def test_an_error(self):
+        for ranks, who, code in (4, "0", 4), (4, "3", 4), (2, "1", 4), (4, "all", 2):
+            with self.subTest(ranks=ranks, who=who):
+                begin = time.monotonic()
+                found, output = run(ranks, COMM_PROGRAM, "throw", who)
+                self.assertEqual(found, code, output)
+                self.assertLess(time.monotonic() - begin, AFTER_DEATH)
+                prefix = "" if who in ("0", "all") else f"rank {who}: "
+                self.assertEqual(re.findall("^error: (.*a mistake of (?:one|all))", output, re.M), [prefix + "a mistake of " + ("all" if who == "all" else "one")])
+
+    def test_the_highest_exit_code(self):
+        for who in 0, 2:
+            with self.subTest(who=who):
+                self.assertEqual(run(3, COMM_PROGRAM, "exit", str(who), "75")[0], 75)
+
+
+def why_not_trainer():
+    reason = WITHOUT_COMM or why_not(TRAINER)
+    if reason is None and "--collective_timeout" not in subprocess.run([TRAINER, "--help"], **PIPES).stdout:
+        reason = "SKIPPED: train_gpt2 knows no ranks"
+    return reason
+
+
+WITHOUT_TRAINER = why_not_trainer()
+
+
+@unittest.skipIf(WITHOUT_TRAINER, WITHOUT_TRAINER)
+class Training(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        self.text = os.path.join(self.directory.name, "text.txt")
+        with open(os.path.join(ROOT, "LICENSE"), "rb") as source, open(self.text, "wb") as f:
+            f.write(source.read() * 10)
+
+    def command(self, name, *flags, trainer=TRAINER, model="2,2,32", T=32, steps=10, micro_batches=8, every=5):
+        """8 micro-batches of one sequence: 8, 4 or 2 a rank"""
+        return [trainer, "--train_files", self.text, "--val_files", self.text, "--model", model, "--T", str(T), "--B", "1", "--total_batch",
+                str(T * micro_batches), "--steps", str(steps), "--lr", "1e-2", "--warmup", "2", "--val_every", "5", "--val_batches", "3",
+                "--sample_every", "0", "--checkpoint_every", str(every), "--out", self.out(name), *flags]
+
+    def out(self, name):
+        return os.path.join(self.directory.name, name)
+
+    def train(self, ranks, name, *flags, **shape):
+        code, output = run(ranks, *self.command(name, *flags, **shape))
+        self.assertEqual(code, 0, output)
+        return output
+
+    def result(self, name, step=10):
+        """the bytes of a checkpoint and what was logged, without times"""
+        directory = os.path.join(self.out(name), f"step_{step:08d}")
+        tensors = {}
+        for f in sorted(os.listdir(directory)):
+            if f.endswith(".safetensors"):
+                with open(os.path.join(directory, f), "rb") as source:
+                    tensors[f] = source.read()
+        assert "model.safetensors" in tensors and len(tensors) >= 2, list(tensors)
+        with open(os.path.join(self.out(name), "log.jsonl")) as f:
+            log = [{k: r.get(k) for k in ("kind", "step", "loss", "norm", "lr")} for r in map(json.loads, f)]
+        assert sum(r["kind"] == "train" for r in log) == step and any(r["kind"] == "val" for r in log), log
+        return tensors, log
+
+    def assert_same(self, a, b, **shape):
+        (tensors, log), (other_tensors, other_log) = self.result(a, **shape), self.result(b, **shape)
+        self.assertEqual(log, other_log)
+        self.assertEqual(list(tensors), list(other_tensors))
+        for name in tensors:
+            self.assertTrue(tensors[name] == other_tensors[name], f"{name} of {b} is not that of {a}")
+
+    def test_ranks_change_no_bit(self):
+        for pos in "cable", "t5":
+            outputs = {ranks: self.train(ranks, f"{pos}{ranks}", "--pos", pos) for ranks in (1, 2, 4)}
+            for ranks in 2, 4:
+                with self.subTest(pos=pos, ranks=ranks):
+                    self.assert_same(f"{pos}1", f"{pos}{ranks}")
+                    self.assertEqual(len(re.findall(r"^step +\d+/10 ", outputs[ranks], re.M)), 10, outputs[ranks])     # rank 0 alone prints
+
+    def test_three_ranks(self):
+        """a number of micro-batches that is no power of two, where each rank's is"""
+        for ranks in 1, 3:
+            self.train(ranks, str(ranks), micro_batches=6)
+        self.assert_same("1", "3")
+
+    def test_the_data_matter(self):
+        """the comparisons above would see another order of the data"""
+        self.train(1, "a")
+        self.train(2, "b", "--seed", "43")
+        self.assertNotEqual(self.result("a")[1], self.result("b")[1])
+
+    def test_resume_on_another_number_of_ranks(self):
+        self.train(1, "whole")
+        for before, after in (1, 4), (4, 2), (2, 1):
+            with self.subTest(before=before, after=after):
+                name = f"{before}_{after}"
+                self.train(before, name)
+                shutil.rmtree(os.path.join(self.out(name), "step_00000010"))
+                output = self.train(after, name, "--resume", "1")
+                self.assertIn("step_00000005", output)
+                self.assert_same("whole", name)
+
+    def test_bad_input_is_told_once(self):
+        for flags, words in (["--lr", "x"], "--lr"), (["--total_batch", "96"], "--total_batch"), (["--load", "/nowhere"], "/nowhere"):
+            with self.subTest(flags=flags):
+                command = self.command("bad")
+                for flag in flags[::2]:
+                    if flag in command:
+                        at = command.index(flag)
+                        del command[at:at + 2]
+                code, output = run(4, *command, *flags)
+                self.assertEqual(code, 2, output)
+                self.assertEqual(len(re.findall(r"^error: .*" + re.escape(words), output, re.M)), 1, output)
+
+    def test_divergence_is_seen_alike(self):
+        command = self.command("diverged", steps=100)
+        command[command.index("--lr") + 1] = "1e30"
+        code, output = run(2, *command)
+        self.assertEqual(code, 3, output)
+        self.assertEqual(output.count("error:"), 1, output)
+
+    def interrupted(self, name, ranks, what, *flags):
+        """a long run that something is done to after its first checkpoint: exit code, output, seconds"""
+        with started(ranks, *self.command(name, *flags, steps=2000, every=2)) as (p, pids, until, end):
+            until(lambda _: os.path.isdir(os.path.join(self.out(name), "step_00000004")))
+            what({**pids, "mpirun": p.pid})
+            return end()
+
+    def test_a_dead_rank(self):
+        """ends all; what was saved goes on as if nothing had happened"""
+        constant = ["--schedule", "constant"]           # so that the number of steps changes no rate
+        for ranks, victim in (2, 1), (4, 0):
+            with self.subTest(ranks=ranks, victim=victim):
+                name = f"dead{ranks}"
+                code, output, seconds = self.interrupted(name, ranks, lambda pids: os.kill(pids[victim], signal.SIGKILL), *constant)
+                self.assertNotEqual(code, 0, output)
+                self.assertLess(seconds, AFTER_DEATH)
+                saved = max(int(d[5:]) for d in os.listdir(self.out(name)) if re.fullmatch(r"step_\d{8}", d))
+                length = saved + 4
+                self.train(1, name, "--resume", "1", "--allow_change", "steps", *constant, steps=length, every=length)
+                self.train(1, name + "_whole", *constant, steps=length, every=length)
+                self.assert_same(name + "_whole", name, step=length)
+
+    def test_a_rank_that_stands_still(self):
+        deadline = 2
+        code, output, seconds = self.interrupted("still", 2, lambda pids: os.kill(pids[1], signal.SIGSTOP), "--collective_timeout", str(deadline))
+        self.assertEqual(code, 5, output)
+        self.assertLess(seconds, deadline + AFTER_DEADLINE)
+        self.assertRegex(output, r"error: .*rank 0 waited 2 s for (rank 1|the other ranks)")
+
+    def test_a_signal_to_one_rank(self):
+        """or to mpirun, which hands on SIGUSR1 but ends all soon after SIGTERM"""
+        for victim, number in (0, signal.SIGTERM), (1, signal.SIGTERM), ("mpirun", signal.SIGUSR1):
+            with self.subTest(victim=victim):
+                name = f"signal{victim}"
+                code, output, _ = self.interrupted(name, 2, lambda pids: os.kill(pids[victim], number))
+                self.assertEqual(code, 75, output)
+                step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
+                self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
+
+    @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
+    def test_the_cuda_build_on_the_emulator(self):
+        shape = {"trainer": SIMT_TRAINER, "model": "1,2,16", "T": 20, "steps": 2, "micro_batches": 2, "every": 2}
+        for ranks in 1, 2:
+            self.train(ranks, str(ranks), **shape)
+        self.assert_same("1", "2", step=2)
+
+
+if __name__ == "__main__":
+    result = unittest.main(exit=False).result
+    for reason in sorted({reason for _, reason in result.skipped}):
+        print(reason)
+    bad, left = len(result.failures) + len(result.errors), len(result.skipped)
+    print(f"{result.testsRun - left - min(bad, result.testsRun - left)} passed, {bad} failed, {left} skipped")
+    sys.exit(0 if result.wasSuccessful() else 1)

@@ -1,0 +1,1124 @@
+"""test_data.py -- data/*.py: shards are whole or not there, a killed run goes on to the same bytes, bad input is refused in words.
+
+What needs tiktoken, tokenizers, pyarrow, zstandard or requests skips where python has them not (data/requirements.txt); what needs
+real data runs with CABLE_DATA. The engine itself is tested with an encoding of bytes.
+"""
+import bz2
+import contextlib
+import glob
+import gzip
+import hashlib
+import http.server
+import importlib.util
+import io
+import json
+import lzma
+import os
+import random
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import zipfile
+from unittest import mock
+
+import numpy as np
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+DATA = os.path.join(ROOT, "data")
+REAL = os.environ.get("CABLE_DATA", "")
+sys.path.insert(0, DATA)
+sys.dont_write_bytecode = True
+
+import build                    # noqa: E402
+import common                   # noqa: E402
+import encoding                 # noqa: E402
+import sources                  # noqa: E402
+
+
+class Bytes:
+    """every byte an id, 256 in front of a document"""
+    name, frame, sha256 = "bytes", ([256], []), "bytes"
+
+    def __init__(self, directory=None):
+        pass
+
+    def check(self):
+        pass
+
+    def encode(self, texts):
+        return [np.frombuffer(t.encode(), dtype=np.uint8).astype(np.uint16) for t in texts]
+
+
+encoding.ENCODINGS["bytes"] = Bytes             # here, so that spawned processes, which import this file, have it too
+
+
+def has(*modules):
+    return all(importlib.util.find_spec(m) for m in modules)
+
+
+def needs(*modules):
+    missing = [m for m in modules if not has(m)]
+    return unittest.skipIf(missing, f"python's {', '.join(missing)} is missing: pip install -r data/requirements.txt")
+
+
+def needs_real(*files):
+    missing = [f for f in files if not (REAL and os.path.exists(os.path.join(REAL, f)))]
+    return unittest.skipIf(missing, f"no {', '.join(missing)} in CABLE_DATA")
+
+
+def real(name):
+    return os.path.join(REAL, name)
+
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def write(path, data):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def contents(directory):
+    return {name: read(os.path.join(directory, name)) for name in sorted(os.listdir(directory))
+            if os.path.isfile(os.path.join(directory, name))}
+
+
+def header(path):
+    return struct.unpack("<256i", read(path)[:1024])
+
+
+def tokens(path):
+    return np.frombuffer(read(path)[1024:], dtype="<u2")
+
+
+def all_tokens(directory, pattern="*.bin"):
+    return np.concatenate([tokens(p) for p in sorted(glob.glob(os.path.join(directory, pattern)))])
+
+
+def documents(count, seed=0, longest=60):
+    r = random.Random(seed)
+    return [f"{i} " + "".join(r.choice("abc de\u00e9\u4e2d\n") for _ in range(r.randrange(longest))) + "." for i in range(count)]
+
+
+def jsonl(texts):
+    return "".join(json.dumps({"text": t}) + "\n" for t in texts)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        sync = mock.patch("os.fsync", lambda fd: None)          # a killed process loses nothing by it, and disks are slow
+        sync.start()
+        self.addCleanup(sync.stop)
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def file(self, name, data):
+        return write(self.path(name), data)
+
+    def build(self, out, paths, shard=500, val=0, seed=7, workers=1, window=800, reader=None, **more):
+        """the engine with bytes for an encoding; nothing printed"""
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            stream = build.Stream("text", reader or sources.Reader(), sources.files_in(paths), **build.numbered("t", shard, val), seed=seed,
+                                  window_bytes=window, **more)
+            data = build.build(self.path(out), [stream], "bytes", None, workers, {"name": "test"})
+        self.said = said.getvalue()
+        return data
+
+    def script(self, name, *args, code=0, stdin=None, env=None):
+        """stderr of data/NAME.py, which must end with this code and without a traceback"""
+        r = subprocess.run([sys.executable, os.path.join(DATA, name + ".py"), *args], input=stdin, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})})
+        text = (r.stdout + r.stderr).decode()
+        self.assertNotIn("Traceback", text)
+        self.assertEqual(r.returncode, code, text)
+        return text
+
+    def nothing_but_whole_shards(self, out):
+        names = os.listdir(self.path(out)) if os.path.isdir(self.path(out)) else []
+        self.assertEqual([n for n in names if n.startswith(common.TEMPORARY)], [])
+        if common.MANIFEST not in names:
+            self.assertEqual([n for n in names if n.endswith(".bin")], [])
+
+
+class Engine(Case):
+    def test_every_document_once_framed_and_in_order(self):
+        texts = documents(100)
+        data = self.build("o", [self.file("in/a.jsonl", jsonl(texts))], seed=None)
+        wanted = [i for t in texts for i in [256] + list(t.encode())]
+        self.assertEqual(list(all_tokens(self.path("o"))), wanted)
+        shards = data["shards"]
+        self.assertEqual([s["tokens"] for s in shards[:-1]], [500] * (len(shards) - 1))
+        self.assertEqual(sum(s["documents"] for s in shards), 100)
+        self.assertEqual(data["counts"]["text"]["documents"], 100)
+        for s in shards:
+            path = self.path("o", s["file"])
+            self.assertEqual(header(path), (20240520, 1, s["tokens"], 30522, 102) + (0,) * 251)
+            self.assertEqual(os.path.getsize(path), 1024 + 2 * s["tokens"])
+            self.assertEqual(hashlib.sha256(read(path)).hexdigest(), s["sha256"])
+
+    def test_gpt2_header_is_llm_c_s(self):
+        self.assertEqual(common.header_fields("gpt2"), (0, 0))
+
+    def split(self, directory):
+        ids = list(all_tokens(directory))
+        starts = [i for i, t in enumerate(ids) if t == 256] + [len(ids)]
+        return [bytes(ids[a + 1:b]).decode() for a, b in zip(starts, starts[1:])]
+
+    def test_shuffle_is_a_permutation_of_the_seed_alone(self):
+        texts = documents(300)
+        paths = [self.file(f"in/{i:02d}.jsonl", jsonl(texts[i * 10:i * 10 + 10])) for i in range(30)]
+        self.build("a", paths)
+        self.build("b", paths, workers=2)
+        self.build("c", paths, seed=8)
+        self.assertEqual(contents(self.path("a")), contents(self.path("b")))
+        one, other = self.split(self.path("a")), self.split(self.path("c"))
+        self.assertEqual(sorted(one), sorted(texts))
+        self.assertEqual(sorted(other), sorted(texts))
+        self.assertNotEqual(one, other)
+        moved = [abs(texts.index(t) - i) for i, t in enumerate(one)]
+        self.assertGreater(sum(moved) / len(moved), 60)         # 100 for a uniform permutation; within windows alone: about 9
+
+    def test_validation_split_comes_first(self):
+        path = self.file("in/a.jsonl", jsonl(documents(100)))
+        data = self.build("o", [path], val=300)
+        self.assertEqual([(s["file"], s["tokens"]) for s in data["shards"][:2]], [("t_val_000000.bin", 300), ("t_train_000001.bin", 500)])
+        with self.assertRaisesRegex(common.BadInput, "leaves nothing to train on"):
+            self.build("p", [path], val=10**6)
+        self.nothing_but_whole_shards("p")
+
+    def test_a_document_longer_than_window_and_shard(self):
+        with mock.patch.object(sources, "PIECE_BYTES", 100):
+            text = " ".join(documents(200, seed=1))
+            for ending, data in (("txt", text), ("jsonl", jsonl(["first", text, "last"]))):
+                for seed in (None, 3):
+                    self.build(ending + str(seed), [self.file("in/a." + ending, data)], seed=seed)
+                    found = self.split(self.path(ending + str(seed)))
+                    self.assertEqual(sorted(found), sorted([text] if ending == "txt" else ["first", text, "last"]))
+
+    def test_last_shard_exactly_full(self):
+        data = self.build("o", [self.file("in/a.txt", "x" * 999)], shard=500)
+        self.assertEqual([s["tokens"] for s in data["shards"]], [500, 500])
+        before = contents(self.path("o"))
+        self.build("o", [self.path("in/a.txt")], shard=500)
+        self.assertIn("complete already", self.said)
+        self.assertEqual(contents(self.path("o")), before)
+
+    def test_memory_stays_within_the_window(self):
+        line = ("the quick brown fox " * 50 + "\n").encode()
+        with gzip.open(self.path("big.txt.gz"), "wb", 1) as f:
+            for _ in range(60):
+                f.write(line * 1000)            # 60 MB
+
+        def child():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            self.build("o", [self.path("big.txt.gz")], shard=10**7, window=10**6)
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            return 0 if grown < 40 * 1024 else 1                # kB; the text in one piece is 60 MB, its ids 120
+        self.assertEqual(forked(child), 0)
+
+    def test_no_cut_inside_a_word_unless_forced(self):
+        counts = sources.new_counts()
+        with mock.patch.object(sources, "PIECE_BYTES", 10), mock.patch.object(sources, "FORCED_BYTES", 40):
+            pieces, rest = sources.cut(b"a" * 100 + b" " + b"b" * 12 + "\u4e2d".encode() * 40, counts)
+        self.assertEqual(b"".join(pieces) + rest, b"a" * 100 + b" " + b"b" * 12 + "\u4e2d".encode() * 40)
+        for piece in pieces:
+            piece.decode("utf-8")
+        self.assertGreaterEqual(counts["forced_cuts"], 2)
+
+
+def forked(child):
+    """exit status of child() in a process of its own (minus the signal that ended it)"""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            code = child() or 0
+        except SystemExit as e:
+            code = e.code
+        except BaseException as e:
+            print(f"child: {type(e).__name__}: {e}", file=sys.stderr)
+        finally:
+            os._exit(code)
+    status = os.waitpid(pid, 0)[1]
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+class Restart(Case):
+    def setUp(self):
+        super().setUp()
+        texts = documents(150) + ["long " * 300] + documents(30, seed=5)
+        texts[20:20] = ["", "  \n"]
+        lines = jsonl(texts).encode().split(b"\n")[:-1]
+        lines[40:40] = [b"{broken", b'{"text": "bad \xff byte"}']
+        cut = len(lines) // 3
+        self.paths = [self.file(f"in/{i}.jsonl", b"\n".join(lines[i * cut:(i + 1) * cut if i < 2 else None]) + b"\n") for i in range(3)]
+        patch = mock.patch.object(sources, "PIECE_BYTES", 200)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def run_killed(self, out, event):
+        """a build killed at its event-th write, sync or rename; True if it came that far"""
+        def child():
+            left = [event]
+
+            def killing(f):
+                def wrapped(*args, **kwargs):
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return f(*args, **kwargs)
+                return wrapped
+            with mock.patch("os.replace", killing(os.replace)), mock.patch("os.fsync", killing(os.fsync)), \
+                    mock.patch.object(common.ShardWriter, "append", killing(common.ShardWriter.append)):
+                self.build(out, self.paths, val=200)
+        status = forked(child)
+        self.assertIn(status, (0, -signal.SIGKILL))
+        return status != 0
+
+    def check_state(self, out, reference):
+        """whatever has a final name is final"""
+        manifest = self.path(out, common.MANIFEST)
+        recorded = {s["file"] for s in common.read_manifest(manifest)["shards"]} if os.path.exists(manifest) else set()
+        for name, data in contents(self.path(out)).items():
+            if name.endswith(".bin") and not name.startswith(common.TEMPORARY):
+                self.assertEqual(data, reference[name], name)
+                recorded.discard(name)
+        self.assertEqual(recorded, set())
+
+    def test_killed_anywhere_goes_on_to_the_same_bytes(self):
+        self.build("whole", self.paths, val=200)
+        reference = contents(self.path("whole"))
+        counts = json.loads(reference[common.MANIFEST])["counts"]["text"]
+        self.assertEqual((counts["empty"], counts["bad_lines"], counts["bad_utf8"]), (2, 1, 1))
+        self.assertGreater(len(reference), 8)
+        event = killed = 0
+        while True:
+            event += 1 if event < 30 else 7
+            if not self.run_killed(f"k{event}", event):
+                break
+            killed += 1
+            self.check_state(f"k{event}", reference)
+            self.build(f"k{event}", self.paths, val=200)
+            self.assertEqual(contents(self.path(f"k{event}")), reference, f"killed at {event}")
+        self.assertGreater(killed, 40)
+
+    def test_killed_again_and_again(self):
+        self.build("whole", self.paths, val=200)
+        reference, r = contents(self.path("whole")), random.Random(3)
+        killed = 0
+        while self.run_killed("o", r.randrange(6, 40)):
+            self.check_state("o", reference)
+            killed += 1
+            self.assertLess(killed, 200)
+        self.assertGreater(killed, 2)
+        self.assertEqual(contents(self.path("o")), reference)
+
+    def test_a_lost_or_cut_shard_is_made_again(self):
+        self.build("o", self.paths)
+        reference = contents(self.path("o"))
+        names = sorted(n for n in reference if n.endswith(".bin"))
+        for damage in (lambda p: os.remove(p), lambda p: os.truncate(p, 1100)):
+            for name in (names[0], names[3], names[-1]):
+                damage(self.path("o", name))
+                self.build("o", self.paths)
+                self.assertIn("written again", self.said)
+                self.assertEqual(contents(self.path("o")), reference)
+
+    def test_every_shard_is_a_place_to_go_on_from(self):
+        even = self.file("even.jsonl", jsonl(["x" * 99] * 40))                              # every fifth document ends a shard
+        odd = self.file("odd.jsonl", jsonl(["a b " * 30] + ["c d " * 900] + documents(40) + ["e f " * 500] + documents(40, seed=2)))
+        for name, path, window, piece in (("even", even, 450, 200), ("small", odd, 150, 200), ("large", odd, 1000, 100), ("one", odd, 10**6, 100)):
+            with mock.patch.object(sources, "PIECE_BYTES", piece):
+                self.build(name, [path], window=window, shard=500 if name == "even" else 137)
+                reference = contents(self.path(name))
+                shards = [n for n in reference if n.endswith(".bin")]
+                for shard in shards[:8] if name in ("even", "small") else shards[::8]:
+                    os.remove(self.path(name, shard))
+                    self.build(name, [path], window=window, shard=500 if name == "even" else 137)
+                    self.assertEqual(contents(self.path(name)), reference, (name, shard))
+
+    def test_finished_shards_are_not_redone(self):
+        self.assertTrue(self.run_killed("o", 150))
+        done = {n: os.stat(self.path("o", n)).st_mtime_ns for n in os.listdir(self.path("o")) if n.startswith("t_")}
+        self.assertGreater(len(done), 2)
+        encoded = []
+        with mock.patch.object(Bytes, "encode", lambda self, texts, f=Bytes.encode: encoded.extend(texts) or f(self, texts)):
+            self.build("o", self.paths, val=200)
+        recorded = sorted(done, key=done.get)[:-1]              # the last one may have been killed before it was recorded
+        for name in recorded:
+            self.assertEqual(os.stat(self.path("o", name)).st_mtime_ns, done[name])
+        total = json.loads(read(self.path("o", common.MANIFEST)))["counts"]["text"]["text_bytes"]
+        self.assertLess(sum(len(t.encode()) for t in encoded), total - 500 * (len(recorded) - 1))
+
+    def test_other_settings_are_refused(self):
+        self.build("o", self.paths)
+        before = contents(self.path("o"))
+        for change in ({"seed": 9}, {"shard": 400}, {"val": 5}, {"window": 900}, {"reader": sources.Reader(column="other")}):
+            with self.assertRaisesRegex(common.BadInput, "holds shards made with streams.text.* = "):
+                self.build("o", self.paths, **change)
+        self.file("in/0.jsonl", read(self.paths[0]) + b'{"text": "more"}\n')
+        with self.assertRaisesRegex(common.BadInput, "holds shards made with"):
+            self.build("o", self.paths)
+        self.assertEqual(contents(self.path("o")), before)
+
+    def test_two_writers(self):
+        with common.locked(self.path("o")):
+            self.assertEqual(forked(self.refused_by_lock), 0)
+        self.build("o", self.paths)
+
+    def refused_by_lock(self):
+        with self.assertRaisesRegex(common.BadInput, "another run is writing here"):
+            self.build("o", self.paths)
+
+    def test_full_disk(self):
+        self.build("whole", self.paths)
+        for limit in (600, 1500, 2000):                         # within the first header, the first shard, the manifest
+
+            def child():
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+                try:
+                    self.build("o", self.paths)
+                except common.BadInput as e:
+                    return 0 if "the disk is full" in str(e) and "run the same command again" in str(e) else 3
+                return 4
+            self.assertEqual(forked(child), 0, limit)
+            self.nothing_but_whole_shards("o")
+            self.check_state("o", contents(self.path("whole")))
+        self.build("o", self.paths)
+        self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
+
+    def test_signal_leaves_a_whole_state_and_code_75(self):
+        self.build("whole", self.paths)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            def child():
+                signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell lets its background jobs ignore it
+                left = [40]
+
+                def append(writer, array, f=common.ShardWriter.append):
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), number)
+                        time.sleep(1)
+                    f(writer, array)
+                with mock.patch.object(common.ShardWriter, "append", append), contextlib.redirect_stderr(io.StringIO()):
+                    common.run(lambda _: self.build(f"o{number}", self.paths), [])
+            self.assertEqual(forked(child), 75)
+            self.nothing_but_whole_shards(f"o{number}")
+            self.build(f"o{number}", self.paths)
+            self.assertEqual(contents(self.path(f"o{number}")), contents(self.path("whole")))
+
+    def test_synced_before_renamed_and_the_directory_after(self):
+        events = []
+
+        def sync(fd):
+            events.append(("sync", os.readlink(f"/proc/self/fd/{fd}")))
+
+        def rename(a, b, f=os.replace):
+            events.append(("rename", a))
+            f(a, b)
+
+        def append(writer, array, f=common.ShardWriter.append):
+            events.append(("write", writer.temporary))
+            f(writer, array)
+        with mock.patch("os.fsync", sync), mock.patch("os.replace", rename), mock.patch.object(common.ShardWriter, "append", append):
+            self.build("o", self.paths)
+        renames = [i for i, (what, _) in enumerate(events) if what == "rename"]
+        self.assertGreater(len(renames), 10)
+        for i in renames:
+            self.assertEqual(events[i - 1], ("sync", events[i][1]))
+            self.assertEqual(events[i + 1], ("sync", self.path("o")))
+
+    def test_a_broken_manifest_is_refused(self):
+        self.build("o", self.paths)
+        whole = read(self.path("o", common.MANIFEST))
+        for bad in (b"", whole[:100], b"[]", b"{}", b"\xff", whole.replace(b'"format": 1', b'"format": 2'),
+                    whole.replace(b'"t_train_000000.bin"', b'"../x.bin"'), b'{"format": ' + b"[" * 100000):
+            self.file("o/" + common.MANIFEST, bad)
+            with self.assertRaisesRegex(common.BadInput, "not a manifest"):
+                self.build("o", self.paths)
+
+
+class BadFiles(Case):
+    """every kind of damage: exit code 2 or a counted skip, one line, no shard left"""
+    text = ("\n".join(documents(400, seed=2)) + "\n").encode()
+
+    def refused(self, words, *paths, reader=None):
+        self.attempts = getattr(self, "attempts", 0) + 1
+        with self.assertRaisesRegex(common.BadInput, words):
+            self.build(f"refused{self.attempts}", list(paths), reader=reader)
+        self.nothing_but_whole_shards(f"refused{self.attempts}")
+
+    def compressed(self):
+        yield "gz", gzip.compress(self.text)
+        yield "xz", lzma.compress(self.text)
+        yield "bz2", bz2.compress(self.text)
+        if has("zstandard"):
+            import zstandard
+            yield "zst", zstandard.ZstdCompressor().compress(self.text)
+
+    def test_compressed_files_whole_cut_and_flipped(self):
+        self.build("plain", [self.file("in/a.txt", self.text)], seed=None)
+        for ending, data in self.compressed():
+            path = self.file(f"{ending}/a.txt.{ending}", data)
+            self.build(ending + "_out", [path], seed=None)
+            self.assertTrue((all_tokens(self.path("plain")) == all_tokens(self.path(ending + "_out"))).all())
+            for cut in (3, len(data) // 2, len(data) - 1):
+                self.refused("damaged or cut short|cannot be read", self.file(f"{ending}/a.txt.{ending}", data[:cut]))
+            if ending in ("gz", "xz", "bz2"):                   # these carry a checksum always
+                flipped = bytearray(data)
+                flipped[len(data) // 2] ^= 1
+                self.refused("damaged or cut short|cannot be read", self.file(f"{ending}/a.txt.{ending}", bytes(flipped)))
+            self.refused("damaged or cut short|cannot be read", self.file(f"{ending}/a.txt.{ending}", b"not compressed at all"))
+
+    @needs("zstandard")
+    def test_zstd_frames_in_a_row(self):
+        import zstandard
+        c = zstandard.ZstdCompressor()
+        self.build("o", [self.file("a.txt.zst", c.compress(b"one ") + c.compress(b"two"))])
+        self.assertEqual(bytes(list(all_tokens(self.path("o")))[1:]), b"one two")
+
+    def test_zip_members(self):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as z:
+            z.writestr("x/a.txt", self.text)
+            z.writestr("x/b.jsonl", jsonl(["from b"]))
+            z.writestr("x/c.png", b"no text")
+        data = buffer.getvalue()
+        made = self.build("z", [self.file("in/a.zip", data)])
+        self.assertEqual(made["counts"]["text"]["documents"], 2)
+        self.refused("not a whole zip", self.file("in/a.zip", data[:len(data) // 2]))
+        flipped = bytearray(data)
+        flipped[len(data) // 3] ^= 16
+        self.refused("damaged or cut short|cannot be read", self.file("in/a.zip", bytes(flipped)))
+
+    def test_files_that_are_none(self):
+        os.mkfifo(self.path("pipe.txt"))
+        self.refused("not a regular file", self.path("pipe.txt"))
+        self.refused("no such file", self.path("missing.txt"))
+        os.makedirs(self.path("nothing"))
+        self.refused("no file of", self.path("nothing"))
+        self.refused("no documents", self.file("e.txt", b""))
+        self.refused("no documents", self.file("e2.txt", b" \n\n "))
+        self.assertIn("1 empty", self.report_of(self.path("e2.txt")))
+
+    def report_of(self, path):
+        with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(common.BadInput):
+            stream = build.Stream("text", sources.Reader(), [path], **build.numbered("t", 500))
+            build.build(self.path("o"), [stream], "bytes", None, 1, {"name": "test"})
+        return said.getvalue()
+
+    def test_bad_utf8_is_mended_and_counted(self):
+        data = self.build("o", [self.file("a.txt", b"good \xff\xfe bad\nline\xc3")], reader=sources.Reader("line"), seed=None)
+        self.assertEqual(data["counts"]["text"]["bad_utf8"], 2)
+        self.assertIn("2 texts with bad UTF-8", self.said)
+        self.assertEqual(bytes(i for i in all_tokens(self.path("o")) if i < 256).decode(), "good \ufffd\ufffd badline\ufffd")
+
+    def test_json_lines(self):
+        lines = ['{"text": "a"}', "{", "[1]", '{"text": 5}', '{"other": "x"}', '{"text": ""}', '{"text": "half \\ud800 pair"}', "", '"b"']
+        data = self.build("o", [self.file("a.jsonl", "\n".join(lines))], seed=None)
+        counts = data["counts"]["text"]
+        self.assertEqual((counts["documents"], counts["bad_lines"], counts["empty"]), (2, 5, 1))
+        self.assertIn("5 records without text skipped", self.said)
+        self.refused("none of its lines is a JSON object", self.file("b.jsonl", "no\njson\n"))
+        self.refused("no documents", self.file("c.jsonl", '{"other": "x"}\n'))
+        self.refused("none of its lines", self.file("d.jsonl", '{"a":' * 100000))
+
+    def test_plain_text_cut_in_documents(self):
+        path = self.file("a.txt", "one\ntwo\n\n \nthree\n")
+        for how, wanted in (("file", 1), ("line", 3), ("blank", 2), ("section", 2)):
+            self.assertEqual(self.build(how, [path], reader=sources.Reader(how))["counts"]["text"]["documents"], wanted)
+
+    @needs("pyarrow")
+    def test_parquet(self):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        texts = documents(90)
+        table = pa.table({"text": [None, ""] + texts, "n": range(92)})
+        pq.write_table(table, self.path("a.parquet"), row_group_size=10)
+        data = self.build("o", [self.path("a.parquet")], seed=None)
+        self.assertEqual(bytes(i for i in all_tokens(self.path("o")) if i < 256).decode(), "".join(texts))
+        self.assertEqual(data["counts"]["text"]["empty"], 2)
+        whole = read(self.path("a.parquet"))
+        self.refused("not a whole parquet file", self.file("b.parquet", whole[:-20]))
+        self.refused("not a whole parquet file", self.file("b.parquet", b"PAR1 nothing"))
+        damaged = bytearray(whole)
+        damaged[100:900] = b"\xff" * 800
+        self.refused("damaged|not a whole", self.file("b.parquet", bytes(damaged)))
+        self.refused("no column 'body', there are: text, n", self.path("a.parquet"), reader=sources.Reader(column="body"))
+
+    @needs("pyarrow")
+    def test_parquet_goes_on_from_the_row_group(self):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        pq.write_table(pa.table({"text": documents(400)}), self.path("a.parquet"), row_group_size=8)
+        self.build("whole", [self.path("a.parquet")])
+        self.build("o", [self.path("a.parquet")])
+        os.remove(self.path("o", "t_train_000012.bin"))
+        groups = []
+        with mock.patch.object(sources.Reader, "records", lambda self, u, c, f=sources.Reader.records: groups.append(u) or f(self, u, c)):
+            self.build("o", [self.path("a.parquet")])
+        self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
+        self.assertLess(len(groups), 45)                        # of 50: those before are not read again
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """files {path: bytes} and a list of troubles, one used up a request: a status, or "drop": half of what was asked for,
+    "drop silently": that without having said how much was to come"""
+
+    def __init__(self, files):
+        self.files, self.troubles, self.requests = files, [], []
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        server, path = self.server, self.path.split("?")[0]
+        server.requests.append((path, self.headers.get("Range"), self.headers.get("Authorization")))
+        trouble = server.troubles.pop(0) if server.troubles else None
+        if isinstance(trouble, int) or path not in server.files:
+            self.send_error(trouble if isinstance(trouble, int) else 404)
+            return
+        data, start = server.files[path], 0
+        asked = self.headers.get("Range")
+        if asked and trouble != "no ranges":
+            start = int(asked[6:].rstrip("-"))
+            if start >= len(data):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(data)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        else:
+            self.send_response(200)
+        body = data[start:]
+        if trouble != "drop silently":
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:len(body) // 2] if trouble in ("drop", "drop silently") else body)
+        self.close_connection = True
+
+
+@needs("requests")
+class Download(Case):
+    def setUp(self):
+        super().setUp()
+        import download
+        self.download = download
+        self.content = random.Random(1).randbytes(3_000_000)
+        self.server = Server({"/f": self.content})
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+        patch = mock.patch.dict(os.environ, {"DOWNLOAD_PAUSE": "0", "HF_ENDPOINT": self.server.url, "HF_TOKEN": "", "NO_PROXY": "*"})
+        patch.start()
+        self.addCleanup(patch.stop)
+        said = contextlib.redirect_stderr(io.StringIO())
+        said.__enter__()
+        self.addCleanup(said.__exit__, None, None, None)
+
+    def get(self, *troubles, path="/f", **more):
+        self.server.troubles = list(troubles)
+        return self.download.download(self.server.url + path, self.path("cache", "f"), **more)
+
+    def test_goes_on_after_each_loss(self):
+        sha = hashlib.sha256(self.content).hexdigest()
+        self.assertEqual(read(self.get("drop", 503, "drop", 429, "drop", size=len(self.content), sha256=sha)), self.content)
+        ranges = [r for _, r, _ in self.server.requests]
+        self.assertEqual(ranges[0], None)
+        self.assertGreater(int(ranges[-1][6:-1]), len(self.content) // 2)
+        self.assertEqual(os.listdir(self.path("cache")), ["f"])
+        self.get(size=len(self.content), sha256=sha)
+        self.assertEqual(len(self.server.requests), len(ranges))        # what is there is not asked for again
+
+    def test_a_server_without_ranges(self):
+        self.assertEqual(read(self.get("drop", "no ranges")), self.content)
+
+    def test_tries_are_bounded_but_not_those_that_bring_something(self):
+        self.server.files["/f"] = self.content * 10
+        self.assertEqual(read(self.get(*["drop"] * 9)), self.content * 10)
+        os.remove(self.path("cache", "f"))
+        with self.assertRaisesRegex(common.Interrupted, "8 times"):
+            self.get(*[503] * 20)
+        self.assertEqual(read(self.get()), self.content * 10)
+
+    def test_a_loss_that_looks_like_an_end(self):
+        self.assertEqual(read(self.get("drop silently", size=len(self.content))), self.content)
+
+    def test_the_next_process_goes_on(self):
+        with mock.patch.object(self.download, "TRIES", 1), self.assertRaisesRegex(common.Interrupted, "what arrived is kept"):
+            self.get("drop", "drop", 503)
+        have = os.path.getsize(self.path("cache", "f.partial"))
+        self.assertGreater(have, 1_000_000)
+        self.assertEqual(read(self.get()), self.content)
+        self.assertEqual(self.server.requests[-1][1], f"bytes={have}-")
+
+    def test_whole_already_but_not_renamed(self):
+        self.file("cache/f.partial", self.content)
+        self.assertEqual(read(self.get()), self.content)
+
+    def test_wrong_content_is_not_kept(self):
+        for more in ({"sha256": "0" * 64}, {"size": len(self.content) + 1}, {"size": len(self.content) - 1}):
+            with self.assertRaises((common.BadInput, common.Interrupted)):
+                self.get(**more)
+            self.assertFalse(os.path.exists(self.path("cache", "f")))
+        for status, words in ((404, "--local"), (401, "HF_TOKEN"), (403, "HF_TOKEN")):
+            with self.assertRaisesRegex(common.BadInput, words):
+                self.get(status)
+
+    def test_no_network(self):
+        self.server.shutdown()
+        self.server.server_close()
+        with self.assertRaisesRegex(common.Interrupted, "8 times"):
+            self.get()
+
+    def test_no_room(self):
+        with self.assertRaisesRegex(common.BadInput, "the disk is full"):
+            self.get(size=10**18)
+
+    @needs("pyarrow", "tqdm")
+    def test_hub_listing_and_files(self):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        files = {}
+        for i in range(3):
+            pq.write_table(pa.table({"text": documents(20, seed=i)}), self.path(f"{i}.parquet"))
+            files[f"sample/10BT/{i:03d}_00000.parquet"] = read(self.path(f"{i}.parquet"))
+        entries = [{"type": "file", "path": p, "size": len(d), "lfs": {"oid": hashlib.sha256(d).hexdigest()}} for p, d in files.items()]
+        listing = json.dumps(entries + [{"type": "directory", "path": "sample/10BT/x"}, {"type": "file", "path": "sample/10BT/README", "size": 1}])
+        repo = "HuggingFaceFW/fineweb-edu"
+        self.server.files = {f"/api/datasets/{repo}/tree/main/sample/10BT": listing.encode(),
+                             **{f"/datasets/{repo}/resolve/main/{p}": d for p, d in files.items()}}
+        os.environ["HF_TOKEN"] = "secret"
+        self.server.troubles = [503, None, "drop"]
+        found = self.download.hub_files(repo, "sample/10BT", ".parquet")
+        self.assertEqual([f[0] for f in found], sorted(files))
+        paths = self.download.hub_download(repo, found, self.path("cache"))
+        self.assertEqual([read(p) for p in paths], [files[p] for p in sorted(files)])
+        self.assertEqual({a for _, _, a in self.server.requests}, {"Bearer secret"})
+        self.server.files[f"/api/datasets/{repo}/tree/main/sample/10BT"] = b"<html>"
+        with self.assertRaisesRegex(common.BadInput, "another form"):
+            self.download.hub_files(repo, "sample/10BT")
+
+
+VOCABULARIES = ("encoder.json", "vocab.bpe", "vocab.txt")
+
+
+def golden(name):
+    with open(real(name), encoding="utf-8") as f:
+        return [json.loads(line) for line in f]
+
+
+@needs("tiktoken", "tokenizers")
+@needs_real(*VOCABULARIES)
+class Tokens(Case):
+    def test_golden_strings(self):
+        for name, file, count in (("gpt2", "golden_gpt2_bpe.jsonl", 456), ("bert", "golden_bert_wordpiece.jsonl", 454)):
+            cases = golden(file)
+            self.assertEqual(len(cases), count)
+            made = encoding.make_encoding(name, REAL)
+            for case, ids in zip(cases, made.encode([c["text"] for c in cases])):
+                self.assertEqual(list(ids), case["ids"], case["text"])
+
+    def test_whole_files_in_pieces_by_two_processes(self):
+        corpus = {c["file"]: c for c in json.loads(read(real("golden_corpus.json")))}
+        texts = {"input.txt": read(real("input.txt")), "hellaswag_val_500.jsonl": read(real("hellaswag_val_500.jsonl")),
+                 "wikitext-2/test.txt": read(real("wikitext-2/test.txt")), "wikitext-2/valid.txt": read(real("wikitext-2/valid.txt")),
+                 "wikitext-2/train.txt": lzma.decompress(read(real("wikitext-2/train.txt.xz")))}
+        for name, key in (("gpt2", "gpt2"), ("bert", "bert_uncased")):
+            with mock.patch.object(sources, "PIECE_BYTES", 5000), encoding.Encoder(name, REAL, 2) as encoder:
+                for file, text in texts.items():
+                    pieces = list(sources.pieces_of(text, sources.new_counts()))
+                    self.assertGreater(len(pieces), 30)
+                    ids = np.concatenate(list(encoder.arrays([(p.text, False, False) for p in pieces])))
+                    self.assertEqual(len(ids), corpus[file][key + "_tokens"], file)
+                    self.assertEqual(hashlib.sha256(ids.tobytes()).hexdigest(), corpus[file][key + "_ids_u16le_sha256"], file)
+
+    def test_pieces_give_the_ids_of_the_whole(self):
+        r = random.Random(4)
+        marks = ["a", "B", "'s", "'", "1", " ", "  ", "\n", "\n\n", "\t", "\u00a0", "\u3000", "\u0301", "\u4e2d", "\U0001f600", ".", "-", "<", "\u2028",
+                 "word", "[CLS]", "<|endoftext|>", "\r\n", "\x85"]
+        encodings = [encoding.make_encoding(n, REAL) for n in ("gpt2", "bert")]
+        with mock.patch.object(sources, "PIECE_BYTES", 7):
+            for _ in range(300):
+                text = "".join(r.choice(marks) for _ in range(r.randrange(1, 80)))
+                pieces = [p.text.decode() for p in sources.pieces_of(text.encode(), sources.new_counts())]
+                self.assertEqual("".join(pieces), text if text.strip(" \n\t\r") else "")
+                for e in encodings if pieces else ():
+                    self.assertEqual(list(np.concatenate(e.encode(pieces))), list(e.encode([text])[0]), repr(text))
+
+    def test_long_runs_are_no_trouble(self):
+        e = encoding.make_encoding("gpt2", REAL)
+        for text in (" " * 200000, "a" * 200000, "\n " * 100000, "\u4e2d" * 50000):
+            self.assertEqual(e.encoding.decode(e.encode([text])[0].tolist()), text)
+
+    def test_unknown_vocabularies(self):
+        table = json.loads(read(real("encoder.json")))
+        merges = read(real("vocab.bpe")).decode()
+
+        def gpt2(words, vocabulary, bpe):
+            self.file("v/encoder.json", vocabulary if isinstance(vocabulary, (bytes, str)) else json.dumps(vocabulary))
+            self.file("v/vocab.bpe", bpe)
+            with self.assertRaisesRegex(common.BadInput, words):
+                encoding.make_encoding("gpt2", self.path("v"))
+        gpt2("unknown vocabulary", {k: v for k, v in table.items() if v != 77}, merges)
+        gpt2("not GPT-2's", b"{", merges)
+        gpt2("unknown vocabulary", "[]", merges)
+        gpt2("is not token", table, merges.replace("h e\n", "e h\n", 1))
+        gpt2("merges, wanted", table, merges[:merges.rindex("\n", 0, -1)])
+        swapped = {**table, "!": table['"'], '"': table["!"]}
+        gpt2("unknown vocabulary", swapped, merges)
+        gpt2("stands for no byte", {("\u4e2d" if k == "!" else k): v for k, v in table.items()}, merges)
+        self.file("b/vocab.txt", read(real("vocab.txt")).replace(b"[unused7]", b"[altered]"))
+        with self.assertRaisesRegex(common.BadInput, "unknown vocabulary"):
+            encoding.make_encoding("bert", self.path("b"))
+        os.makedirs(self.path("none"))
+        for name in ("gpt2", "bert"):
+            with self.assertRaisesRegex(common.BadInput, "there"):
+                encoding.make_encoding(name, self.path("none"))
+
+
+@needs("tiktoken", "tokenizers")
+@needs_real(*VOCABULARIES)
+class Scripts(Case):
+    """the data sets' scripts from --local to files"""
+
+    def test_tiny_shakespeare_equals_llm_c_s(self):
+        self.script("tinyshakespeare", "--local", REAL, "--out", self.path("o"))
+        for split in ("train", "val"):
+            name = f"tiny_shakespeare_{split}.bin"
+            self.assertEqual(read(self.path("o", name)), read(real(name)))
+        self.assertIn("2 files checked, 0 findings", self.script("verify", self.path("o"), "--tokenizer", REAL))
+        self.file("bad/input.txt", "Other text.\n\n" * 20000)
+        self.assertIn("not the usual", self.script("tinyshakespeare", "--local", self.path("bad"), "--tokenizer", REAL, "--out", self.path("p")))
+
+    @needs_real("wikitext-2/train.txt.xz")
+    def test_wikitext(self):
+        said = self.script("wikitext", "--size", "2", "--local", REAL, "--out", self.path("o"), "--shard_tokens", "1000000")
+        for split, count in (("train", "2,448,382"), ("val", "258,659"), ("test", "295,877")):
+            self.assertIn(f"{split}: {count} tokens without <|endoftext|>, as it should be", said)
+        corpus = {c["file"]: c for c in json.loads(read(real("golden_corpus.json")))}
+        for split, file in (("train", "train"), ("val", "valid"), ("test", "test")):
+            ids = all_tokens(self.path("o"), f"wikitext2_{split}_*.bin")
+            self.assertEqual(ids[0], 50256)
+            self.assertEqual(hashlib.sha256(ids[1:].tobytes()).hexdigest(), corpus[f"wikitext-2/{file}.txt"]["gpt2_ids_u16le_sha256"])
+        self.assertEqual(len(glob.glob(self.path("o", "wikitext2_train_*.bin"))), 3)
+        source = json.loads(read(self.path("o", "manifest.json")))["source"]
+        self.assertEqual((source["join"], source["text"], source["documents"]), ("file", "word-level", "split"))
+        for join, count in (("rows", "292,943"), ("rows_apart", "297,300")):
+            said = self.script("wikitext", "--size", "2", "--local", REAL, "--out", self.path(join), "--join", join)
+            self.assertIn(f"test: {count} tokens without <|endoftext|>, as it should be", said)
+        self.script("wikitext", "--size", "2", "--local", REAL, "--out", self.path("a"), "--documents", "article")
+        self.assertEqual(int((all_tokens(self.path("a"), "*_test_*") == 50256).sum()), 60)
+
+    @needs("pyarrow")
+    @needs_real("wikitext-2/train.txt.xz")
+    def test_wikitext_from_the_hub_s_parquet_equals_the_files(self):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        os.makedirs(self.path("hub"))
+        for split, file in (("validation", "valid"), ("test", "test")):
+            lines = read(real(f"wikitext-2/{file}.txt")).decode().split("\n")[:-1]
+            rows = [line + "\n" if line.strip() else "" for line in lines]
+            half = len(rows) // 2
+            for i, part in enumerate((rows[:half], rows[half:])):
+                pq.write_table(pa.table({"text": part}), self.path("hub", f"{split}-0000{i}-of-00002.parquet"), row_group_size=1000)
+        self.file("hub/train.txt", read(real("wikitext-2/valid.txt")))
+        said = self.script("wikitext", "--size", "2", "--local", self.path("hub"), "--tokenizer", REAL, "--out", self.path("o"))
+        self.assertIn("test: 295,877 tokens without <|endoftext|>, as it should be", said)
+        self.assertIn("train: 258,659 tokens without <|endoftext|>; the original has 2,448,382: another text?", said)
+
+    @needs_real("wikitext-2/wiki.test.raw")
+    def test_wikitext_raw_counts(self):
+        for name in ("train", "valid", "test"):
+            self.file(f"wikitext-2-raw/wiki.{name}.raw", read(real("wikitext-2/wiki.test.raw")))
+        for join, count in (("file", "286,221"), ("rows", "283,287"), ("rows_apart", "287,644")):
+            said = self.script("wikitext", "--size", "2", "--raw", "--join", join, "--local", self.path("wikitext-2-raw"), "--tokenizer", REAL,
+                               "--out", self.path(join))
+            self.assertIn(f"test: {count} tokens without <|endoftext|>, as it should be", said)
+
+    def test_wikitext_refuses(self):
+        for words, files in (("no word-level train split", {"valid.txt": " = A = \n", "test.txt": " = A = \n"}),
+                             ("does not begin with a title", {f"{s}.txt": "Some other text\n" for s in ("train", "valid", "test")}),
+                             ("which is the train split", {f"{d}/{s}.txt": " = A = \n" for d in "ab" for s in ("train", "valid", "test")}),
+                             ("damaged or cut short", {f"{s}.txt.gz": gzip.compress(b" = A = \n" * 9)[:-4] for s in ("train", "valid", "test")})):
+            name = words[:6]
+            for file, text in files.items():
+                self.file(f"{name}/{file}", text)
+            self.assertIn(words, self.script("wikitext", "--local", self.path(name), "--tokenizer", REAL, "--out", self.path("o" + name), code=2))
+            self.nothing_but_whole_shards("o" + name)
+
+    @needs_real("hellaswag_val_500.jsonl")
+    def test_hellaswag_equals_llm_c_s(self):
+        self.script("hellaswag", "--local", real("hellaswag_val_500.jsonl"), "--tokenizer", REAL, "--out", self.path("o"))
+        self.assertEqual(read(self.path("o", "hellaswag_val.bin")), read(real("hellaswag_val_500.bin")))
+        self.assertIn("500 examples", self.script("verify", self.path("o")))
+        lines = read(real("hellaswag_val_raw_sample.jsonl")).split(b"\n")[:-1]
+        first = json.loads(lines[0])
+        broken = [b"no json"] + [json.dumps({**first, **c}).encode() for c in (
+            {"label": 4}, {"label": ""}, {"endings": ["a"]}, {"ctx": 5}, {"endings": [1, 2, 3, 4]}, {"ctx": ""})]
+        self.file("r/hellaswag_val.jsonl", b"\n".join(lines + broken))
+        said = self.script("hellaswag", "--local", self.path("r"), "--tokenizer", REAL, "--out", self.path("p"))
+        self.assertIn("7 records without text skipped", said)
+        self.assertIn(" 100 examples (the validation split has 10,042)", said)
+        self.file("e/hellaswag_val.jsonl", b"\n".join(broken))
+        self.assertIn("no example", self.script("hellaswag", "--local", self.path("e"), "--tokenizer", REAL, "--out", self.path("q"), code=2))
+        self.nothing_but_whole_shards("q")
+
+    def test_text_from_standard_input(self):
+        self.file("a.txt", "one two\n\nthree")
+        for stdin, path, more in ((b"one two\n\nthree", "-", ()), (b'{"text": "one two\\n\\nthree"}', "j", ("--jsonl",))):
+            self.script("text", "--out", self.path("i" + path), "--tokenizer", REAL, "-", *more, stdin=stdin)
+            self.script("text", "--out", self.path("f"), "--tokenizer", REAL, self.path("a.txt"))
+            self.assertEqual(read(self.path("i" + path, "text_train_000000.bin")), read(self.path("f", "text_train_000000.bin")))
+        for args in ((), ("-", "-"), ("--prefix", "a/b", "-"), ("--shard_tokens", "0", "-"), ("--shard_tokens", "2147483648", "-"), ("--no_such", "-")):
+            self.script("text", "--out", self.path("x"), "--tokenizer", REAL, *args, code=2, stdin=b"")
+
+    @needs("pyarrow")
+    def test_fineweb_and_a_bert_shard(self):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        texts = [t for t in read(real("input.txt")).decode().split("\n\n")][:500]
+        os.makedirs(self.path("in"))
+        for i in range(2):
+            pq.write_table(pa.table({"text": texts[i * 250:i * 250 + 250]}), self.path("in", f"00{i}_00000.parquet"), row_group_size=50)
+        for name, stem, more in (("edu", "edu_fineweb", ()), ("classic", "fineweb", ("--dataset", "classic"))):
+            self.script("fineweb_edu", "--local", self.path("in"), "--tokenizer", REAL, "--out", self.path(name), "--shard_tokens", "5000",
+                        "--val_tokens", "1000", "--workers", "2", *more)
+            self.assertLess({stem + "_val_000000.bin", stem + "_train_000001.bin"}, set(os.listdir(self.path(name))))
+        self.assertEqual(int((all_tokens(self.path("edu")) == 50256).sum()), 500)
+        self.script("fineweb_edu", "--local", self.path("in"), "--tokenizer", REAL, "--out", self.path("b"), "--val_tokens", "1000",
+                    "--encoding", "bert")
+        self.assertEqual(header(self.path("b", "edu_fineweb_val_000000.bin"))[:7], (20240520, 1, 1000, 30522, 102, 0, 0))
+        ids = np.concatenate([tokens(self.path("b", f"edu_fineweb_{s}.bin")) for s in ("val_000000", "train_000001")])
+        self.assertEqual((int((ids == 101).sum()), int((ids == 102).sum()), ids[0], ids[-1]), (500, 500, 101, 102))
+        self.assertIn("[CLS]", self.script("verify", "--tokenizer", REAL, self.path("b")))
+
+    def group_shards(self, directory, stem):
+        """[(documents as id lists, group)] of shards, in order"""
+        found = []
+        for path in sorted(glob.glob(os.path.join(directory, stem))):
+            ids = list(tokens(path))
+            starts = [i for i, t in enumerate(ids) if t == 101] + [len(ids)]
+            found.append(([ids[a:b] for a, b in zip(starts, starts[1:])], header(path)))
+        return found
+
+    def test_msmarco(self):
+        records = [{"query": f"what is {i}", "positive": f"it is {i} " * 3, "negative": [f"not {i}", "second"]} for i in range(60)]
+        records[7:7] = [{"query": "lonely"}, {"query": "", "positive": "a", "negative": "b"}]
+        records.append({"query": "long", "pos": ["word " * 900], "neg": [{"text": "nul\0 inside"}]})
+        self.file("in/a.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+        said = self.script("msmarco", "--local", self.path("in"), "--tokenizer", REAL, "--out", self.path("o"), "--val_triplets", "5",
+                           "--triplets", "50", "--shard_tokens", "700")
+        self.assertIn("2 records without text skipped", said)
+        shards = self.group_shards(self.path("o"), "msmarco_train_*.bin")
+        val = self.group_shards(self.path("o"), "msmarco_val_000000.bin")
+        self.assertGreater(len(shards), 1)
+        for docs, head in shards + val:
+            self.assertEqual((head[3], head[4], head[5], head[6]), (30522, 102, 3, len(docs)))
+            self.assertEqual(len(docs) % 3, 0)
+            self.assertTrue(all(d[0] == 101 and d[-1] == 102 and len(d) <= 512 for d in docs))
+        self.assertEqual((len(val[0][0]), sum(len(d) for d, _ in shards)), (15, 150))
+        e = encoding.make_encoding("bert", REAL)
+        every = [d for docs, _ in val + shards for d in docs]
+        for q, positive, negative in zip(every[::3], every[1::3], every[2::3]):
+            number = e.decode(q[1:-1]).split()[-1]
+            if number != "long":
+                self.assertEqual(e.decode(positive[1:-1]), " ".join([f"it is {number}"] * 3))
+                self.assertEqual(e.decode(negative[1:-1]), f"not {number}")
+        self.assertIn("0 findings", self.script("verify", self.path("o")))
+
+    def mldr(self, name, corpus, queries):
+        self.file(f"{name}/corpus.jsonl.gz", gzip.compress("".join(json.dumps(r) + "\n" for r in corpus).encode()))
+        for split in ("test", "dev", "train"):
+            self.file(f"{name}/{split}.jsonl", "".join(json.dumps(r) + "\n" for r in queries))
+        return self.path(name)
+
+    def test_mldr(self):
+        corpus = [{"docid": f"doc-{i}", "text": f"document {i} " * (2 * i + 1)} for i in range(40)]
+        queries = [{"query_id": f"q-{i}", "query": f"which is {i}", "positive_passages": [{"docid": f"doc-{i * 3}", "text": f"document {i * 3}"}],
+                    "negative_passages": [{"docid": "doc-1", "text": "document 1"}]} for i in range(10)]
+        said = self.script("mldr", "--local", self.mldr("in", corpus, queries), "--tokenizer", REAL, "--out", self.path("o"), "--shard_tokens",
+                           "600", "--max_tokens", "100", "--train")
+        self.assertIn("every judged document is among the 40", said)
+        shards = self.group_shards(self.path("o"), "mldr_corpus_*.bin")
+        self.assertGreater(len(shards), 1)
+        names = []
+        for i, (docs, head) in enumerate(shards):
+            ids = read(self.path("o", f"mldr_corpus_{i:06d}.ids")).decode().split()
+            self.assertEqual((head[5], head[6], len(ids)), (1, len(docs), len(docs)))
+            names += ids
+        self.assertEqual(names, [r["docid"] for r in corpus])
+        self.assertEqual(max(len(d) for docs, _ in shards for d in docs), 100)
+        e = encoding.make_encoding("bert", REAL)
+        every = [d for docs, _ in shards for d in docs]
+        for r, d in zip(corpus, every):
+            self.assertEqual(d[1:-1], list(e.encode([r["text"]])[0][:98]))
+        self.assertEqual(read(self.path("o", "mldr_test_qrels.tsv")).decode().split("\n")[1], "q-1 0 doc-3 1")
+        self.assertEqual(read(self.path("o", "mldr_test_queries.ids")).decode().split(), [f"q-{i}" for i in range(10)])
+        self.assertEqual(header(self.path("o", "train", "mldr_train_000000.bin"))[5:7], (3, 30))
+        self.assertIn("0 findings", self.script("verify", self.path("o"), self.path("o", "train")))
+        text = read(self.path("o", "mldr_corpus_000000.ids"))
+        write(self.path("o", "mldr_corpus_000000.ids"), text.replace(b"doc-0", b"doc-9"))
+        self.assertIn("checksum", self.script("verify", self.path("o"), code=2))
+        for words, docs in (("are not in the corpus", corpus[:20]), ("share a name", corpus + corpus[:1])):
+            said = self.script("mldr", "--local", self.mldr(words[:5], docs, queries), "--tokenizer", REAL, "--out", self.path("o" + words[:5]), code=2)
+            self.assertIn(words, said)
+
+    def test_killed_with_workers_and_restarted(self):
+        self.file("in/a.txt", lzma.decompress(read(real("wikitext-2/train.txt.xz"))))
+        command = [sys.executable, os.path.join(DATA, "text.py"), "--tokenizer", REAL, "--workers", "2", "--shard_tokens", "100000",
+                   "--documents", "line", "--window_mb", "1", self.path("in"), "--out"]
+        subprocess.run(command + [self.path("whole")], check=True, stderr=subprocess.DEVNULL)
+        p = subprocess.Popen(command + [self.path("o")], stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not glob.glob(self.path("o", "text_train_00000[4-9].bin")) and p.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        children = [int(c) for c in read(f"/proc/{p.pid}/task/{p.pid}/children").split()] if p.poll() is None else []
+        p.kill()
+        self.assertEqual(p.wait(), -signal.SIGKILL)
+        self.assertLess(len(glob.glob(self.path("o", "text_*.bin"))), len(glob.glob(self.path("whole", "text_*.bin"))))
+        subprocess.run(command + [self.path("o")], check=True, stderr=subprocess.DEVNULL)
+        self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
+        self.assertGreaterEqual(len(children), 2)
+        self.assertEqual([c for c in children if alive(c)], [])
+
+    def test_the_trainer_reads_them(self):
+        trainer = os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2"))
+        if not os.access(trainer, os.X_OK):
+            self.skipTest(f"no {trainer}")
+        self.script("tinyshakespeare", "--local", REAL, "--out", self.path("o"))
+        self.script("text", "--tokenizer", REAL, "--out", self.path("b"), "--encoding", "bert", real("input.txt"))
+        for files in ((self.path("o", "tiny_shakespeare_train.bin"), self.path("o", "tiny_shakespeare_val.bin")),
+                      (self.path("b", "text_train_000000.bin"),) * 2):
+            r = subprocess.run([trainer, "--check", "--train_files", files[0], "--val_files", files[1], "--model", "1,1,16", "--T", "64"],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertEqual(r.returncode, 0, r.stdout)
+
+
+def alive(pid):
+    try:
+        return read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+class WikiText(unittest.TestCase):
+    def test_a_formula_is_no_title(self):
+        import wikitext
+        lines = [b" \n", b" = One = \n", b" \n", b" let \n", b" = x = \n", b" \n", b" = y = \n", b" hold \n", b" \n", b" = Two = \n", b" \n", b" = = A = = \n", b" \n"]
+        for join, first in (("file", b"".join(lines[:8])), ("rows", b"".join(line for line in lines[:8] if line.strip()))):
+            articles = list(wikitext.WikiReader(join, "article").articles(lines))
+            self.assertEqual((len(articles), articles[0]), (2, first))
+
+
+class Verify(Case):
+    def setUp(self):
+        super().setUp()
+        self.build("o", [self.file("in/a.jsonl", jsonl(documents(100)))])
+        self.name = self.path("o", "t_train_000002.bin")
+
+    def test_whole(self):
+        text = self.script("verify", self.path("o"))
+        self.assertIn("0 findings", text)
+        self.assertNotIn("no checksum", text)
+
+    def test_every_kind_of_damage(self):
+        whole, r = read(self.name), random.Random(5)
+
+        def found(words, data, manifest=True):
+            with open(self.name, "wb") as f:
+                f.write(data)
+            target = self.path("o")
+            if not manifest:
+                target = self.file("alone/x.bin", data)
+            text = self.script("verify", target, code=2)
+            self.assertRegex(text, words)
+            self.assertIn("1 finding", text)
+        for _ in range(6):
+            i, bit = r.randrange(len(whole)), 1 << r.randrange(8)
+            found("checksum", whole[:i] + bytes([whole[i] ^ bit]) + whole[i + 1:])
+        found("bytes, the manifest says", whole[:-1])
+        found("bytes, the manifest says", whole + b"x")
+        numbers = list(struct.unpack("<256i", whole[:1024]))
+        for i, value, words in ((0, 1, "magic"), (1, 2, "version"), (2, 0, "tokens of its header"), (2, -1, "tokens of its header"),
+                                (2, 2**31 - 1, "tokens of its header"), (3, -5, "vocabulary -5"), (4, 40000, "end-of-text 40000"),
+                                (5, 1, r"\[CLS\]"), (200, 1, "should be zero")):
+            changed = numbers[:i] + [value] + numbers[i + 1:]
+            found(words, struct.pack("<256i", *changed) + whole[1024:], manifest=False)
+        found("id 60000, the vocabulary is 30522", whole[:1500] + struct.pack("<H", 60000) + whole[1502:], manifest=False)
+        found("a header has 1024", whole[:100], manifest=False)
+        found("a header has 1024", b"", manifest=False)
+        found("tokens of its header", whole[:-2], manifest=False)
+
+    def test_the_directory(self):
+        self.file("o/stray.bin", read(self.name))
+        self.assertIn("not in manifest.json", self.script("verify", self.path("o"), code=2))
+        os.remove(self.path("o", "stray.bin"))
+        self.file("o/.part-x", b"")
+        self.assertIn("left over", self.script("verify", self.path("o"), code=2))
+        os.remove(self.path("o", ".part-x"))
+        os.remove(self.name)
+        self.assertIn("No such file", self.script("verify", self.path("o"), code=2))
+        self.assertIn("neither", self.script("verify", self.path("in"), code=2))
+        self.assertIn("No such file", self.script("verify", self.path("missing"), code=2))
+
+    @needs_real("hellaswag_val_500.bin")
+    def test_multiple_choice_files(self):
+        whole = read(real("hellaswag_val_500.bin"))
+        words = list(struct.unpack(f"<{(len(whole) - 1024) // 2}H", whole[1024:]))
+        self.assertIn("0 findings", self.script("verify", real("hellaswag_val_500.bin")))
+        for i, value in ((0, 5), (1, 70), (2, 9), (3, 4), (4, 3), (5, 0), (5, 60000), (6, 50257), (len(words) - 1, 65535)):
+            data = whole[:1024] + struct.pack(f"<{len(words)}H", *(words[:i] + [value] + words[i + 1:]))
+            self.script("verify", self.file("x.bin", data), code=2)
+        last = 1024
+        while last + words[(last - 1024) // 2 + 1] < len(whole):
+            last += words[(last - 1024) // 2 + 1]
+        longer = whole[:last + 2] + struct.pack("<H", len(whole) - last + 2) + whole[last + 4:] + b"\0\0"
+        self.assertIn("bytes too many", self.script("verify", self.file("x.bin", longer), code=2))
+        for data in (whole[:-2], whole + b"\0\0", whole[:8] + struct.pack("<i", 501) + whole[12:], whole[:12] + bytes(4) + whole[16:]):
+            self.script("verify", self.file("x.bin", data), code=2)
+
+
+class Help(Case):
+    def test_states_source_size_licence_tokens_time(self):
+        scripts = ("text", "tinyshakespeare", "wikitext", "fineweb_edu", "hellaswag", "msmarco", "mldr")
+        for name in scripts:
+            text = self.script(name, "--help")
+            for fact in ("Source ", "Size ", "Licence ", "Tokens ", "Time "):
+                self.assertIn("\n" + fact, text, name)
+        self.assertIn("Time", self.script("verify", "--help"))
+        files = {os.path.basename(p)[:-3] for p in glob.glob(os.path.join(DATA, "*.py"))}
+        self.assertEqual(files, {*scripts, "verify", "common", "sources", "encoding", "build", "download"})
+
+    def test_a_missing_module_is_named(self):
+        self.file("in/a.txt", "text")
+        self.file("hidden/tiktoken.py", "raise ImportError('hidden')")
+        said = self.script("text", self.path("in"), "--out", self.path("o"), "--workers", "1", code=2, env={"PYTHONPATH": self.path("hidden")})
+        self.assertIn("tiktoken is missing: pip install -r data/requirements.txt", said)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,589 @@
+"""test_gpu_check.py -- dev/gpu_check.py with programs that are not there: what it runs, keeps, reports and refuses."""
+import contextlib
+import glob
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from unittest import mock
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+sys.path.insert(0, os.path.join(ROOT, "dev"))
+import gpu_check  # noqa: E402
+import gpu_report  # noqa: E402
+
+HELP = "usage\npositional encodings:\n  none          no\n  alibi         -m |i-j|\n  cable         the paper's\n\nData\n  --T    tokens\n"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Machine:
+    """a runner that plays nvidia-smi, nvcc, make, the trainers and the benches"""
+
+    def __init__(self, root):
+        self.root, self.commands, self.clock = root, [], Clock()
+        self.error = {"plain": 1e-7, "rounded": 1e-4, "fp32": 5e-7, "bf16": 4e-4}       # of the losses
+        self.tests = [{"name": "sum", "status": "ok", "ms": 3.0, "info": "error 1e-7"}, {"name": "big", "status": "ok", "ms": 900.0, "info": ""}]
+        self.programs = {"nvidia-smi", "nvcc", "compute-sanitizer", "python3", "mpirun"}
+        self.skip_error = self.first = self.ranks_error = 0.0
+        self.gpus, self.mpi, self.ranks_weight = 2, True, 1.1
+        self.slow, self.fail, self.test_code, self.bench_dies, self.torch = {}, None, 0, None, True
+
+    def which(self, name):
+        return "/bin/" + name if name in self.programs else None
+
+    def end_all(self):
+        pass
+
+    def run(self, command, cap, on_line=None, beside=None, env=None):
+        self.commands.append(command)
+        text = " ".join(command)
+        seconds = next((s for part, s in self.slow.items() if part in text), 0.01)
+        self.clock.now += min(seconds, cap)
+        if seconds > cap:
+            return gpu_check.Result(-9, "still at it", cap, timed_out=True)
+        if self.fail and self.fail in text:
+            return gpu_check.Result(5, "CUDA error: unspecified launch failure")
+        code, output = self.play(command, text, on_line or (lambda *_: None))
+        return gpu_check.Result(code, output, seconds, beside="100\n2000\n300\n" if beside else "")
+
+    def make(self, path, text=""):
+        path = os.path.join(self.root, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as f:
+            f.write(text)
+
+    def play(self, command, text, on_line):
+        program = os.path.basename(command[0])
+        if program == "nvidia-smi":
+            query = [c for c in command if c.startswith("--query-gpu=")]
+            known = {"name": "NVIDIA Test GPU", "compute_cap": "9.0", "driver_version": "580.1", "memory.total": "81559"}
+            line = ", ".join(known.get(f, "1") for f in query[0][12:].split(",")) + "\n" if query else ""
+            return 0, self.gpus * line or "    Driver Version   : 580.1\n    Other : 1\n"
+        if program == "git":
+            return 0, "abcdef123456\n" if "rev-parse" in text else ""
+        if program == "make":
+            directory = command[command.index("-C") + 1] if "-C" in command else "."
+            for target in command:
+                if target.startswith("train_"):
+                    self.make(os.path.join(directory, target))
+            return 0, ""
+        if program == "nvcc":
+            if "--version" not in command:
+                self.make(command[command.index("-o") + 1])
+            return 0, "a\nCuda release 13.0\nBuild 1\n"
+        if program.startswith("test_"):
+            self.make(command[command.index("--json") + 1], json.dumps(self.tests))
+            return self.test_code, "sum ok\n"
+        if program.startswith("bench_") or "gpu_bench_pytorch.py" in text:
+            return self.bench(command, on_line)
+        if "import torch" in text:
+            return (0, "2.9.0\n") if self.torch else (1, "ModuleNotFoundError")
+        if program == "mpirun" and not self.mpi:
+            return 2, "error: started as one of 2 processes, but built without MPI: each would train alone"
+        if program == "mpirun":
+            self.trainer(command[3:], on_line, ranks=True)
+            return 0, "2 ranks, gradients by NCCL"
+        return self.trainer(command, on_line) if program.startswith("train_") else (0, "")
+
+    def bench(self, command, on_line):
+        with open(os.path.join(self.root, command[command.index("--skip") + 1])) as f:
+            skip = f.read().split("\n")
+        torch = "gpu_bench_pytorch.py" in command[-3] or "gpu_bench_pytorch.py" in command[1]
+        causal = "causal" in command[0] or torch
+        on_line('{"key": "matmul %s", "tflops": 700.0}' % ("causal" if causal else "full"), 0.1)
+        for pos, ms in (("none", 1.0), ("cable", 1.05)):
+            key = f"forward {'causal' if causal else 'full'} d64 T1024 {pos}{' torch' if torch else ''}"
+            if key in skip:
+                continue
+            if self.bench_dies == pos:
+                return 5, "gpu_bench: illegal address"
+            on_line(json.dumps({"key": key, "pass": "forward", "pos": pos, "HS": 64, "T": 1024, "tokens": 16384, "C": 768, "causal": causal,
+                                "backend": "FlexAttention", "ms": 3 * ms if torch else ms, "tflops": 200.0, "share": 0.3}), 0.2)
+        if torch:
+            on_line(json.dumps({"key": "step BERT base learned torch.compile", "size": "BERT base", "pos": "learned", "backend": "torch.compile", "B": 32,
+                                "T": 512, "tokens_per_s": 819200.0}), 0.3)
+        on_line("not JSON", 0.3)
+        return 0, ""
+
+    def trainer(self, command, on_line, ranks=False):
+        if "--help" in command or "--list" in command:
+            return 0, HELP
+        flags = {command[i]: command[i + 1] for i in range(1, len(command) - 1) if command[i].startswith("--")}
+        out, steps = flags["--out"], int(flags["--steps"])
+        off = self.error["fp32" if "fp32" in command[0] else "bf16" if "cu" in command[0] else "plain" if "plain" in command[0]
+                         else "rounded" if "_rounded" in flags.get("--load", "") else "none"] if command[0] not in ("./train_gpt2", "./train_bert") else 0.0
+        if "_rounded" in flags.get("--load", ""):
+            off = self.error["rounded"]
+        losses = [(5 - 0.1 * s) * (1 + off * (s + 1) / 20 + self.first * (s == 0) * ("cu" in command[0]) + self.ranks_error * ranks) for s in range(steps)]
+        self.make(out + "/log.jsonl", "".join(json.dumps({"kind": "train", "step": s, "loss": x, "ms": 10.0, "mfu": 0.4}) + "\n"
+                                              for s, x in enumerate(losses)))
+        if "--checkpoint_every" in flags:
+            header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+            step = f"step_{int(flags['--checkpoint_every']):08d}"
+            self.make(f"{out}/{step}/config.json", "{}")
+            with open(os.path.join(self.root, out, step, "model.safetensors"), "wb") as f:
+                f.write(struct.pack("<Q", len(header)) + header + struct.pack("<2f", self.ranks_weight if ranks else 1.1, -2.3))
+        at = 0.0
+        with open(os.path.join(self.root, out, "log.jsonl"), "a") as f:
+            for length in flags.get("--eval_lengths", "").split(","):
+                if length:
+                    loss = 10.8 + (self.skip_error if flags["--tile_skip"] == "exact" else 0.0)
+                    f.write(json.dumps({"kind": "extrapolation", "T": int(length), "loss": loss}) + "\n")
+        for length in flags.get("--eval_lengths", "").split(","):
+            if length:
+                at += 1 + int(length) / 131072
+                live = "   last layer: 34.5% of the tiles live" if int(length) >= 32768 else ""        # as evaluate_lengths prints it
+                on_line(f"{int(length):8d} {int(length):8d} {8:10d} {131072:12d} {10.8:10.4f} {50000.0:10.4f}{live}", at)
+        return 0, ""
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.root)
+        for name in ("llmc", "test/simt", "dev"):
+            os.makedirs(os.path.join(self.root, name))
+        self.machine = Machine(self.root)
+        for name in ("train_gpt2.cu", "train_bert.cu", "llmc/matmul.cuh", "test/simt/test_sum.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py"):
+            self.machine.make(name, "// " + name)
+        for where, target, value in ((gpu_check, "ROOT", self.root), (gpu_check, "write_data", lambda: None), (os, "fsync", lambda f: None)):
+            patch = mock.patch.object(where, target, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def check(self, *arguments):
+        """exit code and what was said"""
+        said = io.StringIO()
+        options = gpu_check.parse(["--results", os.path.join(self.root, "results"), *arguments])
+        os.makedirs(os.path.join(self.root, gpu_check.WORK), exist_ok=True)
+        with contextlib.redirect_stderr(said):
+            code = gpu_check.Check(options, self.machine, self.machine.clock).run()
+        return code, said.getvalue()
+
+    def result(self, kind="json"):
+        found = glob.glob(os.path.join(self.root, "results", "*." + kind))
+        self.assertEqual(len(found), 1, found)
+        with open(found[0]) as f:
+            return json.load(f) if kind == "json" else f.read()
+
+    def ran(self, part):
+        return [" ".join(c) for c in self.machine.commands if part in " ".join(c)]
+
+
+class Stages(Case):
+    def test_all_pass(self):
+        code, said = self.check()
+        self.assertEqual(code, 0, said)
+        stages = self.result()["stages"]
+        self.assertEqual({n: s["status"] for n, s in stages.items()}, dict.fromkeys(gpu_check.STAGE_NAMES, "ok"))
+        runs = ("none", "alibi", "cable", "BERT none", "BERT alibi", "BERT cable", "BERT cable, pairs")
+        self.assertEqual(set(stages["losses"]["items"]), {p + x for p in ("", "measured ") for x in runs})
+        self.assertTrue(os.path.basename(glob.glob(self.root + "/results/*.json")[0]).startswith("NVIDIA-Test-GPU_abcdef123456."))
+        self.assertEqual(len(self.ran("compute-sanitizer")), 4)                         # of the short test alone
+        self.assertTrue(all(c.endswith(" sum") for c in self.ran("compute-sanitizer")))
+        self.assertEqual(len([c for c in self.ran("PRECISION=FP32") if "-C build/gpu_check/fp32" in c]), 1)
+        for trainer in ("./train_bert", "./train_bertcu", "build/gpu_check/plain/train_bert", "build/gpu_check/fp32/train_bertcu"):
+            courses = [c for c in self.ran("--steps 20") if c.startswith(trainer + " ")]
+            self.assertEqual({"--pairs" in c for c in courses}, {False, True}, trainer)
+            self.assertEqual([c for c in courses if "--sample_every" in c], [])             # not a flag of its
+        self.assertIn("min left", said)
+
+    def test_report_has_ratios_first(self):
+        self.check()
+        text = self.result("md")
+        self.assertNotIn("FAILED", text)
+        first = text.index("## ")
+        self.assertTrue(text[first:].startswith("## Ratios"), text[:400])
+        self.assertRegex(text, r"cable / none, time: forward d=64 T=1024 causal.*1\.050 \| at most 1.06: met")
+        self.assertRegex(text, r"PyTorch FlexAttention / ours, time: cable, forward.*3\.000")
+        self.assertRegex(text, r"evaluation, time of T=131,072 / T=16,384.*14\.22 \| at most 10: MISSED")
+        self.assertRegex(text, r"\| none \| forward d=64 T=1024 causal.*at least 180: met")
+        self.assertRegex(text, r"\| 124M \| cable \| 1024 \| 16 \| 1,638,400 \| 40.0% \| 2000 \|")
+        self.assertRegex(text, r"\| BERT base \| learned \| 512 \| 32 \| 1,638,400 \|")
+        self.assertRegex(text, r"ours / PyTorch torch.compile, tokens/s: BERT base learned, T=512, B=32 / 32 \| 2\.000")
+        self.assertRegex(text, r"\| BERT cable, pairs \| fp32 \| \d+ \|")
+        self.assertRegex(text, r"\| bert \| 20 \| NCCL \|")
+        self.assertRegex(text, r"\| cable \| bf16 \| \d+ \| \S+ \| \S+ \| 8 x")
+        self.assertIn("sum: sum | ok", text)
+        self.assertIn("MHz: 100 / 300 / 2000", text)
+        self.assertIn("T = 131072: last layer: 34.5% of the tiles live", text)
+
+    def test_caps_sum_to_nine_minutes(self):
+        self.assertLessEqual(sum(cap for name, _, cap in gpu_check.STAGES if name != "build"), 540)
+
+    def test_a_rerun_does_nothing_again(self):
+        self.check()
+        before = len(self.ran("train_gpt2"))
+        stages = self.result()["stages"]
+        self.machine.commands.clear()
+        code, _ = self.check()
+        self.assertEqual(code, 0)
+        self.assertLess(len(self.ran("train_gpt2")), before)
+        self.assertEqual(self.ran("--steps") + self.ran("bench_causal") + self.ran("--json"), [])
+        self.assertEqual({n: s["items"] for n, s in self.result()["stages"].items() if n != "build"},
+                         {n: s["items"] for n, s in stages.items() if n != "build"})
+
+    def test_again(self):
+        self.check()
+        self.machine.commands.clear()
+        self.assertEqual(self.check("--again", "bench")[0], 0)
+        self.assertEqual(len(self.ran("build/gpu_check/bench_")), 2)
+        self.assertEqual(self.ran("--steps"), [])
+
+    def test_changed_sources_start_anew(self):
+        self.check()
+        self.machine.make("llmc/matmul.cuh", "// changed")
+        self.machine.commands.clear()
+        self.check()
+        self.assertGreater(len(self.ran("--steps")), 10)
+        self.assertTrue(self.ran("dev/gpu_bench.cu -o"))
+
+    def test_absent_tools_are_recorded(self):
+        self.machine.programs.discard("compute-sanitizer")
+        self.machine.torch = False
+        code, said = self.check()
+        self.assertEqual(code, 0, said)
+        self.assertEqual(self.result()["stages"]["sanitizer"], dict(self.result()["stages"]["sanitizer"], status="skipped",
+                                                                    note="compute-sanitizer is not installed"))
+        self.assertIn("| sanitizer | skipped |", self.result("md"))
+        self.assertEqual(self.result()["stages"]["pytorch"]["status"], "skipped")
+
+    def test_two_ranks_are_left_out_where_they_cannot_be(self):
+        def status():
+            code, said = self.check("--again", "ranks")
+            self.assertEqual(code, 0, said)
+            return self.result()["stages"]["ranks"]["status"], self.result()["stages"]["ranks"].get("note")
+        self.assertEqual(status(), ("ok", None))
+        self.machine.mpi = False
+        self.assertEqual(status(), ("skipped", "the trainers are built without MPI"))
+        self.machine.programs.discard("mpirun")
+        self.assertEqual(status(), ("skipped", "mpirun is not installed"))
+        self.machine.gpus = 1
+        self.assertEqual(status(), ("skipped", "one GPU, two are wanted"))
+
+    def test_no_device(self):
+        for missing in ("nvidia-smi", "nvcc"):
+            machine = Machine(self.root)
+            machine.programs.discard(missing)
+            with contextlib.redirect_stderr(io.StringIO()) as said, mock.patch.dict(os.environ):
+                os.environ.pop("NVCC", None)
+                self.assertEqual(gpu_check.main(["--results", self.root + "/results"], machine), 2)
+            self.assertIn(missing + " is not there", said.getvalue())
+            self.assertEqual(glob.glob(self.root + "/results/*"), [])
+
+    def test_unknown_stage(self):
+        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit):
+            gpu_check.parse(["--again", "benhc"])
+        self.assertIn("benhc", said.getvalue())
+
+
+class Failures(Case):
+    def failed(self, stage, *parts, again=True):
+        code, said = self.check()
+        self.assertEqual(code, 1)
+        self.assertEqual(self.result()["stages"][stage]["status"], "failed")
+        text = self.result("md")
+        self.assertTrue(text[text.index("## "):].startswith("## FAILED"), text[:300])
+        for part in parts:
+            self.assertIn(part, text)
+            self.assertIn(part.split(": ", 1)[-1], said)
+        if again:                                       # it stays failed
+            self.assertEqual(self.check()[0], 1)
+
+    def test_fp32_losses_differ(self):
+        self.machine.error["fp32"] = 1e-5
+        self.failed("losses", "losses, cable: fp32: at step", "wanted at most 30 x the measured error")
+
+    def test_bf16_losses_differ(self):
+        self.machine.error["bf16"] = 2e-3
+        self.failed("losses", "losses, alibi: bf16: at step", "wanted at most 8 x the measured error")
+
+    def test_a_measured_error_that_bounds_nothing(self):
+        self.machine.error["plain"] = 0.0
+        self.failed("losses", "bounds nothing")
+        self.machine.error["plain"] = 1e-3
+        self.assertEqual(self.check("--again", "losses")[0], 1)
+        self.machine.error["plain"] = 1e-7
+        self.assertEqual(self.check("--again", "losses")[0], 0)
+
+    def test_the_first_step_is_held_to_its_own_error(self):
+        self.machine.first = 7e-5                       # the last step may differ by 8e-4
+        self.failed("losses", "bf16: at step 0 the loss differs from the CPU's by")
+
+    def test_skipping_that_changes_a_bit(self):
+        self.machine.skip_error = 1e-12
+        self.failed("eval", "wanted the same bits")
+
+    def test_two_ranks_that_change_a_bit(self):
+        self.machine.ranks_error = 1e-12
+        self.failed("ranks", "ranks, gpt2: gpt2: two ranks do not give what one gives: losses [5.0", "ranks, bert: bert: two ranks")
+        self.machine.ranks_error, self.machine.ranks_weight = 0.0, 1.2
+        self.check("--again", "ranks")
+        self.assertIn("the weights differ", self.result("md"))
+
+    def test_pairs_that_differ(self):
+        """from the CPU's; and by more than rounding does to pairs, though it does that much to masked tokens"""
+        run = self.machine.run
+        for pairs in ({"bf16": 2e-3}, {"rounded": 1e-6}):
+            def other(command, *a, **more):
+                self.machine.error.update({"bf16": 4e-4, "rounded": 1e-4}, **(pairs if "--pairs" in command else {}))
+                return run(command, *a, **more)
+            with mock.patch.object(self.machine, "run", other):
+                self.failed("losses", "losses, BERT cable, pairs: bf16: at step", again=False)
+            self.assertEqual([n for n, r in self.result()["stages"]["losses"]["items"].items() if not r["ok"]], ["BERT cable, pairs"])
+            shutil.rmtree(self.root + "/results")
+
+    def test_nan_loss(self):
+        self.machine.error["bf16"] = float("nan")
+        self.failed("losses", "losses [nan")
+
+    def test_headers_that_the_toolkit_does_not_bring(self):
+        self.machine.fail = "headers.cu"
+        self.failed("device", "libxxhash-dev", "CPATH")
+
+    def test_a_kernel_test_fails(self):
+        self.machine.tests[1]["status"] = "FAILED"
+        self.machine.test_code = 1
+        self.failed("kernels", "exit code 1; failed: big, of 2 tests")
+        self.assertEqual(len(self.result()["stages"]["kernels"]["items"]["sum"]["tests"]), 2)
+
+    def test_a_kernel_test_dies(self):
+        self.machine.test_code = 139
+        self.failed("kernels", "exit code 139")
+
+    def test_no_test_ran(self):
+        self.machine.tests = []
+        self.failed("kernels", "of 0 tests")
+
+    def test_a_build_that_fails(self):
+        self.machine.fail = "make -j2 train_gpt2cu train_bertcu NVCC=/bin/nvcc ARCH=sm_90a -C"
+        self.failed("build", "unspecified launch failure", again=False)
+        self.assertIn("was not built", self.result("md"))
+        self.assertEqual(self.result()["stages"]["losses"]["status"], "unfinished")
+        self.machine.fail = None                        # a build is tried again by itself, and so is what needed it
+        code, said = self.check()
+        self.assertEqual(code, 0, said)
+        self.assertNotIn("FAILED", self.result("md"))
+
+    def test_all_builds_fail(self):
+        self.machine.fail = "make"
+        self.failed("build", "unspecified launch failure")
+        self.machine.fail = None
+        self.assertEqual(self.check()[0], 0)
+
+    def test_sanitizer_finds_something(self):
+        self.machine.fail = "--tool racecheck"
+        self.failed("sanitizer", "racecheck sum")
+
+    def test_a_sanitizer_that_takes_too_long_is_no_finding(self):
+        self.machine.slow = {"--tool racecheck": 100}
+        self.assertEqual(self.check()[0], 0)
+        self.assertIn("| racecheck sum | sum | not finished |", self.result("md"))
+        self.assertIn("| memcheck sum | sum | no finding |", self.result("md"))
+
+    def test_bench_dies_and_keeps_what_it_had(self):
+        self.machine.bench_dies = "cable"
+        self.failed("bench", "illegal address", again=False)
+        self.assertIn("forward causal d64 T1024 none", self.result()["stages"]["bench"]["items"])
+
+
+class Time(Case):
+    def test_a_command_at_its_cap(self):
+        self.machine.slow = {"build/gpu_check/test_sum --json": 1000}
+        code, said = self.check()
+        self.assertEqual(code, 1)
+        self.assertIn("ended at its cap of 60 s", self.result()["stages"]["kernels"]["items"]["sum"]["error"])
+        self.assertEqual(self.result()["stages"]["losses"]["status"], "ok")
+
+    def test_a_stage_at_its_cap_goes_on_in_a_rerun(self):
+        self.machine.slow = {"--T 1024 --B 32": 30.0}
+        code, _ = self.check()
+        self.assertEqual(code, 1)
+        train = self.result()["stages"]["train"]
+        self.assertEqual(train["status"], "unfinished")
+        self.assertEqual(len(train["items"]), 2)                                        # 2 x 30 s of 80 s
+        self.assertEqual(self.result()["stages"]["eval"]["status"], "ok")
+        self.assertIn("train is unfinished", self.result("md"))
+        self.machine.commands.clear()
+        self.assertEqual(self.check()[0], 0)
+        self.assertEqual(len(self.ran("train/tiny_")), 2)
+        self.assertEqual(len(self.result()["stages"]["train"]["items"]), 18)
+        self.assertEqual(len(self.ran("eval_lengths")), 0)
+
+    def test_nothing_takes_longer_than_its_stage(self):
+        self.machine.slow = dict.fromkeys(("make", "-o build", "--steps", "test_sum --json", "--tool", "--skip"), 29.0)
+        self.check()
+        for name, _, cap in gpu_check.STAGES:
+            seconds = self.result()["stages"][name]["seconds"]
+            self.assertLessEqual(seconds, cap + (29 if name in ("build", "losses") else 0.5), name)     # those run several at once
+
+
+@contextlib.contextmanager
+def dying_at(point, after):
+    """the program ends at the `after`-th rename, or in the middle of that write of a result"""
+    calls, replace = [0], os.replace
+
+    def count():
+        calls[0] += 1
+        if calls[0] > after:
+            raise KeyboardInterrupt
+
+    def dying_replace(*a):
+        count()
+        replace(*a)
+
+    def dying_open(path, mode="r", **more):
+        f = open(path, mode, **more)
+        if "w" in mode and "results" in path:
+            write = f.write
+
+            def half(text):
+                write(text[:len(text) // 2])
+                f.flush()
+                count()
+                write(text[len(text) // 2:])
+            f.write = half
+        return f
+    where = mock.patch.object(os, "replace", dying_replace) if point == "replace" else mock.patch.object(gpu_check, "open", dying_open, create=True)
+    with where:
+        yield
+
+
+class Killed(Case):
+    def reference(self):
+        self.assertEqual(self.check()[0], 0)
+        found = self.result()
+        shutil.rmtree(self.root + "/results")
+        return {n: set(s["items"]) for n, s in found["stages"].items()}
+
+    def test_a_kill_at_any_point_leaves_valid_files(self):
+        want = self.reference()
+        for point in ("replace", "half a write"):
+            halfway, finished = 0, False
+            for stop in range(0, 160, 4):
+                shutil.rmtree(self.root + "/results", ignore_errors=True)
+                with dying_at(point, stop), contextlib.suppress(KeyboardInterrupt):
+                    self.check()
+                    finished = True
+                for path in glob.glob(self.root + "/results/*.json"):
+                    with open(path) as f:
+                        halfway += any(s["status"] == "unfinished" for s in json.load(f)["stages"].values())
+                if finished:
+                    break
+                if stop % 12 == 0:
+                    self.assertEqual(self.check()[0], 0)
+                    self.assertEqual({n: set(s["items"]) for n, s in self.result()["stages"].items()}, want)
+            self.assertTrue(finished)
+            self.assertGreater(halfway, 8)
+
+    def test_items_are_not_done_twice_after_a_kill(self):
+        run = self.machine.run
+
+        def dying(command, *a, **more):
+            if "_cable" in " ".join(command) and "build/gpu_check/train/" in " ".join(command):
+                raise KeyboardInterrupt
+            return run(command, *a, **more)
+        with mock.patch.object(self.machine, "run", dying), self.assertRaises(KeyboardInterrupt):
+            self.check()
+        self.assertEqual(set(self.result()["stages"]["train"]["items"]), {"tiny none"})
+        self.assertIn("train is unfinished", self.result("md"))
+        self.machine.commands.clear()
+        self.assertEqual(self.check()[0], 0)
+        self.assertEqual(self.ran("train/tiny_none"), [])
+        self.assertEqual(len(self.ran("train/tiny_cable")), 1)
+
+    def test_a_file_of_something_else_is_refused(self):
+        self.check("--only", "device")
+        path = glob.glob(self.root + "/results/*.json")[0]
+        for text in ("{", "[]", '{"format": "other"}'):
+            with open(path, "w") as f:
+                f.write(text)
+            with self.assertRaises(SystemExit) as e:
+                self.check()
+            self.assertIn("not a result of this program", str(e.exception))
+
+
+class Programs(unittest.TestCase):
+    """the real runner"""
+
+    def test_output_code_and_lines(self):
+        lines = []
+        r = gpu_check.Runner().run(["sh", "-c", "echo one; echo two >&2; exit 3"], 10, on_line=lambda line, s: lines.append(line))
+        self.assertEqual((r.code, r.output, r.timed_out, lines), (3, "one\ntwo\n", False, ["one", "two"]))
+
+    def test_a_missing_program(self):
+        self.assertEqual(gpu_check.Runner().run(["/no/such/program"], 10).code, 127)
+
+    def test_the_cap_ends_children_too(self):
+        with tempfile.TemporaryDirectory() as d:
+            began = time.monotonic()
+            r = gpu_check.Runner().run(["sh", "-c", f"echo begun; (sleep 3; touch {d}/late) & sleep 30"], 0.5)
+            self.assertTrue(r.timed_out)
+            self.assertLess(time.monotonic() - began, 3)
+            self.assertIn("begun", r.output)
+            time.sleep(3)
+            self.assertFalse(os.path.exists(d + "/late"))
+
+    def test_a_companion_ends_with_the_command(self):
+        r = gpu_check.Runner().run(["sleep", "0.5"], 10, beside=["sh", "-c", "while :; do echo 7; sleep 0.05; done"])
+        self.assertGreater(gpu_check.peak_mib(r), 6)
+        self.assertLess(r.seconds, 5)
+
+    def test_the_program_itself(self):
+        r = subprocess.run([sys.executable, os.path.join(ROOT, "dev", "gpu_check.py"), "--list"], stdout=subprocess.PIPE, universal_newlines=True)
+        self.assertEqual(r.returncode, 0)
+        self.assertEqual([x.split()[0] for x in r.stdout.strip().split("\n")], gpu_check.STAGE_NAMES)
+
+
+class Pieces(unittest.TestCase):
+    def test_encodings_of_the_trainer(self):
+        self.assertEqual(gpu_check.encodings(HELP), ["none", "alibi", "cable"])
+        trainer = os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2"))
+        if os.path.exists(trainer):
+            text = subprocess.run([trainer, "--help"], stdout=subprocess.PIPE, universal_newlines=True).stdout
+            self.assertGreaterEqual(len(gpu_check.encodings(text)), 15)
+        with self.assertRaises(gpu_check.Failed):
+            gpu_check.encodings("nothing")
+
+    def test_rounding_takes_a_neighbour(self):
+        with tempfile.TemporaryDirectory() as d:
+            header = json.dumps({"w": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}}).encode()
+            values = [1.0 + i / 1000 for i in range(1000)]
+            with open(d + "/model.safetensors", "wb") as f:
+                f.write(struct.pack("<Q", len(header)) + header + struct.pack("<1000f", *values))
+            with open(d + "/config.json", "w") as f:
+                f.write("{}")
+            gpu_check.round_to_bf16(d, d + "/r", 1)
+            gpu_check.enlarge(d, d + "/e")
+            with open(d + "/e/model.safetensors", "rb") as f:
+                self.assertEqual(f.read()[8 + len(header):], struct.pack("<1000f", *values))    # no matrix
+            with open(d + "/r/model.safetensors", "rb") as f:
+                rounded = struct.unpack("<1000f", f.read()[8 + len(header):])
+        self.assertTrue(all(abs(a - b) < 2 ** -7 and (a * 128).is_integer() for a, b in zip(rounded, values)))
+        self.assertLess(abs(sum(a - b for a, b in zip(rounded, values))) / 1000, 1e-3)          # not always the same one
+
+    def test_differences(self):
+        self.assertEqual([round(x, 9) for x in gpu_check.differences([1, 2.2], [1, 2.0])], [0, 0.1])
+        self.assertEqual(gpu_check.so_far([[1, 0, 2], [0, 3, 1]]), [1, 3, 3])
+        with self.assertRaises(gpu_check.Failed):
+            gpu_check.differences([1], [1, 2])
+
+    def test_an_empty_report(self):
+        text = gpu_report.markdown({"gpu": "G", "commit": "c", "stages": {}}, ["device"])
+        self.assertIn("| device | not run |", text)
+
+
+if __name__ == "__main__":
+    unittest.main()

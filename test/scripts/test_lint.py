@@ -1,0 +1,134 @@
+"""test_lint.py -- dev/lint.py sees each kind of breach, planted in a copy of the sources."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+
+# file, text to plant at its end, what the lint must say, in a line that begins with the file
+PLANTS = [
+    ("llmc/base/common.h", '#include "../gelu.cuh"\n', "llmc/base may not include llmc/gelu.cuh"),
+    ("llmc/layernorm.cuh", '#include "position/alibi.cuh"\n', "llmc may not include llmc/position/alibi.cuh"),
+    ("llmc/matmul.cuh", '#include "attention.cuh"\n', "llmc may not include llmc/attention.cuh"),
+    ("llmc/position/rope.cuh", '#include "../attention.cuh"\n', "may not include llmc/attention.cuh"),
+    ("llmc/attention.cuh", '#include "attention/choose.cuh"\n', "may not include llmc/attention/choose.cuh"),
+    ("llmc/ranks/comm.h", '#include "../model.cuh"\n', "may not include llmc/model.cuh"),
+    ("llmc/adamw.cuh", '  #  include   "use/generate.h"\n', "may not include llmc/use/generate.h"),
+    ("llmc/gelu.cuh", '#include "llmc/base/device.h"\n', "includes are relative"),
+    ("llmc/base/json.h", '#include "../../test/catch.h"\n', "outside llmc/"),
+    ("train_gpt2.cu", '#include "test/catch.h"\n', "outside llmc/"),
+    ("llmc/stray/stray.h", "\n", "has no floor"),
+    ("llmc/base/rand.h", "#ifdef __CUDACC__\n#endif\n", "__CUDACC__"),
+    ("train_gpt2.cu", "#if defined(__CUDACC__)\n#endif\n", "__CUDACC__"),
+    ("llmc/gelu.cuh", "inline void f() { gelu_kernel<<<1, 2>>>(); }\n", "started by launch() alone"),
+    ("train_gpt2.cu", "void f() { gelu_kernel<<<1, 2>>>(); }\n", "started by launch() alone"),
+    ("llmc/run/guard.h", "inline void f(int x) { assert(x > 0); }\n", "assert()"),
+    ("llmc/run/log.h", "using namespace std;\n", "using namespace"),
+    ("llmc/gelu.cuh", "__device__ void f(float* x) { atomicAdd(x, 1.0f); }\n", "atomics"),
+    ("llmc/gelu.cuh", "__device__ float f(float x) { return expf(x); }\n", "expf()"),
+    ("llmc/layernorm.cuh", "__device__ float f(float x) { return std::tanh(x); }\n", "tanh()"),
+    ("llmc/attention.cuh", "__device__ float f(float x) { return logf(x); }\n", "logf()"),         # one is allowed, not two
+    ("llmc/classifier.cuh", "__device__ float f(float x) { return x + powf(x, 2.0f); }\n", "powf()"),
+    ("llmc/base/fastmath.h", "inline float f(float x) { return std::exp(x); }\n", "exp()"),
+    ("llmc/base/tensor.h", "// " + "x" * 120 + "\n", "123 columns"),
+    ("train_gpt2.cu", "// " + "x" * 120 + "\n", "123 columns"),
+    ("test/files.h", "// " + "x" * 120 + "\n", "123 columns"),
+    ("scripts/plot.py", "# " + "x" * 120 + "\n", "122 columns"),
+    ("scripts/demo.sh", "# " + "x" * 120 + "\n", "122 columns"),
+    ("llmc/gelu.cuh", "\n" * 400, "400 are the limit"),
+    ("train_gpt2.cu", "\n" * 700, "700 are the limit"),
+    ("llmc/gelu.cuh", "inline int f(int a, int b) { return a > 0 ? b > 0 ? 1 : 2 : 3; }\n", "2 ternaries"),
+    ("llmc/gelu.cuh", "__global__ void f_kernel(int n) {\n    const int a = n, b = 2 * n;\n}\n", "2 variables are initialised"),
+    ("llmc/gelu.cuh", "inline void f() {\n    int a = 1, b = 2, c = 3;\n}\n", "3 variables are initialised"),
+    ("llmc/gelu.cuh", "inline void f() {\n" + "    int a;\n" * 60 + "}\n", "a function of 62 lines"),
+    ("llmc/gelu.cuh", "// see llmc/nowhere.cuh\n", "llmc/nowhere.cuh is named"),
+    ("README.md", "See [the page](docs/nowhere.md).\n", "docs/nowhere.md is named"),
+    ("llmc/base/json.h", "// TO" + "DO later\n", "left-over"),
+    ("scripts/demo.sh", "# FIX" + "ME\n", "left-over"),
+    ("llmc/base/json.h", "// see /wo" + "rk/notes\n", "a path of one machine"),
+    ("scripts/demo.sh", "out=/t" + "mp/demo\n", "a path of one machine"),
+    ("test/files.h", "// /ro" + "ot/.cache\n", "a path of one machine"),
+    ("Makefile", "OPT += -ffast-math\n", "-ffast-math"),
+    ("Makefile", "OPT += -Ofast\n", "-Ofast"),
+    ("scripts/demo.sh", "make CXXFLAGS=-Ofast\n", "-Ofast"),
+]
+
+# what must not be taken for a breach
+HARMLESS = [
+    ("llmc/gelu.cuh", "// __CUDACC__, <<<, assert(x), expf(x) in a comment\n/* atomicAdd(\n   tanhf( */\n"),
+    ("llmc/base/json.h", 'inline const char* f() { return "__CUDACC__ <<< assert( atomicAdd("; }\n'),
+    ("llmc/gelu.cuh", "inline float f(float x) { return fast_exp(x) + softplus(x); }\n"),
+    ("llmc/gelu.cuh", "inline void f() {\n    // 1. one\n" + "    int a;\n" * 60 + "    // 2. two\n}\n"),
+    ("llmc/base/json.h", "static_assert(true);\n"),
+    ("llmc/base/json.h", '#include <vector>\n// #include "generate.h"\n'),
+    ("test/files.h", 'inline const char* f() { return "/t' + 'mp"; }\n'),
+    ("Makefile", "# never -Ofast\n"),
+]
+
+
+def lint(root):
+    p = subprocess.run([sys.executable, os.path.join(ROOT, "dev", "lint.py"), root], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                       universal_newlines=True)
+    return p.returncode, p.stdout
+
+
+class Lint(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.root)
+        for name in os.listdir(ROOT):
+            source, copy = os.path.join(ROOT, name), os.path.join(self.root, name)
+            if name in ("llmc", "test", "scripts", "dev", "docs"):
+                shutil.copytree(source, copy, ignore=shutil.ignore_patterns("fixtures", "__pycache__"))
+            elif os.path.isfile(source) and name.endswith((".cu", "Makefile", ".md")):
+                shutil.copy(source, copy)
+
+    def append(self, path, text):
+        path = os.path.join(self.root, path)
+        size = os.path.getsize(path) if os.path.exists(path) else None
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "a") as f:
+            f.write(text)
+        return size
+
+    def restore(self, path, size):
+        path = os.path.join(self.root, path)
+        if size is None:
+            os.remove(path)
+        else:
+            os.truncate(path, size)
+
+    def test_the_sources_are_clean(self):
+        code, text = lint(self.root)
+        self.assertEqual(code, 0, text)
+        self.assertIn(" 0 findings", text)
+
+    def test_each_planted_breach_is_seen(self):
+        before = lint(self.root)[1].split("\n")
+        for path, plant, rule in PLANTS:
+            with self.subTest(file=path, rule=rule):
+                size = self.append(path, plant)
+                code, text = lint(self.root)
+                self.restore(path, size)
+                self.assertEqual(code, 1, text)
+                new = [line for line in text.split("\n") if line not in before and line.startswith(path + ":")]
+                self.assertTrue(any(rule in line for line in new), "\n".join(new) or "nothing was found")
+
+    def test_harmless_text_passes(self):
+        before = lint(self.root)[1]
+        for path, text in HARMLESS:
+            with self.subTest(file=path, text=text):
+                size = self.append(path, text)
+                self.assertEqual(lint(self.root)[1], before)
+                self.restore(path, size)
+
+    def test_an_empty_tree_does_not_pass(self):
+        with tempfile.TemporaryDirectory() as empty:
+            self.assertEqual(lint(empty)[0], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

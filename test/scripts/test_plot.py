@@ -1,0 +1,127 @@
+"""test_plot.py -- scripts/plot.py draws every figure from a small log and refuses bad input in words."""
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PLOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "plot.py")
+spec = importlib.util.spec_from_file_location("plot", PLOT)
+plot = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plot)
+
+
+def plotted(fig):
+    """{label: [(x, y), ...]} of the first axes"""
+    return {line.get_label(): list(zip(line.get_xdata(), line.get_ydata())) for line in fig.axes[0].get_lines()
+            if not line.get_label().startswith("_")}
+
+
+class TestPlot(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def log(self, name, *lines):
+        os.makedirs(self.path(name), exist_ok=True)
+        with open(os.path.join(self.path(name), "log.jsonl"), "w") as f:
+            f.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        return self.path(name)
+
+    def file(self, name, content):
+        with open(self.path(name), "w") as f:
+            f.write(content if isinstance(content, str) else json.dumps(content))
+        return self.path(name)
+
+    def draw(self, *args):
+        """runs plot.py: a PNG of readable size comes out"""
+        out = self.path("out.png")
+        r = subprocess.run([sys.executable, PLOT, *args, "-o", out], capture_output=True, text=True)
+        self.assertEqual((r.returncode, r.stdout.strip()), (0, out), r.stderr)
+        with open(out, "rb") as f:
+            head = f.read(24)
+        self.assertEqual(head[:8], b"\x89PNG\r\n\x1a\n")
+        width, height = struct.unpack(">II", head[16:24])
+        self.assertTrue(900 <= width <= 1600 and 500 <= height <= 1200, (width, height))
+        return r.stderr
+
+    def refused(self, *args, naming):
+        r = subprocess.run([sys.executable, PLOT, *args], capture_output=True, text=True)
+        self.assertEqual(r.returncode, 2, r.stdout + r.stderr)
+        self.assertIn(naming, r.stderr)
+        self.assertNotIn("Traceback", r.stderr)
+
+    def train_log(self, name="run"):
+        steps = [{"kind": "train", "step": s, "loss": 5 - s / 50, "lr": 1e-3, "norm": 1, "ms": 3, "tok_per_s": 9}
+                 for s in range(130)]
+        again = {"kind": "train", "step": 7, "loss": 4.5, "lr": 1e-3}
+        return self.log(name, *steps, '{"kind":"train","ste', "[1]", {"kind": "train", "step": 130, "loss": None},
+                        {"kind": "train", "step": 131, "loss": float("nan")},
+                        {"kind": "train", "step": 132, "loss": True}, again, {"kind": "val", "step": 100, "loss": 3.2})
+
+    def test_train(self):
+        run = self.train_log()
+        self.assertIn("not JSON objects: 2", self.draw("train", run, self.train_log("_$\\other$")))
+        self.assertEqual(len(plotted(plot.plot_train([self.path("_$\\other$")]))), 2)
+        train = dict(plot.series(plot.read_log(run), "train", "loss"))
+        self.assertEqual((len(train), train[7], train[8]), (130, 4.5, 5 - 8 / 50))
+        self.assertEqual(plotted(plot.plot_train([run]))["run, validation"], [(100, 3.2)])
+
+    def record(self, T, ppl, stride=None, pos="cable"):
+        return {"kind": "extrapolation", "pos": pos, "T": T, "T_train": 128, "stride": stride or T, "ppl": ppl}
+
+    def test_lengths(self):
+        run = self.log("run", self.record(64, 99), self.record(256, 5.8), self.record(64, 6), self.record(128, 5.9),
+                       self.record(256, 5.7, 64), self.record(128, 300, pos="rope"), self.record(256, None, pos="rope"))
+        self.draw("lengths", run)
+        fig = plot.plot_lengths([run])
+        self.assertEqual(plotted(fig), {"cable": [(64, 6), (128, 5.9), (256, 5.8)], "rope": [(128, 300)],
+                                        "cable, stride 64": [(64, 6), (256, 5.7)]})
+        trained = [line for line in fig.axes[0].get_lines() if line.get_label().startswith("_")]
+        self.assertEqual([list(line.get_xdata()) for line in trained], [[128, 128]])
+        both = plotted(plot.plot_lengths([run, self.log("twin", self.record(64, 7))]))
+        self.assertEqual(both["cable (twin)"], [(64, 7)])
+
+    def test_curve(self):
+        run = self.log("run", {"kind": "curve", "pos": "alibi", "T": 4, "loss": [4, 3, 2, None]},
+                       {"kind": "curve", "pos": "cable", "T": 4, "loss": [4, 3, 2.5, 2]})
+        self.draw("curve", run)
+        lines = plotted(plot.plot_curve([run]))
+        self.assertEqual([y for _, y in lines["cable, T = 4"]], [4, 3, 2.5, 2])
+        self.assertEqual([round(x, 9) for x, _ in lines["alibi, T = 4"]], [1, 2, 3])
+
+    def test_bias(self):
+        data = {"pos": "cable", "layer": 0, "head": 1, "tokens": ["a", " $\\b$", "\n"]}
+        data["bias"] = [[0], [-1, 0], [-3, -2, 0]]
+        self.draw("bias", self.file("bias.json", data))
+        shown = plot.plot_bias([self.path("bias.json")]).axes[0].images[0].get_array().filled(9).tolist()
+        self.assertEqual(shown, [[0, 9, 9], [-1, 0, 9], [-3, -2, 0]])
+        data["bias"] = [[0, 7, 7], [-1, 0, 7], [-3, -2, 0]]         # above the diagonal, where the mask is
+        full = plot.plot_bias([self.file("full.json", data)]).axes[0].images[0].get_array().filled(9).tolist()
+        self.assertEqual(full, shown)
+
+    def test_refusals(self):
+        self.refused("train", self.path("nowhere"), naming="nowhere")
+        self.refused("train", self.log("empty"), naming="no record")
+        self.refused("lengths", self.train_log(), naming="--eval_lengths")
+        self.refused("lengths", self.log("reach", self.record(256, None)), naming="perplexity")
+        self.refused("curve", self.train_log(), naming="--curve")
+        self.refused("bias", self.file("torn.json", '{"bias": [[0'), naming="torn.json")
+        self.refused("bias", self.file("ragged.json", {"bias": [[0], [1]]}), naming="row 1")
+        self.refused("bias", self.file("other.json", [1]), naming="bias")
+        self.refused("train", self.train_log(), "-o", self.path("no/where.png"), naming="where.png")
+        self.refused("train", self.train_log(), "-o", self.path("x.foo"), naming="foo")
+        self.refused("histogram", self.train_log(), naming="histogram")
+
+
+if __name__ == "__main__":
+    result = unittest.main(exit=False, verbosity=0).result
+    bad = len(result.failures) + len(result.errors)
+    print(f"plot: {result.testsRun - bad} passed, {bad} failed")
+    sys.exit(bad > 0)

@@ -1,0 +1,654 @@
+"""test_scripts.py -- scripts/paper.py, report.py, reproduce_small.sh and log_to_tensorboard.py, with the real trainers at tiny sizes."""
+import contextlib
+import csv
+import fnmatch
+import glob
+import importlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import unittest
+from unittest import mock
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+SCRIPTS = os.path.join(ROOT, "scripts")
+sys.path.insert(0, SCRIPTS)
+import log_to_tensorboard  # noqa: E402
+import paper  # noqa: E402
+import report  # noqa: E402
+
+TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
+HAS_TRAINER = os.path.exists(TRAINER)
+BERT_TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_BERT", "./train_bert")))
+HAS_BERT = os.path.exists(BERT_TRAINER)
+
+
+def run(*command, env=None, **kwargs):
+    env = dict(os.environ, OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1", **(env or {}))
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300, **kwargs)
+
+
+def script(name, *args, **kwargs):
+    return run(sys.executable, os.path.join(SCRIPTS, name), *args, **kwargs)
+
+
+def called(main, *args):
+    """what main(args) returns and prints"""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(args))
+    return code, out.getvalue(), err.getvalue()
+
+
+def dry(*args):
+    """(headings, commands as lists of words) of a dry run"""
+    code, out, err = called(paper.main, *args, "--dry_run")
+    assert code == 0, err
+    lines = out.splitlines()
+    return [line for line in lines if line.startswith("#")], [shlex.split(line) for line in lines if not line.startswith("#")]
+
+
+def flags_of(command):
+    """{flag: value} of a trainer's command; a text that begins with a dash is none of the flags here"""
+    words = command[next(i for i, w in enumerate(command) if w.startswith("./train")) + 1:]
+    assert len(words) % 2 == 0, command
+    return {words[i]: words[i + 1] for i in range(0, len(words), 2)}
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def write(self, name, text):
+        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+        with open(self.path(name), "w") as f:
+            f.write(text)
+        return self.path(name)
+
+
+class TestCommands(unittest.TestCase):
+    def every_command(self):
+        for experiment in paper.EXPERIMENTS:
+            yield from dry(experiment)[1]
+
+    def test_rows_are_the_papers(self):
+        with open(os.path.join(SCRIPTS, "paper_tables.csv"), newline="") as f:
+            numbers = list(csv.DictReader(f))
+        tables = (("table1", "1"), ("table2", "2"), ("table3", "3"), ("table4", "4"), ("generalization", "arxiv-1"))
+        for experiment, table in tables:
+            family = "bert:" if table == "2" else "gpt2:"
+            wanted = {(r["trained_on"], r["model"], r["encoding"]) for r in numbers if r["table"] == table}
+            rows = paper.rows_of(experiment)
+            self.assertEqual({(paper.DATA[r.data].name, family + r.model, r.pos) for r in rows}, wanted)
+            self.assertEqual(len(rows), len(wanted))
+            for r in rows:                                  # each number has an evaluation that would give it
+                evaluated = {paper.DATA[e].name if e in paper.DATA else report.NAMES.get(e, e) for e in r.evaluations}
+                for n in numbers:
+                    if (n["table"], n["trained_on"], n["model"], n["encoding"]) == (table, paper.DATA[r.data].name, family + r.model, r.pos):
+                        self.assertIn(n["evaluated_on"], evaluated)
+                        self.assertIn(int(n["length"]), r.lengths)
+        lines = called(paper.main, "--rows")[1].splitlines()
+        self.assertEqual(len(lines), sum(len(paper.rows_of(e)) for e in paper.EXPERIMENTS))
+        for line in lines[::17]:                            # each line selects its one row
+            self.assertEqual(len(dry(*line.split()[1:], "--seeds", "42")[0]), 1, line)
+
+    def test_recipe(self):
+        steps = {("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
+                 ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
+        for experiment in ("table1", "table3", "table4", "figure4"):
+            for row in paper.rows_of(experiment):
+                train, evaluate = [c for c in dry(experiment, row.data, row.model, row.pos)[1] if c[0].startswith("./train")]
+                f = flags_of(train)
+                self.assertEqual([f["--" + k] for k in ("lr", "warmup", "final_lr", "weight_decay", "clip", "schedule", "T", "resume")],
+                                 ["6e-4", "750", "0.1", "0.1", "1", "cosine", "1024", "1"])
+                self.assertEqual((int(f["--steps"]), f["--total_batch"]),
+                                 (steps[row.data, row.model], "524288" if row.data == "fineweb-edu" else "131072"))
+                lengths = flags_of(evaluate)["--eval_lengths"]
+                self.assertEqual(lengths, "512,1024" if row.pos == "learned" else "512,1024,2048,4096,8192,15360")
+
+    def test_bert_recipe(self):
+        for experiment in ("table2", "bert_curves"):
+            for row in paper.rows_of(experiment):
+                commands = dry(experiment, row.pos, "--gpus", "4", "--seeds", "7")[1]
+                train, tune, *search = [c for c in commands if not c[1].startswith("data/")]
+                f = flags_of(train)
+                self.assertEqual((train[:4], tune[0]), (["mpirun", "-np", "4", "./train_bertcu"], "./train_bertcu"))   # groups: one process
+                self.assertEqual([f["--" + k] for k in ("model", "pos", "T", "total_batch", "steps", "lr", "seed", "resume")],
+                                 ["base", row.pos, "512", str(4 * 32 * 512), "14000", "1e-4", "7", "1"])
+                g = flags_of(tune)
+                self.assertEqual((g["--load"], g["--pos"], g["--T"], g["--pooling"], g["--seed"]), (f["--out"], row.pos, "512", "mean", "7"))
+                self.assertEqual((int(g["--total_batch"]) / 512, int(g["--steps"]) * 128 <= 1_250_000 < (int(g["--steps"]) + 1) * 128), (128, True))
+                self.assertAlmostEqual(int(g["--warmup"]) / int(g["--steps"]), 0.05, 3)
+                self.assertEqual(128 % int(g["--B"]), 0)
+                scripts = [c[1] for c in commands if c[1].startswith("data/")]
+                self.assertEqual(scripts, ["data/fineweb_edu.py", "data/msmarco.py", "data/mldr.py"][:3 if search else 2])
+                self.assertEqual(len(search), experiment == "table2")
+                for h in map(flags_of, search):
+                    self.assertEqual((h["--load"], h["--out"]), (g["--out"], os.path.join(g["--out"], "eval", "mldr")))
+                    self.assertEqual(h["--eval_lengths"], "512" if row.pos == "learned" else "512,1024,2048,4096,8192,16384")
+        train, tune, search = [flags_of(c) for c in dry("table2", "rope", "--set", "pairs.lr=5", "--set", "pairs.pooling=cls", "--set", "lr=3",
+                                                        "--tokenizer", "v.txt")[1] if "./train_bertcu" in c]
+        self.assertEqual((train["--lr"], tune["--lr"], tune["--pooling"], search["--pooling"]), ("3", "5", "cls", "cls"))
+        self.assertEqual((train["--tokenizer"], tune["--tokenizer"]), ("v.txt", "v.txt"))
+
+    def test_bert_arithmetic(self):
+        heading = dry("table2", "cable")[0][0]
+        C, T, layers, assumed = 768, 512, 12, 3600 * 200e12
+        weights = layers * 12 * C * C                       # of the matrices of a layer: q, k, v, projection, MLP
+        forward = lambda n: 2 * weights + layers * 2 * 2 * n * C        # q k and p v with n keys each
+        mlm = 3 * (forward(T) + 2 * 0.15 * 30592 * C)
+        self.assertIn(f"; {mlm / 1e9:.3g} GFLOP a token;", heading)
+        self.assertIn(f": {14000 * 65536 * mlm / assumed:.1f} GPU hours of training", heading)
+        self.assertIn("then 9,765 steps x 128 = 1,249,920 triplets:", heading)
+        self.assertIn(f"at most {9765 * 128 * 3 * T * 4 * forward(T) / assumed:.1f} of fine-tuning", heading)
+        search = sum(200_000 * min(n, 4700) * forward(n) for n in (512, 1024, 2048, 4096, 8192, 16384))
+        self.assertIn(f", {search / assumed:.1f} of retrieval, if a GPU sustains 200 TFLOP/s (assumed, not measured)", heading)
+        self.assertNotIn("retrieval", dry("bert_curves", "cable")[0][0])
+
+    def test_documented_arithmetic(self):
+        rows = re.findall(r"^    (fineweb-edu|wikitext-103|fineweb-edu-bert) +(\w+) +([\d,]+) +([\d.]+G) +([\d.]+) +([\d.]+)$", paper.__doc__, re.M)
+        self.assertEqual(len(rows), 7)
+        for data, size, steps, tokens, gflop, hours in rows:
+            experiment = {"tiny": {"fineweb-edu": "table3"}, "medium": {"fineweb-edu": "table1"}, "base": {data: "table2"}}.get(size, {}).get(data)
+            experiment = experiment or ("table3" if data == "fineweb-edu" else "table1" if size == "tiny" else "table4")
+            heading = dry(experiment, data, size, "cable")[0][0]
+            self.assertIn(f"{steps} steps", heading)
+            self.assertIn(f"= {tokens} tokens", heading)
+            self.assertEqual(f"{float(re.search(r'([0-9.]+) GFLOP', heading)[1]):.2f}", gflop)
+            self.assertIn(f": {hours} GPU hours of training", heading)
+            self.assertIn("200 TFLOP/s (assumed, not measured)", heading)
+        self.assertIn(f"{19073 * 524288 / 1e5 / 3600:.1f} GPU hours of training at the given 100,000 tokens/s",
+                      dry("table1", "medium", "cable", "--tokens_per_s", "100000")[0][0])
+
+    def test_gpus(self):
+        for experiment in paper.EXPERIMENTS:
+            for gpus in (1, 2, 4, 8):
+                for c in dry(experiment, "--gpus", str(gpus))[1]:
+                    trains = "--train_files" in c
+                    self.assertEqual(c[:3] == ["mpirun", "-np", str(gpus)], trains and gpus > 1, c)
+                    if trains:
+                        f = flags_of(c)
+                        self.assertEqual(int(f["--total_batch"]) % (int(f["--B"]) * int(f["--T"]) * gpus), 0, c)
+        code, _, err = called(paper.main, "figure5", "8192", "--gpus", "64", "--dry_run")
+        self.assertEqual((code, "--gpus 64" in err), (2, True), err)
+
+    def test_refusals(self):
+        for args, naming in ((("table1", "huge"), "huge"), (("table1", "fineweb-edu", "tiny"), "no such row"), (("table9",), "table9"),
+                             (("table1", "--set", "stepz=4"), "stepz"), (("table1", "--seeds", "a"), "--seeds"), ((), "which experiment"),
+                             (("figure5", "512", "--set", "model=big"), "model=big")):
+            r = script("paper.py", *args, "--dry_run")
+            self.assertEqual(r.returncode, 2, args)
+            self.assertIn(naming, r.stderr)
+            self.assertNotIn("Traceback", r.stderr)
+
+    def test_data_commands(self):
+        seen = set()
+        for c in self.every_command():
+            if c[1].startswith("data/") and tuple(c) not in seen:
+                seen.add(tuple(c))
+                r = run(*c, "--help")
+                self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
+        self.assertEqual(len(seen), 9)
+        # the shards that are read are those that the script with these flags writes
+        sys.path.insert(0, os.path.join(ROOT, "data"))
+        self.addCleanup(sys.path.remove, os.path.join(ROOT, "data"))
+        fineweb = importlib.import_module("fineweb_edu")
+        for key, dataset in (("fineweb-edu", "edu"), ("fineweb", "classic")):
+            self.assertEqual(os.path.basename(paper.DATA[key].val), fineweb.DATASETS[dataset][1] + "_val_*.bin")
+        for module, prepare, patterns in (("msmarco", *[[x] for x in paper.PAIRS]), ("mldr", [paper.MLDR_PREPARE], paper.MLDR.values())):
+            named = re.findall(r"\w+\.\w+", importlib.import_module(module).__doc__.partition("Writes")[2])
+            for pattern in patterns:
+                self.assertTrue(fnmatch.filter(named, os.path.basename(pattern)), pattern)
+                self.assertEqual(os.path.dirname(pattern), shlex.split(prepare[0])[-1])
+
+    @unittest.skipUnless(HAS_TRAINER, "the trainer is not built")
+    def test_every_flag_is_the_trainers(self):
+        checked, models = self.check_flags(TRAINER, "./train_gpt2cu", "./train_gpt2")
+        self.assertGreater(checked, 25)
+        self.assertGreater(models, 60)
+
+    @unittest.skipUnless(HAS_BERT, "train_bert is not built")
+    def test_every_flag_is_berts(self):
+        self.assertEqual(self.check_flags(BERT_TRAINER, "./train_bertcu"), (4, 5))
+
+    def check_flags(self, trainer, *names):
+        checked, models = set(), set()
+        for c in self.every_command():
+            if not set(names) & set(c):
+                continue
+            f = flags_of(c)
+            shape = tuple((k, v) for k, v in f.items() if k not in ("--out", "--load", "--pos", "--train_files", "--val_files"))
+            if "--model" in f:
+                models.add((f["--model"], f["--pos"], f["--T"]))
+            if shape in checked:
+                continue
+            checked.add(shape)
+            r = run(trainer, *[w for kv in f.items() for w in kv], "--help")      # --help comes last: all before it is parsed
+            self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
+        for model, pos, T in models:
+            r = run(trainer, "--list", "--model", model, "--pos", pos, "--T", T)
+            self.assertEqual(r.returncode, 0, f"{model} {pos} {T}\n{r.stderr}")
+        return len(checked), len(models)
+
+
+@unittest.skipUnless(HAS_TRAINER, "the trainer is not built")
+class TestRuns(Folder):
+    SETTINGS = ("--set", "model=1,2,32", "--set", "T=16", "--set", "total_batch=64", "--set", "steps=6", "--set", "warmup=2",
+                "--set", "eval_lengths=8,16,32", "--set", "eval_tokens=200", "--trainer", TRAINER)
+
+    def setUp(self):
+        super().setUp()
+        text = "".join(f"line {n} of a text, {n * n} its square.\n" for n in range(400))
+        self.files = ("--set", "train_files=" + self.write("wikitext103_raw_train_1.txt", text),
+                      "--set", "val_files=" + self.write("wikitext103_raw_test_1.txt", text[:3000]))
+
+    def go(self, *args, code=0):
+        r = script("paper.py", *args, *self.files, *self.SETTINGS, "--out", self.path("run"))
+        self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+        return r
+
+    def test_a_table_end_to_end(self):
+        self.go("table4", "small", "cable", "learned", "--seeds", "1,2")
+        log = self.path("run", "wikitext-103", "small", "cable", "seed_1", "log.jsonl")
+        with open(log) as f:
+            steps = [json.loads(line)["step"] for line in f if '"train"' in line]
+        self.assertEqual(steps, list(range(6)))
+        before = os.stat(log).st_mtime_ns
+        again = self.go("table4", "small", "cable", "learned", "--seeds", "1,2")
+        self.assertEqual((os.stat(log).st_mtime_ns, again.stdout.count("done before: train"), "$ " in again.stdout), (before, 4, False))
+        os.remove(self.path("run", "wikitext-103", "small", "cable", "seed_2", "eval", "wikitext-103", "eval.done"))
+        self.assertEqual(self.go("table4", "small", "cable", "--seeds", "2").stdout.count("$ "), 1)
+        # other settings in the same directory are refused by the trainer, and nothing is lost
+        r = script("paper.py", "table4", "small", "cable", "--seeds", "1", *self.files, *[w.replace("steps=6", "steps=7") for w in self.SETTINGS],
+                   "--out", self.path("run"))
+        self.assertEqual((r.returncode, "--steps" in r.stdout), (2, True), r.stdout + r.stderr)
+
+        r = script("report.py", self.path("run"), "-o", self.path("report"), "--only_runs")
+        self.assertEqual((r.returncode, r.stderr.count("\n")), (0, 1), r.stderr)
+        values = []
+        for seed in (1, 2):
+            with open(self.path("run", "wikitext-103", "small", "cable", f"seed_{seed}", "eval", "wikitext-103", "log.jsonl")) as f:
+                values.append({r["T"]: r["ppl"] for r in map(json.loads, f)})
+        cells = [f"{statistics.fmean(v[T] for v in values):.2f} ± {statistics.stdev(v[T] for v in values):.2f}" for T in (8, 16, 32)]
+        ratio = statistics.fmean(v[32] / v[16] for v in values)
+        self.assertIn(f"| cable | 2 | {' | '.join(cells)} | {ratio:.3f} |\n", r.stdout)
+        self.assertRegex(r.stdout, r"\| learned \| 2 \| [\d.]+ ± [\d.]+ \| [\d.]+ ± [\d.]+ \| - \| - \|\n")
+        self.assertIn("Trained for 6 steps of 64 tokens of wikitext-103, at T = 16.", r.stdout)
+        with open(glob.glob(self.path("report", "*.png"))[0], "rb") as f:
+            self.assertEqual(f.read(8), b"\x89PNG\r\n\x1a\n")
+
+    def test_figures_3_and_bias(self):
+        self.go("figure3", "tiny", "none", "alibi", "--set", "tokens=20")
+        self.go("bias", "cable", "--set", "text=a text, or not")
+        self.assertTrue(os.path.exists(self.path("run/fineweb-edu/medium/cable/seed_42/eval/bias/bias_0_0.png")))
+        r = script("report.py", self.path("run"), "-o", self.path("report"))
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertRegex(r.stdout, r"\| L1 NH2 C32 \| alibi \| [\d,]+ \| [\d.]+ \| [\d,]+ \|")
+        self.assertIn("cable/seed_42: finished, and not evaluated", r.stderr)
+        self.assertNotIn("alibi", r.stderr)
+
+    def test_interruption(self):
+        many = [w.replace("steps=6", "steps=100000") for w in self.SETTINGS]
+        command = [sys.executable, os.path.join(SCRIPTS, "paper.py"), "table4", "small", "cable", *self.files, *many, "--quiet", "--out", self.path("run")]
+        out = self.path("run", "wikitext-103", "small", "cable", "seed_42")
+        for how in (lambda p: p.send_signal(signal.SIGTERM), lambda p: os.killpg(p.pid, signal.SIGINT)):
+            p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+            found = len(glob.glob(out + "/step_*"))
+            size = lambda: os.path.getsize(out + "/log.jsonl") if os.path.exists(out + "/log.jsonl") else 0
+            had, end = size(), time.time() + 120
+            while size() < had + 500 and time.time() < end:
+                time.sleep(0.02)
+            how(p)
+            printed, err = p.communicate(timeout=120)
+            self.assertEqual(p.returncode, 75, printed + err)
+            self.assertIn("run the same command again", err)
+            self.assertGreater(len(glob.glob(out + "/step_*")), found)
+        with open(out + "/log.jsonl") as f:                 # went on, and wrote each step once
+            steps = [r["step"] for r in map(json.loads, f) if r["kind"] == "train"]
+        self.assertEqual(steps, list(range(len(steps))))
+        r = script("report.py", self.path("run"), "--only_runs")
+        self.assertEqual((r.returncode, "unfinished, at step" in r.stderr), (2, True), r.stderr)
+
+    def test_a_failing_command_stops(self):
+        r = script("paper.py", "table4", "small", "cable", *self.files, *self.SETTINGS[:-1], self.path("nowhere"), "--out", self.path("run"))
+        self.assertEqual((r.returncode, "nowhere" in r.stderr), (2, True), r.stderr)
+        r = script("paper.py", "table4", "small", "cable", "--set", "train_files=" + self.path("none.txt"), "--set", "val_files=x.txt", *self.SETTINGS,
+                   "--quiet", "--out", self.path("run"))
+        self.assertEqual((r.returncode, "none.txt" in r.stderr), (2, True), r.stdout + r.stderr)
+
+    def test_unfinished_data_is_made_again(self):
+        with mock.patch.object(paper, "ROOT", self.folder):
+            self.write("data/x/x_train_1.bin", "")
+            self.assertTrue(paper.has_data("data/x/x_train_*.bin"))
+            self.write("data/x/manifest.json", '{"complete": false}')
+            self.assertFalse(paper.has_data("data/x/x_train_*.bin"))
+            self.write("data/x/manifest.json", '{"complete": true}')
+            self.assertTrue(paper.has_data("data/x/x_train_*.bin"))
+            self.assertFalse(paper.has_data("data/x/x_test_*.bin"))
+
+    def test_reproduce_small(self):
+        text = "".join(f" = {n} = \n a line of text\n" for n in range(300))
+        import lzma
+        os.makedirs(self.path("data/wikitext-2"))
+        with lzma.open(self.path("data/wikitext-2/train.txt.xz"), "wt") as f:
+            f.write(text)
+        self.write("data/wikitext-2/valid.txt", text[:900])
+        self.write("data/wikitext-2/test.txt", text[:900])
+        command = ["bash", os.path.join(SCRIPTS, "reproduce_small.sh"), "--quick", "--out", self.path("quick"), "cable", "rope", "--seeds", "7",
+                   "--set", "steps=3", "--set", "eval_lengths=128,256", "--set", "eval_tokens=300"]
+        env = {"CABLE_DATA": self.path("data"), "TRAIN_GPT2": TRAINER}
+        r = run(*command, env=env)
+        self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
+        self.assertIn("10,797,148 in the original", r.stderr)                       # another text than WikiText-2, and it says so
+        self.assertRegex(r.stdout, r"\| rope \| 1 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|")
+        self.assertTrue(glob.glob(self.path("quick/report/*.png")))
+        again = run(*command, env=env)
+        self.assertEqual((again.returncode, "step " in again.stdout), (0, False), again.stdout)
+        # equal in everything but the encoding
+        r = run("bash", os.path.join(SCRIPTS, "reproduce_small.sh"), "--quick", "--dry_run")
+        trains = [flags_of(shlex.split(line)) for line in r.stdout.splitlines() if "--train_files" in line]
+        self.assertEqual((len(trains), len({f["--pos"] for f in trains}), {f["--seed"] for f in trains}), (18, 9, {"42", "43"}))
+        rest = {tuple((k, v) for k, v in f.items() if k not in ("--pos", "--seed", "--out")) for f in trains}
+        self.assertEqual(len(rest), 1)
+        flags = dict(rest.pop())
+        self.assertEqual([flags[k] for k in ("--model", "--T", "--B", "--steps")], ["2,4,64", "128", "16", "500"])
+
+
+@unittest.skipUnless(HAS_BERT, "train_bert is not built")
+class TestBertRuns(Folder):
+    """a row of Table 2 from its text to its report, at sizes of seconds"""
+    WORDS = "cable length token bias sum head query key value layer norm ocean river stone cloud maple".split()
+    SETTINGS = ("model=1,2,32", "T=32", "total_batch=128", "steps=6", "warmup=2", "pairs.steps=4", "pairs.total_batch=256", "pairs.warmup=1",
+                "eval_lengths=16,32,64")
+
+    def go(self, *args, code=0, **changed):
+        w = self.WORDS
+        files = {
+            "train_files": ("edu_fineweb_train_1.txt", "".join(f"the {w[n % 16]} of a {w[n * 7 % 16]}\n" for n in range(300))),
+            "val_files": ("edu_fineweb_val_1.txt", "".join(f"the {w[n % 16]} of a {w[n * 5 % 16]}\n" for n in range(40))),
+            "pairs": ("msmarco_train_1.txt", "".join(f"{w[n % 16]} {n}\tabout {w[n % 16]} {n}\tabout {w[n * 7 % 16]}\n" for n in range(64))),
+            "corpus": ("mldr_corpus.txt", "".join(f"{x} and {x}, {'at length ' * 8}\n" for x in w)),
+            "queries": ("mldr_test_queries.txt", "".join(x + "\n" for x in w)),
+            "qrels": ("mldr_test_qrels.tsv", "".join(f"{n} 0 {n} 1\n" for n in range(16)))}
+        settings = dict(setting.split("=") for setting in self.SETTINGS)
+        settings.update({flag: self.write(*file) for flag, file in files.items()}, **{k.replace("_", ".", 1): v for k, v in changed.items()})
+        r = script("paper.py", *args, *[word for k, v in settings.items() for word in ("--set", f"{k}={v}")], "--trainer", BERT_TRAINER,
+                   "--out", self.path("run"))
+        self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+        return r.stdout
+
+    def log(self, *names):
+        with open(self.path("run", *names, "log.jsonl")) as f:
+            return [json.loads(line) for line in f]
+
+    def test_end_to_end(self):
+        curves = self.go("bert_curves", "cable", "learned", "--seeds", "1,2")
+        self.assertEqual(curves.count("\n$ "), 8)
+        table = self.go("table2", "cable", "learned", "--seeds", "1,2")             # the same runs, now searched with
+        self.assertEqual((table.count("\n$ "), table.count("done before: train"), table.count("done before: fine-tune")), (4, 4, 4))
+        self.assertEqual(self.go("table2", "cable", "learned", "--seeds", "1,2").count("\n$ "), 0)
+        for data, steps in (("fineweb-edu-bert", 6), ("ms-marco", 4)):
+            self.assertEqual([r["step"] for r in self.log(data, "base", "cable", "seed_1") if r["kind"] == "train"], list(range(steps)))
+        found = [r for r in self.log("ms-marco", "base", "cable", "seed_1", "eval", "mldr") if r["kind"] == "retrieval"]
+        self.assertEqual([(r["T"], r["queries"], r["documents"]) for r in found], [(16, 16, 16), (32, 16, 16), (64, 16, 16)])
+        values = [[r["ndcg@10"] for r in self.log("ms-marco", "base", "cable", f"seed_{n}", "eval", "mldr")] for n in (1, 2)]
+        moved = shutil.move(self.path("run"), self.path("elsewhere"))               # a report is written on another machine
+        r = script("report.py", moved, "--only_runs")
+        self.assertEqual((r.returncode, r.stderr), (0, ""))
+        cells = [f"{100 * statistics.fmean(v):.2f} ± {100 * statistics.stdev(v):.2f}" for v in zip(*values)]
+        self.assertIn("## bert L1 NH2 C32, nDCG@10 on mldr-en\n\nTrained for 6 steps of 128 tokens of fineweb-edu-10B, then for 4 steps of 8 groups "
+                      "of ms-marco, at T = 32.", r.stdout)
+        self.assertIn(f"| cable | 2 | {' | '.join(cells)} |\n", r.stdout)
+        self.assertRegex(r.stdout, r"\| learned \| 2 \| [\d.]+ ± [\d.]+ \| [\d.]+ ± [\d.]+ \| - \|\n")
+        self.assertRegex(r.stdout, r"loss of masked tokens on fineweb-edu-10B\n(.*\n)+\| cable \| 2 \| 5\.\d+ ± [\d.]+ \| 5\.\d+ ± [\d.]+ \|\n")
+        self.assertRegex(r.stdout, r"contrastive loss on fineweb-edu-10B \+ ms-marco\n(.*\n)+\| cable \| 2 \| [\d.]+ ± [\d.]+ \| - \|\n")
+
+    def test_fine_tuning_goes_on(self):
+        self.go("bert_curves", "cable", pairs_steps="2")
+        tuned = self.path("run/ms-marco/base/cable/seed_42")
+        os.remove(tuned + "/train.done")
+        self.assertIn("--steps", self.go("bert_curves", "cable", code=2))           # another number of steps is another run
+        shutil.rmtree(tuned)
+        os.remove(self.path("run/fineweb-edu-bert/base/cable/seed_42/train.done"))
+        self.assertIn("resumed from", self.go("bert_curves", "cable"))              # pre-training: has nothing left to do
+        self.assertEqual(len([r for r in self.log("ms-marco/base/cable/seed_42") if r["kind"] == "train"]), 4)
+        # stopped early, as by a power cut behind its first checkpoint
+        os.remove(tuned + "/train.done")
+        self.assertIn("resumed from " + tuned, self.go("bert_curves", "cable"))
+        self.assertEqual([r["step"] for r in self.log("ms-marco/base/cable/seed_42") if r["kind"] == "train"], [0, 1, 2, 3])
+
+    def test_a_missing_file_is_named(self):
+        self.assertIn("nowhere.txt", self.go("table2", "cable", pairs_steps="1", corpus=self.path("nowhere.txt"), code=2))
+
+
+class TestReport(Folder):
+    """on logs written here"""
+
+    def run_of(self, name, pos="cable", seed=1, ppl=None, step=10, steps=10, model=(24, 16, 1024), train="data/edu_fineweb10B/edu_fineweb_train_*.bin",
+               T=1024, what="fineweb-edu", lines=()):
+        config = {"n_layer": model[0], "n_head": model[1], "n_embd": model[2], "n_positions": T, "vocab_size": 50257, "position": {"name": pos}}
+        state = {"step": step, "options": {"steps": steps, "total_batch": 100, "train_files": train, "val_files": train.replace("train", "val"),
+                                           "pos": pos, "seed": seed}}
+        self.write(f"{name}/step_{step:08d}/config.json", json.dumps(config))
+        self.write(f"{name}/step_{step:08d}/state.json", json.dumps(state))
+        self.write(f"{name}/log.jsonl", '{"kind":"train","step":1,"loss":3}\n' + "".join(line + "\n" for line in lines))
+        records = [{"kind": "extrapolation", "pos": pos, "T": length, "T_train": T, "stride": length, "ppl": v} for length, v in (ppl or {}).items()]
+        if records:
+            self.write(f"{name}/eval/{what}/log.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+        return self.path(name)
+
+    def report(self, *args, code=0):
+        with mock.patch.object(sys, "argv", ["report.py", self.folder, *args]):
+            found, out, err = called(lambda _: report.main())
+        self.assertEqual(found, code, err)
+        return out, err
+
+    def test_beside_the_paper(self):
+        self.run_of("a", seed=1, ppl={512: 17.0, 1024: 16.0, 2048: 15.0})
+        self.run_of("deep/er/b", seed=2, ppl={512: 18.0, 1024: 16.5})
+        self.run_of("c", pos="learned", ppl={512: 20.123, 1024: 19.0})
+        out, err = self.report("-o", self.path("report"))
+        self.assertIn("## gpt2:medium, perplexity on fineweb-edu-10B (Table 1)", out)
+        self.assertIn("| cable | 2 | 17.50 ± 0.71 | 16.25 ± 0.35 | 15.00 | - | - | - | - |\n"
+                      "| *cable, paper* |  | *17.00* | *16.52* | *15.97* | *15.34* | *15.41* | *15.41* |  |", out)
+        self.assertIn("| learned | 1 | 20.12 | 19.00 | - | - | - | - | - |\n| *learned, paper* |  | *17.99* | *17.47* |  |  |  |  |  |", out)
+        self.assertIn("| alibi | - | - | - | - | - | - | - | - |\n| *alibi, paper* |  | *17.30* |", out)
+        order = re.findall(r"^\| (\w+) \|", out.partition("(Table 1)")[2].partition("##")[0], re.M)
+        self.assertEqual(order, ["T", "cable", "cable_nw", "alibi", "fire", "t5", "kerple", "rope", "learned", "sinusoidal"])
+        for table in ("Table 2", "Table 3", "Table 4", "the arXiv version's"):
+            self.assertIn(table, out)
+        self.assertEqual(len(glob.glob(self.path("report/*.png"))), 1)
+        with open(self.path("report/report.md")) as f:
+            self.assertEqual(f.read() + "\n", out)
+        only, _ = self.report("--only_runs")
+        self.assertEqual((only.count("\n## "), "Table 2" in only), (1, False))
+
+    def test_every_number_of_the_paper_is_shown(self):
+        out, err = self.report()
+        self.assertIn("no finished and evaluated run", err)
+        with open(os.path.join(SCRIPTS, "paper_tables.csv"), newline="") as f:
+            numbers = [float(r["value"]) for r in csv.DictReader(f)]
+        shown = [float(x) for x in re.findall(r"\*([\d.]+)\*", out)]
+        self.assertEqual(sorted(shown), sorted(numbers))
+        self.assertEqual(len(numbers), 365)
+
+    def test_generalization(self):
+        run = self.run_of("g", pos="cable_v1", model=(12, 12, 768), ppl={1024: 33.0}, what="fineweb")
+        self.write("g/eval/wikitext-2/log.jsonl", '{"kind":"extrapolation","T":1024,"stride":1024,"ppl":51.5}\n')
+        self.write("g/eval/hellaswag/log.jsonl", '{"kind":"hellaswag","step":0,"acc_norm":0.31375}\n')
+        out, err = self.report()
+        self.assertIn("on fineweb-10B (the arXiv version's generalization table)", out)
+        for ours, theirs in (("33.00", "33.54"), ("51.50", "51.28"), ("31.37", "31.37")):
+            self.assertIn(f"| cable_v1 | 1 | {ours} |\n| *cable_v1, paper* |  | *{theirs}* |", out)
+        self.assertEqual(err, "", run)
+
+    def bert_of(self, name, pos, options, lines=(), seed=1):
+        """a finished run of 10 steps"""
+        run = self.run_of(name, pos=pos, T=512, lines=lines)
+        self.write(f"{name}/step_00000010/config.json", json.dumps({
+            "model_type": "bert", "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "max_position_embeddings": 512,
+            "position": {"name": pos}}))
+        self.write(f"{name}/step_00000010/state.json", json.dumps({"step": 10, "options": {
+            "steps": 10, "total_batch": 65536, "T": 512, "train_files": "data/x/edu_fineweb_train_*.bin", "pos": pos, "seed": seed, **options}}))
+        return run
+
+    def test_retrieval(self):
+        self.bert_of("mlm", "rope", {})
+        tuned = {"pairs": "data/m/msmarco_train_*.bin", "load": self.path("mlm"), "pos": "cable"}       # --pos was left to the checkpoint
+        self.bert_of("tuned", "rope", tuned)
+        self.write("tuned/eval/mldr/log.jsonl", '{"kind":"retrieval","T":512,"ndcg@10":0.5}\n{"kind":"retrieval","T":512,"ndcg@10":0.15}\n'
+                                                '{"kind":"retrieval","T":1024,"ndcg@10":0.1441}\n')
+        out, err = self.report("-o", self.path("report"))
+        self.assertIn("## bert:base, nDCG@10 on mldr-en (Table 2)\n\nTrained for 10 steps of 65,536 tokens of fineweb-edu-10B, then for 10 steps of "
+                      "128 groups of ms-marco, at T = 512.", out)
+        self.assertIn("| rope | 1 | 15.00 | 14.41 | - | - | - | - |\n| *rope, paper* |  | *15.16* | *14.41* |", out)
+        self.assertEqual([line for line in err.splitlines() if "wrote" not in line], [])
+        self.assertEqual(len(glob.glob(self.path("report/*.png"))), 3)              # lengths, and two curves
+        # from elsewhere, and from what is no longer there
+        self.bert_of("other", "rope", dict(tuned, load=self.path("nowhere")), seed=2)
+        self.assertIn("## bert:base, contrastive loss on ms-marco\n\nTrained for 10 steps of 128 groups of ms-marco.", self.report("--only_runs")[0])
+
+    def test_curves(self):
+        loss = lambda n: f'{{"kind":"train","step":{n},"loss":{10 - n / 10}}}'
+        val = '{"kind":"val","step":%d,"loss":%g}'
+        for seed in (1, 2):
+            self.bert_of(f"c{seed}", "cable", {}, [*map(loss, range(2, 50)), val % (0, 9), val % (40, 5 + seed)], seed)
+            self.bert_of(f"s{seed}", "sinusoidal", {}, map(loss, range(2, 20)), seed)
+        self.bert_of("p", "alibi", {"pairs": "msmarco_train_*.bin", "load": self.path("s1")}, map(loss, range(2, 30)))
+        out, err = self.report("--only_runs", "-o", self.path("report"))
+        mean = statistics.fmean(10 - n / 10 for n in range(46, 50))                 # of 49 steps, the tenth
+        self.assertIn("## bert:base, loss of masked tokens on fineweb-edu-10B (Figure 5)\n\nTrained for 10 steps of 65,536 tokens of fineweb-edu-10B.", out)
+        self.assertIn(f"| encoding | seeds | training | validation |\n|---|---|---|---|\n| cable | 2 | {mean:.2f} ± 0.00 | 6.50 ± 0.71 |\n"
+                      "| sinusoidal | 2 | 8.10 ± 0.00 | - |\n", out)
+        self.assertIn("## bert:base, contrastive loss on fineweb-edu-10B + ms-marco (Figure 6)\n", out)
+        self.assertIn("| alibi | 1 | 7.15 | - |", out)
+        for name in re.findall(r"!\[.*\]\((.*)\)", out):
+            with open(self.path("report", name), "rb") as f:
+                self.assertEqual(f.read(4), b"\x89PNG")
+        self.assertEqual(out.count("!["), 2)
+        lines = [line for ax in self.draw(self.path("c1"), self.path("s1")).axes for line in ax.lines]
+        self.assertEqual([(line.get_label(), len(line.get_xdata())) for line in lines if line.get_linestyle() == "-"],
+                         [("cable", 49), ("sinusoidal", 19)])
+        self.assertEqual([list(line.get_ydata()) for line in lines if line.get_linestyle() == "None"], [[9, 6]])
+        legend = self.draw(self.path("c1"), self.path("c2"), self.path("s1")).axes[0].get_legend()
+        self.assertEqual(sorted(text.get_text() for text in legend.get_texts()), ["cable", "sinusoidal"])      # a name for all seeds
+
+    def test_other_pre_training_is_another_table(self):
+        for n, total_batch in enumerate((65536, 131072)):
+            self.bert_of(f"m{n}", "rope", {"total_batch": total_batch})
+            self.bert_of(f"p{n}", "rope", {"pairs": "msmarco_train_*.bin", "load": self.path(f"m{n}")})
+            self.write(f"p{n}/eval/mldr/log.jsonl", f'{{"kind":"retrieval","T":512,"ndcg@10":0.{n + 1}}}\n')
+        out, err = self.report("--only_runs")
+        self.assertEqual(re.findall(r"^\| rope \| 1 \| (\d+\.00) \| - \| - \|", out, re.M), ["10.00", "20.00"])
+        self.assertEqual((out.count("loss of masked"), out.count("contrastive loss on"), err), (2, 2, ""))
+
+    def draw(self, *paths):
+        (curves,) = report.curves_of(report.find_runs(paths)).values()
+        return report.draw_curves(curves)
+
+    def test_trained_at_another_length_than_the_paper(self):
+        self.run_of("short", pos="rope", T=512, ppl={512: 18.0})
+        out, _ = self.report("--only_runs")
+        self.assertIn("| rope, T 512 | 1 | 18.00 | - |", out)
+        self.assertIn("| rope, T 1024 | - | - | - | - | - | - | - |", out)
+        self.assertIn("| *rope, paper* |  | *17.39* |", out)
+
+    def test_other_runs(self):
+        small = {"model": (2, 4, 64), "train": "x/wikitext2_bytes_train.txt", "T": 128, "what": "wikitext-2-bytes"}
+        self.run_of("s1", ppl={64: 7.0, 128: 6.0, 256: 5.0}, seed=1, **small)
+        self.run_of("s2", ppl={64: 7.2, 128: 6.0, 256: 6.0}, seed=2, **small)
+        self.run_of("f5", pos="rope", ppl={512: 20, 1024: 30}, T=512, model=(6, 8, 512), train="wikitext103_raw_train_*.bin", what="wikitext-103")
+        self.run_of("f5b", pos="rope", ppl={512: 21, 1024: 22}, T=1024, model=(6, 8, 512), train="wikitext103_raw_train_*.bin", what="wikitext-103")
+        out, err = self.report("--only_runs", "-o", self.path("report"))
+        self.assertIn("## L2 NH4 C64, perplexity on wikitext-2-bytes\n", out)
+        self.assertIn("| T | seeds | 64 | 128 | 256 | PPL(256) / PPL(128) |", out)
+        self.assertIn(f"| cable | 2 | 7.10 ± 0.14 | 6.00 ± 0.00 | 5.50 ± 0.71 | {(5 / 6 + 1) / 2:.3f} |", out)
+        self.assertIn("| rope, T 512 | 1 | 20.00 | 30.00 |", out)
+        self.assertIn("| rope, T 1024 | 1 | 21.00 | 22.00 |", out)
+        self.assertEqual(out.count("![") + 0, 2)
+
+    def test_what_is_left_out_is_named(self):
+        self.run_of("good", ppl={512: 17.0}, lines=['{"kind":"tra', '{"kind":"extrapolation","T":1024,"stride":1024,"ppl":null}'])
+        self.run_of("half", pos="alibi", step=4, ppl={512: 1.0})
+        self.run_of("mute", pos="rope")
+        self.run_of("twin", ppl={512: 99.0})
+        os.remove(self.run_of("broken", pos="t5", ppl={512: 3.0}) + "/step_00000010/state.json")
+        self.write("torn/step_00000010/config.json", "{")
+        self.write("torn/log.jsonl", "")
+        self.write("early/log.jsonl", "")
+        out, err = self.report()
+        self.assertIn("| cable | 1 | 17.00 |", out)
+        for text in ("good/log.jsonl: lines skipped because they are not JSON objects: 1 (line 2)", "good: an evaluation without length or perplexity",
+                     "half: unfinished, at step 4 of 10", "mute: finished, and not evaluated", "twin: the same as", "broken/step_00000010/state.json",
+                     "torn/step_00000010/config.json: damaged", "early: has a log and no checkpoint"):
+            self.assertIn(text, err)
+        self.assertNotIn("99.00", out)
+        self.assertEqual(len(err.splitlines()), 8, err)
+
+    def test_refusals(self):
+        with mock.patch.object(sys, "argv", ["report.py", self.path("nowhere")]):
+            code, _, err = called(lambda _: report.main())
+        self.assertEqual((code, "nowhere: no such directory" in err), (2, True))
+        self.report("--only_runs", code=2)
+
+
+class TestTensorboard(Folder):
+    def fake(self, name):
+        calls = []
+        module = types.ModuleType(name)
+
+        class Writer:
+            def __init__(self, run):
+                calls.append(("open", run))
+
+            def add_scalar(self, name, value, step):
+                calls.append((name, value, step))
+
+            def log(self, values, step):
+                calls.extend((k, v, step) for k, v in values.items())
+
+            def close(self):
+                calls.append("closed")
+            finish = close
+        module.SummaryWriter = Writer
+        module.init = lambda project, name: Writer(name)
+        return module, calls
+
+    def test_both(self):
+        self.write("log.jsonl", '{"kind":"train","step":3,"loss":2.5,"lr":0.1}\n{"kind":\n{"kind":"val","step":4,"loss":null}\n'
+                                '{"kind":"extrapolation","pos":"cable","T":64,"ppl":7}\n')
+        wanted = [("open", self.folder), ("train/loss", 2.5, 3), ("train/lr", 0.1, 3), ("extrapolation/ppl at T 64", 7.0, 4), "closed"]
+        for name, to in (("tensorboardX", ()), ("wandb", ("wandb",))):
+            module, calls = self.fake(name)
+            hidden = {"torch": None, "torch.utils": None, "torch.utils.tensorboard": None}
+            with mock.patch.dict(sys.modules, {**hidden, name: module}), contextlib.redirect_stderr(io.StringIO()):
+                log_to_tensorboard.main(self.folder, *to)
+            self.assertEqual(calls, wanted, name)
+
+    def test_refusals(self):
+        self.write("wandb.py", "raise ImportError('there is no wandb')")
+        self.write("run/log.jsonl", "")
+        for args, naming in (((self.path("run"), "wandb"), "pip install"), ((self.path("nowhere"),), "nowhere"), ((), "RUN_DIR"), (("a", "excel"), "RUN_DIR")):
+            r = script("log_to_tensorboard.py", *args, env={"PYTHONPATH": self.folder})
+            self.assertEqual(r.returncode, 1, args)
+            self.assertIn(naming, r.stderr)
+            self.assertNotIn("Traceback", r.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

@@ -1,0 +1,150 @@
+// simt_ptx.h -- the functions of llmc/base/ptx.cuh for the emulator: what each instruction means, from the PTX ISA's tables. Their
+// comments there say what they do. The last part of simt.h.
+#ifndef TEST_SIMT_PTX_H
+#define TEST_SIMT_PTX_H
+
+
+// ----------------------------------------------------------------------------------------------------------
+// arithmetic
+
+inline float flush_to_zero(float x) { return fabsf(x) < FLT_MIN ? copysignf(0.0f, x) : x; }
+
+// ex2.approx.ftz.f32: 2^x within 2 ulp, 0 for -inf
+inline float ex2(float x) {
+    return flush_to_zero(exp2f(flush_to_zero(x)));
+}
+// rcp.approx.ftz.f32: 1 / x within 1 ulp, infinite for 0
+inline float rcp(float x) {
+    return flush_to_zero(1.0f / flush_to_zero(x));
+}
+// lg2.approx.ftz.f32: log2(x) within 2 ulp, between 0.5 and 2 within 2^-22; -inf for 0, NaN below
+inline float lg2(float x) {
+    return flush_to_zero(log2f(flush_to_zero(x)));
+}
+
+// cvt.rn.bf16x2.f32: both rounded to the nearest bf16, lo in the low half
+inline uint32_t pack_bf16(float lo, float hi) {
+    return (uint32_t)__nv_bfloat16(lo).bits | (uint32_t)__nv_bfloat16(hi).bits << 16;
+}
+inline float unpack_lo(uint32_t x) { return __uint_as_float(x << 16); }
+inline float unpack_hi(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
+
+// ----------------------------------------------------------------------------------------------------------
+// warp and block
+
+// shfl.sync.bfly, shfl.sync.idx over the whole warp: the value of lane (own ^ bits), of lane `lane`
+inline float shuffle_xor(float x, int bits, SIMT_SITE) { return __shfl_xor_sync(~0u, x, bits, file, line); }
+inline int shuffle_xor(int x, int bits, SIMT_SITE) { return __shfl_xor_sync(~0u, x, bits, file, line); }
+inline float shuffle(float x, int lane, SIMT_SITE) { return __shfl_sync(~0u, x, lane, file, line); }
+inline int shuffle(int x, int lane, SIMT_SITE) { return __shfl_sync(~0u, x, lane, file, line); }
+
+// bar.warp.sync
+inline void syncwarp(SIMT_SITE) { __syncwarp(~0u, file, line); }
+
+// bar.sync id, threads (block): waits until `threads` threads have come to barrier `id`, 1..15; 0 is __syncthreads
+inline void named_barrier(int id, int threads, SIMT_SITE) {
+    if (id == 0) { simt_fail(file, line, "named_barrier(0): that is __syncthreads"); }
+    simt_barrier("named_barrier", id, threads, file, line);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// matrices
+
+struct LdmatrixRequest { uint16_t row[8]; uint32_t* r; };       // the row as it was when this lane came: other lanes may yet write it
+template <bool Trans> void ldmatrix_perform(const void* const* in, void* const* out) {
+    for (int l = 0; l < 32; l++) {
+        for (int m = 0; m < 4; m++) {
+            uint32_t half[2];
+            for (int e = 0; e < 2; e++) {
+                const int row = Trans ? 2 * (l % 4) + e : l / 4, column = Trans ? l / 4 : 2 * (l % 4) + e;
+                half[e] = ((const LdmatrixRequest*)in[8 * m + row])->row[column];
+            }
+            ((LdmatrixRequest*)out[l])->r[m] = half[0] | half[1] << 16;
+        }
+    }
+}
+inline void ldmatrix(const char* what, uint32_t* r, const void* row, SimtPerform perform, const char* file, int line) {
+    if ((uintptr_t)row % 16 != 0 || !simt_is_shared(row, 16)) {
+        simt_fail(file, line, strprintf("%s: %p is not a 16-byte row of this block's shared memory (thread %u)", what, row, threadIdx.x));
+    }
+    LdmatrixRequest request;
+    memcpy(request.row, row, 16);
+    request.r = r;
+    simt_collective(what, ~0u, &request, &request, perform, file, line);
+}
+
+// ldmatrix.sync.aligned.m8n8.x4.shared.b16 (warp): four 8x8 matrices of bf16. Lanes 8m..8m+7 give the 16-byte rows of matrix m;
+// r[m] of a lane is row `group`, columns 2 pair and 2 pair + 1 of it.
+inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, SIMT_SITE) {
+    ldmatrix("ldmatrix_x4", r, row, ldmatrix_perform<false>, file, line);
+}
+// ... .trans: r[m] is column `group`, rows 2 pair and 2 pair + 1 of matrix m.
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, SIMT_SITE) {
+    ldmatrix("ldmatrix_x4_trans", r, row, ldmatrix_perform<true>, file, line);
+}
+
+struct MmaRequest { const uint32_t* a; uint32_t b[2]; float* d; };
+inline void mma_perform(const void* const* in, void* const* out) {
+    float A[16][16], B[16][8];
+    for (int l = 0; l < 32; l++) {
+        const MmaRequest* q = (const MmaRequest*)in[l];
+        const int group = l / 4, pair = l % 4;
+        for (int e = 0; e < 2; e++) {
+            auto half = [&](uint32_t x) { return e == 0 ? unpack_lo(x) : unpack_hi(x); };
+            for (int i = 0; i < 4; i++) { A[group + 8 * (i % 2)][2 * pair + e + 8 * (i / 2)] = half(q->a[i]); }
+            for (int i = 0; i < 2; i++) { B[2 * pair + e + 8 * i][group] = half(q->b[i]); }
+        }
+    }
+    for (int l = 0; l < 32; l++) {
+        float* d = ((MmaRequest*)out[l])->d;
+        for (int i = 0; i < 4; i++) {
+            const int row = l / 4 + 8 * (i / 2), column = 2 * (l % 4) + i % 2;
+            double sum = d[i];
+            for (int k = 0; k < 16; k++) { sum += (double)A[row][k] * B[k][column]; }
+            d[i] = (float)sum;
+        }
+    }
+}
+
+// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 (warp): d (16,8) += a (16,16) b (16,8)
+//   a[0] row group, columns 2 pair, +1    a[1] row group + 8    a[2], a[3] the same rows, columns 2 pair + 8, +9
+//   b0   rows 2 pair, +1, column group    b1   rows 2 pair + 8, +9
+//   d[0], d[1] row group, columns 2 pair, +1                    d[2], d[3] row group + 8
+inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, SIMT_SITE) {
+    MmaRequest request = {a, {b0, b1}, d};
+    simt_collective("mma_m16n8k16", ~0u, &request, &request, mma_perform, file, line);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// asynchronous copies
+
+// cp.async.cg.shared.global, 16 bytes, both addresses aligned to it; zeros when !valid (src-size 0: `global` is not read then).
+// The thread's own copy is there after cp_async_wait, the other threads' after a barrier that follows their wait.
+inline void cp_async_16(void* shared, const void* global, bool valid, SIMT_SITE) {
+    if ((uintptr_t)shared % 16 != 0 || (valid && (uintptr_t)global % 16 != 0) || !simt_is_shared(shared, 16)) {
+        simt_fail(file, line, strprintf("cp_async_16 from %p to %p: not aligned to 16, or not to this block's shared memory", global,
+                                        shared));
+    }
+    SimtThread* t = simt.current;
+    SimtCopy copy = {(char*)shared, t->groups, {}};
+    if (valid) { memcpy(copy.data, global, 16); }
+    t->copies.push_back(copy);
+    memset(shared, 0xff, 16);
+}
+// cp.async.commit_group: the copies since the last one are a group
+inline void cp_async_commit() {
+    simt.current->groups++;
+}
+// cp.async.wait_group N: at most the N newest groups are pending
+template <int N> inline void cp_async_wait() {
+    static_assert(N >= 0, "a number of groups");
+    SimtThread* t = simt.current;
+    size_t kept = 0;
+    for (const SimtCopy& copy : t->copies) {
+        if (copy.group >= t->groups - N) { t->copies[kept++] = copy; continue; }
+        memcpy(copy.to, copy.data, 16);
+    }
+    t->copies.resize(kept);
+}
+
+#endif
