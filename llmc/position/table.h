@@ -1,38 +1,46 @@
-// position/table.h -- the table of positional encodings. A new one is a header in position/, an include and a row here, and an
-// oracle function in test/oracle_positions.h.
+// position/table.h -- the table of positional encodings. A new one is a header beside this file, and an include and a row here
+// (docs/new_encoding.md).
 #ifndef LLMC_POSITION_TABLE_H
 #define LLMC_POSITION_TABLE_H
 
 #include <set>
 
 #include "../base/parse.h"
-#include "none.cuh"
-#include "learned.cuh"
-#include "sinusoidal.cuh"
-#include "rope.cuh"
 #include "alibi.cuh"
-#include "t5.cuh"
-#include "kerple.cuh"
-#include "fire.cuh"
 #include "cable.cuh"
+#include "fire.cuh"
+#include "kerple.cuh"
+#include "learned.cuh"
+#include "none.cuh"
+#include "rope.cuh"
+#include "sinusoidal.cuh"
+#include "t5.cuh"
 
 //  --pos name     type          what it is
 #define POSITIONS(X) \
     X(none,         NoPosition,   "no positional information but a causal mask, where there is one (NoPE)") \
-    X(learned,      Learned,      "a table wpe[t] added to the token embedding; no position beyond the trained length") \
-    X(sinusoidal,   Sinusoidal,   "sqrt(C) * embedding + sines and cosines of t") \
-    X(rope,         Rope,         "q and k rotated by t * theta^(-2i/HS); --rope_scaling pi, ntk, yarn at evaluation") \
+    X(cable,        CableFull,    "-g_i |S_i - S_j|: S sums ReLU biases of each token, g weighs the query (the paper's)") \
+    MORE_POSITIONS(X)
+
+// `make FEW_POSITIONS=1` leaves these out, so that a build takes a fraction of the time while you work on a row above.
+#if defined(FEW_POSITIONS)
+#define MORE_POSITIONS(X)
+#else
+#define MORE_POSITIONS(X) \
+    X(cable_nw,     CableNW,      "cable with g = 1") \
+    X(kcable,       KCable,       "-log(1 + r^2) of cable's r = g_i |S_i - S_j|") \
+    X(kcable_nw,    KCableNW,     "kcable with g = 1") \
+    X(cable_v1,     CableV1,      "cable with softplus biases and g = 1 (arXiv version)") \
     X(alibi,        Alibi,        "-m_h |i-j|, fixed slopes") \
+    X(rope,         Rope,         "q and k rotated by t * theta^(-2i/HS); --rope_scaling pi, ntk, yarn at evaluation") \
     X(t5,           T5,           "a learned bias for each of 32 logarithmic buckets of i-j") \
     X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last one beyond") \
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \
     X(kerple_power, KerplePower,  "-r1 |i-j|^r2") \
     X(fire,         Fire,         "an MLP of the log-distance, normalised by the later position") \
-    X(cable,        CableFull,    "-g_i |S_i - S_j|: S sums ReLU biases of each token, g weighs the query (the paper's)") \
-    X(cable_nw,     CableNW,      "cable with g = 1") \
-    X(kcable,       KCable,       "-log(1 + r^2) of cable's r = g_i |S_i - S_j|") \
-    X(kcable_nw,    KCableNW,     "kcable with g = 1") \
-    X(cable_v1,     CableV1,      "cable with softplus biases and g = 1 (arXiv version)")
+    X(learned,      Learned,      "a table wpe[t] added to the token embedding; no position beyond the trained length") \
+    X(sinusoidal,   Sinusoidal,   "sqrt(C) * embedding + sines and cosines of t")
+#endif
 
 enum PositionKind {
 #define X(name, type, help) POS_##name,
