@@ -98,22 +98,25 @@ def initialised(line):
 
 
 def functions(text):
-    """(first line, number of lines, head, body) of each function of a C++ source, those of structs included"""
-    lines = without_comments(text).split("\n")
+    """(first line, number of lines, head, text) of each function of a C++ source, those of structs included"""
+    lines, source = without_comments(text).split("\n"), text.split("\n")
     at = 0
     while at < len(lines):
-        head = lines[at]
-        indent = len(head) - len(head.lstrip())
-        opens = head.rstrip().endswith("{") and indent <= 4 and "(" in head or re.match(r"\s{0,4}\S.*\) (const )?: .*\{$", head)
-        if not opens or re.match(r"\s*(if|for|while|switch|struct|class|enum|namespace|union|else|do|try|#|extern|return|\}|UNROLL|SIMD)\b", head) \
-                or re.search(r"= (\[|\{)", head) or head.lstrip().startswith("}"):
+        indent = len(lines[at]) - len(lines[at].lstrip())
+        opening = at                                    # where the statement that begins here has its brace
+        while lines[at].strip() and opening + 1 < min(at + 8, len(lines)) and not re.search(r"[{;}]\s*$", lines[opening]):
+            opening += 1
+        head = " ".join(line.strip() for line in lines[at:opening + 1])
+        not_one = r"(\}|#|(if|for|while|switch|struct|class|enum|namespace|union|else|do|try|return|using|UNROLL|SIMD)\b)"
+        starts = indent <= 4 and head.endswith("{") and "(" in head and not re.match(not_one, head)
+        if not starts or re.search(r"= [\[{]", head) or re.match(r"(template <.*> )?struct ", head):
             at += 1
             continue
-        end = at + 1
-        while end < len(lines) and not re.match(" " * indent + r"\}", lines[end]):
+        end = opening + 1
+        while end < len(lines) - 1 and not re.match(" " * indent + r"\}", lines[end]):
             end += 1
-        yield at + 1, end - at + 1, head.strip(), "\n".join(text.split("\n")[at:end + 1])
-        at = at + 1 if end >= len(lines) or indent == 0 and "struct" in head else end + 1
+        yield at + 1, end - at + 1, head, "\n".join(source[at:end + 1])
+        at = end + 1
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ def check_citations(path, text):
     names = {os.path.basename(t) for t in tracked}
     named = comments(text) if path.endswith(CPP) else enumerate(text.split("\n"), 1)
     for number, line in named:
-        for m in re.finditer(r"(?<![\w./*{$<%-])((?:[\w-]+/)*[\w-]+\.(?:cuh|cu|h|md))\b(?!\()", line):
+        for m in re.finditer(r"(?<![\w./*{$<%-])((?:[\w-]+/)*[\w-]+\.(?:cuh|cu|h|md))\b(?![.(]\w?)", line):
             cited = m.group(1)
             found = any(t == cited or t.endswith("/" + cited) for t in tracked) if "/" in cited else cited in names
             if not found and os.path.basename(cited) not in FOREIGN:

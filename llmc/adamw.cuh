@@ -1,9 +1,10 @@
 // adamw.cuh -- AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 master weights, and the global gradient norm.
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   w -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w), then projected into [lo, hi]
-// bf16 builds compute with a bf16 copy of the weights, rounded stochastically (Gupta et al. 2015): a w between two neighbours
-// becomes either with the probability of its nearness, so that updates smaller than their distance are not lost on average.
-// The draw is a function of (seed, t, tensor, element), so that a resumed run and every rank round alike.
+// bf16 builds compute with a bf16 copy of the weights, rounded stochastically (Gupta et al. 2015): a w between two bf16
+// numbers becomes either of them, the nearer one with the higher probability, so that its mean is w. An update smaller
+// than their distance, which rounding to the nearest would lose every time, is then not lost on average. The draw is a
+// function of (seed, t, tensor, element), so a resumed run and every rank round alike.
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
 
@@ -14,29 +15,37 @@
 
 struct AdamW {
     float lr, beta1, beta2, eps, weight_decay;
-    float grad_scale;       // what the clip leaves of the gradient
+    float grad_scale;       // the factor by which clipping shortens the gradient
     int t;                  // 1, 2, ...: updates so far, this one included
     uint64_t seed = 0;      // of the rounding
 };
 
-// The bits that decide the rounding of a tensor's elements after update t; t = 0, weights as they were loaded: to the nearest.
-inline uint64_t rounding_key(uint64_t seed, int t, const std::string& tensor) { return t == 0 ? 0 : hash64(seed, checksum(tensor), (uint64_t)t) | 1; }
+// Decides the rounding of a tensor's elements after update t. 0 means to the nearest: t = 0, weights as they were
+// loaded.
+inline uint64_t rounding_key(uint64_t seed, int t, const std::string& tensor) {
+    return t == 0 ? 0 : hash64(seed, checksum(tensor), (uint64_t)t) | 1;
+}
 
 __device__ inline void store_weight(float* p, float w, uint64_t, size_t) { *p = w; }
 #if defined(CUDA_BUILD)
+// A bf16 is the upper half of a float32. Adding 16 random bits to the lower half carries into the upper one with the
+// probability that w's place between its two neighbours asks for.
 __device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
     const uint32_t bits = (uint32_t)float_to_bits(w);
+    const uint32_t random = (uint32_t)(mix64(key ^ i) >> 48);
     const bool rounds = key != 0 && (bits & 0x7f800000) != 0x7f800000;      // infinities and NaN stay what they are
-    *p = (bf16)(rounds ? bits_to_float((int32_t)((bits + (uint32_t)(mix64(key ^ i) >> 48)) & 0xffff0000u)) : w);
+    *p = (bf16)(rounds ? bits_to_float((int32_t)((bits + random) & 0xffff0000u)) : w);
 }
 #endif
 
-__global__ void adamw_kernel(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n, AdamW a, float correction1,
-                             float correction2, float lo, float hi, uint64_t key) {
+// correction1, correction2: 1 / (1 - beta1^t), 1 / (1 - beta2^t)
+__global__ void adamw_kernel(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n, AdamW a,
+                             float correction1, float correction2, float lo, float hi, uint64_t key) {
     const GridSpan s = grid_span(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         const float g = grads[i] * a.grad_scale;
-        const float mi = a.beta1 * m[i] + (1.0f - a.beta1) * g, vi = a.beta2 * v[i] + (1.0f - a.beta2) * g * g;
+        const float mi = a.beta1 * m[i] + (1.0f - a.beta1) * g;
+        const float vi = a.beta2 * v[i] + (1.0f - a.beta2) * g * g;
         m[i] = mi;
         v[i] = vi;
         float w = master[i];
@@ -48,45 +57,57 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
     }
 }
 
-// One tensor of n elements. weights may be master itself (float32 builds).
-inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n, const TensorSpec& spec, AdamW a,
-                         Stream stream) {
+// One tensor of n elements, all arrays (n). weights may be master itself (float32 builds).
+inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n,
+                         const TensorSpec& spec, AdamW a, Stream stream) {
     if (!spec.decay) { a.weight_decay = 0.0f; }
-    const float c1 = (float)(1.0 / (1.0 - std::pow((double)a.beta1, a.t))), c2 = (float)(1.0 / (1.0 - std::pow((double)a.beta2, a.t)));
-    launch(adamw_kernel, Grid::over(n, stream), weights, master, grads, m, v, n, a, c1, c2, spec.lo, spec.hi,
-           rounding_key(a.seed, a.t, spec.name));
+    const float correction1 = (float)(1.0 / (1.0 - std::pow((double)a.beta1, a.t)));
+    const float correction2 = (float)(1.0 / (1.0 - std::pow((double)a.beta2, a.t)));
+    launch(adamw_kernel, Grid::over(n, stream), weights, master, grads, m, v, n, a, correction1, correction2, spec.lo,
+           spec.hi, rounding_key(a.seed, a.t, spec.name));
 }
 
 __global__ void round_weights_kernel(floatX* weights, const float* master, size_t n, uint64_t key) {
     const GridSpan s = grid_span(n);
     for (size_t i = s.begin; i < s.end; i += s.step) { store_weight(weights + i, master[i], key, i); }
 }
-// weights as the update number t left them: after master was initialised or loaded. Nothing to do where both are one.
-inline void round_weights(floatX* weights, const float* master, const TensorTable& table, uint64_t seed, int t, Stream stream) {
+// The weights as update number t left them; for after master was initialised or loaded. Does nothing where the two are
+// one.
+inline void round_weights(floatX* weights, const float* master, const TensorTable& table, uint64_t seed, int t,
+                          Stream stream) {
     if ((const void*)weights == (const void*)master) { return; }
     for (size_t i = 0; i < table.specs.size(); i++) {
-        const size_t o = table.offsets[i], n = table.specs[i].size();
-        launch(round_weights_kernel, Grid::over(n, stream), weights + o, master + o, n, rounding_key(seed, t, table.specs[i].name));
+        const size_t at = table.offsets[i], n = table.specs[i].size();
+        const uint64_t key = rounding_key(seed, t, table.specs[i].name);
+        launch(round_weights_kernel, Grid::over(n, stream), weights + at, master + at, n, key);
     }
 }
 
-// Squares are summed over chunks of a fixed size, then the chunks in order: the norm does not depend on threads or ranks.
+// ---------------------------------------------------------------------------------------------------------- the norm
+// of the gradient: squares are summed over chunks of a fixed size, then the chunks in order, so it does not depend on
+// threads or ranks
+
 constexpr size_t NORM_CHUNK = 16384;
+
+// One block per chunk.
 __global__ void norm_kernel(double* partial, const float* grads, size_t n) {
-    const size_t begin = (size_t)blockIdx.x * NORM_CHUNK, end = begin + NORM_CHUNK < n ? begin + NORM_CHUNK : n;
+    const size_t begin = (size_t)blockIdx.x * NORM_CHUNK;
+    const size_t end = imin(begin + NORM_CHUNK, n);
     float sum = 0.0f;
     for (size_t i = begin + threadIdx.x; i < end; i += blockDim.x) { sum += grads[i] * grads[i]; }
     sum = block_sum(sum);
     if (threadIdx.x == 0) { partial[blockIdx.x] = (double)sum; }
 }
-// starts it, for n gradients: partial gets so many doubles, on the device
+// Starts the norm of n gradients; returns how many doubles of partial, on the device, it fills.
 inline size_t gradient_norm_begin(double* partial, const float* grads, size_t n, Stream stream) {
     const size_t chunks = ceil_div(n, NORM_CHUNK);
     launch(norm_kernel, Grid(chunks, 256, 0, stream), partial, grads, n);
     return chunks;
 }
-// and ends it: partial on the host
-inline double gradient_norm_end(const double* partial, size_t chunks) { return std::sqrt(std::accumulate(partial, partial + chunks, 0.0)); }
+// The norm, from partial on the host
+inline double gradient_norm_end(const double* partial, size_t chunks) {
+    return std::sqrt(std::accumulate(partial, partial + chunks, 0.0));
+}
 // sqrt of the sum of squares of n gradients; partial: ceil(n / NORM_CHUNK) doubles on the device
 inline double gradient_norm(double* partial, const float* grads, size_t n, Stream stream) {
     std::vector<double> host(gradient_norm_begin(partial, grads, n, stream));

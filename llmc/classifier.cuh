@@ -1,35 +1,35 @@
 // classifier.cuh -- softmax and cross-entropy over a row of logits, in place.
 //   loss = log(sum_v e^(logit_v)) - logit_target        by log-sum-exp: finite for any finite logits
 //   dlogit_v = dloss (softmax_v - [v = target])         dloss is 1 / (targets of the total batch)
-// A row whose target is IGNORE_INDEX has loss 0 and gradient 0. Only V of the Vp columns are a vocabulary; the
-// gradient of the padding is 0.
+// A row whose target is IGNORE_INDEX has loss 0 and gradient 0. Only the first V of the Vp columns are a vocabulary;
+// the gradient of the other columns is 0.
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
 
 #include "base/fastmath.h"
 
-// One block a row. logits (N,Vp) become their gradient when `backward`, and are left as they are otherwise.
-__global__ void classifier_kernel(float* losses, float* hits, floatX* logits, const int* targets, float dloss, int V, int Vp,
-                                  bool backward) {
+// One block per row. logits (N,Vp) become their gradient when `backward`, and stay as they are otherwise.
+__global__ void classifier_kernel(float* losses, float* hits, floatX* logits, const int* targets, float dloss, int V,
+                                  int Vp, bool backward) {
     const size_t row = blockIdx.x;
     floatX* x = logits + row * Vp;
     const int target = targets[row];
-    const bool ignored = target == IGNORE_INDEX;
-    if (ignored && threadIdx.x == 0) {
-        losses[row] = 0.0f;
-        if (hits != nullptr) { hits[row] = 0.0f; }
+    // 0. nothing is asked
+    if (target == IGNORE_INDEX) {
+        if (threadIdx.x == 0) { losses[row] = 0.0f; }
+        if (threadIdx.x == 0 && hits != nullptr) { hits[row] = 0.0f; }
+        for (int v = threadIdx.x; v < Vp && backward; v += blockDim.x) { x[v] = (floatX)0.0f; }
+        return;                         // the whole block returns: no thread is left waiting
     }
-    if (ignored && backward) {
-        for (int v = threadIdx.x; v < Vp; v += blockDim.x) { x[v] = (floatX)0.0f; }
-    }
-    if (ignored) { return; }            // the whole block: no thread is left waiting
+    // 1. the largest logit (Vp is a multiple of a pack, V need not be)
     float largest = -INFINITY;
-    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {       // Vp is a multiple of a pack, V is not
+    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
         const Pack<PACK> xs = load_pack<PACK>(x + v);
         UNROLL
         for (int e = 0; e < PACK; e++) { largest = v + e < V && xs.x[e] > largest ? xs.x[e] : largest; }
     }
     largest = block_max(largest);
+    // 2. the sum of exponentials, and the loss
     float sum = 0.0f;
     for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
         const Pack<PACK> xs = load_pack<PACK>(x + v);
@@ -37,28 +37,30 @@ __global__ void classifier_kernel(float* losses, float* hits, floatX* logits, co
         for (int e = 0; e < PACK; e++) { sum += v + e < V ? fast_exp(xs.x[e] - largest) : 0.0f; }
     }
     sum = block_sum(sum);
-    if (threadIdx.x == 0) {
-        losses[row] = (float)((double)logf(sum) + ((double)largest - (double)(float)x[target]));   // in any order of the two sums
+    if (threadIdx.x == 0) {             // in double, so that it does not matter in which order the three are added
+        losses[row] = (float)((double)logf(sum) + ((double)largest - (double)(float)x[target]));
         if (hits != nullptr) { hits[row] = (float)x[target] == largest ? 1.0f : 0.0f; }
     }
     if (!backward) { return; }
     __syncthreads();                    // x[target] has been read
+    // 3. the gradient
     const float scale = dloss / sum;
     for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {
         Pack<PACK> xs = load_pack<PACK>(x + v);
         UNROLL
         for (int e = 0; e < PACK; e++) {
             const float p = fast_exp(xs.x[e] - largest) * scale;
-            xs.x[e] = v + e >= V ? 0.0f : v + e == target ? p - dloss : p;
+            const float d = v + e == target ? p - dloss : p;
+            xs.x[e] = v + e < V ? d : 0.0f;
         }
         store_pack<PACK>(x + v, xs);
     }
 }
 
-// losses (N) float32, logits (N,Vp), Vp a multiple of 8, in and, when `backward`, their gradient out, targets (N); hits (N) or null: 1 where no
-// logit exceeds the target's
-inline void classifier(float* losses, float* hits, floatX* logits, const int* targets, float dloss, size_t N, int V, int Vp,
-                       bool backward, Stream stream) {
+// losses (N) float32; hits (N) or null: 1 where no logit exceeds the target's; logits (N,Vp), Vp a multiple of 8,
+// become their gradient when `backward`; targets (N)
+inline void classifier(float* losses, float* hits, floatX* logits, const int* targets, float dloss, size_t N, int V,
+                       int Vp, bool backward, Stream stream) {
     launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, hits, logits, targets, dloss, V, Vp, backward);
 }
 

@@ -1,9 +1,9 @@
-// contrastive.cuh -- InfoNCE: each query's candidate against all candidates of the batch.     Karpukhin et al. 2020, eq. 2
+// contrastive.cuh -- InfoNCE: each query's candidate against all candidates of the batch.  Karpukhin et al. 2020, eq. 2
 //   n(x) = x / max(|x|, 1e-12);   s_ij = n(q_i) . n(c_j) / temperature;   loss_i = -log softmax_j(s_ij)[i]
-//   Candidate i < Q is query i's positive, the other M - Q are hard negatives; all of them are everybody's negatives.
-//   backward: ds_ij = dloss (softmax_j(s_ij) - [i = j]) / temperature;  dx = (dn - n (n . dn)) / |x|, as moving along x changes
-//     nothing, and dn / 1e-12 where |x| is less.
-// Everything is float32 in every build, in sums whose order depends on the shapes alone.
+//   Candidate i < Q is the positive of query i, the other M - Q are hard negatives; every query sees all of them.
+//   backward: ds_ij = dloss (softmax_j(s_ij) - [i = j]) / temperature;  dx = (dn - n (n . dn)) / |x|, as moving along
+//     x changes nothing; or dn / 1e-12 where |x| is less than that.
+// Everything is float32 in every build, in sums whose order depends only on the shapes.
 #ifndef LLMC_CONTRASTIVE_CUH
 #define LLMC_CONTRASTIVE_CUH
 
@@ -12,18 +12,21 @@
 
 constexpr float MAX_INVERSE_NORM = 1e12f;
 
-// out (n,C) = inp (n,C), each row divided by max(its length, 1e-12); inverse_norm (n). One block a row.
+// out (n,C) = inp (n,C), each row divided by max(its length, 1e-12); inverse_norm (n). One block per row.
 __global__ void normalize_rows_kernel(float* out, float* inverse_norm, const float* inp, int C) {
     const size_t row = blockIdx.x;
-    double squares = 0.0;                       // a float would overflow from 2e19 on, and 1e12 squared is a small part of 1
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { squares += (double)inp[row * C + c] * (double)inp[row * C + c]; }
+    double squares = 0.0;                       // a float would overflow at lengths of 2e19 and underflow at 1e-19
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        const double x = (double)inp[row * C + c];
+        squares += x * x;
+    }
     const double inverse = 1.0 / sqrt(block_sum(squares));
     const float scale = inverse > (double)MAX_INVERSE_NORM ? MAX_INVERSE_NORM : (float)inverse;
     for (int c = threadIdx.x; c < C; c += blockDim.x) { out[row * C + c] = inp[row * C + c] * scale; }
     if (threadIdx.x == 0) { inverse_norm[row] = scale; }
 }
 
-// d (n,C): the gradient of the normalized row in, of the row itself out
+// d (n,C): in, the gradient of the normalized rows; out, that of the rows themselves. One block per row.
 __global__ void normalize_rows_backward_kernel(float* d, const float* normalized, const float* inverse_norm, int C) {
     const size_t row = blockIdx.x;
     const float* n = normalized + row * C;
@@ -32,7 +35,7 @@ __global__ void normalize_rows_backward_kernel(float* d, const float* normalized
     float along = 0.0f;
     for (int c = threadIdx.x; c < C; c += blockDim.x) { along += n[c] * dx[c]; }
     along = block_sum(along);
-    if (!(scale < MAX_INVERSE_NORM)) { along = 0.0f; }          // there the divisor is a constant
+    if (!(scale < MAX_INVERSE_NORM)) { along = 0.0f; }          // the divisor was the constant 1e-12
     for (int c = threadIdx.x; c < C; c += blockDim.x) { dx[c] = (dx[c] - n[c] * along) * scale; }
 }
 
@@ -59,7 +62,8 @@ __global__ void float_product_kernel(FloatProduct p) {
     const int n0 = (int)blockIdx.x / tiles_m * FLOAT_TILE;
     const Matrix<const float> A = block(p.A, m0, FLOAT_TILE, 0, p.A.cols);
     const Matrix<const float> B = block(p.B, 0, p.B.rows, n0, FLOAT_TILE);
-    const int M = A.rows, N = B.cols;
+    const int M = A.rows;
+    const int N = B.cols;
     const Matrix<float> a = view(dynamic_shared(), M, MATMUL_K);
     const Matrix<float> b = view(dynamic_shared() + FLOAT_TILE * MATMUL_K, MATMUL_K, FLOAT_TILE);
     const Matrix<float> c = view(b.data + MATMUL_K * FLOAT_TILE, M, FLOAT_TILE);
@@ -68,12 +72,12 @@ __global__ void float_product_kernel(FloatProduct p) {
         const int K = imin(MATMUL_K, A.cols - k0);
         __syncthreads();                                        // c is zero; the last slice has been read
         for (int e = threadIdx.x; e < M * MATMUL_K; e += blockDim.x) {
-            const int m = e / MATMUL_K, k = e % MATMUL_K;
-            a(m, k) = k < K ? A(m, k0 + k) : 0.0f;
+            const int k = e % MATMUL_K;
+            a.data[e] = k < K ? A(e / MATMUL_K, k0 + k) : 0.0f;
         }
         for (int e = threadIdx.x; e < K * FLOAT_TILE; e += blockDim.x) {
-            const int k = e / FLOAT_TILE, n = e % FLOAT_TILE;
-            b(k, n) = n < N ? B(k0 + k, n) : 0.0f;
+            const int n = e % FLOAT_TILE;
+            b.data[e] = n < N ? B(k0 + e / FLOAT_TILE, n) : 0.0f;
         }
         __syncthreads();
         block_matmul_add(block(c, 0, M, 0, round_up(N, LANES)), block(a, 0, M, 0, K), b);
@@ -85,14 +89,16 @@ __global__ void float_product_kernel(FloatProduct p) {
         }
     }
 }
-inline void float_product(float* out, const Matrix<const float>& A, const Matrix<const float>& B, float scale, Stream stream) {
+inline void float_product(float* out, const Matrix<const float>& A, const Matrix<const float>& B, float scale,
+                          Stream stream) {
     const size_t tiles = (size_t)ceil_div(A.rows, FLOAT_TILE) * (size_t)ceil_div(B.cols, FLOAT_TILE);
     launch(float_product_kernel, Grid(tiles, 256, FLOAT_PRODUCT_SHARED, stream), FloatProduct{out, A, B, scale});
 }
 
 // ----------------------------------------------------------------------------------------------------------
 
-// One block a query. scores (Q,M) become their gradient, by the scores before the division by temperature.
+// One block per query. scores (Q,M) become the gradient of the scores before they were divided by the temperature
+// (scale is its inverse).
 __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, float scale, float dloss) {
     const int i = (int)blockIdx.x;
     float* s = scores + (size_t)i * M;
@@ -111,16 +117,19 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
     }
 }
 
-// floats: the normalized rows, their inverse lengths, the scores
+// floats of scratch: the normalized rows, their inverse lengths, the scores
 inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
 
-// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb; emb (Q+M,C): the queries, then the candidates, M >= Q
-inline void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M, int C,
-                                         float temperature, float dloss, Stream stream) {
-    check(Q >= 1 && M >= Q, "%d queries have %d candidates: each query's positive is one of them", Q, M);
-    check(temperature > 0.0f, "the temperature %g is not above 0", (double)temperature);
-    const size_t q = (size_t)Q, m = (size_t)M, c = (size_t)C;
-    float *n = scratch, *inverse_norm = n + (q + m) * c;
+// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb; emb (Q+M,C): the queries, then the candidates, M >= Q.
+// scratch: contrastive_scratch floats
+inline void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
+                                         int C, float temperature, float dloss, Stream stream) {
+    check(Q >= 1 && M >= Q, "expected at least one candidate for each query, got %d for %d", M, Q);
+    check(temperature > 0.0f, "expected a temperature above 0, got %g", (double)temperature);
+    const size_t q = (size_t)Q, m = (size_t)M;
+    const size_t c = (size_t)C;
+    float* n = scratch;
+    float* inverse_norm = n + (q + m) * c;
     const Matrix<float> queries = view(n, q, c);
     const Matrix<float> candidates = view(n + q * c, m, c);
     const Matrix<float> scores = view(inverse_norm + q + m, q, m);

@@ -1,6 +1,7 @@
 // embedding.cuh -- out[n] = wte[token[n]].
-//   backward: dwte[v] += sum of dout's rows whose token is v. The host sorts the rows by token first (EmbeddingPlan), so
-//   that each row of dwte has one block, which adds in the order of the rows: no atomics, the same bits every time.
+//   backward: dwte[v] += the sum of the rows of dout whose token is v. The host sorts the rows by token first
+//   (EmbeddingPlan), so that each row of dwte has one block, which adds in the order of the rows: no atomics, and the
+//   same bits every time.
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
 
@@ -18,13 +19,15 @@ inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte,
     launch(embedding_forward_kernel, Grid(N, 128, 0, stream), out, tokens, wte, C);
 }
 
-// The rows of a micro-batch in groups of equal token: group g is rows[first[g]] .. rows[first[g + 1] - 1]. A counting sort: the GPU
-// waits for it.
+// The rows of a micro-batch in groups of equal token: group g is rows[first[g]] .. rows[first[g + 1] - 1]. It is a
+// counting sort, linear in N + V, because the GPU waits for it.
 struct EmbeddingPlan {
     std::vector<int> rows, first;
+
     void build(const int* tokens, size_t N) {
         const int V = N > 0 ? *std::max_element(tokens, tokens + N) + 1 : 0;
-        std::vector<int> next((size_t)V + 1);               // [v + 1]: how many rows have token v; then [v]: where the next of them goes
+        // next[v + 1]: how many rows have token v; later next[v]: where the next of them goes
+        std::vector<int> next((size_t)V + 1);
         for (size_t n = 0; n < N; n++) { next[(size_t)tokens[n] + 1]++; }
         first.clear();
         for (size_t v = 0; v < (size_t)V; v++) {
@@ -38,12 +41,16 @@ struct EmbeddingPlan {
     size_t groups() const { return first.size() - 1; }
 };
 
+// One block per group, that is, per token that occurs.
 template <int P>
-__global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const int* tokens, const int* rows, const int* first, int C) {
-    const int begin = first[blockIdx.x], end = first[blockIdx.x + 1];
+__global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const int* tokens, const int* rows,
+                                          const int* first, int C) {
+    const int begin = first[blockIdx.x];
+    const int end = first[blockIdx.x + 1];
     float* d = dwte + (size_t)tokens[rows[begin]] * C;
 #if defined(CUDA_BUILD)
-    for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {             // the sums stay in registers: some tokens have many rows
+    // the sums stay in registers: some tokens have many rows
+    for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
         float sum[P];
         UNROLL
         for (int e = 0; e < P; e++) { sum[e] = d[c + e]; }
@@ -62,10 +69,12 @@ __global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const
     }
 #endif
 }
-// dwte (V,C) accumulates; rows and first are the plan's, on the device
-inline void embedding_backward(float* dwte, const floatX* dout, const int* tokens, const int* rows, const int* first, size_t groups, int C,
-                               Stream stream) {
-    with_pack((size_t)C, [&](auto P) { launch(embedding_backward_kernel<P>, Grid(groups, 128, 0, stream), dwte, dout, tokens, rows, first, C); });
+// dwte (V,C) accumulates; dout (N,C), tokens (N); rows (N) and first (groups+1) are an EmbeddingPlan's, on the device
+inline void embedding_backward(float* dwte, const floatX* dout, const int* tokens, const int* rows, const int* first,
+                               size_t groups, int C, Stream stream) {
+    with_pack((size_t)C, [&](auto P) {
+        launch(embedding_backward_kernel<P>, Grid(groups, 128, 0, stream), dwte, dout, tokens, rows, first, C);
+    });
 }
 
 #endif

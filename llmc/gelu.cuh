@@ -1,17 +1,19 @@
-// gelu.cuh -- x times the share of a normal distribution below x, in two forms.     Hendrycks and Gimpel 2016
-//   gelu ("gelu_new"): out = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
-//     (1 + tanh(u)) / 2 = sigmoid(2u) =: s, which keeps its relative precision where 1 + tanh(u) cancels.
-//     backward: dinp = dout (s + x s (1 - s) 2 du/dx).
-//   gelu_erf ("gelu", BERT's): out = x Phi(x), Phi(x) = (1 + erf(x / sqrt(2))) / 2. The relative error is below 5 * 2^-23
-//     (2.6 measured) in the left tail as well, down to x = -12.9, where Phi leaves float32's range; 0 from -13.2 on.
-//     backward: dinp = dout (Phi(x) + x phi(x)), phi(x) = e^(-x^2/2) / sqrt(2 pi).
-//   Both save nothing but their input.
+// gelu.cuh -- x times the probability that a standard normal number is below x, in two forms. Hendrycks, Gimpel 2016
+//   gelu ("gelu_new", GPT-2's): out = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+//     It is computed as x s with s = sigmoid(2u) = (1 + tanh(u)) / 2, which keeps its relative precision where
+//     1 + tanh(u) cancels.     backward: dinp = dout (s + x s (1 - s) 2 du/dx).
+//   gelu_erf ("gelu", BERT's): out = x Phi(x), Phi(x) = (1 + erf(x / sqrt(2))) / 2. The relative error is below
+//     5 * 2^-23 (2.6 measured) even in the left tail, down to x = -12.9, where Phi leaves float32's range; from -13.2
+//     on out is 0.     backward: dinp = dout (Phi(x) + x phi(x)), phi(x) = e^(-x^2/2) / sqrt(2 pi).
+//   Both save only their input.
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH
 
 #include "base/fastmath.h"
 
-constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f, GELU_CUBE = 0.044715f, INV_SQRT_2_PI = 0.398942280f;
+constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f;     // 2 sqrt(2/pi)
+constexpr float GELU_CUBE = 0.044715f;
+constexpr float INV_SQRT_2_PI = 0.398942280f;           // 1 / sqrt(2 pi)
 
 template <int P> __global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
     const GridSpan s = grid_span(N / P);
@@ -23,7 +25,7 @@ template <int P> __global__ void gelu_forward_kernel(floatX* out, const floatX* 
         store_pack<P>(out + k * P, x);
     }
 }
-// in place allowed: out == inp
+// N elements; out may be inp
 inline void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
     with_pack(N, [&](auto P) { launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N); });
 }
@@ -36,14 +38,15 @@ template <int P> __global__ void gelu_backward_kernel(floatX* dinp, const floatX
         Pack<P> d = load_pack<P>(dout + k * P);
         UNROLL
         for (int e = 0; e < P; e++) {
-            const float x = in.x[e], s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
-            const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);
+            const float x = in.x[e];
+            const float s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
+            const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);       // 2 du/dx
             d.x[e] *= s + x * s * (1.0f - s) * du2;
         }
         store_pack<P>(dinp + k * P, d);
     }
 }
-// in place allowed: dinp == dout
+// N elements; dinp may be dout
 inline void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t N, Stream stream) {
     with_pack(N, [&](auto P) { launch(gelu_backward_kernel<P>, Grid::over(N / P, stream), dinp, dout, inp, N); });
 }
@@ -58,12 +61,13 @@ template <int P> __global__ void gelu_erf_forward_kernel(floatX* out, const floa
         store_pack<P>(out + k * P, x);
     }
 }
-// in place allowed: out == inp
+// N elements; out may be inp
 inline void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
     with_pack(N, [&](auto P) { launch(gelu_erf_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N); });
 }
 
-template <int P> __global__ void gelu_erf_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
+template <int P>
+__global__ void gelu_erf_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
     const GridSpan span = grid_span(N / P);
     SIMD
     for (size_t k = span.begin; k < span.end; k += span.step) {
@@ -71,13 +75,14 @@ template <int P> __global__ void gelu_erf_backward_kernel(floatX* dinp, const fl
         Pack<P> d = load_pack<P>(dout + k * P);
         UNROLL
         for (int e = 0; e < P; e++) {
-            const float x = in.x[e], gauss = gaussian(x);
+            const float x = in.x[e];
+            const float gauss = gaussian(x);
             d.x[e] *= normal_cdf(x, gauss) + x * (INV_SQRT_2_PI * gauss);
         }
         store_pack<P>(dinp + k * P, d);
     }
 }
-// in place allowed: dinp == dout
+// N elements; dinp may be dout
 inline void gelu_erf_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t N, Stream stream) {
     with_pack(N, [&](auto P) { launch(gelu_erf_backward_kernel<P>, Grid::over(N / P, stream), dinp, dout, inp, N); });
 }

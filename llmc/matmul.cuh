@@ -1,11 +1,11 @@
 // matmul.cuh -- the linear layer: out = inp weight^T + bias + residual, with weight (OC,C).
 //   backward: dinp = dout weight;  dweight += dout^T inp;  dbias += sum of dout's rows.     saves nothing.
 //
-// All three products are matmul() or matmul_add() of views (base/matrix.cuh). The output is cut into tiles whose sizes depend on the
-// shapes alone, so the bits do not depend on the number of threads. A tile is computed by one single-threaded CBLAS call where CBLAS
-// was found (USE_CBLAS), otherwise by the portable kernel below. Under nvcc cuBLASLt computes the whole product, and the portable
-// kernel only where rows are not aligned to 16 bytes. In every case bias and residual are added to the float32 sum, which is rounded
-// to floatX once.
+// All three products are a matmul() or matmul_add() of views (base/matrix.cuh). The output is cut into tiles whose
+// sizes depend only on the shapes, so the bits do not depend on the number of threads. A tile is one single-threaded
+// CBLAS call where CBLAS was found (USE_CBLAS), and otherwise the portable kernel below. Under nvcc cuBLASLt computes
+// whole products, and the portable kernel only those whose rows are not aligned to 16 bytes. In every case bias and
+// residual are added to the float32 sum, which is rounded to floatX once.
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
@@ -13,7 +13,7 @@
 #include "base/reduce.cuh"
 
 #if defined(__CUDACC__)
-#define MATMUL_CUBLASLT 1           // a test defines it where a double of the library is
+#define MATMUL_CUBLASLT 1           // test/simt/test_matmul.cu defines it too, for a double of the library
 #endif
 #if defined(MATMUL_CUBLASLT)
 #include "base/cublaslt.cuh"
@@ -29,7 +29,7 @@ constexpr int MATMUL_TILE_N = LANES > 1 ? 512 : 64;
 
 // A (M,K) B (K,N), either rounded into out (M,N) together with what is added to it, or added to sum (M,N)
 struct MatmulArgs {
-    floatX* out;                    // null: sum is meant
+    floatX* out;                    // null: the product is added to sum
     float* sum;
     Matrix<const floatX> A, B;
     const floatX* bias;             // (N), added to each row of out; may be null
@@ -45,14 +45,16 @@ __device__ inline float matmul_addend(const MatmulArgs& p, int m, int n) {
 }
 
 #if defined(MATMUL_CBLAS)
-// out (row-major) = or += A B
-inline void cblas_product(const Matrix<float>& out, const Matrix<const float>& A, const Matrix<const float>& B, bool add) {
-    const bool A_T = A.col_stride != 1, B_T = B.col_stride != 1;
-    // a matrix of one row or column has both strides 1, but CBLAS wants the stride of its rows to be at least their length
-    const int lda = A_T ? A.col_stride : std::max(A.row_stride, A.cols);
-    const int ldb = B_T ? B.col_stride : std::max(B.row_stride, B.cols);
-    cblas_sgemm(CblasRowMajor, A_T ? CblasTrans : CblasNoTrans, B_T ? CblasTrans : CblasNoTrans, out.rows, out.cols, A.cols,
-                1.0f, A.data, lda, B.data, ldb, add ? 1.0f : 0.0f, out.data, out.row_stride);
+// out (row-major) = A B, or += when `add`
+inline void cblas_product(const Matrix<float>& out, const Matrix<const float>& A, const Matrix<const float>& B,
+                          bool add) {
+    const CBLAS_TRANSPOSE op_A = A.col_stride != 1 ? CblasTrans : CblasNoTrans;
+    const CBLAS_TRANSPOSE op_B = B.col_stride != 1 ? CblasTrans : CblasNoTrans;
+    // both strides of a matrix of one row or column are 1, but CBLAS expects a row stride of at least the row's length
+    const int lda = op_A == CblasTrans ? A.col_stride : std::max(A.row_stride, A.cols);
+    const int ldb = op_B == CblasTrans ? B.col_stride : std::max(B.row_stride, B.cols);
+    cblas_sgemm(CblasRowMajor, op_A, op_B, out.rows, out.cols, A.cols, 1.0f, A.data, lda, B.data, ldb,
+                add ? 1.0f : 0.0f, out.data, out.row_stride);
 }
 #endif
 
@@ -63,17 +65,19 @@ __global__ void matmul_kernel(MatmulArgs p) {
     const int n0 = (int)blockIdx.x / tiles_m * p.tile_n;
     const Matrix<const floatX> A = block(p.A, m0, p.tile_m, 0, p.A.cols);
     const Matrix<const floatX> B = block(p.B, 0, p.B.rows, n0, p.tile_n);
-    const int M = A.rows, N = B.cols;
+    const int M = A.rows;
+    const int N = B.cols;
 #if defined(MATMUL_CBLAS)
     float* all = p.sum != nullptr ? p.sum : p.out;
     const Matrix<float> out = block(view(all, p.A.rows, p.B.cols), m0, M, n0, N);
     const bool add = p.sum != nullptr || p.bias != nullptr || p.residual != nullptr;
-    for (int m = 0; m < M && p.sum == nullptr && add; m++) {    // float32 here, so it may be written first
+    for (int m = 0; m < M && p.sum == nullptr && add; m++) {    // out is float32 here, so the addends can go first
         for (int n = 0; n < N; n++) { out(m, n) = matmul_addend(p, m0 + m, n0 + n); }
     }
     cblas_product(out, A, B, add);
 #else
-    // slices of A and B, packed into shared memory, and their product c, whose rows are padded to whole registers
+    // slices a of A and b of B, packed into shared memory, and their product c, whose rows are padded to whole
+    // registers
     const int width = round_up(p.tile_n, LANES);
     float* shared = dynamic_shared();
     const Matrix<float> a = view(shared, M, MATMUL_K);
@@ -102,7 +106,8 @@ __global__ void matmul_kernel(MatmulArgs p) {
 }
 
 inline void matmul_launch(MatmulArgs p, Stream stream) {
-    const int M = p.A.rows, N = p.B.cols;
+    const int M = p.A.rows;
+    const int N = p.B.cols;
     check(p.A.cols == p.B.rows, "a product of a (%d,%d) and a (%d,%d) matrix", M, p.A.cols, p.B.rows, N);
     if (M == 0 || N == 0) { return; }
 #if defined(MATMUL_CUBLASLT)
@@ -111,10 +116,12 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     const void* added = into_float ? (const void*)p.sum : (const void*)p.residual;
     if (cublaslt_product({out, added, p.A, p.B, p.bias, into_float}, stream)) { return; }
 #endif
-    // tiles of equal size, at least 8 of them where that leaves 128 rows or columns
-    int down = ceil_div(M, MATMUL_TILE_M), across = ceil_div(N, MATMUL_TILE_N);
+    // tiles of equal size, at least 8 of them if that leaves each at least 128 rows or columns
+    int down = ceil_div(M, MATMUL_TILE_M);
+    int across = ceil_div(N, MATMUL_TILE_N);
     while (down * across < 8) {
-        const int m = ceil_div(M, down), n = ceil_div(N, across);
+        const int m = ceil_div(M, down);
+        const int n = ceil_div(N, across);
         if (m < 256 && n < 256) { break; }
         if (m >= n) { down *= 2; } else { across *= 2; }
     }
@@ -122,7 +129,7 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     p.tile_n = round_up(ceil_div(N, across), LANES);
     size_t shared = 0;
 #if defined(MATMUL_CBLAS)
-    static const int once = (openblas_set_num_threads(1), 0);  // the tiles are what runs in parallel
+    static const int once = (openblas_set_num_threads(1), 0);  // the tiles already run in parallel
     (void)once;
 #else
     const size_t tile_m = (size_t)p.tile_m, tile_n = (size_t)p.tile_n;
@@ -133,8 +140,8 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
 }
 
 // out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null
-inline void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias, const floatX* residual,
-                   Stream stream) {
+inline void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
+                   const floatX* residual, Stream stream) {
     matmul_launch({out, nullptr, A, B, bias, residual, 0, 0}, stream);
 }
 // sum (M,N) += A (M,K) B (K,N)
@@ -142,7 +149,8 @@ inline void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<c
     matmul_launch({nullptr, sum, A, B, nullptr, nullptr, 0, 0}, stream);
 }
 
-// Whether products take the same algorithms in every run, or those that this run measures to be fastest (cublaslt.cuh)
+// Whether products take the same algorithms in every run, or those that this run measures to be the fastest
+// (cublaslt.cuh)
 inline void matmul_deterministic(bool same) {
 #if defined(MATMUL_CUBLASLT)
     cublaslt_is_tuned = !same;
@@ -160,10 +168,12 @@ inline void matmul_forward(floatX* out, const Matrix<const floatX>& inp, const M
     matmul(out, inp, transposed(weight), bias, residual, stream);
 }
 
-// dinp (N,C) = dout (N,OC) weight (OC,C) + residual (N,C): the gradient that reaches inp by another way, or null.
-// dweight (OC,C) and dbias (OC) accumulate in float32; dinp and dbias may be null. scratch: MAX_SLABS * OC floats
-inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout, const floatX* residual,
-                            const Matrix<const floatX>& inp, const Matrix<const floatX>& weight, Stream stream) {
+// dinp (N,C) = dout (N,OC) weight (OC,C) + residual (N,C), the gradient that reaches inp by another way; residual may
+// be null. dweight (OC,C) and dbias (OC) accumulate in float32; dinp and dbias may be null. scratch: MAX_SLABS * OC
+// floats
+inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                            const floatX* residual, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
+                            Stream stream) {
     const int N = inp.rows, OC = weight.rows;
     const Matrix<const floatX> d = view(dout, N, OC);
     if (dinp != nullptr) { matmul(dinp, d, weight, nullptr, residual, stream); }

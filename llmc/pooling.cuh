@@ -1,7 +1,7 @@
-// pooling.cuh -- one vector a sequence: the mean over its tokens (Reimers and Gurevych 2019), or its first token's.
-//   Mean: out[b] = sum over t < length of inp[b,t] / length, [CLS] and [SEP] among them.     Cls: out[b] = inp[b,0].
+// pooling.cuh -- one vector per sequence: the mean of its tokens (Reimers and Gurevych 2019), or its first token.
+//   Mean: out[b] = sum over t < length of inp[b,t] / length, [CLS] and [SEP] included.     Cls: out[b] = inp[b,0].
 //   backward: each row that was added gets dout[b] / length.     saves nothing but the lengths.
-// What lies beyond a sequence's length is never read, and the order of the sum is the tokens': padding changes no bit.
+// Rows after the end of a sequence are never read, and the sum is in the order of the tokens: padding changes no bit.
 #ifndef LLMC_POOLING_CUH
 #define LLMC_POOLING_CUH
 
@@ -9,16 +9,19 @@
 
 enum class Pooling { Mean, Cls };
 
-constexpr int POOLING_COLUMNS = 256, POOLING_TOKENS = 32;
+constexpr int POOLING_COLUMNS = 256;
+constexpr int POOLING_TOKENS = 32;
 
-// One block a sequence and a piece of the columns. Sums of 32 tokens and the sum of those, in shared memory: one sum over
-// thousands of tokens would lose the last ones' low bits. A thread sees its own columns alone.
+// One block per sequence and piece of the columns. In shared memory it sums 32 tokens at a time, and then these sums:
+// one sum over thousands of tokens would lose the low bits of the last ones. A thread only touches its own columns.
 __global__ void pooling_forward_kernel(float* out, const floatX* inp, const int* lengths, int T, int C, Pooling kind) {
-    const int pieces = ceil_div(C, POOLING_COLUMNS), c0 = (int)(blockIdx.x % pieces) * POOLING_COLUMNS;
-    const int columns = C - c0 < POOLING_COLUMNS ? C - c0 : POOLING_COLUMNS;
+    const int pieces = ceil_div(C, POOLING_COLUMNS);
+    const int c0 = (int)(blockIdx.x % pieces) * POOLING_COLUMNS;
+    const int columns = imin(C - c0, POOLING_COLUMNS);
     const size_t b = blockIdx.x / pieces;
     const int length = kind == Pooling::Mean ? lengths[b] : 1;
-    float *total = dynamic_shared(), *sum = total + POOLING_COLUMNS;
+    float* total = dynamic_shared();
+    float* sum = total + POOLING_COLUMNS;
     for (int c = threadIdx.x; c < columns; c += blockDim.x) { total[c] = 0.0f; }
     for (int t0 = 0; t0 < length; t0 += POOLING_TOKENS) {
         for (int c = threadIdx.x; c < columns; c += blockDim.x) { sum[c] = 0.0f; }
@@ -33,20 +36,26 @@ __global__ void pooling_forward_kernel(float* out, const floatX* inp, const int*
 }
 
 // out (B,C) float32, inp (B,T,C), lengths (B) on the device, each in [1, T]
-inline void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind, Stream stream) {
+inline void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind,
+                            Stream stream) {
     const Grid grid((size_t)B * ceil_div(C, POOLING_COLUMNS), 256, 2 * sizeof(float) * POOLING_COLUMNS, stream);
     launch(pooling_forward_kernel, grid, out, inp, lengths, T, C, kind);
 }
 
-// One block a token.
-__global__ void pooling_backward_kernel(floatX* dinp, const float* dout, const int* lengths, int T, int C, Pooling kind) {
-    const size_t row = blockIdx.x, b = row / T;
+// One block per token.
+__global__ void pooling_backward_kernel(floatX* dinp, const float* dout, const int* lengths, int T, int C,
+                                        Pooling kind) {
+    const size_t row = blockIdx.x;
+    const size_t b = row / T;
     const int length = kind == Pooling::Mean ? lengths[b] : 1;
     const bool counts = (int)(row % T) < length;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { dinp[row * C + c] = (floatX)(counts ? dout[b * C + c] / (float)length : 0.0f); }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        dinp[row * C + c] = (floatX)(counts ? dout[b * C + c] / (float)length : 0.0f);
+    }
 }
-// dinp (B,T,C) is overwritten, with zeros beyond a length; dout (B,C) float32
-inline void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind, Stream stream) {
+// dinp (B,T,C) is overwritten, with zeros after the end of a sequence; dout (B,C) float32, lengths (B)
+inline void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind,
+                             Stream stream) {
     launch(pooling_backward_kernel, Grid((size_t)B * T, 128, 0, stream), dinp, dout, lengths, T, C, kind);
 }
 

@@ -1,14 +1,14 @@
 // rows.cuh -- rows picked out of a matrix and put back, and one row added to all.
-//   gather_rows: out[k] = inp[rows[k]], the masked positions of MLM.      backward: scatter_rows, dinp[rows[k]] = dout[k].
-//   add_row: out[n] += row, BERT's token type embedding.                  backward: drow += sum of dout's rows.
+//   gather_rows: out[k] = inp[rows[k]], the masked positions of MLM.   backward: scatter_rows, dinp[rows[k]] = dout[k]
+//   add_row: out[n] += row, BERT's token type embedding.               backward: drow += sum of dout's rows
 //   Both save nothing.
 #ifndef LLMC_ROWS_CUH
 #define LLMC_ROWS_CUH
 
-#include "embedding.cuh"
 #include "base/reduce.cuh"
+#include "embedding.cuh"
 
-// out (n,C), inp (N,C), rows (n) all in [0, N): an embedding, whose table is inp
+// out (n,C), inp (N,C), rows (n) all in [0, N): an embedding whose table is inp
 inline void gather_rows(floatX* out, const floatX* inp, const int* rows, size_t n, int C, Stream stream) {
     embedding_forward(out, rows, inp, n, C, stream);
 }
@@ -18,7 +18,8 @@ __global__ void scatter_rows_kernel(floatX* dinp, const floatX* dout, const int*
     floatX* row = dinp + (size_t)rows[k] * C;
     for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = dout[k * C + c]; }
 }
-// dinp (N,C), dout (n,C), rows (n) distinct, as blocks write in any order; the other rows of dinp stay as they are
+// dinp (N,C), dout (n,C), rows (n) all different, since blocks write in any order; the other rows of dinp stay as they
+// are
 inline void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream) {
     launch(scatter_rows_kernel, Grid(n, 128, 0, stream), dinp, dout, rows, C);
 }
@@ -32,7 +33,7 @@ __global__ void add_row_kernel(floatX* out, const floatX* row, int C) {
 inline void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream) {
     launch(add_row_kernel, Grid(N, 128, 0, stream), out, row, C);
 }
-// drow (C) accumulates. scratch: MAX_SLABS * C floats
+// drow (C) accumulates; dout (N,C). scratch: MAX_SLABS * C floats
 inline void add_row_backward(float* drow, float* scratch, const floatX* dout, size_t N, int C, Stream stream) {
     add_row_sums(drow, scratch, dout, N, C, stream);
 }

@@ -1,7 +1,7 @@
 // base/common.h -- errors with an exit code, text formatting, files, checksums.
 //
-// Nothing here knows about tensors or devices. Whatever changes the disk goes through the io_* functions below, so that
-// there is one place to plant a fault.
+// Nothing here knows about tensors or devices. Everything that changes the disk goes through the io_* functions below,
+// so that there is one place where a test can make it fail.
 #ifndef LLMC_BASE_COMMON_H
 #define LLMC_BASE_COMMON_H
 
@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
-#define XXH_VECTOR 0   // plain C, which the compiler vectorizes: its AVX-512 path warns under g++ 12
+#define XXH_VECTOR 0   // plain C, which the compiler vectorizes: xxHash's AVX-512 path warns under g++ 12
 #include <xxhash.h>
 
 // ----------------------------------------------------------------------------------------------------------
@@ -34,8 +34,8 @@
 // The exit codes of every program in this repository. 0 is success.
 enum ExitCode { EXIT_BAD_INPUT = 2, EXIT_DIVERGED = 3, EXIT_OUT_OF_MEMORY = 4, EXIT_DEVICE = 5, EXIT_INTERRUPTED = 75 };
 
-// A failure on its way to main(), which prints it and exits with its code. Thrown, so that files are closed and
-// locks released on the way, and so that a test can look at the message.
+// A failure on its way to main(), which prints the message and exits with the code. It is thrown, so that files are
+// closed and locks released on the way, and so that a test can look at the message.
 struct Error : std::runtime_error {
     int code;
     Error(int code, const std::string& message) : std::runtime_error(message), code(code) {}
@@ -57,6 +57,7 @@ inline std::string vstrprintf(const char* fmt, va_list ap) {
     return s;
 }
 
+// printf into a std::string
 PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
@@ -73,14 +74,14 @@ PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
     throw Error(code, s + strprintf("  [%s:%d]", file, line));
 }
 
-// die(code, "what was found, what was wanted, and a hint", ...) and its common form for bad input
+// die(code, "where: what is wrong: expected X, got Y (hint)", ...), and its common form for bad input
 #define die(code, ...) die_at(__FILE__, __LINE__, code, __VA_ARGS__)
 #define check(cond, ...) ((cond) ? (void)0 : die_at(__FILE__, __LINE__, EXIT_BAD_INPUT, __VA_ARGS__))
 
 // ----------------------------------------------------------------------------------------------------------
 // small helpers
 
-constexpr int IGNORE_INDEX = -1;    // a target that counts nowhere: no loss, no gradient
+constexpr int IGNORE_INDEX = -1;    // a target without loss and gradient
 
 inline double wall_seconds() {
     using namespace std::chrono;
@@ -106,28 +107,36 @@ inline std::string format_duration(double seconds) {
 // a * b in 64 bits; an overflow is an error that names what was being computed
 inline size_t checked_mul(size_t a, size_t b, const char* what) {
     size_t r;
-    check(!__builtin_mul_overflow(a, b, &r), "%s: %zu x %zu does not fit 64 bits", what, a, b);
+    check(!__builtin_mul_overflow(a, b, &r), "%s: %zu x %zu does not fit in 64 bits", what, a, b);
     return r;
 }
 
-inline uint64_t checksum(const void* data, size_t bytes, uint64_t seed = 0) { return XXH3_64bits_withSeed(data, bytes, seed); }
+inline uint64_t checksum(const void* data, size_t bytes, uint64_t seed = 0) {
+    return XXH3_64bits_withSeed(data, bytes, seed);
+}
 inline uint64_t checksum(const std::string& s) { return checksum(s.data(), s.size()); }
 
 // ----------------------------------------------------------------------------------------------------------
-// files
+// reading files
 
-inline bool path_exists(const std::string& path) { struct stat st; return stat(path.c_str(), &st) == 0; }
-inline bool is_directory(const std::string& path) { struct stat st; return stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode); }
+inline bool path_exists(const std::string& path) {
+    struct stat st;
+    return stat(path.c_str(), &st) == 0;
+}
+inline bool is_directory(const std::string& path) {
+    struct stat st;
+    return stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
+}
 
-// A regular file opened for reading, its size known from the start. Everything is read by absolute offset (pread),
-// so one File may serve several threads.
+// A regular file opened for reading, its size known from the start. Everything is read at an absolute offset (pread),
+// so several threads may share one File.
 struct File {
     std::string path;
     int fd = -1;
     uint64_t size = 0;
 
     explicit File(const std::string& path) : path(path) {
-        fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // O_NONBLOCK: a FIFO must not hang us
+        fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // O_NONBLOCK: opening a FIFO must not hang
         check(fd >= 0, "%s: cannot open: %s", path.c_str(), strerror(errno));
         struct stat st;
         const bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
@@ -145,20 +154,21 @@ struct File {
     void read(void* data, uint64_t bytes, uint64_t offset) const {
         char* out = (char*)data;
         while (bytes > 0) {
-            const ssize_t n = pread(fd, out, bytes < (1u << 30) ? bytes : (1u << 30), (off_t)offset);
+            const ssize_t n = pread(fd, out, std::min(bytes, (uint64_t)1 << 30), (off_t)offset);
             if (n < 0 && errno == EINTR) { continue; }
-            check(n >= 0, "%s: read of %zu bytes at offset %zu: %s", path.c_str(), (size_t)bytes, (size_t)offset, strerror(errno));
-            check(n > 0, "%s: ends at byte %zu, %zu more were wanted (it shrank since it was opened, or is truncated)",
+            check(n >= 0, "%s: cannot read %zu bytes at offset %zu: %s", path.c_str(), (size_t)bytes, (size_t)offset,
+                  strerror(errno));
+            check(n > 0, "%s: the file ends at byte %zu, expected %zu more (is it truncated?)",
                   path.c_str(), (size_t)offset, (size_t)bytes);
             out += n; offset += (uint64_t)n; bytes -= (uint64_t)n;
         }
     }
 };
 
-// names in a directory, sorted, without . and ..
+// the names in a directory, sorted, without . and ..
 inline std::vector<std::string> list_directory(const std::string& path) {
     DIR* dir = opendir(path.c_str());
-    check(dir != nullptr, "%s: cannot list: %s", path.c_str(), strerror(errno));
+    check(dir != nullptr, "%s: cannot list directory: %s", path.c_str(), strerror(errno));
     std::vector<std::string> names;
     while (struct dirent* e = readdir(dir)) {
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) { names.push_back(e->d_name); }
@@ -171,44 +181,54 @@ inline std::vector<std::string> list_directory(const std::string& path) {
 // The whole of a file that is known to be small (JSON, vocabularies); `limit` bounds the allocation.
 inline std::string read_file(const std::string& path, uint64_t limit = 64u << 20) {
     File f(path);
-    check(f.size <= limit, "%s: %s, but a file of this kind has at most %s", path.c_str(), format_bytes((double)f.size).c_str(),
-          format_bytes((double)limit).c_str());
+    check(f.size <= limit, "%s: expected a file of at most %s, got %s", path.c_str(),
+          format_bytes((double)limit).c_str(), format_bytes((double)f.size).c_str());
     std::string s(f.size, '\0');
     if (f.size > 0) { f.read(&s[0], f.size, 0); }
     return s;
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// writing: every system call that changes the disk, which a test can see, let fail, or end the process at
+// ---------------------------------------------------------------------------------------------------------- writing
+// files: every system call that changes the disk passes io_hook, where a test can watch it, make it fail, or end the
+// process
+
 struct IoCall {
-    const char* name;               // open (also of a directory, to fsync it), write, truncate, fsync, close, rename, unlink, rmdir, mkdir
+    const char* name;               // open (also of a directory, to fsync it), write, truncate, fsync, close, rename,
+                                    // unlink, rmdir, mkdir
     const char* path;
     const char* to = "";            // of a rename
     const void* data = nullptr;     // of a write
-    size_t bytes = 0;               // of a write, which the hook may shorten, or a truncate
+    size_t bytes = 0;               // of a write, which the hook may shorten, or of a truncate
     int flags = 0;                  // of an open
 };
 
-// CABLE_FAULT=CALL:N:WHAT[:always] in the environment: the N-th CALL ("any": of all of them), or each from it on, goes wrong.
-// WHAT: an error, or "short" (a write takes half of its bytes), or "kill" (SIGKILL instead of the call).
+// CABLE_FAULT=CALL:N:WHAT[:always] in the environment makes the N-th CALL go wrong ("any": the N-th of all calls), and
+// with `always` every one after it too. WHAT is an error, or "short" (a write takes half of its bytes), or "kill"
+// (SIGKILL instead of the call).
 struct PlantedFault {
     std::string call;
-    bool halves = false, kills = false, always = false;
+    bool halves = false, kills = false;
+    bool always = false;
     int error = 0;
     long n = 0, count = 0;
+
     PlantedFault() {
         const char* text = getenv("CABLE_FAULT");
         if (text == nullptr) { return; }
-        char name[16] = "", what[16] = "", often[16] = "once";
+        char name[16] = "", what[16] = "";
+        char often[16] = "once";
         const int fields = sscanf(text, "%15[a-z]:%ld:%15[A-Za-z]:%15[a-z]", name, &n, what, often);
         call = name;
-        const std::pair<const char*, int> errors[] = {{"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}, {"EINTR", EINTR}};
+        const std::pair<const char*, int> errors[] = {
+            {"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}, {"EINTR", EINTR}};
         for (const auto& e : errors) { if (strcmp(what, e.first) == 0) { error = e.second; } }
         halves = strcmp(what, "short") == 0;
         kills = strcmp(what, "kill") == 0;
         always = strcmp(often, "always") == 0;
-        check(fields >= 3 && n >= 1 && (error != 0 || halves || kills) && (always || strcmp(often, "once") == 0) && !(always && error == EINTR),
-              "CABLE_FAULT=%s: wanted CALL:N:ENOSPC|EIO|EDQUOT|EINTR|short|kill[:always], as in write:17:ENOSPC; EINTR only once", text);
+        const bool known = fields >= 3 && n >= 1 && (error != 0 || halves || kills);
+        const bool repeats = always ? error != EINTR : strcmp(often, "once") == 0;
+        check(known && repeats, "CABLE_FAULT=%s: expected CALL:N:ENOSPC|EIO|EDQUOT|EINTR|short|kill[:always], such as "
+              "write:17:ENOSPC (EINTR only once)", text);
     }
     int strike(IoCall& c) {
         if (n == 0 || (call != "any" && call != c.name) || ++count < n || (count > n && !always)) { return 0; }
@@ -222,10 +242,10 @@ inline int planted_fault(IoCall& c) {
     static PlantedFault fault;
     return fault.strike(c);
 }
-// Asked before each of the calls: 0, or the errno that it fails with instead of being made.
+// Asked before each call: 0, or the errno with which the call fails instead of being made.
 inline int (*io_hook)(IoCall&) = planted_fault;
 
-// Makes the call, again when a signal interrupted it; -1 and errno when it failed.
+// Makes the call, and repeats it when a signal interrupted it; -1 and errno when it failed.
 template <class Call> ssize_t io_call(const IoCall& about, Call call) {
     ssize_t result;
     do {
@@ -236,13 +256,17 @@ template <class Call> ssize_t io_call(const IoCall& about, Call call) {
     return result;
 }
 
-inline int io_open(const std::string& path, int flags) {        // -1 and errno when it failed
-    return (int)io_call({"open", path.c_str(), "", nullptr, 0, flags}, [&](size_t) { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); });
+// -1 and errno when it failed
+inline int io_open(const std::string& path, int flags) {
+    const IoCall about = {"open", path.c_str(), "", nullptr, 0, flags};
+    return (int)io_call(about, [&](size_t) { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); });
 }
 inline bool io_truncate(int fd, size_t bytes, const std::string& path) {
-    return io_call({"truncate", path.c_str(), "", nullptr, bytes}, [&](size_t) { return ::ftruncate(fd, (off_t)bytes); }) == 0;
+    const IoCall about = {"truncate", path.c_str(), "", nullptr, bytes};
+    return io_call(about, [&](size_t) { return ::ftruncate(fd, (off_t)bytes); }) == 0;
 }
-// The others fail with an Error that names path and reason.
+
+// The functions below fail with an Error that names the path and the reason.
 inline int io_create(const std::string& path) {
     const int fd = io_open(path, O_WRONLY | O_CREAT | O_TRUNC);
     check(fd >= 0, "%s: cannot create: %s", path.c_str(), strerror(errno));
@@ -251,45 +275,54 @@ inline int io_create(const std::string& path) {
 inline void io_write(int fd, const void* data, size_t bytes, const std::string& path) {
     const char* p = (const char*)data;
     while (bytes > 0) {
-        const size_t most = bytes < (1u << 30) ? bytes : (1u << 30);
-        const ssize_t n = io_call({"write", path.c_str(), "", p, most}, [&](size_t m) { return ::write(fd, p, m); });
+        const IoCall about = {"write", path.c_str(), "", p, std::min(bytes, (size_t)1 << 30)};
+        const ssize_t n = io_call(about, [&](size_t m) { return ::write(fd, p, m); });
         check(n > 0, "%s: cannot write: %s", path.c_str(), n < 0 ? strerror(errno) : "no progress");
         p += n; bytes -= (size_t)n;
     }
 }
 inline void io_fsync(int fd, const std::string& path) {
-    check(io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0, "%s: fsync: %s", path.c_str(), strerror(errno));
+    const bool done = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0;
+    check(done, "%s: cannot fsync: %s", path.c_str(), strerror(errno));
 }
-// Linux has closed it whatever it says, so that EINTR is no reason to do it again.
+// Linux has closed the file whatever close() returns, so EINTR is not a reason to close it again.
 inline void io_close(int fd, const std::string& path) {
     IoCall c = {"close", path.c_str()};
-    const int planted = io_hook(c), error = ::close(fd) == 0 ? planted : errno;
-    check(error == 0 || error == EINTR, "%s: close: %s", path.c_str(), strerror(error));
+    const int planted = io_hook(c);
+    const int error = ::close(fd) == 0 ? planted : errno;
+    check(error == 0 || error == EINTR, "%s: cannot close: %s", path.c_str(), strerror(error));
 }
 inline void io_rename(const std::string& from, const std::string& to) {
-    check(io_call({"rename", from.c_str(), to.c_str()}, [&](size_t) { return ::rename(from.c_str(), to.c_str()); }) == 0,
-          "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
+    const IoCall about = {"rename", from.c_str(), to.c_str()};
+    const bool done = io_call(about, [&](size_t) { return ::rename(from.c_str(), to.c_str()); }) == 0;
+    check(done, "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
 }
 inline void io_unlink(const std::string& path) {
-    check(io_call({"unlink", path.c_str()}, [&](size_t) { return ::unlink(path.c_str()); }) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno));
+    const bool done = io_call({"unlink", path.c_str()}, [&](size_t) { return ::unlink(path.c_str()); }) == 0;
+    check(done, "%s: cannot remove: %s", path.c_str(), strerror(errno));
 }
 inline void io_rmdir(const std::string& path) {
-    check(io_call({"rmdir", path.c_str()}, [&](size_t) { return ::rmdir(path.c_str()); }) == 0, "%s: cannot remove: %s", path.c_str(), strerror(errno));
+    const bool done = io_call({"rmdir", path.c_str()}, [&](size_t) { return ::rmdir(path.c_str()); }) == 0;
+    check(done, "%s: cannot remove the directory: %s", path.c_str(), strerror(errno));
 }
+// After this a rename in the directory survives a power failure.
 inline void io_fsync_directory(const std::string& path) {
     const int fd = io_open(path, O_RDONLY | O_DIRECTORY);
     check(fd >= 0, "%s: cannot open directory: %s", path.c_str(), strerror(errno));
-    const int error = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0 ? 0 : errno;
+    const bool done = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0;
+    const int error = done ? 0 : errno;
     io_close(fd, path);
-    check(error == 0 || error == EINVAL, "%s: fsync: %s", path.c_str(), strerror(error));      // EINVAL: this file system has no such thing
+    // EINVAL: this file system cannot sync a directory
+    check(error == 0 || error == EINVAL, "%s: cannot fsync the directory: %s", path.c_str(), strerror(error));
 }
-// True if it made it, false if it was there.
+// True if it made the directory, false if the directory existed.
 inline bool io_mkdir(const std::string& path) {
     const bool made = io_call({"mkdir", path.c_str()}, [&](size_t) { return ::mkdir(path.c_str(), 0755); }) == 0;
-    check(made || (errno == EEXIST && is_directory(path)), "%s: cannot create directory: %s", path.c_str(), strerror(errno));
+    check(made || (errno == EEXIST && is_directory(path)), "%s: cannot create directory: %s", path.c_str(),
+          strerror(errno));
     return made;
 }
-// mkdir -p, to stay: every level may exist already; one that does not is on the disk with its parent.
+// mkdir -p. Levels may exist already; those that it makes are synced to the disk together with their parent.
 inline void io_mkdirs(const std::string& path) {
     for (size_t i = 1; i <= path.size(); i++) {
         if ((i < path.size() && path[i] != '/') || path[i - 1] == '/') { continue; }

@@ -1,14 +1,15 @@
 // base/device.h -- the one place that knows which build this is.
 //
-//   build   compiler              a block is                            macro
-//   CUDA    nvcc                  its real threads                      __CUDACC__, CUDA_BUILD
-//   simt    g++                   its real threads, as fibers           SIMT, CUDA_BUILD (the CUDA branches; -include test/simt/simt.h)
-//   CPU     g++ or clang++        one thread; blocks over OpenMP        -
-//   race    g++ -fsanitize=thread RACE_THREADS real threads             RACE_THREADS
+//   build   compiler              a block is                             macros
+//   CUDA    nvcc                  its real threads                       __CUDACC__, CUDA_BUILD
+//   simt    g++                   its real threads, as fibers            SIMT, CUDA_BUILD (-include test/simt/simt.h)
+//   CPU     g++ or clang++        one thread; blocks spread over OpenMP  -
+//   race    g++ -fsanitize=thread RACE_THREADS real threads              RACE_THREADS
 //
-// Kernels are written once, in CUDA's words. A row kernel is one block a row and strides by threadIdx.x, blockDim.x;
-// an elementwise kernel walks grid_span(N). Threads of a block cooperate only through block_sum, block_max,
-// block_scan, block_matmul (matrix.cuh) and __syncthreads. No float atomics: the same input gives the same bits.
+// Kernels are written once, in CUDA's words. A row kernel has one block per row and strides by threadIdx.x, blockDim.x;
+// an elementwise kernel walks grid_span(N). The threads of a block cooperate only through block_sum, block_max,
+// block_scan, block_matmul (matrix.cuh) and __syncthreads. There are no float atomics: the same input gives the same
+// bits.
 #ifndef LLMC_BASE_DEVICE_H
 #define LLMC_BASE_DEVICE_H
 
@@ -21,7 +22,7 @@
 #define CUDA_BUILD 1
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-#elif defined(SIMT)                 // test/simt/simt.h, which the compiler was given with -include
+#elif defined(SIMT)                 // by test/simt/simt.h, which the compiler was given with -include
 #define CUDA_BUILD 1
 #else
 #define __global__ inline
@@ -31,7 +32,8 @@
 #define __launch_bounds__(...)
 #endif
 
-// Storage of parameters and activations; sums are float32 everywhere. `bf16` on a GPU unless built with PRECISION=FP32.
+// What parameters and activations are stored as: bf16 on a GPU unless built with PRECISION=FP32. Sums are float32
+// everywhere.
 #if defined(CUDA_BUILD)
 using bf16 = __nv_bfloat16;
 #endif
@@ -41,8 +43,8 @@ using floatX = bf16;
 using floatX = float;
 #endif
 
-// Before a loop. UNROLL: of constant length, all of it. SIMD: no iteration reads what another one writes, so the CPU may
-// take several at once (on a GPU they are different threads' anyway).
+// Written before a loop. UNROLL: of constant length, unroll all of it. SIMD: no iteration reads what another one
+// writes, so a CPU may run several at once (on a GPU they belong to different threads anyway).
 #if defined(CUDA_BUILD) && !defined(SIMT)
 #define UNROLL _Pragma("unroll")
 #define SIMD
@@ -56,7 +58,7 @@ using floatX = float;
 
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
 template <class T> __host__ __device__ constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
-// of whole numbers; what becomes of a NaN is for a comparison of floats to say
+// for whole numbers; with floats a comparison has to say what becomes of a NaN
 template <class T> __host__ __device__ constexpr T imin(T a, T b) { return a < b ? a : b; }
 template <class T> __host__ __device__ constexpr T imax(T a, T b) { return a > b ? a : b; }
 template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { return imin(imax(x, lo), hi); }
@@ -67,8 +69,8 @@ template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { retu
 #include "device_cpu.h"
 #endif
 
-// P neighbouring elements as float32. On a GPU they move by one instruction where P is PACK, and then start on 16 bytes; a CPU's
-// compiler does that by itself, and takes one.
+// P neighbouring elements as float32. On a GPU they are loaded and stored by one instruction when P is PACK, and must
+// then start on 16 bytes. A CPU's compiler does that by itself, so there PACK is 1.
 template <int P> struct alignas(P == 1 ? alignof(floatX) : 16) PackWords { floatX x[P]; };
 template <int P> struct Pack { float x[P]; };
 template <int P> __device__ __forceinline__ Pack<P> load_pack(const floatX* p) {
@@ -84,7 +86,7 @@ template <int P> __device__ __forceinline__ void store_pack(floatX* p, const Pac
     for (int e = 0; e < P; e++) { words.x[e] = (floatX)pack.x[e]; }
     *(PackWords<P>*)p = words;
 }
-// Calls f with P for rows (arrays) of n elements: PACK where each of them starts on 16 bytes
+// Calls f with the P for rows (or an array) of n elements: PACK if each of them starts on 16 bytes, otherwise 1.
 template <class F> void with_pack(size_t n, F f) {
     if (n % PACK == 0) { f(std::integral_constant<int, PACK>()); }
     else { f(std::integral_constant<int, 1>()); }
@@ -98,9 +100,10 @@ struct Grid {
     int threads;            // a power of two >= 32; a CPU block has one thread whatever this says
     size_t shared_bytes;
     Stream stream;
-    const char* file;       // the call site, for the error message
+    const char* file;       // the call site, for error messages
     int line;
-    Grid(size_t blocks, int threads, size_t shared_bytes, Stream stream, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+    Grid(size_t blocks, int threads, size_t shared_bytes, Stream stream, const char* file = __builtin_FILE(),
+         int line = __builtin_LINE())
         : blocks(blocks), threads(threads), shared_bytes(shared_bytes), stream(stream), file(file), line(line) {}
     // the grid of an elementwise kernel over n elements
     static Grid over(size_t n, Stream stream, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -114,17 +117,22 @@ struct Grid {
 };
 
 template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& grid, A... args) {
-    static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel takes another number of arguments");
+    static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
     if (grid.blocks == 0) { return; }
-    if (grid.blocks > 0x7fffffff) { die_at(grid.file, grid.line, EXIT_BAD_INPUT, "a grid of %zu blocks is too large", grid.blocks); }
+    if (grid.blocks > INT32_MAX) {
+        die_at(grid.file, grid.line, EXIT_BAD_INPUT, "expected at most %d blocks, got %zu", INT32_MAX, grid.blocks);
+    }
 #if defined(CUDA_BUILD)
     last_launch = {(const void*)kernel, grid.file, grid.line, grid.blocks, grid.threads, grid.shared_bytes};
 #endif
 #if defined(SIMT)
-    const auto run = [=] { simt_launch(grid.blocks, grid.threads, grid.shared_bytes, [=] { kernel(static_cast<P>(args)...); }, grid.file, grid.line); };
+    const auto run = [=] {
+        const auto block = [=] { kernel(static_cast<P>(args)...); };
+        simt_launch(grid.blocks, grid.threads, grid.shared_bytes, block, grid.file, grid.line);
+    };
     cuda_check(simt_enqueue(grid.stream, SimtWork::Kernel, run), "kernel launch", grid.file, grid.line);
 #elif defined(CUDA_BUILD)
-    if (grid.shared_bytes > 48 << 10) {
+    if (grid.shared_bytes > 48 << 10) {         // more than this must be asked for
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
                    "shared memory of the kernel", grid.file, grid.line);
     }
@@ -149,8 +157,7 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     pthread_barrier_destroy(&race_barrier);
 #else
     const int blocks = (int)grid.blocks;
-    int chunk = blocks / (max_threads() * 4);
-    if (chunk < 1) { chunk = 1; }
+    const int chunk = imax(1, blocks / (max_threads() * 4));    // blocks that a thread takes at a time
     (void)chunk;
 #if defined(_OPENMP)
 #pragma omp parallel for schedule(dynamic, chunk) if (blocks > 1)

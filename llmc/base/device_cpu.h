@@ -1,4 +1,5 @@
-// base/device_cpu.h -- what device.h promises, on a CPU: a block is one thread, or RACE_THREADS of them. Included by device.h alone.
+// base/device_cpu.h -- what device.h promises, on a CPU: a block is one thread, or RACE_THREADS of them. Included only
+// by device.h.
 #ifndef LLMC_BASE_DEVICE_CPU_H
 #define LLMC_BASE_DEVICE_CPU_H
 
@@ -13,6 +14,9 @@ struct BlockIndex { unsigned x; };
 inline thread_local BlockIndex blockIdx, gridDim;
 constexpr int PACK = 1;
 
+// ----------------------------------------------------------------------------------------------------------
+// the threads of a block
+
 #if defined(RACE_THREADS)
 #include <pthread.h>
 #include <thread>
@@ -25,7 +29,8 @@ constexpr int LANES = 1;
 using lanes = float;
 inline lanes load_lanes(const float* p) { return *p; }
 inline void store_lanes(float* p, lanes v) { *p = v; }
-constexpr int MICRO_M = 4, MICRO_N = 4;
+constexpr int MICRO_M = 4;
+constexpr int MICRO_N = 4;
 template <class T, class Op> T block_reduce(T x, Op op) {
     static T partial[RACE_THREADS];
     __syncthreads();
@@ -52,16 +57,27 @@ struct BlockExtent { static constexpr unsigned x = 1; };
 struct OneThread { static constexpr unsigned x = 0; };
 constexpr OneThread threadIdx;
 inline void __syncthreads() {}
-// `lanes` is one SIMD register: arithmetic on it is element by element, a float operand is broadcast
+// `lanes` is one SIMD register: arithmetic on it is elementwise, and a float operand is broadcast. block_matmul keeps
+// MICRO_M x MICRO_N registers of sums.
 #if defined(__AVX512F__)
-constexpr int LANES = 16, MICRO_M = 8, MICRO_N = 2;
+constexpr int LANES = 16;
+constexpr int MICRO_M = 8;
+constexpr int MICRO_N = 2;
 #elif defined(__AVX__)
-constexpr int LANES = 8, MICRO_M = 4, MICRO_N = 2;
+constexpr int LANES = 8;
+constexpr int MICRO_M = 4;
+constexpr int MICRO_N = 2;
 #else
-constexpr int LANES = 4, MICRO_M = 4, MICRO_N = 2;
+constexpr int LANES = 4;
+constexpr int MICRO_M = 4;
+constexpr int MICRO_N = 2;
 #endif
 typedef float lanes __attribute__((vector_size(4 * LANES)));
-__forceinline__ lanes load_lanes(const float* p) { lanes v; memcpy(&v, p, sizeof(v)); return v; }
+__forceinline__ lanes load_lanes(const float* p) {
+    lanes v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
 __forceinline__ void store_lanes(float* p, lanes v) { memcpy(p, &v, sizeof(v)); }
 template <class T> T block_sum(T x) { return x; }
 inline float block_max(float x) { return x; }
@@ -69,15 +85,24 @@ template <class T> T block_scan(T x) { return x; }
 #endif
 constexpr BlockExtent blockDim;
 
-struct GridSpan { size_t begin, end; static constexpr size_t step = 1; };
-inline GridSpan grid_span(size_t n) { // a contiguous piece a thread
-    const size_t pieces = (size_t)gridDim.x * blockDim.x, piece = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+struct GridSpan {
+    size_t begin, end;
+    static constexpr size_t step = 1;
+};
+// one contiguous piece per thread
+inline GridSpan grid_span(size_t n) {
+    const size_t pieces = (size_t)gridDim.x * blockDim.x;
+    const size_t piece = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     const size_t length = round_up(ceil_div(n, pieces), (size_t)64);
-    const size_t begin = piece * length < n ? piece * length : n;
-    return {begin, begin + length < n ? begin + length : n};
+    const size_t begin = imin(piece * length, n);
+    return {begin, imin(begin + length, n)};
 }
 
-// the dynamic shared memory of the running block: one buffer a thread (CPU), one in all (race: one block at a time)
+// ----------------------------------------------------------------------------------------------------------
+// memory
+
+// The dynamic shared memory of the running block: one buffer per thread, or (race build: one block at a time) one in
+// all
 struct SharedBuffer {
     char* data = nullptr;
     size_t capacity = 0;
@@ -86,7 +111,7 @@ struct SharedBuffer {
         free(data);
         data = (char*)aligned_alloc(256, round_up(bytes, (size_t)256));
         capacity = data == nullptr ? 0 : bytes;
-        if (data == nullptr) { die(EXIT_OUT_OF_MEMORY, "no %zu bytes for a block's scratch", bytes); }
+        if (data == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %zu bytes for a block's scratch", bytes); }
     }
     ~SharedBuffer() { free(data); }
 };
@@ -97,11 +122,15 @@ inline thread_local SharedBuffer shared_buffer;
 #endif
 inline float* dynamic_shared() { return (float*)shared_buffer.data; }
 
-// Large arrays start on a 2 MB page, so that the kernel can back them with huge ones. Memory comes zeroed.
+// Large arrays start on a 2 MB page, so that the kernel can back them with huge ones. Memory is zeroed.
 inline void* device_malloc(size_t bytes) {
-    const size_t page = bytes >= (2u << 20) ? (2u << 20) : 256, size = round_up(bytes > 0 ? bytes : 1, page);
+    const size_t page = bytes >= (2u << 20) ? (2u << 20) : 256;
+    const size_t size = round_up(imax(bytes, (size_t)1), page);
     void* p = aligned_alloc(page, size);
-    if (p == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %s; try a smaller --B, --T or --model", format_bytes((double)bytes).c_str()); }
+    if (p == nullptr) {
+        die(EXIT_OUT_OF_MEMORY, "cannot allocate %s; try a smaller --B, --T or --model",
+            format_bytes((double)bytes).c_str());
+    }
 #if defined(MADV_HUGEPAGE)
     if (page > 256) { madvise(p, size, MADV_HUGEPAGE); }
 #endif
@@ -109,32 +138,48 @@ inline void* device_malloc(size_t bytes) {
     return p;
 }
 inline void device_free(void* p) { free(p); }
-inline void device_zero(void* p, size_t bytes, Stream) { if (bytes > 0) { memset(p, 0, bytes); } }     // p may be null then
-inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) { if (bytes > 0) { memcpy(to, from, bytes); } }
-inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) { if (bytes > 0) { memcpy(to, from, bytes); } }
-inline void* pinned_malloc(size_t bytes) { return malloc(bytes > 0 ? bytes : 1); }
+// p may be null when there are no bytes
+inline void device_zero(void* p, size_t bytes, Stream) { if (bytes > 0) { memset(p, 0, bytes); } }
+inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) {
+    if (bytes > 0) { memcpy(to, from, bytes); }
+}
+inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) {
+    if (bytes > 0) { memcpy(to, from, bytes); }
+}
+inline void* pinned_malloc(size_t bytes) { return malloc(imax(bytes, (size_t)1)); }
 inline void pinned_free(void* p) { free(p); }
-inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Stream s) { copy_to_device(to, pinned, bytes, s); }
+inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Stream s) {
+    copy_to_device(to, pinned, bytes, s);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the machine
+
 inline Stream device_stream() { return nullptr; }
-struct StepGraph { template <class F> void run(Stream, F step) { step(); } };       // there is nothing to wait for
+struct StepGraph {      // on a CPU kernels run when they are launched: there is nothing to record
+    template <class F> void run(Stream, F step) { step(); }
+};
 
 #if defined(_OPENMP) && !defined(RACE_THREADS)
 inline int max_threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { if (n > 0) { omp_set_num_threads(n); } }
-// A waiting OpenMP thread spins, and with anything else running on the machine that costs several times the work. Only the
-// environment, read before main, changes it: so start anew with it, once.
+// A waiting OpenMP thread spins. When anything else runs on the machine, that makes a run several times slower. Only
+// the environment, which OpenMP reads before main, changes it, so the program starts itself again with the environment
+// set.
 inline void wait_politely(char** argv) {
     if (getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) { return; }
     setenv("OMP_WAIT_POLICY", "passive", 1);
-    execv("/proc/self/exe", argv);          // returns only if it cannot, and then we go on as we are
+    execv("/proc/self/exe", argv);          // returns only on failure, and then the program continues as it is
 }
 #else
-inline void wait_politely(char**) {}
 inline int max_threads() { return 1; }
 inline void set_threads(int) {}
+inline void wait_politely(char**) {}
 #endif
-// MemAvailable of the kernel; where there is none, all of the machine's memory
-inline size_t device_shared_available() { return SIZE_MAX; }      // of a block: it is memory like any other
+
+// of a block: it is memory like any other
+inline size_t device_shared_available() { return SIZE_MAX; }
+// MemAvailable of /proc/meminfo; without it, all of the machine's memory
 inline size_t device_memory_available() {
     size_t kilobytes = 0;
     char line[128];
@@ -147,9 +192,10 @@ inline size_t device_memory_available() {
 }
 inline std::string device_description() {
 #if defined(RACE_THREADS)
-    return strprintf("CPU, race build, %d threads a block", RACE_THREADS);
+    return strprintf("CPU, race build, %d threads per block", RACE_THREADS);
 #else
-    return strprintf("CPU, %d thread%s, %d-wide float32", max_threads(), max_threads() == 1 ? "" : "s", LANES);
+    const char* plural = max_threads() == 1 ? "" : "s";
+    return strprintf("CPU, %d thread%s, %d-wide float32", max_threads(), plural, LANES);
 #endif
 }
 

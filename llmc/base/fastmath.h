@@ -1,14 +1,23 @@
-// base/fastmath.h -- exp, log1p, sigmoid, softplus and the normal distribution that a compiler can vectorize: branch-free
-// polynomials, no libm (which g++ vectorizes only under dishonest flags). test/test_device.cu measures the errors stated here.
+// base/fastmath.h -- exp, log1p, sigmoid, softplus and the normal distribution, so that a compiler can vectorize them:
+// branch-free polynomials instead of libm, whose functions g++ vectorizes only under flags that break infinities and
+// NaN. test/base/test_device.cu measures the errors that are stated here.
 #ifndef LLMC_BASE_FASTMATH_H
 #define LLMC_BASE_FASTMATH_H
 
 #include "device.h"
 
-__host__ __device__ inline float bits_to_float(int32_t i) { float f; memcpy(&f, &i, sizeof(f)); return f; }
-__host__ __device__ inline int32_t float_to_bits(float f) { int32_t i; memcpy(&i, &f, sizeof(i)); return i; }
+__host__ __device__ inline float bits_to_float(int32_t i) {
+    float f;
+    memcpy(&f, &i, sizeof(f));
+    return f;
+}
+__host__ __device__ inline int32_t float_to_bits(float f) {
+    int32_t i;
+    memcpy(&i, &f, sizeof(i));
+    return i;
+}
 
-// a * b + c with one rounding where the machine has it; what keeps -fassociative-math out of the reductions below
+// a * b + c, rounded once where the machine can. It also keeps -fassociative-math from undoing the reductions below.
 __host__ __device__ inline float fused_madd(float a, float b, float c) {
 #if defined(__CUDACC__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
     return __builtin_fmaf(a, b, c);
@@ -17,12 +26,13 @@ __host__ __device__ inline float fused_madd(float a, float b, float c) {
 #endif
 }
 
-// e^x, within 2 ulp; 0 below -87.3 (so e^-inf is 0), inf above 88.37; NaN stays NaN
+// e^x, within 2 ulp; 0 below -87.3 (so e^-inf is 0), inf above 88.37; NaN stays NaN. With n = x / ln 2 rounded and r =
+// x - n ln 2, e^x = 2^n e^r: the power of two is a matter of bits, and e^r a polynomial.
 __host__ __device__ inline float fast_exp(float x) {
     float y = x < 88.8f ? x : 88.8f;
     y = y > -87.3f ? y : -87.3f;
     const int n = (int)(y * 1.44269504f + (y < 0.0f ? -0.5f : 0.5f));
-    float r = fused_madd((float)n, -0.693359375f, y);       // ln 2 in two parts
+    float r = fused_madd((float)n, -0.693359375f, y);       // ln 2 in two parts, so that n ln 2 is exact
     r = fused_madd((float)n, 2.12194440e-4f, r);
     float p = 1.0f / 5040.0f;
     p = fused_madd(p, r, 1.0f / 720.0f);
@@ -33,17 +43,21 @@ __host__ __device__ inline float fast_exp(float x) {
     p = fused_madd(p, r, 1.0f);
     p = fused_madd(p, r, 1.0f);
     const int32_t bits = float_to_bits(p * bits_to_float((n + 127) << 23));
-    return bits_to_float((bits & -(int32_t)(x > -87.3f)) | (-(int32_t)(x != x) & 0x7fc00000));  // masks, not branches
+    const int32_t zero_below = -(int32_t)(x > -87.3f);      // masks instead of branches
+    const int32_t nan = -(int32_t)(x != x) & 0x7fc00000;
+    return bits_to_float((bits & zero_below) | nan);
 }
 
-// log(1 + x) for x > -0.9, within 4 ulp
+// log(1 + x) for x > -0.9, within 4 ulp.
+// With 1 + x = 2^k (1 + f), log(1 + x) = k ln 2 + log(1 + f), and log(1 + f) = 2 atanh(s) for s = f / (2 + f).
 __host__ __device__ inline float fast_log1p(float x) {
     const float u = 1.0f + x;
-    const int32_t bits = float_to_bits(u) - 0x3f3504f3;                     // exponent counted from sqrt(1/2)
-    const bool small = x < 0.41f && x > -0.29f;                             // there 1 + x would lose x's low bits
+    const int32_t bits = float_to_bits(u) - 0x3f3504f3;     // the exponent, counted from sqrt(1/2)
+    const bool small = x < 0.41f && x > -0.29f;             // there 1 + x would lose the low bits of x
     const int k = small ? 0 : bits >> 23;
     const float f = small ? x : bits_to_float((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
-    const float s = f / (2.0f + f), z = s * s;                              // log(1 + f) = 2 atanh(s)
+    const float s = f / (2.0f + f);
+    const float z = s * s;
     float p = 2.0f / 11.0f;
     p = fused_madd(p, z, 2.0f / 9.0f);
     p = fused_madd(p, z, 2.0f / 7.0f);
@@ -54,20 +68,25 @@ __host__ __device__ inline float fast_log1p(float x) {
 }
 
 __host__ __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
-// log(1 + e^x)
-__host__ __device__ inline float softplus(float x) { return (x > 0.0f ? x : 0.0f) + fast_log1p(fast_exp(x > 0.0f ? -x : x)); }
+// log(1 + e^x), as max(x, 0) + log(1 + e^-|x|), which cannot overflow
+__host__ __device__ inline float softplus(float x) {
+    const float positive = x > 0.0f ? x : 0.0f;
+    return positive + fast_log1p(fast_exp(x > 0.0f ? -x : x));
+}
 
 // e^(-x^2/2), within 3 ulp; 0 beyond |x| = 13.2, where it is below 2^-126
 __host__ __device__ inline float gaussian(float x) {
     float y = fabsf(x);
-    y = y > 14.0f ? 14.0f : y;                              // keeps infinity from infinity; NaN stays NaN
-    const float half = 0.5f * y, square = half * y, rest = fused_madd(half, y, -square);    // x^2/2 in two parts
+    y = y > 14.0f ? 14.0f : y;                              // infinity would give infinity - infinity; NaN stays NaN
+    const float half = 0.5f * y;
+    const float square = half * y;
+    const float rest = fused_madd(half, y, -square);        // x^2/2 = square + rest
     const float e = fast_exp(-square);
     return fused_madd(-e, rest, e);
 }
-// The share of a normal distribution below x, (1 + erf(x/sqrt(2))) / 2, within 8 ulp, of the left tail too: that is
-// e^(-x^2/2) t P(t) with t = 1 / (1 + 5/16 |x|), P fitted for the least relative error (1e-8), and nowhere the difference
-// 1 - erf. gauss is gaussian(x), which whoever wants the slope has already.
+// The normal distribution function (1 + erf(x/sqrt(2))) / 2, within 8 ulp even in the left tail, where 1 - erf would
+// cancel: there it is e^(-x^2/2) t P(t) with t = 1 / (1 + 5/16 |x|), P fitted for the least relative error (1e-8).
+// gauss: gaussian(x), which callers that need the derivative have already
 __host__ __device__ inline float normal_cdf(float x, float gauss) {
     const float t = 1.0f / fused_madd(0.3125f, fabsf(x), 1.0f);
     float p = -0.0184795838f;

@@ -1,7 +1,7 @@
 // base/json.h -- JSON that may come from anywhere: a broken file is an Error that names the file and the field.
 //
 // The parser is nlohmann's. Added here: bounds on depth and size, refusal of repeated keys (two readers of one file
-// could take them for two different things), and accessors that die with a message.
+// could take the value for two different things), and accessors that fail with a message.
 #ifndef LLMC_BASE_JSON_H
 #define LLMC_BASE_JSON_H
 
@@ -13,16 +13,16 @@
 
 #include "common.h"
 
-using Json = nlohmann::ordered_json; // keeps the order of keys, so that what we write reads as it was written
+using Json = nlohmann::ordered_json;        // keeps the order of keys, so that a file reads as it was written
 
-const int JSON_MAX_DEPTH = 32;            // printing recurses once a level
+const int JSON_MAX_DEPTH = 32;              // printing recurses once per level
 const size_t JSON_MAX_ORDERED_KEYS = 20000; // an ordered object looks its keys up one by one
 
 // `text` as JSON, or an Error that begins with `what`, the name of the file. J = nlohmann::json for objects of any size
 // (vocabularies), where the order of keys does not matter.
 template <class J = Json> J parse_json(const std::string& text, const std::string& what) {
     using Event = typename J::parse_event_t;
-    std::vector<std::set<std::string>> open_objects; // the keys seen so far
+    std::vector<std::set<std::string>> open_objects;    // the keys seen so far
     auto watch = [&](int depth, Event event, J& parsed) {
         const bool opens = event == Event::object_start || event == Event::array_start;
         check(!opens || depth < JSON_MAX_DEPTH, "%s: JSON nested deeper than %d levels", what.c_str(), JSON_MAX_DEPTH);
@@ -31,9 +31,9 @@ template <class J = Json> J parse_json(const std::string& text, const std::strin
         if (event == Event::key) {
             const std::string& key = parsed.template get_ref<const std::string&>();
             std::set<std::string>& keys = open_objects.back();
-            check(keys.insert(key).second, "%s: the key \"%.80s\" is there twice", what.c_str(), key.c_str());
+            check(keys.insert(key).second, "%s: the key \"%.80s\" appears twice", what.c_str(), key.c_str());
             check(!(std::is_same<J, Json>::value) || keys.size() <= JSON_MAX_ORDERED_KEYS,
-                  "%s: an object of more than %zu keys", what.c_str(), JSON_MAX_ORDERED_KEYS);
+                  "%s: an object with more than %zu keys", what.c_str(), JSON_MAX_ORDERED_KEYS);
         }
         return true;
     };
@@ -44,21 +44,22 @@ template <class J = Json> J parse_json(const std::string& text, const std::strin
     }
 }
 
-// One line (indent -1) or a pretty print. Bytes that are no UTF-8 (a path may hold any) become U+FFFD, not an error.
+// One line (indent -1) or a pretty print. Bytes that are not UTF-8 (a path may hold any) become U+FFFD, not an error.
 template <class J> std::string json_text(const J& j, int indent = -1) {
     return j.dump(indent, ' ', false, J::error_handler_t::replace);
 }
 
-// The start of a value, for messages.
+// The start of a value, for messages
 template <class J> std::string json_excerpt(const J& j) {
     if (j.is_structured()) { return strprintf("an %s of %zu", j.type_name(), j.size()); }
     const std::string s = json_text(j);
     return s.size() <= 60 ? s : s.substr(0, 57) + "...";
 }
 
+// The value of `key` in j, which `what` names in messages. The functions below also check its type.
 template <class J> const J& json_at(const J& j, const std::string& key, const std::string& what) {
-    check(j.is_object(), "%s: %s found, an object with the key \"%s\" wanted", what.c_str(), json_excerpt(j).c_str(),
-          key.c_str());
+    check(j.is_object(), "%s: expected an object with the key \"%s\", got %s", what.c_str(), key.c_str(),
+          json_excerpt(j).c_str());
     const auto it = j.find(key);
     check(it != j.end(), "%s: the key \"%s\" is missing", what.c_str(), key.c_str());
     return *it;
@@ -67,31 +68,31 @@ template <class J> const J& json_at(const J& j, const std::string& key, const st
 template <class J>
 int64_t json_int(const J& j, const std::string& key, int64_t lo, int64_t hi, const std::string& what) {
     const J& v = json_at(j, key, what);
-    // a number that only fits uint64_t must not wrap around to a negative one
+    // a number that only fits in uint64_t must not wrap around to a negative one
     const bool fits = v.is_number_integer() && (!v.is_number_unsigned() || v.template get<uint64_t>() <= INT64_MAX);
     check(fits && v.template get<int64_t>() >= lo && v.template get<int64_t>() <= hi,
-          "%s: \"%s\" is %s, an integer from %lld to %lld was wanted", what.c_str(), key.c_str(),
-          json_excerpt(v).c_str(), (long long)lo, (long long)hi);
+          "%s: \"%s\": expected an integer from %lld to %lld, got %s", what.c_str(), key.c_str(), (long long)lo,
+          (long long)hi, json_excerpt(v).c_str());
     return v.template get<int64_t>();
 }
 
 template <class J> double json_number(const J& j, const std::string& key, const std::string& what) {
     const J& v = json_at(j, key, what);
-    check(v.is_number() && std::isfinite(v.template get<double>()), "%s: \"%s\" is %s, a finite number was wanted",
+    check(v.is_number() && std::isfinite(v.template get<double>()), "%s: \"%s\": expected a finite number, got %s",
           what.c_str(), key.c_str(), json_excerpt(v).c_str());
     return v.template get<double>();
 }
 
 template <class J> bool json_bool(const J& j, const std::string& key, const std::string& what) {
     const J& v = json_at(j, key, what);
-    check(v.is_boolean(), "%s: \"%s\" is %s, true or false was wanted", what.c_str(), key.c_str(),
+    check(v.is_boolean(), "%s: \"%s\": expected true or false, got %s", what.c_str(), key.c_str(),
           json_excerpt(v).c_str());
     return v.template get<bool>();
 }
 
 template <class J> std::string json_string(const J& j, const std::string& key, const std::string& what) {
     const J& v = json_at(j, key, what);
-    check(v.is_string(), "%s: \"%s\" is %s, a string was wanted", what.c_str(), key.c_str(), json_excerpt(v).c_str());
+    check(v.is_string(), "%s: \"%s\": expected a string, got %s", what.c_str(), key.c_str(), json_excerpt(v).c_str());
     return v.template get<std::string>();
 }
 

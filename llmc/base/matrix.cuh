@@ -10,18 +10,20 @@
 template <class T> struct Matrix {
     T* data;
     int rows, cols, row_stride, col_stride;
+
     __host__ __device__ T& operator()(int r, int c) const {
         return data[(size_t)r * row_stride + (size_t)c * col_stride];
     }
     // where row r begins; for a row-major view
     __host__ __device__ T* row(int r) const { return data + (size_t)r * row_stride; }
     // a matrix that may be written is also one that may be read
-    template <class U = T, class = std::enable_if_t<!std::is_const<U>::value>> __host__ __device__ operator Matrix<const U>() const {
+    template <class U = T, class = std::enable_if_t<!std::is_const<U>::value>>
+    __host__ __device__ operator Matrix<const U>() const {
         return {data, rows, cols, row_stride, col_stride};
     }
 };
 
-// (rows, cols), row-major. row_stride: of the array that it is a part of, when that is wider
+// (rows, cols), row-major. row_stride: that of the array it is a part of, if that one is wider
 template <class T> __host__ __device__ Matrix<T> view(T* data, size_t rows, size_t cols) {
     return {data, (int)rows, (int)cols, (int)cols, 1};
 }
@@ -33,7 +35,8 @@ template <class T> __host__ __device__ Matrix<T> transposed(const Matrix<T>& m) 
     return {m.data, m.cols, m.rows, m.col_stride, m.row_stride};
 }
 // the rows r0 .. r0 + rows - 1 and the columns c0 .. c0 + cols - 1 of m, fewer where m ends
-template <class T> __host__ __device__ Matrix<T> block(const Matrix<T>& m, size_t r0, size_t rows, size_t c0, size_t cols) {
+template <class T>
+__host__ __device__ Matrix<T> block(const Matrix<T>& m, size_t r0, size_t rows, size_t c0, size_t cols) {
     T* data = m.data + r0 * m.row_stride + c0 * m.col_stride;
     return {data, (int)imin(rows, m.rows - r0), (int)imin(cols, m.cols - c0), m.row_stride, m.col_stride};
 }
@@ -41,9 +44,11 @@ template <class T> __host__ __device__ Matrix<T> block(const Matrix<T>& m, size_
 // ----------------------------------------------------------------------------------------------------------
 // out = A B by the threads of a block
 
-// One thread's fragment: RM rows x RN registers of `lanes`, summed over all of A's columns. A, B and out begin at the fragment.
+// One thread's fragment of out, at its upper left corner: RM rows x RN registers of `lanes`, summed over all of A's
+// columns.
 template <bool Add, int RM, int RN>
-__device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const Matrix<const float>& A, const Matrix<const float>& B) {
+__device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const Matrix<const float>& A,
+                                                const Matrix<const float>& B) {
     lanes sum[RM][RN];
     UNROLL
     for (int m = 0; m < RM; m++) {
@@ -68,9 +73,12 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
     }
 }
 
-template <bool Add> __device__ inline void block_matmul_of(const Matrix<float>& out, const Matrix<const float>& A, const Matrix<const float>& B) {
+template <bool Add>
+__device__ inline void block_matmul_of(const Matrix<float>& out, const Matrix<const float>& A,
+                                       const Matrix<const float>& B) {
     constexpr int WIDTH = MICRO_N * LANES;
-    const int down = ceil_div(out.rows, MICRO_M), across = ceil_div(out.cols, WIDTH);
+    const int down = ceil_div(out.rows, MICRO_M);
+    const int across = ceil_div(out.cols, WIDTH);
     for (int f = threadIdx.x; f < down * across; f += blockDim.x) {
         const int m = f % down * MICRO_M;
         const int n = f / down * WIDTH;
@@ -81,20 +89,23 @@ template <bool Add> __device__ inline void block_matmul_of(const Matrix<float>& 
             matmul_fragment<Add, MICRO_M, MICRO_N>(o, a, b);
             continue;
         }
-        for (int i = 0; i < o.rows; i++) {                  // at the lower and right edge: one row and one register at a time
+        for (int i = 0; i < o.rows; i++) {      // at the lower and the right edge: one row and one register at a time
             for (int j = 0; j < o.cols; j += LANES) {
-                matmul_fragment<Add, 1, 1>(block(o, i, 1, j, LANES), block(a, i, 1, 0, a.cols), block(b, 0, b.rows, j, LANES));
+                const Matrix<const float> columns = block(b, 0, b.rows, j, LANES);
+                matmul_fragment<Add, 1, 1>(block(o, i, 1, j, LANES), block(a, i, 1, 0, a.cols), columns);
             }
         }
     }
 }
-// out (M,N) = A (M,K) B (K,N), called by all threads of a block, which synchronize before and after. A may be transposed; out and B
-// are row-major, and N is a multiple of LANES: their rows are padded to whole registers.
-__device__ inline void block_matmul(const Matrix<float>& out, const Matrix<const float>& A, const Matrix<const float>& B) {
+// out (M,N) = A (M,K) B (K,N), called by all threads of a block, which synchronize before and after. A may be
+// transposed; out and B are row-major, and N is a multiple of LANES: their rows are padded to whole registers.
+__device__ inline void block_matmul(const Matrix<float>& out, const Matrix<const float>& A,
+                                    const Matrix<const float>& B) {
     block_matmul_of<false>(out, A, B);
 }
 // out += A B
-__device__ inline void block_matmul_add(const Matrix<float>& out, const Matrix<const float>& A, const Matrix<const float>& B) {
+__device__ inline void block_matmul_add(const Matrix<float>& out, const Matrix<const float>& A,
+                                        const Matrix<const float>& B) {
     block_matmul_of<true>(out, A, B);
 }
 

@@ -1,7 +1,7 @@
 // base/reduce.cuh -- sums over the rows of a matrix, in an order that no number of threads changes.
 //
-// The rows are cut into slabs. Each slab is summed by one block, in the order of its rows, into a row of partial (slabs, C); then the
-// slabs are added up in their order. How many slabs there are depends on the number of rows alone.
+// The rows are cut into slabs. Each slab is summed by one block, in the order of its rows, into a row of partial
+// (slabs,C); then the slabs are added up in their order. How many slabs there are depends on the number of rows alone.
 #ifndef LLMC_BASE_REDUCE_CUH
 #define LLMC_BASE_REDUCE_CUH
 
@@ -61,7 +61,7 @@ __global__ void add_slabs_kernel(float* out, const float* partial, size_t slabs,
 #endif
 }
 
-// out (C) += the sum over the slabs of partial (slabs, C), whose rows are `stride` apart
+// out (C) += the sum over the slabs of partial (slabs,C), whose rows are `stride` apart
 inline void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream) {
 #if defined(CUDA_BUILD)
     const Grid grid(ceil_div(C, (size_t)32), 256, 0, stream);
@@ -71,7 +71,7 @@ inline void add_slabs(float* out, const float* partial, size_t slabs, size_t str
     launch(add_slabs_kernel, grid, out, partial, slabs, stride, C);
 }
 
-// out (C) += the sum of rows (N, C). scratch: MAX_SLABS * C floats
+// out (C) += the sum of rows (N,C). scratch: MAX_SLABS * C floats
 inline void add_row_sums(float* out, float* scratch, const floatX* rows, size_t N, int C, Stream stream) {
     const size_t slabs = slab_count(N), columns = (size_t)C;
     const Grid grid(slabs * ceil_div(columns, ROW_SUM_COLUMNS), 256, 0, stream);

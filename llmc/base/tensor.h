@@ -1,9 +1,9 @@
 // base/tensor.h -- one table for every tensor.
 //
-// A TensorSpec says what a tensor is called, how large it is, how it starts and whether it decays. A TensorTable lays
-// a list of specs out in one allocation (256-byte aligned). Allocation, initial values, AdamW, gradient norms,
-// checkpoints, --list, gradient checks and test comparisons are all loops over specs, by name.
-// A FileTensor says which rows of which tensor a named tensor of a checkpoint file is.
+// A TensorSpec says what a tensor is called, how large it is, how it starts and whether it decays. A TensorTable lays a
+// list of specs out in one allocation (each aligned to 256 bytes). Allocation, initial values, AdamW, gradient norms,
+// checkpoints, --list, gradient checks and test comparisons are all loops over specs, by name. A FileTensor says which
+// rows of which tensor a named tensor of a checkpoint file is.
 #ifndef LLMC_BASE_TENSOR_H
 #define LLMC_BASE_TENSOR_H
 
@@ -13,43 +13,46 @@
 #include "rand.h"
 
 enum class Init { Normal, Uniform, Constant };
-struct InitRule { Init kind; float a, b; };   // Normal: mean a, std b.  Uniform: [a, b).  Constant: a.
+struct InitRule {               // Normal: mean a, std b.  Uniform: [a, b).  Constant: a.
+    Init kind;
+    float a, b;
+};
 inline InitRule normal(float std) { return {Init::Normal, 0.0f, std}; }
 inline InitRule uniform(float lo, float hi) { return {Init::Uniform, lo, hi}; }
 inline InitRule constant(float value) { return {Init::Constant, value, 0.0f}; }
 
-// For activations: which of them exist once a layer. Scratch: never. Saved: while training. Cached: while training and
-// while generating (what later tokens of a sequence read).
+// Which activations exist once per layer. Scratch: none. Saved: while training. Cached: while training and while
+// generating, because later tokens of a sequence read them.
 enum class Keep { Scratch, Saved, Cached };
 
 struct TensorSpec {
     std::string name;                       // "qkvw"
-    int layers = 0;                         // L: one a layer, layers contiguous; 0: one for the model
+    int layers = 0;                         // L: one per layer, contiguous; 0: one for the model
     size_t rows = 0, cols = 0;              // row-major; cols = 0: a vector of `rows` elements
     InitRule init = {Init::Constant, 0, 0};
     bool decay = false;                     // weight decay: matrices and embeddings only
-    float lo = -FLT_MAX, hi = FLT_MAX;      // projected into [lo, hi] after every update
+    float lo = -FLT_MAX, hi = FLT_MAX;      // every update projects the elements into [lo, hi]
     Keep keep = Keep::Scratch;              // activations only
-    size_t element = sizeof(float);         // bytes an element; activations only: parameters are float32, whatever copies exist
+    size_t element = sizeof(float);         // bytes per element; only activations have other elements than float32
 
     size_t row_size() const { return cols == 0 ? 1 : cols; }
     size_t layer_size() const { return rows * row_size(); }
-    size_t size() const { return layer_size() * (size_t)(layers > 0 ? layers : 1); }
+    size_t size() const { return layer_size() * (size_t)imax(layers, 1); }
     size_t floats() const { return ceil_div(size() * element, sizeof(float)); }     // the space it takes
 };
 
-// A tensor of a checkpoint file = rows row0 .. row0 + rows - 1 of one layer of an internal tensor, transposed or not.
-// Its shape in the file is (rows, cols), (cols, rows) when transposed, or (rows) for a vector.
+// A tensor of a checkpoint file: rows row0 .. row0 + rows - 1 of one layer of an internal tensor, transposed or not.
+// Its shape in the file is (rows, cols), or (cols, rows) when transposed, or (rows) for a vector.
 struct FileTensor {
-    std::string name;       // "transformer.h.0.attn.c_attn.weight"
-    std::string tensor;     // "qkvw"
+    std::string name;                       // "transformer.h.0.attn.c_attn.weight"
+    std::string tensor;                     // "qkvw"
     int layer = 0;
     size_t row0 = 0, rows = 0;
     bool transposed = false;
-    std::optional<InitRule> init = {};      // how it starts, unless as the whole tensor does
+    std::optional<InitRule> init = {};      // how it starts, if not as the whole tensor does
 };
 
-// A tensor's address: p(l) is layer l. A stride of 0 shares one layer's memory among all.
+// The address of a tensor: p(l) is layer l. A stride of 0 shares one layer's memory among all layers.
 template <class T> struct LayerPointer {
     T* base = nullptr;
     size_t stride = 0;
@@ -58,15 +61,15 @@ template <class T> struct LayerPointer {
 
 struct TensorTable {
     std::vector<TensorSpec> specs;
-    std::vector<size_t> offsets;    // in float32 elements
-    size_t total = 0;               // float32 elements, alignment gaps included
+    std::vector<size_t> offsets;            // in float32 elements
+    size_t total = 0;                       // float32 elements, alignment gaps included
 
     void add(const TensorSpec& spec) {
         specs.push_back(spec);
         offsets.push_back(total);
         total += round_up(spec.floats(), (size_t)64);
     }
-    // index of a tensor, -1 when there is none of that name
+    // index of the tensor of that name, or -1
     int find(const std::string& name) const {
         for (size_t i = 0; i < specs.size(); i++) { if (specs[i].name == name) { return (int)i; } }
         return -1;
@@ -76,15 +79,17 @@ struct TensorTable {
         if (i < 0) { die(EXIT_BAD_INPUT, "there is no tensor named %s", name.c_str()); }
         return i;
     }
-    // the tensor of that name inside an allocation of this layout; null when `data` is
+    // the tensor of that name inside an allocation of this layout; null when `data` is null
     template <class T> LayerPointer<T> pointer(T* data, const std::string& name) const {
         const size_t i = (size_t)index(name);
-        return {data == nullptr ? nullptr : data + offsets[i], specs[i].layers > 0 ? specs[i].layer_size() : 0};
+        const size_t stride = specs[i].layers > 0 ? specs[i].layer_size() : 0;
+        return {data == nullptr ? nullptr : data + offsets[i], stride};
     }
-    // the same where a tensor's elements are of another size than those of the allocation
+    // the same for a tensor whose elements are not the allocation's
     template <class T> LayerPointer<T> pointer_as(float* data, const std::string& name) const {
         const LayerPointer<float> p = pointer(data, name);
-        check(specs[(size_t)index(name)].element == sizeof(T), "the elements of %s have another size", name.c_str());
+        const size_t element = specs[(size_t)index(name)].element;
+        check(element == sizeof(T), "%s: expected elements of %zu bytes, got %zu", name.c_str(), sizeof(T), element);
         return {(T*)p.base, p.stride};
     }
     // number of elements of all tensors, gaps not counted
@@ -95,8 +100,8 @@ struct TensorTable {
     }
 };
 
-// Initial values, on the host. An element is a function of (seed, name in the file, its index in the view), so tensors that
-// two models share start equal whatever else they have. What no FileTensor names (padding) stays 0.
+// Initial values, on the host. An element is a function of (seed, its tensor's name in the file, its index there), so
+// tensors that two models share start equal whatever else the models have. What no FileTensor names (padding) stays 0.
 inline void init_tensors(float* data, const TensorTable& table, const std::vector<FileTensor>& files, uint64_t seed) {
     for (const FileTensor& f : files) {
         const TensorSpec& spec = table.specs[(size_t)table.index(f.tensor)];
@@ -108,9 +113,10 @@ inline void init_tensors(float* data, const TensorTable& table, const std::vecto
 #pragma omp parallel for
 #endif
         for (size_t i = 0; i < n; i++) {
-            if (rule.kind == Init::Normal) { out[i] = (float)(rule.a + rule.b * normal01(seed, stream, i)); }
-            if (rule.kind == Init::Uniform) { out[i] = (float)(rule.a + (rule.b - rule.a) * uniform01(seed, stream, i)); }
-            if (rule.kind == Init::Constant) { out[i] = rule.a; }
+            const float a = rule.a, b = rule.b;
+            if (rule.kind == Init::Normal) { out[i] = (float)(a + b * normal01(seed, stream, i)); }
+            if (rule.kind == Init::Uniform) { out[i] = (float)(a + (b - a) * uniform01(seed, stream, i)); }
+            if (rule.kind == Init::Constant) { out[i] = a; }
         }
     }
 }
