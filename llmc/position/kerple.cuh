@@ -24,30 +24,21 @@ template <bool Power> struct KerpleValue {
     }
 };
 
-// One block per head. In double, because the sums of the diagonals cancel: those of a row are 0 in all.
-template <bool Power>
-static __global__ void kerple_backward_kernel(float* dr1, float* dr2, const float* dtable, const float* r1, const float* r2, int B,
-                                              int T, int NH, int columns) {
-    const int h = blockIdx.x;
-    const float a = r1[h];
-    const float p = r2[h];
-    double sum1 = 0.0;
-    double sum2 = 0.0;
-    for (int n = threadIdx.x; n < columns - TOEPLITZ_PAD; n += blockDim.x) {
-        float dB = 0.0f;
-        for (int b = 0; b < B; b++) { dB += dtable[((size_t)b * NH + h) * columns + n]; }
-        const float d = fabsf((float)(T - 1 - n));
-        const float k = Power ? power_distance(d, p) : fast_log1p(p * d);
-        sum1 -= (double)(dB * k);
-        sum2 -= (double)(dB * a * (Power ? k * log_distance(d) : d / (1.0f + p * d)));
+// dB * dB_ij/dr1 and dB * dB_ij/dr2, for sum_diagonals
+template <bool Power> struct KerpleTerm1 {
+    const float* r2;
+    __device__ float operator()(int h, int distance, float dB) const {
+        const float d = fabsf((float)distance);
+        return -(dB * (Power ? power_distance(d, r2[h]) : fast_log1p(r2[h] * d)));
     }
-    sum1 = block_sum(sum1);
-    sum2 = block_sum(sum2);
-    if (threadIdx.x == 0) {
-        dr1[h] += (float)sum1;
-        dr2[h] += (float)sum2;
+};
+template <bool Power> struct KerpleTerm2 {
+    const float *r1, *r2;
+    __device__ float operator()(int h, int distance, float dB) const {
+        const float d = fabsf((float)distance);
+        return -(dB * r1[h] * (Power ? power_distance(d, r2[h]) * log_distance(d) : d / (1.0f + r2[h] * d)));
     }
-}
+};
 
 template <bool Power> struct KerpleOf : Toeplitz {
     using Toeplitz::Toeplitz;
@@ -63,8 +54,8 @@ template <bool Power> struct KerpleOf : Toeplitz {
         fill_table(KerpleValue<Power>{r1.value, r2.value}, t0, stream);
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
-        launch(kerple_backward_kernel<Power>, Grid((size_t)v.NH, 128, 0, stream), r1.grad, r2.grad, dtable, r1.value, r2.value, B, v.T,
-               v.NH, columns());
+        sum_diagonals(r1.grad, KerpleTerm1<Power>{r2.value}, B, stream);
+        sum_diagonals(r2.grad, KerpleTerm2<Power>{r1.value, r2.value}, B, stream);
     }
 };
 

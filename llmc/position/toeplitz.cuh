@@ -2,8 +2,8 @@
 //
 //   B_ij = table[h][T-1 + j - i]: T columns when causal (j <= i), else 2T-1. 128 columns more are what the masked end of a tile
 //   may read; their values are finite.
-//   backward: the functor sums dlogit along diagonals into one slab dtable[b,h] per block; the encodings (t5, kerple) sum the
-//   slabs over b, in order, into their parameters.
+//   backward: the functor sums dlogit along diagonals into one slab dtable[b,h] per block; the encodings sum the slabs over b, in
+//   order, into their parameters: kerple with sum_diagonals, t5 in a kernel of its own.
 #ifndef LLMC_POSITION_TOEPLITZ_CUH
 #define LLMC_POSITION_TOEPLITZ_CUH
 
@@ -58,6 +58,22 @@ static __global__ void toeplitz_fill_kernel(float* table, Value value, int T, in
     for (int n = threadIdx.x; n < columns; n += blockDim.x) { table[(size_t)h * columns + n] = value(h, T - 1 - n); }
 }
 
+// One block per head: gradient[h] += sum over the diagonals of term(h, i - j, dB), dB: the gradient of the loss in the
+// bias of that diagonal, summed over the batch. In double, because the terms cancel: each row of dlogit sums to 0.
+template <class Term>
+static __global__ void toeplitz_gradient_kernel(float* gradient, const float* dtable, Term term, int B, int T, int NH,
+                                                int columns) {
+    const int h = blockIdx.x;
+    double sum = 0.0;
+    for (int n = threadIdx.x; n < columns - TOEPLITZ_PAD; n += blockDim.x) {
+        float dB = 0.0f;
+        for (int b = 0; b < B; b++) { dB += dtable[((size_t)b * NH + h) * columns + n]; }
+        sum += (double)term(h, T - 1 - n, dB);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { gradient[h] += (float)sum; }
+}
+
 struct Toeplitz : Encoding {
     using Encoding::Encoding;
     float* table = nullptr;
@@ -74,6 +90,12 @@ struct Toeplitz : Encoding {
     template <class Value> void fill_table(const Value& value, int t0, Stream stream) const {
         if (t0 > 0) { return; }
         launch(toeplitz_fill_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), table, value, v.T, columns());
+    }
+    // Adds to gradient (NH), that of a parameter p of each head. By the chain rule it is the sum over the distances d of
+    // dB_d * dvalue(h, d)/dp_h; term(h, d, dB_d) is that product.
+    template <class Term> void sum_diagonals(float* gradient, const Term& term, int B, Stream stream) const {
+        launch(toeplitz_gradient_kernel<Term>, Grid((size_t)v.NH, 128, 0, stream), gradient, dtable, term, B, v.T, v.NH,
+               columns());
     }
     void zero_bias_gradient(int B, int, Stream stream) const {
         device_zero(dtable, sizeof(float) * B * v.NH * columns(), stream);

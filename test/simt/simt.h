@@ -9,7 +9,7 @@
 //                     launch fails with an Error that says who waits where
 //   cp.async          poisons its destination when issued and writes it when its group is waited for
 // Blocks run one after the other in random order; streams are in order, so every call of the runtime is complete on return,
-// unless its stream is captured.
+// unless its stream is captured. SIMT_LAUNCHES=FILE says which kernels a program launched, and how often.
 #ifndef TEST_SIMT_H
 #define TEST_SIMT_H
 

@@ -111,6 +111,22 @@ inline void simt_block(size_t block, int threads, const char* file, int line) {
     die_at(file, line, code, "kernel, block %zu of %u, %d threads: %s\n ", block, gridDim.x, threads, what.c_str());
 }
 
+// SIMT_LAUNCHES=FILE: which kernels a program ran. At its end FILE gets a line for each place that launched one: how often, and
+// where.
+struct SimtLaunches {
+    const char* path = getenv("SIMT_LAUNCHES");
+    std::map<std::string, size_t> counts;
+
+    void count(const char* file, int line) { if (path != nullptr) { counts[strprintf("%s:%d", file, line)]++; } }
+    ~SimtLaunches() {
+        FILE* f = path != nullptr ? fopen(path, "w") : nullptr;
+        if (f == nullptr) { return; }
+        for (const auto& place : counts) { fprintf(f, "%zu %s\n", place.second, place.first.c_str()); }
+        fclose(f);
+    }
+};
+inline SimtLaunches simt_launches;
+
 inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const std::function<void()>& body, const char* file, int line) {
     static const SimtMemory fixed = simt_static_shared();
     if (simt.body != nullptr) { die_at(file, line, EXIT_DEVICE, "a kernel cannot launch a kernel"); }
@@ -122,6 +138,7 @@ inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const s
         Running(const std::function<void()>& body) { simt.body = &body; }
         ~Running() { simt.body = nullptr; free(simt.shared); simt.shared = nullptr; simt.shared_bytes = 0; }
     } running(body);
+    simt_launches.count(file, line);
     blockDim.x = (unsigned)threads;
     gridDim.x = (unsigned)blocks;
     std::vector<unsigned> order(blocks);
