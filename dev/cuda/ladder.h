@@ -1,0 +1,213 @@
+// ladder.h -- what the ladders of this folder share: sizes from the command line, arrays, closeness, time, the table.
+//
+// A ladder computes one thing in several ways, its rungs, from the plainest kernel to the shipped one. Each rung adds
+// one idea to the rung before it, is compared with an oracle in double, and is timed where there is a GPU.
+//
+//   layernorm_backward [RUNG [SIZE...]]         RUNG 0: all of them; exit code 1 if any rung is wrong
+//
+// One source, three builds:
+//   g++ -std=c++17 -O2 -fopenmp -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
+//   g++ -std=c++17 -O1 -include test/simt/simt.h -Itest/simt -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
+//   nvcc -std=c++17 -O3 -I. -arch=sm_90a dev/cuda/layernorm_backward.cu -o ladder
+#ifndef DEV_CUDA_LADDER_H
+#define DEV_CUDA_LADDER_H
+
+#include <cfloat>
+
+#include "llmc/base/device.h"
+#include "llmc/base/rand.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// arrays
+
+// An array on the device. It starts as NaN (0xff bytes), so that an element which no kernel writes is found.
+template <class T> struct Array {
+    T* data;
+    size_t n;
+
+    explicit Array(size_t n) : data((T*)device_malloc(n * sizeof(T))), n(n) { poison(); }
+    explicit Array(const std::vector<T>& values) : Array(values.size()) { set(values); }
+    Array(const Array&) = delete;
+    Array& operator=(const Array&) = delete;
+    ~Array() { device_free(data); }
+    operator T*() const { return data; }
+
+    void set(const std::vector<T>& values) { copy_to_device(data, values.data(), n * sizeof(T), device_stream()); }
+    void poison() {
+        const std::vector<char> ones(n * sizeof(T), (char)0xff);
+        copy_to_device(data, ones.data(), ones.size(), device_stream());
+    }
+    std::vector<T> host() const {
+        std::vector<T> values(n);
+        copy_to_host(values.data(), data, n * sizeof(T), device_stream());
+        return values;
+    }
+};
+
+// n normal draws, rounded to T: what is rounded before the oracle sees it is no error of the kernel
+template <class T> std::vector<T> normals(size_t n, uint64_t stream, double mean = 0.0, double std = 1.0) {
+    std::vector<T> x(n);
+    for (size_t i = 0; i < n; i++) { x[i] = (T)(float)(mean + std * normal01(20240520, stream, i)); }
+    return x;
+}
+template <class T> double number(T x) { return (double)(float)x; }      // bf16 converts to float only
+inline double number(double x) { return x; }
+template <class To, class From> std::vector<To> as(const std::vector<From>& v) {
+    std::vector<To> w(v.size());
+    for (size_t i = 0; i < v.size(); i++) { w[i] = (To)number(v[i]); }
+    return w;
+}
+// x as T keeps it: bf16 keeps 8 bits of a float's 24
+template <class T> double rounded(double x) { return number((T)(float)x); }
+template <> inline double rounded<double>(double x) { return x; }
+
+// ----------------------------------------------------------------------------------------------------------
+// closeness
+
+// The largest difference finds one wrong element, the root mean square a small error of all of them.
+struct Difference { double largest, rms; };
+
+template <class T, class R> Difference difference(const std::vector<T>& got, const std::vector<R>& want) {
+    check(got.size() == want.size() && !got.empty(), "expected %zu elements, got %zu", want.size(), got.size());
+    Difference d = {0.0, 0.0};
+    for (size_t i = 0; i < got.size(); i++) {
+        const double x = std::fabs(number(got[i]) - number(want[i]));
+        d.largest = x <= DBL_MAX ? std::max(d.largest, x) : INFINITY;       // a NaN compares with nothing
+        if (d.largest > DBL_MAX) { return {INFINITY, INFINITY}; }
+        d.rms += x * x;
+    }
+    d.rms = std::sqrt(d.rms / (double)got.size());
+    return d;
+}
+
+// How much worse a rung may be than the oracle written in float32 on the same input: it sums in another order, and
+// fast_exp is off by 2 ulp. The correct rungs measure at most 2.2 at the default sizes; the faults that were planted
+// measured 30 and more.
+constexpr double MULTIPLE = 4.0;
+
+// ----------------------------------------------------------------------------------------------------------
+// the program
+
+// A size on the command line: its name, and its default on a CPU (where the emulator takes its time) and on a GPU
+struct Size { const char* name; int small, large; };
+
+struct Ladder {
+    std::vector<Size> sizes;
+    int only = 0;                               // the rung to run; 0: all
+    int rung = 0;
+    std::string idea, header, row;
+    bool rung_is_wrong = false, any_is_wrong = false;
+    int ran = 0;
+
+    Ladder(int argc, char** argv, const std::vector<Size>& wanted) : sizes(wanted) {
+        std::string usage = strprintf("usage: %s [RUNG", argv[0]);
+        for (const Size& s : sizes) { usage += strprintf(" [%s", s.name); }
+        usage += std::string(sizes.size() + 1, ']') + ", RUNG 0: all of them";
+        check(argc <= (int)sizes.size() + 2, "expected at most %zu arguments, got %d; %s", sizes.size() + 1, argc - 1,
+              usage.c_str());
+        for (int a = 1; a < argc; a++) {
+            char* end;
+            const long value = strtol(argv[a], &end, 10);
+            const long least = a == 1 ? 0 : 1;
+            check(*end == '\0' && end != argv[a] && value >= least && value <= INT32_MAX,
+                  "expected a number of at least %ld, got '%s'; %s", least, argv[a], usage.c_str());
+            if (a == 1) { only = (int)value; }
+            else { sizes[(size_t)a - 2].small = sizes[(size_t)a - 2].large = (int)value; }
+        }
+        printf("%s:", argv[0]);
+        for (size_t s = 0; s < sizes.size(); s++) { printf(" %s %d", sizes[s].name, size(s)); }
+        printf("; %s, elements are %s\n", device_description().c_str(), sizeof(floatX) == 2 ? "bf16" : "float32");
+        printf("largest error (as a multiple of what the oracle is off by in float32: at most %g)\n\n", MULTIPLE);
+    }
+    int size(size_t s) const {
+#if defined(__CUDACC__)
+        return sizes[s].large;
+#else
+        return sizes[s].small;
+#endif
+    }
+
+    // true if the next rung is to run
+    bool begin(const char* what) {
+        rung++;
+        idea = what;
+        row = "";
+        rung_is_wrong = false;
+        return only == 0 || only == rung;
+    }
+    // `plain` is the oracle in float32, which measures what float32 costs on this input; T is how the kernel stores
+    // the result
+    template <class T, class R>
+    void compare(const char* name, const std::vector<T>& got, const std::vector<double>& want,
+                 const std::vector<R>& plain) {
+        std::vector<double> stored(plain.size());
+        double size = 0.0;
+        for (size_t i = 0; i < plain.size(); i++) { stored[i] = rounded<T>((double)plain[i]); }
+        for (double x : want) { size = std::max(size, std::fabs(x)); }
+        // where the float32 oracle is exact by luck, half an ulp of the largest element is the unit
+        const double ulp = sizeof(T) == 2 ? 0x1p-8 : FLT_EPSILON;
+        const Difference unit = difference(stored, want), d = difference(got, want);
+        const double least = ulp / 2 * size;
+        const double times_rms = d.rms / std::max(unit.rms, least / 8);
+        const double times = std::max(d.largest / std::max(unit.largest, least), times_rms);
+        rung_is_wrong = rung_is_wrong || !(times <= MULTIPLE);
+        if (ran == 0) { header += strprintf("%-15s ", name); }
+        const char* form = times < 100 ? "%.1e (%.2f)" : "%.1e (%.0e)";
+        row += strprintf("%-15s ", strprintf(form, d.largest, times).c_str());
+    }
+    // The rung's line. run: launches the rung once more, for the time; work: how many 1e9 `unit`s it reads and
+    // writes, or computes
+    template <class F> void end(F run, double work, const char* unit) {
+        if (ran++ == 0) { printf("  %-46s%s\n", "rung", header.c_str()); }
+        printf("%d %-46s%s%s", rung, idea.c_str(), row.c_str(), rung_is_wrong ? "WRONG" : "ok");
+#if defined(__CUDACC__)
+        const double ms = milliseconds(run);
+        printf("  %8.3f ms  %7.1f %s/s", ms, work / ms * 1e3, unit);
+#else
+        (void)run, (void)work, (void)unit;      // neither the emulator's time nor this CPU's says anything about a GPU
+#endif
+        printf("\n");
+        fflush(stdout);
+        any_is_wrong = any_is_wrong || rung_is_wrong;
+    }
+    int exit_code() const {
+        check(ran > 0, "expected a rung from 1 to %d, got %d", rung, only);
+        return any_is_wrong ? 1 : 0;
+    }
+
+#if defined(__CUDACC__)
+    // the median of 20 runs after 3 to warm up; the inputs may be in the L2 cache
+    template <class F> double milliseconds(F run) {
+        const Stream stream = device_stream();
+        cudaEvent_t from, to;
+        CUDA_CHECK(cudaEventCreate(&from));
+        CUDA_CHECK(cudaEventCreate(&to));
+        std::vector<float> times;
+        for (int r = 0; r < 23; r++) {
+            CUDA_CHECK(cudaEventRecord(from, stream));
+            run();
+            CUDA_CHECK(cudaEventRecord(to, stream));
+            CUDA_CHECK(cudaEventSynchronize(to));
+            float ms;
+            CUDA_CHECK(cudaEventElapsedTime(&ms, from, to));
+            if (r >= 3) { times.push_back(ms); }
+        }
+        CUDA_CHECK(cudaEventDestroy(from));
+        CUDA_CHECK(cudaEventDestroy(to));
+        std::sort(times.begin(), times.end());
+        return times[times.size() / 2];
+    }
+#endif
+};
+
+// main of a ladder: an Error becomes its message and its exit code
+template <class F> int run_ladder(F ladder) {
+    try {
+        return ladder();
+    } catch (const Error& e) {
+        fprintf(stderr, "%s\n", e.what());
+        return e.code;
+    }
+}
+
+#endif
