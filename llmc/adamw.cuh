@@ -14,7 +14,9 @@
 #include "base/tensor.h"
 
 struct AdamW {
-    float lr, beta1, beta2, eps, weight_decay;
+    float lr;               // this update's, from the schedule
+    float beta1, beta2;     // of the two moving averages
+    float eps, weight_decay;
     float grad_scale;       // the factor by which clipping shortens the gradient
     int t;                  // 1, 2, ...: updates so far, this one included
     uint64_t seed = 0;      // of the rounding
@@ -43,16 +45,20 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
                              float correction1, float correction2, float lo, float hi, uint64_t key) {
     const GridSpan s = grid_span(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
+        // 1 the moving averages of the gradient and of its square
         const float g = grads[i] * a.grad_scale;
         const float mi = a.beta1 * m[i] + (1.0f - a.beta1) * g;
         const float vi = a.beta2 * v[i] + (1.0f - a.beta2) * g * g;
         m[i] = mi;
         v[i] = vi;
+        // 2 the step, in float32, with both averages corrected for having started at 0
         float w = master[i];
         w -= a.lr * (mi * correction1 / (sqrtf(vi * correction2) + a.eps) + a.weight_decay * w);
+        // 3 into the tensor's range (an encoding may need a weight of at least 0)
         w = w < lo ? lo : w;
         w = w > hi ? hi : w;
         master[i] = w;
+        // 4 and the copy that the layers compute with
         store_weight(weights + i, w, key, i);
     }
 }
@@ -60,7 +66,7 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
 // One tensor of n elements, all arrays (n). weights may be master itself (float32 builds).
 inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n,
                          const TensorSpec& spec, AdamW a, Stream stream) {
-    if (!spec.decay) { a.weight_decay = 0.0f; }
+    if (!spec.decay) { a.weight_decay = 0.0f; }         // such as a LayerNorm's weight
     const float correction1 = (float)(1.0 / (1.0 - std::pow((double)a.beta1, a.t)));
     const float correction2 = (float)(1.0 / (1.0 - std::pow((double)a.beta2, a.t)));
     launch(adamw_kernel, Grid::over(n, stream), weights, master, grads, m, v, n, a, correction1, correction2, spec.lo,

@@ -3,6 +3,9 @@
 //   dlogit_v = dloss (softmax_v - [v = target])         dloss is 1 / (targets of the total batch)
 // A row whose target is IGNORE_INDEX has loss 0 and gradient 0. Only the first V of the Vp columns are a vocabulary;
 // the gradient of the other columns is 0.
+//
+// The gradient overwrites the logits, because they are the largest array of a training step: N x 50304 for GPT-2. Loss
+// and gradient come from one kernel, because both need the largest logit and the sum of exponentials.
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
 
@@ -12,7 +15,7 @@
 __global__ void classifier_kernel(float* losses, float* hits, floatX* logits, const int* targets, float dloss, int V,
                                   int Vp, bool backward) {
     const size_t row = blockIdx.x;
-    floatX* x = logits + row * Vp;
+    floatX* x = logits + row * Vp;          // (Vp)
     const int target = targets[row];
     // 0. nothing is asked
     if (target == IGNORE_INDEX) {
@@ -21,7 +24,8 @@ __global__ void classifier_kernel(float* losses, float* hits, floatX* logits, co
         for (int v = threadIdx.x; v < Vp && backward; v += blockDim.x) { x[v] = (floatX)0.0f; }
         return;                         // the whole block returns: no thread is left waiting
     }
-    // 1. the largest logit (Vp is a multiple of a pack, V need not be)
+    // 1. the largest logit, which is subtracted so that no exponential overflows (Vp is a multiple of a pack, V need
+    // not be)
     float largest = -INFINITY;
     for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
         const Pack<PACK> xs = load_pack<PACK>(x + v);
@@ -44,7 +48,7 @@ __global__ void classifier_kernel(float* losses, float* hits, floatX* logits, co
     if (!backward) { return; }
     __syncthreads();                    // x[target] has been read
     // 3. the gradient
-    const float scale = dloss / sum;
+    const float scale = dloss / sum;        // the softmax's divisor and dloss in one factor
     for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {
         Pack<PACK> xs = load_pack<PACK>(x + v);
         UNROLL
@@ -64,6 +68,7 @@ inline void classifier(float* losses, float* hits, floatX* logits, const int* ta
     launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, hits, logits, targets, dloss, V, Vp, backward);
 }
 
+// One block. Each thread adds its losses in order, and block_sum adds the threads in order.
 __global__ void loss_sum_kernel(double* sum, const float* losses, size_t N) {
     double s = 0.0;
     for (size_t n = threadIdx.x; n < N; n += blockDim.x) { s += (double)losses[n]; }

@@ -15,6 +15,7 @@ constexpr float MAX_INVERSE_NORM = 1e12f;
 // out (n,C) = inp (n,C), each row divided by max(its length, 1e-12); inverse_norm (n). One block per row.
 __global__ void normalize_rows_kernel(float* out, float* inverse_norm, const float* inp, int C) {
     const size_t row = blockIdx.x;
+    // 1. the length of the row
     double squares = 0.0;                       // a float would overflow at lengths of 2e19 and underflow at 1e-19
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         const double x = (double)inp[row * C + c];
@@ -22,6 +23,7 @@ __global__ void normalize_rows_kernel(float* out, float* inverse_norm, const flo
     }
     const double inverse = 1.0 / sqrt(block_sum(squares));
     const float scale = inverse > (double)MAX_INVERSE_NORM ? MAX_INVERSE_NORM : (float)inverse;
+    // 2. the row divided by it
     for (int c = threadIdx.x; c < C; c += blockDim.x) { out[row * C + c] = inp[row * C + c] * scale; }
     if (threadIdx.x == 0) { inverse_norm[row] = scale; }
 }
@@ -29,19 +31,22 @@ __global__ void normalize_rows_kernel(float* out, float* inverse_norm, const flo
 // d (n,C): in, the gradient of the normalized rows; out, that of the rows themselves. One block per row.
 __global__ void normalize_rows_backward_kernel(float* d, const float* normalized, const float* inverse_norm, int C) {
     const size_t row = blockIdx.x;
-    const float* n = normalized + row * C;
-    float* dx = d + row * C;
+    const float* n = normalized + row * C;                      // (C)
+    float* dx = d + row * C;                                    // (C)
     const float scale = inverse_norm[row];
+    // 1. the part of the gradient that points along the row: to move that way does not change the direction
     float along = 0.0f;
     for (int c = threadIdx.x; c < C; c += blockDim.x) { along += n[c] * dx[c]; }
     along = block_sum(along);
     if (!(scale < MAX_INVERSE_NORM)) { along = 0.0f; }          // the divisor was the constant 1e-12
+    // 2. the rest of it, for a row that was divided by its length
     for (int c = threadIdx.x; c < C; c += blockDim.x) { dx[c] = (dx[c] - n[c] * along) * scale; }
 }
 
 // ----------------------------------------------------------------------------------------------------------
 
-// out (M,N) = scale A (M,K) B (K,N) in float32, where the operands of matmul.cuh are floatX
+// out (M,N) = scale A (M,K) B (K,N) in float32, where the operands of matmul.cuh are floatX. Similarities decide which
+// of two candidates is nearer, often in the third digit: that is more than bf16 has.
 struct FloatProduct {
     float* out;
     Matrix<const float> A, B;
@@ -49,7 +54,7 @@ struct FloatProduct {
 };
 
 #if defined(CUDA_BUILD)
-constexpr int FLOAT_TILE = 64;
+constexpr int FLOAT_TILE = 64;                  // rows and columns of out per block: 2 slices and a tile fit in 48 kB
 #else
 constexpr int FLOAT_TILE = 128;
 #endif
@@ -101,15 +106,18 @@ inline void float_product(float* out, const Matrix<const float>& A, const Matrix
 // (scale is its inverse).
 __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, float scale, float dloss) {
     const int i = (int)blockIdx.x;
-    float* s = scores + (size_t)i * M;
+    float* s = scores + (size_t)i * M;          // (M): candidate i is the positive
+    // 1. the largest score
     float largest = -INFINITY;
     for (int j = threadIdx.x; j < M; j += blockDim.x) { largest = s[j] > largest ? s[j] : largest; }
     largest = block_max(largest);
+    // 2. the sum of exponentials, and the loss
     float sum = 0.0f;
     for (int j = threadIdx.x; j < M; j += blockDim.x) { sum += fast_exp(s[j] - largest); }
     sum = block_sum(sum);
     if (threadIdx.x == 0) { losses[i] = logf(sum) + (largest - s[i]); }
     __syncthreads();                            // s[i] has been read
+    // 3. the gradient, with respect to the cosine: hence the factor 1 / temperature
     const float weight = dloss * scale;
     for (int j = threadIdx.x; j < M; j += blockDim.x) {
         const float p = fast_exp(s[j] - largest) * (weight / sum);
@@ -134,11 +142,15 @@ inline void contrastive_forward_backward(float* losses, float* demb, float* scra
     const Matrix<float> candidates = view(n + q * c, m, c);
     const Matrix<float> scores = view(inverse_norm + q + m, q, m);
     const float scale = 1.0f / temperature;
+    // 1 all embeddings, queries and candidates alike, to length 1
     launch(normalize_rows_kernel, Grid(q + m, 256, 0, stream), n, inverse_norm, emb, C);
+    // 2 the scores (Q,M), then their gradient in the same memory
     float_product(scores.data, queries, transposed(candidates), scale, stream);
     launch(contrastive_loss_kernel, Grid(q, 256, 0, stream), losses, scores.data, M, scale, dloss);
+    // 3 the gradients of the normalised rows: two products with what the forward one multiplied
     float_product(demb, scores, candidates, 1.0f, stream);
     float_product(demb + q * c, transposed(scores), queries, 1.0f, stream);
+    // 4 and of the embeddings themselves
     launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, n, inverse_norm, C);
 }
 

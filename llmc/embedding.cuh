@@ -9,9 +9,10 @@
 
 #include "base/device.h"
 
+// One block per token.
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, int C) {
     const size_t n = blockIdx.x;
-    const floatX* row = wte + (size_t)tokens[n] * C;
+    const floatX* row = wte + (size_t)tokens[n] * C;        // (C)
     for (int c = threadIdx.x; c < C; c += blockDim.x) { out[n * C + c] = row[c]; }
 }
 // out (N,C), tokens (N) all in [0, V), wte (V,C)
@@ -22,19 +23,23 @@ inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte,
 // The rows of a micro-batch in groups of equal token: group g is rows[first[g]] .. rows[first[g + 1] - 1]. It is a
 // counting sort, linear in N + V, because the GPU waits for it.
 struct EmbeddingPlan {
-    std::vector<int> rows, first;
+    std::vector<int> rows;          // (N), by token and, for equal tokens, in the order of the batch
+    std::vector<int> first;         // (groups+1)
 
     void build(const int* tokens, size_t N) {
         const int V = N > 0 ? *std::max_element(tokens, tokens + N) + 1 : 0;
         // next[v + 1]: how many rows have token v; later next[v]: where the next of them goes
         std::vector<int> next((size_t)V + 1);
+        // 1. how often each token occurs
         for (size_t n = 0; n < N; n++) { next[(size_t)tokens[n] + 1]++; }
+        // 2. where its group begins
         first.clear();
         for (size_t v = 0; v < (size_t)V; v++) {
             if (next[v + 1] > 0) { first.push_back(next[v]); }
             next[v + 1] += next[v];
         }
         first.push_back((int)N);
+        // 3. each row goes to the next free place of its group
         rows.resize(N);
         for (size_t n = 0; n < N; n++) { rows[(size_t)next[(size_t)tokens[n]]++] = (int)n; }
     }
@@ -45,9 +50,9 @@ struct EmbeddingPlan {
 template <int P>
 __global__ void embedding_backward_kernel(float* dwte, const floatX* dout, const int* tokens, const int* rows,
                                           const int* first, int C) {
-    const int begin = first[blockIdx.x];
+    const int begin = first[blockIdx.x];                    // the group: rows[begin] .. rows[end - 1]
     const int end = first[blockIdx.x + 1];
-    float* d = dwte + (size_t)tokens[rows[begin]] * C;
+    float* d = dwte + (size_t)tokens[rows[begin]] * C;      // (C), no other block's
 #if defined(CUDA_BUILD)
     // the sums stay in registers: some tokens have many rows
     for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {

@@ -15,16 +15,17 @@ template <int P>
 __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                          const floatX* bias, int C, float eps) {
     const size_t row = blockIdx.x;
-    const floatX* x = inp + row * C;
-    floatX* o = out + row * C;
-    // 1. the mean
+    const floatX* x = inp + row * C;        // (C): this block's row
+    floatX* o = out + row * C;              // (C)
+    // 1. the mean. The threads of the block take packs of P neighbouring channels in turn; block_sum adds up what
+    // they have found and gives every one of them the total.
     float sum = 0.0f;
     for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
         const Pack<P> xs = load_pack<P>(x + c);
         UNROLL
         for (int e = 0; e < P; e++) { sum += xs.x[e]; }
     }
-    const float m = block_sum(sum) / C;
+    const float m = block_sum(sum) / C;                             // the same number in every thread
     // 2. the variance, from the differences: sum(x^2) - C m^2 would cancel
     float squares = 0.0f;
     for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
@@ -32,8 +33,8 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
         UNROLL
         for (int e = 0; e < P; e++) { squares += (xs.x[e] - m) * (xs.x[e] - m); }
     }
-    const float s = 1.0f / sqrtf(block_sum(squares) / C + eps);
-    // 3. the output
+    const float s = 1.0f / sqrtf(block_sum(squares) / C + eps);     // 1 / standard deviation
+    // 3. the output: normalised, then scaled and shifted per channel
     for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
         Pack<P> xs = load_pack<P>(x + c);
         const Pack<P> w = load_pack<P>(weight + c);
@@ -42,7 +43,7 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
         for (int e = 0; e < P; e++) { xs.x[e] = (xs.x[e] - m) * s * w.x[e] + b.x[e]; }
         store_pack<P>(o + c, xs);
     }
-    if (mean != nullptr && threadIdx.x == 0) {
+    if (mean != nullptr && threadIdx.x == 0) {      // what the backward pass needs
         mean[row] = m;
         rstd[row] = s;
     }
@@ -59,15 +60,19 @@ inline void layernorm_forward(floatX* out, float* mean, float* rstd, const float
 
 // One block per slab of rows; on a GPU a block is one warp. Its sums of dweight and dbias are collected in shared
 // memory and go to partial (slabs,2C).
+//
+// Every row adds to the same C numbers of dweight and dbias. If each block added its rows to them in memory, the order
+// would be that in which the blocks happen to finish, and two runs would differ in their last bits. So each block has
+// a row of partial to itself, and add_slabs() adds these up in their order.
 template <int P>
 __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp,
                                           const float* mean, const float* rstd, const floatX* weight, size_t N, int C) {
-    const size_t length = ceil_div(N, (size_t)gridDim.x);
+    const size_t length = ceil_div(N, (size_t)gridDim.x);       // rows per slab
     const size_t begin = blockIdx.x * length;
     const size_t end = imin(begin + length, N);
     const int packs = C / P;
     float* dw = dynamic_shared();           // element e of pack k at e * packs + k: neighbouring threads, other banks
-    float* db = dw + C;
+    float* db = dw + C;                     // likewise
     for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) { dw[c] = 0.0f; }
     __syncthreads();
     for (size_t row = begin; row < end; row++) {
@@ -76,7 +81,8 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
         floatX* dx = dinp + row * C;
         const float m = mean[row];
         const float s = rstd[row];
-        // 1. the two means, and this row's part of dweight and dbias
+        // 1. the two means, and this row's part of dweight and dbias. No two threads share an element of dw, db:
+        // a thread takes the same channels in every row.
         float sum = 0.0f;
         float sum_n = 0.0f;
         for (int k = threadIdx.x; k < packs; k += blockDim.x) {
@@ -93,9 +99,9 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
                 db[e * packs + k] += dys.x[e];
             }
         }
-        const float mean_dn = block_sum(sum) / C;
-        const float mean_dnn = block_sum(sum_n) / C;
-        // 2. dinp
+        const float mean_dn = block_sum(sum) / C;           // what a shift of the whole row would change
+        const float mean_dnn = block_sum(sum_n) / C;        // what stretching it would
+        // 2. dinp, which accumulates: the residual stream has a gradient already
         for (int k = threadIdx.x; k < packs; k += blockDim.x) {
             const Pack<P> xs = load_pack<P>(x + k * P);
             const Pack<P> dys = load_pack<P>(dy + k * P);
@@ -110,8 +116,9 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
             store_pack<P>(dx + k * P, dxs);
         }
     }
+    // 3. the slab's sums, back in the order of the channels
     __syncthreads();
-    partial += (size_t)blockIdx.x * 2 * C;
+    partial += (size_t)blockIdx.x * 2 * C;          // (2C): dweight, then dbias
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         partial[c] = dw[c % P * packs + c / P];
         partial[C + c] = db[c % P * packs + c / P];

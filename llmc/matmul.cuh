@@ -24,8 +24,8 @@
 #endif
 
 constexpr int MATMUL_K = LANES > 1 ? 256 : 16;              // depth of a slice of the portable product
-constexpr int MATMUL_TILE_M = LANES > 1 ? 256 : 64;
-constexpr int MATMUL_TILE_N = LANES > 1 ? 512 : 64;
+constexpr int MATMUL_TILE_M = LANES > 1 ? 256 : 64;         // rows of the output per block, at most
+constexpr int MATMUL_TILE_N = LANES > 1 ? 512 : 64;         // columns
 
 // A (M,K) B (K,N), either rounded into out (M,N) together with what is added to it, or added to sum (M,N)
 struct MatmulArgs {
@@ -60,12 +60,13 @@ inline void cblas_product(const Matrix<float>& out, const Matrix<const float>& A
 
 // One block per tile of the output.
 __global__ void matmul_kernel(MatmulArgs p) {
+    // 1. this block's tile of the output, and the rows of A and columns of B that it needs
     const int tiles_m = ceil_div(p.A.rows, p.tile_m);
     const int m0 = (int)blockIdx.x % tiles_m * p.tile_m;
     const int n0 = (int)blockIdx.x / tiles_m * p.tile_n;
-    const Matrix<const floatX> A = block(p.A, m0, p.tile_m, 0, p.A.cols);
-    const Matrix<const floatX> B = block(p.B, 0, p.B.rows, n0, p.tile_n);
-    const int M = A.rows;
+    const Matrix<const floatX> A = block(p.A, m0, p.tile_m, 0, p.A.cols);       // (M,K)
+    const Matrix<const floatX> B = block(p.B, 0, p.B.rows, n0, p.tile_n);       // (K,N)
+    const int M = A.rows;                   // at most tile_m: the last tile may be smaller
     const int N = B.cols;
 #if defined(MATMUL_CBLAS)
     float* all = p.sum != nullptr ? p.sum : p.out;
@@ -76,6 +77,7 @@ __global__ void matmul_kernel(MatmulArgs p) {
     }
     cblas_product(out, A, B, add);
 #else
+    // 2. the product, slice of K by slice of K, so that what is multiplied stays in the cache or in shared memory:
     // slices a of A and b of B, packed into shared memory, and their product c, whose rows are padded to whole
     // registers
     const int width = round_up(p.tile_n, LANES);
@@ -86,14 +88,15 @@ __global__ void matmul_kernel(MatmulArgs p) {
     for (int e = threadIdx.x; e < M * width; e += blockDim.x) { c.data[e] = 0.0f; }
     for (int k0 = 0; k0 < A.cols; k0 += MATMUL_K) {
         const int K = imin(MATMUL_K, A.cols - k0);
-        __syncthreads();
+        __syncthreads();                    // everyone has finished with the last slice
         for (int e = threadIdx.x; e < M * K; e += blockDim.x) { a(e / K, e % K) = (float)A(e / K, k0 + e % K); }
         for (int e = threadIdx.x; e < K * width; e += blockDim.x) {
             b.data[e] = e % width < N ? (float)B(k0 + e / width, e % width) : 0.0f;
         }
-        __syncthreads();
+        __syncthreads();                    // and all of this one is there
         block_matmul_add(block(c, 0, M, 0, round_up(N, LANES)), block(a, 0, M, 0, K), b);
     }
+    // 3. the float32 sum is rounded to floatX once, after bias and residual were added
     __syncthreads();
     for (int m = 0; m < M; m++) {
         for (int n = threadIdx.x; n < N; n += blockDim.x) {
@@ -111,14 +114,14 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     check(p.A.cols == p.B.rows, "a product of a (%d,%d) and a (%d,%d) matrix", M, p.A.cols, p.B.rows, N);
     if (M == 0 || N == 0) { return; }
 #if defined(MATMUL_CUBLASLT)
-    const bool into_float = p.sum != nullptr;
+    const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32
     void* out = into_float ? (void*)p.sum : (void*)p.out;
     const void* added = into_float ? (const void*)p.sum : (const void*)p.residual;
     if (cublaslt_product({out, added, p.A, p.B, p.bias, into_float}, stream)) { return; }
 #endif
     // tiles of equal size, at least 8 of them if that leaves each at least 128 rows or columns
-    int down = ceil_div(M, MATMUL_TILE_M);
-    int across = ceil_div(N, MATMUL_TILE_N);
+    int down = ceil_div(M, MATMUL_TILE_M);          // tiles in a column of tiles
+    int across = ceil_div(N, MATMUL_TILE_N);        // and in a row
     while (down * across < 8) {
         const int m = ceil_div(M, down);
         const int n = ceil_div(N, across);
@@ -176,6 +179,7 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* s
                             Stream stream) {
     const int N = inp.rows, OC = weight.rows;
     const Matrix<const floatX> d = view(dout, N, OC);
+    // out = inp weight^T, so dinp sends dout back through weight, and dweight pairs each output with each input
     if (dinp != nullptr) { matmul(dinp, d, weight, nullptr, residual, stream); }
     matmul_add(dweight, transposed(d), inp, stream);
     if (dbias != nullptr) { add_row_sums(dbias, scratch, dout, N, OC, stream); }

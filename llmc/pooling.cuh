@@ -9,24 +9,24 @@
 
 enum class Pooling { Mean, Cls };
 
-constexpr int POOLING_COLUMNS = 256;
-constexpr int POOLING_TOKENS = 32;
+constexpr int POOLING_COLUMNS = 256;            // of one block
+constexpr int POOLING_TOKENS = 32;              // in one partial sum
 
 // One block per sequence and piece of the columns. In shared memory it sums 32 tokens at a time, and then these sums:
 // one sum over thousands of tokens would lose the low bits of the last ones. A thread only touches its own columns.
 __global__ void pooling_forward_kernel(float* out, const floatX* inp, const int* lengths, int T, int C, Pooling kind) {
     const int pieces = ceil_div(C, POOLING_COLUMNS);
-    const int c0 = (int)(blockIdx.x % pieces) * POOLING_COLUMNS;
+    const int c0 = (int)(blockIdx.x % pieces) * POOLING_COLUMNS;        // this block's columns
     const int columns = imin(C - c0, POOLING_COLUMNS);
     const size_t b = blockIdx.x / pieces;
-    const int length = kind == Pooling::Mean ? lengths[b] : 1;
-    float* total = dynamic_shared();
-    float* sum = total + POOLING_COLUMNS;
+    const int length = kind == Pooling::Mean ? lengths[b] : 1;          // tokens that count
+    float* total = dynamic_shared();            // (POOLING_COLUMNS): of all tokens so far
+    float* sum = total + POOLING_COLUMNS;       // (POOLING_COLUMNS): of these 32
     for (int c = threadIdx.x; c < columns; c += blockDim.x) { total[c] = 0.0f; }
     for (int t0 = 0; t0 < length; t0 += POOLING_TOKENS) {
         for (int c = threadIdx.x; c < columns; c += blockDim.x) { sum[c] = 0.0f; }
         for (int t = t0; t < t0 + POOLING_TOKENS && t < length; t++) {
-            const floatX* x = inp + (b * T + t) * C + c0;
+            const floatX* x = inp + (b * T + t) * C + c0;       // (columns)
             SIMD
             for (int c = threadIdx.x; c < columns; c += blockDim.x) { sum[c] += (float)x[c]; }
         }
@@ -48,7 +48,7 @@ __global__ void pooling_backward_kernel(floatX* dinp, const float* dout, const i
     const size_t row = blockIdx.x;
     const size_t b = row / T;
     const int length = kind == Pooling::Mean ? lengths[b] : 1;
-    const bool counts = (int)(row % T) < length;
+    const bool counts = (int)(row % T) < length;            // not padding; for Cls, the first token
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         dinp[row * C + c] = (floatX)(counts ? dout[b * C + c] / (float)length : 0.0f);
     }

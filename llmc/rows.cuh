@@ -13,9 +13,10 @@ inline void gather_rows(floatX* out, const floatX* inp, const int* rows, size_t 
     embedding_forward(out, rows, inp, n, C, stream);
 }
 
+// One block per row that is put back.
 __global__ void scatter_rows_kernel(floatX* dinp, const floatX* dout, const int* rows, int C) {
     const size_t k = blockIdx.x;
-    floatX* row = dinp + (size_t)rows[k] * C;
+    floatX* row = dinp + (size_t)rows[k] * C;       // (C)
     for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = dout[k * C + c]; }
 }
 // dinp (N,C), dout (n,C), rows (n) all different, since blocks write in any order; the other rows of dinp stay as they
@@ -24,8 +25,9 @@ inline void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size
     launch(scatter_rows_kernel, Grid(n, 128, 0, stream), dinp, dout, rows, C);
 }
 
+// One block per row of out.
 __global__ void add_row_kernel(floatX* out, const floatX* row, int C) {
-    floatX* o = out + (size_t)blockIdx.x * C;
+    floatX* o = out + (size_t)blockIdx.x * C;       // (C)
     SIMD
     for (int c = threadIdx.x; c < C; c += blockDim.x) { o[c] = (floatX)((float)o[c] + (float)row[c]); }
 }

@@ -56,6 +56,10 @@ using floatX = float;
 #define SIMD _Pragma("GCC ivdep")
 #endif
 
+// ----------------------------------------------------------------------------------------------------------
+// whole numbers
+
+// ceil_div(n, size): how many tiles of a size cover n;  round_up(n, size): where the last of them ends
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
 template <class T> __host__ __device__ constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
 // for whole numbers; with floats a comparison has to say what becomes of a NaN
@@ -68,6 +72,9 @@ template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { retu
 #else
 #include "device_cpu.h"
 #endif
+
+// ----------------------------------------------------------------------------------------------------------
+// packs
 
 // P neighbouring elements as float32. On a GPU they are loaded and stored by one instruction when P is PACK, and must
 // then start on 16 bytes. A CPU's compiler does that by itself, so there PACK is 1.
@@ -94,12 +101,17 @@ template <class F> void with_pack(size_t n, F f) {
 
 // ----------------------------------------------------------------------------------------------------------
 // launch: the only way to start a kernel
+//
+//   launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N);
+//
+// The arguments are converted to the kernel's parameters, and a wrong number of them does not compile. An error names
+// the line of the call.
 
 struct Grid {
     size_t blocks;
     int threads;            // a power of two >= 32; a CPU block has one thread whatever this says
-    size_t shared_bytes;
-    Stream stream;
+    size_t shared_bytes;    // of dynamic shared memory per block
+    Stream stream;          // null on a CPU
     const char* file;       // the call site, for error messages
     int line;
     Grid(size_t blocks, int threads, size_t shared_bytes, Stream stream, const char* file = __builtin_FILE(),
@@ -108,9 +120,9 @@ struct Grid {
     // the grid of an elementwise kernel over n elements
     static Grid over(size_t n, Stream stream, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
 #if defined(CUDA_BUILD)
-        const size_t per_block = 256 * 4;
+        const size_t per_block = 256 * 4;       // four elements per thread
 #else
-        const size_t per_block = 16384;
+        const size_t per_block = 16384;         // 64 kB of float32
 #endif
         return Grid(ceil_div(n, per_block), 256, 0, stream, file, line);
     }
@@ -126,6 +138,7 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     last_launch = {(const void*)kernel, grid.file, grid.line, grid.blocks, grid.threads, grid.shared_bytes};
 #endif
 #if defined(SIMT)
+    // the emulator runs the block's threads as fibers, and the kernel when its stream comes to it
     const auto run = [=] {
         const auto block = [=] { kernel(static_cast<P>(args)...); };
         simt_launch(grid.blocks, grid.threads, grid.shared_bytes, block, grid.file, grid.line);
@@ -139,6 +152,7 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     kernel<<<(unsigned)grid.blocks, grid.threads, grid.shared_bytes, grid.stream>>>(static_cast<P>(args)...);
     cuda_check(cudaGetLastError(), "kernel launch", grid.file, grid.line);
 #elif defined(RACE_THREADS)
+    // one block after another, each with real threads, so that ThreadSanitizer sees a missing __syncthreads()
     shared_buffer.reserve(grid.shared_bytes);
     pthread_barrier_init(&race_barrier, nullptr, RACE_THREADS);
     std::vector<std::thread> threads;
@@ -156,6 +170,7 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     for (std::thread& t : threads) { t.join(); }
     pthread_barrier_destroy(&race_barrier);
 #else
+    // a CPU: blocks are iterations of a parallel loop, and a block is one call
     const int blocks = (int)grid.blocks;
     const int chunk = imax(1, blocks / (max_threads() * 4));    // blocks that a thread takes at a time
     (void)chunk;

@@ -8,11 +8,11 @@
 #include <omp.h>
 #endif
 
-struct NoStream;
+struct NoStream;                                        // never defined: a stream here is always null
 using Stream = NoStream*;
 struct BlockIndex { unsigned x; };
 inline thread_local BlockIndex blockIdx, gridDim;
-constexpr int PACK = 1;
+constexpr int PACK = 1;                                 // the compiler vectorizes loops over single elements
 
 // ----------------------------------------------------------------------------------------------------------
 // the threads of a block
@@ -20,7 +20,7 @@ constexpr int PACK = 1;
 #if defined(RACE_THREADS)
 #include <pthread.h>
 #include <thread>
-#define __shared__ static
+#define __shared__ static                               // one block at a time, so one copy will do
 struct BlockExtent { static constexpr unsigned x = RACE_THREADS; };
 inline thread_local BlockIndex threadIdx;
 inline pthread_barrier_t race_barrier;
@@ -31,11 +31,12 @@ inline lanes load_lanes(const float* p) { return *p; }
 inline void store_lanes(float* p, lanes v) { *p = v; }
 constexpr int MICRO_M = 4;
 constexpr int MICRO_N = 4;
+// The same interface and the same barriers as on a GPU (device_cuda.h).
 template <class T, class Op> T block_reduce(T x, Op op) {
     static T partial[RACE_THREADS];
-    __syncthreads();
+    __syncthreads();                                    // the readers of the last call are done
     partial[threadIdx.x] = x;
-    __syncthreads();
+    __syncthreads();                                    // every thread has written
     T r = partial[0];
     for (int t = 1; t < RACE_THREADS; t++) { r = op(r, partial[t]); }
     return r;
@@ -52,6 +53,7 @@ template <class T> T block_scan(T x) {
     return r;
 }
 #else
+// One thread per block: a barrier has nobody to wait for, and a sum over the threads is the thread's own.
 #define __shared__
 struct BlockExtent { static constexpr unsigned x = 1; };
 struct OneThread { static constexpr unsigned x = 0; };
@@ -61,11 +63,11 @@ inline void __syncthreads() {}
 // MICRO_M x MICRO_N registers of sums.
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-constexpr int MICRO_M = 8;
+constexpr int MICRO_M = 8;                              // 16 of the 32 registers hold sums
 constexpr int MICRO_N = 2;
 #elif defined(__AVX__)
 constexpr int LANES = 8;
-constexpr int MICRO_M = 4;
+constexpr int MICRO_M = 4;                              // 8 of 16
 constexpr int MICRO_N = 2;
 #else
 constexpr int LANES = 4;
@@ -73,6 +75,7 @@ constexpr int MICRO_M = 4;
 constexpr int MICRO_N = 2;
 #endif
 typedef float lanes __attribute__((vector_size(4 * LANES)));
+// memcpy, because p need not be aligned; it compiles to one unaligned load or store
 __forceinline__ lanes load_lanes(const float* p) {
     lanes v;
     memcpy(&v, p, sizeof(v));
@@ -93,7 +96,7 @@ struct GridSpan {
 inline GridSpan grid_span(size_t n) {
     const size_t pieces = (size_t)gridDim.x * blockDim.x;
     const size_t piece = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const size_t length = round_up(ceil_div(n, pieces), (size_t)64);
+    const size_t length = round_up(ceil_div(n, pieces), (size_t)64);    // whole cache lines: threads do not share one
     const size_t begin = imin(piece * length, n);
     return {begin, imin(begin + length, n)};
 }
@@ -124,7 +127,7 @@ inline float* dynamic_shared() { return (float*)shared_buffer.data; }
 
 // Large arrays start on a 2 MB page, so that the kernel can back them with huge ones. Memory is zeroed.
 inline void* device_malloc(size_t bytes) {
-    const size_t page = bytes >= (2u << 20) ? (2u << 20) : 256;
+    const size_t page = bytes >= (2u << 20) ? (2u << 20) : 256;         // 256: what cudaMalloc aligns to
     const size_t size = round_up(imax(bytes, (size_t)1), page);
     void* p = aligned_alloc(page, size);
     if (p == nullptr) {
@@ -132,6 +135,7 @@ inline void* device_malloc(size_t bytes) {
             format_bytes((double)bytes).c_str());
     }
 #if defined(MADV_HUGEPAGE)
+    // a huge page is one entry of the processor's address cache instead of 512
     if (page > 256) { madvise(p, size, MADV_HUGEPAGE); }
 #endif
     memset(p, 0, size);

@@ -4,13 +4,13 @@
 #define LLMC_BASE_DEVICE_CUDA_H
 
 using Stream = cudaStream_t;
-constexpr int LANES = 1;
+constexpr int LANES = 1;                    // what is a SIMD register on a CPU is one float of one thread here
 using lanes = float;
 __device__ inline lanes load_lanes(const float* p) { return *p; }
 __device__ inline void store_lanes(float* p, lanes v) { *p = v; }
 constexpr int MICRO_M = 4;                  // block_matmul: rows and columns of one thread's fragment
 constexpr int MICRO_N = 4;
-constexpr int PACK = 16 / sizeof(floatX);
+constexpr int PACK = 16 / sizeof(floatX);   // 16 bytes, the most that one load instruction moves
 
 #if defined(SIMT)
 inline float* dynamic_shared() { return (float*)simt_dynamic_shared(); }
@@ -30,8 +30,10 @@ __device__ inline GridSpan grid_span(size_t n) {
 
 // Sum (max) over the threads of the block, which all of them get; every thread must call it.
 template <class T, class Op> __device__ inline T block_reduce(T x, T identity, Op op) {
-    __shared__ T partial[32];
+    __shared__ T partial[32];                               // of each warp; a block has at most 1,024 threads
+    // 1 inside a warp: after each exchange with the lane o away, twice as many lanes have gone into x
     for (int o = 16; o > 0; o /= 2) { x = op(x, __shfl_xor_sync(~0u, x, o)); }
+    // 2 over the warps: each of them reduces all that the warps have left
     __syncthreads();                                        // the readers of the last call are done
     if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
     __syncthreads();
@@ -47,14 +49,16 @@ __device__ inline float block_max(float x) {
 }
 // Inclusive prefix sum over the threads of the block, in thread order.
 template <class T> __device__ inline T block_scan(T x) {
-    __shared__ T warp_total[32];
+    __shared__ T warp_total[32];                            // the sum over each warp
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
+    // 1 inside a warp: after the step with offset o, x is the sum over up to 2o lanes ending in this one
     for (int o = 1; o < 32; o *= 2) {
         const T y = __shfl_up_sync(~0u, x, o);
         if (lane >= o) { x += y; }
     }
-    __syncthreads();
+    // 2 what the warps before this one have
+    __syncthreads();                                        // the readers of the last call are done
     if (lane == 31) { warp_total[warp] = x; }
     __syncthreads();
     T before = 0;
@@ -117,6 +121,7 @@ inline void* device_malloc(size_t bytes) {
     return p;
 }
 inline void device_free(void* p) { cudaFree(p); }
+// The copies return when they are done, except copy_to_device_async.
 inline void device_zero(void* p, size_t bytes, Stream s) { CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, s)); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s));

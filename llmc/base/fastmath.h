@@ -6,6 +6,7 @@
 
 #include "device.h"
 
+// the same 32 bits, read as the other type
 __host__ __device__ inline float bits_to_float(int32_t i) {
     float f;
     memcpy(&f, &i, sizeof(f));
@@ -31,10 +32,10 @@ __host__ __device__ inline float fused_madd(float a, float b, float c) {
 __host__ __device__ inline float fast_exp(float x) {
     float y = x < 88.8f ? x : 88.8f;
     y = y > -87.3f ? y : -87.3f;
-    const int n = (int)(y * 1.44269504f + (y < 0.0f ? -0.5f : 0.5f));
+    const int n = (int)(y * 1.44269504f + (y < 0.0f ? -0.5f : 0.5f));       // x / ln 2, rounded to nearest
     float r = fused_madd((float)n, -0.693359375f, y);       // ln 2 in two parts, so that n ln 2 is exact
     r = fused_madd((float)n, 2.12194440e-4f, r);
-    float p = 1.0f / 5040.0f;
+    float p = 1.0f / 5040.0f;                               // e^r = 1 + r + r^2/2! + ... + r^7/7!, |r| < 0.35
     p = fused_madd(p, r, 1.0f / 720.0f);
     p = fused_madd(p, r, 1.0f / 120.0f);
     p = fused_madd(p, r, 1.0f / 24.0f);
@@ -42,7 +43,7 @@ __host__ __device__ inline float fast_exp(float x) {
     p = fused_madd(p, r, 0.5f);
     p = fused_madd(p, r, 1.0f);
     p = fused_madd(p, r, 1.0f);
-    const int32_t bits = float_to_bits(p * bits_to_float((n + 127) << 23));
+    const int32_t bits = float_to_bits(p * bits_to_float((n + 127) << 23)); // 2^n is the exponent n + 127
     const int32_t zero_below = -(int32_t)(x > -87.3f);      // masks instead of branches
     const int32_t nan = -(int32_t)(x != x) & 0x7fc00000;
     return bits_to_float((bits & zero_below) | nan);
@@ -58,7 +59,7 @@ __host__ __device__ inline float fast_log1p(float x) {
     const float f = small ? x : bits_to_float((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
     const float s = f / (2.0f + f);
     const float z = s * s;
-    float p = 2.0f / 11.0f;
+    float p = 2.0f / 11.0f;                                 // 2 atanh(s) / s = 2 + 2/3 z + 2/5 z^2 + ...
     p = fused_madd(p, z, 2.0f / 9.0f);
     p = fused_madd(p, z, 2.0f / 7.0f);
     p = fused_madd(p, z, 2.0f / 5.0f);
@@ -67,6 +68,7 @@ __host__ __device__ inline float fast_log1p(float x) {
     return fused_madd((float)k, 0.693147181f, s * p);
 }
 
+// 1 / (1 + e^-x)
 __host__ __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
 // log(1 + e^x), as max(x, 0) + log(1 + e^-|x|), which cannot overflow
 __host__ __device__ inline float softplus(float x) {

@@ -8,8 +8,9 @@
 
 // Element (r, c) is data[r * row_stride + c * col_stride]. A view owns nothing and copies nothing.
 template <class T> struct Matrix {
-    T* data;
-    int rows, cols, row_stride, col_stride;
+    T* data;                            // element (0, 0)
+    int rows, cols;
+    int row_stride, col_stride;         // in elements: from a row to the next, from a column to the next
 
     __host__ __device__ T& operator()(int r, int c) const {
         return data[(size_t)r * row_stride + (size_t)c * col_stride];
@@ -49,12 +50,13 @@ __host__ __device__ Matrix<T> block(const Matrix<T>& m, size_t r0, size_t rows, 
 template <bool Add, int RM, int RN>
 __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const Matrix<const float>& A,
                                                 const Matrix<const float>& B) {
-    lanes sum[RM][RN];
+    lanes sum[RM][RN];                  // stays in registers for the whole sum
     UNROLL
     for (int m = 0; m < RM; m++) {
         UNROLL
         for (int n = 0; n < RN; n++) { sum[m][n] = Add ? load_lanes(out.row(m) + n * LANES) : lanes{}; }
     }
+    // one column of A times one row of B per step: RM + RN loads for RM x RN multiplications
     for (int k = 0; k < A.cols; k++) {
         lanes b[RN];
         UNROLL
@@ -76,10 +78,10 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
 template <bool Add>
 __device__ inline void block_matmul_of(const Matrix<float>& out, const Matrix<const float>& A,
                                        const Matrix<const float>& B) {
-    constexpr int WIDTH = MICRO_N * LANES;
+    constexpr int WIDTH = MICRO_N * LANES;              // columns of a fragment
     const int down = ceil_div(out.rows, MICRO_M);
     const int across = ceil_div(out.cols, WIDTH);
-    for (int f = threadIdx.x; f < down * across; f += blockDim.x) {
+    for (int f = threadIdx.x; f < down * across; f += blockDim.x) {     // the threads take fragments in turn
         const int m = f % down * MICRO_M;
         const int n = f / down * WIDTH;
         const Matrix<float> o = block(out, m, MICRO_M, n, WIDTH);

@@ -20,12 +20,12 @@ inline size_t slab_count(size_t rows) { return imin(ceil_div(rows, (size_t)32), 
 // One block per slab and piece of the columns: partial[s] is the sum of slab s's rows, from the first to the last.
 __global__ void slab_sums_kernel(float* partial, const floatX* rows, size_t N, int C, size_t slabs) {
     const size_t slab = blockIdx.x % slabs;
-    const size_t length = ceil_div(N, slabs);
+    const size_t length = ceil_div(N, slabs);                   // rows per slab
     const size_t begin = slab * length;
     const size_t end = imin(begin + length, N);
-    const size_t c0 = blockIdx.x / slabs * ROW_SUM_COLUMNS;
+    const size_t c0 = blockIdx.x / slabs * ROW_SUM_COLUMNS;     // this block's columns
     const size_t c1 = imin(c0 + ROW_SUM_COLUMNS, (size_t)C);
-    float* p = partial + slab * C;
+    float* p = partial + slab * C;                              // (C)
 #if defined(CUDA_BUILD)
     for (size_t c = c0 + threadIdx.x; c < c1; c += blockDim.x) {            // the sum stays in a register
         float sum = 0.0f;
@@ -44,13 +44,14 @@ __global__ void slab_sums_kernel(float* partial, const floatX* rows, size_t N, i
 __global__ void add_slabs_kernel(float* out, const float* partial, size_t slabs, size_t stride, size_t C) {
 #if defined(CUDA_BUILD)
     // 32 columns per block: each of its 8 warps sums every eighth slab
-    __shared__ float sums[8][32];
+    __shared__ float sums[8][32];                               // of each warp, for each column
     const size_t c = (size_t)blockIdx.x * 32 + threadIdx.x % 32;
     float sum = 0.0f;
     for (size_t s = threadIdx.x / 32; s < slabs && c < C; s += 8) { sum += partial[s * stride + c]; }
     sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
     __syncthreads();
     if (threadIdx.x >= 32 || c >= C) { return; }
+    // the first warp adds up what the eight have, in their order
     for (int w = 1; w < 8; w++) { sum += sums[w][threadIdx.x]; }
     out[c] += sum;
 #else
