@@ -47,8 +47,9 @@ struct Error : std::runtime_error {
 #define PRINTF_LIKE(fmt, args)
 #endif
 
+// vsnprintf twice: once to learn the length, once to write
 inline std::string vstrprintf(const char* fmt, va_list ap) {
-    va_list again;
+    va_list again;                      // a va_list can be walked only once
     va_copy(again, ap);
     const int n = vsnprintf(nullptr, 0, fmt, ap);
     std::string s((size_t)(n > 0 ? n : 0), '\0');
@@ -66,6 +67,7 @@ PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
     return s;
 }
 
+// Throws an Error with the message and the place in the source where it was found.
 [[noreturn]] PRINTF_LIKE(4, 5) inline void die_at(const char* file, int line, int code, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
@@ -83,6 +85,7 @@ PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
 
 constexpr int IGNORE_INDEX = -1;    // a target without loss and gradient
 
+// seconds since an arbitrary moment; never goes back, so differences are durations
 inline double wall_seconds() {
     using namespace std::chrono;
     return duration<double>(steady_clock::now().time_since_epoch()).count();
@@ -92,7 +95,7 @@ inline double wall_seconds() {
 inline std::string format_bytes(double bytes) {
     const char* unit[] = {"B", "kB", "MB", "GB", "TB"};
     int u = 0;
-    while (bytes >= 1000 && u < 4) { bytes /= 1000; u++; }
+    while (bytes >= 1000 && u < 4) { bytes /= 1000; u++; }      // decimal units, as disks are sold in
     return strprintf(u == 0 ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
 }
 
@@ -111,6 +114,7 @@ inline size_t checked_mul(size_t a, size_t b, const char* what) {
     return r;
 }
 
+// XXH3, 64 bits: of checkpoints and shards, against damage and not against an adversary
 inline uint64_t checksum(const void* data, size_t bytes, uint64_t seed = 0) {
     return XXH3_64bits_withSeed(data, bytes, seed);
 }
@@ -119,6 +123,7 @@ inline uint64_t checksum(const std::string& s) { return checksum(s.data(), s.siz
 // ----------------------------------------------------------------------------------------------------------
 // reading files
 
+// false also when a directory on the way is missing or may not be searched
 inline bool path_exists(const std::string& path) {
     struct stat st;
     return stat(path.c_str(), &st) == 0;
@@ -131,9 +136,9 @@ inline bool is_directory(const std::string& path) {
 // A regular file opened for reading, its size known from the start. Everything is read at an absolute offset (pread),
 // so several threads may share one File.
 struct File {
-    std::string path;
+    std::string path;                   // for messages
     int fd = -1;
-    uint64_t size = 0;
+    uint64_t size = 0;                  // in bytes
 
     explicit File(const std::string& path) : path(path) {
         fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // O_NONBLOCK: opening a FIFO must not hang
@@ -151,11 +156,13 @@ struct File {
     File(File&& f) noexcept : path(std::move(f.path)), fd(f.fd), size(f.size) { f.fd = -1; }
     ~File() { if (fd >= 0) { ::close(fd); } }
 
+    // All of `bytes` from `offset`, or an Error that says at which byte the file ended.
     void read(void* data, uint64_t bytes, uint64_t offset) const {
         char* out = (char*)data;
         while (bytes > 0) {
+            // Linux reads at most 2 GB in one call
             const ssize_t n = pread(fd, out, std::min(bytes, (uint64_t)1 << 30), (off_t)offset);
-            if (n < 0 && errno == EINTR) { continue; }
+            if (n < 0 && errno == EINTR) { continue; }                  // a signal came first: ask again
             check(n >= 0, "%s: cannot read %zu bytes at offset %zu: %s", path.c_str(), (size_t)bytes, (size_t)offset,
                   strerror(errno));
             check(n > 0, "%s: the file ends at byte %zu, expected %zu more (is it truncated?)",
@@ -206,11 +213,11 @@ struct IoCall {
 // with `always` every one after it too. WHAT is an error, or "short" (a write takes half of its bytes), or "kill"
 // (SIGKILL instead of the call).
 struct PlantedFault {
-    std::string call;
-    bool halves = false, kills = false;
+    std::string call;                   // CALL
+    bool halves = false, kills = false; // WHAT is "short", "kill"
     bool always = false;
-    int error = 0;
-    long n = 0, count = 0;
+    int error = 0;                      // WHAT is this errno
+    long n = 0, count = 0;              // N, and how many such calls there have been
 
     PlantedFault() {
         const char* text = getenv("CABLE_FAULT");
@@ -230,6 +237,7 @@ struct PlantedFault {
         check(known && repeats, "CABLE_FAULT=%s: expected CALL:N:ENOSPC|EIO|EDQUOT|EINTR|short|kill[:always], such as "
               "write:17:ENOSPC (EINTR only once)", text);
     }
+    // the errno for this call, or 0; shortens it for "short"
     int strike(IoCall& c) {
         if (n == 0 || (call != "any" && call != c.name) || ++count < n || (count > n && !always)) { return 0; }
         fprintf(stderr, "CABLE_FAULT: %s number %ld, %s\n", c.name, count, c.path);
@@ -267,11 +275,13 @@ inline bool io_truncate(int fd, size_t bytes, const std::string& path) {
 }
 
 // The functions below fail with an Error that names the path and the reason.
+// Opens a new, empty file; an old one of that name is emptied.
 inline int io_create(const std::string& path) {
     const int fd = io_open(path, O_WRONLY | O_CREAT | O_TRUNC);
     check(fd >= 0, "%s: cannot create: %s", path.c_str(), strerror(errno));
     return fd;
 }
+// All of `bytes`, in as many calls as it takes.
 inline void io_write(int fd, const void* data, size_t bytes, const std::string& path) {
     const char* p = (const char*)data;
     while (bytes > 0) {
@@ -281,6 +291,7 @@ inline void io_write(int fd, const void* data, size_t bytes, const std::string& 
         p += n; bytes -= (size_t)n;
     }
 }
+// After this the file's contents survive a power failure; its name needs io_fsync_directory.
 inline void io_fsync(int fd, const std::string& path) {
     const bool done = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0;
     check(done, "%s: cannot fsync: %s", path.c_str(), strerror(errno));
@@ -292,6 +303,7 @@ inline void io_close(int fd, const std::string& path) {
     const int error = ::close(fd) == 0 ? planted : errno;
     check(error == 0 || error == EINTR, "%s: cannot close: %s", path.c_str(), strerror(error));
 }
+// Replaces `to` in one step: whoever looks sees the old file or the new one, never neither.
 inline void io_rename(const std::string& from, const std::string& to) {
     const IoCall about = {"rename", from.c_str(), to.c_str()};
     const bool done = io_call(about, [&](size_t) { return ::rename(from.c_str(), to.c_str()); }) == 0;

@@ -23,6 +23,7 @@ const size_t JSON_MAX_ORDERED_KEYS = 20000; // an ordered object looks its keys 
 template <class J = Json> J parse_json(const std::string& text, const std::string& what) {
     using Event = typename J::parse_event_t;
     std::vector<std::set<std::string>> open_objects;    // the keys seen so far
+    // called by the parser at each brace, bracket, key and value
     auto watch = [&](int depth, Event event, J& parsed) {
         const bool opens = event == Event::object_start || event == Event::array_start;
         check(!opens || depth < JSON_MAX_DEPTH, "%s: JSON nested deeper than %d levels", what.c_str(), JSON_MAX_DEPTH);
@@ -65,6 +66,7 @@ template <class J> const J& json_at(const J& j, const std::string& key, const st
     return *it;
 }
 
+// an integer in [lo, hi]
 template <class J>
 int64_t json_int(const J& j, const std::string& key, int64_t lo, int64_t hi, const std::string& what) {
     const J& v = json_at(j, key, what);
@@ -76,6 +78,7 @@ int64_t json_int(const J& j, const std::string& key, int64_t lo, int64_t hi, con
     return v.template get<int64_t>();
 }
 
+// an integer or a fraction, finite
 template <class J> double json_number(const J& j, const std::string& key, const std::string& what) {
     const J& v = json_at(j, key, what);
     check(v.is_number() && std::isfinite(v.template get<double>()), "%s: \"%s\": expected a finite number, got %s",
