@@ -57,6 +57,11 @@ template <class To, class From> std::vector<To> as(const std::vector<From>& v) {
     for (size_t i = 0; i < v.size(); i++) { w[i] = (To)number(v[i]); }
     return w;
 }
+inline double ulp(double) { return DBL_EPSILON; }
+inline double ulp(float) { return FLT_EPSILON; }
+#if defined(CUDA_BUILD)
+inline double ulp(bf16) { return 0x1p-7; }
+#endif
 // x as T keeps it: bf16 keeps 8 bits of a float's 24
 template <class T> double rounded(double x) { return number((T)(float)x); }
 template <> inline double rounded<double>(double x) { return x; }
@@ -145,9 +150,8 @@ struct Ladder {
         for (size_t i = 0; i < plain.size(); i++) { stored[i] = rounded<T>((double)plain[i]); }
         for (double x : want) { size = std::max(size, std::fabs(x)); }
         // where the float32 oracle is exact by luck, half an ulp of the largest element is the unit
-        const double ulp = sizeof(T) == 2 ? 0x1p-8 : FLT_EPSILON;
         const Difference unit = difference(stored, want), d = difference(got, want);
-        const double least = ulp / 2 * size;
+        const double least = std::max(ulp(T()) / 2 * size, DBL_MIN);
         const double times_rms = d.rms / std::max(unit.rms, least / 8);
         const double times = std::max(d.largest / std::max(unit.largest, least), times_rms);
         rung_is_wrong = rung_is_wrong || !(times <= MULTIPLE);
