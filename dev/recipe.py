@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""recipe.py -- follows docs/new_encoding.md to the letter, so that it cannot rot.
+
+    python3 dev/recipe.py [--full] [--keep DIRECTORY]
+
+Copies the sources to an empty directory and takes the marked code blocks of the page in their order: writes files and
+inserts lines, then runs commands. A mark is an HTML comment on the line before the block, which a reader does not see:
+
+    <!-- file: PATH -->                         the block is the file
+    <!-- insert: PATH after "TEXT" -->          the block goes after the one line of PATH that contains TEXT
+    <!-- run -->                                the block is run by bash, and must succeed
+    <!-- run: prints "TEXT" -->                 ... and print TEXT
+    <!-- launches: PATH has A and B, not C -->  after the run: kernels were launched in A and in B, and none in C
+
+What was added must satisfy dev/lint.py. With --full the commands lose FEW_POSITIONS=1, and so test every encoding.
+--keep leaves the copy in DIRECTORY. The exit code is 1 if any step failed; the rest is then not tried.
+"""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PAGES = ["docs/new_encoding.md"]
+MARK = re.compile(r"<!-- (file|insert|run|launches)\b:? *(.*?) *-->$")
+FEW = " FEW_POSITIONS=1"
+
+
+class Failure(Exception):
+    pass
+
+
+class Block:
+    """marks: (kind, words) of each mark before it; place: the page and line where it begins"""
+    def __init__(self, place, marks, lines):
+        self.place, self.marks, self.lines = place, marks, lines
+
+    def text(self):
+        return "".join(line + "\n" for line in self.lines)
+
+
+def blocks_of(page, text):
+    """the marked code blocks of a page; a mark without a block is a Failure"""
+    found, marks, lines = [], [], text.split("\n")
+    at = 0
+    while at < len(lines):
+        line, place = lines[at], f"{page}:{at + 1}"
+        at += 1
+        if line.startswith("<!--"):
+            mark = MARK.match(line)
+            if mark is None:
+                raise Failure(f"{place}: expected a mark of dev/recipe.py, got {line}")
+            marks.append((mark.group(1), mark.group(2)))
+        elif line.startswith("```") and marks:
+            end = next((k for k in range(at, len(lines)) if lines[k].startswith("```")), None)
+            if end is None:
+                raise Failure(f"{place}: this code block has no end")
+            found.append(Block(place, marks, lines[at:end]))
+            marks, at = [], end + 1
+        elif line.startswith("```"):                    # not marked: for the reader alone
+            at = next((k for k in range(at, len(lines)) if lines[k].startswith("```")), len(lines) - 1) + 1
+        elif marks:
+            raise Failure(f"{place}: expected a code block after the mark, got {line!r}")
+    if marks:
+        raise Failure(f"{page}: the last mark has no code block")
+    return found
+
+
+def copy_sources(target):
+    """what git tracks and what it would; without git, all but what was built"""
+    names = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "-co", "--exclude-standard"], stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL)
+    if names.returncode == 0 and names.stdout:
+        for name in names.stdout.decode().split("\0"):
+            source, path = os.path.join(ROOT, name), os.path.join(target, name)
+            if name and os.path.isfile(source):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                shutil.copy2(source, path)
+    else:
+        leave = shutil.ignore_patterns(".git", "build", "__pycache__", ".venv", "report", "train_gpt2", "train_bert")
+        shutil.copytree(ROOT, target, ignore=leave, dirs_exist_ok=True)
+
+
+class Recipe:
+    def __init__(self, directory, full):
+        self.directory, self.full = directory, full
+        self.passed = self.failed = 0
+
+    def at(self, path):
+        return os.path.join(self.directory, path)
+
+    def step(self, name, work):
+        start = time.monotonic()
+        try:
+            work()
+        except Failure as failure:
+            self.failed += 1
+            print(f"FAILED  {time.monotonic() - start:6.1f} s  {name}\n{failure}", flush=True)
+            raise
+        self.passed += 1
+        print(f"ok      {time.monotonic() - start:6.1f} s  {name}", flush=True)
+
+    def follow(self, block):
+        for kind, words in block.marks:
+            if kind == "file":
+                self.step(f"{words}, from {block.place}", lambda: self.write(words, block.text()))
+            elif kind == "insert":
+                self.step(f"insert: {words}", lambda: self.insert(words, block))
+            elif kind == "run":
+                more = " ..." if len(block.lines) > 1 else ""
+                self.step(f"run: {block.lines[0]}{more}", lambda: self.run(words, block))
+            else:
+                self.step(f"launches: {words}", lambda: self.launches(words))
+
+    def write(self, path, text):
+        if os.path.exists(self.at(path)):
+            raise Failure(f"{path} exists already")
+        os.makedirs(os.path.dirname(self.at(path)), exist_ok=True)
+        with open(self.at(path), "w", encoding="utf-8") as f:
+            f.write(text)
+
+    def insert(self, words, block):
+        path, text = re.fullmatch(r'(\S+) after "(.*)"', words).groups()
+        with open(self.at(path), encoding="utf-8") as f:
+            lines = f.read().split("\n")
+        places = [k for k, line in enumerate(lines) if text in line]
+        if len(places) != 1:
+            raise Failure(f"{block.place}: expected one line of {path} with {text!r}, got {len(places)}")
+        lines[places[0] + 1:places[0] + 1] = block.lines
+        with open(self.at(path), "w", encoding="utf-8") as f:
+            f.write("\n".join(lines))
+
+    def run(self, words, block):
+        script = block.text().replace(FEW, "") if self.full else block.text()
+        run = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.directory, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        if run.returncode != 0:
+            last = "\n".join(run.stdout.split("\n")[-60:])
+            raise Failure(f"{block.place}: exit code {run.returncode}\n{script}The end of the output:\n{last}")
+        wanted = re.fullmatch(r'prints "(.*)"', words)
+        if wanted and wanted.group(1) not in run.stdout:
+            raise Failure(f"{block.place}: expected {wanted.group(1)!r} in the output, got\n{run.stdout}")
+        for line in run.stdout.split("\n"):
+            if re.search(r"\bmissing\b|\b\d+ passed, \d+ failed|All tests passed", line):
+                print(f"            {line.strip()}")
+
+    def launches(self, words):
+        path, places, absent = re.fullmatch(r"(\S+) has (.*), not (\S+)", words).groups()
+        with open(self.at(path), encoding="utf-8") as f:
+            launched = [os.path.normpath(line.split()[1].rsplit(":", 1)[0]) for line in f]
+        for place in places.split(" and "):
+            if place not in launched:
+                got = ", ".join(sorted(set(launched)))
+                raise Failure(f"{path}: expected kernels launched in {place}, got those in {got}")
+        if absent in launched:
+            raise Failure(f"{path}: expected no kernel of {absent}, got {launched.count(absent)} launched")
+
+    def lint(self, before):
+        """returns the findings of dev/lint.py, without their lines; one that is not among `before` is a Failure"""
+        run = subprocess.run([sys.executable, "dev/lint.py"], cwd=self.directory, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True)
+        found = run.stdout.rstrip("\n").split("\n")
+        if not found[-1].startswith("lint: "):
+            raise Failure(run.stdout)
+        nowhere = {re.sub(r":\d+:", ":", line): line for line in found[:-1]}
+        new = [line for name, line in nowhere.items() if before is not None and name not in before]
+        if new:
+            raise Failure("\n".join(new))
+        return set(nowhere)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--full", action="store_true", help="with all encodings in the table")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="an empty directory for the copy, which is then left there")
+    args = parser.parse_args()
+    start = time.monotonic()
+    directory = args.keep or tempfile.mkdtemp(prefix="recipe_")
+    recipe = Recipe(directory, args.full)
+    try:
+        if args.keep and os.path.isdir(args.keep) and os.listdir(args.keep):
+            raise Failure(f"--keep {args.keep}: expected an empty directory")
+        recipe.step("copy the sources", lambda: copy_sources(directory))
+        blocks = []
+        for page in PAGES:
+            with open(recipe.at(page), encoding="utf-8") as f:
+                blocks += blocks_of(page, f.read())
+        findings = recipe.lint(None)
+        changes = [b for b in blocks if b.marks[0][0] in ("file", "insert")]
+        for block in changes:
+            recipe.follow(block)
+        recipe.step("dev/lint.py accepts what was added", lambda: recipe.lint(findings))
+        for block in blocks:
+            if block not in changes:
+                recipe.follow(block)
+        if len(blocks) == len(changes):
+            raise Failure(f"{', '.join(PAGES)}: expected blocks marked run, got none")
+    except Failure as failure:
+        if recipe.failed == 0:
+            recipe.failed = 1
+            print(failure)
+    finally:
+        if not args.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    print(f"{time.monotonic() - start:.0f} s")
+    print(f"{recipe.passed} passed, {recipe.failed} failed")
+    return 1 if recipe.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
