@@ -1,4 +1,4 @@
-"""build.py -- from documents to shards: reads windows ahead, encodes on all cores, writes shards, goes on where it was killed."""
+"""build.py -- from documents to shards: reads ahead, encodes on all cores, writes shards, resumes after a kill."""
 import hashlib
 import os
 import shutil
@@ -12,14 +12,20 @@ MAX_SHARD_TOKENS = 2**31 - 1                    # the header's count is an int32
 
 
 class Stream:
-    """One split or several cut from one run of documents. name(i): the file of shard i; capacity(i): its tokens, of which the
-    first `full` shards must not fall short; group: documents kept together and whole (0: a document may go on in the next shard)."""
+    """One sequence of documents, cut into shards of one or several splits.
 
-    def __init__(self, label, reader, paths, name, capacity, full=0, group=0, seed=None, window_bytes=256_000_000, val_groups=0,
-                 limit=0):
+    name(i)       file of shard i
+    capacity(i)   tokens that shard i holds; each of the first `full` shards must reach its capacity
+    group         documents that stay together and whole; 0: a document may continue in the next shard
+    val_groups    groups in shard 0, the validation split
+    limit         groups in all shards together; 0: as many as there are
+    """
+
+    def __init__(self, label, reader, paths, name, capacity, full=0, group=0, seed=None, window_bytes=256_000_000,
+                 val_groups=0, limit=0):
         self.label, self.reader, self.name, self.capacity = label, reader, name, capacity
         self.full, self.group, self.seed, self.window_bytes = full, group, seed, window_bytes
-        self.val_groups, self.limit = val_groups, limit         # groups in shard 0, and in all (0: as many as there are)
+        self.val_groups, self.limit = val_groups, limit
         self.units = reader.units(paths)
         self.paths = paths
 
@@ -27,19 +33,22 @@ class Stream:
         r = self.reader
         return {"seed": self.seed, "window_bytes": self.window_bytes, "group": self.group, "piece_bytes": PIECE_BYTES,
                 "documents": r.documents, "column": r.columns if r.make else r.column,
-                "capacity": [self.capacity(0), self.capacity(1)], "first": self.name(0), "val_groups": self.val_groups, "limit": self.limit}
+                "capacity": [self.capacity(0), self.capacity(1)], "first": self.name(0),
+                "val_groups": self.val_groups, "limit": self.limit}
 
     def source(self):
-        listing = "".join(f"{os.path.basename(p)}\t{os.path.getsize(p) if os.path.exists(p) else 0}\n" for p in self.paths)
+        def size(path):
+            return os.path.getsize(path) if os.path.exists(path) else 0     # standard input and members of archives: 0
+        listing = "".join(f"{os.path.basename(p)}\t{size(p)}\n" for p in self.paths)
         return {"files": len(self.paths), "bytes": sum(u.weight for u in self.units),
                 "listing_sha256": hashlib.sha256(listing.encode()).hexdigest()}
 
 
 def numbered(prefix, shard_tokens, val_tokens=0, split="train"):
-    """names and capacities: shard 000000 is the validation split if there is one, the rest train"""
+    """names and capacities of numbered shards: shard 000000 is the validation split if there is one, the rest train"""
     for n in (shard_tokens, val_tokens):
         if n > MAX_SHARD_TOKENS:
-            raise BadInput(f"a shard of {n} tokens: {MAX_SHARD_TOKENS} are the most its header can say")
+            raise BadInput(f"expected at most {MAX_SHARD_TOKENS} tokens per shard (the header's limit), got {n}")
 
     def name(i):
         return f"{prefix}_{'val' if val_tokens and i == 0 else split}_{i:06d}.bin"
@@ -50,23 +59,24 @@ def numbered(prefix, shard_tokens, val_tokens=0, split="train"):
 
 
 def single(name):
-    """one file of any size up to the header's limit"""
+    """name and capacity of a single file, of any size up to the header's limit"""
     def only(i):
         if i:
-            raise BadInput(f"{name}: more than {MAX_SHARD_TOKENS} tokens")
+            raise BadInput(f"{name}: expected at most {MAX_SHARD_TOKENS} tokens, got more")
         return name
     return {"name": only, "capacity": lambda i: MAX_SHARD_TOKENS}
 
 
 def build(directory, streams, encoding, tokenizer, workers, facts, max_tokens=0, extra=None):
-    """facts: what the manifest says of the source (name, licence, how it was joined); extra: {name: bytes} of files beside the shards"""
+    """Writes the shards of all streams and the manifest, and returns the manifest's content. facts: what the manifest
+    says about the source (name, licence, how it was joined); extra: {name: bytes} of files beside the shards."""
     with locked(directory), Encoder(encoding, tokenizer, workers, max_tokens) as encoder:
-        manifest = Manifest(directory, {"encoding": encoding, "vocabulary_sha256": encoder.encoding.sha256, "max_tokens": max_tokens,
-                                        "streams": {s.label: s.settings() for s in streams}},
-                            {**facts, "streams": {s.label: s.source() for s in streams}})
+        settings = {"encoding": encoding, "vocabulary_sha256": encoder.encoding.sha256, "max_tokens": max_tokens,
+                    "streams": {s.label: s.settings() for s in streams}}
+        manifest = Manifest(directory, settings, {**facts, "streams": {s.label: s.source() for s in streams}})
         manifest.load()
         if manifest.data["complete"]:
-            say(f"{directory}: complete already")
+            say(f"{directory} is already complete")
             summary(manifest)
             return manifest.data
         warn_of_full_disk(directory, streams)
@@ -86,22 +96,24 @@ def warn_of_full_disk(directory, streams):
     source = sum(u.weight for s in streams for u in s.units)
     free = shutil.disk_usage(directory).free
     if free < 0.4 * source:
-        say(f"warning: {human(source)} of source will need about {human(0.5 * source)} for its shards, but {directory} has "
-            f"{human(free)} free")
+        say(f"warning: {human(source)} of source need about {human(0.5 * source)} for their shards, "
+            f"but {directory} has {human(free)} free")
 
 
 def summary(manifest):
     data = manifest.data
     for label, counts in data["counts"].items():
         shards = [s for s in data["shards"] if s["stream"] == label]
-        say(f"{label}: {sum(s['tokens'] for s in shards):,} tokens of {sum(s['documents'] for s in shards):,} documents in {len(shards)} "
-            f"shard{'s' if len(shards) != 1 else ''}")
+        tokens = sum(s["tokens"] for s in shards)
+        documents = sum(s["documents"] for s in shards)
+        plural = "s" if len(shards) != 1 else ""
+        say(f"{label}: {tokens:,} tokens of {documents:,} documents in {len(shards)} shard{plural}")
         report(counts)
     say(f"wrote {manifest.path}")
 
 
 def ahead(generator):
-    """the generator's items, the next one being made while one is used"""
+    """the generator's items; the next one is made while the caller uses the last"""
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, generator, None)
         while True:
@@ -113,19 +125,21 @@ def ahead(generator):
 
 
 def fill(stream, manifest, encoder, encoding):
-    """all shards of a stream that are not there yet"""
+    """writes all shards of a stream that do not exist yet"""
     done = [s for s in manifest.data["shards"] if s["stream"] == stream.label]
     cursor = done[-1]["next"] if done else new_cursor()
     if cursor is None:
         return
     if done:
-        say(f"{stream.label}: {len(done)} shard{'s are' if len(done) != 1 else ' is'} there, going on")
+        say(f"{stream.label}: continuing after the {len(done)} shard{'s' if len(done) != 1 else ''} already there")
     shards = Shards(stream, manifest, header_fields(encoding), len(done))
     progress = Progress(sum(u.weight for u in stream.units), stream.label)
     position, counts = cursor["bytes"], cursor["counts"]
     try:
         for window in ahead(windows(stream.reader, stream.units, stream.seed, stream.window_bytes, cursor)):
-            first, token = (cursor["skip"], cursor["token"]) if window.cursor["window"] == cursor["window"] else (0, 0)
+            first = token = 0                   # the cursor may point into the middle of its window
+            if window.cursor["window"] == cursor["window"]:
+                first, token = cursor["skip"], cursor["token"]
             counts = window.counts
             todo = window.pieces[first:]
             bundle = ((p.text, p.first, p.last) for p in todo)
@@ -133,7 +147,8 @@ def fill(stream, manifest, encoder, encoding):
                 if shards.limit_reached():
                     break
                 shards.add(piece, ids, window.cursor, first + k, token if k == 0 else 0)
-                progress.update(position + (window.end - position) * (first + k + 1) // len(window.pieces), len(ids))
+                read = (window.end - position) * (first + k + 1) // len(window.pieces)
+                progress.update(position + read, len(ids))
             position = window.end
             if shards.limit_reached():
                 break
@@ -146,19 +161,21 @@ def fill(stream, manifest, encoder, encoding):
 
 
 class Shards:
-    """cuts a stream of arrays into shards"""
+    """cuts a sequence of token arrays into shards, starting with shard `number`"""
 
     def __init__(self, stream, manifest, vocabulary, number):
         self.stream, self.manifest, self.vocabulary, self.number = stream, manifest, vocabulary, number
         self.writer = None
-        self.groups = sum(s["documents"] for s in manifest.data["shards"] if s["stream"] == stream.label) // max(stream.group, 1)
+        documents = sum(s["documents"] for s in manifest.data["shards"] if s["stream"] == stream.label)
+        self.groups = documents // max(stream.group, 1)
 
     def limit_reached(self):
         return 0 < self.stream.limit <= self.groups
 
     def open(self):
         if self.writer is None:
-            self.writer = ShardWriter(self.manifest.directory, self.stream.name(self.number), *self.vocabulary, self.stream.group)
+            name = self.stream.name(self.number)
+            self.writer = ShardWriter(self.manifest.directory, name, *self.vocabulary, self.stream.group)
         return self.writer
 
     def finish(self, cursor):
@@ -169,20 +186,9 @@ class Shards:
         self.manifest.add(record)
 
     def add(self, piece, ids, window, index, token):
-        capacity = self.stream.capacity(self.number)
+        """appends ids[token:], the tokens of piece `index` of a window"""
         if self.stream.group:
-            full = self.number == 0 and self.writer is not None and 0 < self.stream.val_groups <= self.groups
-            if full or self.writer is not None and self.writer.tokens + len(ids) > capacity:
-                self.finish({**window, "skip": index, "token": 0})
-                capacity = self.stream.capacity(self.number)
-            if len(ids) > capacity:
-                raise BadInput(f"a group of {len(ids)} tokens does not fit a shard of {capacity}: a larger --shard_tokens")
-            writer = self.open()
-            writer.append(ids)
-            writer.documents += self.stream.group
-            self.groups += 1
-            if piece.name:
-                writer.ids.append(piece.name)
+            self.add_group(piece, ids, window, index)
             return
         at = token
         while at < len(ids):
@@ -196,15 +202,33 @@ class Shards:
                 whole = at == len(ids)
                 self.finish({**window, "skip": index + whole, "token": 0 if whole else at})
 
+    def add_group(self, piece, ids, window, index):
+        """appends a group, which is never cut: if it does not fit, it begins the next shard"""
+        capacity = self.stream.capacity(self.number)
+        full = self.number == 0 and self.writer is not None and 0 < self.stream.val_groups <= self.groups
+        if full or self.writer is not None and self.writer.tokens + len(ids) > capacity:
+            self.finish({**window, "skip": index, "token": 0})
+            capacity = self.stream.capacity(self.number)
+        if len(ids) > capacity:
+            raise BadInput(f"a group of {len(ids)} tokens does not fit in a shard of {capacity}: "
+                           "give a larger --shard_tokens")
+        writer = self.open()
+        writer.append(ids)
+        writer.documents += self.stream.group
+        self.groups += 1
+        if piece.name:
+            writer.ids.append(piece.name)
+
     def close(self, counts):
-        """the last shard may be short"""
+        """finishes the last shard, which may be shorter than its capacity"""
         stream = self.stream
         if self.number == 0 and self.writer is None:
             report(counts)
-            raise BadInput(f"{stream.label}: no documents in {', '.join(stream.paths[:3])}{' ...' if len(stream.paths) > 3 else ''}")
+            more = " ..." if len(stream.paths) > 3 else ""
+            raise BadInput(f"{stream.label}: no documents in {', '.join(stream.paths[:3])}{more}")
         if self.writer is not None and self.number < stream.full:
-            raise BadInput(f"the source has {self.writer.tokens:,} tokens, which leaves nothing to train on after a validation split of "
-                           f"{stream.capacity(0):,}: a smaller --val_tokens")
+            raise BadInput(f"the source has {self.writer.tokens:,} tokens, and a validation split of "
+                           f"{stream.capacity(0):,} leaves nothing to train on: give a smaller --val_tokens")
         self.manifest.data["counts"][stream.label] = counts
         if self.writer is not None:
             self.finish(None)
@@ -216,6 +240,5 @@ class Shards:
 
 
 def stream_kwargs(args):
-    """the flags of add_stream_flags as Stream's arguments"""
+    """the flags of add_stream_flags as arguments of Stream"""
     return {"seed": None if args.no_shuffle else args.seed, "window_bytes": args.window_mb * 1_000_000}
-

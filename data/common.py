@@ -1,8 +1,8 @@
-"""common.py -- what every data script shares: errors, flags, and shards that survive anything.
+"""common.py -- what every data script shares: errors, flags, and shards that survive a kill at any moment.
 
-A shard is written under a temporary name, synced, renamed, and then entered in manifest.json (written the same way) with its
-count, sha256 and the cursor from which the next shard starts. So at any instant the directory holds whole shards alone, and the
-same command goes on where a killed one stopped, to the same bytes.
+A shard is written under a temporary name, synced, renamed, and then entered in manifest.json (written the same way)
+with its token count, its sha256 and the cursor from which the next shard starts. At any moment the directory therefore
+holds only complete shards, and the same command continues where a killed one stopped and produces the same bytes.
 """
 import argparse
 import contextlib
@@ -32,21 +32,21 @@ class BadInput(Exception):
 
 
 class Interrupted(Exception):
-    """what the same command, run again, goes on from"""
+    """a stop from which the same command, run again, continues"""
 
 
 def need(module):
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise BadInput(f"python's module {module} is missing: pip install -r data/requirements.txt") from None
+        raise BadInput(f"Python's module {module} is missing: pip install -r data/requirements.txt") from None
 
 
 def open_regular(path):
-    """a file to read; anything else would block or surprise"""
+    """path opened for reading; only a regular file, because a pipe or a device could block"""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadInput(f"{path}: not a regular file")
+            raise BadInput(f"{path}: expected a regular file")
         return open(path, "rb")
     except OSError as e:
         raise BadInput(f"{path}: {e.strerror}") from None
@@ -59,51 +59,54 @@ def say(text):
 def human(n, unit="B"):
     for prefix in ("", "k", "M", "G"):
         if n < 1000 or prefix == "G":
-            return f"{n:.{0 if not prefix else 1}f} {prefix}{unit}"
+            return f"{n:.{1 if prefix else 0}f} {prefix}{unit}"
         n /= 1000
 
 
-# Flags -----------------------------------------------------------------------------------------------------------------------------
+# Flags ----------------------------------------------------------------------------------------------------------------
 
 def positive(text):
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError("wanted at least 1")
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
     return value
 
 
 def natural(text):
     value = int(text)
     if value < 0:
-        raise argparse.ArgumentTypeError("wanted at least 0")
+        raise argparse.ArgumentTypeError(f"expected at least 0, got {text}")
     return value
 
 
 def parser(description, out, encodings=("gpt2", "bert")):
-    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    p.add_argument("--out", default=out, help=f"directory of the shards [{out}]")
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                allow_abbrev=False)
+    p.add_argument("--out", default=out, help=f"directory to write the shards to [{out}]")
     p.add_argument("--encoding", choices=encodings, default=encodings[0],
                    help=f"gpt2: byte-pair encoding; bert: uncased WordPiece, [CLS] document [SEP] [{encodings[0]}]")
-    p.add_argument("--tokenizer", metavar="DIR", help="vocabulary files on disk: encoder.json and vocab.bpe, or vocab.txt "
-                   "[downloaded]")
-    p.add_argument("--local", metavar="DIR", help="read the source from files on disk; nothing is downloaded")
-    p.add_argument("--cache", metavar="DIR", help="where downloads are kept [OUT/source]")
-    p.add_argument("--workers", type=positive, default=os.cpu_count() or 1, help="tokenizing processes [all cores]")
+    p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary: encoder.json and vocab.bpe, or "
+                   "vocab.txt [downloaded]")
+    p.add_argument("--local", metavar="DIR", help="read the source from files in DIR; the source is not downloaded")
+    p.add_argument("--cache", metavar="DIR", help="directory that keeps the downloads [OUT/source]")
+    p.add_argument("--workers", type=positive, default=os.cpu_count() or 1,
+                   help="number of tokenizing processes [all cores]")
     return p
 
 
 def add_stream_flags(p, seed=42, val_tokens=SHARD_TOKENS, window_mb=256):
-    p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens in a shard [{SHARD_TOKENS}]")
+    p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens per shard [{SHARD_TOKENS}]")
     if val_tokens is not None:
-        p.add_argument("--val_tokens", type=natural, default=val_tokens, help=f"tokens of the validation split, taken first [{val_tokens}]")
-    p.add_argument("--seed", type=natural, default=seed, help=f"of the order of documents [{seed}]")
-    p.add_argument("--no_shuffle", action="store_true", help="keep the documents in the source's order")
-    p.add_argument("--window_mb", type=positive, default=window_mb, help="text shuffled at once, MB. Memory: at most about three "
-                   f"times this and 150 MB a worker [{window_mb}]")
+        p.add_argument("--val_tokens", type=natural, default=val_tokens,
+                       help=f"tokens in the validation split, which is taken first [{val_tokens}]")
+    p.add_argument("--seed", type=natural, default=seed, help=f"seed of the order of documents [{seed}]")
+    p.add_argument("--no_shuffle", action="store_true", help="keep the documents in the order of the source")
+    p.add_argument("--window_mb", type=positive, default=window_mb, help="MB of text shuffled at once; memory is at "
+                   f"most about three times this, plus 150 MB per worker [{window_mb}]")
 
 
 def run(main, argv=None):
-    """main(argv) with errors as one line and the exit codes of the trainer: 2 bad input, 75 interrupted, resumable"""
+    """main(argv), with errors in one line and the trainer's exit codes: 2 bad input, 75 interrupted and resumable"""
     def stop(number, _):
         raise KeyboardInterrupt(signal.Signals(number).name)
     signal.signal(signal.SIGTERM, stop)
@@ -114,32 +117,32 @@ def run(main, argv=None):
         say(f"error: {e}")
         code = EXIT_BAD_INPUT
     except Interrupted as e:
-        say(f"interrupted: {e}; the same command goes on from here")
+        say(f"interrupted: {e}; run the same command again to continue")
         code = EXIT_INTERRUPTED
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")
+        say("interrupted; run the same command again to continue")
         code = EXIT_INTERRUPTED
     except MemoryError:
-        say("error: out of memory; a smaller --window_mb or fewer --workers")
+        say("error: out of memory; try a smaller --window_mb or fewer --workers")
         code = EXIT_BAD_INPUT
     except BrokenPipeError:
         code = EXIT_BAD_INPUT
     sys.exit(code)
 
 
-# Files that are there whole or not at all ------------------------------------------------------------------------------------------
+# Files that exist whole or not at all ---------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def writing(path):
-    """errors of the disk in words"""
+    """errors of the disk, each with what to do about it"""
     try:
         yield
     except OSError as e:
         directory = os.path.dirname(path) or "."
         if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             free = shutil.disk_usage(directory).free if os.path.isdir(directory) else 0
-            raise BadInput(f"{path}: the disk is full ({e.strerror}; {human(free)} free); finished shards are kept: make room and "
-                           "run the same command again") from None
+            raise BadInput(f"{path}: the disk is full ({e.strerror}; {human(free)} free); finished shards are kept: "
+                           "make room and run the same command again") from None
         raise BadInput(f"{path}: cannot write: {e.strerror}") from None
 
 
@@ -162,7 +165,7 @@ def remove_quietly(path):
 
 
 def write_file(path, data):
-    """all of data under this name, or what was there before"""
+    """writes data to path; a kill at any moment leaves either all of it or the previous file"""
     temporary = os.path.join(os.path.dirname(path), TEMPORARY + os.path.basename(path))
     with writing(path):
         try:
@@ -186,29 +189,29 @@ def sha256_of(path):
 
 @contextlib.contextmanager
 def locked(directory):
-    """one writer a directory; the lock goes with the process"""
+    """at most one writer per directory; the lock ends with the process"""
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as e:
         raise BadInput(f"{directory}: {e.strerror}") from None
     fd = os.open(directory, os.O_RDONLY)
     try:
-        for attempt in range(20):   # workers of a killed run may hold it for half a second more
+        for attempt in range(20):   # the workers of a killed run may hold it for another half second
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError as e:
                 if e.errno not in (errno.EAGAIN, errno.EACCES):
-                    break           # a file system without locks
+                    break           # this file system has no locks
                 if attempt == 19:
-                    raise BadInput(f"{directory}: another run is writing here") from None
+                    raise BadInput(f"{directory}: another run is writing here; wait, or give another --out") from None
                 time.sleep(0.1)
         yield
     finally:
         os.close(fd)
 
 
-# Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete"} -------------------------------------------------
+# Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete"} ------------------------------------
 
 class Manifest:
     def __init__(self, directory, settings, source):
@@ -216,7 +219,7 @@ class Manifest:
         self.data = {"format": 1, "complete": False, "settings": settings, "source": source, "counts": {}, "shards": []}
 
     def load(self):
-        """what an earlier run left, if its settings are these"""
+        """takes over what an earlier run left, which must have had the same settings and source"""
         for name in os.listdir(self.directory):
             if name.startswith(TEMPORARY):
                 remove_quietly(os.path.join(self.directory, name))
@@ -227,14 +230,14 @@ class Manifest:
             before, now = flat(old[part]), flat(self.data[part])
             for key in sorted(set(before) | set(now)):
                 if before.get(key) != now.get(key):
-                    raise BadInput(f"{self.directory} holds shards made with {key} = {brief(before.get(key))}, but now it is "
-                                   f"{brief(now.get(key))}; another --out, or remove the directory")
+                    raise BadInput(f"{self.directory} holds shards made with {key} = {brief(before.get(key))}, but "
+                                   f"this run has {brief(now.get(key))}; give another --out or remove the directory")
         for i, shard in enumerate(old["shards"]):
             files = [shard] + ([shard["ids"]] if "ids" in shard else [])
             sizes = {os.path.join(self.directory, f["file"]): f["bytes"] for f in files}
             path = next((p for p, n in sizes.items() if not os.path.isfile(p) or os.path.getsize(p) != n), None)
             if path:
-                say(f"{path}: missing or of the wrong size: written again, and what follows it")
+                say(f"{path} is missing or has the wrong size: it and all that follows are written again")
                 old["shards"], old["complete"] = old["shards"][:i], False
                 break
         self.data = old
@@ -264,20 +267,22 @@ def read_manifest(path):
     try:
         with open_regular(path) as f:
             data = json.loads(f.read().decode("utf-8"))
-        shards_ok = all(isinstance(s["file"], str) and os.path.basename(s["file"]) == s["file"] and isinstance(s["bytes"], int)
-                        and isinstance(s["sha256"], str) for s in data["shards"])
-        if data["format"] != 1 or not shards_ok or not all(isinstance(data[k], dict) for k in ("settings", "source", "counts")):
-            raise ValueError("fields of another format")
+        shards_ok = all(isinstance(s["file"], str) and os.path.basename(s["file"]) == s["file"]
+                        and isinstance(s["bytes"], int) and isinstance(s["sha256"], str) for s in data["shards"])
+        parts_ok = all(isinstance(data[k], dict) for k in ("settings", "source", "counts"))
+        if data["format"] != 1 or not shards_ok or not parts_ok:
+            raise ValueError("its fields are of another format")
         return data
     except (ValueError, KeyError, TypeError, RecursionError) as e:
-        raise BadInput(f"{path}: not a manifest ({e}); remove it and its shards to start anew") from None
+        raise BadInput(f"{path}: not a manifest ({e}); remove it and its shards to start over") from None
 
 
-# One shard -------------------------------------------------------------------------------------------------------------------------
+# One shard ------------------------------------------------------------------------------------------------------------
 
 class ShardWriter:
-    """A file of tokens under a temporary name until finish(). Header: magic, version, tokens, vocabulary, end-of-text id (both 0:
-    GPT-2's), documents in a group (0: a stream), documents (0: not counted, a stream)."""
+    """A file of tokens, under a temporary name until finish(). Header: magic, version, tokens, vocabulary and
+    end-of-text id (0 and 0 mean GPT-2's), documents per group (0: a stream), documents (0 in a stream, which does not
+    count them)."""
 
     def __init__(self, directory, name, vocab=0, eot=0, group=0):
         self.directory, self.name, self.fields = directory, name, (vocab, eot, group)
@@ -295,7 +300,7 @@ class ShardWriter:
         self.tokens += len(array)
 
     def finish(self):
-        """the manifest's record"""
+        """writes the header, gives the file its final name, and returns the record for the manifest"""
         vocab, eot, group = self.fields
         header = struct.pack("<7i", MAGIC, VERSION, self.tokens, vocab, eot, group, self.documents if group else 0)
         with writing(self.path):
@@ -304,15 +309,17 @@ class ShardWriter:
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
-        record = {"file": self.name, "bytes": HEADER_BYTES + 2 * self.tokens, "tokens": self.tokens, "documents": self.documents,
-                  "sha256": sha256_of(self.temporary)}
-        if os.path.getsize(self.temporary) != record["bytes"]:
-            raise BadInput(f"{self.temporary}: {os.path.getsize(self.temporary)} bytes, wanted {record['bytes']}: the disk lost some")
-        if self.ids:                # before the shard, so that a shard never lacks its names
+        record = {"file": self.name, "bytes": HEADER_BYTES + 2 * self.tokens, "tokens": self.tokens,
+                  "documents": self.documents, "sha256": sha256_of(self.temporary)}
+        size = os.path.getsize(self.temporary)
+        if size != record["bytes"]:
+            raise BadInput(f"{self.temporary}: expected {record['bytes']} bytes, got {size}: the disk lost some")
+        if self.ids:                # before the shard, so that no shard ever lacks its names
             names = os.path.splitext(self.path)[0] + ".ids"
             data = "".join(i + "\n" for i in self.ids).encode()
             write_file(names, data)
-            record["ids"] = {"file": os.path.basename(names), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            record["ids"] = {"file": os.path.basename(names), "bytes": len(data),
+                             "sha256": hashlib.sha256(data).hexdigest()}
         with writing(self.path):
             publish(self.temporary, self.path)
         return record
@@ -324,18 +331,19 @@ class ShardWriter:
 
 
 def header_fields(encoding):
-    """vocabulary and end-of-text id as headers have them"""
+    """(vocabulary, end-of-text id) as the header of a shard states them"""
     return (0, 0) if encoding == "gpt2" else (30522, 102)
 
 
 class Progress:
-    """a bar with rate and time left, if tqdm is there"""
+    """a progress bar with rate and time left, if tqdm is installed"""
 
     def __init__(self, total, description):
         self.bar = None
         with contextlib.suppress(BadInput):
-            self.bar = need("tqdm").tqdm(total=total or None, desc=description, unit="B", unit_scale=True, smoothing=0.05,
-                                         mininterval=0.5 if sys.stderr.isatty() else 10)
+            interval = 0.5 if sys.stderr.isatty() else 10
+            self.bar = need("tqdm").tqdm(total=total or None, desc=description, unit="B", unit_scale=True,
+                                         smoothing=0.05, mininterval=interval)
         self.tokens, self.start = 0, time.monotonic()
 
     def update(self, position, tokens):

@@ -1,4 +1,4 @@
-"""download.py -- files from the network: resumed after a lost connection, checked against the publisher's size and sha256."""
+"""download.py -- files from the network: resumed after a lost connection, checked by published size and sha256."""
 import json
 import os
 import shutil
@@ -8,11 +8,11 @@ from common import BadInput, Interrupted, Progress, human, need, say, sha256_of,
 
 PARTIAL = ".partial"
 TRIES = 8
-TIMEOUT = (20, 60)                                      # seconds: connecting, waiting for data
+TIMEOUT = (20, 60)                                      # seconds: to connect, to wait for data
 
 
 def hub():
-    """the hub that data sets come from; HF_ENDPOINT names a mirror, as for its own tools"""
+    """the hub that the data sets come from; HF_ENDPOINT names a mirror, as for the hub's own tools"""
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
@@ -29,13 +29,13 @@ def headers_for(s, url):
 
 
 def pause(attempt):
-    """1, 2, 4 ... 64 s; tests shorten it"""
+    """waits 1, 2, 4 ... 64 s; tests shorten it"""
     time.sleep(min(2 ** attempt, 64) * float(os.environ.get("DOWNLOAD_PAUSE", "1")))
 
 
 def with_retries(what, action, arrived=lambda: 0):
-    """action() until it succeeds; what is no passing trouble ends it at once. arrived(): bytes so far; tries that bring some
-    are not counted"""
+    """Repeats action() until it succeeds; an error that will not pass ends it at once. arrived() says how many bytes
+    are there so far: a try that brought some does not count."""
     requests = need("requests")
     attempt, before = 0, arrived()
     while attempt < TRIES:
@@ -46,18 +46,19 @@ def with_retries(what, action, arrived=lambda: 0):
             if status < 500 and status not in (408, 429):
                 hint = {401: " (it may need an account: set HF_TOKEN)", 403: " (it may need an account: set HF_TOKEN)",
                         404: " (moved? get the file by other means and give --local)"}.get(status, "")
-                raise BadInput(f"{what}: the server says {status}{hint}") from None
-            trouble = f"the server says {status}"
-        except (requests.RequestException, ConnectionError, TimeoutError) as e:
-            trouble = ("no answer in time" if isinstance(e, (requests.Timeout, TimeoutError)) else
-                       "connection lost" if arrived() else "no connection") + f" ({type(e).__name__})"
+                raise BadInput(f"{what}: the server answered {status}{hint}") from None
+            trouble = f"the server answered {status}"
+        except (requests.Timeout, TimeoutError) as e:
+            trouble = f"no answer in time ({type(e).__name__})"
+        except (requests.RequestException, ConnectionError) as e:
+            trouble = f"{'connection lost' if arrived() else 'no connection'} ({type(e).__name__})"
         if arrived() > before:
             attempt, before = 0, arrived()
         attempt += 1
         if attempt < TRIES:
             say(f"{what}: {trouble}; trying again, {attempt} of {TRIES - 1}")
             pause(attempt - 1)
-    raise Interrupted(f"{what}: {trouble}, {TRIES} times; what arrived is kept")
+    raise Interrupted(f"{what}: {trouble}, after {TRIES} tries; what arrived is kept")
 
 
 def hub_files(repo, prefix="", ending=""):
@@ -77,7 +78,7 @@ def hub_files(repo, prefix="", ending=""):
                 if e["type"] == "file" and e["path"].endswith(ending):
                     found.append((e["path"], int(e.get("size", -1)), (e.get("lfs") or {}).get("oid")))
         except (ValueError, KeyError, TypeError) as e:
-            raise BadInput(f"{repo}: the hub's listing has another form than known ({e})") from None
+            raise BadInput(f"{repo}: the hub's listing has an unknown form ({e})") from None
         url = r.links.get("next", {}).get("url")
     if not found:
         raise BadInput(f"{repo}: no file {prefix}*{ending} on the hub")
@@ -88,30 +89,38 @@ def hub_url(repo, path, kind="datasets/"):
     return f"{hub()}/{kind}{repo}/resolve/main/{path}"
 
 
+def size_of(path):
+    """bytes of a file; 0 where there is none"""
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
 def download(url, path, size=-1, sha256=None):
-    """path, whole and checked; goes on with what an earlier try left beside it"""
+    """path, whole and checked; continues from the partial file that an earlier try left beside it"""
     if os.path.exists(path):
-        if size >= 0 and os.path.getsize(path) != size:
-            raise BadInput(f"{path}: {os.path.getsize(path)} bytes, but its source has {size}: remove it to download it again")
+        found = os.path.getsize(path)
+        if size >= 0 and found != size:
+            raise BadInput(f"{path}: expected {size} bytes as in its source, got {found}; remove it to download again")
         return path
     directory = os.path.dirname(path)
     partial = path + PARTIAL
     with writing(path):
         os.makedirs(directory, exist_ok=True)
         free = shutil.disk_usage(directory).free
-    have = os.path.getsize(partial) if os.path.exists(partial) else 0
+    have = size_of(partial)
     if size >= 0 and free < size - have:
-        raise BadInput(f"{path}: the disk is full: {human(size - have)} to come, {human(free)} free; another --cache")
+        raise BadInput(f"{path}: the disk is full: {human(size - have)} still to download, {human(free)} free; "
+                       "make room or give another --cache")
     s = session()
     name = os.path.basename(path)
-    with_retries(name, lambda: fetch(s, url, path, size), lambda: os.path.getsize(partial) if os.path.exists(partial) else 0)
-    if size >= 0 and os.path.getsize(partial) != size:
-        found = os.path.getsize(partial)
+    with_retries(name, lambda: fetch(s, url, path, size), lambda: size_of(partial))
+    found = os.path.getsize(partial)
+    if size >= 0 and found != size:
         os.remove(partial)
-        raise BadInput(f"{name}: {found} bytes arrived, its source has {size}; removed, run the same command again")
+        raise BadInput(f"{name}: expected {size} bytes, got {found}; the file was removed: run the same command again")
     if sha256 and sha256_of(partial) != sha256:
         os.remove(partial)
-        raise BadInput(f"{name}: the sha256 of what arrived is not {sha256[:12]}...; removed, run the same command again")
+        raise BadInput(f"{name}: expected sha256 {sha256[:12]}..., got another; the file was removed: "
+                       "run the same command again")
     with writing(path):
         os.replace(partial, path)
         sync_directory(directory)
@@ -119,9 +128,9 @@ def download(url, path, size=-1, sha256=None):
 
 
 def fetch(s, url, path, size):
-    """one try, from where the partial file ends"""
+    """one try, which starts where the partial file ends"""
     partial = path + PARTIAL
-    have = os.path.getsize(partial) if os.path.exists(partial) else 0
+    have = size_of(partial)
     if 0 <= size < have:
         os.remove(partial)
         have = 0
@@ -131,24 +140,24 @@ def fetch(s, url, path, size):
     if have:
         headers["Range"] = f"bytes={have}-"
     with s.get(url, headers=headers, stream=True, timeout=TIMEOUT) as r:
-        if r.status_code == 416:                        # nothing behind what is there: the whole, or of another file
+        if r.status_code == 416:                        # nothing follows: the file is whole, or belongs to another one
             total = r.headers.get("Content-Range", "").rpartition("/")[2]
             if total.isdigit() and int(total) == have:
                 return
             os.remove(partial)
-            raise ConnectionError("the partial file is of another version")
+            raise ConnectionError("the partial file belongs to another version")
         r.raise_for_status()
         if have and (r.status_code != 206 or not r.headers.get("Content-Range", "").startswith(f"bytes {have}-")):
-            have = 0                                    # the server sends all of it again
+            have = 0                                    # the server sends the whole file again
         length = r.headers.get("Content-Length")
-        total = have + int(length) if length and length.isdigit() else size
+        total = have + int(length) if length and length.isdigit() else size     # -1: unknown
         progress = Progress(max(total, 0), os.path.basename(path))
         try:
             with writing(path):
                 f = open(partial, "r+b" if have else "wb")
             with f:
                 f.seek(have)
-                for block in r.iter_content(1 << 16):     # a lost connection loses at most this
+                for block in r.iter_content(1 << 16):   # a lost connection costs at most this much
                     with writing(path):
                         f.write(block)
                     have += len(block)
@@ -164,7 +173,7 @@ def fetch(s, url, path, size):
 
 
 def hub_download(repo, entries, cache):
-    """the entries of hub_files(), on disk"""
+    """downloads the entries of hub_files() and returns their paths"""
     paths = []
     for path, size, sha256 in entries:
         paths.append(download(hub_url(repo, path), os.path.join(cache, *path.split("/")), size, sha256))
@@ -176,7 +185,8 @@ BERT_VOCAB = ("google-bert/bert-base-uncased", "vocab.txt", 231508,
 
 
 def vocabulary(args):
-    """where the tokenizer's files are: --tokenizer, --local if it has them, or downloaded; None: tiktoken gets GPT-2's itself"""
+    """The directory of the tokenizer's files: --tokenizer, or --local if it has them, or the cache after a download.
+    None means that tiktoken gets GPT-2's itself."""
     if args.tokenizer:
         return args.tokenizer
     names = ("vocab.txt",) if args.encoding == "bert" else ("encoder.json", "vocab.json")
@@ -186,4 +196,5 @@ def vocabulary(args):
         return None
     repo, name, size, sha256 = BERT_VOCAB
     cache = args.cache or os.path.join(args.out, "source")
-    return os.path.dirname(download(hub_url(repo, name, kind=""), os.path.join(cache, "bert-base-uncased", name), size, sha256))
+    path = os.path.join(cache, "bert-base-uncased", name)
+    return os.path.dirname(download(hub_url(repo, name, kind=""), path, size, sha256))

@@ -1,8 +1,8 @@
-"""encoding.py -- text to token ids: GPT-2's byte-pair encoding (tiktoken) and BERT's uncased WordPiece (tokenizers), on all cores.
+"""encoding.py -- text to token ids on all cores: GPT-2's byte-pair encoding (tiktoken), BERT's WordPiece (tokenizers).
 
-A document is handed over in pieces (sources.py), each cut where no token can span the cut, so that pieces encoded apart give
-the ids of the whole. Documents in a shard are framed as the trainer reads them: GPT-2's by <|endoftext|> in front, BERT's as
-[CLS] ... [SEP].
+A document arrives in pieces (sources.py), cut only where no token can span the cut, so that the pieces encoded one by
+one give the ids of the whole document. In a shard a document is framed as the trainer reads it: GPT-2 writes
+<|endoftext|> before it, BERT writes [CLS] document [SEP].
 """
 import hashlib
 import json
@@ -17,13 +17,13 @@ from concurrent.futures.process import BrokenProcessPool
 
 from common import BadInput, need, open_regular
 
-TASK_BYTES = 1 << 19                # text a worker gets at once: large enough to hide the transfer, small enough to spread
-TASKS_A_WORKER = 4                  # in flight, which bounds the memory
+TASK_BYTES = 1 << 19                # text per task: large enough to hide its transfer, small enough to share out evenly
+TASKS_PER_WORKER = 4                # tasks in flight, which bounds the memory
 
-# the pattern by which GPT-2 cuts text into words before pairing bytes; possessive, so that long runs cost linear time
+# The pattern by which GPT-2 cuts text into words before it pairs bytes; possessive, so that long runs take linear time.
 GPT2_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
-# what a vocabulary is known by: size, id after which a document ends, and the sha256 of its table
+# what identifies a vocabulary: its size, the id that ends a document, and the sha256 of its table
 VOCABULARIES = {
     "gpt2": (50257, 50256, "3b27ee95684e28911415c6bcd8537b0d5b950f05a84053d4e6c63a26990f9617"),
     "bert": (30522, 102, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
@@ -32,7 +32,7 @@ CLS, SEP, EOT = 101, 102, 50256
 
 
 def byte_characters():
-    """GPT-2 writes each byte as one printable character: itself, or one from U+0100 on for those that do not print"""
+    """{character: byte}: GPT-2 writes a printable byte as itself and any other as a character from U+0100 on"""
     table, spare = {}, 256
     for b in range(256):
         if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255:
@@ -51,11 +51,11 @@ def first_file(directory, names):
 
 
 def gpt2_ranks(directory):
-    """{bytes of a token: id} from encoder.json and vocab.bpe (or vocab.json and merges.txt); checks one against the other"""
+    """{bytes of a token: id} from encoder.json and vocab.bpe (or vocab.json and merges.txt), which must agree"""
     vocab = first_file(directory, ("encoder.json", "vocab.json"))
     merges = first_file(directory, ("vocab.bpe", "merges.txt"))
     if vocab is None or merges is None:
-        raise BadInput(f"{directory}: GPT-2's encoder.json and vocab.bpe (or vocab.json and merges.txt) are not both there")
+        raise BadInput(f"{directory}: expected GPT-2's encoder.json and vocab.bpe (or vocab.json and merges.txt) there")
     try:
         with open_regular(vocab) as f:
             table = json.loads(f.read().decode("utf-8"))
@@ -64,20 +64,22 @@ def gpt2_ranks(directory):
     except (ValueError, RecursionError) as e:
         raise BadInput(f"{vocab}, {merges}: not GPT-2's vocabulary ({e})") from None
     size, eot, _ = VOCABULARIES["gpt2"]
-    if not isinstance(table, dict) or len(table) != size or table.get("<|endoftext|>") != eot:
-        raise BadInput(f"{vocab}: an unknown vocabulary: wanted {size} tokens with <|endoftext|> as {eot}, "
-                       f"found {len(table)} with {table.get('<|endoftext|>') if isinstance(table, dict) else 'no table'}")
+    if not isinstance(table, dict):
+        raise BadInput(f"{vocab}: an unknown vocabulary: expected a table of {size} tokens, got no table")
+    if len(table) != size or table.get("<|endoftext|>") != eot:
+        raise BadInput(f"{vocab}: an unknown vocabulary: expected {size} tokens with <|endoftext|> as {eot}, "
+                       f"got {len(table)} with {table.get('<|endoftext|>')}")
     letters = byte_characters()
     try:
         ranks = {bytes(letters[c] for c in token): rank for token, rank in table.items() if rank != eot}
     except (KeyError, TypeError) as e:
-        raise BadInput(f"{vocab}: a token with a character that stands for no byte: {e}") from None
+        raise BadInput(f"{vocab}: a token has a character that stands for no byte: {e}") from None
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     for number, pair in enumerate(pairs):
         if len(pair) != 2 or table.get(pair[0] + pair[1]) != 256 + number:
             raise BadInput(f"{merges}: merge {number}, '{' '.join(pair)}', is not token {256 + number} of {vocab}")
     if len(pairs) != size - 257 or sorted(ranks.values()) != list(range(size - 1)):
-        raise BadInput(f"{merges}: {len(pairs)} merges, wanted {size - 257}")
+        raise BadInput(f"{merges}: expected {size - 257} merges, got {len(pairs)}")
     return ranks
 
 
@@ -89,9 +91,9 @@ def ranks_sha256(ranks):
 
 
 class GPT2:
-    """ids of text; '<|endoftext|>' in a text is plain text"""
+    """GPT-2's byte-pair encoding; '<|endoftext|>' inside a text is plain text"""
     name = "gpt2"
-    frame = ([EOT], [])             # before and after a document
+    frame = ([EOT], [])             # ids before and after a document
 
     def __init__(self, directory=None):
         tiktoken = need("tiktoken")
@@ -102,9 +104,9 @@ class GPT2:
         else:
             try:
                 self.encoding = tiktoken.get_encoding("gpt2")
-            except Exception as e:  # tiktoken downloads its tables with requests, whose errors are many
-                raise BadInput(f"tiktoken cannot download GPT-2's vocabulary ({type(e).__name__}); give --tokenizer DIR with "
-                               "encoder.json and vocab.bpe") from None
+            except Exception as e:  # tiktoken downloads its tables with requests, which has many kinds of errors
+                raise BadInput(f"tiktoken cannot download GPT-2's vocabulary ({type(e).__name__}); "
+                               "give --tokenizer DIR with encoder.json and vocab.bpe") from None
         self.sha256 = VOCABULARIES["gpt2"][2]
 
     def check(self):
@@ -113,9 +115,9 @@ class GPT2:
             raise BadInput("an unknown vocabulary: the tokens are not GPT-2's")
 
     def encode(self, texts):
-        """one uint16 array a text"""
+        """one uint16 array per text"""
         np = need("numpy")
-        if hasattr(self.encoding, "encode_to_numpy"):       # no list of Python integers in between
+        if hasattr(self.encoding, "encode_to_numpy"):       # faster: it makes no list of Python integers
             return [self.encoding.encode_to_numpy(t, disallowed_special=()).astype(np.uint16) for t in texts]
         return [np.asarray(self.encoding.encode_ordinary(t), dtype=np.uint16) for t in texts]
 
@@ -124,25 +126,26 @@ class GPT2:
 
 
 class BERT:
-    """uncased WordPiece; '[MASK]' in a text is plain text"""
+    """BERT's uncased WordPiece; '[MASK]' inside a text is plain text"""
     name = "bert"
     frame = ([CLS], [SEP])
 
     def __init__(self, directory=None):
         if not directory:
-            raise BadInput("BERT's vocabulary: give --tokenizer DIR with vocab.txt of bert-base-uncased")
+            raise BadInput("expected BERT's vocabulary: give --tokenizer DIR with vocab.txt of bert-base-uncased")
         tokenizers = need("tokenizers")
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"      # the processes share the work already
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"      # several processes share the work already
         self.path = directory if os.path.isfile(directory) else first_file(directory, ("vocab.txt",))
         if self.path is None:
-            raise BadInput(f"{directory}: BERT's vocab.txt is not there")
+            raise BadInput(f"{directory}: expected BERT's vocab.txt there")
         with open_regular(self.path) as f:
             text = f.read()
         self.sha256 = hashlib.sha256(text).hexdigest()
         size, _, known = VOCABULARIES["bert"]
         if self.sha256 != known:
-            raise BadInput(f"{self.path}: an unknown vocabulary: {text.count(10)} lines with sha256 {self.sha256[:12]}..., wanted "
-                           f"bert-base-uncased's {size} with {known[:12]}...; altered copies go by the same name")
+            raise BadInput(f"{self.path}: an unknown vocabulary: expected bert-base-uncased's {size} lines with sha256 "
+                           f"{known[:12]}..., got {text.count(10)} with {self.sha256[:12]}...; altered copies exist "
+                           "under the same name")
         self.tokens = text.decode("utf-8").split("\n")[:size]
         vocab = {token: i for i, token in enumerate(self.tokens)}
         model = tokenizers.models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
@@ -152,7 +155,7 @@ class BERT:
         self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
 
     def check(self):
-        pass                        # done by sha256 on reading
+        pass                        # __init__ has compared the sha256
 
     def encode(self, texts):
         np = need("numpy")
@@ -173,9 +176,9 @@ def make_encoding(name, directory):
     return encoding
 
 
-# Pieces to ids. A piece is (text as UTF-8, starts a document, ends one); with max_tokens above 0 the texts in it, apart by NUL, are
-# documents of their own, each cut to max_tokens with its frame.
 def encode_pieces(encoding, pieces, max_tokens):
+    """One array of ids per piece. A piece is (text as UTF-8, whether it starts a document, whether it ends one). With
+    max_tokens > 0 a piece holds several documents, separated by NUL; each is cut to max_tokens with its frame."""
     np = need("numpy")
     before, after = (np.asarray(x, dtype=np.uint16) for x in encoding.frame)
     if max_tokens:
@@ -183,18 +186,19 @@ def encode_pieces(encoding, pieces, max_tokens):
         ids = iter(encoding.encode([t.decode("utf-8") for group in groups for t in group]))
         room = max_tokens - len(before) - len(after)
         return [np.concatenate([part for _ in group for part in (before, next(ids)[:room], after)]) for group in groups]
-    none = before[:0]
-    ids = encoding.encode([text.decode("utf-8") for text, _, _ in pieces])
-    return [np.concatenate((before if first else none, i, after if last else none)) for i, (_, first, last) in zip(ids, pieces)]
+    arrays = []
+    for ids, (_, first, last) in zip(encoding.encode([text.decode("utf-8") for text, _, _ in pieces]), pieces):
+        arrays.append(np.concatenate([before] * first + [ids] + [after] * last))
+    return arrays
 
 
 worker_encoding = None
 
 
 def start_worker(name, directory):
-    """A worker whose parent was killed leaves too, and lets go of the lock that it inherited."""
+    """A worker whose parent was killed ends too, and releases the lock that it inherited."""
     global worker_encoding
-    signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C goes to all; the parent ends the work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C reaches every process; the parent ends the work
     worker_encoding = ENCODINGS[name](directory)
     parent = os.getppid()
 
@@ -211,7 +215,7 @@ def work(pieces, max_tokens):
 
 
 def tasks(pieces):
-    """pieces in bundles of about TASK_BYTES"""
+    """the pieces in bundles of about TASK_BYTES"""
     bundle, size = [], 0
     for piece in pieces:
         bundle.append(piece)
@@ -224,14 +228,14 @@ def tasks(pieces):
 
 
 class Encoder:
-    """The ids of pieces, in order, computed by `workers` processes (1: in this one)."""
+    """Computes the ids of pieces, in their order, by `workers` processes (1: in this process)."""
 
     def __init__(self, name, directory, workers, max_tokens=0):
         self.encoding = make_encoding(name, directory)
         self.max_tokens = max_tokens
         self.workers = workers
         self.pool = None
-        if workers > 1:             # spawned, not forked: threads of this process may hold locks
+        if workers > 1:             # spawned, not forked, because threads of this process may hold locks
             self.pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"),
                                             initializer=start_worker, initargs=(name, directory))
 
@@ -243,7 +247,7 @@ class Encoder:
             self.pool.shutdown(wait=True, cancel_futures=True)
 
     def arrays(self, pieces):
-        """yields one uint16 array a piece"""
+        """yields one uint16 array per piece"""
         np = need("numpy")
         if not self.pool:
             for bundle in tasks(pieces):
@@ -253,7 +257,7 @@ class Encoder:
         bundles = tasks(pieces)
         try:
             while True:
-                while len(running) < self.workers * TASKS_A_WORKER:
+                while len(running) < self.workers * TASKS_PER_WORKER:
                     bundle = next(bundles, None)
                     if bundle is None:
                         break
@@ -266,5 +270,5 @@ class Encoder:
                     yield ids[at:at + n]
                     at += n
         except BrokenProcessPool:
-            raise BadInput("a tokenizing process died (out of memory?); finished shards are kept: run the same command again with "
-                           "fewer --workers") from None
+            raise BadInput("a tokenizing process died (out of memory?); finished shards are kept: "
+                           "run the same command again with fewer --workers") from None

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""fineweb_edu.py -- FineWeb-Edu, or classic FineWeb: filtered web text, the sample of 10 billion tokens.
+"""fineweb_edu.py -- FineWeb-Edu or classic FineWeb: filtered web text, the sample of 10 billion tokens.
 
     data/fineweb_edu.py --out data/edu_fineweb10B
     data/fineweb_edu.py --dataset classic --out data/fineweb10B
     data/fineweb_edu.py --files 1 --out data/edu_fineweb700M        a fourteenth of it
 
-Source    the hub's HuggingFaceFW/fineweb-edu (or fineweb), sample/10BT; with --local, the .parquet files below DIR
-Size      edu: 14 files, 28.5 GB to download, 20 GB of shards; classic: 15 files, 30 GB, 21 GB of shards. The downloads may be
-          removed afterwards. --sample 100BT and 350BT are 10 and 35 times that
+Source    HuggingFaceFW/fineweb-edu (or fineweb) on the hub, sample/10BT; with --local, the .parquet files below DIR
+Size      edu: 14 files, 28.5 GB to download, 20 GB of shards; classic: 15 files, 30 GB, 21 GB of shards. The
+          downloads may be removed afterwards. --sample 100BT and 350BT are 10 and 35 times as large
 Licence   ODC-By 1.0, and Common Crawl's terms of use
 Tokens    edu: 9.67 million documents, about 9.9 billion GPT-2 tokens in 100 shards; classic: about 10.3 billion in 104
-Time      downloading: 40 minutes at 100 Mbit/s; tokenizing: about 1 million tokens a second and core, so
-          3 hours of one core, 12 minutes of 16
+Time      downloading: 40 minutes at 100 Mbit/s; tokenizing: about 1 million tokens per second and core, so
+          3 hours on one core, 12 minutes on 16
 
-Writes PREFIX_val_000000.bin, PREFIX_train_000001.bin and on, 100M tokens each (llm.c's names, and manifest.json). The order of
-documents is shuffled by --seed: groups of about 1,000 over the whole source, then single documents within windows of
---window_mb. The same seed gives the same shards on every machine and for any number of workers.
+Writes PREFIX_val_000000.bin, then PREFIX_train_000001.bin and so on, 100M tokens each, under the names that llm.c uses,
+and manifest.json. --seed shuffles the documents: groups of about 1,000 over the whole source, then single documents
+within windows of --window_mb. The same seed gives the same shards on every machine and for any number of workers.
 """
 import os
 import sys
@@ -31,9 +31,9 @@ DATASETS = {"edu": ("HuggingFaceFW/fineweb-edu", "edu_fineweb"), "classic": ("Hu
 def main(argv):
     p = parser(__doc__, "data/edu_fineweb10B")
     add_stream_flags(p)
-    p.add_argument("--dataset", choices=sorted(DATASETS), default="edu", help="edu or classic FineWeb [edu]")
-    p.add_argument("--sample", choices=("10BT", "100BT", "350BT"), default="10BT", help="[10BT]")
-    p.add_argument("--files", type=natural, default=0, help="only so many of the source's files; 0 = all [0]")
+    p.add_argument("--dataset", choices=sorted(DATASETS), default="edu", help="FineWeb-Edu or classic FineWeb [edu]")
+    p.add_argument("--sample", choices=("10BT", "100BT", "350BT"), default="10BT", help="size of the sample [10BT]")
+    p.add_argument("--files", type=natural, default=0, help="number of source files to read; 0 = all [0]")
     args = p.parse_args(argv)
     repo, prefix = DATASETS[args.dataset]
     if args.local:
@@ -41,7 +41,8 @@ def main(argv):
     else:
         entries = hub_files(repo, f"sample/{args.sample}", ".parquet")[:args.files or None]
         paths = hub_download(repo, entries, args.cache or os.path.join(args.out, "source"))
-    stream = Stream("text", Reader(), paths, **numbered(prefix, args.shard_tokens, args.val_tokens), **stream_kwargs(args))
+    shards = numbered(prefix, args.shard_tokens, args.val_tokens)
+    stream = Stream("text", Reader(), paths, **shards, **stream_kwargs(args))
     build(args.out, [stream], args.encoding, vocabulary(args), args.workers,
           {"name": f"{repo} sample-{args.sample}", "licence": "ODC-By 1.0"})
 

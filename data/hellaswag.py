@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """hellaswag.py -- HellaSwag's validation split as llm.c's multiple-choice file, for --hellaswag.
 
-Source    github.com/rowanz/hellaswag, data/hellaswag_val.jsonl; with --local, that file or the one of this name in DIR
+Source    github.com/rowanz/hellaswag, data/hellaswag_val.jsonl; with --local, that file, or the one of this name in DIR
 Size      12 MB to download, 3.6 MB written
 Licence   MIT
 Tokens    10,042 examples of one context and four endings, 1.8 million GPT-2 tokens
 Time      seconds
 
-Format: 256 int32 {20240522, 1, examples, bytes of the longest example, 0...}, then of each example in uint16: 65535, bytes of the
-example, its number, the right ending, 4, then length and tokens of the context and of each ending, which begins with a space.
+Format: 256 int32 {20240522, 1, examples, bytes of the longest example, 0...}, then for each example, in uint16: 65535,
+the bytes of the example, its number, the right ending, 4, and then length and tokens of the context and of each ending.
+An ending begins with a space.
 """
 import glob
 import os
@@ -26,11 +27,12 @@ MARK, ENDINGS = 65535, 4
 
 
 def usable(record):
+    """whether a record has a context, four endings and the number of the right one"""
     try:
         label = int(record["label"])
         endings = record["endings"]
-        return (isinstance(record["ctx"], str) and record["ctx"].strip() and isinstance(endings, list) and len(endings) == ENDINGS
-                and all(isinstance(e, str) for e in endings) and 0 <= label < ENDINGS)
+        return (isinstance(record["ctx"], str) and record["ctx"].strip() and isinstance(endings, list)
+                and len(endings) == ENDINGS and all(isinstance(e, str) for e in endings) and 0 <= label < ENDINGS)
     except (KeyError, ValueError, TypeError):
         return False
 
@@ -43,39 +45,49 @@ def encode_example(encoding, record, number):
         body += struct.pack(f"<H{len(e)}H", len(e), *e)
     size = 6 + len(body)
     if size >= 65536:
-        raise BadInput(f"example {number}: {size} bytes, the format holds 65535")
+        raise BadInput(f"example {number}: expected at most 65535 bytes, the format's limit, got {size}")
     return struct.pack("<3H", MARK, size, number) + body
+
+
+def source_file(args):
+    """the .jsonl to read: from --local, or downloaded"""
+    if not args.local:
+        return download(URL, os.path.join(args.cache or os.path.join(args.out, "source"), "hellaswag_val.jsonl"))
+    if not os.path.isdir(args.local):
+        return args.local
+    found = sorted(glob.glob(os.path.join(glob.escape(args.local), "hellaswag_val.jsonl*")))
+    if not found:
+        raise BadInput(f"{args.local}: expected hellaswag_val.jsonl there")
+    return found[0]
+
+
+def read_examples(path, encoding, counts):
+    """the encoded examples of a .jsonl; records that are not usable are counted and skipped"""
+    examples = []
+    try:
+        stream, _ = open_bytes(path)
+        with stream:
+            for record in json_records(stream, counts, path):
+                if not usable(record):
+                    counts["bad_lines"] += 1
+                elif len(examples) == MARK:
+                    raise BadInput(f"{path}: expected at most {MARK} examples, the most that the format can number")
+                else:
+                    examples.append(encode_example(encoding, record, len(examples)))
+    except DAMAGED as e:
+        raise BadInput(f"{path}: damaged or cut short ({e})") from None
+    if not examples:
+        raise BadInput(f"{path} ({kind_of(path)}): no example with ctx, label and four endings")
+    return examples
 
 
 def main(argv):
     args = parser(__doc__, "data/hellaswag", encodings=("gpt2",)).parse_args(argv)
-    if args.local:
-        path = args.local
-        if os.path.isdir(path):
-            found = sorted(glob.glob(os.path.join(glob.escape(path), "hellaswag_val.jsonl*")))
-            if not found:
-                raise BadInput(f"{path}: no hellaswag_val.jsonl there")
-            path = found[0]
-    else:
-        path = download(URL, os.path.join(args.cache or os.path.join(args.out, "source"), "hellaswag_val.jsonl"))
+    path = source_file(args)
     counts = new_counts()
     with locked(args.out):
         encoding = make_encoding("gpt2", vocabulary(args))
-        examples = []
-        try:
-            stream, _ = open_bytes(path)
-            with stream:
-                for record in json_records(stream, counts, path):
-                    if not usable(record):
-                        counts["bad_lines"] += 1
-                    elif len(examples) == MARK:
-                        raise BadInput(f"{path}: more than {MARK} examples, which the format cannot number")
-                    else:
-                        examples.append(encode_example(encoding, record, len(examples)))
-        except DAMAGED as e:
-            raise BadInput(f"{path}: damaged or cut short ({e})") from None
-        if not examples:
-            raise BadInput(f"{path} ({kind_of(path)}): no example with ctx, label and four endings")
+        examples = read_examples(path, encoding, counts)
         header = struct.pack("<256i", EVAL_MAGIC, 1, len(examples), max(map(len, examples)), *[0] * 252)
         data = header + b"".join(examples)
         name = "hellaswag_val.bin"
@@ -85,9 +97,11 @@ def main(argv):
         write_file(target, data)
         manifest.data["counts"] = {"val": {**counts, "documents": len(examples)}}
         manifest.data["complete"] = True
-        manifest.add({"file": name, "bytes": len(data), "sha256": sha256_of(target), "stream": "val", "examples": len(examples)})
+        manifest.add({"file": name, "bytes": len(data), "sha256": sha256_of(target), "stream": "val",
+                      "examples": len(examples)})
     report(counts)
-    say(f"wrote {target}: {len(examples):,} examples" + ("" if len(examples) == EXAMPLES else f" (the validation split has {EXAMPLES:,})"))
+    note = "" if len(examples) == EXAMPLES else f" (the validation split has {EXAMPLES:,})"
+    say(f"wrote {target}: {len(examples):,} examples{note}")
 
 
 if __name__ == "__main__":

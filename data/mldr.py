@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""mldr.py -- MLDR, English: queries, relevance judgements and the full corpus of a long-document retrieval test, as BERT shards.
+"""mldr.py -- MLDR, English: a long-document retrieval test (queries, judgements, the full corpus) as BERT shards.
 
     data/mldr.py --out data/mldr_en
 
-Source    the hub's Shitao/MLDR, mldr-v1.0-en: corpus, test, dev and (with --train) train .jsonl.gz; with --local, these files in DIR
+Source    Shitao/MLDR on the hub, mldr-v1.0-en: corpus, test, dev and (with --train) train .jsonl.gz; with --local,
+          these files in DIR
 Size      1.1 GB to download, 2.4 GB with --train; 2 GB of shards
 Licence   MIT
-Tokens    200,000 documents (Wikipedia articles) of 4,700 WordPiece tokens on average; 800 queries of test, 200 of dev, 10,000 of train
-Time      downloading: 2 minutes at 100 Mbit/s; tokenizing: 30 minutes of one core
+Tokens    200,000 documents (Wikipedia articles) of 4,700 WordPiece tokens on average; 800 test queries, 200 dev queries
+          and 10,000 training queries
+Time      downloading: 2 minutes at 100 Mbit/s; tokenizing: 30 minutes on one core
 
 Writes, with manifest.json:
-    mldr_corpus_000000.bin ...  every document as [CLS] text [SEP], cut at --max_tokens; .ids beside each: their names, one a line
-    mldr_test_queries.bin, .ids   likewise; also dev
-    mldr_test_qrels.tsv         TREC's lines "query 0 document 1"; also dev
+    mldr_corpus_000000.bin ...        every document as [CLS] text [SEP], cut at --max_tokens; the .ids file beside each
+                                      shard has the documents' names, one per line
+    mldr_test_queries.bin, .ids       the queries in the same format; also dev
+    mldr_test_qrels.tsv               TREC's lines "query 0 document 1"; also dev
     train/mldr_train_000000.bin ...   --train: (query, positive, hard negative) triplets as msmarco.py writes them
-Header of a shard: int32 [5] documents in a group (1, triplets 3), [6] the number of documents.
+In the header of a shard, int32 [5] is the number of documents per group (1, or 3 in triplets), [6] that of documents.
 """
 import os
 import sys
@@ -30,13 +33,14 @@ TRIPLET_TOKENS = 512
 
 
 def name_of(value):
-    """a name that fits a line of TREC's formats, or None"""
+    """a name without whitespace, as TREC's formats need it, or None"""
     if isinstance(value, int):
         value = str(value)
     return value if isinstance(value, str) and value and not any(c.isspace() for c in value) else None
 
 
 def named_text(name_field, text_field):
+    """record -> (text, name), or None if the record lacks one of them"""
     def make(record):
         name, text = name_of(record.get(name_field)), record.get(text_field)
         if name is None or not isinstance(text, str) or not text.strip():
@@ -46,7 +50,7 @@ def named_text(name_field, text_field):
 
 
 def qrels(path):
-    """(lines of judgements, documents judged)"""
+    """(the judgements as TREC's lines, the set of documents judged)"""
     lines, judged = [], set()
     make = named_text("query_id", "query")
     try:
@@ -58,7 +62,7 @@ def qrels(path):
                 for passage in record.get("positive_passages") or []:
                     document = name_of(passage.get("docid")) if isinstance(passage, dict) else None
                     if document is None:
-                        raise BadInput(f"{path}: query {record['query_id']} has a positive passage without docid")
+                        raise BadInput(f"{path}: query {record['query_id']} has a positive passage without a docid")
                     lines.append(f"{record['query_id']} 0 {document} 1\n")
                     judged.add(document)
     except DAMAGED as e:
@@ -69,7 +73,7 @@ def qrels(path):
 
 
 def check_names(directory, data, judged):
-    """a judged document that the corpus lacks could never be found, and one that it has twice would count twice"""
+    """A judged document that the corpus lacks could never be found, and one that it has twice would count twice."""
     names = []
     for shard in data["shards"]:
         if shard["stream"] == "corpus":
@@ -81,34 +85,44 @@ def check_names(directory, data, judged):
     for split, documents in judged.items():
         missing = sorted(documents - known)
         if missing:
-            raise BadInput(f"{len(missing)} documents judged in {split} are not in the corpus, {missing[0]} the first")
+            raise BadInput(f"{len(missing)} documents judged in {split} are not in the corpus, e.g. {missing[0]}")
     say(f"every judged document is among the {len(names):,} of the corpus")
 
 
 def local(directory, split):
+    """the file of a split in --local, plain or compressed"""
     for name in (f"{split}.jsonl{e}" for e in ("", *COMPRESSED)):
         path = os.path.join(directory, name)
         if os.path.isfile(path):
             return path
-    raise BadInput(f"{directory}: no {split}.jsonl there, nor one compressed")
+    raise BadInput(f"{directory}: expected {split}.jsonl there, plain or compressed")
+
+
+def source_files(args, wanted):
+    """{split: path}: from --local, or downloaded"""
+    if args.local:
+        return {split: local(args.local, split) for split in wanted}
+    entries = {os.path.basename(e[0]).split(".")[0]: e for e in hub_files(REPO, FOLDER, ".jsonl.gz")}
+    if not set(wanted) <= set(entries):
+        raise BadInput(f"{REPO} {FOLDER}: expected {', '.join(wanted)}, got {', '.join(sorted(entries))}")
+    cache = args.cache or os.path.join(args.out, "source")
+    return dict(zip(wanted, hub_download(REPO, [entries[split] for split in wanted], cache)))
 
 
 def main(argv):
     p = parser(__doc__, "data/mldr_en", encodings=("bert",))
-    p.add_argument("--max_tokens", type=positive, default=16384, help="longest document, its frame included [16384]")
-    p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens in a shard [{SHARD_TOKENS}]")
-    p.add_argument("--train", action="store_true", help="the training triplets too")
-    p.add_argument("--no_dev", action="store_true", help="without the dev split")
+    p.add_argument("--max_tokens", type=positive, default=16384,
+                   help="tokens of the longest document, including [CLS] and [SEP] [16384]")
+    p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens per shard [{SHARD_TOKENS}]")
+    p.add_argument("--train", action="store_true", help="write the training triplets too")
+    p.add_argument("--no_dev", action="store_true", help="leave out the dev split")
     args = p.parse_args(argv)
-    wanted = ["corpus", "test"] + ([] if args.no_dev else ["dev"]) + (["train"] if args.train else [])
-    if args.local:
-        files = {split: local(args.local, split) for split in wanted}
-    else:
-        entries = {os.path.basename(e[0]).split(".")[0]: e for e in hub_files(REPO, FOLDER, ".jsonl.gz")}
-        if not set(wanted) <= set(entries):
-            raise BadInput(f"{REPO} {FOLDER}: wanted {', '.join(wanted)}, there are {', '.join(sorted(entries))}")
-        paths = hub_download(REPO, [entries[split] for split in wanted], args.cache or os.path.join(args.out, "source"))
-        files = dict(zip(wanted, paths))
+    wanted = ["corpus", "test"]
+    if not args.no_dev:
+        wanted.append("dev")
+    if args.train:
+        wanted.append("train")
+    files = source_files(args, wanted)
     streams = [Stream("corpus", Reader(make=named_text("docid", "text")), [files["corpus"]],
                       **numbered("mldr", args.shard_tokens, split="corpus"), group=1)]
     extra, judged = {}, {}
@@ -121,7 +135,8 @@ def main(argv):
                  {"name": "MLDR-en", "licence": "MIT"}, args.max_tokens, extra)
     check_names(args.out, data, judged)
     if args.train:
-        stream = Stream("train", Reader(make=triplet), [files["train"]], **numbered("mldr", args.shard_tokens), group=GROUP)
+        shards = numbered("mldr", args.shard_tokens)
+        stream = Stream("train", Reader(make=triplet), [files["train"]], **shards, group=GROUP)
         build(os.path.join(args.out, "train"), [stream], args.encoding, vocabulary(args), args.workers,
               {"name": "MLDR-en training triplets", "licence": "MIT"}, TRIPLET_TOKENS)
 

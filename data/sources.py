@@ -1,8 +1,10 @@
-"""sources.py -- documents out of .txt, .jsonl, .parquet, their .gz .xz .bz2 .zst, members of a .zip ("a.zip!member") or standard input.
+"""sources.py -- documents from .txt, .jsonl and .parquet files, plain or as .gz .xz .bz2 .zst, from members of a .zip
+("a.zip!member") and from standard input.
 
-A source is a list of units: a parquet row group, or any other file. A unit yields pieces: (text as UTF-8, starts a document,
-ends one, name). Units are put in random order by the seed, then documents are shuffled within windows of a stated size: with
-units of a thousand documents, as FineWeb's row groups are, that mixes the whole source in the memory of one window.
+A source is a list of units: each parquet row group is one, and so is every other file. A unit yields pieces: (text as
+UTF-8, whether it starts a document, whether it ends one, name). The seed puts the units in random order, and then
+documents are shuffled within windows of a given size. With units of a thousand documents, like FineWeb's row groups,
+this mixes the whole source in the memory of one window.
 """
 import bz2
 import contextlib
@@ -21,11 +23,11 @@ from collections import namedtuple
 from common import BadInput, need, open_regular, say
 
 Piece = namedtuple("Piece", "text first last name", defaults=("",))
-Unit = namedtuple("Unit", "path group weight")                  # group: of a parquet file, or -1; weight: bytes, for the progress bar
+Unit = namedtuple("Unit", "path group weight")      # group: row group, or -1; weight: bytes, for the progress bar
 
-PIECE_BYTES = 1 << 20               # a longer document is cut at the next place where no token can span the cut
-FORCED_BYTES = 1 << 24              # ... or here, if there is no such place: counted, since tokens at the cut may differ
-# Between a visible ASCII character and a space or newline: GPT-2's words begin there, and WordPiece's end.
+PIECE_BYTES = 1 << 20               # a longer document is cut at the next place where no token can span the cut,
+FORCED_BYTES = 1 << 24              # or here, if there is none: such cuts are counted, since tokens there may differ
+# Between a visible ASCII character and a space or newline, where a word of GPT-2 begins and one of WordPiece ends
 CUT = re.compile(rb"[!-~](?=[ \n])")
 STDIN = ("-", "-.jsonl")            # standard input, as text or as JSON lines
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
@@ -37,10 +39,10 @@ def new_counts():
     return {"documents": 0, "text_bytes": 0, "empty": 0, "bad_utf8": 0, "bad_lines": 0, "forced_cuts": 0}
 
 
-# Bytes of one file ------------------------------------------------------------------------------------------------------------------
+# Bytes of one file ----------------------------------------------------------------------------------------------------
 
 class ZstdReader(io.RawIOBase):
-    """zstandard's own stream takes a truncated file for a complete one"""
+    """needed because zstandard's own stream takes a truncated file for a complete one"""
 
     def __init__(self, file):
         self.file, self.zstd = file, need("zstandard")
@@ -72,7 +74,7 @@ class ZstdReader(io.RawIOBase):
 
 
 def open_bytes(path):
-    """(uncompressed stream, the file below it, whose position is the progress)"""
+    """(uncompressed stream, the file beneath it, whose position tells the progress)"""
     if path in STDIN:
         return sys.stdin.buffer, None
     if "!" in path and path.split("!", 1)[0].endswith(".zip"):
@@ -93,7 +95,7 @@ def open_bytes(path):
 
 
 def kind_of(path):
-    """the ending that says what is in a file, below its compression"""
+    """the ending that says what a file contains, without those of its compression"""
     name = path.split("!")[-1]
     for ending in COMPRESSED:
         if name.endswith(ending):
@@ -102,7 +104,8 @@ def kind_of(path):
 
 
 def files_in(paths, kinds=KINDS):
-    """every file below the directories, and every member of the archives, sorted; a file named outright is taken as it is"""
+    """Every file of these kinds below the directories and every such member of the archives, sorted. A file that paths
+    name directly is taken whatever its kind."""
     found = []
     for path in paths:
         if path not in STDIN and not os.path.exists(path):
@@ -121,21 +124,22 @@ def files_in(paths, kinds=KINDS):
             except DAMAGED as e:
                 raise BadInput(f"{file}: not a whole zip archive ({e})") from None
     if not found:
-        raise BadInput(f"no file of {', '.join(kinds)} (or those with {', '.join(COMPRESSED)}, or .zip) in {', '.join(paths)}")
+        raise BadInput(f"no file of {', '.join(kinds)} (plain, with {', '.join(COMPRESSED)}, or in a .zip) "
+                       f"in {', '.join(paths)}")
     return found
 
 
-# Documents of one unit --------------------------------------------------------------------------------------------------------------
+# Documents of one unit ------------------------------------------------------------------------------------------------
 
 def cut(text, counts):
-    """(pieces, rest): text in pieces of about PIECE_BYTES, cut only where no token can span the cut; the rest waits for more"""
+    """(pieces, rest): pieces of about PIECE_BYTES, cut only where no token can span the cut; the rest waits for more"""
     pieces, start = [], 0
     while len(text) - start > PIECE_BYTES:
         m = CUT.search(text, start + PIECE_BYTES - 1)
         end = m.end() if m else -1
         if end < 0 and len(text) - start > FORCED_BYTES:
             end = start + FORCED_BYTES
-            while end > start + 1 and text[end] & 0xC0 == 0x80:     # not inside a character
+            while end > start + 1 and text[end] & 0xC0 == 0x80:     # never inside a character
                 end -= 1
             counts["forced_cuts"] += 1
         if end < 0:
@@ -146,7 +150,7 @@ def cut(text, counts):
 
 
 def valid(text, counts):
-    """text, with U+FFFD for what is no UTF-8; counts["bad_utf8"] counts the texts that had any"""
+    """text, with U+FFFD for bytes that are not UTF-8; counts["bad_utf8"] counts the texts that had any"""
     try:
         text.decode("utf-8")
         return text
@@ -156,7 +160,7 @@ def valid(text, counts):
 
 
 def pieces_of(document, counts, name=""):
-    """a document that is in memory already, whole"""
+    """the pieces of a document that is in memory"""
     if not document.strip():
         counts["empty"] += 1
         return
@@ -170,7 +174,7 @@ def pieces_of(document, counts, name=""):
 
 
 def stream_document(stream, counts):
-    """a whole file as one document, however long: never more than a few pieces of it are in memory"""
+    """the pieces of a whole file as one document; however long it is, only a few pieces are in memory at once"""
     waiting, first = b"", True
     while True:
         block = stream.read(PIECE_BYTES)
@@ -196,7 +200,7 @@ def line_documents(stream):
 
 
 def blank_documents(stream):
-    """paragraphs apart by blank lines"""
+    """paragraphs, which blank lines separate"""
     lines = []
     for line in stream:
         if line.strip():
@@ -209,7 +213,7 @@ def blank_documents(stream):
 
 
 def sections(stream):
-    """llm.c's cut of tiny Shakespeare: after each empty line, which stays with what it ends"""
+    """sections as llm.c cuts tiny Shakespeare: each ends with an empty line, which belongs to it"""
     parts = stream.read().split(b"\n\n")
     yield from (part + b"\n\n" for part in parts[:-1])
     yield parts[-1]
@@ -219,7 +223,7 @@ SPLITTERS = {"line": line_documents, "blank": blank_documents, "section": sectio
 
 
 def json_text(value):
-    """a string of JSON may hold half of a surrogate pair, which is no text"""
+    """a string of JSON as UTF-8; it may hold half of a surrogate pair, which becomes U+FFFD"""
     try:
         return value.encode("utf-8")
     except UnicodeEncodeError:
@@ -227,7 +231,7 @@ def json_text(value):
 
 
 def json_records(stream, counts, path):
-    """objects of a .jsonl; lines that are none are counted and skipped, but a file of nothing else is an error"""
+    """The objects of a .jsonl file. Other lines are counted and skipped, but a file without any object is an error."""
     good = bad = 0
     for line in stream:
         if not line.strip():
@@ -249,13 +253,18 @@ def json_records(stream, counts, path):
 
 
 class Reader:
-    """How a unit's bytes become pieces. documents: file, line or blank, for plain text; column: the field of JSON and parquet
-    that is the text; make: instead of it, record -> (text, name) or None to skip and count as a bad line."""
+    """How the bytes of a unit become pieces.
+
+    documents   what a document of plain text is: file, or a key of SPLITTERS
+    column      the field of JSON and parquet that holds the text
+    make        instead of column: record -> (text, name), or None, which skips the record and counts a bad line
+    columns     the columns of a parquet file that make needs
+    """
 
     def __init__(self, documents="file", column="text", make=None, columns=None):
         self.documents, self.column, self.make = documents, column, make
         self.columns = columns or [column]
-        self.open_files = {}                # parquet files whose footers are read already: a shuffled order visits each often
+        self.open_files = {}                # parquet files by path: a shuffled order visits each of them often
 
     def units(self, paths):
         units = []
@@ -266,7 +275,7 @@ class Reader:
             file = self.parquet(path)
             missing = [c for c in self.columns if c not in file.schema_arrow.names]
             if missing:
-                raise BadInput(f"{path}: no column '{missing[0]}', there are: {', '.join(file.schema_arrow.names)}")
+                raise BadInput(f"{path}: expected a column '{missing[0]}', got {', '.join(file.schema_arrow.names)}")
             share = os.path.getsize(path) // max(file.num_row_groups, 1)
             units += [Unit(path, g, share) for g in range(file.num_row_groups)]
         return units
@@ -285,7 +294,7 @@ class Reader:
             raise BadInput(f"{path}: not a whole parquet file ({str(e).splitlines()[0]})") from None
 
     def records(self, unit, counts):
-        """rows of a parquet row group"""
+        """the rows of a parquet row group as dictionaries"""
         pa = need("pyarrow")
         try:
             for batch in self.parquet(unit.path).iter_batches(256, row_groups=[unit.group], columns=self.columns):
@@ -293,7 +302,7 @@ class Reader:
                 for name in self.columns:
                     c = batch.column(batch.schema.get_field_index(name))
                     if pa.types.is_string(c.type) or pa.types.is_large_string(c.type):
-                        c = c.cast(pa.large_binary())   # checked here, not by an exception of one bad row for all
+                        c = c.cast(pa.large_binary())   # as bytes, so that one bad row does not raise for the batch
                     columns.append(c.to_pylist())
                 for row in zip(*columns):
                     yield dict(zip(self.columns, row))
@@ -322,14 +331,14 @@ class Reader:
                 yield from pieces_of(text, counts, name)
 
     def pieces(self, unit, counts, progress):
-        """progress[0] is set to the bytes of the unit read so far"""
+        """yields the pieces of a unit; progress[0] is set to the bytes of the unit read so far"""
         if unit.group >= 0:
             yield from self.from_records(self.records(unit, counts), counts)
             progress[0] = unit.weight
             return
         path = unit.path
         if kind_of(path) == ".parquet":
-            raise BadInput(f"{path}: parquet is read from a file of its own, not from standard input or an archive")
+            raise BadInput(f"{path}: expected parquet as a file of its own, not in an archive")
         try:
             stream, below = open_bytes(path)
             with contextlib.ExitStack() as closing:
@@ -351,9 +360,9 @@ class Reader:
             raise BadInput(f"{path}: cannot be read ({e})") from None
 
 
-# Windows ----------------------------------------------------------------------------------------------------------------------------
+# Windows --------------------------------------------------------------------------------------------------------------
 
-# cursor: JSON from which windows() yields it again; end: progress in bytes; counts: of all that was read to make it
+# cursor: JSON from which windows() yields this window again; end: progress in bytes; counts: of all that was read
 Window = namedtuple("Window", "cursor pieces end counts")
 
 
@@ -361,14 +370,21 @@ def new_cursor():
     return {"window": 0, "unit": 0, "piece": 0, "counts": new_counts(), "bytes": 0, "skip": 0, "token": 0}
 
 
+def skip_pieces(pieces, count, unit):
+    for _ in range(count):
+        if next(pieces, None) is None:
+            raise BadInput(f"{unit.path} has fewer documents than when the interrupted run read it; "
+                           "start over with another --out")
+
+
 def windows(reader, units, seed, window_bytes, cursor):
-    """Windows of shuffled documents (seed None: in order), from the cursor on. A document longer than a window goes on in windows
-    of its own, in order."""
+    """Yields windows of shuffled documents (seed None: in order), from the cursor on. A document longer than a window
+    continues, in order, in windows of its own."""
     order = list(range(len(units)))
     if seed is not None:
         random.Random(f"units {seed}").shuffle(order)
     number, counts = cursor["window"], dict(cursor["counts"])
-    done = cursor["bytes"]                  # of the units before this one
+    done = cursor["bytes"]                  # bytes of the units before this one
     documents, current, size = [], [], 0
     start = {"unit": cursor["unit"], "piece": cursor["piece"], "counts": dict(counts), "bytes": done}
     current_start = start
@@ -382,12 +398,10 @@ def windows(reader, units, seed, window_bytes, cursor):
         unit = units[order[u]]
         progress = [0]
         skip = cursor["piece"] if u == cursor["unit"] else 0
-        before = dict(counts)               # what is counted again on the way to the piece is not counted twice
+        before = dict(counts)               # skipping to the piece counts again what is counted already
         found = reader.pieces(unit, counts, progress)
-        for index in range(skip):
-            if next(found, None) is None:
-                raise BadInput(f"{unit.path}: has fewer documents than when the interrupted run read it; start anew in another --out")
         if skip:
+            skip_pieces(found, skip, unit)
             counts.clear()
             counts.update(before)
         index = skip
@@ -403,7 +417,7 @@ def windows(reader, units, seed, window_bytes, cursor):
                 documents.append(current)
                 current = []
                 current_start = {"unit": u, "piece": index, "counts": counted, "bytes": done}
-            while size >= window_bytes:     # twice if what is left is a long document's beginning, as when started from there
+            while size >= window_bytes:     # twice if the rest begins a long document, as in a run that starts there
                 position = done + progress[0]
                 if documents:
                     yield emit(documents, start, position)
@@ -420,12 +434,13 @@ def windows(reader, units, seed, window_bytes, cursor):
     if documents or current:
         yield emit(documents + ([current] if current else []), start, done)
         number += 1
-    yield Window({"window": number, "unit": len(units), "piece": 0, "counts": dict(counts), "bytes": done}, [], done, dict(counts))
+    after_all = {"window": number, "unit": len(units), "piece": 0, "counts": dict(counts), "bytes": done}
+    yield Window(after_all, [], done, dict(counts))
 
 
 def report(counts):
-    """what was skipped or mended, in words"""
-    words = {"empty": "empty documents skipped", "bad_utf8": "texts with bad UTF-8 (U+FFFD in place of it)",
+    """says what was skipped or replaced"""
+    words = {"empty": "empty documents skipped", "bad_utf8": "texts with bad UTF-8, replaced by U+FFFD",
              "bad_lines": "records without text skipped", "forced_cuts": "cuts inside a word of 16 MB"}
     for key, text in words.items():
         if counts.get(key):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """tinyshakespeare.py -- tiny Shakespeare as llm.c cuts it: tiny_shakespeare_val.bin, tiny_shakespeare_train.bin.
 
-Source    github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt; with --local, DIR/input.txt
+Source    data/tinyshakespeare/input.txt in github.com/karpathy/char-rnn; with --local, DIR/input.txt
 Size      1.1 MB to download, 0.7 MB of shards
 Licence   the text is in the public domain
-Tokens    32,768 of validation and 305,260 of training (GPT-2's); a document is what stands between two empty lines
+Tokens    32,768 for validation and 305,260 for training (GPT-2's); a document is the text between two empty lines
 Time      seconds
 """
 import os
@@ -20,20 +20,25 @@ SIZE, SHA256 = 1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57
 VAL_TOKENS = 32768
 
 
+def name_of(shard):
+    """the file of shard 0, 1, ...; the text fits in two"""
+    names = ("tiny_shakespeare_val.bin", "tiny_shakespeare_train.bin")
+    return names[shard] if shard < 2 else f"tiny_shakespeare_train{shard}.bin"
+
+
 def main(argv):
     args = parser(__doc__, "data/tinyshakespeare").parse_args(argv)
     if args.local:
         path = os.path.join(args.local, "input.txt")
         if not os.path.isfile(path):
-            raise BadInput(f"{path}: no such file")
+            raise BadInput(f"{path}: no such file; --local expects a directory with input.txt")
         if sha256_of(path) != SHA256:
             say(f"warning: {path} is not the usual tiny Shakespeare, whose sha256 is {SHA256[:12]}...")
     else:
         path = download(URL, os.path.join(args.cache or os.path.join(args.out, "source"), "input.txt"), SIZE, SHA256)
-    stream = Stream("text", Reader("section"), [path], full=1,
-                    name=lambda i: f"tiny_shakespeare_{'train' if i else 'val'}{'' if i < 2 else i}.bin",
-                    capacity=lambda i: MAX_SHARD_TOKENS if i else VAL_TOKENS)
-    build(args.out, [stream], args.encoding, vocabulary(args), 1, {"name": "tiny Shakespeare", "licence": "public domain"})
+    stream = Stream("text", Reader("section"), [path], name_of, lambda i: MAX_SHARD_TOKENS if i else VAL_TOKENS, full=1)
+    facts = {"name": "tiny Shakespeare", "licence": "public domain"}
+    build(args.out, [stream], args.encoding, vocabulary(args), 1, facts)
 
 
 if __name__ == "__main__":

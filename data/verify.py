@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""verify.py -- checks token shards and multiple-choice files: header, size, every id, checksum, and prints a sample as text.
+"""verify.py -- checks token shards and multiple-choice files (header, size, every id, checksum) and prints a sample.
 
-    data/verify.py data/wikitext103                          a directory: every file that its manifest.json names, and no other shard
+    data/verify.py data/wikitext103             a directory: every file that its manifest.json names, and no other shard
     data/verify.py --tokenizer DIR data/mine/text_train_000000.bin
 
-Checksums are those of manifest.json beside a file; a file without is checked for the rest and said to be so. Exit code 2 and
-one line a finding if anything is wrong. Time: a second for 300 MB.
+Checksums come from the manifest.json beside a file; for a file without one, verify says so and checks the rest. If
+anything is wrong, it prints one line per finding and exits with code 2. Time: a second per 300 MB.
 """
 import argparse
 import glob
@@ -13,8 +13,8 @@ import os
 import struct
 import sys
 
-from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, BadInput, need, open_regular, read_manifest, run, say,
-                    sha256_of)
+from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, BadInput, need, open_regular,
+                    read_manifest, run, say, sha256_of)
 from encoding import CLS, SEP, VOCABULARIES, make_encoding
 
 BLOCK = 1 << 22                                 # tokens checked at once
@@ -25,7 +25,7 @@ class Wrong(Exception):
 
 
 def check_ids(f, tokens, vocab, group, documents):
-    """every id below vocab; in groups, [CLS] and [SEP] alternate and are as many as the header's documents"""
+    """Every id must be below vocab. In groups, [CLS] and [SEP] alternate, one pair for each document of the header."""
     np = need("numpy")
     starts, position, expecting = 0, 0, CLS
     while position < tokens:
@@ -34,67 +34,75 @@ def check_ids(f, tokens, vocab, group, documents):
             raise Wrong(f"ends at token {position} of {tokens}")
         if int(ids.max()) >= vocab:
             at = int(np.argmax(ids >= vocab))
-            raise Wrong(f"token {position + at} has id {int(ids[at])}, the vocabulary is {vocab}")
+            raise Wrong(f"token {position + at}: expected an id below {vocab}, the vocabulary, got {int(ids[at])}")
         if group:
             frames = ids[(ids == CLS) | (ids == SEP)]
-            wanted = np.where(np.arange(frames.size) % 2 == (0 if expecting == CLS else 1), CLS, SEP)
-            if not np.array_equal(frames, wanted) or (position == 0 and ids[0] != CLS):
-                raise Wrong("documents are not all [CLS] ... [SEP]")
+            expected = np.where(np.arange(frames.size) % 2 == (0 if expecting == CLS else 1), CLS, SEP)
+            if not np.array_equal(frames, expected) or (position == 0 and ids[0] != CLS):
+                raise Wrong("expected every document as [CLS] ... [SEP]")
             if frames.size:
                 expecting = CLS if frames[-1] == SEP else SEP
             starts += int((frames == CLS).sum())
         position += ids.size
     if group and (starts != documents or expecting != CLS or starts % group):
-        raise Wrong(f"{starts} documents, the header says {documents} in groups of {group}")
+        raise Wrong(f"expected {documents} documents in groups of {group}, as in the header, got {starts}")
 
 
-def check_shard(path, f, header, size):
+def check_shard(f, header, size):
     magic, version, tokens, vocab, eot, group, documents = header[:7]
     if version != VERSION:
-        raise Wrong(f"version {version}, wanted {VERSION}")
+        raise Wrong(f"expected version {VERSION}, got {version}")
     if tokens <= 0 or size != HEADER_BYTES + 2 * tokens:
-        raise Wrong(f"{size} bytes, the {tokens} tokens of its header make {HEADER_BYTES + 2 * tokens}")
+        raise Wrong(f"expected {HEADER_BYTES + 2 * tokens} bytes for the {tokens} tokens of its header, got {size}")
     if any(header[7:]):
-        raise Wrong("the header has values where it should be zero")
+        raise Wrong("the header has other values where it should be zero")
     if (vocab, eot) == (0, 0):
         vocab, eot, _ = VOCABULARIES["gpt2"]
     if not (0 < vocab <= 65536 and 0 <= eot < vocab and group >= 0 and documents >= 0):
-        raise Wrong(f"header: vocabulary {vocab}, end-of-text {eot}, group {group}, documents {documents}")
+        raise Wrong(f"the header is out of range: vocabulary {vocab}, end-of-text {eot}, group {group}, "
+                    f"documents {documents}")
     if group and vocab != VOCABULARIES["bert"][0]:
-        raise Wrong(f"documents in groups of {group}, but the vocabulary is {vocab} and not BERT's")
+        raise Wrong(f"documents in groups of {group}: expected BERT's vocabulary, got one of {vocab}")
     check_ids(f, tokens, vocab, group, documents)
-    return vocab, f"{tokens:,} tokens of {vocab:,}" + (f", {documents:,} documents in groups of {group}" if group else "")
+    grouped = f", {documents:,} documents in groups of {group}" if group else ""
+    return vocab, f"{tokens:,} tokens, vocabulary of {vocab:,}{grouped}"
 
 
-def check_eval(path, f, header, size):
+def check_eval(f, header, _):
     """the multiple-choice format of hellaswag.py"""
     _, version, examples, longest = header[:4]
     if version != 1 or examples <= 0 or any(header[4:]):
-        raise Wrong(f"header: version {version}, {examples} examples")
+        raise Wrong(f"the header is out of range: version {version}, {examples} examples")
     data, at, found = f.read(), 0, 0
     for number in range(examples):
         if at + 12 > len(data):
             raise Wrong(f"ends in example {number} of {examples}")
         mark, length, index, label, endings, _ = struct.unpack_from("<6H", data, at)
         if mark != 65535 or index != number or label >= 4 or endings != 4 or at + length > len(data):
-            raise Wrong(f"example {number}: mark {mark}, number {index}, label {label}, {endings} endings, {length} bytes")
-        position = at + 10
-        for _ in range(5):
-            n = struct.unpack_from("<H", data, position)[0] if position + 2 <= at + length else 65535
-            tokens = data[position + 2:position + 2 + 2 * n]
-            if position + 2 + 2 * n > at + length or any(i >= 50257 for i in struct.unpack(f"<{len(tokens) // 2}H", tokens)):
-                raise Wrong(f"example {number}: tokens beyond its end, or beyond the vocabulary")
-            position += 2 + 2 * n
-        if position != at + length:
-            raise Wrong(f"example {number}: {at + length - position} bytes too many")
+            raise Wrong(f"example {number} is out of range: mark {mark}, number {index}, label {label}, "
+                        f"{endings} endings, {length} bytes")
+        check_example(data, at + 10, at + length, number)
         at, found = at + length, max(found, length)
     if at != len(data) or found != longest:
-        raise Wrong(f"{len(data) - at} bytes behind the last example; the longest has {found} bytes, the header says {longest}")
-    return 50257, f"{examples:,} examples of four endings"
+        raise Wrong(f"{len(data) - at} bytes after the last example; the longest has {found} bytes, "
+                    f"the header says {longest}")
+    return VOCABULARIES["gpt2"][0], f"{examples:,} examples of four endings"
+
+
+def check_example(data, position, end, number):
+    """one context and four endings, each a length and so many tokens, fill data[position:end]"""
+    for _ in range(5):
+        n = struct.unpack_from("<H", data, position)[0] if position + 2 <= end else 65535
+        last = position + 2 + 2 * n
+        if last > end or any(i >= VOCABULARIES["gpt2"][0] for i in struct.unpack_from(f"<{n}H", data, position + 2)):
+            raise Wrong(f"example {number}: tokens beyond its end, or beyond the vocabulary")
+        position = last
+    if position != end:
+        raise Wrong(f"example {number}: {end - position} bytes too many")
 
 
 def sample(path, vocab, count, tokenizer):
-    """the first tokens as text, or as ids without a vocabulary"""
+    """the first tokens as text, or as ids if no vocabulary is given"""
     with open(path, "rb") as f:
         header = struct.unpack("<4i", f.read(16))
         f.seek(HEADER_BYTES)
@@ -106,46 +114,49 @@ def sample(path, vocab, count, tokenizer):
     name = {v[0]: k for k, v in VOCABULARIES.items()}.get(vocab)
     if name and tokenizer:
         return repr(make_encoding(name, tokenizer).decode(ids))
-    return " ".join(map(str, ids)) + "   (--tokenizer DIR shows text)"
+    return " ".join(map(str, ids)) + "   (give --tokenizer DIR to see text)"
 
 
 def check_file(path, records, args):
-    """one line of what it is; Wrong if it is not"""
+    """one line that says what the file is; raises Wrong if it is damaged"""
     record = records.get(os.path.basename(path))
     try:
         size = os.path.getsize(path)
         if record and size != record["bytes"]:
-            raise Wrong(f"{size} bytes, the manifest says {record['bytes']}")
+            raise Wrong(f"expected {record['bytes']} bytes, as in the manifest, got {size}")
         if record and sha256_of(path) != record["sha256"]:
-            raise Wrong("the checksum is not the manifest's")
+            raise Wrong("its checksum differs from the manifest's")
         if not path.endswith(".bin"):
             return f"{size:,} bytes, checksum as in the manifest"
         with open_regular(path) as f:
             if size < HEADER_BYTES:
-                raise Wrong(f"{size} bytes, a header has {HEADER_BYTES}")
+                raise Wrong(f"expected at least {HEADER_BYTES} bytes, a header, got {size}")
             header = struct.unpack("<256i", f.read(HEADER_BYTES))
             if header[0] not in (MAGIC, EVAL_MAGIC):
-                raise Wrong(f"magic number {header[0]}, wanted {MAGIC} or {EVAL_MAGIC}")
-            vocab, what = (check_shard if header[0] == MAGIC else check_eval)(path, f, header, size)
+                raise Wrong(f"expected magic number {MAGIC} or {EVAL_MAGIC}, got {header[0]}")
+            check = check_shard if header[0] == MAGIC else check_eval
+            vocab, what = check(f, header, size)
     except OSError as e:
         raise Wrong(e.strerror) from None
     if not record:
         what += "; no manifest, so no checksum"
-    return what + (f"\n    {sample(path, vocab, args.sample, args.tokenizer)}" if args.sample else "")
+    if args.sample:
+        what += f"\n    {sample(path, vocab, args.sample, args.tokenizer)}"
+    return what
 
 
 def check_directory(directory):
-    """(files to check, findings about the whole)"""
+    """(files to check, findings about the directory as a whole)"""
     path = os.path.join(directory, MANIFEST)
     shards = sorted(glob.glob(os.path.join(glob.escape(directory), "*.bin")))
     if not os.path.exists(path):
         return shards, [] if shards else [f"{directory}: neither {MANIFEST} nor a shard"]
     data = read_manifest(path)
-    findings = [] if data["complete"] else [f"{path}: not complete; the same command goes on"]
+    findings = [] if data["complete"] else [f"{path}: not complete; run the command that wrote it again to continue"]
     named = [os.path.join(directory, n) for n in named_files(data)]
     findings += [f"{s}: not in {MANIFEST}" for s in shards if s not in named]
-    findings += [f"{os.path.join(directory, n)}: left over from an interrupted run" for n in sorted(os.listdir(directory))
-                 if n.startswith(TEMPORARY)]
+    findings += [f"{os.path.join(directory, n)}: left over from an interrupted run"
+                 for n in sorted(os.listdir(directory)) if n.startswith(TEMPORARY)]
     return named, findings
 
 
@@ -159,10 +170,11 @@ def named_files(data):
 
 
 def main(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    p.add_argument("paths", nargs="+", metavar="PATH", help="shards, or directories of them")
-    p.add_argument("--tokenizer", metavar="DIR", help="vocabulary files, to show the sample as text")
-    p.add_argument("--sample", type=int, default=24, help="tokens to show; 0 = none [24]")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                allow_abbrev=False)
+    p.add_argument("paths", nargs="+", metavar="PATH", help="shards, or directories of shards")
+    p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary, to show the sample as text")
+    p.add_argument("--sample", type=int, default=24, help="number of tokens to show; 0 = none [24]")
     args = p.parse_args(argv)
     bad = checked = 0
     for path in args.paths:

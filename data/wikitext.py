@@ -4,22 +4,22 @@
     data/wikitext.py --size 103 --out data/wikitext103
     data/wikitext.py --size 2 --raw --join rows_apart --out data/wikitext2_raw
 
-Source    the hub's Salesforce/wikitext; with --local, files below DIR named wiki.train.tokens, wiki.valid.raw, test.txt,
-          train-00000-of-00001.parquet and the like, also compressed or in the original .zip
+Source    Salesforce/wikitext on the hub; with --local, files below DIR named like wiki.train.tokens, wiki.valid.raw,
+          test.txt or train-00000-of-00001.parquet, also compressed or in the original .zip
 Size      103: 0.3 GB to download, 240 MB of shards; 2: 8 MB and 6 MB
 Licence   CC BY-SA 3.0 and GFDL (Wikipedia)
-Tokens    103: about 118 million of training; 2: 2.4 million. Validation and test are the same in both
-Time      103: 2 minutes of one core; 2: seconds
+Tokens    103: about 118 million for training; 2: 2.4 million. Validation and test are the same in both
+Time      103: 2 minutes on one core; 2: seconds
 
-Word-level text (the default) has <unk> for rare words; --raw has none. --join says what one string a split is, which changes
-the number of tokens and so the perplexity; it is recorded in manifest.json. GPT-2 tokens of the test split, without the one
-<|endoftext|> in front of it:
-    --join          what                                                    word-level      raw
+Word-level text (the default) has <unk> for rare words; --raw has none. --join says how the lines of a split become one
+string. It changes the number of tokens and so the perplexity, and is recorded in manifest.json. GPT-2 tokens of the
+test split, without the one <|endoftext|> before it:
+    --join          the string                                              word-level      raw
     file            the file as it is                                          295,877  286,221
-    rows            the hub's rows one after another: no blank lines           292,943  283,287
-    rows_apart      the hub's rows with "\\n\\n" between, as tutorials do        297,300  287,644
+    rows            the hub's rows one after another, without blank lines      292,943  283,287
+    rows_apart      the hub's rows separated by "\\n\\n", as in tutorials        297,300  287,644
 Published perplexities that divide by 287,645 tokens are of the raw text with rows_apart: 287,644 and one <|endoftext|>.
-With --documents article each article is a document of its own, with its own <|endoftext|>.
+With --documents article, each article is a document with its own <|endoftext|>.
 """
 import io
 import os
@@ -35,7 +35,7 @@ REPO = "Salesforce/wikitext"
 SPLITS = {"train": ("train",), "val": ("valid", "validation"), "test": ("test",)}
 JOINS = ("file", "rows", "rows_apart")
 HEADING = re.compile(rb"^ = [^=].* = \r?\n?$")
-# GPT-2 tokens of the text, to recognise a damaged or different copy: (size, raw, join) -> split -> count
+# GPT-2 tokens of the text, which reveal a damaged or different copy: (size, raw, join) -> split -> count
 KNOWN = {
     (2, False, "file"): {"train": 2448382, "val": 258659, "test": 295877},
     (2, False, "rows"): {"test": 292943},
@@ -44,7 +44,7 @@ KNOWN = {
     (2, True, "rows"): {"test": 283287},
     (2, True, "rows_apart"): {"test": 287644},
 }
-for (_, raw, join), counts in list(KNOWN.items()):          # the same articles
+for (_, raw, join), counts in list(KNOWN.items()):          # both sizes have the same validation and test articles
     KNOWN[103, raw, join] = {split: n for split, n in counts.items() if split != "train"}
 
 
@@ -69,7 +69,7 @@ class Joined(io.RawIOBase):
 
 
 class WikiReader(Reader):
-    """All files of a split are one text. A blank line is " \\n" in the files and an empty row on the hub."""
+    """Reads all files of a split as one text. A blank line is " \\n" in the files and an empty row on the hub."""
 
     def __init__(self, join, documents):
         super().__init__(documents)
@@ -90,12 +90,13 @@ class WikiReader(Reader):
                 yield from stream
 
     def checked(self, lines, path):
-        """the first line that is not blank is an article's title"""
+        """the lines; the first that is not blank must be the title of an article"""
         started = False
         for line in lines:
             if not started and line.strip():
                 if not HEADING.match(line):
-                    raise BadInput(f"{path}: does not begin with a title as WikiText does (' = ... = '), but with {line[:40]!r}")
+                    raise BadInput(f"{path}: expected a title (' = ... = ') at the beginning, as in WikiText, "
+                                   f"got {line[:40]!r}")
                 started = True
             yield line
 
@@ -107,8 +108,8 @@ class WikiReader(Reader):
                 yield line
 
     def articles(self, lines):
-        """An article begins with the blank line above its title. A title stands between blank lines: formulas look like titles
-        too, but stand within text."""
+        """The articles, each from the blank line above its title on. A title has blank lines above and below it; a
+        formula may look like a title, but lacks these."""
         article, title = [], False
         for line in lines:
             blank = not line.strip()
@@ -134,7 +135,7 @@ class WikiReader(Reader):
 
 
 def local_files(directory, size, raw):
-    """{split: paths}: what below the directory is of this size and kind, by name"""
+    """{split: paths} of the files below the directory whose names fit this size and kind"""
     found = {split: [] for split in SPLITS}
     for path in files_in([directory], (".txt", ".raw", ".tokens", ".parquet")):
         name = re.split(r"[/!]", path)[-1]
@@ -147,49 +148,59 @@ def local_files(directory, size, raw):
         found[split] = named or paths
         kinds = {kind_of(p) for p in found[split]}
         if not found[split]:
-            raise BadInput(f"{directory}: no {'raw' if raw else 'word-level'} {split} split: looked for wiki.{split}.* , {split}.txt, "
-                           f"{split}-*.parquet")
+            raise BadInput(f"{directory}: no {'raw' if raw else 'word-level'} {split} split: expected wiki.{split}.*, "
+                           f"{split}.txt or {split}-*.parquet")
         if len(found[split]) > 1 and kinds != {".parquet"}:
-            raise BadInput(f"{directory}: which is the {split} split: {', '.join(found[split])}?")
+            raise BadInput(f"{directory}: expected one file for the {split} split, got {', '.join(found[split])}")
     return found
+
+
+def source_files(args):
+    """{split: paths}: from --local, or downloaded"""
+    if args.local:
+        return local_files(args.local, args.size, args.raw)
+    folder = f"wikitext-{args.size}-{'raw-' if args.raw else ''}v1"
+    entries = hub_files(REPO, folder, ".parquet")
+    paths = hub_download(REPO, entries, args.cache or os.path.join(args.out, "source"))
+    files = {split: [f for f in paths if os.path.basename(f).split("-")[0] in names] for split, names in SPLITS.items()}
+    empty = [split for split, found in files.items() if not found]
+    if empty:
+        raise BadInput(f"{REPO} {folder}: expected a {empty[0]} split among its files, got none")
+    return files
 
 
 def main(argv):
     p = parser(__doc__, "data/wikitext103")
     p.add_argument("--size", type=int, choices=(2, 103), default=103, help="WikiText-2 or WikiText-103 [103]")
-    p.add_argument("--raw", action="store_true", help="the raw text instead of the word-level one")
-    p.add_argument("--join", choices=JOINS, default="file", help="what one string a split is [file]")
-    p.add_argument("--documents", choices=("split", "article"), default="split", help="what stands behind an <|endoftext|> [split]")
-    p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens in a shard [{SHARD_TOKENS}]")
+    p.add_argument("--raw", action="store_true", help="the raw text instead of the word-level text")
+    p.add_argument("--join", choices=JOINS, default="file", help="how lines become one string per split [file]")
+    p.add_argument("--documents", choices=("split", "article"), default="split",
+                   help="what a document is, which begins with <|endoftext|> [split]")
+    p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens per shard [{SHARD_TOKENS}]")
     args = p.parse_args(argv)
     if args.documents == "article" and args.join == "rows_apart":
-        raise BadInput("--join rows_apart is of one string a split, not of articles")
-    if args.local:
-        files = local_files(args.local, args.size, args.raw)
-    else:
-        folder = f"wikitext-{args.size}-{'raw-' if args.raw else ''}v1"
-        entries = hub_files(REPO, folder, ".parquet")
-        paths = hub_download(REPO, entries, args.cache or os.path.join(args.out, "source"))
-        files = {split: [f for f in paths if os.path.basename(f).split("-")[0] in names] for split, names in SPLITS.items()}
-        empty = [split for split, found in files.items() if not found]
-        if empty:
-            raise BadInput(f"{REPO} {folder}: no {empty[0]} split among its files")
+        raise BadInput("--join rows_apart makes one string per split: give --documents split with it, not article")
+    files = source_files(args)
     prefix = f"wikitext{args.size}{'_raw' if args.raw else ''}"
     reader = WikiReader(args.join, args.documents)
-    streams = [Stream(split, reader, files[split], **numbered(prefix, args.shard_tokens, split=split)) for split in SPLITS]
-    facts = {"name": f"WikiText-{args.size}", "licence": "CC BY-SA 3.0, GFDL", "text": "raw" if args.raw else "word-level",
-             "join": args.join, "documents": args.documents}
+    streams = [Stream(split, reader, files[split], **numbered(prefix, args.shard_tokens, split=split))
+               for split in SPLITS]
+    facts = {"name": f"WikiText-{args.size}", "licence": "CC BY-SA 3.0, GFDL",
+             "text": "raw" if args.raw else "word-level", "join": args.join, "documents": args.documents}
     data = build(args.out, streams, args.encoding, vocabulary(args), args.workers, facts)
     if args.encoding == "gpt2":
         check_counts(data, KNOWN.get((args.size, args.raw, args.join), {}))
 
 
 def check_counts(data, known):
+    """says how many tokens each split has, and whether that is the known number"""
     for split in SPLITS:
         shards = [s for s in data["shards"] if s["stream"] == split]
         text = sum(s["tokens"] - s["documents"] for s in shards)
-        wanted = known.get(split) if data["source"]["documents"] == "split" else None
-        verdict = "" if wanted is None else ", as it should be" if text == wanted else f"; the original has {wanted:,}: another text?"
+        expected = known.get(split) if data["source"]["documents"] == "split" else None
+        verdict = ""
+        if expected is not None:
+            verdict = ", as expected" if text == expected else f"; expected {expected:,}: is this another text?"
         say(f"{split}: {text:,} tokens without <|endoftext|>{verdict}")
 
 

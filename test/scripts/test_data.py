@@ -1,7 +1,8 @@
-"""test_data.py -- data/*.py: shards are whole or not there, a killed run goes on to the same bytes, bad input is refused in words.
+"""test_data.py -- data/*.py: shards are whole, a killed run continues to the same bytes, bad input gets a clear message.
 
-What needs tiktoken, tokenizers, pyarrow, zstandard or requests skips where python has them not (data/requirements.txt); what needs
-real data runs with CABLE_DATA. The engine itself is tested with an encoding of bytes.
+A test that needs tiktoken, tokenizers, pyarrow, zstandard or requests is skipped where Python lacks them
+(data/requirements.txt); a test that needs real data runs only with CABLE_DATA. The engine itself is tested with an
+encoding of bytes.
 """
 import bz2
 import contextlib
@@ -42,7 +43,7 @@ import sources                  # noqa: E402
 
 
 class Bytes:
-    """every byte an id, 256 in front of a document"""
+    """every byte is an id, and 256 begins a document"""
     name, frame, sha256 = "bytes", ([256], []), "bytes"
 
     def __init__(self, directory=None):
@@ -55,7 +56,7 @@ class Bytes:
         return [np.frombuffer(t.encode(), dtype=np.uint8).astype(np.uint16) for t in texts]
 
 
-encoding.ENCODINGS["bytes"] = Bytes             # here, so that spawned processes, which import this file, have it too
+encoding.ENCODINGS["bytes"] = Bytes             # at the top level, because spawned processes import this file
 
 
 def has(*modules):
@@ -64,7 +65,7 @@ def has(*modules):
 
 def needs(*modules):
     missing = [m for m in modules if not has(m)]
-    return unittest.skipIf(missing, f"python's {', '.join(missing)} is missing: pip install -r data/requirements.txt")
+    return unittest.skipIf(missing, f"Python's {', '.join(missing)} is missing: pip install -r data/requirements.txt")
 
 
 def needs_real(*files):
@@ -107,7 +108,10 @@ def all_tokens(directory, pattern="*.bin"):
 
 def documents(count, seed=0, longest=60):
     r = random.Random(seed)
-    return [f"{i} " + "".join(r.choice("abc de\u00e9\u4e2d\n") for _ in range(r.randrange(longest))) + "." for i in range(count)]
+
+    def letters():
+        return "".join(r.choice("abc de\u00e9\u4e2d\n") for _ in range(r.randrange(longest)))
+    return [f"{i} {letters()}." for i in range(count)]
 
 
 def jsonl(texts):
@@ -119,7 +123,7 @@ class Case(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
-        sync = mock.patch("os.fsync", lambda fd: None)          # a killed process loses nothing by it, and disks are slow
+        sync = mock.patch("os.fsync", lambda fd: None)      # disks are slow, and a killed process loses nothing
         sync.start()
         self.addCleanup(sync.stop)
 
@@ -130,22 +134,27 @@ class Case(unittest.TestCase):
         return write(self.path(name), data)
 
     def build(self, out, paths, shard=500, val=0, seed=7, workers=1, window=800, reader=None, **more):
-        """the engine with bytes for an encoding; nothing printed"""
+        """the engine with the encoding of bytes; self.said is what it would have printed"""
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            stream = build.Stream("text", reader or sources.Reader(), sources.files_in(paths), **build.numbered("t", shard, val), seed=seed,
-                                  window_bytes=window, **more)
+            stream = build.Stream("text", reader or sources.Reader(), sources.files_in(paths),
+                                  **build.numbered("t", shard, val), seed=seed, window_bytes=window, **more)
             data = build.build(self.path(out), [stream], "bytes", None, workers, {"name": "test"})
         self.said = said.getvalue()
         return data
 
     def script(self, name, *args, code=0, stdin=None, env=None):
-        """stderr of data/NAME.py, which must end with this code and without a traceback"""
-        r = subprocess.run([sys.executable, os.path.join(DATA, name + ".py"), *args], input=stdin, stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})})
+        """the output of data/NAME.py, which must end with this code and without a traceback"""
+        r = subprocess.run([sys.executable, os.path.join(DATA, name + ".py"), *args], input=stdin,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                           env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})})
         text = (r.stdout + r.stderr).decode()
         self.assertNotIn("Traceback", text)
         self.assertEqual(r.returncode, code, text)
         return text
+
+    def prepare(self, name, out, *args, **more):
+        """script() with the real vocabularies and an output directory"""
+        return self.script(name, "--tokenizer", REAL, "--out", self.path(out), *args, **more)
 
     def nothing_but_whole_shards(self, out):
         names = os.listdir(self.path(out)) if os.path.isdir(self.path(out)) else []
@@ -170,7 +179,7 @@ class Engine(Case):
             self.assertEqual(os.path.getsize(path), 1024 + 2 * s["tokens"])
             self.assertEqual(hashlib.sha256(read(path)).hexdigest(), s["sha256"])
 
-    def test_gpt2_header_is_llm_c_s(self):
+    def test_gpt2_header_is_that_of_llm_c(self):
         self.assertEqual(common.header_fields("gpt2"), (0, 0))
 
     def split(self, directory):
@@ -190,12 +199,13 @@ class Engine(Case):
         self.assertEqual(sorted(other), sorted(texts))
         self.assertNotEqual(one, other)
         moved = [abs(texts.index(t) - i) for i, t in enumerate(one)]
-        self.assertGreater(sum(moved) / len(moved), 60)         # 100 for a uniform permutation; within windows alone: about 9
+        self.assertGreater(sum(moved) / len(moved), 60)     # 100 in a uniform permutation; about 9 within windows alone
 
     def test_validation_split_comes_first(self):
         path = self.file("in/a.jsonl", jsonl(documents(100)))
         data = self.build("o", [path], val=300)
-        self.assertEqual([(s["file"], s["tokens"]) for s in data["shards"][:2]], [("t_val_000000.bin", 300), ("t_train_000001.bin", 500)])
+        self.assertEqual([(s["file"], s["tokens"]) for s in data["shards"][:2]],
+                         [("t_val_000000.bin", 300), ("t_train_000001.bin", 500)])
         with self.assertRaisesRegex(common.BadInput, "leaves nothing to train on"):
             self.build("p", [path], val=10**6)
         self.nothing_but_whole_shards("p")
@@ -214,7 +224,7 @@ class Engine(Case):
         self.assertEqual([s["tokens"] for s in data["shards"]], [500, 500])
         before = contents(self.path("o"))
         self.build("o", [self.path("in/a.txt")], shard=500)
-        self.assertIn("complete already", self.said)
+        self.assertIn("is already complete", self.said)
         self.assertEqual(contents(self.path("o")), before)
 
     def test_memory_stays_within_the_window(self):
@@ -265,13 +275,14 @@ class Restart(Case):
         lines = jsonl(texts).encode().split(b"\n")[:-1]
         lines[40:40] = [b"{broken", b'{"text": "bad \xff byte"}']
         cut = len(lines) // 3
-        self.paths = [self.file(f"in/{i}.jsonl", b"\n".join(lines[i * cut:(i + 1) * cut if i < 2 else None]) + b"\n") for i in range(3)]
+        parts = (lines[:cut], lines[cut:2 * cut], lines[2 * cut:])
+        self.paths = [self.file(f"in/{i}.jsonl", b"\n".join(part) + b"\n") for i, part in enumerate(parts)]
         patch = mock.patch.object(sources, "PIECE_BYTES", 200)
         patch.start()
         self.addCleanup(patch.stop)
 
     def run_killed(self, out, event):
-        """a build killed at its event-th write, sync or rename; True if it came that far"""
+        """a build that is killed at its event-th write, sync or rename; True if it came that far"""
         def child():
             left = [event]
 
@@ -290,7 +301,7 @@ class Restart(Case):
         return status != 0
 
     def check_state(self, out, reference):
-        """whatever has a final name is final"""
+        """every file with a final name has its final content"""
         manifest = self.path(out, common.MANIFEST)
         recorded = {s["file"] for s in common.read_manifest(manifest)["shards"]} if os.path.exists(manifest) else set()
         for name, data in contents(self.path(out)).items():
@@ -339,9 +350,11 @@ class Restart(Case):
                 self.assertEqual(contents(self.path("o")), reference)
 
     def test_every_shard_is_a_place_to_go_on_from(self):
-        even = self.file("even.jsonl", jsonl(["x" * 99] * 40))                              # every fifth document ends a shard
-        odd = self.file("odd.jsonl", jsonl(["a b " * 30] + ["c d " * 900] + documents(40) + ["e f " * 500] + documents(40, seed=2)))
-        for name, path, window, piece in (("even", even, 450, 200), ("small", odd, 150, 200), ("large", odd, 1000, 100), ("one", odd, 10**6, 100)):
+        even = self.file("even.jsonl", jsonl(["x" * 99] * 40))      # every fifth document ends a shard
+        texts = ["a b " * 30, "c d " * 900, *documents(40), "e f " * 500, *documents(40, seed=2)]
+        odd = self.file("odd.jsonl", jsonl(texts))
+        for name, path, window, piece in (("even", even, 450, 200), ("small", odd, 150, 200),
+                                          ("large", odd, 1000, 100), ("one", odd, 10**6, 100)):
             with mock.patch.object(sources, "PIECE_BYTES", piece):
                 self.build(name, [path], window=window, shard=500 if name == "even" else 137)
                 reference = contents(self.path(name))
@@ -356,9 +369,13 @@ class Restart(Case):
         done = {n: os.stat(self.path("o", n)).st_mtime_ns for n in os.listdir(self.path("o")) if n.startswith("t_")}
         self.assertGreater(len(done), 2)
         encoded = []
-        with mock.patch.object(Bytes, "encode", lambda self, texts, f=Bytes.encode: encoded.extend(texts) or f(self, texts)):
+
+        def encode(self, texts, f=Bytes.encode):
+            encoded.extend(texts)
+            return f(self, texts)
+        with mock.patch.object(Bytes, "encode", encode):
             self.build("o", self.paths, val=200)
-        recorded = sorted(done, key=done.get)[:-1]              # the last one may have been killed before it was recorded
+        recorded = sorted(done, key=done.get)[:-1]          # the kill may have come before the last one was recorded
         for name in recorded:
             self.assertEqual(os.stat(self.path("o", name)).st_mtime_ns, done[name])
         total = json.loads(read(self.path("o", common.MANIFEST)))["counts"]["text"]["text_bytes"]
@@ -367,7 +384,8 @@ class Restart(Case):
     def test_other_settings_are_refused(self):
         self.build("o", self.paths)
         before = contents(self.path("o"))
-        for change in ({"seed": 9}, {"shard": 400}, {"val": 5}, {"window": 900}, {"reader": sources.Reader(column="other")}):
+        reader = sources.Reader(column="other")
+        for change in ({"seed": 9}, {"shard": 400}, {"val": 5}, {"window": 900}, {"reader": reader}):
             with self.assertRaisesRegex(common.BadInput, "holds shards made with streams.text.* = "):
                 self.build("o", self.paths, **change)
         self.file("in/0.jsonl", read(self.paths[0]) + b'{"text": "more"}\n')
@@ -405,7 +423,7 @@ class Restart(Case):
         self.build("whole", self.paths)
         for number in (signal.SIGTERM, signal.SIGINT):
             def child():
-                signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell lets its background jobs ignore it
+                signal.signal(signal.SIGINT, signal.default_int_handler)    # background jobs of a shell ignore SIGINT
                 left = [40]
 
                 def append(writer, array, f=common.ShardWriter.append):
@@ -434,7 +452,8 @@ class Restart(Case):
         def append(writer, array, f=common.ShardWriter.append):
             events.append(("write", writer.temporary))
             f(writer, array)
-        with mock.patch("os.fsync", sync), mock.patch("os.replace", rename), mock.patch.object(common.ShardWriter, "append", append):
+        with mock.patch("os.fsync", sync), mock.patch("os.replace", rename), \
+                mock.patch.object(common.ShardWriter, "append", append):
             self.build("o", self.paths)
         renames = [i for i, (what, _) in enumerate(events) if what == "rename"]
         self.assertGreater(len(renames), 10)
@@ -453,7 +472,7 @@ class Restart(Case):
 
 
 class BadFiles(Case):
-    """every kind of damage: exit code 2 or a counted skip, one line, no shard left"""
+    """every kind of damage gives exit code 2 or a counted skip, and one line, and leaves no shard"""
     text = ("\n".join(documents(400, seed=2)) + "\n").encode()
 
     def refused(self, words, *paths, reader=None):
@@ -476,13 +495,14 @@ class BadFiles(Case):
             path = self.file(f"{ending}/a.txt.{ending}", data)
             self.build(ending + "_out", [path], seed=None)
             self.assertTrue((all_tokens(self.path("plain")) == all_tokens(self.path(ending + "_out"))).all())
-            for cut in (3, len(data) // 2, len(data) - 1):
-                self.refused("damaged or cut short|cannot be read", self.file(f"{ending}/a.txt.{ending}", data[:cut]))
-            if ending in ("gz", "xz", "bz2"):                   # these carry a checksum always
+            damaged = [data[:3], data[:len(data) // 2], data[:-1], b"not compressed at all"]
+            if ending in ("gz", "xz", "bz2"):               # these always carry a checksum
                 flipped = bytearray(data)
                 flipped[len(data) // 2] ^= 1
-                self.refused("damaged or cut short|cannot be read", self.file(f"{ending}/a.txt.{ending}", bytes(flipped)))
-            self.refused("damaged or cut short|cannot be read", self.file(f"{ending}/a.txt.{ending}", b"not compressed at all"))
+                damaged.append(bytes(flipped))
+            for content in damaged:
+                path = self.file(f"{ending}/a.txt.{ending}", content)
+                self.refused("damaged or cut short|cannot be read", path)
 
     @needs("zstandard")
     def test_zstd_frames_in_a_row(self):
@@ -505,9 +525,9 @@ class BadFiles(Case):
         flipped[len(data) // 3] ^= 16
         self.refused("damaged or cut short|cannot be read", self.file("in/a.zip", bytes(flipped)))
 
-    def test_files_that_are_none(self):
+    def test_paths_without_text(self):
         os.mkfifo(self.path("pipe.txt"))
-        self.refused("not a regular file", self.path("pipe.txt"))
+        self.refused("expected a regular file", self.path("pipe.txt"))
         self.refused("no such file", self.path("missing.txt"))
         os.makedirs(self.path("nothing"))
         self.refused("no file of", self.path("nothing"))
@@ -521,14 +541,17 @@ class BadFiles(Case):
             build.build(self.path("o"), [stream], "bytes", None, 1, {"name": "test"})
         return said.getvalue()
 
-    def test_bad_utf8_is_mended_and_counted(self):
-        data = self.build("o", [self.file("a.txt", b"good \xff\xfe bad\nline\xc3")], reader=sources.Reader("line"), seed=None)
+    def test_bad_utf8_is_replaced_and_counted(self):
+        path = self.file("a.txt", b"good \xff\xfe bad\nline\xc3")
+        data = self.build("o", [path], reader=sources.Reader("line"), seed=None)
         self.assertEqual(data["counts"]["text"]["bad_utf8"], 2)
         self.assertIn("2 texts with bad UTF-8", self.said)
-        self.assertEqual(bytes(i for i in all_tokens(self.path("o")) if i < 256).decode(), "good \ufffd\ufffd badline\ufffd")
+        text = bytes(i for i in all_tokens(self.path("o")) if i < 256)
+        self.assertEqual(text.decode(), "good \ufffd\ufffd badline\ufffd")
 
     def test_json_lines(self):
-        lines = ['{"text": "a"}', "{", "[1]", '{"text": 5}', '{"other": "x"}', '{"text": ""}', '{"text": "half \\ud800 pair"}', "", '"b"']
+        lines = ['{"text": "a"}', "{", "[1]", '{"text": 5}', '{"other": "x"}', '{"text": ""}',
+                 '{"text": "half \\ud800 pair"}', "", '"b"']
         data = self.build("o", [self.file("a.jsonl", "\n".join(lines))], seed=None)
         counts = data["counts"]["text"]
         self.assertEqual((counts["documents"], counts["bad_lines"], counts["empty"]), (2, 5, 1))
@@ -537,7 +560,7 @@ class BadFiles(Case):
         self.refused("no documents", self.file("c.jsonl", '{"other": "x"}\n'))
         self.refused("none of its lines", self.file("d.jsonl", '{"a":' * 100000))
 
-    def test_plain_text_cut_in_documents(self):
+    def test_plain_text_is_cut_into_documents(self):
         path = self.file("a.txt", "one\ntwo\n\n \nthree\n")
         for how, wanted in (("file", 1), ("line", 3), ("blank", 2), ("section", 2)):
             self.assertEqual(self.build(how, [path], reader=sources.Reader(how))["counts"]["text"]["documents"], wanted)
@@ -558,7 +581,8 @@ class BadFiles(Case):
         damaged = bytearray(whole)
         damaged[100:900] = b"\xff" * 800
         self.refused("damaged|not a whole", self.file("b.parquet", bytes(damaged)))
-        self.refused("no column 'body', there are: text, n", self.path("a.parquet"), reader=sources.Reader(column="body"))
+        reader = sources.Reader(column="body")
+        self.refused("expected a column 'body', got text, n", self.path("a.parquet"), reader=reader)
 
     @needs("pyarrow")
     def test_parquet_goes_on_from_the_row_group(self):
@@ -569,15 +593,19 @@ class BadFiles(Case):
         self.build("o", [self.path("a.parquet")])
         os.remove(self.path("o", "t_train_000012.bin"))
         groups = []
-        with mock.patch.object(sources.Reader, "records", lambda self, u, c, f=sources.Reader.records: groups.append(u) or f(self, u, c)):
+
+        def records(self, unit, counts, f=sources.Reader.records):
+            groups.append(unit)
+            return f(self, unit, counts)
+        with mock.patch.object(sources.Reader, "records", records):
             self.build("o", [self.path("a.parquet")])
         self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
-        self.assertLess(len(groups), 45)                        # of 50: those before are not read again
+        self.assertLess(len(groups), 45)                    # of 50: earlier ones are not read again
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """files {path: bytes} and a list of troubles, one used up a request: a status, or "drop": half of what was asked for,
-    "drop silently": that without having said how much was to come"""
+    """Serves files, {path: bytes}, and takes one of its troubles per request: a status; "drop", which sends half of what
+    was asked for; "drop silently", which does so without a Content-Length; "no ranges"; or None."""
 
     def __init__(self, files):
         self.files, self.troubles, self.requests = files, [], []
@@ -632,7 +660,8 @@ class Download(Case):
         self.server = Server({"/f": self.content})
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
-        patch = mock.patch.dict(os.environ, {"DOWNLOAD_PAUSE": "0", "HF_ENDPOINT": self.server.url, "HF_TOKEN": "", "NO_PROXY": "*"})
+        patch = mock.patch.dict(os.environ, {"DOWNLOAD_PAUSE": "0", "HF_ENDPOINT": self.server.url, "HF_TOKEN": "",
+                                             "NO_PROXY": "*"})
         patch.start()
         self.addCleanup(patch.stop)
         said = contextlib.redirect_stderr(io.StringIO())
@@ -643,32 +672,34 @@ class Download(Case):
         self.server.troubles = list(troubles)
         return self.download.download(self.server.url + path, self.path("cache", "f"), **more)
 
-    def test_goes_on_after_each_loss(self):
+    def test_continues_after_each_loss(self):
         sha = hashlib.sha256(self.content).hexdigest()
-        self.assertEqual(read(self.get("drop", 503, "drop", 429, "drop", size=len(self.content), sha256=sha)), self.content)
+        path = self.get("drop", 503, "drop", 429, "drop", size=len(self.content), sha256=sha)
+        self.assertEqual(read(path), self.content)
         ranges = [r for _, r, _ in self.server.requests]
         self.assertEqual(ranges[0], None)
         self.assertGreater(int(ranges[-1][6:-1]), len(self.content) // 2)
         self.assertEqual(os.listdir(self.path("cache")), ["f"])
         self.get(size=len(self.content), sha256=sha)
-        self.assertEqual(len(self.server.requests), len(ranges))        # what is there is not asked for again
+        self.assertEqual(len(self.server.requests), len(ranges))        # a file that is there is not requested again
 
     def test_a_server_without_ranges(self):
         self.assertEqual(read(self.get("drop", "no ranges")), self.content)
 
-    def test_tries_are_bounded_but_not_those_that_bring_something(self):
+    def test_only_tries_that_bring_nothing_are_counted(self):
         self.server.files["/f"] = self.content * 10
         self.assertEqual(read(self.get(*["drop"] * 9)), self.content * 10)
         os.remove(self.path("cache", "f"))
-        with self.assertRaisesRegex(common.Interrupted, "8 times"):
+        with self.assertRaisesRegex(common.Interrupted, "after 8 tries"):
             self.get(*[503] * 20)
         self.assertEqual(read(self.get()), self.content * 10)
 
     def test_a_loss_that_looks_like_an_end(self):
         self.assertEqual(read(self.get("drop silently", size=len(self.content))), self.content)
 
-    def test_the_next_process_goes_on(self):
-        with mock.patch.object(self.download, "TRIES", 1), self.assertRaisesRegex(common.Interrupted, "what arrived is kept"):
+    def test_the_next_process_continues(self):
+        with mock.patch.object(self.download, "TRIES", 1), \
+                self.assertRaisesRegex(common.Interrupted, "what arrived is kept"):
             self.get("drop", "drop", 503)
         have = os.path.getsize(self.path("cache", "f.partial"))
         self.assertGreater(have, 1_000_000)
@@ -691,7 +722,7 @@ class Download(Case):
     def test_no_network(self):
         self.server.shutdown()
         self.server.server_close()
-        with self.assertRaisesRegex(common.Interrupted, "8 times"):
+        with self.assertRaisesRegex(common.Interrupted, "after 8 tries"):
             self.get()
 
     def test_no_room(self):
@@ -706,8 +737,10 @@ class Download(Case):
         for i in range(3):
             pq.write_table(pa.table({"text": documents(20, seed=i)}), self.path(f"{i}.parquet"))
             files[f"sample/10BT/{i:03d}_00000.parquet"] = read(self.path(f"{i}.parquet"))
-        entries = [{"type": "file", "path": p, "size": len(d), "lfs": {"oid": hashlib.sha256(d).hexdigest()}} for p, d in files.items()]
-        listing = json.dumps(entries + [{"type": "directory", "path": "sample/10BT/x"}, {"type": "file", "path": "sample/10BT/README", "size": 1}])
+        entries = [{"type": "file", "path": p, "size": len(d), "lfs": {"oid": hashlib.sha256(d).hexdigest()}}
+                   for p, d in files.items()]
+        listing = json.dumps(entries + [{"type": "directory", "path": "sample/10BT/x"},
+                                        {"type": "file", "path": "sample/10BT/README", "size": 1}])
         repo = "HuggingFaceFW/fineweb-edu"
         self.server.files = {f"/api/datasets/{repo}/tree/main/sample/10BT": listing.encode(),
                              **{f"/datasets/{repo}/resolve/main/{p}": d for p, d in files.items()}}
@@ -719,7 +752,7 @@ class Download(Case):
         self.assertEqual([read(p) for p in paths], [files[p] for p in sorted(files)])
         self.assertEqual({a for _, _, a in self.server.requests}, {"Bearer secret"})
         self.server.files[f"/api/datasets/{repo}/tree/main/sample/10BT"] = b"<html>"
-        with self.assertRaisesRegex(common.BadInput, "another form"):
+        with self.assertRaisesRegex(common.BadInput, "unknown form"):
             self.download.hub_files(repo, "sample/10BT")
 
 
@@ -744,22 +777,23 @@ class Tokens(Case):
 
     def test_whole_files_in_pieces_by_two_processes(self):
         corpus = {c["file"]: c for c in json.loads(read(real("golden_corpus.json")))}
-        texts = {"input.txt": read(real("input.txt")), "hellaswag_val_500.jsonl": read(real("hellaswag_val_500.jsonl")),
-                 "wikitext-2/test.txt": read(real("wikitext-2/test.txt")), "wikitext-2/valid.txt": read(real("wikitext-2/valid.txt")),
-                 "wikitext-2/train.txt": lzma.decompress(read(real("wikitext-2/train.txt.xz")))}
+        files = ("input.txt", "hellaswag_val_500.jsonl", "wikitext-2/test.txt", "wikitext-2/valid.txt")
+        texts = {file: read(real(file)) for file in files}
+        texts["wikitext-2/train.txt"] = lzma.decompress(read(real("wikitext-2/train.txt.xz")))
         for name, key in (("gpt2", "gpt2"), ("bert", "bert_uncased")):
             with mock.patch.object(sources, "PIECE_BYTES", 5000), encoding.Encoder(name, REAL, 2) as encoder:
                 for file, text in texts.items():
                     pieces = list(sources.pieces_of(text, sources.new_counts()))
                     self.assertGreater(len(pieces), 30)
                     ids = np.concatenate(list(encoder.arrays([(p.text, False, False) for p in pieces])))
+                    digest = hashlib.sha256(ids.tobytes()).hexdigest()
                     self.assertEqual(len(ids), corpus[file][key + "_tokens"], file)
-                    self.assertEqual(hashlib.sha256(ids.tobytes()).hexdigest(), corpus[file][key + "_ids_u16le_sha256"], file)
+                    self.assertEqual(digest, corpus[file][key + "_ids_u16le_sha256"], file)
 
     def test_pieces_give_the_ids_of_the_whole(self):
         r = random.Random(4)
-        marks = ["a", "B", "'s", "'", "1", " ", "  ", "\n", "\n\n", "\t", "\u00a0", "\u3000", "\u0301", "\u4e2d", "\U0001f600", ".", "-", "<", "\u2028",
-                 "word", "[CLS]", "<|endoftext|>", "\r\n", "\x85"]
+        marks = ["a", "B", "'s", "'", "1", " ", "  ", "\n", "\n\n", "\t", "\u00a0", "\u3000", "\u0301", "\u4e2d",
+                 "\U0001f600", ".", "-", "<", "\u2028", "word", "[CLS]", "<|endoftext|>", "\r\n", "\x85"]
         encodings = [encoding.make_encoding(n, REAL) for n in ("gpt2", "bert")]
         with mock.patch.object(sources, "PIECE_BYTES", 7):
             for _ in range(300):
@@ -769,7 +803,7 @@ class Tokens(Case):
                 for e in encodings if pieces else ():
                     self.assertEqual(list(np.concatenate(e.encode(pieces))), list(e.encode([text])[0]), repr(text))
 
-    def test_long_runs_are_no_trouble(self):
+    def test_long_runs_take_linear_time(self):
         e = encoding.make_encoding("gpt2", REAL)
         for text in (" " * 200000, "a" * 200000, "\n " * 100000, "\u4e2d" * 50000):
             self.assertEqual(e.encoding.decode(e.encode([text])[0].tolist()), text)
@@ -787,7 +821,7 @@ class Tokens(Case):
         gpt2("not GPT-2's", b"{", merges)
         gpt2("unknown vocabulary", "[]", merges)
         gpt2("is not token", table, merges.replace("h e\n", "e h\n", 1))
-        gpt2("merges, wanted", table, merges[:merges.rindex("\n", 0, -1)])
+        gpt2("merges, got", table, merges[:merges.rindex("\n", 0, -1)])
         swapped = {**table, "!": table['"'], '"': table["!"]}
         gpt2("unknown vocabulary", swapped, merges)
         gpt2("stands for no byte", {("\u4e2d" if k == "!" else k): v for k, v in table.items()}, merges)
@@ -803,39 +837,41 @@ class Tokens(Case):
 @needs("tiktoken", "tokenizers")
 @needs_real(*VOCABULARIES)
 class Scripts(Case):
-    """the data sets' scripts from --local to files"""
+    """each data set's script, from --local to the files it writes"""
 
-    def test_tiny_shakespeare_equals_llm_c_s(self):
+    def test_tiny_shakespeare_equals_that_of_llm_c(self):
         self.script("tinyshakespeare", "--local", REAL, "--out", self.path("o"))
         for split in ("train", "val"):
             name = f"tiny_shakespeare_{split}.bin"
             self.assertEqual(read(self.path("o", name)), read(real(name)))
         self.assertIn("2 files checked, 0 findings", self.script("verify", self.path("o"), "--tokenizer", REAL))
         self.file("bad/input.txt", "Other text.\n\n" * 20000)
-        self.assertIn("not the usual", self.script("tinyshakespeare", "--local", self.path("bad"), "--tokenizer", REAL, "--out", self.path("p")))
+        self.assertIn("not the usual", self.prepare("tinyshakespeare", "p", "--local", self.path("bad")))
 
     @needs_real("wikitext-2/train.txt.xz")
     def test_wikitext(self):
-        said = self.script("wikitext", "--size", "2", "--local", REAL, "--out", self.path("o"), "--shard_tokens", "1000000")
+        said = self.script("wikitext", "--size", "2", "--local", REAL, "--out", self.path("o"),
+                           "--shard_tokens", "1000000")
         for split, count in (("train", "2,448,382"), ("val", "258,659"), ("test", "295,877")):
-            self.assertIn(f"{split}: {count} tokens without <|endoftext|>, as it should be", said)
+            self.assertIn(f"{split}: {count} tokens without <|endoftext|>, as expected", said)
         corpus = {c["file"]: c for c in json.loads(read(real("golden_corpus.json")))}
         for split, file in (("train", "train"), ("val", "valid"), ("test", "test")):
             ids = all_tokens(self.path("o"), f"wikitext2_{split}_*.bin")
+            digest = hashlib.sha256(ids[1:].tobytes()).hexdigest()
             self.assertEqual(ids[0], 50256)
-            self.assertEqual(hashlib.sha256(ids[1:].tobytes()).hexdigest(), corpus[f"wikitext-2/{file}.txt"]["gpt2_ids_u16le_sha256"])
+            self.assertEqual(digest, corpus[f"wikitext-2/{file}.txt"]["gpt2_ids_u16le_sha256"])
         self.assertEqual(len(glob.glob(self.path("o", "wikitext2_train_*.bin"))), 3)
         source = json.loads(read(self.path("o", "manifest.json")))["source"]
         self.assertEqual((source["join"], source["text"], source["documents"]), ("file", "word-level", "split"))
         for join, count in (("rows", "292,943"), ("rows_apart", "297,300")):
-            said = self.script("wikitext", "--size", "2", "--local", REAL, "--out", self.path(join), "--join", join)
-            self.assertIn(f"test: {count} tokens without <|endoftext|>, as it should be", said)
-        self.script("wikitext", "--size", "2", "--local", REAL, "--out", self.path("a"), "--documents", "article")
+            said = self.prepare("wikitext", join, "--size", "2", "--local", REAL, "--join", join)
+            self.assertIn(f"test: {count} tokens without <|endoftext|>, as expected", said)
+        self.prepare("wikitext", "a", "--size", "2", "--local", REAL, "--documents", "article")
         self.assertEqual(int((all_tokens(self.path("a"), "*_test_*") == 50256).sum()), 60)
 
     @needs("pyarrow")
     @needs_real("wikitext-2/train.txt.xz")
-    def test_wikitext_from_the_hub_s_parquet_equals_the_files(self):
+    def test_wikitext_from_parquet_equals_the_files(self):
         import pyarrow as pa
         import pyarrow.parquet as pq
         os.makedirs(self.path("hub"))
@@ -844,35 +880,39 @@ class Scripts(Case):
             rows = [line + "\n" if line.strip() else "" for line in lines]
             half = len(rows) // 2
             for i, part in enumerate((rows[:half], rows[half:])):
-                pq.write_table(pa.table({"text": part}), self.path("hub", f"{split}-0000{i}-of-00002.parquet"), row_group_size=1000)
+                path = self.path("hub", f"{split}-0000{i}-of-00002.parquet")
+                pq.write_table(pa.table({"text": part}), path, row_group_size=1000)
         self.file("hub/train.txt", read(real("wikitext-2/valid.txt")))
-        said = self.script("wikitext", "--size", "2", "--local", self.path("hub"), "--tokenizer", REAL, "--out", self.path("o"))
-        self.assertIn("test: 295,877 tokens without <|endoftext|>, as it should be", said)
-        self.assertIn("train: 258,659 tokens without <|endoftext|>; the original has 2,448,382: another text?", said)
+        said = self.prepare("wikitext", "o", "--size", "2", "--local", self.path("hub"))
+        self.assertIn("test: 295,877 tokens without <|endoftext|>, as expected", said)
+        self.assertIn("train: 258,659 tokens without <|endoftext|>; expected 2,448,382: is this another text?", said)
 
     @needs_real("wikitext-2/wiki.test.raw")
     def test_wikitext_raw_counts(self):
         for name in ("train", "valid", "test"):
             self.file(f"wikitext-2-raw/wiki.{name}.raw", read(real("wikitext-2/wiki.test.raw")))
         for join, count in (("file", "286,221"), ("rows", "283,287"), ("rows_apart", "287,644")):
-            said = self.script("wikitext", "--size", "2", "--raw", "--join", join, "--local", self.path("wikitext-2-raw"), "--tokenizer", REAL,
-                               "--out", self.path(join))
-            self.assertIn(f"test: {count} tokens without <|endoftext|>, as it should be", said)
+            said = self.prepare("wikitext", join, "--size", "2", "--raw", "--join", join,
+                                "--local", self.path("wikitext-2-raw"))
+            self.assertIn(f"test: {count} tokens without <|endoftext|>, as expected", said)
 
     def test_wikitext_refuses(self):
-        for words, files in (("no word-level train split", {"valid.txt": " = A = \n", "test.txt": " = A = \n"}),
-                             ("does not begin with a title", {f"{s}.txt": "Some other text\n" for s in ("train", "valid", "test")}),
-                             ("which is the train split", {f"{d}/{s}.txt": " = A = \n" for d in "ab" for s in ("train", "valid", "test")}),
-                             ("damaged or cut short", {f"{s}.txt.gz": gzip.compress(b" = A = \n" * 9)[:-4] for s in ("train", "valid", "test")})):
-            name = words[:6]
+        title, cut = " = A = \n", gzip.compress(b" = A = \n" * 9)[:-4]
+        splits = ("train", "valid", "test")
+        cases = (("no word-level train split", {"valid.txt": title, "test.txt": title}),
+                 ("expected a title", {f"{s}.txt": "Some other text\n" for s in splits}),
+                 ("expected one file for the train split", {f"{d}/{s}.txt": title for d in "ab" for s in splits}),
+                 ("damaged or cut short", {f"{s}.txt.gz": cut for s in splits}))
+        for i, (words, files) in enumerate(cases):
             for file, text in files.items():
-                self.file(f"{name}/{file}", text)
-            self.assertIn(words, self.script("wikitext", "--local", self.path(name), "--tokenizer", REAL, "--out", self.path("o" + name), code=2))
-            self.nothing_but_whole_shards("o" + name)
+                self.file(f"case{i}/{file}", text)
+            said = self.prepare("wikitext", f"out{i}", "--local", self.path(f"case{i}"), code=2)
+            self.assertIn(words, said)
+            self.nothing_but_whole_shards(f"out{i}")
 
     @needs_real("hellaswag_val_500.jsonl")
-    def test_hellaswag_equals_llm_c_s(self):
-        self.script("hellaswag", "--local", real("hellaswag_val_500.jsonl"), "--tokenizer", REAL, "--out", self.path("o"))
+    def test_hellaswag_equals_that_of_llm_c(self):
+        self.prepare("hellaswag", "o", "--local", real("hellaswag_val_500.jsonl"))
         self.assertEqual(read(self.path("o", "hellaswag_val.bin")), read(real("hellaswag_val_500.bin")))
         self.assertIn("500 examples", self.script("verify", self.path("o")))
         lines = read(real("hellaswag_val_raw_sample.jsonl")).split(b"\n")[:-1]
@@ -880,21 +920,24 @@ class Scripts(Case):
         broken = [b"no json"] + [json.dumps({**first, **c}).encode() for c in (
             {"label": 4}, {"label": ""}, {"endings": ["a"]}, {"ctx": 5}, {"endings": [1, 2, 3, 4]}, {"ctx": ""})]
         self.file("r/hellaswag_val.jsonl", b"\n".join(lines + broken))
-        said = self.script("hellaswag", "--local", self.path("r"), "--tokenizer", REAL, "--out", self.path("p"))
+        said = self.prepare("hellaswag", "p", "--local", self.path("r"))
         self.assertIn("7 records without text skipped", said)
         self.assertIn(" 100 examples (the validation split has 10,042)", said)
         self.file("e/hellaswag_val.jsonl", b"\n".join(broken))
-        self.assertIn("no example", self.script("hellaswag", "--local", self.path("e"), "--tokenizer", REAL, "--out", self.path("q"), code=2))
+        self.assertIn("no example", self.prepare("hellaswag", "q", "--local", self.path("e"), code=2))
         self.nothing_but_whole_shards("q")
 
     def test_text_from_standard_input(self):
         self.file("a.txt", "one two\n\nthree")
-        for stdin, path, more in ((b"one two\n\nthree", "-", ()), (b'{"text": "one two\\n\\nthree"}', "j", ("--jsonl",))):
-            self.script("text", "--out", self.path("i" + path), "--tokenizer", REAL, "-", *more, stdin=stdin)
-            self.script("text", "--out", self.path("f"), "--tokenizer", REAL, self.path("a.txt"))
-            self.assertEqual(read(self.path("i" + path, "text_train_000000.bin")), read(self.path("f", "text_train_000000.bin")))
-        for args in ((), ("-", "-"), ("--prefix", "a/b", "-"), ("--shard_tokens", "0", "-"), ("--shard_tokens", "2147483648", "-"), ("--no_such", "-")):
-            self.script("text", "--out", self.path("x"), "--tokenizer", REAL, *args, code=2, stdin=b"")
+        self.prepare("text", "f", self.path("a.txt"))
+        name = "text_train_000000.bin"
+        self.prepare("text", "plain", "-", stdin=b"one two\n\nthree")
+        self.assertEqual(read(self.path("plain", name)), read(self.path("f", name)))
+        self.prepare("text", "json", "-", "--jsonl", stdin=b'{"text": "one two\\n\\nthree"}')
+        self.assertEqual(read(self.path("json", name)), read(self.path("f", name)))
+        for args in ((), ("-", "-"), ("--prefix", "a/b", "-"), ("--shard_tokens", "0", "-"),
+                     ("--shard_tokens", "2147483648", "-"), ("--no_such", "-")):
+            self.prepare("text", "x", *args, code=2, stdin=b"")
 
     @needs("pyarrow")
     def test_fineweb_and_a_bert_shard(self):
@@ -903,21 +946,22 @@ class Scripts(Case):
         texts = [t for t in read(real("input.txt")).decode().split("\n\n")][:500]
         os.makedirs(self.path("in"))
         for i in range(2):
-            pq.write_table(pa.table({"text": texts[i * 250:i * 250 + 250]}), self.path("in", f"00{i}_00000.parquet"), row_group_size=50)
+            table = pa.table({"text": texts[i * 250:i * 250 + 250]})
+            pq.write_table(table, self.path("in", f"00{i}_00000.parquet"), row_group_size=50)
         for name, stem, more in (("edu", "edu_fineweb", ()), ("classic", "fineweb", ("--dataset", "classic"))):
-            self.script("fineweb_edu", "--local", self.path("in"), "--tokenizer", REAL, "--out", self.path(name), "--shard_tokens", "5000",
-                        "--val_tokens", "1000", "--workers", "2", *more)
+            self.prepare("fineweb_edu", name, "--local", self.path("in"), "--shard_tokens", "5000",
+                         "--val_tokens", "1000", "--workers", "2", *more)
             self.assertLess({stem + "_val_000000.bin", stem + "_train_000001.bin"}, set(os.listdir(self.path(name))))
         self.assertEqual(int((all_tokens(self.path("edu")) == 50256).sum()), 500)
-        self.script("fineweb_edu", "--local", self.path("in"), "--tokenizer", REAL, "--out", self.path("b"), "--val_tokens", "1000",
-                    "--encoding", "bert")
-        self.assertEqual(header(self.path("b", "edu_fineweb_val_000000.bin"))[:7], (20240520, 1, 1000, 30522, 102, 0, 0))
+        self.prepare("fineweb_edu", "b", "--local", self.path("in"), "--val_tokens", "1000", "--encoding", "bert")
+        head = header(self.path("b", "edu_fineweb_val_000000.bin"))
+        self.assertEqual(head[:7], (20240520, 1, 1000, 30522, 102, 0, 0))
         ids = np.concatenate([tokens(self.path("b", f"edu_fineweb_{s}.bin")) for s in ("val_000000", "train_000001")])
         self.assertEqual((int((ids == 101).sum()), int((ids == 102).sum()), ids[0], ids[-1]), (500, 500, 101, 102))
         self.assertIn("[CLS]", self.script("verify", "--tokenizer", REAL, self.path("b")))
 
     def group_shards(self, directory, stem):
-        """[(documents as id lists, group)] of shards, in order"""
+        """[(documents as lists of ids, header)] of the shards, in order"""
         found = []
         for path in sorted(glob.glob(os.path.join(directory, stem))):
             ids = list(tokens(path))
@@ -926,12 +970,13 @@ class Scripts(Case):
         return found
 
     def test_msmarco(self):
-        records = [{"query": f"what is {i}", "positive": f"it is {i} " * 3, "negative": [f"not {i}", "second"]} for i in range(60)]
+        records = [{"query": f"what is {i}", "positive": f"it is {i} " * 3, "negative": [f"not {i}", "second"]}
+                   for i in range(60)]
         records[7:7] = [{"query": "lonely"}, {"query": "", "positive": "a", "negative": "b"}]
         records.append({"query": "long", "pos": ["word " * 900], "neg": [{"text": "nul\0 inside"}]})
         self.file("in/a.jsonl", "".join(json.dumps(r) + "\n" for r in records))
-        said = self.script("msmarco", "--local", self.path("in"), "--tokenizer", REAL, "--out", self.path("o"), "--val_triplets", "5",
-                           "--triplets", "50", "--shard_tokens", "700")
+        said = self.prepare("msmarco", "o", "--local", self.path("in"), "--val_triplets", "5", "--triplets", "50",
+                            "--shard_tokens", "700")
         self.assertIn("2 records without text skipped", said)
         shards = self.group_shards(self.path("o"), "msmarco_train_*.bin")
         val = self.group_shards(self.path("o"), "msmarco_val_000000.bin")
@@ -958,10 +1003,11 @@ class Scripts(Case):
 
     def test_mldr(self):
         corpus = [{"docid": f"doc-{i}", "text": f"document {i} " * (2 * i + 1)} for i in range(40)]
-        queries = [{"query_id": f"q-{i}", "query": f"which is {i}", "positive_passages": [{"docid": f"doc-{i * 3}", "text": f"document {i * 3}"}],
+        queries = [{"query_id": f"q-{i}", "query": f"which is {i}",
+                    "positive_passages": [{"docid": f"doc-{i * 3}", "text": f"document {i * 3}"}],
                     "negative_passages": [{"docid": "doc-1", "text": "document 1"}]} for i in range(10)]
-        said = self.script("mldr", "--local", self.mldr("in", corpus, queries), "--tokenizer", REAL, "--out", self.path("o"), "--shard_tokens",
-                           "600", "--max_tokens", "100", "--train")
+        said = self.prepare("mldr", "o", "--local", self.mldr("in", corpus, queries), "--shard_tokens", "600",
+                            "--max_tokens", "100", "--train")
         self.assertIn("every judged document is among the 40", said)
         shards = self.group_shards(self.path("o"), "mldr_corpus_*.bin")
         self.assertGreater(len(shards), 1)
@@ -983,18 +1029,19 @@ class Scripts(Case):
         text = read(self.path("o", "mldr_corpus_000000.ids"))
         write(self.path("o", "mldr_corpus_000000.ids"), text.replace(b"doc-0", b"doc-9"))
         self.assertIn("checksum", self.script("verify", self.path("o"), code=2))
-        for words, docs in (("are not in the corpus", corpus[:20]), ("share a name", corpus + corpus[:1])):
-            said = self.script("mldr", "--local", self.mldr(words[:5], docs, queries), "--tokenizer", REAL, "--out", self.path("o" + words[:5]), code=2)
+        for case, words, docs in (("lost", "are not in the corpus", corpus[:20]),
+                                  ("twice", "share a name", corpus + corpus[:1])):
+            said = self.prepare("mldr", "out_" + case, "--local", self.mldr(case, docs, queries), code=2)
             self.assertIn(words, said)
 
     def test_killed_with_workers_and_restarted(self):
         self.file("in/a.txt", lzma.decompress(read(real("wikitext-2/train.txt.xz"))))
-        command = [sys.executable, os.path.join(DATA, "text.py"), "--tokenizer", REAL, "--workers", "2", "--shard_tokens", "100000",
-                   "--documents", "line", "--window_mb", "1", self.path("in"), "--out"]
+        command = [sys.executable, os.path.join(DATA, "text.py"), "--tokenizer", REAL, "--workers", "2",
+                   "--shard_tokens", "100000", "--documents", "line", "--window_mb", "1", self.path("in"), "--out"]
         subprocess.run(command + [self.path("whole")], check=True, stderr=subprocess.DEVNULL)
         p = subprocess.Popen(command + [self.path("o")], stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while not glob.glob(self.path("o", "text_train_00000[4-9].bin")) and p.poll() is None and time.monotonic() < deadline:
+        deadline, awaited = time.monotonic() + 60, self.path("o", "text_train_00000[4-9].bin")
+        while not glob.glob(awaited) and p.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         children = [int(c) for c in read(f"/proc/{p.pid}/task/{p.pid}/children").split()] if p.poll() is None else []
         p.kill()
@@ -1013,8 +1060,9 @@ class Scripts(Case):
         self.script("text", "--tokenizer", REAL, "--out", self.path("b"), "--encoding", "bert", real("input.txt"))
         for files in ((self.path("o", "tiny_shakespeare_train.bin"), self.path("o", "tiny_shakespeare_val.bin")),
                       (self.path("b", "text_train_000000.bin"),) * 2):
-            r = subprocess.run([trainer, "--check", "--train_files", files[0], "--val_files", files[1], "--model", "1,1,16", "--T", "64"],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            command = [trainer, "--check", "--train_files", files[0], "--val_files", files[1], "--model", "1,1,16",
+                       "--T", "64"]
+            r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             self.assertEqual(r.returncode, 0, r.stdout)
 
 
@@ -1026,10 +1074,12 @@ def alive(pid):
 
 
 class WikiText(unittest.TestCase):
-    def test_a_formula_is_no_title(self):
+    def test_a_formula_is_not_a_title(self):
         import wikitext
-        lines = [b" \n", b" = One = \n", b" \n", b" let \n", b" = x = \n", b" \n", b" = y = \n", b" hold \n", b" \n", b" = Two = \n", b" \n", b" = = A = = \n", b" \n"]
-        for join, first in (("file", b"".join(lines[:8])), ("rows", b"".join(line for line in lines[:8] if line.strip()))):
+        lines = [b" \n", b" = One = \n", b" \n", b" let \n", b" = x = \n", b" \n", b" = y = \n", b" hold \n",
+                 b" \n", b" = Two = \n", b" \n", b" = = A = = \n", b" \n"]
+        one = lines[:8]
+        for join, first in (("file", b"".join(one)), ("rows", b"".join(line for line in one if line.strip()))):
             articles = list(wikitext.WikiReader(join, "article").articles(lines))
             self.assertEqual((len(articles), articles[0]), (2, first))
 
@@ -1060,17 +1110,19 @@ class Verify(Case):
         for _ in range(6):
             i, bit = r.randrange(len(whole)), 1 << r.randrange(8)
             found("checksum", whole[:i] + bytes([whole[i] ^ bit]) + whole[i + 1:])
-        found("bytes, the manifest says", whole[:-1])
-        found("bytes, the manifest says", whole + b"x")
+        found("bytes, as in the manifest, got", whole[:-1])
+        found("bytes, as in the manifest, got", whole + b"x")
         numbers = list(struct.unpack("<256i", whole[:1024]))
-        for i, value, words in ((0, 1, "magic"), (1, 2, "version"), (2, 0, "tokens of its header"), (2, -1, "tokens of its header"),
-                                (2, 2**31 - 1, "tokens of its header"), (3, -5, "vocabulary -5"), (4, 40000, "end-of-text 40000"),
-                                (5, 1, r"\[CLS\]"), (200, 1, "should be zero")):
+        for i, value, words in ((0, 1, "magic"), (1, 2, "version"),
+                                (2, 0, "tokens of its header"), (2, -1, "tokens of its header"),
+                                (2, 2**31 - 1, "tokens of its header"), (3, -5, "vocabulary -5"),
+                                (4, 40000, "end-of-text 40000"), (5, 1, r"\[CLS\]"), (200, 1, "should be zero")):
             changed = numbers[:i] + [value] + numbers[i + 1:]
             found(words, struct.pack("<256i", *changed) + whole[1024:], manifest=False)
-        found("id 60000, the vocabulary is 30522", whole[:1500] + struct.pack("<H", 60000) + whole[1502:], manifest=False)
-        found("a header has 1024", whole[:100], manifest=False)
-        found("a header has 1024", b"", manifest=False)
+        changed = whole[:1500] + struct.pack("<H", 60000) + whole[1502:]
+        found("expected an id below 30522, the vocabulary, got 60000", changed, manifest=False)
+        found("expected at least 1024 bytes", whole[:100], manifest=False)
+        found("expected at least 1024 bytes", b"", manifest=False)
         found("tokens of its header", whole[:-2], manifest=False)
 
     def test_the_directory(self):
@@ -1090,7 +1142,8 @@ class Verify(Case):
         whole = read(real("hellaswag_val_500.bin"))
         words = list(struct.unpack(f"<{(len(whole) - 1024) // 2}H", whole[1024:]))
         self.assertIn("0 findings", self.script("verify", real("hellaswag_val_500.bin")))
-        for i, value in ((0, 5), (1, 70), (2, 9), (3, 4), (4, 3), (5, 0), (5, 60000), (6, 50257), (len(words) - 1, 65535)):
+        for i, value in ((0, 5), (1, 70), (2, 9), (3, 4), (4, 3), (5, 0), (5, 60000), (6, 50257),
+                         (len(words) - 1, 65535)):
             data = whole[:1024] + struct.pack(f"<{len(words)}H", *(words[:i] + [value] + words[i + 1:]))
             self.script("verify", self.file("x.bin", data), code=2)
         last = 1024
@@ -1098,7 +1151,8 @@ class Verify(Case):
             last += words[(last - 1024) // 2 + 1]
         longer = whole[:last + 2] + struct.pack("<H", len(whole) - last + 2) + whole[last + 4:] + b"\0\0"
         self.assertIn("bytes too many", self.script("verify", self.file("x.bin", longer), code=2))
-        for data in (whole[:-2], whole + b"\0\0", whole[:8] + struct.pack("<i", 501) + whole[12:], whole[:12] + bytes(4) + whole[16:]):
+        for data in (whole[:-2], whole + b"\0\0", whole[:8] + struct.pack("<i", 501) + whole[12:],
+                     whole[:12] + bytes(4) + whole[16:]):
             self.script("verify", self.file("x.bin", data), code=2)
 
 
@@ -1116,7 +1170,8 @@ class Help(Case):
     def test_a_missing_module_is_named(self):
         self.file("in/a.txt", "text")
         self.file("hidden/tiktoken.py", "raise ImportError('hidden')")
-        said = self.script("text", self.path("in"), "--out", self.path("o"), "--workers", "1", code=2, env={"PYTHONPATH": self.path("hidden")})
+        said = self.script("text", self.path("in"), "--out", self.path("o"), "--workers", "1", code=2,
+                           env={"PYTHONPATH": self.path("hidden")})
         self.assertIn("tiktoken is missing: pip install -r data/requirements.txt", said)
 
 
