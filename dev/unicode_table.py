@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""unicode_table.py -- writes llmc/text/unicode.h, the table of characters that llmc/text/words.h asks.
+"""unicode_table.py -- writes llmc/text/unicode.h, the table of characters that llmc/text/words.h looks up.
 
     pip install unicodedata2==16.0.0
     dev/unicode_table.py >llmc/text/unicode.h
 
-Unicode 16 is what tiktoken and Hugging Face's tokenizers have for \\p{L}, \\p{N} and \\s; with another version, tokens of
-the characters assigned since would differ from theirs. Python's own table would do, but each Python has another one.
+tiktoken and Hugging Face's tokenizers use Unicode 16 for \\p{L}, \\p{N} and \\s. With another version, the tokens of
+characters assigned since would differ from theirs. That is why Python's own table does not do: every release of Python
+has a different one.
 """
 import sys
 
@@ -17,37 +18,39 @@ except ImportError:
     sys.exit(f"unicodedata2 is missing: pip install unicodedata2=={VERSION}")
 
 CLASSES = ["OTHER", "LETTER", "NUMBER", "SPACE", "MARK", "PUNCTUATION", "CONTROL"]
-LAST = 0x10FFFF
-HANGUL = range(0xAC00, 0xAC00 + 11172)          # decomposed by arithmetic
-SURROGATES = range(0xD800, 0xE000)
-COLUMNS = 138
+LAST = 0x10FFFF                                 # the largest code point
+HANGUL = range(0xAC00, 0xAC00 + 11172)          # words.h decomposes these syllables by arithmetic
+SURROGATES = range(0xD800, 0xE000)              # halves of UTF-16 pairs, not characters
+COLUMNS = 120
 
 
 def class_of(c):
+    """the class of code point c, one of CLASSES"""
     category = unicodedata.category(chr(c))
-    if category[0] == "Z" or 9 <= c <= 13 or c == 0x85:     # White_Space, which \s is
+    if category[0] == "Z" or 9 <= c <= 13 or c == 0x85:     # the White_Space property, which \s matches
         return "SPACE"
     by_category = {"Mn": "MARK", "Cc": "CONTROL", "Cf": "CONTROL", "Co": "CONTROL"}
     by_letter = {"L": "LETTER", "N": "NUMBER", "P": "PUNCTUATION"}
     if category in by_category:
         return by_category[category]
-    ascii_symbol = 33 <= c <= 126 and not chr(c).isalnum()  # BERT takes $ + < = > ^ ` | ~ for punctuation too
+    ascii_symbol = 33 <= c <= 126 and not chr(c).isalnum()  # BERT counts $ + < = > ^ ` | ~ as punctuation too
     return by_letter.get(category[0], "PUNCTUATION" if ascii_symbol else "OTHER")
 
 
 def fold(c):
-    """canonical decomposition, without nonspacing marks, in lower case: the code points"""
+    """the code points of c's canonical decomposition, without nonspacing marks and in lower case"""
     parts = [p for p in unicodedata.normalize("NFD", chr(c)) if unicodedata.category(p) != "Mn"]
     return [ord(lower_of.get(ord(p), p)) for p in parts]
 
 
 def read_lower_cases():
-    """str.lower() knows the Unicode of Python itself, 14 or newer, so the pairs since then are added"""
+    """{code point: lower-case character}; str.lower() knows the Unicode of Python itself, 14 or newer, so the pairs
+    assigned since then are added"""
     pairs = {0x1C89: 0x1C8A, 0xA7CB: 0x0264, 0xA7CC: 0xA7CD, 0xA7DA: 0xA7DB, 0xA7DC: 0x019B}
     pairs.update({c: c + 0x20 for c in range(0x10D50, 0x10D66)})
     table = {}
     for c in range(LAST + 1):
-        if c not in SURROGATES and len(chr(c).lower()) == 1:        # the one exception, U+0130, decomposes
+        if c not in SURROGATES and len(chr(c).lower()) == 1:    # U+0130 becomes two: fold() splits it
             table[c] = chr(c).lower()
     for upper, lower in pairs.items():
         assert unicodedata.category(chr(upper)) == "Lu" and unicodedata.category(chr(lower)) == "Ll"
@@ -56,6 +59,7 @@ def read_lower_cases():
 
 
 def class_runs():
+    """the runs of code points of one class, from U+0000 to the last: length << 3 | class"""
     runs = []
     for c in range(LAST + 1):
         k = CLASSES.index(class_of(c))
@@ -68,7 +72,9 @@ def class_runs():
 
 
 def fold_runs():
-    """(gap since the first of the run before, 2 * length + (every other character only), first target), and the rest"""
+    """the runs of characters that fold to one character, as numbers (distance from the start of the run before,
+    2 * length + (1 if the run takes every other character), first target); [character, up to three targets] of those
+    that fold to several; and the last character that folds to anything but itself"""
     one, many = {}, {}
     for c in range(LAST + 1):
         if c in SURROGATES or c in HANGUL:
@@ -89,15 +95,18 @@ def fold_runs():
             while one.get(c + step * n) == [one[c][0] + step * n] and c + step * n not in taken:
                 n += 1
             return n
+        # capitals stand side by side (A to Z) or alternate with their small letters (U+0100, U+0102, ...)
         step = 1 if length(1) >= length(2) else 2
         n = length(step)
         taken.update(range(c, c + step * n, step))
         flat += [c - before, 2 * n + step - 1, one[c][0]]
         before = c
-    return flat, [v for c in sorted(many) for v in [c] + many[c] + [0] * (3 - len(many[c]))], max(max(one), max(many))
+    long_folds = [v for c in sorted(many) for v in [c] + many[c] + [0] * (3 - len(many[c]))]
+    return flat, long_folds, max(max(one), max(many))
 
 
 def table(comment, declaration, values):
+    """prints a C++ array, its lines filled up to COLUMNS"""
     print(f"// {comment}\n{declaration} = {{")
     line = "   "
     for v in values:
@@ -109,24 +118,32 @@ def table(comment, declaration, values):
 
 
 if unicodedata.unidata_version != VERSION:
-    sys.exit(f"this is Unicode {unicodedata.unidata_version}, {VERSION} wanted: pip install unicodedata2=={VERSION}")
+    sys.exit(f"expected Unicode {VERSION}, got {unicodedata.unidata_version}: pip install unicodedata2=={VERSION}")
 if sys.version_info < (3, 11):
-    sys.exit("Python 3.11 or newer wanted: older ones do not know all lower cases")
+    sys.exit(f"expected Python 3.11 or newer, got {sys.version.split()[0]}: older ones lack some lower-case letters")
 lower_of = read_lower_cases()
 folds, long_folds, last_fold = fold_runs()
-print(f"// text/unicode.h -- generated by dev/unicode_table.py from Unicode {VERSION}: classes of characters, and their folded forms.")
-print("""#ifndef LLMC_TEXT_UNICODE_H
+print(f"""// text/unicode.h -- classes of characters, and their folded forms.
+//
+// Generated by dev/unicode_table.py from Unicode {VERSION}; do not edit. words.h expands the runs below into arrays
+// with one entry per character.
+#ifndef LLMC_TEXT_UNICODE_H
 #define LLMC_TEXT_UNICODE_H
 
 #include <cstdint>
 #include <vector>
 
-// L*, N*, White_Space, Mn, P* and ASCII's symbols, Cc + Cf + Co; OTHER is the rest: symbols, other marks, unassigned""")
+// By general category: L*, N*, White_Space, Mn, P* with ASCII's symbols, Cc + Cf + Co. OTHER is
+// the rest: symbols, other marks, unassigned code points.""")
 print("enum UnicodeClass : uint8_t {\n    " + ", ".join("UNICODE_" + c for c in CLASSES) + "\n};")
-print(f"const uint32_t UNICODE_LAST = 0x{LAST:X}, UNICODE_LAST_FOLD = 0x{last_fold:X};\n")
-table("runs of one class from U+0000 on: length << 3 | class", "const uint32_t UNICODE_CLASS_RUNS[]", class_runs())
-table("folded: canonically decomposed, without Mn, in lower case. Runs, three numbers each: how far it begins behind the beginning of the\n"
-      "// run before, 2 * length + 1 if it is every other character, what the first becomes (the next one's is 1, or 2, more)",
+print(f"const uint32_t UNICODE_LAST = 0x{LAST:X};           // the largest code point")
+print(f"const uint32_t UNICODE_LAST_FOLD = 0x{last_fold:X};       // characters after this one fold to themselves\n")
+table("Runs of one class, from U+0000 on: length << 3 | class.",
+      "const uint32_t UNICODE_CLASS_RUNS[]", class_runs())
+table("Runs of characters that fold to one character. Folding is: decompose canonically, drop Mn, lower the case.\n"
+      "// Three numbers per run: its distance from the start of the run before; 2 * length, plus 1 if the run takes\n"
+      "// every other character; what its first character becomes (the next becomes 1 more, or 2 more in such a run).",
       "const uint32_t UNICODE_FOLD_RUNS[]", folds)
-table("what becomes two or three characters: it, and these, 0 for no third", "const uint32_t UNICODE_LONG_FOLDS[]", long_folds)
+table("Characters that fold to two or three. Four numbers each: the character, and what it becomes (0: no third).",
+      "const uint32_t UNICODE_LONG_FOLDS[]", long_folds)
 print("#endif")

@@ -1,5 +1,8 @@
-// text/bpe.h -- byte-level byte-pair encoding: a word is its bytes, of which neighbours are merged, in the order of a list.
-//                                                                      Sennrich et al. 2016; Radford et al. 2019
+// text/bpe.h -- byte-level byte-pair encoding: a word starts as its bytes, and neighbours are merged in the order of a
+// list.                                                Sennrich et al. 2016; Radford et al. 2019
+//
+// Merges have ranks. Of all neighbours in a word, the pair of the least rank is merged first, so that encoding replays
+// the order in which the merges were learned: "l o w e r" -> "lo w e r" -> "low e r" -> "low er" -> "lower".
 #ifndef LLMC_TEXT_BPE_H
 #define LLMC_TEXT_BPE_H
 
@@ -10,11 +13,11 @@
 #include "words.h"
 
 struct Bpe {
-    struct Merge { int rank, id; };
-    std::unordered_map<uint64_t, Merge> merges;     // of two ids, left << 32 | right; the least rank goes first
-    std::vector<int> byte_ids;                      // [256]
+    struct Merge { int rank, id; };                 // id: of the token that the two become
+    std::unordered_map<uint64_t, Merge> merges;     // by two ids, left << 32 | right
+    std::vector<int> byte_ids;                      // [256] the id of each single byte
 
-    // Looks up the 256 bytes, which every word starts as. Returns why that cannot be, or "".
+    // Looks up the 256 bytes, which every word starts as. Returns "", or the reason why the vocabulary cannot encode.
     std::string find_bytes(const std::vector<std::string>& tokens) {
         byte_ids.assign(256, -1);
         for (size_t id = 0; id < tokens.size(); id++) {
@@ -29,42 +32,54 @@ struct Bpe {
         return "";
     }
 
-    // Appends the ids of a word: of all neighbours, those with the least rank become one, the leftmost first, until none can.
-    // A heap of candidates, so that a word of a million letters takes n log n; what has changed since is skipped.
+    // Appends the ids of a word. The pair of the least rank is merged, of equal pairs the leftmost, until none is left.
+    //
+    // The parts are a linked list over the word's bytes, and the pairs wait in a heap, so that a word of n bytes takes
+    // O(n log n): a "word" may be a megabyte of one letter. A merge changes the pairs on both sides; instead of looking
+    // for their old entries in the heap, we push the new ones and skip each entry whose pair has changed meanwhile.
     void encode_word(const std::string& word, std::vector<int>& ids) const {
         const int n = (int)word.size();
-        std::vector<int> id(n), before(n), after(n);                // a list of parts, each at its first byte; id -1: gone
-        std::vector<uint64_t> heap;                                 // rank << 32 | place of the left part
+        std::vector<int> id(n);                     // of the part that begins at this byte; -1: merged into another
+        std::vector<int> before(n), after(n);       // where the neighbouring parts begin
+        std::vector<uint64_t> heap;                 // rank << 32 | where the pair begins: the least is next
         const std::greater<uint64_t> least;
-        const auto propose = [&](int i) {
-            const Merge* m = i >= 0 && after[i] < n ? find(id[i], id[after[i]]) : nullptr;
+        const auto propose = [&](int i) {           // the pair that begins at i, if there is such a merge
+            const bool pair = i >= 0 && after[i] < n;
+            const Merge* m = pair ? find(id[i], id[after[i]]) : nullptr;
             if (m == nullptr) { return; }
             heap.push_back((uint64_t)m->rank << 32 | (uint32_t)i);
             std::push_heap(heap.begin(), heap.end(), least);
         };
-        for (int i = 0; i < n; i++) { id[i] = byte_ids[(unsigned char)word[i]]; before[i] = i - 1; after[i] = i + 1; }
+        for (int i = 0; i < n; i++) {
+            id[i] = byte_ids[(unsigned char)word[i]];
+            before[i] = i - 1;
+            after[i] = i + 1;
+        }
         for (int i = 0; i < n; i++) { propose(i); }
         while (!heap.empty()) {
-            const int i = (int)(uint32_t)heap.front(), rank = (int)(heap.front() >> 32), j = after[i];
+            const int i = (int)(uint32_t)heap.front();
+            const int rank = (int)(heap.front() >> 32);
+            const int j = after[i];
             std::pop_heap(heap.begin(), heap.end(), least);
             heap.pop_back();
             const Merge* m = id[i] >= 0 && j < n ? find(id[i], id[j]) : nullptr;
-            if (m == nullptr || m->rank != rank) { continue; }
+            if (m == nullptr || m->rank != rank) { continue; }      // out of date: a merge has taken one of the two
             id[i] = m->id;
             id[j] = -1;
             after[i] = after[j];
             if (after[i] < n) { before[after[i]] = i; }
-            propose(before[i]);
+            propose(before[i]);                     // the two pairs that the new part is in
             propose(i);
         }
         for (int i = 0; i < n; i = after[i]) { ids.push_back(id[i]); }
     }
 
-    // Bytes as GPT-2's files spell them: those that print as themselves, the other 68, in order, as U+0100 and up, so that
-    // the files are text without spaces or control characters. False: this is not spelled so.
+    // Bytes as GPT-2's files spell them: a byte that prints is itself, and the other 68 are U+0100, U+0101, ... in
+    // order, so that the files are text without spaces or control characters (a space is U+0120). Returns false when
+    // `spelled` has any other character.
     static bool unspell(const std::string& spelled, std::string& bytes) {
         static const std::vector<int> byte = [] {
-            std::vector<int> of(0x144, -1);         // code point -> byte
+            std::vector<int> of(0x144, -1);         // code point -> byte; 0x144 = 0x100 + 68
             size_t next = 0x100;
             for (int b = 0; b < 256; b++) {
                 const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
@@ -80,12 +95,13 @@ struct Bpe {
         return true;
     }
 
-    // vocab.bpe, or merges.txt: a line a merge, "left right", the first has rank 0; before them "#version: 0.2". Returns "", or
-    // why no text is to be encoded: a list that was cut short would encode, but differently.
+    // vocab.bpe or merges.txt: an optional first line "#version: 0.2", then one merge "left right" per line, the first
+    // of rank 0. Returns "", or the reason why no text can be encoded: with a list that was cut short one could encode,
+    // but the ids would be wrong.
     std::string load(const std::string& path, const std::string& text, const std::vector<std::string>& tokens) {
         std::unordered_map<std::string, int> id_of;
         for (size_t id = 0; id < tokens.size(); id++) { id_of.emplace(tokens[id], (int)id); }
-        std::vector<bool> made(tokens.size());
+        std::vector<bool> made(tokens.size());      // by some merge
         int line = 0;
         for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
             line++;
@@ -93,37 +109,30 @@ struct Bpe {
             const size_t length = end - begin - (end > begin && text[end - 1] == '\r');
             const std::string s = text.substr(begin, length);
             if (line == 1 && s.compare(0, 9, "#version:") == 0) { continue; }
-            const size_t space = s.find(' ');
-            check(space != std::string::npos && space > 0 && space + 1 < s.size(), "%s: line %d is \"%.80s\", two tokens with a space "
-                  "between them wanted", path.c_str(), line, s.c_str());
-            std::string left, right;
-            check(unspell(s.substr(0, space), left) && unspell(s.substr(space + 1), right), "%s: line %d, \"%.80s\", is not spelled as "
-                  "byte-level BPE spells", path.c_str(), line, s.c_str());
-            const auto a = id_of.find(left), b = id_of.find(right), both = id_of.find(left + right);
-            check(a != id_of.end() && b != id_of.end() && both != id_of.end(), "%s: line %d, \"%.80s\", merges what the vocabulary "
-                  "does not have (files of two tokenizers?)", path.c_str(), line, s.c_str());
-            const bool added = add(a->second, b->second, {(int)merges.size(), both->second});
-            check(added, "%s: line %d, \"%.80s\", is there twice", path.c_str(), line, s.c_str());
-            made[(size_t)both->second] = true;
+            const std::string where = strprintf("%s: line %d", path.c_str(), line);
+            made[(size_t)load_merge(where, s, id_of)] = true;
         }
         for (size_t id = 0; id < tokens.size(); id++) {
             const std::string& t = tokens[id];
             const bool special = (t.front() == '<' && t.back() == '>') || (t.front() == '[' && t.back() == ']');
             const bool needed = t.size() > 1 && !special;
-            if (needed && !made[id]) { return strprintf("no merge of %s makes token %zu (truncated?)", path.c_str(), id); }
+            if (needed && !made[id]) {
+                return strprintf("no merge of %s makes token %zu (is the file truncated?)", path.c_str(), id);
+            }
         }
         return "";
     }
 
-    // The merges of a vocabulary that has its tokens in their order, as GPT-2's has: each token is what two made by the merges
-    // before it come to. Returns why that cannot be, or ""; token `special` is none of them.
+    // The merges of a vocabulary whose tokens are in the order in which they were learned, as GPT-2's are: a token is
+    // the merge of the two parts into which the merges before it encode its bytes, and its rank is its id. Returns "",
+    // or the reason why the vocabulary cannot be of that kind. Token `special` is not made by a merge.
     std::string recover(const std::vector<std::string>& tokens, int special) {
         std::vector<int> parts;
         for (int id = 0; id < (int)tokens.size(); id++) {
             if (tokens[id].size() == 1 || id == special) { continue; }
             parts.clear();
             encode_word(tokens[id], parts);
-            if (parts.size() != 2) { return strprintf("token %d is no merge of two before it", id); }
+            if (parts.size() != 2) { return strprintf("token %d is not a merge of two tokens before it", id); }
             add(parts[0], parts[1], {id, id});
         }
         return "";
@@ -137,6 +146,26 @@ private:
     const Merge* find(int left, int right) const {
         const auto found = merges.find(key(left, right));
         return found == merges.end() ? nullptr : &found->second;
+    }
+
+    // Adds the merge of one line. Returns the id of the token it makes.
+    int load_merge(const std::string& where, const std::string& line,
+                   const std::unordered_map<std::string, int>& id_of) {
+        const char* name = where.c_str();
+        const char* shown = line.c_str();
+        const size_t space = line.find(' ');
+        check(space != std::string::npos && space > 0 && space + 1 < line.size(),
+              "%s: expected two tokens with a space between them, got \"%.80s\"", name, shown);
+        std::string left, right;
+        check(unspell(line.substr(0, space), left) && unspell(line.substr(space + 1), right),
+              "%s, \"%.80s\", is not spelled as byte-level BPE spells", name, shown);
+        const auto a = id_of.find(left), b = id_of.find(right);
+        const auto both = id_of.find(left + right);
+        check(a != id_of.end() && b != id_of.end() && both != id_of.end(),
+              "%s, \"%.80s\", merges tokens that the vocabulary does not have (files of two tokenizers?)", name, shown);
+        const bool added = add(a->second, b->second, {(int)merges.size(), both->second});
+        check(added, "%s, \"%.80s\", appears twice", name, shown);
+        return both->second;
     }
 };
 

@@ -1,9 +1,19 @@
 // text/dataloader.h -- token shards and plain text as streams of ids, and the order in which samples are drawn.
 //
-// A file is a shard (1024-byte header of int32: magic, version, tokens, vocabulary, end-of-text id; then uint16 ids, or
-// uint32 ids in llama-3's) or, when its name ends in .txt, raw bytes: each byte an id, vocabulary 256. A sample is a
-// window of T + 1 tokens at stride T inside one shard: T inputs, and T targets shifted by one. Which window is sample
-// number i is a pure function of (seed, i), so that neither ranks nor batch sizes nor restarts change the order.
+// A file whose name ends in .txt is raw bytes: each byte is an id, the vocabulary is 256. Any other file is a shard in
+// the layout of llm.c, everything little-endian:
+//
+//   byte 0     int32  magic: 20240520 for uint16 ids, 20240801 for uint32 ids (llama-3)
+//   byte 4     int32  version: 1 for uint16, 7 for uint32
+//   byte 8     int32  number of tokens
+//   byte 12    int32  vocabulary    } both 0, as llm.c writes them: GPT-2's
+//   byte 16    int32  end-of-text id} (50257 and 50256), or llama-3's for uint32
+//   byte 20           zeros, or what documents.h puts there
+//   byte 1024         the ids
+//
+// A sample is a window of T + 1 tokens at stride T inside one shard: T inputs, and T targets shifted by one. Which
+// window is sample number i is a pure function of (seed, i), so that neither ranks nor batch sizes nor restarts change
+// the order.
 #ifndef LLMC_TEXT_DATALOADER_H
 #define LLMC_TEXT_DATALOADER_H
 
@@ -15,16 +25,19 @@
 #include "../base/rand.h"
 
 constexpr int SHARD_HEADER_BYTES = 1024;
-constexpr int SHARD_MAGIC = 20240520, SHARD_VERSION = 1;                // uint16; GPT-2's unless the header differs
-constexpr int SHARD_MAGIC_UINT32 = 20240801, SHARD_VERSION_UINT32 = 7;  // uint32; llama-3's likewise
-constexpr int MAX_VOCAB = 1 << 20;          // a model may be sized by this header field: a hostile one must not get far
+constexpr int SHARD_MAGIC = 20240520, SHARD_VERSION = 1;                // uint16 ids
+constexpr int SHARD_MAGIC_UINT32 = 20240801, SHARD_VERSION_UINT32 = 7;  // uint32 ids
+constexpr int MAX_VOCAB = 1 << 20;          // models are sized by this header field, so a hostile value must be bounded
 
 struct Shard {
     std::string path;
-    uint64_t file_bytes = 0, first_byte = 0, tokens = 0;
-    int width = 0;                          // bytes an id
+    uint64_t file_bytes = 0;
+    uint64_t first_byte = 0;                // of the ids: 1024, or 0 of text
+    uint64_t tokens = 0;
+    int width = 0;                          // bytes per id: 1, 2 or 4
     int vocab = 0, eot = -1;
 
+    // W windows of T + 1 tokens at stride T take W * T + 1 tokens.
     uint64_t windows(int T) const { return tokens == 0 ? 0 : (tokens - 1) / (uint64_t)T; }
 };
 
@@ -36,42 +49,45 @@ inline Shard inspect_shard(const std::string& path) {
     s.file_bytes = file.size;
     const char* name = path.c_str();
     if (path.size() >= 4 && path.compare(path.size() - 4, 4, ".txt") == 0) {
-        check(file.size > 0, "%s: is empty", name);
+        check(file.size > 0, "%s: the file is empty", name);
         s.tokens = file.size;
         s.width = 1;
         s.vocab = 256;
         return s;
     }
-    check(file.size >= SHARD_HEADER_BYTES, "%s: %zu bytes, but a token shard starts with a header of %d (a text file "
-          "must be named .txt)", name, (size_t)file.size, SHARD_HEADER_BYTES);
-    int32_t header[5];                      // magic, version, tokens, vocabulary, end-of-text
+    check(file.size >= SHARD_HEADER_BYTES, "%s: expected a token shard, which has a header of %d bytes, got %zu bytes "
+          "(is it text? then name it .txt)", name, SHARD_HEADER_BYTES, (size_t)file.size);
+    int32_t header[5];                      // magic, version, tokens, vocabulary, end-of-text id
     file.read(header, sizeof header, 0);
     const bool wide = header[0] == SHARD_MAGIC_UINT32;
-    check(wide || header[0] == SHARD_MAGIC, "%s: magic number %d, wanted %d: not a token shard (raw uint16 without a "
-          "header must be converted, and a text file must be named .txt)", name, header[0], SHARD_MAGIC);
+    check(wide || header[0] == SHARD_MAGIC, "%s: expected a token shard with magic number %d, got %d (is it text? then "
+          "name it .txt; ids without a header must be converted)", name, SHARD_MAGIC, header[0]);
     const int version = wide ? SHARD_VERSION_UINT32 : SHARD_VERSION;
-    check(header[1] == version, "%s: version %d, wanted %d", name, header[1], version);
-    check(header[2] > 0, "%s: the header says %d tokens, wanted 1 to %d", name, header[2], INT32_MAX);
+    check(header[1] == version, "%s: expected version %d, got %d", name, version, header[1]);
+    check(header[2] > 0, "%s: header: expected 1 to %d tokens, got %d", name, INT32_MAX, header[2]);
     s.first_byte = SHARD_HEADER_BYTES;
     s.tokens = (uint64_t)header[2];
     s.width = wide ? 4 : 2;
-    const uint64_t wanted = s.first_byte + s.tokens * (uint64_t)s.width;
-    check(file.size == wanted, "%s: %zu bytes, but the %d tokens of its header make %zu (truncated, or still being "
-          "written?)", name, (size_t)file.size, header[2], (size_t)wanted);
-    const bool unnamed = header[3] == 0 && header[4] == 0;
-    s.vocab = !unnamed ? header[3] : wide ? 128256 : 50257;
-    s.eot = !unnamed ? header[4] : wide ? 128000 : 50256;
+    const uint64_t bytes = s.first_byte + s.tokens * (uint64_t)s.width;
+    check(file.size == bytes, "%s: expected %zu bytes for the %d tokens of its header, got %zu (truncated, or still "
+          "being written?)", name, (size_t)bytes, header[2], (size_t)file.size);
+    s.vocab = header[3];
+    s.eot = header[4];
+    if (s.vocab == 0 && s.eot == 0) {       // a shard of llm.c, which has one tokenizer per width
+        s.vocab = wide ? 128256 : 50257;
+        s.eot = wide ? 128000 : 50256;
+    }
     const int largest = wide ? MAX_VOCAB : 65536;
-    check(s.vocab >= 1 && s.vocab <= largest, "%s: the header says a vocabulary of %d, wanted 1 to %d", name, s.vocab,
-          largest);
-    check(s.eot >= 0 && s.eot < s.vocab, "%s: the header says end-of-text id %d, wanted 0 to %d (its vocabulary)", name,
-          s.eot, s.vocab - 1);
+    check(s.vocab >= 1 && s.vocab <= largest, "%s: header: expected a vocabulary of 1 to %d, got %d", name, largest,
+          s.vocab);
+    check(s.eot >= 0 && s.eot < s.vocab, "%s: header: expected an end-of-text id from 0 to %d (the vocabulary), got %d",
+          name, s.vocab - 1, s.eot);
     return s;
 }
 
 // The files that a glob(3) pattern names, in byte order whatever the locale.
 inline std::vector<std::string> expand_pattern(const std::string& pattern) {
-    if (path_exists(pattern)) { return {pattern}; }             // a name may hold [ or *
+    if (path_exists(pattern)) { return {pattern}; }             // the name of a file may contain [ or *
     glob_t g;
     const int r = glob(pattern.c_str(), GLOB_TILDE, nullptr, &g);
     std::vector<std::string> paths;
@@ -84,14 +100,14 @@ inline std::vector<std::string> expand_pattern(const std::string& pattern) {
     return paths;
 }
 
-// The shards of one split. For one thread at a time: file descriptors are cached.
+// The shards of one split (training or validation). For one thread at a time: open files are cached.
 struct TokenFiles {
     std::string pattern, flag;              // flag: "--train_files", for messages
-    std::vector<Shard> shards;
-    int vocab = 0, eot = -1;                // eot: -1 in text
+    std::vector<Shard> shards;              // in byte order of their paths
+    int vocab = 0, eot = -1;                // of all shards; eot: -1 in text
     uint64_t tokens = 0;                    // of all shards
 
-    // Every file is opened and checked here. wanted_vocab: refuse another vocabulary (0: any).
+    // Opens and checks every file. wanted_vocab: refuse another vocabulary (0: any).
     TokenFiles(const std::string& pattern, const char* flag, int wanted_vocab = 0) : pattern(pattern), flag(flag) {
         try {
             for (const std::string& path : expand_pattern(pattern)) { add(inspect_shard(path), wanted_vocab); }
@@ -101,16 +117,16 @@ struct TokenFiles {
         slots.resize(std::min(shards.size(), (size_t)MAX_OPEN));
     }
 
-    // Number of samples in an epoch.
+    // the number of samples in an epoch
     uint64_t windows(int T) const {
-        check(T >= 1, "T = %d, wanted at least 1", T);
+        check(T >= 1, "T: expected at least 1, got %d", T);
         uint64_t n = 0, longest = 0;
         for (const Shard& s : shards) {
             n += s.windows(T);
             longest = std::max(longest, s.tokens);
         }
-        check(n > 0, "%s: the longest file of '%s' has %zu tokens, but a window at T = %d takes %zu (a smaller --T, or "
-              "more data)", flag.c_str(), pattern.c_str(), (size_t)longest, T, (size_t)T + 1);
+        check(n > 0, "%s: '%s': expected a file of at least %zu tokens for T = %d, got at most %zu (use a smaller --T, "
+              "or more data)", flag.c_str(), pattern.c_str(), (size_t)T + 1, T, (size_t)longest);
         return n;
     }
 
@@ -118,7 +134,7 @@ struct TokenFiles {
     void window(uint64_t w, int T, int* inputs, int* targets) const {
         const uint64_t total = windows(T);
         check(w < total, "%s: window %zu of %zu at T = %d", flag.c_str(), (size_t)w, (size_t)total, T);
-        size_t s = 0;
+        size_t s = 0;                       // the shard that holds the window, w its number there
         for (; w >= shards[s].windows(T); s++) { w -= shards[s].windows(T); }
         std::vector<int> ids((size_t)T + 1);
         read_shard(s, w * (uint64_t)T, ids.size(), ids.data());
@@ -126,7 +142,7 @@ struct TokenFiles {
         std::copy(ids.begin() + 1, ids.end(), targets);
     }
 
-    // out (n): tokens start .. start + n - 1 of all shards in a row
+    // out (n): tokens start .. start + n - 1 of all shards, one after the other
     void read(uint64_t start, uint64_t n, int* out) const {
         check(start <= tokens && n <= tokens - start, "%s: %zu tokens from token %zu of '%s', which has %zu",
               flag.c_str(), (size_t)n, (size_t)start, pattern.c_str(), (size_t)tokens);
@@ -141,17 +157,17 @@ struct TokenFiles {
     }
 
 private:
-    static constexpr int MAX_OPEN = 256;    // of the usual 1024 descriptors; FineWeb has 1,000 shards
+    static constexpr int MAX_OPEN = 256;    // FineWeb has 1,000 shards, and a process usually 1,024 descriptors
     struct Slot { size_t shard = 0; std::unique_ptr<File> file; };
-    mutable std::vector<Slot> slots;        // shard s may be open in slot s % size
+    mutable std::vector<Slot> slots;        // shard s is open in slot s % size or not at all
 
     void add(const Shard& s, int wanted_vocab) {
-        check(wanted_vocab == 0 || s.vocab == wanted_vocab, "%s: vocabulary of %d, wanted %d (tokens of another "
-              "tokenizer?)", s.path.c_str(), s.vocab, wanted_vocab);
+        check(wanted_vocab == 0 || s.vocab == wanted_vocab, "%s: expected a vocabulary of %d, got %d (tokens of "
+              "another tokenizer?)", s.path.c_str(), wanted_vocab, s.vocab);
         if (!shards.empty()) {
-            check(s.vocab == vocab && s.eot == eot, "%s: vocabulary of %d with end-of-text id %d, but %s has %d with "
-                  "%d (all files must be of one tokenizer)", s.path.c_str(), s.vocab, s.eot, shards[0].path.c_str(),
-                  vocab, eot);
+            check(s.vocab == vocab && s.eot == eot, "%s: expected a vocabulary of %d with end-of-text id %d as in %s, "
+                  "got %d with %d (all files must be of one tokenizer)", s.path.c_str(), vocab, eot,
+                  shards[0].path.c_str(), s.vocab, s.eot);
         }
         vocab = s.vocab;
         eot = s.eot;
@@ -162,17 +178,18 @@ private:
     const File& open(size_t s) const {
         Slot& slot = slots[s % slots.size()];
         if (slot.file == nullptr || slot.shard != s) {
-            slot.file.reset();              // closed before the next one is opened
+            slot.file.reset();              // close before the next one is opened, so that MAX_OPEN holds
             auto file = std::make_unique<File>(shards[s].path);
-            check(file->size == shards[s].file_bytes, "%s: %zu bytes, but it had %zu when the run started (replaced "
-                  "while running?)", shards[s].path.c_str(), (size_t)file->size, (size_t)shards[s].file_bytes);
+            check(file->size == shards[s].file_bytes, "%s: expected %zu bytes as at the start of the run, got %zu "
+                  "(replaced while running?)", shards[s].path.c_str(), (size_t)shards[s].file_bytes,
+                  (size_t)file->size);
             slot.file = std::move(file);
             slot.shard = s;
         }
         return *slot.file;
     }
 
-    // ids (n) as int; returns the largest, as unsigned, so that one comparison a chunk checks them all
+    // out (n): ids (n) as int. Returns the largest, so that one comparison per chunk checks them all.
     template <class Id> static uint32_t widen(const Id* ids, uint64_t n, int* out) {
         uint32_t largest = 0;
         for (uint64_t i = 0; i < n; i++) {
@@ -182,6 +199,7 @@ private:
         return largest;
     }
 
+    // out (n): tokens start .. start + n - 1 of shard s, read in chunks of 16 KiB, which stay in the L1 cache
     void read_shard(size_t s, uint64_t start, uint64_t n, int* out) const {
         const Shard& shard = shards[s];
         const File& file = open(s);
@@ -190,25 +208,30 @@ private:
         for (uint64_t i = 0; i < n; i += step) {
             const uint64_t count = std::min(step, n - i);
             file.read(&chunk, count * (uint64_t)shard.width, shard.first_byte + (start + i) * (uint64_t)shard.width);
-            const uint32_t largest = shard.width == 1 ? widen(chunk.u8, count, out + i)
-                                   : shard.width == 2 ? widen(chunk.u16, count, out + i)
-                                                      : widen(chunk.u32, count, out + i);
+            uint32_t largest = 0;
+            switch (shard.width) {
+                case 1: largest = widen(chunk.u8, count, out + i); break;
+                case 2: largest = widen(chunk.u16, count, out + i); break;
+                default: largest = widen(chunk.u32, count, out + i);
+            }
             if (largest < (uint32_t)vocab) { continue; }
             uint64_t bad = i;
             while ((uint32_t)out[bad] < (uint32_t)vocab) { bad++; }
-            die(EXIT_BAD_INPUT, "%s: token %zu has id %u, but the vocabulary is V = %d (corrupt, or of another "
-                "tokenizer)", shard.path.c_str(), (size_t)(start + bad), (unsigned)out[bad], vocab);
+            die(EXIT_BAD_INPUT, "%s: token %zu: expected an id from 0 to %d, got %u (corrupt, or of another "
+                "tokenizer?)", shard.path.c_str(), (size_t)(start + bad), vocab - 1, (unsigned)out[bad]);
         }
     }
 };
 
-// Which of `windows` windows is sample number `index` of a run: each epoch is a permutation of its own.
+// Which of `windows` windows is sample number `index` of a run. Each epoch is another permutation of all windows, so
+// that every window comes once per epoch; without shuffle they come in their order.
 inline uint64_t sample_window(uint64_t index, uint64_t windows, uint64_t seed, bool shuffle) {
-    check(windows > 0, "an epoch of no samples");
+    check(windows > 0, "an epoch: expected at least 1 sample, got none");
     return shuffle ? permute(index % windows, windows, seed, index / windows) : index % windows;
 }
 
-// inputs, targets (count, T): samples first_index .. first_index + count - 1 of the run
+// inputs, targets (count,T): samples first_index .. first_index + count - 1 of the run. Each rank asks for its own rows
+// of the batch.
 inline void fill_batch(const TokenFiles& files, int T, uint64_t first_index, int count, uint64_t seed, bool shuffle,
                        int* inputs, int* targets) {
     const uint64_t windows = files.windows(T);

@@ -1,8 +1,14 @@
-// text/documents.h -- whole documents, alone (a collection) or in groups (a query, its positive, hard negatives), as ids [CLS] ... [SEP].
+// text/documents.h -- whole documents as ids [CLS] ... [SEP], alone (a collection) or in groups (a query, its positive,
+// hard negatives).
 //
-// A file is a BERT shard whose header says how many documents are in a group ([5]; 1: a collection) and in the shard ([6]): a document
-// starts at each [CLS]. Or, when its name ends in .txt, lines of text that are read as bytes: a document a line, or the documents of a
-// group with tabs between them. NAME.ids beside NAME.bin or NAME.txt has the names of a collection's documents, one a line.
+// A shard of documents is one of dataloader.h, with two more header fields:
+//
+//   byte 20    int32  documents per group; 1: a collection; 0: a stream of tokens, not of whole documents
+//   byte 24    int32  documents in the shard
+//
+// and a document starts at each [CLS]. A file whose name ends in .txt is text that is read as bytes: one document per
+// line, or one group per line, its documents separated by tabs. NAME.ids beside NAME.bin or NAME.txt holds the names of
+// a collection's documents, one per line.
 #ifndef LLMC_TEXT_DOCUMENTS_H
 #define LLMC_TEXT_DOCUMENTS_H
 
@@ -15,10 +21,10 @@ constexpr int MAX_GROUP = 1024;
 
 struct DocumentFile {
     Shard shard;
-    File file;                              // open for as long as the run: a file replaced meanwhile is none of ours
+    File file;                              // open for the whole run, so that replacing the file does no harm
     bool text = false;
     uint64_t first = 0;                     // number of its first document
-    std::vector<uint64_t> begin;            // [documents + 1] in ids: where each begins; behind one of text is a tab or newline
+    std::vector<uint64_t> begin;            // [documents + 1] where each begins, in ids; of text: its first byte
     std::vector<std::string> names;         // [documents], or none
 
     size_t documents() const { return begin.empty() ? 0 : begin.size() - 1; }
@@ -28,15 +34,15 @@ struct DocumentFile {
 struct Documents {
     std::string pattern, flag;              // flag: "--queries", for messages
     SpecialTokens special;
-    int group = 0;                          // documents in one
-    std::vector<DocumentFile> files;
+    int group = 0;                          // documents per group
+    std::vector<DocumentFile> files;        // in byte order of their paths
 
-    // Every file is opened, checked and read once from its first byte to its last. wanted_group: refuse another size (0: any).
+    // Opens and checks every file and reads it once as a whole. wanted_group: refuse another size of group (0: any).
     Documents(const std::string& pattern, const char* flag, const SpecialTokens& special, int wanted_group = 0)
         : pattern(pattern), flag(flag), special(special) {
         try {
             const std::vector<std::string> paths = expand_pattern(pattern);
-            check(paths.size() <= MAX_FILES, "%zu files, at most %zu can be open at once", paths.size(), MAX_FILES);
+            check(paths.size() <= MAX_FILES, "expected at most %zu files, got %zu", MAX_FILES, paths.size());
             for (const std::string& path : paths) { add(path, wanted_group); }
             check_names();
         } catch (const Error& e) {
@@ -47,30 +53,32 @@ struct Documents {
     size_t size() const { return (size_t)files.back().first + files.back().documents(); }
     size_t groups() const { return size() / (size_t)group; }
 
-    // ids of document i, [CLS] and [SEP] among them
+    // the number of ids of document i, [CLS] and [SEP] included
     uint64_t length(size_t i) const {
         const DocumentFile& f = file_of(i);
         const uint64_t span = f.begin[i - f.first + 1] - f.begin[i - f.first];
-        return f.text ? span + 1 : span;            // of text: without what stands behind it, and with its frame
+        return f.text ? span - 1 + 2 : span;        // text: less the tab or newline at its end, plus [CLS] and [SEP]
     }
 
-    // out (at most max_tokens): document i, cut to max_tokens by leaving out what is in front of [SEP]. Returns how many.
+    // out (at most max_tokens): document i, cut to max_tokens by leaving out ids before [SEP]. Returns how many.
     int read(size_t i, int max_tokens, int* out) const {
-        check(max_tokens >= 2, "%s: documents cut to %d tokens, wanted at least [CLS] and [SEP]", flag.c_str(), max_tokens);
+        check(max_tokens >= 2, "%s: documents are cut to %d tokens, expected at least 2, for [CLS] and [SEP]",
+              flag.c_str(), max_tokens);
         const DocumentFile& f = file_of(i);
         const int n = (int)std::min(length(i), (uint64_t)max_tokens);
-        const uint64_t begin = f.begin[i - f.first] + !f.text;
+        const uint64_t begin = f.begin[i - f.first] + !f.text;      // a shard has [CLS] itself, text has not
         read_ids(f, begin, (uint64_t)n - 2, out + 1);
         out[0] = special.cls;
         out[n - 1] = special.sep;
         return n;
     }
 
-    // Its line in NAME.ids; of text without such a file its number in the collection, from 0 on.
+    // Its line in NAME.ids. Text without such a file: the document's number in the collection, from 0 on.
     std::string name(size_t i) const {
         const DocumentFile& f = file_of(i);
         if (!f.names.empty()) { return f.names[i - f.first]; }
-        check(f.text, "%s: %s has no names: %s is not there", flag.c_str(), f.shard.path.c_str(), ids_path(f.shard.path).c_str());
+        check(f.text, "%s: %s has no names: %s does not exist", flag.c_str(), f.shard.path.c_str(),
+              ids_path(f.shard.path).c_str());
         return std::to_string(i);
     }
 
@@ -78,8 +86,9 @@ struct Documents {
     static std::string ids_path(const std::string& path) { return path.substr(0, path.size() - 4) + ".ids"; }
 
 private:
-    static constexpr size_t MAX_FILES = 512;        // of the usual 1024 descriptors
+    static constexpr size_t MAX_FILES = 512;        // all are open at once, and a process usually has 1,024 descriptors
 
+    // the last file whose first document is not after i
     const DocumentFile& file_of(size_t i) const {
         check(i < size(), "%s: document %zu of %zu", flag.c_str(), i, size());
         auto after = std::upper_bound(files.begin(), files.end(), (uint64_t)i,
@@ -92,23 +101,25 @@ private:
         const char* name = path.c_str();
         f.text = f.shard.width == 1;
         f.first = files.empty() ? 0 : files.back().first + files.back().documents();
-        check(f.file.size == f.shard.file_bytes, "%s: changed its size while it was opened", name);
+        check(f.file.size == f.shard.file_bytes, "%s: its size changed while it was opened", name);
         const int found = f.text ? index_text(f) : index_shard(f);
-        check(wanted_group == 0 || found == wanted_group, "%s: %s found, %s wanted", name, group_text(found).c_str(),
-              group_text(wanted_group).c_str());
-        check(files.empty() || found == group, "%s: %s found, but %s has %s", name, group_text(found).c_str(),
-              files.empty() ? "" : files[0].shard.path.c_str(), group_text(group).c_str());
+        check(wanted_group == 0 || found == wanted_group, "%s: expected %s, got %s", name,
+              group_text(wanted_group).c_str(), group_text(found).c_str());
+        check(files.empty() || found == group, "%s: expected %s as in %s, got %s", name, group_text(group).c_str(),
+              files.empty() ? "" : files[0].shard.path.c_str(), group_text(found).c_str());
         group = found;
         if (group == 1 && path_exists(ids_path(path))) { read_names(f); }
         files.push_back(std::move(f));
     }
 
-    static std::string group_text(int n) { return n == 1 ? "a collection" : strprintf("groups of %d documents", n); }
+    static std::string group_text(int n) {
+        return n == 1 ? "a collection" : strprintf("groups of %d documents", n);
+    }
 
-    // Calls visit(number, id) for all ids in their order, and says now and then how far it is.
+    // Calls visit(number, id) for each id of the file in order, and reports its progress every five seconds.
     template <class F> void scan(const DocumentFile& f, F visit) const {
-        double last = wall_seconds();
-        const double start = last;
+        const double start = wall_seconds();
+        double last = start;
         const uint64_t step = 1 << 18;
         std::vector<int> ids((size_t)std::min(step, f.shard.tokens));
         for (uint64_t at = 0; at < f.shard.tokens; at += step) {
@@ -124,49 +135,59 @@ private:
         }
     }
 
-    // Returns the documents in a group, as all functions named so.
+    // Both index functions fill f.begin and return the number of documents per group. This one checks that the ids are
+    // ([CLS] ids [SEP])*: [CLS] stands at the start and after each [SEP], and nowhere else.
     int index_shard(DocumentFile& f) const {
         const char* name = f.shard.path.c_str();
         int32_t header[7];
         f.file.read(header, sizeof header, 0);
         const int in_group = header[5], documents = header[6];
-        check(f.shard.vocab == special.V && f.shard.eot == special.sep, "%s: vocabulary of %d with last id %d, wanted %d with [SEP] = %d "
-              "(tokens of another tokenizer?)", name, f.shard.vocab, f.shard.eot, special.V, special.sep);
-        check(in_group >= 1 && in_group <= MAX_GROUP, "%s: the header says groups of %d documents, wanted 1 to %d (0: a stream of tokens, "
-              "not of whole documents)", name, in_group, MAX_GROUP);
-        check(documents >= 1 && (uint64_t)documents <= f.shard.tokens / 2, "%s: the header says %d documents in %zu tokens, wanted 1 to %zu",
-              name, documents, (size_t)f.shard.tokens, (size_t)(f.shard.tokens / 2));
-        check(documents % in_group == 0, "%s: the header says %d documents in groups of %d", name, documents, in_group);
+        check(f.shard.vocab == special.V && f.shard.eot == special.sep,
+              "%s: expected a vocabulary of %d with [SEP] = %d, got %d with last id %d (tokens of another tokenizer?)",
+              name, special.V, special.sep, f.shard.vocab, f.shard.eot);
+        check(in_group >= 1 && in_group <= MAX_GROUP, "%s: header: expected groups of 1 to %d documents, got %d (0: a "
+              "stream of tokens, not of whole documents)", name, MAX_GROUP, in_group);
+        const uint64_t most = f.shard.tokens / 2;               // each has at least [CLS] and [SEP]
+        check(documents >= 1 && (uint64_t)documents <= most, "%s: header: expected 1 to %zu documents in %zu tokens, "
+              "got %d", name, (size_t)most, (size_t)f.shard.tokens, documents);
+        check(documents % in_group == 0, "%s: header: %d documents do not divide into groups of %d", name, documents,
+              in_group);
         f.begin.reserve((size_t)documents + 1);
         int before = special.sep;
         scan(f, [&](uint64_t at, int id) {
-            check((id == special.cls) == (before == special.sep), "%s: token %zu is %d behind %d: [CLS] = %d wanted at the start and behind "
-                  "each [SEP] = %d, and nowhere else", name, (size_t)at, id, before, special.cls, special.sep);
-            check(id != special.cls || f.begin.size() < (size_t)documents, "%s: more than the %d documents that its header says", name,
-                  documents);
+            check((id == special.cls) == (before == special.sep), "%s: token %zu is %d after %d: expected [CLS] = %d "
+                  "at the start and after each [SEP] = %d, and nowhere else", name, (size_t)at, id, before,
+                  special.cls, special.sep);
+            check(id != special.cls || f.begin.size() < (size_t)documents,
+                  "%s: expected the %d documents that its header says, got more", name, documents);
             if (id == special.cls) { f.begin.push_back(at); }
             before = id;
         });
-        check(before == special.sep, "%s: ends with token %d inside a document, wanted [SEP] = %d", name, before, special.sep);
-        check(f.begin.size() == (size_t)documents, "%s: %zu documents, but its header says %d", name, f.begin.size(), documents);
+        check(before == special.sep, "%s: expected [SEP] = %d at the end, got token %d inside a document", name,
+              special.sep, before);
+        check(f.begin.size() == (size_t)documents, "%s: expected the %d documents that its header says, got %zu", name,
+              documents, f.begin.size());
         f.begin.push_back(f.shard.tokens);
         return in_group;
     }
 
     int index_text(DocumentFile& f) const {
         const char* name = f.shard.path.c_str();
-        check(special.V == BYTE_VOCAB, "%s: text is read as bytes, but the vocabulary is %d and not bytes' %d: make a shard of it "
-              "(data/mldr.py, data/msmarco.py)", name, special.V, BYTE_VOCAB);
+        check(special.V == BYTE_VOCAB, "%s: text is read as bytes: expected a model with a vocabulary of %d, got %d "
+              "(make a shard of the text with data/mldr.py or data/msmarco.py)", name, BYTE_VOCAB, special.V);
         f.begin.push_back(0);
-        size_t line = 1, in_line = 0, in_group = 0;
+        size_t line = 1, in_line = 0;               // in_line: documents of this line so far
+        size_t in_group = 0;                        // documents of line 1
         auto end_of_line = [&] {
             if (line == 1) { in_group = in_line; }
-            check(in_line == in_group && in_line <= (size_t)MAX_GROUP, "%s: line %zu has %zu documents with tabs between them, wanted %zu as in "
-                  "line 1, at most %d", name, line, in_line, in_group, MAX_GROUP);
+            check(in_line == in_group, "%s: line %zu: expected %zu documents separated by tabs, as in line 1, got %zu",
+                  name, line, in_group, in_line);
+            check(in_line <= (size_t)MAX_GROUP, "%s: line %zu: expected at most %d documents, got %zu", name, line,
+                  MAX_GROUP, in_line);
             in_line = 0;
             line++;
         };
-        auto end_of_document = [&](uint64_t at) {
+        auto end_of_document = [&](uint64_t at) {   // at: where its tab or newline is
             check(at > f.begin.back(), "%s: line %zu has an empty document", name, line);
             f.begin.push_back(at + 1);
             in_line++;
@@ -177,11 +198,18 @@ private:
             if (c == '\n' || c == '\t') { end_of_document(at); }
             if (c == '\n') { end_of_line(); }
         });
-        if (last != '\n') {
+        if (last != '\n') {                         // the last newline may be missing
             end_of_document(f.shard.tokens);
             end_of_line();
         }
         return (int)in_group;
+    }
+
+    // little-endian, as all numbers in the file are
+    static uint32_t id_at(const unsigned char* c, size_t width) {
+        if (width == 1) { return c[0]; }
+        if (width == 2) { return (uint32_t)(c[0] | c[1] << 8); }
+        return c[0] | (uint32_t)c[1] << 8 | (uint32_t)c[2] << 16 | (uint32_t)c[3] << 24;
     }
 
     // out (n): ids begin .. begin + n - 1 of a file
@@ -192,65 +220,72 @@ private:
         for (uint64_t i = 0; i < n; i += step) {
             const uint64_t count = std::min(step, n - i);
             f.file.read(chunk, count * width, f.shard.first_byte + (begin + i) * width);
-            uint32_t largest = 0;
+            uint32_t largest = 0;                   // one comparison per chunk checks all its ids
             for (uint64_t k = 0; k < count; k++) {
-                const unsigned char* c = chunk + k * width;             // little-endian, as everywhere
-                const uint32_t id = width == 1 ? c[0] : width == 2 ? (uint32_t)(c[0] | c[1] << 8)
-                                                                   : c[0] | (uint32_t)c[1] << 8 | (uint32_t)c[2] << 16 | (uint32_t)c[3] << 24;
+                const uint32_t id = id_at(chunk + k * width, width);
                 largest = std::max(largest, id);
                 out[i + k] = (int)id;
             }
-            check(largest < (uint32_t)f.shard.vocab, "%s: id %u among tokens %zu to %zu, but the vocabulary is V = %d (corrupt, or of another "
-                  "tokenizer)", f.shard.path.c_str(), largest, (size_t)(begin + i), (size_t)(begin + i + count - 1), f.shard.vocab);
+            check(largest < (uint32_t)f.shard.vocab, "%s: tokens %zu to %zu: expected ids from 0 to %d, got %u "
+                  "(corrupt, or of another tokenizer?)", f.shard.path.c_str(), (size_t)(begin + i),
+                  (size_t)(begin + i + count - 1), f.shard.vocab - 1, largest);
         }
     }
 
     static void read_names(DocumentFile& f) {
-        const std::string path = ids_path(f.shard.path), text = read_file(path, 1u << 30);
+        const std::string path = ids_path(f.shard.path);
+        const std::string text = read_file(path, 1u << 30);
         f.names.reserve(std::min(f.documents(), text.size()));
         for (size_t begin = 0; begin < text.size();) {
             const size_t end = std::min(text.find('\n', begin), text.size());
             f.names.push_back(text.substr(begin, end - begin));
             const std::string& s = f.names.back();
-            check(!s.empty() && s.find_first_of(" \t\r\v\f") == std::string::npos, "%s: line %zu, '%.80s', is no name: white space, or empty",
-                  path.c_str(), f.names.size(), s.c_str());
+            // white space separates the fields of qrels, which could not contain such a name
+            check(!s.empty() && s.find_first_of(" \t\r\v\f") == std::string::npos,
+                  "%s: line %zu: expected a name without white space, got '%.80s'", path.c_str(), f.names.size(),
+                  s.c_str());
             begin = end + 1;
         }
-        check(f.names.size() == f.documents(), "%s: %zu names, but %s has %zu documents", path.c_str(), f.names.size(), f.shard.path.c_str(),
-              f.documents());
+        check(f.names.size() == f.documents(), "%s: expected %zu names, as %s has that many documents, got %zu",
+              path.c_str(), f.documents(), f.shard.path.c_str(), f.names.size());
     }
 
-    // One name would be found, and counted, twice.
+    // A document whose name appears twice would be found, and counted, twice.
     void check_names() const {
         std::unordered_set<std::string> seen;
         for (const DocumentFile& f : files) {
             for (const std::string& s : f.names) {
-                check(seen.insert(s).second, "%s: the name %.80s is there twice", ids_path(f.shard.path).c_str(), s.c_str());
+                check(seen.insert(s).second, "%s: the name %.80s appears twice", ids_path(f.shard.path).c_str(),
+                      s.c_str());
             }
         }
     }
 };
 
-// Groups as a matrix. Row r * groups + g is document r of group g: the queries, then their positives in the same order, then negatives.
+// Groups as a matrix. Row r * groups + g is document r of group g: first all queries, then their positives in the same
+// order, then the negatives. So the scores of queries with documents have their positives on the diagonal.
 struct GroupBatch {
-    int groups = 0, rows = 0, T = 0;        // T: of the longest row, rounded up to 8 where max_tokens lets it
-    std::vector<int> ids;                   // (rows,T), [PAD] behind each row
+    int groups = 0, rows = 0;               // rows = groups * documents per group
+    int T = 0;                              // of the longest row, rounded up to a multiple of 8, at most max_tokens
+    std::vector<int> ids;                   // (rows,T), [PAD] after the end of each row
     std::vector<int> lengths;               // (rows)
 };
 
-// Groups first_index .. first_index + count - 1 of a run: which they are is a pure function of (seed, index). No group is there twice
-// unless an epoch ends among them.
-inline void fill_groups(const Documents& documents, uint64_t first_index, int count, uint64_t seed, bool shuffle, int max_tokens,
-                        GroupBatch& batch) {
+// Groups first_index .. first_index + count - 1 of a run. Which they are is a pure function of (seed, index). A batch
+// holds no group twice unless an epoch ends in it.
+inline void fill_groups(const Documents& documents, uint64_t first_index, int count, uint64_t seed, bool shuffle,
+                        int max_tokens, GroupBatch& batch) {
     const uint64_t groups = documents.groups();
-    check(count >= 1 && (uint64_t)count <= groups, "%s: a batch of %d groups, '%s' has %zu (a smaller batch, or more data)",
-          documents.flag.c_str(), count, documents.pattern.c_str(), (size_t)groups);
+    check(count >= 1 && (uint64_t)count <= groups,
+          "%s: expected a batch of 1 to %zu groups, which '%s' has, got %d (use a smaller batch, or more data)",
+          documents.flag.c_str(), (size_t)groups, documents.pattern.c_str(), count);
     batch.groups = count;
     batch.rows = count * documents.group;
-    std::vector<size_t> which((size_t)batch.rows);
+    std::vector<size_t> which((size_t)batch.rows);          // the number of each row's document
     uint64_t longest = 0;
     for (int g = 0; g < count; g++) {
-        const size_t first = (size_t)sample_window(first_index + (uint64_t)g, groups, seed, shuffle) * (size_t)documents.group;
+        const uint64_t drawn = sample_window(first_index + (uint64_t)g, groups, seed, shuffle);
+        const size_t first = (size_t)drawn * (size_t)documents.group;
         for (int r = 0; r < documents.group; r++) {
             which[(size_t)(r * count + g)] = first + (size_t)r;
             longest = std::max(longest, documents.length(first + (size_t)r));
@@ -259,7 +294,9 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
     batch.T = (int)std::min((longest + 7) / 8 * 8, (uint64_t)std::max(max_tokens, 0));
     batch.ids.assign(checked_mul((size_t)batch.rows, (size_t)batch.T, "a batch of groups"), documents.special.pad);
     batch.lengths.resize((size_t)batch.rows);
-    for (size_t r = 0; r < which.size(); r++) { batch.lengths[r] = documents.read(which[r], max_tokens, batch.ids.data() + r * (size_t)batch.T); }
+    for (size_t r = 0; r < which.size(); r++) {
+        batch.lengths[r] = documents.read(which[r], max_tokens, batch.ids.data() + r * (size_t)batch.T);
+    }
 }
 
 #endif

@@ -1,6 +1,10 @@
 // text/mlm.h -- the tokens that a masked language model has to guess.     Devlin et al. 2019, section 3.1, task 1
-//   Each token that is not special is chosen with probability 0.15; of the chosen 80% become [MASK], 10% a random token, 10% stay.
-// Whether and how is a pure function of (seed, sample, position) and the token: ranks, batch sizes and restarts do not change it.
+//
+//   Each token that is not special is chosen with probability 0.15. Of the chosen, 80 % become [MASK], 10 % a random
+//   token, and 10 % stay.
+//
+// The choice is a pure function of (seed, sample, position) and the token, so that the number of ranks, the batch size
+// and restarts do not change it.
 #ifndef LLMC_TEXT_MLM_H
 #define LLMC_TEXT_MLM_H
 
@@ -10,29 +14,37 @@
 constexpr int BERT_VOCAB = 30522;
 constexpr int BYTE_VOCAB = 260;             // of models trained on bytes: the 256, then [PAD] [CLS] [SEP] [MASK]
 
-// The sample number of evaluation, which no training sample has. It goes with the position in the whole stream of tokens, so
+// The sample number of evaluation, which no training sample has. Its positions count in the whole stream of tokens, so
 // that windows of any length find the same tokens masked.
 constexpr uint64_t EVALUATION_SAMPLE = UINT64_MAX;
 
+// Separates the draws of masking from those of the initial values and of the order of the samples.
+constexpr uint64_t MASKING_STREAM = 0x4d4c4d;
+
 struct SpecialTokens {
     int V = 0;                              // ids are 0 to V - 1
-    int pad = -1, unk = -1, cls = -1, sep = -1, mask = -1;      // unk: -1 in bytes, which are all known
+    int pad = -1;                           // [PAD] fills the rows of a batch
+    int unk = -1;                           // [UNK] stands for a word that cannot be encoded; -1: none (bytes)
+    int cls = -1;                           // [CLS] begins a sequence
+    int sep = -1;                           // [SEP] ends it
+    int mask = -1;                          // [MASK]
 
     bool is_special(int id) const { return id == pad || id == unk || id == cls || id == sep || id == mask; }
 };
 
+// Those of a vocabulary that is known by its size.
 inline SpecialTokens special_tokens(int vocab) {
     if (vocab == BERT_VOCAB) { return {vocab, 0, 100, 101, 102, 103}; }
-    check(vocab == BYTE_VOCAB, "a vocabulary of %d: which of its ids are [PAD] [CLS] [SEP] [MASK] is known for BERT's %d and for %d (bytes); "
-          "of any other, give its vocab.txt (--tokenizer)", vocab, BERT_VOCAB, BYTE_VOCAB);
+    check(vocab == BYTE_VOCAB, "the ids of [PAD] [CLS] [SEP] [MASK]: expected a vocabulary of %d (BERT) or %d (bytes), "
+          "got %d (give the vocab.txt of any other by --tokenizer)", BERT_VOCAB, BYTE_VOCAB, vocab);
     return {vocab, 256, -1, 257, 258, 259};
 }
 
-// By their names in vocab.txt; of a line that is there twice the last counts, as in the tokenizer. Bytes get four ids more.
+// By their names in vocab.txt; if a line appears twice, the last counts, as in the tokenizer. Bytes get four ids more.
 inline SpecialTokens special_tokens(const Tokenizer& tokenizer) {
     if (!tokenizer.word_piece && tokenizer.vocab_size() == 256) { return special_tokens(BYTE_VOCAB); }
-    check(tokenizer.word_piece, "%s: byte-pair encoding, which has no [MASK]; a masked language model wants BERT's vocab.txt or bytes",
-          tokenizer.path.c_str());
+    check(tokenizer.word_piece, "%s: expected BERT's vocab.txt, or bytes, for a masked language model, got byte-pair "
+          "encoding, which has no [MASK]", tokenizer.path.c_str());
     SpecialTokens s;
     s.V = tokenizer.vocab_size();
     const struct { const char* name; int* id; } table[] = {
@@ -41,12 +53,13 @@ inline SpecialTokens special_tokens(const Tokenizer& tokenizer) {
         for (const auto& row : table) { if (tokenizer.tokens[(size_t)id] == row.name) { *row.id = id; } }
     }
     for (const auto& row : table) {
-        check(*row.id >= 0, "%s: has no line %s, which a masked language model needs", tokenizer.path.c_str(), row.name);
+        check(*row.id >= 0, "%s: has no line %s, which a masked language model needs", tokenizer.path.c_str(),
+              row.name);
     }
     return s;
 }
 
-// Random tokens are drawn among the ids that are not special: these, counted.
+// The ids that are not special, numbered from 0: random tokens are drawn from these.
 struct PlainTokens {
     std::vector<int> special;               // ascending
     int count;
@@ -56,26 +69,30 @@ struct PlainTokens {
         std::sort(special.begin(), special.end());
         count = s.V - (int)special.size();
     }
-    // plain token number i, 0 <= i < count
+    // plain token number i, 0 <= i < count: each special id at or below it moves it up by one
     int operator[](int i) const {
         for (const int id : special) { i += i >= id; }
         return i;
     }
 };
 
-// inputs, targets (n): of the tokens ids (n), which are number first .. first + n - 1 of the sample. A target is the token where it
-// was chosen, IGNORE_INDEX elsewhere. inputs may be ids. Returns how many were chosen, which may be none.
-inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sample, uint64_t first, int n, const int* ids, int* inputs,
-                       int* targets, double share = 0.15) {
-    check(share >= 0.0 && share <= 1.0, "a share of %g of the tokens, wanted 0 to 1", share);
+// inputs, targets (n): the masked tokens and what they were. ids (n): tokens first .. first + n - 1 of the sample.
+// A target is the token where it was chosen, IGNORE_INDEX elsewhere. inputs may be ids itself. Returns how many were
+// chosen, which may be none.
+inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sample, uint64_t first, int n,
+                       const int* ids, int* inputs, int* targets, double share = 0.15) {
+    check(share >= 0.0 && share <= 1.0, "masking: expected a share of the tokens from 0 to 1, got %g", share);
     const PlainTokens plain(special);
-    check(special.mask >= 0 && plain.count >= 1, "a vocabulary of %d without [MASK] or without anything else", special.V);
-    const uint64_t stream = hash64(seed, 0x4d4c4d /* apart from the draws of initial values and of the order */, sample);
+    check(special.mask >= 0 && plain.count >= 1,
+          "masking: expected a vocabulary with [MASK] and at least one plain token, got one of %d ids", special.V);
+    const uint64_t stream = hash64(seed, MASKING_STREAM, sample);
     int chosen = 0;
     for (int k = 0; k < n; k++) {
         const uint64_t position = first + (uint64_t)k;
         const int id = ids[k];
-        const double draw = uniform01(stream, position);        // below share: its place there says what happens
+        // One draw decides both: chosen is [0, share), and of that [0, 0.8) share becomes [MASK], [0.8, 0.9) share a
+        // random token, and the rest stays.
+        const double draw = uniform01(stream, position);
         const bool choose = draw < share && !special.is_special(id);
         targets[k] = choose ? id : IGNORE_INDEX;
         chosen += choose;
@@ -90,7 +107,7 @@ inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sam
     return chosen;
 }
 
-// The ids of a text, [CLS] in front and [SEP] behind; "[MASK]" in it is that token.
+// The ids of a text between [CLS] and [SEP]; "[MASK]" in the text is that token.
 inline std::vector<int> text_ids(const std::string& text, const SpecialTokens& special, const Tokenizer& tokenizer) {
     std::vector<int> ids = {special.cls};
     for (size_t at = 0; at <= text.size();) {
@@ -100,7 +117,7 @@ inline std::vector<int> text_ids(const std::string& text, const SpecialTokens& s
         ids.insert(ids.end(), more.begin(), more.end());
         if (mask == std::string::npos) { break; }
         ids.push_back(special.mask);
-        at = mask + 6;
+        at = mask + strlen("[MASK]");
     }
     ids.push_back(special.sep);
     return ids;

@@ -1,8 +1,9 @@
 // text/tokenizer.h -- text to token ids and back.
 //
 // A Tokenizer is a table of the bytes of every id, read from GPT-2's encoder.json (and vocab.bpe), BERT's vocab.txt or
-// llm.c's gpt2_tokenizer.bin, or just the 256 bytes. Byte-level BPE cuts characters anywhere, so one token is bytes and not
-// text: Utf8Stream makes text of a stream of them. Special tokens have no spelling: "<|endoftext|>" in a text is plain text.
+// llm.c's gpt2_tokenizer.bin, or just the 256 bytes. Byte-level BPE may cut a character in two, so a token is bytes,
+// not text; Utf8Stream turns a stream of tokens into text. Special tokens have no spelling: "<|endoftext|>" in a text
+// is plain text.
 #ifndef LLMC_TEXT_TOKENIZER_H
 #define LLMC_TEXT_TOKENIZER_H
 
@@ -11,22 +12,23 @@
 
 struct Tokenizer {
     std::string path = "bytes";         // for messages
-    std::vector<std::string> tokens;    // [V] the bytes of an id; WordPiece: as in the file, "##" included
-    bool word_piece = false;
-    int eot = -1;                       // <|endoftext|>, BERT's [SEP]; -1: none
-    std::vector<std::string> files;     // what a checkpoint has to copy to hold this tokenizer
-    std::string cannot_encode;          // why; empty: it can
+    std::vector<std::string> tokens;    // [V] the bytes of each id; WordPiece: as in the file, "##" included
+    bool word_piece = false;            // BERT's; false: byte-level BPE, or bytes
+    int eot = -1;                       // <|endoftext|>, or BERT's [SEP]; -1: none
+    std::vector<std::string> files;     // the files that a checkpoint copies to hold this tokenizer
+    std::string cannot_encode;          // the reason; empty: it can
 
+    // Bounds on files that may come from anywhere.
     static constexpr int MAX_TOKENS = 1 << 20;
-    static constexpr uint64_t MAX_FILE = 16u << 20;
-    static constexpr size_t MAX_TEXT = 1u << 28;
+    static constexpr uint64_t MAX_FILE = 16u << 20;     // bytes
+    static constexpr size_t MAX_TEXT = 1u << 28;        // bytes, in one call of encode()
 
     int vocab_size() const { return (int)tokens.size(); }
 
-    // The bytes of one token. first: it starts the text, so that WordPiece puts no space before it.
+    // The bytes of one token. first: it starts the text, so WordPiece puts no space before it.
     std::string decode(int id, bool first = false) const {
-        check(id >= 0 && id < vocab_size(), "%s: there is no token %d, ids are 0 to %d", path.c_str(), id,
-              vocab_size() - 1);
+        check(id >= 0 && id < vocab_size(), "%s: expected a token from 0 to %d, got %d", path.c_str(),
+              vocab_size() - 1, id);
         const std::string& s = tokens[(size_t)id];
         if (!word_piece) { return s; }
         if (s.size() > 2 && s.compare(0, 2, "##") == 0) { return s.substr(2); }
@@ -38,19 +40,19 @@ struct Tokenizer {
         return out;
     }
 
-    // The ids of a text, without any special ones around it. Byte-level vocabularies take any bytes, and decode() returns
-    // them; WordPiece does not see bytes that are no UTF-8.
+    // The ids of a text, without special tokens around it. Byte-level vocabularies encode any bytes, and decode() gives
+    // them back; WordPiece drops bytes that are not UTF-8.
     std::vector<int> encode(const std::string& text) const {
         check(cannot_encode.empty(), "%s: no text can be encoded: %s", path.c_str(), cannot_encode.c_str());
-        check(text.size() <= MAX_TEXT, "%s: a text of %s, %s can be encoded at once", path.c_str(),
-              format_bytes((double)text.size()).c_str(), format_bytes((double)MAX_TEXT).c_str());
+        check(text.size() <= MAX_TEXT, "%s: expected a text of at most %s, got %s (encode it in pieces)", path.c_str(),
+              format_bytes((double)MAX_TEXT).c_str(), format_bytes((double)text.size()).c_str());
         std::vector<int> ids;
         Cache cache;
         if (word_piece) {
             bert_words(text, [&](const std::string& word, int characters) {
                 cache.append(ids, word, [&](std::vector<int>& out) { encode_word_pieces(word, characters, out); });
             });
-        } else if (bpe.merges.empty()) {
+        } else if (bpe.merges.empty()) {    // bytes
             for (const char c : text) { ids.push_back(bpe.byte_ids[(unsigned char)c]); }
         } else {
             std::string word;
@@ -70,7 +72,7 @@ struct Tokenizer {
         return t;
     }
 
-    // path: one of the files, told apart by their endings, or a directory that holds one of them
+    // path: one of the files, recognized by its ending, or a directory that holds one of them
     static Tokenizer load(const std::string& path) {
         Tokenizer t;
         t.path = is_directory(path) ? find_in(path) : path;
@@ -82,7 +84,7 @@ struct Tokenizer {
         } else if (ends_with(t.path, ".bin")) {
             t.load_llmc();
         } else {
-            die(EXIT_BAD_INPUT, "%s: encoder.json, vocab.txt or gpt2_tokenizer.bin wanted", t.path.c_str());
+            die(EXIT_BAD_INPUT, "%s: expected encoder.json, vocab.txt or gpt2_tokenizer.bin", t.path.c_str());
         }
         return t;
     }
@@ -95,13 +97,14 @@ private:
 
     static constexpr int MAX_WORD = 100;            // characters; a longer word is [UNK]
 
-    // What the words of a text came to, as it has few different ones. It lives for one encode(): a Tokenizer can be shared.
+    // The ids of the words that a text has had so far: a text has few different ones. It lives for one encode(), so
+    // that threads can share a Tokenizer.
     struct Cache {
         std::unordered_map<std::string, std::vector<int>> words;
 
         template <class F> void append(std::vector<int>& ids, const std::string& word, F encode_word) {
-            if (word.size() > 64) { return encode_word(ids); }
-            if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; a word comes again soon or not at all
+            if (word.size() > 64) { return encode_word(ids); }      // long words are rarely repeated
+            if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; frequent words are soon back
             const auto found = words.try_emplace(word);
             std::vector<int>& parts = found.first->second;
             if (found.second) { encode_word(parts); }
@@ -109,15 +112,17 @@ private:
         }
     };
 
-    // Appends the pieces of a word: the longest that it begins with, the longest "##" one that the rest begins with, and so on.
+    // Appends the pieces of a word, greedily: the longest piece that the word begins with, then the longest "##" piece
+    // that the rest begins with, and so on. If the rest begins with none, the whole word is [UNK].
+    // "unaffable" -> "un" "##aff" "##able"                                        Wu et al. 2016; Devlin et al. 2019
     void encode_word_pieces(const std::string& word, int characters, std::vector<int>& ids) const {
         const size_t first = ids.size();
         std::string piece;
         for (size_t begin = 0; begin < word.size();) {
-            const size_t prefix = begin > 0 ? 2 : 0;
+            const size_t prefix = begin > 0 ? 2 : 0;        // how much of "##" the piece has
             size_t end = characters > MAX_WORD ? begin : std::min(word.size(), begin + longest_piece);
             auto found = pieces.end();
-            for (; end > begin; end--) {            // of an end inside a character there is no piece: the file is UTF-8
+            for (; end > begin; end--) {            // no piece ends inside a character, as the file is UTF-8
                 piece.assign("##", prefix).append(word, begin, end - begin);
                 found = pieces.find(piece);
                 if (found != pieces.end()) { break; }
@@ -137,21 +142,22 @@ private:
         for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
             const std::string path = directory + "/" + name;
             if (!path_exists(path)) { continue; }
-            check(found.empty(), "%s: holds two tokenizers, %s and %s; name the file that is meant", directory.c_str(),
+            check(found.empty(), "%s: expected one tokenizer, got %s and %s (name one of the files)", directory.c_str(),
                   found.c_str(), path.c_str());
             found = path;
         }
-        check(!found.empty(), "%s: no tokenizer in this directory (encoder.json, vocab.txt or gpt2_tokenizer.bin "
-              "wanted)", directory.c_str());
+        check(!found.empty(), "%s: expected encoder.json, vocab.txt or gpt2_tokenizer.bin in this directory, got "
+              "none", directory.c_str());
         return found;
     }
 
-    // {"token": id, ...}: every id from 0 to V - 1 once, tokens spelled as byte-level BPE spells
+    // {"token": id, ...}: every id from 0 to V - 1 once, the tokens in the spelling of byte-level BPE (Bpe::unspell)
     void load_encoder() {
         const char* name = path.c_str();
         const auto j = parse_json<nlohmann::json>(read_file(path, MAX_FILE), path);
-        check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS, "%s: an object of 1 to %d tokens wanted",
-              name, MAX_TOKENS);
+        check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS,
+              "%s: expected an object of 1 to %d tokens, got %s",
+              name, MAX_TOKENS, json_excerpt(j).c_str());
         tokens.resize(j.size());
         std::vector<bool> seen(j.size());
         for (const auto& item : j.items()) {
@@ -160,12 +166,12 @@ private:
             check(!seen[(size_t)id], "%s: two tokens have the id %d", name, id);
             check(!key.empty(), "%s: token %d is empty", name, id);
             seen[(size_t)id] = true;
-            check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%.80s\", is not spelled as byte-level BPE spells "
-                  "(another kind of tokenizer?)", name, id, key.c_str());
+            check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%.80s\", is not spelled as byte-level BPE "
+                  "spells (another kind of tokenizer?)", name, id, key.c_str());
         }
         const auto end = j.find("<|endoftext|>");
         if (end != j.end()) { eot = end->get<int>(); }
-        cannot_encode = "vocab.bpe (or merges.txt) is not beside it";
+        cannot_encode = "vocab.bpe (or merges.txt) is missing beside it";
         for (const char* merges : {"vocab.bpe", "merges.txt"}) {
             const std::string beside = path.substr(0, path.rfind('/') + 1) + merges;
             if (files.size() > 1 || !path_exists(beside)) { continue; }
@@ -175,7 +181,7 @@ private:
         }
     }
 
-    // one token a line, the line number is the id
+    // one token per line; its id is the line number, from 0 on
     void load_word_pieces() {
         const char* name = path.c_str();
         const std::string text = read_file(path, MAX_FILE);
@@ -183,50 +189,62 @@ private:
             const size_t end = std::min(text.find('\n', begin), text.size());
             const size_t length = end - begin - (end > begin && text[end - 1] == '\r');
             check(length > 0, "%s: line %zu is empty", name, tokens.size() + 1);
-            check(length <= 1024, "%s: line %zu is %zu bytes long, no token is", name, tokens.size() + 1, length);
-            check(vocab_size() < MAX_TOKENS, "%s: more than %d lines", name, MAX_TOKENS);
+            check(length <= 1024, "%s: line %zu: expected a token of at most 1024 bytes, got %zu", name,
+                  tokens.size() + 1, length);
+            check(vocab_size() < MAX_TOKENS, "%s: expected at most %d lines, got more", name, MAX_TOKENS);
             tokens.push_back(text.substr(begin, length));
             const int id = vocab_size() - 1;
             for (size_t at = 0; at < length;) {
-                check(utf8_next(tokens.back(), at) != NO_CHARACTER, "%s: line %d is no UTF-8 at its byte %zu", name, id + 1, at);
+                check(utf8_next(tokens.back(), at) != NO_CHARACTER, "%s: line %d is not UTF-8 at its byte %zu", name,
+                      id + 1, at);
             }
-            pieces[tokens.back()] = id;             // of a line that is there twice the last counts, as elsewhere
+            pieces[tokens.back()] = id;             // if a line appears twice, the last counts, as in BERT's own code
             longest_piece = std::max(longest_piece, length);
             if (tokens.back() == "[UNK]") { unknown = id; }
             if (tokens.back() == "[SEP]") { eot = id; }
             begin = end + 1;
         }
-        check(unknown >= 0, "%s: has no line [UNK], so it is no WordPiece vocabulary", name);
+        check(unknown >= 0, "%s: has no line [UNK], so it is not a WordPiece vocabulary", name);
         word_piece = true;
     }
 
-    // 256 int32 (20240328, version, V, end-of-text id from version 2 on), then of each token its length, a byte, and
-    // its bytes
+    // llm.c's gpt2_tokenizer.bin:
+    //
+    //   byte 0     int32  magic: 20240328
+    //   byte 4     int32  version: 1 or 2
+    //   byte 8     int32  V, the number of tokens
+    //   byte 12    int32  end-of-text id, from version 2 on
+    //   byte 1024  of each token: uint8 length, then its bytes
     void load_llmc() {
         const char* name = path.c_str();
         const std::string data = read_file(path, MAX_FILE);
-        check(data.size() >= 1024, "%s: %zu bytes, but its header has 1024", name, data.size());
+        check(data.size() >= 1024, "%s: expected a header of 1024 bytes, got %zu bytes", name, data.size());
         int32_t header[4];
         memcpy(header, data.data(), sizeof header);
-        check(header[0] == 20240328, "%s: magic number %d, wanted 20240328 (llm.c's gpt2_tokenizer.bin)", name,
-              header[0]);
-        check(header[1] == 1 || header[1] == 2, "%s: version %d, wanted 1 or 2", name, header[1]);
-        const int V = header[2], most = (int)std::min((data.size() - 1024) / 2, (size_t)MAX_TOKENS);
-        check(V >= 1 && V <= most, "%s: the header says %d tokens, wanted 1 to %d, which its %zu bytes could hold",
-              name, V, most, data.size());
-        eot = header[1] == 2 ? header[3] : V == 50257 ? 50256 : -1;
-        check(header[1] == 1 || (eot >= 0 && eot < V), "%s: the header says end-of-text id %d, wanted 0 to %d", name,
-              eot, V - 1);
+        check(header[0] == 20240328, "%s: expected magic number 20240328 (llm.c's gpt2_tokenizer.bin), got %d",
+              name, header[0]);
+        check(header[1] == 1 || header[1] == 2, "%s: expected version 1 or 2, got %d", name, header[1]);
+        const int V = header[2];
+        const int most = (int)std::min((data.size() - 1024) / 2, (size_t)MAX_TOKENS);   // each takes at least 2 bytes
+        check(V >= 1 && V <= most, "%s: header: expected 1 to %d tokens, which its %zu bytes could hold, got %d",
+              name, most, data.size(), V);
+        if (header[1] == 2) {
+            eot = header[3];
+            check(eot >= 0 && eot < V, "%s: header: expected an end-of-text id from 0 to %d, got %d", name, V - 1, eot);
+        } else if (V == 50257) {                    // GPT-2's, in whose time the header did not say
+            eot = 50256;
+        }
         size_t at = 1024;
         for (int id = 0; id < V; id++) {
-            check(at < data.size(), "%s: ends before token %d of %d (truncated?)", name, id, V);
+            check(at < data.size(), "%s: the file ends before token %d of %d (is it truncated?)", name, id, V);
             const size_t length = (unsigned char)data[at++];
             check(length > 0, "%s: token %d is empty", name, id);
-            check(length <= data.size() - at, "%s: ends inside token %d of %d (truncated?)", name, id, V);
+            check(length <= data.size() - at, "%s: the file ends inside token %d of %d (is it truncated?)", name, id,
+                  V);
             tokens.push_back(data.substr(at, length));
             at += length;
         }
-        check(at == data.size(), "%s: %zu bytes, but its %d tokens end at byte %zu", name, data.size(), V, at);
+        check(at == data.size(), "%s: expected %zu bytes, where its %d tokens end, got %zu", name, at, V, data.size());
         cannot_encode = bpe.find_bytes(tokens);
         if (cannot_encode.empty()) { cannot_encode = bpe.recover(tokens, eot); }
     }

@@ -1,10 +1,10 @@
-// What must hold of any bytes, as text or as the files of a tokenizer. The tests feed it seeded ones; libFuzzer searches (make fuzz),
-// from test/fuzz_files.cu, which has the other parsers.
+// What must hold for any bytes, as text or as the files of a tokenizer. The tests feed it seeded inputs; libFuzzer
+// (make fuzz) searches for others, from fuzz_files.cu, which has the other parsers.
 #include "llmc/text/tokenizer.h"
 
 namespace {
 
-// A directory for the files of one input after the other, removed at the end.
+// A directory for the files of one input after the other; removed at the end.
 struct FuzzDirectory {
     std::string path;
     FuzzDirectory() {
@@ -34,12 +34,13 @@ const FuzzDirectory& fuzz_directory() {
     return directory;
 }
 
-// llm.c's file of the 256 bytes and what these merges make of them; each part of a merge is a byte or an earlier one
+// gpt2_tokenizer.bin with the 256 bytes and these tokens, each of which is a merge of two tokens before it
 std::string fuzz_vocabulary() {
     std::string s(1024, '\0');
     std::vector<std::string> tokens;
     for (int b = 0; b < 256; b++) { tokens.push_back(std::string(1, (char)b)); }
-    for (const char* t : {" a", "aa", "th", "the", " the", "he", "in", "ing", "\xC3\xA9", "\xE2\x82", "\xE2\x82\xAC", "  ", "    ",
+    for (const char* t : {" a", "aa", "th", "the", " the", "he", "in", "ing", "\xC3\xA9", "\xE2\x82", "\xE2\x82\xAC",
+                          "  ", "    ",
                           "\n\n", "'s", "10", "100", "!!", "\xFF\xFE", "aaaa"}) { tokens.push_back(t); }
     const int32_t header[] = {20240328, 1, (int32_t)tokens.size()};
     memcpy(&s[0], header, sizeof header);
@@ -70,10 +71,10 @@ void fuzz_text(const std::string& text) {
     must(ids.size() <= text.size(), "no more tokens than bytes");
     size_t expected = 0;
     gpt2_words(text, [&](size_t begin, size_t end) {
-        must(begin == expected && end > begin, "words lie one behind the other");
+        must(begin == expected && end > begin, "each word begins where the one before ended");
         expected = end;
     });
-    must(expected == text.size(), "words are all of the text");
+    must(expected == text.size(), "the words cover the text");
     Utf8Stream utf8;
     std::string streamed;
     for (const int id : ids) { streamed += utf8.push(bpe.decode(id)); }
@@ -81,20 +82,23 @@ void fuzz_text(const std::string& text) {
     must(is_utf8(streamed) && (!is_utf8(text) || streamed == text), "a stream of tokens is UTF-8");
     bert_words(text, [](const std::string& word, int characters) {
         int counted = 0;
-        for (size_t at = 0; at < word.size(); counted++) { must(utf8_next(word, at) != NO_CHARACTER, "words are UTF-8"); }
-        must(counted == characters && characters > 0, "words know their length");
+        for (size_t at = 0; at < word.size(); counted++) {
+            must(utf8_next(word, at) != NO_CHARACTER, "words are UTF-8");
+        }
+        must(counted == characters && characters > 0, "words are counted in characters");
         std::string again;
         bert_words(word, [&](const std::string& w, int) { again += w; });
         must(again == word, "a folded word stays as it is");
     });
 }
 
-// A tokenizer loads or is refused, and one that encodes gives the text back.
+// A tokenizer loads or is refused, and if it can encode, it gives the text back.
 void fuzz_files(int kind, const std::string& bytes) {
     const FuzzDirectory& directory = fuzz_directory();
     directory.clear();
-    const size_t cut = bytes.find('\x01');              // what separates two files
-    directory.write(kind == 0 ? "encoder.json" : kind == 1 ? "vocab.txt" : "gpt2_tokenizer.bin", bytes.substr(0, cut));
+    const size_t cut = bytes.find('\x01');              // separates two files
+    const char* names[] = {"encoder.json", "vocab.txt", "gpt2_tokenizer.bin"};
+    directory.write(names[kind], bytes.substr(0, cut));
     if (kind == 0 && cut != std::string::npos) { directory.write("vocab.bpe", bytes.substr(cut + 1)); }
     try {
         const Tokenizer t = Tokenizer::load(directory.path);
@@ -102,7 +106,7 @@ void fuzz_files(int kind, const std::string& bytes) {
         if (!t.cannot_encode.empty()) { return; }
         const std::string text = "The caf\xC3\xA9's 100 \xF0\x9F\x98\x80\xFF aaaa  \n";
         const std::vector<int> ids = t.encode(text);
-        for (const int id : ids) { must(id >= 0 && id < t.vocab_size(), "ids are of the vocabulary"); }
+        for (const int id : ids) { must(id >= 0 && id < t.vocab_size(), "ids are in the vocabulary"); }
         must(t.word_piece || t.decode(ids) == text, "what was encoded comes back");
     } catch (const Error& e) {
         must(e.code == EXIT_BAD_INPUT, e.what());

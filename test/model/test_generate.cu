@@ -532,7 +532,7 @@ TEST_CASE("generate: a prompt is bytes or ids", "[generate][asan]") {
     write_file(dir / "encoder.json", "{\"a\": 0, \"b\": 1}");
     const Tokenizer decodes = Tokenizer::load(dir / "encoder.json");
     CHECK(prompt_ids("1 0", 2, &decodes) == std::vector<int>{1, 0});
-    CHECK(throws_with([&] { prompt_ids("a", 2, &decodes); }, "vocab.bpe (or merges.txt) is not beside it) it takes ids") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { prompt_ids("a", 2, &decodes); }, "vocab.bpe (or merges.txt) is missing beside it) it takes ids") == EXIT_BAD_INPUT);
     const Tokenizer bytes = Tokenizer::bytes();
     CHECK(prompt_ids("1 0", 256, &bytes) == std::vector<int>{'1', ' ', '0'});
     CHECK(prompt_ids("", 256, &bytes) == std::vector<int>{'\n'});

@@ -145,13 +145,13 @@ TEST_CASE("retrieval: bad judgements are refused by line", "[retrieval][asan]") 
     const Qrels q = read_qrels(dir / "qrels.tsv");
     CHECK((q.judgements == 3 && q.queries.at("q1").at("d2") == -1 && q.queries.at("q1").at("d1") == 1 && q.queries.at("q2").at("d1") == 2));
     CHECK(refused(dir, "", "is empty") == 2);
-    CHECK(refused(dir, "q 0 d 1\n\nq 0 e 1\n", "qrels.tsv: line 2 has 0 fields, wanted 'query 0 document grade'") == 2);
-    CHECK(refused(dir, "q 0 d 1\nq 0 e\n", "line 2 has 3 fields") == 2);
-    CHECK(refused(dir, "q 0 e\n1\n", "line 1 has 3 fields") == 2);
-    CHECK(refused(dir, "q 0 d 1 2\n", "line 1 has more than 4 fields") == 2);
+    CHECK(refused(dir, "q 0 d 1\n\nq 0 e 1\n", "qrels.tsv: line 2: expected 'query 0 document grade', got 0 fields") == 2);
+    CHECK(refused(dir, "q 0 d 1\nq 0 e\n", "line 2: expected 'query 0 document grade', got 3 fields") == 2);
+    CHECK(refused(dir, "q 0 e\n1\n", "line 1: expected 'query 0 document grade', got 3 fields") == 2);
+    CHECK(refused(dir, "q 0 d 1 2\n", "got more than 4 fields") == 2);
     CHECK(refused(dir, "q 0 d 1\nq 0 d 2\n", "line 2: document d is judged twice for query q") == 2);
     for (const char* grade : {"x", "1x", "1.0", "0x1", "1001", "-1001", "99999999999999999999", "--1"}) {
-        CHECK(refused(dir, strprintf("q 0 d 1\nq 0 e %s\n", grade), strprintf("line 2: the grade '%s' is not a whole number", grade)) == 2);
+        CHECK(refused(dir, strprintf("q 0 d 1\nq 0 e %s\n", grade), strprintf("line 2: expected a grade from -1000 to 1000, a whole number, got '%s'", grade)) == 2);
     }
     CHECK(throws_with([&] { read_qrels(dir / "absent"); }, "absent: cannot open") == 2);
 }

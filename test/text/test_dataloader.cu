@@ -1,4 +1,4 @@
-// Token shards, text as bytes and the order of samples: right values at every offset, and every bad file refused.
+// Token shards, text as bytes and the order of samples: right values at every offset, and bad files are refused.
 #include <set>
 
 #include "llmc/text/dataloader.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// ids of shard number `shard`: distinct neighbours, below 300
+// the ids of shard number `shard`: below 300, neighbours differ
 int id_at(int shard, uint64_t i) { return (int)((i * 7 + i / 5 + (uint64_t)shard * 31) % 300); }
 
 std::string shard_bytes(int shard, int tokens, int vocab = 300, int eot = 299) {
@@ -66,12 +66,13 @@ TEST_CASE("shards: every window and every stretch of the stream holds the right 
     int out[2];
     CHECK(throws_with([&] { files.read(80, 2, out); }, "which has 81") == 2);
     CHECK(throws_with([&] { files.read(UINT64_MAX, 2, out); }, "which has 81") == 2);
-    CHECK(throws_with([&] { files.windows(50); }, "has 50 tokens, but a window at T = 50 takes 51") == 2);
-    CHECK(throws_with([&] { files.windows(0); }, "T = 0") == 2);
-    CHECK(throws_with([&] { files.windows(INT_MAX); }, "takes 2147483648") == 2);
+    CHECK(throws_with([&] { files.windows(50); },
+                      "expected a file of at least 51 tokens for T = 50, got at most 50") == 2);
+    CHECK(throws_with([&] { files.windows(0); }, "T: expected at least 1, got 0") == 2);
+    CHECK(throws_with([&] { files.windows(INT_MAX); }, "at least 2147483648 tokens") == 2);
 }
 
-TEST_CASE("shards: the vocabulary of the header, GPT-2's and llama-3's when it says none", "[data]") {
+TEST_CASE("shards: the vocabulary of the header, or GPT-2's and llama-3's where it names none", "[data]") {
     TempDir dir;
     std::vector<uint16_t> narrow(20000, 50256);
     write_file(dir / "gpt2.bin", header_bytes({SHARD_MAGIC, 1, 20000}) + bytes_of(narrow));
@@ -83,7 +84,7 @@ TEST_CASE("shards: the vocabulary of the header, GPT-2's and llama-3's when it s
     write_file(dir / "gpt2.bin", header_bytes({SHARD_MAGIC, 1, 20000}) + bytes_of(narrow));
     const TokenFiles bad(dir / "gpt2.bin", "--train_files");
     std::vector<int> out(20000);
-    const std::string text = "gpt2.bin: token 15000 has id 50257, but the vocabulary is V = 50257";
+    const std::string text = "gpt2.bin: token 15000: expected an id from 0 to 50256, got 50257";
     CHECK(throws_with([&] { window_of(bad, 1, 9999); }, text) == 2);
     CHECK(throws_with([&] { bad.read(0, 20000, out.data()); }, text) == 2);
     CHECK(window_of(bad, 0, 9999)[0] == 50256);
@@ -97,12 +98,14 @@ TEST_CASE("shards: the vocabulary of the header, GPT-2's and llama-3's when it s
     wide[2] = 0x80000000u;                          // negative as an int
     write_file(dir / "llama.bin", header_bytes({SHARD_MAGIC_UINT32, 7, 5}) + bytes_of(wide));
     const TokenFiles negative(dir / "llama.bin", "--train_files");
-    CHECK(throws_with([&] { window_of(negative, 0, 4); }, "token 2 has id 2147483648") == 2);
+    CHECK(throws_with([&] { window_of(negative, 0, 4); },
+                      "token 2: expected an id from 0 to 128255, got 2147483648") == 2);
 }
 
 TEST_CASE("shards: hostile headers are refused, naming flag and file", "[data]") {
     TempDir dir;
-    const std::string path = dir / "x.bin", good = shard_bytes(0, 100), where = "--train_files: " + path + ": ";
+    const std::string path = dir / "x.bin", good = shard_bytes(0, 100);
+    const std::string where = "--train_files: " + path + ": ";
     write_file(path, good);
     CHECK(TokenFiles(path, "--train_files").tokens == 100);
     const int32_t field[] = {SHARD_MAGIC, SHARD_VERSION, 100, 300, 299};
@@ -119,37 +122,41 @@ TEST_CASE("shards: hostile headers are refused, naming flag and file", "[data]")
             }
             CHECK(refused(path, where) == 2);
             const bool below_eot = f == 3 && v > 0 && v < 300;
-            CHECK(refused(path, below_eot ? strprintf("end-of-text id 299, wanted 0 to %d", v - 1) : text[f]) == 2);
+            CHECK(refused(path, below_eot ? strprintf("end-of-text id from 0 to %d (the vocabulary), got 299", v - 1)
+                          : text[f]) == 2);
         }
     }
     write_file(path, header_bytes({SHARD_MAGIC_UINT32, 7, 1, INT_MAX, 0}) + std::string(4, '\0'));
-    CHECK(refused(path, where + "the header says a vocabulary of 2147483647, wanted 1 to 1048576") == 2);
+    CHECK(refused(path, where + "header: expected a vocabulary of 1 to 1048576, got 2147483647") == 2);
     write_file(path, header_bytes({SHARD_MAGIC, 1, 0}));
-    CHECK(refused(path, where + "the header says 0 tokens") == 2);
+    CHECK(refused(path, where + "header: expected 1 to 2147483647 tokens, got 0") == 2);
     write_file(path, header_bytes({SHARD_MAGIC_UINT32, 1, 1}) + std::string(4, '\0'));
-    CHECK(refused(path, where + "version 1, wanted 7") == 2);
+    CHECK(refused(path, where + "expected version 7, got 1") == 2);
 }
 
 TEST_CASE("shards: truncated, oversized, empty or no file at all", "[data]") {
     TempDir dir;
-    const std::string path = dir / "x.bin", good = shard_bytes(0, 100), where = "--train_files: " + path + ": ";
+    const std::string path = dir / "x.bin", good = shard_bytes(0, 100);
+    const std::string where = "--train_files: " + path + ": ";
     for (const size_t bytes : {0, 1, 1023}) {
         write_file(path, good.substr(0, bytes));
-        CHECK(refused(path, where + strprintf("%zu bytes, but a token shard starts with a header", bytes)) == 2);
+        CHECK(refused(path, where + strprintf("expected a token shard, which has a header of 1024 bytes, got %zu",
+                                              bytes)) == 2);
     }
     for (const size_t bytes : {1024, 1025, 1222, 1223, 1225, 1226, 4096}) {
         write_file(path, good);
         resize_file(path, bytes);
-        CHECK(refused(path, where + strprintf("%zu bytes, but the 100 tokens of its header make 1224", bytes)) == 2);
+        CHECK(refused(path, where + strprintf("expected 1224 bytes for the 100 tokens of its header, got %zu",
+                                              bytes)) == 2);
     }
     write_file(dir / "empty.txt", "");
-    CHECK(refused(dir / "empty.txt", "empty.txt: is empty") == 2);
+    CHECK(refused(dir / "empty.txt", "empty.txt: the file is empty") == 2);
     CHECK(refused(dir / "nothing_*.bin", "--train_files: no file matches '") == 2);
     CHECK(refused("", "no file matches ''") == 2);
     CHECK(refused(dir.path, "not a regular file") == 2);
     io_mkdirs(dir / "directory.txt");
     CHECK(refused(dir / "*.txt", "directory.txt: not a regular file") == 2);
-    alarm(10);                                          // whoever waits for a FIFO's writer is ended
+    alarm(10);                                          // ends the test if it waits for a writer of the FIFO
     for (const char* name : {"fifo.txt", "fifo.bin"}) {
         REQUIRE(mkfifo((dir / name).c_str(), 0600) == 0);
         CHECK(refused(dir / name, strprintf("%s: not a regular file", name)) == 2);
@@ -157,20 +164,20 @@ TEST_CASE("shards: truncated, oversized, empty or no file at all", "[data]") {
     alarm(0);
 }
 
-TEST_CASE("shards: one vocabulary in all of them", "[data]") {
+TEST_CASE("shards: all have one vocabulary", "[data]") {
     TempDir dir;
     write_file(dir / "a.bin", shard_bytes(0, 100));
     write_file(dir / "b.bin", shard_bytes(1, 100, 301));
-    const int code = refused(dir / "?.bin", "b.bin: vocabulary of 301 with end-of-text id 299, but " + (dir / "a.bin"));
-    CHECK(code == 2);
+    const std::string wanted = "b.bin: expected a vocabulary of 300 with end-of-text id 299 as in " + (dir / "a.bin");
+    CHECK(refused(dir / "?.bin", wanted + ", got 301 with 299") == 2);
     write_file(dir / "b.bin", shard_bytes(1, 100, 300, 0));
-    CHECK(refused(dir / "?.bin", "b.bin: vocabulary of 300 with end-of-text id 0, but") == 2);
+    CHECK(refused(dir / "?.bin", wanted + ", got 300 with 0") == 2);
     write_file(dir / "b.bin", shard_bytes(1, 100));
     CHECK(TokenFiles(dir / "?.bin", "--train_files", 300).tokens == 200);
-    CHECK(refused(dir / "?.bin", "a.bin: vocabulary of 300, wanted 256", 256) == 2);
+    CHECK(refused(dir / "?.bin", "a.bin: expected a vocabulary of 256, got 300", 256) == 2);
 }
 
-TEST_CASE("text: every byte is a token; names are sorted and may hold glob's letters", "[data]") {
+TEST_CASE("text: every byte is a token; names are sorted and may contain wildcards", "[data]") {
     TempDir dir;
     std::string all(256, '\0');
     for (int i = 0; i < 256; i++) { all[(size_t)i] = (char)i; }
@@ -192,7 +199,7 @@ TEST_CASE("text: every byte is a token; names are sorted and may hold glob's let
     CHECK(std::vector<int>(out, out + 6) == std::vector<int>({'x', 'y', 'z', 'a', 'b', 0}));
 }
 
-TEST_CASE("shards: a file that shrinks or is replaced while running is an error", "[data]") {
+TEST_CASE("shards: a file that shrinks or is replaced during a run is an error", "[data]") {
     TempDir dir;
     const std::string path = dir / "x.bin";
     write_file(path, shard_bytes(0, 100));
@@ -200,10 +207,12 @@ TEST_CASE("shards: a file that shrinks or is replaced while running is an error"
     CHECK(window_of(open, 0, 33)[1] == id_at(0, 1));
     resize_file(path, 1024 + 2 * 66 + 1);
     CHECK(window_of(open, 0, 33)[1] == id_at(0, 1));
-    CHECK(throws_with([&] { window_of(open, 1, 33); }, "x.bin: ends at byte 1157, 1 more were wanted") == 2);
-    CHECK(throws_with([&] { window_of(closed, 0, 33); }, "x.bin: 1157 bytes, but it had 1224 when the run") == 2);
+    CHECK(throws_with([&] { window_of(open, 1, 33); }, "x.bin: the file ends at byte 1157, expected 1 more") == 2);
+    CHECK(throws_with([&] { window_of(closed, 0, 33); },
+                      "x.bin: expected 1224 bytes as at the start of the run, got 1157") == 2);
     write_file(path, shard_bytes(0, 101));
-    CHECK(throws_with([&] { window_of(closed, 0, 33); }, "x.bin: 1226 bytes, but it had 1224 when the run") == 2);
+    CHECK(throws_with([&] { window_of(closed, 0, 33); },
+                      "x.bin: expected 1224 bytes as at the start of the run, got 1226") == 2);
     ::unlink(path.c_str());
     CHECK(throws_with([&] { window_of(closed, 0, 33); }, "x.bin: cannot open") == 2);
     write_file(path, shard_bytes(0, 100));
@@ -253,7 +262,7 @@ TEST_CASE("shards: 64-bit offsets in files of 2.2, 4.2, 8.4 and 9 GB", "[data]")
     }
     write_file(dir / "claims.bin", header_bytes({SHARD_MAGIC, 1, INT_MIN}));         // 2^31 tokens, as a signed field
     resize_file(dir / "claims.bin", 1024 + (1ull << 32));
-    CHECK(refused(dir / "claims.bin", "the header says -2147483648 tokens") == 2);
+    CHECK(refused(dir / "claims.bin", "header: expected 1 to 2147483647 tokens, got -2147483648") == 2);
     write_file(dir / "9GB.txt", "");
     resize_file(dir / "9GB.txt", 9000000001ull);
     patch_file(dir / "9GB.txt", "A", 9000000000ull);
@@ -265,7 +274,7 @@ TEST_CASE("shards: 64-bit offsets in files of 2.2, 4.2, 8.4 and 9 GB", "[data]")
     CHECK(ids[1999] == 'A');
 }
 
-TEST_CASE("order: an epoch is a permutation of all windows, another one each time", "[data]") {
+TEST_CASE("order: every epoch is another permutation of all windows", "[data]") {
     for (const uint64_t n : {1, 2, 3, 7, 1000, 4097}) {
         INFO("windows " << n);
         std::set<std::vector<uint64_t>> orders;
@@ -284,10 +293,11 @@ TEST_CASE("order: an epoch is a permutation of all windows, another one each tim
         }
         if (n >= 1000) { CHECK(orders.size() == 6); }
     }
-    int count[7] = {};                                  // where 7,000 epochs start: 1,000 each, standard deviation 29
+    // the first windows of 7,000 epochs: 1,000 each, standard deviation 29
+    int count[7] = {};
     for (uint64_t epoch = 0; epoch < 7000; epoch++) { count[sample_window(epoch * 7, 7, 42, true)]++; }
     for (const int c : count) { CHECK(abs(c - 1000) < 150); }
-    CHECK(throws_with([&] { sample_window(0, 0, 42, true); }, "no samples") == 2);
+    CHECK(throws_with([&] { sample_window(0, 0, 42, true); }, "expected at least 1 sample") == 2);
 }
 
 TEST_CASE("order: the stream of samples does not depend on how it is cut into batches", "[data]") {

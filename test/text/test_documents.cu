@@ -1,4 +1,4 @@
-// Whole documents: the right ones at every number, cut where they must be; batches of groups; every bad file refused.
+// Whole documents: every one is found by its number and cut where it must be; batches of groups; bad files are refused.
 #include <set>
 
 #include "llmc/text/documents.h"
@@ -51,7 +51,7 @@ std::vector<int> read(const Documents& d, size_t i, int max_tokens) {
     return out;
 }
 
-// what it must be, from the ids of the whole
+// the expected ids of a cut document, from those of the whole
 std::vector<int> cut(std::vector<int> ids, int max_tokens) {
     if ((int)ids.size() > max_tokens) {
         ids.resize((size_t)max_tokens);
@@ -79,7 +79,9 @@ TEST_CASE("documents: a collection of several shards, each document whole or cut
         const std::vector<int> whole = document(i);
         CHECK(d.length(i) == whole.size());
         CHECK(d.name(i) == strprintf("doc-%zu", i));
-        for (const int most : {2, 3, 10, (int)whole.size(), 64}) { CHECK(read(d, i, most < 2 ? 2 : most) == cut(whole, most)); }
+        for (const int most : {2, 3, 10, (int)whole.size(), 64}) {
+            CHECK(read(d, i, most < 2 ? 2 : most) == cut(whole, most));
+        }
     }
     CHECK(throws_with([&] { d.length(48); }, "--corpus: document 48 of 48") == 2);
     CHECK(throws_with([&] { read(d, 0, 1); }, "cut to 1 tokens") == 2);
@@ -93,63 +95,87 @@ TEST_CASE("documents: groups, and files of another kind refused", "[documents]")
     const Documents d(dir / "train_*.bin", "--train", BERT, 3);
     CHECK((d.group == 3 && d.groups() == 5 && d.size() == 15));
     CHECK(read(d, 11, 64) == document(11));
-    CHECK(throws_with([&] { d.name(2); }, "train_0.bin has no names: " + (dir / "train_0.ids") + " is not there") == 2);
-    CHECK(refused(dir / "train_*.bin", "train_0.bin: groups of 3 documents found, a collection wanted", BERT, 1) == 2);
+    CHECK(throws_with([&] { d.name(2); },
+                      "train_0.bin has no names: " + (dir / "train_0.ids") + " does not exist") == 2);
+    CHECK(refused(dir / "train_*.bin", "train_0.bin: expected a collection, got groups of 3 documents", BERT, 1) == 2);
     write_file(dir / "train_2.bin", shard(0, 4, 1));
-    CHECK(refused(dir / "train_*.bin", "train_2.bin: a collection found, but " + (dir / "train_0.bin") + " has groups of 3 documents") == 2);
-    CHECK(refused(dir / "train_0.bin", "vocabulary of 30522 with last id 102, wanted 260 with [SEP] = 258", BYTES) == 2);
+    CHECK(refused(dir / "train_*.bin",
+                  "train_2.bin: expected groups of 3 documents as in " + (dir / "train_0.bin") +
+                      ", got a collection") == 2);
+    CHECK(refused(dir / "train_0.bin", "expected a vocabulary of 260 with [SEP] = 258, got 30522 with last id 102",
+                  BYTES) == 2);
 }
 
 TEST_CASE("documents: headers and tokens that contradict each other are refused", "[documents][asan]") {
     TempDir dir;
-    const std::string path = dir / "x.bin", good = shard(0, 12, 3), where = "--corpus: " + path + ": ";
+    const std::string path = dir / "x.bin", good = shard(0, 12, 3);
+    const std::string where = "--corpus: " + path + ": ";
     write_file(path, good);
     CHECK(Documents(path, "--corpus", BERT).groups() == 4);
-    for (const int32_t v : hostile_values(3)) {                     // 1, 2, 4 and 12 divide the documents: not to be told from right
+    // 1, 2 and 4 divide the 12 documents, so they cannot be told from the right one
+    for (const int32_t v : hostile_values(3)) {
         write_file(path, good);
         patch_file(path, bytes_of<int32_t>({v}), 20);
         INFO("documents in a group " << v);
-        if (v == 1 || v == 2 || v == 4) { CHECK(Documents(path, "--corpus", BERT).group == v); } else { CHECK(refused(path, where + "the header says groups of") == 2); }
+        if (v == 1 || v == 2 || v == 4) {
+            CHECK(Documents(path, "--corpus", BERT).group == v);
+        } else {
+            CHECK(refused(path, where + "header: expected groups of 1 to 1024 documents, got " +
+                          std::to_string(v)) == 2);
+        }
     }
     for (const int32_t v : hostile_values(12)) {
         write_file(path, good);
         patch_file(path, bytes_of<int32_t>({v}), 24);
         INFO("documents " << v);
-        CHECK(refused(path, where + "the header says " + std::to_string(v) + " documents in") == 2);
+        const bool in_range = v == 1 || v == 11 || v == 13;
+        const std::string fault = in_range ? strprintf("%d documents do not divide into groups of 3", v)
+                                           : "expected 1 to ";
+        CHECK(refused(path, where + "header: " + fault) == 2);
     }
-    for (const int32_t v : {9, 15}) {                               // groups of 3 still, but not as many as there are
+    for (const int32_t v : {9, 15}) {                               // still groups of 3, but not as many as there are
         write_file(path, good);
         patch_file(path, bytes_of<int32_t>({v}), 24);
-        CHECK(refused(path, where + (v == 9 ? "more than the 9 documents" : "12 documents, but its header says 15")) == 2);
+        const char* found = v == 9 ? "more" : "12";
+        CHECK(refused(path, where + strprintf("expected the %d documents that its header says, got %s", v,
+                                              found)) == 2);
     }
     write_file(path, shard_of({CLS, 5, SEP}, 0, 0));                // a shard of a stream of tokens
-    CHECK(refused(path, "groups of 0 documents, wanted 1 to 1024 (0: a stream of tokens") == 2);
+    CHECK(refused(path, "expected groups of 1 to 1024 documents, got 0 (0: a stream of tokens") == 2);
     write_file(path, shard_of({CLS, 5, SEP}, 1, 1, 30522, 101));
-    CHECK(refused(path, "with last id 101, wanted 30522 with [SEP] = 102") == 2);
+    CHECK(refused(path, "expected a vocabulary of 30522 with [SEP] = 102, got 30522 with last id 101") == 2);
     write_file(path, shard_of({CLS, 5, SEP}, 1, 1, 50257, 102));
-    CHECK(refused(path, "vocabulary of 50257") == 2);
-    // CLS 5 SEP CLS SEP CLS 6 7 SEP, each time one thing wrong
+    CHECK(refused(path, "got 50257 with last id 102") == 2);
+    write_file(path, good);
+    resize_file(path, good.size() - 2);
+    CHECK(refused(path, where + strprintf("expected %zu bytes for the", good.size())) == 2);
+    CHECK(refused(dir / "none_*.bin", "--corpus: no file matches") == 2);
+    // a header that claims more than the file holds is refused before memory is allocated
+    write_file(path, header_bytes({SHARD_MAGIC, SHARD_VERSION, INT_MAX, 30522, 102, 1, INT_MAX / 2}));
+    CHECK(refused(path, "expected 4294968318 bytes for the 2147483647 tokens") == 2);
+}
+
+TEST_CASE("documents: [CLS] and [SEP] in the wrong places are refused", "[documents][asan]") {
+    TempDir dir;
+    const std::string path = dir / "x.bin", where = "--corpus: " + path + ": ";
+    // CLS 5 SEP CLS SEP CLS 6 7 SEP, each time with one fault
     const std::vector<int> ids = {CLS, 5, SEP, CLS, SEP, CLS, 6, 7, SEP};
     write_file(path, shard_of(ids, 1, 3));
     const Documents fine(path, "--corpus", BERT);
     CHECK((fine.length(0) == 3 && fine.length(1) == 2 && fine.length(2) == 4));
     const struct { size_t at; int id; const char* text; } faults[] = {
-        {0, 5, "token 0 is 5 behind 102"}, {1, CLS, "token 1 is 101 behind 101"}, {2, 5, "token 3 is 101 behind 5"}, {3, 5, "token 3 is 5 behind 102"},
-        {4, 9, "token 5 is 101 behind 9"}, {6, SEP, "token 7 is 7 behind 102"}, {8, 7, "ends with token 7 inside a document"},
-        {8, CLS, "token 8 is 101 behind 7"}, {7, 30522, "id 30522 among tokens 0 to 8, but the vocabulary is V = 30522"}};
+        {0, 5, "token 0 is 5 after 102"}, {1, CLS, "token 1 is 101 after 101"}, {2, 5, "token 3 is 101 after 5"},
+        {3, 5, "token 3 is 5 after 102"},
+        {4, 9, "token 5 is 101 after 9"}, {6, SEP, "token 7 is 7 after 102"},
+        {8, 7, "expected [SEP] = 102 at the end, got token 7"},
+        {8, CLS, "token 8 is 101 after 7"},
+        {7, 30522, "tokens 0 to 8: expected ids from 0 to 30521, got 30522"}};
     for (const auto& f : faults) {
         std::vector<int> bad = ids;
         bad[f.at] = f.id;
         write_file(path, shard_of(bad, 1, 3));
         CHECK(refused(path, where + f.text) == 2);
     }
-    write_file(path, good);
-    resize_file(path, good.size() - 2);
-    CHECK(refused(path, where + strprintf("%zu bytes, but the", good.size() - 2)) == 2);
-    CHECK(refused(dir / "none_*.bin", "--corpus: no file matches") == 2);
-    // a header alone, and one that claims more than there is, are refused before memory is asked for
-    write_file(path, header_bytes({SHARD_MAGIC, SHARD_VERSION, INT_MAX, 30522, 102, 1, INT_MAX / 2}));
-    CHECK(refused(path, "make 4294968318 (truncated") == 2);
 }
 
 TEST_CASE("documents: more ids than a scan reads at once", "[documents]") {
@@ -173,7 +199,7 @@ TEST_CASE("documents: more ids than a scan reads at once", "[documents]") {
     }
 }
 
-TEST_CASE("documents: names fit their documents, each there once", "[documents][asan]") {
+TEST_CASE("documents: one name per document, none twice", "[documents][asan]") {
     TempDir dir;
     write_file(dir / "c_0.bin", shard(0, 3, 1));
     write_file(dir / "c_1.bin", shard(3, 2, 1));
@@ -182,14 +208,14 @@ TEST_CASE("documents: names fit their documents, each there once", "[documents][
     CHECK(Documents(dir / "c_*.bin", "--corpus", BERT).name(4) == "e");
     for (const char* bad : {"d\n", "d\ne\nf\n", ""}) {
         write_file(dir / "c_1.ids", bad);
-        CHECK(refused(dir / "c_*.bin", "names, but " + (dir / "c_1.bin") + " has 2 documents") == 2);
+        CHECK(refused(dir / "c_*.bin", "expected 2 names, as " + (dir / "c_1.bin") + " has that many documents") == 2);
     }
     for (const char* bad : {"d\n\n", "d e\nf\n", "d\te\nf\n", "d\r\ne\r\n"}) {
         write_file(dir / "c_1.ids", bad);
-        CHECK(refused(dir / "c_*.bin", "is no name: white space, or empty") == 2);
+        CHECK(refused(dir / "c_*.bin", "expected a name without white space") == 2);
     }
     write_file(dir / "c_1.ids", "d\nb\n");
-    CHECK(refused(dir / "c_*.bin", "c_1.ids: the name b is there twice") == 2);
+    CHECK(refused(dir / "c_*.bin", "c_1.ids: the name b appears twice") == 2);
 }
 
 TEST_CASE("documents: lines of text are bytes between [CLS] and [SEP]", "[documents][asan]") {
@@ -212,11 +238,14 @@ TEST_CASE("documents: lines of text are bytes between [CLS] and [SEP]", "[docume
     write_file(dir / "b.ids", "drei\n");
     write_file(dir / "a.ids", "eins\nzwei\n");
     CHECK(Documents(dir / "?.txt", "--corpus", BYTES).name(2) == "drei");
-    CHECK(refused(dir / "a.txt", "text is read as bytes, but the vocabulary is 30522") == 2);
+    CHECK(refused(dir / "a.txt", "text is read as bytes: expected a model with a vocabulary of 260, got 30522") == 2);
     const struct { const char* bytes; const char* text; } faults[] = {
-        {"a\n\nb\n", "x.txt: line 2 has an empty document"}, {"a\tb\n\tc\n", "line 2 has an empty document"}, {"\n", "line 1 has an empty"},
-        {"a\tb\nc\t\n", "line 2 has an empty document"}, {"a\tb\nc\n", "line 2 has 1 documents with tabs between them, wanted 2"},
-        {"a\nb\tc", "line 2 has 2 documents with tabs between them, wanted 1"}, {"a\nb\t", "line 2 has an empty document"}, {"", "is empty"}};
+        {"a\n\nb\n", "x.txt: line 2 has an empty document"}, {"a\tb\n\tc\n", "line 2 has an empty document"},
+        {"\n", "line 1 has an empty"},
+        {"a\tb\nc\t\n", "line 2 has an empty document"},
+        {"a\tb\nc\n", "line 2: expected 2 documents separated by tabs, as in line 1, got 1"},
+        {"a\nb\tc", "line 2: expected 1 documents separated by tabs, as in line 1, got 2"},
+        {"a\nb\t", "line 2 has an empty document"}, {"", "is empty"}};
     for (const auto& f : faults) {
         write_file(dir / "x.txt", f.bytes);
         CHECK(refused(dir / "x.txt", f.text, BYTES) == 2);
@@ -231,7 +260,7 @@ TEST_CASE("documents: a batch of groups is a pure function of seed and index", "
     const int total = 14;
     for (const bool shuffle : {true, false}) {
         for (const int max_tokens : {64, 20, 13, 2}) {
-            std::vector<std::vector<int>> seen;                     // of an epoch, a group each time
+            std::vector<std::vector<int>> seen;                     // of an epoch, one group after the other
             for (const int count : {1, 2, 7, 14}) {
                 std::vector<std::vector<int>> rows((size_t)total * 3);
                 for (int first = 0; first < total; first += count) {
@@ -260,12 +289,13 @@ TEST_CASE("documents: a batch of groups is a pure function of seed and index", "
         }
     }
     GroupBatch b;
-    CHECK(throws_with([&] { fill_groups(d, 0, 15, 42, true, 64, b); }, "a batch of 15 groups, '") == 2);
-    CHECK(throws_with([&] { fill_groups(d, 0, 0, 42, true, 64, b); }, "a batch of 0 groups") == 2);
+    CHECK(throws_with([&] { fill_groups(d, 0, 15, 42, true, 64, b); },
+                      "expected a batch of 1 to 14 groups, which '") == 2);
+    CHECK(throws_with([&] { fill_groups(d, 0, 0, 42, true, 64, b); }, "got 0 (use a smaller batch") == 2);
     CHECK(throws_with([&] { fill_groups(d, 0, 2, 42, true, 1, b); }, "cut to 1 tokens") == 2);
 }
 
-TEST_CASE("documents: a file that shrinks while running is an error, one that is replaced is not seen", "[documents]") {
+TEST_CASE("documents: a file that shrinks during a run is an error, one that is replaced does no harm", "[documents]") {
     TempDir dir;
     const std::string path = dir / "x.bin";
     write_file(path, shard(0, 20, 1));
@@ -275,5 +305,5 @@ TEST_CASE("documents: a file that shrinks while running is an error, one that is
     write_file(path, shard(0, 20, 1));
     const Documents shrunk(path, "--corpus", BERT);
     resize_file(path, 1030);
-    CHECK(throws_with([&] { read(shrunk, 19, 64); }, "x.bin: ends at byte") == 2);
+    CHECK(throws_with([&] { read(shrunk, 19, 64); }, "x.bin: the file ends at byte") == 2);
 }

@@ -1,4 +1,4 @@
-// Masking: which tokens, how often, what instead of them; and the same whatever piece of a sample is asked for.
+// Masking: which tokens are chosen, how often, and what they become; the result does not depend on how a sample is cut.
 #include <map>
 
 #include "llmc/text/mlm.h"
@@ -13,9 +13,11 @@ struct Masked {
     bool operator==(const Masked& o) const { return inputs == o.inputs && targets == o.targets && chosen == o.chosen; }
 };
 
-Masked mask(const SpecialTokens& s, const std::vector<int>& ids, uint64_t seed, uint64_t sample, uint64_t first = 0, double share = 0.15) {
+Masked mask(const SpecialTokens& s, const std::vector<int>& ids, uint64_t seed, uint64_t sample, uint64_t first = 0,
+            double share = 0.15) {
     Masked m{std::vector<int>(ids.size(), -7), std::vector<int>(ids.size(), -7), 0};
-    m.chosen = mask_tokens(s, seed, sample, first, (int)ids.size(), ids.data(), m.inputs.data(), m.targets.data(), share);
+    m.chosen = mask_tokens(s, seed, sample, first, (int)ids.size(), ids.data(), m.inputs.data(),
+                           m.targets.data(), share);
     return m;
 }
 
@@ -35,12 +37,15 @@ bool binomial(double count, double n, double p) { return std::abs(count - n * p)
 
 TEST_CASE("mlm: the special tokens of BERT, of bytes and of a vocabulary file", "[mlm]") {
     const SpecialTokens bert = special_tokens(30522), bytes = special_tokens(260);
-    CHECK((bert.V == 30522 && bert.pad == 0 && bert.unk == 100 && bert.cls == 101 && bert.sep == 102 && bert.mask == 103));
-    CHECK((bytes.V == 260 && bytes.pad == 256 && bytes.unk == -1 && bytes.cls == 257 && bytes.sep == 258 && bytes.mask == 259));
+    CHECK((bert.V == 30522 && bert.pad == 0 && bert.unk == 100 && bert.cls == 101 && bert.sep == 102 &&
+           bert.mask == 103));
+    CHECK((bytes.V == 260 && bytes.pad == 256 && bytes.unk == -1 && bytes.cls == 257 && bytes.sep == 258 &&
+           bytes.mask == 259));
     CHECK(bytes.is_special(256));
     CHECK_FALSE(bytes.is_special(255));
     CHECK(special_tokens(Tokenizer::bytes()).mask == 259);
-    CHECK(throws_with([] { special_tokens(256); }, "a vocabulary of 256: which of its ids") == 2);
+    CHECK(throws_with([] { special_tokens(256); },
+                      "expected a vocabulary of 30522 (BERT) or 260 (bytes), got 256") == 2);
     TempDir dir;
     write_file(dir / "vocab.txt", "a\n[MASK]\n[SEP]\n[UNK]\nb\n[PAD]\n##c\n[CLS]\n[MASK]\n");
     const SpecialTokens own = special_tokens(Tokenizer::load(dir / "vocab.txt"));
@@ -51,14 +56,16 @@ TEST_CASE("mlm: the special tokens of BERT, of bytes and of a vocabulary file", 
             if (line != std::string(name)) { text += std::string(line) + "\n"; }
         }
         write_file(dir / "vocab.txt", text);
-        CHECK(throws_with([&] { special_tokens(Tokenizer::load(dir / "vocab.txt")); }, std::string("has no line ") + name) == 2);
+        CHECK(throws_with([&] { special_tokens(Tokenizer::load(dir / "vocab.txt")); },
+                          std::string("has no line ") + name) == 2);
     }
     write_file(dir / "encoder.json", "{\"a\": 0, \"b\": 1}");
     CHECK(throws_with([&] { special_tokens(Tokenizer::load(dir / "encoder.json")); }, "has no [MASK]") == 2);
     const std::string real = real_data();
     if (!real.empty()) {
         const SpecialTokens s = special_tokens(Tokenizer::load(real + "vocab.txt"));
-        CHECK((s.V == bert.V && s.pad == bert.pad && s.unk == bert.unk && s.cls == bert.cls && s.sep == bert.sep && s.mask == bert.mask));
+        CHECK((s.V == bert.V && s.pad == bert.pad && s.unk == bert.unk && s.cls == bert.cls && s.sep == bert.sep &&
+               s.mask == bert.mask));
     }
 }
 
@@ -68,7 +75,8 @@ TEST_CASE("mlm: 15% are chosen; 80% of them become [MASK], 10% a random token, 1
         const std::vector<int> ids = plain_ids(s, 400000);
         for (const double share : {0.15, 0.4}) {
             const Masked m = mask(s, ids, 42, 3, 0, share);
-            double masked = 0, other = 0, kept = 0, chosen = 0;
+            int chosen = 0, masked = 0;
+            int other = 0, kept = 0;        // chosen, and now a random token, or the old one
             int wrong = 0;
             for (size_t i = 0; i < ids.size(); i++) {
                 const bool hit = m.targets[i] != IGNORE_INDEX;
@@ -79,7 +87,7 @@ TEST_CASE("mlm: 15% are chosen; 80% of them become [MASK], 10% a random token, 1
                 other += hit && m.inputs[i] != ids[i] && m.inputs[i] != s.mask;
             }
             CHECK(wrong == 0);
-            CHECK(m.chosen == (int)chosen);
+            CHECK(m.chosen == chosen);
             CHECK(binomial(chosen, (double)ids.size(), share));
             CHECK(binomial(masked, chosen, 0.8));
             const double plain = V - (V == 260 ? 4 : 5);            // a random token is the old one once in `plain`
@@ -89,7 +97,7 @@ TEST_CASE("mlm: 15% are chosen; 80% of them become [MASK], 10% a random token, 1
     }
 }
 
-TEST_CASE("mlm: special tokens are never chosen, nor drawn; all others are, each as often", "[mlm]") {
+TEST_CASE("mlm: special tokens are never chosen or drawn; all others are, equally often", "[mlm]") {
     for (const int V : {30522, 260}) {
         const SpecialTokens s = special_tokens(V);
         std::vector<int> special;
@@ -108,7 +116,7 @@ TEST_CASE("mlm: special tokens are never chosen, nor drawn; all others are, each
     for (uint64_t sample = 0; sample < 20; sample++) {
         const Masked m = mask(s, std::vector<int>(100000, 'x'), 5, sample, 0, 1.0);
         for (const int id : m.inputs) {
-            if (id == s.mask || id == 'x') { continue; }            // kept ones cannot be told from a drawn x
+            if (id == s.mask || id == 'x') { continue; }            // a kept x cannot be told from a drawn one
             count[(size_t)id]++;
             draws++;
         }
@@ -120,7 +128,8 @@ TEST_CASE("mlm: special tokens are never chosen, nor drawn; all others are, each
     }
     for (int id = 256; id < 260; id++) { CHECK(count[(size_t)id] == 0); }
     CHECK(std::abs(chi2 - 254) < 5 * std::sqrt(2 * 254.0));          // 254 degrees of freedom
-    const SpecialTokens odd{7, 0, 6, 2, 3, 5};                       // plain: 1 and 4, at the edges of the special ones
+    // plain: 1 and 4, at the edges of runs of special ids
+    const SpecialTokens odd{7, 0, 6, 2, 3, 5};
     std::map<int, int> seen;
     for (const int id : mask(odd, std::vector<int>(4000, 4), 5, 0, 0, 1.0).inputs) { seen[id]++; }
     CHECK(seen.size() == 3);
@@ -144,23 +153,29 @@ TEST_CASE("mlm: a pure function of seed, sample and position", "[mlm]") {
     std::vector<int> in_place = ids, targets(ids.size());
     mask_tokens(s, 42, EVALUATION_SAMPLE, 777, 1000, in_place.data(), in_place.data(), targets.data());
     CHECK((in_place == whole.inputs && targets == whole.targets));
-    // another seed, sample or place: other tokens, of which chance says 1000 * 2 * 0.15 * 0.85 = 255 differ
-    const std::pair<const char*, Masked> others[] = {{"seed", mask(s, ids, 43, EVALUATION_SAMPLE, 777)}, {"sample", mask(s, ids, 42, 0, 777)},
-        {"place", mask(s, ids, 42, EVALUATION_SAMPLE, 778)}, {"far place", mask(s, ids, 42, EVALUATION_SAMPLE, 777 + (1ull << 32))}};
+    // another seed, sample or position chooses independently: 1000 * 2 * 0.15 * 0.85 = 255 choices differ on average
+    const std::pair<const char*, Masked> others[] = {{"seed", mask(s, ids, 43, EVALUATION_SAMPLE, 777)},
+                                                     {"sample", mask(s, ids, 42, 0, 777)},
+        {"place", mask(s, ids, 42, EVALUATION_SAMPLE, 778)},
+        {"far place", mask(s, ids, 42, EVALUATION_SAMPLE, 777 + (1ull << 32))}};
     for (const auto& o : others) {
         INFO(o.first);
         double differ = 0;
-        for (size_t i = 0; i < ids.size(); i++) { differ += (o.second.targets[i] == IGNORE_INDEX) != (whole.targets[i] == IGNORE_INDEX); }
+        for (size_t i = 0; i < ids.size(); i++) {
+            differ += (o.second.targets[i] == IGNORE_INDEX) != (whole.targets[i] == IGNORE_INDEX);
+        }
         CHECK(binomial(differ, 1000, 0.255));
     }
     // what a position gets does not depend on the tokens around it
     std::vector<int> changed = ids;
     for (size_t i = 0; i < 1000; i += 2) { changed[i] = s.sep; }
     const Masked m = mask(s, changed, 42, EVALUATION_SAMPLE, 777);
-    for (size_t i = 1; i < 1000; i += 2) { REQUIRE((m.targets[i] == whole.targets[i] && m.inputs[i] == whole.inputs[i])); }
+    for (size_t i = 1; i < 1000; i += 2) {
+        REQUIRE((m.targets[i] == whole.targets[i] && m.inputs[i] == whole.inputs[i]));
+    }
 }
 
-TEST_CASE("mlm: golden values, so that a run of today can be continued tomorrow", "[mlm]") {
+TEST_CASE("mlm: golden values, so that later versions can resume a run", "[mlm]") {
     const SpecialTokens s = special_tokens(260);
     std::vector<int> ids(40);
     for (int i = 0; i < 40; i++) { ids[(size_t)i] = 'A' + i; }
@@ -174,6 +189,7 @@ TEST_CASE("mlm: golden values, so that a run of today can be continued tomorrow"
     CHECK(mask(s, {}, 1, 1).chosen == 0);
     CHECK(mask(s, ids, 42, 7, 100, 0.0).chosen == 0);
     CHECK(mask(s, ids, 42, 7, 100, 1.0).chosen == 40);
-    CHECK(throws_with([&] { mask(s, ids, 42, 7, 100, 1.5); }, "a share of 1.5") == 2);
-    CHECK(throws_with([&] { mask(SpecialTokens{}, ids, 42, 7); }, "without [MASK]") == 2);
+    CHECK(throws_with([&] { mask(s, ids, 42, 7, 100, 1.5); },
+                      "expected a share of the tokens from 0 to 1, got 1.5") == 2);
+    CHECK(throws_with([&] { mask(SpecialTokens{}, ids, 42, 7); }, "expected a vocabulary with [MASK]") == 2);
 }
