@@ -10,6 +10,7 @@ inserts lines, then runs commands. A mark is an HTML comment on the line before 
     <!-- insert: PATH after "TEXT" -->          the block goes after the one line of PATH that contains TEXT
     <!-- run -->                                the block is run by bash, and must succeed
     <!-- run: prints "TEXT" -->                 ... and print TEXT
+    <!-- run: needs MODULE -->                  ... where a python3 has this module; elsewhere it is skipped
     <!-- launches: PATH has A and B, not C -->  after the run: kernels were launched in A and in B, and none in C
 
 What was added must satisfy dev/lint.py. With --full the commands lose FEW_POSITIONS=1, and so test every encoding.
@@ -31,6 +32,10 @@ FEW = " FEW_POSITIONS=1"
 
 
 class Failure(Exception):
+    pass
+
+
+class Skipped(Exception):
     pass
 
 
@@ -85,10 +90,19 @@ def copy_sources(target):
         shutil.copytree(ROOT, target, ignore=leave, dirs_exist_ok=True)
 
 
+def python_with(module):
+    """a python3 that has this module, or None"""
+    found = subprocess.run([os.path.join(ROOT, "dev", "install.sh"), "--python", module], stdout=subprocess.PIPE, text=True)
+    for python in (os.path.join(ROOT, "build", "pytorch", "bin", "python3"), shutil.which(found.stdout.strip() or "-")):
+        if python and os.path.exists(python):
+            return python
+    return None
+
+
 class Recipe:
     def __init__(self, directory, full):
         self.directory, self.full = directory, full
-        self.passed = self.failed = 0
+        self.passed = self.failed = self.skipped = 0
 
     def at(self, path):
         return os.path.join(self.directory, path)
@@ -97,6 +111,10 @@ class Recipe:
         start = time.monotonic()
         try:
             work()
+        except Skipped as why:
+            self.skipped += 1
+            print(f"skipped {time.monotonic() - start:6.1f} s  {name}: {why}", flush=True)
+            return
         except Failure as failure:
             self.failed += 1
             print(f"FAILED  {time.monotonic() - start:6.1f} s  {name}\n{failure}", flush=True)
@@ -135,9 +153,16 @@ class Recipe:
             f.write("\n".join(lines))
 
     def run(self, words, block):
+        environment, module = dict(os.environ), re.fullmatch(r"needs (\w+)", words)
+        if module:
+            python = python_with(module.group(1))
+            if python is None:
+                raise Skipped(f"no python3 here has {module.group(1)}")
+            environment["PATH"] = os.path.dirname(python) + os.pathsep + environment["PATH"]
         script = block.text().replace(FEW, "") if self.full else block.text()
-        run = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.directory, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        run = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.directory, env=environment,
+                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             errors="replace")
         if run.returncode != 0:
             last = "\n".join(run.stdout.split("\n")[-60:])
             raise Failure(f"{block.place}: exit code {run.returncode}\n{script}The end of the output:\n{last}")
@@ -207,7 +232,7 @@ def main():
         if not args.keep:
             shutil.rmtree(directory, ignore_errors=True)
     print(f"{time.monotonic() - start:.0f} s")
-    print(f"{recipe.passed} passed, {recipe.failed} failed")
+    print(f"{recipe.passed} passed, {recipe.failed} failed" + (f", {recipe.skipped} skipped" if recipe.skipped else ""))
     return 1 if recipe.failed else 0
 
 

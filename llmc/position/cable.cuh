@@ -172,9 +172,13 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
     double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
 
     template <class Tensors> void declare(Tensors& t) {
-        const size_t BNH = (size_t)t.dims.B * t.dims.NH, T = (size_t)t.dims.T;
         t.columns("cable.c", t.dims.NH);                                        // w_c, c_c
         if (Weighted) { t.columns("cable.s", t.dims.NH); }                      // w_s, c_s
+        declare_sums(t);
+    }
+    // all but the columns, for an encoding that derives from this one and fills S in a way of its own
+    template <class Tensors> void declare_sums(Tensors& t) {
+        const size_t BNH = (size_t)t.dims.B * t.dims.NH, T = (size_t)t.dims.T;
         t.cached(S_offset, "S_offset", Per::Layer, BNH, T);
         t.cached(S_origin, "S_origin", Per::Layer, BNH, ceil_div(T, (size_t)CABLE_CHUNK));
         t.cached(g, "g", Per::Layer, BNH, T);
