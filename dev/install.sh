@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
-# install.sh -- the one list of what this repository needs from the system. What is missing is installed with apt, as root
-# or through sudo; where that cannot be done, it says exactly what to install.
+# install.sh -- the one list of what this repository needs from the system. What is missing is installed with apt, as
+# root or through sudo; where that cannot be done, it says exactly what to install.
 #
-#   dev/install.sh build|test|demo|data|bench|ranks     install what is missing for it
-#   dev/install.sh --check build|...               only say what is missing; exit code 1 if anything is
-#   dev/install.sh --python MODULE...              print a python3 that has these modules; exit code 1 if there is none
+#   dev/install.sh WHAT                   install what is missing for: build, unit (the tests in C++), test (all tests),
+#                                         demo, data, bench, ranks or ci
+#   dev/install.sh --check WHAT           only say what is missing; exit code 1 if anything is
+#   dev/install.sh --python MODULE...     print a python3 that has these modules; exit code 1 if there is none
 #
 # A need counts as met when the thing works, wherever it came from; so a machine without apt needs no packages of ours.
+# The tests of data/ want the libraries of data/requirements.txt besides: in an environment of their own, build/venv.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 has_command() { command -v "$1" >/dev/null 2>&1; }
 has_compiler() { has_command "${CXX:-g++}" || has_command clang++; }
 compiler() { if has_command "${CXX:-g++}"; then echo "${CXX:-g++}"; else echo clang++; fi; }
-has_header() { has_compiler && printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | $(compiler) -std=c++17 -x c++ -E - >/dev/null 2>&1; }
+has_header() {
+    has_compiler && printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" |
+        $(compiler) -std=c++17 -x c++ -E - >/dev/null 2>&1
+}
 has_catch() { has_header catch2/catch_all.hpp || has_header catch2/catch.hpp; }
 # netlib's cblas.h has no openblas_get_config, and its cblas would be slower than the portable kernel
 has_openblas() {
@@ -22,14 +28,14 @@ has_openblas() {
     # shellcheck disable=SC2046
     echo '#include <cblas.h>
           int main() { return openblas_get_config() == nullptr; }' | $(compiler) -x c++ - -o "$object" \
-        $(pkg-config --cflags --libs openblas 2>/dev/null || echo -lopenblas) >/dev/null 2>&1 || { rm -f "$object"; return 1; }
+        $(pkg-config --cflags --libs openblas 2>/dev/null || echo -lopenblas) >/dev/null 2>&1 ||
+        { rm -f "$object"; return 1; }
     rm -f "$object"
 }
 find_python() {     # the system's first: that is where apt puts modules
-    local python
+    local python has='import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))'
     for python in ${PYTHON:+"$PYTHON"} /usr/bin/python3 python3; do
-        if "$python" -c 'import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))' "$@" \
-            >/dev/null 2>&1; then echo "$python"; return 0; fi
+        if "$python" -c "$has" "$@" >/dev/null 2>&1; then echo "$python"; return 0; fi
     done
     return 1
 }
@@ -38,7 +44,11 @@ has_modules() { find_python "$@" >/dev/null; }
 # need PACKAGE "what it is for" TEST...; optional likewise
 missing=() missing_optional=() reasons=()
 need() { local package=$1 reason=$2; shift 2; "$@" || { missing+=("$package"); reasons+=("  $package: $reason"); }; }
-optional() { local package=$1 reason=$2; shift 2; "$@" || { missing_optional+=("$package"); reasons+=("  $package: $reason (optional)"); }; }
+optional() {
+    local package=$1 reason=$2
+    shift 2
+    "$@" || { missing_optional+=("$package"); reasons+=("  $package: $reason (optional)"); }
+}
 
 needs_build() {
     need g++ "a C++17 compiler" has_compiler
@@ -53,10 +63,15 @@ needs_demo() {
     needs_python
     need python3-matplotlib "the figure" has_modules matplotlib numpy
 }
-needs_test() {
+needs_unit() {
     needs_build
     needs_python
     need catch2 "the tests (Catch2, version 2 or 3)" has_catch
+}
+needs_test() {
+    needs_unit
+    needs_ranks
+    needs_data
     need python3-numpy "the tests of the scripts" has_modules numpy
     need python3-matplotlib "the tests of the figures" has_modules matplotlib numpy
 }
@@ -72,6 +87,11 @@ needs_data() {
     needs_python
     need python3-venv "an environment for the libraries of data/requirements.txt" has_modules ensurepip
 }
+needs_ci() {
+    needs_test
+    optional ccache "compiles nothing twice" has_command ccache
+    optional clang "libFuzzer, for make fuzz" has_command clang++
+}
 needs_bench() {
     needs_build
     needs_python
@@ -86,19 +106,30 @@ fi
 check=false
 if [ "${1:-}" = --check ]; then check=true; shift; fi
 case "${1:-}" in
-    build|test|demo|data|bench|ranks) "needs_$1" ;;
-    *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    build|unit|test|demo|data|bench|ranks|ci) "needs_$1" ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
 
 if $check; then
     [ ${#missing[@]} -eq 0 ] && exit 0
     echo "missing:" >&2
     printf '%s\n' "${reasons[@]}" >&2
-    echo "install with: sudo apt-get install ${missing[*]} ${missing_optional[*]:-}      (or run: dev/install.sh $1)" >&2
+    echo "install with: sudo apt-get install ${missing[*]} ${missing_optional[*]:-}      (or: dev/install.sh $1)" >&2
     exit 1
 fi
+# The libraries of data/: without them (no network) their tests skip and say so.
+data_libraries() {
+    case $1 in test | ci) ;; *) return 0 ;; esac
+    [ ! -x build/venv/bin/python ] || return 0
+    echo "installing the libraries of data/requirements.txt in build/venv"
+    { python3 -m venv build/venv.new && build/venv.new/bin/pip install -q --disable-pip-version-check --retries 1 \
+        -r data/requirements.txt; } >build/venv.log 2>&1 ||
+        { tail -n 3 build/venv.log; echo "going on without them"; return 0; }
+    rm -rf build/venv
+    mv build/venv.new build/venv
+}
 all=("${missing[@]}" "${missing_optional[@]}")
-[ ${#all[@]} -eq 0 ] && exit 0
+[ ${#all[@]} -gt 0 ] || { data_libraries "$1"; exit 0; }
 echo "missing here:"
 printf '%s\n' "${reasons[@]}"
 
@@ -109,7 +140,8 @@ give_up() {
     exit 1
 }
 command="apt-get install ${all[*]}"
-has_command apt-get || give_up "There is no apt-get here. Install the above with this system's packages (conda-forge has them too), then try again."
+has_command apt-get ||
+    give_up "There is no apt-get here. Install the above with this system's packages (conda-forge has them too)."
 sudo=()
 if [ "$(id -u)" != 0 ]; then
     has_command sudo || give_up "Not root and no sudo. As root: $command"
@@ -126,7 +158,9 @@ echo "installing: ${all[*]}"
 apt update >"$log" 2>&1 || { tail -n 5 "$log"; echo "apt-get update failed; trying with the lists that are here"; }
 if ! install "${all[@]}" >"$log" 2>&1; then
     tail -n 20 "$log"
-    [ ${#missing[@]} -eq 0 ] || install "${missing[@]}" >"$log" 2>&1 || { tail -n 20 "$log"; give_up "apt-get failed. As root: $command"; }
+    [ ${#missing[@]} -eq 0 ] || install "${missing[@]}" >"$log" 2>&1 ||
+        { tail -n 20 "$log"; give_up "apt-get failed. As root: $command"; }
 fi
-again=$("$0" --check "$1" 2>&1) || { echo "$again"; give_up "Installed, but the above is still missing."; }
+again=$(dev/install.sh --check "$1" 2>&1) || { echo "$again"; give_up "Installed, but the above is still missing."; }
 echo "installed."
+data_libraries "$1"

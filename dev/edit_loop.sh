@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# edit_loop.sh -- what it costs to edit a file and to run its tests: user CPU seconds, the best of three, against a limit.
+# Exit code 1 if one is over its limit.
+#
+#   dev/edit_loop.sh [NAME...]      some of: layernorm gelu classifier attention alibi train_gpt2
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export CCACHE_DISABLE=1         # what is touched has not changed, and ccache would know
+
+# NAME LIMIT FILE and what is made after it is touched
+loops=(
+    "layernorm  20 llmc/layernorm.cuh       test ARGS=[layernorm]"
+    "gelu       20 llmc/gelu.cuh            test ARGS=[gelu]"
+    "classifier 20 llmc/classifier.cuh      test ARGS=[classifier]"
+    "attention  60 llmc/attention.cuh       test ARGS=[attention]"
+    "alibi      60 llmc/position/alibi.cuh  test ARGS=[positions]"
+    "train_gpt2 40 train_gpt2.cu            train_gpt2"
+)
+log=build/edit_loop.log over=0 known=" "
+mkdir -p build
+run() { make "$@" >$log 2>&1 || { tail -n 20 $log; echo "make $* failed"; exit 1; }; }
+for loop in "${loops[@]}"; do
+    read -r name limit file goals <<<"$loop"
+    known+="$name "
+    [ $# -eq 0 ] || [[ " $* " == *" $name "* ]] || continue
+    read -ra goals <<<"$goals"
+    run "${goals[@]}"
+    best=""
+    for _ in 1 2 3; do
+        touch "$file"
+        TIMEFORMAT=%U
+        seconds=$( { time run "${goals[@]}"; } 2>&1 ) || { echo "$seconds"; exit 1; }
+        best=$(printf '%s\n' $best "$seconds" | sort -n | head -n 1)
+    done
+    verdict=ok
+    if awk "BEGIN { exit !($best > $limit) }"; then verdict="OVER ITS LIMIT" over=$((over + 1)); fi
+    printf '%-11s %6.1f s of at most %2d s, user CPU   touch %-26s make %-22s %s\n' \
+        "$name" "$best" "$limit" "$file" "${goals[*]}" "$verdict"
+done
+for name in "$@"; do
+    [[ $known == *" $name "* ]] || { echo "$name: expected one of$known"; exit 2; }
+done
+[ $over = 0 ] || { echo "$over over their limits"; exit 1; }

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""test.py -- builds and runs what a make target tests. Closes with a table of what was skipped and one count of all.
+
+    dev/test.py test           every test: in C++, on the emulated GPU, and the scripts test/*/test_*.py
+    dev/test.py simt           what runs on the emulated GPU
+    dev/test.py ranks          one run on several processes, under mpirun
+    dev/test.py race|asan      the tests tagged [race] or [asan], under ThreadSanitizer or AddressSanitizer
+    dev/test.py ladders        dev/cuda/*.cu: on the CPU, on the emulated GPU, and with nvcc where it is
+    dev/test.py KIND '[tag]'   the tests that Catch2 finds by these words; only files of C++ with such a tag are built
+    dev/test.py simt 'words'   the tests on the emulated GPU that have these words in their names
+
+As many programs run at a time as there are cores. What a program printed is shown when a test in it failed, or if only
+some tests run.
+"""
+import collections
+import concurrent.futures
+import glob
+import os
+import re
+import subprocess
+import sys
+import time
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+JOBS = int(os.environ.get("JOBS") or os.cpu_count() or 2)
+TRAINERS = ["train_gpt2", "train_bert"]
+SIMT_TRAINERS = ["build/simt/train_gpt2", "build/simt/train_gpt2_fp32", "build/simt/train_bert"]
+ENVIRONMENT = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert",
+               # a thread that waits gives up its core: with anything else running, spinning takes several times as long
+               "OMP_WAIT_POLICY": "passive",
+               "TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+
+# passed, failed: numbers of tests; skipped: the reason of each skipped test
+Result = collections.namedtuple("Result", "passed failed skipped")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what a program printed
+
+def number(pattern, text):
+    """the last number that the pattern finds, 0 where it finds none"""
+    found = re.findall(pattern, text, re.M)
+    return int(found[-1]) if found else 0
+
+
+def read_catch(text, _):
+    if re.search(r"^No tests? (ran|cases matched)", text, re.M):       # the tag stands only in a comment
+        return None
+    # "All tests passed (9 assertions in 3 test cases)", or "test cases: 3 | 2 passed | 1 failed"
+    total = number(r"^All tests passed .* in (\d+) test case", text) or number(r"^test cases: +(\d+)", text)
+    failed = number(r"^test cases:.*\| +(\d+) failed", text)
+    # A test's name stands between two lines of dashes; its warnings follow, folded at 80 columns.
+    skipped = {}
+    for block in re.split(r"^-{79}\n(?=.*\n(?:.*\n)*?-{79}\n)", text, flags=re.M)[1:]:
+        warning = re.search(r"^ +SKIPPED: *((?:.+\n)+)", block, re.M)
+        if warning:
+            skipped[block.split("\n")[0]] = " ".join(warning.group(1).split())
+    return Result(total - failed - len(skipped), failed, list(skipped.values()))
+
+
+def read_kernel_tests(text, _):
+    """a line for each test: its name, ok or FAILED or skipped, the time, a note"""
+    if re.search(r"^no test's name contains", text, re.M):
+        return None
+    lines = re.findall(r"^\S.* (ok|FAILED|skipped) +[0-9.]+ ms *(.*)$", text, re.M)
+    count = collections.Counter(status for status, _ in lines)
+    return Result(count["ok"], count["FAILED"], [why for status, why in lines if status == "skipped"])
+
+
+def read_unittest(text, _):
+    total = number(r"^Ran (\d+) tests? in ", text)
+    failed = number(r"^FAILED .*failures=(\d+)", text) + number(r"^FAILED .*errors=(\d+)", text)
+    skipped = [why for _, why in re.findall(r"\.\.\. skipped (['\"])(?:SKIPPED: *)?(.*)\1$", text, re.M)]
+    return Result(max(total - failed - len(skipped), 0), failed, skipped)
+
+
+def read_exit_code(_, code):
+    return Result(int(code == 0), int(code != 0), [])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# programs
+
+def command_of(program, words):
+    """the command that runs a program, the function that reads its output"""
+    if program.endswith(".py"):
+        python = sys.executable
+        if program.endswith("/test_data.py") and os.path.exists("build/venv/bin/python"):       # data/requirements.txt
+            python = "build/venv/bin/python"
+        return [python, program, "-v"], read_unittest
+    if program.startswith("build/simt"):
+        return [program, *words], read_kernel_tests
+    if program.startswith("build/ladders/"):
+        return [program], read_exit_code
+    # ThreadSanitizer's shadow memory collides with the address randomization of some kernels.
+    fixed = ["setarch", "-R"] if program.startswith("build/race/") and succeeds("setarch", "-R", "true") else []
+    return [*fixed, program, "--min-duration", "5", *words], read_catch
+
+
+def succeeds(*command):
+    try:
+        return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False
+
+
+def run(program, words):
+    """(program, its Result, seconds, what it printed)"""
+    command, read = command_of(program, words)
+    environment = {**ENVIRONMENT, **os.environ}
+    if program.startswith("build/asan/"):
+        environment["ASAN_OPTIONS"] = "allocator_may_return_null=1"
+    begin = time.time()
+    p = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                       env=environment)
+    text = p.stdout.decode(errors="replace")
+    result = read(text, p.returncode)
+    if result is not None and p.returncode != 0 and result.failed == 0:
+        result = result._replace(failed=1)
+        text += f"{program} ended with exit code {p.returncode}\n"
+    return program, result or Result(0, 0, []), time.time() - begin, text
+
+
+def holding(words, sources):
+    """those of the sources in which one of these words stands; all of them where there are no words"""
+    return [p for p in sorted(sources) if not words or any(word in open(p).read() for word in words)]
+
+
+def built(directory, sources):
+    """where the programs of these sources are: test/layers/test_gelu.cu in build/race/layers/test_gelu"""
+    return [os.path.join(directory, re.sub(r"^(test/simt|test|dev/cuda)/", "", p))[:-len(".cu")] for p in sources]
+
+
+def plan(kind, words):
+    """what to run; what else to build for it"""
+    simt = built("build/simt", holding(words, glob.glob("test/simt/test_*.cu")))
+    if kind == "simt" and words:
+        return simt, []
+    if kind == "simt":
+        return simt + sorted(glob.glob("test/simt/test_*.py")), SIMT_TRAINERS + TRAINERS
+    if kind == "ranks":
+        return sorted(glob.glob("test/ranks/test_*.py")), ["build/comm_program", "train_gpt2"]
+    if kind == "ladders":
+        ladders = built("build/ladders", sorted(glob.glob("dev/cuda/*.cu")))
+        cuda = [p + "cu" for p in ladders] if os.environ.get("NVCC") else []
+        return ladders + [p + "_simt" for p in ladders] + (cuda if succeeds("nvidia-smi", "-L") else []), cuda
+    sources = [p for p in glob.glob("test/*/test_*.cu") if not p.startswith("test/simt/")]
+    sources = holding(re.findall(r"\[\w+\]", " ".join(words)), sources)
+    programs = built(f"build/{kind}", sources)
+    if kind == "test" and words:
+        return programs, TRAINERS if any("test/programs/" in p for p in sources) else []
+    if kind == "test":
+        scripts = sorted(glob.glob("test/*/test_*.py"))
+        return programs + simt + scripts, SIMT_TRAINERS + TRAINERS + ["build/comm_program"]
+    if kind == "asan" and words == ["[asan]"]:                  # sees past the end of shared memory
+        sanitized = [p for name in ("ptx", "layers", "decode") for p in sorted(glob.glob(f"test/simt/test_{name}*.cu"))]
+        programs += built("build/simt_asan", sanitized)
+    return programs, []
+
+
+def main():
+    kind, words = (sys.argv[1:] or [""])[0], sys.argv[2:]
+    if kind not in ("test", "simt", "ranks", "race", "asan", "ladders"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    os.chdir(ROOT)
+    if kind in ("race", "asan") and not words:
+        words = [f"[{kind}]"]
+    programs, also = plan(kind, words)
+    if not programs:
+        print(f"{' '.join(words)}: found in no file of tests" if words else f"nothing to run for make {kind}")
+        return 2 if words else 0
+    targets = [p for p in programs if not p.endswith(".py")] + also
+    if subprocess.run([os.environ.get("MAKE", "make"), f"-j{JOBS}", *targets]).returncode != 0:
+        return 1
+
+    total, skips = collections.Counter(), collections.Counter()
+    with concurrent.futures.ThreadPoolExecutor(1 if kind == "race" else JOBS) as pool:
+        for work in concurrent.futures.as_completed([pool.submit(run, p, words) for p in programs]):
+            program, result, seconds, text = work.result()
+            total.update(passed=result.passed, failed=result.failed, skipped=len(result.skipped))
+            skips.update((program, why) for why in result.skipped)
+            if result.failed or kind == "ladders" or (words and result.passed):
+                print("\n".join(line for line in text.split("\n") if not line.endswith("... ok")))
+            print(f"{program:44} {result.passed:4} passed, {result.failed} failed, {len(result.skipped)} skipped, "
+                  f"{seconds:.1f} s", flush=True)
+    if skips:
+        print("\nskipped: what | why")
+        for (program, why), count in sorted(skips.items()):
+            print(f"  {program}{f' ({count} tests)' if count > 1 else ''} | {why}")
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+    return 1 if total["failed"] or not total["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
