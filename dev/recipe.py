@@ -92,7 +92,8 @@ def copy_sources(target):
 
 def python_with(module):
     """a python3 that has this module, or None"""
-    found = subprocess.run([os.path.join(ROOT, "dev", "install.sh"), "--python", module], stdout=subprocess.PIPE, text=True)
+    chooser = [os.path.join(ROOT, "dev", "install.sh"), "--python", module]
+    found = subprocess.run(chooser, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     for python in (os.path.join(ROOT, "build", "pytorch", "bin", "python3"), shutil.which(found.stdout.strip() or "-")):
         if python and os.path.exists(python):
             return python
@@ -113,14 +114,14 @@ class Recipe:
             work()
         except Skipped as why:
             self.skipped += 1
-            print(f"skipped {time.monotonic() - start:6.1f} s  {name}: {why}", flush=True)
+            self.say(f"skipped {time.monotonic() - start:6.1f} s  {name}: {why}")
             return
         except Failure as failure:
             self.failed += 1
-            print(f"FAILED  {time.monotonic() - start:6.1f} s  {name}\n{failure}", flush=True)
+            self.say(f"FAILED  {time.monotonic() - start:6.1f} s  {name}\n{failure}")
             raise
         self.passed += 1
-        print(f"ok      {time.monotonic() - start:6.1f} s  {name}", flush=True)
+        self.say(f"ok      {time.monotonic() - start:6.1f} s  {name}")
 
     def follow(self, block):
         for kind, words in block.marks:
@@ -132,7 +133,17 @@ class Recipe:
                 more = " ..." if len(block.lines) > 1 else ""
                 self.step(f"run: {block.lines[0]}{more}", lambda: self.run(words, block))
             else:
-                self.step(f"launches: {words}", lambda: self.launches(words))
+                self.step(f"launches: {words}", lambda: self.launches(words, block))
+
+    @staticmethod
+    def parse(pattern, words, block, wanted):
+        match = re.fullmatch(pattern, words)
+        if match is None:
+            raise Failure(f"{block.place}: expected {wanted}, got {words!r}")
+        return match.groups()
+
+    def say(self, line):
+        print(line, flush=True)
 
     def write(self, path, text):
         if os.path.exists(self.at(path)):
@@ -142,7 +153,7 @@ class Recipe:
             f.write(text)
 
     def insert(self, words, block):
-        path, text = re.fullmatch(r'(\S+) after "(.*)"', words).groups()
+        path, text = self.parse(r'(\S+) after "(.*)"', words, block, 'PATH after "TEXT"')
         with open(self.at(path), encoding="utf-8") as f:
             lines = f.read().split("\n")
         places = [k for k, line in enumerate(lines) if text in line]
@@ -153,11 +164,12 @@ class Recipe:
             f.write("\n".join(lines))
 
     def run(self, words, block):
-        environment, module = dict(os.environ), re.fullmatch(r"needs (\w+)", words)
+        prints, module = self.parse(r'(?:prints "(.*)"|needs (\w+)|)', words, block, 'prints "TEXT" or needs MODULE')
+        environment = dict(os.environ)
         if module:
-            python = python_with(module.group(1))
+            python = python_with(module)
             if python is None:
-                raise Skipped(f"no python3 here has {module.group(1)}")
+                raise Skipped(f"no python3 here has {module}")
             environment["PATH"] = os.path.dirname(python) + os.pathsep + environment["PATH"]
         script = block.text().replace(FEW, "") if self.full else block.text()
         run = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.directory, env=environment,
@@ -166,15 +178,14 @@ class Recipe:
         if run.returncode != 0:
             last = "\n".join(run.stdout.split("\n")[-60:])
             raise Failure(f"{block.place}: exit code {run.returncode}\n{script}The end of the output:\n{last}")
-        wanted = re.fullmatch(r'prints "(.*)"', words)
-        if wanted and wanted.group(1) not in run.stdout:
-            raise Failure(f"{block.place}: expected {wanted.group(1)!r} in the output, got\n{run.stdout}")
+        if prints and prints not in run.stdout:
+            raise Failure(f"{block.place}: expected {prints!r} in the output, got\n{run.stdout}")
         for line in run.stdout.split("\n"):
             if re.search(r"\bmissing\b|\b\d+ passed, \d+ failed|All tests passed", line):
-                print(f"            {line.strip()}")
+                self.say(f"            {line.strip()}")
 
-    def launches(self, words):
-        path, places, absent = re.fullmatch(r"(\S+) has (.*), not (\S+)", words).groups()
+    def launches(self, words, block):
+        path, places, absent = self.parse(r"(\S+) has (.*), not (\S+)", words, block, "PATH has A and B, not C")
         with open(self.at(path), encoding="utf-8") as f:
             launched = [os.path.normpath(line.split()[1].rsplit(":", 1)[0]) for line in f]
         for place in places.split(" and "):

@@ -1,0 +1,95 @@
+"""dev/recipe.py stops where a page cannot be followed: each kind of mark, right and wrong. Nothing is built here."""
+import os
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "dev"))
+import recipe  # noqa: E402
+
+
+def page(mark, *lines):
+    return "\n".join(["Text.", mark, "```", *lines, "```", "More text.", ""])
+
+
+class Recipe(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.recipe = recipe.Recipe(directory.name, full=False)
+        self.recipe.say = lambda *line: None
+        with open(self.recipe.at("rows.h"), "w") as f:
+            f.write("one\ntwo\ntwo and a half\n")
+
+    def follow(self, mark, *lines):
+        for block in recipe.blocks_of("page.md", page(mark, *lines)):
+            self.recipe.follow(block)
+
+    def refused(self, words, mark, *lines):
+        with self.assertRaises(recipe.Failure) as caught:
+            self.follow(mark, *lines)
+        self.assertIn(words, str(caught.exception))
+
+    def read(self, path):
+        with open(self.recipe.at(path)) as f:
+            return f.read()
+
+    def test_files(self):
+        self.follow("<!-- file: new/a.h -->", "int a;", "", "int b;")
+        self.assertEqual(self.read("new/a.h"), "int a;\n\nint b;\n")
+        self.refused("exists already", "<!-- file: rows.h -->", "int a;")
+
+    def test_insertions(self):
+        self.follow('<!-- insert: rows.h after "one" -->', "one and a half")
+        self.assertEqual(self.read("rows.h"), "one\none and a half\ntwo\ntwo and a half\n")
+        self.refused("expected one line of rows.h with 'three', got 0", '<!-- insert: rows.h after "three" -->', "x")
+        self.refused("expected one line of rows.h with 'two', got 2", '<!-- insert: rows.h after "two" -->', "x")
+        self.refused("expected PATH after", "<!-- insert: rows.h -->", "x")
+
+    def test_commands(self):
+        self.follow('<!-- run: prints "one" -->', "cat rows.h", "pwd >where")
+        self.assertEqual(os.path.realpath(self.read("where").strip()), os.path.realpath(self.recipe.directory))
+        self.refused("expected 'three' in the output", '<!-- run: prints "three" -->', "cat rows.h")
+        self.refused("exit code 1", "<!-- run -->", "false", "true")
+        self.refused("exit code 3", "<!-- run -->", "exit 3")
+        self.refused("expected prints", "<!-- run: print one -->", "cat rows.h")
+        self.follow("<!-- run: needs no_such_module -->", "false")
+        self.assertEqual(self.recipe.skipped, 1)
+
+    def test_full_table(self):
+        for full, wanted in ((False, "make test FEW_POSITIONS=1 A=2\n"), (True, "make test A=2\n")):
+            self.recipe.full = full
+            self.follow("<!-- run -->", "echo make test FEW_POSITIONS=1 A=2 >said")
+            self.assertEqual(self.read("said"), wanted)
+
+    def test_launches(self):
+        with open(self.recipe.at("l.txt"), "w") as f:
+            f.write("2 llmc/attention/../gelu.cuh:5\n1 llmc/a.cuh:7\n")
+        block = ("<!-- run -->\n<!-- launches: l.txt has %s, not llmc/b.cuh -->", "true")
+        self.follow(block[0] % "llmc/gelu.cuh and llmc/a.cuh", block[1])
+        self.refused("expected kernels launched in llmc/c.cuh", block[0] % "llmc/gelu.cuh and llmc/c.cuh", block[1])
+        self.refused("no kernel of llmc/a.cuh", (block[0] % "llmc/gelu.cuh").replace("b.cuh", "a.cuh"), block[1])
+
+    def test_marks(self):
+        for words, text in (("expected a mark", page("<!-- files: a.h -->", "x")),
+                            ("expected a code block", page("<!-- run -->\n\nText", "x")),
+                            ("no code block", "<!-- run -->"),
+                            ("no end", "<!-- run -->\n```\nx\n")):
+            with self.assertRaises(recipe.Failure) as caught:
+                recipe.blocks_of("page.md", text)
+            self.assertIn(words, str(caught.exception))
+        self.assertEqual(recipe.blocks_of("page.md", "```\n<!-- run -->\n```\n"), [])
+
+    def test_page(self):
+        """the page in this repository has all kinds of blocks, and their anchors are where it says"""
+        kinds = set()
+        for name in recipe.PAGES:
+            with open(os.path.join(ROOT, name), encoding="utf-8") as f:
+                for block in recipe.blocks_of(name, f.read()):
+                    kinds.update(kind for kind, _ in block.marks)
+        self.assertEqual(kinds, {"file", "insert", "run", "launches"})
+
+
+if __name__ == "__main__":
+    unittest.main()
