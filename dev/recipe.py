@@ -180,6 +180,9 @@ class Recipe:
             raise Failure(f"{block.place}: exit code {run.returncode}\n{script}The end of the output:\n{last}")
         if prints and prints not in run.stdout:
             raise Failure(f"{block.place}: expected {prints!r} in the output, got\n{run.stdout}")
+        skipped = re.search(r".*(skipped=[1-9]|\b[1-9]\d* skipped).*", run.stdout)
+        if skipped:
+            raise Failure(f"{block.place}: expected every test to run, got {skipped.group(0)}\n{run.stdout}")
         for line in run.stdout.split("\n"):
             if re.search(r"\bmissing\b|\b\d+ passed, \d+ failed|All tests passed", line):
                 self.say(f"            {line.strip()}")

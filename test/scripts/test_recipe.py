@@ -53,6 +53,10 @@ class Recipe(unittest.TestCase):
         self.refused("expected 'three' in the output", '<!-- run: prints "three" -->', "cat rows.h")
         self.refused("exit code 1", "<!-- run -->", "false", "true")
         self.refused("exit code 3", "<!-- run -->", "exit 3")
+        self.refused("expected every test to run, got 2 passed, 0 failed, 1 skipped", "<!-- run -->",
+                     "echo 2 passed, 0 failed, 1 skipped")
+        self.refused("got OK (skipped=1)", "<!-- run -->", "echo 'OK (skipped=1)'")
+        self.follow("<!-- run -->", "echo 2 passed, 0 failed, 0 skipped")
         self.refused("expected prints", "<!-- run: print one -->", "cat rows.h")
         self.follow("<!-- run: needs no_such_module -->", "false")
         self.assertEqual(self.recipe.skipped, 1)
