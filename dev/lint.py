@@ -107,7 +107,7 @@ def functions(text):
         while lines[at].strip() and opening + 1 < min(at + 8, len(lines)) and not re.search(r"[{;}]\s*$", lines[opening]):
             opening += 1
         head = " ".join(line.strip() for line in lines[at:opening + 1])
-        not_one = r"(\}|#|(if|for|while|switch|struct|class|enum|namespace|union|else|do|try|return|using|UNROLL|SIMD)\b)"
+        not_one = r"(\}|#|(if|for|while|switch|struct|class|enum|namespace|union|else|do|try|return|using|private|public|UNROLL|SIMD)\b)"
         starts = indent <= 4 and head.endswith("{") and "(" in head and not re.match(not_one, head)
         if not starts or re.search(r"= [\[{]", head) or re.match(r"(template <.*> )?struct ", head):
             at += 1

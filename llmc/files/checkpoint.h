@@ -1,13 +1,13 @@
-// files/checkpoint.h -- a run's state on disk: written whole or not at all, verified before it is believed.
+// files/checkpoint.h -- a run's state on disk: written whole or not at all, verified before it is used.
 //
 //   OUT/step_00001000/  model.safetensors        parameters under Hugging Face's names
 //                       config.json              the model's shape, transformers' keys plus "position"
 //                       optimizer_0.safetensors  m.<tensor>, v.<tensor>: Adam's moments in the internal layout, flat
-//                       state.json               the trainer's own
-//                       manifest.json            size and checksum of each of the above, and of itself
+//                       state.json               the trainer's own: step, next sample, guard, options
+//                       manifest.json            size and checksum of each of the above, and its own checksum
 //
-// A checkpoint is written under a temporary name, every file fsynced, and published by one rename. So a killed run
-// leaves the old checkpoint or the new one, and rubbish whose name begins with a dot, which the next run removes.
+// A checkpoint is written under a temporary name, every file is fsynced, and one rename publishes it. So a killed run
+// leaves the old checkpoint or the new one, and left-overs whose names begin with a dot, which the next run removes.
 #ifndef LLMC_FILES_CHECKPOINT_H
 #define LLMC_FILES_CHECKPOINT_H
 
@@ -20,18 +20,19 @@
 #include "../base/tensor.h"
 #include "weights.h"
 
-// What a checkpoint holds, as views onto the trainer's (device) memory, which must be at rest: no kernel still writing.
+// What a checkpoint holds, as views of the trainer's (device) memory. No kernel may still be writing there.
 struct Checkpoint {
     const TensorTable* table = nullptr;
     const std::vector<FileTensor>* files = nullptr;                 // the names of the parameters in the file
-    float *params = nullptr, *m = nullptr, *v = nullptr;            // table->total each; m and v may be null
+    float* params = nullptr;                                        // (table->total)
+    float *m = nullptr, *v = nullptr;                               // likewise: Adam's moments; may be null
     Json config, state;
-    std::vector<std::pair<std::string, std::string>> extra;         // further small files to write: name, contents
+    std::vector<std::pair<std::string, std::string>> extra;         // further small files: name, contents
 };
 
 // the parameters as the items of a safetensors file
 inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
-    auto turned = std::make_shared<std::vector<float>>();           // one transposed matrix at a time
+    auto turned = std::make_shared<std::vector<float>>();           // the transposed matrix that is being written
     std::vector<SafetensorsItem> items;
     for (const FileTensor& f : *c.files) {
         const FileView view = file_view(*c.table, f);
@@ -43,7 +44,7 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
             continue;
         }
         items.push_back({f.name, view.shape(), [=](float* out, size_t row0, size_t rows) {
-            if (row0 == 0) {
+            if (row0 == 0) {                        // the first block of this matrix: fetch and transpose all of it
                 std::vector<float> host(view.size());
                 turned->resize(view.size());
                 copy_to_host(host.data(), from, view.size() * sizeof(float), Stream(0));
@@ -55,6 +56,7 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
     return items;
 }
 
+// A tensor's m or v: elements data[offset .. offset + size), a vector "m.<tensor>" in the file, which keeps our layout.
 struct MomentView { std::string name; size_t offset, size; float* data; };
 inline std::vector<MomentView> moment_views(const Checkpoint& c) {
     std::vector<MomentView> views;
@@ -77,7 +79,8 @@ inline std::vector<SafetensorsItem> optimizer_items(const Checkpoint& c) {
     return items;
 }
 
-// Where each tensor's piece begins in the whole, for runs whose optimizer is split over ranks.
+// Where each tensor's piece begins in the whole tensor. Always 0 today: the format leaves room for an optimizer that is
+// split over ranks, and load_checkpoint() refuses such a piece.
 inline Json optimizer_metadata(const Checkpoint& c) {
     Json starts = Json::object();
     for (const TensorSpec& s : c.table->specs) { starts["start." + s.name] = "0"; }
@@ -87,7 +90,7 @@ inline Json optimizer_metadata(const Checkpoint& c) {
 // ----------------------------------------------------------------------------------------------------------
 // saving
 
-// what a checkpoint takes on disk, rounded up generously
+// what a checkpoint takes on disk, rounded up generously: 1 MiB and 256 bytes per tensor for the headers
 inline uint64_t checkpoint_bytes(const Checkpoint& c) {
     uint64_t bytes = (1u << 20) + json_text(c.config, 2).size() + json_text(c.state, 2).size() + c.files->size() * 256;
     for (const FileTensor& f : *c.files) { bytes += file_view(*c.table, f).size() * sizeof(float); }
@@ -107,12 +110,13 @@ inline void write_checkpoint_files(const std::string& dir, int step, const Check
     }
     sums.push_back({"state.json", write_text(dir + "/state.json", json_text(c.state, 2) + "\n")});
     for (const auto& file : c.extra) { sums.push_back({file.first, write_text(dir + "/" + file.first, file.second)}); }
-    write_text(dir + "/manifest.json", manifest_text(step, sums));
+    write_text(dir + "/manifest.json", manifest_text(step, sums));      // last, as it sums the others
     io_fsync_directory(dir);
 }
 
-// Deletes checkpoints older than the last `keep` (0: none) up to `step`, which was just saved; those of steps that are
-// multiples of `major` stay. Steps after it belong to a run that fell back, and are replaced when reached.
+// Deletes all but the last `keep` checkpoints up to `step`, which was just saved (keep 0: deletes none). Steps that are
+// multiples of `major` stay. Checkpoints after `step` are bad ones that this run fell back from; they are replaced when
+// it reaches them.
 inline void retire_checkpoints(const std::string& out, int step, int keep, int major) {
     std::vector<int> steps = list_checkpoints(out);
     steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
@@ -121,17 +125,17 @@ inline void retire_checkpoints(const std::string& out, int step, int keep, int m
     steps.erase(std::remove_if(steps.begin(), steps.end(), [=](int s) { return major > 0 && s % major == 0; }),
                 steps.end());
     if (steps.empty()) { return; }
-    verify_checkpoint(out + "/" + step_name(step));     // nothing goes before the disk was seen to hold the new one
+    verify_checkpoint(out + "/" + step_name(step));     // delete nothing before the new one was read back
     for (int s : steps) {
-        const std::string trash = out + "/.trash_" + step_name(s);
+        const std::string trash = out + "/.trash_" + step_name(s);      // one rename, so that it never looks half there
         remove_checkpoint_files(trash);
         io_rename(out + "/" + step_name(s), trash);
         remove_checkpoint_files(trash);
     }
 }
 
-// Writes OUT/step_<step>, publishes it, then deletes old ones; returns its path. An error leaves what was there before (and
-// beside it, when all that failed was to confirm its rename, the new one).
+// Writes OUT/step_<step>, publishes it, then deletes old ones; returns its path. After an error the checkpoints of
+// before are still there (and the new one too, if only the fsync of its rename failed).
 inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep, int major) {
     const std::string name = step_name(step), path = out + "/" + name;
     const std::string temporary = out + "/.tmp_" + name, old = out + "/.old_" + name;
@@ -149,7 +153,7 @@ inline std::string save_checkpoint(const std::string& out, int step, const Check
         published = true;
         io_fsync_directory(out);
     } catch (const Error& e) {
-        try {                               // a replacement that the disk does not confirm is taken back
+        try {                               // take back a replacement that the disk did not confirm
             if (aside && published) { io_rename(path, temporary); }
             if (aside) { io_rename(old, path); }
             if (!published) { remove_checkpoint_files(temporary); }
@@ -175,19 +179,19 @@ inline void check_tensors(const Safetensors& file, const std::vector<std::pair<s
     const char* path = file.file.path.c_str();
     for (const auto& want : wanted) {
         const SafetensorsEntry& e = file.entry(want.first);
-        check(e.shape == want.second && e.dtype == "F32", "%s: %s is %s %s, but F32 %s is wanted", path, e.name.c_str(),
-              e.dtype.c_str(), shape_text(e.shape).c_str(), shape_text(want.second).c_str());
+        check(e.shape == want.second && e.dtype == "F32", "%s: %s: expected F32 %s, got %s %s", path, e.name.c_str(),
+              shape_text(want.second).c_str(), e.dtype.c_str(), shape_text(e.shape).c_str());
     }
     for (const SafetensorsEntry& e : file.entries) {
         const bool known =
             std::any_of(wanted.begin(), wanted.end(), [&](const auto& want) { return want.first == e.name; });
-        check(known, "%s: holds %zu tensors where %zu are wanted; this model has no %s", path, file.entries.size(),
-              wanted.size(), e.name.c_str());
+        check(known, "%s: expected %zu tensors, got %zu; this model has no %s", path, wanted.size(),
+              file.entries.size(), e.name.c_str());
     }
 }
 
-// Restores params, m, v to the bit, and state, from a directory that find_checkpoint() returned. Everything is checked,
-// against c.config too unless that is null, before the first element of the trainer's memory changes.
+// Restores params, m and v bit for bit, and state, from a directory that find_checkpoint() returned. Everything is
+// checked, against c.config too unless that is null, before the first element of the trainer's memory changes.
 inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
     const Safetensors model(dir + "/model.safetensors");
     std::vector<std::pair<std::string, Shape>> wanted;
@@ -206,7 +210,8 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
         const Json starts = optimizer_metadata(c);
         for (const auto& item : starts.items()) {
             check(json_string(optimizer->metadata, item.key(), optimizer->file.path) == item.value(),
-                  "%s: %s is not 0: it holds one piece of several", optimizer->file.path.c_str(), item.key().c_str());
+                  "%s: %s: expected 0, as only whole tensors can be loaded", optimizer->file.path.c_str(),
+                      item.key().c_str());
         }
     }
     Json state = parse_json(read_file(state_path), state_path);

@@ -1,8 +1,8 @@
-// files/import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (directory or .safetensors), llm.c's model .bin
-// (version 3 float32, version 5 bf16), or a checkpoint of ours.
+// files/import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (a directory or .safetensors), llm.c's
+// model .bin (version 3 float32, version 5 bf16), or one of our checkpoints.
 //
-// A source becomes a list of named tensors with a reader each; the names are compared without "transformer." or "bert.". All
-// of it is validated before a parameter changes.
+// A source becomes a list of named tensors, each with a reader. Names are compared without the prefixes "transformer."
+// and "bert.". Everything is validated before the first parameter changes.
 #ifndef LLMC_FILES_IMPORT_H
 #define LLMC_FILES_IMPORT_H
 
@@ -17,12 +17,17 @@
 struct SourceTensor {
     std::string name;
     Shape shape;
-    bool internal_layout;       // matrices are (out, in), as ours; else as FileTensor says
+    bool internal_layout;       // matrices are (out,in), as ours; otherwise as FileTensor says
     ReadElements read;
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// llm.c's .bin: 256 int32, then 16 tensors, the layers of each together
+// llm.c's .bin
+//
+//   byte 0      int32  magic: 20240326
+//   byte 4      int32  version: 3 (float32) or 5 (bf16)
+//   byte 8      int32  maximal T, V, L, NH, C, Vp (V padded to a multiple of 128)
+//   byte 1024          16 tensors in the order of blocks(), each for all layers: (L,3C,C) and so on, row-major
 
 struct LlmcModel {
     File file;
@@ -31,43 +36,47 @@ struct LlmcModel {
     explicit LlmcModel(const std::string& path) : file(path) {
         const char* p = path.c_str();
         int32_t header[256];
-        check(file.size >= sizeof(header), "%s: %zu bytes are too short for the header of an llm.c model", p,
-              (size_t)file.size);
+        check(file.size >= sizeof(header),
+              "%s: expected an llm.c model, which has a header of %zu bytes, got %zu bytes", p,
+              sizeof(header), (size_t)file.size);
         file.read(header, sizeof(header), 0);
-        check(header[0] == 20240326, "%s: magic %d, but an llm.c GPT-2 model has 20240326", p, header[0]);
+        check(header[0] == 20240326, "%s: expected magic number 20240326 (a GPT-2 of llm.c), got %d", p, header[0]);
         version = header[1];
-        check(version == 3 || version == 5, "%s: version %d, but 3 (float32) and 5 (bf16) can be read", p, version);
+        check(version == 3 || version == 5, "%s: expected version 3 (float32) or 5 (bf16), got %d", p, version);
         int* const fields[] = {&max_T, &V, &L, &NH, &C, &Vp};
         const char* names[] = {"max_seq_len", "vocab_size", "num_layers", "num_heads", "channels", "padded_vocab_size"};
         for (int i = 0; i < 6; i++) {
             *fields[i] = header[2 + i];
-            check(header[2 + i] >= 1, "%s: %s is %d, but at least 1 is wanted", p, names[i], header[2 + i]);
+            check(header[2 + i] >= 1, "%s: header: %s: expected at least 1, got %d", p, names[i], header[2 + i]);
         }
-        check(C % NH == 0, "%s: channels %d is not a multiple of num_heads %d", p, C, NH);
-        check(V <= Vp, "%s: vocab_size %d exceeds padded_vocab_size %d", p, V, Vp);
+        check(C % NH == 0, "%s: header: channels %d is not a multiple of num_heads %d", p, C, NH);
+        check(V <= Vp, "%s: header: vocab_size %d exceeds padded_vocab_size %d", p, V, Vp);
         size_t elements = 0;
         for (const Block& b : blocks()) {
             const size_t n = checked_mul(b.layers, checked_mul(b.rows, b.cols, p), p);
-            check(n <= file.size, "%s: its header asks for %zu elements of %s in a file of %zu bytes", p, n, b.name,
-                  (size_t)file.size);
+            check(n <= file.size, "%s: header: %zu elements of %s do not fit in the file of %zu bytes", p, n, b.name,
+                  (size_t)file.size);     // checked one by one, so that the sum below cannot overflow
             elements += n;
         }
         const size_t want = checked_mul(elements, version == 3 ? 4 : 2, p) + sizeof(header);
         check(file.size == want,
-              "%s: has %zu bytes, but its header (version %d, L %d, NH %d, C %d, Vp %d, T %d) takes %zu", p,
-              (size_t)file.size, version, L, NH, C, Vp, max_T, want);
+              "%s: expected %zu bytes for its header (version %d, L %d, NH %d, C %d, Vp %d, T %d), got %zu", p, want,
+              version, L, NH, C, Vp, max_T, (size_t)file.size);
     }
 
+    // under Hugging Face's names; their readers refer to this object
     std::vector<SourceTensor> tensors() const {
         std::vector<SourceTensor> list;
         size_t at = 0;
         for (const Block& b : blocks()) {
             for (size_t l = 0; l < b.layers; l++, at += b.rows * b.cols) {
                 const std::string name = b.per_layer ? "h." + std::to_string(l) + "." + b.name : b.name;
-                const size_t rows = name == "wte.weight" ? (size_t)V : b.rows, start = at;
-                list.push_back(
-                    {name, b.cols == 1 ? Shape{rows} : Shape{rows, b.cols}, true,
-                     [this, start](float* out, size_t first, size_t count) { read(out, start + first, count); }});
+                const size_t start = at;
+                const size_t rows = name == "wte.weight" ? (size_t)V : b.rows;      // the padding is not read
+                const Shape shape = b.cols == 1 ? Shape{rows} : Shape{rows, b.cols};
+                list.push_back({name, shape, true, [this, start](float* out, size_t first, size_t count) {
+                    read(out, start + first, count);
+                }});
             }
         }
         return list;
@@ -75,6 +84,8 @@ struct LlmcModel {
 
 private:
     struct Block { const char* name; bool per_layer; size_t layers, rows, cols; };      // cols 1: a vector
+
+    // the tensors in the order of the file
     std::vector<Block> blocks() const {
         const size_t c = (size_t)C, l = (size_t)L;
         return {{"wte.weight", false, 1, (size_t)Vp, c}, {"wpe.weight", false, 1, (size_t)max_T, c},
@@ -87,7 +98,8 @@ private:
                 {"ln_f.weight", false, 1, c, 1}, {"ln_f.bias", false, 1, c, 1}};
     }
     void read(float* out, size_t first, size_t count) const {
-        read_as_float(file, version == 3 ? "F32" : "BF16", 1024 + first * (version == 3 ? 4 : 2), out, count);
+        const char* dtype = version == 3 ? "F32" : "BF16";
+        read_as_float(file, dtype, 1024 + first * safetensors_dtype_size(dtype), out, count);
     }
 };
 
@@ -96,23 +108,24 @@ private:
 
 struct WeightSource {
     std::string path;                           // the file that holds the tensors
-    std::unique_ptr<Safetensors> safetensors;   // one of the two
-    std::unique_ptr<LlmcModel> bin;
+    std::unique_ptr<Safetensors> safetensors;   // this, or
+    std::unique_ptr<LlmcModel> bin;             // this
 };
 
-// Finds out what `path` is; --out of a run means its newest checkpoint. `verify`: a checkpoint of ours by its manifest.
+// Finds out what `path` is; the --out directory of a run means its newest checkpoint. verify: compare a checkpoint of
+// ours with its manifest.
 inline WeightSource open_weights(const std::string& path, bool verify) {
     WeightSource s;
     s.path = path;
     if (is_directory(path)) {
         std::string dir = path;
         if (!path_exists(path + "/model.safetensors") && !list_checkpoints(path).empty()) {
-            dir = find_checkpoint(path, false);
+            dir = find_checkpoint(path, false);     // which verifies it
             verify = false;
         }
         check(path_exists(dir + "/model.safetensors"),
-              "%s: has neither model.safetensors nor step_* checkpoints (--load takes a checkpoint, a Hugging Face "
-              "directory in one safetensors file, or llm.c's .bin)", dir.c_str());
+              "%s: expected model.safetensors or step_* checkpoints, got neither (--load takes a checkpoint, a Hugging "
+              "Face directory with one safetensors file, or llm.c's .bin)", dir.c_str());
         if (verify && path_exists(dir + "/manifest.json")) { verify_checkpoint(dir); }
         s.path = dir + "/model.safetensors";
     }
@@ -131,20 +144,28 @@ inline bool ends_with(const std::string& s, const char* end) {
     return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
 }
 
+// A tensor's name as it is compared: without prefix, and with today's names where the first BERT files have gamma and
+// beta.
 inline std::string strip_prefix(std::string name) {
-    for (const char* prefix : {"transformer.", "bert."}) { if (starts_with(name, prefix)) { name = name.substr(strlen(prefix)); } }
-    if (ends_with(name, ".LayerNorm.gamma")) { return name.substr(0, name.size() - 5) + "weight"; }    // BERT's first files
-    if (ends_with(name, ".LayerNorm.beta")) { return name.substr(0, name.size() - 4) + "bias"; }
+    for (const char* prefix : {"transformer.", "bert."}) {
+        if (starts_with(name, prefix)) { name = name.substr(strlen(prefix)); }
+    }
+    if (ends_with(name, ".LayerNorm.gamma")) { return name.substr(0, name.size() - strlen("gamma")) + "weight"; }
+    if (ends_with(name, ".LayerNorm.beta")) { return name.substr(0, name.size() - strlen("beta")) + "bias"; }
     return name;
 }
 
-// What Hugging Face's files hold besides a model's parameters: causal masks, heads that are wte again, heads of other tasks.
+// What Hugging Face's files hold besides a model's parameters: causal masks, output matrices that are wte once more,
+// and the heads of other tasks.
 inline bool is_skipped(const std::string& name) {
-    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias") || name == "lm_head.weight" ||
-           name == "embeddings.position_ids" || starts_with(name, "pooler.") || starts_with(name, "cls.seq_relationship.") ||
-           starts_with(name, "cls.predictions.decoder.");
+    const bool mask = ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+    const bool positions = name == "embeddings.position_ids";
+    const bool tied = name == "lm_head.weight" || starts_with(name, "cls.predictions.decoder.");
+    const bool other_task = starts_with(name, "pooler.") || starts_with(name, "cls.seq_relationship.");
+    return mask || positions || tied || other_task;
 }
 
+// the tensors of a source, which must outlive their readers
 inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
     if (s.bin) { return s.bin->tensors(); }
     std::vector<SourceTensor> list;
@@ -153,7 +174,7 @@ inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
         if (is_skipped(name)) { continue; }
         const bool twice = std::any_of(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == name; });
         check(!twice, "%s: holds %s with and without the prefix transformer. or bert.", s.path.c_str(), name.c_str());
-        check(e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16", "%s: %s is %s, but F32, F16 or BF16 is wanted",
+        check(e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16", "%s: %s: expected F32, F16 or BF16, got %s",
               s.path.c_str(), e.name.c_str(), e.dtype.c_str());
         const Safetensors* file = s.safetensors.get();
         list.push_back({name, e.shape, false, [file, &e](float* out, size_t first, size_t count) {
@@ -170,9 +191,9 @@ inline std::string name_list(const std::vector<std::string>& names) {
     return names.size() <= 4 ? s : s + strprintf(" and %zu more", names.size() - 4);
 }
 
-// Fills params (table->total, device memory) from `path`. Tensors in `optional`, the encoding's, may be missing and
-// then keep their initial values; learned positions in the source are left out when the model has none. Both are said
-// on stderr.
+// Fills params (table.total, device memory) from `path`. Tensors in `optional`, the encoding's, may be missing and then
+// keep their initial values; learned positions of the source are dropped if the model has another encoding. Both are
+// reported on stderr.
 inline void load_weights(const std::string& path, const TensorTable& table, const std::vector<FileTensor>& files,
                          const std::vector<FileTensor>& optional, float* params) {
     const WeightSource source = open_weights(path, true);
@@ -180,6 +201,7 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
     std::vector<SourceTensor> tensors = source_tensors(source);
     std::vector<std::pair<const FileTensor*, SourceTensor>> found;
     std::vector<std::string> kept, missing, unknown;
+    // 1 find each tensor of the model in the source; what is found is removed from `tensors`
     for (const FileTensor& f : files) {
         const std::string name = strip_prefix(f.name);
         const auto t =
@@ -192,19 +214,23 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
         }
         FileView view = file_view(table, f);
         view.transposed = f.transposed && !t->internal_layout;
-        check(t->shape == view.shape(), "%s: %s has shape %s, but the model wants %s", p, name.c_str(),
-              shape_text(t->shape).c_str(), shape_text(view.shape()).c_str());
+        check(t->shape == view.shape(), "%s: %s: expected shape %s, got %s", p, name.c_str(),
+              shape_text(view.shape()).c_str(), shape_text(t->shape).c_str());
         found.push_back({&f, *t});
         tensors.erase(t);
     }
     check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
+    // 2 what is left must be known to be superfluous
     for (const SourceTensor& t : tensors) {
         if (t.name == "wpe.weight" || t.name == "embeddings.position_embeddings.weight") {
-            fprintf(stderr, "%s: its learned positions (wpe) are not used: the model has another encoding; "
-                    "--pos learned takes them\n", p);
-        } else { unknown.push_back(t.name); }
+            fprintf(stderr, "%s: its learned positions (wpe) are not used, as the model has another encoding; "
+                    "--pos learned uses them\n", p);
+        } else {
+            unknown.push_back(t.name);
+        }
     }
-    check(unknown.empty(), "%s: holds tensors this model has no place for: %s", p, name_list(unknown).c_str());
+    check(unknown.empty(), "%s: holds tensors that this model does not have: %s", p, name_list(unknown).c_str());
+    // 3 read
     if (!kept.empty()) {
         fprintf(stderr, "%s: lacks %s; they keep their initial values\n", p, name_list(kept).c_str());
     }
@@ -214,20 +240,21 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
     }
 }
 
-// config.json of a checkpoint or Hugging Face directory (or beside a .safetensors file), or the same keys from a .bin's
-// header: the shape of the model to be made for load_weights().
+// The shape of the model that load_weights() will fill: config.json of a checkpoint or Hugging Face directory (or
+// beside a .safetensors file), or the same keys from the header of a .bin.
 inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_KEYS) {
     const WeightSource source = open_weights(path, false);
     if (source.bin) {
         return gpt2_config(source.bin->V, source.bin->max_T, source.bin->C, source.bin->L, source.bin->NH, Json());
     }
     const std::string config = source.path.substr(0, source.path.find_last_of('/') + 1) + "config.json";
-    check(path_exists(config), "%s: there is no config.json beside it, which tells the model's shape",
-          source.path.c_str());
+    check(path_exists(config), "%s: expected a config.json beside it, with the model's shape", source.path.c_str());
     const Json j = parse_json(read_file(config), config);
-    check(j.is_object(), "%s: %s found, an object with the model's shape wanted", config.c_str(), json_excerpt(j).c_str());
-    check(j.value("model_type", Json(keys.type)) == keys.type, "%s: model_type is %s, but this trainer wants %s", config.c_str(),
-          json_excerpt(j["model_type"]).c_str(), keys.type);
+    check(j.is_object(), "%s: expected an object with the model's shape, got %s", config.c_str(),
+          json_excerpt(j).c_str());
+    check(j.value("model_type", Json(keys.type)) == keys.type,
+          "%s: model_type: expected \"%s\", got %s (a model of the "
+          "other trainer?)", config.c_str(), keys.type, json_excerpt(j["model_type"]).c_str());
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { json_int(j, key, 1, INT32_MAX, config); }
     return j;
 }

@@ -1,8 +1,12 @@
-// files/outdir.h -- the output directory of a run: its lock, its checkpoints' names and manifests, which of them to believe.
+// files/outdir.h -- the output directory of a run: its lock, and the names and manifests of its checkpoints.
 //
 //   OUT/.lock             held by the run that writes here
-//   OUT/step_00001000/    a checkpoint, published whole by one rename; manifest.json covers its every byte
-//   OUT/.tmp_step_*  .trash_step_*  .old_step_*   being written, deleted, replaced: rubbish once their run is dead
+//   OUT/step_00001000/    a checkpoint, published whole by one rename; its manifest.json covers every byte of it
+//   OUT/.tmp_step_*       being written     } left-overs once their run is dead,
+//   OUT/.trash_step_*     being deleted     } which clean_output_directory() removes
+//   OUT/.old_step_*       being replaced    } (or puts back)
+//
+//   manifest.json         {"format", "version", "step", "files": {NAME: {"bytes", "checksum"}, ...}, "checksum"}
 #ifndef LLMC_FILES_OUTDIR_H
 #define LLMC_FILES_OUTDIR_H
 
@@ -13,7 +17,8 @@
 #include "../base/json.h"
 #include "safetensors.h"
 
-// Makes the directory if need be and holds it against other runs for as long as the object lives.
+// Makes the directory if needed, and keeps other runs out of it for as long as the object lives. The kernel releases an
+// flock when its process dies, however it dies, so that a killed run never leaves a stale lock.
 struct OutputLock {
     std::string path;
     int fd = -1;
@@ -26,7 +31,7 @@ struct OutputLock {
     }
     OutputLock(const OutputLock&) = delete;
     OutputLock& operator=(const OutputLock&) = delete;
-    ~OutputLock() { ::close(fd); }      // the file stays: removing it would let two runs lock two files of one name
+    ~OutputLock() { ::close(fd); }      // the file stays: if it were removed, two runs could lock two files of one name
 
 private:
     void take(const std::string& out) {
@@ -50,7 +55,7 @@ inline constexpr int MANIFEST_VERSION = 1;
 
 inline std::string step_name(int step) { return strprintf("step_%08d", step); }
 
-// step_name's inverse; -1 for any name that it does not give
+// the inverse of step_name(); -1 for a name that it does not produce ("step_1", "step_00000001.old")
 inline int step_of_name(const std::string& name) {
     if (name.compare(0, 5, "step_") != 0 || name.size() < 13 || name.size() > 15) { return -1; }
     if (name.find_first_not_of("0123456789", 5) != std::string::npos) { return -1; }
@@ -71,7 +76,7 @@ inline std::vector<int> list_checkpoints(const std::string& out) {
 
 inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
 
-// The manifest's own checksum covers the text in front of it, and the text must be the one we would write: so no bit of
+// The manifest's own checksum covers the text before it, and the text must be the one that we would write. So no bit of
 // the manifest can change unnoticed either.
 inline std::string manifest_text(int step, const std::vector<std::pair<std::string, FileSum>>& sums) {
     Json j = {
@@ -83,48 +88,57 @@ inline std::string manifest_text(int step, const std::vector<std::pair<std::stri
     return json_text(j, 1) + "\n";
 }
 
-// The manifest's file names, after every one of the files was found to be what the manifest says.
-inline std::vector<std::string> verify_checkpoint(const std::string& dir) {
-    const std::string path = dir + "/manifest.json", text = read_file(path);
+// The names, sizes and checksums of the files that a manifest lists, and its step, after the manifest itself is
+// verified.
+inline std::vector<std::pair<std::string, FileSum>> read_manifest(const std::string& path, int& step) {
+    const std::string text = read_file(path);
     const Json j = parse_json(text, path);
     const int version = (int)json_int(j, "version", 0, INT32_MAX, path);
-    check(version == MANIFEST_VERSION, "%s: version %d, but this program reads version %d", path.c_str(), version,
-          MANIFEST_VERSION);
-    const int step = (int)json_int(j, "step", 0, INT32_MAX, path);
-    check(j.contains("files") && j["files"].is_object(), "%s: has no list of files", path.c_str());
+    check(version == MANIFEST_VERSION, "%s: expected version %d, got %d", path.c_str(), MANIFEST_VERSION, version);
+    step = (int)json_int(j, "step", 0, INT32_MAX, path);
+    check(j.contains("files") && j["files"].is_object(), "%s: expected an object as \"files\"", path.c_str());
     std::vector<std::pair<std::string, FileSum>> listed;
     for (const auto& item : j["files"].items()) {
-        check(item.key().find('/') == std::string::npos, "%s: the file name %s leaves the directory", path.c_str(),
-              item.key().c_str());
+        check(item.key().find('/') == std::string::npos, "%s: the file %s is not in the directory",
+              path.c_str(), item.key().c_str());
         const std::string sum = json_string(item.value(), "checksum", path);
         const uint64_t bytes = (uint64_t)json_int(item.value(), "bytes", 0, INT64_MAX, path);
-        listed.push_back({item.key(), {bytes, sum.size() < 5 ? 0 : strtoull(sum.c_str() + 5, nullptr, 16)}});
+        const uint64_t value = sum.size() < 5 ? 0 : strtoull(sum.c_str() + 5, nullptr, 16);     // after "xxh3:"
+        listed.push_back({item.key(), {bytes, value}});
     }
-    check(manifest_text(step, listed) == text, "%s: its checksum does not fit its contents: it was damaged or edited",
+    check(manifest_text(step, listed) == text, "%s: its checksum does not match its contents (damaged, or edited?)",
           path.c_str());
+    return listed;
+}
+
+// Reads the whole checkpoint and compares it with its manifest. Returns the names of its files.
+inline std::vector<std::string> verify_checkpoint(const std::string& dir) {
+    const std::string path = dir + "/manifest.json";
+    int step = 0;
+    const std::vector<std::pair<std::string, FileSum>> listed = read_manifest(path, step);
     const size_t slash = dir.find_last_not_of('/');
     const int named = step_of_name(dir.substr(0, slash + 1).substr(dir.rfind('/', slash) + 1));
-    check(named < 0 || named == step, "%s: describes step %d, but the directory is that of step %d", path.c_str(), step,
-          named);
+    check(named < 0 || named == step, "%s: expected step %d, as the directory is named, got %d", path.c_str(), named,
+          step);
     std::vector<std::string> names;
     for (const auto& file : listed) {
         const std::string name = dir + "/" + file.first;
         const uint64_t size = File(name).size;
-        check(size == file.second.bytes, "%s: has %zu bytes, but the manifest says %zu: truncated or damaged",
-              name.c_str(), (size_t)size, (size_t)file.second.bytes);
+        check(size == file.second.bytes, "%s: expected %zu bytes, as the manifest says, got %zu (truncated?)",
+              name.c_str(), (size_t)file.second.bytes, (size_t)size);
         const FileSum found = sum_file(name);
-        check(found == file.second, "%s: checksum %s, but the manifest says %s: the file is damaged", name.c_str(),
-              sum_text(found.sum).c_str(), sum_text(file.second.sum).c_str());
+        check(found == file.second, "%s: expected checksum %s, as the manifest says, got %s (damaged?)",
+              name.c_str(), sum_text(file.second.sum).c_str(), sum_text(found.sum).c_str());
         names.push_back(file.first);
     }
     for (const char* must : {"model.safetensors", "config.json", "state.json"}) {
-        check(std::find(names.begin(), names.end(), must) != names.end(), "%s: does not list %s", path.c_str(), must);
+        check(std::find(names.begin(), names.end(), must) != names.end(), "%s: lacks %s", path.c_str(), must);
     }
     return names;
 }
 
-// The newest checkpoint in `out` that verifies, "" when there is none at all. A bad one is reported and the next older
-// one tried; with no_fallback it is an error, as it is when all are bad.
+// The newest checkpoint in `out` that verifies, "" if there are none. A bad one is reported, and the next older one is
+// tried; with no_fallback it is an error. It is also an error if all are bad.
 inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
     const std::vector<int> steps = list_checkpoints(out);
     for (size_t i = steps.size(); i-- > 0;) {
@@ -138,7 +152,7 @@ inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
             fprintf(stderr, "warning: checkpoint %s is bad: %s\n", dir.c_str(), e.what());
         }
     }
-    check(steps.empty(), "%s: none of its %zu checkpoints verifies; the reasons are above", out.c_str(), steps.size());
+    check(steps.empty(), "%s: none of its %zu checkpoints is good; the reasons are above", out.c_str(), steps.size());
     return "";
 }
 
@@ -154,14 +168,16 @@ inline void remove_checkpoint_files(const std::string& dir) {
     io_rmdir(dir);
 }
 
-// Removes what a killed run left behind; for the holder of the OutputLock. A checkpoint that was set aside in order to
-// be replaced goes back when its replacement never came.
+// Removes what a killed run left; for the holder of the OutputLock. A checkpoint that was set aside to be replaced goes
+// back to its name if its replacement never came.
 inline void clean_output_directory(const std::string& out) {
-    io_fsync_directory(out);        // a rename that the killed run did not see confirmed is, before what it replaced goes
+    // The killed run may have renamed without an fsync. Confirm the rename before what it replaced is removed.
+    io_fsync_directory(out);
     for (const std::string& name : list_directory(out)) {
         const bool aside = name.compare(0, 10, ".old_step_") == 0;
-        if (aside && !path_exists(out + "/" + name.substr(5))) {
-            io_rename(out + "/" + name, out + "/" + name.substr(5));
+        const std::string published = out + "/" + name.substr(std::min((size_t)5, name.size()));    // without ".old_"
+        if (aside && !path_exists(published)) {
+            io_rename(out + "/" + name, published);
         } else if (aside || name.compare(0, 10, ".tmp_step_") == 0 || name.compare(0, 12, ".trash_step_") == 0) {
             remove_checkpoint_files(out + "/" + name);
         }
@@ -169,15 +185,16 @@ inline void clean_output_directory(const std::string& out) {
     io_fsync_directory(out);
 }
 
-// The free bytes of the disk under `out`; an error when it cannot take `count` checkpoints of so many bytes.
+// The free bytes of the disk that `out` is on; an error if `count` checkpoints of `bytes` each do not fit.
 inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t count = 1) {
     struct statvfs st;
     check(statvfs(out.c_str(), &st) == 0, "%s: cannot ask for free space: %s", out.c_str(), strerror(errno));
     const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;
     const double wanted = (double)bytes * (double)count;
     const std::string who = count == 1 ? "a checkpoint needs" : strprintf("%lld checkpoints need", (long long)count);
-    check((double)available >= wanted, "%s: %s %s, but only %s are free on its disk%s", out.c_str(), who.c_str(), format_bytes(wanted).c_str(),
-          format_bytes((double)available).c_str(), count == 1 ? "" : "; --keep and a larger --checkpoint_every save space");
+    const char* hint = count == 1 ? "" : "; --keep and a larger --checkpoint_every save space";
+    check((double)available >= wanted, "%s: %s %s, but only %s are free on its disk%s", out.c_str(), who.c_str(),
+          format_bytes(wanted).c_str(), format_bytes((double)available).c_str(), hint);
     return available;
 }
 

@@ -1,8 +1,15 @@
-// files/safetensors.h -- Hugging Face's tensor file: 8 bytes of header length, a JSON header, the tensors.
+// files/safetensors.h -- Hugging Face's tensor file.
 //
-// The reader trusts nothing: the header must describe the file to the last byte (no gap, overlap or name twice) before
-// memory for a tensor is allocated. The writer streams row blocks through a bounded buffer, so that a transposed view
-// needs no second copy of the model, and sums what it writes, so that the manifest needs no second pass.
+//   byte 0      uint64  H, the length of the header, little-endian
+//   byte 8      JSON    {"__metadata__": {"format": "pt", ...},
+//                        "wte.weight": {"dtype": "F32", "shape": [50257, 768], "data_offsets": [0, 154389504]}, ...},
+//                       padded with spaces to a multiple of 8 when we write it
+//   byte 8 + H          the tensors, row-major, one after the other; data_offsets count from here
+//
+// The reader trusts nothing: the header must describe the file to the last byte (no gap, overlap or repeated name)
+// before memory for a tensor is allocated. The writer streams blocks of rows through a bounded buffer, so that a
+// transposed view needs no second copy of the model, and sums what it writes, so that the manifest needs no second
+// pass.
 #ifndef LLMC_FILES_SAFETENSORS_H
 #define LLMC_FILES_SAFETENSORS_H
 
@@ -17,12 +24,12 @@ struct FileSum {
     bool operator==(const FileSum& o) const { return bytes == o.bytes && sum == o.sum; }
 };
 
-// A file being written: summed on the way, fsynced by finish(). Closed without a word when an error unwinds past it.
+// A file being written: summed on the way, fsynced by finish(). An error that unwinds past it closes it silently.
 struct OutputFile {
     std::string path;
     int fd;
     uint64_t bytes = 0;
-    XXH3_state_t hash;
+    XXH3_state_t hash;                  // of all bytes so far
 
     explicit OutputFile(const std::string& path) : path(path), fd(io_create(path)) { XXH3_64bits_reset(&hash); }
     OutputFile(const OutputFile&) = delete;
@@ -49,6 +56,7 @@ inline FileSum write_text(const std::string& path, const std::string& text) {
     return f.finish();
 }
 
+// the sum of a file on the disk, read in blocks of 4 MiB
 inline FileSum sum_file(const std::string& path) {
     const File f(path);
     XXH3_state_t hash;
@@ -83,10 +91,12 @@ struct SafetensorsEntry {
     std::string name, dtype;
     Shape shape;
     size_t elements = 0;
-    uint64_t offset = 0, bytes = 0;     // offset in the file
+    uint64_t offset = 0;                // in the file (in the data while the header is read)
+    uint64_t bytes = 0;
 };
 
-// 0: unknown. Types that only skipped buffers have (attention masks) are known too, since they are part of the layout.
+// Bytes per element; 0: unknown. Types that only skipped buffers have (attention masks) are known too, as the layout
+// cannot be checked without their sizes.
 inline size_t safetensors_dtype_size(const std::string& dtype) {
     static const struct { const char* name; size_t size; } dtypes[] = {
         {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2},
@@ -95,6 +105,7 @@ inline size_t safetensors_dtype_size(const std::string& dtype) {
     return 0;
 }
 
+// bf16 is the upper half of a float32
 inline float bf16_to_float(uint16_t h) {
     const uint32_t bits = (uint32_t)h << 16;
     float f;
@@ -102,15 +113,17 @@ inline float bf16_to_float(uint16_t h) {
     return f;
 }
 
+// 1 sign bit, 5 bits of exponent (bias 15), 10 of mantissa
 inline float f16_to_float(uint16_t h) {
     const int exponent = h >> 10 & 31, mantissa = h & 1023;
     const float sign = h & 0x8000 ? -1.0f : 1.0f;
+    // zero and subnormal: mantissa / 1024 * 2^-14
     if (exponent == 0) { return sign * ldexpf((float)mantissa, -24); }
     if (exponent == 31) { return mantissa == 0 ? sign * INFINITY : NAN; }
-    return sign * ldexpf((float)(1024 + mantissa), exponent - 25);
+    return sign * ldexpf((float)(1024 + mantissa), exponent - 25);          // (1 + mantissa / 1024) * 2^(exponent - 15)
 }
 
-// Reads `n` elements of 2 or 4 bytes at a byte offset into float32, converting in bounded pieces.
+// out (n): n elements of F32, BF16 or F16 at a byte offset, converted to float32 in bounded pieces.
 inline void read_as_float(const File& file, const std::string& dtype, uint64_t offset, float* out, size_t n) {
     if (dtype == "F32") { file.read(out, n * 4, offset); return; }
     std::vector<uint16_t> half(std::min(n, (size_t)1 << 20));
@@ -136,22 +149,22 @@ struct Safetensors {
     }
     const SafetensorsEntry& entry(const std::string& name) const {
         const SafetensorsEntry* e = find(name);
-        check(e != nullptr, "%s: there is no tensor %s", file.path.c_str(), name.c_str());
+        check(e != nullptr, "%s: has no tensor %s", file.path.c_str(), name.c_str());
         return *e;
     }
     // elements first .. first + count - 1 as float32
     void read_elements(const SafetensorsEntry& e, float* out, size_t first, size_t count) const {
-        check(e.dtype == "F32" || e.dtype == "BF16" || e.dtype == "F16", "%s: %s is %s, but F32, BF16 or F16 is wanted",
+        check(e.dtype == "F32" || e.dtype == "BF16" || e.dtype == "F16", "%s: %s: expected F32, BF16 or F16, got %s",
               file.path.c_str(), e.name.c_str(), e.dtype.c_str());
         check(first <= e.elements && count <= e.elements - first,
-              "%s: %s has %zu elements, %zu from %zu on were wanted", file.path.c_str(), e.name.c_str(), e.elements,
-              count, first);
+              "%s: %s: cannot read %zu elements from element %zu on, it has %zu", file.path.c_str(), e.name.c_str(),
+              count, first, e.elements);
         read_as_float(file, e.dtype, e.offset + first * safetensors_dtype_size(e.dtype), out, count);
     }
     void read_f32(const std::string& name, float* out, const Shape& shape) const {
         const SafetensorsEntry& e = entry(name);
-        check(e.shape == shape, "%s: %s has shape %s, but %s is wanted", file.path.c_str(), name.c_str(),
-              shape_text(e.shape).c_str(), shape_text(shape).c_str());
+        check(e.shape == shape, "%s: %s: expected shape %s, got %s", file.path.c_str(), name.c_str(),
+              shape_text(shape).c_str(), shape_text(e.shape).c_str());
         read_elements(e, out, 0, e.elements);
     }
     std::vector<int32_t> read_i32(const std::string& name) const { return read_integers<int32_t>(name, "I32"); }
@@ -160,70 +173,72 @@ struct Safetensors {
 private:
     template <class T> std::vector<T> read_integers(const std::string& name, const char* dtype) const {
         const SafetensorsEntry& e = entry(name);
-        check(e.dtype == dtype, "%s: %s is %s, but %s is wanted", file.path.c_str(), name.c_str(), e.dtype.c_str(),
-              dtype);
+        check(e.dtype == dtype, "%s: %s: expected %s, got %s", file.path.c_str(), name.c_str(), dtype,
+              e.dtype.c_str());
         std::vector<T> out(e.elements);
         file.read(out.data(), e.bytes, e.offset);
         return out;
     }
 
+    // One value of the header, {"dtype", "shape", "data_offsets"}; where the tensor lies is checked by check_layout().
     SafetensorsEntry read_entry(const std::string& name, const Json& j) const {
         const std::string what = file.path + ": tensor " + name.substr(0, 200);
         const char* w = what.c_str();
         check(j.is_object() && j.size() == 3 && j.contains("dtype") && j.contains("shape") &&
                   j.contains("data_offsets"),
-              "%s: the header must give dtype, shape and data_offsets, nothing else", w);
+              "%s: expected dtype, shape and data_offsets in the header, and nothing else", w);
         SafetensorsEntry e;
         e.name = name;
-        check(j["dtype"].is_string(), "%s: dtype is not a string", w);
+        check(j["dtype"].is_string(), "%s: expected a string as dtype", w);
         e.dtype = j["dtype"].get<std::string>();
         const size_t size = safetensors_dtype_size(e.dtype);
         check(size > 0, "%s: unknown dtype %s", w, e.dtype.substr(0, 20).c_str());
         const Json &shape = j["shape"], &offsets = j["data_offsets"];
-        check(shape.is_array() && shape.size() <= 8, "%s: shape is not a list of at most 8 extents", w);
+        check(shape.is_array() && shape.size() <= 8, "%s: expected a list of at most 8 extents as shape", w);
         for (const Json& extent : shape) {
-            check(extent.is_number_unsigned(), "%s: shape holds something other than a non-negative integer", w);
+            check(extent.is_number_unsigned(), "%s: expected non-negative integers in shape", w);
             e.shape.push_back(extent.get<size_t>());
         }
         e.elements = shape_size(e.shape, w);
         e.bytes = checked_mul(e.elements, size, w);
         check(offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() &&
                   offsets[1].is_number_unsigned(),
-              "%s: data_offsets are not two non-negative integers", w);
+              "%s: expected two non-negative integers as data_offsets", w);
         const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
-        check(begin <= end && end <= file.size, "%s: data_offsets %zu, %zu in a file of %zu bytes", w, (size_t)begin,
-              (size_t)end, (size_t)file.size);
-        check(end - begin == e.bytes, "%s: %s of %s takes %zu bytes, but data_offsets span %zu", w,
-              shape_text(e.shape).c_str(), e.dtype.c_str(), (size_t)e.bytes, (size_t)(end - begin));
+        check(begin <= end && end <= file.size, "%s: data_offsets %zu, %zu are not inside the file of %zu bytes", w,
+              (size_t)begin, (size_t)end, (size_t)file.size);
+        check(end - begin == e.bytes, "%s: expected data_offsets that span the %zu bytes of %s %s, got %zu", w,
+              (size_t)e.bytes, e.dtype.c_str(), shape_text(e.shape).c_str(), (size_t)(end - begin));
         e.offset = begin;
         return e;
     }
 
     void read_header() {
         const char* path = file.path.c_str();
-        check(file.size >= 8, "%s: %zu bytes are too short for a safetensors file", path, (size_t)file.size);
+        check(file.size >= 8, "%s: expected a safetensors file, got %zu bytes", path, (size_t)file.size);
         unsigned char raw[8];
         file.read(raw, 8, 0);
         uint64_t length = 0;
         for (int i = 7; i >= 0; i--) { length = length << 8 | raw[i]; }
         check(length <= 100000000 && length <= file.size - 8,
-              "%s: claims a header of %zu bytes in a file of %zu (at most 100 MB): truncated, or not safetensors", path,
-              (size_t)length, (size_t)file.size);
+              "%s: a header of %zu bytes does not fit in the file of %zu bytes, or exceeds 100 MB (truncated, or not a "
+              "safetensors file?)", path, (size_t)length, (size_t)file.size);
         std::string text((size_t)length, '\0');
         if (length > 0) { file.read(&text[0], length, 8); }
         const Json header = parse_json(text, file.path);
-        check(header.is_object(), "%s: the header is not a JSON object", path);
+        check(header.is_object(), "%s: expected a JSON object as header", path);
         for (const auto& item : header.items()) {
             if (item.key() != "__metadata__") { entries.push_back(read_entry(item.key(), item.value())); continue; }
             metadata = item.value();
-            check(metadata.is_object(), "%s: __metadata__ is not an object", path);
+            check(metadata.is_object(), "%s: expected an object as __metadata__", path);
             for (const Json& value : metadata) {
-                check(value.is_string(), "%s: __metadata__ holds something other than strings", path);
+                check(value.is_string(), "%s: expected strings in __metadata__", path);
             }
         }
         check_layout(8 + length);
     }
 
+    // Sorted by offset, each tensor must begin where the one before ends, and the last must end where the file does.
     void check_layout(uint64_t data_begin) {
         std::vector<std::string> names;
         for (const SafetensorsEntry& e : entries) { names.push_back(e.name); }
@@ -235,12 +250,12 @@ private:
         });
         uint64_t at = 0;
         for (SafetensorsEntry& e : entries) {
-            check(e.offset == at, "%s: tensor %s begins at byte %zu of the data, but the one before ends at %zu",
-                  file.path.c_str(), e.name.substr(0, 200).c_str(), (size_t)e.offset, (size_t)at);
+            check(e.offset == at, "%s: tensor %s: expected it to begin at byte %zu of the data, where the one before "
+                  "ends, got %zu", file.path.c_str(), e.name.substr(0, 200).c_str(), (size_t)at, (size_t)e.offset);
             at += e.bytes;
             e.offset += data_begin;
         }
-        check(at == file.size - data_begin, "%s: the header describes %zu bytes of data, but the file holds %zu",
+        check(at == file.size - data_begin, "%s: expected the %zu bytes of data that the header describes, got %zu",
               file.path.c_str(), (size_t)at, (size_t)(file.size - data_begin));
     }
 };
@@ -248,8 +263,8 @@ private:
 // ----------------------------------------------------------------------------------------------------------
 // writing
 
-// A float32 tensor to be written. fill(out, row0, rows) produces rows row0 .. row0 + rows - 1, a row being what the
-// first extent counts. Called in order, once for every row.
+// A float32 tensor to be written. fill(out, row0, rows) produces rows row0 .. row0 + rows - 1; the first extent of the
+// shape counts the rows. It is called in order, and every row is asked for once.
 struct SafetensorsItem {
     std::string name;
     Shape shape;
@@ -267,11 +282,11 @@ inline std::string safetensors_header(const std::vector<SafetensorsItem>& items,
         at = end;
     }
     std::string text = json_text(header);
-    text.resize((text.size() + 7) / 8 * 8, ' ');
+    text.resize((text.size() + 7) / 8 * 8, ' ');        // so that the data is aligned when the file is mapped
     return text;
 }
 
-// Writes and fsyncs the file. `metadata`: further strings beside "format".
+// Writes and fsyncs the file. `metadata`: strings besides "format".
 inline FileSum write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
                                  const Json& metadata = Json::object()) {
     const std::string header = safetensors_header(items, metadata);
@@ -284,7 +299,7 @@ inline FileSum write_safetensors(const std::string& path, const std::vector<Safe
     for (const SafetensorsItem& item : items) {
         const size_t rows = item.shape.empty() ? 1 : item.shape[0];
         const size_t row = rows == 0 ? 0 : shape_size(item.shape, item.name.c_str()) / rows;
-        if (row == 0) { continue; }
+        if (row == 0) { continue; }                     // an empty tensor
         const size_t step = std::min(rows, std::max((size_t)1, ((size_t)1 << 20) / row));
         block.resize(std::max(block.size(), step * row));
         for (size_t r = 0; r < rows; r += step) {

@@ -1,4 +1,4 @@
-// files/weights.h -- what connects the tensors of a file with the model's: views, and the model's shape as config.json.
+// files/weights.h -- how the tensors of a file map to the model's: views; and the model's shape as config.json.
 #ifndef LLMC_FILES_WEIGHTS_H
 #define LLMC_FILES_WEIGHTS_H
 
@@ -7,24 +7,32 @@
 #include "safetensors.h"
 #include "../base/tensor.h"
 
-// Where a FileTensor's elements lie in an allocation of the table's layout: rows x cols from `offset` on.
+// Where a FileTensor's elements lie in an allocation of the table's layout: (rows,cols) from `offset` on, in elements.
 struct FileView {
     size_t offset, rows, cols;
-    bool is_vector, transposed;
+    bool is_vector, transposed;         // how the file has it
+
     size_t size() const { return rows * cols; }
-    Shape shape() const { return is_vector ? Shape{rows} : transposed ? Shape{cols, rows} : Shape{rows, cols}; }
+    // the shape in the file
+    Shape shape() const {
+        if (is_vector) { return {rows}; }
+        return transposed ? Shape{cols, rows} : Shape{rows, cols};
+    }
 };
 
 inline FileView file_view(const TensorTable& table, const FileTensor& f) {
     const size_t i = (size_t)table.index(f.tensor);
     const TensorSpec& s = table.specs[i];
-    check(f.layer >= 0 && f.layer < std::max(s.layers, 1) && f.row0 <= s.rows && f.rows <= s.rows - f.row0 &&
-          !(f.transposed && s.cols == 0), "file tensor %s is not inside tensor %s", f.name.c_str(), s.name.c_str());
+    const bool inside = f.layer >= 0 && f.layer < std::max(s.layers, 1) && f.row0 <= s.rows &&
+        f.rows <= s.rows - f.row0;
+    check(inside && !(f.transposed && s.cols == 0), "file tensor %s is not inside tensor %s", f.name.c_str(),
+          s.name.c_str());
     return {table.offsets[i] + (size_t)f.layer * s.layer_size() + f.row0 * s.row_size(), f.rows, s.row_size(),
             s.cols == 0, f.transposed};
 }
 
-// out (cols, rows) = in (rows, cols)^T, in tiles that keep both sides in the cache
+// out (cols,rows) = in (rows,cols)^T, in tiles that keep both sides in the cache: row after row, every write would
+// touch another cache line
 inline void transpose_matrix(float* out, const float* in, size_t rows, size_t cols) {
     const size_t tile = 32;
     for (size_t r0 = 0; r0 < rows; r0 += tile) {
@@ -37,9 +45,12 @@ inline void transpose_matrix(float* out, const float* in, size_t rows, size_t co
 }
 
 constexpr size_t COPY_BLOCK = (size_t)1 << 20;      // elements that pass through host memory at a time
+
+// out (count): elements first .. first + count - 1 of a tensor, in the order of the file
 using ReadElements = std::function<void(float* out, size_t first, size_t count)>;
 
-// Fills the view from a file whose tensor read() reads; transposed: as the file has it.
+// Fills the view from a tensor of a file, read by read(). transposed: the file has the matrix as (cols,rows), which
+// needs all of it in host memory at once.
 inline void load_view(float* data, const FileView& view, bool transposed, const ReadElements& read) {
     const size_t block = transposed ? view.size() : std::min(view.size(), COPY_BLOCK);
     std::vector<float> host(block), turned(transposed ? block : 0);
@@ -47,19 +58,21 @@ inline void load_view(float* data, const FileView& view, bool transposed, const 
         const size_t n = std::min(block, view.size() - at);
         read(host.data(), at, n);
         if (transposed) { transpose_matrix(turned.data(), host.data(), view.cols, view.rows); }
-        copy_to_device(data + view.offset + at, transposed ? turned.data() : host.data(), n * sizeof(float), Stream(0));
+        const float* from = transposed ? turned.data() : host.data();
+        copy_to_device(data + view.offset + at, from, n * sizeof(float), Stream(0));
     }
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // config.json
 
-// transformers' names of a model's shape
+// the names that transformers gives to the extents of a model
 struct ConfigKeys { const char *type, *L, *NH, *C, *V, *T; };
 constexpr ConfigKeys GPT2_KEYS = {"gpt2", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions"};
-constexpr ConfigKeys BERT_KEYS = {"bert", "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings"};
+constexpr ConfigKeys BERT_KEYS = {"bert", "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size",
+                                  "max_position_embeddings"};
 
-// transformers' configuration of a GPT-2 of this shape, and our "position" object (null: leave it out).
+// transformers' configuration of a GPT-2 of this shape, with our "position" object (null: left out).
 inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_head, const Json& position) {
     const Json end_of_text = V == 50257 ? Json(50256) : Json();
     Json j = {{"model_type", "gpt2"}, {"architectures", Json::array({"GPT2LMHeadModel"})}, {"vocab_size", V},
@@ -72,44 +85,49 @@ inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_h
     return j;
 }
 
-// and of a BERT for masked language modelling
+// the same for a BERT for masked language modelling; pad: the id of [PAD]
 inline Json bert_config(int V, int T, int C, int L, int NH, int pad, const Json& position) {
     Json j = {{"model_type", "bert"}, {"architectures", Json::array({"BertForMaskedLM"})}, {"vocab_size", V},
               {"max_position_embeddings", T}, {"hidden_size", C}, {"num_hidden_layers", L}, {"num_attention_heads", NH},
               {"intermediate_size", 4 * C}, {"hidden_act", "gelu"}, {"type_vocab_size", 2}, {"layer_norm_eps", 1e-12},
               {"initializer_range", 0.02}, {"hidden_dropout_prob", 0.0}, {"attention_probs_dropout_prob", 0.0},
-              {"pad_token_id", pad}, {"tie_word_embeddings", true}, {"position_embedding_type", "absolute"}, {"torch_dtype", "float32"}};
+              {"pad_token_id", pad}, {"tie_word_embeddings", true}, {"position_embedding_type", "absolute"},
+              {"torch_dtype", "float32"}};
     if (!position.is_null()) { j["position"] = position; }
     return j;
 }
 
-// Model configurations must agree; wanted's fields decide. A configuration without "position" (a foreign one) fits any.
+// An error unless the configuration `found` fits the model `wanted`. A configuration of other software has no
+// "position", which fits any encoding.
 inline void check_config(const Json& found, const Json& wanted, const std::string& what) {
     const ConfigKeys& keys = wanted.value("model_type", "") == BERT_KEYS.type ? BERT_KEYS : GPT2_KEYS;
-    check(!found.contains("model_type") || !wanted.contains("model_type") || found["model_type"] == wanted["model_type"],
-          "%s: model_type is %s, but %s is wanted (the other trainer's?)", what.c_str(),
-          json_excerpt(found.value("model_type", Json())).c_str(), keys.type);
+    check(!found.contains("model_type") || !wanted.contains("model_type") ||
+          found["model_type"] == wanted["model_type"],
+          "%s: model_type: expected \"%s\", got %s (a model of the other trainer?)", what.c_str(), keys.type,
+          json_excerpt(found.value("model_type", Json())).c_str());
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V}) {
         const int64_t have = json_int(found, key, 1, INT32_MAX, what);
         const int64_t want = json_int(wanted, key, 1, INT32_MAX, "the model");
-        check(have == want, "%s: %s is %lld, but %lld is wanted (--model)", what.c_str(), key, (long long)have,
-              (long long)want);
+        check(have == want, "%s: %s: expected %lld, got %lld (--model)", what.c_str(), key, (long long)want,
+              (long long)have);
     }
-    for (const char* key : {"activation_function", "layer_norm_epsilon", "hidden_act", "layer_norm_eps", "intermediate_size"}) {
+    for (const char* key : {"activation_function", "layer_norm_epsilon", "hidden_act", "layer_norm_eps",
+                            "intermediate_size"}) {
         if (!found.contains(key) || !wanted.contains(key)) { continue; }
-        check(found[key] == wanted[key], "%s: %s is %s, but %s is wanted", what.c_str(), key,
-              json_excerpt(found[key]).c_str(), json_excerpt(wanted[key]).c_str());
+        check(found[key] == wanted[key], "%s: %s: expected %s, got %s", what.c_str(), key,
+              json_excerpt(wanted[key]).c_str(), json_excerpt(found[key]).c_str());
     }
     if (!found.contains("position") || !wanted.contains("position")) { return; }
     const Json &have = found["position"], &want = wanted["position"];
-    check(have.is_object() && want.is_object(), "%s: position is not an object", what.c_str());
-    for (const Json* side : {&want, &have}) {
+    check(have.is_object() && want.is_object(), "%s: position: expected an object, got %s", what.c_str(),
+          json_excerpt(have).c_str());
+    for (const Json* side : {&want, &have}) {           // the keys of both, so that none may be missing on either side
         for (const auto& item : side->items()) {
             const std::string key = item.key();
             const std::string h = have.contains(key) ? json_excerpt(have[key]) : "absent";
             const std::string w = want.contains(key) ? json_excerpt(want[key]) : "absent";
             check(have.contains(key) && want.contains(key) && have[key] == want[key],
-                  "%s: position.%s is %s, but %s is wanted (--pos)", what.c_str(), key.c_str(), h.c_str(), w.c_str());
+                  "%s: position.%s: expected %s, got %s (--pos)", what.c_str(), key.c_str(), w.c_str(), h.c_str());
         }
     }
 }

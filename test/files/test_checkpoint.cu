@@ -1,5 +1,5 @@
-// checkpoint.h, outdir.h, weights.h, import.h: a checkpoint comes back to the bit, no damage goes unnoticed, no kill
-// and no failed write costs the one before, and foreign weights land where they belong.
+// checkpoint.h, outdir.h, weights.h, import.h: a checkpoint is restored bit for bit, no damage goes unnoticed, no kill
+// and no failed write costs the checkpoint before, and foreign weights land where they belong.
 #include "test/catch.h"
 
 #include <csignal>
@@ -15,12 +15,15 @@
 
 namespace {
 
-const int L = 2, NH = 2, C = 8, V = 11, Vp = 16, MAX_T = 6, PAD_ROWS = 4;
+const int L = 2, NH = 2;
+const int C = 8, MAX_T = 6;
+const int V = 11, Vp = 16;
+const int PAD_ROWS = 4;             // that qkvw and qkvb have after their last used row
 
 struct TempDir {
     std::string path;
     TempDir() {
-        // in memory where possible: hundreds of saves wait for a disk otherwise
+        // in memory where possible: on a disk, hundreds of saves would wait for their fsync
         path = std::string(access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp") + "/test_checkpoint.XXXXXX";
         REQUIRE(mkdtemp(&path[0]) != nullptr);
     }
@@ -37,6 +40,7 @@ struct TempDir {
     }
 };
 
+// What is written to stderr while it lives.
 struct CaptureStderr {
     int saved;
     FILE* file;
@@ -59,8 +63,7 @@ struct CaptureStderr {
 
 bool contains(const std::string& s, const std::string& part) { return s.find(part) != std::string::npos; }
 
-// A value with 7 significant bits, so that bf16 and f16 hold it too; every (tensor, layer, row, col) has its own
-// pattern.
+// A value with 7 significant bits, so that bf16 and f16 hold it exactly; every (tensor, layer, row, col) has its own.
 float value(int tensor, int l, size_t row, size_t col) {
     const size_t h =
         ((size_t)tensor * 7919 + (size_t)l * 104729 + row * 1299709 + col * 15485863 + 12345) * 2654435761u;
@@ -83,7 +86,7 @@ std::string file_name(const Gpt2Tensor& t, int l, const std::string& prefix) {
     return prefix + (t.per_layer ? "h." + std::to_string(l) + "." : "") + t.theirs;
 }
 
-// A GPT-2 with padded vocabulary and qkv rows, and CABLE's rows inside qkvw or a learned table, or neither.
+// A GPT-2 with padding rows in wte and qkvw; with CABLE's rows in qkvw, a learned table, both or neither.
 struct Model {
     TensorTable table;
     std::vector<FileTensor> files, encoding;
@@ -95,7 +98,8 @@ struct Model {
             if (name == "wpe" && !learned) { continue; }
             TensorSpec s;
             s.name = name; s.layers = t.per_layer ? L : 0; s.cols = t.cols;
-            s.rows = name == "wte" ? (size_t)Vp : t.rows + (name == "qkvw" || name == "qkvb" ? 2 * NH + PAD_ROWS : 0);
+            s.rows = name == "wte" ? (size_t)Vp : t.rows;
+            if (name == "qkvw" || name == "qkvb") { s.rows += 2 * NH + PAD_ROWS; }
             table.add(s);
             for (int l = 0; l < (t.per_layer ? L : 1); l++) {
                 files.push_back({file_name(t, l, "transformer."), name, l, 0, t.rows, t.transposed});
@@ -113,7 +117,7 @@ struct Model {
         params.assign(table.total, 0.0f);
         m = v = params;
     }
-    // arbitrary bits wherever a tensor is; pad rows and gaps stay
+    // arbitrary bits (NaN among them) in every tensor; padding rows and gaps keep theirs
     void fill(uint32_t seed) {
         uint32_t x = seed * 747796405u + 1;
         auto next = [&] {
@@ -188,7 +192,7 @@ const char* const all_files[] = {"model.safetensors", "config.json", "optimizer_
 
 } // namespace
 
-TEST_CASE("checkpoint: comes back to the bit, pad rows aside") {
+TEST_CASE("checkpoint: is restored bit for bit, except for padding rows") {
     TempDir out;
     Model model = filled(1);
     Checkpoint c = model.checkpoint(120);
@@ -258,11 +262,11 @@ TEST_CASE("checkpoint: matrices larger than a block") {
     CHECK(memcmp(w.data(), back.data(), (size_t)1100 * 1500 * 4) == 0);
     std::vector<float> row(1000);
     const Safetensors file(dir + "/model.safetensors");
-    file.read_elements(file.entry("a"), row.data(), 1499 * 1000, 1000);     // the last row = w's last column
+    file.read_elements(file.entry("a"), row.data(), 1499 * 1000, 1000);     // the last row is w's last column
     CHECK(row[999] == (float)(999 * 1500 + 1499));
 }
 
-TEST_CASE("checkpoint: every kind of damage to every file is seen") {
+TEST_CASE("checkpoint: every kind of damage to every file is noticed") {
     TempDir out;
     const std::string dir = save(out.path, 5, 1), other = save(out.path, 6, 2);
     int undetected = 0, tried = 0;
@@ -271,7 +275,9 @@ TEST_CASE("checkpoint: every kind of damage to every file is seen") {
         const std::string path = dir + "/" + name, text = read_file(path);
         const bool manifest = name == std::string("manifest.json");
         for (size_t at = 0; at < text.size(); at += manifest ? 1 : 5) {
-            for (int bit = manifest ? 0 : (int)(at % 8); bit < 8; bit += manifest ? 1 : 8) {
+            // every bit of the manifest, and of the others one bit of every fifth byte
+            const int first_bit = manifest ? 0 : (int)(at % 8);
+            for (int bit = first_bit; bit < 8; bit += manifest ? 1 : 8) {
                 put_byte(path, at, (char)(text[at] ^ 1 << bit));
                 expect_bad();
             }
@@ -285,7 +291,7 @@ TEST_CASE("checkpoint: every kind of damage to every file is seen") {
         for (const char* more : {"x", "\n", " ", "{}"}) { write_text(path, text + more); expect_bad(); }
         write_text(path, std::string(1, '\0') + text);
         expect_bad();
-        for (const char* second : all_files) {      // exchanged with another file of the checkpoint, or another step's
+        for (const char* second : all_files) {      // exchanged with another file of the checkpoint
             const std::string other_text = read_file(dir + "/" + second);
             if (second == std::string(name)) { continue; }
             write_text(path, other_text);
@@ -293,7 +299,10 @@ TEST_CASE("checkpoint: every kind of damage to every file is seen") {
             expect_bad();
             write_text(dir + "/" + second, other_text);
         }
-        if (name != std::string("config.json")) { write_text(path, read_file(other + "/" + name)); expect_bad(); }
+        if (name != std::string("config.json")) {   // and with the same file of another step
+            write_text(path, read_file(other + "/" + name));
+            expect_bad();
+        }
         unlink(path.c_str());
         expect_bad();
         write_text(path, text);
@@ -303,7 +312,7 @@ TEST_CASE("checkpoint: every kind of damage to every file is seen") {
     CHECK(undetected == 0);
     TempDir::remove(dir);
     io_rename(other, dir);          // a whole directory under another step's name
-    throws_with([&] { verify_checkpoint(dir); }, "describes step 6, but the directory is that of step 5");
+    throws_with([&] { verify_checkpoint(dir); }, "expected step 5, as the directory is named, got 6");
 }
 
 TEST_CASE("checkpoint: manifests that lie or come from elsewhere") {
@@ -311,11 +320,11 @@ TEST_CASE("checkpoint: manifests that lie or come from elsewhere") {
     const std::string dir = save(out.path, 5, 1), path = dir + "/manifest.json";
     const FileSum sum = sum_file(dir + "/model.safetensors"), config = sum_file(dir + "/config.json");
     write_text(path, manifest_text(5, {{"model.safetensors", sum}, {"config.json", config}}));
-    throws_with([&] { verify_checkpoint(dir); }, "does not list state.json");
+    throws_with([&] { verify_checkpoint(dir); }, "lacks state.json");
     write_text(path, manifest_text(5, {{"../step_00000005/model.safetensors", sum}}));
-    throws_with([&] { verify_checkpoint(dir); }, "leaves the directory");
+    throws_with([&] { verify_checkpoint(dir); }, "is not in the directory");
     write_text(path, "{\"version\": 2, \"step\": 5}");
-    throws_with([&] { verify_checkpoint(dir); }, "version 2, but this program reads version 1");
+    throws_with([&] { verify_checkpoint(dir); }, "expected version 1, got 2");
     for (const char* text : {"", "[]", "{}", "{\"version\":1,\"step\":5}",
                              "{\"version\":1,\"step\":5,\"files\":{\"a\":3}}", "{\"version\":1,\"step\":-5}",
                              "{\"version\":1,\"step\":5,\"files\":{\"a\":{\"bytes\":-1,\"checksum\":\"\"}}}"}) {
@@ -340,12 +349,12 @@ TEST_CASE("checkpoint: the newest good one is found, and the bad ones are named"
     CHECK(find_checkpoint(out.path, true) == out.path + "/step_00000100");
 
     put_byte(out.path + "/step_00000100/optimizer_0.safetensors", 3000, '!');
-    throws_with([&] { find_checkpoint(out.path, true); }, "step_00000100/optimizer_0.safetensors: checksum");
+    throws_with([&] { find_checkpoint(out.path, true); }, "step_00000100/optimizer_0.safetensors: expected checksum");
     {
         CaptureStderr err;
         CHECK(find_checkpoint(out.path, false) == out.path + "/step_00000010");
         const std::string text = err.text();
-        CHECK(contains(text, "step_00000100/optimizer_0.safetensors: checksum xxh3:"));
+        CHECK(contains(text, "step_00000100/optimizer_0.safetensors: expected checksum xxh3:"));
         CHECK(contains(text, "falling back to " + out.path + "/step_00000010"));
     }
     CHECK(loads_as(out.path + "/step_00000010", 10));
@@ -354,10 +363,10 @@ TEST_CASE("checkpoint: the newest good one is found, and the bad ones are named"
     CHECK(find_checkpoint(out.path, false) == out.path + "/step_00000009");
     unlink((out.path + "/step_00000009/state.json").c_str());
     throws_with([&] { find_checkpoint(out.path, false); }, "none of its 3 checkpoints");
-    CHECK(contains(err.text(), "model.safetensors: has 100 bytes"));
+    CHECK(contains(err.text(), "as the manifest says, got 100 (truncated?)"));
 }
 
-TEST_CASE("checkpoint: another model's is refused before anything changes") {
+TEST_CASE("checkpoint: one of another model is refused before anything changes") {
     TempDir out;
     const std::string dir = save(out.path, 5, 1);
     const auto refused = [&](Model& into, Checkpoint c, const std::string& message) {
@@ -372,31 +381,31 @@ TEST_CASE("checkpoint: another model's is refused before anything changes") {
         Checkpoint c = model.checkpoint(99);
         c.config[key] = c.config[key].get<int>() + 1;
         refused(model, c,
-                strprintf("%s is %d, but %d is wanted", key, c.config[key].get<int>() - 1, c.config[key].get<int>()));
+                strprintf("%s: expected %d, got %d", key, c.config[key].get<int>(), c.config[key].get<int>() - 1));
     }
     Checkpoint c = model.checkpoint(99);
     c.config["position"]["name"] = "alibi";
-    refused(model, c, "position.name is \"cable\", but \"alibi\" is wanted");
+    refused(model, c, "position.name: expected \"alibi\", got \"cable\"");
     c = model.checkpoint(99);
     c.config["position"]["K"] = 65;
-    refused(model, c, "position.K is 64.5, but 65 is wanted");
+    refused(model, c, "position.K: expected 65, got 64.5");
     c.config["position"] = {{"name", "cable"}};
-    refused(model, c, "position.K is 64.5, but absent is wanted");
+    refused(model, c, "position.K: expected absent, got 64.5");
     c.config["position"] = {{"name", "cable"}, {"K", 64.5}, {"J", 1}};
-    refused(model, c, "position.J is absent, but 1 is wanted");
+    refused(model, c, "position.J: expected 1, got absent");
 
     Model none(false, false), learned(true, true);
     none.fill(4); learned.fill(5);
     refused(none, none.checkpoint(99), "this model has no transformer.h.0.attn.cable.c.weight");
     refused(learned, learned.checkpoint(99), "no tensor transformer.wpe.weight");
     model.files[1].rows--;
-    refused(model, model.checkpoint(99), "ln_1.weight is F32 (8), but F32 (7) is wanted");
+    refused(model, model.checkpoint(99), "ln_1.weight: expected F32 (7), got F32 (8)");
     model.files[1].rows++;
     c = model.checkpoint(99);
     Json starts = optimizer_metadata(c);
     starts["start.qkvw"] = "64";
     write_safetensors(dir + "/optimizer_0.safetensors", optimizer_items(c), starts);
-    refused(model, c, "start.qkvw is not 0: it holds one piece of several");
+    refused(model, c, "start.qkvw: expected 0, as only whole tensors can be loaded");
     unlink((dir + "/optimizer_0.safetensors").c_str());
     refused(model, c, "optimizer_0.safetensors");
     c.m = c.v = nullptr;
@@ -406,27 +415,27 @@ TEST_CASE("checkpoint: another model's is refused before anything changes") {
     throws_with([&] { save_checkpoint(out.path, 7, model.checkpoint(), 0, 0); }, "not inside tensor wte");
 }
 
-TEST_CASE("checkpoint: retention keeps the last, the major ones and whatever is needed") {
+TEST_CASE("checkpoint: old ones are deleted, except for the last, the major and the later ones") {
     TempDir out;
     for (int step = 10; step <= 60; step += 10) { save(out.path, step, 1, 2, 20); }
     CHECK(list_checkpoints(out.path) == std::vector<int>{20, 40, 50, 60});
     save(out.path, 70, 1, 0, 0);                        // 0 keeps all
     CHECK(list_checkpoints(out.path) == std::vector<int>{20, 40, 50, 60, 70});
-    save(out.path, 55, 1, 1, 0);                        // a run that fell back: what comes later is not its to delete
+    save(out.path, 55, 1, 1, 0);                        // a run that fell back does not delete later ones
     CHECK(list_checkpoints(out.path) == std::vector<int>{55, 60, 70});
     save(out.path, 80, 1, 3, 0);
     put_byte(out.path + "/step_00000080/model.safetensors", 2000, '!');
-    throws_with([&] { retire_checkpoints(out.path, 80, 1, 0); }, "step_00000080/model.safetensors: checksum");
+    throws_with([&] { retire_checkpoints(out.path, 80, 1, 0); }, "step_00000080/model.safetensors: expected checksum");
     CHECK(list_checkpoints(out.path) == std::vector<int>{60, 70, 80});
     CHECK(hidden(out.path).empty());
-    io_mkdirs(out.path + "/step_00000060/directory");   // deleting fails, yet the new checkpoint is saved
+    io_mkdirs(out.path + "/step_00000060/directory");   // deleting fails, but the new checkpoint is saved
     CaptureStderr err;
     save(out.path, 90, 9, 1, 0);
     CHECK(contains(err.text(), "is saved, but old checkpoints could not be deleted"));
     CHECK(loads_as(find_checkpoint(out.path, true), 9));
 }
 
-TEST_CASE("checkpoint: the same step again replaces, and leftovers go") {
+TEST_CASE("checkpoint: saving a step again replaces it, and left-overs are removed") {
     TempDir out;
     save(out.path, 5, 1);
     save(out.path, 5, 2);
@@ -443,7 +452,7 @@ TEST_CASE("checkpoint: the same step again replaces, and leftovers go") {
     CHECK(loads_as(find_checkpoint(out.path, true), 2));
 }
 
-TEST_CASE("checkpoint: a full disk is foreseen, and a failing write costs nothing") {
+TEST_CASE("checkpoint: a full disk is predicted, and a failing write costs nothing") {
     TempDir out;
     throws_with([&] { check_disk_space(out.path, (uint64_t)1 << 60); },
                 out.path + ": a checkpoint needs 1152921.5 TB, but only ");
@@ -485,8 +494,8 @@ namespace {
 
 struct Syscall { long number; uint64_t argument[3]; long result; };
 
-// Runs f in a child process that is killed at its stop-th entry to or exit from a system call. -1: f ended first, -2:
-// this machine allows no tracing. `log` receives the calls that returned.
+// Runs f in a child process that is killed at its stop-th entry to or exit from a system call. Returns -1 if f ended
+// first, -2 if this machine does not allow tracing, -3 if f failed. `log` receives the calls that returned.
 template <class F> int kill_at(int stop, F f, std::vector<Syscall>* log = nullptr) {
     const pid_t pid = fork();
     if (pid == 0) {
@@ -530,10 +539,11 @@ bool is_rename(long number) {
 
 } // namespace
 
-TEST_CASE("checkpoint: killed at every system call of a save, the old or the new one is there", "[fork]") {
-    const bool same_step = GENERATE(false, true);       // a new step and the old one's deletion, or the step replaced
-    int old_found = 0, new_found = 0, wrong = 0, stop = 0;
-    for (;; stop++) {
+TEST_CASE("checkpoint: after a kill at any system call of a save the old or the new one is whole", "[fork]") {
+    const bool same_step = GENERATE(false, true);       // false: a new step, and the old one is deleted; true: replaced
+    int old_found = 0, new_found = 0;
+    int wrong = 0;
+    for (int stop = 0;; stop++) {
         TempDir out;
         save(out.path, 1, 1);
         const int killed = kill_at(stop, [&] { save(out.path, same_step ? 1 : 2, 2, 1, 0); });
@@ -545,7 +555,8 @@ TEST_CASE("checkpoint: killed at every system call of a save, the old or the new
         wrong += !same_step && before_cleaning != dir;
         wrong += !hidden(out.path).empty();
         REQUIRE(!dir.empty());
-        for (int step : list_checkpoints(out.path)) { wrong += is_bad(out.path + "/" + step_name(step)); }  // no half
+        // none is half there
+        for (int step : list_checkpoints(out.path)) { wrong += is_bad(out.path + "/" + step_name(step)); }
         const bool is_new = loads_as(dir, 2);
         wrong += !is_new && !loads_as(dir, 1);
         wrong += !same_step && is_new != (dir == out.path + "/step_00000002");
@@ -557,14 +568,16 @@ TEST_CASE("checkpoint: killed at every system call of a save, the old or the new
     CHECK(new_found > 5);
 }
 
-TEST_CASE("checkpoint: killed at random moments of a series of saves", "[fork]") {
+TEST_CASE("checkpoint: kills at random moments of a series of saves", "[fork]") {
     TempDir out;
     save(out.path, 1, 1);
     int wrong = 0, step = 1;
     for (int i = 0; i < 30; i++) {
         const pid_t pid = fork();
         if (pid == 0) {
-            for (int s = step + 1;; s++) { try { save(out.path, s, (uint32_t)s, 2, 0); } catch (...) { _exit(1); } }
+            for (int s = step + 1;; s++) {
+                try { save(out.path, s, (uint32_t)s, 2, 0); } catch (...) { _exit(1); }
+            }
         }
         usleep((useconds_t)(i * 7919 % 30000));
         kill(pid, SIGKILL);
@@ -581,7 +594,7 @@ TEST_CASE("checkpoint: killed at random moments of a series of saves", "[fork]")
     CHECK(step > 1);
 }
 
-TEST_CASE("checkpoint: every file and directory is on the disk before the rename that publishes it, and that is too",
+TEST_CASE("checkpoint: files and directory are synced before the rename that publishes them, which is synced too",
           "[fork]") {
     TempDir out;
     std::vector<Syscall> log;
@@ -589,13 +602,17 @@ TEST_CASE("checkpoint: every file and directory is on the disk before the rename
     if (ended == -2) { WARN("SKIPPED: this machine allows no ptrace"); return; }
     REQUIRE(ended == -1);
     REQUIRE(log.size() > 20);
-    std::map<long, char> open_files;                    // 'd': a directory, 'w': written, 's': synced
-    int files = 0, renames = 0, synced_directories = 0, synced_after = 0, wrong = 0;
+    std::map<long, char> open_files;                    // 'd': a directory, 'r': read, 'w': written, 's': synced
+    int files = 0, renames = 0;
+    int synced_directories = 0, synced_after = 0;       // before the rename, and after it
+    int wrong = 0;                                      // closed or renamed without a sync
     for (const Syscall& call : log) {
         const long fd = (long)call.argument[0];
         if (call.number == SYS_openat && call.result >= 0) {
             const int flags = (int)call.argument[2];
-            open_files[call.result] = flags & O_CREAT ? 'w' : (flags & O_DIRECTORY) == O_DIRECTORY ? 'd' : 'r';
+            const bool directory = (flags & O_DIRECTORY) == O_DIRECTORY;
+            open_files[call.result] = directory ? 'd' : 'r';
+            if (flags & O_CREAT) { open_files[call.result] = 'w'; }
             files += (flags & O_CREAT) != 0;
         }
         if (call.number == SYS_fsync && call.result == 0) {
@@ -642,7 +659,7 @@ TEST_CASE("output directory: one run at a time", "[fork]") {
     kill(pid, SIGKILL);
     int status;
     waitpid(pid, &status, 0);
-    OutputLock after(out);          // a killed run leaves no lock
+    OutputLock after(out);          // a killed run does not leave a lock
     write_text(dir.path + "/file", "x");
     throws_with([&] { OutputLock lock(dir.path + "/file"); }, "file");
     throws_with([&] { OutputLock lock("/proc/none"); }, "/proc/none");
@@ -668,22 +685,28 @@ std::string llmc_bin(int version) {
             for (size_t i = 0; i < rows * cols; i++) {
                 const float f = value(t, l, i / cols, i % cols);
                 const uint16_t b = to_bf16(f);
-                s.append(version == 3 ? (const char*)&f : (const char*)&b, version == 3 ? 4 : 2);
+                if (version == 3) {
+                    s.append((const char*)&f, 4);
+                } else {
+                    s.append((const char*)&b, 2);
+                }
             }
         }
     }
     return s;
 }
 
-// Hugging Face's GPT-2, with the buffers that old files carry
+// Hugging Face's GPT-2, with the buffers that old files hold
 std::vector<SafetensorsItem> hf_items(const std::string& prefix, bool buffers) {
     std::vector<SafetensorsItem> items;
     for (int l = 0; l < L; l++) {
         for (int t = 0; t < 16; t++) {
             if (l > 0 && !gpt2[t].per_layer) { continue; }
             const bool turned = gpt2[t].transposed;
-            const size_t rows = gpt2[t].rows, cols = std::max(gpt2[t].cols, (size_t)1), width = turned ? rows : cols;
-            const Shape shape = gpt2[t].cols == 0 ? Shape{rows} : turned ? Shape{cols, rows} : Shape{rows, cols};
+            const size_t rows = gpt2[t].rows, cols = std::max(gpt2[t].cols, (size_t)1);
+            const size_t width = turned ? rows : cols;
+            Shape shape = {rows};
+            if (gpt2[t].cols > 0) { shape = turned ? Shape{cols, rows} : Shape{rows, cols}; }
             items.push_back({file_name(gpt2[t], l, prefix), shape, [=](float* out, size_t row0, size_t n) {
                 for (size_t i = 0; i < n * width; i++) {
                     const size_t r = row0 + i / width, c = i % width;
@@ -700,7 +723,7 @@ std::vector<SafetensorsItem> hf_items(const std::string& prefix, bool buffers) {
     return items;
 }
 
-// every element of the 16 tensors, index by index, and whether all the others kept the 99 they held
+// how many elements of the 16 tensors are wrong, index by index, and how many others lost the 99 that they held
 int wrong_elements(const Model& model) {
     Model expected = model;
     expected.params.assign(model.params.size(), 99.0f);
@@ -753,14 +776,14 @@ TEST_CASE("import: llm.c's .bin, float32 and bf16") {
     CHECK_FALSE(config.contains("position"));
 
     int accepted = 0;
-    for (int field = 0; field < 8; field++) {           // every field of the header, wrong in every way
+    for (int field = 0; field < 8; field++) {           // every field of the header, with hostile values
         int32_t right;
         memcpy(&right, &text[(size_t)field * 4], 4);
         for (int32_t hostile : {0, -1, 1, INT32_MAX, INT32_MIN, right + 1, right - 1, 1 << 16, 4}) {
             std::string bytes = text;
             memcpy(&bytes[(size_t)field * 4], &hostile, 4);
             write_text(path, bytes);
-            // V only has to fit Vp, NH to divide C; 3 and 5 are told apart by the size
+            // V may be anything up to Vp, NH any divisor of C; versions 3 and 5 differ in the size of the file
             const bool fine = hostile == right || (field == 3 && hostile >= 1 && hostile <= Vp) ||
                               (field == 5 && hostile >= 1 && C % hostile == 0);
             INFO("field " << field << " = " << hostile);
@@ -774,13 +797,14 @@ TEST_CASE("import: llm.c's .bin, float32 and bf16") {
         throws_with([&] { LlmcModel model(path); }, path);
     }
     write_text(path, text + "x");
-    throws_with([&] { LlmcModel model(path); }, "but its header");
-    // L (12 CC + 13 C) + (Vp + T + 2) C = 2^64: as if the file ended after its header
-    const int64_t big_C = 32768, per_layer = 12 * big_C + 13, big_L = ((int64_t)1 << 49) / per_layer;
+    throws_with([&] { LlmcModel model(path); }, "bytes for its header");
+    // L (12 CC + 13 C) + (Vp + T + 2) C = 2^64, which would wrap to 0: as if the file ended after its header
+    const int64_t big_C = 32768, per_layer = 12 * big_C + 13;
+    const int64_t big_L = ((int64_t)1 << 49) / per_layer;
     const int64_t big_Vp = ((int64_t)1 << 49) - big_L * per_layer - 3;
     const int32_t wraps[256] = {20240326, 3, 1, 1, (int32_t)big_L, 1, (int32_t)big_C, (int32_t)big_Vp};
     write_text(path, std::string((const char*)wraps, sizeof(wraps)));
-    throws_with([&] { LlmcModel model(path); }, "its header asks for");
+    throws_with([&] { LlmcModel model(path); }, "do not fit in the file");
 }
 
 TEST_CASE("import: Hugging Face's GPT-2, with and without the prefix and the buffers") {
@@ -789,7 +813,7 @@ TEST_CASE("import: Hugging Face's GPT-2, with and without the prefix and the buf
     const bool buffers = GENERATE(false, true);
     const std::string path = dir.path + "/model.safetensors";
     write_safetensors(path, hf_items(prefix, buffers));
-    throws_with([&] { read_config(dir.path); }, "no config.json");
+    throws_with([&] { read_config(dir.path); }, "expected a config.json beside it");
     write_text(dir.path + "/config.json", gpt2_config(V, MAX_T, C, L, NH, Json()).dump());
     CHECK(read_config(dir.path)["n_layer"] == L);
     CHECK(read_config(path)["vocab_size"] == V);
@@ -819,21 +843,22 @@ TEST_CASE("import: foreign weights that do not fit are refused before anything c
     refused(items, "lacks transformer.h.1.mlp.c_proj.bias");
     items = hf_items("", false);
     items.push_back({"h.2.ln_1.weight", {C}, [](float* out, size_t, size_t n) { std::fill(out, out + n, 1.0f); }});
-    refused(items, "no place for: h.2.ln_1.weight");
+    refused(items, "tensors that this model does not have: h.2.ln_1.weight");
     items.back().name = "transformer.h.0.ln_1.weight";
     refused(items, "with and without the prefix");
     items = hf_items("", false);
     items[0].shape = {V, 1};
     items[0].fill = none;
-    refused(items, "wte.weight has shape (11, 1), but the model wants (11, 8)");
+    refused(items, "wte.weight: expected shape (11, 8), got (11, 1)");
     throws_with([&] { load_into(model, dir.path + "/none"); }, "cannot open");
     io_mkdirs(dir.path + "/empty");
-    throws_with([&] { load_into(model, dir.path + "/empty"); }, "neither model.safetensors nor step_*");
+    throws_with([&] { load_into(model, dir.path + "/empty"); },
+                "expected model.safetensors or step_* checkpoints, got neither");
     write_text(dir.path + "/text", std::string(2000, 'x'));
     throws_with([&] { load_into(model, dir.path + "/text"); }, "magic");
 }
 
-TEST_CASE("import: a checkpoint of ours, its directory or the run's, is verified first") {
+TEST_CASE("import: a checkpoint of ours, named by its directory or its run's, is verified first") {
     TempDir out;
     const std::string dir = save(out.path, 5, 1);
     for (const std::string& from : {dir, out.path, dir + "/model.safetensors"}) {
@@ -843,7 +868,7 @@ TEST_CASE("import: a checkpoint of ours, its directory or the run's, is verified
         CHECK(read_config(from)["position"]["name"] == "cable");
     }
     Model alibi(false, false);
-    throws_with([&] { load_into(alibi, dir); }, "no place for: h.0.attn.cable.c.weight");
+    throws_with([&] { load_into(alibi, dir); }, "tensors that this model does not have: h.0.attn.cable.c.weight");
     put_byte(dir + "/model.safetensors", File(dir + "/model.safetensors").size - 1, '!');
     Model model(true, false);
     throws_with([&] { load_into(model, dir); }, "checksum");
@@ -860,15 +885,16 @@ TEST_CASE("config: what transformers reads, and what must agree") {
     CHECK(gpt2_config(256, 128, 64, 2, 2, Json())["eos_token_id"].is_null());
     const Json ours = gpt2_config(V, MAX_T, C, L, NH, {{"name", "t5_clip"}, {"K", 64}});
     check_config(ours, ours, "a");
-    check_config(gpt2_config(V, 2 * MAX_T, C, L, NH, Json()), ours, "a");     // a foreign model: no encoding to compare
+    // a foreign model has no encoding to compare
+    check_config(gpt2_config(V, 2 * MAX_T, C, L, NH, Json()), ours, "a");
     Json other = ours;
     other["activation_function"] = "relu";
     throws_with([&] { check_config(other, ours, "dir/config.json"); },
-                "dir/config.json: activation_function is \"relu\"");
+                "dir/config.json: activation_function: expected \"gelu_new\", got \"relu\"");
     other = ours;
     other.erase("n_head");
     throws_with([&] { check_config(other, ours, "dir/config.json"); }, "n_head");
     other = ours;
     other["position"] = "t5_clip";
-    throws_with([&] { check_config(other, ours, "dir/config.json"); }, "position is not an object");
+    throws_with([&] { check_config(other, ours, "dir/config.json"); }, "position: expected an object, got \"t5_clip\"");
 }

@@ -1,24 +1,11 @@
-// safetensors.h: what is written is read back to the bit, and no hostile header gets past the reader.
-#include "test/catch.h"
-
+// safetensors.h: what is written is read back bit for bit, and no hostile header gets past the reader.
 #include <cmath>
 
 #include "llmc/files/safetensors.h"
+#include "test/catch.h"
+#include "test/files.h"
 
 namespace {
-
-struct TempDir {
-    std::string path;
-    TempDir() {
-        char name[] = "/tmp/test_safetensors.XXXXXX";
-        REQUIRE(mkdtemp(name) != nullptr);
-        path = name;
-    }
-    ~TempDir() {
-        for (const std::string& name : list_directory(path)) { unlink((path + "/" + name).c_str()); }
-        rmdir(path.c_str());
-    }
-};
 
 // a file with this header and this many bytes of data
 std::string with_header(const std::string& header, size_t data_bytes) {
@@ -27,6 +14,7 @@ std::string with_header(const std::string& header, size_t data_bytes) {
     return s + header + std::string(data_bytes, 'x');
 }
 
+// the header of one tensor
 std::string one(const char* dtype, const char* shape, const char* offsets) {
     return strprintf("{\"a\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":%s}}", dtype, shape, offsets);
 }
@@ -80,14 +68,15 @@ TEST_CASE("safetensors: a round trip keeps every bit, in bounded blocks") {
     CHECK(v[4] == 4.0f);
     file.read_f32("scalar", &s, {});
     CHECK(s == 2.5f);
-    throws_with([&] { file.read_f32("vector", v, {4}); }, "vector has shape (5), but (4) is wanted");
-    throws_with([&] { file.read_f32("big", v, {cols, rows}); }, "shape (3000, 700)");
+    throws_with([&] { file.read_f32("vector", v, {4}); }, "vector: expected shape (4), got (5)");
+    throws_with([&] { file.read_f32("big", v, {cols, rows}); }, "got (3000, 700)");
     throws_with([&] { file.read_f32("other", v, {5}); }, "no tensor other");
-    throws_with([&] { file.read_elements(file.entry("vector"), v, 3, 3); }, "5 elements");
-    throws_with([&] { file.read_i32("vector"); }, "vector is F32, but I32 is wanted");
+    throws_with([&] { file.read_elements(file.entry("vector"), v, 3, 3); },
+                "cannot read 3 elements from element 3 on, it has 5");
+    throws_with([&] { file.read_i32("vector"); }, "vector: expected I32, got F32");
 }
 
-TEST_CASE("safetensors: other dtypes become float32 or integers") {
+TEST_CASE("safetensors: other dtypes are converted to float32 or integers") {
     TempDir dir;
     const std::string path = dir.path + "/a.safetensors";
     const uint16_t half[8] = {0x3c00, 0xc000, 0x0001, 0x03ff, 0x7bff, 0xfc00, 0x7e00, 0xb555};
@@ -119,7 +108,7 @@ TEST_CASE("safetensors: other dtypes become float32 or integers") {
     CHECK(memcmp(out, brain_wanted, 16) == 0);
     CHECK(file.read_i32("i") == std::vector<int32_t>(i32, i32 + 2));
     CHECK(file.read_i64("l") == std::vector<int64_t>(i64, i64 + 2));
-    throws_with([&] { file.read_f32("i", out, {2}); }, "i is I32");
+    throws_with([&] { file.read_f32("i", out, {2}); }, "i: expected F32, BF16 or F16, got I32");
 }
 
 TEST_CASE("safetensors: hostile headers are refused") {
@@ -127,70 +116,79 @@ TEST_CASE("safetensors: hostile headers are refused") {
     const std::string path = dir.path + "/hostile.safetensors";
     const std::string good = one("F32", "[2,3]", "[0,24]");
     write_text(path, with_header(good, 24));
-    CHECK(Safetensors(path).entries.size() == 1);       // the base of the table below is fine
-    std::string long_header = with_header(good, 24), huge_header = long_header, all_ones = long_header;
+    CHECK(Safetensors(path).entries.size() == 1);       // what the table below varies is good itself
+    std::string long_header = with_header(good, 24);
+    std::string huge_header = long_header, all_ones = long_header;
     long_header[0] = (char)(good.size() + 25);
     huge_header[4] = 1;
     for (int i = 0; i < 8; i++) { all_ones[(size_t)i] = (char)0xff; }
     const std::string two = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
                             "\"%s\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[%d,%d]}}";
+    // 1 the whole table of bad files
     const struct { std::string bytes; const char* message; } table[] = {
-        {"", "too short"},
-        {std::string(7, '\0'), "too short"},
-        {long_header, "claims a header of"},
-        {huge_header, "claims a header of 4294967"},
-        {all_ones, "claims a header of 18446744073709551615"},
+        {"", "expected a safetensors file, got 0 bytes"},
+        {std::string(7, '\0'), "expected a safetensors file, got 7 bytes"},
+        {long_header, "does not fit in the file"},
+        {huge_header, "a header of 4294967"},
+        {all_ones, "a header of 18446744073709551615 bytes does not fit"},
         {with_header("", 0), "not valid JSON"},
-        {with_header("[]", 0), "not a JSON object"},
+        {with_header("[]", 0), "expected a JSON object"},
         {with_header(good.substr(0, good.size() - 1), 24), "not valid JSON"},
         {with_header(good + "}", 24), "not valid JSON"},
         {with_header(std::string(100000, '['), 0), "deeper"},
-        {with_header(good, 23), "describes 24 bytes of data, but the file holds 23"},
-        {with_header(one("F32", "[20,3]", "[0,240]"), 23), "data_offsets 0, 240 in a file of"},
-        {with_header(good, 0), "but the file holds 0"},
-        {with_header(good, 25), "describes 24 bytes of data, but the file holds 25"},
-        {with_header("{}", 4), "describes 0 bytes"},
+        {with_header(good, 23), "expected the 24 bytes of data that the header describes, got 23"},
+        {with_header(one("F32", "[20,3]", "[0,240]"), 23), "data_offsets 0, 240 are not inside the file of"},
+        {with_header(good, 0), "describes, got 0"},
+        {with_header(good, 25), "expected the 24 bytes of data that the header describes, got 25"},
+        {with_header("{}", 4), "expected the 0 bytes of data that the header describes, got 4"},
         {with_header(one("F31", "[2,3]", "[0,24]"), 24), "unknown dtype F31"},
         {with_header(one("", "[2,3]", "[0,24]"), 24), "unknown dtype"},
-        {with_header(one("F64", "[2,3]", "[0,24]"), 24), "takes 48 bytes, but data_offsets span 24"},
-        {with_header(one("F32", "[2,4]", "[0,24]"), 24), "takes 32 bytes"},
+        {with_header(one("F64", "[2,3]", "[0,24]"), 24),
+         "expected data_offsets that span the 48 bytes of F64 (2, 3), got 24"},
+        {with_header(one("F32", "[2,4]", "[0,24]"), 24), "span the 32 bytes"},
         {with_header(one("F32", "[-2,-3]", "[0,24]"), 24), "non-negative integer"},
         {with_header(one("F32", "[2.0,3]", "[0,24]"), 24), "non-negative integer"},
         {with_header(one("F32", "[\"2\",3]", "[0,24]"), 24), "non-negative integer"},
-        {with_header(one("F32", "6", "[0,24]"), 24), "not a list"},
-        {with_header(one("F32", "[1,1,1,1,1,1,1,2,3]", "[0,24]"), 24), "not a list of at most 8"},
-        {with_header(one("F32", "[4294967296,4294967296]", "[0,24]"), 24), "does not fit 64 bits"},
-        {with_header(one("F32", "[4611686018427387905]", "[0,4]"), 4), "does not fit 64 bits"},
+        {with_header(one("F32", "6", "[0,24]"), 24), "expected a list of at most 8"},
+        {with_header(one("F32", "[1,1,1,1,1,1,1,2,3]", "[0,24]"), 24), "expected a list of at most 8"},
+        {with_header(one("F32", "[4294967296,4294967296]", "[0,24]"), 24), "does not fit in 64 bits"},
+        {with_header(one("F32", "[4611686018427387905]", "[0,4]"), 4), "does not fit in 64 bits"},
         {with_header(one("F32", "[99999999999999999999]", "[0,24]"), 24), "non-negative integer"},
         {with_header(one("F32", "[2,3]", "[24,0]"), 24), "data_offsets 24, 0"},
         {with_header(one("F32", "[2,3]", "[-24,0]"), 24), "non-negative integers"},
         {with_header(one("F32", "[2,3]", "[0,24,48]"), 24), "two non-negative integers"},
         {with_header(one("F32", "[2,3]", "[0,24.0]"), 24), "two non-negative integers"},
-        {with_header(one("F32", "[2,3]", "[4,28]"), 28), "begins at byte 4"},
+        {with_header(one("F32", "[2,3]", "[4,28]"), 28),
+         "expected it to begin at byte 0 of the data, where the one before ends, got 4"},
         {with_header(one("F32", "[2,3]", "[18446744073709551600,18446744073709551615]"), 24),
          "data_offsets 18446744073709551600"},
-        {with_header("{\"a\":{\"shape\":[2,3],\"data_offsets\":[0,24]}}", 24), "must give dtype"},
+        {with_header("{\"a\":{\"shape\":[2,3],\"data_offsets\":[0,24]}}", 24),
+         "expected dtype, shape and data_offsets"},
         {with_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[6],\"data_offsets\":[0,24],\"x\":1}}", 24), "nothing else"},
-        {with_header("{\"a\":3}", 0), "must give dtype"},
-        {with_header("{\"a\":{\"dtype\":4,\"shape\":[6],\"data_offsets\":[0,24]}}", 24), "dtype is not a string"},
+        {with_header("{\"a\":3}", 0), "expected dtype, shape and data_offsets"},
+        {with_header("{\"a\":{\"dtype\":4,\"shape\":[6],\"data_offsets\":[0,24]}}", 24), "expected a string as dtype"},
         {with_header(strprintf(two.c_str(), "a", 4, 8), 8), "twice"},
         {with_header(strprintf(two.c_str(), "a", 0, 4), 4), "twice"},
         {with_header(strprintf(two.c_str(), "b", 0, 4), 4),
-         "begins at byte 0 of the data, but the one before ends at 4"},
-        {with_header(strprintf(two.c_str(), "b", 8, 12), 12), "begins at byte 8"},
-        {with_header("{\"__metadata__\":3}", 0), "__metadata__ is not an object"},
-        {with_header("{\"__metadata__\":{\"format\":3}}", 0), "other than strings"},
+         "expected it to begin at byte 4 of the data, where the one before ends, got 0"},
+        {with_header(strprintf(two.c_str(), "b", 8, 12), 12),
+         "begin at byte 4 of the data, where the one before ends, got 8"},
+        {with_header("{\"__metadata__\":3}", 0), "expected an object as __metadata__"},
+        {with_header("{\"__metadata__\":{\"format\":3}}", 0), "expected strings in __metadata__"},
     };
+    // 2 each is refused with its message, which names the file
     for (const auto& row : table) {
         INFO(row.bytes.substr(0, 200));
         write_text(path, row.bytes);
         CHECK(throws_with([&] { Safetensors file(path); }, row.message) == EXIT_BAD_INPUT);
-        throws_with([&] { Safetensors file(path); }, path);     // every message names the file
+        throws_with([&] { Safetensors file(path); }, path);
     }
-    for (size_t n = 0; n < with_header(good, 24).size(); n++) {     // truncated anywhere
+    // 3 a good file that is truncated anywhere
+    for (size_t n = 0; n < with_header(good, 24).size(); n++) {
         write_text(path, with_header(good, 24).substr(0, n));
         throws_with([&] { Safetensors file(path); }, path);
     }
+    // 4 what is not a file
     throws_with([&] { Safetensors file(dir.path); }, "not a regular file");
     throws_with([&] { Safetensors file(dir.path + "/none"); }, "cannot open");
     const std::string fifo = dir.path + "/fifo";

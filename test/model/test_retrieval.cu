@@ -263,7 +263,7 @@ TEST_CASE("retrieval: files of embeddings come back to the bit; mixtures and cut
     write_safetensors(path, {{"embeddings", {0, 5}, zeros}}, known);
     CHECK(throws_with([&] { read_embeddings(path); }, "embeddings of shape (0, 5)") == 2);
     write_safetensors(path, {{"embedding", {2, 5}, zeros}}, known);
-    CHECK(throws_with([&] { read_embeddings(path); }, "there is no tensor embeddings") == 2);
+    CHECK(throws_with([&] { read_embeddings(path); }, "has no tensor embeddings") == 2);
     write_safetensors(path, {{"embeddings", {2, 5}, zeros}});
     CHECK(throws_with([&] { read_embeddings(path); }, "its checksum is not the one") == 2);
     write_safetensors(path, {{"embeddings", {2, 5}, zeros}}, known);

@@ -468,8 +468,8 @@ TEST_CASE("bert_run: a checkpoint of the other trainer is refused by either", "[
     REQUIRE(gpt2.run(flags.with("--sample_every 0")).code == 0);
     const Flags eval = Flags().set("--val_files", place / "val.txt").with("--eval_lengths 32 --threads 1");
     const auto ours = bits(step_dir(place.out(), 12)), theirs = bits(step_dir(gpt2.out(), 12));
-    check_refused(place, {eval.set("--load", gpt2.out()), {gpt2.out(), "model_type", "gpt2", "wants bert"}});
-    check_refused(gpt2, {eval.set("--load", place.out()), {place.out(), "model_type", "bert", "wants gpt2"}});
+    check_refused(place, {eval.set("--load", gpt2.out()), {gpt2.out(), "model_type: expected \"bert\"", "gpt2"}});
+    check_refused(gpt2, {eval.set("--load", place.out()), {place.out(), "model_type: expected \"gpt2\"", "bert"}});
     check_refused(place, {flags.with("--resume 1"), {gpt2.out(), "model_type", "gpt2"}});
     check_refused(gpt2, {place.base.with("--resume 1 --sample_every 0"), {place.out(), "model_type", "bert"}});
     check_same(ours, bits(step_dir(place.out(), 12)));

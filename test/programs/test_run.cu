@@ -397,7 +397,7 @@ TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
 
     const std::string older = step_dir(place.out(), 6), newer = step_dir(place.out(), 12);
     for (const std::string& dir : {older, newer}) { resize_file(dir + "/model.safetensors", 1000); }
-    check_refused(place, {resume, {"none of its 2 checkpoints verifies", older, newer}});
+    check_refused(place, {resume, {"none of its 2 checkpoints is good", older, newer}});
     CHECK(path_exists(newer + "/model.safetensors"));
 }
 
