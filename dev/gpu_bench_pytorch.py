@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""gpu_bench_pytorch.py -- the shapes of gpu_bench.cu in PyTorch, and compiled training steps of GPT-2 and BERT. One JSON object a line.
+"""gpu_bench_pytorch.py -- the shapes of gpu_bench.cu in PyTorch, and compiled training steps of GPT-2 and BERT.
 
-    dev/gpu_bench_pytorch.py [--quick] [--skip FILE] [--device cpu]       FILE: keys, one a line, that are not wanted
+    dev/gpu_bench_pytorch.py [--quick] [--skip FILE] [--device cpu]       FILE: keys to skip, one per line
 
-Attention, bf16, causal: scaled_dot_product_attention by cuDNN and by flash attention; FlexAttention with CABLE's bias.
-Inputs are normal and random in three sets that take turns; the median of 50 after 10, by events. A step: GPT-2 124M without
-positions, and BERT base with learned ones on masked tokens, each of its layers compiled, in bf16 autocast under torch.compile:
-forward, backward, clipping, fused AdamW. --device cpu: tiny shapes, a check of this program, not a measurement.
+Prints one JSON object per result. Attention is causal, in bf16: scaled_dot_product_attention by cuDNN and by flash
+attention, and FlexAttention with CABLE's bias. The inputs are three sets of normal random numbers, used in turn; the
+time is the median of 50 repetitions after 10 to warm up, measured by events. A training step is forward, backward,
+clipping and fused AdamW, in bf16 autocast under torch.compile: GPT-2 124M without positions, and BERT base with learned
+positions on masked tokens, layer by layer. --device cpu takes tiny shapes: it checks this program and measures nothing.
 """
 import argparse
 import json
@@ -41,16 +42,18 @@ class Timer:
         return begin.elapsed_time(end)
 
     def median(self, f):
-        """milliseconds of f(set); enough calls between two events to hide their own cost"""
-        for r in range(WARM_UP if self.cuda else 1):
+        """milliseconds of f(set), with enough calls between two events to hide the cost of the events"""
+        warm_up, repetitions = (WARM_UP, REPETITIONS) if self.cuda else (1, 2)
+        for r in range(warm_up):
             f(r % SETS)
         once = self.once(lambda: [f(k) for k in range(SETS)]) / SETS
         calls = SETS * max(1, min(20, int(1 / (SETS * once)) + 1)) if self.cuda else SETS
-        return statistics.median(self.once(lambda: [f(r % SETS) for r in range(calls)]) / calls for _ in range(REPETITIONS if self.cuda else 2))
+        times = [self.once(lambda: [f(r % SETS) for r in range(calls)]) / calls for _ in range(repetitions)]
+        return statistics.median(times)
 
 
 def backends(device):
-    """name, encoding -> function(q, k, v, S, g)"""
+    """[(name, encoding, function(q, k, v, S, g))]"""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def sdpa(which):
@@ -58,13 +61,14 @@ def backends(device):
             with sdpa_kernel(which):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return run
-    found = [("SDPA cuDNN", "none", sdpa(SDPBackend.CUDNN_ATTENTION)), ("SDPA flash", "none", sdpa(SDPBackend.FLASH_ATTENTION))]
+    found = [("SDPA cuDNN", "none", sdpa(SDPBackend.CUDNN_ATTENTION)),
+             ("SDPA flash", "none", sdpa(SDPBackend.FLASH_ATTENTION))]
     try:
         from torch import _dynamo
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     except ImportError:
         return found
-    for name in ("cache_size_limit", "recompile_limit"):        # one compilation a shape; beyond the limit it would run uncompiled
+    for name in ("cache_size_limit", "recompile_limit"):    # one compilation per shape; beyond this it runs uncompiled
         if hasattr(_dynamo.config, name):
             setattr(_dynamo.config, name, 64)
     import torch._functorch.config as functorch_config
@@ -76,8 +80,10 @@ def backends(device):
         length = q.shape[2]
         if length not in masks:
             masks[length] = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=device)
-        return compiled(q, k, v, score_mod=lambda score, b, h, i, j: score - g[b, h, i] * torch.abs(S[b, h, i] - S[b, h, j]),
-                        block_mask=masks[length])
+
+        def cable(score, b, h, i, j):
+            return score - g[b, h, i] * torch.abs(S[b, h, i] - S[b, h, j])
+        return compiled(q, k, v, score_mod=cable, block_mask=masks[length])
     return found + [("FlexAttention", "cable", flex)]
 
 
@@ -93,14 +99,15 @@ def attention(device, shapes, skip):
             g = F.softplus(torch.randn(B, NH, T, device=device))
             sets.append([q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), S, g, dout])
         for backend, pos, run in kinds:
-            keys = [f"{direction} causal d{HS} T{T} tokens{tokens} C{C} {pos} {backend}" for direction in ("forward", "backward")]
+            keys = [f"{direction} causal d{HS} T{T} tokens{tokens} C{C} {pos} {backend}"
+                    for direction in ("forward", "backward")]
             if all(key in skip for key in keys):
                 continue
             outs = []
 
             def forward(k):
                 q, key, v, S, g, _ = sets[k]
-                run(q, key, v, S, g)                    # not under no_grad: that would be compiled a second time
+                run(q, key, v, S, g)                    # not under no_grad, which would compile it a second time
 
             def backward(k):
                 torch.autograd.grad(outs[k], sets[k][:3], sets[k][5], retain_graph=True)
@@ -111,9 +118,10 @@ def attention(device, shapes, skip):
             except RuntimeError as e:                   # this device has no such kernel
                 print(f"{backend}: {str(e).splitlines()[0][:200]}", file=sys.stderr)
                 continue
-            for key, direction, ms, factor in ((keys[0], "forward", forward_ms, 2), (keys[1], "backward", backward_ms, 5)):
-                say(key, **{"pass": direction}, backend=backend, pos=pos, HS=HS, T=T, tokens=tokens, C=C, causal=True, ms=ms,
-                    tflops=factor * tokens * T * C / ms * 1e-9)
+            for key, direction, ms, factor in ((keys[0], "forward", forward_ms, 2),
+                                               (keys[1], "backward", backward_ms, 5)):
+                say(key, **{"pass": direction}, backend=backend, pos=pos, HS=HS, T=T, tokens=tokens, C=C, causal=True,
+                    ms=ms, tflops=factor * tokens * T * C / ms * 1e-9)
 
 
 class Block(torch.nn.Module):
@@ -161,7 +169,7 @@ class BertLayer(torch.nn.Module):
 
 
 class BERT(torch.nn.Module):
-    """the loss of the tokens at `targets`' places, (places, ids)"""
+    """forward(tokens, (places, ids)) gives the loss of predicting these ids at these places"""
 
     def __init__(self, L, NH, C, V, T, compiled):
         super().__init__()
@@ -170,7 +178,7 @@ class BERT(torch.nn.Module):
         self.layers = torch.nn.ModuleList(BertLayer(C, NH) for _ in range(L))
         self.head, self.bias = torch.nn.Linear(C, C), torch.nn.Parameter(torch.zeros(V))
         if compiled:
-            for layer in self.layers:                   # one after the other: they share what is compiled
+            for layer in self.layers:                   # each by itself, so that they share the compiled code
                 layer.compile()
 
     def forward(self, tokens, targets):
@@ -182,7 +190,7 @@ class BERT(torch.nn.Module):
 
 
 def training(key, model, inputs, skip, device, steps, **record):
-    """a step of model(*inputs), which gives the loss"""
+    """measures training steps of model(*inputs), which returns the loss"""
     if key in skip:
         return
     parameters = list(model.parameters())
@@ -204,31 +212,38 @@ def training(key, model, inputs, skip, device, steps, **record):
     ms = statistics.median(timer.once(step) for _ in range(steps))
     peak = torch.cuda.max_memory_allocated() / 2 ** 20 if device == "cuda" else None
     tokens = inputs[0].numel()
-    say(key, backend="torch.compile", B=inputs[0].shape[0], T=inputs[0].shape[1], ms=ms, tokens_per_s=1000 * tokens / ms, peak_mib=peak, **record)
+    B, T = inputs[0].shape
+    say(key, backend="torch.compile", B=B, T=T, ms=ms, tokens_per_s=1000 * tokens / ms, peak_mib=peak, **record)
 
 
 def train_gpt2(device, skip):
-    size, (L, NH, C, V), B, T, steps = ("124M", (12, 12, 768, 50304), 16, 1024, 10) if device == "cuda" else ("nano", (2, 2, 64, 256), 2, 32, 2)
+    size, (L, NH, C, V), B, T, steps = "nano", (2, 2, 64, 256), 2, 32, 2
+    if device == "cuda":
+        size, (L, NH, C, V), B, T, steps = "124M", (12, 12, 768, 50304), 16, 1024, 10
     model = GPT2(L, NH, C, V).to(device)
+    if device == "cuda":
+        model = torch.compile(model)
     data = torch.randint(0, min(V, 50257), (B, T + 1), device=device)
-    training(f"step {size} none torch.compile", torch.compile(model) if device == "cuda" else model, (data[:, :-1], data[:, 1:]), skip, device,
-             steps, size=size, pos="none")
+    training(f"step {size} none torch.compile", model, (data[:, :-1], data[:, 1:]), skip, device, steps,
+             size=size, pos="none")
 
 
 def train_bert(device, skip):
-    size, (L, NH, C, V), B, T, steps = (("BERT base", (12, 12, 768, 30528), 32, 512, 10) if device == "cuda"
-                                        else ("BERT nano", (2, 2, 64, 256), 2, 32, 2))
+    size, (L, NH, C, V), B, T, steps = "BERT nano", (2, 2, 64, 256), 2, 32, 2
+    if device == "cuda":
+        size, (L, NH, C, V), B, T, steps = "BERT base", (12, 12, 768, 30528), 32, 512, 10
     model = BERT(L, NH, C, V, T, device == "cuda").to(device)
     places = torch.randperm(B * T, device=device)[:B * T * 15 // 100]
     tokens = torch.randint(0, min(V, 30522), (B, T), device=device)
-    training(f"step {size} learned torch.compile", model, (tokens, (places, tokens.flatten()[places])), skip, device, steps, size=size, pos="learned")
+    training(f"step {size} learned torch.compile", model, (tokens, (places, tokens.flatten()[places])), skip, device,
+             steps, size=size, pos="learned")
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--quick", action="store_true")
-    p.add_argument("--skip")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    p.add_argument("--quick", action="store_true", help="fewer shapes")
+    p.add_argument("--skip", metavar="FILE", help="a file of keys to skip, one per line")
+    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="where to run [cuda]")
     args = p.parse_args()
     skip = set()
     if args.skip:

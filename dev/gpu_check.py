@@ -1,28 +1,29 @@
 #!/usr/bin/env python3
-"""gpu_check.py -- `make gpu-check`: proves the CUDA build on the GPU of this machine and measures it.
+"""gpu_check.py -- `make gpu-check`: checks the CUDA build on the GPU of this machine and measures it.
 
     dev/gpu_check.py [--again STAGE]... [--only STAGE,STAGE] [--quick] [--results DIR] [--list]
 
-Stages, in order, each with a time cap; under 9 minutes in all besides the build:
+Stages, in order, each with a time cap; under 9 minutes altogether without the build:
   device     GPU, driver, compiler
-  build      trainers for CPU (twice, with two roundings) and for CUDA (bf16, FP32); kernel tests; benchmark
+  build      trainers for the CPU (two builds that round differently) and for CUDA (bf16, FP32); kernel tests; benchmark
   kernels    every kernel test of test/simt on the hardware
-  losses     20 steps, CPU against CUDA, FP32 and bf16: GPT-2 with every encoding; BERT with some, on masked tokens and on pairs
-  sanitizer  memcheck, racecheck, synccheck, initcheck of the kernel tests that are short
-  bench      attention forward and backward per encoding, beside a cuBLASLt product
+  losses     20 steps on the CPU and in CUDA, FP32 and bf16: GPT-2 with every encoding; BERT with some of them, on
+             masked tokens and on pairs
+  sanitizer  memcheck, racecheck, synccheck and initcheck of the short kernel tests
+  bench      attention forward and backward with each encoding, and a cuBLASLt product for comparison
   train      tokens/s and memory of GPT-2 tiny, 124M, 350M and of BERT base
   eval       a randomly initialised 124M cable model at lengths up to 131,072
-  pytorch    the same shapes in PyTorch, where python3 has it
-  ranks      two GPUs under mpirun, where they are: the same bits as one
+  pytorch    the same shapes in PyTorch, if python3 has it
+  ranks      one GPU against two under mpirun, if there are two: the same bits
 
-Every result is in dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained; the .md is written anew
-after each stage. A rerun does what is missing; what failed stays failed until --again. Exit codes: 0 all passed,
-1 a mismatch, failure or unfinished stage, 2 no GPU or no nvcc, 130 interrupted.
+Each result is written to dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained, and the .md
+after each stage. A rerun does only what is missing; a failed result stays until --again. Exit codes: 0 all passed,
+1 a mismatch, a failure or an unfinished stage, 2 no GPU or no nvcc, 130 interrupted.
 
-FP32 losses may differ from the CPU's by FP32_MULTIPLE times what two CPU builds of other rounding (no FMA, other vector
-width, other order of sums) differ; bf16 losses by BF16_MULTIPLE times what rounding the initial weights to bf16 changes on
-the CPU. Both errors are measured, in the same run, from the same initial weights, for each step: early steps, where nothing has
-been amplified yet, are held to a tighter bound.
+An FP32 loss may differ from the CPU's by FP32_MULTIPLE times the difference between two CPU builds that round
+differently (no FMA, another vector width, another order of sums). A bf16 loss may differ by BF16_MULTIPLE times what
+rounding the initial weights to bf16 changes on the CPU. Both errors are measured in the same run, from the same initial
+weights, for each step, so that early steps, in which errors have not grown yet, have a tighter bound.
 """
 import argparse
 import array
@@ -54,24 +55,24 @@ FORMAT = "gpu-check 1"
 WORK = os.path.join("build", "gpu_check")           # relative to the root, where every command runs
 
 MODEL, T, B, STEPS = "2,2,128", 150, 4, 20          # heads of 64, three tiles of 64 tokens, the last one not full
-FP32_MULTIPLE, FP32_MOST = 30, 1e-3                 # a bound above MOST says nothing: the measurement has failed
+FP32_MULTIPLE, FP32_MOST = 30, 1e-3                 # with a bound above MOST the measurement has failed
 BF16_MULTIPLE, BF16_MOST = 8, 5e-2
 
 
 class Failed(Exception):
-    """one result is bad; the stage goes on"""
+    """one result is bad; the stage continues with the next"""
 
 
 class NotBuilt(Failed):
-    """so is this one, but a rerun tries it again"""
+    """a result that needs a program which was not built; a rerun tries it again"""
 
 
 class OutOfTime(Exception):
-    """the stage's cap is reached; what is missing is done by a rerun"""
+    """the stage has reached its cap; a rerun does what is missing"""
 
 
 class NoDevice(Exception):
-    pass
+    """there is no GPU, no driver or no compiler"""
 
 
 class Result:
@@ -83,7 +84,7 @@ class Result:
 
 
 class Runner:
-    """The one place that starts programs. At its cap a program is ended with all its children."""
+    """The only place that starts programs. A program that reaches its cap is ended together with all its children."""
 
     def __init__(self):
         self.live, self.lock = set(), threading.Lock()
@@ -124,7 +125,7 @@ class Runner:
             self.end(process)
 
     def run(self, command, cap, on_line=None, beside=None, env=None):
-        """on_line(text, seconds) sees each line as it comes; `beside` runs as long as the command does"""
+        """on_line(text, seconds) gets each line as it arrives; the command `beside` runs as long as this one does"""
         began = time.monotonic()
         try:
             process = self.start(command, env)
@@ -134,7 +135,7 @@ class Runner:
         if beside:
             try:
                 companion = self.companion(beside, companion_output)
-            except OSError:                             # its output is empty then
+            except OSError:                             # then its output is empty
                 pass
         output, pending, timed_out = [], b"", False
         try:
@@ -198,7 +199,7 @@ class Report:
                 old = json.load(f)
             assert old["format"] == FORMAT and isinstance(old["stages"], dict)
         except (ValueError, KeyError, TypeError, AssertionError):
-            raise SystemExit(f"{self.path}: not a result of this program (wanted format {FORMAT!r}); move it away")
+            raise SystemExit(f"{self.path}: not a result of this program (expected format {FORMAT!r}); move it away")
         if old["sources"] == sources:
             self.data, self.kept = old, True
 
@@ -229,7 +230,8 @@ class Stage:
         return 0.0 if self.stopped else self.cap - (self.check.clock() - self.began)
 
     def run(self, command, cap, fine=(0,), slow_ok=False, **more):
-        """its Result; Failed when it ends with a code that is not fine, OutOfTime when the stage's cap came first"""
+        """The command's Result. Raises Failed if its exit code is not among `fine` or it reaches its own cap, and
+        OutOfTime if the stage reaches its cap first."""
         left = self.left()
         if left <= 0.5:
             raise OutOfTime
@@ -251,7 +253,7 @@ class Stage:
             self.check.report.save()
 
     def do(self, name, work, *args):
-        """the item's record, from an earlier run or from work(*args), which returns a dictionary"""
+        """the record of an item, from an earlier run or from work(*args), which returns a dictionary"""
         if name in self.items and not self.items[name].get("not_built"):
             self.done += 1
             return self.items[name]
@@ -272,7 +274,7 @@ class Stage:
         return record
 
     def do_all(self, work, workers=1):
-        """work: (name, function, args...); several at once where they do not share the GPU"""
+        """work: a list of (name, function, args...); several run at once if they do not share the GPU"""
         self.total = max(self.total, self.done + len(work))
         if workers == 1:
             for w in work:
@@ -283,7 +285,7 @@ class Stage:
                 for future in [pool.submit(self.do, *w) for w in work]:
                     future.result()
             except BaseException:
-                self.stopped = True                     # what has not begun does not begin
+                self.stopped = True                     # nothing new begins
                 self.runner.end_all()
                 raise
 
@@ -294,7 +296,7 @@ class Stage:
 def smi(runner, fields):
     p = runner.which("nvidia-smi")
     if not p:
-        raise NoDevice("nvidia-smi is not there: this machine has no NVIDIA driver")
+        raise NoDevice("nvidia-smi is not there: install the NVIDIA driver")
     r = runner.run([p, "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"], 20)
     line = r.output.strip().split("\n")[0]
     if r.code != 0 or line.count(",") != len(fields) - 1:
@@ -303,25 +305,27 @@ def smi(runner, fields):
 
 
 def device(stage):
-    wanted = ("Product Name", "Driver Version", "CUDA Version", "Total", "Max Clocks", "Graphics", "SM", "Memory", "Performance State",
-              "Current Power Limit", "Default Power Limit", "GPU Current Temp", "ECC Mode", "MIG Mode", "Persistence Mode", "Link Width")
+    kept = ("Product Name", "Driver Version", "CUDA Version", "Total", "Max Clocks", "Graphics", "SM", "Memory",
+            "Performance State", "Current Power Limit", "Default Power Limit", "GPU Current Temp", "ECC Mode",
+            "MIG Mode", "Persistence Mode", "Link Width")
+    fields = ["name", "driver_version", "compute_cap", "memory.total", "clocks.max.sm", "power.limit"]
 
     def query():
         r = stage.run([stage.runner.which("nvidia-smi"), "-q", "-i", "0"], 20)
-        lines = [x.rstrip() for x in r.output.split("\n") if x.split(":")[0].strip() in wanted and ":" in x]
-        return {"lines": lines[:60], **smi(stage.runner, ["name", "driver_version", "compute_cap", "memory.total", "clocks.max.sm", "power.limit"])}
+        lines = [x.rstrip() for x in r.output.split("\n") if x.split(":")[0].strip() in kept and ":" in x]
+        return {"lines": lines[:60], **smi(stage.runner, fields)}
 
     def compiler():
         r = stage.run([nvcc(stage.runner), "--version"], 20)
         return {"version": r.output.strip().split("\n")[-2:]}
 
     def headers():
-        """the two libraries that a CUDA toolkit does not bring"""
+        """the two libraries that are not part of a CUDA toolkit"""
         write_atomically(os.path.join(ROOT, path("headers.cu")), "#include <xxhash.h>\n#include <nlohmann/json.hpp>\n")
         r = stage.run([nvcc(stage.runner), "-E", path("headers.cu"), "-o", os.devnull], 60, fine=None)
         if r.code != 0:
-            raise Failed("xxhash.h and nlohmann/json.hpp are not both there: install libxxhash-dev and nlohmann-json3-dev, or copy the headers "
-                         f"to a directory and set CPATH to it\n{r.tail(4)}")
+            raise Failed("expected the headers xxhash.h and nlohmann/json.hpp: install libxxhash-dev and "
+                         f"nlohmann-json3-dev, or copy the headers to a directory and set CPATH to it\n{r.tail(4)}")
         return {}
     stage.do_all([("nvidia-smi", query), ("nvcc", compiler), ("headers", headers)])
 
@@ -346,12 +350,14 @@ def path(*names):
 
 
 TRAINERS = ("gpt2", "bert")
-CPU, CPU_PLAIN, CUDA, CUDA_FP32 = ({t: where("train_" + t + cu) for t in TRAINERS} for where, cu in (
-    (lambda name: "./" + name, ""), (lambda name: path("plain", name), ""), (lambda name: "./" + name, "cu"), (lambda name: path("fp32", name), "cu")))
+CPU = {t: "./train_" + t for t in TRAINERS}
+CPU_PLAIN = {t: path("plain", "train_" + t) for t in TRAINERS}
+CUDA = {t: f"./train_{t}cu" for t in TRAINERS}
+CUDA_FP32 = {t: path("fp32", f"train_{t}cu") for t in TRAINERS}
 
 
 def kernel_tests():
-    """name -> source"""
+    """{name: source}"""
     found = {}
     for source in sorted(glob.glob(os.path.join(ROOT, "test", "simt", "test_*.cu"))):
         found[os.path.basename(source)[len("test_"):-len(".cu")]] = os.path.relpath(source, ROOT)
@@ -359,7 +365,7 @@ def kernel_tests():
 
 
 def shadow(name):
-    """a directory in which make builds the same sources under other flags: the Makefile alone knows how"""
+    """a directory in which make builds the same sources with other flags, by the same Makefile"""
     directory = os.path.join(ROOT, path(name))
     os.makedirs(directory, exist_ok=True)
     for entry in ("Makefile", "train_gpt2.cu", "train_bert.cu", "llmc", "dev", "test"):
@@ -370,7 +376,7 @@ def shadow(name):
 
 
 def stamp(product):
-    """the sum of the sources that it was built from"""
+    """the checksum of the sources that a product was built from"""
     try:
         with open(os.path.join(ROOT, product + ".sources")) as f:
             return f.read()
@@ -382,7 +388,7 @@ def build(stage):
     compiler, arch = nvcc(stage.runner), architecture(stage.runner)
     cuda = ["make", "-j2", "train_gpt2cu", "train_bertcu", "NVCC=" + compiler, "ARCH=" + arch]
     cpu = ["train_gpt2", "train_bert"]
-    # no OpenBLAS, no FMA, the narrowest vectors: the same sums, rounded elsewhere
+    # no OpenBLAS, no FMA, the narrowest vectors: the same sums, rounded at other places
     plain = "-O2 -ffp-contract=off" + (" -march=x86-64-v2" if platform.machine() == "x86_64" else "")
     flags = [compiler, "-std=c++17", "-O3", "-arch=" + arch, "-Xcompiler", "-Wall,-Wextra,-fopenmp", "-I."]
     libraries = ["-lcublasLt", "-lcublas"]
@@ -391,20 +397,26 @@ def build(stage):
         stage.run(command, 840)
         for product in products:
             if not os.path.exists(os.path.join(ROOT, product)):
-                raise Failed(f"{' '.join(command)}: ended well, but {product} is not there")
+                raise Failed(f"{' '.join(command)}: exit code 0, but {product} is not there")
             if command[0] != "make":
                 write_atomically(os.path.join(ROOT, product + ".sources"), stage.check.report.data["sources"])
         return {"products": products}
+    cpu_plain = ["make", "-j2", "-C", shadow("plain"), *cpu, "BLAS=0", "CXXFLAGS=" + plain]
     work = [("trainers, CUDA bf16", make, cuda, *CUDA.values()),
             ("trainers, CUDA FP32", make, [*cuda, "-C", shadow("fp32"), "PRECISION=FP32"], *CUDA_FP32.values()),
             ("trainers, CPU", make, ["make", "-j2", *cpu], *CPU.values()),
-            ("trainers, CPU, other rounding", make, ["make", "-j2", "-C", shadow("plain"), *cpu, "BLAS=0", "CXXFLAGS=" + plain], *CPU_PLAIN.values())]
+            ("trainers, CPU, other rounding", make, cpu_plain, *CPU_PLAIN.values())]
     for name, causal in (("bench_causal", 1), ("bench_full", 0)):
-        work.append((name, make, [*flags, f"-DCAUSAL={causal}", "dev/gpu_bench.cu", "-o", path(name), *libraries], path(name)))
+        command = [*flags, f"-DCAUSAL={causal}", "dev/gpu_bench.cu", "-o", path(name), *libraries]
+        work.append((name, make, command, path(name)))
     for name, source in kernel_tests().items():
-        work.append(("kernel test " + name, make, [*flags, "-Itest/simt", source, "-o", path("test_" + name), *libraries], path("test_" + name)))
-    for name, _, command, *products in work:            # make knows what is up to date, nvcc does not
-        if command[0] == "make" or any(stamp(p) != stage.check.report.data["sources"] or not os.path.exists(os.path.join(ROOT, p)) for p in products):
+        target = path("test_" + name)
+        work.append(("kernel test " + name, make, [*flags, "-Itest/simt", source, "-o", target, *libraries], target))
+
+    def up_to_date(product):
+        return stamp(product) == stage.check.report.data["sources"] and os.path.exists(os.path.join(ROOT, product))
+    for name, _, command, *products in work:            # make knows itself what is up to date, nvcc does not
+        if command[0] == "make" or not all(up_to_date(p) for p in products):
             stage.items.pop(name, None)
     stage.do_all(work, workers=max(2, min(8, (os.cpu_count() or 2) // 2)))
 
@@ -419,7 +431,7 @@ def built(product):
 # kernels, sanitizer
 
 def read_tests(report, result):
-    """the tests of one binary, from its --json file; what it printed when it died before writing that"""
+    """the tests of one binary, from its --json file; Failed with what it printed if it died before it wrote that"""
     try:
         with open(os.path.join(ROOT, report)) as f:
             return [dict(t, ok=t["status"] in ("ok", "skipped"), ms=float(t["ms"])) for t in json.load(f)]
@@ -437,7 +449,8 @@ def kernels(stage):
         bad = [t["name"] for t in tests if not t["ok"]]
         record = {"tests": tests, "ok": result.code == 0 and not bad and len(tests) > 0}
         if not record["ok"]:
-            record["error"] = f"exit code {result.code}; failed: {', '.join(bad) or 'none named'}, of {len(tests)} tests\n{result.tail(25)}"
+            names = ", ".join(bad) or "none named"
+            record["error"] = f"exit code {result.code}; failed: {names}, of {len(tests)} tests\n{result.tail(25)}"
         return record
     found = kernel_tests()
     if not found:
@@ -445,8 +458,9 @@ def kernels(stage):
     stage.do_all([(name, test, name) for name in found])
 
 
-SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")        # in this order: the stage may end before them all
-SHORT_MS, SANITIZED_S = 30, 12      # of a test on the bare GPU; a sanitizer takes 20 to 100 times as long
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")        # in this order: time may not suffice for all
+SHORT_MS = 30                       # a short test takes at most this long; under a sanitizer 20 to 100 times as long
+SANITIZED_S = 12                    # the cap of a test under a sanitizer
 
 
 def sanitizer(stage):
@@ -456,16 +470,17 @@ def sanitizer(stage):
         return
 
     def check(kind, name):
-        """the longest of the short tests, or the shortest there is"""
-        tests = [t for t in stage.check.report.stage("kernels")["items"].get(name, {}).get("tests", []) if t["status"] == "ok"]
+        """runs the longest of the short tests of a binary, or the shortest of all if none is short"""
+        done = stage.check.report.stage("kernels")["items"].get(name, {})
+        tests = [t for t in done.get("tests", []) if t["status"] == "ok"]
         if not tests:
             return {"test": None}
         short = [t for t in tests if t["ms"] <= SHORT_MS]
         test = max(short, key=lambda t: t["ms"]) if short else min(tests, key=lambda t: t["ms"])
-        result = stage.run([tool, "--tool", kind, "--error-exitcode", "9", built(path("test_" + name)), test["name"]], SANITIZED_S, slow_ok=True,
-                           fine=None)
+        command = [tool, "--tool", kind, "--error-exitcode", "9", built(path("test_" + name)), test["name"]]
+        result = stage.run(command, SANITIZED_S, slow_ok=True, fine=None)
         if result.code != 0 and not result.timed_out:
-            if "Device not supported" in result.output:         # the driver's interface for debuggers is not there: containers, gVisor
+            if "Device not supported" in result.output:     # containers may lack the driver's interface for debuggers
                 return {"test": None, "note": "compute-sanitizer: Device not supported"}
             raise Failed(f"{kind} of {name}, {test['name']}: exit code {result.code}\n{result.tail()}")
         return {"test": test["name"], "finished": not result.timed_out}
@@ -480,18 +495,19 @@ def encodings(text):
     m = re.search(r"positional encodings:\n(.*?)\n\s*\n", text, re.S)
     names = re.findall(r"^  (\w+)  +\S", m.group(1), re.M) if m else []
     if not names:
-        raise Failed("train_gpt2 --help lists no positional encodings")
+        raise Failed("expected a list of positional encodings in train_gpt2 --help, got none")
     return names
 
 
 def write_data():
-    """the sources as text, and groups of pieces of it; tokens of GPT-2 and BERT drawn at random"""
+    """writes the sources as text and as groups of pieces of it, and random tokens of GPT-2's and BERT's vocabularies"""
     os.makedirs(os.path.join(ROOT, WORK), exist_ok=True)
-    sources = sorted(glob.glob(os.path.join(ROOT, "llmc", "**", "*.*h"), recursive=True)) + [os.path.join(ROOT, "train_gpt2.cu")]
+    sources = sorted(glob.glob(os.path.join(ROOT, "llmc", "**", "*.*h"), recursive=True))
+    sources.append(os.path.join(ROOT, "train_gpt2.cu"))
     text = b"".join(open(name, "rb").read() for name in sources)
     with open(os.path.join(ROOT, path("text.txt")), "wb") as f:
         f.write(text)
-    # a query, the piece that it is from, another piece: from a few bytes to more than T
+    # a query, a piece that begins like it, another piece: from a few bytes to more than T
     words, draw, n = text.split(), random.Random(1), 1000000
 
     def piece(k):
@@ -500,14 +516,14 @@ def write_data():
         for k in range(0, min(len(words), 40000) - 40, 97):
             f.write(b"\t".join((piece(k), piece(k), piece(draw.randrange(len(words) - 40)))) + b"\n")
     drawn = array.array("H", random.Random(1).randbytes(2 * n))
-    for name, first, vocab, last in (("tokens.bin", 0, 50257, 50256), ("bert_tokens.bin", 1000, 30522, 102)):      # last: behind a text
+    for name, first, vocab, end in (("tokens.bin", 0, 50257, 50256), ("bert_tokens.bin", 1000, 30522, 102)):
         tokens = array.array("H", (first + t % (vocab - first) for t in drawn))
         with open(os.path.join(ROOT, path(name)), "wb") as f:
-            f.write(struct.pack("<256i", 20240520, 1, n, vocab, last, *[0] * 251) + tokens.tobytes())
+            f.write(struct.pack("<256i", 20240520, 1, n, vocab, end, *[0] * 251) + tokens.tobytes())
 
 
 def rewrite(source, target, change=lambda values, *_: values):
-    """a copy of a checkpoint as a directory to --load; change(values, name, shape) gives the new ones of a tensor"""
+    """copies a checkpoint to a directory for --load; change(values, name, shape) returns the new bytes of a tensor"""
     with open(os.path.join(source, "model.safetensors"), "rb") as f:
         data = f.read()
     at = 8 + struct.unpack("<Q", data[:8])[0]
@@ -515,7 +531,7 @@ def rewrite(source, target, change=lambda values, *_: values):
     tensors = {name: t for name, t in json.loads(data[8:at]).items() if name != "__metadata__"}
     for name, t in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
         if t["dtype"] != "F32":
-            raise Failed(f"{source}: {name}: wanted float32 tensors")
+            raise Failed(f"{source}: {name}: expected a float32 tensor, got {t['dtype']}")
         first, end = t["data_offsets"]
         parts.append(change(data[at + first:at + end], name, t["shape"]))
     os.makedirs(target, exist_ok=True)
@@ -525,20 +541,24 @@ def rewrite(source, target, change=lambda values, *_: values):
 
 
 def round_to_bf16(source, target, seed):
-    """every weight becomes one of the two bf16 numbers beside it, at random"""
+    """every weight becomes one of the two bf16 numbers next to it, at random"""
     draw = random.Random(seed)
 
     def change(values, *_):
         bits = array.array("I", values)
-        return array.array("I", [(b + r) & 0xFFFF0000 for b, r in zip(bits, array.array("H", draw.randbytes(2 * len(bits))))]).tobytes()
+        drawn = array.array("H", draw.randbytes(2 * len(bits)))
+        return array.array("I", [(b + r) & 0xFFFF0000 for b, r in zip(bits, drawn)]).tobytes()
     rewrite(source, target, change)
 
 
 def enlarge(source, target):
-    """every matrix becomes six times as large: then queries and keys are of size 1, the attention is no mean of all values, and no
-    gradient is small beside what bf16 does to it"""
-    rewrite(source, target, lambda values, name, shape: array.array("f", [6 * x for x in array.array("f", values)]).tobytes()
-            if len(shape) == 2 else values)
+    """Every matrix becomes six times as large. Then queries and keys have size 1, attention is not just a mean of all
+    values, and no gradient is small compared to what bf16 does to it."""
+    def change(values, name, shape):
+        if len(shape) != 2:
+            return values
+        return array.array("f", [6 * x for x in array.array("f", values)]).tobytes()
+    rewrite(source, target, change)
 
 
 def losses_of(directory):
@@ -548,19 +568,19 @@ def losses_of(directory):
     except (OSError, ValueError, KeyError) as e:
         raise Failed(f"{directory}/log.jsonl: {e}")
     if not losses or any(not isinstance(x, (int, float)) or x != x for x in losses):
-        raise Failed(f"{directory}/log.jsonl: losses {losses}")
+        raise Failed(f"{directory}/log.jsonl: expected finite losses, got losses {losses}")
     return losses
 
 
 def differences(a, b):
-    """the relative difference of two courses of the loss, step by step"""
+    """the relative difference of two curves of the loss, step by step"""
     if len(a) != len(b):
-        raise Failed(f"{len(a)} losses against {len(b)}")
+        raise Failed(f"expected {len(b)} losses, got {len(a)}")
     return [abs(x - y) / max(abs(y), 1e-9) for x, y in zip(a, b)]
 
 
 def so_far(curves):
-    """for each step the largest of all curves up to it"""
+    """for each step, the largest value of all curves up to that step"""
     return list(itertools.accumulate((max(step) for step in zip(*curves)), max))
 
 
@@ -574,82 +594,104 @@ BERT_ENCODINGS = ("none", "cable", "alibi", "t5", "rope")
 
 
 def cases(names):
-    """name -> (trainer, encoding, flags, those whose measured errors are comparable)"""
+    """{name: (trainer, encoding, flags, group)}; measured errors are comparable within a group"""
     found = {pos: ("gpt2", pos, ["--lr", "1e-3"], "gpt2") for pos in names}
     found.update({"BERT " + pos: ("bert", pos, ["--lr", "1e-3"], "bert") for pos in BERT_ENCODINGS if pos in names})
-    found["BERT cable, pairs"] = ("bert", "cable", ["--lr", "1e-4", "--tau", "0.5", "--pairs", path("pairs.txt")], "pairs")
+    pairs = ["--lr", "1e-4", "--tau", "0.5", "--pairs", path("pairs.txt")]
+    found["BERT cable, pairs"] = ("bert", "cable", pairs, "pairs")
     return found
 
 
-def losses(stage):
-    text = path("text.txt")
-    data = ["--train_files", text, "--val_files", text, "--T", str(T), "--B", str(B)]
-    without_tf32 = {"NVIDIA_TF32_OVERRIDE": "0"}
+class LossCheck:
+    """the runs of one case, on the CPU (measure) and in CUDA (compare)"""
 
-    def place(name):
+    def __init__(self, stage, known):
+        self.stage, self.known = stage, known
+        text = path("text.txt")
+        self.data = ["--train_files", text, "--val_files", text, "--T", str(T), "--B", str(B)]
+
+    def place(self, name):
         return path("losses", re.sub(r"\W+", "_", name))
 
-    def course(binary, out, load, flags, **more):
-        train(stage, binary, out, [*data, *flags, "--load", load, "--steps", str(STEPS)], 30, **more)
+    def curve(self, binary, out, load, flags, **more):
+        """the losses of STEPS steps from a checkpoint"""
+        train(self.stage, binary, out, [*self.data, *flags, "--load", load, "--steps", str(STEPS)], 30, **more)
         found = losses_of(out)
         if len(found) != STEPS:
-            raise Failed(f"{out}: {len(found)} losses, wanted {STEPS}")
+            raise Failed(f"{out}: expected {STEPS} losses, got {len(found)}")
         return found
 
-    def measure(name):
-        """on the CPU: the course of the losses, and how much each kind of rounding changes it"""
-        here, (trainer, pos, flags, group) = place(name), known[name]
-        train(stage, CPU[trainer], here + "_new", [*data, "--threads", "1", "--model", MODEL, "--pos", pos, "--steps", "1", "--lr", "0",
-                                                   "--checkpoint_every", "1"], 30)
+    def measure(self, name):
+        """on the CPU: the losses, and how much each kind of rounding changes them"""
+        here, (trainer, pos, flags, group) = self.place(name), self.known[name]
+        initial = ["--threads", "1", "--model", MODEL, "--pos", pos, "--steps", "1", "--lr", "0",
+                   "--checkpoint_every", "1"]
+        train(self.stage, CPU[trainer], here + "_new", [*self.data, *initial], 30)
         start = here + "_start"
-        (enlarge if trainer == "bert" else rewrite)(*(os.path.join(ROOT, x) for x in (here + "_new/step_00000001", start)))
-        cpu = course(CPU[trainer], here + "_cpu", start, flags)
-        fp32 = so_far([differences(course(CPU_PLAIN[trainer], here + "_plain", start, flags), cpu)])
+        copy = enlarge if trainer == "bert" else rewrite
+        copy(os.path.join(ROOT, here + "_new/step_00000001"), os.path.join(ROOT, start))
+        cpu = self.curve(CPU[trainer], here + "_cpu", start, flags)
+        fp32 = so_far([differences(self.curve(CPU_PLAIN[trainer], here + "_plain", start, flags), cpu)])
         bf16 = []
         for seed in (1, 2, 3):
             rounded = here + f"_rounded{seed}"
             round_to_bf16(os.path.join(ROOT, start), os.path.join(ROOT, rounded), seed)
-            bf16.append(differences(course(CPU[trainer], here + "_cpu_rounded", rounded, flags), cpu))
+            bf16.append(differences(self.curve(CPU[trainer], here + "_cpu_rounded", rounded, flags), cpu))
         return {"losses": cpu, "fp32_error": fp32, "bf16_error": so_far(bf16), "group": group}
 
-    def compare(name):
-        trainer, _, flags, group = known[name]
-        measured = [r for n, r in list(stage.items.items()) if n.startswith("measured ") and r["ok"] and r["group"] == group]
-        own = stage.items.get("measured " + name)
+    def compare(self, name):
+        """in CUDA, FP32 and bf16: the losses, which must be as close to the CPU's as the measured errors allow"""
+        trainer, _, _, group = self.known[name]
+        own = self.stage.items.get("measured " + name)
         if not own or not own["ok"]:
             raise (NotBuilt if own and own.get("not_built") else Failed)("the CPU's losses are missing")
-        record, start = {"ok": True}, place(name) + "_start"
+        measured = [r for n, r in list(self.stage.items.items())
+                    if n.startswith("measured ") and r["ok"] and r["group"] == group]
+        record = {"ok": True}
+        without_tf32 = {"NVIDIA_TF32_OVERRIDE": "0"}
         for kind, binary, multiple, most, env in (("fp32", CUDA_FP32[trainer], FP32_MULTIPLE, FP32_MOST, without_tf32),
                                                   ("bf16", CUDA[trainer], BF16_MULTIPLE, BF16_MOST, None)):
-            # a measured error may be small by luck, the median of all encodings' is not; rounding alone makes 2^-24
-            middle = (statistics.median(step) for step in zip(*(r[kind + "_error"] for r in measured)))
-            errors = [max(own_step, step, 2.0 ** -24) for own_step, step in zip(own[kind + "_error"], middle)]
-            found = course(binary, f"{place(name)}_{kind}", start, flags, env=env)
-            apart = differences(found, own["losses"])
-            step = max(range(STEPS), key=lambda t: apart[t] / errors[t])        # where it is worst
-            record[kind] = {"losses": found, "step": step, "difference": apart[step], "measured_error": errors[step], "multiple": multiple,
-                            "bound": multiple * errors[step]}
-            if not any(own[kind + "_error"]) or multiple * errors[-1] > most:
-                record["ok"] = False
-                record["error"] = (f"{kind}: the measured error of {own[kind + '_error'][-1]:.2g} bounds nothing (wanted: above 0, at most "
-                                   f"{most / multiple:.2g})")
-            elif apart[step] > multiple * errors[step]:
-                record["ok"] = False
-                record["error"] = (f"{kind}: at step {step} the loss differs from the CPU's by {apart[step]:.3g}, "
-                                   f"wanted at most {multiple} x the measured error {errors[step]:.3g}")
+            record[kind], error = self.compare_kind(name, own, measured, kind, binary, multiple, most, env)
+            if error:
+                record.update(ok=False, error=error)
         return record
+
+    def compare_kind(self, name, own, measured, kind, binary, multiple, most, env):
+        """(record, error or None) of one precision"""
+        # A measured error may be small by luck, the median of the group is not; rounding alone makes 2^-24.
+        middle = (statistics.median(step) for step in zip(*(r[kind + "_error"] for r in measured)))
+        errors = [max(own_step, step, 2.0 ** -24) for own_step, step in zip(own[kind + "_error"], middle)]
+        place, flags = self.place(name), self.known[name][2]
+        found = self.curve(binary, f"{place}_{kind}", place + "_start", flags, env=env)
+        apart = differences(found, own["losses"])
+        step = max(range(STEPS), key=lambda t: apart[t] / errors[t])        # the step nearest to its bound
+        record = {"losses": found, "step": step, "difference": apart[step], "measured_error": errors[step],
+                  "multiple": multiple, "bound": multiple * errors[step]}
+        if not any(own[kind + "_error"]) or multiple * errors[-1] > most:
+            return record, (f"{kind}: expected a measured error above 0 and at most {most / multiple:.2g}, "
+                            f"got {own[kind + '_error'][-1]:.2g}, which bounds nothing")
+        if apart[step] > multiple * errors[step]:
+            return record, (f"{kind}: at step {step} the loss differs from the CPU's by {apart[step]:.3g}, "
+                            f"expected at most {multiple} x the measured error {errors[step]:.3g}")
+        return record, None
+
+
+def losses(stage):
     write_data()
     known = cases(encodings(stage.run([built(CPU["gpt2"]), "--help"], 10).output))
+    check = LossCheck(stage, known)
     stage.total = 2 * len(known)
-    stage.do_all([("measured " + name, measure, name) for name in known], workers=max(1, min(8, (os.cpu_count() or 2) // 2)))
-    stage.do_all([(name, compare, name) for name in known], workers=4)          # nothing is timed: a start takes longer than the steps
+    workers = max(1, min(8, (os.cpu_count() or 2) // 2))
+    stage.do_all([("measured " + name, check.measure, name) for name in known], workers=workers)
+    # Nothing is timed here, and a program takes longer to start than to do its steps: four share the GPU.
+    stage.do_all([(name, check.compare, name) for name in known], workers=4)
 
 
 # ---------------------------------------------------------------------------------------------------------
 # bench, train, eval, pytorch
 
 def json_lines(stage, command, cap, beside=None):
-    """runs a program that prints one JSON object a result, each with its key and kept as it comes"""
+    """runs a program that prints one JSON object per result and keeps each, by its key, as it arrives"""
     def keep(line, _):
         try:
             record = json.loads(line)
@@ -662,7 +704,8 @@ def json_lines(stage, command, cap, beside=None):
         stage.check.progress(stage, key, record)
     done = path(stage.name + "_done.txt")
     write_atomically(os.path.join(ROOT, done), "".join(key + "\n" for key in stage.items))
-    return stage.run([*command, "--skip", done, *(["--quick"] if stage.check.options.quick else [])], cap, on_line=keep, beside=beside)
+    quick = ["--quick"] if stage.check.options.quick else []
+    return stage.run([*command, "--skip", done, *quick], cap, on_line=keep, beside=beside)
 
 
 def bench(stage):
@@ -671,10 +714,11 @@ def bench(stage):
         result = json_lines(stage, [built(path(name))], 90, beside=watch)
         mhz = sorted(int(x) for x in result.beside.split() if x.isdigit())
         if mhz:
-            stage.put("clocks " + name, {"ok": True, "sm_mhz": {"least": mhz[0], "median": mhz[len(mhz) // 2], "most": mhz[-1]}})
+            clocks = {"least": mhz[0], "median": mhz[len(mhz) // 2], "most": mhz[-1]}
+            stage.put("clocks " + name, {"ok": True, "sm_mhz": clocks})
 
 
-# name, trainer, --model, its shard, T, sequences in a batch, encodings with what else is given
+# name, trainer, --model, shard, T, sequences per batch, encodings, each with its further flags
 SIZES = [("tiny", "gpt2", "tiny", "tokens.bin", 1024, 32, ("none", "cable", "alibi", "rope")),
          ("124M", "gpt2", "small", "tokens.bin", 1024, 16, ("none", "cable", "alibi", "rope")),
          ("124M, 65,536 tokens", "gpt2", "small", "tokens.bin", 1024, 64, ("cable", "cable --deterministic 0")),
@@ -699,10 +743,11 @@ def training(stage):
 
     def measure(size, trainer, model, shard, T, most, pos):
         tokens, b, (encoding, *flags) = path(shard), batches.setdefault(size, most), pos.split()
+        out = path("train", re.sub("[^A-Za-z0-9]+", "_", f"{size}_{pos}"))
         while True:
-            out = path("train", re.sub("[^A-Za-z0-9]+", "_", f"{size}_{pos}"))
-            result = train(stage, CUDA[trainer], out, ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", encoding, "--T", str(T),
-                                                       "--B", str(b), "--steps", str(TRAIN_STEPS), *flags], 40, fine=(0, OUT_OF_MEMORY),
+            arguments = ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", encoding,
+                         "--T", str(T), "--B", str(b), "--steps", str(TRAIN_STEPS), *flags]
+            result = train(stage, CUDA[trainer], out, arguments, 40, fine=(0, OUT_OF_MEMORY),
                            beside=memory_watch(stage.runner))
             if result.code == 0:
                 break
@@ -712,31 +757,35 @@ def training(stage):
         with open(os.path.join(ROOT, out, "log.jsonl")) as f:
             steps = [r for r in map(json.loads, f) if r["kind"] == "train"][WARM_UP:]
         if len(steps) != TRAIN_STEPS - WARM_UP:
-            raise Failed(f"{out}/log.jsonl: {len(steps) + WARM_UP} steps, wanted {TRAIN_STEPS}")
-        record = {"size": size, "pos": pos, "B": b, "T": T, "ms": statistics.median(r["ms"] for r in steps), "peak_mib": peak_mib(result)}
-        record["tokens_per_s"] = 1000 * b * T / record["ms"]
+            raise Failed(f"{out}/log.jsonl: expected {TRAIN_STEPS} steps, got {len(steps) + WARM_UP}")
+        ms = statistics.median(r["ms"] for r in steps)
+        record = {"size": size, "pos": pos, "B": b, "T": T, "ms": ms, "tokens_per_s": 1000 * b * T / ms,
+                  "peak_mib": peak_mib(result)}
         mfu = [r["mfu"] for r in steps if r.get("mfu")]
         return dict(record, mfu=statistics.median(mfu)) if mfu else record
     sizes = SIZES[:-1] if stage.check.options.quick else SIZES
-    stage.do_all([(f"{size} {pos}", measure, size, *shape, pos) for size, *shape, encodings in sizes for pos in encodings])
+    stage.do_all([(f"{size} {pos}", measure, size, *shape, pos)
+                  for size, *shape, encodings in sizes for pos in encodings])
 
 
 LENGTHS, EVALUATED = (1024, 16384, 32768, 65536, 131072), 131072
 
 
 def evaluation(stage):
-    """every length over the same 131,072 tokens; the first length also pays for the start and is not reported"""
+    """every length over the same 131,072 tokens; the time of the first one includes the start and is not reported"""
     write_data()
     tokens = path("tokens.bin")
 
     def evaluate(out, lengths, count, skipping, **more):
-        train(stage, CUDA["gpt2"], out, ["--train_files", tokens, "--val_files", tokens, "--model", "small", "--pos", "cable", "--T", "1024",
-                                         "--B", "1", "--steps", "1", "--lr", "0", "--seed", "0", "--eval_tokens", str(count), "--tile_skip",
-                                         skipping, "--eval_lengths", ",".join(map(str, lengths))], 35, **more)
+        arguments = ["--train_files", tokens, "--val_files", tokens, "--model", "small", "--pos", "cable",
+                     "--T", "1024", "--B", "1", "--steps", "1", "--lr", "0", "--seed", "0",
+                     "--eval_tokens", str(count), "--tile_skip", skipping,
+                     "--eval_lengths", ",".join(map(str, lengths))]
+        train(stage, CUDA["gpt2"], out, arguments, 35, **more)
         with open(os.path.join(ROOT, out, "log.jsonl")) as f:
             found = {r["T"]: r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"}
         if list(found) != list(lengths) or any(not isinstance(x, float) or x != x for x in found.values()):
-            raise Failed(f"{out}/log.jsonl: losses {found}, wanted one for each of {list(lengths)}")
+            raise Failed(f"{out}/log.jsonl: expected one loss for each length of {list(lengths)}, got {found}")
         return found
 
     def measure():
@@ -745,11 +794,11 @@ def evaluation(stage):
         def row(line, seconds):
             if re.match(r"\s*\d+ +\d+ +\d+ +\d+ +[\d.]+ +[\d.]+\b", line):
                 rows.append((int(line.split()[0]), seconds))
-                if "live" in line:                      # behind the numbers, where tiles were left out
+                if "live" in line:                      # after the numbers, if tiles were skipped
                     live.append(f"T = {line.split()[0]}: " + line.split("   ")[-1].strip())
         found = evaluate(path("eval"), LENGTHS, EVALUATED, "default", on_line=row)
         if [t for t, _ in rows] != list(LENGTHS):
-            raise Failed(f"the table has the lengths {[t for t, _ in rows]}, wanted {list(LENGTHS)}")
+            raise Failed(f"expected a table of the lengths {list(LENGTHS)}, got {[t for t, _ in rows]}")
         windows = {str(t): (seconds - rows[i][1]) * t / EVALUATED for i, (t, seconds) in enumerate(rows[1:])}
         return {"seconds_per_window": windows, "ratio": windows["131072"] / windows["16384"], "live": live,
                 "losses": {str(t): x for t, x in found.items()}}
@@ -758,15 +807,15 @@ def evaluation(stage):
         """skipping in its exact mode must not change a bit"""
         a, b = (evaluate(path("eval_" + mode), (16384,), 32768, mode)[16384] for mode in ("exact", "off"))
         if a != b:
-            raise Failed(f"T = 16,384: loss {a!r} with --tile_skip exact, {b!r} with off: wanted the same bits")
+            raise Failed(f"T = 16,384: expected the same bits, got loss {a!r} with --tile_skip exact, {b!r} with off")
         return {"loss": a}
     stage.do_all([("124M cable", measure), ("exact skipping", exact)])
 
 
 def pytorch(stage):
     python = stage.runner.which("python3") or sys.executable
-    found = stage.run([python, "-c", "import torch, torch.nn.attention; assert torch.cuda.is_available(); print(torch.__version__)"],
-                      75, fine=None)                            # the stage's cap: what is slow to load, or to compile, a rerun goes on with
+    probe = "import torch, torch.nn.attention; assert torch.cuda.is_available(); print(torch.__version__)"
+    found = stage.run([python, "-c", probe], 75, fine=None)     # the stage's whole cap: PyTorch may be slow to load
     if found.code != 0:
         stage.record["note"] = "python3 has no torch of version 2.3 or newer that sees the GPU"
         return
@@ -775,14 +824,16 @@ def pytorch(stage):
 
 
 def ranks(stage):
-    """a run by one rank and by two, a GPU each: the same losses and weights, bit for bit"""
-    gpus = stage.run([stage.runner.which("nvidia-smi"), "--query-gpu=name", "--format=csv,noheader"], 10).output.strip().split("\n")
+    """one rank against two, each with its GPU: the same losses and weights, bit for bit"""
+    query = [stage.runner.which("nvidia-smi"), "--query-gpu=name", "--format=csv,noheader"]
+    gpus = stage.run(query, 10).output.strip().split("\n")
     launcher = stage.runner.which("mpirun")
     if len(gpus) < 2 or not launcher:
-        stage.record["note"] = "one GPU, two are wanted" if len(gpus) < 2 else "mpirun is not installed"
+        stage.record["note"] = "needs two GPUs, found one" if len(gpus) < 2 else "mpirun is not installed"
         return
-    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}    # that user owns many a container
-    if "built without MPI" in stage.run([launcher, "-np", "2", built(CUDA["gpt2"]), "--list"], 15, env=environment, fine=None).output:
+    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}    # as in many containers
+    probe = stage.run([launcher, "-np", "2", built(CUDA["gpt2"]), "--list"], 15, env=environment, fine=None)
+    if "built without MPI" in probe.output:
         stage.record["note"] = "the trainers are built without MPI"
         return
     write_data()
@@ -790,24 +841,28 @@ def ranks(stage):
     def run(trainer, count):
         text, out = path("text.txt"), path(f"ranks_{trainer}_{count}")
         shutil.rmtree(os.path.join(ROOT, out), ignore_errors=True)
-        result = stage.run([*([launcher, "-np", str(count)] if count > 1 else []), built(CUDA[trainer]), "--train_files", text, "--val_files", text,
-                            "--val_every", "0", "--model", MODEL, "--T", str(T), "--B", str(B), "--total_batch", str(2 * B * T), "--steps",
-                            str(STEPS), "--checkpoint_every", str(STEPS), "--out", out], 30, env=environment)
+        launch = [launcher, "-np", str(count)] if count > 1 else []
+        arguments = ["--train_files", text, "--val_files", text, "--val_every", "0", "--model", MODEL, "--T", str(T),
+                     "--B", str(B), "--total_batch", str(2 * B * T), "--steps", str(STEPS),
+                     "--checkpoint_every", str(STEPS), "--out", out]
+        result = stage.run([*launch, built(CUDA[trainer]), *arguments], 30, env=environment)
         with open(os.path.join(ROOT, out, f"step_{STEPS:08d}", "model.safetensors"), "rb") as f:
             return losses_of(out), hashlib.sha256(f.read()).hexdigest(), "NCCL" in result.output
 
     def compare(trainer):
         one, two = run(trainer, 1), run(trainer, 2)
         if one[:2] != two[:2]:
-            raise Failed(f"{trainer}: two ranks do not give what one gives: losses {two[0]}, wanted {one[0]}; the weights "
-                         f"{'differ' if one[1] != two[1] else 'agree'}")
+            weights = "differ" if one[1] != two[1] else "agree"
+            raise Failed(f"{trainer}: expected two ranks to give the bits of one, losses {one[0]}, got {two[0]}; "
+                         f"the weights {weights}")
         return {"losses": one[0], "nccl": two[2]}
     stage.do_all([(trainer, compare, trainer) for trainer in TRAINERS])
 
 
-# name, function, cap in seconds; without the build at most 9 minutes
-STAGES = [("device", device, 10), ("build", build, 1500), ("kernels", kernels, 70), ("losses", losses, 100), ("sanitizer", sanitizer, 50),
-          ("bench", bench, 90), ("train", training, 80), ("eval", evaluation, 40), ("pytorch", pytorch, 75), ("ranks", ranks, 25)]
+# name, function, cap in seconds; at most 9 minutes without the build
+STAGES = [("device", device, 10), ("build", build, 1500), ("kernels", kernels, 70), ("losses", losses, 100),
+          ("sanitizer", sanitizer, 50), ("bench", bench, 90), ("train", training, 80), ("eval", evaluation, 40),
+          ("pytorch", pytorch, 75), ("ranks", ranks, 25)]
 STAGE_NAMES = [s[0] for s in STAGES]
 
 
@@ -815,14 +870,15 @@ STAGE_NAMES = [s[0] for s in STAGES]
 # driver
 
 def commit_and_sources(runner):
-    """the commit, "-dirty" behind it when files differ; and a sum of everything the results depend on"""
+    """(the commit, with "-dirty" if files differ from it; a checksum of everything that the results depend on)"""
     head = runner.run(["git", "rev-parse", "--short=12", "HEAD"], 10)
     commit = head.output.strip() if head.code == 0 else os.environ.get("COMMIT", "nogit")        # a copy without .git
     status = runner.run(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!dev/results"], 20)
     if head.code == 0 and status.output.strip():
         commit += "-dirty"
     total = hashlib.sha256()
-    names = ["Makefile", "train_gpt2.cu", "train_bert.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py", "dev/gpu_check.py"]
+    names = ["Makefile", "train_gpt2.cu", "train_bert.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py",
+             "dev/gpu_check.py"]
     for pattern in ("llmc/**/*", "test/simt/*"):
         names += [os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)]
     for name in sorted(names):
@@ -836,7 +892,7 @@ def commit_and_sources(runner):
 class Check:
     def __init__(self, options, runner, clock=time.monotonic, stages=None):
         self.options, self.runner, self.clock, self.stages = options, runner, clock, stages or STAGES
-        self.remaining = 0.0                            # the caps of the stages to come
+        self.remaining = 0.0                            # sum of the caps of the later stages
         gpu = smi(runner, ["name"])["name"]
         nvcc(runner)
         commit, sources = commit_and_sources(runner)
@@ -849,7 +905,7 @@ class Check:
 
     def progress(self, stage, name, record):
         left = stage.left()
-        if stage.total and stage.done:                  # by what is done, but never beyond the cap
+        if stage.total and stage.done:                  # extrapolated from what is done, but never beyond the cap
             left = min(left, (self.clock() - stage.began) / stage.done * (stage.total - stage.done))
         verdict = "ok" if record["ok"] else "FAILED"
         of = f" {stage.done}/{stage.total}" if stage.total else ""
@@ -864,16 +920,17 @@ class Check:
         try:
             work(stage)
             bad = [n for n, r in stage.items.items() if not r["ok"]]
-            stage.record["status"] = "failed" if bad else "ok" if stage.items else "skipped"
+            passed = "ok" if stage.items else "skipped"
+            stage.record["status"] = "failed" if bad else passed
             if any(stage.items[n].get("not_built") for n in bad):
-                stage.record.update(status="unfinished", error="what it needs was not built")
+                stage.record.update(status="unfinished", error="a program that it needs was not built")
             elif not stage.items and not stage.record.get("note"):
                 stage.record.update(status="failed", error="the stage has no results")
         except OutOfTime:
-            stage.record["error"] = f"the stage's cap of {cap} s came before its end; run again to go on"
+            stage.record["error"] = f"it reached its cap of {cap} s; run again to continue"
         except Failed as e:
             stage.record.update(status="unfinished" if isinstance(e, NotBuilt) else "failed", error=str(e))
-        finally:                                        # interrupted: it stays "unfinished"
+        finally:                                        # an interrupted stage stays "unfinished"
             stage.record["seconds"] = stage.before + self.clock() - stage.began
             self.report.save()
             self.report.save_markdown()
@@ -883,7 +940,7 @@ class Check:
     def run(self):
         wanted = [s for s in self.stages if not self.options.only or s[0] in self.options.only]
         if self.report.kept:
-            self.say(f"going on with {self.report.path}")
+            self.say(f"continuing with {self.report.path}")
         todo = [s for s in wanted if self.report.stage(s[0])["status"] == "unfinished" or s[0] == "build"]
         for i, (name, work, cap) in enumerate(todo):
             self.remaining = sum(s[2] for s in todo[i + 1:])
@@ -899,15 +956,16 @@ class Check:
 def parse(arguments):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = lambda text: text.split(",")                # noqa: E731
-    p.add_argument("--again", action="extend", type=names, default=[], metavar="STAGE", help="forget its results and do it anew")
-    p.add_argument("--only", action="extend", type=names, default=[], metavar="STAGE", help="these stages alone")
+    p.add_argument("--again", action="extend", type=names, default=[], metavar="STAGE",
+                   help="forget the results of these stages and run them again")
+    p.add_argument("--only", action="extend", type=names, default=[], metavar="STAGE", help="run only these stages")
     p.add_argument("--quick", action="store_true", help="fewer shapes in bench, train and pytorch")
-    p.add_argument("--results", default=os.path.join(ROOT, "dev", "results"), help="directory of the results [dev/results]")
-    p.add_argument("--list", action="store_true", help="name the stages and their caps")
+    p.add_argument("--results", default=os.path.join(ROOT, "dev", "results"), help="directory of results [dev/results]")
+    p.add_argument("--list", action="store_true", help="list the stages and their caps")
     options = p.parse_args(arguments)
     for name in options.again + options.only:
         if name not in STAGE_NAMES:
-            p.error(f"no stage {name!r}; wanted one of {', '.join(STAGE_NAMES)}")
+            p.error(f"expected a stage among {', '.join(STAGE_NAMES)}, got {name!r}")
     return options
 
 
@@ -932,7 +990,7 @@ def main(arguments, runner=None):
             return 2
         except KeyboardInterrupt:
             runner.end_all()
-            print("interrupted; what was obtained is kept, run again to go on", file=sys.stderr)
+            print("interrupted; all results so far are kept: run again to continue", file=sys.stderr)
             return 130
 
 

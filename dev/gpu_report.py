@@ -1,36 +1,54 @@
-"""gpu_report.py -- the results of gpu_check.py as Markdown: what failed, ratios, tables, stages."""
+"""gpu_report.py -- the results of gpu_check.py as Markdown: failures first, then ratios, tables and stages."""
 
-# attention.md, 12: most time over none, by pass and head size; least TFLOP/s of none, causal, at T = 1024, 4096, 16384
+# at most this time relative to none, by encoding, pass and head size
 RATIO_TARGETS = {("cable", "forward", 64): 1.06, ("cable", "forward", 128): 1.03, ("cable", "backward", 64): 1.08,
                  ("cable", "backward", 128): 1.08, ("alibi", "forward", 64): 1.06, ("alibi", "forward", 128): 1.03,
                  ("alibi", "backward", 64): 1.08, ("alibi", "backward", 128): 1.08, ("kcable", "forward", 64): 1.35,
                  ("kcable", "forward", 128): 1.30}
-SPEED_TARGETS = {("forward", 64): {1024: 180, 4096: 250, 16384: 270}, ("backward", 64): {1024: 120, 4096: 170, 16384: 190},
-                 ("forward", 128): {1024: 210, 4096: 280, 16384: 300}, ("backward", 128): {1024: 130, 4096: 190, 16384: 210}}
-EVAL_TARGET = 10.0
+# at least so many TFLOP/s for causal attention without a bias, by pass and head size, at T = 1024, 4096 and 16384
+SPEED_TARGETS = {("forward", 64): {1024: 180, 4096: 250, 16384: 270},
+                 ("backward", 64): {1024: 120, 4096: 170, 16384: 190},
+                 ("forward", 128): {1024: 210, 4096: 280, 16384: 300},
+                 ("backward", 128): {1024: 130, 4096: 190, 16384: 210}}
+EVAL_TARGET = 10.0      # at most this time for a window of 131,072 tokens relative to one of 16,384
 
 
 def items(data, stage):
     return data["stages"].get(stage, {}).get("items", {})
 
 
+def good(data, stage, field):
+    """the records of a stage that passed and have this field"""
+    return [r for r in items(data, stage).values() if r.get("ok") and field in r]
+
+
+def line_of(cells):
+    return "| " + " | ".join(str(c) for c in cells) + " |"
+
+
 def table(head, rows):
+    """the lines of a table, none without rows"""
     if not rows:
         return []
-    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(str(c) for c in r) + " |" for r in rows] + [""]
+    return [line_of(head), "|" + "---|" * len(head), *(line_of(r) for r in rows), ""]
 
 
-def against(value, target, less=True):
-    if target is None:
-        return ""
-    met = value <= target if less else value >= target
-    return f"{'at most' if less else 'at least'} {target:g}: {'met' if met else 'MISSED'}"
+def verdict(met):
+    return "met" if met else "MISSED"
+
+
+def at_most(value, target):
+    return "" if target is None else f"at most {target:g}: {verdict(value <= target)}"
+
+
+def at_least(value, target):
+    return "" if target is None else f"at least {target:g}: {verdict(value >= target)}"
 
 
 def attention(data, stage="bench"):
     """[((pass, HS, T, causal, tokens, C, pos), record)]"""
     found = [(tuple(r[k] for k in ("pass", "HS", "T", "causal", "tokens", "C", "pos")), r)
-             for r in items(data, stage).values() if r.get("ok") and "pass" in r]
+             for r in good(data, stage, "pass")]
     return sorted(found, key=lambda x: (x[0], x[1].get("backend", "")))
 
 
@@ -39,103 +57,173 @@ def shape_text(key):
     return f"{direction} d={hs} T={t} {'causal' if causal else 'full'}, {tokens} tokens, NH*d={c}"
 
 
+# Ratios ---------------------------------------------------------------------------------------------------------------
+
 def ratios(data):
-    """rows: what, ratio, target"""
+    """rows of (what, ratio, target)"""
     rows, found = [], dict(attention(data))
     for key in sorted(found):
         none = found.get(key[:6] + ("none",))
         if key[6] != "none" and none:
             ratio = found[key]["ms"] / none["ms"]
-            rows.append((f"{key[6]} / none, time: {shape_text(key)}", f"{ratio:.3f}", against(ratio, RATIO_TARGETS.get((key[6], key[0], key[1])))))
-    trained = {(r["size"], r["pos"]): r for r in items(data, "train").values() if r.get("ok") and "tokens_per_s" in r}
+            target = RATIO_TARGETS.get((key[6], key[0], key[1]))
+            rows.append((f"{key[6]} / none, time: {shape_text(key)}", f"{ratio:.3f}", at_most(ratio, target)))
+    trained = {(r["size"], r["pos"]): r for r in good(data, "train", "tokens_per_s")}
     for (size, pos), r in sorted(trained.items()):
         none = trained.get((size, "none"))
         if pos != "none" and none and none["B"] == r["B"]:
-            rows.append((f"{pos} / none, tokens/s of a training step: {size}, T={r['T']}, B={r['B']}", f"{r['tokens_per_s'] / none['tokens_per_s']:.3f}", ""))
-    for r in items(data, "eval").values():
-        if r.get("ok") and "ratio" in r:
-            rows.append(("evaluation, time of T=131,072 / T=16,384: 124M cable, random weights", f"{r['ratio']:.2f}", against(r["ratio"], EVAL_TARGET)))
-    return rows + beside_pytorch(data, found, trained)
+            ratio = r["tokens_per_s"] / none["tokens_per_s"]
+            what = f"{pos} / none, tokens/s of a training step: {size}, T={r['T']}, B={r['B']}"
+            rows.append((what, f"{ratio:.3f}", ""))
+    for r in good(data, "eval", "ratio"):
+        what = "evaluation, time of T=131,072 / T=16,384: 124M cable, random weights"
+        rows.append((what, f"{r['ratio']:.2f}", at_most(r["ratio"], EVAL_TARGET)))
+    return rows + pytorch_ratios(data, found, trained)
 
 
-def beside_pytorch(data, found, trained):
+def pytorch_ratios(data, found, trained):
     rows = []
     for key, theirs in attention(data, "pytorch"):
         ours = found.get(key)
         if ours:
-            rows.append((f"PyTorch {theirs['backend']} / ours, time: {key[6]}, {shape_text(key)}", f"{theirs['ms'] / ours['ms']:.3f}", ""))
-    for r in items(data, "pytorch").values():
-        ours = trained.get((r.get("size"), r.get("pos")))
-        if r.get("ok") and ours and "tokens_per_s" in r:
-            rows.append((f"ours / PyTorch {r['backend']}, tokens/s: {r['size']} {r['pos']}, T={r['T']}, B={ours['B']} / {r['B']}",
-                         f"{ours['tokens_per_s'] / r['tokens_per_s']:.3f}", ""))
+            what = f"PyTorch {theirs['backend']} / ours, time: {key[6]}, {shape_text(key)}"
+            rows.append((what, f"{theirs['ms'] / ours['ms']:.3f}", ""))
+    for theirs in good(data, "pytorch", "tokens_per_s"):
+        ours = trained.get((theirs.get("size"), theirs.get("pos")))
+        if ours:
+            what = (f"ours / PyTorch {theirs['backend']}, tokens/s: {theirs['size']} {theirs['pos']}, T={theirs['T']}, "
+                    f"B={ours['B']} / {theirs['B']}")
+            rows.append((what, f"{ours['tokens_per_s'] / theirs['tokens_per_s']:.3f}", ""))
     return rows
 
 
-def result_tables(data):
-    lines = []
+# Tables: each function returns the lines of its section, none without results -----------------------------------------
+
+def attention_section(data):
     rows = []
     for key, r in attention(data):
         target = SPEED_TARGETS.get(key[:2], {}).get(key[2]) if key[6] == "none" and key[3] else None
         live = f"{100 * r['live']:.0f}%" if "live" in r else ""
         rows.append((key[6], shape_text(key), f"{r['ms']:.3f}", f"{r['tflops']:.0f}", f"{100 * r['share']:.0f}%", live,
-                     against(r["tflops"], target, less=False)))
-    if rows:
-        product = items(data, "bench").get("matmul causal") or items(data, "bench").get("matmul full") or {}
-        lines += [f"## Attention\n\nA bf16 cuBLASLt product of 8192^3 in the same run: {product.get('tflops', 0):.0f} TFLOP/s; shares are of that.", ""]
-        clocks = [f"{r['sm_mhz']['least']} / {r['sm_mhz']['median']} / {r['sm_mhz']['most']}" for n, r in sorted(items(data, "bench").items())
-                  if "sm_mhz" in r]
-        lines += [f"SM clock while measuring, least / median / most MHz: {'; '.join(clocks)}", ""] if clocks else []
-        lines += table(("encoding", "shape", "ms", "TFLOP/s", "share", "live tiles", "target (TFLOP/s)"), rows)
-    rows = [(r["size"], r["pos"], r["T"], r["B"], f"{r['tokens_per_s']:,.0f}", f"{100 * r['mfu']:.1f}%" if "mfu" in r else "n/a",
-             r["peak_mib"] if r.get("peak_mib") else "n/a") for r in items(data, "train").values() if r.get("ok") and "tokens_per_s" in r]
-    if rows:
-        lines += ["## Training, bf16", ""] + table(("model", "encoding", "T", "B", "tokens/s", "MFU", "peak MiB (all of the GPU)"), sorted(rows))
-    for r in items(data, "eval").values():
-        if r.get("ok") and "ratio" in r:
-            lines += ["## Evaluation, 124M cable, random weights", ""]
-            lines += table(("T", "seconds a window"), [(t, f"{s:.3f}") for t, s in sorted(r["seconds_per_window"].items(), key=lambda x: int(x[0]))])
-            lines += [*r.get("live", []), ""]
-    rows = [(n, k, r[k]["step"], f"{r[k]['difference']:.2e}", f"{r[k]['measured_error']:.2e}", f"{r[k]['multiple']} x", f"{r[k]['bound']:.2e}")
-            for n, r in sorted(items(data, "losses").items()) for k in ("fp32", "bf16") if k in r]
-    if rows:
-        lines += ["## Losses of 20 steps, CPU against CUDA", "", "Measured error: FP32, two CPU builds of other rounding; bf16, initial weights "
-                  "rounded to bf16 on the CPU, the largest up to that step; of the encoding or the median of all, whichever is larger. "
-                  "Shown is the step nearest to its bound.", ""]
-        lines += table(("run", "build", "step", "relative difference", "measured error", "allowed", "bound"), rows)
-    rows = [(trainer, len(r["losses"]), "NCCL" if r["nccl"] else "MPI") for trainer, r in sorted(items(data, "ranks").items()) if r.get("ok")]
-    if rows:
-        lines += ["## Two ranks: the bits of one", ""] + table(("trainer", "steps", "by way of"), rows)
-    rows = [(f"{binary}: {t['name']}", t["status"], f"{t['ms']:.1f}", t.get("info", "")) for binary, r in sorted(items(data, "kernels").items())
-            for t in r.get("tests", [])]
-    if rows:
-        checked = [(n, r["test"] or "no test passed", "no finding" if r.get("finished") else "not finished" if r["test"] else "not run")
-                   for n, r in sorted(items(data, "sanitizer").items()) if r.get("ok")]
-        lines += (["## Sanitizer", ""] + table(("tool, tests", "test", "result"), checked)) if checked else []
-        lines += ["## Kernel tests", ""] + table(("test", "result", "ms", ""), rows)
+                     at_least(r["tflops"], target)))
+    if not rows:
+        return []
+    bench = items(data, "bench")
+    product = bench.get("matmul causal") or bench.get("matmul full") or {}
+    lines = ["## Attention", "", f"A bf16 cuBLASLt product of 8192^3 in the same run: {product.get('tflops', 0):.0f} "
+             "TFLOP/s; shares are relative to it.", ""]
+    clocks = [f"{r['sm_mhz']['least']} / {r['sm_mhz']['median']} / {r['sm_mhz']['most']}"
+              for _, r in sorted(bench.items()) if "sm_mhz" in r]
+    if clocks:
+        lines += [f"SM clock while measuring, least / median / most MHz: {'; '.join(clocks)}", ""]
+    return lines + table(("encoding", "shape", "ms", "TFLOP/s", "share", "live tiles", "target (TFLOP/s)"), rows)
+
+
+def training_section(data):
+    rows = []
+    for r in good(data, "train", "tokens_per_s"):
+        mfu = f"{100 * r['mfu']:.1f}%" if "mfu" in r else "n/a"
+        rows.append((r["size"], r["pos"], r["T"], r["B"], f"{r['tokens_per_s']:,.0f}", mfu, r.get("peak_mib") or "n/a"))
+    if not rows:
+        return []
+    head = ("model", "encoding", "T", "B", "tokens/s", "MFU", "peak MiB (all of the GPU)")
+    return ["## Training, bf16", ""] + table(head, sorted(rows))
+
+
+def evaluation_section(data):
+    lines = []
+    for r in good(data, "eval", "ratio"):
+        seconds = sorted(r["seconds_per_window"].items(), key=lambda x: int(x[0]))
+        lines += ["## Evaluation, 124M cable, random weights", ""]
+        lines += table(("T", "seconds per window"), [(t, f"{s:.3f}") for t, s in seconds])
+        lines += [*r.get("live", []), ""]
     return lines
 
 
-def markdown(data, order):
-    lines = [f"# {data['gpu']}, commit {data['commit']}", ""]
-    smi, nvcc = items(data, "device").get("nvidia-smi", {}), items(data, "device").get("nvcc", {})
-    lines += [f"Driver {smi.get('driver_version', '?')}, {smi.get('memory.total', '?')} MiB, SM clock at most {smi.get('clocks.max.sm', '?')} MHz; "
-              f"{' '.join(nvcc.get('version', ['nvcc ?']))}", ""]
-    failures = []
+def losses_section(data):
+    rows = []
+    for name, record in sorted(items(data, "losses").items()):
+        for kind in ("fp32", "bf16"):
+            if kind in record:
+                r = record[kind]
+                rows.append((name, kind, r["step"], f"{r['difference']:.2e}", f"{r['measured_error']:.2e}",
+                             f"{r['multiple']} x", f"{r['bound']:.2e}"))
+    if not rows:
+        return []
+    head = ("run", "build", "step", "relative difference", "measured error", "allowed", "bound")
+    return ["## Losses of 20 steps, CPU against CUDA", "",
+            "Measured error, the largest up to that step. FP32: the difference between two CPU builds that round "
+            "differently; bf16: what rounding the initial weights to bf16 changes on the CPU. It is that of the "
+            "encoding or the median of all, whichever is larger. Each row shows the step nearest to its bound.", "",
+            *table(head, rows)]
+
+
+def ranks_section(data):
+    rows = [(trainer, len(r["losses"]), "NCCL" if r["nccl"] else "MPI")
+            for trainer, r in sorted(items(data, "ranks").items()) if r.get("ok")]
+    return ["## Two ranks: the bits of one", ""] + table(("trainer", "steps", "library"), rows) if rows else []
+
+
+def sanitizer_result(record):
+    if record.get("finished"):
+        return "no finding"
+    return "not finished" if record["test"] else "not run"
+
+
+def kernels_section(data):
+    rows = [(f"{binary}: {t['name']}", t["status"], f"{t['ms']:.1f}", t.get("info", ""))
+            for binary, r in sorted(items(data, "kernels").items()) for t in r.get("tests", [])]
+    if not rows:
+        return []
+    lines = []
+    checked = [(n, r["test"] or "no test passed", sanitizer_result(r))
+               for n, r in sorted(items(data, "sanitizer").items()) if r.get("ok")]
+    if checked:
+        lines += ["## Sanitizer", ""] + table(("tool, tests", "test", "result"), checked)
+    return lines + ["## Kernel tests", ""] + table(("test", "result", "ms", ""), rows)
+
+
+# The whole report -----------------------------------------------------------------------------------------------------
+
+def failures(data, order):
+    lines = []
     for name in order:
         stage = data["stages"].get(name, {})
         if stage.get("status") == "unfinished":
-            failures.append(f"- {name} is unfinished. {stage.get('error', '')}")
+            lines.append(f"- {name} is unfinished. {stage.get('error', '')}")
         elif stage.get("error"):
-            failures.append(f"- {name}: {stage['error']}")
-        failures += [f"- {name}, {n}: " + r.get("error", "failed").replace("\n", "\n  ") for n, r in stage.get("items", {}).items() if not r.get("ok")]
-    lines += ["## FAILED", "", *failures, ""] if failures else []
+            lines.append(f"- {name}: {stage['error']}")
+        for item, r in stage.get("items", {}).items():
+            if not r.get("ok"):
+                lines.append(f"- {name}, {item}: " + r.get("error", "failed").replace("\n", "\n  "))
+    return lines
+
+
+def stage_rows(data, order):
+    stages = data["stages"]
+    rows = []
+    for name in order:
+        if name in stages:
+            s = stages[name]
+            rows.append((name, s["status"], f"{s['seconds']:.0f}", len(s["items"]), s.get("note", "")))
+    return rows + [(name, "not run", "", "", "") for name in order if name not in stages]
+
+
+def markdown(data, order):
+    """the report; order: the names of all stages"""
+    smi, nvcc = items(data, "device").get("nvidia-smi", {}), items(data, "device").get("nvcc", {})
+    driver, mib, mhz = (smi.get(field, "?") for field in ("driver_version", "memory.total", "clocks.max.sm"))
+    lines = [f"# {data['gpu']}, commit {data['commit']}", ""]
+    version = " ".join(nvcc.get("version", ["nvcc ?"]))
+    lines += [f"Driver {driver}, {mib} MiB, SM clock at most {mhz} MHz; {version}", ""]
+    failed = failures(data, order)
+    if failed:
+        lines += ["## FAILED", "", *failed, ""]
     rows = ratios(data)
     if rows:
         lines += ["## Ratios", ""] + table(("", "ratio", "target"), rows)
-    lines += result_tables(data)
-    lines += ["## Stages", ""]
-    lines += table(("stage", "status", "seconds", "results", ""),
-                   [(n, s["status"], f"{s['seconds']:.0f}", len(s["items"]), s.get("note", "")) for n in order for s in [data["stages"].get(n)] if s]
-                   + [(n, "not run", "", "", "") for n in order if n not in data["stages"]])
+    for section in (attention_section, training_section, evaluation_section, losses_section, ranks_section,
+                    kernels_section):
+        lines += section(data)
+    lines += ["## Stages", ""] + table(("stage", "status", "seconds", "results", ""), stage_rows(data, order))
     return "\n".join(lines).rstrip() + "\n"

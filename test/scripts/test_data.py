@@ -1,4 +1,4 @@
-"""test_data.py -- data/*.py: shards are whole, a killed run continues to the same bytes, bad input gets a clear message.
+"""test_data.py -- data/*.py: shards are whole, a killed run continues to the same bytes, bad input is explained.
 
 A test that needs tiktoken, tokenizers, pyarrow, zstandard or requests is skipped where Python lacks them
 (data/requirements.txt); a test that needs real data runs only with CABLE_DATA. The engine itself is tested with an
@@ -604,8 +604,8 @@ class BadFiles(Case):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves files, {path: bytes}, and takes one of its troubles per request: a status; "drop", which sends half of what
-    was asked for; "drop silently", which does so without a Content-Length; "no ranges"; or None."""
+    """Serves files, {path: bytes}, and takes one of its troubles per request: a status; "drop", which sends half of
+    what was asked for; "drop silently", which does so without a Content-Length; "no ranges"; or None."""
 
     def __init__(self, files):
         self.files, self.troubles, self.requests = files, [], []

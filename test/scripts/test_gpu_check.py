@@ -1,4 +1,4 @@
-"""test_gpu_check.py -- dev/gpu_check.py with programs that are not there: what it runs, keeps, reports and refuses."""
+"""test_gpu_check.py -- dev/gpu_check.py with simulated programs: what it runs, keeps, reports and refuses."""
 import contextlib
 import glob
 import io
@@ -18,7 +18,8 @@ sys.path.insert(0, os.path.join(ROOT, "dev"))
 import gpu_check  # noqa: E402
 import gpu_report  # noqa: E402
 
-HELP = "usage\npositional encodings:\n  none          no\n  alibi         -m |i-j|\n  cable         the paper's\n\nData\n  --T    tokens\n"
+HELP = ("usage\npositional encodings:\n  none          no\n  alibi         -m |i-j|\n  cable         the paper's\n\n"
+        "Data\n  --T    tokens\n")
 
 
 class Clock:
@@ -29,12 +30,13 @@ class Clock:
 
 
 class Machine:
-    """a runner that plays nvidia-smi, nvcc, make, the trainers and the benches"""
+    """a runner that simulates nvidia-smi, nvcc, make, the trainers and the benchmarks"""
 
     def __init__(self, root):
         self.root, self.commands, self.clock = root, [], Clock()
-        self.error = {"plain": 1e-7, "rounded": 1e-4, "fp32": 5e-7, "bf16": 4e-4}       # of the losses
-        self.tests = [{"name": "sum", "status": "ok", "ms": 3.0, "info": "error 1e-7"}, {"name": "big", "status": "ok", "ms": 900.0, "info": ""}]
+        self.error = {"plain": 1e-7, "rounded": 1e-4, "fp32": 5e-7, "bf16": 4e-4}       # errors of the losses
+        self.tests = [{"name": "sum", "status": "ok", "ms": 3.0, "info": "error 1e-7"},
+                      {"name": "big", "status": "ok", "ms": 900.0, "info": ""}]
         self.programs = {"nvidia-smi", "nvcc", "compute-sanitizer", "python3", "mpirun"}
         self.skip_error = self.first = self.ranks_error = 0.0
         self.gpus, self.mpi, self.ranks_weight = 2, True, 1.1
@@ -52,7 +54,7 @@ class Machine:
         seconds = next((s for part, s in self.slow.items() if part in text), 0.01)
         self.clock.now += min(seconds, cap)
         if seconds > cap:
-            return gpu_check.Result(-9, "still at it", cap, timed_out=True)
+            return gpu_check.Result(-9, "still running", cap, timed_out=True)
         if self.fail and self.fail in text:
             return gpu_check.Result(5, "CUDA error: unspecified launch failure")
         code, output = self.play(command, text, on_line or (lambda *_: None))
@@ -68,9 +70,12 @@ class Machine:
         program = os.path.basename(command[0])
         if program == "nvidia-smi":
             query = [c for c in command if c.startswith("--query-gpu=")]
-            known = {"name": "NVIDIA Test GPU", "compute_cap": "9.0", "driver_version": "580.1", "memory.total": "81559"}
-            line = ", ".join(known.get(f, "1") for f in query[0][12:].split(",")) + "\n" if query else ""
-            return 0, self.gpus * line or "    Driver Version   : 580.1\n    Other : 1\n"
+            if not query:
+                return 0, "    Driver Version   : 580.1\n    Other : 1\n"
+            known = {"name": "NVIDIA Test GPU", "compute_cap": "9.0", "driver_version": "580.1",
+                     "memory.total": "81559"}
+            fields = query[0][len("--query-gpu="):].split(",")
+            return 0, self.gpus * (", ".join(known.get(f, "1") for f in fields) + "\n")
         if program == "git":
             return 0, "abcdef123456\n" if "rev-parse" in text else ""
         if program == "make":
@@ -102,39 +107,52 @@ class Machine:
             skip = f.read().split("\n")
         torch = "gpu_bench_pytorch.py" in command[-3] or "gpu_bench_pytorch.py" in command[1]
         causal = "causal" in command[0] or torch
-        on_line('{"key": "matmul %s", "tflops": 700.0}' % ("causal" if causal else "full"), 0.1)
+        mask = "causal" if causal else "full"
+        suffix = " torch" if torch else ""
+        on_line('{"key": "matmul %s", "tflops": 700.0}' % mask, 0.1)
         for pos, ms in (("none", 1.0), ("cable", 1.05)):
-            key = f"forward {'causal' if causal else 'full'} d64 T1024 {pos}{' torch' if torch else ''}"
+            key = f"forward {mask} d64 T1024 {pos}{suffix}"
             if key in skip:
                 continue
             if self.bench_dies == pos:
                 return 5, "gpu_bench: illegal address"
-            on_line(json.dumps({"key": key, "pass": "forward", "pos": pos, "HS": 64, "T": 1024, "tokens": 16384, "C": 768, "causal": causal,
-                                "backend": "FlexAttention", "ms": 3 * ms if torch else ms, "tflops": 200.0, "share": 0.3}), 0.2)
+            on_line(json.dumps({"key": key, "pass": "forward", "pos": pos, "HS": 64, "T": 1024, "tokens": 16384,
+                                "C": 768, "causal": causal, "backend": "FlexAttention", "ms": 3 * ms if torch else ms,
+                                "tflops": 200.0, "share": 0.3}), 0.2)
         if torch:
-            on_line(json.dumps({"key": "step BERT base learned torch.compile", "size": "BERT base", "pos": "learned", "backend": "torch.compile", "B": 32,
-                                "T": 512, "tokens_per_s": 819200.0}), 0.3)
+            on_line(json.dumps({"key": "step BERT base learned torch.compile", "size": "BERT base", "pos": "learned",
+                                "backend": "torch.compile", "B": 32, "T": 512, "tokens_per_s": 819200.0}), 0.3)
         on_line("not JSON", 0.3)
         return 0, ""
+
+    def error_of(self, program, load):
+        """the relative error of the losses of a trainer"""
+        if "_rounded" in load:
+            return self.error["rounded"]
+        for part, kind in (("fp32", "fp32"), ("cu", "bf16"), ("plain", "plain")):
+            if part in program:
+                return self.error[kind]
+        return 0.0
 
     def trainer(self, command, on_line, ranks=False):
         if "--help" in command or "--list" in command:
             return 0, HELP
         flags = {command[i]: command[i + 1] for i in range(1, len(command) - 1) if command[i].startswith("--")}
         out, steps = flags["--out"], int(flags["--steps"])
-        off = self.error["fp32" if "fp32" in command[0] else "bf16" if "cu" in command[0] else "plain" if "plain" in command[0]
-                         else "rounded" if "_rounded" in flags.get("--load", "") else "none"] if command[0] not in ("./train_gpt2", "./train_bert") else 0.0
-        if "_rounded" in flags.get("--load", ""):
-            off = self.error["rounded"]
-        losses = [(5 - 0.1 * s) * (1 + off * (s + 1) / 20 + self.first * (s == 0) * ("cu" in command[0]) + self.ranks_error * ranks) for s in range(steps)]
-        self.make(out + "/log.jsonl", "".join(json.dumps({"kind": "train", "step": s, "loss": x, "ms": 10.0, "mfu": 0.4}) + "\n"
-                                              for s, x in enumerate(losses)))
+        grows = self.error_of(command[0], flags.get("--load", "")) / 20
+        records = []
+        for s in range(steps):
+            first = self.first if s == 0 and "cu" in command[0] else 0.0
+            loss = (5 - 0.1 * s) * (1 + grows * (s + 1) + first + self.ranks_error * ranks)
+            records.append({"kind": "train", "step": s, "loss": loss, "ms": 10.0, "mfu": 0.4})
+        self.make(out + "/log.jsonl", "".join(json.dumps(r) + "\n" for r in records))
         if "--checkpoint_every" in flags:
             header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
             step = f"step_{int(flags['--checkpoint_every']):08d}"
             self.make(f"{out}/{step}/config.json", "{}")
             with open(os.path.join(self.root, out, step, "model.safetensors"), "wb") as f:
-                f.write(struct.pack("<Q", len(header)) + header + struct.pack("<2f", self.ranks_weight if ranks else 1.1, -2.3))
+                weights = struct.pack("<2f", self.ranks_weight if ranks else 1.1, -2.3)
+                f.write(struct.pack("<Q", len(header)) + header + weights)
         at = 0.0
         with open(os.path.join(self.root, out, "log.jsonl"), "a") as f:
             for length in flags.get("--eval_lengths", "").split(","):
@@ -144,8 +162,10 @@ class Machine:
         for length in flags.get("--eval_lengths", "").split(","):
             if length:
                 at += 1 + int(length) / 131072
-                live = "   last layer: 34.5% of the tiles live" if int(length) >= 32768 else ""        # as evaluate_lengths prints it
-                on_line(f"{int(length):8d} {int(length):8d} {8:10d} {131072:12d} {10.8:10.4f} {50000.0:10.4f}{live}", at)
+                # the line that evaluate_lengths prints
+                live = "   last layer: 34.5% of the tiles live" if int(length) >= 32768 else ""
+                on_line(f"{int(length):8d} {int(length):8d} {8:10d} {131072:12d} {10.8:10.4f} {50000.0:10.4f}{live}",
+                        at)
         return 0, ""
 
 
@@ -156,15 +176,17 @@ class Case(unittest.TestCase):
         for name in ("llmc", "test/simt", "dev"):
             os.makedirs(os.path.join(self.root, name))
         self.machine = Machine(self.root)
-        for name in ("train_gpt2.cu", "train_bert.cu", "llmc/matmul.cuh", "test/simt/test_sum.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py"):
+        for name in ("train_gpt2.cu", "train_bert.cu", "llmc/matmul.cuh", "test/simt/test_sum.cu", "dev/gpu_bench.cu",
+                     "dev/gpu_bench_pytorch.py"):
             self.machine.make(name, "// " + name)
-        for where, target, value in ((gpu_check, "ROOT", self.root), (gpu_check, "write_data", lambda: None), (os, "fsync", lambda f: None)):
+        for where, target, value in ((gpu_check, "ROOT", self.root), (gpu_check, "write_data", lambda: None),
+                                     (os, "fsync", lambda f: None)):
             patch = mock.patch.object(where, target, value)
             patch.start()
             self.addCleanup(patch.stop)
 
     def check(self, *arguments):
-        """exit code and what was said"""
+        """(exit code, everything printed)"""
         said = io.StringIO()
         options = gpu_check.parse(["--results", os.path.join(self.root, "results"), *arguments])
         os.makedirs(os.path.join(self.root, gpu_check.WORK), exist_ok=True)
@@ -190,14 +212,16 @@ class Stages(Case):
         self.assertEqual({n: s["status"] for n, s in stages.items()}, dict.fromkeys(gpu_check.STAGE_NAMES, "ok"))
         runs = ("none", "alibi", "cable", "BERT none", "BERT alibi", "BERT cable", "BERT cable, pairs")
         self.assertEqual(set(stages["losses"]["items"]), {p + x for p in ("", "measured ") for x in runs})
-        self.assertTrue(os.path.basename(glob.glob(self.root + "/results/*.json")[0]).startswith("NVIDIA-Test-GPU_abcdef123456."))
-        self.assertEqual(len(self.ran("compute-sanitizer")), 4)                         # of the short test alone
+        name = os.path.basename(glob.glob(self.root + "/results/*.json")[0])
+        self.assertTrue(name.startswith("NVIDIA-Test-GPU_abcdef123456."), name)
+        self.assertEqual(len(self.ran("compute-sanitizer")), 4)                         # only the short test
         self.assertTrue(all(c.endswith(" sum") for c in self.ran("compute-sanitizer")))
         self.assertEqual(len([c for c in self.ran("PRECISION=FP32") if "-C build/gpu_check/fp32" in c]), 1)
-        for trainer in ("./train_bert", "./train_bertcu", "build/gpu_check/plain/train_bert", "build/gpu_check/fp32/train_bertcu"):
-            courses = [c for c in self.ran("--steps 20") if c.startswith(trainer + " ")]
-            self.assertEqual({"--pairs" in c for c in courses}, {False, True}, trainer)
-            self.assertEqual([c for c in courses if "--sample_every" in c], [])             # not a flag of its
+        for trainer in ("./train_bert", "./train_bertcu", "build/gpu_check/plain/train_bert",
+                        "build/gpu_check/fp32/train_bertcu"):
+            runs = [c for c in self.ran("--steps 20") if c.startswith(trainer + " ")]
+            self.assertEqual({"--pairs" in c for c in runs}, {False, True}, trainer)
+            self.assertEqual([c for c in runs if "--sample_every" in c], [])            # train_bert has no such flag
         self.assertIn("min left", said)
 
     def test_report_has_ratios_first(self):
@@ -223,7 +247,7 @@ class Stages(Case):
     def test_caps_sum_to_nine_minutes(self):
         self.assertLessEqual(sum(cap for name, _, cap in gpu_check.STAGES if name != "build"), 540)
 
-    def test_a_rerun_does_nothing_again(self):
+    def test_a_rerun_repeats_nothing(self):
         self.check()
         before = len(self.ran("train_gpt2"))
         stages = self.result()["stages"]
@@ -242,7 +266,7 @@ class Stages(Case):
         self.assertEqual(len(self.ran("build/gpu_check/bench_")), 2)
         self.assertEqual(self.ran("--steps"), [])
 
-    def test_changed_sources_start_anew(self):
+    def test_changed_sources_start_over(self):
         self.check()
         self.machine.make("llmc/matmul.cuh", "// changed")
         self.machine.commands.clear()
@@ -255,12 +279,12 @@ class Stages(Case):
         self.machine.torch = False
         code, said = self.check()
         self.assertEqual(code, 0, said)
-        self.assertEqual(self.result()["stages"]["sanitizer"], dict(self.result()["stages"]["sanitizer"], status="skipped",
-                                                                    note="compute-sanitizer is not installed"))
+        sanitizer = self.result()["stages"]["sanitizer"]
+        self.assertEqual((sanitizer["status"], sanitizer["note"]), ("skipped", "compute-sanitizer is not installed"))
         self.assertIn("| sanitizer | skipped |", self.result("md"))
         self.assertEqual(self.result()["stages"]["pytorch"]["status"], "skipped")
 
-    def test_two_ranks_are_left_out_where_they_cannot_be(self):
+    def test_two_ranks_are_skipped_where_they_cannot_run(self):
         def status():
             code, said = self.check("--again", "ranks")
             self.assertEqual(code, 0, said)
@@ -271,7 +295,7 @@ class Stages(Case):
         self.machine.programs.discard("mpirun")
         self.assertEqual(status(), ("skipped", "mpirun is not installed"))
         self.machine.gpus = 1
-        self.assertEqual(status(), ("skipped", "one GPU, two are wanted"))
+        self.assertEqual(status(), ("skipped", "needs two GPUs, found one"))
 
     def test_no_device(self):
         for missing in ("nvidia-smi", "nvcc"):
@@ -304,11 +328,11 @@ class Failures(Case):
 
     def test_fp32_losses_differ(self):
         self.machine.error["fp32"] = 1e-5
-        self.failed("losses", "losses, cable: fp32: at step", "wanted at most 30 x the measured error")
+        self.failed("losses", "losses, cable: fp32: at step", "expected at most 30 x the measured error")
 
     def test_bf16_losses_differ(self):
         self.machine.error["bf16"] = 2e-3
-        self.failed("losses", "losses, alibi: bf16: at step", "wanted at most 8 x the measured error")
+        self.failed("losses", "losses, alibi: bf16: at step", "expected at most 8 x the measured error")
 
     def test_a_measured_error_that_bounds_nothing(self):
         self.machine.error["plain"] = 0.0
@@ -318,23 +342,24 @@ class Failures(Case):
         self.machine.error["plain"] = 1e-7
         self.assertEqual(self.check("--again", "losses")[0], 0)
 
-    def test_the_first_step_is_held_to_its_own_error(self):
+    def test_the_first_step_has_its_own_bound(self):
         self.machine.first = 7e-5                       # the last step may differ by 8e-4
         self.failed("losses", "bf16: at step 0 the loss differs from the CPU's by")
 
     def test_skipping_that_changes_a_bit(self):
         self.machine.skip_error = 1e-12
-        self.failed("eval", "wanted the same bits")
+        self.failed("eval", "expected the same bits")
 
     def test_two_ranks_that_change_a_bit(self):
         self.machine.ranks_error = 1e-12
-        self.failed("ranks", "ranks, gpt2: gpt2: two ranks do not give what one gives: losses [5.0", "ranks, bert: bert: two ranks")
+        self.failed("ranks", "ranks, gpt2: gpt2: expected two ranks to give the bits of one, losses [5.0",
+                    "ranks, bert: bert: expected two ranks")
         self.machine.ranks_error, self.machine.ranks_weight = 0.0, 1.2
         self.check("--again", "ranks")
         self.assertIn("the weights differ", self.result("md"))
 
     def test_pairs_that_differ(self):
-        """from the CPU's; and by more than rounding does to pairs, though it does that much to masked tokens"""
+        """fails if they differ more than rounding changes pairs, even if it changes masked tokens as much"""
         run = self.machine.run
         for pairs in ({"bf16": 2e-3}, {"rounded": 1e-6}):
             def other(command, *a, **more):
@@ -342,14 +367,15 @@ class Failures(Case):
                 return run(command, *a, **more)
             with mock.patch.object(self.machine, "run", other):
                 self.failed("losses", "losses, BERT cable, pairs: bf16: at step", again=False)
-            self.assertEqual([n for n, r in self.result()["stages"]["losses"]["items"].items() if not r["ok"]], ["BERT cable, pairs"])
+            items = self.result()["stages"]["losses"]["items"]
+            self.assertEqual([n for n, r in items.items() if not r["ok"]], ["BERT cable, pairs"])
             shutil.rmtree(self.root + "/results")
 
     def test_nan_loss(self):
         self.machine.error["bf16"] = float("nan")
         self.failed("losses", "losses [nan")
 
-    def test_headers_that_the_toolkit_does_not_bring(self):
+    def test_headers_that_are_not_part_of_the_toolkit(self):
         self.machine.fail = "headers.cu"
         self.failed("device", "libxxhash-dev", "CPATH")
 
@@ -372,7 +398,7 @@ class Failures(Case):
         self.failed("build", "unspecified launch failure", again=False)
         self.assertIn("was not built", self.result("md"))
         self.assertEqual(self.result()["stages"]["losses"]["status"], "unfinished")
-        self.machine.fail = None                        # a build is tried again by itself, and so is what needed it
+        self.machine.fail = None                        # a rerun tries the build again, and what needed it
         code, said = self.check()
         self.assertEqual(code, 0, said)
         self.assertNotIn("FAILED", self.result("md"))
@@ -387,7 +413,7 @@ class Failures(Case):
         self.machine.fail = "--tool racecheck"
         self.failed("sanitizer", "racecheck sum")
 
-    def test_a_sanitizer_that_takes_too_long_is_no_finding(self):
+    def test_a_sanitizer_that_takes_too_long_is_not_a_finding(self):
         self.machine.slow = {"--tool racecheck": 100}
         self.assertEqual(self.check()[0], 0)
         self.assertIn("| racecheck sum | sum | not finished |", self.result("md"))
@@ -407,7 +433,7 @@ class Time(Case):
         self.assertIn("ended at its cap of 60 s", self.result()["stages"]["kernels"]["items"]["sum"]["error"])
         self.assertEqual(self.result()["stages"]["losses"]["status"], "ok")
 
-    def test_a_stage_at_its_cap_goes_on_in_a_rerun(self):
+    def test_a_rerun_continues_a_stage_at_its_cap(self):
         self.machine.slow = {"--T 1024 --B 32": 30.0}
         code, _ = self.check()
         self.assertEqual(code, 1)
@@ -427,12 +453,13 @@ class Time(Case):
         self.check()
         for name, _, cap in gpu_check.STAGES:
             seconds = self.result()["stages"][name]["seconds"]
-            self.assertLessEqual(seconds, cap + (29 if name in ("build", "losses") else 0.5), name)     # those run several at once
+            slack = 29 if name in ("build", "losses") else 0.5              # those two run several programs at once
+            self.assertLessEqual(seconds, cap + slack, name)
 
 
 @contextlib.contextmanager
 def dying_at(point, after):
-    """the program ends at the `after`-th rename, or in the middle of that write of a result"""
+    """the program is killed at a rename, or in the middle of writing a result, after so many of them"""
     calls, replace = [0], os.replace
 
     def count():
@@ -456,8 +483,10 @@ def dying_at(point, after):
                 write(text[len(text) // 2:])
             f.write = half
         return f
-    where = mock.patch.object(os, "replace", dying_replace) if point == "replace" else mock.patch.object(gpu_check, "open", dying_open, create=True)
-    with where:
+    patch = mock.patch.object(gpu_check, "open", dying_open, create=True)
+    if point == "replace":
+        patch = mock.patch.object(os, "replace", dying_replace)
+    with patch:
         yield
 
 
@@ -520,7 +549,8 @@ class Programs(unittest.TestCase):
 
     def test_output_code_and_lines(self):
         lines = []
-        r = gpu_check.Runner().run(["sh", "-c", "echo one; echo two >&2; exit 3"], 10, on_line=lambda line, s: lines.append(line))
+        command = ["sh", "-c", "echo one; echo two >&2; exit 3"]
+        r = gpu_check.Runner().run(command, 10, on_line=lambda line, s: lines.append(line))
         self.assertEqual((r.code, r.output, r.timed_out, lines), (3, "one\ntwo\n", False, ["one", "two"]))
 
     def test_a_missing_program(self):
@@ -542,7 +572,8 @@ class Programs(unittest.TestCase):
         self.assertLess(r.seconds, 5)
 
     def test_the_program_itself(self):
-        r = subprocess.run([sys.executable, os.path.join(ROOT, "dev", "gpu_check.py"), "--list"], stdout=subprocess.PIPE, universal_newlines=True)
+        command = [sys.executable, os.path.join(ROOT, "dev", "gpu_check.py"), "--list"]
+        r = subprocess.run(command, stdout=subprocess.PIPE, universal_newlines=True)
         self.assertEqual(r.returncode, 0)
         self.assertEqual([x.split()[0] for x in r.stdout.strip().split("\n")], gpu_check.STAGE_NAMES)
 
@@ -568,11 +599,11 @@ class Pieces(unittest.TestCase):
             gpu_check.round_to_bf16(d, d + "/r", 1)
             gpu_check.enlarge(d, d + "/e")
             with open(d + "/e/model.safetensors", "rb") as f:
-                self.assertEqual(f.read()[8 + len(header):], struct.pack("<1000f", *values))    # no matrix
+                self.assertEqual(f.read()[8 + len(header):], struct.pack("<1000f", *values))    # it is not a matrix
             with open(d + "/r/model.safetensors", "rb") as f:
                 rounded = struct.unpack("<1000f", f.read()[8 + len(header):])
         self.assertTrue(all(abs(a - b) < 2 ** -7 and (a * 128).is_integer() for a, b in zip(rounded, values)))
-        self.assertLess(abs(sum(a - b for a, b in zip(rounded, values))) / 1000, 1e-3)          # not always the same one
+        self.assertLess(abs(sum(a - b for a, b in zip(rounded, values))) / 1000, 1e-3)      # up and down alike
 
     def test_differences(self):
         self.assertEqual([round(x, 9) for x in gpu_check.differences([1, 2.2], [1, 2.0])], [0, 0.1])
