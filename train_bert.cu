@@ -586,7 +586,7 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
         if (val != nullptr && o.val_every > 0 && (step >= o.steps || step % o.val_every == 0)) {
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
-            printf("val loss %f, %.2f%% right\n", e.loss, 100 * e.accuracy);
+            printf("%s | %.2f%% right\n", val_line(step, o.steps, e.loss).c_str(), 100 * e.accuracy);
             run.log->val(step, e.loss, e.accuracy);
         }
         code = save_or_leave(run, model, bert_json(model.config));
@@ -613,12 +613,24 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
     return code;
 }
 
+std::string bert_help() {
+    return "Trains a BERT with any of these positional encodings (--pos), and evaluates it:\n" + position_help() + "\n" +
+           sizes_help(bert_sizes) + "\n"
+           "Train on your own text, and save every 500 steps; --resume 1 continues an interrupted run:\n"
+           "  ./train_bert --train_files a.txt --val_files b.txt --model 2,4,64 --T 128 --B 16 --steps 1000 \\\n"
+           "               --lr 2e-3 --warmup 100 --final_lr 0.1 --pos cable --out run/bert --checkpoint_every 500\n"
+           "Measure how far it extrapolates beyond the length it was trained at:\n"
+           "  ./train_bert --load run/bert/step_00001000 --val_files b.txt --eval_lengths 128,256,512\n"
+           "Fill in the blanks:\n"
+           "  ./train_bert --load run/bert/step_00001000 --predict \"the [MASK]at sat on the mat\"\n";
+}
+
 int bert_main(int argc, char** argv) {
     Run run;
     Options& o = run.o;
     o = parse_options(argc, argv, BERT_FLAG);
     if (o.help) {
-        printf("%s", help_text("train_bert", "Trains a BERT with any of these positional encodings, and evaluates it:\n" + position_help(), BERT_FLAG).c_str());
+        printf("%s", help_text("train_bert", bert_help(), BERT_FLAG).c_str());
         return 0;
     }
     // 1. what to do, and with which data
@@ -635,10 +647,10 @@ int bert_main(int argc, char** argv) {
               "--eval_lengths, --encode, --corpus and --predict");
     std::unique_ptr<TokenFiles> files, val;
     const bool reads = o.list ? o.is_given("train_files") : run.trains && o.pairs.empty();
-    if (reads) { files = std::make_unique<TokenFiles>(o.train_files, "--train_files"); }
+    if (reads) { files = open_tokens(o, "--train_files"); }
     const bool evaluates = !o.eval_lengths.empty() && o.corpus.empty() && o.encode.empty();
     const bool validates = !o.list && (evaluates || (run.trains && o.pairs.empty() && o.val_every > 0));
-    if (validates) { val = std::make_unique<TokenFiles>(o.val_files, "--val_files", files ? files->vocab : 0); }
+    if (validates) { val = open_tokens(o, "--val_files", files ? files->vocab : 0); }
     const int vocab = files ? files->vocab : val ? val->vocab : 0;
     // 2. the model
     BERTConfig config;
@@ -676,6 +688,8 @@ int bert_main(int argc, char** argv) {
     Activations acts = activations_describe(model, o.B, o.T, run.trains ? Purpose::Train : Purpose::Evaluate, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     const size_t buffers = pairs != nullptr ? ContrastiveBuffers::bytes(run.samples, run.samples * (pairs->group - 1), config.C) : 0;
+    if (files != nullptr) { run.data = data_text(run, thousands(files->tokens) + " tokens", epoch_samples(*files, o.T)); }
+    if (pairs != nullptr) { run.data = data_text(run, thousands(pairs->groups()) + " groups", pairs->groups()); }
     report_run(run, model, config, acts.bytes(), buffers);
     if (files != nullptr) { files->windows(o.T); }              // one at least, before anything is written
     if (o.check) { return report_check(run, pairs != nullptr ? strprintf("%d groups", run.samples) : strprintf("%lld tokens", (long long)o.total_batch)); }

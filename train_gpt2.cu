@@ -402,7 +402,7 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         if (val != nullptr && o.val_every > 0 && (last || step % o.val_every == 0)) {
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
-            printf("val loss %f\n", e.loss);
+            printf("%s\n", val_line(step, o.steps, e.loss).c_str());
             run.log->val(step, e.loss, e.accuracy);
             if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, *run.log); }
         }
@@ -422,12 +422,24 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
     }
 }
 
+std::string gpt2_help() {
+    return "Trains, evaluates and samples a GPT-2 with any of these positional encodings (--pos):\n" + position_help() + "\n" +
+           sizes_help(gpt2_sizes) + "\n"
+           "Train on your own text, and save every 500 steps; --resume 1 continues an interrupted run:\n"
+           "  ./train_gpt2 --train_files a.txt --val_files b.txt --model 4,4,128 --T 256 --steps 2000 --lr 1e-3 \\\n"
+           "               --warmup 100 --final_lr 0.1 --pos cable --out run/cable --checkpoint_every 500\n"
+           "Measure how far it extrapolates beyond the length it was trained at:\n"
+           "  ./train_gpt2 --load run/cable/step_00002000 --val_files b.txt --eval_lengths 256,512,1024,2048\n"
+           "Write text:\n"
+           "  ./train_gpt2 --load run/cable/step_00002000 --generate \"Once upon a time\" --tokens 200 --top_k 40\n";
+}
+
 int gpt2_main(int argc, char** argv) {
     Run run;
     Options& o = run.o;
     o = parse_options(argc, argv, GPT2_FLAG);
     if (o.help) {
-        printf("%s", help_text("train_gpt2", "Trains, evaluates and samples a GPT-2 with any of these positional encodings:\n" + position_help()).c_str());
+        printf("%s", help_text("train_gpt2", gpt2_help()).c_str());
         return 0;
     }
     // 1. what to do, and with which data
@@ -436,10 +448,10 @@ int gpt2_main(int argc, char** argv) {
               "--eval_lengths, --hellaswag, --generate and --dump_bias");
     std::unique_ptr<TokenFiles> files, val;
     const bool reads = o.list ? o.is_given("train_files") : run.trains;
-    if (reads) { files = std::make_unique<TokenFiles>(o.train_files, "--train_files"); }
+    if (reads) { files = open_tokens(o, "--train_files"); }
     const int vocab = files ? files->vocab : 0;
     const bool validates = !o.list && (!o.eval_lengths.empty() || (run.trains && o.val_every > 0));
-    if (validates) { val = std::make_unique<TokenFiles>(o.val_files, "--val_files", vocab); }
+    if (validates) { val = open_tokens(o, "--val_files", vocab); }
     // 2. the model
     GPT2Config config;
     parse_model(o.model, "gpt2:", gpt2_sizes, config);
@@ -456,6 +468,7 @@ int gpt2_main(int argc, char** argv) {
     gpt2_describe(model, config);
     Activations acts = activations_describe(model, o.B, o.T, run.trains ? Purpose::Train : Purpose::Evaluate, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
+    if (files) { run.data = data_text(run, thousands(files->tokens) + " tokens", epoch_samples(*files, o.T)); }
     report_run(run, model, config, acts.bytes());
     if (files) { files->windows(o.T); }                         // one at least, before anything is written
     if (o.check) { return report_check(run, strprintf("%lld tokens", (long long)o.total_batch)); }

@@ -58,8 +58,30 @@ inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const 
     return tokenizer;
 }
 
+// The command that writes the files of this pattern, "" when no script of data/ does
+inline std::string data_command(const std::string& pattern, Program program) {
+    struct Script { const char *directory, *name, *for_bert; };
+    const Script scripts[] = {{"data/tinyshakespeare/", "tinyshakespeare.py", " --encoding bert"},
+                              {"data/edu_fineweb10B/", "fineweb_edu.py", " --encoding bert"},
+                              {"data/wikitext103/", "wikitext.py", " --encoding bert"},
+                              {"data/mldr_en/", "mldr.py", ""}, {"data/msmarco/", "msmarco.py", ""}};
+    for (const Script& s : scripts) {
+        if (pattern.find(s.directory) == std::string::npos) { continue; }
+        return std::string("python3 data/") + s.name + (program == BERT_FLAG ? s.for_bert : "");
+    }
+    return "";
+}
+
 // --model: a size by name, with or without the prefix ("gpt2:"), or L,NH,C
 struct ModelSize { const char* name; int L, NH, C; };
+
+// The sizes as --help shows them
+inline std::string sizes_help(const std::vector<ModelSize>& sizes) {
+    Names words = words_of("Sizes for --model, with their layers, heads and channels:");
+    for (const ModelSize& m : sizes) { words.push_back(strprintf("%s %d,%d,%d%s", m.name, m.L, m.NH, m.C, &m == &sizes.back() ? "" : ";")); }
+    return wrapped(words, 0, 2) + "\n";
+}
+
 template <class Config> void parse_model(const std::string& text, const std::string& prefix, const std::vector<ModelSize>& sizes, Config& c) {
     const std::string name = text.compare(0, prefix.size(), prefix) == 0 ? text.substr(prefix.size()) : text;
     std::string names;

@@ -1,5 +1,5 @@
-// run/flag_parser.h -- the flags of the trainers: from the table in options.h, the fields of Options, the parser, --help, the banner, the
-// echo in a checkpoint and the comparison with it on resume.
+// run/flag_parser.h -- the trainers' flags, all made from the table in flags.h: the fields of Options, the parser, --help, the
+// banner, the copy in a checkpoint, and the comparison with that copy on resume.
 //
 // Parsing is strict, because a mistyped flag that is ignored costs a run: names and numbers are taken whole, ranges are
 // checked, and no flag may come twice. llm.c's letters are aliases where they mean the same, and refused otherwise.
@@ -96,8 +96,8 @@ inline bool is_flag(const std::string& text) { return find_option(text).name[0] 
         check(flag != refused[0], "%s: this flag of llm.c has no counterpart here: %s", refused[0], refused[1]);
     }
     const std::string shown = "'" + printable(flag) + "'";
-    check(!flag.empty() && flag[0] == '-', "%s: a flag such as --lr was wanted here; --help lists them", shown.c_str());
-    check(!is_flag(flag.substr(0, flag.find('='))), "%s: a space goes before the value, not '='", shown.c_str());
+    check(!flag.empty() && flag[0] == '-', "%s: expected a flag such as --lr; --help lists them", shown.c_str());
+    check(!is_flag(flag.substr(0, flag.find('='))), "%s: expected a space before the value, got '='", shown.c_str());
     std::string nearest;
     size_t least = 4; // with more than three changes it is another word
     for (const OptionRow& row : option_rows()) {
@@ -112,8 +112,8 @@ inline bool is_flag(const std::string& text) { return find_option(text).name[0] 
 inline void set_option(Options& o, const std::string& name, const std::string& shown, const std::string& text) {
     for_each_option(o, [&](const OptionRow& row, auto& field) {
         if (name != row.name) { return; }
-        check(parse_value(text, row.range, field), "%s '%s': wanted: %s (%s)", shown.c_str(), printable(text).c_str(),
-              option_wanted(row.range, field).c_str(), row.help);
+        check(parse_value(text, row.range, field), "%s: expected %s, got '%s' (%s)", shown.c_str(),
+              option_wanted(row.range, field).c_str(), printable(text).c_str(), row.help);
     });
 }
 
@@ -130,7 +130,7 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
         const std::string flag = argv[i];
         if (!is_flag(flag)) { die_unknown_flag(flag); }
         const OptionRow row = find_option(flag);
-        check(row.programs & program, "%s: a flag of the other trainer (%s); --help lists this one's", flag.c_str(), row.group);
+        check(row.programs & program, "%s: this flag belongs to the other trainer (%s); --help lists this one's", flag.c_str(), row.group);
         std::string name = row.name, value = "1";
         if (row.range.takes_value) {
             check(i + 1 < argc, "%s: the value after it is missing", flag.c_str());
@@ -156,22 +156,48 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
 // ----------------------------------------------------------------------------------------------------------
 // showing them
 
-// The text of --help; `description` says in a few lines what the program does.
+constexpr size_t CONSOLE_COLUMNS = 100;
+
+inline Names words_of(const std::string& text) {
+    Names words;
+    for (size_t at = 0; at < text.size(); at = std::min(text.find(' ', at), text.size()) + 1) {
+        words.push_back(text.substr(at, text.find(' ', at) - at));
+    }
+    return words;
+}
+
+// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would pass CONSOLE_COLUMNS begins a new
+// line at column `indent`.
+inline std::string wrapped(const Names& pieces, size_t at, size_t indent) {
+    std::string s;
+    for (const std::string& piece : pieces) {
+        const bool first = s.empty(), fits = at + 1 + piece.size() <= CONSOLE_COLUMNS;
+        if (!first) { s += fits ? " " : "\n" + std::string(indent, ' '); }
+        if (!first) { at = fits ? at + 1 : indent; }
+        s += piece;
+        at += piece.size();
+    }
+    return s;
+}
+
+// The text of --help; `description` says what the program does, its sizes and examples.
 inline std::string help_text(const std::string& name, const std::string& description, Program program = GPT2_FLAG) {
-    std::string s = "usage: " + name + " [--flag value]...\n" + description + "\n", group;
+    std::string s = "usage: " + name + " [--flag value]...\n" + description;
+    std::string group;
     const Options defaults(program);
     for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
         if (!(row.programs & program)) { return; }
         if (group != row.group) { s += strprintf("\n%s\n", row.group); }
         group = row.group;
-        s += strprintf("  --%-17s %-4s %s", row.name, row.alias, row.help);
+        Names help = words_of(row.help);
         if (row.range.takes_value) {
             const std::string text = option_text(value);
-            s += " [" + (text.empty() ? "" : text + "; ") + option_wanted(row.range, value) + "]";
+            help.push_back("[" + (text.empty() ? "" : text + "; ") + option_wanted(row.range, value) + "]");
         }
-        s += "\n";
+        const std::string flag = strprintf("  --%-18s %-4s ", row.name, row.alias);
+        s += flag + wrapped(help, flag.size(), flag.size()) + "\n";
     });
-    return s + "\nIn brackets: the default, and what is allowed. The short names are llm.c's.\n";
+    return s;
 }
 
 // Every flag and its value, for state.json.
@@ -181,17 +207,24 @@ inline Json options_json(const Options& o) {
     return j;
 }
 
-// What a run starts with: every flag and its value, a star at those that differ from the default.
-inline std::string options_banner(const Options& o) {
-    std::string s;
+// The flags that differ from their defaults, as they would be typed: {"--lr 0.001", "--out run/cable"}
+inline Names changed_flags(const Options& o) {
+    Names flags;
     const Json defaults = options_json(Options(o.program));
     for_each_option(o, [&](const OptionRow& row, const auto& value) {
-        if (!(row.programs & o.program)) { return; }
-        s += strprintf("%c %-17s %s\n", Json(value) == defaults.at(row.name) ? ' ' : '*', row.name,
-                       printable(option_text(value), 90).c_str());
+        if (!(row.programs & o.program) || Json(value) == defaults.at(row.name)) { return; }
+        const std::string text = printable(option_text(value), 60);
+        const char* quote = text.empty() || text.find_first_of(" *?[;|&") != std::string::npos ? "'" : "";
+        flags.push_back(std::string("--") + row.name + (row.range.takes_value ? " " + (quote + text + quote) : ""));
     });
-    return s;
+    return flags;
 }
+
+// A line of the banner that a run starts with: "encoding          cable"
+inline std::string banner_line(const char* label, const Names& pieces) {
+    return strprintf("%-17s %s\n", label, wrapped(pieces, 18, 18).c_str());
+}
+inline std::string banner_line(const char* label, const std::string& text) { return banner_line(label, words_of(text)); }
 
 // Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
 // or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
@@ -199,7 +232,7 @@ inline std::string options_banner(const Options& o) {
 inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
     // as a file has it: of a path that is no UTF-8, U+FFFD
     const Json current = parse_json(json_text(options_json(now)), "flags"), defaults = options_json(Options(now.program));
-    check(saved.is_object(), "%s: an object of flags was wanted", what.c_str());
+    check(saved.is_object(), "%s: expected an object of flags", what.c_str());
     for (const OptionRow& row : option_rows(now.program)) {
         const Names& allow = now.allow_change;
         const bool allowed = std::find(allow.begin(), allow.end(), row.name) != allow.end();

@@ -24,18 +24,58 @@ struct StepRecord {
     std::string skipped;       // why the update was not applied; empty = it was
 };
 
-inline std::string format_z(double z) { return std::isnan(z) ? "+nan" : strprintf("%+.2f", z); }
+// ----------------------------------------------------------------------------------------------------------
+// the console: a line of at most 100 columns for each step, the same columns in every line
 
-// The line on stdout. Scripts read llm.c's columns, so everything new comes after them; the step shown counts from 1.
-inline std::string step_line(const StepRecord& r, int64_t steps, double eta_seconds) {
-    std::string s = strprintf("step %4lld/%lld | loss %7.6f (%sz)| norm %6.4f (%sz)| lr %.2e | %.2f ms | ",
-                              (long long)r.step + 1, (long long)steps, r.loss, format_z(r.loss_z).c_str(), r.norm,
-                              format_z(r.norm_z).c_str(), r.lr, r.ms);
-    if (!(r.mfu < 0)) { s += mfu_text(r.mfu) + " MFU | "; }
-    s += strprintf("%.0f tok/s | ETA %s", r.tok_per_s, format_duration(eta_seconds).c_str());
-    if (!r.skipped.empty()) { s += " | SKIPPED: " + r.skipped; }
-    return s;
+// x in `width` columns, with as many decimals as they have room for: 0.512, 29.55, 295.5, 12345
+inline std::string fixed_width(double x, int width) {
+    for (int decimals = width - 2; decimals > 0; decimals--) {
+        const std::string s = strprintf("%*.*f", width, decimals, x);
+        if ((int)s.size() <= width) { return s; }
+    }
+    return strprintf("%*.0f", width, x);
 }
+// A rate in five columns: " 3318", "12.3k", " 425k", "1.27M"
+inline std::string rate_text(double rate) {
+    if (rate < 9999.5) { return strprintf("%5.0f", rate); }
+    return rate < 999500 ? fixed_width(rate / 1e3, 4) + "k" : fixed_width(rate / 1e6, 4) + "M";
+}
+// A z-score in six columns: " +1.2z"; nothing while there is none, as in a run's first 128 steps
+inline std::string z_text(double z) {
+    return std::isnan(z) ? "" : strprintf("%6s", strprintf(" %+.*fz", std::fabs(z) < 9.95 ? 1 : 0, z).c_str());
+}
+// The time that is left, in at most five columns: 42s, 9m59s, 42m, 1h15m, 27h
+inline std::string time_left(double seconds) {
+    if (seconds >= 36000) { return strprintf("%.0fh", seconds / 3600); }
+    return seconds >= 600 && seconds < 3570 ? strprintf("%.0fm", seconds / 60) : format_duration(seconds);
+}
+// The beginning of a console line: `done` of the run's steps are done
+inline std::string step_text(int64_t done, int64_t steps) {
+    const std::string total = std::to_string(steps);
+    return strprintf("step %*lld/%s | ", std::max(4, (int)total.size()), (long long)done, total.c_str());
+}
+
+// step  1000/18865 | loss 3.424958 +1.2z | norm 0.512 -0.3z | lr 6.00e-4 |  425k tok/s 41% MFU | 1h15m
+// The loss stands in llm.c's columns, which scripts read. The step counts from 1: it is done when its line appears.
+inline std::string step_line(const StepRecord& r, int64_t steps, double seconds_left) {
+    const std::string mfu = std::isfinite(r.mfu) ? strprintf("%2.0f%%", 100 * r.mfu) : "n/a";
+    std::string lr = strprintf("%.2e", r.lr);
+    const size_t exponent = lr.find('e') + 2;
+    if (lr[exponent] == '0') { lr.erase(exponent, 1); }                 // 6.00e-04 -> 6.00e-4
+    const std::string speed = r.mfu < 0 ? fixed_width(r.ms, 4) + " ms" : mfu + " MFU";      // without a GPU there is no MFU
+    return step_text(r.step + 1, steps) + "loss " + fixed_width(r.loss, 8) + z_text(r.loss_z) + " | norm " +
+           fixed_width(r.norm, 5) + z_text(r.norm_z) + " | lr " + lr + " | " + rate_text(r.tok_per_s) + " tok/s " + speed +
+           " | " + time_left(seconds_left) + (r.skipped.empty() ? "" : "\n  SKIPPED: " + r.skipped);
+}
+
+// step   20/74 | val loss 5.270009
+// Validation happens before an update, so the step is the number of updates that the weights have seen.
+inline std::string val_line(int64_t step, int64_t steps, double loss) {
+    return step_text(step, steps) + "val loss " + fixed_width(loss, 8);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the files
 
 // The step that a line of main.log or log.jsonl belongs to; -1: to none, it stays; -2: it is damaged, it goes.
 inline int64_t main_log_step(const std::string& line) {

@@ -42,6 +42,7 @@ struct Run {
     std::unique_ptr<OutputLock> lock;
     std::string resumed, source;                                // the checkpoint to go on with; where weights come from
     std::unique_ptr<Tokenizer> tokenizer;
+    std::string data;                                           // for the banner: see data_text
     RunState state;
     std::unique_ptr<Log> log;
     int64_t first_step = 0;
@@ -49,6 +50,21 @@ struct Run {
 
     uint64_t first_sample() const { return (o.overfit ? 0 : state.sample) + (uint64_t)comm().rank * (uint64_t)my_samples; }
 };
+
+// ----------------------------------------------------------------------------------------------------------
+// before the work: what there is to do, with how much data, and the banner
+
+// The TokenFiles of a flag's pattern. When no file matches, the message names the script that writes it.
+inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
+    const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
+    const std::string command = data_command(pattern, o.program);
+    try {
+        if (!command.empty()) { expand_pattern(pattern); }
+    } catch (const Error& e) {
+        die(e.code, "%s %s: no such file; this writes it: %s", flag, pattern.c_str(), command.c_str());
+    }
+    return std::make_unique<TokenFiles>(pattern, flag, vocab);
+}
 
 // Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
@@ -91,6 +107,46 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
     check(o.steps <= INT32_MAX, "--steps %lld: wanted at most %d, which a checkpoint's name has room for", (long long)o.steps, INT32_MAX);
 }
 
+// 305260 -> "305,260"
+inline std::string thousands(uint64_t n) {
+    std::string s = std::to_string(n);
+    for (size_t at = s.size(); at > 3; at -= 3) { s.insert(at - 3, ","); }
+    return s;
+}
+
+// The samples of one pass over the files. Unlike files.windows(T), it is no error when there is none.
+inline uint64_t epoch_samples(const TokenFiles& files, int T) {
+    uint64_t n = 0;
+    for (const Shard& s : files.shards) { n += s.windows(T); }
+    return n;
+}
+
+// "305,260 tokens, 74 steps per epoch, 2.70 epochs". size: what the data holds; epoch: the samples of one pass over it.
+inline std::string data_text(const Run& r, const std::string& size, uint64_t epoch) {
+    if (epoch == 0) { return size + strprintf(", too few for one sequence of %d", r.o.T); }
+    const double steps = (double)epoch / r.samples;
+    const std::string shown = steps < 10 ? strprintf("%.1f", steps) : thousands((uint64_t)steps);
+    return strprintf("%s, %s steps per epoch, %.2f epochs", size.c_str(), shown.c_str(), (double)r.o.steps / steps);
+}
+
+// What the user may not expect of the learning rate: llm.c's defaults are a cosine that does not decay.
+inline std::string schedule_note(const Options& o) {
+    if (o.schedule == "constant" || o.final_lr < 1) { return ""; }
+    return strprintf("--schedule %s with --final_lr 1 keeps the learning rate constant%s; --final_lr 0.1 would let it decay",
+                     o.schedule.c_str(), o.warmup > 0 ? " after the warm-up" : "");
+}
+
+// What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has one.
+inline std::string attention_note(const PositionConfig& position, const Gpu& gpu) {
+    const bool bf16_build = sizeof(floatX) == 2, on_gpu = gpu.sms > 0;
+    if (find_flash_bias(position) != FlashBias::Unknown || (on_gpu && !bf16_build)) { return ""; }
+    const std::string what = "no tensor-core kernel knows the form of " + position.name + "'s bias: ";
+    const double fast = peak_flops(gpu, true) / 1e12, slow = peak_flops(gpu, false) / 1e12;
+    if (!on_gpu) { return what + "that costs nothing on a CPU, but on a GPU attention runs in float32 without tensor cores"; }
+    if (!std::isfinite(fast / slow)) { return what + "attention runs in float32 without tensor cores"; }
+    return what + strprintf("attention runs in float32 at no more than %.0f TFLOP/s, where tensor cores reach %.0f", slow, fast);
+}
+
 // The last word of --check; an update takes `batch`.
 inline int report_check(const Run& r, const std::string& batch) {
     const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
@@ -103,10 +159,19 @@ template <class Config> void report_run(const Run& r, const Parameters& p, const
     const bool trains = r.trains;
     FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
     if (comm().rank == 0) {
-        fprintf(banner, "%s  %-17s %s, %s\n  %-17s L %d, NH %d, C %d, V %d: %.1fM parameters\n  %-17s %s\n  %-17s %s\n",
-                trains ? options_banner(r.o).c_str() : "", "device", gpu_report(r.gpu).c_str(), comm_description().c_str(),
-                "model", config.L, config.NH, config.C, config.V, (double)p.table.elements() / 1e6, "encoding", position_text(config.position).c_str(),
-                "attention", attention_description(config.position, config.C / config.NH).c_str());
+        const std::string shape = strprintf("L %d, NH %d, C %d, V %d", config.L, config.NH, config.C, config.V);
+        const Names flags = changed_flags(r.o), none = {"all at their defaults; --help lists them"};
+        std::string s;
+        if (trains) { s += banner_line("flags", flags.empty() ? none : flags); }
+        s += banner_line("device", gpu_report(r.gpu) + ", " + comm_description());
+        s += banner_line("model", shape + strprintf(": %.1fM parameters", (double)p.table.elements() / 1e6));
+        s += banner_line("encoding", position_text(config.position));
+        s += banner_line("attention", attention_description(config.position, config.C / config.NH));
+        if (trains) { s += banner_line("data", r.data); }
+        for (const std::string& note : {trains ? schedule_note(r.o) : "", attention_note(config.position, r.gpu)}) {
+            if (!note.empty()) { s += banner_line("note", note); }
+        }
+        fprintf(banner, "%s", s.c_str());
     }
     check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
     const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
@@ -261,8 +326,11 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     if (r.gpu.sms > 0) { s.mfu = model_flops_utilization(s.tok_per_s / comm().size, token_flops, peak_flops(r.gpu, sizeof(floatX) == 2)); }
     s.loss_z = verdict.loss_z;
     s.norm_z = verdict.norm_z;
-    printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
-    fflush(stdout);
+    const bool shown = (s.step + 1) % o.log_every == 0 || s.step == r.first_step || s.step + 1 == o.steps;
+    if (shown || verdict.skip) {
+        printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
+        fflush(stdout);
+    }
     r.log->train(s);
     r.state.step++;
     r.state.sample += (uint64_t)r.samples;

@@ -77,6 +77,22 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
     return ids;
 }
 
+// Text for a terminal: control characters other than newline and tab as \x1b. A model of bytes writes them too, and they would
+// ring the bell, move the cursor or change colours. C2 80 to C2 9F are control characters as well.
+inline std::string visible(const std::string& s) {
+    std::string out;
+    for (size_t i = 0; i < s.size(); i++) {
+        const unsigned char c = (unsigned char)s[i], next = i + 1 < s.size() ? (unsigned char)s[i + 1] : 0;
+        if (c == 0xC2 && next >= 0x80 && next < 0xA0) {
+            out += strprintf("\\x%02x", next);
+            i++;
+        } else {
+            out += (c < 32 && c != '\n' && c != '\t') || c == 127 ? strprintf("\\x%02x", c) : std::string(1, s[i]);
+        }
+    }
+    return out;
+}
+
 // Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded when there is
 // a tokenizer.
 template <class Model>
@@ -93,7 +109,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     Utf8Stream text;
     auto print = [&](int id, bool first) {
         if (out == nullptr) { return; }
-        if (tokenizer != nullptr) { fputs(text.push(tokenizer->decode(id, first)).c_str(), out); }
+        if (tokenizer != nullptr) { fputs(visible(text.push(tokenizer->decode(id, first))).c_str(), out); }
         else { fprintf(out, "%s%d", first ? "" : " ", id); }
         fflush(out);
     };

@@ -502,9 +502,9 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
         {b.set("--sample_every", "3"), {"--sample_every", "other trainer"}},
         {b.set("-s", "3"), {"-s", "other trainer"}},
         {b.set("--hellaswag", "x"), {"--hellaswag", "other trainer"}},
-        {b.set("--pooling", "max"), {"--pooling 'max'", "mean|cls"}},
-        {b.set("--mask_share", "0"), {"--mask_share '0'", "0.001"}},
-        {b.set("--tau", "0"), {"--tau '0'"}},
+        {b.set("--pooling", "max"), {"--pooling: expected one of mean|cls, got 'max'"}},
+        {b.set("--mask_share", "0"), {"--mask_share: expected a number from 0.001 to 0.999, got '0'"}},
+        {b.set("--tau", "0"), {"--tau: expected a number >= 1e-06, got '0'"}},
         {b.set("--model", "huge"), {"--model huge", "base"}},
         {b.set("--train_files", place / "gpt2.bin"), {"50257"}},
         {use.set("--corpus", place / "corpus.txt"), {"--corpus", "--queries", "--qrels", "go together"}},
@@ -553,6 +553,7 @@ TEST_CASE("bert_run: --list, --check and --help", "[bert_run]") {
     const Outcome checked = place.run(place.base.with("--check --total_batch 256"));
     CHECK(checked.code == 0);
     CHECK(contains(checked.out, "12 steps of 256 tokens"));
+    CHECK(contains(checked.out, " 23 steps per epoch, 0.51 epochs"));
     CHECK_FALSE(path_exists(place.out()));
     check_refused(place, {place.base.set("--check").set("--val_files", place / "gone"), {"--val_files", "gone"}});
     const Outcome help = place.run(Flags().set("--help"));

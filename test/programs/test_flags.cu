@@ -25,9 +25,9 @@ template <class V> std::string other_value(const OptionRow& row, const V& value)
 
 TEST_CASE("args: no flags gives llm.c's defaults", "[args]") {
     const Options o = parse({});
-    CHECK(o.train_files == "dev/data/tinyshakespeare/tiny_shakespeare_train.bin");
+    CHECK(o.train_files == "data/tinyshakespeare/tiny_shakespeare_train.bin");     // what data/tinyshakespeare.py writes
     CHECK((o.B == 4 && o.T == 1024 && o.total_batch == -1 && o.steps == -1 && o.lr == 3e-4 && o.warmup == 0));
-    CHECK((o.weight_decay == 0 && o.val_every == 20 && o.val_batches == 20 && o.sample_every == 20 && o.tokens == 64));
+    CHECK((o.weight_decay == 0 && o.val_every == 250 && o.val_batches == 5 && o.sample_every == 250 && o.tokens == 64));
     CHECK((o.schedule == "cosine" && o.final_lr == 1.0 && o.recompute == 1 && o.out.empty() && !o.resume));
     CHECK((o.pos == "cable" && o.model == "small" && o.seed == 42 && o.clip == 1.0 && o.beta2 == 0.95));
     CHECK((o.checkpoint_every == 0 && !o.overfit && o.given.empty()));
@@ -118,9 +118,9 @@ TEST_CASE("args: unknown flags are refused, with the nearest name", "[args]") {
     refused({"--lrr", "1"}, "'--lrr': there is no such flag; did you mean --lr?");
     refused({"--val-every", "5"}, "did you mean --val_every?");
     refused({"--zzzzzzzzz", "5"}, "there is no such flag; --help");
-    refused({"--lr=1"}, "not '='");
-    refused({"train.bin"}, "a flag such as --lr was wanted");
-    refused({""}, "a flag such as --lr was wanted");
+    refused({"--lr=1"}, "expected a space before the value");
+    refused({"train.bin"}, "expected a flag such as --lr");
+    refused({""}, "expected a flag such as --lr");
     refused({"-"}, "no such flag");
     refused({"-b", "4", "5"}, "'5'");
     refused({"--B4"}, "no such flag");
@@ -146,24 +146,24 @@ TEST_CASE("args: a missing value is seen at the end and between two flags", "[ar
     refused({"--list", "1"}, "'1'"); // a switch takes none
 }
 
-TEST_CASE("args: malformed and out-of-range values name the flag, the value and what was wanted", "[args]") {
-    refused({"-b", "abc"}, "-b (--B) 'abc': wanted: an int >= 1");
-    refused({"--B", "0"}, "--B '0': wanted: an int >= 1");
+TEST_CASE("args: malformed and out-of-range values name the flag, the value and what was expected", "[args]") {
+    refused({"-b", "abc"}, "-b (--B): expected an int >= 1, got 'abc'");
+    refused({"--B", "0"}, "--B: expected an int >= 1, got '0'");
     for (const char* bad : {"", " 5", "5 ", "12abc", "1e3", "0x10", "+5", "-", "--", "5-5", "1.0", "99999999999",
                             "2147483648", "4294967297", "99999999999999999999999", "-1", "nan"}) {
-        refused({"-b", bad}, "wanted: an int >= 1");
+        refused({"-b", bad}, "expected an int >= 1");
     }
     for (const char* bad : {"", " 1", "1 ", "1x", "nan", "inf", "1e39", "infinity", "-inf", "1e999", "0x1p-3", "1e", "e5", ".",
                             "-0.1", "1,5"}) {
-        refused({"--lr", bad}, "wanted: a number from 0 to 1e+30");
+        refused({"--lr", bad}, "expected a number from 0 to 1e+30");
     }
-    refused({"-q", "1.5"}, "-q (--final_lr) '1.5': wanted: a number from 0 to 1");
-    refused({"--beta2", "1"}, "wanted: a number from 0 to 0.999999");
-    refused({"--eps", "0"}, "--eps '0'");
-    refused({"--top_p", "0"}, "--top_p '0'");
+    refused({"-q", "1.5"}, "-q (--final_lr): expected a number from 0 to 1, got '1.5'");
+    refused({"--beta2", "1"}, "expected a number from 0 to 0.999999");
+    refused({"--eps", "0"}, "--eps: expected a number >= 1e-30, got '0'");
+    refused({"--top_p", "0"}, "--top_p: expected a number from 1e-06 to 1, got '0'");
     refused({"-r", "3"}, "from 0 to 2");
-    refused({"-y", "2"}, "wanted: 0 or 1");
-    refused({"-y", "true"}, "wanted: 0 or 1");
+    refused({"-y", "2"}, "expected 0 or 1");
+    refused({"-y", "true"}, "expected 0 or 1");
     for (const char* bad : {"0", "-2", "9223372036854775808"}) { refused({"-d", bad}, "an integer >= 1 or -1"); }
     for (const char* bad : {"", "64,", ",64", "64,,128", "64,x", "64, 128", "0", "-1", "64;128"}) {
         refused({"--eval_lengths", bad}, "ints joined by commas, each >= 1");
@@ -181,7 +181,7 @@ TEST_CASE("args: long texts are taken whole", "[args]") {
     const std::string prompt(10000, 'x');
     CHECK(parse({"--generate", prompt}).generate == prompt);
     CHECK(options_json(parse({"--generate", prompt})).at("generate") == prompt);
-    CHECK(options_banner(parse({"--generate", prompt})).size() < 6000);
+    CHECK(banner_line("flags", changed_flags(parse({"--generate", prompt}))).size() < 200);
 }
 
 TEST_CASE("args: --help stops the parser and lists every flag once", "[args]") {
@@ -189,7 +189,7 @@ TEST_CASE("args: --help stops the parser and lists every flag once", "[args]") {
     const std::string text = help_text("train_gpt2", "Trains a GPT-2.");
     CHECK(text.find("Trains a GPT-2.") != std::string::npos);
     for (const OptionRow& row : option_rows()) {
-        const std::string entry = strprintf("\n  --%-17s %-4s ", row.name, row.alias);
+        const std::string entry = strprintf("\n  --%-18s %-4s ", row.name, row.alias);
         INFO(entry);
         CHECK((text.find(entry) != std::string::npos) == ((row.programs & GPT2_FLAG) != 0));
         CHECK(text.find(entry) == text.rfind(entry));
@@ -198,11 +198,33 @@ TEST_CASE("args: --help stops the parser and lists every flag once", "[args]") {
     CHECK(text.find("[0.0003; a number from 0 to 1e+30]") != std::string::npos);
 }
 
-TEST_CASE("args: the banner shows values and marks what differs from the defaults", "[args]") {
-    const std::string text = options_banner(parse({"--lr", "0.5", "--B", "4", "--out", "a\nb"}));
-    CHECK(text.find("* lr                0.5\n") != std::string::npos);
-    CHECK(text.find("  B                 4\n") != std::string::npos);
-    CHECK(text.find("* out               a\\x0ab\n") != std::string::npos);
+TEST_CASE("args: --help and the banner keep to 100 columns", "[args]") {
+    const auto longest = [](const std::string& text) {
+        size_t most = 0;
+        for (size_t at = 0, end; at < text.size(); at = end + 1) {
+            end = std::min(text.find('\n', at), text.size());
+            most = std::max(most, end - at);
+        }
+        return most;
+    };
+    for (Program program : {GPT2_FLAG, BERT_FLAG}) {
+        const size_t columns = longest(help_text("train", "", program));
+        CHECK((columns <= 100 && columns > 90));
+    }
+    const Options many = parse({"--lr", "0.5", "--out", std::string(60, 'o'), "--train_files", std::string(55, 'i'), "--T", "64"});
+    const std::string banner = banner_line("flags", changed_flags(many));
+    CHECK(longest(banner) <= 100);
+    CHECK(std::count(banner.begin(), banner.end(), '\n') == 2);
+    CHECK(wrapped(words_of("one two three"), 0, 2) == "one two three");
+    CHECK(wrapped({std::string(95, 'x'), "four", "five"}, 0, 2) == std::string(95, 'x') + " four\n  five");    // 100 columns
+    CHECK(wrapped({std::string(96, 'x'), "four", "five"}, 0, 2) == std::string(96, 'x') + "\n  four five");    // would be 101
+}
+
+TEST_CASE("args: the banner shows the flags that differ from their defaults", "[args]") {
+    CHECK(changed_flags(parse({})).empty());
+    const Names flags = changed_flags(parse({"--lr", "0.5", "--B", "4", "--out", "a\nb", "--generate", "", "--check", "-i", "x *"}));
+    CHECK(flags == Names{"--train_files 'x *'", "--lr 0.5", "--out a\\x0ab", "--check"});
+    CHECK(banner_line("flags", flags) == "flags             --train_files 'x *' --lr 0.5 --out a\\x0ab --check\n");
 }
 
 TEST_CASE("args: a resumed run must have the flags that decide what is computed", "[args]") {
@@ -247,7 +269,7 @@ TEST_CASE("json: broken texts are refused with the file's name", "[json]") {
     }
     CHECK(parse_json("[{\"a\":1},{\"a\":2}]", "x").size() == 2); // the same key in two objects is fine
     CHECK(parse_json("{\"a\":{\"a\":1},\"b\":2}", "x").size() == 2);
-    throws_with([] { parse_json("{\"a\":1,\"a\":2}", "x"); }, "x: the key \"a\" is there twice");
+    throws_with([] { parse_json("{\"a\":1,\"a\":2}", "x"); }, "x: the key \"a\" appears twice");
     throws_with([] { parse_json(std::string(100000, '['), "x"); }, "deeper than 32");
     throws_with([] { parse_json(std::string(33, '[') + std::string(33, ']'), "x"); }, "deeper than 32");
     parse_json(std::string(32, '[') + std::string(32, ']'), "x");
@@ -271,14 +293,14 @@ TEST_CASE("json: fields of the wrong kind are named", "[json]") {
     CHECK(json_number(j, "n", "f") == 12);
     CHECK(json_string(j, "s", "f") == "x");
     CHECK(json_bool(j, "b", "f"));
-    throws_with([&] { json_int(j, "n", 0, 11, "f"); }, "f: \"n\" is 12, an integer from 0 to 11");
-    throws_with([&] { json_int(j, "n", 13, 20, "f"); }, "\"n\" is 12");
+    throws_with([&] { json_int(j, "n", 0, 11, "f"); }, "f: \"n\": expected an integer from 0 to 11, got 12");
+    throws_with([&] { json_int(j, "n", 13, 20, "f"); }, "\"n\": expected an integer from 13 to 20, got 12");
     throws_with([&] { json_int(j, "big", INT64_MIN, INT64_MAX, "f"); }, "18446744073709551615");
-    throws_with([&] { json_int(j, "f", 0, 9, "f"); }, "\"f\" is 0.5");
-    throws_with([&] { json_int(j, "b", 0, 9, "f"); }, "\"b\" is true");
+    throws_with([&] { json_int(j, "f", 0, 9, "f"); }, "\"f\": expected an integer from 0 to 9, got 0.5");
+    throws_with([&] { json_int(j, "b", 0, 9, "f"); }, "\"b\": expected an integer from 0 to 9, got true");
     throws_with([&] { json_int(j, "none", 0, 9, "f"); }, "f: the key \"none\" is missing");
-    throws_with([&] { json_number(j, "s", "f"); }, "\"s\" is \"x\", a finite number");
-    throws_with([&] { json_string(j, "o", "f"); }, "\"o\" is an object of 0, a string");
+    throws_with([&] { json_number(j, "s", "f"); }, "\"s\": expected a finite number, got \"x\"");
+    throws_with([&] { json_string(j, "o", "f"); }, "\"o\": expected a string, got an object of 0");
     throws_with([&] { json_bool(j, "n", "f"); }, "true or false");
-    throws_with([&] { json_at(j.at("n"), "x", "f"); }, "f: 12 found, an object");
+    throws_with([&] { json_at(j.at("n"), "x", "f"); }, "f: expected an object with the key \"x\", got 12");
 }

@@ -30,6 +30,8 @@ StepRecord record_of(int64_t step) {
     return r;
 }
 
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 // What a trainer logs from step `from` to the end, where the loop does validation, then saves, then updates.
 void run(Log& log, int64_t from, int64_t stop, int64_t steps) {
     for (int64_t s = from; s <= steps && s < stop; s++) {
@@ -168,20 +170,49 @@ TEST_CASE("log: a full disk tears no line and loses none", "[log]") {
     CHECK(read_file(dir.path + "/log.jsonl") == read_file(whole.path + "/log.jsonl"));
 }
 
-TEST_CASE("log: the step line has llm.c's columns", "[log]") {
+TEST_CASE("log: the step line has the loss in llm.c's columns", "[log]") {
     StepRecord r = record_of(0);
     r.loss = 5.270009;
     r.norm = 29.5471;
     const std::string line = step_line(r, 10, 75);
-    CHECK(line == "step    1/10 | loss 5.270009 (+nanz)| norm 29.5471 (+nanz)| lr 3.00e-04 | 10.00 ms | "
-                  "1000 tok/s | ETA 1m15s");
-    CHECK(line.substr(20, 8) == "5.270009"); // where llm.c's loss checker reads
+    CHECK(line == "step    1/10 | loss 5.270009 | norm 29.55 | lr 3.00e-4 |  1000 tok/s 10.0 ms | 1m15s");
+    CHECK(line.substr(20, 8) == "5.270009");                    // where llm.c's loss checker reads
     r.loss_z = -1.234;
-    r.norm_z = -NAN;
+    r.norm_z = 12.6;
     r.mfu = 0.414;
     r.skipped = "spike";
-    CHECK(step_line(r, 10, 0) == "step    1/10 | loss 5.270009 (-1.23z)| norm 29.5471 (+nanz)| lr 3.00e-04 | "
-                                 "10.00 ms | 41.4% MFU | 1000 tok/s | ETA 0s | SKIPPED: spike");
-    r.mfu = NAN;                             // a GPU of unknown peak
-    CHECK(step_line(r, 10, 0).find("10.00 ms | n/a MFU | 1000 tok/s") != std::string::npos);
+    CHECK(step_line(r, 10, 0) == "step    1/10 | loss 5.270009 -1.2z | norm 29.55  +13z | lr 3.00e-4 |  1000 tok/s 41% MFU | 0s\n"
+                                 "  SKIPPED: spike");
+    r.mfu = NAN;                                                // a GPU of unknown peak
+    CHECK(contains(step_line(r, 10, 0), " tok/s n/a MFU |"));
+    CHECK(val_line(1000, 18865, 10.98765432) == "step  1000/18865 | val loss 10.98765");
+}
+
+TEST_CASE("log: the step line is aligned and has at most 100 columns", "[log]") {
+    const int64_t steps = 18865;
+    size_t separators[6] = {};
+    for (double scale : {1e-3, 0.03, 0.4, 1.0, 7.0, 60.0, 900.0}) {
+        for (double z : {-9.0, 0.0, 3.3, 42.0}) {
+            StepRecord r = record_of(9999);
+            r.loss = 0.1 + 10 * scale / 900;
+            r.norm = scale;
+            r.lr = scale / 1000;
+            r.tok_per_s = 2000 * scale;
+            r.mfu = 0.001 + scale / 1200;
+            r.loss_z = r.norm_z = z;
+            const std::string line = step_line(r, steps, 3000 * scale);
+            INFO(line);
+            CHECK(line.size() <= 100);
+            size_t at = 0;
+            for (size_t& s : separators) {                      // the same columns in every line
+                at = line.find(" | ", at + 1);
+                if (&s == separators + 5) { CHECK(at == std::string::npos); break; }
+                CHECK((s == 0 || s == at));
+                s = at;
+            }
+        }
+    }
+    StepRecord nothing = record_of(0);                          // without a window there is no z-score, not even "nan"
+    CHECK_FALSE(contains(step_line(nothing, 10, 0), "z |"));
+    CHECK_FALSE(contains(step_line(nothing, 10, 0), "nan"));
 }

@@ -166,14 +166,14 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
     write_file(place / "zero.txt", "");
     const Refusal refusals[] = {
         {b.set("--steeps", "3"), {"'--steeps'", "--steps"}},
-        {b.set("--B", "0"), {"--B '0'", "an int >= 1"}},
-        {b.set("--B", "abc"), {"--B 'abc'", "an int >= 1"}},
-        {b.set("--B", "-4"), {"--B '-4'"}},
-        {b.set("--T", "99999999999"), {"--T '99999999999'"}},
-        {b.set("--lr", "nan"), {"--lr 'nan'"}},
-        {b.set("--lr", "1e-3x"), {"--lr '1e-3x'"}},
-        {b.set("--schedule", "cosin"), {"--schedule 'cosin'", "cosine|linear"}},
-        {b.set("--T", std::string(10000, '9')), {"--T '999", "(10000 bytes)"}},
+        {b.set("--B", "0"), {"--B: expected ", "got '0'", "an int >= 1"}},
+        {b.set("--B", "abc"), {"--B: expected ", "got 'abc'", "an int >= 1"}},
+        {b.set("--B", "-4"), {"--B: expected ", "got '-4'"}},
+        {b.set("--T", "99999999999"), {"--T: expected ", "got '99999999999'"}},
+        {b.set("--lr", "nan"), {"--lr: expected ", "got 'nan'"}},
+        {b.set("--lr", "1e-3x"), {"--lr: expected ", "got '1e-3x'"}},
+        {b.set("--schedule", "cosin"), {"--schedule: expected ", "got 'cosin'", "cosine|linear"}},
+        {b.set("--T", std::string(10000, '9')), {"--T: expected ", "got '999", "(10000 bytes)"}},
         {b.set(std::string("--") + std::string(10000, 'q'), "1"), {"there is no such flag", "(10002 bytes)"}},
         {b.set("--pos", std::string(10000, 'p')), {"--pos ppp", "10000 bytes"}},
         {b.set("--model", std::string(10000, 'm')), {"--model mmm", "L,NH,C"}},
@@ -203,8 +203,8 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
         {b.set("--load", place / "train.txt"), {"train.txt", "magic"}},
         {Flags().set("--generate", "abc"), {"--generate", "--load"}},
         {Flags().set("--eval_lengths", "32"), {"--eval_lengths", "--load"}},
-        {b.set("--eval_lengths", "32,0"), {"--eval_lengths '32,0'"}},
-        {b.set("--eval_lengths", "32,"), {"--eval_lengths '32,'"}},
+        {b.set("--eval_lengths", "32,0"), {"--eval_lengths: expected ", "got '32,0'"}},
+        {b.set("--eval_lengths", "32,"), {"--eval_lengths: expected ", "got '32,'"}},
         {b.set("--allow_change", ","), {"--allow_change"}},
         {b.set("-h", "1"), {"-h", "no counterpart"}},
     };
@@ -404,6 +404,64 @@ TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
 // ----------------------------------------------------------------------------------------------------------
 // looking and using
 
+TEST_CASE("run: the console keeps to 100 columns and prints no control characters", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.with("--lr 0 --steps 140 --log_every 50 --val_every 70 --sample_every 140 --tokens 300")
+        .with("--checkpoint_every 0");
+    const Outcome o = place.run(flags);
+    REQUIRE(o.code == 0);
+    std::vector<std::string> steps, validations;
+    for (size_t at = 0, end; (end = o.out.find('\n', at)) != std::string::npos; at = end + 1) {
+        const std::string line = o.out.substr(at, end - at);
+        INFO(line);
+        const bool step = line.compare(0, 5, "step ") == 0;
+        if (step && contains(line, " | loss ")) { steps.push_back(line.substr(0, line.find(" |"))); }
+        if (step && contains(line, " | val loss ")) { validations.push_back(line.substr(0, line.find(" |"))); }
+        if (step || line.compare(0, 6, "flags ") == 0) { CHECK(line.size() <= 100); }
+    }
+    CHECK(steps == std::vector<std::string>{"step    1/140", "step   50/140", "step  100/140", "step  140/140"});
+    CHECK(validations == std::vector<std::string>{"step    0/140", "step   70/140", "step  140/140"});
+    check_each_step_once(place.out(), 140);                     // the files have the steps that the console leaves out
+    CHECK(o.out.find(" +nan") == std::string::npos);
+    size_t control = 0;
+    for (const char c : o.out) { control += (unsigned char)c < 32 && c != '\n' && c != '\t'; }
+    CHECK(control == 0);
+    CHECK(contains(o.out, "\\x"));                              // the untrained model did write some
+}
+
+TEST_CASE("run: the banner shows what was changed and what the user may not expect", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags check_run = place.base.set("--check");
+    const auto banner = [&](const Flags& flags) {               // with each of its lines in one piece
+        std::string s = place.run(flags).out;
+        const std::string wrapped_at = "\n" + std::string(18, ' ');
+        for (size_t at; (at = s.find(wrapped_at)) != std::string::npos;) { s.replace(at, wrapped_at.size(), " "); }
+        return s;
+    };
+    const std::string plain = banner(check_run);
+    INFO(plain);
+    CHECK(contains(plain, "--lr 0.001 "));
+    CHECK_FALSE(contains(plain, "--beta1"));                    // has its default
+    CHECK(contains(plain, "note              --schedule cosine with --final_lr 1 keeps the learning rate constant; "));
+    CHECK_FALSE(contains(banner(check_run.with("--final_lr 0.1")), "note "));
+    CHECK_FALSE(contains(banner(check_run.with("--schedule constant")), "note "));
+    CHECK(contains(banner(check_run.with("--warmup 5")), "constant after the warm-up; "));
+    CHECK_FALSE(contains(plain, "tensor-core kernel"));
+    CHECK(contains(banner(check_run.with("--pos fire")), "no tensor-core kernel knows the form of fire's bias: "));
+}
+
+TEST_CASE("run: a missing data set names the script that makes it", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.set("--train_files", place / "data/tinyshakespeare/tiny_shakespeare_train.bin");
+    check_refused(place, {flags, {"--train_files", "tiny_shakespeare_train.bin: no such file", ": python3 data/tinyshakespeare.py"}});
+    check_refused(place, {place.base.set("--val_files", place / "data/wikitext103/*_val_*.bin"),
+                          {"--val_files", ": python3 data/wikitext.py"}});
+    check_refused(place, {place.base.set("--val_files", place / "other.bin"), {"--val_files", "no file matches"}});
+}
+
 TEST_CASE("run: --list, --check and --help", "[run]") {
     if (!have_program()) { return; }
     Place place;
@@ -419,7 +477,12 @@ TEST_CASE("run: --list, --check and --help", "[run]") {
     CHECK(contains(bytes.out, strprintf("%zu of them parameters", V * C + 2 * layer + 2 * C)));
     const Outcome check_run = place.run(place.base.with("--check --total_batch 256"));
     CHECK(check_run.code == 0);
-    CHECK(contains(check_run.out, "12 steps of 256 tokens"));
+    CHECK(contains(check_run.out, "all is well: 12 steps of 256 tokens"));
+    const std::string text = read_file(place / "train.txt");
+    const size_t per_epoch = (text.size() - 1) / 32 / 8;        // steps of 8 sequences of 32 tokens
+    const std::string tokens = strprintf("%zu,%03zu tokens", text.size() / 1000, text.size() % 1000);
+    INFO(check_run.out);
+    CHECK(contains(check_run.out, strprintf("%s, %zu steps per epoch, 0.", tokens.c_str(), per_epoch)));
     CHECK(contains(check_run.err + check_run.out, "memory: "));
     CHECK_FALSE(path_exists(place.out()));
     check_refused(place, {place.base.set("--check").set("--val_files", place / "gone"), {"--val_files", "gone"}});

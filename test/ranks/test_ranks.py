@@ -252,7 +252,7 @@ class Training(unittest.TestCase):
             for ranks in 2, 4:
                 with self.subTest(pos=pos, ranks=ranks):
                     self.assert_same(f"{pos}1", f"{pos}{ranks}")
-                    self.assertEqual(len(re.findall(r"^step +\d+/10 ", outputs[ranks], re.M)), 10, outputs[ranks])     # rank 0 alone prints
+                    self.assertEqual(len(re.findall(r"^step +\d+/10 \| loss ", outputs[ranks], re.M)), 10, outputs[ranks])     # rank 0 alone prints
 
     def test_three_ranks(self):
         """a number of micro-batches that is no power of two, where each rank's is"""
