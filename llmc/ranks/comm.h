@@ -1,9 +1,10 @@
-// ranks/comm.h -- the ranks of a run: one process | MPI on host buffers | NCCL between GPUs, which MPI starts.
+// ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI (host) or NCCL (device).
 //
-// A run is one rank unless mpirun or srun started it; MPI is not even initialized then. Every function here but comm_report is
-// a collective: all ranks call it, in the same order. Sums have a fixed shape, so that ranks change no bit (comm_tree.cuh).
-// Whoever waits for another rank gives up after comm().timeout seconds with an Error that names both and what they were at,
-// and an Error on one rank ends all of them (comm_report). A rank that dies is noticed by mpirun, which ends the others.
+// A run is one rank unless mpirun or srun started it; MPI is not even initialized then. Every function here except
+// comm_report is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the number of
+// ranks does not change a bit (sums.cuh). A rank that waits for another one gives up after comm().timeout seconds with
+// an Error that names both ranks and what they were doing. An Error on one rank ends all of them (comm_report). If a
+// rank dies, mpirun notices it and ends the others.
 #ifndef LLMC_RANKS_COMM_H
 #define LLMC_RANKS_COMM_H
 
@@ -23,15 +24,16 @@
 struct Comm {
     int rank = 0, size = 1;
     int local_rank = 0, local_size = 1;     // among the ranks of this machine
-    double timeout = 600;                   // seconds a rank waits for another one: --collective_timeout
-    size_t chunk = 1 << 20;                 // floats in a message; far below the 2^31 that MPI can count
-    float* scratch = nullptr;               // on the device: a chunk of another rank's
-    float* staging = nullptr;               // on the host, where MPI cannot reach the device: a chunk on its way
+    double timeout = 600;                   // seconds that a rank waits for another one: --collective_timeout
+    size_t chunk = 1 << 20;                 // floats per message; MPI counts elements in an int, up to 2^31 - 1
+    float* scratch = nullptr;               // (chunk) on the device: what another rank has sent
+    float* staging = nullptr;               // (chunk) on the host, where MPI cannot read the device: on its way
     bool nccl = false;                      // device buffers go from GPU to GPU
 };
 inline Comm& comm() { static Comm c; return c; }
 
-// Adds up the time for which one thing is waited. A process that was stopped and goes on has not waited in between.
+// The time spent waiting for one event. A nap counts as at most one second, so that a process that was stopped
+// (SIGSTOP, a suspended laptop) and goes on has not waited in between.
 struct Deadline {
     const char* what;
     int peer;                               // -1: any of the others
@@ -42,11 +44,17 @@ struct Deadline {
         waited += std::min(now - last, 1.0);
         last = now;
         if (waited > comm().timeout) {
-            die(EXIT_DEVICE, "%s: rank %d waited %.0f s for %s (--collective_timeout): it stands still, died, or needs longer than that",
-                what, comm().rank, waited, peer < 0 || peer == comm().rank ? "the other ranks" : strprintf("rank %d", peer).c_str());
+            const bool any = peer < 0 || peer == comm().rank;
+            const std::string others = any ? "the other ranks" : strprintf("rank %d", peer);
+            die(EXIT_DEVICE, "%s: rank %d waited %.0f s for %s (--collective_timeout): it hangs, died or needs longer",
+                what, comm().rank, waited, others.c_str());
         }
-        if (waited < 2e-3) { sched_yield(); }
-        else { usleep(waited < 1 ? 50 : 1000); }
+        // Short waits are the rule and must be noticed at once; long ones must not keep a core busy.
+        if (waited < 2e-3) {
+            sched_yield();
+        } else {
+            usleep(waited < 1 ? 50 : 1000);
+        }
     }
 };
 
@@ -61,7 +69,7 @@ inline void mpi_check(int result, const char* what) {
     MPI_Error_string(result, text, &length);
     die(EXIT_DEVICE, "%s: rank %d: MPI: %s", what, comm().rank, text);
 }
-// Polled, since MPI_Wait knows no deadline and would keep the core busy.
+// Polls, because MPI_Wait has no deadline and keeps the core busy.
 inline void mpi_wait(MPI_Request request, const char* what, int peer) {
     Deadline deadline(what, peer);
     for (int done = 0;;) {
@@ -79,11 +87,12 @@ inline void mpi_wait(MPI_Request request, const char* what, int peer) {
 // ----------------------------------------------------------------------------------------------------------
 // start and end
 
-// The number of processes that a launcher says it has started; 1 without one
+// The number of processes that a launcher says it has started; 1 without a launcher.
 inline int launched_ranks() {
-    const char* text = getenv("OMPI_COMM_WORLD_SIZE");                                  // Open MPI's mpirun
-    if (text == nullptr) { text = getenv("PMI_SIZE"); }                                 // MPICH's mpiexec, srun --mpi=pmi2
-    if (text == nullptr && getenv("PMIX_RANK") != nullptr) { text = getenv("SLURM_STEP_NUM_TASKS"); }   // srun --mpi=pmix
+    const char* text = getenv("OMPI_COMM_WORLD_SIZE");                      // Open MPI's mpirun
+    if (text == nullptr) { text = getenv("PMI_SIZE"); }                     // MPICH's mpiexec, srun --mpi=pmi2
+    const bool pmix = text == nullptr && getenv("PMIX_RANK") != nullptr;    // srun --mpi=pmix
+    if (pmix) { text = getenv("SLURM_STEP_NUM_TASKS"); }
     return text == nullptr ? 1 : std::max(1, atoi(text));
 }
 
@@ -95,7 +104,8 @@ inline void comm_too_late(int) {      // in a signal handler: no printf
 }
 #endif
 
-// The first thing a program does. On all ranks but 0 nothing is written to stdout from here on.
+// The first thing that a program does. From here on only rank 0 writes to stdout. The environment says whether a
+// launcher has started several ranks, so that a single process never initializes MPI.
 inline void comm_init() {
     const int launched = launched_ranks();
     if (launched == 1) { return; }
@@ -104,42 +114,47 @@ inline void comm_init() {
     const auto before = signal(SIGALRM, comm_too_late);
     alarm((unsigned)c.timeout);
     int provided;
-    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) { die(EXIT_DEVICE, "MPI_Init failed"); }
+    const int result = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+    if (result != MPI_SUCCESS) { die(EXIT_DEVICE, "MPI_Init failed"); }
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &c.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &c.size);
-    MPI_Comm here;
+    MPI_Comm here;                          // the ranks of this machine, for a moment
     mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c.rank, MPI_INFO_NULL, &here), "start");
     MPI_Comm_rank(here, &c.local_rank);
     MPI_Comm_size(here, &c.local_size);
     MPI_Comm_free(&here);
     alarm(0);
     signal(SIGALRM, before);
-    check(c.size == launched, "the launcher started %d processes, MPI sees %d: mpirun and the MPI that this program was built with are not "
-          "the same", launched, c.size);
-    if (c.rank != 0 && freopen("/dev/null", "w", stdout) == nullptr) { die(EXIT_DEVICE, "/dev/null: %s", strerror(errno)); }
+    // Otherwise each process would take itself for the only one, train on all of the data and fight for --out.
+    check(c.size == launched, "MPI: expected the %d processes that the launcher started, got %d (is mpirun of another "
+          "MPI than the one this program was built with?)", launched, c.size);
+    if (c.rank != 0 && freopen("/dev/null", "w", stdout) == nullptr) {
+        die(EXIT_DEVICE, "/dev/null: %s", strerror(errno));
+    }
 #else
     const char* rank = getenv("OMPI_COMM_WORLD_RANK");
-    comm().rank = rank == nullptr ? 0 : atoi(rank);         // so that one of them reports it
-    die(EXIT_BAD_INPUT, "started as one of %d processes, but built without MPI: each would train alone; install libopenmpi-dev (or give "
-        "make OPENMPI_DIR=path) and build anew", launched);
+    comm().rank = rank == nullptr ? 0 : atoi(rank);         // so that only one of them reports it
+    die(EXIT_BAD_INPUT, "started as one of %d processes, but built without MPI: each would train alone (install "
+        "libopenmpi-dev, or give make OPENMPI_DIR=path, and build again)", launched);
 #endif
 }
 
-// What main() does with an Error: the message, once, and the end of all ranks with its code. A mistake that every rank makes,
-// such as a bad flag, is rank 0's to tell; another rank gives it time to do so.
+// What main() does with an Error: it prints the message and ends all ranks with its code. An error that every rank
+// finds, such as a bad flag, is reported once, by rank 0: the other ranks give it time to do so.
 inline int comm_report(int code, const std::string& message) {
     Comm& c = comm();
     fflush(stdout);
     if (c.rank > 0) {
-        signal(SIGTERM, SIG_DFL);           // by which mpirun ends those that rank 0 has spoken for
+        signal(SIGTERM, SIG_DFL);           // by which mpirun ends this rank once rank 0 has reported
         usleep(1000 * (1000 + 50 * (unsigned)std::min(c.rank, 20)));
     }
-    fprintf(stderr, "error: %s%s\n", c.rank > 0 ? strprintf("rank %d: ", c.rank).c_str() : "", message.c_str());
+    const std::string who = c.rank > 0 ? strprintf("rank %d: ", c.rank) : "";
+    fprintf(stderr, "error: %s%s\n", who.c_str(), message.c_str());
     fflush(stderr);
 #if defined(USE_MPI)
     if (c.size > 1) {
-        alarm(5);                           // should the libraries hang as well
+        alarm(5);                           // in case the libraries hang as well
 #if defined(USE_NCCL)
         nccl_abort();
 #endif
@@ -150,8 +165,9 @@ inline int comm_report(int code, const std::string& message) {
     return code;
 }
 
-// Ranks that share the memory of device_memory_available(); and the number of threads for set_threads: `asked`, or where mpirun
-// has bound this rank to no cores of its own, its share of the machine's.
+// comm_sharing: how many ranks share the memory that device_memory_available() reports. comm_threads: the number of
+// threads for set_threads(); `asked`, or if mpirun has not bound this rank to cores of its own, its share of the
+// machine.
 #if defined(CUDA_BUILD)
 inline int comm_sharing() { return 1; }
 inline int comm_threads(int asked) { return asked; }
@@ -159,7 +175,9 @@ inline int comm_threads(int asked) { return asked; }
 inline int comm_sharing() { return comm().local_size; }
 inline int comm_threads(int asked) {
     const int local = comm().local_size;
-    if (asked > 0 || local == 1 || getenv("OMP_NUM_THREADS") != nullptr || max_threads() < sysconf(_SC_NPROCESSORS_ONLN)) { return asked; }
+    const bool said = asked > 0 || getenv("OMP_NUM_THREADS") != nullptr;
+    const bool bound = max_threads() < sysconf(_SC_NPROCESSORS_ONLN);
+    if (said || bound || local == 1) { return asked; }
     return std::max(1, max_threads() / local);
 }
 #endif
@@ -167,12 +185,12 @@ inline int comm_threads(int asked) {
 // ----------------------------------------------------------------------------------------------------------
 // small things, on the host
 
-// all: n elements of each rank, in their order
+// all (size * n): the n elements of every rank, in the order of the ranks
 template <class T> void comm_all_gather(T* all, const T* mine, size_t n, const char* what) {
     (void)what;
     if (comm().size == 1) { std::copy_n(mine, n, all); return; }
 #if defined(USE_MPI)
-    check(n <= INT_MAX / sizeof(T) / (size_t)comm().size, "%s: %zu elements a rank are too many to gather", what, n);
+    check(n <= INT_MAX / sizeof(T) / (size_t)comm().size, "%s: %zu elements per rank are too many to gather", what, n);
     const int bytes = (int)(sizeof(T) * n);
     MPI_Request request;
     mpi_check(MPI_Iallgather(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, MPI_COMM_WORLD, &request), what);
@@ -186,20 +204,22 @@ inline int comm_max(int x, const char* what) {
     return *std::max_element(all.begin(), all.end());
 }
 
-// rank 0's bytes become everyone's
+// data (bytes): every rank receives rank 0's
 inline void comm_broadcast(void* data, size_t bytes, const char* what) {
     (void)data; (void)bytes; (void)what;
 #if defined(USE_MPI)
     const size_t piece = sizeof(float) * comm().chunk;
     for (size_t i = 0; comm().size > 1 && i < bytes; i += piece) {
         MPI_Request request;
-        mpi_check(MPI_Ibcast((char*)data + i, (int)std::min(piece, bytes - i), MPI_BYTE, 0, MPI_COMM_WORLD, &request), what);
+        const int count = (int)std::min(piece, bytes - i);
+        mpi_check(MPI_Ibcast((char*)data + i, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request), what);
         mpi_wait(request, what, 0);
     }
 #endif
 }
 
-inline std::string comm_text(std::string text, const char* what) {         // likewise
+// rank 0's text
+inline std::string comm_text(std::string text, const char* what) {
     uint64_t length = text.size();
     comm_broadcast(&length, sizeof(length), what);
     text.resize(length);
@@ -207,7 +227,7 @@ inline std::string comm_text(std::string text, const char* what) {         // li
     return text;
 }
 
-// Have all ranks the same parameters? When not, `who` says which have others.
+// Whether all ranks have the same parameters, by their hash. If not, `who` says which ranks differ.
 inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
     std::vector<uint64_t> all((size_t)comm().size);
     comm_all_gather(all.data(), &hash, 1, "comparison of the replicas");
@@ -219,7 +239,7 @@ inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
     return strays.empty();
 }
 
-// of n floats on the device
+// the hash of n floats on the device
 inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
     std::vector<float> host(std::min(n, comm().chunk));
     uint64_t hash = n;
@@ -234,18 +254,18 @@ inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
 // ----------------------------------------------------------------------------------------------------------
 // large arrays, on the device
 
-// Which of a machine's GPUs is this rank's; 0 in a CPU build
+// which of the machine's GPUs this rank uses; 0 in a CPU build
 inline int comm_device() {
 #if defined(CUDA_BUILD) && !defined(SIMT)
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) { return 0; }      // find_gpu says why
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) { return 0; }      // find_gpu() says why
     return comm().local_rank % count;
 #else
     return 0;
 #endif
 }
 
-// After the device is chosen. NCCL wants a GPU for every rank; ranks that share one exchange through the host.
+// Called after the device is chosen. NCCL needs one GPU per rank; ranks that share a GPU exchange through the host.
 inline void comm_connect_devices() {
 #if defined(USE_NCCL)
     Comm& c = comm();
@@ -254,7 +274,7 @@ inline void comm_connect_devices() {
     int device = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, device));
-    char place[256] = "";
+    char place[256] = "";                   // machine and GPU: two ranks with the same one share it
     gethostname(place, sizeof(place) - 65);
     strcat(place, id);
     std::vector<uint64_t> all((size_t)c.size);
@@ -278,7 +298,7 @@ inline std::string comm_description() {
 }
 
 #if defined(USE_MPI)
-// MPI's buffer for a chunk at `data`: that itself, or the staging buffer of a build whose device it cannot reach
+// MPI's buffer for a chunk at `data`: data itself on a CPU, the staging buffer where MPI cannot read the device
 inline float* comm_host_buffer(float* data) {
 #if defined(CUDA_BUILD)
     Comm& c = comm();
@@ -290,6 +310,7 @@ inline float* comm_host_buffer(float* data) {
 #endif
 }
 
+// data (n), n <= chunk, on the device, to another rank
 inline void comm_send(float* data, size_t n, int to, const char* what, Stream stream) {
 #if defined(USE_NCCL)
     if (comm().nccl) { nccl_send(data, n, to, what, stream); return; }
@@ -301,6 +322,7 @@ inline void comm_send(float* data, size_t n, int to, const char* what, Stream st
     mpi_wait(request, what, to);
 }
 
+// data (n): what rank `from` sends
 inline void comm_receive(float* data, size_t n, int from, const char* what, Stream stream) {
 #if defined(USE_NCCL)
     if (comm().nccl) { nccl_receive(data, n, from, what, stream); return; }
@@ -312,7 +334,8 @@ inline void comm_receive(float* data, size_t n, int from, const char* what, Stre
     if (host != data) { copy_to_device(data, host, sizeof(float) * n, stream); }
 }
 
-inline void comm_share(float* data, size_t n, const char* what, Stream stream) {        // rank 0's
+// data (n): every rank receives rank 0's
+inline void comm_share(float* data, size_t n, const char* what, Stream stream) {
 #if defined(USE_NCCL)
     if (comm().nccl) { nccl_broadcast(data, n, what, stream); return; }
 #endif
@@ -326,7 +349,7 @@ inline void comm_share(float* data, size_t n, const char* what, Stream stream) {
 // ----------------------------------------------------------------------------------------------------------
 // the end
 
-// Waits for all ranks and leaves MPI; every rank gets the highest of their exit codes.
+// Waits for all ranks and leaves MPI. Returns the highest of their exit codes, on every rank.
 inline int comm_finish(int code) {
     fflush(stdout);
     Comm& c = comm();

@@ -1,7 +1,7 @@
 // ranks/nccl.h -- device buffers from GPU to GPU. Included by comm.h alone.
 //
-// The communicator does not block, so that a rank that is gone is noticed here and not inside NCCL: calls return at once, and
-// what they started is polled together with NCCL's own errors.
+// The communicator does not block, so that a rank that is gone is noticed here and not inside NCCL: calls return at
+// once, and what they started is polled together with NCCL's own errors.
 #ifndef LLMC_RANKS_NCCL_H
 #define LLMC_RANKS_NCCL_H
 
@@ -11,10 +11,10 @@ inline ncclComm_t& nccl_comm() { static ncclComm_t c = nullptr; return c; }
 
 inline void nccl_check(ncclResult_t result, const char* what) {
     if (result == ncclSuccess || result == ncclInProgress) { return; }
-    die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank, ncclGetErrorString(result),
-        ncclGetLastError(nccl_comm()));
+    die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank,
+        ncclGetErrorString(result), ncclGetLastError(nccl_comm()));
 }
-// until NCCL has taken the last call
+// Waits until NCCL has accepted the last call: before that the next one may not be made.
 inline void nccl_settle(const char* what, int peer) {
     Deadline deadline(what, peer);
     for (;;) {
@@ -25,7 +25,7 @@ inline void nccl_settle(const char* what, int peer) {
         deadline.nap();
     }
 }
-// until the device has done what was given to the stream
+// Waits until the device has finished what was given to the stream.
 inline void nccl_wait(Stream stream, const char* what) {
     Deadline deadline(what, -1);
     for (;;) {
@@ -39,13 +39,14 @@ inline void nccl_wait(Stream stream, const char* what) {
     }
 }
 
-// id: rank 0's, known to all. The GPU of this rank is the current device.
+// id: made by rank 0 and known to all. The GPU of this rank is the current device.
 inline void nccl_start(const ncclUniqueId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     nccl_check(ncclCommInitRankConfig(&nccl_comm(), comm().size, id, comm().rank, &config), "NCCL's start");
     nccl_settle("NCCL's start", -1);
 }
+// after an error: does not wait for the other ranks
 inline void nccl_abort() {
     if (nccl_comm() != nullptr) { ncclCommAbort(nccl_comm()); }
     nccl_comm() = nullptr;

@@ -1,10 +1,10 @@
-// comm_program.cu -- what test_ranks.py starts under mpirun: one mode of llmc/comm.h a run, on as many ranks as mpirun gives.
+// comm_program.cu -- what test_ranks.py starts under mpirun: each run tests one mode, on as many ranks as mpirun gives.
 //
 //   comm_program sums [SEED]      the tree over ranks and micro-batches, against a recursive sum of all leaves
 //   comm_program small            gather, max, broadcast, replicas
-//   comm_program wait SECONDS     sums without end, --collective_timeout SECONDS; somebody is expected to end that
+//   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
 //   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
-//   comm_program exit RANK CODE   one rank wants to end with CODE
+//   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
 #include "llmc/ranks/sums.cuh"
 
 // Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
@@ -14,7 +14,7 @@ float leaf(uint64_t seed, size_t i, size_t j) {
     return ldexpf(h >> 63 ? -mantissa : mantissa, (int)(h >> 32 & 0xff) % 25 - 12);
 }
 
-// The sum of leaves lo .. hi-1: the left subtree has the largest power of two of leaves below their number
+// The sum of leaves lo .. hi - 1: the left subtree has 2^k leaves, the largest power of two below their number
 float tree_of_leaves(const std::vector<float>& leaves, size_t lo, size_t hi) {
     if (hi - lo == 1) { return leaves[lo]; }
     size_t left = 1;
@@ -23,7 +23,7 @@ float tree_of_leaves(const std::vector<float>& leaves, size_t lo, size_t hi) {
 }
 
 void expect(bool good, const char* what, size_t n, size_t m) {
-    if (!good) { die(1, "%s: wrong for n %zu, %zu micro-batches a rank", what, n, m); }
+    if (!good) { die(1, "%s: wrong for n %zu, %zu micro-batches per rank", what, n, m); }
 }
 
 void test_sum(uint64_t seed, size_t n, size_t m) {
@@ -47,15 +47,16 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
     comm_tree_sum(data, n, "sum", stream);
     copy_to_host(found.data(), data, sizeof(float) * n, stream);
     expect(memcmp(found.data(), expected.data(), sizeof(float) * n) == 0, "comm_tree_sum", n, m);
-    float behind;
-    copy_to_host(&behind, data + n, sizeof(float), stream);
-    expect(behind == guard, "what lies behind the data", n, m);
+    float after;
+    copy_to_host(&after, data + n, sizeof(float), stream);
+    expect(after == guard, "the guard after the data", n, m);
     if (n > 100 && leaves.size() > 3) { expect(in_order_differs > n / 10, "another order of additions", n, m); }
     expect(comm_replicas_agree(comm_hash(data, n, stream)), "comm_hash", n, m);
     device_free(data);
 }
 
-void set_chunk(size_t chunk) {      // the buffers have its size
+// the buffers, whose size it is, are allocated anew
+void set_chunk(size_t chunk) {
     Comm& c = comm();
     device_free(c.scratch);
     pinned_free(c.staging);
@@ -91,18 +92,22 @@ void test_small() {
         text[n] = 'x';
         comm_broadcast(text.data(), n, "broadcast");
         for (size_t i = 0; i < n; i++) { expect(text[i] == (char)(i % 101), "comm_broadcast", n, 1); }
-        expect(text[n] == 'x', "what lies behind a broadcast", n, 1);
+        expect(text[n] == 'x', "the guard after a broadcast", n, 1);
     }
     std::vector<float> replica(2500, 0.25f);
-    auto agree = [&](std::string& who) { return comm_replicas_agree(comm_hash(replica.data(), replica.size(), Stream()), &who); };
+    auto agree = [&](std::string& who) {
+        return comm_replicas_agree(comm_hash(replica.data(), replica.size(), Stream()), &who);
+    };
     std::string who;
     expect(agree(who) && who.empty(), "equal replicas", 1, 1);
-    for (size_t i : {(size_t)0, (size_t)999, (size_t)1000, replica.size() - 1}) {      // the lowest bit of one weight of one rank
+    // the lowest bit of one weight of one rank
+    for (size_t i : {(size_t)0, (size_t)999, (size_t)1000, replica.size() - 1}) {
         const float good = replica[i];
         if (rank == size - 1) { replica[i] = nextafterf(good, 1.0f); }
         const bool same = agree(who);
         expect(same == (size == 1), "a replica that drifted", i, 1);
-        expect(size == 1 || who.find(strprintf("on rank %d", size - 1)) != std::string::npos, "the name of the rank that drifted", i, 1);
+        const std::string drifted = strprintf("on rank %d", size - 1);
+        expect(size == 1 || who.find(drifted) != std::string::npos, "the name of the rank that drifted", i, 1);
         replica[i] = good;
     }
 }
@@ -118,18 +123,26 @@ void test_small() {
 }
 
 int run(int argc, char** argv) {
-    const std::string mode = argc > 1 ? argv[1] : "", value = argc > 2 ? argv[2] : "";
+    const std::string mode = argc > 1 ? argv[1] : "";
+    const std::string value = argc > 2 ? argv[2] : "";
     printf("%s\n", comm_description().c_str());
     comm_connect_devices();
-    if (mode == "sums") { test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10)); }
-    else if (mode == "small") { test_small(); }
-    else if (mode == "wait") { comm().timeout = atof(value.c_str()); sum_for_ever(); }
-    else if (mode == "throw") {
+    if (mode == "sums") {
+        test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10));
+    } else if (mode == "small") {
+        test_small();
+    } else if (mode == "wait") {
+        comm().timeout = atof(value.c_str());
+        sum_for_ever();
+    } else if (mode == "throw") {
         if (value == "all") { die(EXIT_BAD_INPUT, "a mistake of all"); }
         if (comm().rank == atoi(value.c_str())) { die(EXIT_OUT_OF_MEMORY, "a mistake of one"); }
         sum_for_ever();
-    } else if (mode == "exit") { return comm().rank == atoi(value.c_str()) ? atoi(argv[3]) : 0; }
-    else { die(EXIT_BAD_INPUT, "'%s': wanted sums, small, wait, throw or exit", mode.c_str()); }
+    } else if (mode == "exit") {
+        return comm().rank == atoi(value.c_str()) ? atoi(argv[3]) : 0;
+    } else {
+        die(EXIT_BAD_INPUT, "expected sums, small, wait, throw or exit, got '%s'", mode.c_str());
+    }
     printf("ok\n");
     return 0;
 }

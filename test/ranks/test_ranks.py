@@ -1,7 +1,7 @@
-"""test_ranks.py -- a run of several ranks under mpirun: the same bits as one rank gives, and an end, soon and not with success, when a
-rank dies, stands still or fails. Skips where there is no mpirun, or build/comm_program was built without MPI.
+"""test_ranks.py -- runs of several ranks under mpirun: they give the same bits as one rank, and if a rank dies, hangs
+or fails, all end soon and without success. Skips where there is no mpirun, or build/comm_program was built without MPI.
 
-Bits are compared, not numbers: no tolerance anywhere. What waits is bounded by the promise: 10 s after a death, 5 s after a deadline."""
+Bits are compared, not numbers: no tolerance anywhere. A run must end within 10 s of a death and 5 s of a deadline."""
 import contextlib
 import json
 import os
@@ -19,18 +19,20 @@ COMM_PROGRAM = os.environ.get("COMM_PROGRAM", os.path.join(ROOT, "build", "comm_
 TRAINER = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
 SIMT_TRAINER = os.path.join(ROOT, "build", "simt", "train_gpt2_fp32")
 MPIRUN = shutil.which("mpirun")
-ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1",
-                   OMPI_MCA_btl_vader_single_copy_mechanism="none",         # containers forbid it, and Open MPI warns of that
-                   OMPI_MCA_plm_rsh_agent="sh")                             # no other machine is asked, so no ssh is needed
+ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1",
+                   OMPI_MCA_btl_vader_single_copy_mechanism="none",     # containers forbid it: a warning
+                   OMPI_MCA_plm_rsh_agent="sh")                         # one machine: no ssh is needed
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True, "errors": "replace"}
 LIMIT = 100             # seconds, for what should end by itself in a few
-AFTER_DEATH = 10        # what the program promises
+AFTER_DEATH = 10        # seconds that the program promises
 AFTER_DEADLINE = 5
 
 
 def mpirun(ranks):
     version = subprocess.run([MPIRUN, "--version"], **PIPES).stdout
-    return [MPIRUN] + (["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []) + ["-np", str(ranks)]
+    oversubscribe = ["--oversubscribe"] if "Open MPI" in version or "OpenRTE" in version else []
+    return [MPIRUN] + oversubscribe + ["-np", str(ranks)]
 
 
 def run(ranks, *command):
@@ -48,7 +50,7 @@ def alive(pid):
 
 
 def processes(launcher):
-    """rank -> pid of the processes that a launcher has started, through whatever is between"""
+    """{rank: pid} of the processes that a launcher has started, directly or through others"""
     found, waiting = {}, [launcher]
     while waiting:
         pid = waiting.pop()
@@ -64,7 +66,8 @@ def processes(launcher):
 
 @contextlib.contextmanager
 def started(ranks, *command):
-    """a run that something is to be done to, and a function that waits for its end: exit code, output and seconds"""
+    """a run to be interfered with: its process, {rank: pid}, a function that waits for a condition on the output, and
+    one that waits for the end and returns exit code, output and seconds"""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         p = subprocess.Popen([*mpirun(ranks), *command], env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT)
         pids = {}
@@ -107,7 +110,10 @@ def why_not(program):
 
 
 def why_not_comm():
-    return why_not(COMM_PROGRAM) or (None if "2 ranks" in run(2, COMM_PROGRAM, "small")[1] else "SKIPPED: build/comm_program is built without MPI")
+    reason = why_not(COMM_PROGRAM)
+    if reason is None and "2 ranks" not in run(2, COMM_PROGRAM, "small")[1]:
+        reason = "SKIPPED: build/comm_program is built without MPI"
+    return reason
 
 
 WITHOUT_COMM = why_not_comm()
@@ -115,27 +121,29 @@ WITHOUT_COMM = why_not_comm()
 
 @unittest.skipIf(WITHOUT_COMM, WITHOUT_COMM)
 class Collectives(unittest.TestCase):
-    def test_the_tree_and_the_small_ones(self):
+    def test_sums_and_the_small_collectives(self):
         for ranks in 1, 2, 3, 4, 7:
             for mode in "sums", "small":
                 with self.subTest(ranks=ranks, mode=mode):
                     code, output = run(ranks, COMM_PROGRAM, mode)
                     self.assertEqual(code, 0, output)
-                    self.assertEqual(re.findall(r"^(?:ok|\d+ rank.*)$", output, re.M), [f"{ranks} ranks, gradients by MPI" if ranks > 1 else "1 rank", "ok"])
+                    description = f"{ranks} ranks, gradients by MPI" if ranks > 1 else "1 rank"
+                    self.assertEqual(re.findall(r"^(?:ok|\d+ rank.*)$", output, re.M), [description, "ok"])
 
     def test_without_a_launcher(self):
         p = subprocess.run([COMM_PROGRAM, "sums"], env=ENVIRONMENT, **PIPES)
         self.assertEqual((p.returncode, p.stdout), (0, "1 rank\nok\n"))
 
-    def test_a_launcher_that_is_not_this_mpi(self):
-        """each process believing that it is alone would train on all data and fight for --out"""
+    def test_a_launcher_of_another_mpi(self):
+        """each process would take itself for the only one, train on all of the data and fight for --out"""
         p = subprocess.run([COMM_PROGRAM, "small"], env=dict(ENVIRONMENT, PMI_SIZE="4"), **PIPES)
         self.assertEqual(p.returncode, 2, p.stdout)
-        self.assertIn("started 4 processes, MPI sees 1", p.stdout)
+        self.assertIn("expected the 4 processes that the launcher started, got 1", p.stdout)
 
     def test_a_dead_rank(self):
         for ranks, victim in (2, 0), (2, 1), (4, 0), (4, 3):
-            with self.subTest(ranks=ranks, victim=victim), started(ranks, COMM_PROGRAM, "wait", "600") as (_, pids, until, end):
+            with self.subTest(ranks=ranks, victim=victim), \
+                    started(ranks, COMM_PROGRAM, "wait", "600") as (_, pids, until, end):
                 until(lambda text: text.count("is process") == ranks)
                 os.kill(pids[victim], signal.SIGKILL)
                 code, output, seconds = end()
@@ -148,21 +156,24 @@ class Collectives(unittest.TestCase):
             p.kill()
             self.assertLess(end()[2], AFTER_DEATH)
 
-    def test_a_rank_that_stands_still(self):
+    def test_a_rank_that_hangs(self):
         deadline = 2
+        message = (r"error: .*(?:sum of the gradients|stop signals): rank (\d) waited 2 s for "
+                   r"(?:rank \d|the other ranks) \(--collective_timeout\)")
         for ranks, victim in (2, 0), (2, 1), (4, 2):
-            with self.subTest(ranks=ranks, victim=victim), started(ranks, COMM_PROGRAM, "wait", str(deadline)) as (_, pids, until, end):
+            with self.subTest(ranks=ranks, victim=victim), \
+                    started(ranks, COMM_PROGRAM, "wait", str(deadline)) as (_, pids, until, end):
                 until(lambda text: text.count("is process") == ranks)
                 os.kill(pids[victim], signal.SIGSTOP)
                 code, output, seconds = end()
                 self.assertEqual(code, 5, output)
                 self.assertTrue(deadline - 1 < seconds < deadline + AFTER_DEADLINE, seconds)
-                message = re.search(r"error: .*(sum of the gradients|stop signals): rank (\d) waited 2 s for (rank \d|the other ranks) \(--collective_timeout\)", output)
-                self.assertTrue(message, output)
-                self.assertNotEqual(int(message.group(2)), victim)
+                found = re.search(message, output)
+                self.assertTrue(found, output)
+                self.assertNotEqual(int(found.group(1)), victim)
 
-    def test_a_pause_is_no_stand_still(self):
-        """of one rank, shorter than the deadline; of all of them, of any length"""
+    def test_a_pause_ends_nothing(self):
+        """a pause of one rank that is shorter than the deadline, or of all ranks, however long"""
         deadline = 3
         with started(3, COMM_PROGRAM, "wait", str(deadline)) as (p, pids, until, _):
             until(lambda text: text.count("is process") == 3)
@@ -183,8 +194,9 @@ class Collectives(unittest.TestCase):
                 found, output = run(ranks, COMM_PROGRAM, "throw", who)
                 self.assertEqual(found, code, output)
                 self.assertLess(time.monotonic() - begin, AFTER_DEATH)
-                prefix = "" if who in ("0", "all") else f"rank {who}: "
-                self.assertEqual(re.findall("^error: (.*a mistake of (?:one|all))", output, re.M), [prefix + "a mistake of " + ("all" if who == "all" else "one")])
+                wanted = "a mistake of all" if who == "all" else "a mistake of one"
+                wanted = wanted if who in ("0", "all") else f"rank {who}: {wanted}"
+                self.assertEqual(re.findall("^error: (.*a mistake of (?:one|all))", output, re.M), [wanted])
 
     def test_the_highest_exit_code(self):
         for who in 0, 2:
@@ -195,7 +207,7 @@ class Collectives(unittest.TestCase):
 def why_not_trainer():
     reason = WITHOUT_COMM or why_not(TRAINER)
     if reason is None and "--collective_timeout" not in subprocess.run([TRAINER, "--help"], **PIPES).stdout:
-        reason = "SKIPPED: train_gpt2 knows no ranks"
+        reason = "SKIPPED: train_gpt2 has no --collective_timeout"
     return reason
 
 
@@ -212,10 +224,11 @@ class Training(unittest.TestCase):
             f.write(source.read() * 10)
 
     def command(self, name, *flags, trainer=TRAINER, model="2,2,32", T=32, steps=10, micro_batches=8, every=5):
-        """8 micro-batches of one sequence: 8, 4 or 2 a rank"""
-        return [trainer, "--train_files", self.text, "--val_files", self.text, "--model", model, "--T", str(T), "--B", "1", "--total_batch",
-                str(T * micro_batches), "--steps", str(steps), "--lr", "1e-2", "--warmup", "2", "--val_every", "5", "--val_batches", "3",
-                "--sample_every", "0", "--checkpoint_every", str(every), "--out", self.out(name), *flags]
+        """8 micro-batches of one sequence: 8, 4 or 2 per rank"""
+        return [trainer, "--train_files", self.text, "--val_files", self.text, "--model", model, "--T", str(T),
+                "--B", "1", "--total_batch", str(T * micro_batches), "--steps", str(steps), "--lr", "1e-2",
+                "--warmup", "2", "--val_every", "5", "--val_batches", "3", "--sample_every", "0",
+                "--checkpoint_every", str(every), "--out", self.out(name), *flags]
 
     def out(self, name):
         return os.path.join(self.directory.name, name)
@@ -246,22 +259,24 @@ class Training(unittest.TestCase):
         for name in tensors:
             self.assertTrue(tensors[name] == other_tensors[name], f"{name} of {b} is not that of {a}")
 
-    def test_ranks_change_no_bit(self):
+    def test_any_number_of_ranks_gives_the_same_bits(self):
         for pos in "cable", "t5":
             outputs = {ranks: self.train(ranks, f"{pos}{ranks}", "--pos", pos) for ranks in (1, 2, 4)}
             for ranks in 2, 4:
                 with self.subTest(pos=pos, ranks=ranks):
                     self.assert_same(f"{pos}1", f"{pos}{ranks}")
-                    self.assertEqual(len(re.findall(r"^step +\d+/10 \| loss ", outputs[ranks], re.M)), 10, outputs[ranks])     # rank 0 alone prints
+                    # rank 0 alone prints
+                    self.assertEqual(len(re.findall(r"^step +\d+/10 \| loss ", outputs[ranks], re.M)), 10,
+                                     outputs[ranks])
 
     def test_three_ranks(self):
-        """a number of micro-batches that is no power of two, where each rank's is"""
+        """6 micro-batches are not a power of two, but the 2 of each rank are"""
         for ranks in 1, 3:
             self.train(ranks, str(ranks), micro_batches=6)
         self.assert_same("1", "3")
 
     def test_the_data_matter(self):
-        """the comparisons above would see another order of the data"""
+        """the comparisons above would notice another order of the data"""
         self.train(1, "a")
         self.train(2, "b", "--seed", "43")
         self.assertNotEqual(self.result("a")[1], self.result("b")[1])
@@ -277,8 +292,9 @@ class Training(unittest.TestCase):
                 self.assertIn("step_00000005", output)
                 self.assert_same("whole", name)
 
-    def test_bad_input_is_told_once(self):
-        for flags, words in (["--lr", "x"], "--lr"), (["--total_batch", "96"], "--total_batch"), (["--load", "/nowhere"], "/nowhere"):
+    def test_bad_input_is_reported_once(self):
+        for flags, words in ((["--lr", "x"], "--lr"), (["--total_batch", "96"], "--total_batch"),
+                             (["--load", "/nowhere"], "/nowhere")):
             with self.subTest(flags=flags):
                 command = self.command("bad")
                 for flag in flags[::2]:
@@ -289,7 +305,7 @@ class Training(unittest.TestCase):
                 self.assertEqual(code, 2, output)
                 self.assertEqual(len(re.findall(r"^error: .*" + re.escape(words), output, re.M)), 1, output)
 
-    def test_divergence_is_seen_alike(self):
+    def test_divergence_is_reported_once(self):
         command = self.command("diverged", steps=100)
         command[command.index("--lr") + 1] = "1e30"
         code, output = run(2, *command)
@@ -297,19 +313,20 @@ class Training(unittest.TestCase):
         self.assertEqual(output.count("error:"), 1, output)
 
     def interrupted(self, name, ranks, what, *flags):
-        """a long run that something is done to after its first checkpoint: exit code, output, seconds"""
+        """exit code, output and seconds of a long run after what(pids), which is called once it has a checkpoint"""
         with started(ranks, *self.command(name, *flags, steps=2000, every=2)) as (p, pids, until, end):
             until(lambda _: os.path.isdir(os.path.join(self.out(name), "step_00000004")))
             what({**pids, "mpirun": p.pid})
             return end()
 
     def test_a_dead_rank(self):
-        """ends all; what was saved goes on as if nothing had happened"""
-        constant = ["--schedule", "constant"]           # so that the number of steps changes no rate
+        """ends all ranks, and resuming from what was saved gives the bits of a run that was never interrupted"""
+        constant = ["--schedule", "constant"]           # so that no learning rate depends on the number of steps
         for ranks, victim in (2, 1), (4, 0):
             with self.subTest(ranks=ranks, victim=victim):
                 name = f"dead{ranks}"
-                code, output, seconds = self.interrupted(name, ranks, lambda pids: os.kill(pids[victim], signal.SIGKILL), *constant)
+                code, output, seconds = self.interrupted(
+                    name, ranks, lambda pids: os.kill(pids[victim], signal.SIGKILL), *constant)
                 self.assertNotEqual(code, 0, output)
                 self.assertLess(seconds, AFTER_DEATH)
                 saved = max(int(d[5:]) for d in os.listdir(self.out(name)) if re.fullmatch(r"step_\d{8}", d))
@@ -318,15 +335,16 @@ class Training(unittest.TestCase):
                 self.train(1, name + "_whole", *constant, steps=length, every=length)
                 self.assert_same(name + "_whole", name, step=length)
 
-    def test_a_rank_that_stands_still(self):
+    def test_a_rank_that_hangs(self):
         deadline = 2
-        code, output, seconds = self.interrupted("still", 2, lambda pids: os.kill(pids[1], signal.SIGSTOP), "--collective_timeout", str(deadline))
+        code, output, seconds = self.interrupted("still", 2, lambda pids: os.kill(pids[1], signal.SIGSTOP),
+                                                 "--collective_timeout", str(deadline))
         self.assertEqual(code, 5, output)
         self.assertLess(seconds, deadline + AFTER_DEADLINE)
         self.assertRegex(output, r"error: .*rank 0 waited 2 s for (rank 1|the other ranks)")
 
     def test_a_signal_to_one_rank(self):
-        """or to mpirun, which hands on SIGUSR1 but ends all soon after SIGTERM"""
+        """or to mpirun, which passes SIGUSR1 on, but ends all ranks soon after a SIGTERM"""
         for victim, number in (0, signal.SIGTERM), (1, signal.SIGTERM), ("mpirun", signal.SIGUSR1):
             with self.subTest(victim=victim):
                 name = f"signal{victim}"
