@@ -1,7 +1,8 @@
 // attention/choose.cuh -- which kernels attention runs on.
 //
-// The portable kernels (attention.cuh) can do everything. In CUDA builds the tensor-core kernels (flash/) take over where the
-// elements are bf16, the head size is 64 or 128, and the bias has a form they know (FlashBias, position/encoding.cuh).
+// The portable kernels (attention.cuh) can do everything. In CUDA builds the tensor-core kernels (flash/) take over
+// where the elements are bf16, the head size is 64 or 128, and the bias has a form they know (FlashBias,
+// position/encoding.cuh).
 #ifndef LLMC_ATTENTION_CHOOSE_CUH
 #define LLMC_ATTENTION_CHOOSE_CUH
 
@@ -24,10 +25,13 @@ inline FlashBias find_flash_bias(const PositionConfig& position) {
 #if defined(CUDA_BUILD)
 constexpr bool flash_exists(FlashBias Kind) { return Kind != FlashBias::Unknown && sizeof(floatX) == sizeof(bf16); }
 // Whether attention runs on the tensor cores
-inline bool uses_flash(const PositionConfig& position, int HS) { return flash_head_size(HS) && flash_exists(find_flash_bias(position)); }
+inline bool uses_flash(const PositionConfig& position, int HS) {
+    return flash_head_size(HS) && flash_exists(find_flash_bias(position));
+}
 
+// What both passes are given; the bias functor names its own arrays
 template <class Bias> FlashArgs flash_args(const Bias& bias, const AttentionDims& dims, int B, const floatX* qkv) {
-    FlashArgs args = {};
+    FlashArgs args = {};                                    // what a form of B does not use stays null
     bias.fill(args);
     args.qkv = (const bf16*)qkv;
     args.B = B;
@@ -41,17 +45,19 @@ template <class Bias> FlashArgs flash_args(const Bias& bias, const AttentionDims
     return args;
 }
 
-constexpr int TILE_SKIP_T = 2048;                           // below it, finding the tiles costs about what it saves
+// Tiles that the bias has zeroed are skipped from this length on; below it, finding them costs about what it saves.
+constexpr int TILE_SKIP_T = 2048;
 inline bool skips_tiles(FlashBias kind, int T, const PositionConfig& config) {
     return flash_skips(kind) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
 }
 // the spans, and two floats for each
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)4 * B * NH * ceil_div(T, FLASH_TILE); }
 // Sets args.span from what qkv holds, so that the backward finds the same spans as the forward.
-template <bool Causal, FlashBias Kind> void choose_tiles(FlashArgs& args, float* scratch, const PositionConfig& config, Stream stream) {
+template <bool Causal, FlashBias Kind>
+void choose_tiles(FlashArgs& args, float* scratch, const PositionConfig& config, Stream stream) {
     if constexpr (flash_skips(Kind)) {
         if (scratch == nullptr || !skips_tiles(Kind, args.T, config)) { return; }
-        float* key_norm = scratch + tile_skip_scratch(args.B, args.T, args.NH) / 2;
+        float* key_norm = scratch + tile_skip_scratch(args.B, args.T, args.NH) / 2;     // after the spans
         const float tau = config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(args.T);
         args.span = (const FlashSpan*)scratch;
         flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tau, stream);
@@ -72,11 +78,11 @@ inline size_t attention_forward_scratch(int B, int T, int NH) {
 }
 
 // out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it.
-// Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes the bits of other rows.
-// scratch: attention_forward_scratch floats, or null: no tiles are skipped
+// Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes the bits of other
+// rows. scratch: attention_forward_scratch floats, or null: no tiles are skipped
 template <bool Causal>
-void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T, int t0,
-                       Stream stream) {
+void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
+                       int t0, Stream stream) {
     (void)scratch;
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
@@ -95,9 +101,10 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
     });
 }
 
-// The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence of a batch,
-// from its scratch; 1 where nothing could be skipped.
-inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS, Stream stream) {
+// The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence
+// of a batch, from its scratch; 1 where nothing could be skipped.
+inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS,
+                              Stream stream) {
 #if defined(CUDA_BUILD)
     if (!uses_flash(position, HS) || !skips_tiles(find_flash_bias(position), T, position)) { return 1.0; }
     std::vector<FlashSpan> span((size_t)NH * ceil_div(T, FLASH_TILE));
@@ -125,12 +132,12 @@ inline size_t attention_backward_scratch(const PositionConfig& position, int B, 
     return floats;
 }
 
-// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of dout after
-// v.kv_len are not read: those of dqkv become 0, and nothing is added to any sum.
-// scratch: attention_backward_scratch floats.  dout, out (B,T,C), lse (B,NH,T)
+// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
+// dout after v.kv_len are not read: those of dqkv become 0, and nothing is added to any sum. scratch:
+// attention_backward_scratch floats.  dout, out (B,T,C), lse (B,NH,T)
 template <bool Causal>
-void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out, const float* lse,
-                        const PositionView& v, int B, int T, Stream stream) {
+void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, const PositionView& v, int B, int T, Stream stream) {
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
         const AttentionDims dims = attention_dims(v, T, 0, position.score_factor(v.T));
@@ -142,7 +149,8 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
             args.lse = (float*)lse;
             args.dout = (const bf16*)dout;
             args.dqkv = (bf16*)dqkv;
-            choose_tiles<Causal, Kind>(args, scratch + flash_backward_scratch(Kind, B, T, v.NH), *v.config, stream);
+            float* tiles = scratch + flash_backward_scratch(Kind, B, T, v.NH);      // finds what the forward found
+            choose_tiles<Causal, Kind>(args, tiles, *v.config, stream);
             if (flash_backward<Causal, Kind>(args, scratch, stream)) { return; }
         }
 #endif
@@ -160,10 +168,12 @@ inline std::string attention_description(const PositionConfig& position, int HS)
     const char* slow = "its products run in float32, without the tensor cores";
     if (sizeof(floatX) != sizeof(bf16)) { return "portable kernels, float32"; }
     if (find_flash_bias(position) == FlashBias::Unknown) {
-        return strprintf("portable kernels, because no tensor-core kernel knows the bias of %s: %s", position.name.c_str(), slow);
+        const char* name = position.name.c_str();
+        return strprintf("portable kernels, because no tensor-core kernel knows the bias of %s: %s", name, slow);
     }
     if (!flash_head_size(HS)) {
-        return strprintf("portable kernels, because the tensor-core kernels have head sizes 64 and 128, not %d: %s", HS, slow);
+        return strprintf("portable kernels, because the tensor-core kernels have head sizes 64 and 128, not %d: %s", HS,
+                         slow);
     }
     return "tensor-core kernels, bf16";
 #else
@@ -185,8 +195,9 @@ inline void check_head_size(const PositionConfig& position, int HS, bool trains,
     };
     int most = HS;
     while (most > 0 && wanted(most) > limit) { most--; }
-    check(most == HS, "--model: heads of %d need %s of shared memory per block in the portable attention, this GPU has %s: at most %d "
-          "fits; use more heads", HS, format_bytes((double)wanted(HS)).c_str(), format_bytes((double)limit).c_str(), most);
+    check(most == HS, "--model: expected heads that fit into %s of shared memory per block on this GPU, but "
+          "heads of %d need %s in the portable attention: at most %d fit; use more heads",
+          format_bytes((double)limit).c_str(), HS, format_bytes((double)wanted(HS)).c_str(), most);
 }
 
 #endif

@@ -1,18 +1,24 @@
-// attention/decode.cuh -- attention of one new token a sequence over all the tokens before it, for every encoding.
+// attention/decode.cuh -- attention of one new token per sequence to itself and all tokens before it, for every
+// encoding.
 //
-//   a_j = scale q.k_j + B_j     P = softmax_j(a)     out = P v          of the query at t0, over the keys 0 .. t0 of the cache
-//   The keys are cut into splits, so that one query fills the machine too (Flash-Decoding: Dao et al. 2023). A split s leaves
-//     m_s = max a_j,  l_s = sum e^(a_j - m_s),  O_s = sum e^(a_j - m_s) v_j     and then, in the order of s and in float32,
-//     out = sum_s e^(m_s - M) O_s / sum_s e^(m_s - M) l_s,  M = max m_s.
+//   logit_j = scale q.k_j + B_j     P = softmax_j(logit)     out = P v      of the query at t0, over the cached keys 0
+//   .. t0
+//   The keys are cut into splits, so that one query fills the machine too (Flash-Decoding: Dao et al. 2023). Split s
+//   leaves
+//     m_s = max logit_j,  l_s = sum e^(logit_j - m_s),  O_s = sum e^(logit_j - m_s) v_j
+//   and then, in the order of s and in float32,
+//     M = max m_s,  out = sum_s e^(m_s - M) O_s / sum_s e^(m_s - M) l_s          docs/attention.md, "One new token"
 //
-// The window: B_j that never grows with the distance (alibi, cable) soon is so low that a split adds nothing. With the longest key
-// of each split kept (key_max, position/key_max.cuh) and j the last key of split s, all its logits are below |scale q| max|k| + B_j.
-// Where this is tau below the logit of the query's own key, whose bias is 0, the split is not read and weighs 0: what decoding costs
-// no longer grows with the text. tau = 128 ln 2: the split's weight would have been 0 in float32 too (fast_exp: below e^-87.3; the
-// 1.4 between them is for rounding), no bit differs. tau = (24 + log2 t0) ln 2: what is lost of the sum is below 2^-24 of it.
+// The window: a B_j that never grows with the distance (alibi, cable) is soon so low that a split adds nothing. With
+// the longest key of each split kept (key_max, position/key_max.cuh) and j the last key of split s, all its logits are
+// at most |scale q| max|k| + B_j. Where this is more than tau below the logit of the query's own key, whose bias is 0,
+// the split is not read and weighs 0: the cost of a token no longer grows with the text. tau = 128 ln 2: the split's
+// weight would have been 0 in float32 too (fast_exp: below e^-87.3; the 1.4 between them is for rounding), so no bit
+// differs. tau = (24 + log2 t0) ln 2: what is lost of the sum is below 2^-24 of it.
 //
-// A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes where floatX has two,
-// and neighbouring threads take neighbouring pieces. Where the splits lie depends on t0 alone, so the bits do too.
+// A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes where floatX
+// has two, and neighbouring threads take neighbouring pieces. Where the splits lie depends on t0 alone, so the bits do
+// too.
 #ifndef LLMC_ATTENTION_DECODE_CUH
 #define LLMC_ATTENTION_DECODE_CUH
 
@@ -21,25 +27,30 @@
 
 constexpr int DECODE_THREADS = 128;
 constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be
-constexpr int DECODE_PIECE = LANES > 1 ? 2 * LANES : 8;
-constexpr int DECODE_WINDOW_SPLITS = 3;                     // fewer are not worth asking
-constexpr int DECODE_AHEAD = 8;                             // rows, of prefetching
-// Row stride of the partial dot products. A warp writes those of its keys and pieces; 4 more than a multiple of the 32 banks
-// keeps them apart where a row is 8 pieces.
+constexpr int DECODE_PIECE = LANES > 1 ? 2 * LANES : 8;     // elements of a row that are loaded together
+constexpr int DECODE_WINDOW_SPLITS = 3;                     // with fewer, looking for a window costs more than it saves
+constexpr int DECODE_AHEAD = 8;                             // rows to prefetch ahead
+// Row stride of the partial dot products. A warp writes those of its keys and pieces; 4 more than a multiple of the 32
+// banks keeps them apart where a row is 8 pieces.
 constexpr int DECODE_LD = DECODE_SPLIT + 4;
 static_assert(DECODE_TILE % DECODE_THREADS == 0 && DECODE_SPLIT % DECODE_TILE == 0, "a key belongs to one thread");
 static_assert(DECODE_SPLIT % LANES == 0, "the last register of a split stays inside it");
 
 struct DecodeDims {
-    int t0, splits, stride, NH, HS, OC;
-    float scale, tau;
-    const float* key_max;                                   // (BNH,ceil(stride/DECODE_SPLIT)) or null: no split is left out
+    int t0;                     // the query's position
+    int splits;                 // of the keys 0 .. t0
+    int stride, NH, HS, OC;
+    float scale;
+    float tau;                  // of the window
+    const float* key_max;       // (BNH,ceil(stride/DECODE_SPLIT)) or null: no split is left out
 };
 
 // DECODE_PIECE elements of a row, as float32
-struct DecodePiece { lanes x[DECODE_PIECE / LANES]; };
+struct DecodePiece {
+    lanes x[DECODE_PIECE / LANES];
+};
 
-// The first n of them, then zeros. Never reads behind n: there may be no memory.
+// The first n of them, then zeros. Never reads after n: there may be no memory.
 __device__ __forceinline__ DecodePiece load_piece(const float* p, int n) {
     DecodePiece piece;
     UNROLL
@@ -52,7 +63,9 @@ __device__ __forceinline__ DecodePiece load_piece(const float* p, int n) {
     return piece;
 }
 #if defined(CUDA_BUILD)
-struct alignas(16) DecodeWords { uint32_t w[4]; };
+struct alignas(16) DecodeWords {
+    uint32_t w[4];
+};
 __device__ __forceinline__ DecodePiece load_piece(const bf16* p, int n) {
     DecodePiece piece;
     if (n >= DECODE_PIECE && (size_t)p % 16 == 0) {
@@ -70,7 +83,7 @@ __device__ __forceinline__ DecodePiece load_piece(const bf16* p, int n) {
 }
 #endif
 
-// Asks for a piece that is loaded soon: a head's rows lie too far apart for a CPU to guess the next one.
+// Asks for a piece that is loaded soon: a head's rows lie too far apart for a CPU to guess where the next one is.
 __device__ __forceinline__ void prefetch_piece(const floatX* p) {
 #if defined(CUDA_BUILD)
     (void)p;
@@ -90,12 +103,12 @@ __device__ __forceinline__ float piece_dot(const DecodePiece& a, const DecodePie
     return total;
 }
 
-// the largest of s (n), n > 0, known to all threads; s has room for whole registers
-__device__ inline float decode_max(float* s, int n) {
-    for (int c = n + (int)threadIdx.x; c < round_up(n, LANES); c += blockDim.x) { s[c] = -INFINITY; }
+// the largest of n > 0 scores, known to all threads; there is room for whole registers
+__device__ inline float decode_max(float* scores, int n) {
+    for (int c = n + (int)threadIdx.x; c < round_up(n, LANES); c += blockDim.x) { scores[c] = -INFINITY; }
     lanes largest = lanes{} - INFINITY;
     for (int c = threadIdx.x * LANES; c < n; c += blockDim.x * LANES) {
-        const lanes x = load_lanes(s + c);
+        const lanes x = load_lanes(scores + c);
         largest = x > largest ? x : largest;
     }
     float l[LANES], m = -INFINITY;
@@ -104,9 +117,10 @@ __device__ inline float decode_max(float* s, int n) {
     return block_max(m);
 }
 
-// Whether all logits are below `own`, the one of the query's own key, by more than tau. query: scaled; key_max: the largest |k|^2 of
-// the keys, bias: the largest of theirs. A NaN says no.
-__device__ inline bool decode_outside_window(const float* query, const floatX* own_key, int HS, float key_max, float bias, float tau) {
+// Whether all logits are below `own`, the one of the query's own key, by more than tau. query: scaled; key_max: the
+// largest |k|^2 of the keys; bias: the largest of theirs. A NaN says no.
+__device__ inline bool decode_outside_window(const float* query, const floatX* own_key, int HS, float key_max,
+                                             float bias, float tau) {
     float norm = 0.0f, own = 0.0f;
     for (int d = threadIdx.x; d < HS; d += blockDim.x) {
         norm += query[d] * query[d];
@@ -118,29 +132,40 @@ __device__ inline bool decode_outside_window(const float* query, const floatX* o
 }
 
 inline size_t attention_decode_shared(int HS) {
-    const size_t parts = (size_t)ceil_div(HS, DECODE_PIECE), workers = parts > DECODE_THREADS ? parts : DECODE_THREADS;
+    const size_t parts = (size_t)ceil_div(HS, DECODE_PIECE);
+    const size_t workers = std::max(parts, (size_t)DECODE_THREADS);
     return sizeof(float) * (parts * DECODE_PIECE + parts * DECODE_LD + workers * DECODE_PIECE);
 }
 
-// One block a split of the keys of one (batch, head): partial (BNH,splits,HS+2) = O_s, m_s, l_s
+// One block per split of the keys of one (batch, head): partial (BNH,splits,HS+2) = O_s, m_s, l_s
 template <class Bias>
-__global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias bias, DecodeDims p, int BNH) {
-    const int HS = p.HS, C = p.NH * HS, parts = ceil_div(HS, DECODE_PIECE), width = parts * DECODE_PIECE;
-    const int groups = (int)blockDim.x > parts ? (int)blockDim.x / parts : 1;
-    const int bh = blockIdx.x % BNH, split = blockIdx.x / BNH, j0 = split * DECODE_SPLIT;
-    const int n = DECODE_SPLIT < p.t0 + 1 - j0 ? DECODE_SPLIT : p.t0 + 1 - j0;
-    float *query = dynamic_shared(), *s = query + width, *O = s + parts * DECODE_LD;
-    const floatX* q = qkv + (size_t)(bh / p.NH) * p.stride * p.OC + bh % p.NH * HS;
-    const floatX *k = q + (size_t)j0 * p.OC + C, *v = k + C;
-    q += (size_t)p.t0 * p.OC;
-    partial += ((size_t)bh * p.splits + split) * (HS + 2);
+__global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias bias, DecodeDims dims, int BNH) {
+    const int HS = dims.HS;
+    const int C = dims.NH * HS;
+    const int parts = ceil_div(HS, DECODE_PIECE);           // pieces of a row
+    const int width = parts * DECODE_PIECE;
+    const int groups = imax((int)blockDim.x / parts, 1);    // of threads, each of which takes a whole row
+    const int bh = blockIdx.x % BNH;
+    const int split = blockIdx.x / BNH;
+    const int j0 = split * DECODE_SPLIT;
+    const int nj = imin(DECODE_SPLIT, dims.t0 + 1 - j0);    // keys of this split
+    float* query = dynamic_shared();                        // (width): scale q
+    float* scores = query + width;                          // (parts,DECODE_LD): parts of the scores; row 0 becomes P
+    float* O = scores + parts * DECODE_LD;                  // (groups,width): P v, of every groups-th key
+    const floatX* q = qkv + (size_t)(bh / dims.NH) * dims.stride * dims.OC + bh % dims.NH * HS;
+    const floatX* k = q + (size_t)j0 * dims.OC + C;
+    const floatX* v = k + C;
+    q += (size_t)dims.t0 * dims.OC;
+    partial += ((size_t)bh * dims.splits + split) * (HS + 2);
 
-    for (int d = threadIdx.x; d < width; d += blockDim.x) { query[d] = d < HS ? p.scale * (float)q[d] : 0.0f; }
+    for (int d = threadIdx.x; d < width; d += blockDim.x) { query[d] = d < HS ? dims.scale * (float)q[d] : 0.0f; }
     __syncthreads();
-    if (p.key_max != nullptr && split + 1 < p.splits) {     // the last one has the query's own key
-        const int tile = (n - 1) / DECODE_TILE * DECODE_TILE;
-        const float nearest = bias.tile(bh, p.t0, j0 + tile)(0, n - 1 - tile), longest = p.key_max[(size_t)bh * ceil_div(p.stride, DECODE_SPLIT) + split];
-        if (decode_outside_window(query, q + C, HS, longest, nearest, p.tau)) {
+    // 1. outside the window the split weighs nothing, and O_s is not written. The last split has the query's own key
+    if (dims.key_max != nullptr && split + 1 < dims.splits) {
+        const int tile = (nj - 1) / DECODE_TILE * DECODE_TILE;
+        const float nearest = bias.tile(bh, dims.t0, j0 + tile)(0, nj - 1 - tile);      // the split's largest bias
+        const float longest = dims.key_max[(size_t)bh * ceil_div(dims.stride, DECODE_SPLIT) + split];
+        if (decode_outside_window(query, q + C, HS, longest, nearest, dims.tau)) {
             if (threadIdx.x == 0) {
                 partial[HS] = -INFINITY;
                 partial[HS + 1] = 0.0f;
@@ -148,13 +173,16 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
             return;
         }
     }
-    // 1. a piece of a dot product a thread: s (parts,DECODE_LD)
-    for (int c = threadIdx.x / parts, part = threadIdx.x % parts; c < n;) {
-        const int d = part * DECODE_PIECE, ahead = c + DECODE_AHEAD < n ? c + DECODE_AHEAD : n - 1;
-        prefetch_piece(k + (size_t)ahead * p.OC + d);
-        prefetch_piece(v + (size_t)c * p.OC + d);
-        s[part * DECODE_LD + c] = piece_dot(load_piece(query + d, DECODE_PIECE), load_piece(k + (size_t)c * p.OC + d, HS - d));
-        c += blockDim.x / parts;
+    // 2. scores = (scale q) k^T, in parts: one piece of one key per thread at a time
+    int part = threadIdx.x % parts;
+    for (int c = threadIdx.x / parts; c < nj;) {
+        const int d = part * DECODE_PIECE;
+        const int ahead = imin(c + DECODE_AHEAD, nj - 1);
+        prefetch_piece(k + (size_t)ahead * dims.OC + d);
+        prefetch_piece(v + (size_t)c * dims.OC + d);
+        const DecodePiece key = load_piece(k + (size_t)c * dims.OC + d, HS - d);
+        scores[part * DECODE_LD + c] = piece_dot(load_piece(query + d, DECODE_PIECE), key);
+        c += blockDim.x / parts;                            // the next of this thread is blockDim.x pieces further
         part += blockDim.x % parts;
         if (part >= parts) {
             part -= parts;
@@ -162,35 +190,38 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
         }
     }
     __syncthreads();
-    // 2. from here to the values a key is one thread's: logits, then their exponentials, in the first row of s
-    for (int part = 1; part < parts; part++) {
+    // 3. logits, from here to the values one key per thread, in the first row of scores
+    for (int p = 1; p < parts; p++) {
         SIMD
-        for (int c = threadIdx.x; c < n; c += blockDim.x) { s[c] += s[part * DECODE_LD + c]; }
+        for (int c = threadIdx.x; c < nj; c += blockDim.x) { scores[c] += scores[p * DECODE_LD + c]; }
     }
-    for (int c0 = 0; c0 < n; c0 += DECODE_TILE) {
-        const auto tile = bias.tile(bh, p.t0, j0 + c0);
-        const int end = DECODE_TILE < n - c0 ? DECODE_TILE : n - c0;
+    for (int c0 = 0; c0 < nj; c0 += DECODE_TILE) {
+        const auto tile = bias.tile(bh, dims.t0, j0 + c0);
+        const int end = imin(DECODE_TILE, nj - c0);
         SIMD
-        for (int c = threadIdx.x; c < end; c += blockDim.x) { s[c0 + c] += tile(0, c); }
+        for (int c = threadIdx.x; c < end; c += blockDim.x) { scores[c0 + c] += tile(0, c); }
     }
-    const float m = decode_max(s, n), from = m > -INFINITY ? m : 0.0f;      // a split without a finite logit weighs nothing
+    // 4. exponentials and their sum
+    const float largest = decode_max(scores, nj);
+    const float reference = largest > -INFINITY ? largest : 0.0f;       // a split without a finite logit weighs nothing
     float sum = 0.0f;
     SIMD
-    for (int c = threadIdx.x; c < n; c += blockDim.x) {
-        const float e = fast_exp(s[c] - from);
-        s[c] = e;
+    for (int c = threadIdx.x; c < nj; c += blockDim.x) {
+        const float e = fast_exp(scores[c] - reference);
+        scores[c] = e;
         sum += e;
     }
     sum = block_sum(sum);
     __syncthreads();
-    // 3. a piece of every groups-th value a thread: O (groups,width)
+    // 5. O = P v: a thread takes one piece of every groups-th value; then the groups are added
     for (int w = threadIdx.x; w < parts * groups; w += blockDim.x) {
-        const int group = w / parts, d = w % parts * DECODE_PIECE;
+        const int group = w / parts;
+        const int d = w % parts * DECODE_PIECE;
         DecodePiece o = {};
-        for (int c = group; c < n; c += groups) {
-            const DecodePiece x = load_piece(v + (size_t)c * p.OC + d, HS - d);
+        for (int c = group; c < nj; c += groups) {
+            const DecodePiece value = load_piece(v + (size_t)c * dims.OC + d, HS - d);
             UNROLL
-            for (int r = 0; r < DECODE_PIECE / LANES; r++) { o.x[r] += s[c] * x.x[r]; }
+            for (int r = 0; r < DECODE_PIECE / LANES; r++) { o.x[r] += scores[c] * value.x[r]; }
         }
         UNROLL
         for (int r = 0; r < DECODE_PIECE / LANES; r++) { store_lanes(O + group * width + d + r * LANES, o.x[r]); }
@@ -202,23 +233,28 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
         partial[d] = o;
     }
     if (threadIdx.x == 0) {
-        partial[HS] = m;
+        partial[HS] = largest;
         partial[HS + 1] = sum;
     }
 }
 
-// One block a (batch, head). O_s of a split that weighs nothing may not have been written.
+// out (BNH,HS) from partial (BNH,splits,HS+2), one block per (batch, head). O_s of a split that weighs nothing may not
+// have been written, so it is not read.
 static __global__ void attention_decode_combine_kernel(floatX* out, const float* partial, int splits, int HS) {
-    float* weight = dynamic_shared();                       // (splits)
+    float* weight = dynamic_shared();                       // (splits): e^(m_s - M)
     const size_t row = (size_t)HS + 2;
     partial += (size_t)blockIdx.x * splits * row;
     out += (size_t)blockIdx.x * HS;
-    float m = -INFINITY;
-    for (int s = threadIdx.x; s < splits; s += blockDim.x) { m = partial[s * row + HS] > m ? partial[s * row + HS] : m; }
-    m = block_max(m);
-    float sum = 0.0f, first = (float)splits;                // the first split that weighs something
+    float largest = -INFINITY;                              // M
     for (int s = threadIdx.x; s < splits; s += blockDim.x) {
-        weight[s] = fast_exp(partial[s * row + HS] - m);
+        const float of_split = partial[s * row + HS];
+        largest = of_split > largest ? of_split : largest;
+    }
+    largest = block_max(largest);
+    float sum = 0.0f;
+    float first = (float)splits;                            // the first split that weighs something
+    for (int s = threadIdx.x; s < splits; s += blockDim.x) {
+        weight[s] = fast_exp(partial[s * row + HS] - largest);
         sum += weight[s] * partial[s * row + HS + 1];
         if (weight[s] != 0.0f && s < first) { first = (float)s; }
     }
@@ -237,26 +273,37 @@ inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
     return (size_t)B * NH * ceil_div(stride, DECODE_SPLIT) * (HS + 2);
 }
 
-// Which window p.t0 has: its tau and the key_max that the encoding keeps, if it keeps one
-inline void choose_window(DecodeDims& p, const Encoding& encoding) {
+// Which window dims.t0 has: its tau and the key_max that the encoding keeps, if it keeps one
+inline void choose_window(DecodeDims& dims, const Encoding& encoding) {
     const TileSkip skip = encoding.v.config->tile_skip;
-    if (skip == TileSkip::Off || p.splits < DECODE_WINDOW_SPLITS || encoding.key_max == nullptr) { return; }
-    p.key_max = encoding.key_max;
-    p.tau = 0.693147181f * (skip == TileSkip::Exact ? 128.0f : 24.0f + (float)std::log2((double)p.t0));
+    if (skip == TileSkip::Off || dims.splits < DECODE_WINDOW_SPLITS || encoding.key_max == nullptr) { return; }
+    dims.key_max = encoding.key_max;
+    dims.tau = 0.693147181f * (skip == TileSkip::Exact ? 128.0f : 24.0f + (float)std::log2((double)dims.t0));
 }
 
-// out (B,C), qkv (B,v.T,OC) prepared by the encoding up to row t0; what lies behind that row is not read.
-// scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, but for the order of its sums.
-inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, int t0, Stream stream) {
-    const int BNH = B * v.NH, splits = ceil_div(t0 + 1, DECODE_SPLIT);
+// out (B,C), qkv (B,v.T,OC) prepared by the encoding up to row t0; the rows after it are not read.
+// scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, but for the order of its
+// sums.
+inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, int t0,
+                             Stream stream) {
+    const int BNH = B * v.NH;
+    const int splits = ceil_div(t0 + 1, DECODE_SPLIT);
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
-        DecodeDims p = {t0, splits, v.T, v.NH, v.HS, v.OC, position.score_factor(v.T) / sqrtf((float)v.HS), 0.0f, nullptr};
-        choose_window(p, position);
-        launch(attention_decode_kernel<std::decay_t<decltype(bias)>>,
-               Grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream), scratch, qkv, bias, p, BNH);
+        DecodeDims dims = {};
+        dims.t0 = t0;
+        dims.splits = splits;
+        dims.stride = v.T;
+        dims.NH = v.NH;
+        dims.HS = v.HS;
+        dims.OC = v.OC;
+        dims.scale = position.score_factor(v.T) / sqrtf((float)v.HS);
+        choose_window(dims, position);
+        const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);
+        launch(attention_decode_kernel<std::decay_t<decltype(bias)>>, grid, scratch, qkv, bias, dims, BNH);
     });
-    launch(attention_decode_combine_kernel, Grid((size_t)BNH, DECODE_THREADS, sizeof(float) * splits, stream), out, scratch, splits, v.HS);
+    const Grid grid((size_t)BNH, DECODE_THREADS, sizeof(float) * splits, stream);
+    launch(attention_decode_combine_kernel, grid, out, scratch, splits, v.HS);
 }
 
 #endif

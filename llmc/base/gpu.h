@@ -1,7 +1,9 @@
-// base/gpu.h -- what the GPU is, what it can do at most, what part of that a model makes use of (MFU), and why there may be no GPU.
+// base/gpu.h -- which GPU this is, its peak speed, the share of the peak that a model uses (MFU), and why there may be
+// no GPU.
 //
-// A peak is SMs x clock x floating-point operations of an SM in a clock. The first two are asked of the driver; the third depends
-// on the compute capability and is a table here: of dense products (no 2:4 sparsity), with float32 sums, 2 operations an FMA.
+// A peak is SMs x clock x floating-point operations per SM and clock. The driver knows the first two; the third depends
+// on the compute capability and is in a table here: dense products (no 2:4 sparsity) with float32 sums, an FMA counted
+// as 2 operations.
 #ifndef LLMC_BASE_GPU_H
 #define LLMC_BASE_GPU_H
 
@@ -12,15 +14,21 @@
 struct Gpu {
     std::string name;
     int major = 0, minor = 0;           // compute capability
-    int sms = 0, khz = 0;               // khz: the highest clock that the driver allows
-    size_t memory = 0;
-    int driver = 0, runtime = 0;        // CUDA versions, 12040 for 12.4: the newest one that the driver serves; the one built with
+    int sms = 0;
+    int khz = 0;                        // the highest clock that the driver allows
+    size_t memory = 0;                  // bytes
+    int driver = 0;                     // the newest CUDA version that the driver serves: 12040 for 12.4
+    int runtime = 0;                    // the CUDA version of this build
 };
 
-// Operations of an SM in a clock. The tensor cores of GeForce boards add up in float32 at half the speed of the same
-// chip's on other boards. tensor_khz: the clock behind the published bf16 peak where that is below the highest one, which such
-// a board does not hold under full load of its tensor cores; a GPU whose clock is lower yet has a lower peak.
-struct GpuRates { int major, minor, bf16, bf16_geforce, fp32, tensor_khz; };
+// Operations per SM and clock. On GeForce boards the tensor cores add up in float32 at half the speed of the same chip
+// on other boards. tensor_khz: the clock of the published bf16 peak where it is below the highest clock, which such a
+// board does not hold while its tensor cores are busy; 0: the highest clock. A GPU whose highest clock is lower still
+// has a lower peak.
+struct GpuRates {
+    int major, minor;                           // compute capability
+    int bf16, bf16_geforce, fp32, tensor_khz;
+};
 constexpr GpuRates GPU_RATES[] = {
     {8,  0,  2048, 2048, 128, 0},               // A100, A30
     {8,  6,  1024, 512,  256, 0},               // A10, A40, RTX A6000; GeForce RTX 30
@@ -37,22 +45,23 @@ inline double peak_flops(const Gpu& gpu, bool bf16) {
     for (const GpuRates& r : GPU_RATES) {
         if (r.major != gpu.major || r.minor != gpu.minor || gpu.sms <= 0 || gpu.khz <= 0) { continue; }
         const bool geforce = gpu.name.find("GeForce") != std::string::npos;
-        const int khz = bf16 && r.tensor_khz > 0 && r.tensor_khz < gpu.khz ? r.tensor_khz : gpu.khz;
-        return 1e3 * khz * gpu.sms * (!bf16 ? r.fp32 : geforce ? r.bf16_geforce : r.bf16);
+        const int khz = bf16 && r.tensor_khz > 0 ? imin(r.tensor_khz, gpu.khz) : gpu.khz;
+        const int bf16_rate = geforce ? r.bf16_geforce : r.bf16;
+        return 1e3 * khz * gpu.sms * (bf16 ? bf16_rate : r.fp32);
     }
     return NAN;
 }
 
-// What training on one token takes, recomputation not counted: Chowdhery et al. 2022 (PaLM), appendix B, but with half the
-// attention where it is causal. matmul_weights: elements of all weights that a token's vector is multiplied with (the tied
-// embedding once, as the head; tables that are only looked up not at all), an FMA each in the forward and two in the backward.
-// Attention is two products of C numbers with each key seen, three times over: 12 C a key and layer; a query of a causal
-// model sees (T + 1) / 2 keys in the mean.
+// FLOPs of training on one token, recomputation not counted: Chowdhery et al. 2022 (PaLM), appendix B, but with half
+// the attention where it is causal. matmul_weights: elements of all weights that a token's vector is multiplied with
+// (the tied embedding once, as the head; tables that are only looked up not at all), each one FMA in the forward and
+// two in the backward. Attention is two products of C numbers with each key seen, three times over: 12 C per key and
+// layer. A query of a causal model sees (T + 1) / 2 keys on average.
 inline double flops_per_token(double matmul_weights, int L, int C, int T, bool causal) {
     return 6.0 * matmul_weights + 12.0 * L * C * (causal ? (T + 1) / 2.0 : T);
 }
 
-// Fraction of `peak` FLOP/s that is used; NAN when that is unknown
+// The fraction of `peak` FLOP/s that is used; NAN when the peak is unknown
 inline double model_flops_utilization(double tokens_per_second, double flops_of_token, double peak) {
     return tokens_per_second * flops_of_token / peak;
 }
@@ -60,11 +69,12 @@ inline std::string mfu_text(double mfu) { return std::isfinite(mfu) ? strprintf(
 
 inline std::string cuda_version(int v) { return strprintf("%d.%d", v / 1000, v % 1000 / 10); }
 inline std::string gpu_text(const Gpu& g) {
-    const double bf16 = peak_flops(g, true), fp32 = peak_flops(g, false);
     auto tera = [](double x) { return std::isnan(x) ? std::string("n/a") : strprintf("%.0f", x / 1e12); };
-    return strprintf("%s, sm_%d%d, %d SMs at %.2f GHz, %s, peak %s bf16 and %s float32 TFLOP/s, CUDA %s, driver for %s", g.name.c_str(),
-                     g.major, g.minor, g.sms, 1e-6 * g.khz, format_bytes((double)g.memory).c_str(), tera(bf16).c_str(), tera(fp32).c_str(),
-                     cuda_version(g.runtime).c_str(), cuda_version(g.driver).c_str());
+    const std::string bf16 = tera(peak_flops(g, true));
+    const std::string fp32 = tera(peak_flops(g, false));
+    return strprintf("%s, sm_%d%d, %d SMs at %.2f GHz, %s, peak %s bf16 and %s float32 TFLOP/s, CUDA %s, driver for %s",
+                     g.name.c_str(), g.major, g.minor, g.sms, 1e-6 * g.khz, format_bytes((double)g.memory).c_str(),
+                     bf16.c_str(), fp32.c_str(), cuda_version(g.runtime).c_str(), cuda_version(g.driver).c_str());
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -72,7 +82,7 @@ inline std::string gpu_text(const Gpu& g) {
 
 enum class GpuFailure { NoDriver, DriverTooOld, NoGpu, NoCode, InUse, Other };
 
-// What to give to `make` for this GPU; from 9.0 on there are instructions that only the "a" architectures have
+// The ARCH to give to `make` for this GPU; from 9.0 on some instructions exist in the "a" architectures only
 inline std::string gpu_arch(const Gpu& g) { return strprintf("sm_%d%d%s", g.major, g.minor, g.major >= 9 ? "a" : ""); }
 
 // nvcc's "800,900" -> "8.0, 9.0"
@@ -89,32 +99,34 @@ inline std::string architectures_text(const char* list) {
 [[noreturn]] inline void die_of_gpu(GpuFailure failure, const Gpu& g, const char* built_for, const char* words) {
     switch (failure) {
     case GpuFailure::NoDriver:
-        die(EXIT_DEVICE, "no NVIDIA driver (%s): nvidia-smi should list a GPU; in a container, start it with --gpus all; "
-            "./train_gpt2 runs without a GPU", words);
+        die(EXIT_DEVICE, "no NVIDIA driver (%s): nvidia-smi should list a GPU; a container must be started with "
+            "--gpus all; ./train_gpt2 runs without a GPU", words);
     case GpuFailure::DriverTooOld:
-        die(EXIT_DEVICE, "the NVIDIA driver serves CUDA up to %s, this binary was built with %s (%s): update the driver, or build with "
-            "CUDA %s or older by make NVCC=path", cuda_version(g.driver).c_str(), cuda_version(g.runtime).c_str(), words, cuda_version(g.driver).c_str());
+        die(EXIT_DEVICE, "the NVIDIA driver serves CUDA up to %s, this binary was built with %s (%s): update the "
+            "driver, or build with CUDA %s or older by make NVCC=path", cuda_version(g.driver).c_str(),
+            cuda_version(g.runtime).c_str(), words, cuda_version(g.driver).c_str());
     case GpuFailure::NoGpu: {
         const char* visible = getenv("CUDA_VISIBLE_DEVICES");
         if (visible != nullptr) {
-            die(EXIT_DEVICE, "no GPU (%s): CUDA_VISIBLE_DEVICES is '%s', which hides those that nvidia-smi may list; unset it or name one "
-                "of them", words, visible);
+            die(EXIT_DEVICE, "no GPU (%s): CUDA_VISIBLE_DEVICES is '%s', which hides GPUs that nvidia-smi may list; "
+                "unset it or name one of them", words, visible);
         }
-        die(EXIT_DEVICE, "no GPU (%s): nvidia-smi should list one; ./train_gpt2 runs without", words);
+        die(EXIT_DEVICE, "no GPU (%s): nvidia-smi should list one; ./train_gpt2 runs without a GPU", words);
     }
     case GpuFailure::NoCode:
         if (g.major < 8) {
-            die(EXIT_DEVICE, "%s has compute capability %d.%d (%s): wanted is 8.0 or newer, the first with bf16; ./train_gpt2 runs without a GPU",
-                g.name.c_str(), g.major, g.minor, words);
+            die(EXIT_DEVICE, "%s has compute capability %d.%d (%s): expected 8.0 or newer, the first with bf16; "
+                "./train_gpt2 runs without a GPU", g.name.c_str(), g.major, g.minor, words);
         }
-        die(EXIT_DEVICE, "this binary has code for compute capability %s, and none for %s of %d.%d (%s): make train_gpt2cu ARCH=%s",
-            architectures_text(built_for).c_str(), g.name.c_str(), g.major, g.minor, words, gpu_arch(g).c_str());
+        die(EXIT_DEVICE, "this binary has code for compute capability %s, and none for %s of %d.%d (%s): "
+            "make train_gpt2cu ARCH=%s", architectures_text(built_for).c_str(), g.name.c_str(), g.major, g.minor, words,
+            gpu_arch(g).c_str());
     case GpuFailure::InUse:
-        die(EXIT_DEVICE, "the GPU cannot be used now (%s): another process may hold it alone; nvidia-smi names the processes and the "
-            "compute mode", words);
+        die(EXIT_DEVICE, "the GPU cannot be used now (%s): another process may hold it alone; nvidia-smi names the "
+            "processes and the compute mode", words);
     case GpuFailure::Other: break;
     }
-    die(EXIT_DEVICE, "the GPU cannot be used (%s): nvidia-smi and the kernel's log (dmesg) may know why", words);
+    die(EXIT_DEVICE, "the GPU cannot be used (%s): nvidia-smi and the kernel's log (dmesg) may tell why", words);
 }
 
 #if defined(__CUDACC__)
@@ -130,16 +142,20 @@ inline GpuFailure gpu_failure(cudaError_t e, int driver) {
 }
 
 #define GPU_TEXT(...) #__VA_ARGS__
-#define GPU_TEXT_OF(...) GPU_TEXT(__VA_ARGS__)          // of what a macro stands for
+#define GPU_TEXT_OF(...) GPU_TEXT(__VA_ARGS__)          // its argument expanded first
 
-// stands for all kernels: they are compiled for the same architectures
-__global__ void gpu_probe_kernel(int* out) { if (out != nullptr) { *out = 1; } }
+// Any kernel would do: all are compiled for the same architectures
+__global__ void gpu_probe_kernel(int* out) {
+    if (out != nullptr) { *out = 1; }
+}
 
-// The GPU of this process, once it is sure that it can be used; dies with a hint when it cannot. The first call to the device.
+// The GPU of this process, after making sure that it can be used; dies with a hint when it cannot. The first call to
+// the device.
 inline Gpu find_gpu(int device = 0) {
     Gpu g;
     auto must = [&](cudaError_t e) {
-        if (e != cudaSuccess) { die_of_gpu(gpu_failure(e, g.driver), g, GPU_TEXT_OF(__CUDA_ARCH_LIST__), cudaGetErrorString(e)); }
+        if (e == cudaSuccess) { return; }
+        die_of_gpu(gpu_failure(e, g.driver), g, GPU_TEXT_OF(__CUDA_ARCH_LIST__), cudaGetErrorString(e));
     };
     must(cudaRuntimeGetVersion(&g.runtime));
     must(cudaDriverGetVersion(&g.driver));
@@ -155,9 +171,9 @@ inline Gpu find_gpu(int device = 0) {
     must(cudaDeviceGetAttribute(&g.sms, cudaDevAttrMultiProcessorCount, device));
     must(cudaDeviceGetAttribute(&g.khz, cudaDevAttrClockRate, device));
     must(cudaSetDevice(device));
-    must(cudaFree(nullptr));                                        // makes the context: what fails here fails for all that follows
+    must(cudaFree(nullptr));                                        // makes the context, which all that follows needs
     cudaFuncAttributes attributes;
-    must(cudaFuncGetAttributes(&attributes, gpu_probe_kernel));     // loads the kernel, or says that there is none for this GPU
+    must(cudaFuncGetAttributes(&attributes, gpu_probe_kernel));     // fails if no code was compiled for this GPU
     return g;
 }
 inline std::string gpu_report(const Gpu& g) { return gpu_text(g); }

@@ -1,4 +1,5 @@
-// base/parse.h -- values as text and text as values, taken whole or not at all: what a flag, a hyperparameter or a list may hold.
+// base/parse.h -- values as text and text as values, taken whole or not at all: what a flag, a hyperparameter or a list
+// may hold.
 #ifndef LLMC_BASE_PARSE_H
 #define LLMC_BASE_PARSE_H
 
@@ -10,16 +11,33 @@
 // "[:s]", an optional factor: "pi[:s]" admits pi and pi:4.
 struct Range {
     double lo = -INFINITY, hi = INFINITY;
-    bool or_minus_one = false;     // -1 stands for "work it out" or "all"
-    bool takes_value = true;       // false: a switch
-    const char* choices = nullptr; // "a|b|c"
+    bool or_minus_one = false;              // -1 stands for "work it out" or "all"
+    bool takes_value = true;                // false: a switch
+    const char* choices = nullptr;          // "a|b|c"
 };
 inline Range any() { return Range(); }
-inline Range between(double lo, double hi) { Range r; r.lo = lo; r.hi = hi; return r; }
+inline Range between(double lo, double hi) {
+    Range r;
+    r.lo = lo;
+    r.hi = hi;
+    return r;
+}
 inline Range at_least(double lo) { return between(lo, INFINITY); }
-inline Range minus_one_or(double lo) { Range r = at_least(lo); r.or_minus_one = true; return r; }
-inline Range one_of(const char* choices) { Range r; r.choices = choices; return r; }
-inline Range a_switch() { Range r; r.takes_value = false; return r; }
+inline Range minus_one_or(double lo) {
+    Range r = at_least(lo);
+    r.or_minus_one = true;
+    return r;
+}
+inline Range one_of(const char* choices) {
+    Range r;
+    r.choices = choices;
+    return r;
+}
+inline Range a_switch() {
+    Range r;
+    r.takes_value = false;
+    return r;
+}
 
 using Text = std::string;
 using Ints = std::vector<int>;
@@ -39,7 +57,7 @@ template <class E> std::string option_text(const std::vector<E>& v) {
     return s;
 }
 
-// Safe to print: control characters escaped, the rest of a long text left out.
+// Text that is safe to print: control characters are escaped, and what exceeds `most` bytes is left out.
 inline std::string printable(const std::string& s, size_t most = 60) {
     std::string p;
     for (size_t i = 0; i < s.size() && i < most; i++) {
@@ -49,6 +67,7 @@ inline std::string printable(const std::string& s, size_t most = 60) {
     return p + (s.size() > most ? strprintf("... (%zu bytes)", s.size()) : "");
 }
 
+// what kind of value a flag takes, for messages and --help
 inline std::string option_kind(const Text&) { return "text"; }
 inline std::string option_kind(bool) { return "0 or 1"; }
 inline std::string option_kind(int) { return "an int"; }
@@ -67,7 +86,7 @@ template <class V> std::string option_wanted(const Range& r, const V& value) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// text as a value: each returns whether `text` as a whole is one that the range admits
+// text as a value: each function returns whether the whole of `text` is a value that the range admits
 
 inline bool in_range(double v, const Range& r) { return (v >= r.lo && v <= r.hi) || (r.or_minus_one && v == -1); }
 
@@ -102,7 +121,7 @@ inline bool parse_value(const std::string& text, const Range&, bool& value) {
 inline bool parse_value(const std::string& text, const Range& r, std::string& value) {
     value = text;
     for (const char* at = r.choices; at; at = strchr(at, '|'), at = at ? at + 1 : nullptr) {
-        const std::string choice(at, strcspn(at, "|[")); // without its "[:s]"
+        const std::string choice(at, strcspn(at, "|["));        // without its "[:s]"
         if (text == choice) { return true; }
         double factor;
         const bool scaled = at[choice.size()] == '[' && text.compare(0, choice.size() + 1, choice + ":") == 0;
@@ -120,7 +139,7 @@ template <class E> bool parse_value(const std::string& text, const Range& r, std
         value.push_back(item);
         at = end + 1;
     }
-    return true; // an empty text, or nothing after the last comma, has been an empty item
+    return true;            // an empty text, or a comma at the end, was rejected as an empty item
 }
 
 #endif

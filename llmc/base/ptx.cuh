@@ -1,8 +1,9 @@
-// base/ptx.cuh -- one function per instruction of the tensor cores and what feeds them, each named after its PTX instruction.
+// base/ptx.cuh -- one function per instruction of the tensor cores and what feeds them, each named after its PTX
+// instruction.
 //
-// Lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4. A fragment's register holds two bf16, the lower column or row in the
-// low half. Functions that say "warp" are called by all 32 lanes together, those that say "block" by whole warps. On the emulator
-// test/simt/simt_ptx.h defines the same functions.
+// lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4. A fragment's register holds two bf16, the lower column or
+// row in the low half. Functions that say "warp" are called by all 32 lanes together, those that say "block" by whole
+// warps. On the emulator test/simt/simt_ptx.h defines the same functions.
 #ifndef LLMC_BASE_PTX_CUH
 #define LLMC_BASE_PTX_CUH
 
@@ -44,7 +45,7 @@ __device__ inline float unpack_hi(uint32_t x) { return __uint_as_float(x & 0xfff
 // ----------------------------------------------------------------------------------------------------------
 // warp and block
 
-// shfl.sync.bfly, shfl.sync.idx over the whole warp: the value of lane (own ^ bits), of lane `lane`
+// shfl.sync.bfly and shfl.sync.idx (warp): the value that lane (own ^ bits) has, and the one that lane `lane` has
 __device__ inline float shuffle_xor(float x, int bits) { return __shfl_xor_sync(~0u, x, bits); }
 __device__ inline int shuffle_xor(int x, int bits) { return __shfl_xor_sync(~0u, x, bits); }
 __device__ inline float shuffle(float x, int lane) { return __shfl_sync(~0u, x, lane); }
@@ -61,16 +62,18 @@ __device__ inline void named_barrier(int id, int threads) {
 // ----------------------------------------------------------------------------------------------------------
 // matrices
 
-// ldmatrix.sync.aligned.m8n8.x4.shared.b16 (warp): four 8x8 matrices of bf16. Lanes 8m..8m+7 give the 16-byte rows of matrix m;
-// r[m] of a lane is row `group`, columns 2 pair and 2 pair + 1 of it.
+// ldmatrix.sync.aligned.m8n8.x4.shared.b16 (warp): four 8x8 matrices of bf16. Lanes 8m..8m+7 give the 16-byte rows of
+// matrix m; r[m] of a lane is row `group`, columns 2 pair and 2 pair + 1 of it.
 __device__ inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
 }
-// ... .trans: r[m] is column `group`, rows 2 pair and 2 pair + 1 of matrix m.
+// The same with .trans: r[m] is column `group`, rows 2 pair and 2 pair + 1 of matrix m.
 __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
 }
 
 // mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 (warp): d (16,8) += a (16,16) b (16,8)
@@ -78,26 +81,29 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
 //   b0   rows 2 pair, +1, column group    b1   rows 2 pair + 8, +9
 //   d[0], d[1] row group, columns 2 pair, +1                    d[2], d[3] row group + 8
 __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // asynchronous copies
 
-// cp.async.cg.shared.global, 16 bytes, both addresses aligned to it; zeros when !valid (src-size 0: `global` is not read then).
-// The thread's own copy is there after cp_async_wait, the other threads' after a barrier that follows their wait.
+// cp.async.cg.shared.global, 16 bytes, both addresses aligned to 16; zeros if !valid (src-size 0: then `global` is not
+// read). The thread's own copy is there after cp_async_wait, the other threads' copies after a barrier that follows
+// their wait.
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
-// cp.async.commit_group: the copies since the last one are a group
+// cp.async.commit_group: the copies since the last commit become a group
 __device__ inline void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 // cp.async.wait_group N: at most the N newest groups are pending
 template <int N> __device__ inline void cp_async_wait() {
-    static_assert(N >= 0, "a number of groups");
+    static_assert(N >= 0, "expected a number of groups");
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 

@@ -113,7 +113,7 @@ TEST_CASE("gpu: every failure has a hint", "[gpu]") {
     if (visible != nullptr) { setenv("CUDA_VISIBLE_DEVICES", before.c_str(), 1); } else { unsetenv("CUDA_VISIBLE_DEVICES"); }
     CHECK(throws_with(fail(GpuFailure::NoCode, h100), "code for compute capability 8.0, 12.1, and none for NVIDIA H100 of 9.0 (CUDA's words): "
                                                       "make train_gpt2cu ARCH=sm_90a") == EXIT_DEVICE);
-    CHECK(throws_with(fail(GpuFailure::NoCode, turing), "Tesla T4 has compute capability 7.5 (CUDA's words): wanted is 8.0 or newer") == EXIT_DEVICE);
+    CHECK(throws_with(fail(GpuFailure::NoCode, turing), "Tesla T4 has compute capability 7.5 (CUDA's words): expected 8.0 or newer") == EXIT_DEVICE);
     CHECK(throws_with(fail(GpuFailure::InUse, h100), "another process may hold it alone") == EXIT_DEVICE);
     CHECK(throws_with(fail(GpuFailure::Other, h100), "the GPU cannot be used (CUDA's words)") == EXIT_DEVICE);
     CHECK(gpu_arch(gpu("x", 8, 9, 1, 1)) == "sm_89");

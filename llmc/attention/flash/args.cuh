@@ -5,12 +5,21 @@
 #include "../../base/ptx.cuh"
 #include "../../position/encoding.cuh"
 
-constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 128; }        // there are kernels for it
+constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 128; }        // the sizes these kernels have
 
-// The biases that leave whole tiles of weights 0: skip.cuh. The others have heavy tails, and no spans.
-__host__ __device__ constexpr bool flash_skips(FlashBias Kind) { return Kind == FlashBias::Linear || Kind == FlashBias::Distance; }
+// The biases that are made of CABLE's S and g
+__host__ __device__ constexpr bool flash_is_cable(FlashBias Kind) {
+    return Kind == FlashBias::Distance || Kind == FlashBias::LogDistance;
+}
+// The biases that decay without end, so that whole tiles have weights of 0 (skip.cuh). The others have heavy tails, and
+// no spans.
+__host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
+    return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
+}
 // The first and the last tile of 64 keys that any of 64 queries needs. The queries' own tile is between the two.
-struct alignas(8) FlashSpan { int first, last; };
+struct alignas(8) FlashSpan {
+    int first, last;
+};
 
 // All pointers are the device's; null where the bias does not use them. Queries and keys are 0 .. T-1 of each sequence.
 struct FlashArgs : FlashBiasArgs {
@@ -19,8 +28,10 @@ struct FlashArgs : FlashBiasArgs {
     float* lse;                 // (B*NH,stride), natural logarithm; null: not saved
     int B, T, stride, NH, HS, OC;
     float scale;                // > 0
-    const int* kv_len;          // (B), or null. Keys >= kv_len[b] are masked; queries >= kv_len[b]: out 0, lse -inf, no gradient
-    const FlashSpan* span;      // (B*NH,ceil(T/64)), or null. Tiles of keys outside it are skipped; causal kernels ignore `last`
+    const int* kv_len;          // (B), or null. Keys >= kv_len[b] are masked; queries from there on get out 0, lse -inf
+                                // and no gradient
+    const FlashSpan* span;      // (B*NH,ceil(T/64)), or null. Tiles of keys outside it are skipped; causal: `last` is
+                                // not read
     // backward
     const bf16* dout;           // (B,T,C)
     bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten

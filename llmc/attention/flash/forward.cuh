@@ -1,26 +1,31 @@
-// attention/flash/forward.cuh -- attention on the tensor cores: bf16, float32 sums, head sizes 64 and 128, any T, any bias of FlashBias.
+// attention/flash/forward.cuh -- attention on the tensor cores: bf16 in and out, float32 sums, head sizes 64 and 128,
+// any T, any bias of FlashBias.
 //
-//   a_ij = scale q_i.k_j + B_ij     out = softmax(a) v     saves lse = log sum_j e^(a_ij)          Dao et al. 2022; attention.md, 3, 6, 8
+//   logit_ij = scale q_i.k_j + B_ij     out = softmax(logit) v     saves lse_i = log sum_j e^(logit_ij)
 //
-// A block owns 64 queries (16 a warp, so a row lives in the four lanes of a quad) and walks tiles of 64 keys: the diagonal first,
-// then leftwards, then (bidirectional) rightwards. Everything is in units of log2; B enters as one FFMA a logit:
-//   x_ij = c (s_ij + G_i (S_j - S_ref)) + c rho_i,  rho_i = -G_i (S_i - S_ref),  c = scale log2 e,  G = g / scale,  left of the diagonal,
-// and S_ref, the key of the tile nearest to the queries, keeps both terms small where P is not.
+// A block owns 64 queries, 16 per warp, so that a row of scores lives in the four lanes of a quad. It walks tiles of 64
+// keys: the diagonal first, then leftwards, then (bidirectional) rightwards. All is in units of log2, and B costs one
+// fused multiply-add per logit. With scale2 = scale log2 e and slope_i = g_i / scale, left of the diagonal
+//   x_ij = scale2 (q_i.k_j + slope_i (S_j - S_ref)) + scale2 row_bias_i      row_bias_i = -slope_i (S_i - S_ref)
+// and S_ref, S of the tile's key that is nearest to the queries, keeps both terms small where P is not.
+// After Dao et al. 2022; docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
 #ifndef LLMC_ATTENTION_FLASH_FORWARD_CUH
 #define LLMC_ATTENTION_FLASH_FORWARD_CUH
 
 #include "skip.cuh"
 #include "tiles.cuh"
 
-// The tiles of block m in the order of its loop. All tiles but the first are free of masks, and on one side of the queries,
-// except the end of the keys.
+// The tiles of keys that the queries of tile m visit, in the order of the loop. All but the first lie on one side of
+// the queries and are free of masks, except at the end of the keys.
 struct FlashWalk {
-    int start, left, count;
-    __device__ FlashWalk(const FlashArgs& p, bool causal, bool skips, int bh, int m, int tokens) {
+    int start, left, count;                 // the first tile; how many it and those to its left are; all of them
+
+    __device__ FlashWalk(const FlashArgs& args, bool causal, bool skips, int bh, int m, int tokens) {
         const int end = ceil_div(tokens, FLASH_TILE);
-        const size_t at = (size_t)bh * ceil_div(p.T, FLASH_TILE) + m;
-        const int first = p.span == nullptr ? 0 : p.span[at].first;
-        const int last = causal ? m : !skips || p.span == nullptr ? end - 1 : p.span[at].last;
+        const size_t at = (size_t)bh * ceil_div(args.T, FLASH_TILE) + m;
+        const int first = args.span == nullptr ? 0 : args.span[at].first;
+        int last = m;
+        if (!causal) { last = !skips || args.span == nullptr ? end - 1 : args.span[at].last; }
         start = m;
         left = m < end ? m - first + 1 : 0;                 // none: all the queries are padding
         count = left + (m < end ? last - m : 0);
@@ -28,228 +33,298 @@ struct FlashWalk {
     __device__ int tile(int it) const { return it < left ? start - it : start + it - left + 1; }
 };
 
-// s (16 x 64 of a warp, as mma leaves it) becomes t: the logit over scale, but for rho, which is constant along a row of the tile.
-// u: S_i - S_ref. General: on both sides of the diagonal, with masks: columns > row (causal) and >= limit.
-template <bool Causal, FlashBias K, bool General>
-__device__ inline void flash_bias(float (&s)[8][4], float (&rho)[2], float (&u)[2], const float (&slope)[2], const float (&S)[2],
-                                  const float* side, bool right, int row, int limit) {
-    constexpr bool LINE = K == FlashBias::Linear || K == FlashBias::Distance;
+// What a lane knows of its two rows for the bias
+struct FlashRowBias {
+    float slope[2];             // flash_row_slope
+    float S[2];                 // flash_row_S
+    // and of the tile in hand:
+    float from_ref[2];          // S_i - S_ref
+    float row_bias[2];          // what is added to all logits of the row, over scale
+};
+
+// The state of the online softmax: per row the reference of its exponents and this lane's part of the sum of P; the
+// output that belongs to them, of the warp's 16 rows.
+template <int HS> struct FlashSoftmax {
+    float largest[2] = {-INFINITY, -INFINITY};
+    float sum[2] = {0.0f, 0.0f};
+    float O[HS / 8][4] = {};
+};
+
+// scores (16,64), q.k as mma leaves it, become logits over scale, but for row_bias. Edge: the diagonal tile and the
+// last one, with pairs on both sides and masks: columns after own_column, that of the lane's upper row, are masked if
+// causal, columns from nj on are after the end of the keys. Otherwise `right` says on which side of the queries the
+// tile lies.
+template <bool Causal, FlashBias Kind, bool Edge>
+__device__ inline void flash_add_bias(float (&scores)[8][4], FlashRowBias& rows, const float* tile_bias, bool right,
+                                      int own_column, int nj) {
+    constexpr bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
     const int column = threadIdx.x % 4 * 2;
-    float factor[2];
+    float slope[2];                 // negative on the right, where S_j - S_ref grows with the distance to the queries
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        rho[r] = 0.0f;
-        u[r] = 0.0f;
-        factor[r] = right ? -slope[r] : slope[r];
-        if (LINE || K == FlashBias::LogDistance) { u[r] = S[r] + side[FLASH_TILE] + side[FLASH_TILE + 1]; }
-        if (LINE && !General) { rho[r] = -factor[r] * u[r]; }
+    for (int half = 0; half < 2; half++) {
+        rows.row_bias[half] = 0.0f;
+        rows.from_ref[half] = 0.0f;
+        slope[half] = right ? -rows.slope[half] : rows.slope[half];
+        if (line || Kind == FlashBias::LogDistance) {
+            rows.from_ref[half] = rows.S[half] + tile_bias[FLASH_TILE] + tile_bias[FLASH_TILE + 1];
+        }
+        if (line && !Edge) { rows.row_bias[half] = -slope[half] * rows.from_ref[half]; }
     }
-    // the lower row, 8 below, meets at column + 8 the diagonal that the upper one meets at column
-    const float* diagonal = side + (FLASH_TILE - 1) + column - (threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
-    float before[2] = {0.0f, 0.0f};
-    if (K == FlashBias::Toeplitz) { before[0] = diagonal[-8]; before[1] = diagonal[-7]; }
+    // Toeplitz: row group + 8 meets at column c + 8 the diagonal that row group meets at column c, so each entry is
+    // read once.
+    const float* entry = tile_bias + (FLASH_TILE - 1) + column - (threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
+    float before[2] = {0.0f, 0.0f};                         // the entries of 8 columns ago
+    if (Kind == FlashBias::Toeplitz) {
+        before[0] = entry[-8];
+        before[1] = entry[-7];
+    }
     UNROLL
     for (int n = 0; n < 8; n++) {
-        const float2 keys = LINE ? *(const float2*)(side + 8 * n + column) : float2{0.0f, 0.0f};
+        const float2 keys = line ? *(const float2*)(tile_bias + 8 * n + column) : float2{0.0f, 0.0f};   // S_j - S_ref
         UNROLL
         for (int e = 0; e < 2; e++) {
             const int c = 8 * n + column + e;
             const float key = e == 0 ? keys.x : keys.y;
-            if (LINE && General) {
-                s[n][e] -= slope[0] * fabsf(u[0] - key);
-                s[n][2 + e] -= slope[1] * fabsf(u[1] - key);
-            } else if (LINE) {
-                s[n][e] += factor[0] * key;
-                s[n][2 + e] += factor[1] * key;
-            } else if (K == FlashBias::Toeplitz) {
-                const float at = diagonal[8 * n + e];
-                s[n][e] += at;
-                s[n][2 + e] += before[e];
-                before[e] = at;
+            if (line && Edge) {
+                scores[n][e] -= rows.slope[0] * fabsf(rows.from_ref[0] - key);
+                scores[n][2 + e] -= rows.slope[1] * fabsf(rows.from_ref[1] - key);
+            } else if (line) {
+                scores[n][e] += slope[0] * key;
+                scores[n][2 + e] += slope[1] * key;
+            } else if (Kind == FlashBias::Toeplitz) {
+                const float bias = entry[8 * n + e];
+                scores[n][e] += bias;
+                scores[n][2 + e] += before[e];
+                before[e] = bias;
             }
-            if (General) {
-                if (c >= limit || (Causal && c > row)) { s[n][e] = -INFINITY; }
-                if (c >= limit || (Causal && c > row + 8)) { s[n][2 + e] = -INFINITY; }
+            if (Edge) {
+                if (c >= nj || (Causal && c > own_column)) { scores[n][e] = -INFINITY; }
+                if (c >= nj || (Causal && c > own_column + 8)) { scores[n][2 + e] = -INFINITY; }
             }
         }
     }
 }
 
-// 1 / (1 + a^2) of two keys by one reciprocal; |a| is bounded so that the product of the two stays finite
-__device__ inline void flash_log_factors(float& r0, float& r1, float a0, float a1) {
+// 1 / (1 + a^2) of two keys by one reciprocal; |a| is limited so that the product of the two stays finite
+__device__ inline void flash_log_factors(float& factor0, float& factor1, float a0, float a1) {
     a0 = fminf(fabsf(a0), 1e9f);
     a1 = fminf(fabsf(a1), 1e9f);
-    const float q0 = 1.0f + a0 * a0, q1 = 1.0f + a1 * a1, both = rcp(q0 * q1);
-    r0 = both * q1;
-    r1 = both * q0;
+    const float u0 = 1.0f + a0 * a0;
+    const float u1 = 1.0f + a1 * a1;
+    const float both = rcp(u0 * u1);
+    factor0 = both * u1;
+    factor1 = both * u0;
 }
 
-// Raises the reference M of a row where the tile asks for it: only by more than 8 units of log2, so that most tiles leave the
-// output alone (p <= 2^8 does no harm); then the sum and the output shrink. Each row by itself: its neighbour may be padding.
-template <int HS> __device__ inline void flash_rescale(float (&o)[HS / 8][4], float (&M)[2], float (&sum)[2], const float (&top)[2]) {
-    if (top[0] > M[0] + 8.0f || top[1] > M[1] + 8.0f) {
+// Raises the reference of a row where the tile asks for it: only by more than 8 units of log2, so that most tiles leave
+// the output alone (a P of 2^8 does no harm); then the sum and the output shrink. Each row by itself: its neighbour may
+// be padding.
+template <int HS> __device__ inline void flash_rescale(FlashSoftmax<HS>& softmax, const float (&tile_largest)[2]) {
+    if (tile_largest[0] > softmax.largest[0] + 8.0f || tile_largest[1] > softmax.largest[1] + 8.0f) {
         UNROLL
-        for (int r = 0; r < 2; r++) {
-            const float raised = top[r] > M[r] + 8.0f ? top[r] : M[r], shrink = raised == -INFINITY ? 1.0f : ex2(M[r] - raised);
-            M[r] = raised;
-            sum[r] *= shrink;
+        for (int half = 0; half < 2; half++) {
+            const float before = softmax.largest[half];
+            const float raised = tile_largest[half] > before + 8.0f ? tile_largest[half] : before;
+            const float shrink = raised == -INFINITY ? 1.0f : ex2(before - raised);
+            softmax.largest[half] = raised;
+            softmax.sum[half] *= shrink;
             UNROLL
             for (int n = 0; n < HS / 8; n++) {
-                o[n][2 * r] *= shrink;
-                o[n][2 * r + 1] *= shrink;
+                softmax.O[n][2 * half] *= shrink;
+                softmax.O[n][2 * half + 1] *= shrink;
             }
         }
     }
     syncwarp();                             // the branch is a quad's; what follows is the warp's
 }
 
-// t becomes p, with the sums of p and the output rescaled where M moved. scale: c of the file's head
-template <FlashBias K, int HS>
-__device__ inline void flash_softmax(float (&s)[8][4], float (&o)[HS / 8][4], float (&M)[2], float (&sum)[2], const float (&rho)[2],
-                                     const float (&u)[2], const float (&slope)[2], const float* side, float scale) {
-    float top[2], shift[2];
+// logits over scale (16,64) become P, with their sums; sum and output are rescaled where the largest logit has grown.
+template <FlashBias Kind, int HS>
+__device__ inline void flash_exponentials(float (&scores)[8][4], FlashSoftmax<HS>& softmax, const FlashRowBias& rows,
+                                          const float* tile_bias, float scale2) {
+    float tile_largest[2];
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        float t = s[0][2 * r];
+    for (int half = 0; half < 2; half++) {
+        float t = scores[0][2 * half];
         UNROLL
-        for (int n = 0; n < 8; n++) { t = fmaxf(t, fmaxf(s[n][2 * r], s[n][2 * r + 1])); }
-        t = fmaxf(t, shuffle_xor(t, 1));
+        for (int n = 0; n < 8; n++) { t = fmaxf(t, fmaxf(scores[n][2 * half], scores[n][2 * half + 1])); }
+        t = fmaxf(t, shuffle_xor(t, 1));                    // the quad has the row
         t = fmaxf(t, shuffle_xor(t, 2));
-        top[r] = scale * (t + rho[r]);
+        tile_largest[half] = scale2 * (t + rows.row_bias[half]);
     }
-    flash_rescale<HS>(o, M, sum, top);
+    flash_rescale<HS>(softmax, tile_largest);
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        shift[r] = scale * rho[r] - (M[r] == -INFINITY ? 0.0f : M[r]);
+    for (int half = 0; half < 2; half++) {
+        // a row that has seen no key yet has no reference: its logits are -inf, its P is 0
+        const float reference = softmax.largest[half] == -INFINITY ? 0.0f : softmax.largest[half];
+        const float shift = scale2 * rows.row_bias[half] - reference;
         UNROLL
         for (int n = 0; n < 8; n++) {
-            float &p0 = s[n][2 * r], &p1 = s[n][2 * r + 1];
-            p0 = ex2(scale * p0 + shift[r]);
-            p1 = ex2(scale * p1 + shift[r]);
-            if (K == FlashBias::LogDistance) {
-                const float2 keys = *(const float2*)(side + 8 * n + threadIdx.x % 4 * 2);
-                float r0, r1;
-                flash_log_factors(r0, r1, slope[r] * (u[r] - keys.x), slope[r] * (u[r] - keys.y));
-                p0 *= r0;
-                p1 *= r1;
+            float& p0 = scores[n][2 * half];
+            float& p1 = scores[n][2 * half + 1];
+            p0 = ex2(scale2 * p0 + shift);
+            p1 = ex2(scale2 * p1 + shift);
+            if (Kind == FlashBias::LogDistance) {           // e^-log(1 + a^2), a = g (S_i - S_j)
+                const float2 keys = *(const float2*)(tile_bias + 8 * n + threadIdx.x % 4 * 2);
+                float factor0, factor1;
+                flash_log_factors(factor0, factor1, rows.slope[half] * (rows.from_ref[half] - keys.x),
+                                  rows.slope[half] * (rows.from_ref[half] - keys.y));
+                p0 *= factor0;
+                p1 *= factor1;
             }
-            sum[r] += p0 + p1;
+            softmax.sum[half] += p0 + p1;
         }
     }
 }
 
-// The warp's 16 rows of the output, over the sum, through its own rows of Q's tile, so that global memory sees 16-byte stores.
+// Stores out = O / sum and lse of the warp's 16 rows. O goes through the warp's own rows of Q_tile, which nobody reads
+// any more, so that global memory sees 16-byte stores.
 template <int HS>
-__device__ inline void flash_store(const FlashArgs& p, bf16* tile, float (&o)[HS / 8][4], const float (&M)[2], float (&sum)[2], int bh, int i0) {
-    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16, C = p.NH * HS, b = bh / p.NH, h = bh % p.NH;
+__device__ inline void flash_store_out(const FlashArgs& args, bf16* Q_tile, FlashSoftmax<HS>& softmax, int bh, int i0) {
+    const int lane = threadIdx.x % 32;
+    const int row0 = threadIdx.x / 32 * 16;
+    const int C = args.NH * HS;
+    const int b = bh / args.NH, h = bh % args.NH;
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        sum[r] += shuffle_xor(sum[r], 1);
-        sum[r] += shuffle_xor(sum[r], 2);
-        const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
-        const int row = row0 + lane / 4 + 8 * r;
-        if (p.lse != nullptr && lane % 4 == 0 && i0 + row < p.T) {
-            p.lse[(size_t)bh * p.stride + i0 + row] = sum[r] > 0.0f ? M[r] * LN2 + logf(sum[r]) : -INFINITY;
+    for (int half = 0; half < 2; half++) {
+        float& sum = softmax.sum[half];
+        sum += shuffle_xor(sum, 1);                         // so far each lane had its own columns' part
+        sum += shuffle_xor(sum, 2);
+        const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+        const int row = row0 + lane / 4 + 8 * half;
+        if (args.lse != nullptr && lane % 4 == 0 && i0 + row < args.T) {
+            float* lse = args.lse + (size_t)bh * args.stride + i0 + row;
+            *lse = sum > 0.0f ? softmax.largest[half] * LN2 + logf(sum) : -INFINITY;
         }
         UNROLL
         for (int n = 0; n < HS / 8; n++) {
-            ((uint32_t*)flash_at<HS>(tile, row, n))[lane % 4] = pack_bf16(o[n][2 * r] * inverse, o[n][2 * r + 1] * inverse);
+            uint32_t* piece = (uint32_t*)flash_at<HS>(Q_tile, row, n);
+            piece[lane % 4] = pack_bf16(softmax.O[n][2 * half] * inverse, softmax.O[n][2 * half + 1] * inverse);
         }
     }
-    syncwarp();
+    syncwarp();                                             // the rows are complete: the other lanes read them
     UNROLL
     for (int e = lane; e < 16 * HS / 8; e += 32) {
-        const int row = row0 + e / (HS / 8), chunk = e % (HS / 8);
-        if (i0 + row < p.T) {
-            *(uint4*)(p.out + ((size_t)b * p.T + i0 + row) * C + h * HS + chunk * 8) = *(const uint4*)flash_at<HS>(tile, row, chunk);
+        const int row = row0 + e / (HS / 8);
+        const int piece = e % (HS / 8);
+        if (i0 + row < args.T) {
+            bf16* to = args.out + ((size_t)b * args.T + i0 + row) * C + h * HS + piece * 8;
+            *(uint4*)to = *(const uint4*)flash_at<HS>(Q_tile, row, piece);
         }
     }
 }
 
-template <int HS> constexpr size_t flash_forward_shared() { return sizeof(bf16) * 5 * FLASH_TILE * HS + sizeof(float) * 2 * FLASH_SIDE; }
+// Q_tile, two stages of K_tile and V_tile; two stages of tile_bias
+constexpr size_t flash_forward_shared(int HS) {
+    return sizeof(bf16) * 5 * FLASH_TILE * HS + sizeof(float) * 2 * FLASH_TILE_BIAS;
+}
 
-// One block 64 queries of one (batch, head), longest rows first. K, V and the bias's values are fetched one tile ahead.
-template <bool Causal, FlashBias K, int HS>
-__global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward_kernel(FlashArgs p) {
+// One block per 64 queries of one (batch, head), longest rows first. K, V and the bias's values are fetched one tile
+// ahead.
+template <bool Causal, FlashBias Kind, int HS>
+__global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward_kernel(FlashArgs args) {
     constexpr int TILE = FLASH_TILE;
-    bf16 *Q = (bf16*)dynamic_shared(), *KV = Q + TILE * HS;                 // KV: two stages of K, V
-    float* sides = (float*)(KV + 4 * TILE * HS);
-    const int BNH = p.B * p.NH, bh = blockIdx.x % BNH, b = bh / p.NH, C = p.NH * HS, t = threadIdx.x, lane = t % 32;
-    const int m = ceil_div(p.T, TILE) - 1 - (int)(blockIdx.x / BNH), i0 = m * TILE, row0 = t / 32 * 16, row = row0 + lane / 4;
-    const int keys = flash_tokens(p, b);
-    const FlashWalk walk(p, Causal, flash_skips(K), bh, m, keys);
-    const bf16* q = p.qkv + (size_t)b * p.stride * p.OC + bh % p.NH * HS;
-    const float scale = p.scale * LOG2E;
-    FlashSide next_side = {0.0f, 0.0f};
-    auto fetch = [&](int n, int stage) {
-        const bf16* k = q + (size_t)n * TILE * p.OC + C;
-        flash_load_tile<HS>(KV + 2 * stage * TILE * HS, k, p.OC, keys - n * TILE);
-        flash_load_tile<HS>(KV + (2 * stage + 1) * TILE * HS, k + C, p.OC, keys - n * TILE);
+    bf16* Q_tile = (bf16*)dynamic_shared();                 // (TILE,HS)
+    bf16* KV = Q_tile + TILE * HS;                          // two stages of K_tile (TILE,HS), V_tile (TILE,HS)
+    float* tile_biases = (float*)(KV + 4 * TILE * HS);      // two stages of (FLASH_TILE_BIAS)
+    const int BNH = args.B * args.NH;
+    const int bh = blockIdx.x % BNH;
+    const int b = bh / args.NH;
+    const int C = args.NH * HS;
+    const int thread = threadIdx.x;
+    const int lane = thread % 32;
+    const int m = ceil_div(args.T, TILE) - 1 - (int)(blockIdx.x / BNH);     // this block's tile of queries
+    const int i0 = m * TILE;
+    const int row0 = thread / 32 * 16;                      // this warp's first row,
+    const int row = row0 + lane / 4;                        // this lane's first of two: row and row + 8
+    const int keys = flash_tokens(args, b);
+    const FlashWalk walk(args, Causal, flash_skips(Kind), bh, m, keys);
+    const bf16* q = args.qkv + (size_t)b * args.stride * args.OC + bh % args.NH * HS;
+    const float scale2 = args.scale * LOG2E;
+    FlashTileBias next_bias = {0.0f, 0.0f};                 // this thread's value for the tile that is on its way
+    const auto fetch = [&](int n, int stage) {              // starts the copies of tile n
+        const bf16* k = q + (size_t)n * TILE * args.OC + C;
+        flash_load_tile<HS>(KV + 2 * stage * TILE * HS, k, args.OC, keys - n * TILE);
+        flash_load_tile<HS>(KV + (2 * stage + 1) * TILE * HS, k + C, args.OC, keys - n * TILE);
         cp_async_commit();
-        next_side = flash_side<K>(p, bh, i0, n * TILE, flash_reference(n, m), t);
+        next_bias = flash_tile_bias<Kind>(args, bh, i0, n * TILE, flash_reference(n, m), thread);
     };
-    float slope[2], S[2], M[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, o[HS / 8][4] = {};
-    uint32_t a[HS / 16][4];
+    FlashRowBias rows;
+    FlashSoftmax<HS> softmax;
+    uint32_t Q_fragment[HS / 16][4];                        // the warp's 16 queries, for the whole loop
+
+    // 1. the queries and the first tile of keys are on their way, in one group of copies
     if (walk.count > 0) {
-        flash_load_tile<HS>(Q, q + (size_t)i0 * p.OC, p.OC, p.T - i0);
+        flash_load_tile<HS>(Q_tile, q + (size_t)i0 * args.OC, args.OC, args.T - i0);
         fetch(walk.tile(0), 0);
     }
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        slope[r] = flash_row_slope<K>(p, bh, i0 + row + 8 * r);
-        S[r] = flash_row_S<K>(p, bh, i0 + row + 8 * r, i0);
+    for (int half = 0; half < 2; half++) {
+        rows.slope[half] = flash_row_slope<Kind>(args, bh, i0 + row + 8 * half);
+        rows.S[half] = flash_row_S<Kind>(args, bh, i0 + row + 8 * half, i0);
     }
     for (int it = 0; it < walk.count; it++) {
-        const int n = walk.tile(it), j0 = n * TILE, stage = it % 2;
-        const bf16 *Kt = KV + 2 * stage * TILE * HS, *Vt = Kt + TILE * HS;
-        float* side = sides + stage * FLASH_SIDE;
+        // 2. this tile has arrived, the next one may start
+        const int n = walk.tile(it);
+        const int j0 = n * TILE;
+        const int stage = it % 2;
+        const bf16* K_tile = KV + 2 * stage * TILE * HS;
+        const bf16* V_tile = K_tile + TILE * HS;
+        float* tile_bias = tile_biases + stage * FLASH_TILE_BIAS;
         cp_async_wait<0>();
-        if (K != FlashBias::None) { side[t] = next_side.value - next_side.minus; }
-        __syncthreads();                                    // the tile is there, and nobody reads the other stage any more
+        if (Kind != FlashBias::None) { tile_bias[thread] = next_bias.value - next_bias.minus; }
+        __syncthreads();                    // the tile is there, and nobody reads the other stage any more
         if (it == 0) {
             UNROLL
-            for (int k = 0; k < HS / 16; k++) { flash_load_a<HS>(a[k], Q, row0, k); }
+            for (int k = 0; k < HS / 16; k++) { flash_load_a<HS>(Q_fragment[k], Q_tile, row0, k); }
         }
         if (it + 1 < walk.count) { fetch(walk.tile(it + 1), 1 - stage); }
-        float s[8][4] = {}, rho[2], u[2];
+        // 3. scores = Q K^T
+        float scores[8][4] = {};
         UNROLL
         for (int k = 0; k < HS / 16; k++) {
             UNROLL
-            for (int c = 0; c < 4; c++) {
-                uint32_t w[4];
-                flash_load_b<HS>(w, Kt, 16 * c, k);
-                mma_m16n8k16(s[2 * c], a[k], w[0], w[1]);
-                mma_m16n8k16(s[2 * c + 1], a[k], w[2], w[3]);
+            for (int c = 0; c < 4; c++) {                   // 16 keys: two mma
+                uint32_t K_fragment[4];
+                flash_load_b<HS>(K_fragment, K_tile, 16 * c, k);
+                mma_m16n8k16(scores[2 * c], Q_fragment[k], K_fragment[0], K_fragment[1]);
+                mma_m16n8k16(scores[2 * c + 1], Q_fragment[k], K_fragment[2], K_fragment[3]);
             }
         }
-        if (n == m || keys - j0 < TILE) { flash_bias<Causal, K, true>(s, rho, u, slope, S, side, false, i0 - j0 + row, keys - j0); }
-        else { flash_bias<Causal, K, false>(s, rho, u, slope, S, side, n > m, 0, 0); }
-        flash_softmax<K, HS>(s, o, M, sum, rho, u, slope, side, scale);
+        // 4. the bias and the masks; then P, with the sums and the output rescaled
+        const bool edge = n == m || keys - j0 < TILE;
+        if (edge) { flash_add_bias<Causal, Kind, true>(scores, rows, tile_bias, false, i0 - j0 + row, keys - j0); }
+        else { flash_add_bias<Causal, Kind, false>(scores, rows, tile_bias, n > m, 0, 0); }
+        flash_exponentials<Kind, HS>(scores, softmax, rows, tile_bias, scale2);
+        // 5. O += P V: the results of two neighbouring mma, rounded to bf16, are the left operand of the next
         UNROLL
-        for (int k = 0; k < TILE / 16; k++) {               // the accumulators of two neighbouring mma are the A operand of the next
-            const uint32_t P[4] = {pack_bf16(s[2 * k][0], s[2 * k][1]), pack_bf16(s[2 * k][2], s[2 * k][3]),
-                                   pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]), pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3])};
+        for (int k = 0; k < TILE / 16; k++) {
+            const float (&left)[4] = scores[2 * k];
+            const float (&right)[4] = scores[2 * k + 1];
+            const uint32_t P[4] = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3]),
+                                   pack_bf16(right[0], right[1]), pack_bf16(right[2], right[3])};
             UNROLL
             for (int c = 0; c < HS / 16; c++) {
-                uint32_t w[4];
-                flash_load_b_trans<HS>(w, Vt, 16 * k, c);
-                mma_m16n8k16(o[2 * c], P, w[0], w[1]);
-                mma_m16n8k16(o[2 * c + 1], P, w[2], w[3]);
+                uint32_t V_fragment[4];
+                flash_load_b_trans<HS>(V_fragment, V_tile, 16 * k, c);
+                mma_m16n8k16(softmax.O[2 * c], P, V_fragment[0], V_fragment[1]);
+                mma_m16n8k16(softmax.O[2 * c + 1], P, V_fragment[2], V_fragment[3]);
             }
         }
     }
+    // 6. out and lse; padding is stored like a row that has seen no key
     UNROLL
-    for (int r = 0; r < 2; r++) { sum[r] = i0 + row + 8 * r < keys ? sum[r] : 0.0f; }       // padding: stored as a row without a key
-    flash_store<HS>(p, Q, o, M, sum, bh, i0);
+    for (int half = 0; half < 2; half++) { softmax.sum[half] = i0 + row + 8 * half < keys ? softmax.sum[half] : 0.0f; }
+    flash_store_out<HS>(args, Q_tile, softmax, bh, i0);
 }
 
-// false: a head size these kernels do not have, nothing was done
-template <bool Causal, FlashBias K> bool flash_forward(const FlashArgs& p, Stream stream) {
-    const Grid grid((size_t)p.B * p.NH * ceil_div(p.T, FLASH_TILE), FLASH_THREADS,
-                    p.HS == 64 ? flash_forward_shared<64>() : flash_forward_shared<128>(), stream);
-    if (p.HS == 64) { launch(flash_forward_kernel<Causal, K, 64>, grid, p); }
-    else if (p.HS == 128) { launch(flash_forward_kernel<Causal, K, 128>, grid, p); }
-    return flash_head_size(p.HS);
+// false: a head size that these kernels do not have, and nothing was done
+template <bool Causal, FlashBias Kind> bool flash_forward(const FlashArgs& args, Stream stream) {
+    const size_t blocks = (size_t)args.B * args.NH * ceil_div(args.T, FLASH_TILE);
+    const Grid grid(blocks, FLASH_THREADS, flash_forward_shared(args.HS), stream);
+    if (args.HS == 64) { launch(flash_forward_kernel<Causal, Kind, 64>, grid, args); }
+    else if (args.HS == 128) { launch(flash_forward_kernel<Causal, Kind, 128>, grid, args); }
+    return flash_head_size(args.HS);
 }
 
 #endif

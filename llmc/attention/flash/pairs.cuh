@@ -1,35 +1,44 @@
-// attention/flash/pairs.cuh -- what both kernels of attention_flash_backward.cuh are made of: a query as its logits need it, two
-// logits with their gradients, the products of owned rows and streamed tiles; and the kernels before and after: queries gathered,
-// slabs of Toeplitz's table summed.
+// attention/flash/pairs.cuh -- what both kernels of backward.cuh are made of: a query as its logits need it, two logits
+// with their gradients, the products of owned rows and streamed tiles; and the kernels before and after: queries
+// gathered, slabs of Toeplitz's table summed.
+//
+// "Owned" is the tile of 64 rows that a block keeps, "streamed" are the tiles that pass by it. In one kernel the keys
+// are owned and the queries streamed, in the other the queries are owned.
 #ifndef LLMC_ATTENTION_FLASH_PAIRS_CUH
 #define LLMC_ATTENTION_FLASH_PAIRS_CUH
 
 #include "forward.cuh"
 
-// A query as its logits need it, logits in units of log 2. Padding, and the rows behind T, have lse2 = +inf: P = 0.
+// ----------------------------------------------------------------------------------------------------------
+// queries, and where their S is counted from
+
+// A query as its logits need it, logits in units of log2. Padding, and the rows after T, have lse2 = +inf: P = 0.
 struct alignas(16) FlashQuery {
-    float lse2, D;
+    float lse2;         // log2(e) lse
+    float row_dot;
     float g;            // log2(e) g: Linear, Distance.  g: LogDistance
-    float S;            // S_offset, from what its FlashQueries say; Linear: the position
+    float S;            // counted from what its FlashQueries say; Linear: the position
 };
 
-// The queries of a tile, and from what their S is counted: the chunk's origin, the tile's first row or its last, whichever of
-// these two is nearer to the tile that meets it. Then S_i and S_j differ in sign, or neither has lost a bit, and nothing cancels.
+// The queries of a tile, and from what their S is counted: the chunk's origin, the tile's first row or its last,
+// whichever of these two is nearer to the tile that meets it. Then S_i and S_j differ in sign, or neither has lost a
+// bit, and nothing cancels. docs/attention.md, "Where S is counted from".
 enum FlashFrom { FROM_CHUNK, FROM_FIRST, FROM_LAST };
 struct alignas(16) FlashQueries {
     FlashQuery row[FLASH_TILE];
-    double from, unused;
+    double from, unused;                                    // S of the token that it is counted from; 16 bytes
 };
 // How many of them each tile has, and which one an owned tile meets
-__host__ __device__ constexpr int flash_variants(FlashBias K) { return K == FlashBias::Distance || K == FlashBias::LogDistance ? 3 : 1; }
-template <FlashBias K> __device__ inline FlashFrom flash_from(int streamed, int owned) {
-    return flash_variants(K) == 1 || streamed == owned ? FROM_CHUNK : streamed > owned ? FROM_FIRST : FROM_LAST;
+__host__ __device__ constexpr int flash_variants(FlashBias Kind) { return flash_is_cable(Kind) ? 3 : 1; }
+template <FlashBias Kind> __device__ inline FlashFrom flash_from(int streamed, int owned) {
+    if (flash_variants(Kind) == 1 || streamed == owned) { return FROM_CHUNK; }
+    return streamed > owned ? FROM_FIRST : FROM_LAST;
 }
-// S of the owned rows, counted from what the streamed tile counts from: in shared memory, for registers are short. A thread a row,
-// the block's last 64, so that `shift` needs no barrier but the one before `at`.
+// S of the owned rows, counted from what the streamed tile counts from: in shared memory, because registers are short.
+// One thread per row, the block's last 64, so that shift() needs no barrier but the one before its values are read.
 struct FlashOwnS {
     double exact[FLASH_TILE];
-    float shifted[2][FLASH_TILE];               // of two stages
+    float shifted[2][FLASH_TILE];                           // of two stages
 
     __device__ void set(const FlashQueries* own) {
         const int r = (int)threadIdx.x - FLASH_TILE;
@@ -41,51 +50,61 @@ struct FlashOwnS {
     }
 };
 
-struct alignas(16) FlashChunk { uint32_t x[4]; };
+// ----------------------------------------------------------------------------------------------------------
+// logits
 
-// Two logits of one owned row, neighbours in the streamed direction.
-template <FlashBias K> struct FlashPair {
-    float p[2], dl[2];
-    float w[2];         // S_i - S_j
-    float r[2];         // LogDistance: 1 / (1 + (g w)^2)
+// Two logits of one owned row, neighbours in the streamed direction: two keys of a query, or two queries of a key.
+template <FlashBias Kind> struct FlashPair {
+    float P[2];
+    float dlogit[2];
+    float distance[2];  // S_i - S_j
+    float factor[2];    // LogDistance: 1 / (1 + (g distance)^2)
 
-    // bias: S_j of the two keys, counted from what q's S is, or the two entries of the table
-    __device__ FlashPair(const float* s, const float* dp, const FlashQuery& q0, const FlashQuery& q1, float bias0, float bias1,
-                         float scale2, bool masked0, bool masked1) {
-        constexpr bool distance = K != FlashBias::None && K != FlashBias::Toeplitz;
-        float x[2] = {scale2 * s[0] - q0.lse2, scale2 * s[1] - q1.lse2};
-        if (distance) {
-            w[0] = q0.S - bias0;
-            w[1] = q1.S - bias1;
+    // scores: q.k.  query0, query1: the queries of the two.  bias0, bias1: S_j of their keys, counted from what the
+    // query's S is, or the two entries of the table
+    __device__ FlashPair(const float* scores, const float* dP, const FlashQuery& query0, const FlashQuery& query1,
+                         float bias0, float bias1, float scale2, bool masked0, bool masked1) {
+        constexpr bool has_distance = Kind != FlashBias::None && Kind != FlashBias::Toeplitz;
+        float x[2] = {scale2 * scores[0] - query0.lse2, scale2 * scores[1] - query1.lse2};      // log2 P
+        if (has_distance) {
+            distance[0] = query0.S - bias0;
+            distance[1] = query1.S - bias1;
         }
-        if (K == FlashBias::Linear || K == FlashBias::Distance) {
-            x[0] -= q0.g * fabsf(w[0]);
-            x[1] -= q1.g * fabsf(w[1]);
+        if (Kind == FlashBias::Linear || Kind == FlashBias::Distance) {
+            x[0] -= query0.g * fabsf(distance[0]);
+            x[1] -= query1.g * fabsf(distance[1]);
         }
-        if (K == FlashBias::Toeplitz) {
+        if (Kind == FlashBias::Toeplitz) {
             x[0] += LOG2E * bias0;
             x[1] += LOG2E * bias1;
         }
-        p[0] = masked0 ? 0.0f : ex2(x[0]);
-        p[1] = masked1 ? 0.0f : ex2(x[1]);
-        if (K == FlashBias::LogDistance) {                  // one reciprocal for two; 1e9: their product stays finite
-            const float a0 = fminf(q0.g * fabsf(w[0]), 1e9f), a1 = fminf(q1.g * fabsf(w[1]), 1e9f);
-            const float b0 = 1.0f + a0 * a0, b1 = 1.0f + a1 * a1, inverse = rcp(b0 * b1);
-            r[0] = inverse * b1;
-            r[1] = inverse * b0;
-            p[0] *= r[0];
-            p[1] *= r[1];
+        P[0] = masked0 ? 0.0f : ex2(x[0]);
+        P[1] = masked1 ? 0.0f : ex2(x[1]);
+        if (Kind == FlashBias::LogDistance) {               // one reciprocal for two; 1e9: their product stays finite
+            const float a0 = fminf(query0.g * fabsf(distance[0]), 1e9f);
+            const float a1 = fminf(query1.g * fabsf(distance[1]), 1e9f);
+            const float u0 = 1.0f + a0 * a0;
+            const float u1 = 1.0f + a1 * a1;
+            const float both = rcp(u0 * u1);
+            factor[0] = both * u1;
+            factor[1] = both * u0;
+            P[0] *= factor[0];
+            P[1] *= factor[1];
         }
-        dl[0] = p[0] * (dp[0] - q0.D);
-        dl[1] = p[1] * (dp[1] - q1.D);
+        dlogit[0] = P[0] * (dP[0] - query0.row_dot);
+        dlogit[1] = P[1] * (dP[1] - query1.row_dot);
     }
 };
+
+// ----------------------------------------------------------------------------------------------------------
+// products of owned rows and streamed tiles
 
 // The fragments of 16 owned rows as left operand: kept in registers, or read from shared memory where those run out.
 template <int HS, bool Resident> struct FlashOwned {
     uint32_t fragment[Resident ? HS / 16 : 1][4];
     const bf16* tile;
     int row0;
+
     __device__ FlashOwned(const bf16* tile, int row0) : tile(tile), row0(row0) {
         UNROLL
         for (int k = 0; k < HS / 16 && Resident; k++) { flash_load_a<HS>(fragment[k], tile, row0, k); }
@@ -110,12 +129,12 @@ __device__ inline void flash_scores(float (&sum)[N][4], FlashOwned<HS, Resident>
     }
 }
 
-// sum (16, HS) += weights (16, 16), in two neighbouring pieces of what flash_scores gives, times 16 rows of a tile
+// sum (16, HS) += weights (16, 16), in two neighbouring results of flash_scores, times 16 rows of a tile
 template <int HS>
-__device__ inline void flash_accumulate(float (&sum)[HS / 8][4], const float (&left)[4], const float (&right)[4], const bf16* tile,
-                                        int row0) {
-    const uint32_t a[4] = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3]), pack_bf16(right[0], right[1]),
-                           pack_bf16(right[2], right[3])};
+__device__ inline void flash_accumulate(float (&sum)[HS / 8][4], const float (&left)[4], const float (&right)[4],
+                                        const bf16* tile, int row0) {
+    const uint32_t a[4] = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3]),
+                           pack_bf16(right[0], right[1]), pack_bf16(right[2], right[3])};
     UNROLL
     for (int n = 0; n < HS / 16; n++) {
         uint32_t b[4];
@@ -125,20 +144,30 @@ __device__ inline void flash_accumulate(float (&sum)[HS / 8][4], const float (&l
     }
 }
 
+struct alignas(16) FlashPiece {
+    uint32_t x[4];                                          // 8 bf16
+};
+
 // to (64 rows, HS) = factor * sum, by way of this warp's own 16 rows of a tile that nobody else reads any more
 template <int HS>
-__device__ inline void flash_store(bf16* to, int stride, int rows, bf16* tile, const float (&sum)[HS / 8][4], float factor) {
-    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
+__device__ inline void flash_store(bf16* to, int stride, int rows, bf16* tile, const float (&sum)[HS / 8][4],
+                                   float factor) {
+    const int lane = threadIdx.x % 32;
+    const int row0 = threadIdx.x / 32 * 16;
     syncwarp();
     UNROLL
     for (int n = 0; n < HS / 8; n++) {
-        *(uint32_t*)(flash_at<HS>(tile, row0 + lane / 4, n) + lane % 4 * 2) = pack_bf16(factor * sum[n][0], factor * sum[n][1]);
-        *(uint32_t*)(flash_at<HS>(tile, row0 + lane / 4 + 8, n) + lane % 4 * 2) = pack_bf16(factor * sum[n][2], factor * sum[n][3]);
+        bf16* upper = flash_at<HS>(tile, row0 + lane / 4, n) + lane % 4 * 2;
+        *(uint32_t*)upper = pack_bf16(factor * sum[n][0], factor * sum[n][1]);
+        bf16* lower = flash_at<HS>(tile, row0 + lane / 4 + 8, n) + lane % 4 * 2;
+        *(uint32_t*)lower = pack_bf16(factor * sum[n][2], factor * sum[n][3]);
     }
     syncwarp();
     for (int e = lane; e < 16 * HS / 8; e += 32) {
-        const int row = row0 + e / (HS / 8), chunk = e % (HS / 8);
-        if (row < rows) { *(FlashChunk*)(to + (size_t)row * stride + chunk * 8) = *(const FlashChunk*)flash_at<HS>(tile, row, chunk); }
+        const int row = row0 + e / (HS / 8);
+        const int piece = e % (HS / 8);
+        if (row >= rows) { continue; }
+        *(FlashPiece*)(to + (size_t)row * stride + piece * 8) = *(const FlashPiece*)flash_at<HS>(tile, row, piece);
     }
 }
 
@@ -147,125 +176,154 @@ __device__ inline float quad_sum(float x) {
     return x + shuffle_xor(x, 2);
 }
 
-// What both kernels must agree on
+// ----------------------------------------------------------------------------------------------------------
+// What both kernels must agree on: which sequence and head a block works on, where its rows are, which tiles meet
+
 struct FlashBlock {
-    int bh, b, h, keys, tiles;      // keys: this sequence's tokens, kv_len applied;  tiles: of 64 rows in T
-    __device__ FlashBlock(const FlashArgs& p) : bh(blockIdx.x % (p.B * p.NH)) {
-        b = bh / p.NH;
-        h = bh % p.NH;
-        keys = flash_tokens(p, b);
-        tiles = ceil_div(p.T, FLASH_TILE);
+    int bh, b, h;
+    int keys;                       // this sequence's tokens, kv_len applied
+    int tiles;                      // of 64 rows in T
+
+    __device__ FlashBlock(const FlashArgs& args) : bh(blockIdx.x % (args.B * args.NH)) {
+        b = bh / args.NH;
+        h = bh % args.NH;
+        keys = flash_tokens(args, b);
+        tiles = ceil_div(args.T, FLASH_TILE);
     }
     // row t of q (0), k (1), v (2); of dout; of what flash_backward_prepare_kernel wrote
-    template <int HS> __device__ const bf16* qkv(const FlashArgs& p, int t, int which) const {
-        return p.qkv + (size_t)(b * p.stride + t) * p.OC + (which * p.NH + h) * HS;
+    template <int HS> __device__ const bf16* qkv(const FlashArgs& args, int t, int which) const {
+        return args.qkv + (size_t)(b * args.stride + t) * args.OC + (which * args.NH + h) * HS;
     }
-    template <int HS> __device__ const bf16* dout(const FlashArgs& p, int t) const {
-        return p.dout + ((size_t)(b * p.T + t) * p.NH + h) * HS;
+    template <int HS> __device__ const bf16* dout(const FlashArgs& args, int t) const {
+        return args.dout + ((size_t)(b * args.T + t) * args.NH + h) * HS;
     }
-    template <FlashBias K> __device__ const FlashQueries* queries(const FlashQueries* all, int tile, FlashFrom from) const {
-        return all + (size_t)(bh * tiles + tile) * flash_variants(K) + from;
+    template <FlashBias Kind>
+    __device__ const FlashQueries* queries(const FlashQueries* all, int tile, FlashFrom from) const {
+        return all + (size_t)(bh * tiles + tile) * flash_variants(Kind) + from;
     }
-    // asked for every bias, though only two have spans: without this test ptxas spills in another one's dkdv kernel
-    __device__ int first_key_tile(const FlashArgs& p, int m) const {
-        return p.span == nullptr ? 0 : p.span[bh * tiles + m].first;
+    // The queries of tile m meet the tiles of keys from first_key_tile to end_key_tile - 1. The first is asked for with
+    // every bias, though only two have spans: without this test ptxas spills in the dkdv kernel of another one
+    __device__ int first_key_tile(const FlashArgs& args, int m) const {
+        return args.span == nullptr ? 0 : args.span[bh * tiles + m].first;
     }
     __device__ int live_tiles() const { return ceil_div(keys, FLASH_TILE); }
-    template <bool Causal, FlashBias K> __device__ int end_key_tile(const FlashArgs& p, int m) const {
+    template <bool Causal, FlashBias Kind> __device__ int end_key_tile(const FlashArgs& args, int m) const {
         if (m >= live_tiles()) { return 0; }
-        return Causal ? m + 1 : !flash_skips(K) || p.span == nullptr ? live_tiles() : p.span[bh * tiles + m].last + 1;
-    }
-};
-
-__device__ inline float flash_table(const FlashArgs& p, int h, int i, int j) {
-    const int n = p.table_zero + j - i, last = p.table_entries - 1;
-    return p.table[(size_t)h * p.table_entries + (n < 0 ? 0 : n < last ? n : last)];
-}
-
-// Toeplitz: the diagonals of a 64 x 64 tile of dl, a thread each. Diagonals 64.. go on in the next tile to the right as 0..
-struct FlashDiagonals {
-    float* dl;                      // (64,64), column c at c ^ 8 (r & 7)
-    float* carry;                   // (2,64)
-    float* slab;                    // ((tiles+1)*64): diagonal k of tile n, j - i = 64 (n - m) + k - 63, at 64 n + k
-    __device__ void put(int r, int c, float x0, float x1) const {
-        float* to = dl + r * FLASH_TILE + (c ^ (r & 7) * 8);
-        to[0] = x0;
-        to[1] = x1;
-    }
-    __device__ void add(int n, int stage, bool first) const {
-        const int k = threadIdx.x, r0 = k < 63 ? 63 - k : 0, r1 = k < 63 ? 64 : 127 - k;
-        float sum = 0.0f;
-        for (int r = r0; r < r1; r++) { sum += dl[r * FLASH_TILE + ((r + k - 63) ^ (r & 7) * 8)]; }
-        if (k >= 64) { carry[stage * 64 + k - 64] = sum; }      // k = 127 is no diagonal: 0
-        else { slab[n * 64 + k] = first ? sum : sum + carry[(stage ^ 1) * 64 + k]; }
+        if (Causal) { return m + 1; }
+        return !flash_skips(Kind) || args.span == nullptr ? live_tiles() : args.span[bh * tiles + m].last + 1;
     }
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// D, and what else the two kernels want of a query, gathered (B*NH,tiles,flash_variants), rows behind T padded
+// Toeplitz
 
-template <FlashBias K, int HS> __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs p) {
-    constexpr int LANES_ROW = HS / 8;                   // 16 bytes a thread
-    const int rows = round_up(p.T, FLASH_TILE), C = p.NH * HS;
-    const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / LANES_ROW;
-    const size_t bt = row / p.NH, h = row % p.NH, b = bt / rows, t = bt % rows, bh = b * p.NH + h;
-    float D = 0.0f;
-    if (b < (size_t)p.B && t < (size_t)p.T) {
-        const size_t at = (b * p.T + t) * C + h * HS + threadIdx.x % LANES_ROW * 8;
-        const FlashChunk o = *(const FlashChunk*)(p.out + at), dout = *(const FlashChunk*)(p.dout + at);
+__device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) {
+    const int entry = clamp(args.table_zero + j - i, 0, args.table_entries - 1);
+    return args.table[(size_t)h * args.table_entries + entry];
+}
+
+// The diagonals of a 64 x 64 tile of dlogit, one per thread. Diagonals 64.. go on in the next tile to the right as 0..
+struct FlashDiagonals {
+    float* dlogit;                  // (64,64), column c at c ^ 8 (r & 7), to keep the banks apart
+    float* carry;                   // (2,64)
+    float* slab;                    // ((tiles+1)*64): diagonal k of tile n, j - i = 64 (n - m) + k - 63, at 64 n + k
+
+    __device__ void put(int r, int c, float x0, float x1) const {
+        float* to = dlogit + r * FLASH_TILE + (c ^ (r & 7) * 8);
+        to[0] = x0;
+        to[1] = x1;
+    }
+    __device__ void add(int n, int stage, bool first) const {
+        const int k = threadIdx.x;
+        const int r0 = imax(63 - k, 0);
+        const int r1 = imin(64, 127 - k);
+        float sum = 0.0f;
+        for (int r = r0; r < r1; r++) { sum += dlogit[r * FLASH_TILE + ((r + k - 63) ^ (r & 7) * 8)]; }
+        if (k >= 64) { carry[stage * 64 + k - 64] = sum; }      // k = 127 is not a diagonal: 0
+        else { slab[n * 64 + k] = first ? sum : sum + carry[(stage ^ 1) * 64 + k]; }
+    }
+};
+
+// dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0.
+template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs args, const float* slab) {
+    const FlashBlock block(args);
+    const int column = blockIdx.x / (args.B * args.NH) * blockDim.x + threadIdx.x;
+    if (column >= args.table_entries) { return; }
+    float sum = 0.0f;
+    for (int m = 0; m < block.tiles; m++) {
+        const int at = column - args.table_zero + m * FLASH_TILE + 63;      // where the column is in the slab of tile m
+        const int begin = block.first_key_tile(args, m);
+        const int end = block.template end_key_tile<Causal, FlashBias::Toeplitz>(args, m);
+        const bool written = begin < end && at >= begin * FLASH_TILE && at < end * FLASH_TILE + 63;
+        if (written) { sum += slab[((size_t)block.bh * block.tiles + m) * (block.tiles + 1) * FLASH_TILE + at]; }
+    }
+    args.dtable[(size_t)block.bh * args.table_entries + column] = sum;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// row_dot, and what else the two kernels want of a query, gathered (B*NH,tiles,flash_variants), rows after T padded
+
+template <FlashBias Kind, int HS>
+__global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs args) {
+    constexpr int ROW_THREADS = HS / 8;                     // one per piece of 16 bytes
+    const int rows = round_up(args.T, FLASH_TILE);
+    const int C = args.NH * HS;
+    const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / ROW_THREADS;       // of (B,rows,NH)
+    const size_t bt = row / args.NH;
+    const size_t h = row % args.NH;
+    const size_t b = bt / rows;
+    const size_t t = bt % rows;
+    const size_t bh = b * args.NH + h;
+    // 1. row_dot = out.dout: a piece per thread, then the sum over the row's threads
+    float row_dot = 0.0f;
+    if (b < (size_t)args.B && t < (size_t)args.T) {
+        const size_t at = (b * args.T + t) * C + h * HS + threadIdx.x % ROW_THREADS * 8;
+        const FlashPiece out = *(const FlashPiece*)(args.out + at);
+        const FlashPiece dout = *(const FlashPiece*)(args.dout + at);
         UNROLL
-        for (int k = 0; k < 4; k++) { D += unpack_lo(o.x[k]) * unpack_lo(dout.x[k]) + unpack_hi(o.x[k]) * unpack_hi(dout.x[k]); }
+        for (int k = 0; k < 4; k++) {
+            row_dot += unpack_lo(out.x[k]) * unpack_lo(dout.x[k]) + unpack_hi(out.x[k]) * unpack_hi(dout.x[k]);
+        }
     }
     UNROLL
-    for (int o = LANES_ROW / 2; o > 0; o /= 2) { D += shuffle_xor(D, o); }
-    if (b >= (size_t)p.B || threadIdx.x % LANES_ROW != 0) { return; }
-    FlashQuery q = {INFINITY, 0.0f, 0.0f, 0.0f};
-    if (t < (size_t)p.T) {
-        const size_t at = bh * p.stride + t;
-        const float lse = p.lse[at];
-        if (lse != -INFINITY) {
-            q.lse2 = LOG2E * lse;
-            q.D = D;
+    for (int o = ROW_THREADS / 2; o > 0; o /= 2) { row_dot += shuffle_xor(row_dot, o); }
+    if (b >= (size_t)args.B || threadIdx.x % ROW_THREADS != 0) { return; }
+    // 2. the query, its S counted from the chunk's origin
+    FlashQuery query = {INFINITY, 0.0f, 0.0f, 0.0f};
+    if (t < (size_t)args.T) {
+        const size_t at = bh * args.stride + t;
+        const float lse = args.lse[at];
+        if (lse != -INFINITY) {                             // else the query has seen no key
+            query.lse2 = LOG2E * lse;
+            query.row_dot = row_dot;
         }
-        if (K == FlashBias::Linear) {
-            q.g = LOG2E * p.slopes[h];
-            q.S = (float)t;
+        if (Kind == FlashBias::Linear) {
+            query.g = LOG2E * args.slopes[h];
+            query.S = (float)t;
         }
-        if (K == FlashBias::Distance || K == FlashBias::LogDistance) {
-            q.g = K == FlashBias::Distance ? LOG2E * p.g[at] : p.g[at];
-            q.S = p.S_offset[at];
+        if (flash_is_cable(Kind)) {
+            query.g = Kind == FlashBias::Distance ? LOG2E * args.g[at] : args.g[at];
+            query.S = args.S_offset[at];
         }
     }
-    FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(K);
-    tile[FROM_CHUNK].row[t % FLASH_TILE] = q;
-    if (flash_variants(K) == 1) { return; }
-    const float *S = p.S_offset + bh * p.stride, raw = q.S;
-    const int first = (int)t / FLASH_TILE * FLASH_TILE, last = first + FLASH_TILE < p.T ? first + FLASH_TILE - 1 : p.T - 1;
-    q.S = raw - S[first];
-    tile[FROM_FIRST].row[t % FLASH_TILE] = q;
-    q.S = raw - S[last];
-    tile[FROM_LAST].row[t % FLASH_TILE] = q;
-    if (t % FLASH_TILE == 0) {
-        const double origin = p.S_origin[bh * ceil_div(p.stride, CABLE_CHUNK) + t / CABLE_CHUNK];
+    FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(Kind);
+    tile[FROM_CHUNK].row[t % FLASH_TILE] = query;
+    if (flash_variants(Kind) == 1) { return; }
+    // 3. the same, counted from the tile's first row and from its last
+    const float* S = args.S_offset + bh * args.stride;
+    const float raw = query.S;
+    const int first = (int)t / FLASH_TILE * FLASH_TILE;
+    const int last = imin(first + FLASH_TILE, args.T) - 1;
+    query.S = raw - S[first];
+    tile[FROM_FIRST].row[t % FLASH_TILE] = query;
+    query.S = raw - S[last];
+    tile[FROM_LAST].row[t % FLASH_TILE] = query;
+    if (t % FLASH_TILE == 0) {                              // one thread per tile says from what
+        const double origin = args.S_origin[bh * ceil_div(args.stride, CABLE_CHUNK) + t / CABLE_CHUNK];
         tile[FROM_CHUNK].from = origin;
         tile[FROM_FIRST].from = origin + S[first];
         tile[FROM_LAST].from = origin + S[last];
     }
-}
-
-// Toeplitz: dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0.
-template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs p, const float* slab) {
-    const FlashBlock at(p);
-    const int column = blockIdx.x / (p.B * p.NH) * blockDim.x + threadIdx.x;
-    if (column >= p.table_entries) { return; }
-    float sum = 0.0f;
-    for (int m = 0; m < at.tiles; m++) {
-        const int x = column - p.table_zero + m * FLASH_TILE + 63;
-        const int begin = at.first_key_tile(p, m), end = at.template end_key_tile<Causal, FlashBias::Toeplitz>(p, m);
-        const bool written = begin < end && x >= begin * FLASH_TILE && x < end * FLASH_TILE + 63;
-        if (written) { sum += slab[((size_t)at.bh * at.tiles + m) * (at.tiles + 1) * FLASH_TILE + x]; }
-    }
-    p.dtable[(size_t)at.bh * p.table_entries + column] = sum;
 }
 
 #endif

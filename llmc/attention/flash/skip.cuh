@@ -1,11 +1,14 @@
-// attention/flash/skip.cuh -- tiles of keys that the bias has already zeroed (Linear, Distance): found before attention runs, never computed.
+// attention/flash/skip.cuh -- tiles of keys that the bias has already zeroed (Linear, Distance): found before attention
+// runs, and then neither read nor computed.
 //
-// S grows with j, so for the keys j of the tiles 0 .. n left of the query, and (bidirectional) of the tiles from n on right of it,
-//   x_ij <= c |q_i| max |k_j| - log2 e g_i (S_i - S_end(n)),  which grows with n,
-//   x_ij <= c |q_i| max |k_j| - log2 e g_i (S_begin(n) - S_i),  which falls with n,
-// and the row's maximum is at least the logit of its own key, which carries no bias and is in the first tile of the loop. A tile
-// whose bound is tau units of log2 below that adds nothing: tau = 128: ex2 returns +0 for each of its keys, no bit differs;
-// tau = 24 + log2 T: what is lost of a row's sum is below 2^-24 of it.
+// S grows with j, so with scale2 = scale log2 e, in units of log2 and for all keys j of the tiles 0 .. n left of query
+// i, and (bidirectional) of the tiles from n on right of it,
+//   x_ij <= scale2 |q_i| max |k_j| - log2 e g_i (S_i - S_end(n)),      which grows with n,
+//   x_ij <= scale2 |q_i| max |k_j| - log2 e g_i (S_begin(n) - S_i),    which falls with n,
+// and the row's maximum is at least the logit of its own key, which carries no bias and is in the first tile of the
+// loop. A tile whose bound is more than tau below that is skipped. tau = 128: ex2 would return +0 for each of its keys,
+// so no bit differs; tau = 24 + log2 T: what is lost of a row's sum is below 2^-24 of it. docs/attention.md, "Skipping
+// tiles with a bound".
 #ifndef LLMC_ATTENTION_FLASH_SKIP_CUH
 #define LLMC_ATTENTION_FLASH_SKIP_CUH
 
@@ -13,80 +16,112 @@
 
 inline float flash_skip_tau(int T) { return 24.0f + log2f((float)T); }
 
-// sum over half a row of x_d y_d, the other half by the neighbouring thread; known to both
+// ----------------------------------------------------------------------------------------------------------
+// 1. the longest key of the tiles up to n, and from n on
+
+// the sum over four elements, in two words of two bf16 each
+__device__ inline float flash_words_dot(uint32_t x0, uint32_t x1, uint32_t y0, uint32_t y1) {
+    return unpack_lo(x0) * unpack_lo(y0) + unpack_hi(x0) * unpack_hi(y0) + unpack_lo(x1) * unpack_lo(y1) +
+           unpack_hi(x1) * unpack_hi(y1);
+}
+// sum_d x_d y_d over a row of HS: one half of it by this thread, the other by its neighbour; both get the whole
 __device__ inline float flash_half_dot(const bf16* x, const bf16* y, int HS) {
     float sum = 0.0f;
     for (int d = threadIdx.x % 2 * 8; d < HS; d += 16) {
-        const uint4 a = *(const uint4*)(x + d), c = *(const uint4*)(y + d);
-        sum += unpack_lo(a.x) * unpack_lo(c.x) + unpack_hi(a.x) * unpack_hi(c.x) + unpack_lo(a.y) * unpack_lo(c.y) + unpack_hi(a.y) * unpack_hi(c.y);
-        sum += unpack_lo(a.z) * unpack_lo(c.z) + unpack_hi(a.z) * unpack_hi(c.z) + unpack_lo(a.w) * unpack_lo(c.w) + unpack_hi(a.w) * unpack_hi(c.w);
+        const uint4 a = *(const uint4*)(x + d);
+        const uint4 b = *(const uint4*)(y + d);
+        sum += flash_words_dot(a.x, a.y, b.x, b.y);
+        sum += flash_words_dot(a.z, a.w, b.z, b.w);
     }
     return sum + shuffle_xor(sum, 1);
 }
 
-// key_norm (B*NH,tiles): max |k_j| of each tile, 0 behind the last key; bidirectional: twice. One block a tile
-template <bool Causal> __global__ void flash_key_norm_kernel(float* key_norm, FlashArgs p) {
-    const int tiles = ceil_div(p.T, FLASH_TILE), bh = blockIdx.x / tiles, n = blockIdx.x % tiles, j = n * FLASH_TILE + (int)threadIdx.x / 2;
-    const int b = bh / p.NH;
-    const bool token = j < flash_tokens(p, b);
-    const bf16* k = p.qkv + ((size_t)b * p.stride + (token ? j : 0)) * p.OC + (p.NH + bh % p.NH) * p.HS;
-    const float norm = sqrtf(flash_half_dot(k, k, p.HS));
-    const float largest = block_max(!token ? 0.0f : norm < INFINITY ? norm : INFINITY);     // a NaN too: then nothing is skipped
+// key_norm (B*NH,tiles): max |k_j| of each tile, 0 after the last key; bidirectional: a second time after that. One
+// block per tile
+template <bool Causal> __global__ void flash_key_norm_kernel(float* key_norm, FlashArgs args) {
+    const int tiles = ceil_div(args.T, FLASH_TILE);
+    const int bh = blockIdx.x / tiles;
+    const int n = blockIdx.x % tiles;
+    const int j = n * FLASH_TILE + (int)threadIdx.x / 2;    // two threads per key
+    const int b = bh / args.NH;
+    const bool token = j < flash_tokens(args, b);
+    const size_t row = (size_t)b * args.stride + (token ? j : 0);
+    const bf16* k = args.qkv + row * args.OC + (args.NH + bh % args.NH) * args.HS;
+    float norm = sqrtf(flash_half_dot(k, k, args.HS));
+    norm = norm < INFINITY ? norm : INFINITY;               // a NaN too: then nothing is skipped
+    const float largest = block_max(token ? norm : 0.0f);
     if (threadIdx.x == 0) {
         key_norm[blockIdx.x] = largest;
         if (!Causal) { key_norm[gridDim.x + blockIdx.x] = largest; }
     }
 }
 
-// key_norm becomes the maximum over the tiles 0 .. n, the second one that over the tiles from n on; one warp a (batch, head)
+// key_norm becomes the maximum over the tiles 0 .. n, the second one the maximum over the tiles from n on. One warp per
+// (batch, head) and direction, 32 tiles at a time
 __global__ void flash_key_norm_scan_kernel(float* key_norm, int tiles, int BNH) {
     const int lane = threadIdx.x;
     const bool mirrored = (int)blockIdx.x >= BNH;
-    float before = 0.0f;
+    float before = 0.0f;                                    // the maximum over the tiles that came before these 32
     key_norm += (size_t)blockIdx.x * tiles;
     for (int base = 0; base < tiles; base += 32) {
         const bool exists = base + lane < tiles;
         const int n = mirrored ? tiles - 1 - (base + lane) : base + lane;
         float x = fmaxf(before, exists ? key_norm[n] : 0.0f);
+        // after the step o a lane has the maximum over the 2 o lanes up to its own
         for (int o = 1; o < 32; o *= 2) { x = fmaxf(x, shuffle(x, lane >= o ? lane - o : lane)); }
         if (exists) { key_norm[n] = x; }
         before = shuffle(x, 31);
     }
 }
 
+// ----------------------------------------------------------------------------------------------------------
+// 2. the spans
+
 // S_i - S_j
-template <FlashBias K> __device__ inline float flash_distance(const FlashArgs& p, int bh, int i, int j) {
-    if (K == FlashBias::Linear) { return (float)(i - j); }
-    const float* S = p.S_offset + (size_t)bh * p.stride;
-    const double* origin = p.S_origin + (size_t)bh * ceil_div(p.stride, CABLE_CHUNK);
+template <FlashBias Kind> __device__ inline float flash_distance(const FlashArgs& args, int bh, int i, int j) {
+    if (Kind == FlashBias::Linear) { return (float)(i - j); }
+    const float* S = args.S_offset + (size_t)bh * args.stride;
+    const double* origin = args.S_origin + (size_t)bh * ceil_div(args.stride, CABLE_CHUNK);
     return (float)(origin[i / CABLE_CHUNK] - origin[j / CABLE_CHUNK]) + (S[i] - S[j]);
 }
 
-// the span of 64 queries, by one block: the least `first` of its rows and the greatest `last`, each found by bisection
-template <bool Causal, FlashBias K> __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashArgs p, float tau) {
-    static_assert(flash_skips(K), "nothing to skip");
-    const int tiles = ceil_div(p.T, FLASH_TILE), bh = blockIdx.x / tiles, m = blockIdx.x % tiles, b = bh / p.NH;
-    const int i = m * FLASH_TILE + (int)threadIdx.x / 2, keys = flash_tokens(p, b);
+// The span of 64 queries, by one block with two threads per query: each row bisects for its own first and last tile,
+// the span is their union.
+template <bool Causal, FlashBias Kind>
+__global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashArgs args, float tau) {
+    static_assert(flash_skips(Kind), "nothing to skip");
+    const int tiles = ceil_div(args.T, FLASH_TILE);
+    const int bh = blockIdx.x / tiles;
+    const int m = blockIdx.x % tiles;                       // the tile of the queries
+    const int b = bh / args.NH;
+    const int i = m * FLASH_TILE + (int)threadIdx.x / 2;
+    const int keys = flash_tokens(args, b);
     const bool token = i < keys;
     const int row = token ? i : 0;
-    const bf16* q = p.qkv + ((size_t)b * p.stride + row) * p.OC + bh % p.NH * p.HS;
-    const float norm = sqrtf(flash_half_dot(q, q, p.HS)), score = flash_half_dot(q, q + p.NH * p.HS, p.HS);
-    const float c = p.scale * LOG2E, slope = LOG2E * p.scale * flash_row_slope<K>(p, bh, row), least = c * score - tau;
-    int low = 0, high = token ? m : 0;                      // tiles below `low` are skipped, tiles from `high` on are not
+    const bf16* q = args.qkv + ((size_t)b * args.stride + row) * args.OC + bh % args.NH * args.HS;
+    const float norm = sqrtf(flash_half_dot(q, q, args.HS));
+    const float own_score = flash_half_dot(q, q + args.NH * args.HS, args.HS);      // q_i.k_i
+    const float scale2 = args.scale * LOG2E;
+    const float slope = LOG2E * args.scale * flash_row_slope<Kind>(args, bh, row);  // log2 e g_i
+    const float least = scale2 * own_score - tau;           // a tile whose bound is below this is skipped
+    int low = 0;                                            // tiles below `low` are skipped,
+    int high = token ? m : 0;                               // tiles from `high` on are not
     while (low < high) {
         const int n = (low + high) / 2;
-        const float bound = c * norm * key_norm[(size_t)bh * tiles + n] - slope * flash_distance<K>(p, bh, row, n * FLASH_TILE + FLASH_TILE - 1);
+        const float distance = flash_distance<Kind>(args, bh, row, n * FLASH_TILE + FLASH_TILE - 1);
+        const float bound = scale2 * norm * key_norm[(size_t)bh * tiles + n] - slope * distance;
         if (bound < least) { low = n + 1; }
         else { high = n; }
     }
     const float first = -block_max(token ? -(float)low : -(float)m);
     if (threadIdx.x == 0) { span[blockIdx.x] = {(int)first, m}; }
     if (Causal) { return; }
-    low = m + 1;                                            // tiles below `low` are not skipped, tiles from `high` on are
-    high = ceil_div(keys, FLASH_TILE);                      // at most m + 1 where rows are padding
+    low = m + 1;                                            // now tiles below `low` are not skipped,
+    high = ceil_div(keys, FLASH_TILE);                      // tiles from `high` on are; <= m + 1 where rows are padding
     while (low < high) {
         const int n = (low + high) / 2;
-        const float bound = c * norm * key_norm[(size_t)gridDim.x + bh * tiles + n] - slope * flash_distance<K>(p, bh, n * FLASH_TILE, row);
+        const float distance = flash_distance<Kind>(args, bh, n * FLASH_TILE, row);
+        const float bound = scale2 * norm * key_norm[(size_t)gridDim.x + bh * tiles + n] - slope * distance;
         if (bound < least) { high = n; }
         else { low = n + 1; }
     }
@@ -95,15 +130,17 @@ template <bool Causal, FlashBias K> __global__ void flash_skip_kernel(FlashSpan*
 }
 
 // span (B*NH,ceil(T/64)); key_norm: scratch, two floats for each of them
-template <bool Causal, FlashBias K> void flash_skip(FlashSpan* span, float* key_norm, const FlashArgs& p, float tau, Stream stream) {
-    const int tiles = ceil_div(p.T, FLASH_TILE), BNH = p.B * p.NH;
+template <bool Causal, FlashBias Kind>
+void flash_skip(FlashSpan* span, float* key_norm, const FlashArgs& args, float tau, Stream stream) {
+    const int tiles = ceil_div(args.T, FLASH_TILE);
+    const int BNH = args.B * args.NH;
     const Grid grid((size_t)BNH * tiles, FLASH_THREADS, 0, stream);
-    launch(flash_key_norm_kernel<Causal>, grid, key_norm, p);
+    launch(flash_key_norm_kernel<Causal>, grid, key_norm, args);
     launch(flash_key_norm_scan_kernel, Grid((size_t)BNH * (Causal ? 1 : 2), 32, 0, stream), key_norm, tiles, BNH);
-    launch(flash_skip_kernel<Causal, K>, grid, span, key_norm, p, tau);
+    launch(flash_skip_kernel<Causal, Kind>, grid, span, key_norm, args, tau);
 }
 
-// the share of the tiles (causal: of the causal ones) that is computed; span in host memory
+// The share of the tiles (causal: of the causal ones) that is computed; span in host memory
 inline double flash_live_share(const FlashSpan* span, int BNH, int T, bool causal) {
     const int tiles = ceil_div(T, FLASH_TILE);
     double live = 0.0, all = 0.0;
