@@ -73,8 +73,8 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
     flash_load_tile<HS>(K_tile, block.template qkv<HS>(args, j0, 1), args.OC, args.T - j0);
     flash_load_tile<HS>(V_tile, block.template qkv<HS>(args, j0, 2), args.OC, args.T - j0);
     if (cable) { own_S->set(block.template queries<Kind>(queries, n, FROM_CHUNK)); }
-    int m = block.live_tiles();                             // keys that are all padding meet no query
-    if (j0 < block.keys) { m = visited(Causal ? n : 0); }
+    const int first = Causal ? n : 0;
+    int m = j0 < block.keys ? visited(first) : block.live_tiles();      // keys that are all padding meet no query
     if (m < block.live_tiles()) { fetch(m, 0); }
     float dS[2] = {0.0f, 0.0f};                             // of the lane's two keys
     float dK[HS / 8][4] = {};                               // of the warp's 16 keys

@@ -108,8 +108,8 @@ __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashA
     int high = token ? m : 0;                               // tiles from `high` on are not
     while (low < high) {
         const int n = (low + high) / 2;
-        const float distance = flash_distance<Kind>(args, bh, row, n * FLASH_TILE + FLASH_TILE - 1);
-        const float bound = scale2 * norm * key_norm[(size_t)bh * tiles + n] - slope * distance;
+        const float score = scale2 * norm * key_norm[(size_t)bh * tiles + n];       // at most
+        const float bound = score - slope * flash_distance<Kind>(args, bh, row, n * FLASH_TILE + FLASH_TILE - 1);
         if (bound < least) { low = n + 1; }
         else { high = n; }
     }
@@ -120,8 +120,8 @@ __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashA
     high = ceil_div(keys, FLASH_TILE);                      // tiles from `high` on are; <= m + 1 where rows are padding
     while (low < high) {
         const int n = (low + high) / 2;
-        const float distance = flash_distance<Kind>(args, bh, n * FLASH_TILE, row);
-        const float bound = scale2 * norm * key_norm[(size_t)gridDim.x + bh * tiles + n] - slope * distance;
+        const float score = scale2 * norm * key_norm[(size_t)gridDim.x + bh * tiles + n];
+        const float bound = score - slope * flash_distance<Kind>(args, bh, n * FLASH_TILE, row);
         if (bound < least) { high = n; }
         else { low = n + 1; }
     }
