@@ -1,8 +1,9 @@
-"""bench_pytorch.py -- training speed of the same model in PyTorch, to set beside the trainer's tokens/s.
+"""bench_pytorch.py -- training speed of the same model in PyTorch, to compare with the trainer's tokens/s.
 
 A step is forward, backward, gradient clipping and AdamW on random tokens, eager, float32; the median step counts. With
-PyTorch 2 an encoding without a bias uses scaled_dot_product_attention; the others build their T x T bias, as they must
-there.
+PyTorch 2 an encoding without a bias uses scaled_dot_product_attention; the others build their T x T bias, as PyTorch
+requires.
+
 The last line is for scripts:   pytorch <version> eager pos=<p> tokens/s <x>
 
     python3 dev/bench/bench_pytorch.py --model 4,4,128 --vocab 256 --T 256 --B 8 --pos cable --steps 10 --threads 2
@@ -27,22 +28,22 @@ def parse():
     p.add_argument("--T", type=int, default=256)
     p.add_argument("--B", type=int, default=8)
     p.add_argument("--pos", default="cable", choices=POSITIONS)
-    p.add_argument("--steps", type=int, default=10, help="timed steps, after 2 that are not")
+    p.add_argument("--steps", type=int, default=10, help="timed steps, after 2 untimed ones")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--device", default="cpu")
     args = p.parse_args()
     try:
         args.L, args.NH, args.C = (int(n) for n in args.model.split(","))
     except ValueError:
-        p.error(f"--model {args.model}: wanted L,NH,C, for example 4,4,128")
+        p.error(f"--model: expected L,NH,C, for example 4,4,128, got {args.model}")
     for name in ("L", "NH", "C", "vocab", "T", "B", "steps", "threads"):
         if getattr(args, name) < 1:
-            p.error(f"{name} must be at least 1, got {getattr(args, name)}")
+            p.error(f"{name}: expected at least 1, got {getattr(args, name)}")
     return args
 
 
 def decays(name, p):
-    """matrices and embeddings; no bias, no scalar or table of an encoding"""
+    """whether weight decay applies: to matrices and embeddings, not to biases or to an encoding's scalars and tables"""
     return p.dim() >= 2 and ".t5." not in name and ".fire." not in name
 
 
@@ -55,7 +56,7 @@ def main():
     model = CableGPT2(config).to(args.device)
     sdpa = hasattr(F, "scaled_dot_product_attention")
     for block in model.transformer.h:
-        block.attn.sdpa = sdpa                      # taken where the encoding adds no bias
+        block.attn.sdpa = sdpa                      # used if the encoding adds no bias
     named = list(model.named_parameters())
     groups = [{"params": [p for n, p in named if decays(n, p)], "weight_decay": 0.1},
               {"params": [p for n, p in named if not decays(n, p)], "weight_decay": 0.0}]
@@ -70,7 +71,7 @@ def main():
         optimizer.step()
         model.project()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()                                 # waits for all of a GPU's queue, the update included
+        loss.item()                                 # waits for the GPU's queue, including the update
         seconds.append(time.perf_counter() - start)
     ms = [1e3 * s for s in seconds[2:]]
     median = statistics.median(ms)

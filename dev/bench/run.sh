@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run.sh -- `make bench`: training speed beside PyTorch's, what CABLE costs over no encoding, the memory of a long evaluation, and
-# what BERT's head saves by looking at masked tokens alone. Everything runs side by side on this machine, in turns, so that a ratio means something on a busy one too.
+# run.sh -- `make bench`: training speed compared with PyTorch's, what CABLE costs over no encoding, the memory of a
+# long evaluation, and what BERT's head saves by computing the masked tokens alone. The programs run in turns on this
+# machine, so that a ratio means something on a busy machine too.
 #
 #   dev/bench/run.sh [small|124M|memory|bert]...     default: all, about 10 minutes on 2 cores
 #   THREADS=2 ROUNDS=2
@@ -24,12 +25,13 @@ import time
 
 OUT = "build/bench"
 THREADS, ROUNDS = os.environ["OMP_NUM_THREADS"], int(os.environ.get("ROUNDS", "2"))
-# flags of the model, of ours, steps of ours, steps of PyTorch
+# --model, V, T, B, data, steps of ours, steps of PyTorch
 SHAPES = {"small": ("4,4,128", 256, 256, 8, f"{OUT}/text.txt", 40, 15),
           "124M": ("12,12,768", 50257, 64, 4, f"{OUT}/random.bin", 7, 4)}
 
 
 def make_data():
+    """text for the byte model, random tokens for the others: speed does not depend on what they are"""
     os.makedirs(OUT, exist_ok=True)
     with open(f"{OUT}/text.txt", "wb") as f:
         for directory in ("llmc", "test", "scripts", "."):
@@ -47,7 +49,7 @@ def make_data():
 
 
 def run(command):
-    """its output and its peak memory in bytes"""
+    """the output of a command and its peak memory in bytes"""
     with open(f"{OUT}/output.txt", "w+") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
@@ -59,34 +61,39 @@ def run(command):
 
 
 def ours(shape, pos, extra=()):
+    """tokens/s of train_gpt2: the median step, without the first quarter, which warms up"""
     model, V, T, B, data, steps, _ = SHAPES[shape]
     out = f"{OUT}/{shape}_{pos}"
     shutil.rmtree(out, ignore_errors=True)
-    run(["./train_gpt2", "--train_files", data, "--val_files", data, "--model", model, "--pos", pos, "--T", str(T), "--B", str(B),
-         "--steps", str(steps), "--val_every", "0", "--sample_every", "0", "--recompute", "0", "--out", out, *extra])
+    run(["./train_gpt2", "--train_files", data, "--val_files", data, "--model", model, "--pos", pos, "--T", str(T),
+         "--B", str(B), "--steps", str(steps), "--val_every", "0", "--sample_every", "0", "--recompute", "0",
+         "--out", out, *extra])
     ms = [r["ms"] for r in map(json.loads, open(f"{out}/log.jsonl")) if r["kind"] == "train"]
     return B * T / statistics.median(ms[len(ms) // 4:]) * 1e3
 
 
 def bert_ms(share):
-    """milliseconds a step when this share of the tokens is masked; of nearly all: what a head that looks at every row costs"""
+    """milliseconds per step when this share of the tokens is masked; with nearly all of them masked, this is what
+    a head that computes every row costs"""
     out = f"{OUT}/bert_{share}"
     shutil.rmtree(out, ignore_errors=True)
-    run(["./train_bert", "--train_files", f"{OUT}/bert.bin", "--model", "4,4,256", "--T", "128", "--B", "8", "--steps", "9", "--val_every", "0",
-         "--mask_share", share, "--out", out])
-    return statistics.median([r["ms"] for r in map(json.loads, open(f"{out}/log.jsonl")) if r["kind"] == "train"][2:])
+    run(["./train_bert", "--train_files", f"{OUT}/bert.bin", "--model", "4,4,256", "--T", "128", "--B", "8",
+         "--steps", "9", "--val_every", "0", "--mask_share", share, "--out", out])
+    records = map(json.loads, open(f"{out}/log.jsonl"))
+    return statistics.median([r["ms"] for r in records if r["kind"] == "train"][2:])
 
 
 def pytorch(python, shape, pos):
+    """tokens/s of the same model in PyTorch"""
     model, V, T, B, _, _, steps = SHAPES[shape]
-    text, _ = run([python, "dev/bench/bench_pytorch.py", "--model", model, "--vocab", str(V), "--T", str(T), "--B", str(B), "--pos", pos,
-                   "--steps", str(steps), "--threads", THREADS])
+    text, _ = run([python, "dev/bench/bench_pytorch.py", "--model", model, "--vocab", str(V), "--T", str(T),
+                   "--B", str(B), "--pos", pos, "--steps", str(steps), "--threads", THREADS])
     return float(re.search(r"tokens/s ([0-9.]+)", text).group(1))
 
 
 def torch_version(python):
-    p = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                       universal_newlines=True)
+    p = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], stdout=subprocess.PIPE,
+                       stderr=subprocess.DEVNULL, universal_newlines=True)
     return p.stdout.strip() if p.returncode == 0 else None
 
 
@@ -100,14 +107,15 @@ def processor():
 def main():
     wanted = sys.argv[1:] or ["small", "124M", "memory", "bert"]
     if set(wanted) - {"small", "124M", "memory", "bert"}:
-        sys.exit("wanted: small, 124M, memory, bert")
+        sys.exit(f"expected small, 124M, memory or bert, got {' '.join(wanted)}")
     make_data()
     pythons = {}
     for python in (sys.executable, shutil.which("python3")):
         version = python and torch_version(python)
         if version and version not in pythons:
             pythons[version] = python
-    compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout.split("\n")[0]
+    compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout
+    compiler = compiler.split("\n")[0]
     flags = open("build/cpu.flags").read()
     print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler}; "
           f"{'OpenBLAS' if 'USE_CBLAS' in flags else 'portable matmul'}; PyTorch {', '.join(pythons)}; "
@@ -137,18 +145,20 @@ def main():
                       "".join(f" {mid[v]:,.0f} | {mid['ours'] / mid[v]:.2f} |" for v in pythons))
     for shape in shapes:
         pairs = [n / c - 1 for n, c in zip(speed[shape, "none", "ours"], speed[shape, "cable", "ours"])]
-        print(f"cable over none, {shape}: {100 * statistics.median(pairs):+.1f} % (rounds: {', '.join(f'{100 * p:+.1f}' for p in pairs)})")
+        rounds = ", ".join(f"{100 * p:+.1f}" for p in pairs)
+        print(f"cable over none, {shape}: {100 * statistics.median(pairs):+.1f} % (rounds: {rounds})")
     if "memory" in wanted:
         SHAPES["model"] = SHAPES["small"][:5] + (2, 0)
         ours("model", "cable", ["--checkpoint_every", "2"])
-        text, peak = run(["./train_gpt2", "--load", f"{OUT}/model_cable/step_00000002", "--val_files", f"{OUT}/text.txt",
-                          "--eval_lengths", "16384", "--eval_tokens", "32768"])
+        _, peak = run(["./train_gpt2", "--load", f"{OUT}/model_cable/step_00000002", "--val_files", f"{OUT}/text.txt",
+                       "--eval_lengths", "16384", "--eval_tokens", "32768"])
         print(f"evaluation of 4,4,128 V256 at T = 16,384: peak {peak / 1e6:.0f} MB resident")
     if "bert" in wanted:
         pairs = [(bert_ms("0.15"), bert_ms("0.999")) for _ in range(ROUNDS)]
         saved = statistics.median(1 - a / b for a, b in pairs)
-        print(f"BERT 4,4,256 V30522 T128 B8: {statistics.median(a for a, _ in pairs):.0f} ms a step when the head sees the masked 15 %, "
-              f"{statistics.median(b for _, b in pairs):.0f} ms when it sees all: {100 * saved:.0f} % less")
+        masked, every = (statistics.median(column) for column in zip(*pairs))
+        print(f"BERT 4,4,256 V30522 T128 B8: {masked:.0f} ms per step if the head computes the masked 15 %, "
+              f"{every:.0f} ms if it computes all tokens: {100 * saved:.0f} % less")
 
 
 main()

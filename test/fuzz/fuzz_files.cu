@@ -1,8 +1,10 @@
-// What must hold of any bytes that a parser is given: it refuses them with an Error for bad input, or what it makes of them is
-// consistent. One program for all parsers, so that it is compiled once; --target=NAME picks one. `make fuzz` runs each (dev/fuzz.sh):
-//   build/fuzz --targets            the names
+// What must hold for any bytes that a parser is given: it refuses them with an Error for bad input, or what it makes of
+// them is consistent. One program for all parsers, so that it is compiled once; --target=NAME picks one. `make fuzz`
+// runs each (dev/fuzz.sh):
+//
+//   build/fuzz --targets            prints the names
 //   build/fuzz --seeds DIR          writes DIR/NAME/0, 1, ...: what each parser accepts, for libFuzzer to start with
-//   build/fuzz --target=NAME FILE   one input again
+//   build/fuzz --target=NAME FILE   runs one input again
 #define LLVMFuzzerTestOneInput fuzz_tokenizer
 #include "test/fuzz/fuzz_tokenizer.cu"
 #undef LLVMFuzzerTestOneInput
@@ -20,7 +22,7 @@ namespace {
 using Seeds = std::vector<std::string>;
 const std::string zero(1, '\0');
 
-// An input, taken apart from its front; zeros stand for what is missing.
+// An input that is taken apart from its front; zeros stand for missing bytes.
 struct Input {
     const std::string& bytes;
     size_t at = 0;
@@ -37,14 +39,14 @@ struct Input {
         return s;
     }
     std::string rest() { return take(bytes.size()); }
-    std::string until(char separator) {             // which is left out
+    std::string until(char separator) {             // without it
         const std::string s = take(std::min(bytes.find(separator, at), bytes.size()) - at);
         at++;
         return s;
     }
 };
 
-// False: the input was refused, in the only way there is.
+// False: the input was refused, which only an Error for bad input may do.
 template <class F> bool accepts(F f) {
     try {
         f();
@@ -63,10 +65,15 @@ std::vector<std::string> lines_of(const std::string& text) {
     return lines;
 }
 
-std::string int_bytes(const std::vector<int32_t>& numbers) { return std::string((const char*)numbers.data(), 4 * numbers.size()); }
-std::string word_bytes(const std::vector<uint16_t>& words) { return std::string((const char*)words.data(), 2 * words.size()); }
+std::string int_bytes(const std::vector<int32_t>& numbers) {
+    return std::string((const char*)numbers.data(), 4 * numbers.size());
+}
+std::string word_bytes(const std::vector<uint16_t>& words) {
+    return std::string((const char*)words.data(), 2 * words.size());
+}
 
-// Headers of 1024 bytes of which few mean something: those come first, and the rest of the input is the file behind them.
+// A file with a header of 1024 bytes, of which few have a meaning: the input has these `numbers`, then what follows the
+// header.
 std::string unfold_header(Input& in, size_t numbers) {
     std::string header = in.take(4 * numbers);
     header.resize(1024);
@@ -83,19 +90,25 @@ const std::vector<ModelSize> fuzz_sizes = {{"tiny", 2, 2, 8}, {"small", 12, 12, 
 // ----------------------------------------------------------------------------------------------------------
 // encodings
 
-// What a configuration is saved as gives it again, and nothing that is made of it overflows.
+// A configuration is restored from what it is saved as, and nothing that is computed from it overflows.
 void check_position(const PositionConfig& config) {
     const std::string text = position_text(config);
     must(position_text(parse_position(text, config.T_train)) == text, "position_text is parse_position's inverse");
-    const PositionConfig again = position_from_json(parse_json(json_text(position_json(config)), "p"), config.T_train, "p");
-    must(again.kind == config.kind && again.name == config.name && again.values == config.values, "what config.json says comes back");
-    for (const auto& kv : config.values) { must(std::isfinite(kv.second) && kv.second > 0, "hyperparameters are positive"); }
+    const PositionConfig again = position_from_json(parse_json(json_text(position_json(config)), "p"),
+                                                    config.T_train, "p");
+    must(again.kind == config.kind && again.name == config.name && again.values == config.values,
+         "config.json restores the encoding");
+    for (const auto& kv : config.values) {
+        must(std::isfinite(kv.second) && kv.second > 0, "hyperparameters are positive");
+    }
     must(position_max_length(config) >= 1, "an encoding has a position");
     accepts([&] {
         PositionDims d;
         d.L = 2; d.NH = 2; d.C = 8; d.B = 1; d.T = 8; d.causal = config.T_train % 2 == 0;
         const PositionTables tables = position_tables(config, d);
-        for (const TensorSpec& s : tables.params) { must(s.rows >= 1 && s.size() < (size_t)1 << 40, "tensors of an encoding have a size"); }
+        for (const TensorSpec& s : tables.params) {
+            must(s.rows >= 1 && s.size() < (size_t)1 << 40, "tensors of an encoding have a size");
+        }
     });
 }
 
@@ -110,17 +123,24 @@ bool fuzz_position(const std::string& bytes) {
         const bool known = parse_value(scaling, one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), value);
         check(known, "--rope_scaling %s", scaling.c_str());
         parse_rope_scaling(value, config);
-        must(config.scaling_factor == 0 || (std::isfinite(config.scaling_factor) && config.scaling_factor >= 1), "a factor stretches");
+        must(config.scaling_factor == 0 || (std::isfinite(config.scaling_factor) && config.scaling_factor >= 1),
+             "a factor is at least 1");
         check_position(config);
     });
 }
 Seeds seeds_position() {
     Seeds seeds;
     const std::string none = std::string("\0\x3F\0\0\0none\x01", 10);
-    for (const PositionRow& row : position_rows) { seeds.push_back(none + position_text(parse_position(row.name, 64))); }
+    for (const PositionRow& row : position_rows) {
+        seeds.push_back(none + position_text(parse_position(row.name, 64)));
+    }
     for (const char* text : {"t5_clip:K=16", "rope:theta=1e4", "rope:theta=0.5e+3"}) { seeds.push_back(none + text); }
-    for (const char* s : {"pi", "ntk:4", "yarn:2.5"}) { seeds.push_back(std::string("\0\x3F\0\0\0", 5) + s + "\x01rope"); }
-    for (const char* json : {"{\"name\": \"cable\"}", "{\"name\": \"t5_clip\", \"K\": 1023.0}"}) { seeds.push_back("\x01" + none.substr(1) + json); }
+    for (const char* s : {"pi", "ntk:4", "yarn:2.5"}) {
+        seeds.push_back(std::string("\0\x3F\0\0\0", 5) + s + "\x01rope");
+    }
+    for (const char* json : {"{\"name\": \"cable\"}", "{\"name\": \"t5_clip\", \"K\": 1023.0}"}) {
+        seeds.push_back("\x01" + none.substr(1) + json);
+    }
     return seeds;
 }
 
@@ -136,22 +156,25 @@ void check_plan(const Options& o) {
     if (o.model.find(',') != std::string::npos) {
         const std::string typed = strprintf("%d,%d,%d", config.L, config.NH, config.C);
         std::string digits;
-        for (size_t i = 0; i < o.model.size(); i++) {       // without zeros in front, spaces and signs
+        for (size_t i = 0; i < o.model.size(); i++) {       // without leading zeros, spaces and signs
             const char c = o.model[i];
-            const bool lead = c == '0' && (digits.empty() || digits.back() == ',') && i + 1 < o.model.size() && isdigit((unsigned char)o.model[i + 1]);
-            if ((isdigit((unsigned char)c) || c == ',') && !lead) { digits += c; }
+            const bool first = digits.empty() || digits.back() == ',';
+            const bool more = i + 1 < o.model.size() && isdigit((unsigned char)o.model[i + 1]);
+            const bool leading_zero = c == '0' && first && more;
+            if ((isdigit((unsigned char)c) || c == ',') && !leading_zero) { digits += c; }
         }
         must(digits == typed, "the model is the one that was typed");
     }
     config = resolve_config(o, config, "", 256, GPT2_KEYS);
     check_position(config.position);
     plan_steps(r, config, 1000);
-    must((int64_t)r.samples * r.o.T == r.o.total_batch && (int64_t)r.micro_batches * r.o.B == r.samples, "an update is micro-batches of samples");
-    must(r.o.steps >= 0 && r.o.steps <= INT32_MAX, "a step has a name");
+    must((int64_t)r.samples * r.o.T == r.o.total_batch && (int64_t)r.micro_batches * r.o.B == r.samples,
+         "an update is micro-batches of samples");
+    must(r.o.steps >= 0 && r.o.steps <= INT32_MAX, "every step has a name");
     for (const int64_t step : {(int64_t)0, r.o.steps / 2, r.o.steps - 1}) {
         if (step < 0) { continue; }
         const double rate = learning_rate(o.schedule, o.lr, o.warmup, r.o.steps, o.final_lr, step);
-        must(rate >= 0 && rate <= o.lr * (1 + 1e-12), "learning rates are of 0 to --lr");
+        must(rate >= 0 && rate <= o.lr * (1 + 1e-12), "learning rates are from 0 to --lr");
     }
 }
 
@@ -176,7 +199,7 @@ bool fuzz_flags(const std::string& bytes) {
             if (!o.is_given(row.name)) { continue; }
             must((row.programs & program) != 0, "only flags of this trainer");
             set_option(again, row.name, row.name, texts.at(row.name));
-            must(option_texts(again).at(row.name) == texts.at(row.name), "a value as text is the value");
+            must(option_texts(again).at(row.name) == texts.at(row.name), "a value survives as text");
         }
         must(!banner_line("flags", changed_flags(o)).empty(), "a banner");
         check_resumed_options(o, options_json(o), "now");
@@ -187,15 +210,18 @@ bool fuzz_flags(const std::string& bytes) {
 }
 Seeds seeds_flags() {
     Seeds seeds = {zero, zero + "--help", zero + "-e\nd12\n-b\n8",
-                   zero + "--model\n2,2,8\n--T\n64\n--B\n2\n--total_batch\n256\n--steps\n10\n--schedule\nwsd\n--warmup\n3",
+                   zero + "--model\n2,2,8\n--T\n64\n--B\n2\n--total_batch\n256\n--steps\n10\n--schedule\nwsd\n"
+                          "--warmup\n3",
                    "\x01--model\nbert:tiny\n--recipe\npaper\n--pairs\nx.txt"};
     for (const Program program : {GPT2_FLAG, BERT_FLAG}) {
         const Options defaults(program);
         for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
             if (!(row.programs & program)) { return; }
             std::string text = option_text(value);
-            if (text.empty()) { text = row.range.choices != nullptr ? std::string(row.range.choices, strcspn(row.range.choices, "|[")) : "64"; }
-            seeds.push_back(std::string(1, program == BERT_FLAG) + "--" + row.name + (row.range.takes_value ? "\n" + text : ""));
+            const char* choices = row.range.choices;
+            if (text.empty()) { text = choices != nullptr ? std::string(choices, strcspn(choices, "|[")) : "64"; }
+            seeds.push_back(std::string(1, program == BERT_FLAG) + "--" + row.name +
+                            (row.range.takes_value ? "\n" + text : ""));
         });
     }
     return seeds;
@@ -210,7 +236,10 @@ template <class J> void check_json(const J& j, int depth) {
     for (const auto& item : j.items()) {
         const std::string key = item.key();
         if (j.is_object()) {
-            accepts([&] { const int64_t n = json_int(j, key, -5, 300, "x"); must(n >= -5 && n <= 300 && std::to_string(n) == json_text(j[key]), "integers are in range"); });
+            accepts([&] {
+                const int64_t n = json_int(j, key, -5, 300, "x");
+                must(n >= -5 && n <= 300 && std::to_string(n) == json_text(j[key]), "integers are in range");
+            });
             accepts([&] { must(std::isfinite(json_number(j, key, "x")), "numbers are finite"); });
             accepts([&] { json_bool(j, key, "x"); });
             accepts([&] { json_string(j, key, "x"); });
@@ -225,25 +254,29 @@ bool fuzz_json(const std::string& bytes) {
         const Json j = parse_json(bytes, "x");
         ordered = true;
         check_json(j, 0);
-        std::vector<size_t> open;                   // keys of the objects around, counted where the text has them
+        std::vector<size_t> open;                   // how many keys the text has in each enclosing object
         const Json counted = Json::parse(bytes, [&](int, Json::parse_event_t event, Json& parsed) {
             if (event == Json::parse_event_t::object_start) { open.push_back(0); }
             if (event == Json::parse_event_t::key) { open.back()++; }
-            if (event == Json::parse_event_t::object_end) { must(open.back() == parsed.size(), "each key is there once"); open.pop_back(); }
+            if (event == Json::parse_event_t::object_end) {
+                must(open.back() == parsed.size(), "no key appears twice");
+                open.pop_back();
+            }
             return true;
         });
         must(counted == j, "the same JSON");
         for (const int indent : {-1, 2}) {
             const std::string text = json_text(j, indent);
-            must(json_text(parse_json(text, "x"), indent) == text, "what is written is read");
+            must(json_text(parse_json(text, "x"), indent) == text, "writing and reading changes nothing");
         }
         must(!json_excerpt(j).empty(), "an excerpt");
     });
-    must(ordered == sorted, "both kinds of JSON take the same texts");
+    must(ordered == sorted, "both kinds of JSON accept the same texts");
     return ordered;
 }
 Seeds seeds_json() {
-    return {"{\"a\": 1, \"b\": [true, null, -2.5e-3, \"\\u00e9\\ud83d\\ude00\\n\"], \"c\": {\"d\": {}}}", "[[[[[[[[]]]]]]]]", "18446744073709551615",
+    return {"{\"a\": 1, \"b\": [true, null, -2.5e-3, \"\\u00e9\\ud83d\\ude00\\n\"], \"c\": {\"d\": {}}}",
+            "[[[[[[[[]]]]]]]]", "18446744073709551615",
             "-9223372036854775808", "1e308", "\"\xC3\xA9\"", "{\"\": [], \"x\": 0.1}"};
 }
 
@@ -255,23 +288,28 @@ bool fuzz_config(const std::string& bytes) {
     const int bits = in.byte();
     const ConfigKeys& keys = bits & 1 ? BERT_KEYS : GPT2_KEYS;
     const FuzzDirectory& dir = fuzz_directory();
-    if (!path_exists(dir.path + "/model.safetensors")) { dir.write("model.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10)); }
+    if (!path_exists(dir.path + "/model.safetensors")) {
+        dir.write("model.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10));
+    }
     Options o(bits & 1 ? BERT_FLAG : GPT2_FLAG);
     if (bits & 2) { o.pos = "t5_clip:K=5"; o.given.push_back("pos"); }
     if (bits & 4) { o.T = 32; o.given.push_back("T"); }
     const std::string text = in.rest();
     dir.write("config.json", text);
     accepts([&] {
-        check_config(parse_json(text, "c"), bits & 1 ? bert_config(260, 64, 8, 2, 2, 256, {{"name", "cable"}}) :
-                     gpt2_config(256, 64, 8, 2, 2, {{"name", "t5_clip"}, {"K", 63}}), "c");
+        const Json bert = bert_config(260, 64, 8, 2, 2, 256, {{"name", "cable"}});
+        const Json gpt2 = gpt2_config(256, 64, 8, 2, 2, {{"name", "t5_clip"}, {"K", 63}});
+        check_config(parse_json(text, "c"), bits & 1 ? bert : gpt2, "c");
     });
     return accepts([&] {
         const FuzzConfig c = resolve_config(o, FuzzConfig(), dir.path, bits & 8 ? 256 : 0, keys);
-        must(c.L >= 1 && c.NH >= 1 && c.C >= 1 && c.C % c.NH == 0 && c.V >= 1 && c.V <= MAX_VOCAB && c.T >= 1, "a model has a shape");
+        must(c.L >= 1 && c.NH >= 1 && c.C >= 1 && c.C % c.NH == 0 && c.V >= 1 && c.V <= MAX_VOCAB && c.T >= 1,
+             "a model has a shape");
         must(!(bits & 8) || c.V == 256, "the vocabulary is the data's");
         check_position(c.position);
         const Json position = position_json(c.position);
-        const Json saved = bits & 1 ? bert_config(c.V, c.T, c.C, c.L, c.NH, 0, position) : gpt2_config(c.V, c.T, c.C, c.L, c.NH, position);
+        const Json saved = bits & 1 ? bert_config(c.V, c.T, c.C, c.L, c.NH, 0, position)
+                                    : gpt2_config(c.V, c.T, c.C, c.L, c.NH, position);
         check_config(saved, saved, "saved");
     });
 }
@@ -290,7 +328,7 @@ Seeds seeds_config() {
 // ----------------------------------------------------------------------------------------------------------
 // tensors and weights
 
-// An 8-byte length, a header up to \x01, two bytes that say how much data follows, and its first bytes
+// A file from its header and the rest of the input: two bytes that say how much data follows, and its first bytes
 std::string unfold_safetensors(Input& in, const std::string& header) {
     std::string s(8, '\0');
     for (int i = 0; i < 8; i++) { s[(size_t)i] = (char)((uint64_t)header.size() >> 8 * i & 255); }
@@ -310,7 +348,8 @@ void check_safetensors(const std::string& path) {
     std::vector<SafetensorsItem> items;
     std::vector<std::vector<float>> values;
     for (auto e = file.entries.rbegin(); e != file.entries.rend(); ++e) {
-        must(e->offset + e->bytes == at && e->bytes == e->elements * safetensors_dtype_size(e->dtype), "tensors lie one behind the other");
+        must(e->offset + e->bytes == at && e->bytes == e->elements * safetensors_dtype_size(e->dtype),
+             "each tensor begins where the one before ends");
         at = e->offset;
         must(&file.entry(e->name) == &*e, "a tensor is found by its name");
         accepts([&] { must(file.read_i32(e->name).size() == e->elements, "as many elements as the header says"); });
@@ -335,21 +374,23 @@ void check_safetensors(const std::string& path) {
     for (size_t i = 0; i < items.size(); i++) {
         std::vector<float> x(values[i].size());
         again.read_f32(items[i].name, x.data(), items[i].shape);
-        must(x.empty() || memcmp(x.data(), values[i].data(), 4 * x.size()) == 0, "what is written is read");
+        must(x.empty() || memcmp(x.data(), values[i].data(), 4 * x.size()) == 0, "writing and reading changes nothing");
     }
 }
 
-// A model of four tensors, the last of them an encoding's
+// A model of four tensors, the last of which belongs to an encoding
 void check_load(const std::string& path) {
     TensorTable table;
     const std::vector<TensorSpec> specs = {{"wte", 0, 4, 2}, {"qkvw", 2, 3, 2}, {"lnfw", 0, 2, 0}, {"t5", 0, 3, 2}};
     for (const TensorSpec& s : specs) { table.add(s); }
     const FileTensor t5 = {"transformer.t5.weight", "t5", 0, 0, 3, false};
-    const std::vector<FileTensor> files = {{"transformer.wte.weight", "wte", 0, 0, 4, false}, {"transformer.h.0.attn.c_attn.weight", "qkvw", 0, 0, 3, true},
-                                           {"transformer.h.1.attn.c_attn.weight", "qkvw", 1, 0, 3, true}, {"transformer.ln_f.weight", "lnfw", 0, 0, 2, false}, t5};
+    const std::vector<FileTensor> files = {{"transformer.wte.weight", "wte", 0, 0, 4, false},
+                                           {"transformer.h.0.attn.c_attn.weight", "qkvw", 0, 0, 3, true},
+                                           {"transformer.h.1.attn.c_attn.weight", "qkvw", 1, 0, 3, true},
+                                           {"transformer.ln_f.weight", "lnfw", 0, 0, 2, false}, t5};
     std::vector<float> params(table.total, -7.0f);
     const bool loaded = accepts([&] { load_weights(path, table, files, {t5}, params.data()); });
-    must(loaded || params == std::vector<float>(table.total, -7.0f), "weights that are refused change nothing");
+    must(loaded || params == std::vector<float>(table.total, -7.0f), "refused weights change nothing");
 }
 
 bool fuzz_safetensors(const std::string& bytes) {
@@ -362,14 +403,20 @@ bool fuzz_safetensors(const std::string& bytes) {
     return accepts([&] { check_safetensors(dir.path + "/x.safetensors"); });
 }
 Seeds seeds_safetensors() {
-    const std::string types = "{\"a\":{\"dtype\":\"F16\",\"shape\":[2,2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[8,10]},"
-                              "\"c\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[10,18]},\"d\":{\"dtype\":\"I32\",\"shape\":[0,3],\"data_offsets\":[18,18]}}";
-    const std::string model = "{\"__metadata__\":{\"format\":\"pt\"},\"transformer.wte.weight\":{\"dtype\":\"F32\",\"shape\":[4,2],\"data_offsets\":[0,32]},"
-                              "\"h.0.attn.c_attn.weight\":{\"dtype\":\"F16\",\"shape\":[2,3],\"data_offsets\":[32,44]},"
-                              "\"transformer.h.1.attn.c_attn.weight\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[44,56]},"
-                              "\"ln_f.weight\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[56,64]},"
-                              "\"lm_head.weight\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[64,67]}}";
-    return {zero + fold_safetensors(types, std::string(18, '\x7C')), zero + fold_safetensors(model, std::string(67, '\x3C')),
+    const auto tensor = [](const char* name, const char* dtype, const char* shape, int begin, int end) {
+        return strprintf("\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%d,%d]}", name, dtype,
+                         shape, begin, end);
+    };
+    const std::string types = "{" + tensor("a", "F16", "[2,2]", 0, 8) + "," + tensor("b", "BF16", "[]", 8, 10) + "," +
+                              tensor("c", "I64", "[1]", 10, 18) + "," + tensor("d", "I32", "[0,3]", 18, 18) + "}";
+    const std::string model = "{\"__metadata__\":{\"format\":\"pt\"}," +
+                              tensor("transformer.wte.weight", "F32", "[4,2]", 0, 32) + "," +
+                              tensor("h.0.attn.c_attn.weight", "F16", "[2,3]", 32, 44) + "," +
+                              tensor("transformer.h.1.attn.c_attn.weight", "BF16", "[2,3]", 44, 56) + "," +
+                              tensor("ln_f.weight", "F32", "[2]", 56, 64) + "," +
+                              tensor("lm_head.weight", "U8", "[3]", 64, 67) + "}";
+    return {zero + fold_safetensors(types, std::string(18, '\x7C')),
+            zero + fold_safetensors(model, std::string(67, '\x3C')),
             std::string("\x03\x02\0\0\0\0\0\0\0{}", 11)};
 }
 
@@ -379,9 +426,10 @@ bool fuzz_bin(const std::string& bytes) {
     std::string content = unfold_header(in, 8);
     int32_t header[8];
     memcpy(header, content.data(), sizeof header);
-    const int64_t T = header[2], L = header[4], C = header[6], Vp = header[7];
+    const int64_t T = header[2], L = header[4];
+    const int64_t C = header[6], Vp = header[7];
     const bool small = std::max({T, L, C, Vp}) <= 16 && std::min({T, L, C, Vp}) >= 1;
-    if (small && bits % 4 != 3) {                   // the size that such a model has
+    if (small && bits % 4 != 3) {                   // make the file as large as such a model is
         const int64_t elements = (Vp + T) * C + L * (12 * C * C + 13 * C) + 2 * C;
         content.resize(1024 + (size_t)(elements * (header[1] == 3 ? 4 : 2)));
     }
@@ -393,7 +441,8 @@ bool fuzz_bin(const std::string& bytes) {
     return accepts([&] {
         const FuzzConfig c = resolve_config(Options(), FuzzConfig(), path, 0, GPT2_KEYS);
         const LlmcModel model(path);
-        must(c.L == model.L && c.C == model.C && c.V == model.V && c.T == model.max_T && model.V <= model.Vp, "the model is the header's");
+        must(c.L == model.L && c.C == model.C && c.V == model.V && c.T == model.max_T && model.V <= model.Vp,
+             "the model has the shape of the header");
         size_t elements = 0;
         for (const SourceTensor& t : model.tensors()) {
             std::vector<float> x(shape_size(t.shape, "t"));
@@ -401,11 +450,12 @@ bool fuzz_bin(const std::string& bytes) {
             elements += x.size();
         }
         elements += (size_t)(model.Vp - model.V) * (size_t)model.C;
-        must(1024 + elements * (model.version == 3 ? 4 : 2) == content.size(), "the tensors are the file");
+        must(1024 + elements * (model.version == 3 ? 4 : 2) == content.size(), "the tensors fill the file");
     });
 }
 Seeds seeds_bin() {
-    return {zero + int_bytes({20240326, 3, 4, 5, 1, 1, 2, 8}) + "abcdefgh", zero + int_bytes({20240326, 5, 8, 16, 2, 2, 4, 16}) + "abcdefgh"};
+    return {zero + int_bytes({20240326, 3, 4, 5, 1, 1, 2, 8}) + "abcdefgh",
+            zero + int_bytes({20240326, 5, 8, 16, 2, 2, 4, 16}) + "abcdefgh"};
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -428,18 +478,20 @@ bool fuzz_shard(const std::string& bytes) {
     return accepts([&] {
         const TokenFiles files(dir.path + "/*", "--train_files");
         const Shard& s = files.shards[0];
-        must(files.shards.size() == 2 && files.tokens == 2 * s.tokens && s.first_byte + s.tokens * (uint64_t)s.width == content.size(), "tokens are the file");
+        must(files.shards.size() == 2 && files.tokens == 2 * s.tokens &&
+             s.first_byte + s.tokens * (uint64_t)s.width == content.size(), "the tokens fill the file");
         std::vector<int> ids(files.tokens);
         files.read(0, files.tokens, ids.data());
-        for (const int id : ids) { must(id >= 0 && id < files.vocab, "ids are of the vocabulary"); }
+        for (const int id : ids) { must(id >= 0 && id < files.vocab, "ids are in the vocabulary"); }
         const uint64_t windows = files.windows(T), each = windows / 2;
         std::vector<int> seen(windows), inputs((size_t)T), targets((size_t)T);
         for (uint64_t i = 0; i < windows; i++) {
             const uint64_t w = sample_window(i, windows, 7, true);
-            must(w < windows && seen[w]++ == 0, "an epoch is each window once");
+            must(w < windows && seen[w]++ == 0, "an epoch has each window once");
             fill_batch(files, T, i, 1, 7, true, inputs.data(), targets.data());
             const int* from = ids.data() + w / each * s.tokens + w % each * (uint64_t)T;
-            must(std::equal(inputs.begin(), inputs.end(), from) && std::equal(targets.begin(), targets.end(), from + 1), "windows lie in their shard");
+            must(std::equal(inputs.begin(), inputs.end(), from) &&
+                 std::equal(targets.begin(), targets.end(), from + 1), "windows lie in their shard");
         }
     });
 }
@@ -447,7 +499,8 @@ Seeds seeds_shard() {
     return {std::string("\0\3", 2) + int_bytes({SHARD_MAGIC, 1, 0, 300, 299}) + word_bytes({1, 2, 3, 4, 5, 299, 6}),
             std::string("\0\1", 2) + int_bytes({SHARD_MAGIC, 1, 0, 0, 0}) + word_bytes({50256, 7, 9}),
             std::string("\0\0", 2) + int_bytes({SHARD_MAGIC_UINT32, 7, 0, 0, 0}) + int_bytes({128000, 1, 70000}),
-            std::string("\1\0", 2) + int_bytes({SHARD_MAGIC, 1, 2, 260, 258}) + word_bytes({1, 2}), std::string("\3\2", 2) + "To be, or not to be"};
+            std::string("\1\0", 2) + int_bytes({SHARD_MAGIC, 1, 2, 260, 258}) + word_bytes({1, 2}),
+            std::string("\3\2", 2) + "To be, or not to be"};
 }
 
 bool fuzz_documents(const std::string& bytes) {
@@ -469,30 +522,34 @@ bool fuzz_documents(const std::string& bytes) {
         for (size_t i = 0; i < d.size(); i++) {
             const int length = (int)d.length(i);
             std::vector<int> ids((size_t)length + 2);
-            must(length >= 2 && d.read(i, length + 2, ids.data()) == length, "a document has a frame");
+            must(length >= 2 && d.read(i, length + 2, ids.data()) == length, "a document has [CLS] and [SEP]");
             must(ids[0] == special.cls && ids[(size_t)length - 1] == special.sep, "[CLS] ... [SEP]");
             for (int k = 1; k + 1 < length; k++) {
-                must(ids[(size_t)k] >= 0 && ids[(size_t)k] < special.V && ids[(size_t)k] != special.cls && ids[(size_t)k] != special.sep, "ids of a text");
+                must(ids[(size_t)k] >= 0 && ids[(size_t)k] < special.V && ids[(size_t)k] != special.cls &&
+                     ids[(size_t)k] != special.sep, "ids of a text");
             }
             for (int k = 0; kind != 3 && k < length; k++) {
                 uint32_t id = 0;
                 memcpy(&id, content.data() + 1024 + (inside + (uint64_t)k) * width, width);
-                must(id == (uint32_t)ids[(size_t)k], "ids are the file's");
+                must(id == (uint32_t)ids[(size_t)k], "the ids are those of the file");
             }
             std::vector<int> cut(2);
-            must(d.read(i, 2, cut.data()) == 2 && cut[0] == special.cls && cut[1] == special.sep, "cut to its frame");
+            must(d.read(i, 2, cut.data()) == 2 && cut[0] == special.cls && cut[1] == special.sep,
+                 "cut to [CLS] and [SEP]");
             inside += (uint64_t)length - (kind == 3 ? 1 : 0);
             if (d.group == 1 && (kind == 3 || !names.empty())) { must(!d.name(i).empty(), "a document has a name"); }
         }
         if (kind == 3) { inside -= content.back() != '\n'; }
-        must(inside == (kind == 3 ? content.size() : (content.size() - 1024) / width), "documents are the file");
+        must(inside == (kind == 3 ? content.size() : (content.size() - 1024) / width), "the documents fill the file");
         GroupBatch batch;
         const int count = (int)std::min(d.groups(), (size_t)3);
         fill_groups(d, 5, count, 9, true, 16, batch);
-        must(batch.ids.size() == (size_t)batch.rows * (size_t)batch.T && batch.rows == count * d.group, "a batch is groups");
+        must(batch.ids.size() == (size_t)batch.rows * (size_t)batch.T && batch.rows == count * d.group,
+             "a batch is groups");
         for (size_t i = 0; i < batch.ids.size(); i++) {
             const int row = (int)i / batch.T, t = (int)i % batch.T;
-            must(batch.lengths[(size_t)row] <= batch.T && (t < batch.lengths[(size_t)row] || batch.ids[i] == special.pad), "[PAD] behind each row");
+            must(batch.lengths[(size_t)row] <= batch.T &&
+                 (t < batch.lengths[(size_t)row] || batch.ids[i] == special.pad), "[PAD] after the end of each row");
         }
     });
 }
@@ -501,8 +558,10 @@ Seeds seeds_documents() {
         return int_bytes({SHARD_MAGIC, 1, (int)ids.size(), V, sep, group, documents}) + word_bytes(ids);
     };
     const std::vector<uint16_t> two = {257, 1, 2, 258, 257, 258};
-    return {std::string("\0\0", 2) + shard(260, 258, 2, 2, two), std::string("\0\4x\nyz", 6) + shard(260, 258, 1, 2, two),
-            std::string("\1\0", 2) + shard(260, 258, 1, 2, two), std::string("\4\0", 2) + shard(30522, 102, 1, 1, {101, 2000, 102}),
+    return {std::string("\0\0", 2) + shard(260, 258, 2, 2, two),
+            std::string("\0\4x\nyz", 6) + shard(260, 258, 1, 2, two),
+            std::string("\1\0", 2) + shard(260, 258, 1, 2, two),
+            std::string("\4\0", 2) + shard(30522, 102, 1, 1, {101, 2000, 102}),
             std::string("\3\0", 2) + "a query\tits text\tanother\nb\tc\td\n", std::string("\3\4x\nyz", 6) + "one\ntwo"};
 }
 
@@ -517,16 +576,17 @@ bool fuzz_qrels(const std::string& bytes) {
             std::string query, ignored, document, grade, more;
             must(stream >> query >> ignored >> document >> grade && !(stream >> more), "four fields");
             const int found = q.queries.at(query).at(document);
-            must(found == std::stoi(grade) && found >= -1000 && found <= 1000, "grades are read as they stand there");
+            must(found == std::stoi(grade) && found >= -1000 && found <= 1000, "grades are read as they are written");
             judgements++;
         }
-        must(judgements == q.judgements && judgements > 0, "a judgement a line");
+        must(judgements == q.judgements && judgements > 0, "one judgement per line");
         for (const auto& query : q.queries) {
             std::vector<Ranked> found;
             for (const auto& j : query.second) { found.push_back({(float)j.first.size(), j.first}); }
             const std::vector<int> grades = ranked_grades(found, query.second);
-            for (const double x : {ndcg_at(grades, query.second, 3), recall_at(grades, query.second, 3), reciprocal_rank(grades)}) {
-                must(x >= 0 && x <= 1 + 1e-12, "figures are of 0 to 1");
+            for (const double x : {ndcg_at(grades, query.second, 3), recall_at(grades, query.second, 3),
+                                   reciprocal_rank(grades)}) {
+                must(x >= 0 && x <= 1 + 1e-12, "measures are from 0 to 1");
             }
         }
     });
@@ -549,11 +609,11 @@ bool fuzz_hellaswag(const std::string& bytes) {
             words += 5;
             for (const std::vector<int>* text : texts) {
                 must(!text->empty(), "a text has tokens");
-                for (const int id : *text) { must(id >= 0 && id < V, "ids are of the vocabulary"); }
+                for (const int id : *text) { must(id >= 0 && id < V, "ids are in the vocabulary"); }
                 words += 1 + text->size();
             }
         }
-        must(1024 + 2 * words == content.size(), "examples are the file");
+        must(1024 + 2 * words == content.size(), "the examples fill the file");
     });
 }
 Seeds seeds_hellaswag() {
@@ -561,13 +621,14 @@ Seeds seeds_hellaswag() {
     std::vector<uint16_t> two = one;
     two[2] = 1;
     const std::string V = zero + int_bytes({50256});
-    return {V + int_bytes({HELLASWAG_MAGIC, 1, 1, 34}) + word_bytes(one), V + int_bytes({HELLASWAG_MAGIC, 1, 2, 34}) + word_bytes(one) + word_bytes(two)};
+    return {V + int_bytes({HELLASWAG_MAGIC, 1, 1, 34}) + word_bytes(one),
+            V + int_bytes({HELLASWAG_MAGIC, 1, 2, 34}) + word_bytes(one) + word_bytes(two)};
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // the output directory
 
-// The checkpoint of step 7 that all manifests of this target are about: written once.
+// The checkpoint of step 7 that the manifests of this target describe; written once.
 const std::vector<std::pair<std::string, std::string>> checkpoint_files = {
     {"model.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10)}, {"config.json", "{}"}, {"state.json", "{}"}};
 std::string true_manifest() {
@@ -576,7 +637,7 @@ std::string true_manifest() {
     return manifest_text(7, sums);
 }
 
-// Raw, or with the checksum that fits it: what a hostile writer would do.
+// The manifest as it is, or with a checksum that matches it, as a hostile writer would make one.
 bool fuzz_manifest(const std::string& bytes) {
     Input in(bytes);
     const bool sealed = in.byte() % 2;
@@ -601,13 +662,14 @@ bool fuzz_manifest(const std::string& bytes) {
         const Json files = parse_json(text, "m")["files"];
         must(names.size() == files.size() && names.size() >= checkpoint_files.size(), "the files that it lists");
         for (const auto& f : checkpoint_files) {
-            must(files.at(f.first)["checksum"] == sum_text(checksum(f.second)) && files.at(f.first)["bytes"] == f.second.size(), "sums are those of the files");
+            must(files.at(f.first)["checksum"] == sum_text(checksum(f.second)) &&
+                 files.at(f.first)["bytes"] == f.second.size(), "the sums are those of the files");
         }
     });
 }
 Seeds seeds_manifest() { return {zero + true_manifest(), "\x01" + true_manifest()}; }
 
-// Names of directories and files (those that begin with f), one a line
+// One name per line: of a file, after an f, or of a directory
 bool fuzz_outdir(const std::string& bytes) {
     const FuzzDirectory& dir = fuzz_directory();
     dir.clear();
@@ -615,24 +677,32 @@ bool fuzz_outdir(const std::string& bytes) {
         const bool is_file = !name.empty() && name[0] == 'f';
         if (is_file) { name.erase(0, 1); }
         const std::string path = dir.path + "/" + name;
-        if (name.empty() || name == "." || name == ".." || name.size() > 60 || name.find_first_of(std::string("/\0", 2)) != std::string::npos || path_exists(path)) { continue; }
+        const bool legal = !name.empty() && name.find_first_of(std::string("/\0", 2)) == std::string::npos;
+        if (!legal || name.size() > 60 || path_exists(path)) { continue; }      // "." and ".." exist
         if (is_file) { dir.write(name, "x"); } else { io_mkdir(path); }
     }
-    for (const int step : list_checkpoints(dir.path)) { must(path_exists(dir.path + "/" + step_name(step)), "a checkpoint that is listed is there"); }
+    for (const int step : list_checkpoints(dir.path)) {
+        must(path_exists(dir.path + "/" + step_name(step)), "a checkpoint that is listed exists");
+    }
     return accepts([&] {
         const OutputLock lock(dir.path);
         clean_output_directory(dir.path);
         for (const std::string& name : list_directory(dir.path)) {
-            for (const char* rubbish : {".old_step_", ".tmp_step_", ".trash_step_"}) { must(!starts_with(name, rubbish), "what a killed run left is tidied"); }
+            for (const char* rubbish : {".old_step_", ".tmp_step_", ".trash_step_"}) {
+                must(!starts_with(name, rubbish), "what a killed run left is removed");
+            }
             const bool step = step_of_name(name) >= 0;
-            must(!step || step_name(step_of_name(name)) == name, "a name is its step's");
+            must(!step || step_name(step_of_name(name)) == name, "a name belongs to its step");
         }
         must(find_checkpoint(dir.path, false).empty(), "nothing here is a checkpoint");
         remove_checkpoint_files(dir.path + "/step_00000001");
         must(!path_exists(dir.path + "/step_00000001"), "removed");
     });
 }
-Seeds seeds_outdir() { return {"main.log", "fmain.log\n.tmp_step_00000003\n.trash_step_00000001\nf.tmp_step_1", ".old_step_x\nfx", "f.lock"}; }
+Seeds seeds_outdir() {
+    return {"main.log", "fmain.log\n.tmp_step_00000003\n.trash_step_00000001\nf.tmp_step_1",
+            ".old_step_x\nfx", "f.lock"};
+}
 
 bool fuzz_state(const std::string& bytes) {
     Input in(bytes);
@@ -641,14 +711,14 @@ bool fuzz_state(const std::string& bytes) {
     return accepts([&] {
         RunState s, again;
         s.from_json(parse_json(text, "state.json"), o, "state.json");
-        must(s.step >= 0 && s.updates >= 0 && s.updates <= s.step, "an update is a step's");
+        must(s.step >= 0 && s.updates >= 0 && s.updates <= s.step, "no more updates than steps");
         const std::string saved = json_text(s.to_json(o));
         again.from_json(parse_json(saved, "saved"), o, "saved");
-        must(json_text(again.to_json(o)) == saved, "what is written is read");
+        must(json_text(again.to_json(o)) == saved, "writing and reading changes nothing");
         s.guard.skip_loss_z = s.guard.skip_norm_z = 3;
         for (const double x : {1.0, (double)NAN, 1e30, -1.0, 2.0}) { s.guard.judge(x, 1.0); }
         must(step_of_name(step_name((int)s.step)) == s.step, "its checkpoint has a name");
-        s.step++;                                   // nothing that a run counts overflows
+        s.step++;                                   // no count of a run overflows
         s.updates++;
         s.sample += INT32_MAX;
     });
@@ -683,10 +753,10 @@ bool fuzz_log(const std::string& bytes) {
     return accepts([&] {
         const bool changed = cut_log(path, step, step_of);
         const std::string kept = read_file(path);
-        must(changed == (kept != text) && !cut_log(path, step, step_of), "cut once and for all");
+        must(changed == (kept != text) && !cut_log(path, step, step_of), "a log is cut once");
         size_t at = 0;
         for (const std::string& line : lines_of(kept)) {
-            must(step_of(line) == -1 || (step_of(line) >= 0 && step_of(line) < step), "lines of the past");
+            must(step_of(line) == -1 || (step_of(line) >= 0 && step_of(line) < step), "only lines of earlier steps");
             at = text.find(line + "\n", at);
             must(at != std::string::npos, "lines in their order");
             at += line.size() + 1;
@@ -695,20 +765,22 @@ bool fuzz_log(const std::string& bytes) {
         if (!json) { return; }
         for (const std::string& line : lines_of(kept)) {
             const Json j = parse_json(line, "line");
-            must(!j.contains("step") || !j["step"].is_number_integer() || j["step"] < step, "a step of the past");
+            must(!j.contains("step") || !j["step"].is_number_integer() || j["step"] < step, "an earlier step");
         }
     });
 }
 Seeds seeds_log() {
     return {std::string("\0\3", 2) + "hello\ns:1 tel:4.1234\ns:2 trl:4.2345 lr:0.000300 norm:1.23\ns:3 trl:4.1\ns:4 to",
-            "\1\3{\"kind\":\"train\",\"step\":2,\"loss\":1.5}\n{\"kind\":\"val\",\"step\":3}\n{\"kind\":\"eval\"}\n{\"ki"};
+            "\1\3{\"kind\":\"train\",\"step\":2,\"loss\":1.5}\n{\"kind\":\"val\",\"step\":3}\n"
+            "{\"kind\":\"eval\"}\n{\"ki"};
 }
 
-// A header in which $IDS stands for the checksum of the names, the names, the values
+// Three parts: a header in which $IDS stands for the checksum of the names, the names, the values
 bool fuzz_embeddings(const std::string& bytes) {
     Input in(bytes);
     std::string header = in.until('\x01');
-    const std::string names = in.until('\x01'), mark = "$IDS", sum = sum_text(checksum(names));
+    const std::string names = in.until('\x01');
+    const std::string mark = "$IDS", sum = sum_text(checksum(names));
     for (size_t at; (at = header.find(mark)) != std::string::npos;) { header.replace(at, mark.size(), sum); }
     const FuzzDirectory& dir = fuzz_directory();
     dir.clear();
@@ -716,15 +788,17 @@ bool fuzz_embeddings(const std::string& bytes) {
     dir.write("e.ids", names);
     return accepts([&] {
         Embeddings e = read_embeddings(dir.path + "/e.safetensors");
-        must(e.size() >= 1 && e.C >= 1 && e.rows.size() == e.size() * (size_t)e.C, "a row a name");
+        must(e.size() >= 1 && e.C >= 1 && e.rows.size() == e.size() * (size_t)e.C, "one row per name");
         write_embeddings(dir.path + "/again.safetensors", e, {{"pooling", "mean"}});
         const Embeddings again = read_embeddings(dir.path + "/again.safetensors");
-        must(again.names == e.names && again.C == e.C && memcmp(again.rows.data(), e.rows.data(), 4 * e.rows.size()) == 0, "what is written is read");
+        must(again.names == e.names && again.C == e.C &&
+             memcmp(again.rows.data(), e.rows.data(), 4 * e.rows.size()) == 0, "writing and reading changes nothing");
         unit_rows(e);
         for (const auto& hits : search_top_k(e.rows.data(), 1, e.rows.data(), e.size(), e.C, 3)) {
-            must(hits.size() == std::min(e.size(), (size_t)3), "as many as there are");
+            must(hits.size() == std::min(e.size(), (size_t)3), "3 hits, or all documents");
             for (size_t i = 0; i < hits.size(); i++) {
-                must(hits[i].document >= 0 && (size_t)hits[i].document < e.size() && std::fabs(hits[i].score) <= 1.001f, "cosines of what is there");
+                must(hits[i].document >= 0 && (size_t)hits[i].document < e.size() &&
+                     std::fabs(hits[i].score) <= 1.001f, "cosines of existing documents");
                 must(i == 0 || ranks_before(hits[i - 1], hits[i]), "the best first");
             }
         }
@@ -732,16 +806,18 @@ bool fuzz_embeddings(const std::string& bytes) {
 }
 Seeds seeds_embeddings() {
     const auto file = [](const char* type, const char* shape, int bytes, const char* names) {
-        const std::string header = strprintf("{\"__metadata__\":{\"format\":\"pt\",\"ids\":\"$IDS\"},\"embeddings\":{\"dtype\":\"%s\",\"shape\":%s,"
-                                             "\"data_offsets\":[0,%d]}}", type, shape, bytes);
+        const std::string header = strprintf("{\"__metadata__\":{\"format\":\"pt\",\"ids\":\"$IDS\"},\"embeddings\":"
+                                             "{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,%d]}}",
+                                             type, shape, bytes);
         std::string body;
         for (int i = 0; i < bytes; i++) { body += (char)(i % 4 == 3 ? 0x3F : 17 * i); }
         return header + "\x01" + fold_safetensors(names, body);
     };
-    return {file("F32", "[2,3]", 24, "a\nb\n"), file("BF16", "[4,1]", 8, "a\nb\nc\nd"), file("F16", "[1,2]", 4, "x\n"), file("F32", "[5,17]", 340, "1\n2\n3\n4\n5\n")};
+    return {file("F32", "[2,3]", 24, "a\nb\n"), file("BF16", "[4,1]", 8, "a\nb\nc\nd"), file("F16", "[1,2]", 4, "x\n"),
+            file("F32", "[5,17]", 340, "1\n2\n3\n4\n5\n")};
 }
 
-// Ids in place of a text
+// A prompt of ids
 bool fuzz_prompt(const std::string& bytes) {
     Input in(bytes);
     const int V = 1 + (int)(in.number() % INT32_MAX);
@@ -749,15 +825,22 @@ bool fuzz_prompt(const std::string& bytes) {
     return accepts([&] {
         const std::vector<int> ids = prompt_ids(text, V);
         must(!ids.empty(), "a prompt has a token");
-        for (const int id : ids) { must(id >= 0 && id < V, "ids are of the vocabulary"); }
+        for (const int id : ids) { must(id >= 0 && id < V, "ids are in the vocabulary"); }
     });
 }
-Seeds seeds_prompt() { return {int_bytes({50256}) + "15496 995", int_bytes({50256}), int_bytes({255}) + "text", int_bytes({9}) + " 0, 9,3 "}; }
+Seeds seeds_prompt() {
+    return {int_bytes({50256}) + "15496 995", int_bytes({50256}), int_bytes({255}) + "text",
+            int_bytes({9}) + " 0, 9,3 "};
+}
 
-bool fuzz_tokenizers(const std::string& bytes) { return fuzz_tokenizer((const uint8_t*)bytes.data(), bytes.size()) == 0; }
+bool fuzz_tokenizers(const std::string& bytes) {
+    return fuzz_tokenizer((const uint8_t*)bytes.data(), bytes.size()) == 0;
+}
 Seeds seeds_tokenizers() {
-    return {"\x03The cat's 3 hats:\n\n  na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80 \xED\x95\x9C \xE4\xBD\xA0 the thing in \xC3\x89!!  100 aaaaaaa",
-            zero + "{\"a\": 0, \"b\": 1, \"ab\": 2, \"\xC4\xA0\xC5\x83\": 3, \"<|endoftext|>\": 4}\x01#version: 0.2\na b\n",
+    return {"\x03The cat's 3 hats:\n\n  na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80 \xED\x95\x9C \xE4\xBD\xA0 "
+            "the thing in \xC3\x89!!  100 aaaaaaa",
+            zero + "{\"a\": 0, \"b\": 1, \"ab\": 2, \"\xC4\xA0\xC5\x83\": 3, \"<|endoftext|>\": 4}\x01"
+                   "#version: 0.2\na b\n",
             "\x01[PAD]\n[UNK]\n[SEP]\nthe\n##s\n\xC3\xA9\ncaf\xC3\xA9\n1\n##0\n", "\x02" + fuzz_vocabulary()};
 }
 
@@ -766,39 +849,51 @@ Seeds seeds_tokenizers() {
 
 const struct Target {
     const char* name;
-    bool (*run)(const std::string&);                // was it accepted?
+    bool (*run)(const std::string&);                // whether the input was accepted
     Seeds (*seeds)();
 } targets[] = {
     {"flags", fuzz_flags, seeds_flags}, {"position", fuzz_position, seeds_position}, {"json", fuzz_json, seeds_json},
-    {"config", fuzz_config, seeds_config}, {"safetensors", fuzz_safetensors, seeds_safetensors}, {"bin", fuzz_bin, seeds_bin},
-    {"shard", fuzz_shard, seeds_shard}, {"documents", fuzz_documents, seeds_documents}, {"qrels", fuzz_qrels, seeds_qrels},
-    {"hellaswag", fuzz_hellaswag, seeds_hellaswag}, {"manifest", fuzz_manifest, seeds_manifest}, {"outdir", fuzz_outdir, seeds_outdir},
+    {"config", fuzz_config, seeds_config}, {"safetensors", fuzz_safetensors, seeds_safetensors},
+    {"bin", fuzz_bin, seeds_bin},
+    {"shard", fuzz_shard, seeds_shard}, {"documents", fuzz_documents, seeds_documents},
+    {"qrels", fuzz_qrels, seeds_qrels},
+    {"hellaswag", fuzz_hellaswag, seeds_hellaswag}, {"manifest", fuzz_manifest, seeds_manifest},
+    {"outdir", fuzz_outdir, seeds_outdir},
     {"state", fuzz_state, seeds_state}, {"log", fuzz_log, seeds_log}, {"embeddings", fuzz_embeddings, seeds_embeddings},
     {"prompt", fuzz_prompt, seeds_prompt}, {"tokenizer", fuzz_tokenizers, seeds_tokenizers}};
 const Target* target = nullptr;
 
-// What parsers have failed on, or might; they may refuse it.
+// What parsers have failed on, or might. They may refuse it.
 Seeds hard_inputs(const std::string& name) {
-    const std::string position = std::string("\0\x3F\0\0\0none\x01", 10), deep(JSON_MAX_DEPTH + 1, '['), closed(JSON_MAX_DEPTH + 1, ']');
-    const std::string gap = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}";
+    const std::string position = std::string("\0\x3F\0\0\0none\x01", 10);
+    const std::string deep(JSON_MAX_DEPTH + 1, '['), closed(JSON_MAX_DEPTH + 1, ']');
+    const std::string gap = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+                            "\"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}";
     const std::multimap<std::string, std::string> inputs = {
-        {"config", zero + "[]"}, {"config", zero + "17"}, {"outdir", "step_000000012"}, {"outdir", "step_2147483647"}, {"outdir", "step_2147483648"},
-        {"flags", zero + "--train_files\ncaf\xE9.txt"}, {"flags", zero + "--model\n4294967298,2,8"}, {"flags", zero + "--steps\n9223372036854775807"},
-        {"flags", zero + "--lr\n1e999"}, {"flags", zero + "--B\n4294967297"}, {"flags", zero + "--B\n8\n-b\n9"}, {"position", position + "rope:theta=-1"},
-        {"position", position + "rope:theta=nan"}, {"position", position + "t5_clip:K=1e999"}, {"position", position + "t5_clip:K=5,K=6"},
+        {"config", zero + "[]"}, {"config", zero + "17"}, {"outdir", "step_000000012"}, {"outdir", "step_2147483647"},
+        {"outdir", "step_2147483648"},
+        {"flags", zero + "--train_files\ncaf\xE9.txt"}, {"flags", zero + "--model\n4294967298,2,8"},
+        {"flags", zero + "--steps\n9223372036854775807"},
+        {"flags", zero + "--lr\n1e999"}, {"flags", zero + "--B\n4294967297"}, {"flags", zero + "--B\n8\n-b\n9"},
+        {"position", position + "rope:theta=-1"},
+        {"position", position + "rope:theta=nan"}, {"position", position + "t5_clip:K=1e999"},
+        {"position", position + "t5_clip:K=5,K=6"},
         {"json", "{\"a\":1,\"b\":2,\"a\":3}"}, {"json", "{\"a\":18446744073709551615}"}, {"json", deep + "1" + closed},
-        {"bin", zero + int_bytes({20240326, 3, 4, 9, 1, 1, 2, 8})}, {"safetensors", zero + fold_safetensors(gap, "xy")}, {"safetensors", zero + fold_safetensors(gap, "xyz")},
-        {"documents", std::string("\0\0", 2) + int_bytes({SHARD_MAGIC, 1, 0, 260, 258, 1, 2}) + word_bytes({257, 1, 258, 257, 5})},
+        {"bin", zero + int_bytes({20240326, 3, 4, 9, 1, 1, 2, 8})},
+        {"safetensors", zero + fold_safetensors(gap, "xy")}, {"safetensors", zero + fold_safetensors(gap, "xyz")},
+        {"documents", std::string("\0\0", 2) + int_bytes({SHARD_MAGIC, 1, 0, 260, 258, 1, 2}) +
+         word_bytes({257, 1, 258, 257, 5})},
         {"log", "\1\3{\"step\":18446744073709551615}\n"}, {"prompt", int_bytes({4}) + "5"}};
     Seeds seeds;
     for (auto at = inputs.lower_bound(name); at != inputs.upper_bound(name); ++at) { seeds.push_back(at->second); }
     return seeds;
 }
-// and numbers at the end of their range, in place of one in a state
+// A state in which one number is replaced by one at the end of its range
 Seeds extreme_states() {
     Seeds seeds;
     const std::string state = seeds_state()[1];
-    for (const char* key : {"step", "updates", "sample", "non_finite", "spikes", "level_shifts", "bad_in_a_row", "spikes_in_a_row", "next"}) {
+    for (const char* key : {"step", "updates", "sample", "non_finite", "spikes", "level_shifts", "bad_in_a_row",
+                            "spikes_in_a_row", "next"}) {
         for (const char* value : {"9223372036854775807", "2147483647", "18446744073709551615", "-1"}) {
             std::string s = state;
             const std::string name = std::string("\"") + key + "\":";
@@ -809,7 +904,7 @@ Seeds extreme_states() {
     return seeds;
 }
 
-// A seed that is refused would leave the parser behind its first check unsearched.
+// Every seed must be accepted: from refused ones libFuzzer would rarely get past a parser's first check.
 void write_seeds(const std::string& path) {
     for (const Target& t : targets) {
         const std::string dir = path + "/" + t.name;
@@ -844,7 +939,7 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
         if (arg == "--targets") { exit(0); }
     }
     if (target == nullptr) {
-        fprintf(stderr, "give --target=NAME, NAME being one of those that --targets prints\n");
+        fprintf(stderr, "expected --target=NAME, with one of the names that --targets prints\n");
         exit(2);
     }
     return 0;
