@@ -2,7 +2,10 @@
 #ifndef TEST_FIXTURE_H
 #define TEST_FIXTURE_H
 
-#include "test/oracle.h"
+#include <set>
+
+#include "test/layer.h"
+#include "test/shared_kernels.h"
 
 #include "llmc/model.cuh"
 #include "llmc/run/config.h"
@@ -28,8 +31,10 @@ template <class Trained, class Activations> struct HeldActs : Activations {
 
 // The elements of an internal tensor that a tensor of a file is, in the file's order
 inline std::vector<size_t> elements_of(const TensorTable& table, const FileTensor& f) {
-    const TensorSpec& s = table.specs[(size_t)table.index(f.tensor)];
-    const size_t cols = s.cols > 0 ? s.cols : 1, at = table.offsets[(size_t)table.index(f.tensor)] + (size_t)f.layer * s.rows * cols + f.row0 * cols;
+    const size_t index = (size_t)table.index(f.tensor);
+    const TensorSpec& s = table.specs[index];
+    const size_t cols = s.row_size();
+    const size_t at = table.offsets[index] + (size_t)f.layer * s.layer_size() + f.row0 * cols;
     std::vector<size_t> e;
     for (size_t a = 0; a < (f.transposed ? cols : f.rows); a++) {
         for (size_t b = 0; b < (f.transposed ? f.rows : cols); b++) { e.push_back(at + (f.transposed ? b * cols + a : a * cols + b)); }
@@ -51,13 +56,13 @@ struct FixtureFile {
     Safetensors file;
     Json config;
 
-    explicit FixtureFile(const std::string& name) : file(directory() + "/" + name + ".safetensors") {
+    explicit FixtureFile(const std::string& name) : file(path(name)) {
         config = parse_json(file.metadata["config"].get<std::string>(), file.file.path);
     }
-    static std::string directory() {
-        std::string path = __FILE__;
-        path = path.substr(0, path.rfind('/')) + "/fixtures";
-        return is_directory(path) ? path : "test/fixtures";
+    static std::string path(const std::string& name) {
+        std::string directory = __FILE__;
+        directory = directory.substr(0, directory.rfind('/')) + "/fixtures";
+        return (is_directory(directory) ? directory : "test/fixtures") + "/" + name + ".safetensors";
     }
     int number(const char* key) const { return (int)json_int(config, key, 1, 1000, "fixture"); }
     std::string position() const { return config.at("position").at("name").get<std::string>(); }
@@ -83,21 +88,42 @@ struct FixtureFile {
     bool exactly_zero(const std::string& name) const {
         return ends_with(name, "fire.mlp.2.bias") || (ends_with(name, ".self.key.bias") && position() != "rope");
     }
-    // How far `got` is from `want`, in units of what PyTorch is off by in float32 on the fixture's input. Of another input a gradient
-    // may be small by luck, not so the numbers that it is a sum of: the unit is not below the fixture's own.
+    // How far `got` is from `want`, in units of what PyTorch is off by in float32 on the fixture's input. On another input a gradient
+    // may be small by luck, but the numbers that it is a sum of are not: the unit is not below the fixture's own.
     double error_units(const std::string& name, const std::vector<float>& got, const std::vector<float>& want) const {
         const std::string error = "error." + (starts_with(name, "grad.") ? name.substr(5) : name);
         const double largest_value = has(name) ? std::max(largest(want), largest(read(name))) : largest(want);
         const double scale = exactly_zero(name) || largest_value == 0 ? 1.0 : largest_value;
         const double units = worst_difference(got, as<double>(want)) / (read(error)[0] * scale);
-        if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%-14s %-50s %.2f units\n", position().c_str(), name.c_str(), units); }
+        if (getenv("CABLE_TEST_ERRORS") != nullptr) {
+            printf("%-14s %-50s %.2f units\n", position().c_str(), name.c_str(), units);
+        }
         return units;
     }
-    void check_close(const std::string& name, const std::vector<float>& got, const std::vector<float>& want, double multiple = FIXTURE_MULTIPLE) const {
+    void check_close(const std::string& name, const std::vector<float>& got, const std::vector<float>& want,
+                     double multiple = FIXTURE_MULTIPLE) const {
         const double units = error_units(name, got, want);
-        INFO(file.file.path << ", " << name << ": off by so many times what PyTorch is in float32");
+        INFO(file.file.path << ", " << name << ": off by so many times what PyTorch is off by in float32");
         CHECK(units <= multiple);
     }
 };
+
+// The encodings whose fixture, "gpt2_cable" for the family "gpt2", is there. PyTorch need not know a new one yet: that is said,
+// once, and is not a failure.
+inline std::vector<std::string> encodings_with_fixture(const std::string& family) {
+    static std::set<std::string> said;
+    std::vector<std::string> names;
+    for (const std::string& name : encodings()) {
+        const std::string fixture = family + "_" + name;
+        if (path_exists(FixtureFile::path(fixture))) {
+            names.push_back(name);
+        } else if (said.insert(fixture).second) {
+            printf("missing: test/fixtures/%s.safetensors, so %s is not compared with PyTorch; dev/hf/make_fixtures.py writes it once "
+                   "dev/hf/modeling_cable.py knows the encoding\n", fixture.c_str(), name.c_str());
+        }
+    }
+    CHECK(std::find(names.begin(), names.end(), "cable") != names.end());       // the paper's own is never missing
+    return names;
+}
 
 #endif

@@ -1,4 +1,5 @@
-// layer.h -- one layer of a model that is nothing but attention: what a trainer hands to an encoding, and the oracle of one sequence.
+// layer.h -- one layer of a model that is nothing but attention: what a trainer hands to an encoding, and the oracle of one
+// sequence.
 #ifndef TEST_LAYER_H
 #define TEST_LAYER_H
 
@@ -7,11 +8,38 @@
 
 #include "llmc/position/table.h"
 
-struct Shape { int B, T, NH, HS; };             // T: tokens of a sequence, or of the longest of a batch
+struct LayerShape { int B, T, NH, HS; };             // T: tokens of a sequence, or of the longest of a batch
+
+// The names in the table. A test that loops over them is tagged [encodings].
+inline std::vector<std::string> encodings() {
+    std::vector<std::string> names;
+    for (const PositionRow& row : position_rows) { names.push_back(row.name); }
+    return names;
+}
+
+// One element of a parameter: normal, or inside its bounds where it has some
+inline float draw_parameter(const TensorSpec& p, Random& random) {
+    if (p.lo == -FLT_MAX && p.hi == FLT_MAX) { return random.normal(); }
+    const double lo = p.lo == -FLT_MAX ? -2.0 : p.lo;
+    const double hi = p.hi == FLT_MAX ? 2.0 : p.hi;
+    return (float)random.uniform(lo + 0.05 * (hi - lo), hi - 0.05 * (hi - lo));
+}
+
+// What an oracle is told of a configuration; its sizes, parameters and columns are left to fill in
+inline OracleLayer<double> oracle_of(const PositionConfig& config) {
+    OracleLayer<double> o;
+    o.name = config.name;
+    o.T_train = config.T_train;
+    o.values.insert(config.values.begin(), config.values.end());
+    const char* scaling[] = {"none", "pi", "ntk", "yarn"};
+    o.scaling = scaling[(int)config.scaling];
+    o.stretch = config.scaling_factor > 0 ? config.scaling_factor : 1.0;
+    return o;
+}
 
 // Arrays over time have room for `stride` tokens. Parameters start at 0: fill() draws them.
 struct AttentionLayer {
-    Shape s;
+    LayerShape s;
     bool causal;
     int stride, C, OC;
     PositionConfig config;
@@ -23,10 +51,17 @@ struct AttentionLayer {
     std::unique_ptr<Array<int>> kv_len;
     PositionView view;
 
-    AttentionLayer(const std::string& name, Shape s, bool causal, int stride, int T_train, bool decodes = false)
-        : s(s), causal(causal), stride(stride), C(s.NH * s.HS), config(parse_position(name, T_train)) {
+    // pos: as --pos says it
+    AttentionLayer(const std::string& pos, LayerShape s, bool causal, int stride, int T_train, bool decodes = false)
+        : s(s), causal(causal), stride(stride), C(s.NH * s.HS), config(parse_position(pos, T_train)) {
         PositionDims dims;
-        dims.L = 1; dims.NH = s.NH; dims.C = C; dims.B = s.B; dims.T = stride; dims.causal = causal; dims.decodes = decodes;
+        dims.L = 1;
+        dims.NH = s.NH;
+        dims.C = C;
+        dims.B = s.B;
+        dims.T = stride;
+        dims.causal = causal;
+        dims.decodes = decodes;
         tables = position_tables(config, dims);
         OC = round_up(3 * C + tables.extra_columns, 8);
         for (const TensorSpec& p : tables.params) { params.add(p); }
@@ -36,10 +71,21 @@ struct AttentionLayer {
         grads.reset(new Array<float>(host_params));
         act_data.reset(new Array<float>(acts.total));
         view.config = &config;
-        view.L = 1; view.NH = s.NH; view.C = C; view.HS = s.HS; view.layer = 0;
-        view.B = s.B; view.T = stride; view.OC = OC; view.causal = causal; view.decodes = decodes;
-        view.params = &params; view.acts = &acts;
-        view.master = *master; view.grads = *grads; view.act_data = *act_data;
+        view.L = 1;
+        view.NH = s.NH;
+        view.C = C;
+        view.HS = s.HS;
+        view.layer = 0;
+        view.B = s.B;
+        view.T = stride;
+        view.OC = OC;
+        view.causal = causal;
+        view.decodes = decodes;
+        view.params = &params;
+        view.acts = &acts;
+        view.master = *master;
+        view.grads = *grads;
+        view.act_data = *act_data;
     }
     AttentionLayer(const AttentionLayer&) = delete;
 
@@ -58,24 +104,24 @@ struct AttentionLayer {
     }
     int tokens(int b) const { return lengths.empty() ? s.T : lengths[(size_t)b]; }
 
-    // of the first `tokens` tokens of sequence b, with qkv (B,stride,OC) as it was before the encoding prepared it
-    PositionOracle oracle(const std::vector<float>& qkv, int b, int tokens) {
-        PositionOracle o;
-        o.name = config.name;
+    // the first `tokens` tokens of sequence b, with qkv (B,stride,OC) as it was before the encoding prepared it
+    OracleLayer<double> oracle(const std::vector<float>& qkv, int b, int tokens) {
+        OracleLayer<double> o = oracle_of(config);
         o.causal = causal;
-        o.T = tokens; o.NH = s.NH; o.C = C; o.HS = s.HS; o.T_train = config.T_train;
-        for (const TensorSpec& p : tables.params) { o.p[p.name] = std::vector<double>(host(p.name), host(p.name) + p.size()); }
-        if (o.name == "rope") { o.theta = config.value("theta"); }
-        if (o.name == "t5_clip") { o.K = config.value("K"); }
-        for (int t = 0; t < tokens && tables.extra_columns > 0; t++) {
+        o.T = tokens;
+        o.NH = s.NH;
+        o.C = C;
+        o.HS = s.HS;
+        for (const TensorSpec& p : tables.params) { o.params[p.name].assign(host(p.name), host(p.name) + p.size()); }
+        o.width = tables.extra_columns;
+        for (int t = 0; t < tokens; t++) {
             const float* row = &qkv[((size_t)b * stride + t) * OC + 3 * C];
-            o.z.insert(o.z.end(), row, row + s.NH);
-            if (tables.extra_columns > s.NH) { o.u.insert(o.u.end(), row + s.NH, row + 2 * s.NH); }
+            o.columns.insert(o.columns.end(), row, row + o.width);
         }
         return o;
     }
     // (HS): part 0, 1, 2 is q, k, v of head h at token t of sequence b, turned if the encoding turns it
-    std::vector<double> vector(const PositionOracle& o, const std::vector<float>& qkv, int b, int h, int t, int part) const {
+    std::vector<double> vector(const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h, int t, int part) const {
         const float* x = &qkv[((size_t)b * stride + t) * OC + part * C + h * s.HS];
         const std::vector<double> v(x, x + s.HS);
         return part < 2 ? oracle_rotate(o, v, t) : v;

@@ -1,42 +1,171 @@
-// oracle_positions.h -- what every encoding computes, in double, by nested loops straight from the papers' formulas.
+// oracle_positions.h -- what every encoding computes, by nested loops straight from the papers' formulas.
 //
-// Shares no code with llmc/ on purpose: kernel and reference never share a bug. One object is a layer of one sequence.
+// Shares no code with llmc/ on purpose: kernel and reference never share a bug.
+//
+// A new encoding adds one struct here and registers it under its name in --pos:
+//
+//   struct MyOracle : NoOracle {                                   overrides what the encoding does, and nothing else
+//       template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+//           return each_pair(o, [&](int i, int j) { return -o.parameter("my_slope", h) * R(i - j); });
+//       }
+//   };
+//   inline const bool my_oracle = register_oracle<MyOracle>("my");
+//
+// The tests evaluate it in double, which is the truth, and in float. How far the two are apart is what float32 costs on the same
+// input, and so the unit of every tolerance (test/oracle.h).
 #ifndef TEST_ORACLE_POSITIONS_H
 #define TEST_ORACLE_POSITIONS_H
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-struct PositionOracle {
-    std::string name;                                   // of the encoding, as --pos says it
+// One layer of one sequence, as an encoding sees it
+template <class R> struct OracleLayer {
+    std::string name;                                       // of the encoding, as --pos says it
     bool causal = true;
-    int T = 0, NH = 1, C = 0, HS = 0, T_train = 1024;
-    std::map<std::string, std::vector<double>> p;       // parameters of this layer by tensor name, row-major
-    double theta = 10000, K = 0;                        // rope; t5_clip
-    std::string scaling = "none";                       // rope: none, pi, ntk, yarn
-    double s = 1;                                       // rope: its factor
-    std::vector<double> z, u;                           // (T,NH): cable's projections of x
+    int T = 0, NH = 1, C = 0, HS = 0;                       // tokens, heads, channels, channels per head
+    int T_train = 1024;
+    std::map<std::string, double> values;                   // hyperparameters by name, all that the encoding has
+    std::map<std::string, std::vector<R>> params;           // parameters of this layer by tensor name, row-major
+    int width = 0;                                          // how many columns of qkv the encoding asked for,
+    std::vector<R> columns;                                 // and what the matmul wrote there, (T,width)
+    std::string scaling = "none";                           // --rope_scaling: none, pi, ntk, yarn,
+    double stretch = 1;                                     // and its factor
+
+    double value(const std::string& key) const { return values.at(key); }
+    R parameter(const std::string& tensor, size_t element) const { return params.at(tensor).at(element); }
+    R column(int t, int c) const { return columns.at((size_t)t * width + c); }
 };
 
-// Raffel et al.: the reference code's bucket of a key at distance n = i - j
-inline int oracle_t5_bucket(int n, bool causal) {
-    int buckets = 32, offset = 0, distance = n;
-    if (!causal) {
-        buckets = 16;
-        if (n < 0) { offset = 16; }
-        distance = std::abs(n);
-    } else {
-        distance = std::max(n, 0);
-    }
-    const int exact = buckets / 2;
-    if (distance < exact) { return offset + distance; }
-    const double logs = std::log((double)distance / exact) / std::log(128.0 / exact) * (buckets - exact);
-    return offset + std::min(buckets - 1, exact + (int)(logs + 1e-12));
+// the same layer in float32
+inline OracleLayer<float> rounded(const OracleLayer<double>& o) {
+    OracleLayer<float> f;
+    f.name = o.name;
+    f.causal = o.causal;
+    f.T = o.T;
+    f.NH = o.NH;
+    f.C = o.C;
+    f.HS = o.HS;
+    f.T_train = o.T_train;
+    f.values = o.values;
+    for (const auto& tensor : o.params) { f.params[tensor.first].assign(tensor.second.begin(), tensor.second.end()); }
+    f.width = o.width;
+    f.columns.assign(o.columns.begin(), o.columns.end());
+    f.scaling = o.scaling;
+    f.stretch = o.stretch;
+    return f;
 }
+
+// B (T,T) of f(i, j) for every pair that counts; 0 where a causal mask hides the key
+template <class R, class F> std::vector<R> each_pair(const OracleLayer<R>& o, F f) {
+    std::vector<R> B((size_t)o.T * o.T, R(0));
+    for (int i = 0; i < o.T; i++) {
+        for (int j = 0; j < (o.causal ? i + 1 : o.T); j++) { B[(size_t)i * o.T + j] = f(i, j); }
+    }
+    return B;
+}
+
+template <class R> R oracle_softplus(R x) { return std::max(x, R(0)) + std::log1p(std::exp(-std::fabs(x))); }
+
+// ----------------------------------------------------------------------------------------------------------
+// the registry
+
+// An encoding that does nothing. Oracles derive from it and hide what they change.
+struct NoOracle {
+    static constexpr bool slow = false;         // true: test_attention takes shorter sequences
+    // B (T,T) of head h
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int) {
+        return std::vector<R>((size_t)o.T * o.T, R(0));
+    }
+    // q or k (HS) of a head at position t, as the scores take it
+    static std::vector<double> rotate(const OracleLayer<double>&, const std::vector<double>& x, int) { return x; }
+    // what q.k is multiplied by, besides 1/sqrt(HS)
+    static double score_factor(const OracleLayer<double>&) { return 1.0; }
+    // the embedding (C) of the token at position t, as the first layer takes it
+    static std::vector<double> embed(const OracleLayer<double>&, const std::vector<double>& x, int) { return x; }
+};
+
+// An oracle whose type is forgotten
+struct PositionOracle {
+    std::function<std::vector<double>(const OracleLayer<double>&, int)> bias;
+    std::function<std::vector<float>(const OracleLayer<float>&, int)> float_bias;
+    std::function<std::vector<double>(const OracleLayer<double>&, const std::vector<double>&, int)> rotate, embed;
+    std::function<double(const OracleLayer<double>&)> score_factor;
+    bool has_bias, slow;
+};
+
+inline std::map<std::string, PositionOracle>& oracle_registry() {
+    static std::map<std::string, PositionOracle> registry;
+    return registry;
+}
+template <class Oracle> bool register_oracle(const std::string& name) {
+    PositionOracle o;
+    o.bias = Oracle::template bias<double>;
+    o.float_bias = Oracle::template bias<float>;
+    o.rotate = Oracle::rotate;
+    o.embed = Oracle::embed;
+    o.score_factor = Oracle::score_factor;
+    o.has_bias = &Oracle::template bias<double> != &NoOracle::bias<double>;
+    o.slow = Oracle::slow;
+    return oracle_registry().emplace(name, o).second;
+}
+
+inline const PositionOracle& find_oracle(const std::string& name) {
+    const auto found = oracle_registry().find(name);
+    if (found != oracle_registry().end()) { return found->second; }
+    throw std::runtime_error("--pos " + name + " has no oracle, so nothing tells whether it is right: derive a struct from NoOracle and "
+                             "register it as \"" + name + "\" in test/oracle_positions.h");
+}
+
+// What the tests call: the same, for the encoding of the layer
+inline std::vector<double> oracle_bias(const OracleLayer<double>& o, int h) { return find_oracle(o.name).bias(o, h); }
+inline std::vector<float> oracle_bias(const OracleLayer<float>& o, int h) { return find_oracle(o.name).float_bias(o, h); }
+inline double oracle_score_factor(const OracleLayer<double>& o) { return find_oracle(o.name).score_factor(o); }
+inline std::vector<double> oracle_rotate(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
+    return find_oracle(o.name).rotate(o, x, t);
+}
+inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
+    return find_oracle(o.name).embed(o, x, t);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the encodings
+
+inline const bool none_oracle = register_oracle<NoOracle>("none");
+
+// Veisi et al.: b_t = ReLU(z_t), S_t = sum_{k<=t} b_k, g_t = softplus(u_t); B_ij = -g_i |S_i - S_j|. Columns: z (NH), u (NH).
+// S_t of head h for all t, summed plainly
+template <bool Softplus, class R> std::vector<R> oracle_cable_S(const OracleLayer<R>& o, int h) {
+    std::vector<R> S((size_t)o.T);
+    R sum = 0;
+    for (int t = 0; t < o.T; t++) {
+        const R z = o.column(t, h);
+        sum += Softplus ? oracle_softplus(z) : std::max(z, R(0));
+        S[(size_t)t] = sum;
+    }
+    return S;
+}
+template <bool Log, bool Weighted, bool Softplus> struct CableOracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const std::vector<R> S = oracle_cable_S<Softplus>(o, h);
+        return each_pair(o, [&](int i, int j) {
+            const R g = Weighted ? oracle_softplus(o.column(i, o.NH + h)) : R(1);
+            const R r = g * std::fabs(S[(size_t)i] - S[(size_t)j]);
+            return Log ? -std::log(1 + r * r) : -r;
+        });
+    }
+};
+inline const bool cable_oracle = register_oracle<CableOracle<false, true, false>>("cable");
+inline const bool cable_nw_oracle = register_oracle<CableOracle<false, false, false>>("cable_nw");
+inline const bool kcable_oracle = register_oracle<CableOracle<true, true, false>>("kcable");
+inline const bool kcable_nw_oracle = register_oracle<CableOracle<true, false, false>>("kcable_nw");
+inline const bool cable_v1_oracle = register_oracle<CableOracle<false, false, true>>("cable_v1");
 
 // Press et al.: the authors' recursive get_slopes
 inline std::vector<double> oracle_alibi_slopes(int n) {
@@ -49,104 +178,125 @@ inline std::vector<double> oracle_alibi_slopes(int n) {
     for (int i = 0; (int)slopes.size() < n; i += 2) { slopes.push_back(twice[(size_t)i]); }
     return slopes;
 }
-
-inline double oracle_fire(const PositionOracle& o, int h, int i, int j) {
-    const double c = std::fabs(o.p.at("fire_c")[0]), L = std::fabs(o.p.at("fire_l")[0]) * 512;
-    const double m = std::max(L, (double)(o.causal ? i : std::max(i, j)));
-    const double y = std::log(c * std::abs(i - j) + 1) / (std::log(c * m + 1) + 1e-6);
-    const std::vector<double> &w1 = o.p.at("fire_w1"), &b1 = o.p.at("fire_b1"), &w2 = o.p.at("fire_w2");
-    double f = o.p.at("fire_b2")[(size_t)h];
-    for (size_t k = 0; k < 32; k++) { f += w2[(size_t)h * 32 + k] * std::max(0.0, w1[k] * y + b1[k]); }
-    return f;
-}
-
-// S_t of head h for all t, summed plainly
-inline std::vector<double> oracle_cable_S(const PositionOracle& o, int h) {
-    std::vector<double> S((size_t)o.T);
-    double sum = 0;
-    for (int t = 0; t < o.T; t++) {
-        const double z = o.z[(size_t)t * o.NH + h];
-        sum += o.name == "cable_v1" ? std::log1p(std::exp(-std::fabs(z))) + std::max(z, 0.0) : std::max(z, 0.0);
-        S[(size_t)t] = sum;
+struct AlibiOracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const R slope = (R)oracle_alibi_slopes(o.NH)[(size_t)h];
+        return each_pair(o, [&](int i, int j) { return -slope * R(std::abs(i - j)); });
     }
-    return S;
-}
+};
+inline const bool alibi_oracle = register_oracle<AlibiOracle>("alibi");
 
-inline double oracle_cable(const PositionOracle& o, const std::vector<double>& S, int h, int i, int j) {
-    const bool weighted = o.name == "cable" || o.name == "kcable";
-    const double u = weighted ? o.u[(size_t)i * o.NH + h] : 0;
-    const double g = weighted ? std::log1p(std::exp(-std::fabs(u))) + std::max(u, 0.0) : 1.0;
-    const double r = g * std::fabs(S[(size_t)i] - S[(size_t)j]);
-    return o.name == "kcable" || o.name == "kcable_nw" ? -std::log(1 + r * r) : -r;
-}
-
-// B (T,T) of head h. Causal: only j <= i is meant.
-inline std::vector<double> oracle_bias(const PositionOracle& o, int h) {
-    const bool alibi = o.name == "alibi", t5 = o.name == "t5", t5_clip = o.name == "t5_clip", fire = o.name == "fire";
-    const bool kerple = o.name == "kerple", power = o.name == "kerple_power";
-    const bool cable = o.name.find("cable") != std::string::npos;
-    const std::vector<double> S = cable ? oracle_cable_S(o, h) : std::vector<double>();
-    const double slope = alibi ? oracle_alibi_slopes(o.NH)[(size_t)h] : 0;
-    const double r1 = kerple || power ? o.p.at("kerple_r1")[(size_t)h] : 0;
-    const double r2 = kerple || power ? o.p.at("kerple_r2")[(size_t)h] : 0;
-    const double* r = t5 || t5_clip ? o.p.at("t5").data() : nullptr;
-    std::vector<double> B((size_t)o.T * o.T, 0.0);
-    for (int i = 0; i < o.T; i++) {
-        for (int j = 0; j < (o.causal ? i + 1 : o.T); j++) {
-            const int d = i - j, distance = std::abs(d), K = (int)o.K;
-            double b = 0;
-            if (alibi) { b = -slope * distance; }
-            if (t5) { b = r[oracle_t5_bucket(d, o.causal) * o.NH + h]; }
-            if (t5_clip) { b = r[(o.causal ? std::min(d, K) : K + std::max(-K, std::min(d, K))) * o.NH + h]; }
-            if (kerple) { b = -r1 * std::log(1 + r2 * distance); }
-            if (power) { b = d == 0 ? 0.0 : -r1 * std::pow((double)distance, r2); }
-            if (fire) { b = oracle_fire(o, h, i, j); }
-            if (cable) { b = oracle_cable(o, S, h, i, j); }
-            B[(size_t)i * o.T + j] = b;
+// Su et al.: the pair (2i, 2i+1) of q and k turned by t theta^(-2i/HS), and its stretches beyond the trained length
+struct RopeOracle : NoOracle {
+    static std::vector<double> rotate(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
+        std::vector<double> y = x;
+        const double pi = std::acos(-1.0), theta = o.value("theta"), stretch = o.stretch;
+        for (int i = 0; i < o.HS / 2; i++) {
+            const double plain = std::pow(theta, -2.0 * i / o.HS);
+            double angle = t * plain;
+            if (o.scaling == "pi") { angle = (t / stretch) * plain; }
+            if (o.scaling == "ntk" && o.HS > 2) {
+                angle = t * std::pow(theta * std::pow(stretch, o.HS / (o.HS - 2.0)), -2.0 * i / o.HS);
+            }
+            if (o.scaling == "yarn") {
+                const double turns = o.T_train * plain / (2 * pi);
+                const double gamma = std::min(1.0, std::max(0.0, (turns - 1) / 31));
+                angle = t * (gamma * plain + (1 - gamma) * plain / stretch);
+            }
+            const double c = std::cos(angle), s = std::sin(angle);
+            const double a = x[(size_t)(2 * i)], b = x[(size_t)(2 * i + 1)];
+            y[(size_t)(2 * i)] = a * c - b * s;
+            y[(size_t)(2 * i + 1)] = a * s + b * c;
         }
+        return y;
     }
-    return B;
-}
-
-// A head's q or k (HS) of position t, turned
-inline std::vector<double> oracle_rotate(const PositionOracle& o, const std::vector<double>& x, int t) {
-    if (o.name != "rope") { return x; }
-    std::vector<double> y = x;
-    const double pi = std::acos(-1.0);
-    for (int i = 0; i < o.HS / 2; i++) {
-        const double plain = std::pow(o.theta, -2.0 * i / o.HS);
-        double angle = t * plain;
-        if (o.scaling == "pi") { angle = (t / o.s) * plain; }
-        if (o.scaling == "ntk" && o.HS > 2) {
-            angle = t * std::pow(o.theta * std::pow(o.s, o.HS / (o.HS - 2.0)), -2.0 * i / o.HS);
-        }
-        if (o.scaling == "yarn") {
-            const double r = o.T_train * plain / (2 * pi), gamma = std::min(1.0, std::max(0.0, (r - 1) / 31));
-            angle = t * (gamma * plain + (1 - gamma) * plain / o.s);
-        }
-        const double c = std::cos(angle), s = std::sin(angle), a = x[(size_t)(2 * i)], b = x[(size_t)(2 * i + 1)];
-        y[(size_t)(2 * i)] = a * c - b * s;
-        y[(size_t)(2 * i + 1)] = a * s + b * c;
+    static double score_factor(const OracleLayer<double>& o) {
+        return o.scaling == "yarn" ? std::pow(0.1 * std::log(o.stretch) + 1, 2) : 1.0;
     }
-    return y;
-}
+};
+inline const bool rope_oracle = register_oracle<RopeOracle>("rope");
 
-// what q.k is multiplied by besides 1/sqrt(HS)
-inline double oracle_score_factor(const PositionOracle& o) {
-    return o.name == "rope" && o.scaling == "yarn" ? std::pow(0.1 * std::log(o.s) + 1, 2) : 1.0;
+// Raffel et al.: the reference code's bucket of a key at distance n = i - j
+inline int oracle_t5_bucket(int n, bool causal) {
+    const int buckets = causal ? 32 : 16, exact = buckets / 2;
+    const int offset = !causal && n < 0 ? 16 : 0;
+    const int distance = causal ? std::max(n, 0) : std::abs(n);
+    if (distance < exact) { return offset + distance; }
+    const double logs = std::log((double)distance / exact) / std::log(128.0 / exact) * (buckets - exact);
+    return offset + std::min(buckets - 1, exact + (int)(logs + 1e-12));
 }
+struct T5Oracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        return each_pair(o, [&](int i, int j) { return o.parameter("t5", (size_t)(oracle_t5_bucket(i - j, o.causal) * o.NH + h)); });
+    }
+};
+inline const bool t5_oracle = register_oracle<T5Oracle>("t5");
 
-// the embedding x (C) of the token at position t, as the model goes on with it
-inline std::vector<double> oracle_embed(const PositionOracle& o, const std::vector<double>& x, int t) {
-    std::vector<double> y = x;
-    for (int c = 0; c < o.C; c++) {
-        if (o.name == "learned") { y[(size_t)c] += o.p.at("wpe")[(size_t)t * o.C + c]; }
-        if (o.name == "sinusoidal") {
+// a value for each distance up to K, the last one for all beyond; bidirectional: rows -K .. K
+struct T5ClipOracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const int K = (int)o.value("K");
+        return each_pair(o, [&](int i, int j) {
+            const int row = o.causal ? std::min(i - j, K) : K + std::max(-K, std::min(i - j, K));
+            return o.parameter("t5", (size_t)(row * o.NH + h));
+        });
+    }
+};
+inline const bool t5_clip_oracle = register_oracle<T5ClipOracle>("t5_clip");
+
+// Chi et al.
+template <bool Power> struct KerpleOracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const R r1 = o.parameter("kerple_r1", (size_t)h), r2 = o.parameter("kerple_r2", (size_t)h);
+        return each_pair(o, [&](int i, int j) {
+            const R distance = (R)std::abs(i - j);
+            if (!Power) { return -r1 * std::log(1 + r2 * distance); }
+            return i == j ? R(0) : -r1 * std::pow(distance, r2);
+        });
+    }
+};
+inline const bool kerple_oracle = register_oracle<KerpleOracle<false>>("kerple");
+inline const bool kerple_power_oracle = register_oracle<KerpleOracle<true>>("kerple_power");
+
+// Li et al.: an MLP 1 -> 32 -> NH of the normalised log-distance
+struct FireOracle : NoOracle {
+    static constexpr bool slow = true;          // the MLP for each i, j and parameter
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const std::vector<R> &w1 = o.params.at("fire_w1"), &b1 = o.params.at("fire_b1"), &w2 = o.params.at("fire_w2");
+        const R c = std::fabs(o.parameter("fire_c", 0)), L = std::fabs(o.parameter("fire_l", 0)) * 512;
+        return each_pair(o, [&](int i, int j) {
+            const R m = std::max(L, (R)(o.causal ? i : std::max(i, j)));
+            const R y = std::log(c * std::abs(i - j) + 1) / (std::log(c * m + 1) + R(1e-6));
+            R f = o.parameter("fire_b2", (size_t)h);
+            for (size_t k = 0; k < 32; k++) { f += w2[(size_t)h * 32 + k] * std::max(R(0), w1[k] * y + b1[k]); }
+            return f;
+        });
+    }
+};
+inline const bool fire_oracle = register_oracle<FireOracle>("fire");
+
+// a table wpe (T_train,C), added to the embeddings
+struct LearnedOracle : NoOracle {
+    static std::vector<double> embed(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
+        std::vector<double> y = x;
+        for (size_t c = 0; c < (size_t)o.C; c++) { y[c] += o.parameter("wpe", (size_t)t * o.C + c); }
+        return y;
+    }
+};
+inline const bool learned_oracle = register_oracle<LearnedOracle>("learned");
+
+// Vaswani et al.
+struct SinusoidalOracle : NoOracle {
+    static std::vector<double> embed(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
+        std::vector<double> y;
+        for (int c = 0; c < o.C; c++) {
             const double angle = t / std::pow(10000.0, (double)(c / 2 * 2) / o.C);
-            y[(size_t)c] = std::sqrt((double)o.C) * x[(size_t)c] + (c % 2 == 0 ? std::sin(angle) : std::cos(angle));
+            const double wave = c % 2 == 0 ? std::sin(angle) : std::cos(angle);
+            y.push_back(std::sqrt((double)o.C) * x[(size_t)c] + wave);
         }
+        return y;
     }
-    return y;
-}
+};
+inline const bool sinusoidal_oracle = register_oracle<SinusoidalOracle>("sinusoidal");
 
 #endif

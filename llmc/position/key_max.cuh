@@ -35,7 +35,7 @@ static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, 
 
 // Declares e's key_max where it will be read.
 template <class Tensors> void declare_key_max(Encoding& e, Tensors& t) {
-    if (!t.dims.decodes) { return; }
+    if (!t.dims.decodes || t.config->tile_skip == TileSkip::Off) { return; }
     const size_t splits = ceil_div((size_t)t.dims.T, (size_t)DECODE_SPLIT);
     t.cached(e.key_max, "key_max", Per::Layer, (size_t)t.dims.B * t.dims.NH, splits);
 }

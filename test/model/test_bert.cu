@@ -6,7 +6,6 @@
 
 #include "test/fixture.h"
 
-#include "llmc/attention/choose.cuh"
 #include "llmc/contrastive.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
@@ -188,10 +187,10 @@ void check_same_gradient(const Fixture& f, const Model& model, const std::vector
 // ----------------------------------------------------------------------------------------------------------
 // the table
 
-TEST_CASE("every tensor of BERT's table is in a checkpoint, but for padding", "[bert]") {
-    for (const PositionRow& row : position_rows) {
-        for (const BERTConfig& c : {small_config(row.name, 37), small_config(row.name, 16, 3, 6, 12, 257), small_config(row.name, 8, 1, 1, 2, 128)}) {
-            INFO(row.name << ", C " << c.C);
+TEST_CASE("every tensor of BERT's table is in a checkpoint, but for padding", "[bert][encodings]") {
+    for (const std::string& name : encodings()) {
+        for (const BERTConfig& c : {small_config(name, 37), small_config(name, 16, 3, 6, 12, 257), small_config(name, 8, 1, 1, 2, 128)}) {
+            INFO(name << ", C " << c.C);
             BERT model;
             bert_describe(model, c);
             std::vector<int> covered(model.table.total);
@@ -202,13 +201,18 @@ TEST_CASE("every tensor of BERT's table is in a checkpoint, but for padding", "[
             }
             CHECK(names.size() == model.files.size());
             size_t columns = 3 * (size_t)c.C;
-            for (const FileTensor& f : model.files) { if (f.tensor == "qkvw") { columns = std::max(columns, f.row0 + f.rows); } }
+            for (const FileTensor& f : model.files) {
+                if (f.tensor == "qkvw") { columns = std::max(columns, f.row0 + f.rows); }
+            }
             for (size_t i = 0; i < model.table.specs.size(); i++) {
                 const TensorSpec& s = model.table.specs[i];
                 const bool vocabulary = s.name == "wte" || s.name == "decoderb";
                 const size_t used = vocabulary ? (size_t)c.V : s.name == "qkvw" || s.name == "qkvb" ? columns : s.rows;
                 size_t wrong = 0;
-                for (size_t e = 0; e < s.size(); e++) { wrong += covered[model.table.offsets[i] + e] != (e / s.row_size() % s.rows < used ? 1 : 0); }
+                for (size_t e = 0; e < s.size(); e++) {
+                    const int wanted = e / s.row_size() % s.rows < used ? 1 : 0;
+                    wrong += covered[model.table.offsets[i] + e] != wanted;
+                }
                 INFO(s.name);
                 CHECK(wrong == 0);
                 CHECK(s.rows - used < (vocabulary ? 128 : 8));
@@ -217,21 +221,24 @@ TEST_CASE("every tensor of BERT's table is in a checkpoint, but for padding", "[
     }
 }
 
-TEST_CASE("BERT's tensors have transformers' names and shapes", "[bert]") {
-    for (const PositionRow& row : position_rows) {
-        const FixtureFile f(std::string("bert_") + row.name);           // written from a torch.nn.Module of those names
+TEST_CASE("BERT's tensors have transformers' names and shapes", "[bert][encodings]") {
+    for (const std::string& encoding : encodings_with_fixture("bert")) {
+        const FixtureFile f("bert_" + encoding);           // written from a torch.nn.Module of those names
         BERT model;
-        bert_describe(model, Fixture(std::string("bert_") + row.name).bert);
+        bert_describe(model, Fixture("bert_" + encoding).bert);
         std::set<std::string> ours, theirs;
         for (const FileTensor& t : model.files) {
             ours.insert("param." + t.name);
             if (f.has("param." + t.name)) { CHECK(file_view(model.table, t).shape() == f.file.entry("param." + t.name).shape); }
         }
         for (const SafetensorsEntry& e : f.file.entries) { if (starts_with(e.name, "param.")) { theirs.insert(e.name); } }
-        INFO(row.name);
+        INFO(encoding);
         CHECK(ours == theirs);
     }
-    BERT model;                                                         // and BertForMaskedLM's, word for word
+}
+
+TEST_CASE("BERT's tensors with learned positions are BertForMaskedLM's, word for word", "[bert]") {
+    BERT model;
     bert_describe(model, small_config("learned", 8, 1));
     std::set<std::string> names;
     for (const FileTensor& t : model.files) { names.insert(t.name); }
@@ -253,12 +260,12 @@ TEST_CASE("BERT's tensors have transformers' names and shapes", "[bert]") {
 // ----------------------------------------------------------------------------------------------------------
 // against PyTorch
 
-TEST_CASE("BERT's logits, loss and every gradient are PyTorch's, for every encoding", "[bert]") {
+TEST_CASE("BERT's logits, loss and every gradient are PyTorch's, for every encoding", "[bert][encodings]") {
     Random random;
     INFO(random);
-    for (const PositionRow& row : position_rows) {
-        INFO(row.name);
-        const Fixture f(std::string("bert_") + row.name);
+    for (const std::string& encoding : encodings_with_fixture("bert")) {
+        INFO(encoding);
+        const Fixture f("bert_" + encoding);
         REQUIRE(f.lengths[1] < f.T);
         Model model(f.bert, 1);
         f.load(model, random);
@@ -279,11 +286,12 @@ TEST_CASE("BERT's logits, loss and every gradient are PyTorch's, for every encod
     }
 }
 
-TEST_CASE("BERT's logits beyond the trained length are PyTorch's, for every encoding", "[bert]") {
+TEST_CASE("BERT's logits beyond the trained length are PyTorch's, for every encoding", "[bert][encodings]") {
     Random random;
     INFO(random);
-    for (const PositionRow& row : position_rows) {
-        const Fixture f(std::string("bert_") + row.name);
+    for (const std::string& encoding : encodings_with_fixture("bert")) {
+        const Fixture f("bert_" + encoding);
+        CHECK((encoding != "rope" || f.has("logits.yarn")));
         if (!f.has("inputs.long")) {
             CHECK(position_max_length(f.bert.position) == f.T);
             continue;
@@ -293,7 +301,7 @@ TEST_CASE("BERT's logits beyond the trained length are PyTorch's, for every enco
         for (const char* scaling : {"none", "pi", "ntk", "yarn"}) {
             const std::string name = std::string(scaling) == "none" ? "logits.long" : std::string("logits.") + scaling;
             if (!f.has(name)) { continue; }
-            INFO(row.name << ", " << name);
+            INFO(encoding << ", " << name);
             BERTConfig config = f.bert;
             parse_rope_scaling(scaling, config.position);
             Model model(config, 0);
@@ -302,7 +310,6 @@ TEST_CASE("BERT's logits beyond the trained length are PyTorch's, for every enco
             f.check_close(name, logits_of(model, acts, inputs, nullptr, f.B, T), f.read(name));
         }
     }
-    CHECK(Fixture("bert_rope").has("logits.yarn"));
 }
 
 // Worst here: 4.5 units, of cable's biases with OpenBLAS; 3.7 in a gradient that is zero exactly (a key's bias under cls), so that
@@ -407,11 +414,11 @@ TEST_CASE("BERT's gradients are differences of its losses, through both heads", 
 // ----------------------------------------------------------------------------------------------------------
 // padding
 
-TEST_CASE("padding changes neither embeddings nor what is learned", "[bert][padding]") {
+TEST_CASE("padding changes neither embeddings nor what is learned", "[bert][padding][encodings]") {
     Random random;
     INFO(random);
-    for (const PositionRow& row : position_rows) {
-        const Fixture f(std::string("bert_") + row.name);
+    for (const std::string& encoding : encodings_with_fixture("bert")) {
+        const Fixture f("bert_" + encoding);
         const int T = 24, V = f.bert.V, C = f.bert.C;
         const std::vector<int> lengths = {24, 5, 1, 17};
         const int B = (int)lengths.size();
@@ -424,7 +431,7 @@ TEST_CASE("padding changes neither embeddings nor what is learned", "[bert][padd
         std::vector<float> narrow_embeddings;
         for (int wide : {T, 37, 64, 70}) {
             if (wide > position_max_length(f.bert.position)) { continue; }
-            INFO(row.name << ", padded to " << wide);
+            INFO(encoding << ", padded to " << wide);
             Random same = random;
             Model model(f.bert, 1);
             f.load(model, same);
@@ -465,7 +472,7 @@ TEST_CASE("padding changes neither embeddings nor what is learned", "[bert][padd
         std::vector<int> noise = ids;
         for (int n = 0; n < B * T; n++) { if (n % T >= lengths[n / T]) { noise[n] = random.integer(0, V - 2); } }
         const Contrast a = contrast_of(model, acts, {2, B, T, ids, lengths}, 0.2), b = contrast_of(model, acts, {2, B, T, noise, lengths}, 0.2);
-        INFO(row.name);
+        INFO(encoding);
         CHECK(worst_difference(a.grads, as<double>(b.grads)) == 0);
         CHECK(same_bits(gradient_of(model, acts, noise, targets, lengths).grads, gradient_of(model, acts, ids, targets, lengths).grads));
     }

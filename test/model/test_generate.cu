@@ -277,15 +277,18 @@ TEST_CASE("evaluate: a bias matrix is the oracle's", "[evaluate][asan]") {
         std::vector<float> logits;
         forward_logits(model, acts, ids.data(), T, 0, logits);
         for (int layer = 0; layer < 2; layer++) {
-            PositionOracle o;
+            OracleLayer<double> o;
             o.name = model.config.position.name;
-            o.T = T; o.NH = NH; o.C = 32; o.HS = 16; o.K = 70;
+            o.values.insert(model.config.position.values.begin(), model.config.position.values.end());
+            o.T = T; o.NH = NH; o.C = 32; o.HS = 16;
             const size_t OC = (size_t)model.OC;
             std::vector<float> qkv((size_t)T * OC);
             copy_to_host(qkv.data(), acts.a.qkv(layer), sizeof(float) * qkv.size(), model.stream);
-            for (int i = 0; i < T * NH && o.name.find("cable") != std::string::npos; i++) {
-                o.z.push_back(qkv[(size_t)(i / NH) * OC + (size_t)(3 * 32 + i % NH)]);
-                o.u.push_back(o.name == "cable" ? qkv[(size_t)(i / NH) * OC + (size_t)(3 * 32 + NH + i % NH)] : 0.0);
+            const std::string cable = o.name.find("cable") == std::string::npos ? "" : o.name;
+            o.width = cable.empty() ? 0 : cable == "cable" ? 2 * NH : NH;
+            for (size_t t = 0; t < (size_t)T; t++) {
+                const float* row = &qkv[t * OC + 3 * 32];
+                o.columns.insert(o.columns.end(), row, row + o.width);
             }
             for (const char* name : {"t5", "kerple_r1", "kerple_r2"}) {
                 const int index = model.table.find(name);
@@ -293,7 +296,7 @@ TEST_CASE("evaluate: a bias matrix is the oracle's", "[evaluate][asan]") {
                 std::vector<float> host(model.table.specs[(size_t)index].layer_size());
                 const float* from = model.table.pointer(model.master, name)(layer);
                 copy_to_host(host.data(), from, sizeof(float) * host.size(), model.stream);
-                o.p[name].assign(host.begin(), host.end());
+                o.params[name].assign(host.begin(), host.end());
             }
             for (int head = 0; head < NH; head++) {
                 const PositionView view = position_view(model, acts, layer, 1, T);

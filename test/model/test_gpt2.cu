@@ -8,7 +8,6 @@
 #include "test/fixture.h"
 
 #include "llmc/adamw.cuh"
-#include "llmc/attention/choose.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/use/evaluate.h"
@@ -117,10 +116,10 @@ void test_fixture(Random& random, const std::string& name) {
 
 } // namespace
 
-TEST_CASE("every tensor of the table is in a checkpoint, but for padding", "[gpt2]") {
-    for (const PositionRow& row : position_rows) {
-        for (const GPT2Config& c : {small_config(row.name, 37), small_config(row.name, 16, 3, 6, 12, 257), small_config(row.name, 8, 1, 1, 2, 128)}) {
-            INFO(row.name << ", C " << c.C);
+TEST_CASE("every tensor of the table is in a checkpoint, but for padding", "[gpt2][encodings]") {
+    for (const std::string& name : encodings()) {
+        for (const GPT2Config& c : {small_config(name, 37), small_config(name, 16, 3, 6, 12, 257), small_config(name, 8, 1, 1, 2, 128)}) {
+            INFO(name << ", C " << c.C);
             GPT2 model;
             gpt2_describe(model, c);
             std::vector<int> covered(model.table.total);
@@ -131,12 +130,17 @@ TEST_CASE("every tensor of the table is in a checkpoint, but for padding", "[gpt
             }
             CHECK(names.size() == model.files.size());
             size_t columns = 3 * (size_t)c.C;
-            for (const FileTensor& f : model.files) { if (f.tensor == "qkvw") { columns = std::max(columns, f.row0 + f.rows); } }
+            for (const FileTensor& f : model.files) {
+                if (f.tensor == "qkvw") { columns = std::max(columns, f.row0 + f.rows); }
+            }
             for (size_t i = 0; i < model.table.specs.size(); i++) {
                 const TensorSpec& s = model.table.specs[i];
                 const size_t used = s.name == "wte" ? (size_t)c.V : s.name == "qkvw" || s.name == "qkvb" ? columns : s.rows;
                 size_t wrong = 0;
-                for (size_t e = 0; e < s.size(); e++) { wrong += covered[model.table.offsets[i] + e] != (e / s.row_size() % s.rows < used ? 1 : 0); }
+                for (size_t e = 0; e < s.size(); e++) {
+                    const int wanted = e / s.row_size() % s.rows < used ? 1 : 0;
+                    wrong += covered[model.table.offsets[i] + e] != wanted;
+                }
                 INFO(s.name);
                 CHECK(wrong == 0);
                 CHECK(s.rows - used < (s.name == "wte" ? 128 : 8));
@@ -174,17 +178,18 @@ TEST_CASE("initial values: names shared by two encodings start equal, padding at
     CHECK(std::fabs(rms("fcprojw", 2 * 64 * 16) / 0.01 - 1) <= 4 / std::sqrt(2.0 * 2 * 64 * 16));
 }
 
-TEST_CASE("logits, loss and every gradient are PyTorch's, for every encoding", "[gpt2]") {
+TEST_CASE("logits, loss and every gradient are PyTorch's, for every encoding", "[gpt2][encodings]") {
     Random random;
     INFO(random);
-    for (const PositionRow& row : position_rows) { test_fixture(random, row.name); }
+    for (const std::string& name : encodings_with_fixture("gpt2")) { test_fixture(random, name); }
 }
 
-TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", "[gpt2]") {
+TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", "[gpt2][encodings]") {
     Random random;
     INFO(random);
-    for (const PositionRow& row : position_rows) {
-        const Fixture f(row.name);
+    for (const std::string& encoding : encodings_with_fixture("gpt2")) {
+        const Fixture f(encoding);
+        CHECK((encoding != "rope" || f.has("logits.yarn")));
         if (f.file.find("inputs.long") == nullptr) {
             CHECK(position_max_length(f.gpt2.position) == f.T);
             continue;
@@ -194,7 +199,7 @@ TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", 
         for (const char* scaling : {"none", "pi", "ntk", "yarn"}) {
             const std::string name = std::string(scaling) == "none" ? "logits.long" : std::string("logits.") + scaling;
             if (f.file.find(name) == nullptr) { continue; }
-            INFO(row.name << ", " << name);
+            INFO(encoding << ", " << name);
             GPT2Config config = f.gpt2;
             parse_rope_scaling(scaling, config.position);
             Model model(config, 0);
@@ -203,12 +208,11 @@ TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", 
             const std::vector<int> ignored((size_t)f.B * T, IGNORE_INDEX);
             const std::vector<float> got = logits_of(model, acts, inputs, ignored, f.B, T);
             f.check_close(name, got, f.read(name));
-            if (name == "logits.long" && row.name == std::string("rope")) {
+            if (name == "logits.long" && encoding == "rope") {
                 CHECK(f.error_units("logits.pi", got, f.read("logits.pi")) > 100);        // the scalings do differ
             }
         }
     }
-    CHECK(Fixture("rope").file.find("logits.yarn") != nullptr);
 }
 
 TEST_CASE("recomputing activations changes no bit", "[gpt2]") {

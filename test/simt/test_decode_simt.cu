@@ -69,16 +69,16 @@ struct DecodeLayer {
         }
         return to_float(out.host());
     }
-    PositionOracle oracle(int b) {
-        PositionOracle o;
+    OracleLayer<double> oracle(int b) {
+        OracleLayer<double> o;
         o.name = config.name;
+        o.values.insert(config.values.begin(), config.values.end());
         o.T = s.t0 + 1; o.NH = s.NH; o.C = C; o.HS = s.HS; o.T_train = config.T_train;
-        for (const TensorSpec& p : tables.params) { o.p[p.name] = std::vector<double>(host(p.name), host(p.name) + p.size()); }
-        if (o.name == "t5_clip") { o.K = config.value("K"); }
-        for (int t = 0; t <= s.t0 && tables.extra_columns > 0; t++) {
+        for (const TensorSpec& p : tables.params) { o.params[p.name] = std::vector<double>(host(p.name), host(p.name) + p.size()); }
+        o.width = tables.extra_columns;
+        for (int t = 0; t <= s.t0; t++) {
             const float* row = &host_qkv[((size_t)b * s.stride + t) * OC + 3 * C];
-            o.z.insert(o.z.end(), row, row + s.NH);
-            if (tables.extra_columns > s.NH) { o.u.insert(o.u.end(), row + s.NH, row + 2 * s.NH); }
+            o.columns.insert(o.columns.end(), row, row + o.width);
         }
         return o;
     }
@@ -86,7 +86,7 @@ struct DecodeLayer {
         const std::vector<float> x = to_float(qkv->host());
         std::vector<double> out;
         for (int b = 0; b < s.B; b++) {
-            const PositionOracle o = oracle(b);
+            const OracleLayer<double> o = oracle(b);
             for (int h = 0; h < s.NH; h++) {
                 const std::vector<double> B = oracle_bias(o, h);
                 const float *k = &x[(size_t)b * s.stride * OC + C + h * s.HS], *q = k + (size_t)s.t0 * OC - C, *v = k + C;

@@ -1,0 +1,215 @@
+// attention_layer.h -- a layer of attention with any encoding, and the same in double and in float32 loops over T x T matrices.
+//
+// The heads are attention_oracle.h's, their biases oracle_positions.h's. A gradient in an encoding's parameters or columns is the
+// sum over i, j of the oracle's dB_ij times dB_ij/dparameter, by central differences of the bias.
+//
+// Tolerances come from the oracles alone: the float32 loops and the float32 bias have no tricks, so what they are off by on the same
+// input is what float32 costs (check_close in test/oracle.h allows MULTIPLE times as much).
+#ifndef TEST_ATTENTION_LAYER_H
+#define TEST_ATTENTION_LAYER_H
+
+#include "test/layer.h"
+#include "test/layers/attention_oracle.h"
+#include "test/shared_kernels.h"
+
+// T tokens at a capacity of `stride`
+struct Layer : AttentionLayer {
+    Layer(const std::string& pos, LayerShape s, bool causal, Random& random, int stride = 0, int T_train = 0)
+        : AttentionLayer(pos, s, causal, stride > 0 ? stride : s.T, T_train > 0 ? T_train : imax(stride, s.T)) {
+        fill([&](const TensorSpec& p) { draw(p, random); });
+    }
+
+    void draw(const TensorSpec& p, Random& random) {
+        for (size_t e = 0; e < p.size(); e++) { host(p.name)[e] = draw_parameter(p, random); }
+        const float sign = random.integer(0, 1) ? 1.0f : -1.0f;
+        if (p.name == "fire_c") { host(p.name)[0] = sign * (float)random.uniform(0.05, 0.5); }
+        // at small T, L = 512 |l| lies among the positions, but on none of them: there max(L, i) has no derivative
+        if (p.name == "fire_l") { host(p.name)[0] = sign * (stride < 100 ? stride / 2 + 0.5f : 300.5f) / 512; }
+        if (p.name == "fire_b1") { keep_off_fire_kinks(random); }
+    }
+    // float32, double and the differences of through_bias must agree on which units of fire are on: none is near its kink
+    void keep_off_fire_kinks(Random& random) {
+        const double c = std::fabs(host("fire_c")[0]), L = std::fabs(host("fire_l")[0]) * 512;
+        for (size_t k = 0; k < 32; k++) {
+            double nearest = 0;
+            while (nearest < 3e-5) {
+                host("fire_b1")[k] = random.normal();
+                nearest = 1;
+                for (int i = 0; i < stride; i++) {
+                    for (int d = 0; d < stride; d++) {
+                        const double y = std::log(c * d + 1) / (std::log(c * std::max(L, (double)i) + 1) + 1e-6);
+                        nearest = std::min(nearest, std::fabs(host("fire_w1")[k] * y + host("fire_b1")[k]));
+                    }
+                }
+            }
+        }
+    }
+
+    // q, k, v and the encoding's columns; the padding columns, the rows after T and q, k, v of padding tokens are NaN
+    std::vector<float> draw_qkv(Random& random) const {
+        std::vector<float> x((size_t)s.B * stride * OC, NAN);
+        for (int b = 0; b < s.B; b++) {
+            for (int t = 0; t < s.T; t++) {
+                for (int c = 0; c < 3 * C + tables.extra_columns; c++) {
+                    float v = random.normal();
+                    while (c >= 3 * C && std::fabs(v) < 1e-3f) { v = random.normal(); }     // off ReLU's kink
+                    x[((size_t)b * stride + t) * OC + c] = c < 3 * C && t >= tokens(b) ? NAN : v;
+                }
+            }
+        }
+        return x;
+    }
+
+    std::vector<float> draw_dout(Random& random) const {        // NaN where nobody may look
+        std::vector<float> x = random.normals((size_t)s.B * s.T * C);
+        for (size_t e = 0; e < x.size(); e++) { x[e] = (int)(e / C % s.T) < tokens((int)(e / C / s.T)) ? x[e] : NAN; }
+        return x;
+    }
+
+    template <bool Causal> void forward(float* out, float* lse, float* qkv, int t0, int n) const {
+        with_position(view, [&](auto position) { position.prepare_forward(qkv, s.B, n, t0, Stream(0)); });
+        attention_forward<Causal>(out, lse, nullptr, qkv, view, s.B, n, t0, Stream(0));
+    }
+    void forward(float* out, float* lse, float* qkv, int t0, int n) const {
+        if (causal) { forward<true>(out, lse, qkv, t0, n); } else { forward<false>(out, lse, qkv, t0, n); }
+    }
+    // up to the sums of the bias functor, which prepare_backward then turns into gradients in place
+    void backward_scores(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out,
+                         const float* lse) const {
+        if (causal) { attention_backward<true>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
+        else { attention_backward<false>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
+    }
+    void backward(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out, const float* lse) const {
+        backward_scores(dqkv, scratch, dout, qkv, out, lse);
+        with_position(view, [&](auto position) { position.prepare_backward(dqkv, qkv, s.B, s.T, Stream(0)); });
+    }
+    size_t backward_scratch() const { return attention_backward_scratch(config, s.B, s.T, s.NH, s.HS); }
+};
+
+// (T,HS): part 0, 1, 2 is q, k, v of head h of sequence b, turned if the encoding turns it
+inline std::vector<double> head(const Layer& l, const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h, int part) {
+    std::vector<double> x;
+    for (int t = 0; t < o.T; t++) {
+        const std::vector<double> v = l.vector(o, qkv, b, h, t, part);
+        x.insert(x.end(), v.begin(), v.end());
+    }
+    return x;
+}
+
+// every result of a layer by double and float32 loops; dqkv (B,T,OC) with zeros in the padding, grads as the table lays them out.
+// A sequence is computed as if it were alone, with as many tokens as it has: after them all is 0.
+struct LayerOracle {
+    std::vector<double> out, lse, dqkv, grads, slopes;      // slopes: the largest |dB_ij / dparameter|
+    std::vector<float> plain_out, plain_lse, plain_dqkv, plain_grads;
+
+    LayerOracle(Layer& l, const std::vector<float>& qkv, const std::vector<float>& dout, bool with_gradients = true) {
+        const size_t B = (size_t)l.s.B, T = (size_t)l.s.T, C = (size_t)l.C;
+        out.resize(B * T * C);
+        plain_out.resize(B * T * C);
+        lse.resize(B * l.s.NH * T);
+        plain_lse.resize(B * l.s.NH * T);
+        dqkv.resize(B * T * l.OC);
+        plain_dqkv.resize(B * T * l.OC);
+        grads.resize(l.params.total);
+        slopes.resize(l.params.total);
+        plain_grads.resize(l.params.total);
+        for (int b = 0; b < l.s.B; b++) {
+            OracleLayer<double> o = l.oracle(qkv, b, l.tokens(b));
+            for (int h = 0; h < l.s.NH; h++) { one_head(l, o, qkv, dout, b, h, with_gradients); }
+        }
+    }
+
+private:
+    void one_head(Layer& l, OracleLayer<double>& o, const std::vector<float>& qkv, const std::vector<float>& dout, int b, int h,
+                  bool with_gradients) {
+        const size_t T = (size_t)o.T, HS = (size_t)l.s.HS, C = (size_t)l.C;
+        const std::vector<double> q = head(l, o, qkv, b, h, 0), k = head(l, o, qkv, b, h, 1), v = head(l, o, qkv, b, h, 2);
+        std::vector<double> dy;
+        for (size_t t = 0; t < T; t++) {
+            for (size_t d = 0; d < HS; d++) { dy.push_back(dout[((size_t)b * l.s.T + t) * C + h * HS + d]); }
+        }
+        const double scale = oracle_score_factor(o) / std::sqrt((double)HS);
+        const HeadOracle<double> want(q, k, v, oracle_bias(o, h), dy, scale, T, HS, l.causal);
+        const HeadOracle<float> plain(as<float>(q), as<float>(k), as<float>(v), oracle_bias(rounded(o), h), as<float>(dy),
+                                      (float)scale, T, HS, l.causal);
+        store(l, o, want, plain, b, h);
+        if (!with_gradients || !find_oracle(o.name).has_bias) { return; }
+        for (size_t p = 0; p < l.tables.params.size(); p++) {
+            std::vector<double>& tensor = o.params[l.tables.params[p].name];
+            const double step = l.tables.params[p].name == "fire_l" ? 1e-9 : 1e-7;
+            for (size_t e = 0; e < tensor.size(); e++) {
+                const size_t at = l.params.offsets[p] + e;
+                slopes[at] = std::max(slopes[at], through_bias(o, tensor[e], h, want, plain, grads[at], plain_grads[at], step));
+            }
+        }
+        for (size_t e = 0; e < o.columns.size(); e++) {
+            const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
+            const size_t at = ((size_t)b * l.s.T + t) * l.OC + 3 * C + c;
+            through_bias(o, o.columns[e], h, want, plain, dqkv[at], plain_dqkv[at]);
+        }
+    }
+    // the results of one head to their places in those of the layer
+    void store(const Layer& l, const OracleLayer<double>& o, const HeadOracle<double>& want, const HeadOracle<float>& plain, int b,
+               int h) {
+        const size_t T = (size_t)o.T, stride = (size_t)l.s.T, HS = (size_t)l.s.HS, C = (size_t)l.C;
+        const std::vector<double>* d64[] = {&want.dq, &want.dk, &want.dv};
+        const std::vector<float>* d32[] = {&plain.dq, &plain.dk, &plain.dv};
+        for (size_t t = 0; t < T; t++) {
+            lse[((size_t)b * l.s.NH + h) * stride + t] = want.lse[t];
+            plain_lse[((size_t)b * l.s.NH + h) * stride + t] = plain.lse[t];
+            for (size_t d = 0; d < HS; d++) {
+                out[((size_t)b * stride + t) * C + h * HS + d] = want.out[t * HS + d];
+                plain_out[((size_t)b * stride + t) * C + h * HS + d] = plain.out[t * HS + d];
+            }
+            for (size_t part = 0; part < 3; part++) {
+                std::vector<double> x(d64[part]->begin() + t * HS, d64[part]->begin() + (t + 1) * HS);
+                std::vector<double> f(d32[part]->begin() + t * HS, d32[part]->begin() + (t + 1) * HS);
+                if (part < 2) {             // turned back
+                    x = oracle_rotate(o, x, -(int)t);
+                    f = oracle_rotate(o, f, -(int)t);
+                }
+                for (size_t d = 0; d < HS; d++) {
+                    const size_t at = ((size_t)b * stride + t) * l.OC + part * C + h * HS + d;
+                    dqkv[at] = x[d];
+                    plain_dqkv[at] = (float)f[d];
+                }
+            }
+        }
+    }
+    // += sum of dB_ij * dB_ij/dx; returns the largest |dB_ij/dx|
+    static double through_bias(const OracleLayer<double>& o, double& x, int h, const HeadOracle<double>& want,
+                               const HeadOracle<float>& plain, double& gradient, float& plain_gradient, double step = 1e-7) {
+        const double at = x;
+        double steepest = 0;
+        x = at + step;
+        const std::vector<double> up = oracle_bias(o, h);
+        x = at - step;
+        const std::vector<double> down = oracle_bias(o, h);
+        x = at;
+        for (size_t e = 0; e < up.size(); e++) {
+            const double slope = (up[e] - down[e]) / (2 * step);
+            gradient += want.dbias[e] * slope;
+            plain_gradient += plain.dbias[e] * (float)slope;
+            steepest = std::max(steepest, std::fabs(slope));
+        }
+        return steepest;
+    }
+};
+
+// columns first .. first + n - 1 of rows of `width`
+template <class T> std::vector<T> columns(const std::vector<T>& x, size_t width, size_t first, size_t n) {
+    std::vector<T> y;
+    for (size_t r = 0; r < x.size() / width; r++) {
+        y.insert(y.end(), x.begin() + r * width + first, x.begin() + r * width + first + n);
+    }
+    return y;
+}
+
+inline std::string layer_text(const std::string& pos, LayerShape s, bool causal, const std::vector<int>& lengths) {
+    std::string t = strprintf("%s: B %d, T %d, NH %d, HS %d, %s", pos.c_str(), s.B, s.T, s.NH, s.HS,
+                              causal ? "causal" : "bidirectional");
+    for (size_t b = 0; b < lengths.size(); b++) { t += strprintf("%s %d", b == 0 ? ", lengths" : "", lengths[b]); }
+    return t;
+}
+
+#endif

@@ -1,0 +1,178 @@
+// test_attention_bits.cu -- what must not change attention's bits: padding, threads; pieces instead of the whole; its memory.
+#include "test/layers/attention_layer.h"
+
+namespace {
+
+// A sequence that arrives in pieces, as in generation, against the oracle and against the same in one call.
+void test_pieces(Random& random, const std::string& name, int stride, const std::vector<int>& pieces) {
+    LayerShape s = {1, 0, 2, 8};
+    for (int n : pieces) { s.T += n; }
+    INFO(name << ", T " << s.T);
+    Layer l(name, s, true, random, stride);                 // capacity beyond the tokens; the rows after them are NaN
+    const std::vector<float> qkv = l.draw_qkv(random);
+    Array<float> whole(qkv), out((size_t)s.T * l.C), lse((size_t)s.NH * l.stride);
+    l.forward(out, lse, whole, 0, s.T);
+    l.act_data->set(std::vector<float>(l.acts.total, NAN)); // anew: rows arrive piece by piece, later ones are not there yet
+    std::vector<float> so_far(qkv.size(), NAN), got;
+    Array<float> cached(so_far);
+    int t0 = 0;
+    for (int n : pieces) {
+        so_far = cached.host();
+        std::copy(qkv.begin() + t0 * l.OC, qkv.begin() + (t0 + n) * l.OC, so_far.begin() + t0 * l.OC);
+        cached.set(so_far);
+        Array<float> piece((size_t)n * l.C);
+        l.forward(piece, nullptr, cached, t0, n);
+        const std::vector<float> p = piece.host();
+        got.insert(got.end(), p.begin(), p.end());
+        t0 += n;
+    }
+    // tiles are cut elsewhere, so sums have another order: what float32 loops in the oracle are off by is the unit
+    const LayerOracle o(l, qkv, std::vector<float>((size_t)s.T * l.C, 0.0f), false);
+    check_close("in pieces", got, o.out, o.plain_out);
+    check_close("at once", out.host(), o.out, o.plain_out);
+}
+
+// dqkv (B,T,columns_of): without what lies after the encoding's columns
+struct Bits { std::vector<float> out, lse, dqkv; };
+size_t columns_of(const Layer& l) { return (size_t)(3 * l.C + l.tables.extra_columns); }
+Bits run_bits(const Layer& l, const std::vector<float>& qkv, const std::vector<float>& dout) {
+    Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)l.s.B * l.s.NH * l.s.T), dqkv(qkv.size());
+    Array<float> scratch(l.backward_scratch());
+    l.forward(out, lse, d_qkv, 0, l.s.T);
+    l.backward(dqkv, scratch, Array<float>(dout), d_qkv, out, lse);
+    return {out.host(), lse.host(), columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l))};
+}
+
+} // namespace
+
+// Forward, dqkv and lse of each sequence have the bits that they have alone, whatever pads it, and however much.
+TEST_CASE("attention: padding changes no bit of a sequence", "[attention][encodings][asan]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings()) {
+        for (bool causal : {true, false}) {
+            for (const std::vector<int>& lengths : {std::vector<int>{40, 1, 17, 31}, {150, 129, 64, 97}}) {
+                for (int T : {lengths[0], lengths[0] + 1, 202}) {
+                    const LayerShape s = {(int)lengths.size(), T, 2, 24};
+                    INFO(layer_text(name, s, causal, lengths));
+                    Layer l(name, s, causal, random, 0, 202);
+                    l.set_lengths(lengths);
+                    const std::vector<float> qkv = l.draw_qkv(random), dout = l.draw_dout(random);
+                    const Bits padded = run_bits(l, qkv, dout);
+                    for (size_t b = 0; b < lengths.size(); b++) {
+                        Layer one(name, {1, lengths[b], s.NH, s.HS}, causal, random, 0, 202);
+                        one.fill([&](const TensorSpec& p) {         // the longer table of learned positions begins with the shorter
+                            std::copy(l.host(p.name), l.host(p.name) + p.size(), one.host(p.name));
+                        });
+                        const size_t n = (size_t)lengths[b];
+                        const auto mine = [&](const std::vector<float>& x, size_t width) {
+                            return std::vector<float>(x.begin() + b * T * width, x.begin() + (b * T + n) * width);
+                        };
+                        const Bits alone = run_bits(one, mine(qkv, (size_t)l.OC), mine(dout, (size_t)l.C));
+                        INFO("sequence " << b);
+                        CHECK(same_bits(alone.out, mine(padded.out, (size_t)l.C)));
+                        CHECK(alone.dqkv == mine(padded.dqkv, columns_of(l)));      // -fno-signed-zeros: 0 is -0
+                        for (size_t h = 0; h < (size_t)s.NH; h++) {
+                            const float *x = &padded.lse[(b * s.NH + h) * T], *y = &alone.lse[h * n];
+                            CHECK(memcmp(x, y, n * sizeof(float)) == 0);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("attention in pieces equals attention at once, every encoding", "[attention][encodings][asan]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings()) { test_pieces(random, name, 171, {5, 1, 1, 50, 20, 1, 60, 1, 11}); }
+}
+
+TEST_CASE("attention in pieces, a short text", "[attention][race]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "t5", "rope"}) { test_pieces(random, name, 45, {5, 1, 30, 4}); }
+}
+
+TEST_CASE("attention: same bits for any number of threads", "[attention][encodings]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings()) {
+        INFO(name);
+        const LayerShape s = {2, 130, 2, 16};
+        Layer l(name, s, true, random);
+        const std::vector<float> qkv = l.draw_qkv(random);
+        const Array<float> dout(random.normals((size_t)s.B * s.T * l.C));
+        check_thread_invariance([&] {
+            l.grads->set(std::vector<float>(l.params.total, 0.0f));
+            Array<float> d_qkv(qkv), out(dout.n), lse((size_t)s.B * s.NH * s.T), dqkv(qkv.size());
+            Array<float> scratch(l.backward_scratch());
+            l.forward(out, lse, d_qkv, 0, s.T);
+            l.backward(dqkv, scratch, dout, d_qkv, out, lse);
+            std::vector<float> all = out.host();
+            const std::vector<float> known = columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l));
+            for (const std::vector<float>& x : {lse.host(), known, l.grads->host()}) { all.insert(all.end(), x.begin(), x.end()); }
+            return all;
+        });
+    }
+}
+
+TEST_CASE("nothing in attention grows with the square of T", "[attention][encodings][asan]") {
+    const int T = 1 << 14, NH = 4, HS = 32;
+    const AttentionDims small = {T, 0, T, NH, HS, 3 * NH * HS, 1.0f};
+    const AttentionDims large = {4 * T, 0, 4 * T, NH, HS, 3 * NH * HS, 1.0f};
+    CHECK(attention_forward_shared(small) == attention_forward_shared(large));
+    CHECK(attention_backward_shared(small) == attention_backward_shared(large));
+    const auto scratch = [](int length) { return attention_backward_scratch(PositionConfig(), 2, length, NH, HS); };
+    CHECK(scratch(4 * T) == 4 * scratch(T));
+    for (const std::string& name : encodings()) {
+        auto floats = [&](int length) {
+            PositionDims d;
+            d.L = 1;
+            d.NH = NH;
+            d.C = NH * HS;
+            d.B = 2;
+            d.T = length;
+            size_t n = 0;
+            const PositionTables tables = position_tables(parse_position(name, T), d);
+            for (const TensorSpec& spec : tables.acts) { n += spec.size(); }
+            return n;
+        };
+        INFO(name);
+        CHECK(floats(4 * T) <= 4 * floats(T));
+    }
+}
+
+TEST_CASE("attention hands a NaN on, to the rows that see it", "[attention]") {
+    Random random;
+    INFO(random);
+    const LayerShape s = {1, 70, 1, 8};
+    Layer l("none", s, true, random);
+    std::vector<float> qkv = l.draw_qkv(random);
+    qkv[40 * l.OC + l.C + 3] = NAN;         // a key
+    Array<float> d_qkv(qkv), out((size_t)s.T * l.C);
+    l.forward(out, nullptr, d_qkv, 0, s.T);
+    const std::vector<float> got = out.host();
+    for (int t = 0; t < s.T; t++) { CHECK(std::isnan(got[(size_t)t * l.C]) == (t >= 40)); }
+}
+
+TEST_CASE("attention: heads too large for a block's shared memory are refused", "[attention]") {
+    const PositionConfig fire = parse_position("fire", 128);
+    AttentionDims p = {};
+    p.HS = 64;
+    const size_t limit = attention_backward_shared(p);
+    REQUIRE(attention_forward_shared(p) < limit);
+    for (int HS : {8, 63, 64}) { CHECK_NOTHROW(check_head_size(fire, HS, true, limit)); }
+    CHECK_NOTHROW(check_head_size(fire, 65, false, limit));
+    try {
+        check_head_size(fire, 65, true, limit);
+        FAIL("65 fits");
+    } catch (const Error& e) {
+        CHECK(e.code == EXIT_BAD_INPUT);
+        const std::string words = e.what();
+        INFO(words);
+        CHECK(words.find("heads of 65 need ") != std::string::npos);
+        CHECK(words.find("at most 64 fit") != std::string::npos);
+    }
+}
