@@ -1,7 +1,7 @@
-// shared_kernels.h -- the portable attention kernels of every encoding, compiled once for all tests (test_shared_kernels.cu).
+// shared_kernels.h -- the portable attention kernels of every encoding, compiled once for all tests.
 //
-// Include it before the first use of attention_forward, attention_backward and attention_decode. Without it every test file that
-// calls them would compile some forty kernels of its own.
+// With -DSHARED_KERNELS the kernels are only declared here, and the program is linked with shared_kernels.cu. Without it every
+// test file that calls them compiles some forty kernels of its own.
 #ifndef TEST_SHARED_KERNELS_H
 #define TEST_SHARED_KERNELS_H
 
@@ -9,18 +9,19 @@
 
 template <class Type> using BiasOf = decltype(std::declval<Type>().bias());
 
-#define X(name, type, help)                                                                                                       \
-    extern template void portable_attention_forward<true>(floatX*, float*, const floatX*, const BiasOf<type>&,                    \
-                                                          const AttentionDims&, int, Stream);                                     \
-    extern template void portable_attention_forward<false>(floatX*, float*, const floatX*, const BiasOf<type>&,                   \
-                                                           const AttentionDims&, int, Stream);                                    \
-    extern template void portable_attention_backward<true>(floatX*, float*, const floatX*, const floatX*, const floatX*,          \
-                                                           const float*, const BiasOf<type>&, const AttentionDims&, int, Stream); \
-    extern template void portable_attention_backward<false>(floatX*, float*, const floatX*, const floatX*, const floatX*,         \
-                                                            const float*, const BiasOf<type>&, const AttentionDims&, int, Stream);
-#if !defined(COMPILE_SHARED_KERNELS) && !defined(CUDA_BUILD)
+#if defined(SHARED_KERNELS)
+#define FORWARD(Causal, Type) \
+    extern template void portable_attention_forward<Causal>( \
+        floatX*, float*, const floatX*, const BiasOf<Type>&, const AttentionDims&, int, Stream);
+#define BACKWARD(Causal, Type) \
+    extern template void portable_attention_backward<Causal>( \
+        floatX*, float*, const floatX*, const floatX*, const floatX*, const float*, const BiasOf<Type>&, \
+        const AttentionDims&, int, Stream);
+#define X(name, type, help) FORWARD(true, type) FORWARD(false, type) BACKWARD(true, type) BACKWARD(false, type)
 POSITIONS(X)
-#endif
 #undef X
+#undef BACKWARD
+#undef FORWARD
+#endif
 
 #endif
