@@ -1,0 +1,220 @@
+// test_encodings.cu -- attention with every encoding of the table in the CUDA build: on the tensor cores where the form
+// of its bias is known, else on the portable kernels. One layer, forward and backward, against plain loops in double.
+//
+// The loops get the bf16 numbers that the kernels read, q and k as the encoding has prepared them. What is left are the
+// roundings to bf16 on the way, each by at most 2^-9 of a value: of the probabilities, of out (and so of row_dot), and
+// of the results. They come to 2^-8 of a result, and to less in an encoding's own gradients, so the tolerances are 2^-7
+// and 2^-9: a bias or a gradient that is wrong by a fifth is seen.
+#include <memory>
+
+#include "test/layers/attention_oracle.h"
+#include "test/oracle_positions.h"
+
+#include "llmc/attention/choose.cuh"
+
+#include "test/simt/kernel_test.h"
+
+constexpr int B = 1, T = 70;                    // two tiles, the second one not full
+constexpr int NH = 2, HS = 64;
+constexpr int C = NH * HS;
+constexpr double BF16 = 1.0 / 256;
+
+// How far a result is off, relative to its size; a gradient of the encoding's own: to the magnitudes that were summed
+struct Deviation {
+    const char* what;
+    double value, tolerance;
+};
+
+struct Layer {
+    bool causal;
+    PositionConfig config;
+    PositionTables tables;
+    TensorTable params, acts;
+    int OC = 0;
+    OracleLayer<double> oracle;
+    std::unique_ptr<DeviceArray<float>> master, grads, act_data;
+    std::unique_ptr<DeviceArray<floatX>> qkv, dout;
+    PositionView view;
+
+    Layer(const std::string& name, bool causal) : causal(causal), config(parse_position(name, T)) {
+        PositionDims dims;
+        dims.L = 1;
+        dims.NH = NH;
+        dims.C = C;
+        dims.B = B;
+        dims.T = T;
+        dims.causal = causal;
+        tables = position_tables(config, dims);
+        OC = round_up(3 * C + tables.extra_columns, 8);
+        for (const TensorSpec& p : tables.params) { params.add(p); }
+        for (const TensorSpec& a : tables.acts) { acts.add(a); }
+        master = std::make_unique<DeviceArray<float>>(draw_parameters());
+        grads = std::make_unique<DeviceArray<float>>(std::vector<float>(params.total, 0.0f));
+        act_data = std::make_unique<DeviceArray<float>>(acts.total);
+        qkv = std::make_unique<DeviceArray<floatX>>(converted<floatX>(normals((size_t)B * T * OC, 7)));
+        dout = std::make_unique<DeviceArray<floatX>>(converted<floatX>(normals((size_t)B * T * C, 8)));
+        view.config = &config;
+        view.L = 1;
+        view.NH = NH;
+        view.C = C;
+        view.HS = HS;
+        view.B = B;
+        view.T = T;
+        view.OC = OC;
+        view.causal = causal;
+        view.params = &params;
+        view.acts = &acts;
+        view.master = master->p;
+        view.grads = grads->p;
+        view.act_data = act_data->p;
+        describe();
+    }
+
+    // normal, or inside the bounds that an update keeps
+    std::vector<float> draw_parameters() const {
+        std::vector<float> x(params.total);
+        for (size_t p = 0; p < tables.params.size(); p++) {
+            const TensorSpec& spec = tables.params[p];
+            const std::vector<float> drawn = normals(spec.size(), 100 + p, 0.5);
+            for (size_t e = 0; e < drawn.size(); e++) {
+                float value = spec.name == "fire_l" ? 0.1f : drawn[e];
+                if (spec.lo > -FLT_MAX) { value = spec.lo + fabsf(value); }
+                x[params.offsets[p] + e] = std::min(value, spec.hi);
+            }
+        }
+        return x;
+    }
+    // the oracle's view of the layer
+    void describe() {
+        oracle.name = config.name;
+        oracle.causal = causal;
+        oracle.T = T;
+        oracle.NH = NH;
+        oracle.C = C;
+        oracle.HS = HS;
+        oracle.T_train = config.T_train;
+        oracle.values.insert(config.values.begin(), config.values.end());
+        const std::vector<float> values = master->host(), x = to_float(qkv->host());
+        for (size_t p = 0; p < tables.params.size(); p++) {
+            const float* first = &values[params.offsets[p]];
+            oracle.params[tables.params[p].name].assign(first, first + tables.params[p].size());
+        }
+        oracle.width = tables.extra_columns;
+        for (int t = 0; t < T; t++) {
+            const float* row = &x[(size_t)t * OC + 3 * C];
+            oracle.columns.insert(oracle.columns.end(), row, row + oracle.width);
+        }
+    }
+
+    // what the kernels make of it: out (T,C), dqkv (T,OC)
+    template <bool Causal> void run(std::vector<float>& out, std::vector<float>& dqkv) {
+        DeviceArray<floatX> device_out((size_t)T * C), device_dqkv((size_t)T * OC);
+        DeviceArray<float> lse((size_t)NH * T), scratch(attention_backward_scratch(config, B, T, NH, HS));
+        const floatX* dy = dout->p;
+        Stream s(0);
+        with_position(view, [&](auto position) { position.prepare_forward(qkv->p, B, T, 0, s); });
+        attention_forward<Causal>(device_out.p, lse.p, nullptr, qkv->p, view, B, T, 0, s);
+        attention_backward<Causal>(device_dqkv.p, scratch.p, dy, qkv->p, device_out.p, lse.p, view, B, T, s);
+        with_position(view, [&](auto position) { position.prepare_backward(device_dqkv.p, qkv->p, B, T, s); });
+        out = to_float(device_out.host());
+        dqkv = to_float(device_dqkv.host());
+    }
+};
+
+// columns first .. first + HS - 1 of rows of `width`
+static std::vector<double> part(const std::vector<float>& x, int width, int first) {
+    std::vector<double> y;
+    for (int t = 0; t < T; t++) {
+        const float* row = &x[(size_t)t * width + first];
+        y.insert(y.end(), row, row + HS);
+    }
+    return y;
+}
+
+// The gradient in a number x of the oracle, by central differences of the bias: the sum of dB_ij * dB_ij/dx.
+// `size` gets the sum of the magnitudes.
+static double through_bias(const OracleLayer<double>& o, double& x, const std::vector<std::vector<double>>& dB,
+                           double& size) {
+    const double at = x, step = o.name == "fire" ? 1e-9 : 1e-7;
+    double gradient = 0;
+    for (int h = 0; h < NH; h++) {
+        x = at + step;
+        const std::vector<double> up = oracle_bias(o, h);
+        x = at - step;
+        const std::vector<double> down = oracle_bias(o, h);
+        x = at;
+        for (size_t e = 0; e < up.size(); e++) {
+            const double term = dB[(size_t)h][e] * (up[e] - down[e]) / (2 * step);
+            gradient += term;
+            size += std::fabs(term);
+        }
+    }
+    return gradient;
+}
+
+static std::vector<Deviation> deviations(Layer& layer) {
+    std::vector<float> out, dqkv;
+    if (layer.causal) { layer.run<true>(out, dqkv); } else { layer.run<false>(out, dqkv); }
+    const std::vector<float> x = to_float(layer.qkv->host()), dy = to_float(layer.dout->host());
+    OracleLayer<double>& o = layer.oracle;
+    std::vector<Deviation> found;
+    std::vector<std::vector<double>> dB;
+    for (int h = 0; h < NH; h++) {
+        const double scale = oracle_score_factor(o) / std::sqrt((double)HS);
+        const std::vector<double> q = part(x, layer.OC, h * HS);
+        const std::vector<double> k = part(x, layer.OC, C + h * HS);
+        const std::vector<double> v = part(x, layer.OC, 2 * C + h * HS);
+        const HeadOracle<double> want(q, k, v, oracle_bias(o, h), part(dy, C, h * HS), scale, T, HS, layer.causal);
+        dB.push_back(want.dbias);
+        found.push_back({"out", relative_l2(part(out, C, h * HS), want.out), 2 * BF16});
+        const std::vector<double>* gradients[] = {&want.dq, &want.dk, &want.dv};
+        const char* names[] = {"dq", "dk", "dv"};
+        for (int p = 0; p < 3; p++) {
+            std::vector<double> turned;                     // back by the angle that q and k were turned by
+            for (int t = 0; t < T; t++) {
+                const std::vector<double> row(gradients[p]->begin() + t * HS, gradients[p]->begin() + (t + 1) * HS);
+                const std::vector<double> y = p < 2 ? oracle_rotate(o, row, -t) : row;
+                turned.insert(turned.end(), y.begin(), y.end());
+            }
+            found.push_back({names[p], relative_l2(part(dqkv, layer.OC, p * C + h * HS), turned), 2 * BF16});
+        }
+    }
+    if (!find_oracle(o.name).has_bias) { return found; }
+    const std::vector<float> grads = layer.grads->host();
+    for (size_t p = 0; p < layer.tables.params.size(); p++) {
+        double worst = 0, largest = 0;
+        std::vector<double>& tensor = o.params[layer.tables.params[p].name];
+        for (size_t e = 0; e < tensor.size(); e++) {
+            double size = 0;
+            const double want = through_bias(o, tensor[e], dB, size);
+            worst = std::max(worst, std::fabs(grads[layer.params.offsets[p] + e] - want));
+            largest = std::max(largest, size);
+        }
+        found.push_back({"a parameter's gradient", worst / largest, BF16 / 2});
+    }
+    double worst = 0, largest = 0;
+    for (size_t e = 0; e < o.columns.size(); e++) {
+        const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
+        double size = 0;
+        const double want = through_bias(o, o.columns[e], dB, size);
+        worst = std::max(worst, std::fabs(dqkv[t * layer.OC + 3 * C + c] - want));
+        largest = std::max(largest, size);
+    }
+    if (o.width > 0) { found.push_back({"the columns' gradient", worst / largest, BF16 / 2}); }
+    return found;
+}
+
+KERNEL_TEST("attention on the GPU, every encoding, forward and backward") {
+    for (const PositionRow& row : position_rows) {
+        double worst = 0;
+        for (bool causal : {true, false}) {
+            Layer layer(row.name, causal);
+            for (const Deviation& d : deviations(layer)) {
+                EXPECT(d.value <= d.tolerance, "%s, %s: %s is off by %.2g, expected at most %.2g", row.name,
+                       causal ? "causal" : "bidirectional", d.what, d.value, d.tolerance);
+                worst = std::max(worst, d.value / d.tolerance);
+            }
+        }
+        INFO("%s: %.2f of the tolerance", row.name, worst);
+    }
+}
