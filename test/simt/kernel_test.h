@@ -13,10 +13,7 @@
 #ifndef TEST_KERNEL_TEST_H
 #define TEST_KERNEL_TEST_H
 
-#include <cfloat>
-
-#include "llmc/base/device.h"
-#include "llmc/base/rand.h"
+#include "test/harness.h"
 
 #if defined(SIMT)
 constexpr bool on_gpu = false;              // shapes are small and every fault that the emulator can see is planted
@@ -67,82 +64,12 @@ PRINTF_LIKE(3, 4) inline void kernel_test_fail(const char* place, const char* co
 // ----------------------------------------------------------------------------------------------------------
 // data
 
-// An array on the device. Without values it is poisoned with 0xFF: NaN in float and bf16, -1 in int.
-template <class T> struct DeviceArray {
-    static constexpr size_t GUARD = 256;    // bytes on either side, poisoned too; what lies between is aligned to 256
-    char* base;
-    T* p;
-    size_t n;
-
-    explicit DeviceArray(size_t n) : base((char*)device_malloc(n * sizeof(T) + 2 * GUARD)), p((T*)(base + GUARD)), n(n) {
-        CUDA_CHECK(cudaMemset(base, 0xff, n * sizeof(T) + 2 * GUARD));
-    }
-    explicit DeviceArray(const std::vector<T>& v) : DeviceArray(v.size()) { set(v); }
-    DeviceArray(const DeviceArray&) = delete;
-    DeviceArray& operator=(const DeviceArray&) = delete;
-    ~DeviceArray() { device_free(base); }
-    void set(const std::vector<T>& v) {
-        check(v.size() == n, "an array of %zu, %zu values for it", n, v.size());
-        copy_to_device(p, v.data(), n * sizeof(T), Stream(0));
-    }
-    // the values; an Error if a kernel wrote past either end
-    std::vector<T> host(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
-        std::vector<unsigned char> bytes(n * sizeof(T) + 2 * GUARD);
-        copy_to_host(bytes.data(), base, bytes.size(), Stream(0));
-        for (size_t e = 0; e < bytes.size(); e++) {
-            const bool guard = e < GUARD || e >= bytes.size() - GUARD;
-            if (guard && bytes[e] != 0xff) {
-                die_at(file, line, EXIT_DEVICE, "a kernel wrote %s an array of %zu", e < GUARD ? "in front of" : "behind", n);
-            }
-        }
-        std::vector<T> v(n);
-        if (n > 0) { memcpy(v.data(), bytes.data() + GUARD, n * sizeof(T)); }
-        return v;
-    }
-};
-
-// n normal draws times std, stream by stream of one fixed seed
-inline std::vector<float> normals(size_t n, uint64_t stream, double std = 1.0, double mean = 0.0) {
-    std::vector<float> v(n);
-    for (size_t i = 0; i < n; i++) { v[i] = (float)(mean + std * normal01(20240520, stream, i)); }
-    return v;
-}
-template <class To, class From> std::vector<To> converted(const std::vector<From>& v) {
-    std::vector<To> w(v.size());
-    for (size_t i = 0; i < v.size(); i++) { w[i] = (To)v[i]; }
-    return w;
-}
+template <class To, class From> std::vector<To> converted(const std::vector<From>& v) { return as<To>(v); }
 // bf16 <-> float: what a kernel that stores bf16 is given and what it gave
-inline std::vector<bf16> to_bf16(const std::vector<float>& v) { return converted<bf16>(v); }
-inline std::vector<float> to_float(const std::vector<bf16>& v) { return converted<float>(v); }
+inline std::vector<bf16> to_bf16(const std::vector<float>& v) { return as<bf16>(v); }
+inline std::vector<float> to_float(const std::vector<bf16>& v) { return as<float>(v); }
 inline const std::vector<float>& to_float(const std::vector<float>& v) { return v; }
 inline std::vector<float> rounded_to_bf16(const std::vector<float>& v) { return to_float(to_bf16(v)); }
-
-// |got - want| / |want| over all elements; infinite when anything is NaN or infinite, or the sizes differ
-template <class T, class U> double relative_l2(const std::vector<T>& got, const std::vector<U>& want) {
-    if (got.size() != want.size()) { return INFINITY; }
-    double error = 0, norm = 0;
-    for (size_t i = 0; i < got.size(); i++) {
-        const double w = (double)want[i], d = (double)(float)got[i] - w;
-        error += d * d;
-        norm += w * w;
-    }
-    if (!(error <= DBL_MAX)) { return INFINITY; }
-    return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
-}
-template <class T, class U> double largest_difference(const std::vector<T>& got, const std::vector<U>& want) {
-    if (got.size() != want.size()) { return INFINITY; }
-    double worst = 0;
-    for (size_t i = 0; i < got.size(); i++) {
-        const double d = std::fabs((double)(float)got[i] - (double)want[i]);
-        if (!(d <= DBL_MAX)) { return INFINITY; }
-        worst = d > worst ? d : worst;
-    }
-    return worst;
-}
-template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
 
 // The message of the Error that `f` throws, empty if it throws none
 template <class F> std::string error_of(F f) {
