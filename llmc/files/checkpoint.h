@@ -26,18 +26,21 @@ struct Checkpoint {
     const std::vector<FileTensor>* files = nullptr;                 // the names of the parameters in the file
     float* params = nullptr;                                        // (table->total)
     float *m = nullptr, *v = nullptr;                               // likewise: Adam's moments; may be null
-    Json config, state;
+    Json config;                                                    // becomes config.json
+    Json state;                                                     // becomes state.json
     std::vector<std::pair<std::string, std::string>> extra;         // further small files: name, contents
 };
 
-// the parameters as the items of a safetensors file
+// The parameters as the items of a safetensors file. Nothing is copied yet: each item fetches its rows from the device
+// when write_safetensors() asks for them. FileTensors that are transposed are (out,in) here, as our matmul has them,
+// and (in,out) in Hugging Face's GPT-2 file.
 inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
     auto turned = std::make_shared<std::vector<float>>();           // the transposed matrix that is being written
     std::vector<SafetensorsItem> items;
     for (const FileTensor& f : *c.files) {
         const FileView view = file_view(*c.table, f);
         const float* from = c.params + view.offset;
-        if (!view.transposed) {
+        if (!view.transposed) {                     // row0 counts rows of the tensor, which lie in one piece
             items.push_back({f.name, view.shape(), [=](float* out, size_t row0, size_t rows) {
                 copy_to_host(out, from + row0 * view.cols, rows * view.cols * sizeof(float), Stream(0));
             }});
@@ -50,6 +53,7 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
                 copy_to_host(host.data(), from, view.size() * sizeof(float), Stream(0));
                 transpose_matrix(turned->data(), host.data(), view.rows, view.cols);
             }
+            // a row of the file is a column of the tensor: view.rows elements
             memcpy(out, turned->data() + row0 * view.rows, rows * view.rows * sizeof(float));
         }});
     }
@@ -58,6 +62,7 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
 
 // A tensor's m or v: elements data[offset .. offset + size), a vector "m.<tensor>" in the file, which keeps our layout.
 struct MomentView { std::string name; size_t offset, size; float* data; };
+// all m, then all v; none of those that are null
 inline std::vector<MomentView> moment_views(const Checkpoint& c) {
     std::vector<MomentView> views;
     for (float* data : {c.m, c.v}) {
@@ -69,6 +74,7 @@ inline std::vector<MomentView> moment_views(const Checkpoint& c) {
     return views;
 }
 
+// the moments as the items of a safetensors file
 inline std::vector<SafetensorsItem> optimizer_items(const Checkpoint& c) {
     std::vector<SafetensorsItem> items;
     for (const MomentView& view : moment_views(c)) {
@@ -99,6 +105,7 @@ inline uint64_t checkpoint_bytes(const Checkpoint& c) {
     return bytes;
 }
 
+// Writes and fsyncs every file of a checkpoint into `dir`, which may not hold any yet, and the directory itself.
 inline void write_checkpoint_files(const std::string& dir, int step, const Checkpoint& c) {
     std::vector<std::pair<std::string, FileSum>> sums;
     io_mkdir(dir);
@@ -115,10 +122,10 @@ inline void write_checkpoint_files(const std::string& dir, int step, const Check
 }
 
 // Deletes all but the last `keep` checkpoints up to `step`, which was just saved (keep 0: deletes none). Steps that are
-// multiples of `major` stay. Checkpoints after `step` are bad ones that this run fell back from; they are replaced when
-// it reaches them.
+// multiples of `major` stay. Checkpoints after `step` are those that this run fell back from when it resumed; they are
+// replaced when it reaches them.
 inline void retire_checkpoints(const std::string& out, int step, int keep, int major) {
-    std::vector<int> steps = list_checkpoints(out);
+    std::vector<int> steps = list_checkpoints(out);             // ascending; what is left at the end is deleted
     steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
     if (keep <= 0 || steps.size() <= (size_t)keep) { return; }
     steps.resize(steps.size() - (size_t)keep);
@@ -139,16 +146,21 @@ inline void retire_checkpoints(const std::string& out, int step, int keep, int m
 inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep, int major) {
     const std::string name = step_name(step), path = out + "/" + name;
     const std::string temporary = out + "/.tmp_" + name, old = out + "/.old_" + name;
-    bool aside = false, published = false;
-    const uint64_t bytes = checkpoint_bytes(c), available = check_disk_space(out, bytes);
+    bool aside = false;                     // the checkpoint of this name, if there is one, is called `old` now
+    bool published = false;                 // the new one has the name
+    const uint64_t bytes = checkpoint_bytes(c);
+    const uint64_t available = check_disk_space(out, bytes);
     try {
+        // 1 write under a temporary name
         remove_checkpoint_files(temporary);
         write_checkpoint_files(temporary, step, c);
+        // 2 make room: a rename onto a directory that has files fails
         if (path_exists(path)) {
             remove_checkpoint_files(old);
             io_rename(path, old);
             aside = true;
         }
+        // 3 publish. A kill between 2 and 3 leaves `old`, which clean_output_directory() puts back.
         io_rename(temporary, path);
         published = true;
         io_fsync_directory(out);
@@ -162,7 +174,7 @@ inline std::string save_checkpoint(const std::string& out, int step, const Check
         throw Error(e.code, strprintf("a checkpoint needs %s, %s were free: %s", format_bytes((double)bytes).c_str(),
                                       format_bytes((double)available).c_str(), e.what()));
     }
-    try {
+    try {                                   // 4 now that the new one is safe, delete
         remove_checkpoint_files(old);
         retire_checkpoints(out, step, keep, major);
     } catch (const Error& e) {
@@ -174,7 +186,7 @@ inline std::string save_checkpoint(const std::string& out, int step, const Check
 // ----------------------------------------------------------------------------------------------------------
 // loading
 
-// The file must hold exactly these tensors.
+// An error unless the file holds exactly these tensors, all in float32.
 inline void check_tensors(const Safetensors& file, const std::vector<std::pair<std::string, Shape>>& wanted) {
     const char* path = file.file.path.c_str();
     for (const auto& want : wanted) {
@@ -193,6 +205,7 @@ inline void check_tensors(const Safetensors& file, const std::vector<std::pair<s
 // Restores params, m and v bit for bit, and state, from a directory that find_checkpoint() returned. Everything is
 // checked, against c.config too unless that is null, before the first element of the trainer's memory changes.
 inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
+    // 1 check the configuration and the parameters
     const Safetensors model(dir + "/model.safetensors");
     std::vector<std::pair<std::string, Shape>> wanted;
     for (const FileTensor& f : *c.files) { wanted.push_back({f.name, file_view(*c.table, f).shape()}); }
@@ -200,6 +213,7 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
     const Json config = parse_json(read_file(config_path), config_path);
     if (!c.config.is_null()) { check_config(config, c.config, config_path); }
     check_tensors(model, wanted);
+    // 2 check the moments; a model that is only used has none
     const std::vector<MomentView> moments = moment_views(c);
     std::unique_ptr<Safetensors> optimizer;
     if (!moments.empty()) {
@@ -211,11 +225,12 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
         for (const auto& item : starts.items()) {
             check(json_string(optimizer->metadata, item.key(), optimizer->file.path) == item.value(),
                   "%s: %s: expected 0, as only whole tensors can be loaded", optimizer->file.path.c_str(),
-                      item.key().c_str());
+                  item.key().c_str());
         }
     }
     Json state = parse_json(read_file(state_path), state_path);
 
+    // 3 read
     for (const FileTensor& f : *c.files) {
         const SafetensorsEntry& e = model.entry(f.name);
         load_view(c.params, file_view(*c.table, f), f.transposed, [&](float* out, size_t first, size_t count) {
@@ -224,7 +239,7 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
     }
     for (const MomentView& view : moments) {
         const SafetensorsEntry& e = optimizer->entry(view.name);
-        const FileView flat = {view.offset, view.size, 1, true, false};
+        const FileView flat = {view.offset, view.size, 1, true, false};     // a vector
         load_view(view.data, flat, false,
                   [&](float* out, size_t first, size_t count) { optimizer->read_elements(e, out, first, count); });
     }

@@ -31,7 +31,8 @@ struct SourceTensor {
 
 struct LlmcModel {
     File file;
-    int version, max_T, V, L, NH, C, Vp;
+    int version, max_T, V, L, NH, C;
+    int Vp;                     // rows of wte in the file, of which V are used
 
     explicit LlmcModel(const std::string& path) : file(path) {
         const char* p = path.c_str();
@@ -43,6 +44,7 @@ struct LlmcModel {
         check(header[0] == 20240326, "%s: expected magic number 20240326 (a GPT-2 of llm.c), got %d", p, header[0]);
         version = header[1];
         check(version == 3 || version == 5, "%s: expected version 3 (float32) or 5 (bf16), got %d", p, version);
+        // 1 the header
         int* const fields[] = {&max_T, &V, &L, &NH, &C, &Vp};
         const char* names[] = {"max_seq_len", "vocab_size", "num_layers", "num_heads", "channels", "padded_vocab_size"};
         for (int i = 0; i < 6; i++) {
@@ -51,6 +53,7 @@ struct LlmcModel {
         }
         check(C % NH == 0, "%s: header: channels %d is not a multiple of num_heads %d", p, C, NH);
         check(V <= Vp, "%s: header: vocab_size %d exceeds padded_vocab_size %d", p, V, Vp);
+        // 2 the tensors must fill the file exactly
         size_t elements = 0;
         for (const Block& b : blocks()) {
             const size_t n = checked_mul(b.layers, checked_mul(b.rows, b.cols, p), p);
@@ -67,7 +70,7 @@ struct LlmcModel {
     // under Hugging Face's names; their readers refer to this object
     std::vector<SourceTensor> tensors() const {
         std::vector<SourceTensor> list;
-        size_t at = 0;
+        size_t at = 0;                              // where the tensor begins, in elements
         for (const Block& b : blocks()) {
             for (size_t l = 0; l < b.layers; l++, at += b.rows * b.cols) {
                 const std::string name = b.per_layer ? "h." + std::to_string(l) + "." + b.name : b.name;
@@ -129,6 +132,7 @@ inline WeightSource open_weights(const std::string& path, bool verify) {
         if (verify && path_exists(dir + "/manifest.json")) { verify_checkpoint(dir); }
         s.path = dir + "/model.safetensors";
     }
+    // a file is recognized by its name: what is not .safetensors must be llm.c's
     const bool named = s.path.size() > 12 && s.path.compare(s.path.size() - 12, 12, ".safetensors") == 0;
     if (named) {
         s.safetensors = std::make_unique<Safetensors>(s.path);
@@ -172,6 +176,7 @@ inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
     for (const SafetensorsEntry& e : s.safetensors->entries) {
         const std::string name = strip_prefix(e.name);
         if (is_skipped(name)) { continue; }
+        // two tensors whose names differ by the prefix alone would overwrite each other
         const bool twice = std::any_of(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == name; });
         check(!twice, "%s: holds %s with and without the prefix transformer. or bert.", s.path.c_str(), name.c_str());
         check(e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16", "%s: %s: expected F32, F16 or BF16, got %s",
@@ -209,11 +214,11 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
         if (t == tensors.end()) {
             const bool may =
                 std::any_of(optional.begin(), optional.end(), [&](const FileTensor& o) { return o.name == f.name; });
-            (may ? kept : missing).push_back(f.name);
+            (may ? kept : missing).push_back(f.name);       // the encoding's may be missing, others may not
             continue;
         }
         FileView view = file_view(table, f);
-        view.transposed = f.transposed && !t->internal_layout;
+        view.transposed = f.transposed && !t->internal_layout;      // as this source has it
         check(t->shape == view.shape(), "%s: %s: expected shape %s, got %s", p, name.c_str(),
               shape_text(view.shape()).c_str(), shape_text(t->shape).c_str());
         found.push_back({&f, *t});

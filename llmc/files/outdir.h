@@ -34,6 +34,7 @@ struct OutputLock {
     ~OutputLock() { ::close(fd); }      // the file stays: if it were removed, two runs could lock two files of one name
 
 private:
+    // Locks, or says who holds the lock: its pid is in the file.
     void take(const std::string& out) {
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
             check(errno == EWOULDBLOCK, "%s: cannot lock: %s", path.c_str(), strerror(errno));
@@ -53,6 +54,7 @@ private:
 
 inline constexpr int MANIFEST_VERSION = 1;
 
+// 8 digits, so that byte order is the order of the steps; more if a step needs them
 inline std::string step_name(int step) { return strprintf("step_%08d", step); }
 
 // the inverse of step_name(); -1 for a name that it does not produce ("step_1", "step_00000001.old")
@@ -74,6 +76,7 @@ inline std::vector<int> list_checkpoints(const std::string& out) {
     return steps;
 }
 
+// a checksum as a manifest has it: xxHash3's 64 bits
 inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
 
 // The manifest's own checksum covers the text before it, and the text must be the one that we would write. So no bit of
@@ -116,6 +119,7 @@ inline std::vector<std::string> verify_checkpoint(const std::string& dir) {
     const std::string path = dir + "/manifest.json";
     int step = 0;
     const std::vector<std::pair<std::string, FileSum>> listed = read_manifest(path, step);
+    // A manifest may only describe the step that its directory is named after, so that no step is mistaken for another.
     const size_t slash = dir.find_last_not_of('/');
     const int named = step_of_name(dir.substr(0, slash + 1).substr(dir.rfind('/', slash) + 1));
     check(named < 0 || named == step, "%s: expected step %d, as the directory is named, got %d", path.c_str(), named,
@@ -123,7 +127,7 @@ inline std::vector<std::string> verify_checkpoint(const std::string& dir) {
     std::vector<std::string> names;
     for (const auto& file : listed) {
         const std::string name = dir + "/" + file.first;
-        const uint64_t size = File(name).size;
+        const uint64_t size = File(name).size;              // first, as it costs nothing
         check(size == file.second.bytes, "%s: expected %zu bytes, as the manifest says, got %zu (truncated?)",
               name.c_str(), (size_t)file.second.bytes, (size_t)size);
         const FileSum found = sum_file(name);
@@ -141,7 +145,7 @@ inline std::vector<std::string> verify_checkpoint(const std::string& dir) {
 // tried; with no_fallback it is an error. It is also an error if all are bad.
 inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
     const std::vector<int> steps = list_checkpoints(out);
-    for (size_t i = steps.size(); i-- > 0;) {
+    for (size_t i = steps.size(); i-- > 0;) {               // the newest first
         const std::string dir = out + "/" + step_name(steps[i]);
         try {
             verify_checkpoint(dir);
@@ -189,7 +193,7 @@ inline void clean_output_directory(const std::string& out) {
 inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t count = 1) {
     struct statvfs st;
     check(statvfs(out.c_str(), &st) == 0, "%s: cannot ask for free space: %s", out.c_str(), strerror(errno));
-    const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;
+    const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;     // without what is reserved for root
     const double wanted = (double)bytes * (double)count;
     const std::string who = count == 1 ? "a checkpoint needs" : strprintf("%lld checkpoints need", (long long)count);
     const char* hint = count == 1 ? "" : "; --keep and a larger --checkpoint_every save space";

@@ -50,6 +50,7 @@ struct OutputFile {
     }
 };
 
+// Writes and fsyncs a small file.
 inline FileSum write_text(const std::string& path, const std::string& text) {
     OutputFile f(path);
     f.write(text.data(), text.size());
@@ -70,14 +71,16 @@ inline FileSum sum_file(const std::string& path) {
     return {f.size, XXH3_64bits_digest(&hash)};
 }
 
-using Shape = std::vector<size_t>;
+using Shape = std::vector<size_t>;      // (): a scalar
 
+// "(50257, 768)"
 inline std::string shape_text(const Shape& shape) {
     std::string s = "(";
     for (size_t i = 0; i < shape.size(); i++) { s += (i > 0 ? ", " : "") + std::to_string(shape[i]); }
     return s + ")";
 }
 
+// the number of elements; an overflow is an error that names `what`
 inline size_t shape_size(const Shape& shape, const char* what) {
     size_t n = 1;
     for (size_t extent : shape) { n = checked_mul(n, extent, what); }
@@ -143,16 +146,18 @@ struct Safetensors {
 
     explicit Safetensors(const std::string& path) : file(path) { read_header(); }
 
+    // the tensor of that name, or null
     const SafetensorsEntry* find(const std::string& name) const {
         for (const SafetensorsEntry& e : entries) { if (e.name == name) { return &e; } }
         return nullptr;
     }
+    // the tensor of that name, which must exist
     const SafetensorsEntry& entry(const std::string& name) const {
         const SafetensorsEntry* e = find(name);
         check(e != nullptr, "%s: has no tensor %s", file.path.c_str(), name.c_str());
         return *e;
     }
-    // elements first .. first + count - 1 as float32
+    // out (count): elements first .. first + count - 1 as float32
     void read_elements(const SafetensorsEntry& e, float* out, size_t first, size_t count) const {
         check(e.dtype == "F32" || e.dtype == "BF16" || e.dtype == "F16", "%s: %s: expected F32, BF16 or F16, got %s",
               file.path.c_str(), e.name.c_str(), e.dtype.c_str());
@@ -161,12 +166,14 @@ struct Safetensors {
               count, first, e.elements);
         read_as_float(file, e.dtype, e.offset + first * safetensors_dtype_size(e.dtype), out, count);
     }
+    // out (shape): a whole tensor as float32, which must have this shape
     void read_f32(const std::string& name, float* out, const Shape& shape) const {
         const SafetensorsEntry& e = entry(name);
         check(e.shape == shape, "%s: %s: expected shape %s, got %s", file.path.c_str(), name.c_str(),
               shape_text(shape).c_str(), shape_text(e.shape).c_str());
         read_elements(e, out, 0, e.elements);
     }
+    // whole tensors of integers, which are not converted
     std::vector<int32_t> read_i32(const std::string& name) const { return read_integers<int32_t>(name, "I32"); }
     std::vector<int64_t> read_i64(const std::string& name) const { return read_integers<int64_t>(name, "I64"); }
 
@@ -218,7 +225,7 @@ private:
         check(file.size >= 8, "%s: expected a safetensors file, got %zu bytes", path, (size_t)file.size);
         unsigned char raw[8];
         file.read(raw, 8, 0);
-        uint64_t length = 0;
+        uint64_t length = 0;                    // little-endian
         for (int i = 7; i >= 0; i--) { length = length << 8 | raw[i]; }
         check(length <= 100000000 && length <= file.size - 8,
               "%s: a header of %zu bytes does not fit in the file of %zu bytes, or exceeds 100 MB (truncated, or not a "
@@ -271,6 +278,7 @@ struct SafetensorsItem {
     std::function<void(float* out, size_t row0, size_t rows)> fill;
 };
 
+// the JSON header of a file that has these items one after the other
 inline std::string safetensors_header(const std::vector<SafetensorsItem>& items, const Json& metadata) {
     Json header;
     header["__metadata__"]["format"] = "pt";
@@ -298,6 +306,7 @@ inline FileSum write_safetensors(const std::string& path, const std::vector<Safe
     std::vector<float> block;
     for (const SafetensorsItem& item : items) {
         const size_t rows = item.shape.empty() ? 1 : item.shape[0];
+        // elements per row; rows are written in blocks of about 2^20 elements, or one by one if they are larger
         const size_t row = rows == 0 ? 0 : shape_size(item.shape, item.name.c_str()) / rows;
         if (row == 0) { continue; }                     // an empty tensor
         const size_t step = std::min(rows, std::max((size_t)1, ((size_t)1 << 20) / row));

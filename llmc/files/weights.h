@@ -20,6 +20,7 @@ struct FileView {
     }
 };
 
+// the place of a FileTensor in the table's layout; an error if it is not inside its tensor
 inline FileView file_view(const TensorTable& table, const FileTensor& f) {
     const size_t i = (size_t)table.index(f.tensor);
     const TensorSpec& s = table.specs[i];
@@ -53,11 +54,12 @@ using ReadElements = std::function<void(float* out, size_t first, size_t count)>
 // needs all of it in host memory at once.
 inline void load_view(float* data, const FileView& view, bool transposed, const ReadElements& read) {
     const size_t block = transposed ? view.size() : std::min(view.size(), COPY_BLOCK);
-    std::vector<float> host(block), turned(transposed ? block : 0);
+    std::vector<float> host(block);                         // as the file has it
+    std::vector<float> turned(transposed ? block : 0);      // as the device has it
     for (size_t at = 0; at < view.size(); at += block) {
         const size_t n = std::min(block, view.size() - at);
         read(host.data(), at, n);
-        if (transposed) { transpose_matrix(turned.data(), host.data(), view.cols, view.rows); }
+        if (transposed) { transpose_matrix(turned.data(), host.data(), view.cols, view.rows); }     // (cols,rows) in
         const float* from = transposed ? turned.data() : host.data();
         copy_to_device(data + view.offset + at, from, n * sizeof(float), Stream(0));
     }
@@ -74,6 +76,7 @@ constexpr ConfigKeys BERT_KEYS = {"bert", "num_hidden_layers", "num_attention_he
 
 // transformers' configuration of a GPT-2 of this shape, with our "position" object (null: left out).
 inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_head, const Json& position) {
+    // the end-of-text token, which Hugging Face's generate() stops at: of GPT-2's vocabulary only
     const Json end_of_text = V == 50257 ? Json(50256) : Json();
     Json j = {{"model_type", "gpt2"}, {"architectures", Json::array({"GPT2LMHeadModel"})}, {"vocab_size", V},
               {"n_positions", n_positions}, {"n_ctx", n_positions}, {"n_embd", n_embd}, {"n_layer", n_layer},

@@ -22,7 +22,7 @@
 #endif
 
 struct Comm {
-    int rank = 0, size = 1;
+    int rank = 0, size = 1;                 // 0 .. size - 1
     int local_rank = 0, local_size = 1;     // among the ranks of this machine
     double timeout = 600;                   // seconds that a rank waits for another one: --collective_timeout
     size_t chunk = 1 << 20;                 // floats per message; MPI counts elements in an int, up to 2^31 - 1
@@ -39,6 +39,7 @@ struct Deadline {
     int peer;                               // -1: any of the others
     double waited = 0, last = wall_seconds();
     Deadline(const char* what, int peer) : what(what), peer(peer) {}
+    // Called each time that the event has not happened yet.
     void nap() {
         const double now = wall_seconds();
         waited += std::min(now - last, 1.0);
@@ -62,6 +63,7 @@ struct Deadline {
 // MPI
 
 #if defined(USE_MPI)
+// MPI returns errors instead of ending the process (MPI_ERRORS_RETURN), so that they become an Error.
 inline void mpi_check(int result, const char* what) {
     if (result == MPI_SUCCESS) { return; }
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -97,7 +99,8 @@ inline int launched_ranks() {
 }
 
 #if defined(USE_MPI)
-inline void comm_too_late(int) {      // in a signal handler: no printf
+// MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends a process whose others never come.
+inline void comm_too_late(int) {            // in a signal handler: no printf
     const char text[] = "error: MPI_Init or MPI_Finalize: the other ranks did not appear in time\n";
     if (write(2, text, sizeof(text) - 1) < 0) { _exit(EXIT_DEVICE); }
     _exit(EXIT_DEVICE);
@@ -111,6 +114,7 @@ inline void comm_init() {
     if (launched == 1) { return; }
 #if defined(USE_MPI)
     Comm& c = comm();
+    // 1 start MPI
     const auto before = signal(SIGALRM, comm_too_late);
     alarm((unsigned)c.timeout);
     int provided;
@@ -119,14 +123,15 @@ inline void comm_init() {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &c.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &c.size);
-    MPI_Comm here;                          // the ranks of this machine, for a moment
+    // 2 who runs on this machine
+    MPI_Comm here;
     mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c.rank, MPI_INFO_NULL, &here), "start");
     MPI_Comm_rank(here, &c.local_rank);
     MPI_Comm_size(here, &c.local_size);
     MPI_Comm_free(&here);
     alarm(0);
     signal(SIGALRM, before);
-    // Otherwise each process would take itself for the only one, train on all of the data and fight for --out.
+    // 3 Otherwise each process would take itself for the only one, train on all of the data and fight for --out.
     check(c.size == launched, "MPI: expected the %d processes that the launcher started, got %d (is mpirun of another "
           "MPI than the one this program was built with?)", launched, c.size);
     if (c.rank != 0 && freopen("/dev/null", "w", stdout) == nullptr) {
@@ -147,7 +152,7 @@ inline int comm_report(int code, const std::string& message) {
     fflush(stdout);
     if (c.rank > 0) {
         signal(SIGTERM, SIG_DFL);           // by which mpirun ends this rank once rank 0 has reported
-        usleep(1000 * (1000 + 50 * (unsigned)std::min(c.rank, 20)));
+        usleep(1000 * (1000 + 50 * (unsigned)std::min(c.rank, 20)));        // 1 s and more, another for each rank
     }
     const std::string who = c.rank > 0 ? strprintf("rank %d: ", c.rank) : "";
     fprintf(stderr, "error: %s%s\n", who.c_str(), message.c_str());
@@ -158,8 +163,8 @@ inline int comm_report(int code, const std::string& message) {
 #if defined(USE_NCCL)
         nccl_abort();
 #endif
-        MPI_Abort(MPI_COMM_WORLD, code);
-        _exit(code);
+        MPI_Abort(MPI_COMM_WORLD, code);    // ends all ranks
+        _exit(code);                        // should it return
     }
 #endif
     return code;
@@ -198,6 +203,7 @@ template <class T> void comm_all_gather(T* all, const T* mine, size_t n, const c
 #endif
 }
 
+// the largest x of all ranks, on all of them
 inline int comm_max(int x, const char* what) {
     std::vector<int> all((size_t)comm().size);
     comm_all_gather(all.data(), &x, 1, what);
@@ -220,7 +226,7 @@ inline void comm_broadcast(void* data, size_t bytes, const char* what) {
 
 // rank 0's text
 inline std::string comm_text(std::string text, const char* what) {
-    uint64_t length = text.size();
+    uint64_t length = text.size();          // first, so that the others know how much comes
     comm_broadcast(&length, sizeof(length), what);
     text.resize(length);
     comm_broadcast(&text[0], length, what);
@@ -232,7 +238,7 @@ inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
     std::vector<uint64_t> all((size_t)comm().size);
     comm_all_gather(all.data(), &hash, 1, "comparison of the replicas");
     std::string strays;
-    for (size_t r = 1; r < all.size(); r++) {
+    for (size_t r = 1; r < all.size(); r++) {       // every rank compares, and comes to the same result
         if (all[r] != all[0]) { strays += strprintf("%s%zu", strays.empty() ? "" : ", ", r); }
     }
     if (who != nullptr && !strays.empty()) { *who = "the parameters differ from rank 0's on rank " + strays; }
@@ -259,7 +265,7 @@ inline int comm_device() {
 #if defined(CUDA_BUILD) && !defined(SIMT)
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) { return 0; }      // find_gpu() says why
-    return comm().local_rank % count;
+    return comm().local_rank % count;       // more ranks than GPUs share them
 #else
     return 0;
 #endif
@@ -281,9 +287,9 @@ inline void comm_connect_devices() {
     const uint64_t mine = checksum(place);
     comm_all_gather(all.data(), &mine, 1, "start");
     std::sort(all.begin(), all.end());
-    c.nccl = std::adjacent_find(all.begin(), all.end()) == all.end();
+    c.nccl = std::adjacent_find(all.begin(), all.end()) == all.end();       // no two share a GPU
     if (!c.nccl) { return; }
-    c.chunk = 16 << 20;
+    c.chunk = 16 << 20;                     // 64 MiB: larger messages suit the GPUs' links
     ncclUniqueId unique = {};
     if (c.rank == 0) { nccl_check(ncclGetUniqueId(&unique), "NCCL's start"); }
     comm_broadcast(&unique, sizeof(unique), "NCCL's start");
@@ -291,6 +297,7 @@ inline void comm_connect_devices() {
 #endif
 }
 
+// for the start banner
 inline std::string comm_description() {
     const Comm& c = comm();
     if (c.size == 1) { return "1 rank"; }

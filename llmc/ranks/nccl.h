@@ -7,8 +7,10 @@
 
 #include <nccl.h>
 
+// the communicator of all ranks; null before nccl_start() and after nccl_stop()
 inline ncclComm_t& nccl_comm() { static ncclComm_t c = nullptr; return c; }
 
+// ncclInProgress is not an error: the communicator does not block.
 inline void nccl_check(ncclResult_t result, const char* what) {
     if (result == ncclSuccess || result == ncclInProgress) { return; }
     die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank,
@@ -19,8 +21,8 @@ inline void nccl_settle(const char* what, int peer) {
     Deadline deadline(what, peer);
     for (;;) {
         ncclResult_t state;
-        nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);
-        nccl_check(state, what);
+        nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // could it be asked?
+        nccl_check(state, what);                                            // and what is the state?
         if (state == ncclSuccess) { return; }
         deadline.nap();
     }
@@ -32,7 +34,7 @@ inline void nccl_wait(Stream stream, const char* what) {
         const cudaError_t state = cudaStreamQuery(stream);
         if (state == cudaSuccess) { return; }
         if (state != cudaErrorNotReady) { CUDA_CHECK(state); }
-        ncclResult_t error;
+        ncclResult_t error;                     // of another rank, perhaps: then the stream would never end
         nccl_check(ncclCommGetAsyncError(nccl_comm(), &error), what);
         nccl_check(error, what);
         deadline.nap();
@@ -51,6 +53,7 @@ inline void nccl_abort() {
     if (nccl_comm() != nullptr) { ncclCommAbort(nccl_comm()); }
     nccl_comm() = nullptr;
 }
+// at the end of a run, on all ranks
 inline void nccl_stop() {
     if (nccl_comm() == nullptr) { return; }
     nccl_check(ncclCommFinalize(nccl_comm()), "NCCL's end");
@@ -59,6 +62,7 @@ inline void nccl_stop() {
     nccl_comm() = nullptr;
 }
 
+// data (n) on the device. They return once NCCL has accepted the call; the stream keeps the order.
 inline void nccl_send(const float* data, size_t n, int to, const char* what, Stream stream) {
     nccl_check(ncclSend(data, n, ncclFloat, to, nccl_comm(), stream), what);
     nccl_settle(what, to);
@@ -67,6 +71,7 @@ inline void nccl_receive(float* data, size_t n, int from, const char* what, Stre
     nccl_check(ncclRecv(data, n, ncclFloat, from, nccl_comm(), stream), what);
     nccl_settle(what, from);
 }
+// data (n): rank 0's, on every rank
 inline void nccl_broadcast(float* data, size_t n, const char* what, Stream stream) {
     nccl_check(ncclBroadcast(data, data, n, ncclFloat, 0, nccl_comm(), stream), what);
     nccl_settle(what, 0);

@@ -22,7 +22,7 @@ struct Bpe {
         byte_ids.assign(256, -1);
         for (size_t id = 0; id < tokens.size(); id++) {
             if (tokens[id].size() != 1) { continue; }
-            int& of = byte_ids[(unsigned char)tokens[id][0]];
+            int& of = byte_ids[(unsigned char)tokens[id][0]];       // -1, or the token that has this byte
             if (of >= 0) { return strprintf("tokens %d and %zu are the same byte", of, id); }
             of = (int)id;
         }
@@ -57,14 +57,14 @@ struct Bpe {
         }
         for (int i = 0; i < n; i++) { propose(i); }
         while (!heap.empty()) {
-            const int i = (int)(uint32_t)heap.front();
+            const int i = (int)(uint32_t)heap.front();              // the left part of the pair
             const int rank = (int)(heap.front() >> 32);
-            const int j = after[i];
+            const int j = after[i];                                 // the right part
             std::pop_heap(heap.begin(), heap.end(), least);
             heap.pop_back();
             const Merge* m = id[i] >= 0 && j < n ? find(id[i], id[j]) : nullptr;
             if (m == nullptr || m->rank != rank) { continue; }      // out of date: a merge has taken one of the two
-            id[i] = m->id;
+            id[i] = m->id;                          // i takes over j, which leaves the list
             id[j] = -1;
             after[i] = after[j];
             if (after[i] < n) { before[after[i]] = i; }
@@ -114,6 +114,7 @@ struct Bpe {
         }
         for (size_t id = 0; id < tokens.size(); id++) {
             const std::string& t = tokens[id];
+            // <|endoftext|> and [MASK] are not made by merges
             const bool special = (t.front() == '<' && t.back() == '>') || (t.front() == '[' && t.back() == ']');
             const bool needed = t.size() > 1 && !special;
             if (needed && !made[id]) {

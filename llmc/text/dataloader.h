@@ -48,6 +48,7 @@ inline Shard inspect_shard(const std::string& path) {
     s.path = path;
     s.file_bytes = file.size;
     const char* name = path.c_str();
+    // 1 text: each byte is a token
     if (path.size() >= 4 && path.compare(path.size() - 4, 4, ".txt") == 0) {
         check(file.size > 0, "%s: the file is empty", name);
         s.tokens = file.size;
@@ -57,6 +58,7 @@ inline Shard inspect_shard(const std::string& path) {
     }
     check(file.size >= SHARD_HEADER_BYTES, "%s: expected a token shard, which has a header of %d bytes, got %zu bytes "
           "(is it text? then name it .txt)", name, SHARD_HEADER_BYTES, (size_t)file.size);
+    // 2 a shard: its header
     int32_t header[5];                      // magic, version, tokens, vocabulary, end-of-text id
     file.read(header, sizeof header, 0);
     const bool wide = header[0] == SHARD_MAGIC_UINT32;
@@ -68,6 +70,7 @@ inline Shard inspect_shard(const std::string& path) {
     s.first_byte = SHARD_HEADER_BYTES;
     s.tokens = (uint64_t)header[2];
     s.width = wide ? 4 : 2;
+    // 3 the size of the file and the vocabulary must fit the header
     const uint64_t bytes = s.first_byte + s.tokens * (uint64_t)s.width;
     check(file.size == bytes, "%s: expected %zu bytes for the %d tokens of its header, got %zu (truncated, or still "
           "being written?)", name, (size_t)bytes, header[2], (size_t)file.size);
@@ -77,7 +80,7 @@ inline Shard inspect_shard(const std::string& path) {
         s.vocab = wide ? 128256 : 50257;
         s.eot = wide ? 128000 : 50256;
     }
-    const int largest = wide ? MAX_VOCAB : 65536;
+    const int largest = wide ? MAX_VOCAB : 65536;           // what the ids can hold
     check(s.vocab >= 1 && s.vocab <= largest, "%s: header: expected a vocabulary of 1 to %d, got %d", name, largest,
           s.vocab);
     check(s.eot >= 0 && s.eot < s.vocab, "%s: header: expected an end-of-text id from 0 to %d (the vocabulary), got %d",
@@ -136,7 +139,7 @@ struct TokenFiles {
         check(w < total, "%s: window %zu of %zu at T = %d", flag.c_str(), (size_t)w, (size_t)total, T);
         size_t s = 0;                       // the shard that holds the window, w its number there
         for (; w >= shards[s].windows(T); s++) { w -= shards[s].windows(T); }
-        std::vector<int> ids((size_t)T + 1);
+        std::vector<int> ids((size_t)T + 1);        // inputs are all but the last, targets all but the first
         read_shard(s, w * (uint64_t)T, ids.size(), ids.data());
         std::copy(ids.begin(), ids.end() - 1, inputs);
         std::copy(ids.begin() + 1, ids.end(), targets);
@@ -161,6 +164,7 @@ private:
     struct Slot { size_t shard = 0; std::unique_ptr<File> file; };
     mutable std::vector<Slot> slots;        // shard s is open in slot s % size or not at all
 
+    // All shards of a split must have the same vocabulary.
     void add(const Shard& s, int wanted_vocab) {
         check(wanted_vocab == 0 || s.vocab == wanted_vocab, "%s: expected a vocabulary of %d, got %d (tokens of "
               "another tokenizer?)", s.path.c_str(), wanted_vocab, s.vocab);
@@ -175,6 +179,7 @@ private:
         shards.push_back(s);
     }
 
+    // the file of shard s, opened if it is not; it must be the one that was checked at the start
     const File& open(size_t s) const {
         Slot& slot = slots[s % slots.size()];
         if (slot.file == nullptr || slot.shard != s) {
@@ -215,7 +220,7 @@ private:
                 default: largest = widen(chunk.u32, count, out + i);
             }
             if (largest < (uint32_t)vocab) { continue; }
-            uint64_t bad = i;
+            uint64_t bad = i;                       // find the first bad one, for the message
             while ((uint32_t)out[bad] < (uint32_t)vocab) { bad++; }
             die(EXIT_BAD_INPUT, "%s: token %zu: expected an id from 0 to %d, got %u (corrupt, or of another "
                 "tokenizer?)", shard.path.c_str(), (size_t)(start + bad), vocab - 1, (unsigned)out[bad]);

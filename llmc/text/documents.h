@@ -50,6 +50,7 @@ struct Documents {
         }
     }
 
+    // the number of documents and of groups in all files
     size_t size() const { return (size_t)files.back().first + files.back().documents(); }
     size_t groups() const { return size() / (size_t)group; }
 
@@ -67,7 +68,7 @@ struct Documents {
         const DocumentFile& f = file_of(i);
         const int n = (int)std::min(length(i), (uint64_t)max_tokens);
         const uint64_t begin = f.begin[i - f.first] + !f.text;      // a shard has [CLS] itself, text has not
-        read_ids(f, begin, (uint64_t)n - 2, out + 1);
+        read_ids(f, begin, (uint64_t)n - 2, out + 1);       // n - 2 ids between [CLS] and [SEP]
         out[0] = special.cls;
         out[n - 1] = special.sep;
         return n;
@@ -96,6 +97,7 @@ private:
         return *--after;
     }
 
+    // Opens, checks and indexes one file.
     void add(const std::string& path, int wanted_group) {
         DocumentFile f{inspect_shard(path), File(path), false, 0, {}, {}};
         const char* name = path.c_str();
@@ -120,7 +122,7 @@ private:
     template <class F> void scan(const DocumentFile& f, F visit) const {
         const double start = wall_seconds();
         double last = start;
-        const uint64_t step = 1 << 18;
+        const uint64_t step = 1 << 18;                      // ids that are held at a time
         std::vector<int> ids((size_t)std::min(step, f.shard.tokens));
         for (uint64_t at = 0; at < f.shard.tokens; at += step) {
             const uint64_t n = std::min(step, f.shard.tokens - at);
@@ -153,7 +155,7 @@ private:
         check(documents % in_group == 0, "%s: header: %d documents do not divide into groups of %d", name, documents,
               in_group);
         f.begin.reserve((size_t)documents + 1);
-        int before = special.sep;
+        int before = special.sep;                           // as if a document ended before the first
         scan(f, [&](uint64_t at, int id) {
             check((id == special.cls) == (before == special.sep), "%s: token %zu is %d after %d: expected [CLS] = %d "
                   "at the start and after each [SEP] = %d, and nowhere else", name, (size_t)at, id, before,
@@ -171,6 +173,7 @@ private:
         return in_group;
     }
 
+    // Every line must have as many documents as the first, and none may be empty.
     int index_text(DocumentFile& f) const {
         const char* name = f.shard.path.c_str();
         check(special.V == BYTE_VOCAB, "%s: text is read as bytes: expected a model with a vocabulary of %d, got %d "
@@ -232,6 +235,7 @@ private:
         }
     }
 
+    // f.names: the lines of NAME.ids, one for each document
     static void read_names(DocumentFile& f) {
         const std::string path = ids_path(f.shard.path);
         const std::string text = read_file(path, 1u << 30);
@@ -291,6 +295,7 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
             longest = std::max(longest, documents.length(first + (size_t)r));
         }
     }
+    // [PAD] fills the rest of each row, so a multiple of 8 costs little and suits the kernels
     batch.T = (int)std::min((longest + 7) / 8 * 8, (uint64_t)std::max(max_tokens, 0));
     batch.ids.assign(checked_mul((size_t)batch.rows, (size_t)batch.T, "a batch of groups"), documents.special.pad);
     batch.lengths.resize((size_t)batch.rows);

@@ -37,7 +37,7 @@ inline SpecialTokens special_tokens(int vocab) {
     if (vocab == BERT_VOCAB) { return {vocab, 0, 100, 101, 102, 103}; }
     check(vocab == BYTE_VOCAB, "the ids of [PAD] [CLS] [SEP] [MASK]: expected a vocabulary of %d (BERT) or %d (bytes), "
           "got %d (give the vocab.txt of any other by --tokenizer)", BERT_VOCAB, BYTE_VOCAB, vocab);
-    return {vocab, 256, -1, 257, 258, 259};
+    return {vocab, 256, -1, 257, 258, 259};                     // V, pad, unk, cls, sep, mask
 }
 
 // By their names in vocab.txt; if a line appears twice, the last counts, as in the tokenizer. Bytes get four ids more.

@@ -23,6 +23,7 @@ struct Tokenizer {
     static constexpr uint64_t MAX_FILE = 16u << 20;     // bytes
     static constexpr size_t MAX_TEXT = 1u << 28;        // bytes, in one call of encode()
 
+    // V; ids are 0 to V - 1
     int vocab_size() const { return (int)tokens.size(); }
 
     // The bytes of one token. first: it starts the text, so WordPiece puts no space before it.
@@ -34,6 +35,7 @@ struct Tokenizer {
         if (s.size() > 2 && s.compare(0, 2, "##") == 0) { return s.substr(2); }
         return first ? s : " " + s;
     }
+    // the bytes of a whole text
     std::string decode(const std::vector<int>& ids) const {
         std::string out;
         for (size_t i = 0; i < ids.size(); i++) { out += decode(ids[i], i == 0); }
@@ -102,6 +104,7 @@ private:
     struct Cache {
         std::unordered_map<std::string, std::vector<int>> words;
 
+        // Appends the ids of a word; encode_word(out) appends them if the word is new.
         template <class F> void append(std::vector<int>& ids, const std::string& word, F encode_word) {
             if (word.size() > 64) { return encode_word(ids); }      // long words are rarely repeated
             if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; frequent words are soon back
@@ -127,7 +130,11 @@ private:
                 found = pieces.find(piece);
                 if (found != pieces.end()) { break; }
             }
-            if (found == pieces.end()) { ids.resize(first); ids.push_back(unknown); return; }
+            if (found == pieces.end()) {            // take back the pieces before: the whole word is unknown
+                ids.resize(first);
+                ids.push_back(unknown);
+                return;
+            }
             ids.push_back(found->second);
             begin = end;
         }
@@ -137,6 +144,7 @@ private:
         return s.size() >= end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
     }
 
+    // the one tokenizer file of a directory; two are an error, since nobody could tell which was meant
     static std::string find_in(const std::string& directory) {
         std::string found;
         for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
@@ -159,7 +167,7 @@ private:
               "%s: expected an object of 1 to %d tokens, got %s",
               name, MAX_TOKENS, json_excerpt(j).c_str());
         tokens.resize(j.size());
-        std::vector<bool> seen(j.size());
+        std::vector<bool> seen(j.size());           // j.size() different ids below j.size(): every one is there
         for (const auto& item : j.items()) {
             const std::string& key = item.key();
             const int id = (int)json_int(j, key, 0, (int64_t)j.size() - 1, path);
@@ -169,6 +177,7 @@ private:
             check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%.80s\", is not spelled as byte-level BPE "
                   "spells (another kind of tokenizer?)", name, id, key.c_str());
         }
+        // the merges are in a second file; without it the vocabulary can still decode
         const auto end = j.find("<|endoftext|>");
         if (end != j.end()) { eot = end->get<int>(); }
         cannot_encode = "vocab.bpe (or merges.txt) is missing beside it";
@@ -187,7 +196,7 @@ private:
         const std::string text = read_file(path, MAX_FILE);
         for (size_t begin = 0; begin < text.size();) {
             const size_t end = std::min(text.find('\n', begin), text.size());
-            const size_t length = end - begin - (end > begin && text[end - 1] == '\r');
+            const size_t length = end - begin - (end > begin && text[end - 1] == '\r');     // without CR
             check(length > 0, "%s: line %zu is empty", name, tokens.size() + 1);
             check(length <= 1024, "%s: line %zu: expected a token of at most 1024 bytes, got %zu", name,
                   tokens.size() + 1, length);
@@ -237,7 +246,7 @@ private:
         size_t at = 1024;
         for (int id = 0; id < V; id++) {
             check(at < data.size(), "%s: the file ends before token %d of %d (is it truncated?)", name, id, V);
-            const size_t length = (unsigned char)data[at++];
+            const size_t length = (unsigned char)data[at++];        // at most 255, by the format
             check(length > 0, "%s: token %d is empty", name, id);
             check(length <= data.size() - at, "%s: the file ends inside token %d of %d (is it truncated?)", name, id,
                   V);
@@ -245,7 +254,7 @@ private:
             at += length;
         }
         check(at == data.size(), "%s: expected %zu bytes, where its %d tokens end, got %zu", name, at, V, data.size());
-        cannot_encode = bpe.find_bytes(tokens);
+        cannot_encode = bpe.find_bytes(tokens);     // the file has no merges: they follow from the tokens
         if (cannot_encode.empty()) { cannot_encode = bpe.recover(tokens, eot); }
     }
 };

@@ -47,8 +47,8 @@ inline Qrels read_qrels(const std::string& path) {
         check(fields.size() == 4, "%s: line %zu: expected 'query 0 document grade', got %s fields", path.c_str(), line,
               count.c_str());
         const std::string &query = fields[0], &document = fields[2], &word = fields[3];
-        char* rest;
-        errno = 0;
+        char* rest;                         // what strtol has not read
+        errno = 0;                          // ERANGE if the number does not fit
         const long grade = strtol(word.c_str(), &rest, 10);
         const bool whole = rest == word.c_str() + word.size() && errno == 0;
         check(whole && grade >= -1000 && grade <= 1000,
@@ -98,7 +98,7 @@ inline int count_relevant(const std::vector<int>& grades, int k) {
 inline std::vector<int> all_grades(const Judgements& judgements) {
     std::vector<int> grades;
     for (const auto& j : judgements) { grades.push_back(j.second); }
-    std::sort(grades.rbegin(), grades.rend());
+    std::sort(grades.rbegin(), grades.rend());      // descending
     return grades;
 }
 

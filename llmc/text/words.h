@@ -238,7 +238,7 @@ template <class F> void bert_words(const std::string& text, F f) {
         word.clear();
         characters = 0;
     };
-    const auto add = [&](uint32_t c) {
+    const auto add = [&](uint32_t c) {                      // a folded character
         const bool alone = unicode.classes[c] == UNICODE_PUNCTUATION;
         if (alone) { end_word(); }
         utf8_append(word, c);
@@ -247,7 +247,7 @@ template <class F> void bert_words(const std::string& text, F f) {
     };
     for (size_t at = 0; at < text.size();) {
         const uint32_t c = utf8_next(text, at);
-        if (c == NO_CHARACTER || c == 0xFFFD) { continue; }
+        if (c == NO_CHARACTER || c == 0xFFFD) { continue; } // U+FFFD stands for bytes that were not UTF-8 before
         const int k = unicode.classes[c];
         const bool dropped_space = c == 0x0B || c == 0x0C || c == 0x85;     // \s for GPT-2, control characters for BERT
         if (k == UNICODE_CONTROL || dropped_space) { continue; }
