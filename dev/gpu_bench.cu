@@ -1,11 +1,13 @@
-// gpu_bench.cu -- time of the tensor-core attention per encoding, beside a bf16 product by cuBLASLt. One JSON object a line.
+// gpu_bench.cu -- time of the tensor-core attention per encoding, beside a bf16 product by cuBLASLt. One JSON object a
+// line.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90a -DCAUSAL=1 dev/gpu_bench.cu -lcublasLt -o gpu_bench     (CAUSAL=0: bidirectional)
-//   gpu_bench [--quick] [--skip FILE]          FILE: keys, one a line, that are not wanted
+//   gpu_bench [--quick] [--skip FILE]          FILE: keys to leave out, one per line
 //
-// Normal random inputs in three sets that take turns, 10 repetitions to warm up, then the median of 50 replays of a CUDA graph
-// of enough repetitions to last a millisecond. FLOPs: forward 4 B NH T^2 HS (half of it when causal), backward 2.5 times that.
-// Each shape has all its encodings in one row of measurements, so that a ratio to "none" compares neighbours in time.
+// Normal random inputs in three sets that take turns, 10 repetitions to warm up, then the median of 50 replays of a
+// CUDA graph of enough repetitions to last a millisecond. FLOPs: forward 4 B NH T^2 HS (half of it when causal),
+// backward 2.5 times that. Each shape has all its encodings in one row of measurements, so that a ratio to "none"
+// compares neighbours in time.
 #include <algorithm>
 #include <cublasLt.h>
 #include <set>
@@ -16,7 +18,9 @@
 #include "llmc/attention/flash/backward.cuh"
 #include "llmc/position/alibi.cuh"
 
-constexpr int SETS = 3, WARM_UP = 10, REPLAYS = 50;
+constexpr int SETS = 3;
+constexpr int WARM_UP = 10;
+constexpr int REPLAYS = 50;
 constexpr bool causal = CAUSAL;
 const char* const direction_text = causal ? "causal" : "full";
 
@@ -34,8 +38,10 @@ __device__ inline uint32_t mixed(uint32_t x) {
 __global__ void normal_kernel(bf16* x, size_t n, int columns, int first, float scale, uint32_t seed) {
     const GridSpan s = grid_span(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        const uint32_t a = mixed((uint32_t)i * 2 + 1 + seed * 0x9e3779b9u), b = mixed(a + 0x85ebca6bu + (uint32_t)(i >> 31));
-        const float u = ((float)(a >> 8) + 0.5f) / 16777216.0f, v = (float)(b >> 8) / 16777216.0f;
+        const uint32_t a = mixed((uint32_t)i * 2 + 1 + seed * 0x9e3779b9u);
+        const uint32_t b = mixed(a + 0x85ebca6bu + (uint32_t)(i >> 31));
+        const float u = ((float)(a >> 8) + 0.5f) / 16777216.0f;
+        const float v = (float)(b >> 8) / 16777216.0f;
         const float normal = sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);
         x[i] = (bf16)((int)(i % columns) >= first ? normal * scale : normal);
     }
@@ -64,8 +70,14 @@ struct Buffers {
 
 // z and u of CABLE are the last columns of qkv: ReLU(0.5 N) softplus(N) is about 0.16 nat a token
 void prepare(Buffers& b, FlashArgs (&args)[SETS], const Shape& s, Stream stream) {
-    const int B = s.tokens / s.T, NH = s.C / s.HS, OC = round_up(3 * s.C + 2 * NH, 8), entries = 2 * s.T + 256;
-    const size_t n = (size_t)s.tokens * OC, m = (size_t)s.tokens * s.C, rows = (size_t)s.tokens * NH, BNH = (size_t)B * NH;
+    const int B = s.tokens / s.T;
+    const int NH = s.C / s.HS;
+    const int OC = round_up(3 * s.C + 2 * NH, 8);
+    const int entries = 2 * s.T + 256;
+    const size_t n = (size_t)s.tokens * OC;
+    const size_t m = (size_t)s.tokens * s.C;
+    const size_t rows = (size_t)s.tokens * NH;
+    const size_t BNH = (size_t)B * NH;
     std::vector<float> table((size_t)NH * entries);
     for (size_t i = 0; i < table.size(); i++) { table[i] = -0.01f * (float)(i % 97); }
     copy_to_device(b.table.get(table.size()), table.data(), table.size() * sizeof(float), stream);
@@ -78,7 +90,8 @@ void prepare(Buffers& b, FlashArgs (&args)[SETS], const Shape& s, Stream stream)
         launch(normal_kernel, Grid::over(m, stream), dout, m, s.C, s.C, 1.0f, (uint32_t)(2 * k + 2));
         float *S_offset = b.S_offset[k].get(rows), *g = b.g[k].get(rows);
         double* S_origin = b.S_origin[k].get(BNH * ceil_div(s.T, CABLE_CHUNK));
-        launch(cable_forward_kernel, Grid(BNH, 128, 0, stream), S_offset, S_origin, g, (const bf16*)qkv, s.T, 0, s.T, NH, s.C, OC, false, true);
+        launch(cable_forward_kernel, Grid(BNH, 128, 0, stream), S_offset, S_origin, g, (const bf16*)qkv, s.T, 0, s.T,
+               NH, s.C, OC, false, true);
         p.qkv = qkv, p.out = b.out[k].get(m), p.lse = b.lse[k].get(rows), p.dout = dout, p.dqkv = b.dqkv.get(n);
         p.B = B, p.T = p.stride = s.T, p.NH = NH, p.HS = s.HS, p.OC = OC, p.scale = 1.0f / sqrtf((float)s.HS);
         p.slopes = b.slopes.p;
@@ -94,7 +107,10 @@ void prepare(Buffers& b, FlashArgs (&args)[SETS], const Shape& s, Stream stream)
 struct Timer {
     Stream stream;
     cudaEvent_t from, to;
-    explicit Timer(Stream stream) : stream(stream) { CUDA_CHECK(cudaEventCreate(&from)); CUDA_CHECK(cudaEventCreate(&to)); }
+    explicit Timer(Stream stream) : stream(stream) {
+        CUDA_CHECK(cudaEventCreate(&from));
+        CUDA_CHECK(cudaEventCreate(&to));
+    }
     Timer(const Timer&) = delete;
     Timer& operator=(const Timer&) = delete;
     ~Timer() { cudaEventDestroy(from); cudaEventDestroy(to); }
@@ -140,7 +156,8 @@ double matmul_tflops(Timer& timer) {
     Buffer<char> workspace;
     const size_t workspace_bytes = 64 << 20;
     for (int k = 0; k < SETS; k++) {
-        launch(normal_kernel, Grid::over(2 * N * N, timer.stream), inputs[k].get(2 * N * N), 2 * N * N, 1, 1, 1.0f, (uint32_t)(77 + k));
+        launch(normal_kernel, Grid::over(2 * N * N, timer.stream), inputs[k].get(2 * N * N), 2 * N * N, 1, 1, 1.0f,
+               (uint32_t)(77 + k));
     }
     out.get(N * N);
     workspace.get(workspace_bytes);
@@ -154,18 +171,20 @@ double matmul_tflops(Timer& timer) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)));
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, CUDA_R_16BF, N, N, N));
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof(workspace_bytes)));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &workspace_bytes, sizeof(workspace_bytes)));
     cublasLtMatmulHeuristicResult_t found[8];
     int count = 0;
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(handle, product, layout, layout, layout, layout, preference, 8, found, &count));
+    CUBLAS_CHECK(
+        cublasLtMatmulAlgoGetHeuristic(handle, product, layout, layout, layout, layout, preference, 8, found, &count));
     check(count > 0, "cuBLASLt has no bf16 product of 8192^3");
     const float one = 1.0f, zero = 0.0f;
     double best = 1e30;
     for (int a = 0; a < std::min(count, 3); a++) {          // the first is not always the fastest
         best = std::min(best, timer.median([&](int k) {
             const bf16* x = inputs[k].p;
-            CUBLAS_CHECK(cublasLtMatmul(handle, product, &one, x, layout, x + N * N, layout, &zero, out.p, layout, out.p, layout, &found[a].algo,
-                                        workspace.p, workspace_bytes, timer.stream));
+            CUBLAS_CHECK(cublasLtMatmul(handle, product, &one, x, layout, x + N * N, layout, &zero, out.p, layout,
+                                        out.p, layout, &found[a].algo, workspace.p, workspace_bytes, timer.stream));
         }));
     }
     cublasLtMatmulPreferenceDestroy(preference);
@@ -187,29 +206,37 @@ struct Bench {
     double product;                 // TFLOP/s of the reference product
 
     std::string key(const char* pass, const char* pos) const {
-        return strprintf("%s %s d%d T%d tokens%d C%d %s", pass, direction_text, shape.HS, shape.T, shape.tokens, shape.C, pos);
+        return strprintf("%s %s d%d T%d tokens%d C%d %s", pass, direction_text, shape.HS, shape.T, shape.tokens,
+                         shape.C, pos);
     }
-    bool wanted(const char* pos) const { return options.skip.count(key("forward", pos)) == 0 || options.skip.count(key("backward", pos)) == 0; }
+    bool wanted(const char* pos) const {
+        return options.skip.count(key("forward", pos)) == 0 || options.skip.count(key("backward", pos)) == 0;
+    }
 
     void print(const char* pass, const char* pos, double ms, const cudaFuncAttributes& kernel, double live) const {
-        const double work = (std::string(pass) == "forward" ? 4.0 : 10.0) * shape.tokens * shape.T * shape.C * (causal ? 0.5 : 1.0);
+        const double products = std::string(pass) == "forward" ? 4.0 : 10.0;        // FLOPs per pair and channel
+        const double work = products * shape.tokens * shape.T * shape.C * (causal ? 0.5 : 1.0);
         const double tflops = work / ms * 1e-9;
-        printf("{\"key\": \"%s\", \"pass\": \"%s\", \"pos\": \"%s\", \"HS\": %d, \"T\": %d, \"tokens\": %d, \"C\": %d, \"causal\": %s, \"ms\": %.5f, "
-               "\"tflops\": %.2f, \"share\": %.4f, \"registers\": %d, \"static_shared\": %zu", key(pass, pos).c_str(), pass, pos, shape.HS, shape.T,
-               shape.tokens, shape.C, causal ? "true" : "false", ms, tflops, tflops / product, kernel.numRegs, kernel.sharedSizeBytes);
+        const char* direction = causal ? "true" : "false";
+        printf("{\"key\": \"%s\", \"pass\": \"%s\", \"pos\": \"%s\", \"HS\": %d, \"T\": %d, \"tokens\": %d, ",
+               key(pass, pos).c_str(), pass, pos, shape.HS, shape.T, shape.tokens);
+        printf("\"C\": %d, \"causal\": %s, \"ms\": %.5f, \"tflops\": %.2f, ", shape.C, direction, ms, tflops);
+        printf("\"share\": %.4f, \"registers\": %d, \"static_shared\": %zu", tflops / product, kernel.numRegs,
+               kernel.sharedSizeBytes);
         if (live < 1.0) { printf(", \"live\": %.4f", live); }
         printf("}\n");
         fflush(stdout);
     }
 
-    template <FlashBias K> void run(const char* pos, bool skipping = false) const {
+    template <FlashBias Kind> void run(const char* pos, bool skipping = false) const {
         if (!wanted(pos)) { return; }
         const size_t tiles = (size_t)args[0].B * args[0].NH * ceil_div(shape.T, FLASH_TILE);
         double live = 1.0;
-        if constexpr (K == FlashBias::Distance) {
+        if constexpr (Kind == FlashBias::Distance) {
             for (int k = 0; skipping && k < SETS; k++) {
                 FlashSpan* span = buffers.span[k].get(tiles);
-                flash_skip<causal, K>(span, buffers.key_norm.get(2 * tiles), args[k], flash_skip_tau(shape.T), timer.stream);
+                flash_skip<causal, Kind>(span, buffers.key_norm.get(2 * tiles), args[k], flash_skip_tau(shape.T),
+                                      timer.stream);
                 args[k].span = span;
                 std::vector<FlashSpan> host(tiles);
                 copy_to_host(host.data(), span, tiles * sizeof(FlashSpan), timer.stream);
@@ -218,21 +245,26 @@ struct Bench {
         }
         cudaFuncAttributes forward, backward;
         if (shape.HS == 64) {
-            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, K, 64>));
-            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, K, 64>));
+            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, Kind, 64>));
+            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, Kind, 64>));
         } else {
-            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, K, 128>));
-            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, K, 128>));
+            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, Kind, 128>));
+            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, Kind, 128>));
         }
         // skipping pays for its own bound
         print("forward", pos, timer.median([&](int k) {
-            if constexpr (K == FlashBias::Distance) {
-                if (skipping) { flash_skip<causal, K>(buffers.span[k].p, buffers.key_norm.p, args[k], flash_skip_tau(shape.T), timer.stream); }
+            if constexpr (Kind == FlashBias::Distance) {
+                if (skipping) {
+                    flash_skip<causal, Kind>(buffers.span[k].p, buffers.key_norm.p, args[k], flash_skip_tau(shape.T),
+                                          timer.stream);
+                }
             }
-            flash_forward<causal, K>(args[k], timer.stream);
+            flash_forward<causal, Kind>(args[k], timer.stream);
         }), forward, live);
-        float* scratch = buffers.scratch.get(flash_backward_scratch(K, args[0].B, shape.T, args[0].NH));
-        print("backward", pos, timer.median([&](int k) { flash_backward<causal, K>(args[k], scratch, timer.stream); }), backward, live);
+        float* scratch = buffers.scratch.get(flash_backward_scratch(Kind, args[0].B, shape.T, args[0].NH));
+        print("backward", pos,
+              timer.median([&](int k) { flash_backward<causal, Kind>(args[k], scratch, timer.stream); }), backward,
+              live);
         for (FlashArgs& p : args) { p.span = nullptr; }
     }
 };
@@ -240,8 +272,9 @@ struct Bench {
 std::vector<Shape> shapes(bool quick) {
     if (quick) { return {{16384, 1024, 768, 64}, {16384, 4096, 2048, 128}}; }
     if (!causal) { return {{16384, 512, 768, 64}, {16384, 4096, 768, 64}, {16384, 4096, 2048, 128}}; }
-    return {{16384, 512, 768, 64}, {16384, 1024, 768, 64}, {16384, 4096, 768, 64}, {16384, 16384, 768, 64}, {16384, 1024, 2048, 128},
-            {16384, 4096, 2048, 128}, {16384, 16384, 2048, 128}, {65536, 1024, 1024, 64}, {65536, 4096, 1024, 64}};
+    return {{16384, 512, 768, 64},     {16384, 1024, 768, 64},   {16384, 4096, 768, 64},
+            {16384, 16384, 768, 64},   {16384, 1024, 2048, 128}, {16384, 4096, 2048, 128},
+            {16384, 16384, 2048, 128}, {65536, 1024, 1024, 64},  {65536, 4096, 1024, 64}};
 }
 
 Options parse(int argc, char** argv) {

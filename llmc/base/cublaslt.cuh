@@ -67,7 +67,7 @@ inline std::string product_text(const LtProduct& p) {
 inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
     die(status == CUBLAS_STATUS_ALLOC_FAILED ? EXIT_OUT_OF_MEMORY : EXIT_DEVICE,
-        "%.*s failed: %s, in the product %s; CUBLASLT_LOG_LEVEL=2 in the environment makes cuBLASLt say more",
+        "%.*s: %s, in the product %s; CUBLASLT_LOG_LEVEL=2 in the environment makes cuBLASLt say more",
         (int)strcspn(what, "("), what, cublasLtGetStatusString(status), product_text(p).c_str());
 }
 #define LT_CHECK(call) lt_check(call, #call, p)

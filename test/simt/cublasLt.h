@@ -1,8 +1,10 @@
-// cublasLt.h -- a double of cuBLASLt for the emulator: the calls that llmc/cublaslt.cuh makes, with their meaning, on the host.
+// cublasLt.h -- a double of cuBLASLt for the emulator: the calls that llmc/base/cublaslt.cuh makes, with their meaning,
+// on the host.
 //
-// It computes what the library's reference documents: column-major D = op(A) op(B) + beta C (+ bias over the rows of D), summed in
-// float32 and rounded once. It refuses what the library refuses: sizes and strides that do not fit each other, an attribute of
-// the wrong length, pointers less aligned than was promised, an algorithm that was found for another product.
+// It computes what the library's reference documents: column-major D = op(A) op(B) + beta C (+ bias over the rows of
+// D), summed in float32 and rounded once. It refuses what the library refuses: sizes and strides that do not fit each
+// other, an attribute of the wrong length, pointers less aligned than was promised, an algorithm that was found for
+// another product.
 #if !defined(SIMT)
 #include_next <cublasLt.h>          // the hardware has the library itself
 #elif !defined(TEST_CUBLASLT_DOUBLE_H)
@@ -10,28 +12,60 @@
 
 #include "llmc/base/device.h"
 
-enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_ALLOC_FAILED = 3, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_EXECUTION_FAILED = 13,
-                      CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cublasStatus_t {
+    CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_ALLOC_FAILED = 3,
+    CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13,
+    CUBLAS_STATUS_NOT_SUPPORTED = 15
+};
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
-enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_NONE = 0, CUBLASLT_REDUCTION_SCHEME_INPLACE = 1, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
-                                 CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
-enum cublasLtMatmulDescAttributes_t { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB, CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
-                                      CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26 };
-enum cublasLtMatmulPreferenceAttributes_t { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
-                                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES };
+enum cublasLtReductionScheme_t {
+    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+    CUBLASLT_REDUCTION_SCHEME_MASK = 7
+};
+enum cublasLtMatmulDescAttributes_t {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26
+};
+enum cublasLtMatmulPreferenceAttributes_t {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+};
 
 struct LtDoubleDesc {
-    int op_a = CUBLAS_OP_N, op_b = CUBLAS_OP_N, epilogue = CUBLASLT_EPILOGUE_DEFAULT, bias_type = -1;
+    int op_a = CUBLAS_OP_N;
+    int op_b = CUBLAS_OP_N;
+    int epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    int bias_type = -1;
     const void* bias = nullptr;
 };
 struct LtDoubleLayout { int type; uint64_t rows, columns; int64_t ld; };
-struct LtDoublePreference { uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256}; uint64_t workspace = 0; };
+struct LtDoublePreference {
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
+    uint64_t workspace = 0;
+};
 struct cublasLtMatmulAlgo_t { uint64_t data[8]; };                          // which product, which candidate
-struct cublasLtMatmulHeuristicResult_t { cublasLtMatmulAlgo_t algo; size_t workspaceSize; cublasStatus_t state; float wavesCount; int reserved[4]; };
+struct cublasLtMatmulHeuristicResult_t {
+    cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
+    cublasStatus_t state;
+    float wavesCount;
+    int reserved[4];
+};
 using cublasLtHandle_t = int*;
 using cublasLtMatmulDesc_t = LtDoubleDesc*;
 using cublasLtMatrixLayout_t = LtDoubleLayout*;
@@ -39,36 +73,57 @@ using cublasLtMatmulPreference_t = LtDoublePreference*;
 
 // What a test sees, and decides
 struct LtDouble {
-    int handles = 0, heuristics = 0, products = 0, preferences = 0;
+    int handles = 0;
+    int heuristics = 0;
+    int products = 0;
+    int preferences = 0;
     uint64_t candidate = 0;                                                 // of the last product
     uint32_t schemes = 0;                                                   // of the last heuristic
     bool supports = true;                                                   // false: the heuristic finds nothing
     cublasStatus_t fails = CUBLAS_STATUS_SUCCESS;                           // what cublasLtMatmul returns
-    int slow = -1;                                                          // every candidate but this one takes a while
+    int slow = -1;                                                          // all candidates but this one are slow
     std::string refused;                                                    // why the last call was
 };
 inline LtDouble lt_double;
-inline cublasStatus_t lt_refuse(const char* why) { lt_double.refused = why; return CUBLAS_STATUS_INVALID_VALUE; }
+inline cublasStatus_t lt_refuse(const char* why) {
+    lt_double.refused = why;
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
 
 inline const char* cublasLtGetStatusString(cublasStatus_t s) {
-    if (s == CUBLAS_STATUS_SUCCESS || s == CUBLAS_STATUS_NOT_SUPPORTED) { return s == CUBLAS_STATUS_SUCCESS ? "success" : "not supported"; }
+    if (s == CUBLAS_STATUS_SUCCESS) { return "success"; }
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED) { return "not supported"; }
     return lt_double.refused.empty() ? "an error" : lt_double.refused.c_str();
 }
-inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) { *h = &lt_double.handles; lt_double.handles++; return CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) {
+    *h = &lt_double.handles;
+    lt_double.handles++;
+    return CUBLAS_STATUS_SUCCESS;
+}
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t, cudaDataType_t scale) {
     *d = new LtDoubleDesc();
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : lt_refuse("the scale is not float32");
 }
-inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void* value, size_t bytes) {
-    if (bytes != (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8u : 4u)) { return lt_refuse("an attribute of the wrong length"); }
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
+                                                     const void* value, size_t bytes) {
+    if (bytes != (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8u : 4u)) {
+        return lt_refuse("an attribute of the wrong length");
+    }
     if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER) { memcpy(&d->bias, value, 8); return CUBLAS_STATUS_SUCCESS; }
-    int* to = a == CUBLASLT_MATMUL_DESC_TRANSA ? &d->op_a : a == CUBLASLT_MATMUL_DESC_TRANSB ? &d->op_b :
-              a == CUBLASLT_MATMUL_DESC_EPILOGUE ? &d->epilogue : a == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE ? &d->bias_type : nullptr;
+    int* to = nullptr;
+    switch (a) {
+        case CUBLASLT_MATMUL_DESC_TRANSA: to = &d->op_a; break;
+        case CUBLASLT_MATMUL_DESC_TRANSB: to = &d->op_b; break;
+        case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &d->epilogue; break;
+        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: to = &d->bias_type; break;
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: break;
+    }
     if (to == nullptr) { return lt_refuse("an unknown attribute"); }
     memcpy(to, value, 4);
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t ld) {
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cudaDataType_t type, uint64_t rows,
+                                                 uint64_t columns, int64_t ld) {
     *l = new LtDoubleLayout{type, rows, columns, ld};
     return ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : lt_refuse("a leading dimension below the rows");
 }
@@ -82,35 +137,57 @@ inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t
     lt_double.preferences--;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a,
-                                                           const void* value, size_t bytes) {
-    void* to = a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? (void*)&p->workspace :
-               a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK ? (void*)&p->schemes : (void*)&p->alignment[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
-    if (bytes != (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8u : 4u)) { return lt_refuse("a preference of the wrong length"); }
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                           cublasLtMatmulPreferenceAttributes_t a, const void* value,
+                                                           size_t bytes) {
+    void* to = nullptr;
+    switch (a) {
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: to = &p->workspace; break;
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: to = &p->schemes; break;
+        default: to = &p->alignment[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES]; break;
+    }
+    if (bytes != (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8u : 4u)) {
+        return lt_refuse("a preference of the wrong length");
+    }
     memcpy(to, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline uint64_t lt_signature(const LtDoubleDesc& d, const LtDoubleLayout& a, const LtDoubleLayout& b, const LtDoubleLayout& c) {
+inline uint64_t lt_signature(const LtDoubleDesc& d, const LtDoubleLayout& a, const LtDoubleLayout& b,
+                             const LtDoubleLayout& c) {
     std::string s = strprintf("%d %d %d", d.op_a, d.op_b, d.epilogue);
-    for (const LtDoubleLayout* l : {&a, &b, &c}) { s += strprintf(" %d %zu %zu %zu", l->type, (size_t)l->rows, (size_t)l->columns, (size_t)l->ld); }
+    for (const LtDoubleLayout* l : {&a, &b, &c}) {
+        s += strprintf(" %d %zu %zu %zu", l->type, (size_t)l->rows, (size_t)l->columns, (size_t)l->ld);
+    }
     return checksum(s);
 }
-inline cublasStatus_t lt_fits(const LtDoubleDesc& d, const LtDoubleLayout& a, const LtDoubleLayout& b, const LtDoubleLayout& c) {
-    const uint64_t m = d.op_a == CUBLAS_OP_T ? a.columns : a.rows, k = d.op_a == CUBLAS_OP_T ? a.rows : a.columns;
-    const uint64_t k2 = d.op_b == CUBLAS_OP_T ? b.columns : b.rows, n = d.op_b == CUBLAS_OP_T ? b.rows : b.columns;
+inline cublasStatus_t lt_fits(const LtDoubleDesc& d, const LtDoubleLayout& a, const LtDoubleLayout& b,
+                              const LtDoubleLayout& c) {
+    const bool turn_a = d.op_a == CUBLAS_OP_T;
+    const bool turn_b = d.op_b == CUBLAS_OP_T;
+    const uint64_t m = turn_a ? a.columns : a.rows;
+    const uint64_t k = turn_a ? a.rows : a.columns;
+    const uint64_t k2 = turn_b ? b.columns : b.rows;
+    const uint64_t n = turn_b ? b.rows : b.columns;
     if (k != k2 || m != c.rows || n != c.columns) { return lt_refuse("sizes that do not fit each other"); }
-    if (a.type != b.type || (a.type == CUDA_R_32F && c.type != CUDA_R_32F)) { return lt_refuse("types that are not supported together"); }
-    if (d.epilogue == CUBLASLT_EPILOGUE_BIAS && d.bias_type != c.type) { return lt_refuse("a bias of another type than the output"); }
+    if (a.type != b.type || (a.type == CUDA_R_32F && c.type != CUDA_R_32F)) {
+        return lt_refuse("types that are not supported together");
+    }
+    if (d.epilogue == CUBLASLT_EPILOGUE_BIAS && d.bias_type != c.type) {
+        return lt_refuse("a bias of another type than the output");
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t p,
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                                     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                                     cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t p,
                                                      int wanted, cublasLtMatmulHeuristicResult_t* found, int* count) {
     lt_double.heuristics++;
     lt_double.schemes = p->schemes;
     *count = 0;
-    if (c->ld != out->ld || c->type != out->type || lt_fits(*d, *a, *b, *out) != CUBLAS_STATUS_SUCCESS) { return CUBLAS_STATUS_INVALID_VALUE; }
+    if (c->ld != out->ld || c->type != out->type || lt_fits(*d, *a, *b, *out) != CUBLAS_STATUS_SUCCESS) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
     if (!lt_double.supports) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     for (uint32_t x : p->alignment) { if (x > 16) { return lt_refuse("more alignment was promised than there is"); } }
     for (; *count < wanted && *count < 3; ++*count) {
@@ -120,10 +197,15 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline float lt_load(const void* p, int type, size_t i) { return type == CUDA_R_32F ? ((const float*)p)[i] : (float)((const bf16*)p)[i]; }
-inline void lt_multiply(const LtDoubleDesc& d, float alpha, const void* A, const LtDoubleLayout& a, const void* B, const LtDoubleLayout& b,
-                        float beta, const void* C, const LtDoubleLayout& c, void* D, const LtDoubleLayout& out) {
-    const uint64_t m = out.rows, n = out.columns, k = d.op_a == CUBLAS_OP_T ? a.rows : a.columns;
+inline float lt_load(const void* p, int type, size_t i) {
+    return type == CUDA_R_32F ? ((const float*)p)[i] : (float)((const bf16*)p)[i];
+}
+inline void lt_multiply(const LtDoubleDesc& d, float alpha, const void* A, const LtDoubleLayout& a, const void* B,
+                        const LtDoubleLayout& b, float beta, const void* C, const LtDoubleLayout& c, void* D,
+                        const LtDoubleLayout& out) {
+    const uint64_t m = out.rows;
+    const uint64_t n = out.columns;
+    const uint64_t k = d.op_a == CUBLAS_OP_T ? a.rows : a.columns;
     for (uint64_t i = 0; i < m; i++) {
         for (uint64_t j = 0; j < n; j++) {
             float sum = 0;
@@ -134,28 +216,39 @@ inline void lt_multiply(const LtDoubleDesc& d, float alpha, const void* A, const
             sum *= alpha;
             if (beta != 0.0f) { sum += beta * lt_load(C, c.type, j * c.ld + i); }
             if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) { sum += lt_load(d.bias, d.bias_type, i); }
-            if (out.type == CUDA_R_32F) { ((float*)D)[j * out.ld + i] = sum; } else { ((bf16*)D)[j * out.ld + i] = (bf16)sum; }
+            if (out.type == CUDA_R_32F) {
+                ((float*)D)[j * out.ld + i] = sum;
+            } else {
+                ((bf16*)D)[j * out.ld + i] = (bf16)sum;
+            }
         }
     }
 }
-// What it is told, the descriptions and alpha and beta on the host, is read at the call; the arrays when the stream gets there.
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void* alpha, const void* A, cublasLtMatrixLayout_t a, const void* B,
-                                     cublasLtMatrixLayout_t b, const void* beta, const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t out,
-                                     const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes, Stream stream) {
+// What it is told, the descriptions and alpha and beta on the host, is read at the call; the arrays when the stream
+// gets there.
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void* alpha, const void* A,
+                                     cublasLtMatrixLayout_t a, const void* B, cublasLtMatrixLayout_t b,
+                                     const void* beta, const void* C, cublasLtMatrixLayout_t c, void* D,
+                                     cublasLtMatrixLayout_t out, const cublasLtMatmulAlgo_t* algo, void* workspace,
+                                     size_t workspace_bytes, Stream stream) {
     lt_double.products++;
     lt_double.candidate = algo->data[1];
     if (lt_double.fails != CUBLAS_STATUS_SUCCESS) { return lt_double.fails; }
     if (algo->data[0] != lt_signature(*d, *a, *b, *out)) { return lt_refuse("an algorithm of another product"); }
-    if (workspace == nullptr || algo->data[2] > workspace_bytes) { return lt_refuse("less workspace than was promised"); }
+    if (workspace == nullptr || algo->data[2] > workspace_bytes) {
+        return lt_refuse("less workspace than was promised");
+    }
     for (const void* x : {A, B, C, (const void*)D, d->epilogue == CUBLASLT_EPILOGUE_BIAS ? d->bias : nullptr}) {
         if ((uintptr_t)x % 16 != 0) { return lt_refuse("a pointer that is not aligned"); }
     }
     const bool slow = lt_double.slow >= 0 && (int)algo->data[1] != lt_double.slow;
-    const auto run = [=, d = *d, a = *a, b = *b, c = *c, out = *out, alpha = *(const float*)alpha, beta = *(const float*)beta] {
+    const auto run = [=, d = *d, a = *a, b = *b, c = *c, out = *out, alpha = *(const float*)alpha,
+                      beta = *(const float*)beta] {
         if (slow) { usleep(3000); }
         lt_multiply(d, alpha, A, a, B, b, beta, C, c, D, out);
     };
-    return simt_enqueue(stream, SimtWork::Kernel, run) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    return simt_enqueue(stream, SimtWork::Kernel, run) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                                      : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 #endif

@@ -1,10 +1,11 @@
-// kernel_test.h -- tests of kernels without a test library: one text for the emulator (g++ -DSIMT) and for the hardware (nvcc).
+// kernel_test.h -- tests of kernels without a test library: one text for the emulator (g++ -DSIMT) and for the
+// hardware (nvcc).
 //
 //   KERNEL_TEST("what it shows") {                      a test; it fails by EXPECT or by throwing
 //       DeviceArray<float> x(normals(n, 1)), y(n);      y starts as NaN, with guards on both sides that host() looks at
 //       launch(kernel, Grid(blocks, 64, 0, Stream(0)), y.p, x.p);
 //       EXPECT(relative_l2(y.host(), want) < 1e-6, "T %d", T);
-//       INFO("error %g", error);                        printed behind the test's name
+//       INFO("error %g", error);                        printed after the test's name
 //   }
 //   program [FILTER] [--list] [--json FILE]             FILTER: part of the name; exit code 1 if any test fails
 // A failed test prints each false EXPECT above its line, and the first one is its "info" in the JSON.
@@ -49,14 +50,17 @@ PRINTF_LIKE(3, 4) inline void kernel_test_fail(const char* place, const char* co
     va_start(ap, fmt);
     const std::string s = vstrprintf(fmt, ap);
     va_end(ap);
-    if (kernel_test_failures == 0) { kernel_test_first_failure = strprintf("%s: %s is false: %s", place, condition, s.c_str()); }
+    if (kernel_test_failures == 0) {
+        kernel_test_first_failure = strprintf("%s: %s is false: %s", place, condition, s.c_str());
+    }
     if (++kernel_test_failures <= 10) { printf("    %s: %s is false: %s\n", place, condition, s.c_str()); }
 }
 #define KERNEL_TEST_TEXT_(x) #x
 #define KERNEL_TEST_TEXT(x) KERNEL_TEST_TEXT_(x)
 // EXPECT(cond, fmt, ...): the message says what was found; the test goes on
 #define EXPECT(cond, ...) \
-    (kernel_test_expectations++, (cond) ? (void)0 : kernel_test_fail(__FILE__ ":" KERNEL_TEST_TEXT(__LINE__), #cond, __VA_ARGS__))
+    (kernel_test_expectations++, \
+     (cond) ? (void)0 : kernel_test_fail(__FILE__ ":" KERNEL_TEST_TEXT(__LINE__), #cond, __VA_ARGS__))
 #define INFO(...) (kernel_test_info += (kernel_test_info.empty() ? "" : "; ") + strprintf(__VA_ARGS__))
 // SKIP(why): ends the test, which then counts as neither passed nor failed
 #define SKIP(...) throw KernelTestSkipped{strprintf(__VA_ARGS__)}
@@ -130,19 +134,21 @@ int main(int argc, char** argv) {
     }
     std::string text = "[";
     int failed = 0, run = 0;
-    bool whole = false;                     // the filter is a test's name: only that one, not those whose names go on behind it
+    bool whole = false;     // the filter is a whole name: then only that test, not those whose names go on after it
     for (const KernelTest& test : kernel_tests()) { whole = whole || test.name == filter; }
     for (const KernelTest& test : kernel_tests()) {
         if (whole ? test.name != filter : std::string(test.name).find(filter) == std::string::npos) { continue; }
         run++;
         if (list) { printf("%s\n", test.name); continue; }
         const KernelTestResult r = run_kernel_test(test);
-        printf("%-64s %-7s %8.1f ms  %s\n", r.name.c_str(), r.status.c_str(), r.ms, r.status == "FAILED" ? "" : r.info.c_str());
+        const char* info = r.status == "FAILED" ? "" : r.info.c_str();
+        printf("%-64s %-7s %8.1f ms  %s\n", r.name.c_str(), r.status.c_str(), r.ms, info);
         fflush(stdout);
         failed += r.status == "FAILED";
         text += strprintf("%s\n  {\"name\": %s, \"status\": \"%s\", \"ms\": %.3f, \"info\": %s}", run > 1 ? "," : "",
                           kernel_test_json(r.name).c_str(), r.status.c_str(), r.ms, kernel_test_json(r.info).c_str());
-        if (on_gpu && r.status == "FAILED" && cudaGetLastError() != cudaSuccess) { break; }    // a broken context fails everything after it
+        // a broken context fails everything after it
+        if (on_gpu && r.status == "FAILED" && cudaGetLastError() != cudaSuccess) { break; }
     }
     text += "\n]\n";
     if (!json.empty()) {

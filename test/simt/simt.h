@@ -1,15 +1,17 @@
-// simt.h -- the CUDA build's kernels on the CPU: what a block of threads does, warp by warp, and the part of the runtime
-// that device.h uses. Only for g++ or clang++, which read it first: -include test/simt/simt.h.
+// simt.h -- the CUDA build's kernels on the CPU: what a block of threads does, warp by warp, and the part of the
+// runtime that device.h uses. Only for g++ or clang++, which read it first: -include test/simt/simt.h.
 //
-// The threads of a block are fibers on one system thread. One runs until it waits at a barrier or warp collective; which
-// of the ready ones runs next is random (SIMT_SEED=7 gives another order). So a missing barrier is seen as:
-//   shared memory     a new allocation of exactly the asked size before each block (AddressSanitizer sees past its end),
+// The threads of a block are fibers on one system thread. One runs until it waits at a barrier or warp collective;
+// which of the ready ones runs next is random (SIMT_SEED=7 gives another order). So a missing barrier is seen as:
+//   shared memory     a new allocation of exactly the asked size before each block (AddressSanitizer sees past its
+//   end),
 //                     filled, as is static shared memory and what cudaMalloc gives, with 0xFF: NaN in float and bf16
-//   warp collectives  complete when every lane of the mask waits at the same line; if none can run and somebody waits, the
+//   warp collectives  complete when every lane of the mask waits at the same line; if none can run and somebody waits,
+//   the
 //                     launch fails with an Error that says who waits where
 //   cp.async          poisons its destination when issued and writes it when its group is waited for
-// Blocks run one after the other in random order; streams are in order, so every call of the runtime is complete on return,
-// unless its stream is captured. SIMT_LAUNCHES=FILE says which kernels a program launched, and how often.
+// Blocks run one after the other in random order; streams are in order, so every call of the runtime is complete on
+// return, unless its stream is captured. SIMT_LAUNCHES=FILE says which kernels a program launched, and how often.
 #ifndef TEST_SIMT_H
 #define TEST_SIMT_H
 
@@ -49,8 +51,8 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-// Static shared memory has to be found to be poisoned. clang++ puts it into a section; g++ cannot do so in templates, and there
-// it is the program's only thread-local storage.
+// Static shared memory has to be found to be poisoned. clang++ puts it into a section; g++ cannot do so in templates,
+// and there it is the program's only thread-local storage.
 #if defined(__clang__)
 #define __shared__ static __attribute__((section("simt_shared")))
 extern "C" __attribute__((weak)) char __start_simt_shared[], __stop_simt_shared[];
@@ -86,7 +88,8 @@ inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
 inline int __float_as_int(float x) { return simt_bits<int>(x); }
 inline float __int_as_float(int x) { return simt_bits<float>(x); }
 
-// Rounds to nearest, ties to even. Both conversions are explicit: nvcc's type has its own arithmetic, in bf16, which nobody wants.
+// Rounds to nearest, ties to even. Both conversions are explicit: nvcc's type has its own arithmetic, in bf16, which
+// nobody wants.
 struct __nv_bfloat16 {
     uint16_t bits;
     __nv_bfloat16() = default;

@@ -3,7 +3,9 @@
 #define TEST_SIMT_CUDA_H
 
 inline void __syncthreads(SIMT_SITE) { simt_barrier("__syncthreads", 0, (int)blockDim.x, file, line); }
-inline void __syncwarp(unsigned mask = ~0u, SIMT_SITE) { simt_collective("__syncwarp", mask, nullptr, nullptr, nullptr, file, line); }
+inline void __syncwarp(unsigned mask = ~0u, SIMT_SITE) {
+    simt_collective("__syncwarp", mask, nullptr, nullptr, nullptr, file, line);
+}
 
 // Every lane gives a value and the lane that it wants to read. A lane outside of the mask has none: poison.
 template <class T> struct SimtShuffle { T value; int from; T result; };
@@ -43,13 +45,19 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, SIMT_SITE) {
     struct Vote { int predicate; unsigned result; } mine = {predicate, 0};
     simt_collective("__ballot_sync", mask, &mine, &mine, [](const void* const* in, void* const* out) {
         unsigned votes = 0;
-        for (int l = 0; l < 32; l++) { votes |= (unsigned)(in[l] != nullptr && ((const Vote*)in[l])->predicate != 0) << l; }
+        for (int l = 0; l < 32; l++) {
+            votes |= (unsigned)(in[l] != nullptr && ((const Vote*)in[l])->predicate != 0) << l;
+        }
         for (int l = 0; l < 32; l++) { if (out[l] != nullptr) { ((Vote*)out[l])->result = votes; } }
     }, file, line);
     return mine.result;
 }
-inline int __any_sync(unsigned mask, int predicate, SIMT_SITE) { return __ballot_sync(mask, predicate, file, line) != 0; }
-inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) { return __ballot_sync(mask, predicate, file, line) == mask; }
+inline int __any_sync(unsigned mask, int predicate, SIMT_SITE) {
+    return __ballot_sync(mask, predicate, file, line) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) {
+    return __ballot_sync(mask, predicate, file, line) == mask;
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // shared memory
@@ -62,7 +70,9 @@ inline SimtMemory simt_static_shared() {
     SimtMemory m = {nullptr, 0};
     dl_iterate_phdr([](struct dl_phdr_info* info, size_t, void* to) {      // the first one is the program
         for (int i = 0; i < info->dlpi_phnum; i++) {
-            if (info->dlpi_phdr[i].p_type == PT_TLS) { *(SimtMemory*)to = {(char*)info->dlpi_tls_data, info->dlpi_phdr[i].p_memsz}; }
+            if (info->dlpi_phdr[i].p_type == PT_TLS) {
+                *(SimtMemory*)to = {(char*)info->dlpi_tls_data, info->dlpi_phdr[i].p_memsz};
+            }
         }
         return 1;
     }, &m);
@@ -72,7 +82,9 @@ inline SimtMemory simt_static_shared() {
 // true when p .. p+bytes is shared memory of the running block
 inline bool simt_is_shared(const void* p, size_t bytes) {
     static const SimtMemory fixed = simt_static_shared();
-    auto within = [&](const char* begin, size_t n) { return (const char*)p >= begin && (const char*)p + bytes <= begin + n; };
+    auto within = [&](const char* begin, size_t n) {
+        return (const char*)p >= begin && (const char*)p + bytes <= begin + n;
+    };
     return within(simt.shared, simt.shared_bytes) || within(fixed.begin, fixed.bytes);
 }
 
@@ -107,12 +119,13 @@ inline void simt_block(size_t block, int threads, const char* file, int line) {
         what = e.what();
         code = e.code;
     }
-    for (int i = 0; i < threads; i++) { simt.pool[i]->started = false; }    // their stacks are in the middle of a kernel
+    // their stacks are in the middle of a kernel
+    for (int i = 0; i < threads; i++) { simt.pool[i]->started = false; }
     die_at(file, line, code, "kernel, block %zu of %u, %d threads: %s\n ", block, gridDim.x, threads, what.c_str());
 }
 
-// SIMT_LAUNCHES=FILE: which kernels a program ran. At its end FILE gets a line for each place that launched one: how often, and
-// where.
+// SIMT_LAUNCHES=FILE: which kernels a program ran. At its end FILE gets a line for each place that launched one: how
+// often, and where.
 struct SimtLaunches {
     const char* path = getenv("SIMT_LAUNCHES");
     std::map<std::string, size_t> counts;
@@ -127,11 +140,13 @@ struct SimtLaunches {
 };
 inline SimtLaunches simt_launches;
 
-inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const std::function<void()>& body, const char* file, int line) {
+inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const std::function<void()>& body,
+                        const char* file, int line) {
     static const SimtMemory fixed = simt_static_shared();
     if (simt.body != nullptr) { die_at(file, line, EXIT_DEVICE, "a kernel cannot launch a kernel"); }
     if (threads < 32 || threads > 1024 || threads % 32 != 0 || shared_bytes > SIMT_MAX_SHARED) {
-        die_at(file, line, EXIT_DEVICE, "%d threads and %zu bytes of shared memory a block: at most 1024, a multiple of 32, and %zu bytes",
+        die_at(file, line, EXIT_DEVICE,
+               "%d threads and %zu bytes of shared memory a block: at most 1024, a multiple of 32, and %zu bytes",
                threads, shared_bytes, SIMT_MAX_SHARED);
     }
     struct Running {

@@ -1,7 +1,8 @@
 // simt_fibers.h -- the second part of simt.h: the threads of a block as fibers, and how they wait for each other.
 //
 // A fiber is started once, by makecontext, and then goes from block to block; switches are _setjmp and _longjmp, which,
-// other than swapcontext, make no system call. A launch that fails leaves its fibers in the middle of a kernel: they start anew.
+// other than swapcontext, make no system call. A launch that fails leaves its fibers in the middle of a kernel: they
+// start anew.
 #ifndef TEST_SIMT_FIBERS_H
 #define TEST_SIMT_FIBERS_H
 
@@ -24,11 +25,14 @@ struct SimtThread {
 constexpr size_t SIMT_STACK = 256 << 10, SIMT_MAX_SHARED = 227 << 10;
 constexpr int SIMT_BARRIERS = 16;
 
-struct SimtBarrier { std::vector<unsigned> warps; int threads; const char* file; int line; };   // the warps that have come
+// the warps that have come
+struct SimtBarrier { std::vector<unsigned> warps; int threads; const char* file; int line; };
 struct Simt {
     std::vector<SimtThread*> pool;          // the first blockDim.x are the block's threads
     std::vector<SimtThread*> ready[32];     // of each warp, those that can run
-    unsigned ready_warps = 0, warp = 0, sticky = 0;
+    unsigned ready_warps = 0;
+    unsigned warp = 0;
+    unsigned sticky = 0;
     SimtThread* current = nullptr;
     jmp_buf host;
     const void* host_stack = nullptr;
@@ -59,8 +63,12 @@ inline void* simt_dynamic_shared() { return simt.shared; }
 extern "C" [[noreturn]] void simt_longjmp(struct __jmp_buf_tag*, int) __asm__("_longjmp");
 
 #if defined(SIMT_ASAN)
-inline void simt_leave(void** fake, const void* stack, size_t bytes) { __sanitizer_start_switch_fiber(fake, stack, bytes); }
-inline void simt_arrive(void* fake, const void** stack, size_t* bytes) { __sanitizer_finish_switch_fiber(fake, stack, bytes); }
+inline void simt_leave(void** fake, const void* stack, size_t bytes) {
+    __sanitizer_start_switch_fiber(fake, stack, bytes);
+}
+inline void simt_arrive(void* fake, const void** stack, size_t* bytes) {
+    __sanitizer_finish_switch_fiber(fake, stack, bytes);
+}
 inline void simt_unpoison(void* p, size_t bytes) { __asan_unpoison_memory_region(p, bytes); }
 #else
 inline void simt_leave(void**, const void*, size_t) {}
@@ -78,8 +86,8 @@ inline void simt_unpoison(void*, size_t) {}
     simt_leave(fake, t->stack, SIMT_STACK);
     simt_longjmp(t->state, 1);
 }
-// Which thread goes on: of the last one's warp in `sticky` of 8 cases, so that in some blocks a warp runs as far as it can, far
-// ahead of the others, and in some they keep close; a random one of the warp. Null if none can.
+// Which thread goes on: of the last one's warp in `sticky` of 8 cases, so that in some blocks a warp runs as far as it
+// can, far ahead of the others, and in some they keep close; a random one of the warp. Null if none can.
 __attribute__((noinline)) inline SimtThread* simt_take_ready() {
     if (simt.ready_warps == 0) { return nullptr; }
     if ((simt.ready_warps >> simt.warp & 1) == 0 || simt.draw(8) >= simt.sticky) {
@@ -138,7 +146,8 @@ inline void simt_fiber() {
 }
 __attribute__((noinline)) inline void simt_start(SimtThread* t) {
     if (t->stack == nullptr) {              // below it a page that nobody may touch
-        char* p = (char*)mmap(nullptr, SIMT_STACK + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        char* p = (char*)mmap(nullptr, SIMT_STACK + 4096, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || mprotect(p, 4096, PROT_NONE) != 0) {
             die(EXIT_OUT_OF_MEMORY, "no %zu bytes for a thread's stack", SIMT_STACK);
         }
@@ -164,7 +173,8 @@ __attribute__((noinline)) inline void simt_start(SimtThread* t) {
 // ----------------------------------------------------------------------------------------------------------
 // waiting
 
-// "warp 0: lanes 0-14 16: waiting in __syncwarp (f.cu:12); lanes 15 17-31: returned", at most 8 warps, those that returned last
+// "warp 0: lanes 0-14 16: waiting in __syncwarp (FILE:12); lanes 15 17-31: returned", at most 8 warps, those that
+// returned last
 inline std::string simt_who_waits() {
     std::string s, returned;
     int shown = 0;
@@ -194,19 +204,25 @@ inline void simt_fail(const char* file, int line, const std::string& what) {
 
 inline bool simt_same(const char* a, const char* b) { return a == b || strcmp(a, b) == 0; }
 
-// All lanes of the mask meet, the last one performs for all: in[l], out[l] are what lane l gave, null outside of the mask.
+// All lanes of the mask meet, the last one performs for all: in[l], out[l] are what lane l gave, null outside of the
+// mask.
 using SimtPerform = void (*)(const void* const* in, void* const* out);
-inline void simt_collective(const char* what, unsigned mask, const void* in, void* out, SimtPerform perform, const char* file, int line) {
+inline void simt_collective(const char* what, unsigned mask, const void* in, void* out, SimtPerform perform,
+                            const char* file, int line) {
     SimtThread* me = simt.current;
     const unsigned lane = me->index % 32, first = me->index - lane;
-    if ((mask >> lane & 1) == 0) { simt_fail(file, line, strprintf("%s: lane %u calls it with mask 0x%08x", what, lane, mask)); }
+    if ((mask >> lane & 1) == 0) {
+        simt_fail(file, line, strprintf("%s: lane %u calls it with mask 0x%08x", what, lane, mask));
+    }
     me->what = what; me->file = file; me->line = line; me->mask = mask; me->in = in; me->out = out;
     unsigned& waiting = simt.waiting[first / 32];
     waiting |= 1u << lane;
     bool complete = (waiting & mask) == mask;
     for (unsigned l = 0; l < 32 && complete; l++) {
         const SimtThread* t = simt.pool[first + l];
-        if (mask >> l & 1) { complete = t->line == line && t->mask == mask && simt_same(t->what, what) && simt_same(t->file, file); }
+        if (mask >> l & 1) {
+            complete = t->line == line && t->mask == mask && simt_same(t->what, what) && simt_same(t->file, file);
+        }
     }
     if (complete) {
         const void* in_of[32];
@@ -230,8 +246,9 @@ inline void simt_collective(const char* what, unsigned mask, const void* in, voi
 inline void simt_barrier(const char* what, int id, int threads, const char* file, int line) {
     SimtThread* me = simt.current;
     if (id < 0 || id >= SIMT_BARRIERS || threads < 32 || threads % 32 != 0 || threads > (int)blockDim.x) {
-        simt_fail(file, line, strprintf("%s(%d, %d): barriers are 0..%d, for a multiple of 32 threads of the block", what, id,
-                                        threads, SIMT_BARRIERS - 1));
+        simt_fail(file, line,
+                  strprintf("%s(%d, %d): barriers are 0..%d, for a multiple of 32 threads of the block", what, id,
+                            threads, SIMT_BARRIERS - 1));
     }
     me->what = what; me->file = file; me->line = line; me->barrier = id;
     bool warp_is_here = true;
@@ -243,7 +260,8 @@ inline void simt_barrier(const char* what, int id, int threads, const char* file
         SimtBarrier& b = simt.barriers[id];
         if (b.warps.empty()) { b.threads = threads; b.file = file; b.line = line; }
         if (b.threads != threads) {
-            simt_fail(file, line, strprintf("%s(%d, %d): the warps that wait there came with %d", what, id, threads, b.threads));
+            simt_fail(file, line,
+                      strprintf("%s(%d, %d): the warps that wait there came with %d", what, id, threads, b.threads));
         }
         if (id == 0 && (b.line != line || !simt_same(b.file, file))) {
             simt_fail(file, line, "warps of a block come to different __syncthreads");

@@ -1,5 +1,5 @@
-// simt_ptx.h -- the functions of llmc/base/ptx.cuh for the emulator: what each instruction means, from the PTX ISA's tables. Their
-// comments there say what they do. The last part of simt.h.
+// simt_ptx.h -- the functions of llmc/base/ptx.cuh for the emulator: what each instruction means, from the PTX ISA's
+// tables. Their comments there say what they do. The last part of simt.h.
 #ifndef TEST_SIMT_PTX_H
 #define TEST_SIMT_PTX_H
 
@@ -50,13 +50,15 @@ inline void named_barrier(int id, int threads, SIMT_SITE) {
 // ----------------------------------------------------------------------------------------------------------
 // matrices
 
-struct LdmatrixRequest { uint16_t row[8]; uint32_t* r; };       // the row as it was when this lane came: other lanes may yet write it
+// the row as it was when this lane came: other lanes may yet write it
+struct LdmatrixRequest { uint16_t row[8]; uint32_t* r; };
 template <bool Trans> void ldmatrix_perform(const void* const* in, void* const* out) {
     for (int l = 0; l < 32; l++) {
         for (int m = 0; m < 4; m++) {
             uint32_t half[2];
             for (int e = 0; e < 2; e++) {
-                const int row = Trans ? 2 * (l % 4) + e : l / 4, column = Trans ? l / 4 : 2 * (l % 4) + e;
+                const int row = Trans ? 2 * (l % 4) + e : l / 4;
+                const int column = Trans ? l / 4 : 2 * (l % 4) + e;
                 half[e] = ((const LdmatrixRequest*)in[8 * m + row])->row[column];
             }
             ((LdmatrixRequest*)out[l])->r[m] = half[0] | half[1] << 16;
@@ -65,7 +67,9 @@ template <bool Trans> void ldmatrix_perform(const void* const* in, void* const* 
 }
 inline void ldmatrix(const char* what, uint32_t* r, const void* row, SimtPerform perform, const char* file, int line) {
     if ((uintptr_t)row % 16 != 0 || !simt_is_shared(row, 16)) {
-        simt_fail(file, line, strprintf("%s: %p is not a 16-byte row of this block's shared memory (thread %u)", what, row, threadIdx.x));
+        simt_fail(file, line,
+                  strprintf("%s: %p is not a 16-byte row of this block's shared memory (thread %u)", what, row,
+                            threadIdx.x));
     }
     LdmatrixRequest request;
     memcpy(request.row, row, 16);
@@ -73,8 +77,8 @@ inline void ldmatrix(const char* what, uint32_t* r, const void* row, SimtPerform
     simt_collective(what, ~0u, &request, &request, perform, file, line);
 }
 
-// ldmatrix.sync.aligned.m8n8.x4.shared.b16 (warp): four 8x8 matrices of bf16. Lanes 8m..8m+7 give the 16-byte rows of matrix m;
-// r[m] of a lane is row `group`, columns 2 pair and 2 pair + 1 of it.
+// ldmatrix.sync.aligned.m8n8.x4.shared.b16 (warp): four 8x8 matrices of bf16. Lanes 8m..8m+7 give the 16-byte rows of
+// matrix m; r[m] of a lane is row `group`, columns 2 pair and 2 pair + 1 of it.
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, SIMT_SITE) {
     ldmatrix("ldmatrix_x4", r, row, ldmatrix_perform<false>, file, line);
 }
@@ -118,12 +122,14 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 // ----------------------------------------------------------------------------------------------------------
 // asynchronous copies
 
-// cp.async.cg.shared.global, 16 bytes, both addresses aligned to it; zeros when !valid (src-size 0: `global` is not read then).
-// The thread's own copy is there after cp_async_wait, the other threads' after a barrier that follows their wait.
+// cp.async.cg.shared.global, 16 bytes, both addresses aligned to it; zeros when !valid (src-size 0: `global` is not
+// read then). The thread's own copy is there after cp_async_wait, the other threads' after a barrier that follows their
+// wait.
 inline void cp_async_16(void* shared, const void* global, bool valid, SIMT_SITE) {
     if ((uintptr_t)shared % 16 != 0 || (valid && (uintptr_t)global % 16 != 0) || !simt_is_shared(shared, 16)) {
-        simt_fail(file, line, strprintf("cp_async_16 from %p to %p: not aligned to 16, or not to this block's shared memory", global,
-                                        shared));
+        simt_fail(file, line,
+                  strprintf("cp_async_16 from %p to %p: not aligned to 16, or not to this block's shared memory",
+                            global, shared));
     }
     SimtThread* t = simt.current;
     SimtCopy copy = {(char*)shared, t->groups, {}};

@@ -1,18 +1,35 @@
-// simt_runtime.h -- the last part of simt.h: the runtime's calls. The device's memory is the host's, SIMT_MEMORY bytes of it; a stream
-// can be captured into a graph.
+// simt_runtime.h -- the last part of simt.h: the runtime's calls. The device's memory is the host's, SIMT_MEMORY bytes
+// of it; a stream can be captured into a graph.
 #ifndef TEST_SIMT_RUNTIME_H
 #define TEST_SIMT_RUNTIME_H
 
 enum cudaError_t {
-    cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35, cudaErrorNoDevice = 100,
-    cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureInvalidated = 901, cudaErrorStreamCaptureImplicit = 906,
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureImplicit = 906,
     cudaErrorGraphExecUpdateFailure = 910
 };
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventDefault = 0 };
 enum cudaDeviceAttr {
-    cudaDevAttrClockRate, cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrComputeCapabilityMajor,
-    cudaDevAttrComputeCapabilityMinor, cudaDevAttrMemoryClockRate, cudaDevAttrGlobalMemoryBusWidth
+    cudaDevAttrClockRate,
+    cudaDevAttrMultiProcessorCount,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin,
+    cudaDevAttrComputeCapabilityMajor,
+    cudaDevAttrComputeCapabilityMinor,
+    cudaDevAttrMemoryClockRate,
+    cudaDevAttrGlobalMemoryBusWidth
 };
 struct SimtStream {};
 using cudaStream_t = SimtStream*;
@@ -32,8 +49,10 @@ inline const char* cudaGetErrorString(cudaError_t e) {
         case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
         case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
         case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-        case cudaErrorStreamCaptureImplicit: return "operation would make the legacy stream depend on a capturing blocking stream";
-        case cudaErrorGraphExecUpdateFailure: return "the graph update was not performed because it included changes which violated constraints";
+        case cudaErrorStreamCaptureImplicit:
+            return "operation would make the legacy stream depend on a capturing blocking stream";
+        case cudaErrorGraphExecUpdateFailure:
+            return "the graph update was not performed because it included changes which violated constraints";
         default: return "invalid argument";
     }
 }
@@ -41,8 +60,8 @@ inline const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 
-// A stream's work is done at once, or, while the stream is captured, recorded with its arguments. What would wait for the capturing
-// stream or allocate is an error then, and spoils the capture; what another stream is given is done.
+// A stream's work is done at once, or, while the stream is captured, recorded with its arguments. What would wait for
+// the capturing stream or allocate is an error then, and spoils the capture; what another stream is given is done.
 enum class SimtWork { Kernel, Copy, Set };
 struct SimtGraph { std::vector<std::pair<SimtWork, std::function<void()>>> nodes; };
 using cudaGraph_t = SimtGraph*;
@@ -51,7 +70,10 @@ struct SimtCapture {
     cudaStream_t stream = nullptr;                                          // the one that is captured
     cudaGraph_t graph = nullptr;
     bool spoiled = false;
-    int instantiated = 0, updated = 0, launched = 0;                        // of all graphs so far
+    // of all graphs so far
+    int instantiated = 0;
+    int updated = 0;
+    int launched = 0;
 };
 inline SimtCapture simt_capture;
 inline cudaError_t simt_waits() {
@@ -67,7 +89,11 @@ inline cudaError_t simt_enqueue(cudaStream_t stream, SimtWork kind, const std::f
     c.graph->nodes.push_back({kind, work});
     return cudaSuccess;
 }
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
     if (s == nullptr || simt_capture.stream != nullptr) { return cudaErrorStreamCaptureUnsupported; }
     simt_capture.stream = s;
@@ -109,7 +135,10 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
 }
 
 inline std::map<void*, size_t> simt_allocations;
-inline size_t simt_memory() { const char* s = getenv("SIMT_MEMORY"); return s != nullptr ? strtoull(s, nullptr, 10) : (size_t)4 << 30; }
+inline size_t simt_memory() {
+    const char* s = getenv("SIMT_MEMORY");
+    return s != nullptr ? strtoull(s, nullptr, 10) : (size_t)4 << 30;
+}
 inline cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
     size_t used = 0;
     for (const auto& a : simt_allocations) { used += a.second; }
@@ -150,7 +179,9 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s = nullptr) {
     return simt_enqueue(s, SimtWork::Set, [=] { if (bytes > 0) { memset(p, value, bytes); } });
 }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) { return cudaMemcpyAsync(to, from, bytes, kind); }
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    return cudaMemcpyAsync(to, from, bytes, kind);
+}
 inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes); }
 
 inline cudaError_t cudaStreamCreate(cudaStream_t* s) { *s = new SimtStream(); return cudaSuccess; }
@@ -162,7 +193,10 @@ inline cudaError_t cudaDeviceSynchronize() { return simt_waits(); }
 inline cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = new SimtEvent(); return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = nullptr) { e->seconds = wall_seconds(); return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = nullptr) {
+    e->seconds = wall_seconds();
+    return cudaSuccess;
+}
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return simt_waits(); }
 inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
@@ -176,7 +210,18 @@ inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess 
 inline cudaError_t cudaDriverGetVersion(int* v) { *v = 13000; return cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* v) { *v = 13000; return cudaSuccess; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
-    *p = {"simt (a CPU emulating CUDA)", simt_memory(), 48 << 10, SIMT_MAX_SHARED, 228 << 10, 1, 8, 0, 32, 1024, 2048, 1 << 20};
+    *p = {"simt (a CPU emulating CUDA)",
+          simt_memory(),
+          48 << 10,
+          SIMT_MAX_SHARED,
+          228 << 10,
+          1,
+          8,
+          0,
+          32,
+          1024,
+          2048,
+          1 << 20};
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) {

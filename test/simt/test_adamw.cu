@@ -22,16 +22,18 @@ static std::vector<float> rounded(const std::vector<float>& master, uint64_t see
 
 KERNEL_TEST("rounding is unbiased and goes to a neighbour") {
     const size_t n = 20000;
-    for (float part : {0.1f, 0.5f, 0.8f}) {                     // bf16 has 8 bits: the neighbours of 1 + part/128 are 1 and 1 + 1/128
+    for (float part : {0.1f, 0.5f, 0.8f}) {    // bf16 has 8 bits: the neighbours of 1 + part/128 are 1 and 1 + 1/128
         for (float sign : {1.0f, -1.0f}) {
             const std::vector<float> r = rounded(std::vector<float>(n, sign * (1.0f + part / 128)), 7, 3);
             size_t up = 0;
             for (float x : r) {
-                EXPECT(x == sign || x == sign * (1.0f + 1.0f / 128), "%g is no neighbour of %g", x, 1.0f + part / 128);
+                EXPECT(x == sign || x == sign * (1.0f + 1.0f / 128), "%g is not a neighbour of %g", x,
+                       1.0f + part / 128);
                 up += x != sign;
             }
             const double sigma = std::sqrt(n * part * (1 - part));
-            EXPECT(std::abs((double)up - n * part) < 5 * sigma, "%zu of %zu rounded away from 0, wanted %.0f +- %.0f", up, n, n * part, sigma);
+            EXPECT(std::abs((double)up - n * part) < 5 * sigma, "%zu of %zu rounded away from 0, expected %.0f +- %.0f",
+                   up, n, n * part, sigma);
         }
     }
 }
@@ -47,11 +49,13 @@ KERNEL_TEST("the draw depends on seed, update, tensor and element, and on nothin
     };
     EXPECT(std::abs(agreement(rounded(w, 8, 3)) - 0.5) < 0.05, "another seed: %g agree", agreement(rounded(w, 8, 3)));
     EXPECT(std::abs(agreement(rounded(w, 7, 4)) - 0.5) < 0.05, "another update: %g agree", agreement(rounded(w, 7, 4)));
-    EXPECT(std::abs(agreement(rounded(w, 7, 3, "v")) - 0.5) < 0.05, "another tensor: %g agree", agreement(rounded(w, 7, 3, "v")));
+    EXPECT(std::abs(agreement(rounded(w, 7, 3, "v")) - 0.5) < 0.05, "another tensor: %g agree",
+           agreement(rounded(w, 7, 3, "v")));
 }
 
 KERNEL_TEST("t = 0 rounds to the nearest; exact values, infinities and NaN stay") {
-    const std::vector<float> w = {1.0f + 0.4f / 128, 1.0f + 0.6f / 128, 0.0f, -0.0f, 3.0f, INFINITY, -INFINITY, NAN, 1e-30f};
+    const std::vector<float> w = {1.0f + 0.4f / 128, 1.0f + 0.6f / 128, 0.0f, -0.0f, 3.0f,
+                                  INFINITY,          -INFINITY,         NAN,  1e-30f};
     const std::vector<float> nearest = rounded(w, 7, 0), drawn = rounded(w, 7, 5);
     EXPECT(nearest[0] == 1.0f && nearest[1] == 1.0f + 1.0f / 128, "%g, %g", nearest[0], nearest[1]);
     for (const auto& r : {nearest, drawn}) {
@@ -78,6 +82,7 @@ KERNEL_TEST("what a resumed run rounds is what the update left, and updates belo
     double mean = 0.0;
     for (float x : w) { mean += x; }
     mean /= (double)n;
-    // three steps of 1e-3 with constant gradients; half a unit in the last place below 1 is 2e-3, so one step rounds back to 1
+    // three steps of 1e-3 with constant gradients; half a unit in the last place below 1 is 2e-3, so one step rounds
+    // back to 1
     EXPECT(std::abs(mean - 0.997) < 3e-4, "the mean is %g after three steps of 1e-3 from 1", mean);
 }

@@ -49,7 +49,7 @@ struct DecodeLayer {
         qkv = new DeviceArray<floatX>(converted<floatX>(host_qkv));
         view.config = &config;
         view.L = 1; view.NH = s.NH; view.C = C; view.HS = s.HS; view.B = s.B; view.T = s.stride; view.OC = OC;
-        view.params = &params; view.acts = &acts;
+        view.params = &params; view.acts = &acts; view.decodes = true;
         view.master = master->p; view.act_data = act_data->p;
         with_position(view, [&](auto position) { position.prepare_forward(qkv->p, s.B, s.t0 + 1, 0, Stream(0)); });
     }

@@ -1,8 +1,8 @@
 // test_flash_backward.cu -- the tensor-core backward against a float64 oracle, checked itself by central differences.
 //
-// Tolerances are not chosen: the oracle runs once more with the kernel's own roundings (out, P and dl to bf16, results to bf16),
-// and the kernel has to stay near that simulation: within half of the distance between simulation and oracle (dq, dk, dv, which
-// end in bf16), a quarter (dS, dg, their suffix sum, dtable, float32).
+// Tolerances are not chosen: the oracle runs once more with the kernel's own roundings (out, P and dlogit to bf16,
+// results to bf16), and the kernel has to stay near that simulation: within half of the distance between simulation and
+// oracle (dq, dk, dv, which end in bf16), a quarter (dS, dg, their suffix sum, dtable, float32).
 #include "llmc/attention/flash/backward.cuh"
 #include "llmc/position/toeplitz.cuh"
 
@@ -15,9 +15,10 @@ const char* const BIAS_NAMES[] = {"None", "Linear", "Distance", "LogDistance", "
 
 using Doubles = std::vector<double>;
 
-// One call's inputs, every value exactly what the kernel reads. q, k, v, dout (B*NH,T,HS); S, g (B*NH,T); table (NH,2T-1) by j - i
+// One call's inputs, every value exactly what the kernel reads. q, k, v, dout (B*NH,T,HS); S, g (B*NH,T); table
+// (NH,2T-1) by j - i
 struct Inputs {
-    FlashBias K;
+    FlashBias Kind;
     bool causal;
     Shape s;
     double scale;
@@ -38,7 +39,7 @@ struct Inputs {
     }
     double bias(int bh, int i, int j) const {
         const size_t at = (size_t)bh * s.T;
-        switch (K) {
+        switch (Kind) {
             case FlashBias::Linear: return -slope[(size_t)(bh % s.NH)] * std::abs(i - j);
             case FlashBias::Distance: return -g[at + i] * std::fabs(S[at + i] - S[at + j]);
             case FlashBias::LogDistance: return -std::log1p(std::pow(g[at + i] * (S[at + i] - S[at + j]), 2));
@@ -52,9 +53,11 @@ Doubles doubles(const std::vector<float>& v) { return Doubles(v.begin(), v.end()
 double bf16_of(double x) { return (double)(float)(bf16)(float)x; }
 
 // step: mean of CABLE's b
-Inputs make_inputs(FlashBias K, bool causal, Shape s, uint64_t seed, double step = 0.2) {
+Inputs make_inputs(FlashBias Kind, bool causal, Shape s, uint64_t seed, double step = 0.2) {
     Inputs p;
-    p.K = K; p.causal = causal; p.s = s;
+    p.Kind = Kind;
+    p.causal = causal;
+    p.s = s;
     p.scale = (float)(1 / std::sqrt((double)s.HS));
     const size_t n = (size_t)s.B * s.NH * s.T, chunks = (size_t)ceil_div(s.T, CABLE_CHUNK);
     p.q = doubles(rounded_to_bf16(normals(n * s.HS, seed + 1)));
@@ -85,7 +88,8 @@ Inputs make_inputs(FlashBias K, bool causal, Shape s, uint64_t seed, double step
     int power = 1;
     while (2 * power <= s.NH) { power *= 2; }
     for (int h = 0; h < s.NH; h++) {
-        p.slope.push_back((float)std::pow(2.0, h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power));
+        p.slope.push_back(
+            (float)std::pow(2.0, h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power));
     }
     return p;
 }
@@ -124,48 +128,69 @@ struct Results {
 
 enum Roundings { Exact, Backward, ForwardAndBackward };
 
-// Straight from the equations, or with the roundings of the kernels.
+// Row i of one head, straight from the equations, or with the roundings of the kernels.
 void oracle_row(Results& r, const Inputs& p, int bh, int i, Roundings roundings) {
     const bool simulated = roundings != Exact;
     const int T = p.s.T, HS = p.s.HS;
     const size_t at = (size_t)bh * T;
-    const double *q = &p.q[(at + i) * HS], *dout = &p.dout[(at + i) * HS];
+    const double* q = &p.q[(at + i) * HS];
+    const double* dout = &p.dout[(at + i) * HS];
     double* out = &r.out[(at + i) * HS];
-    Doubles a((size_t)T, -INFINITY);
-    double largest = -INFINITY, sum = 0, D = 0;
+    // 1. logits, their largest, and lse
+    Doubles logits((size_t)T, -INFINITY);
+    double largest = -INFINITY;
+    double sum = 0;
     for (int j = 0; j < T; j++) {
         if (!p.visible(bh, i, j)) { continue; }
         double dot = 0;
         for (int d = 0; d < HS; d++) { dot += q[d] * p.k[(at + j) * HS + d]; }
-        a[(size_t)j] = p.scale * dot + p.bias(bh, i, j);
-        largest = std::max(largest, a[(size_t)j]);
+        logits[(size_t)j] = p.scale * dot + p.bias(bh, i, j);
+        largest = std::max(largest, logits[(size_t)j]);
     }
-    for (int j = 0; j < T && largest > -INFINITY; j++) { sum += std::exp(a[(size_t)j] - largest); }
+    for (int j = 0; j < T && largest > -INFINITY; j++) { sum += std::exp(logits[(size_t)j] - largest); }
     const double lse = r.lse[at + i] = largest + std::log(sum);
     if (largest == -INFINITY) { return; }
+    // 2. out and row_dot
     for (int j = 0; j < T; j++) {
-        const double P = std::exp(a[(size_t)j] - largest), weight = (roundings == ForwardAndBackward ? bf16_of(P) : P) / sum;
+        const double e = std::exp(logits[(size_t)j] - largest);
+        const double weight = (roundings == ForwardAndBackward ? bf16_of(e) : e) / sum;
         for (int d = 0; d < HS; d++) { out[d] += weight * p.v[(at + j) * HS + d]; }
     }
-    for (int d = 0; d < HS; d++) { D += dout[d] * (simulated ? bf16_of(out[d]) : out[d]); }
+    double row_dot = 0;
+    for (int d = 0; d < HS; d++) { row_dot += dout[d] * (simulated ? bf16_of(out[d]) : out[d]); }
     for (int j = 0; j < T; j++) {
         if (!p.visible(bh, i, j)) { continue; }
-        double dP = 0, P = std::exp(a[(size_t)j] - (simulated ? (double)(float)lse : lse));
+        // 3. P and dlogit
+        const double P = std::exp(logits[(size_t)j] - (simulated ? (double)(float)lse : lse));
+        double dP = 0;
         for (int d = 0; d < HS; d++) { dP += dout[d] * p.v[(at + j) * HS + d]; }
-        const double dl = P * (dP - D), w = p.S[at + i] - p.S[at + j], g = p.g[at + i], e = i >= j ? 1 : -1;
-        const double Pr = simulated ? bf16_of(P) : P, dlr = simulated ? bf16_of(dl) : dl;
+        const double dlogit = P * (dP - row_dot);
+        // 4. dv, dk, dq
+        const double P_operand = simulated ? bf16_of(P) : P;
+        const double dlogit_operand = simulated ? bf16_of(dlogit) : dlogit;
         for (int d = 0; d < HS; d++) {
-            r.dv[(at + j) * HS + d] += Pr * dout[d];
-            r.dk[(at + j) * HS + d] += p.scale * dlr * q[d];
-            r.dq[(at + i) * HS + d] += p.scale * dlr * p.k[(at + j) * HS + d];
+            r.dv[(at + j) * HS + d] += P_operand * dout[d];
+            r.dk[(at + j) * HS + d] += p.scale * dlogit_operand * q[d];
+            r.dq[(at + i) * HS + d] += p.scale * dlogit_operand * p.k[(at + j) * HS + d];
         }
-        double dr = 0, dg = 0;                          // derivatives of the logit by S_i (of S_j: the same, negated) and by g_i
-        if (p.K == FlashBias::Distance) { dr = -g * e; dg = -std::fabs(w); }
-        if (p.K == FlashBias::LogDistance) { dr = -2 * g * g * w / (1 + g * g * w * w); dg = -2 * g * w * w / (1 + g * g * w * w); }
-        r.dS[at + i] += dl * dr;
-        r.dS[at + j] -= dl * dr;
-        r.dg[at + i] += dl * dg;
-        r.dtable[(size_t)bh * (2 * T - 1) + T - 1 + j - i] += dl;
+        // 5. the bias: derivatives of the logit by S_i (by S_j: the same, negated) and by g_i
+        const double distance = p.S[at + i] - p.S[at + j];
+        const double g = p.g[at + i];
+        double by_S = 0;
+        double by_g = 0;
+        if (p.Kind == FlashBias::Distance) {
+            by_S = i >= j ? -g : g;
+            by_g = -std::fabs(distance);
+        }
+        if (p.Kind == FlashBias::LogDistance) {
+            const double a = g * distance;
+            by_S = -2 * g * a / (1 + a * a);
+            by_g = -2 * distance * a / (1 + a * a);
+        }
+        r.dS[at + i] += dlogit * by_S;
+        r.dS[at + j] -= dlogit * by_S;
+        r.dg[at + i] += dlogit * by_g;
+        r.dtable[(size_t)bh * (2 * T - 1) + T - 1 + j - i] += dlogit;
     }
 }
 Results oracle(const Inputs& p, Roundings roundings) {
@@ -184,7 +209,7 @@ Results oracle(const Inputs& p, Roundings roundings) {
 // the kernels
 
 template <bool Causal> bool call(const Inputs& p, const FlashArgs& args, float* scratch) {
-    switch (p.K) {
+    switch (p.Kind) {
         case FlashBias::None: return flash_backward<Causal, FlashBias::None>(args, scratch, Stream(0));
         case FlashBias::Linear: return flash_backward<Causal, FlashBias::Linear>(args, scratch, Stream(0));
         case FlashBias::Distance: return flash_backward<Causal, FlashBias::Distance>(args, scratch, Stream(0));
@@ -193,7 +218,7 @@ template <bool Causal> bool call(const Inputs& p, const FlashArgs& args, float* 
     }
 }
 template <bool Causal> bool call_forward(const Inputs& p, const FlashArgs& args) {
-    switch (p.K) {
+    switch (p.Kind) {
         case FlashBias::None: return flash_forward<Causal, FlashBias::None>(args, Stream(0));
         case FlashBias::Linear: return flash_forward<Causal, FlashBias::Linear>(args, Stream(0));
         case FlashBias::Distance: return flash_forward<Causal, FlashBias::Distance>(args, Stream(0));
@@ -209,9 +234,12 @@ struct Device {
     std::vector<float> qkv, out, dout, lse, S_offset, g, table;
     Doubles S_origin;
 
-    Device(const Inputs& p, const Results& forward) : p(p), C(p.s.NH * p.s.HS), OC(round_up(3 * C + 2 * p.s.NH, 8)), stride(p.s.T + 7),
-        chunks(ceil_div(stride, CABLE_CHUNK)), entries((p.causal ? stride : 2 * stride - 1) + TOEPLITZ_PAD) {
-        const int T = p.s.T, NH = p.s.NH, HS = p.s.HS;
+    Device(const Inputs& p, const Results& forward)
+        : p(p), C(p.s.NH * p.s.HS), OC(round_up(3 * C + 2 * p.s.NH, 8)), stride(p.s.T + 7),
+          chunks(ceil_div(stride, CABLE_CHUNK)), entries((p.causal ? stride : 2 * stride - 1) + TOEPLITZ_PAD) {
+        const int T = p.s.T;
+        const int NH = p.s.NH;
+        const int HS = p.s.HS;
         const size_t BNH = (size_t)p.heads();
         qkv.assign((size_t)p.s.B * stride * OC, NAN);
         for (std::vector<float>* x : {&out, &dout}) { x->assign((size_t)p.s.B * T * C, NAN); }
@@ -240,19 +268,34 @@ struct Device {
             }
         }
     }
+    // chained: out and lse come from the forward kernel, not from the oracle
     Results run(bool chained = false) const {
-        const size_t BNH = (size_t)p.heads(), T = (size_t)p.s.T, NH = (size_t)p.s.NH, HS = (size_t)p.s.HS;
+        // 1. the arguments
+        const size_t BNH = (size_t)p.heads();
+        const size_t T = (size_t)p.s.T;
+        const size_t NH = (size_t)p.s.NH;
+        const size_t HS = (size_t)p.s.HS;
         DeviceArray<bf16> d_qkv(to_bf16(qkv)), d_out(to_bf16(out)), d_dout(to_bf16(dout)), d_dqkv(qkv.size());
-        DeviceArray<float> d_lse(lse), d_slopes(std::vector<float>(p.slope.begin(), p.slope.end())), d_S(S_offset), d_g(g), d_table(table), d_dS(lse.size()), d_dg(lse.size()), d_dtable(BNH * entries);
-        DeviceArray<float> scratch(flash_backward_scratch(p.K, p.s.B, p.s.T, p.s.NH));
+        DeviceArray<float> d_slopes(std::vector<float>(p.slope.begin(), p.slope.end()));
+        DeviceArray<float> d_lse(lse), d_S(S_offset), d_g(g), d_table(table);
+        DeviceArray<float> d_dS(lse.size()), d_dg(lse.size()), d_dtable(BNH * entries);
+        DeviceArray<float> scratch(flash_backward_scratch(p.Kind, p.s.B, p.s.T, p.s.NH));
         DeviceArray<double> d_origin(S_origin);
         DeviceArray<int> d_kv(p.kv_len);
         DeviceArray<FlashSpan> d_span(p.span);
         FlashArgs a = args(d_qkv, d_slopes, d_S, d_g, d_origin, d_kv);
-        a.out = d_out.p; a.lse = d_lse.p;
-        a.table = d_table.p; a.table_zero = stride - 1; a.table_entries = entries;
+        a.out = d_out.p;
+        a.lse = d_lse.p;
+        a.table = d_table.p;
+        a.table_zero = stride - 1;
+        a.table_entries = entries;
         a.span = p.span.empty() ? nullptr : d_span.p;
-        a.dout = d_dout.p; a.dqkv = d_dqkv.p; a.dS = d_dS.p; a.dg = d_dg.p; a.dtable = d_dtable.p;
+        a.dout = d_dout.p;
+        a.dqkv = d_dqkv.p;
+        a.dS = d_dS.p;
+        a.dg = d_dg.p;
+        a.dtable = d_dtable.p;
+        // 2. the kernels
         if (chained) {
             d_out.set(std::vector<bf16>(out.size(), (bf16)NAN));
             d_lse.set(std::vector<float>(lse.size(), NAN));
@@ -261,23 +304,33 @@ struct Device {
         }
         const bool done = p.causal ? call<true>(p, a, scratch.p) : call<false>(p, a, scratch.p);
         check(done, "no backward kernel for this head size");
-        const std::vector<float> dqkv = to_float(d_dqkv.host()), dS = d_dS.host(), dg = d_dg.host(), dtable = d_dtable.host();
+        // 3. the results, and whether anything else was written
+        const std::vector<float> dqkv = to_float(d_dqkv.host());
+        const std::vector<float> dS = d_dS.host();
+        const std::vector<float> dg = d_dg.host();
+        const std::vector<float> dtable = d_dtable.host();
         scratch.host();
         const std::vector<float> new_out = to_float(d_out.host()), new_lse = d_lse.host();
         Results r(p);
-        const bool cable = p.K == FlashBias::Distance || p.K == FlashBias::LogDistance;
-        bool outside = true;                                // what is nobody's business stayed as it was; unreachable columns are 0
+        const bool cable = p.Kind == FlashBias::Distance || p.Kind == FlashBias::LogDistance;
+        bool outside = true;    // what is nobody's business stayed as it was; unreachable columns are 0
         for (size_t bh = 0; bh < BNH; bh++) {
             const size_t b = bh / NH, h = bh % NH;
             for (size_t t = 0; t < (size_t)stride; t++) {
                 const size_t at = bh * T + t;
-                for (size_t c = 3 * C; c < (size_t)OC; c++) { outside = outside && std::isnan(dqkv[(b * stride + t) * OC + c]); }
-                if (t >= T) { outside = outside && std::isnan(dqkv[(b * stride + t) * OC]) && std::isnan(dS[bh * stride + t]); continue; }
+                for (size_t c = 3 * C; c < (size_t)OC; c++) {
+                    outside = outside && std::isnan(dqkv[(b * stride + t) * OC + c]);
+                }
+                if (t >= T) {
+                    outside = outside && std::isnan(dqkv[(b * stride + t) * OC]) && std::isnan(dS[bh * stride + t]);
+                    continue;
+                }
                 r.lse[at] = new_lse[bh * stride + t];
                 for (size_t d = 0; d < HS; d++) {
                     const float* row = &dqkv[(b * stride + t) * OC + h * HS + d];
                     const float x = new_out[(b * T + t) * C + h * HS + d];
-                    r.out[at * HS + d] = (int)t < p.keys((int)bh) ? x : x + 0.0f;         // the sign of padding's zero says nothing
+                    // the sign of padding's zero says nothing
+                    r.out[at * HS + d] = (int)t < p.keys((int)bh) ? x : x + 0.0f;
                     r.dq[at * HS + d] = row[0];
                     r.dk[at * HS + d] = row[C];
                     r.dv[at * HS + d] = row[2 * C];
@@ -285,19 +338,19 @@ struct Device {
                 r.dS[at] = cable ? dS[bh * stride + t] : 0;
                 r.dg[at] = cable ? dg[bh * stride + t] : 0;
             }
-            for (int x = 0; x < entries && p.K == FlashBias::Toeplitz; x++) {
+            for (int x = 0; x < entries && p.Kind == FlashBias::Toeplitz; x++) {
                 const int d = x - (stride - 1);
                 const float value = dtable[bh * entries + x];
                 if (d > -(int)T && d < (p.causal ? 1 : (int)T)) { r.dtable[bh * (2 * T - 1) + T - 1 + d] = value; }
                 else { outside = outside && value == 0; }
             }
         }
-        EXPECT(outside, "%s T %zu: something was written where nothing belongs", BIAS_NAMES[(int)p.K], T);
+        EXPECT(outside, "%s T %zu: something was written where nothing belongs", BIAS_NAMES[(int)p.Kind], T);
         return r;
     }
     // the shape, and what the logits are made of
-    FlashArgs args(DeviceArray<bf16>& qkv, DeviceArray<float>& slopes, DeviceArray<float>& S, DeviceArray<float>& g, DeviceArray<double>& origin,
-                   DeviceArray<int>& kv_len) const {
+    FlashArgs args(DeviceArray<bf16>& qkv, DeviceArray<float>& slopes, DeviceArray<float>& S, DeviceArray<float>& g,
+                   DeviceArray<double>& origin, DeviceArray<int>& kv_len) const {
         FlashArgs a = {};
         a.slopes = slopes.p;
         a.qkv = qkv.p;
@@ -310,14 +363,18 @@ struct Device {
     std::vector<FlashSpan> spans(float tau) const {
         const size_t n = (size_t)p.heads() * ceil_div(p.s.T, FLASH_TILE);
         DeviceArray<bf16> d_qkv(to_bf16(qkv));
-        DeviceArray<float> d_slopes(std::vector<float>(p.slope.begin(), p.slope.end())), d_S(S_offset), d_g(g), key_norm(2 * n);
+        DeviceArray<float> d_slopes(std::vector<float>(p.slope.begin(), p.slope.end()));
+        DeviceArray<float> d_S(S_offset), d_g(g), key_norm(2 * n);
         DeviceArray<double> d_origin(S_origin);
         DeviceArray<int> d_kv(p.kv_len);
         DeviceArray<FlashSpan> span(n);
         const FlashArgs a = args(d_qkv, d_slopes, d_S, d_g, d_origin, d_kv);
-        check(!p.causal, "only the bidirectional spans are wanted here");
-        if (p.K == FlashBias::Linear) { flash_skip<false, FlashBias::Linear>(span.p, key_norm.p, a, tau, Stream(0)); }
-        else { flash_skip<false, FlashBias::Distance>(span.p, key_norm.p, a, tau, Stream(0)); }
+        check(!p.causal, "expected a bidirectional problem: only those spans are asked for here");
+        if (p.Kind == FlashBias::Linear) {
+            flash_skip<false, FlashBias::Linear>(span.p, key_norm.p, a, tau, Stream(0));
+        } else {
+            flash_skip<false, FlashBias::Distance>(span.p, key_norm.p, a, tau, Stream(0));
+        }
         return span.host();
     }
 };
@@ -344,21 +401,27 @@ struct Worst { double of[8] = {}; };
 const char* const RESULT_NAMES[] = {"dq", "dk", "dv", "dS", "dg", "db", "dtable"};
 
 // compares everything that the bias has; the worst share of the allowance goes to `worst`
-// chained: the forward's running maximum is not the simulation's, so roundings differ: twice the simulation's error from the oracle
-void expect_near(const Inputs& p, const Results& got, const Results& simulated, const Results& exact, Worst& worst, bool chained = false) {
-    const bool cable = p.K == FlashBias::Distance || p.K == FlashBias::LogDistance;
+// chained: the forward's running maximum is not the simulation's, so roundings differ: twice the simulation's error
+// from the oracle
+void expect_near(const Inputs& p, const Results& got, const Results& simulated, const Results& exact, Worst& worst,
+                 bool chained = false) {
+    const bool cable = p.Kind == FlashBias::Distance || p.Kind == FlashBias::LogDistance;
     const auto all = [&](const Results& r) {
         return std::vector<Doubles>{r.dq, r.dk, r.dv, r.dS, r.dg, suffix_sums(r.dS, p.s.T), r.dtable};
     };
-    const std::vector<Doubles> g = all(got), s = all(simulated), e = all(exact);
+    const std::vector<Doubles> g = all(got);
+    const std::vector<Doubles> s = all(simulated);
+    const std::vector<Doubles> e = all(exact);
     for (size_t x = 0; x < g.size(); x++) {
-        const double allowance = chained ? 2 : x < 3 ? 0.5 : 0.25;      // of dq, dk, dv single roundings to bf16 may fall the other way
-        if ((x >= 3 && x <= 5 && !cable) || (x == 6 && p.K != FlashBias::Toeplitz)) { continue; }
-        const double error = distance(g[x], chained ? e[x] : s[x], e[x]), allowed = allowance * distance(s[x], e[x], e[x]) + 1e-5;
+        const double single = x < 3 ? 0.5 : 0.25;       // of dq, dk, dv some roundings to bf16 may fall the other way
+        const double allowance = chained ? 2 : single;
+        if ((x >= 3 && x <= 5 && !cable) || (x == 6 && p.Kind != FlashBias::Toeplitz)) { continue; }
+        const double error = distance(g[x], chained ? e[x] : s[x], e[x]);
+        const double allowed = allowance * distance(s[x], e[x], e[x]) + 1e-5;
         worst.of[x] = std::max(worst.of[x], error / allowed);
-        EXPECT(error <= allowed, "%s %s T %d HS %d B %d NH %d: %s is %.3g from the %s; simulation from oracle: %.3g", BIAS_NAMES[(int)p.K],
-               p.causal ? "causal" : "full", p.s.T, p.s.HS, p.s.B, p.s.NH, RESULT_NAMES[x], error, chained ? "oracle" : "simulation",
-               distance(s[x], e[x], e[x]));
+        EXPECT(error <= allowed, "%s %s T %d HS %d B %d NH %d: %s is %.3g from the %s; simulation from oracle: %.3g",
+               BIAS_NAMES[(int)p.Kind], p.causal ? "causal" : "full", p.s.T, p.s.HS, p.s.B, p.s.NH, RESULT_NAMES[x],
+               error, chained ? "oracle" : "simulation", distance(s[x], e[x], e[x]));
     }
 }
 void inform(const Worst& worst) {
@@ -367,32 +430,37 @@ void inform(const Worst& worst) {
 
 std::vector<Shape> shapes() {
     if (!on_gpu) {
-        return {{1, 1, 1, 64}, {1, 17, 2, 64}, {2, 64, 1, 64}, {1, 65, 1, 128}, {1, 129, 1, 64}, {1, 200, 1, 64}, {1, 130, 1, 128}};
+        return {{1, 1, 1, 64},   {1, 17, 2, 64},  {2, 64, 1, 64},  {1, 65, 1, 128},
+                {1, 129, 1, 64}, {1, 200, 1, 64}, {1, 130, 1, 128}};
     }
     std::vector<Shape> all;
     for (int HS : {64, 128}) {
-        for (int T : {1, 17, 63, 64, 65, 127, 128, 129, 192, 200, 511, 1000}) { all.push_back({T < 300 ? 2 : 1, T, 3, HS}); }
+        for (int T : {1, 17, 63, 64, 65, 127, 128, 129, 192, 200, 511, 1000}) {
+            all.push_back({T < 300 ? 2 : 1, T, 3, HS});
+        }
     }
     return all;
 }
 
-void against_oracle(FlashBias K, bool causal) {
+void against_oracle(FlashBias Kind, bool causal) {
     Worst worst;
     uint64_t seed = 100;
     for (Shape s : shapes()) {
-        Inputs p = make_inputs(K, causal, s, seed += 10);
-        if (s.T == 129 || s.T == 200) { p.kv_len.assign((size_t)s.B, s.T - 50); }      // ends inside a tile, and a whole one is masked
+        Inputs p = make_inputs(Kind, causal, s, seed += 10);
+        // ends inside a tile, and a whole one is masked
+        if (s.T == 129 || s.T == 200) { p.kv_len.assign((size_t)s.B, s.T - 50); }
         const Results exact = oracle(p, Exact);
         expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
     }
     inform(worst);
 }
 
-const FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance, FlashBias::Toeplitz};
+const FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance,
+                            FlashBias::Toeplitz};
 
 bool same(const Results& a, const Results& b) {
-    return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv) && same_bits(a.dS, b.dS) && same_bits(a.dg, b.dg) &&
-           same_bits(a.dtable, b.dtable);
+    return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) &&
+           same_bits(a.dv, b.dv) && same_bits(a.dS, b.dS) && same_bits(a.dg, b.dg) && same_bits(a.dtable, b.dtable);
 }
 
 } // namespace
@@ -400,10 +468,11 @@ bool same(const Results& a, const Results& b) {
 KERNEL_TEST("flash backward: the oracle against central differences") {
     const double h = 1e-5;
     double worst = 0;
-    for (FlashBias K : BIASES) {
+    for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(K, causal, {1, 9, 2, 8}, 7);
-            for (size_t t = 0; t < p.S.size(); t++) { p.S[t] = 0.3 * (double)t + 0.1 * std::sin((double)t); }      // no kink within h
+            Inputs p = make_inputs(Kind, causal, {1, 9, 2, 8}, 7);
+            // no kink within h
+            for (size_t t = 0; t < p.S.size(); t++) { p.S[t] = 0.3 * (double)t + 0.1 * std::sin((double)t); }
             const Results r = oracle(p, Exact);
             const auto loss = [&] {
                 const Results x = oracle(p, Exact);
@@ -421,15 +490,18 @@ KERNEL_TEST("flash backward: the oracle against central differences") {
                     x[i] = x0;
                     const double error = std::fabs((up - down) / (2 * h) - dx[i]);
                     worst = std::max(worst, error);
-                    EXPECT(error < 1e-7, "%s %s[%zu]: %.9g by differences, %.9g analytically", BIAS_NAMES[(int)K], name, i,
-                           (up - down) / (2 * h), dx[i]);
+                    EXPECT(error < 1e-7, "%s %s[%zu]: %.9g by differences, %.9g analytically", BIAS_NAMES[(int)Kind],
+                           name, i, (up - down) / (2 * h), dx[i]);
                 }
             };
             compare(p.q, r.dq, "dq");
             compare(p.k, r.dk, "dk");
             compare(p.v, r.dv, "dv");
-            if (K == FlashBias::Distance || K == FlashBias::LogDistance) { compare(p.S, r.dS, "dS"); compare(p.g, r.dg, "dg"); }
-            if (K == FlashBias::Toeplitz) { compare(p.table, dtable, "dtable"); }
+            if (Kind == FlashBias::Distance || Kind == FlashBias::LogDistance) {
+                compare(p.S, r.dS, "dS");
+                compare(p.g, r.dg, "dg");
+            }
+            if (Kind == FlashBias::Toeplitz) { compare(p.table, dtable, "dtable"); }
         }
     }
     INFO("largest difference %.1e", worst);
@@ -446,13 +518,13 @@ KERNEL_TEST("flash backward LogDistance, full") { against_oracle(FlashBias::LogD
 KERNEL_TEST("flash backward Toeplitz, causal") { against_oracle(FlashBias::Toeplitz, true); }
 KERNEL_TEST("flash backward Toeplitz, full") { against_oracle(FlashBias::Toeplitz, false); }
 
-// Steps within chunk 0 to S = 1e5 and more, then as always: what the tiles behind it have of S is small again, and their distances
-// to its last keys too. float32 origins alone would be off by 2^-8 there, and P by g times that.
+// Steps within chunk 0 to S = 1e5 and more, then as always: what the tiles after it have of S is small again, and
+// their distances to its last keys too. float32 origins alone would be off by 2^-8 there, and P by g times that.
 KERNEL_TEST("flash backward: small distances at a large S") {
     Worst worst;
-    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+    for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(K, causal, {1, 270, 1, 64}, 87, 0.03);
+            Inputs p = make_inputs(Kind, causal, {1, 270, 1, 64}, 87, 0.03);
             step_up(p, 100, 1e5);
             for (double& g : p.g) { g = (float)(2 + 4 * g); }
             const Results exact = oracle(p, Exact);
@@ -465,17 +537,19 @@ KERNEL_TEST("flash backward: small distances at a large S") {
 // Shifting S changes nothing, so dS sums to 0, and so does db_0: the row sums have to cancel what the column sums leak.
 KERNEL_TEST("flash backward: dS sums to 0") {
     double worst = 0;
-    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+    for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {
         for (bool causal : {true, false}) {
-            const Inputs p = make_inputs(K, causal, {1, on_gpu ? 1000 : 150, 1, 64}, 31);
+            const Inputs p = make_inputs(Kind, causal, {1, on_gpu ? 1000 : 150, 1, 64}, 31);
             const Results r = Device(p, oracle(p, Exact)).run();
             const Doubles db = suffix_sums(r.dS, p.s.T);
             const double rms = norm(r.dS) / std::sqrt((double)p.s.T), rms_db = norm(db) / std::sqrt((double)p.s.T);
             double magnitude = 0;
             for (double x : r.dS) { magnitude += std::fabs(x); }
             worst = std::max(worst, std::fabs(db[0]) / rms);
-            EXPECT(rms > 0 && std::fabs(db[0]) < 1e-6 * magnitude, "%s: the sum over dS is %.3g, rms %.3g", BIAS_NAMES[(int)K], db[0], rms);
-            EXPECT(std::fabs(db[0]) < 1e-4 * rms_db, "%s: db_0 is %.3g, rms of db %.3g", BIAS_NAMES[(int)K], db[0], rms_db);
+            EXPECT(rms > 0 && std::fabs(db[0]) < 1e-6 * magnitude, "%s: the sum over dS is %.3g, rms %.3g",
+                   BIAS_NAMES[(int)Kind], db[0], rms);
+            EXPECT(std::fabs(db[0]) < 1e-4 * rms_db, "%s: db_0 is %.3g, rms of db %.3g", BIAS_NAMES[(int)Kind], db[0],
+                   rms_db);
         }
     }
     INFO("at most %.1e of rms", worst);
@@ -494,7 +568,8 @@ std::vector<FlashSpan> needed_tiles(const Inputs& p, const Results& exact) {
                     const double *q = &p.q[((size_t)bh * T + i) * p.s.HS], *k = &p.k[((size_t)bh * T + j) * p.s.HS];
                     double dot = 0;
                     for (int d = 0; d < p.s.HS; d++) { dot += q[d] * k[d]; }
-                    const bool counts = p.scale * dot + p.bias(bh, i, j) - exact.lse[(size_t)bh * T + i] >= -128 * std::log(2.0);
+                    const bool counts =
+                        p.scale * dot + p.bias(bh, i, j) - exact.lse[(size_t)bh * T + i] >= -128 * std::log(2.0);
                     if (counts) { s = {std::min(s.first, j / FLASH_TILE), std::max(s.last, j / FLASH_TILE)}; }
                 }
             }
@@ -508,7 +583,9 @@ struct Skipped { int left = 0, right = 0; };
 Skipped skipped_tiles(const Inputs& p, const std::vector<FlashSpan>& span) {
     Skipped n;
     for (int e = 0; e < (int)span.size(); e++) {
-        const int tiles = ceil_div(p.s.T, FLASH_TILE), m = e % tiles, live = ceil_div(p.keys(e / tiles), FLASH_TILE);
+        const int tiles = ceil_div(p.s.T, FLASH_TILE);
+        const int m = e % tiles;
+        const int live = ceil_div(p.keys(e / tiles), FLASH_TILE);
         if (m >= live) { continue; }
         n.left += span[(size_t)e].first;
         n.right += (p.causal ? m : live - 1) - span[(size_t)e].last;
@@ -527,35 +604,47 @@ KERNEL_TEST("flash backward: tiles whose probabilities are 0 may be skipped, bit
             const Results all = device.run();
             p.span = needed_tiles(p, exact);
             const Skipped n = skipped_tiles(p, p.span);
-            EXPECT(n.left > 1 && (causal ? n.right == 0 : n.right > 1), "only %d tiles on the left, %d on the right", n.left, n.right);
-            EXPECT(same(all, device.run()), "%s, padding %d: skipping changed bits", causal ? "causal" : "full", padding);
+            EXPECT(n.left > 1 && (causal ? n.right == 0 : n.right > 1), "only %d tiles on the left, %d on the right",
+                   n.left, n.right);
+            EXPECT(same(all, device.run()), "%s, padding %d: skipping changed bits", causal ? "causal" : "full",
+                   padding);
             INFO("left %d, right %d", n.left, n.right);
         }
     }
 }
 
 KERNEL_TEST("flash backward after the forward: with flash_skip's tiles, tau 128 changes no bit, the default no digit") {
-    struct Case { FlashBias K; Shape s; int keys, steep, gentle; bool left, right; };       // g is 1e-4 but from `steep` to `gentle`
-    const int T = on_gpu ? 700 : 260, end = T - 60, last_all = (T - 1) / 64 * 64, last = (end - 1) / 64 * 64;
+    // g is 1e-4 but from `steep` to `gentle`
+    struct Case { FlashBias Kind; Shape s; int keys, steep, gentle; bool left, right; };
+    const int T = on_gpu ? 700 : 260;
+    const int end = T - 60;
+    const int last_all = (T - 1) / 64 * 64;
+    const int last = (end - 1) / 64 * 64;
     const Shape s = {1, T, 1, 64};
-    const Case cases[] = {{FlashBias::Distance, s, T, 0, T, true, true},          {FlashBias::Distance, s, end, 0, T, true, true},
-                          {FlashBias::Distance, s, T, 0, 64, false, true},        {FlashBias::Distance, s, end, 0, 64, false, true},
-                          {FlashBias::Distance, s, T, last_all, T, true, false},  {FlashBias::Distance, s, end, last, T, true, false},
-                          {FlashBias::Distance, s, end, 0, 0, false, false},      {FlashBias::Distance, {1, T, 1, 128}, end, 0, T, true, true},
+    const Case cases[] = {{FlashBias::Distance, s, T, 0, T, true, true},
+                          {FlashBias::Distance, s, end, 0, T, true, true},
+                          {FlashBias::Distance, s, T, 0, 64, false, true},
+                          {FlashBias::Distance, s, end, 0, 64, false, true},
+                          {FlashBias::Distance, s, T, last_all, T, true, false},
+                          {FlashBias::Distance, s, end, last, T, true, false},
+                          {FlashBias::Distance, s, end, 0, 0, false, false},
+                          {FlashBias::Distance, {1, T, 1, 128}, end, 0, T, true, true},
                           {FlashBias::Linear, {1, 520, 3, 64}, 500, 0, 0, true, true}};
     Worst worst;
     uint64_t seed = 200;
     for (const Case& c : cases) {
-        Inputs p = make_inputs(c.K, false, c.s, seed += 10, 4.0);
+        Inputs p = make_inputs(c.Kind, false, c.s, seed += 10, 4.0);
         if (c.keys < c.s.T) { p.kv_len = {c.keys}; }
-        for (int t = 0; t < (int)p.g.size(); t++) { p.g[t] = t >= c.steep && t < c.gentle ? std::max(p.g[t], 0.5) : (double)1e-4f; }
-        if (c.K == FlashBias::Linear) { for (double& q : p.q) { q = bf16_of(0.1 * q); } }
+        for (int t = 0; t < (int)p.g.size(); t++) {
+            p.g[t] = t >= c.steep && t < c.gentle ? std::max(p.g[t], 0.5) : (double)1e-4f;
+        }
+        if (c.Kind == FlashBias::Linear) { for (double& q : p.q) { q = bf16_of(0.1 * q); } }
         const Device device(p, Results(p));
         const Results all = device.run(true);
         p.span = device.spans(128.0f);
         const Skipped n = skipped_tiles(p, p.span);
-        EXPECT((n.left > 0) == c.left && (n.right > 0) == c.right, "case %d: %d tiles are skipped on the left, %d on the right",
-               (int)(&c - cases), n.left, n.right);
+        EXPECT((n.left > 0) == c.left && (n.right > 0) == c.right,
+               "case %d: %d tiles are skipped on the left, %d on the right", (int)(&c - cases), n.left, n.right);
         EXPECT(same(all, device.run(true)), "case %d: skipping changed bits", (int)(&c - cases));
         p.span = device.spans(flash_skip_tau(p.s.T));
         const Results fast = device.run(true);
@@ -565,14 +654,16 @@ KERNEL_TEST("flash backward after the forward: with flash_skip's tiles, tau 128 
     inform(worst);
 }
 
-// A span is obeyed, not just harmless: with tiles that matter left out, the result is the oracle's that leaves them out too.
+// A span is obeyed, not just harmless: with tiles that matter left out, the result is the oracle's that leaves them out
+// too.
 KERNEL_TEST("flash backward: a span leaves out exactly its tiles") {
     Worst worst;
-    const std::vector<FlashSpan> spans[] = {{{0, 0}, {1, 3}, {0, 2}, {3, 3}}, {{0, 3}, {0, 1}, {2, 2}, {1, 3}}, {{0, 2}, {1, 1}, {1, 3}, {0, 3}}};
-    for (FlashBias K : {FlashBias::Linear, FlashBias::Distance}) {
+    const std::vector<FlashSpan> spans[] = {
+        {{0, 0}, {1, 3}, {0, 2}, {3, 3}}, {{0, 3}, {0, 1}, {2, 2}, {1, 3}}, {{0, 2}, {1, 1}, {1, 3}, {0, 3}}};
+    for (FlashBias Kind : {FlashBias::Linear, FlashBias::Distance}) {
         for (bool causal : {true, false}) {
             for (const std::vector<FlashSpan>& span : spans) {
-                Inputs p = make_inputs(K, causal, {1, 230, 1, 64}, 43);
+                Inputs p = make_inputs(Kind, causal, {1, 230, 1, 64}, 43);
                 p.kv_len = {220};
                 p.span = span;
                 const Results exact = oracle(p, Exact);
@@ -584,12 +675,12 @@ KERNEL_TEST("flash backward: a span leaves out exactly its tiles") {
 }
 
 KERNEL_TEST("flash backward: two runs give the same bits") {
-    for (FlashBias K : BIASES) {
-        const Inputs p = make_inputs(K, false, on_gpu ? Shape{4, 900, 8, 64} : Shape{1, 70, 2, 64}, 51);
+    for (FlashBias Kind : BIASES) {
+        const Inputs p = make_inputs(Kind, false, on_gpu ? Shape{4, 900, 8, 64} : Shape{1, 70, 2, 64}, 51);
         Results any(p);
         const Device device(p, any);                        // out and lse of zeros do as well here
         const Results once = device.run();
-        for (int k = 0; k < (on_gpu ? 10 : 1); k++) { EXPECT(same(once, device.run()), "%s", BIAS_NAMES[(int)K]); }
+        for (int k = 0; k < (on_gpu ? 10 : 1); k++) { EXPECT(same(once, device.run()), "%s", BIAS_NAMES[(int)Kind]); }
     }
 }
 
@@ -605,8 +696,9 @@ Doubles part(const Doubles& x, const Inputs& p, int b, int tokens, size_t width)
 Results part(const Results& r, const Inputs& p, int b, int tokens) {
     Results y = r;
     const size_t HS = (size_t)p.s.HS;
-    const std::pair<Doubles Results::*, size_t> all[] = {{&Results::out, HS}, {&Results::lse, 1}, {&Results::dq, HS}, {&Results::dk, HS},
-                                                         {&Results::dv, HS}, {&Results::dS, 1}, {&Results::dg, 1}};
+    const std::pair<Doubles Results::*, size_t> all[] = {{&Results::out, HS}, {&Results::lse, 1}, {&Results::dq, HS},
+                                                         {&Results::dk, HS},  {&Results::dv, HS}, {&Results::dS, 1},
+                                                         {&Results::dg, 1}};
     for (const auto& [x, width] : all) { y.*x = part(r.*x, p, b, tokens, width); }
     y.dtable.clear();
     for (size_t bh = (size_t)b * p.s.NH; bh < (size_t)(b + 1) * p.s.NH; bh++) {
@@ -621,14 +713,17 @@ Inputs part(const Inputs& p, int b, int tokens) {
     y.s.T = tokens;
     y.kv_len.clear();
     const size_t HS = (size_t)p.s.HS, chunks = (size_t)ceil_div(p.s.T, CABLE_CHUNK);
-    for (Doubles Inputs::* x : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::dout}) { y.*x = part(p.*x, p, b, tokens, HS); }
+    for (Doubles Inputs::*x : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::dout}) {
+        y.*x = part(p.*x, p, b, tokens, HS);
+    }
     for (Doubles Inputs::* x : {&Inputs::S, &Inputs::g}) { y.*x = part(p.*x, p, b, tokens, 1); }
     const Doubles offset = part(doubles(p.S_offset), p, b, tokens, 1);
     y.S_offset.assign(offset.begin(), offset.end());
     y.S_origin.clear();
     y.table.clear();
     for (size_t h = 0; h < (size_t)p.s.NH; h++) {
-        const auto origin = p.S_origin.begin() + (b * p.s.NH + h) * chunks, zero = p.table.begin() + h * (2 * p.s.T - 1) + p.s.T - 1;
+        const auto origin = p.S_origin.begin() + (b * p.s.NH + h) * chunks;
+        const auto zero = p.table.begin() + h * (2 * p.s.T - 1) + p.s.T - 1;
         y.S_origin.insert(y.S_origin.end(), origin, origin + ceil_div(tokens, CABLE_CHUNK));
         y.table.insert(y.table.end(), zero - (tokens - 1), zero + tokens);
     }
@@ -636,16 +731,17 @@ Inputs part(const Inputs& p, int b, int tokens) {
 }
 
 KERNEL_TEST("flash backward after the forward: padding changes no bit of a sequence") {
-    for (FlashBias K : BIASES) {
+    for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(K, causal, {2, on_gpu ? 900 : 160, 2, 64}, 91);
+            Inputs p = make_inputs(Kind, causal, {2, on_gpu ? 900 : 160, 2, 64}, 91);
             p.kv_len = {on_gpu ? 850 : 150, 64};
             const Results all = Device(p, Results(p)).run(true);
             for (int b = 0; b < p.s.B; b++) {
                 const int n = p.kv_len[(size_t)b];
                 const Inputs alone = part(p, b, n);
-                EXPECT(same(Device(alone, Results(alone)).run(true), part(all, p, b, n)), "%s %s: %d tokens alone, and padded to %d",
-                       BIAS_NAMES[(int)K], causal ? "causal" : "full", n, p.s.T);
+                EXPECT(same(Device(alone, Results(alone)).run(true), part(all, p, b, n)),
+                       "%s %s: %d tokens alone, and padded to %d", BIAS_NAMES[(int)Kind], causal ? "causal" : "full", n,
+                       p.s.T);
             }
         }
     }
@@ -653,9 +749,9 @@ KERNEL_TEST("flash backward after the forward: padding changes no bit of a seque
 
 KERNEL_TEST("flash backward: padding and rows without a key get zeros") {
     Worst worst;
-    for (FlashBias K : BIASES) {
+    for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(K, causal, {3, 70, 1, 64}, 61);
+            Inputs p = make_inputs(Kind, causal, {3, 70, 1, 64}, 61);
             p.kv_len = {0, 3, 69};
             p.blind = 66;
             const Results exact = oracle(p, Exact), r = Device(p, exact).run();
@@ -666,16 +762,16 @@ KERNEL_TEST("flash backward: padding and rows without a key get zeros") {
                 if (j >= p.kv_len[(size_t)b]) { zero = zero && r.dk[e] == 0 && r.dv[e] == 0 && r.dq[e] == 0; }
             }
             for (size_t t = 0; t < 70; t++) { zero = zero && r.dS[t] == 0 && r.dg[t] == 0; }
-            EXPECT(zero, "%s: a gradient where nothing was seen", BIAS_NAMES[(int)K]);
+            EXPECT(zero, "%s: a gradient where nothing was seen", BIAS_NAMES[(int)Kind]);
         }
     }
     inform(worst);
 }
 
 KERNEL_TEST("flash backward: large biases stay finite") {
-    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+    for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(K, causal, {1, 140, 1, 64}, 71, 50.0);
+            Inputs p = make_inputs(Kind, causal, {1, 140, 1, 64}, 71, 50.0);
             for (double& g : p.g) { g = (float)(20 * g); }
             const Results exact = oracle(p, Exact);
             Worst worst;
@@ -686,9 +782,10 @@ KERNEL_TEST("flash backward: large biases stay finite") {
 
 KERNEL_TEST("flash backward after the forward kernel") {
     Worst worst;
-    for (FlashBias K : BIASES) {
+    for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(K, causal, {1, on_gpu ? 520 : 140, 1, causal ? 64 : 128}, 81);
+            const int T = on_gpu ? 520 : 140;
+            const Inputs p = make_inputs(Kind, causal, {1, T, 1, causal ? 64 : 128}, 81);
             const Results exact = oracle(p, Exact);
             expect_near(p, Device(p, exact).run(true), oracle(p, ForwardAndBackward), exact, worst, true);
         }

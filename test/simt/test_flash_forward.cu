@@ -1,26 +1,33 @@
-// The tensor-core attention's forward against float64, for every bias; and section 8's bound against what it leaves out.
+// test_flash_forward.cu -- the tensor-core attention's forward against float64, for every bias; and the bound of
+// flash/skip.cuh against what it leaves out.
 //
-// Tolerances are measured: the exact softmax with its weights rounded to bf16 (what the second matmul is fed) and its output rounded to
-// bf16 has some error; the kernel may have twice that. lse: the same with float32 logits.
+// Tolerances are measured: the exact softmax with its weights rounded to bf16 (what the second matmul is fed) and its
+// output rounded to bf16 has some error; the kernel may have twice that. lse: the same with float32 logits.
 #include <algorithm>
 #include <functional>
 
 #include "llmc/attention/flash/forward.cuh"
 #include "test/simt/kernel_test.h"
 
-constexpr FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance, FlashBias::Toeplitz};
-static const char* name_of(FlashBias K) {
+constexpr FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance,
+                                FlashBias::Toeplitz};
+static const char* name_of(FlashBias Kind) {
     const char* names[] = {"none", "linear", "distance", "log distance", "toeplitz"};
-    return names[(int)K];
+    return names[(int)Kind];
 }
 
 struct Problem {
-    FlashBias K;
+    FlashBias Kind;
     bool causal;
     int B, T, NH, HS;
     std::vector<int> kv_len = {};
-    double qk = 1.0, b_mean = 0.0, b_std = 0.55, g_mean = 0.0, g_std = 1.0, origin = 0.0;
-    int spare = 3;                              // positions behind T in every array over time
+    double qk = 1.0;
+    double b_mean = 0.0;
+    double b_std = 0.55;
+    double g_mean = 0.0;
+    double g_std = 1.0;
+    double origin = 0.0;
+    int spare = 3;                              // positions after T in every array over time
     int step_at = -1;                           // a token whose b is 1e5
     std::vector<FlashSpan> span = {};           // what args() gives the kernel, and the oracle obeys
 
@@ -32,7 +39,8 @@ struct Problem {
     float scale() const { return (float)(1.0 / std::sqrt((double)HS)); }
     int keys(int b) const { return kv_len.empty() ? T : std::min(T, kv_len[b]); }
     std::string text() const {
-        return strprintf("%s %s B %d T %d NH %d HS %d%s", name_of(K), causal ? "causal" : "full", B, T, NH, HS, kv_len.empty() ? "" : " kv_len");
+        return strprintf("%s %s B %d T %d NH %d HS %d%s", name_of(Kind), causal ? "causal" : "full", B, T, NH, HS,
+                         kv_len.empty() ? "" : " kv_len");
     }
 };
 
@@ -41,10 +49,12 @@ struct Inputs {
     std::vector<double> origin;
 };
 
-// What no kernel may read is NaN: the columns behind q, k and v, the rows behind T, the keys and values behind kv_len.
+// What no kernel may read is NaN: the columns after q, k and v, the rows after T, the keys and values after kv_len.
 static Inputs make_inputs(const Problem& p, uint64_t seed) {
     Inputs x;
-    const int C = p.C(), OC = p.OC(), stride = p.stride();
+    const int C = p.C();
+    const int OC = p.OC();
+    const int stride = p.stride();
     x.qkv = rounded_to_bf16(normals((size_t)p.B * stride * OC, seed));
     for (int b = 0; b < p.B; b++) {
         for (int t = 0; t < stride; t++) {
@@ -56,7 +66,8 @@ static Inputs make_inputs(const Problem& p, uint64_t seed) {
         }
     }
     const int BNH = p.B * p.NH;
-    const std::vector<float> zc = normals((size_t)BNH * stride, seed + 1, p.b_std, p.b_mean), zs = normals(zc.size(), seed + 2, p.g_std, p.g_mean);
+    const std::vector<float> zc = normals((size_t)BNH * stride, seed + 1, p.b_std, p.b_mean);
+    const std::vector<float> zs = normals(zc.size(), seed + 2, p.g_std, p.g_mean);
     x.S.assign(zc.size(), NAN);
     x.g.assign(zc.size(), NAN);
     x.origin.assign((size_t)BNH * p.chunks(), p.origin);
@@ -65,7 +76,8 @@ static Inputs make_inputs(const Problem& p, uint64_t seed) {
         float offset = 0.0f;
         for (int t = 0; t < p.T; t++) {
             if (t % 128 == 0) {
-                origin += std::ldexp(std::round(std::ldexp((double)offset, 20)), -20);      // so that a shift of all origins is exact
+                // so that a shift of all origins is exact
+                origin += std::ldexp(std::round(std::ldexp((double)offset, 20)), -20);
                 offset = 0.0f;
                 x.origin[(size_t)bh * p.chunks() + t / 128] = origin;
             }
@@ -84,13 +96,16 @@ static Inputs make_inputs(const Problem& p, uint64_t seed) {
 static double slope_of_head(int h, int NH) {    // Press et al. 2022
     int power = 1;
     while (2 * power <= NH) { power *= 2; }
-    return h < power ? std::pow(2.0, -8.0 * (h + 1) / power) : std::pow(2.0, -8.0 * (2 * (h - power) + 1) / (2 * power));
+    return h < power ? std::pow(2.0, -8.0 * (h + 1) / power)
+                     : std::pow(2.0, -8.0 * (2 * (h - power) + 1) / (2 * power));
 }
 static double bias_of(const Problem& p, const Inputs& x, int bh, int i, int j) {
     const int h = bh % p.NH;
-    auto S = [&](int t) { return x.origin[(size_t)bh * p.chunks() + t / 128] + (double)x.S[(size_t)bh * p.stride() + t]; };
+    auto S = [&](int t) {
+        return x.origin[(size_t)bh * p.chunks() + t / 128] + (double)x.S[(size_t)bh * p.stride() + t];
+    };
     const double g = x.g[(size_t)bh * p.stride() + i];
-    switch (p.K) {
+    switch (p.Kind) {
         case FlashBias::None: return 0.0;
         case FlashBias::Linear: return -slope_of_head(h, p.NH) * std::abs(i - j);
         case FlashBias::Distance: return -g * std::fabs(S(i) - S(j));
@@ -107,64 +122,76 @@ struct Oracle {
     Outputs rounded;                    // the simulation
 };
 
+// Row i of one head: in float64, and simulated with a kernel's roundings
+static void oracle_row(Oracle& y, const Problem& p, const Inputs& x, int bh, int i) {
+    const int C = p.C();
+    const int OC = p.OC();
+    const int HS = p.HS;
+    const int b = bh / p.NH;
+    const int h = bh % p.NH;
+    if (i >= p.keys(b)) { return; }                             // padding: out 0, lse -inf
+    const float* base = &x.qkv[(size_t)b * p.stride() * OC + h * HS];
+    // 1. the keys that are visible
+    int begin = 0;
+    int keys = p.causal ? i + 1 : p.keys(b);
+    if (!p.span.empty()) {
+        const FlashSpan s = p.span[(size_t)bh * ceil_div(p.T, 64) + i / 64];
+        begin = 64 * s.first;
+        keys = std::min(keys, 64 * (s.last + 1));
+    }
+    // 2. logits; rough: with float32 sums
+    std::vector<double> logits(p.T);
+    std::vector<float> rough(p.T);
+    for (int j = begin; j < keys; j++) {
+        double dot = 0.0;
+        float rough_dot = 0.0f;
+        for (int d = 0; d < HS; d++) {
+            const float q = base[(size_t)i * OC + d];
+            const float k = base[(size_t)j * OC + C + d];
+            dot += (double)q * k;
+            rough_dot += q * k;
+        }
+        const double B_ij = bias_of(p, x, bh, i, j);
+        logits[j] = p.scale() * dot + B_ij;
+        rough[j] = p.scale() * rough_dot + (float)B_ij;
+    }
+    // 3. softmax and its sums over v
+    const double largest = *std::max_element(logits.begin() + begin, logits.begin() + keys);
+    const float rough_largest = *std::max_element(rough.begin() + begin, rough.begin() + keys);
+    double sum = 0.0;
+    float rough_sum = 0.0f;
+    std::vector<double> exact((size_t)HS), simulated((size_t)HS);
+    for (int j = begin; j < keys; j++) {
+        const double e = std::exp(logits[j] - largest);
+        const double rounded = (double)(float)(bf16)(float)e;
+        const float* v = &base[(size_t)j * OC + 2 * C];
+        sum += e;
+        rough_sum += std::exp(rough[j] - rough_largest);
+        for (int d = 0; d < HS; d++) {
+            exact[(size_t)d] += e * v[d];
+            simulated[(size_t)d] += rounded * v[d];
+        }
+    }
+    // 4. out and lse
+    y.lse[(size_t)bh * p.T + i] = largest + std::log(sum);
+    y.rounded.lse[(size_t)bh * p.T + i] = rough_largest + std::log(rough_sum);
+    for (int d = 0; d < HS; d++) {
+        const size_t at = ((size_t)b * p.T + i) * C + h * HS + d;
+        y.out[at] = exact[(size_t)d] / sum;
+        y.rounded.out[at] = (float)(bf16)(float)(simulated[(size_t)d] / sum);
+    }
+}
 static Oracle oracle(const Problem& p, const Inputs& x) {
-    const int C = p.C(), OC = p.OC(), HS = p.HS;
     Oracle y;
-    y.out.assign((size_t)p.B * p.T * C, 0.0);
+    y.out.assign((size_t)p.B * p.T * p.C(), 0.0);
     y.lse.assign((size_t)p.B * p.NH * p.T, -INFINITY);
     y.rounded.out.assign(y.out.size(), 0.0f);
     y.rounded.lse.assign(y.lse.size(), -INFINITY);
 #if defined(_OPENMP)                                        // on the hardware's grid this is what takes the time
 #pragma omp parallel for schedule(dynamic)
 #endif
-    for (int bh = 0; bh < p.B * p.NH; bh++) {
-        const int b = bh / p.NH, h = bh % p.NH;
-        std::vector<double> logits(p.T);
-        std::vector<float> rough(p.T);
-        const float* base = &x.qkv[(size_t)b * p.stride() * OC + h * HS];
-        for (int i = 0; i < p.T; i++) {
-            if (i >= p.keys(b)) { continue; }           // padding: out 0, lse -inf
-            int begin = 0, keys = p.causal ? i + 1 : p.keys(b);
-            if (!p.span.empty()) {
-                const FlashSpan s = p.span[(size_t)bh * ceil_div(p.T, 64) + i / 64];
-                begin = 64 * s.first;
-                keys = std::min(keys, 64 * (s.last + 1));
-            }
-            for (int j = begin; j < keys; j++) {
-                double dot = 0.0;
-                float rough_dot = 0.0f;
-                for (int d = 0; d < HS; d++) {
-                    const float q = base[(size_t)i * OC + d], k = base[(size_t)j * OC + C + d];
-                    dot += (double)q * k;
-                    rough_dot += q * k;
-                }
-                const double B_ij = bias_of(p, x, bh, i, j);
-                logits[j] = p.scale() * dot + B_ij;
-                rough[j] = p.scale() * rough_dot + (float)B_ij;
-            }
-            const double top = *std::max_element(logits.begin() + begin, logits.begin() + keys);
-            const float rough_top = *std::max_element(rough.begin() + begin, rough.begin() + keys);
-            double sum = 0.0;
-            float rough_sum = 0.0f;
-            std::vector<double> exact((size_t)HS), simulated((size_t)HS);
-            for (int j = begin; j < keys; j++) {
-                const double e = std::exp(logits[j] - top), rounded = (double)(float)(bf16)(float)e;
-                const float* v = &base[(size_t)j * OC + 2 * C];
-                sum += e;
-                rough_sum += std::exp(rough[j] - rough_top);
-                for (int d = 0; d < HS; d++) {
-                    exact[(size_t)d] += e * v[d];
-                    simulated[(size_t)d] += rounded * v[d];
-                }
-            }
-            y.lse[(size_t)bh * p.T + i] = top + std::log(sum);
-            y.rounded.lse[(size_t)bh * p.T + i] = rough_top + std::log(rough_sum);
-            for (int d = 0; d < HS; d++) {
-                const size_t at = ((size_t)b * p.T + i) * C + h * HS + d;
-                y.out[at] = exact[(size_t)d] / sum;
-                y.rounded.out[at] = (float)(bf16)(float)(simulated[(size_t)d] / sum);
-            }
-        }
+    for (int bh = 0; bh < p.B * p.NH; bh++) {               // no two heads share an element of y
+        for (int i = 0; i < p.T; i++) { oracle_row(y, p, x, bh, i); }
     }
     return y;
 }
@@ -172,8 +199,8 @@ static Oracle oracle(const Problem& p, const Inputs& x) {
 // ----------------------------------------------------------------------------------------------------------
 // the kernel
 
-template <bool Causal> static bool launch_forward(FlashBias K, const FlashArgs& a) {
-    switch (K) {
+template <bool Causal> static bool launch_forward(FlashBias Kind, const FlashArgs& a) {
+    switch (Kind) {
         case FlashBias::None: return flash_forward<Causal, FlashBias::None>(a, Stream(0));
         case FlashBias::Linear: return flash_forward<Causal, FlashBias::Linear>(a, Stream(0));
         case FlashBias::Distance: return flash_forward<Causal, FlashBias::Distance>(a, Stream(0));
@@ -192,8 +219,9 @@ struct Device {
     DeviceArray<int> kv_len;
     DeviceArray<FlashSpan> span;
     Device(const Problem& p, const Inputs& x)
-        : p(p), qkv(to_bf16(x.qkv)), out((size_t)p.B * p.T * p.C()), lse((size_t)p.B * p.NH * p.stride()), slopes(slopes_of(p)), S(x.S), g(x.g), table(x.table),
-          key_norm((size_t)2 * p.B * p.NH * ceil_div(p.T, 64)), origin(x.origin), kv_len(p.kv_len), span(key_norm.n / 2) {
+        : p(p), qkv(to_bf16(x.qkv)), out((size_t)p.B * p.T * p.C()), lse((size_t)p.B * p.NH * p.stride()),
+          slopes(slopes_of(p)), S(x.S), g(x.g), table(x.table), key_norm((size_t)2 * p.B * p.NH * ceil_div(p.T, 64)),
+          origin(x.origin), kv_len(p.kv_len), span(key_norm.n / 2) {
         if (!p.span.empty()) { span.set(p.span); }
     }
     static std::vector<float> slopes_of(const Problem& p) {
@@ -203,25 +231,41 @@ struct Device {
     }
     FlashArgs args() {
         FlashArgs a = {};                       // null: what the bias does not use must not be read
-        a.qkv = qkv.p; a.out = out.p; a.lse = lse.p;
-        a.B = p.B; a.T = p.T; a.stride = p.stride(); a.NH = p.NH; a.HS = p.HS; a.OC = p.OC();
+        a.qkv = qkv.p;
+        a.out = out.p;
+        a.lse = lse.p;
+        a.B = p.B;
+        a.T = p.T;
+        a.stride = p.stride();
+        a.NH = p.NH;
+        a.HS = p.HS;
+        a.OC = p.OC();
         a.scale = p.scale();
         if (!p.kv_len.empty()) { a.kv_len = kv_len.p; }
         if (!p.span.empty()) { a.span = span.p; }
-        if (p.K == FlashBias::Linear) { a.slopes = slopes.p; }
-        if (p.K == FlashBias::Distance || p.K == FlashBias::LogDistance) { a.S_offset = S.p; a.g = g.p; a.S_origin = origin.p; }
-        if (p.K == FlashBias::Toeplitz) { a.table = table.p; a.table_zero = p.stride() - 1; a.table_entries = p.entries(); }
+        if (p.Kind == FlashBias::Linear) { a.slopes = slopes.p; }
+        if (p.Kind == FlashBias::Distance || p.Kind == FlashBias::LogDistance) {
+            a.S_offset = S.p;
+            a.g = g.p;
+            a.S_origin = origin.p;
+        }
+        if (p.Kind == FlashBias::Toeplitz) {
+            a.table = table.p;
+            a.table_zero = p.stride() - 1;
+            a.table_entries = p.entries();
+        }
         return a;
     }
     Outputs run(const FlashArgs& a) {
         out.set(std::vector<bf16>(out.n, (bf16)NAN));
         lse.set(std::vector<float>(lse.n, NAN));
-        EXPECT(p.causal ? launch_forward<true>(p.K, a) : launch_forward<false>(p.K, a), "%s: the launcher declines", p.text().c_str());
+        EXPECT(p.causal ? launch_forward<true>(p.Kind, a) : launch_forward<false>(p.Kind, a),
+               "%s: the launcher declines", p.text().c_str());
         Outputs y = {to_float(out.host()), {}};
         const std::vector<float> all = lse.host();
         for (size_t e = 0; e < all.size(); e++) {
             if ((int)(e % p.stride()) < p.T) { y.lse.push_back(all[e]); }
-            else { EXPECT(all[e] != all[e], "%s: lse written behind T", p.text().c_str()); }
+            else { EXPECT(all[e] != all[e], "%s: lse written after T", p.text().c_str()); }
         }
         return y;
     }
@@ -249,12 +293,15 @@ struct Worst { double out = 0, largest = 0, lse = 0; };         // shares of wha
 
 static void expect_oracle(const Problem& p, const Outputs& y, const Oracle& want, Worst& worst) {
     const double allowed = 2 * relative_l2(want.rounded.out, want.out), error = relative_l2(y.out, want.out);
-    const double allowed_largest = 3 * largest_difference(want.rounded.out, want.out), largest = largest_difference(y.out, want.out);
-    // float32 logits in another order of operations: several times the simulation's error, and never less than the result's own ulp
+    const double allowed_largest = 3 * largest_difference(want.rounded.out, want.out);
+    const double largest = largest_difference(y.out, want.out);
+    // float32 logits in another order of operations: several times the simulation's error, and never less than the
+    // result's own ulp
     const double ulp = std::ldexp(largest_finite(want.lse), -22), lse = lse_difference(y.lse, want.lse);
     const double allowed_lse = 4 * (lse_difference(want.rounded.lse, want.lse) + ulp);
     EXPECT(error <= allowed, "%s: out off by %.3g, allowed %.3g", p.text().c_str(), error, allowed);
-    EXPECT(largest <= allowed_largest, "%s: one element of out off by %.3g, allowed %.3g", p.text().c_str(), largest, allowed_largest);
+    EXPECT(largest <= allowed_largest, "%s: one element of out off by %.3g, allowed %.3g", p.text().c_str(), largest,
+           allowed_largest);
     EXPECT(lse <= allowed_lse, "%s: lse off by %.3g, allowed %.3g", p.text().c_str(), lse, allowed_lse);
     if (allowed > 0) { worst.out = std::max(worst.out, error / allowed); }
     if (allowed_largest > 0) { worst.largest = std::max(worst.largest, largest / allowed_largest); }
@@ -264,16 +311,22 @@ static void run_case(const Problem& p, uint64_t seed, Worst& worst) {
     const Inputs x = make_inputs(p, seed);
     expect_oracle(p, Device(p, x).run(), oracle(p, x), worst);
 }
-static void report(const Worst& w) { INFO("of the allowed error: out %.2f, largest %.2f, lse %.2f", w.out, w.largest, w.lse); }
+static void report(const Worst& w) {
+    INFO("of the allowed error: out %.2f, largest %.2f, lse %.2f", w.out, w.largest, w.lse);
+}
 
-static void every_length(FlashBias K) {
+static void every_length(FlashBias Kind) {
     Worst worst;
     std::vector<int> lengths = {1, 17, 64, 65, 127, 128, 129, 200};
     if (on_gpu) { lengths.insert(lengths.end(), {192, 257, 512, 1000, 1024}); }
     for (bool causal : {true, false}) {
-        for (int T : lengths) { run_case({K, causal, 1, T, T <= 65 || on_gpu ? 3 : 1, 64}, (uint64_t)(1000 * T + 100 * causal), worst); }
-        for (int T : {17, 129}) { run_case({K, causal, 1, T, 1, 128}, (uint64_t)(1000 * T + 100 * causal + 50), worst); }
-        if (on_gpu) { run_case({K, causal, 3, 1000, 8, 128}, 77, worst); }
+        for (int T : lengths) {
+            run_case({Kind, causal, 1, T, T <= 65 || on_gpu ? 3 : 1, 64}, (uint64_t)(1000 * T + 100 * causal), worst);
+        }
+        for (int T : {17, 129}) {
+            run_case({Kind, causal, 1, T, 1, 128}, (uint64_t)(1000 * T + 100 * causal + 50), worst);
+        }
+        if (on_gpu) { run_case({Kind, causal, 3, 1000, 8, 128}, 77, worst); }
     }
     report(worst);
 }
@@ -285,23 +338,23 @@ KERNEL_TEST("flash forward: toeplitz against float64") { every_length(FlashBias:
 
 KERNEL_TEST("flash forward: sequences that end earlier") {
     Worst worst;
-    for (FlashBias K : BIASES) {
+    for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
-            run_case({K, causal, 3, 200, 1, 64, {0, 65, 130}}, 5, worst);
-            run_case({K, causal, 3, 70, 1, 64, {1, 64, 75}}, 6, worst);
+            run_case({Kind, causal, 3, 200, 1, 64, {0, 65, 130}}, 5, worst);
+            run_case({Kind, causal, 3, 70, 1, 64, {1, 64, 75}}, 6, worst);
         }
     }
     run_case({FlashBias::Distance, false, 1, 200, 1, 128, {100}}, 7, worst);
     report(worst);
 }
 
-// A step to S = 1e5 within chunk 0: the distances between what follows it in the chunk and the next chunk are small again. In float32
-// origins they would be off by 2^-8, and the logits by g times that.
+// A step to S = 1e5 within chunk 0: the distances between what follows it in the chunk and the next chunk are small
+// again. In float32 origins they would be off by 2^-8, and the logits by g times that.
 KERNEL_TEST("flash forward: small distances at a large S") {
     Worst worst;
-    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+    for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {
         for (bool causal : {true, false}) {
-            Problem p = {K, causal, 1, 270, 1, 64};
+            Problem p = {Kind, causal, 1, 270, 1, 64};
             p.b_std = 0.05;
             p.g_mean = 5.0;
             p.step_at = 100;
@@ -315,24 +368,24 @@ KERNEL_TEST("flash forward: small distances at a large S") {
 KERNEL_TEST("flash forward: scales of q, k, b and g") {
     Worst worst;
     const double b_std[] = {0.0, 0.02, 0.55, 2.0, 50.0};
-    for (FlashBias K : {FlashBias::Distance, FlashBias::LogDistance}) {
+    for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {
         for (int e = 0; e < 5; e++) {
-            Problem p = {K, e % 2 == 0, 1, 150, 1, 64};
+            Problem p = {Kind, e % 2 == 0, 1, 150, 1, 64};
             p.b_std = b_std[e];
             run_case(p, 10 + e, worst);
         }
         for (double g : {-30.0, 20.0}) {
             for (bool causal : {true, false}) {
-                Problem p = {K, causal, 1, 150, 1, 64};
+                Problem p = {Kind, causal, 1, 150, 1, 64};
                 p.g_mean = g;
                 p.g_std = 0.0;
                 run_case(p, 20 + (g > 0), worst);
             }
         }
     }
-    for (FlashBias K : BIASES) {
+    for (FlashBias Kind : BIASES) {
         for (double qk : {0.1, 4.0}) {
-            Problem p = {K, qk < 1.0, 1, 150, 1, 64};
+            Problem p = {Kind, qk < 1.0, 1, 150, 1, 64};
             p.qk = qk;
             run_case(p, 30, worst);
         }
@@ -344,14 +397,17 @@ static bool same(const Outputs& a, const Outputs& b) { return same_bits(a.out, b
 
 KERNEL_TEST("flash forward: distance of b = 0 is none, of b = 1 and g = m_h linear, bit by bit") {
     for (bool causal : {true, false}) {
-        const Problem none = {FlashBias::None, causal, 2, 200, 1, 64, {200, 90}}, line = {FlashBias::Linear, causal, 1, 200, 3, 64};
+        const Problem none = {FlashBias::None, causal, 2, 200, 1, 64, {200, 90}};
+        const Problem line = {FlashBias::Linear, causal, 1, 200, 3, 64};
         for (const Problem& p : {none, line}) {
             Problem distance = p;
-            distance.K = FlashBias::Distance;
+            distance.Kind = FlashBias::Distance;
             distance.b_std = 0.0;
-            distance.b_mean = p.K == FlashBias::None ? 0.0 : 1.0;
+            distance.b_mean = p.Kind == FlashBias::None ? 0.0 : 1.0;
             Inputs x = make_inputs(distance, 40);
-            for (int e = 0; e < (int)x.g.size() && p.K == FlashBias::Linear; e++) { x.g[e] = (float)slope_of_head(e / p.stride() % p.NH, p.NH); }
+            for (int e = 0; e < (int)x.g.size() && p.Kind == FlashBias::Linear; e++) {
+                x.g[e] = (float)slope_of_head(e / p.stride() % p.NH, p.NH);
+            }
             EXPECT(same(Device(distance, x).run(), Device(p, x).run()), "%s", p.text().c_str());
         }
     }
@@ -400,7 +456,9 @@ KERNEL_TEST("flash forward: other head sizes are declined") {
 static double score_of(const Problem& p, const Inputs& x, int bh, int i, int j) {
     const float* base = &x.qkv[(size_t)(bh / p.NH) * p.stride() * p.OC() + bh % p.NH * p.HS];
     double dot = 0.0;
-    for (int d = 0; d < p.HS; d++) { dot += (double)base[(size_t)i * p.OC() + d] * base[(size_t)j * p.OC() + p.C() + d]; }
+    for (int d = 0; d < p.HS; d++) {
+        dot += (double)base[(size_t)i * p.OC() + d] * base[(size_t)j * p.OC() + p.C() + d];
+    }
     return p.scale() * dot;
 }
 
@@ -409,7 +467,9 @@ static double largest_skipped(const Problem& p, const Inputs& x, const std::vect
     double worst = -INFINITY;
     for (int bh = 0; bh < p.B * p.NH; bh++) {
         for (int i = 0; i < p.T; i++) {
-            const int keys = i >= p.keys(bh / p.NH) ? 0 : p.causal ? i + 1 : p.keys(bh / p.NH);
+            const int tokens = p.keys(bh / p.NH);
+            const int visible = p.causal ? i + 1 : tokens;
+            const int keys = i >= tokens ? 0 : visible;
             const FlashSpan live = span[(size_t)bh * ceil_div(p.T, 64) + i / 64];
             double skipped = -INFINITY, top = -INFINITY;
             for (int j = 0; j < keys; j++) {
@@ -423,7 +483,7 @@ static double largest_skipped(const Problem& p, const Inputs& x, const std::vect
     return worst;
 }
 
-// The spans by attention_skip.cuh's bound, in float64 and tile by tile
+// The spans by the bound of flash/skip.cuh, in float64 and tile by tile
 static std::vector<FlashSpan> bounded_spans(const Problem& p, const Inputs& x, double tau) {
     std::vector<FlashSpan> span;
     for (int bh = 0; bh < p.B * p.NH; bh++) {
@@ -458,8 +518,11 @@ static std::vector<FlashSpan> bounded_spans(const Problem& p, const Inputs& x, d
 template <bool Causal> static std::vector<FlashSpan> spans(Device& device, float tau) {
     const FlashArgs a = device.args();
     device.span.set(std::vector<FlashSpan>(device.span.n, {-1, -1}));
-    if (device.p.K == FlashBias::Linear) { flash_skip<Causal, FlashBias::Linear>(device.span.p, device.key_norm.p, a, tau, Stream(0)); }
-    else { flash_skip<Causal, FlashBias::Distance>(device.span.p, device.key_norm.p, a, tau, Stream(0)); }
+    if (device.p.Kind == FlashBias::Linear) {
+        flash_skip<Causal, FlashBias::Linear>(device.span.p, device.key_norm.p, a, tau, Stream(0));
+    } else {
+        flash_skip<Causal, FlashBias::Distance>(device.span.p, device.key_norm.p, a, tau, Stream(0));
+    }
     return device.span.host();
 }
 // flash_skip's spans; they are the oracle's, but for a bound that float32 may round either way
@@ -468,15 +531,19 @@ static std::vector<FlashSpan> skip(Device& device, const Inputs& x, float tau) {
     const std::vector<FlashSpan> span = p.causal ? spans<true>(device, tau) : spans<false>(device, tau);
     const std::vector<FlashSpan> less = bounded_spans(p, x, tau - 0.01), more = bounded_spans(p, x, tau + 0.01);
     for (size_t e = 0; e < span.size(); e++) {
-        const FlashSpan s = span[e], l = less[e], u = more[e];
-        EXPECT(u.first <= s.first && s.first <= l.first && l.last <= s.last && s.last <= u.last, "%s: tau %.1f: block %zu has tiles %d .. %d, "
-               "the oracle says %d .. %d", p.text().c_str(), (double)tau, e, s.first, s.last, u.first, u.last);
+        const FlashSpan s = span[e];
+        const FlashSpan l = less[e];
+        const FlashSpan u = more[e];
+        EXPECT(u.first <= s.first && s.first <= l.first && l.last <= s.last && s.last <= u.last,
+               "%s: tau %.1f: block %zu has tiles %d .. %d, the oracle says %d .. %d",
+               p.text().c_str(), (double)tau, e, s.first, s.last, u.first, u.last);
     }
     return span;
 }
 
 // what is skipped is not read: tile n may be NaN for the queries that skip it
-static void expect_unread(Device& device, const Inputs& x, const std::vector<FlashSpan>& span, const Outputs& all, const FlashArgs& a, int n) {
+static void expect_unread(Device& device, const Inputs& x, const std::vector<FlashSpan>& span, const Outputs& all,
+                          const FlashArgs& a, int n) {
     const Problem& p = device.p;
     Inputs poisoned = x;
     for (size_t t = 0; t < (size_t)p.B * p.stride(); t++) {
@@ -498,7 +565,9 @@ struct Skipped { int left = 0, right = 0; };
 static Skipped skipped_tiles(const Problem& p, const std::vector<FlashSpan>& span) {
     Skipped n;
     for (int e = 0; e < (int)span.size(); e++) {
-        const int tiles = ceil_div(p.T, 64), m = e % tiles, live = ceil_div(p.keys(e / tiles / p.NH), 64);
+        const int tiles = ceil_div(p.T, 64);
+        const int m = e % tiles;
+        const int live = ceil_div(p.keys(e / tiles / p.NH), 64);
         if (m >= live) { continue; }
         n.left += span[e].first;
         n.right += (p.causal ? m : live - 1) - span[e].last;
@@ -508,7 +577,8 @@ static Skipped skipped_tiles(const Problem& p, const std::vector<FlashSpan>& spa
 
 // Sides: which ones have tiles to skip
 enum Sides { Neither, Left, Right, Both };
-static void check_skipping(const Problem& p, uint64_t seed, Sides sides, const std::function<void(Inputs&)>& change = [](Inputs&) {}) {
+static void check_skipping(const Problem& p, uint64_t seed, Sides sides,
+                           const std::function<void(Inputs&)>& change = [](Inputs&) {}) {
     Inputs x = make_inputs(p, seed);
     change(x);
     Device device(p, x);
@@ -517,12 +587,15 @@ static void check_skipping(const Problem& p, uint64_t seed, Sides sides, const s
     const Skipped n = skipped_tiles(p, exact);
     EXPECT((n.left > 0) == (sides == Left || sides == Both) && (n.right > 0) == (sides == Right || sides == Both),
            "%s: %d tiles are skipped on the left, %d on the right", p.text().c_str(), n.left, n.right);
-    EXPECT(largest_skipped(p, x, exact) < -126.0, "%s: tau 128 leaves out 2^%.1f of a row", p.text().c_str(), largest_skipped(p, x, exact));
+    EXPECT(largest_skipped(p, x, exact) < -126.0, "%s: tau 128 leaves out 2^%.1f of a row", p.text().c_str(),
+           largest_skipped(p, x, exact));
     FlashArgs a = device.args();
     a.span = device.span.p;
     Outputs some = device.run(a), every = all;
-    for (Outputs* y : {&some, &every}) {                    // the sign of a zero that padding gets depends on what it has seen
-        for (size_t e = 0; e < y->out.size(); e++) { if ((int)(e / p.C() % p.T) >= p.keys((int)(e / p.C() / p.T))) { y->out[e] += 0.0f; } }
+    for (Outputs* y : {&some, &every}) {    // the sign of a zero that padding gets depends on what it has seen
+        for (size_t e = 0; e < y->out.size(); e++) {
+            if ((int)(e / p.C() % p.T) >= p.keys((int)(e / p.C() / p.T))) { y->out[e] += 0.0f; }
+        }
     }
     EXPECT(same(some, every), "%s: skipping at tau 128 changes bits", p.text().c_str());
     expect_unread(device, x, exact, all, a, 0);
@@ -533,14 +606,16 @@ static void check_skipping(const Problem& p, uint64_t seed, Sides sides, const s
     const double share = flash_live_share(exact.data(), p.B * p.NH, p.T, p.causal);
     const double fast_share = flash_live_share(fast.data(), p.B * p.NH, p.T, p.causal);
     const int tiles = ceil_div(p.T, 64), all_tiles = p.B * p.NH * (p.causal ? tiles * (tiles + 1) / 2 : tiles * tiles);
-    EXPECT(!p.kv_len.empty() || std::fabs((1.0 - share) * all_tiles - (n.left + n.right)) < 1e-9, "%s: a share of %.3f, %d tiles of %d are skipped",
-           p.text().c_str(), share, n.left + n.right, all_tiles);
+    EXPECT(!p.kv_len.empty() || std::fabs((1.0 - share) * all_tiles - (n.left + n.right)) < 1e-9,
+           "%s: a share of %.3f, %d tiles of %d are skipped", p.text().c_str(), share, n.left + n.right, all_tiles);
     EXPECT(fast_share <= share, "%s: tau %.1f computes more than tau 128", p.text().c_str(), (double)tau);
-    EXPECT(largest_skipped(p, x, fast) < -tau, "%s: tau %.1f leaves out 2^%.1f of a row", p.text().c_str(), (double)tau, largest_skipped(p, x, fast));
+    EXPECT(largest_skipped(p, x, fast) < -tau, "%s: tau %.1f leaves out 2^%.1f of a row", p.text().c_str(), (double)tau,
+           largest_skipped(p, x, fast));
     Worst worst;
     expect_oracle(p, device.run(a), oracle(p, x), worst);
     if (!p.causal && sides != Both) { return; }
-    INFO("%s: left %d, right %d, live tiles %.2f, %.2f by default", p.text().c_str(), n.left, n.right, share, fast_share);
+    INFO("%s: left %d, right %d, live tiles %.2f, %.2f by default", p.text().c_str(), n.left, n.right, share,
+         fast_share);
 }
 
 KERNEL_TEST("flash skip: tau 128 changes no bit, tau 24 + log2 T no digit") {
@@ -562,11 +637,17 @@ KERNEL_TEST("flash skip: bidirectional, on either side, both, none") {
     for (const std::vector<int>& kv_len : {std::vector<int>{}, {200}, {193}, {192}}) {
         p.kv_len = kv_len;
         const int end = p.keys(0), last = (end - 1) / 64 * 64;
-        const auto steep = [&](int from, int to) {          // the other queries' slope is nearly 0
-            return [=](Inputs& x) { for (int t = 0; t < (int)x.g.size(); t++) { if (t < from || t >= to) { x.g[t] = 1e-4f; } } };
+        const auto steep = [&](int from, int to) {    // the other queries' slope is nearly 0
+            return [=](Inputs& x) {
+                for (int t = 0; t < (int)x.g.size(); t++) {
+                    if (t < from || t >= to) { x.g[t] = 1e-4f; }
+                }
+            };
         };
-        const auto long_key = [&](int t) {                  // which every bound of tiles that it is among must know
-            return [=](Inputs& x) { for (float* q = &x.qkv[t * p.OC()]; q < &x.qkv[t * p.OC() + 64]; q++) { q[64] = 1024.0f * q[0]; } };
+        const auto long_key = [&](int t) {    // which every bound of tiles that it is among must know
+            return [=](Inputs& x) {
+                for (float* q = &x.qkv[t * p.OC()]; q < &x.qkv[t * p.OC() + 64]; q++) { q[64] = 1024.0f * q[0]; }
+            };
         };
         check_skipping(p, 51, Both);
         check_skipping(p, 55, Right, steep(0, 64));
@@ -580,21 +661,23 @@ KERNEL_TEST("flash skip: bidirectional, on either side, both, none") {
     p.kv_len = {200, 0};
     check_skipping(p, 60, Both);
     p = {FlashBias::Distance, false, 1, 264, 1, 64, {250}};
-    p.step_at = 128;                                        // between two tiles: far from all of the one side, near all of the other
+    p.step_at = 128;    // between two tiles: far from all of the one side, near all of the other
     check_skipping(p, 61, Both);
     check_skipping({FlashBias::Linear, false, 1, 520, 3, 64, {}, 0.1}, 62, Both);
     check_skipping({FlashBias::Linear, false, 1, 520, 1, 64, {500}, 0.1}, 63, Neither);
     if (on_gpu) { check_skipping({FlashBias::Distance, false, 2, 2048, 3, 128, {2048, 1500}}, 64, Both); }
 }
 
-// A span is obeyed, not just harmless: with tiles that matter left out, the result is the oracle's that leaves them out too.
+// A span is obeyed, not just harmless: with tiles that matter left out, the result is the oracle's that leaves them out
+// too.
 KERNEL_TEST("flash forward: a span leaves out exactly its tiles") {
     Worst worst;
-    const std::vector<FlashSpan> spans[] = {{{0, 0}, {1, 3}, {0, 2}, {3, 3}}, {{0, 3}, {0, 1}, {2, 2}, {1, 3}}, {{0, 2}, {1, 1}, {1, 3}, {0, 3}}};
-    for (FlashBias K : {FlashBias::Linear, FlashBias::Distance}) {
+    const std::vector<FlashSpan> spans[] = {
+        {{0, 0}, {1, 3}, {0, 2}, {3, 3}}, {{0, 3}, {0, 1}, {2, 2}, {1, 3}}, {{0, 2}, {1, 1}, {1, 3}, {0, 3}}};
+    for (FlashBias Kind : {FlashBias::Linear, FlashBias::Distance}) {
         for (bool causal : {true, false}) {
             for (const std::vector<FlashSpan>& span : spans) {
-                Problem p = {K, causal, 1, 230, 1, 64, {220}};
+                Problem p = {Kind, causal, 1, 230, 1, 64, {220}};
                 p.span = span;
                 run_case(p, 65, worst);
             }
@@ -619,14 +702,15 @@ KERNEL_TEST("flash skip: nothing is skipped without a reason") {
         device.g.set(x.g);
         device.qkv.set(to_bf16(x.qkv));
         n = skipped_tiles(p, skip(device, x, 128.0f));
-        EXPECT(n.left > 0 && (causal || n.right > 0), "with steps of 50: %d tiles on the left, %d on the right", n.left, n.right);
+        EXPECT(n.left > 0 && (causal || n.right > 0), "with steps of 50: %d tiles on the left, %d on the right", n.left,
+               n.right);
         for (int t : {3, 198}) {                            // in the first tile, and in the last
             Inputs nan = x;
             nan.qkv[(size_t)t * p.OC() + p.C()] = NAN;
             device.qkv.set(to_bf16(nan.qkv));
             for (const FlashSpan& s : causal ? spans<true>(device, 128.0f) : spans<false>(device, 128.0f)) {
                 EXPECT(t != 3 || s.first == 0, "tile %d is the first, and a key before it is NaN", s.first);
-                EXPECT(t != 198 || causal || s.last == 3, "tile %d is the last, and a key behind it is NaN", s.last);
+                EXPECT(t != 198 || causal || s.last == 3, "tile %d is the last, and a key after it is NaN", s.last);
             }
         }
     }

@@ -1,6 +1,6 @@
-// test_flash_long.cu -- the tensor-core attention against the portable kernels, which test_layers.cu holds against float64: lengths for
-// which a float64 oracle takes too long, and as many heads as a batch has. Bounds: twice the error measured where bf16 is stored; for
-// float32 sums (1e-6 at T = 150) what a longer sum may add.
+// test_flash_long.cu -- the tensor-core attention against the portable kernels, which test_layers.cu holds against
+// float64: lengths for which a float64 oracle takes too long, and as many heads as a batch has. Bounds: twice the error
+// measured where bf16 is stored; for float32 sums (1e-6 at T = 150) what a longer sum may add.
 #include "llmc/attention/choose.cuh"
 
 #include "test/simt/kernel_test.h"
@@ -11,35 +11,50 @@ const Stream stream = nullptr;
 using Floats = std::vector<float>;
 
 template <class Bias> struct Case {
-    int B, T, NH, HS, C = NH * HS, OC = round_up(3 * C + 2 * NH, 8), BNH = B * NH;
+    int B;
+    int T;
+    int NH;
+    int HS;
+    int C = NH * HS;
+    int OC = round_up(3 * C + 2 * NH, 8);
+    int BNH = B * NH;
     size_t tokens = (size_t)B * T, rows = (size_t)BNH * T;
     DeviceArray<bf16> qkv, dout, out[2], dqkv[2];
     DeviceArray<float> lse[2], S_offset, g, dS[2], dg[2], table, dtable[2];
     DeviceArray<double> S_origin;
 
     Case(int B, int T, int NH, int HS, bool causal)
-        : B(B), T(T), NH(NH), HS(HS), qkv(to_bf16(normals((size_t)B * T * OC, 1))), dout(to_bf16(normals((size_t)B * T * C, 2))),
-          out{DeviceArray<bf16>(tokens * C), DeviceArray<bf16>(tokens * C)}, dqkv{DeviceArray<bf16>(tokens * OC), DeviceArray<bf16>(tokens * OC)},
-          lse{DeviceArray<float>(rows), DeviceArray<float>(rows)}, S_offset(rows), g(rows), dS{zeros(rows), zeros(rows)}, dg{zeros(rows), zeros(rows)},
+        : B(B), T(T), NH(NH), HS(HS), qkv(to_bf16(normals((size_t)B * T * OC, 1))),
+          dout(to_bf16(normals((size_t)B * T * C, 2))), out{DeviceArray<bf16>(tokens * C),
+                                                            DeviceArray<bf16>(tokens * C)},
+          dqkv{DeviceArray<bf16>(tokens * OC), DeviceArray<bf16>(tokens * OC)}, lse{DeviceArray<float>(rows),
+                                                                                    DeviceArray<float>(rows)},
+          S_offset(rows), g(rows), dS{zeros(rows), zeros(rows)}, dg{zeros(rows), zeros(rows)},
           table(normals((size_t)NH * toeplitz_columns(T, causal), 3)),
           dtable{zeros((size_t)BNH * toeplitz_columns(T, causal)), zeros((size_t)BNH * toeplitz_columns(T, causal))},
           S_origin((size_t)BNH * ceil_div(T, CABLE_CHUNK)) {
-        launch(cable_forward_kernel, Grid((size_t)BNH, 128, 0, stream), S_offset.p, S_origin.p, g.p, (const floatX*)qkv.p, T, 0, T, NH, C, OC, false, true);
+        launch(cable_forward_kernel, Grid((size_t)BNH, 128, 0, stream), S_offset.p, S_origin.p, g.p,
+               (const floatX*)qkv.p, T, 0, T, NH, C, OC, false, true);
     }
     static DeviceArray<float> zeros(size_t n) { return DeviceArray<float>(Floats(n, 0.0f)); }
     // side 0: portable, 1: tensor cores
     Bias bias(int side, bool causal, const float* slopes) {
         if constexpr (std::is_same<Bias, NoBias>::value) { return {}; }
-        else if constexpr (std::is_same<Bias, LinearBias>::value) { return {{}, slopes, NH}; }
-        else if constexpr (std::is_same<Bias, ToeplitzBias>::value) { return {{}, table.p, dtable[side].p, NH, toeplitz_columns(T, causal), T}; }
-        else { return {{}, S_offset.p, g.p, S_origin.p, dS[side].p, dg[side].p, T, (int)ceil_div(T, CABLE_CHUNK), causal}; }
+        else if constexpr (std::is_same<Bias, LinearBias>::value) { return {{}, slopes, NH};
+        } else if constexpr (std::is_same<Bias, ToeplitzBias>::value) {
+            return {{}, table.p, dtable[side].p, NH, toeplitz_columns(T, causal), T};
+        } else {
+            return {{}, S_offset.p, g.p, S_origin.p, dS[side].p, dg[side].p, T, (int)ceil_div(T, CABLE_CHUNK), causal};
+        }
     }
 };
 
 // columns first .. first + n - 1 of rows of OC
 Floats columns(const std::vector<bf16>& v, int OC, int first, int n) {
     Floats x;
-    for (size_t r = 0; r < v.size() / (size_t)OC; r++) { for (int c = first; c < first + n; c++) { x.push_back((float)v[r * OC + c]); } }
+    for (size_t r = 0; r < v.size() / (size_t)OC; r++) {
+        for (int c = first; c < first + n; c++) { x.push_back((float)v[r * OC + c]); }
+    }
     return x;
 }
 
@@ -53,7 +68,8 @@ template <bool Causal, class Bias> void compare(const char* name, int B, int T, 
     const floatX *qkv = (const floatX*)x.qkv.p, *dout = (const floatX*)x.dout.p;
     floatX *out = (floatX*)x.out[0].p, *dqkv = (floatX*)x.dqkv[0].p;
     portable_attention_forward<Causal>(out, x.lse[0].p, qkv, portable, dims, B, stream);
-    portable_attention_backward<Causal>(dqkv, portable_scratch.p, dout, qkv, out, x.lse[0].p, portable, dims, B, stream);
+    portable_attention_backward<Causal>(dqkv, portable_scratch.p, dout, qkv, out, x.lse[0].p, portable, dims, B,
+                                        stream);
 
     FlashArgs f = flash_args(x.bias(1, Causal, slopes.p), dims, B, qkv);
     f.out = x.out[1].p;
@@ -65,7 +81,8 @@ template <bool Causal, class Bias> void compare(const char* name, int B, int T, 
 
     const auto near = [&](const char* what, const Floats& got, const Floats& want, double allowed) {
         const double error = relative_l2(got, want);
-        EXPECT(error <= allowed, "%s %s T %d: %s off by %.2e, at most %.0e", name, Causal ? "causal" : "full", T, what, error, allowed);
+        EXPECT(error <= allowed, "%s %s T %d: %s off by %.2e, at most %.0e", name, Causal ? "causal" : "full", T, what,
+               error, allowed);
         INFO("%s %.1e", what, error);
     };
     near("out", to_float(x.out[1].host()), to_float(x.out[0].host()), 5e-3);
@@ -73,7 +90,9 @@ template <bool Causal, class Bias> void compare(const char* name, int B, int T, 
            largest_difference(x.lse[1].host(), x.lse[0].host()));
     const char* const parts[] = {"dq", "dk", "dv"};
     const std::vector<bf16> got = x.dqkv[1].host(), want = x.dqkv[0].host();
-    for (int k = 0; k < 3; k++) { near(parts[k], columns(got, x.OC, k * x.C, x.C), columns(want, x.OC, k * x.C, x.C), k == 2 ? 4e-3 : 6e-3); }
+    for (int k = 0; k < 3; k++) {
+        near(parts[k], columns(got, x.OC, k * x.C, x.C), columns(want, x.OC, k * x.C, x.C), k == 2 ? 4e-3 : 6e-3);
+    }
     if constexpr (Kind == FlashBias::Distance || Kind == FlashBias::LogDistance) {
         near("dS", x.dS[1].host(), x.dS[0].host(), 1e-4);
         near("dg", x.dg[1].host(), x.dg[0].host(), 1e-4);

@@ -1,4 +1,5 @@
-// test_generate_simt.cu -- a recorded step (StepGraph), and the CUDA trainer's generation with it and without: the same bits.
+// test_generate_simt.cu -- a recorded step (StepGraph), and the CUDA trainer's generation with it and without: the same
+// bits.
 #if defined(SIMT)
 #define MATMUL_CUBLASLT 1
 #endif
@@ -27,7 +28,8 @@ KERNEL_TEST("step: a recording has the last step's arguments") {
             CUDA_CHECK(cudaMemcpyAsync(y.p, x.p, sizeof(float) * 5000, cudaMemcpyDeviceToDevice, s));
         });
         for (int i = 0; i < launches; i++) { for (int e = 0; e < n; e++) { want[(size_t)e] += (float)(k + i); } }
-        EXPECT(x.host() == want && y.host() == want, "step %d: %g and %g, %g wanted", k, x.host()[0], y.host()[0], want[0]);
+        EXPECT(x.host() == want && y.host() == want, "step %d: got %g and %g, expected %g", k, x.host()[0], y.host()[0],
+               want[0]);
     }
     StepGraph plain;
     plain.run(nullptr, [&] { add(x.p, 1, 5000, nullptr); });
@@ -71,8 +73,11 @@ struct SmallModel : GPT2 {
         for (const FileTensor& f : files) {
             const TensorSpec& spec = table.specs[(size_t)table.index(f.tensor)];
             float* to = table.pointer(x.data(), f.tensor)(f.layer) + f.row0 * spec.row_size();
-            const std::vector<float> draws = normals(f.rows * spec.row_size(), checksum(f.name), spec.name == "wte" ? 1.0 : 0.15);
-            for (size_t i = 0; i < draws.size(); i++) { to[i] = (spec.init.kind == Init::Constant ? spec.init.a : 0.0f) + draws[i]; }
+            const std::vector<float> draws =
+                normals(f.rows * spec.row_size(), checksum(f.name), spec.name == "wte" ? 1.0 : 0.15);
+            for (size_t i = 0; i < draws.size(); i++) {
+                to[i] = (spec.init.kind == Init::Constant ? spec.init.a : 0.0f) + draws[i];
+            }
         }
         copy_to_device(master, x.data(), sizeof(float) * x.size(), stream);
         round_weights(weights, master, table, 1, 0, stream);
@@ -86,8 +91,9 @@ static std::vector<int> draws(size_t n) {
     return ids;
 }
 
-// logits (tokens,V) of one token after the other, behind a prompt; left_out: splits of the last layer that were
-static std::vector<float> token_by_token(SmallModel& model, int prompt, int tokens, StepGraph* graph, int* left_out = nullptr) {
+// logits (tokens,V) of one token after the other, after a prompt; left_out: splits of the last layer that were
+static std::vector<float> token_by_token(SmallModel& model, int prompt, int tokens, StepGraph* graph,
+                                         int* left_out = nullptr) {
     const std::vector<int> ids = draws((size_t)(prompt + tokens));
     Activations acts = activations_describe(model, 1, prompt + tokens, Purpose::Generate, 0);
     activations_allocate(acts);
@@ -114,12 +120,14 @@ KERNEL_TEST("generate: the same logits with recorded steps, every encoding") {
 #if defined(SIMT)
         const SimtCapture before = simt_capture;
 #endif
-        const std::vector<float> plain = token_by_token(model, 60, 4, nullptr), recorded = token_by_token(model, 60, 4, &graph);
+        const std::vector<float> plain = token_by_token(model, 60, 4, nullptr);
+        const std::vector<float> recorded = token_by_token(model, 60, 4, &graph);
         EXPECT(same_bits(plain, recorded), "%s: other logits with a recorded step", row.name);
 #if defined(SIMT)
         EXPECT(simt_capture.launched - before.launched == 3 && simt_capture.instantiated - before.instantiated == 1 &&
-               simt_capture.updated - before.updated == 2, "%s: %d launched, %d instantiated, %d updated", row.name,
-               simt_capture.launched - before.launched, simt_capture.instantiated - before.instantiated, simt_capture.updated - before.updated);
+                   simt_capture.updated - before.updated == 2,
+               "%s: %d launched, %d instantiated, %d updated", row.name, simt_capture.launched - before.launched,
+               simt_capture.instantiated - before.instantiated, simt_capture.updated - before.updated);
 #endif
     }
 }
@@ -135,10 +143,12 @@ KERNEL_TEST("generate: the window and recorded steps") {
         INFO("%d left out", left_out);
         if (skip != TileSkip::Default) { continue; }
         StepGraph graph;
-        EXPECT(same_bits(logits[(int)skip], token_by_token(model, 509, 5, &graph)), "other logits with a recorded step");
+        EXPECT(same_bits(logits[(int)skip], token_by_token(model, 509, 5, &graph)),
+               "other logits with a recorded step");
     }
     EXPECT(same_bits(logits[0], logits[1]), "the exact window changes the logits");
-    const double off = largest_difference(logits[0], logits[2]), size = largest_difference(logits[0], std::vector<float>(logits[0].size()));
+    const double off = largest_difference(logits[0], logits[2]);
+    const double size = largest_difference(logits[0], std::vector<float>(logits[0].size()));
     EXPECT(off <= size / 64, "the window changes logits of up to %g by %g", size, off);
 }
 
@@ -161,6 +171,7 @@ KERNEL_TEST("generate: the text is that of steps without a recording") {
 #endif
     EXPECT(generate(model, prompt, 9, {0.0, 0, 1.0, 5}, nullptr, nullptr) == want, "another text");
 #if defined(SIMT)
-    EXPECT(simt_capture.launched == before + 7, "%d of 8 steps were recorded, all but the first were wanted", simt_capture.launched - before);
+    EXPECT(simt_capture.launched == before + 7, "expected 7 of 8 steps to be recorded, all but the first, got %d",
+           simt_capture.launched - before);
 #endif
 }

@@ -1,6 +1,6 @@
-// The layers' kernels with blocks of real threads, against plain loops in double straight from the equations. Shapes are small
-// and odd: rows that no tile divides, sequences that cross a chunk of CABLE's sum. Both precisions: a bf16 result may be off by
-// its rounding, everything before it is float32.
+// The layers' kernels with blocks of real threads, against plain loops in double straight from the equations. Shapes
+// are small and odd: rows that no tile divides, sequences that cross a chunk of CABLE's sum. Both precisions: a bf16
+// result may be off by its rounding, everything before it is float32.
 #include "llmc/adamw.cuh"
 #include "llmc/attention/choose.cuh"
 #include "llmc/classifier.cuh"
@@ -18,7 +18,9 @@ constexpr double EXACT = 3e-6, ROUNDED = stores_bf16 ? 4e-3 : EXACT;      // flo
 
 using Doubles = std::vector<double>;
 // what the kernel is given and the oracle computes with: normal draws that floatX holds
-static std::vector<floatX> inputs(size_t n, uint64_t stream_, double std = 1.0) { return converted<floatX>(normals(n, stream_, std)); }
+static std::vector<floatX> inputs(size_t n, uint64_t stream_, double std = 1.0) {
+    return converted<floatX>(normals(n, stream_, std));
+}
 static Doubles doubles(const std::vector<floatX>& v) { return converted<double>(converted<float>(v)); }
 static Doubles doubles(const DeviceArray<floatX>& a) { return doubles(a.host()); }
 
@@ -29,9 +31,11 @@ static Doubles doubles(const DeviceArray<floatX>& a) { return doubles(a.host());
 
 // ----------------------------------------------------------------------------------------------------------
 
-// three numbers a thread, one call right behind the other: what a call leaves in shared memory must not reach the next one
+// three numbers per thread, one call right after the other: what a call leaves in shared memory must not reach the next
+// one
 __global__ void block_kernel(float* out, const float* x) {
-    const int t = threadIdx.x, n = blockDim.x;
+    const int t = threadIdx.x;
+    const int n = blockDim.x;
     for (int round = 0; round < 3; round++) {
         const float mine = x[(blockIdx.x * 3 + round) * n + t];
         float* o = out + ((size_t)(blockIdx.x * 3 + round) * n + t) * 4;
@@ -65,7 +69,7 @@ KERNEL_TEST("block_sum, block_max, block_scan") {
     }
 }
 
-KERNEL_TEST("an error of CUDA names the call site, the last kernel's and its shape; too much memory how much there is") {
+KERNEL_TEST("an error of CUDA names the call site, the last kernel and its shape; out of memory, how much there is") {
     DeviceArray<float> in(normals(192, 1)), out(4 * 192);
     launch(block_kernel, Grid(2, 32, 64, stream), out.p, in.p);
     const std::string error = error_of([] { cuda_check(cudaErrorInvalidValue, "a call", "some.cu", 7); });
@@ -73,7 +77,8 @@ KERNEL_TEST("an error of CUDA names the call site, the last kernel's and its sha
         EXPECT(error.find(part) != std::string::npos, "%s is not in: %s", part, error.c_str());
     }
     const std::string memory = error_of([] { device_malloc((size_t)1 << 50); });
-    EXPECT(memory.find("cannot allocate") == 0 && memory.find("are available; try a smaller --B") != std::string::npos, "%s", memory.c_str());
+    EXPECT(memory.find("cannot allocate") == 0 && memory.find("are available; try a smaller --B") != std::string::npos,
+           "%s", memory.c_str());
     device_free(device_malloc(0));
 }
 
@@ -82,11 +87,21 @@ static void check_layernorm(int N, int C) {
     DeviceArray<floatX> inp(inputs(N * C, 1)), weight(inputs(C, 2)), bias(inputs(C, 3)), out(N * C);
     DeviceArray<floatX> dout(inputs(N * C, 4)), dinp(inputs(N * C, 5));
     DeviceArray<float> mean(N), rstd(N), dweight(normals(C, 6)), dbias(normals(C, 7)), scratch(MAX_SLABS * 2 * C);
-    const Doubles x = doubles(inp), w = doubles(weight), b = doubles(bias), dy = doubles(dout);
-    Doubles dx = doubles(dinp), dw = converted<double>(dweight.host()), db = converted<double>(dbias.host()), y(N * C), m(N), s(N);
+    const Doubles x = doubles(inp);
+    const Doubles w = doubles(weight);
+    const Doubles b = doubles(bias);
+    const Doubles dy = doubles(dout);
+    Doubles dx = doubles(dinp);
+    Doubles dw = converted<double>(dweight.host());
+    Doubles db = converted<double>(dbias.host());
+    Doubles y(N * C);
+    Doubles m(N);
+    Doubles s(N);
     for (int n = 0; n < N; n++) {
         const double *xn = &x[n * C], *dyn = &dy[n * C];
-        double variance = 0, mean_d = 0, mean_dn = 0;
+        double variance = 0;
+        double mean_d = 0;
+        double mean_dn = 0;
         for (int c = 0; c < C; c++) { m[n] += xn[c] / C; }
         for (int c = 0; c < C; c++) { variance += (xn[c] - m[n]) * (xn[c] - m[n]) / C; }
         s[n] = 1 / std::sqrt(variance + eps);
@@ -98,7 +113,9 @@ static void check_layernorm(int N, int C) {
             mean_d += dyn[c] * w[c] / C;
             mean_dn += dyn[c] * w[c] * norm / C;
         }
-        for (int c = 0; c < C; c++) { dx[n * C + c] += s[n] * (dyn[c] * w[c] - mean_d - (xn[c] - m[n]) * s[n] * mean_dn); }
+        for (int c = 0; c < C; c++) {
+            dx[n * C + c] += s[n] * (dyn[c] * w[c] - mean_d - (xn[c] - m[n]) * s[n] * mean_dn);
+        }
     }
     layernorm_forward(out.p, mean.p, rstd.p, inp.p, weight.p, bias.p, N, C, eps, stream);
     EXPECT_CLOSE(out.host(), y, ROUNDED);
@@ -110,7 +127,8 @@ static void check_layernorm(int N, int C) {
     EXPECT_CLOSE(dbias.host(), db, EXACT);
 }
 KERNEL_TEST("layernorm") {
-    for (int C : {1, 48, 300, 520}) { check_layernorm(C == 48 ? 300 : 3, C); }       // rows on 16 bytes and not; more slabs than slab_sum has warps
+    // rows on 16 bytes and not; more slabs than slab_sum has warps
+    for (int C : {1, 48, 300, 520}) { check_layernorm(C == 48 ? 300 : 3, C); }
 }
 
 static void check_gelu(int N) {
@@ -173,13 +191,18 @@ static void check_embedding(int C) {
 KERNEL_TEST("embedding") { for (int C : {150, 152}) { check_embedding(C); } }
 
 KERNEL_TEST("rows gathered, scattered and added") {
-    const int N = 41, n = 9, C = 150;
+    const int N = 41;
+    const int n = 9;
+    const int C = 150;
     std::vector<int> row(n);
     for (int k = 0; k < n; k++) { row[k] = (k * 23 + 5) % N; }             // distinct: 23 and 41 have no common divisor
     DeviceArray<int> rows(row);
-    DeviceArray<floatX> inp(inputs(N * C, 1)), dout(inputs(n * C, 2)), out(n * C), dinp(inputs(N * C, 3)), type(inputs(C, 4));
+    DeviceArray<floatX> inp(inputs(N * C, 1)), dout(inputs(n * C, 2)), out(n * C), dinp(inputs(N * C, 3)),
+        type(inputs(C, 4));
     Doubles y(n * C), dx = doubles(dinp), sum = doubles(inp);
-    const Doubles x = doubles(inp), dy = doubles(dout), w = doubles(type);
+    const Doubles x = doubles(inp);
+    const Doubles dy = doubles(dout);
+    const Doubles w = doubles(type);
     for (int e = 0; e < n * C; e++) {
         y[e] = x[row[e / C] * C + e % C];
         dx[row[e / C] * C + e % C] = dy[e];
@@ -265,7 +288,9 @@ KERNEL_TEST("contrastive loss") {
 }
 
 KERNEL_TEST("classifier") {
-    const int N = 5, V = 1300, Vp = 1344;
+    const int N = 5;
+    const int V = 1300;
+    const int Vp = 1344;
     const float dloss = 0.125f;
     const std::vector<int> target = {0, V - 1, IGNORE_INDEX, 700, 31};
     std::vector<floatX> logit = inputs(N * Vp, 1, 3.0);
@@ -290,11 +315,18 @@ KERNEL_TEST("classifier") {
 }
 
 static void check_matmul(int N, int C, int OC) {
-    DeviceArray<floatX> inp(inputs(N * C, 1)), weight(inputs(OC * C, 2)), bias(inputs(OC, 3)), residual(inputs(N * OC, 4));
+    DeviceArray<floatX> inp(inputs(N * C, 1)), weight(inputs(OC * C, 2)), bias(inputs(OC, 3)),
+        residual(inputs(N * OC, 4));
     DeviceArray<floatX> out(N * OC), both(N * OC), dout(inputs(N * OC, 5)), dinp(N * C);
     DeviceArray<float> dweight(normals(OC * C, 6)), dbias(normals(OC, 7)), scratch(MAX_SLABS * OC);
-    const Doubles x = doubles(inp), w = doubles(weight), b = doubles(bias), r = doubles(residual), dy = doubles(dout);
-    Doubles y(N * OC), yb(N * OC), dx(N * C), dw = converted<double>(dweight.host()), db = converted<double>(dbias.host());
+    const Doubles x = doubles(inp);
+    const Doubles w = doubles(weight);
+    const Doubles b = doubles(bias);
+    const Doubles r = doubles(residual);
+    const Doubles dy = doubles(dout);
+    Doubles dw = converted<double>(dweight.host());
+    Doubles db = converted<double>(dbias.host());
+    Doubles y(N * OC), yb(N * OC), dx(N * C);
     for (int n = 0; n < N; n++) {
         for (int o = 0; o < OC; o++) {
             for (int c = 0; c < C; c++) {
@@ -310,7 +342,8 @@ static void check_matmul(int N, int C, int OC) {
     EXPECT_CLOSE(out.host(), y, ROUNDED);
     matmul_forward(both.p, view(inp.p, N, C), view(weight.p, OC, C), bias.p, residual.p, stream);
     EXPECT_CLOSE(both.host(), yb, ROUNDED);
-    matmul_backward(dinp.p, dweight.p, dbias.p, scratch.p, dout.p, nullptr, view(inp.p, N, C), view(weight.p, OC, C), stream);
+    matmul_backward(dinp.p, dweight.p, dbias.p, scratch.p, dout.p, nullptr, view(inp.p, N, C), view(weight.p, OC, C),
+                    stream);
     EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
     EXPECT_CLOSE(dweight.host(), dw, EXACT);
     EXPECT_CLOSE(dbias.host(), db, EXACT);
@@ -336,7 +369,9 @@ KERNEL_TEST("adamw and the gradient norm") {
         squares += g[i] * g[i];
         wm[i] = 0.9 * wm[i] + 0.1 * 0.5 * g[i];
         wv[i] = 0.95 * wv[i] + 0.05 * 0.25 * g[i] * g[i];
-        w[i] -= 0.01 * (wm[i] / (1 - 0.9 * 0.9 * 0.9) / (std::sqrt(wv[i] / (1 - 0.95 * 0.95 * 0.95)) + 1e-8) + 0.1 * w[i]);
+        const double mean = wm[i] / (1 - 0.9 * 0.9 * 0.9);
+        const double square = wv[i] / (1 - 0.95 * 0.95 * 0.95);
+        w[i] -= 0.01 * (mean / (std::sqrt(square) + 1e-8) + 0.1 * w[i]);
         w[i] = std::min(1.5, std::max(-1.5, w[i]));
     }
     const double norm = gradient_norm(partial.p, grads.p, n, stream);
@@ -355,11 +390,19 @@ static double softplus_oracle(double x) { return std::max(x, 0.0) + std::log1p(s
 static double sigmoid_oracle(double x) { return 1 / (1 + std::exp(-x)); }
 
 static void check_cable(bool softplus_b, bool weighted) {
-    const int B = 2, NH = 3, C = 6, T = 150, OC = round_up(3 * C + 2 * NH, 8), BNH = B * NH, chunks = ceil_div(T, CABLE_CHUNK);
+    const int B = 2;
+    const int NH = 3;
+    const int C = 6;
+    const int T = 150;
+    const int OC = round_up(3 * C + 2 * NH, 8);
+    const int BNH = B * NH;
+    const int chunks = ceil_div(T, CABLE_CHUNK);
     DeviceArray<floatX> qkv(inputs(B * T * OC, 1)), dqkv(inputs(B * T * OC, 2));
     DeviceArray<float> S_offset(BNH * T), g(BNH * T), dS(normals(BNH * T, 3)), dg(normals(BNH * T, 4));
     DeviceArray<double> S_origin(BNH * chunks);
-    const Doubles x = doubles(qkv), dSi = converted<double>(dS.host()), dgi = converted<double>(dg.host());
+    const Doubles x = doubles(qkv);
+    const Doubles dSi = converted<double>(dS.host());
+    const Doubles dgi = converted<double>(dg.host());
     Doubles S(BNH * T), G(BNH * T), dx = doubles(dqkv);
     for (int bh = 0; bh < BNH; bh++) {
         double sum = 0, after = 0;
@@ -388,7 +431,8 @@ static void check_cable(bool softplus_b, bool weighted) {
     EXPECT_CLOSE(whole, S, EXACT);
     EXPECT_CLOSE(g.host(), G, EXACT);
     // a second call goes on from token 96
-    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, T - 97, 97, T, NH, C, OC, softplus_b, weighted);
+    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, T - 97, 97, T, NH, C, OC, softplus_b,
+           weighted);
     EXPECT_CLOSE(computed(), S, EXACT);
     launch(cable_backward_kernel, grid, dqkv.p, dS.p, dg.p, qkv.p, T, NH, C, OC, softplus_b, weighted);
     EXPECT_CLOSE(dqkv.host(), dx, ROUNDED);
@@ -406,12 +450,14 @@ struct AttentionShape { int B, T, NH, HS, OC; bool causal; };
 struct AttentionOracle {
     Doubles out, lse, dqkv, da;     // (B,T,C), (B*NH,T), (B,T,OC), (B*NH,T,T)
     // bias(bh, i, j) is added to the scaled scores
-    template <class F> AttentionOracle(const AttentionShape& p, const Doubles& qkv, const Doubles& dout, const Doubles& untouched, F bias)
+    template <class F>
+    AttentionOracle(const AttentionShape& p, const Doubles& qkv, const Doubles& dout, const Doubles& untouched, F bias)
         : out(p.B * p.T * p.NH * p.HS), lse(p.B * p.NH * p.T), dqkv(untouched), da((size_t)p.B * p.NH * p.T * p.T) {
         const int C = p.NH * p.HS, T = p.T;
         const double scale = 1 / std::sqrt((double)p.HS);
         for (int bh = 0; bh < p.B * p.NH; bh++) {
-            const size_t q0 = (size_t)bh / p.NH * T * p.OC + bh % p.NH * p.HS, o0 = (size_t)bh / p.NH * T * C + bh % p.NH * p.HS;
+            const size_t q0 = (size_t)bh / p.NH * T * p.OC + bh % p.NH * p.HS;
+            const size_t o0 = (size_t)bh / p.NH * T * C + bh % p.NH * p.HS;
             auto q = [&](int t, int part, int d) { return qkv[q0 + (size_t)t * p.OC + part * C + d]; };
             auto dq = [&](int t, int part, int d) -> double& { return dqkv[q0 + (size_t)t * p.OC + part * C + d]; };
             for (int t = 0; t < T; t++) { for (int d = 0; d < 3 * p.HS; d++) { dq(t, d / p.HS, d % p.HS) = 0; } }
@@ -449,7 +495,8 @@ struct AttentionOracle {
 };
 
 // runs both kernels with a bias functor and compares; returns the oracle, for the functor's own gradients
-template <bool Causal, class Bias, class F> AttentionOracle check_attention(AttentionShape s, Bias bias, F bias_oracle) {
+template <bool Causal, class Bias, class F>
+AttentionOracle check_attention(AttentionShape s, Bias bias, F bias_oracle) {
     const int C = s.NH * s.HS, BNH = s.B * s.NH;
     s.causal = Causal;
     const AttentionDims p = {s.T, 0, s.T, s.NH, s.HS, s.OC, 1 / sqrtf((float)s.HS)};
@@ -465,10 +512,16 @@ template <bool Causal, class Bias, class F> AttentionOracle check_attention(Atte
     return want;
 }
 template <bool Causal> static void check_no_bias() {
-    for (int T : {1, 32, 75}) { check_attention<Causal>({2, T, 2, 12, 80, Causal}, NoBias{}, [](int, int, int) { return 0.0; }); }
+    for (int T : {1, 32, 75}) {
+        check_attention<Causal>({2, T, 2, 12, 80, Causal}, NoBias{}, [](int, int, int) { return 0.0; });
+    }
 }
 template <bool Causal, bool LogKernel> static void check_cable_bias() {
-    const int B = 1, NH = 2, T = 150, BNH = B * NH, chunks = 2;
+    const int B = 1;
+    const int NH = 2;
+    const int T = 150;
+    const int BNH = B * NH;
+    const int chunks = 2;
     std::vector<float> offset(BNH * T), weight(BNH * T);
     std::vector<double> origin(BNH * chunks);
     Doubles S(BNH * T);
@@ -480,7 +533,8 @@ template <bool Causal, bool LogKernel> static void check_cable_bias() {
         S[i] = origin[i / T * chunks + t / CABLE_CHUNK] + offset[i];
         weight[i] = (float)(0.3 + uniform01(1, 3, i));
     }
-    DeviceArray<float> S_offset(offset), g(weight), dS(std::vector<float>(BNH * T, 0.0f)), dg(std::vector<float>(BNH * T, 0.0f));
+    DeviceArray<float> S_offset(offset), g(weight), dS(std::vector<float>(BNH * T, 0.0f)),
+        dg(std::vector<float>(BNH * T, 0.0f));
     DeviceArray<double> S_origin(origin);
     const CableBias<LogKernel> bias = {{}, S_offset.p, g.p, S_origin.p, dS.p, dg.p, T, chunks, Causal};
     auto r = [&](int bh, int i, int j) { return weight[bh * T + i] * std::fabs(S[bh * T + i] - S[bh * T + j]); };
@@ -492,7 +546,8 @@ template <bool Causal, bool LogKernel> static void check_cable_bias() {
     for (int bh = 0; bh < BNH; bh++) {
         for (int i = 0; i < T; i++) {
             for (int j = 0; j < T; j++) {
-                const double d = r(bh, i, j), dr = want.da[((size_t)bh * T + i) * T + j] * (LogKernel ? -2 * d / (1 + d * d) : -1);
+                const double d = r(bh, i, j);
+                const double dr = want.da[((size_t)bh * T + i) * T + j] * (LogKernel ? -2 * d / (1 + d * d) : -1);
                 want_g[bh * T + i] += dr * std::fabs(S[bh * T + i] - S[bh * T + j]);
                 want_S[bh * T + i] += dr * weight[bh * T + i] * (i >= j ? 1 : -1);
                 want_S[bh * T + j] -= dr * weight[bh * T + i] * (i >= j ? 1 : -1);
@@ -503,7 +558,10 @@ template <bool Causal, bool LogKernel> static void check_cable_bias() {
     EXPECT_CLOSE(dS.host(), want_S, stores_bf16 ? 4 * ROUNDED : 1e-5);
 }
 template <bool Causal> static void check_toeplitz() {
-    const int B = 2, NH = 2, T = 70, ND = toeplitz_columns(T, Causal);
+    const int B = 2;
+    const int NH = 2;
+    const int T = 70;
+    const int ND = toeplitz_columns(T, Causal);
     DeviceArray<float> table(normals(NH * ND, 1)), dtable(std::vector<float>(B * NH * ND, 0.0f));
     const std::vector<float> t = table.host();
     const ToeplitzBias bias = {{}, table.p, dtable.p, NH, ND, T};

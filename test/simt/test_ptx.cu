@@ -1,6 +1,6 @@
-// Every function of ptx.cuh against the index formulas of the PTX ISA, written out here a second time, element by element:
-// the same tests show that the emulator means what the hardware does. Then faults are planted, each beside its correct twin,
-// which the emulator has to tell apart; the hardware may let them pass, so there they are skipped.
+// Every function of ptx.cuh against the index formulas of the PTX ISA, written out here a second time, element by
+// element: the same tests show that the emulator means what the hardware does. Then faults are planted, each beside its
+// correct twin, which the emulator has to tell apart; the hardware may let them pass, so there they are skipped.
 #include <sys/wait.h>
 
 #include "llmc/base/ptx.cuh"
@@ -31,9 +31,11 @@ template <bool Trans> static void check_ldmatrix() {
     for (int m = 0; m < 4; m++) {
         for (int i = 0; i < 8; i++) {
             for (int j = 0; j < 8; j++) {       // element (i, j) of matrix m and its one owner
-                const int lane = Trans ? 4 * j + i / 2 : 4 * i + j / 2, half = Trans ? i % 2 : j % 2;
+                const int lane = Trans ? 4 * j + i / 2 : 4 * i + j / 2;
+                const int half = Trans ? i % 2 : j % 2;
                 const unsigned got = r[4 * lane + m] >> (16 * half) & 0xffff, want = (unsigned)(100 * (8 * m + i) + j);
-                EXPECT(got == want, "matrix %d element (%d,%d): lane %d half %d has %u, not %u", m, i, j, lane, half, got, want);
+                EXPECT(got == want, "matrix %d element (%d,%d): lane %d half %d has %u, not %u", m, i, j, lane, half,
+                       got, want);
             }
         }
     }
@@ -43,7 +45,9 @@ KERNEL_TEST("ldmatrix_x4_trans: each element has the owner that the ISA gives it
 
 // d (16,8) += A (16,16) B (16,8), fragments by the ISA's formulas; WrongRow plants a[1] and a[2] exchanged
 template <bool WrongRow> __global__ void mma_kernel(float* D, const float* A, const float* B) {
-    const int lane = threadIdx.x, groupID = lane >> 2, threadID_in_group = lane % 4;
+    const int lane = threadIdx.x;
+    const int groupID = lane >> 2;
+    const int threadID_in_group = lane % 4;
     float a_element[8], b_element[4], d[4];
     for (int i = 0; i < 8; i++) {
         const int row = (i < 2 || (i >= 4 && i < 6)) ? groupID : groupID + 8;
@@ -56,12 +60,15 @@ template <bool WrongRow> __global__ void mma_kernel(float* D, const float* A, co
     }
     for (int i = 0; i < 4; i++) { d[i] = D[(i < 2 ? groupID : groupID + 8) * 8 + threadID_in_group * 2 + (i & 1)]; }
     uint32_t a[4], b[2];
-    for (int i = 0; i < 4; i++) { a[WrongRow && i % 3 != 0 ? 3 - i : i] = pack_bf16(a_element[2 * i], a_element[2 * i + 1]); }
+    for (int i = 0; i < 4; i++) {
+        a[WrongRow && i % 3 != 0 ? 3 - i : i] = pack_bf16(a_element[2 * i], a_element[2 * i + 1]);
+    }
     for (int i = 0; i < 2; i++) { b[i] = pack_bf16(b_element[2 * i], b_element[2 * i + 1]); }
     mma_m16n8k16(d, a, b[0], b[1]);
     for (int i = 0; i < 4; i++) { D[(i < 2 ? groupID : groupID + 8) * 8 + threadID_in_group * 2 + (i & 1)] = d[i]; }
 }
-static std::vector<double> product(std::vector<double> d, const std::vector<float>& A, const std::vector<float>& B, int M, int N, int K) {
+static std::vector<double> product(std::vector<double> d, const std::vector<float>& A, const std::vector<float>& B,
+                                   int M, int N, int K) {
     for (int m = 0; m < M; m++) {
         for (int n = 0; n < N; n++) {
             for (int k = 0; k < K; k++) { d[m * N + n] += (double)A[m * K + k] * B[k * N + n]; }
@@ -75,35 +82,46 @@ static std::vector<float> whole_numbers(size_t n, uint64_t stream_) {
     for (size_t i = 0; i < n; i++) { v[i] = (float)(int)(hash64(7, stream_, i) % 257) - 128.0f; }
     return v;
 }
-template <bool WrongRow> static double mma_error(const std::vector<float>& A, const std::vector<float>& B, const std::vector<float>& D) {
+template <bool WrongRow>
+static double mma_error(const std::vector<float>& A, const std::vector<float>& B, const std::vector<float>& D) {
     DeviceArray<float> a(A), b(B), d(D);
     launch(mma_kernel<WrongRow>, Grid(1, 32, 0, stream), d.p, a.p, b.p);
     return relative_l2(d.host(), product(converted<double>(D), A, B, 16, 8, 16));
 }
 KERNEL_TEST("mma_m16n8k16: exact on whole numbers") {
-    const std::vector<float> A = whole_numbers(256, 1), B = whole_numbers(128, 2), D = whole_numbers(128, 3);
+    const std::vector<float> A = whole_numbers(256, 1);
+    const std::vector<float> B = whole_numbers(128, 2);
+    const std::vector<float> D = whole_numbers(128, 3);
     const double error = mma_error<false>(A, B, D);
     EXPECT(error == 0, "error %g", error);
     const double wrong = mma_error<true>(A, B, D);
     EXPECT(wrong > 0.1, "a fragment with two registers exchanged passes: error %g", wrong);
 }
 KERNEL_TEST("mma_m16n8k16: float32 sums of bf16 products") {
-    const double error = mma_error<false>(rounded_to_bf16(normals(256, 1)), rounded_to_bf16(normals(128, 2)), normals(128, 3));
+    const double error =
+        mma_error<false>(rounded_to_bf16(normals(256, 1)), rounded_to_bf16(normals(128, 2)), normals(128, 3));
     EXPECT(error < 1e-6, "error %g", error);
     INFO("error %.1e", error);
 }
 
-// C (16,16) = Q (16,64) K (16,64)^T through ldmatrix, O (16,64) = C V (16,64) through ldmatrix.trans: rows of 128 bytes whose 16-byte
-// pieces are permuted by the row. Fault 1: the reader forgets the permutation. Fault 2: no barrier after the writes.
+// C (16,16) = Q (16,64) K (16,64)^T through ldmatrix, O (16,64) = C V (16,64) through ldmatrix.trans: rows of 128 bytes
+// whose 16-byte pieces are permuted by the row. Fault 1: the reader forgets the permutation. Fault 2: no barrier after
+// the writes.
 template <int Fault> __global__ void tile_kernel(float* C, float* O, const bf16* Q, const bf16* K, const bf16* V) {
-    bf16 *q = (bf16*)dynamic_shared(), *k = q + 16 * 64, *v = k + 16 * 64;
-    const int lane = threadIdx.x, group = lane / 4, pair = lane % 4;
+    bf16* q = (bf16*)dynamic_shared();
+    bf16* k = q + 16 * 64;
+    bf16* v = k + 16 * 64;
+    const int lane = threadIdx.x;
+    const int group = lane / 4;
+    const int pair = lane % 4;
     for (int e = lane; e < 16 * 64; e += 32) {
         const int at = e / 64 * 64 + ((e / 8 % 8) ^ (e / 64 % 8)) * 8 + e % 8;
         q[at] = Q[e]; k[at] = K[e]; v[at] = V[e];
     }
     if (Fault != 2) { __syncthreads(); }
-    auto at = [&](bf16* m, int row, int column) { return m + row * 64 + (Fault == 1 ? column / 8 : (column / 8) ^ (row % 8)) * 8; };
+    auto at = [&](bf16* m, int row, int column) {
+        return m + row * 64 + (Fault == 1 ? column / 8 : (column / 8) ^ (row % 8)) * 8;
+    };
     float c[2][4] = {};
     for (int kk = 0; kk < 64; kk += 16) {
         uint32_t a[4], b[4];
@@ -145,7 +163,10 @@ KERNEL_TEST("ldmatrix and mma together: Q K^T, then C V") {
     EXPECT(error < 1e-6, "error %g", error);
     INFO("error %.1e", error);
 }
-KERNEL_TEST("planted: the reader forgets the swizzle") { const double e = tile_error<1>(); EXPECT(e > 0.1, "error %g", e); }
+KERNEL_TEST("planted: the reader forgets the swizzle") {
+    const double e = tile_error<1>();
+    EXPECT(e > 0.1, "error %g", e);
+}
 KERNEL_TEST("planted: no barrier before ldmatrix") {
     only_emulated();
     const double e = tile_error<2>();
@@ -156,7 +177,11 @@ KERNEL_TEST("planted: no barrier before ldmatrix") {
 // arithmetic
 
 __global__ void function_kernel(float* y, const float* x, int n, int which) {
-    for (int i = threadIdx.x; i < n; i += blockDim.x) { y[i] = which == 0 ? ex2(x[i]) : which == 1 ? rcp(x[i]) : lg2(x[i]); }
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        if (which == 0) { y[i] = ex2(x[i]); }
+        if (which == 1) { y[i] = rcp(x[i]); }
+        if (which == 2) { y[i] = lg2(x[i]); }
+    }
 }
 static std::vector<float> function_of(const std::vector<float>& x, int which) {
     DeviceArray<float> in(x), out(x.size());
@@ -169,7 +194,9 @@ KERNEL_TEST("ex2, rcp, lg2: errors and special values") {
         x[i] = (float)(252.0 * uniform01(1, 2, i) - 126.0);
         positive[i] = (float)std::exp2(i % 4 == 0 ? 0.02 * x[i] / 126.0 : 0.99 * x[i]);
     }
-    const std::vector<float> e = function_of(x, 0), r = function_of(positive, 1), l = function_of(positive, 2);
+    const std::vector<float> e = function_of(x, 0);
+    const std::vector<float> r = function_of(positive, 1);
+    const std::vector<float> l = function_of(positive, 2);
     double worst[3] = {};
     for (size_t i = 0; i < x.size(); i++) {
         const double log = std::log2((double)positive[i]);
@@ -181,17 +208,21 @@ KERNEL_TEST("ex2, rcp, lg2: errors and special values") {
     EXPECT(worst[1] <= 2, "rcp is off by %g ulp", worst[1]);
     EXPECT(worst[2] <= 3, "lg2 is off by %g times 2^-23", worst[2]);
     INFO("ulp: ex2 %.2f, rcp %.2f, lg2 %.2f", worst[0], worst[1], worst[2]);
-    const std::vector<float> special = {0.0f, -0.0f, INFINITY, -INFINITY, 1.0f, 1e-40f, -1e-40f, -130.0f, 0x1.8p126f, -1.0f, 130.0f};
+    const std::vector<float> special = {0.0f,    -0.0f,   INFINITY,   -INFINITY, 1.0f,  1e-40f,
+                                        -1e-40f, -130.0f, 0x1.8p126f, -1.0f,     130.0f};
     const float want[3][11] = {{1, 1, INFINITY, 0, 2, 1, 1, 0, INFINITY, 0.5f, INFINITY},
                                {INFINITY, -INFINITY, 0, -0.0f, 1, INFINITY, -INFINITY, -1 / 130.0f, 0, -1, 1 / 130.0f},
-                               {-INFINITY, -INFINITY, INFINITY, NAN, 0, -INFINITY, -INFINITY, NAN, 126.5849625f, NAN, 7.022367813f}};
+                               {-INFINITY, -INFINITY, INFINITY, NAN, 0, -INFINITY, -INFINITY, NAN, 126.5849625f, NAN,
+                                7.022367813f}};
     for (int which = 0; which < 3; which++) {
         const std::vector<float> got = function_of(special, which);
         for (size_t i = 0; i < special.size(); i++) {
             const float w = want[which][i], g = got[i];
-            const bool exact = std::isinf(w) || w == 0, equal = g == w && std::signbit(g) == std::signbit(w);
-            EXPECT(w != w ? g != g : exact ? equal : std::fabs(g / w - 1) < 1e-6,
-                   "function %d of %g is %g, not %g", which, special[i], g, w);
+            const bool exact = std::isinf(w) || w == 0;
+            bool good = std::fabs(g / w - 1) < 1e-6;
+            if (exact) { good = g == w && std::signbit(g) == std::signbit(w); }
+            if (std::isnan(w)) { good = std::isnan(g); }
+            EXPECT(good, "function %d of %g: expected %g, got %g", which, special[i], w, g);
         }
     }
 }
@@ -205,7 +236,8 @@ __global__ void pack_kernel(uint32_t* packed, float* lo, float* hi, float* conve
     }
 }
 KERNEL_TEST("pack_bf16, unpack and bf16 itself: the nearest, ties to even") {
-    std::vector<float> x = {0.0f, 1.0f, 0x1.01p0f, 0x1.03p0f, 0x1.010002p0f, 0x1.00fffep0f, FLT_MAX, FLT_MIN, 1e-40f, INFINITY};
+    std::vector<float> x = {0.0f,          1.0f,    0x1.01p0f, 0x1.03p0f, 0x1.010002p0f,
+                            0x1.00fffep0f, FLT_MAX, FLT_MIN,   1e-40f,    INFINITY};
     for (uint64_t i = 0; i < 4096; i++) {       // any bits, every other one halfway between two bf16
         const uint32_t u = (uint32_t)hash64(3, i), bits = i % 2 == 0 ? u : (u & 0xffff0000u) | 0x8000u;
         float f;
@@ -215,7 +247,9 @@ KERNEL_TEST("pack_bf16, unpack and bf16 itself: the nearest, ties to even") {
     DeviceArray<float> in(x), lo(x.size()), hi(x.size()), direct(x.size());
     DeviceArray<uint32_t> packed(x.size());
     launch(pack_kernel, Grid(1, 64, 0, stream), packed.p, lo.p, hi.p, direct.p, in.p, (int)x.size());
-    const std::vector<float> l = lo.host(), h = hi.host(), d = direct.host();
+    const std::vector<float> l = lo.host();
+    const std::vector<float> h = hi.host();
+    const std::vector<float> d = direct.host();
     for (size_t i = 0; i < x.size(); i++) {
         uint32_t u;
         memcpy(&u, &x[i], 4);
@@ -228,11 +262,14 @@ KERNEL_TEST("pack_bf16, unpack and bf16 itself: the nearest, ties to even") {
         const double above = below + std::copysign(std::ldexp(1.0, exponent - 7), (double)x[i]);
         const double down = std::fabs(x[i] - (double)below), up = std::fabs(above - x[i]);
         const bool odd = (u >> 16 & 1) != 0;
-        double want = std::isinf(x[i]) ? (double)x[i] : down < up || (down == up && !odd) ? (double)below : above;
+        double want = down < up || (down == up && !odd) ? (double)below : above;
+        if (std::isinf(x[i])) { want = (double)x[i]; }
         if (std::fabs(want) >= 0x1p128) { want = std::copysign(INFINITY, want); }
-        EXPECT(l[i] == want && h[i] == -want && d[i] == want, "%a becomes %a, %a and %a, not %a", x[i], l[i], h[i], d[i], want);
+        EXPECT(l[i] == want && h[i] == -want && d[i] == want, "%a becomes %a, %a and %a, not %a", x[i], l[i], h[i],
+               d[i], want);
     }
-    const uint32_t nan_bits[4] = {0x7fc00000u, 0x7f800001u, 0xffffffffu, 0xff800001u};     // also those that bf16 cuts or rounds away
+    // also those that bf16 cuts or rounds away
+    const uint32_t nan_bits[4] = {0x7fc00000u, 0x7f800001u, 0xffffffffu, 0xff800001u};
     std::vector<float> nans(4);
     memcpy(nans.data(), nan_bits, sizeof(nan_bits));
     DeviceArray<float> nan_in(nans), nan_lo(4), nan_hi(4), nan_direct(4);
@@ -247,7 +284,8 @@ KERNEL_TEST("pack_bf16, unpack and bf16 itself: the nearest, ties to even") {
 // warp and block
 
 __global__ void shuffle_kernel(float* f, int* n) {
-    const int lane = threadIdx.x % 32, i = threadIdx.x;
+    const int lane = threadIdx.x % 32;
+    const int i = threadIdx.x;
     f[4 * i] = shuffle_xor((float)i, 5);
     f[4 * i + 1] = shuffle(i + 0.5f, (lane * 7 + 3) % 32);
     f[4 * i + 2] = (float)__shfl_up_sync(~0u, (double)i, 3);
@@ -257,7 +295,11 @@ __global__ void shuffle_kernel(float* f, int* n) {
     syncwarp();
     // half of a warp has a mask of its own
     const unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;
-    if (lane < 16) { n[2 * i] += 1000 * __shfl_xor_sync(half, 1, 8); } else { n[2 * i] += 1000 * __shfl_xor_sync(half, 2, 8); }
+    if (lane < 16) {
+        n[2 * i] += 1000 * __shfl_xor_sync(half, 1, 8);
+    } else {
+        n[2 * i] += 1000 * __shfl_xor_sync(half, 2, 8);
+    }
 }
 KERNEL_TEST("shuffles: every lane reads the lane that it names") {
     DeviceArray<float> f(4 * 96);
@@ -271,15 +313,18 @@ KERNEL_TEST("shuffles: every lane reads the lane that it names") {
         EXPECT(F[4 * i + 1] == base + (lane * 7 + 3) % 32 + 0.5f, "thread %d: idx gives %g", i, F[4 * i + 1]);
         EXPECT(F[4 * i + 2] == (float)(lane < 3 ? i : i - 3), "thread %d: up gives %g", i, F[4 * i + 2]);
         EXPECT(F[4 * i + 3] == (float)(lane > 28 ? i : i + 3), "thread %d: down gives %g", i, F[4 * i + 3]);
-        EXPECT(N[2 * i] == -(base + (lane ^ 31)) + (lane < 16 ? 1000 : 2000), "thread %d: int xor gives %d", i, N[2 * i]);
+        EXPECT(N[2 * i] == -(base + (lane ^ 31)) + (lane < 16 ? 1000 : 2000), "thread %d: int xor gives %d", i,
+               N[2 * i]);
         EXPECT(N[2 * i + 1] == -(base + 9), "thread %d: int idx gives %d", i, N[2 * i + 1]);
     }
 }
 
-// warps 0, 1 hand numbers to each other through barrier 1, warps 2, 3 through barrier 2, more often. Planted: barrier 1 for one warp
+// warps 0, 1 hand numbers to each other through barrier 1, warps 2, 3 through barrier 2, more often. Planted: barrier 1
+// for one warp
 template <bool Planted> __global__ void named_barrier_kernel(int* out) {
     int* pair = (int*)dynamic_shared() + threadIdx.x / 64 * 64;
-    const int i = threadIdx.x % 64, id = 1 + threadIdx.x / 64;
+    const int i = threadIdx.x % 64;
+    const int id = 1 + threadIdx.x / 64;
     int sum = 0;
     for (int round = 0; round < 3 * id; round++) {
         pair[i] = 100 * round + i;
@@ -316,11 +361,12 @@ KERNEL_TEST("planted: a named barrier that counts one warp too few") {
 
 enum class CopyFault { None, NoWait, WrongCount, NoBarrier, RefilledEarly };
 
-// out = in, rows of one 16-byte piece a thread through a ring of two buffers, the next row under way while this one is read, by
-// another thread than the one that copied it; pieces from `valid` on are zeros
+// out = in, rows of one 16-byte piece a thread through a ring of two buffers, the next row under way while this one is
+// read, by another thread than the one that copied it; pieces from `valid` on are zeros
 template <CopyFault F> __global__ void ring_kernel(float* out, const float* in, int rows, int valid) {
     float4* ring = (float4*)dynamic_shared();
-    const int n = blockDim.x, t = threadIdx.x;
+    const int n = blockDim.x;
+    const int t = threadIdx.x;
     const float4 *from = (const float4*)in + (size_t)blockIdx.x * rows * n;
     float4 *to = (float4*)out + (size_t)blockIdx.x * rows * n;
     auto fetch = [&](int row) {
@@ -337,7 +383,10 @@ template <CopyFault F> __global__ void ring_kernel(float* out, const float* in, 
     }
 }
 template <CopyFault F> static int ring_mismatches() {
-    const int blocks = 4, rows = 5, n = 64, valid = 50;
+    const int blocks = 4;
+    const int rows = 5;
+    const int n = 64;
+    const int valid = 50;
     std::vector<float> x(blocks * rows * n * 4);
     for (size_t i = 0; i < x.size(); i++) { x[i] = (float)i; }
     DeviceArray<float> in(x), out(x.size());
@@ -376,7 +425,8 @@ KERNEL_TEST("planted: cp.async into a buffer that others still read") {
     EXPECT(w > 0, "not seen");
 }
 
-// group g of three brings 10 + g; after wait<1> the third is still under way, and what was never committed is so after wait<0>
+// group g of three brings 10 + g; after wait<1> the third is still under way, and what was never committed is so after
+// wait<0>
 __global__ void groups_kernel(float* out, const float* in) {
     float4* s = (float4*)dynamic_shared();
     for (int g = 0; g < 3; g++) {
@@ -411,7 +461,10 @@ enum class BlockFault { None, NoBarrier, NoWarpBarrier, UnwrittenStatic, Unwritt
 template <BlockFault F> __global__ void exchange_kernel(float* out) {
     __shared__ float fixed[128];
     float* s = dynamic_shared();
-    const int t = threadIdx.x, n = blockDim.x, across = n - 1 - t, in_warp = t ^ 31;
+    const int t = threadIdx.x;
+    const int n = blockDim.x;
+    const int across = n - 1 - t;
+    const int in_warp = t ^ 31;
     if (F != BlockFault::UnwrittenStatic || t != 5) { fixed[t] = 10000.0f + t; }
     if (F != BlockFault::UnwrittenDynamic || t != 5) { s[t] = 20000.0f + t; }
     if (F != BlockFault::NoWarpBarrier) { syncwarp(); }
@@ -455,10 +508,21 @@ KERNEL_TEST("planted: shared memory that nobody wrote") {
 }
 
 enum class Divergence {
-    None, SomeSkip, SomeReturn, Loops, TwoShuffles, TwoBarriers, BarrierInABranch, EarlyReturn, ForeignMask, Misaligned, NotShared
+    None,
+    SomeSkip,
+    SomeReturn,
+    Loops,
+    TwoShuffles,
+    TwoBarriers,
+    BarrierInABranch,
+    EarlyReturn,
+    ForeignMask,
+    Misaligned,
+    NotShared
 };
 template <Divergence D> __global__ void divergent_kernel(float* out) {
-    const int t = threadIdx.x, lane = t % 32;
+    const int t = threadIdx.x;
+    const int lane = t % 32;
     float x = (float)t;
     if (D == Divergence::SomeReturn && t == 40) { return; }
     if (D == Divergence::EarlyReturn && t >= 32) { return; }
@@ -490,17 +554,24 @@ static bool says(const std::string& message, std::vector<const char*> words) {
 }
 KERNEL_TEST("planted: divergence is an Error that says who waits where") {
     only_emulated();
-    const struct { const char* what; std::string error; std::vector<const char*> words; } cases[] = {
-        {"lanes 20-31 skip a shuffle", divergence_error<Divergence::SomeSkip>(),
+    const struct { const char* what; std::string error; std::vector<const char*> words;
+    } cases[] = {
+        {"lanes 20-31 skip a shuffle",
+         divergence_error<Divergence::SomeSkip>(),
          {"block 0 of 1", "warp 1: lanes 0-19: waiting in __shfl_xor_sync", "lanes 20-31: waiting in __syncthreads"}},
-        {"one lane returns", divergence_error<Divergence::SomeReturn>(),
+        {"one lane returns",
+         divergence_error<Divergence::SomeReturn>(),
          {"warp 0: lanes 0-31: waiting in __syncthreads", "warp 1: lanes 8: returned", "test_ptx.cu"}},
         {"one lane loops once more", divergence_error<Divergence::Loops>(), {"lanes 7: waiting in __shfl_sync"}},
-        {"two shuffles in two branches", divergence_error<Divergence::TwoShuffles>(),
+        {"two shuffles in two branches",
+         divergence_error<Divergence::TwoShuffles>(),
          {"lanes 0-15: waiting in __shfl_xor_sync", "lanes 16-31: waiting in __shfl_xor_sync"}},
-        {"a barrier in a branch", divergence_error<Divergence::BarrierInABranch>(), {"lanes 3: waiting in __syncthreads"}},
+        {"a barrier in a branch",
+         divergence_error<Divergence::BarrierInABranch>(),
+         {"lanes 3: waiting in __syncthreads"}},
         {"warps at different barriers", divergence_error<Divergence::TwoBarriers>(), {"different __syncthreads"}},
-        {"a warp returns before a barrier", divergence_error<Divergence::EarlyReturn>(),
+        {"a warp returns before a barrier",
+         divergence_error<Divergence::EarlyReturn>(),
          {"warp 0: lanes 0-31: waiting in __syncthreads", "returned: warps 1"}},
         {"a mask without the caller", divergence_error<Divergence::ForeignMask>(), {"mask 0x000000ff"}},
         {"a misaligned row", divergence_error<Divergence::Misaligned>(), {"ldmatrix_x4", "16-byte"}},
@@ -522,7 +593,7 @@ KERNEL_TEST("launch: bad grids, a write past an array") {
     }
     DeviceArray<float> out(3 * 128 - 1);
     launch(exchange_kernel<BlockFault::None>, Grid(1, 128, 512, stream), out.p);
-    EXPECT(says(error_of([&] { out.host(); }), {"behind an array of 383"}), "the write behind the array was not seen");
+    EXPECT(says(error_of([&] { out.host(); }), {"behind an array of 383"}), "the write after the array was not seen");
 }
 
 __global__ void overrun_kernel(float* out, int beyond) { out[threadIdx.x] = dynamic_shared()[threadIdx.x + beyond]; }
@@ -554,7 +625,10 @@ __global__ void row_sum_of_squares_kernel(float* out, const float* x, int C) {
     for (int c = threadIdx.x; c < C; c += blockDim.x) { sum += x[blockIdx.x * C + c]; }
     const float mean = block_sum(sum) / (float)C;
     float squares = 0.0f;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { const float d = x[blockIdx.x * C + c] - mean; squares += d * d; }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        const float d = x[blockIdx.x * C + c] - mean;
+        squares += d * d;
+    }
     squares = block_sum(squares);
     if (threadIdx.x == 0) { out[blockIdx.x] = squares; }
 }
