@@ -19,7 +19,7 @@ def main(run, to="tensorboard"):
         writer = SummaryWriter(run)
         put, close = writer.add_scalar, writer.close
     for r in records:
-        step = max(step, int(number(r, "step") or 0))                # evaluations have no step: they belong to the last one
+        step = max(step, int(number(r, "step") or 0))       # evaluations have no step: they belong to the last one
         for key in sorted(r.keys() - {"step", "T"}):
             if number(r, key) is not None:
                 put(f"{r.get('kind')}/{key}" + (f" at T {r['T']}" if "T" in r else ""), number(r, key), step)

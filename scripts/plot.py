@@ -9,22 +9,27 @@ Without -o the figure goes beside its input. Lines of a log that are not JSON ob
 reported; a record that was written twice, as a resumed run does, counts as last written. Exit code 2: bad input.
 """
 import argparse
+import colorsys
+import glob
 import json
 import math
 import os
 import statistics
 import sys
+import zlib
 
-# Okabe and Ito's colours, distinct under the common colour blindnesses; markers tell apart what shares one
+# Okabe and Ito's colours, which stay distinct under the common colour blindnesses, and shades between them. Every encoding
+# has one colour and one marker, the same in every figure.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#7F7F7F")
 STYLES = {          # colour, marker
-    "cable": (BLUE, "o"), "cable_nw": (SKY, "s"), "kcable": (BLUE, "D"), "kcable_nw": (SKY, "d"),
-    "cable_v1": (BLUE, "^"),
-    "alibi": (GREEN, "v"), "kerple": (PURPLE, "P"), "kerple_power": (PURPLE, "p"), "fire": (ORANGE, "*"),
-    "t5": (RED, "X"), "t5_clip": (RED, "x"), "rope": (BLACK, "<"), "learned": (GREY, "h"), "sinusoidal": (GREY, ">"),
-    "none": (ORANGE, "1")}
+    "cable": (BLUE, "o"), "cable_nw": (SKY, "s"), "kcable": ("#1F3C88", "D"), "kcable_nw": ("#7B8FD4", "d"),
+    "cable_v1": ("#00A6A6", "^"),
+    "alibi": (GREEN, "v"), "kerple": (PURPLE, "P"), "kerple_power": ("#8E4585", "p"), "fire": (ORANGE, "*"),
+    "t5": (RED, "X"), "t5_clip": ("#96290A", "x"), "rope": (BLACK, "<"), "learned": (GREY, "h"),
+    "sinusoidal": ("#B0A080", ">"), "none": ("#C9B400", "1")}
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
+LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 4)))
 
 
 class BadInput(Exception):
@@ -55,7 +60,7 @@ def read_log(run):
     """records of RUN_DIR/log.jsonl; says how many lines are none"""
     path = os.path.join(run, "log.jsonl") if os.path.isdir(run) else run
     records, torn = [], []
-    for n, line in enumerate(read_text(path, "wanted a run's --out directory, with log.jsonl in it").split(b"\n"), 1):
+    for n, line in enumerate(read_text(path, "expected a run's --out directory, with log.jsonl in it").split(b"\n"), 1):
         if not line.strip():
             continue
         try:
@@ -92,6 +97,52 @@ def run_name(run):
     return os.path.basename(os.path.normpath(run)) or run
 
 
+def hexadecimal(rgb):
+    return "#" + "".join(f"{round(255 * v):02X}" for v in rgb)
+
+
+def style(pos):
+    """colour and marker of an encoding; one that is not in the table gets those that its name hashes to"""
+    pos = str(pos).partition(":")[0]
+    if pos in STYLES:
+        return STYLES[pos]
+    code = zlib.crc32(pos.encode())
+    rgb = colorsys.hls_to_rgb(code % 360 / 360, 0.35 + 0.1 * (code >> 16 & 1), 0.8)
+    return hexadecimal(rgb), "os^vD<>Pd"[(code >> 8) % 9]
+
+
+def shade(colour, n):
+    """the nth variant of a colour, for the nth run of an encoding: the colour itself, then lighter and darker ones"""
+    r, g, b = (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))
+    hue, light, saturation = colorsys.rgb_to_hls(r, g, b)
+    light += (0, 0.25, -0.18, 0.38, -0.28)[n % 5]
+    return hexadecimal(colorsys.hls_to_rgb(hue, min(0.85, max(0.1, light)), saturation))
+
+
+def styles_of(keys):
+    """{(run, pos): (colour, marker)}: the encoding's, in shades where several runs have the same encoding"""
+    seen, styles = {}, {}
+    for run, pos in dict.fromkeys(keys):
+        colour, marker = style(pos)
+        styles[run, pos] = shade(colour, seen.get(pos, 0)), marker
+        seen[pos] = seen.get(pos, 0) + 1
+    return styles
+
+
+def encoding_of(run, log):
+    """the encoding of a run: as its evaluations or its checkpoints say, else the run's own name"""
+    for r in log:
+        if "pos" in r:
+            return str(r["pos"])
+    for path in sorted(glob.glob(os.path.join(glob.escape(run), "step_*", "config.json")), reverse=True):
+        try:
+            with open(path, encoding="utf-8") as f:
+                return str(json.load(f)["position"]["name"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return run_name(run)
+
+
 def figure(width=8.0, height=4.5, **kwargs):
     import matplotlib
     matplotlib.use("Agg")
@@ -108,7 +159,7 @@ def length_axis(ax, lengths):
     ticks = sorted(set(lengths))
     kept = []
     for t in ticks:
-        if not kept or math.log2(t / kept[-1]) > math.log2(max(2.0, ticks[-1] / ticks[0])) / 14:
+        if not kept or math.log2(t / kept[-1]) > math.log2(max(2.0, ticks[-1] / ticks[0])) / 10:
             kept.append(t)
     ax.set_xticks(kept)
     ax.set_xticklabels([f"{t:,.0f}" for t in kept])
@@ -158,11 +209,13 @@ def running_median(points, width):
 def plot_train(runs):
     logs = [read_log(run) for run in runs]
     fig, (ax, ax_lr) = figure(8, 5.5, nrows=2, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
-    for n, (run, log) in enumerate(zip(runs, logs)):
+    keys = [(run, encoding_of(run, log)) for run, log in zip(runs, logs)]
+    styles = styles_of(keys)
+    for key, run, log in zip(keys, runs, logs):
         train, val, lr = series(log, "train", "loss"), series(log, "val", "loss"), series(log, "train", "lr")
         if not train and not val:
             raise BadInput(f"{run}: no record of kind \"train\" or \"val\" in its log; {HINTS['train']}")
-        colour, name = RUN_COLOURS[n % len(RUN_COLOURS)], literal(run_name(run))
+        colour, name = styles[key][0], literal(run_name(run))
         if train:
             steps, raw = zip(*train)
             smooth = len(train) >= 100
@@ -175,7 +228,7 @@ def plot_train(runs):
                     linewidth=1.2, label=f"{name}, validation", markevery=max(1, len(val) // 40))
         if lr:
             ax_lr.plot(*zip(*lr), color=colour)
-    ax.set_ylabel("loss (nats a token)")
+    ax.set_ylabel("loss (nats per token)")
     ax.legend(fontsize=9)
     ax_lr.set_ylabel("learning rate")
     ax_lr.set_xlabel("step")
@@ -185,26 +238,26 @@ def plot_train(runs):
 
 
 def extrapolation_lines(runs):
-    """{(label, pos, stride or None): {T: ppl}} and the trained lengths. None: windows that do not overlap."""
+    """{(label, style, stride or None): {T: ppl}} and the trained lengths. None: windows that do not overlap."""
     last, trained = {}, []
     for run in runs:
         for r in of_kind(run, read_log(run), "extrapolation"):
             T, stride = number(r, "T"), number(r, "stride")
             if T and T > 0 and "pos" in r:
                 last[run, str(r["pos"]), T, stride or T] = r
-    lines, labels = {}, named_apart([key[:2] for key in last])
+    lines, labels, styles = {}, named_apart([key[:2] for key in last]), styles_of([key[:2] for key in last])
     sliding = {(run, pos, stride) for run, pos, T, stride in last if stride < T}
     for (run, pos, T, stride), r in last.items():
         ppl, T_train = number(r, "ppl"), number(r, "T_train")
         trained += [T_train] if T_train else []
         if ppl is None or ppl <= 0:                 # beyond the encoding's reach
             continue
-        label = labels[run, pos]
+        label, look = labels[run, pos], styles[run, pos]
         if stride >= T:
-            lines.setdefault((label, pos, None), {})[T] = ppl
+            lines.setdefault((label, look, None), {})[T] = ppl
         # a window no longer than its stride is a sliding line's first point too
         if (run, pos, stride) in sliding:
-            lines.setdefault((label, pos, stride), {})[T] = ppl
+            lines.setdefault((label, look, stride), {})[T] = ppl
     if not lines:
         raise BadInput(f"{', '.join(runs)}: no extrapolation record has a length and a perplexity")
     return lines, trained
@@ -214,13 +267,12 @@ def plot_lengths(runs):
     lines, trained = extrapolation_lines(runs)
     fig, ax = figure(8, 4.8)
     ends = []
-    for (label, pos, stride), points in lines.items():
-        colour, marker = STYLES.get(pos, (GREY, "."))
+    for (label, (colour, marker), stride), points in lines.items():
         x, y = zip(*sorted(points.items()))
         text = literal(label if stride is None else f"{label}, stride {stride:.0f}")
-        style = {"color": colour, "marker": marker, "markersize": 6}
         dash, face = ("-", colour) if stride is None else ("--", "white")
-        line, = ax.plot(x, y, linestyle=dash, markerfacecolor=face, label=text, **style)
+        line, = ax.plot(x, y, linestyle=dash, color=colour, marker=marker, markersize=6, markerfacecolor=face,
+                        label=text)
         ends.append((y[-1], line))
     perplexity_axis(ax, [v for points in lines.values() for v in points.values()])
     length_axis(ax, [T for points in lines.values() for T in points])
@@ -236,8 +288,34 @@ def geometric_bins(values, per_octave=4):
     for t, v in enumerate(values, start=1):
         if isinstance(v, (int, float)) and math.isfinite(v):
             bins.setdefault(int(math.log2(t) * per_octave), []).append((t, v))
-    middle = [math.exp(statistics.fmean(math.log(t) for t, _ in b)) for b in bins.values()]
-    return list(zip(middle, (statistics.fmean(v for _, v in b) for b in bins.values())))
+    bins = list(bins.values())
+    # At T = 2^n the last bin has only just begun. Its few positions would be noise, so they join the bin before them.
+    if len(bins) > 1 and len(bins[-1]) < len(bins[-2]) / 2:
+        bins[-2:] = [bins[-2] + bins[-1]]
+    middle = [math.exp(statistics.fmean(math.log(t) for t, _ in b)) for b in bins]
+    return list(zip(middle, (statistics.fmean(v for _, v in b) for b in bins)))
+
+
+def loss_axis(ax, lines):
+    """from the lowest loss to well above the lowest of the worst line: what is between the lines shows, while the first
+    positions, which have seen nothing yet, and what has diverged leave the frame at the top, where a note says so"""
+    lowest = [min(v for _, v in points) for points in lines]
+    low, highest = min(lowest), max(v for points in lines for _, v in points)
+    high = min(highest, low + max(2.5 * (max(lowest) - low), 0.15 * (highest - low)))
+    margin = 0.04 * (high - low) or 0.5
+    ax.set_ylim(low - margin, high + margin)
+    if high < highest:
+        ax.annotate(f"cut off at the top; the highest loss is {highest:.3g}", (0, 1), xycoords="axes fraction",
+                    ha="left", va="bottom", fontsize=9, color="#555555")
+
+
+def legend_of_curves(ax, ends, dashes):
+    """the runs by colour, in the order in which their longest lines end from the top, then the lengths by line style"""
+    from matplotlib.lines import Line2D
+    runs = [Line2D([], [], color=colour, marker=marker, markersize=4, label=text)
+            for _, text, colour, marker in sorted(ends, key=lambda e: -e[0])]
+    lengths = [Line2D([], [], color="#555555", linestyle=dash, label=f"T = {T:,}") for T, dash in dashes.items()]
+    ax.legend(handles=runs + lengths, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=10, handlelength=3)
 
 
 def plot_curve(runs):
@@ -251,34 +329,39 @@ def plot_curve(runs):
                 raise BadInput(f"{run}: a curve record of {r.get('pos')} holds no list of losses")
             last[run, str(r.get("pos")), len(r["loss"])] = points
         trained += [T for T in (number(r, "T_train") for r in log) if T]
-    labels, ends, longest = named_apart([key[:2] for key in last]), [], max(T for _, _, T in last)
-    for (run, pos, T), points in last.items():
-        colour, marker = STYLES.get(pos, (GREY, "."))
-        text = literal(f"{labels[run, pos]}, T = {T:,}")
-        line, = ax.plot(*zip(*points), color=colour, marker=marker, markersize=4, label=text)
-        ends.append((points[-1][1], line))
-    length_axis(ax, [2 ** n for n in range(int(math.log2(longest)) + 1)])
-    mark_trained(ax, [T for T in trained if T <= longest])
+    keys, lengths = list(dict.fromkeys(key[:2] for key in last)), sorted({T for _, _, T in last})
+    labels, styles = named_apart(keys), styles_of(keys)
+    dashes = {T: LINE_STYLES[n % len(LINE_STYLES)] for n, T in enumerate(lengths)}
+    ends = {}
+    for (run, pos, T), points in sorted(last.items(), key=lambda item: item[0][2]):
+        colour, marker = styles[run, pos]
+        name = literal(labels[run, pos])
+        ax.plot(*zip(*points), color=colour, linestyle=dashes[T], marker=marker, markersize=4,
+                label=f"{name}, T = {T:,}")
+        ends[run, pos] = points[-1][1], name, colour, marker
+    length_axis(ax, [2 ** n for n in range(int(math.log2(lengths[-1])) + 1)])
+    mark_trained(ax, [T for T in trained if T <= lengths[-1]])
+    loss_axis(ax, list(last.values()))
     ax.set_xlabel("position in the sequence, from 1")
-    ax.set_ylabel("loss (nats a token)")
-    legend_beside(ax, ends)
+    ax.set_ylabel("loss (nats per token)")
+    legend_of_curves(ax, ends.values(), dashes)
     return fig
 
 
 def read_bias(path):
     """the file's object, its bias a lower triangle: NaN above the diagonal"""
     try:
-        data = json.loads(read_text(path, "wanted a file written by --dump_bias"))
+        data = json.loads(read_text(path, "expected a file written by --dump_bias"))
     except (ValueError, RecursionError) as e:
-        raise BadInput(f"{path}: not JSON ({e}); wanted a file written by --dump_bias")
+        raise BadInput(f"{path}: not JSON ({e}); expected a file written by --dump_bias")
     rows = data.get("bias") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not rows or not all(isinstance(r, list) for r in rows):
-        raise BadInput(f"{path}: no \"bias\" matrix in it; wanted a file written by --dump_bias")
+        raise BadInput(f"{path}: no \"bias\" matrix in it; expected a file written by --dump_bias")
     T = len(rows)
     short = [i for i, r in enumerate(rows) if len(r) <= i or len(r) > T]
     if short:
         i = short[0]
-        raise BadInput(f"{path}: row {i} of \"bias\" has {len(rows[i])} values, wanted {i + 1} to {T}")
+        raise BadInput(f"{path}: row {i} of \"bias\": expected {i + 1} to {T} values, got {len(rows[i])}")
     value = lambda v: float(v) if isinstance(v, (int, float)) else math.nan
     data["bias"] = [[value(v) for v in r[:i + 1]] + [math.nan] * (T - i - 1) for i, r in enumerate(rows)]
     if not any(math.isfinite(v) for r in data["bias"] for v in r):
@@ -329,7 +412,7 @@ def main():
     out = args.out or beside + ".png"
     try:
         if args.figure == "bias" and len(args.input) > 1:
-            raise BadInput("bias: wanted one JSON file, got " + ", ".join(args.input))
+            raise BadInput("bias: expected one JSON file, got " + ", ".join(args.input))
         FIGURES[args.figure](args.input).savefig(out)
         print(out)
         return 0

@@ -306,7 +306,7 @@ def draw_lengths(table):
     several = len(table.trained()) > 1
     for n, row in enumerate(r for r in row_order(table) if r in table.ours):
         pos = row[0].partition(":")[0]
-        colour, marker = plot.STYLES.get(pos, (plot.GREY, "."))
+        colour, marker = plot.style(pos)
         colour = plot.RUN_COLOURS[n % len(plot.RUN_COLOURS)] if several else colour
         points = {T: table.values(row, T) for T in table.lengths() if table.values(row, T)}
         x, means = list(points), [statistics.fmean(v) for v in points.values()]
@@ -371,7 +371,7 @@ def draw_curves(curves):
     fig, ax = plot.figure(8, 4.8)
     ends, named, shown = [], set(), []
     for c in curves:
-        colour, marker = plot.STYLES.get(c.run.pos.partition(":")[0], (plot.GREY, "."))
+        colour, marker = plot.style(c.run.pos)
         smooth = plot.running_median(c.train, max(1, len(c.train) // 50))
         line, = ax.plot([step for step, _ in c.train], smooth, color=colour, linewidth=1.4, marker=marker, markersize=5,
                         markevery=max(1, len(smooth) // 8), label=plot.literal(c.run.pos))
@@ -436,7 +436,7 @@ def markdown_speed(speeds):
 def draw_speed(speeds):
     fig, axes = plot.figure(10, 1.2 + 0.35 * len(speeds), ncols=3, sharey=True)
     labels = [plot.literal(f"{s.model} {s.pos}") for s in speeds]
-    colours = [plot.STYLES.get(s.pos.partition(":")[0], (plot.GREY, "."))[0] for s in speeds]
+    colours = [plot.style(s.pos)[0] for s in speeds]
     panels = (("training, tokens/s", [s.train for s in speeds]), ("memory, GB", [s.memory and s.memory / 1e9 for s in speeds]),
               ("generation, tokens/s", [s.generate for s in speeds]))
     for ax, (title, values) in zip(axes, panels):

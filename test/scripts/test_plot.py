@@ -96,6 +96,55 @@ class TestPlot(unittest.TestCase):
         self.assertEqual([y for _, y in lines["cable, T = 4"]], [4, 3, 2.5, 2])
         self.assertEqual([round(x, 9) for x, _ in lines["alibi, T = 4"]], [1, 2, 3])
 
+    def line(self, fig, label):
+        return next(line for line in fig.axes[0].get_lines() if line.get_label() == label)
+
+    def test_one_colour_per_encoding_in_every_figure(self):
+        self.assertEqual(len({colour for colour, _ in plot.STYLES.values()}), len(plot.STYLES))
+        self.assertEqual([plot.style(pos) for pos in ("my_gate", "my_gate:a=2", "cable", "t5_clip:K=64")],
+                         [("#4BA112", "v"), ("#4BA112", "v"), plot.STYLES["cable"], plot.STYLES["t5_clip"]])
+        def run(name, pos):
+            curves = [{"kind": "curve", "pos": pos, "T": T, "loss": [4 - t / T for t in range(T)]} for T in (8, 16)]
+            return self.log(name, {"kind": "train", "step": 0, "loss": 3}, self.record(8, 5, pos=pos), *curves)
+        runs = [run("one", "alibi"), run("two", "my_gate")]
+        for figure, label in ((plot.plot_lengths, "my_gate"), (plot.plot_curve, "my_gate, T = 8"),
+                              (plot.plot_train, "two, train")):
+            for order in runs, runs[::-1], runs[1:]:
+                self.assertEqual(self.line(figure(order), label).get_color(), "#4BA112", label)
+        # the second run of an encoding has a shade of its colour
+        twins = plot.plot_curve([*runs, run("three", "my_gate")])
+        first, second = (self.line(twins, f"my_gate ({name}), T = 8").get_color() for name in ("two", "three"))
+        self.assertEqual((first, second == first), ("#4BA112", False))
+
+    def test_one_line_style_per_length(self):
+        curve = lambda pos, T: {"kind": "curve", "pos": pos, "T": T, "loss": [4 - t / T for t in range(T)]}
+        both = [self.log(pos, curve(pos, 16), curve(pos, 8)) for pos in ("alibi", "rope")]
+        fig = plot.plot_curve(both)
+        dash = {(pos, T): self.line(fig, f"{pos}, T = {T}").get_linestyle()
+                for pos in ("alibi", "rope") for T in (8, 16)}
+        self.assertEqual([dash["alibi", T] == dash["rope", T] for T in (8, 16)], [True, True])
+        self.assertNotEqual(dash["alibi", 8], dash["alibi", 16])
+        legend = [text.get_text() for text in fig.axes[0].get_legend().get_texts()]
+        self.assertEqual(sorted(legend), ["T = 16", "T = 8", "alibi", "rope"])
+
+    def test_curve_has_no_last_bin_of_a_single_position(self):
+        for T in (64, 100, 128, 2048):
+            values = [1.0] * (T - 1) + [9.0]
+            bins = plot.geometric_bins(values)
+            self.assertLess(bins[-1][1], 2.5, T)                # alone, the last position would be 9
+            self.assertTrue(all(a < b for (a, _), (b, _) in zip(bins, bins[1:])))
+        self.assertEqual(len(plot.geometric_bins([1.0] * 4)), 4)
+
+    def test_curve_shows_small_differences(self):
+        losses = lambda end: [end + 4 / t for t in range(1, 129)]
+        run = self.log("run", *({"kind": "curve", "pos": pos, "T": 128, "loss": losses(end)}
+                                for pos, end in (("cable", 1.30), ("alibi", 1.36))))
+        fig = plot.plot_curve([run])
+        low, high = fig.axes[0].get_ylim()
+        self.assertGreater(0.06 / (high - low), 0.08)           # on a full axis it would be 0.015
+        self.assertLess(low, 1.33)
+        self.assertIn("highest loss is 5.36", " ".join(text.get_text() for text in fig.axes[0].texts))
+
     def test_bias(self):
         data = {"pos": "cable", "layer": 0, "head": 1, "tokens": ["a", " $\\b$", "\n"]}
         data["bias"] = [[0], [-1, 0], [-3, -2, 0]]
