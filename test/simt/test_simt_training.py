@@ -1,10 +1,12 @@
-"""The CUDA builds of the trainers, run on the emulated GPU, give the losses of the CPU builds: float32 (portable kernels) as closely as
-float32 computes, bf16 (tensor-core attention where the encoding has it) as closely as bf16 does, for every encoding. BERT's builds
-start from weights large enough for the attention to matter, and each tensor's gradient is compared too.
+"""The CUDA builds of the trainers, run on the emulated GPU, give the losses of the CPU builds: float32 (portable
+kernels) as closely as float32 computes, bf16 (tensor-core attention where the encoding has it) as closely as bf16 does,
+for every encoding. BERT's builds start from weights that are large enough for the attention to matter, and each
+tensor's gradient is compared too.
 
-The bounds come from measurements in the same run. float32: what a relative change of 1e-6 in the learning rate does to the CPU build's
-losses, and at least float32's resolution. bf16: the median of what bf16 did to the losses of all encodings; and of what it did to the
-gradients of all tensors, in the encoding where that is least. A wrong kernel is far outside, as it is one of many."""
+The bounds come from measurements in the same run. float32: what a relative change of 1e-6 in the learning rate does to
+the losses of the CPU build, and at least the resolution of float32. bf16: the median of what bf16 did to the losses of
+all encodings; and of what it did to the gradients of all tensors, in the encoding where that is least. A wrong kernel
+is far outside, because it is one of many."""
 import array
 import concurrent.futures
 import json
@@ -36,16 +38,21 @@ def encodings():
     return names
 
 
+def run(program, *flags, stderr=subprocess.STDOUT):
+    """what the program printed; it must succeed"""
+    p = subprocess.run([program, *flags], stdout=subprocess.PIPE, stderr=stderr, universal_newlines=True)
+    assert p.returncode == 0, p.stdout + (p.stderr or "")
+    return p.stdout
+
+
 def losses(program, pos, model="1,1,64", T=66, lr="1e-2", extra=()):
     with tempfile.TemporaryDirectory() as out:
         text = os.path.join(out, "text.txt")
         with open(text, "wb") as f:
             f.write(TEXT)
-        run = subprocess.run([program, "--train_files", text, "--val_files", text, "--model", model, "--pos", pos, "--T", str(T), "--B", "1",
-                              "--steps", str(STEPS), "--warmup", "1", "--lr", lr, "--val_every", "0", "--sample_every", "0",
-                              "--checkpoint_every", "0", "--out", out + "/run", *extra], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             universal_newlines=True)
-        assert run.returncode == 0, run.stdout
+        run(program, "--train_files", text, "--val_files", text, "--model", model, "--pos", pos, "--T", str(T),
+            "--B", "1", "--steps", str(STEPS), "--warmup", "1", "--lr", lr, "--val_every", "0", "--sample_every", "0",
+            "--checkpoint_every", "0", "--out", out + "/run", *extra)
         with open(out + "/run/log.jsonl") as f:
             return [r["loss"] for r in map(json.loads, f) if r["kind"] == "train"]
 
@@ -70,7 +77,12 @@ class Training(unittest.TestCase):
     def test_float32(self):
         names = encodings()
         shape = {"model": "1,2,16", "T": 20}
-        found = in_parallel([lambda p=p: (losses(CPU, p, **shape), losses(CPU, p, lr="1.000001e-2", **shape), losses(FP32, p, **shape)) for p in names])
+
+        def three(pos):
+            perturbed = losses(CPU, pos, lr="1.000001e-2", **shape)
+            return losses(CPU, pos, **shape), perturbed, losses(FP32, pos, **shape)
+
+        found = in_parallel([lambda p=p: three(p) for p in names])
         scale = max(statistics.median(deviation(perturbed, cpu) for cpu, perturbed, _ in found), 2.0 ** -23)
         for name, (cpu, _, gpu) in zip(names, found):
             with self.subTest(pos=name):
@@ -78,11 +90,14 @@ class Training(unittest.TestCase):
 
     @needs(CPU, BF16)
     def test_bf16(self):
-        # a small rate: at a large one Adam's first steps turn the sign of a gradient that is nearly 0 into a change of the loss
+        # a small rate: at a large one Adam's first steps turn the sign of a gradient that is nearly 0 into a change of
+        # the loss
         names = encodings()
-        found = in_parallel([lambda p=p: deviation(losses(BF16, p, lr="1e-3"), losses(CPU, p, lr="1e-3")) for p in names])
+        found = in_parallel([lambda p=p: deviation(losses(BF16, p, lr="1e-3"), losses(CPU, p, lr="1e-3"))
+                             for p in names])
         typical = statistics.median(found)
-        self.assertTrue(0 < typical < 2.0 ** -8, f"bf16 changes the losses by {typical:.2e}; its own resolution is {2.0 ** -8:.2e}")
+        self.assertTrue(0 < typical < 2.0 ** -8,
+                        f"bf16 changes the losses by {typical:.2e}; its own resolution is {2.0 ** -8:.2e}")
         for name, d in zip(names, found):
             with self.subTest(pos=name):
                 self.assertLess(d, 8 * typical)
@@ -93,8 +108,8 @@ class Training(unittest.TestCase):
         shape = {"model": "2,2,128", "T": 34}
         for extra in (["--total_batch", "68"], ["--recompute", "2"]):
             with self.subTest(extra=extra):
-                found = deviation(losses(BF16, "cable", lr="1e-3", extra=extra, **shape), losses(CPU, "cable", lr="1e-3", extra=extra, **shape))
-                self.assertLess(found, 2.0 ** -10)
+                simt, cpu = (losses(program, "cable", lr="1e-3", extra=extra, **shape) for program in (BF16, CPU))
+                self.assertLess(deviation(simt, cpu), 2.0 ** -10)
 
     @needs(CPU, FP32, BF16)
     def test_use_of_a_trained_model(self):
@@ -105,17 +120,15 @@ class Training(unittest.TestCase):
                 f.write(TEXT)
             common = ["--val_files", text, "--sample_every", "0", "--val_every", "0"]
 
-            def run(program, *flags):
-                p = subprocess.run([program, *common, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-                assert p.returncode == 0, p.stdout + p.stderr
-                return p.stdout
+            def stdout(program, *flags):
+                return run(program, *common, *flags, stderr=subprocess.PIPE)
 
-            run(CPU, "--train_files", text, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60", "--warmup", "5", "--lr", "1e-2",
-                "--checkpoint_every", "60", "--out", model)
+            run(CPU, *common, "--train_files", text, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60",
+                "--warmup", "5", "--lr", "1e-2", "--checkpoint_every", "60", "--out", model)
             generate = ["--load", model, "--generate", "const int ", "--tokens", "12", "--temperature", "0"]
             evaluate = ["--load", model, "--eval_lengths", "48,80", "--eval_tokens", "160"]
             (want, want_eval), (fp32, fp32_eval), (bf16, bf16_eval) = in_parallel(
-                [lambda p=p: (run(p, *generate), run(p, *evaluate)) for p in (CPU, FP32, BF16)])
+                [lambda p=p: (stdout(p, *generate), stdout(p, *evaluate)) for p in (CPU, FP32, BF16)])
             self.assertEqual(fp32, want)
             self.assertGreaterEqual(len(want), 12)
             self.assertEqual(len(bf16), len(want))
@@ -124,28 +137,32 @@ class Training(unittest.TestCase):
                 return [float(m) for m in re.findall(r"^ *(?:48|80)\b.*?(\d+\.\d+)", text, re.M)]
             self.assertEqual(len(perplexities(want_eval)), 2, want_eval)
             self.assertEqual(perplexities(fp32_eval), perplexities(want_eval))
-            self.assertLess(max(abs(a / b - 1) for a, b in zip(perplexities(bf16_eval), perplexities(want_eval))), 2.0 ** -7)
+            ratios = [a / b for a, b in zip(perplexities(bf16_eval), perplexities(want_eval))]
+            self.assertLess(max(abs(r - 1) for r in ratios), 2.0 ** -7)
 
     @needs(CPU, BF16)
     def test_tile_skipping(self):
-        """at T = 2048 tiles that alibi has zeroed are left out: --tile_skip exact changes no digit, and says how many were computed"""
+        """at T = 2048 tiles that alibi has zeroed are left out: --tile_skip exact changes no digit, and says how many
+        were computed"""
         with tempfile.TemporaryDirectory() as out:
             text, model = out + "/text.txt", out + "/model"
             with open(text, "wb") as f:
                 f.write(TEXT)
-            common = [CPU, "--val_files", text, "--sample_every", "0", "--val_every", "0"]
-            subprocess.run([*common, "--train_files", text, "--model", "1,2,128", "--pos", "alibi", "--T", "32", "--B", "1", "--steps", "2",
-                            "--checkpoint_every", "2", "--out", model], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            common = ["--val_files", text, "--sample_every", "0", "--val_every", "0"]
+            run(CPU, *common, "--train_files", text, "--model", "1,2,128", "--pos", "alibi", "--T", "32", "--B", "1",
+                "--steps", "2", "--checkpoint_every", "2", "--out", model)
 
             def evaluate(skip):
-                p = subprocess.run([BF16, *common[1:], "--load", model, "--eval_lengths", "2048", "--eval_tokens", "2048", "--tile_skip", skip,
-                                    "--out", out + "/" + skip], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-                self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
-                live = re.search(r"([0-9.]+)% of the tiles live", p.stdout)
+                """the losses, and the share of the tiles that were computed"""
+                stdout = run(BF16, *common, "--load", model, "--eval_lengths", "2048", "--eval_tokens", "2048",
+                             "--tile_skip", skip, "--out", out + "/" + skip, stderr=subprocess.PIPE)
+                live = re.search(r"([0-9.]+)% of the tiles live", stdout)
                 with open(out + "/" + skip + "/log.jsonl") as f:
-                    return [r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"], float(live.group(1)) if live else 100.0
+                    found = [r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"]
+                return found, float(live.group(1)) if live else 100.0
 
-            (off, all_tiles), (exact, exact_live), (default, default_live) = in_parallel([lambda s=s: evaluate(s) for s in ("off", "exact", "default")])
+            (off, all_tiles), (exact, exact_live), (default, default_live) = in_parallel(
+                [lambda s=s: evaluate(s) for s in ("off", "exact", "default")])
             self.assertEqual(len(off), 1)
             self.assertEqual(exact, off)
             self.assertAlmostEqual(default[0] / off[0], 1, delta=2.0 ** -20)
@@ -155,17 +172,20 @@ class Training(unittest.TestCase):
 
 
 def gradients(checkpoint, C):
-    """name -> gradient of the first update: Adam's first moment, but for a factor. The rows of qkvw are q, k, v, the encoding's; fire's
-    tensors are taken together, as that of a term that the softmax drops is nothing but noise, and so are kerple's"""
+    """name -> gradient of the first update: Adam's first moment, but for a factor. The rows of qkvw are q, k, v, and
+    the encoding's. fire's tensors are taken together, because the gradient of a term that the softmax drops is nothing
+    but noise, and so are kerple's"""
     with open(os.path.join(checkpoint, "optimizer_0.safetensors"), "rb") as f:
         data = f.read()
     start = 8 + struct.unpack("<Q", data[:8])[0]
     found = {name[2:]: array.array("f", data[start + t["data_offsets"][0]:start + t["data_offsets"][1]])
              for name, t in json.loads(data[8:start]).items() if name.startswith("m.")}
     qkvw = found.pop("qkvw")
-    found.update({"qkvw " + part: qkvw[k * C * C:(k + 1) * C * C if k < 3 else None] for k, part in enumerate(("q", "k", "v", "extra"))})
+    for k, part in enumerate(("q", "k", "v", "extra")):
+        found["qkvw " + part] = qkvw[k * C * C:(k + 1) * C * C if k < 3 else None]
     for family in ("fire", "kerple"):
-        found[family] = sum((found.pop(name) for name in sorted(found) if name.startswith(family + "_")), array.array("f"))
+        members = [name for name in sorted(found) if name.startswith(family + "_")]
+        found[family] = sum((found.pop(name) for name in members), array.array("f"))
     return {name: g for name, g in found.items() if any(g)}
 
 
@@ -190,12 +210,12 @@ class Bert(unittest.TestCase):
         # documents of about 10 to 80 bytes: shorter than a tile of 64, longer, and cut at T
         with open(self.at("pairs.txt"), "wb") as f:
             words = TEXT.split()
-            f.write(b"".join(b"%s\t%s\n" % (b" ".join(words[k:k + 2]), b" ".join(words[k:k + 5 + k % 9])) for k in range(0, 60, 5)))
+            for k in range(0, 60, 5):
+                f.write(b"%s\t%s\n" % (b" ".join(words[k:k + 2]), b" ".join(words[k:k + 5 + k % 9])))
         self.common = ["--train_files", self.at("text.txt"), "--val_files", self.at("text.txt"), "--val_every", "0"]
 
     def run_it(self, program, *flags):
-        p = subprocess.run([program, *self.common, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
-        self.assertEqual(p.returncode, 0, p.stdout)
+        run(program, *self.common, *flags)
 
     def records(self, out, kind):
         with open(os.path.join(out, "log.jsonl")) as f:
@@ -204,21 +224,24 @@ class Bert(unittest.TestCase):
     def compare(self, pos, model, T, *flags):
         """what bf16 did to the losses; tensor -> what it did to its first gradient"""
         name, found = self.at(f"{pos} {model}"), []
-        self.run_it(CPU_BERT, "--model", model, "--pos", pos, "--T", str(T), "--B", "1", "--steps", "1", "--lr", "0", "--checkpoint_every", "1",
-                    "--out", name)
+        self.run_it(CPU_BERT, "--model", model, "--pos", pos, "--T", str(T), "--B", "1", "--steps", "1", "--lr", "0",
+                    "--checkpoint_every", "1", "--out", name)
         enlarge(os.path.join(name, "step_00000001"), name + " enlarged")
         for program, out in ((BF16_BERT, name + " simt"), (CPU_BERT, name + " cpu")):
-            self.run_it(program, "--load", name + " enlarged", "--T", str(T), "--steps", str(STEPS), "--lr", "1e-3", "--checkpoint_every", "1",
-                        "--out", out, *flags)
-            found.append((self.records(out, "train"), gradients(os.path.join(out, "step_00000001"), int(model.split(",")[2]))))
+            self.run_it(program, "--load", name + " enlarged", "--T", str(T), "--steps", str(STEPS), "--lr", "1e-3",
+                        "--checkpoint_every", "1", "--out", out, *flags)
+            first = gradients(os.path.join(out, "step_00000001"), int(model.split(",")[2]))
+            found.append((self.records(out, "train"), first))
         (losses_simt, simt), (losses_cpu, cpu) = found
         return deviation(losses_simt, losses_cpu), apart(simt, cpu)
 
     def check_all(self, names, model, T, *flags):
         found = in_parallel([lambda p=p: self.compare(p, model, T, *flags) for p in names])
         loss = statistics.median(d for d, _ in found)
-        gradient = min(statistics.median(tensors.values()) for _, tensors in found)     # fire's, should all tensor-core kernels be wrong
-        self.assertTrue(0 < loss < 2.0 ** -8, f"bf16 changes the losses by {loss:.2e}; its own resolution is {2.0 ** -8:.2e}")
+        # fire's, if all tensor-core kernels should be wrong
+        gradient = min(statistics.median(tensors.values()) for _, tensors in found)
+        self.assertTrue(0 < loss < 2.0 ** -8,
+                        f"bf16 changes the losses by {loss:.2e}; its own resolution is {2.0 ** -8:.2e}")
         self.assertTrue(0 < gradient < 2.0 ** -5, f"bf16 changes the gradients by {gradient:.2e}")
         for name, (d, tensors) in zip(names, found):
             with self.subTest(pos=name):
@@ -236,15 +259,17 @@ class Bert(unittest.TestCase):
         self.check_all(["none", "cable", "alibi", "t5", "rope", "learned", "fire"], "1,2,32", 20, "--B", "1")
 
     def test_pairs(self):
-        """rows of one batch have other lengths, two chunks a step"""
-        self.check_all(["none", "cable", "fire"], "1,1,64", 72, "--pairs", self.at("pairs.txt"), "--B", "2", "--total_batch", "144")
+        """the rows of a batch have different lengths, and a step two micro-batches"""
+        self.check_all(["none", "cable", "fire"], "1,1,64", 72, "--pairs", self.at("pairs.txt"), "--B", "2",
+                       "--total_batch", "144")
 
     def test_evaluation(self):
         load, losses = self.at("trained"), []
-        self.run_it(CPU_BERT, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60", "--warmup", "5", "--lr", "1e-2", "--checkpoint_every", "60",
-                    "--out", load)
+        self.run_it(CPU_BERT, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60", "--warmup", "5",
+                    "--lr", "1e-2", "--checkpoint_every", "60", "--out", load)
         for program, name in ((BF16_BERT, "simt"), (CPU_BERT, "cpu")):
-            self.run_it(program, "--load", load, "--eval_lengths", "48,80", "--eval_tokens", "160", "--out", self.at(name))
+            self.run_it(program, "--load", load, "--eval_lengths", "48,80", "--eval_tokens", "160",
+                        "--out", self.at(name))
             losses.append(self.records(self.at(name), "extrapolation"))
         self.assertEqual([len(x) for x in losses], [2, 2])
         self.assertLess(max(abs(a / b - 1) for a, b in zip(*losses)), 2.0 ** -9)
