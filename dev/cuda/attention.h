@@ -1,4 +1,4 @@
-// attention.h -- what the two ladders of attention share: the inputs, the oracle, and the tiles of their middle rungs.
+// attention.h -- what the two ladders of attention share: the inputs, and the tiles of their middle rungs.
 //
 //   logit_ij = scale q_i.k_j - g_i (S_i - S_j), j <= i     P = softmax(logit)     out_i = sum_j P_ij v_j
 //   CABLE's bias, causal. S and g are inputs here: cable_scan.cu is the ladder that makes S. Names as in
@@ -6,81 +6,12 @@
 #ifndef DEV_CUDA_ATTENTION_H
 #define DEV_CUDA_ATTENTION_H
 
-#include "ladder.h"
+#include "attention_oracle.h"
 
 #include "llmc/attention/choose.cuh"
 
 using Bias = CableBias<false>;                              // B_ij = -g_i |S_i - S_j|
 constexpr FlashBias KIND = Bias::flash;                     // its name among the tensor-core kernels
-
-// ----------------------------------------------------------------------------------------------------------
-// the oracle: plain loops over one head after the other
-
-// q, k, v, dout (heads,T,HS), S, g (heads,T). Only differences of S are rounded to R, as in the kernels.
-template <class R> struct OracleInputs {
-    size_t heads, T, HS;
-    R scale;
-    std::vector<R> q, k, v, dout, g;
-    std::vector<double> S;
-};
-
-// Stored: what P and dlogit are rounded to before they are multiplied by v, dout, k and q: bf16 on the tensor cores
-template <class R, class Stored = R> struct AttentionOracle {
-    std::vector<R> out, lse;                                // (heads,T,HS), (heads,T)
-    std::vector<R> dq, dk, dv, dS, dg;
-
-    static R logit(const OracleInputs<R>& in, size_t at, size_t i, size_t j) {
-        R dot = 0;
-        for (size_t d = 0; d < in.HS; d++) { dot += in.q[(at + i) * in.HS + d] * in.k[(at + j) * in.HS + d]; }
-        return in.scale * dot - in.g[at + i] * (R)(in.S[at + i] - in.S[at + j]);
-    }
-    void forward(const OracleInputs<R>& in) {
-        const size_t HS = in.HS;
-        out.assign(in.heads * in.T * HS, 0);
-        lse.assign(in.heads * in.T, 0);
-        std::vector<R> P(in.T);
-        for (size_t at = 0; at < in.heads * in.T; at += in.T) {
-            for (size_t i = 0; i < in.T; i++) {
-                R largest = -INFINITY, sum = 0;
-                for (size_t j = 0; j <= i; j++) { largest = std::max(largest, P[j] = logit(in, at, i, j)); }
-                for (size_t j = 0; j <= i; j++) { sum += P[j] = std::exp(P[j] - largest); }
-                for (size_t j = 0; j <= i; j++) {
-                    const R weight = (R)rounded<Stored>(P[j]) / sum;
-                    for (size_t d = 0; d < HS; d++) { out[(at + i) * HS + d] += weight * in.v[(at + j) * HS + d]; }
-                }
-                lse[at + i] = largest + std::log(sum);
-            }
-        }
-    }
-    // given_out, given_lse: what the forward has stored
-    void backward(const OracleInputs<R>& in, const std::vector<R>& given_out, const std::vector<R>& given_lse) {
-        const size_t HS = in.HS;
-        for (std::vector<R>* x : {&dq, &dk, &dv}) { x->assign(in.heads * in.T * HS, 0); }
-        for (std::vector<R>* x : {&dS, &dg}) { x->assign(in.heads * in.T, 0); }
-        for (size_t at = 0; at < in.heads * in.T; at += in.T) {
-            for (size_t i = 0; i < in.T; i++) {
-                const R *dout = &in.dout[(at + i) * HS], *q = &in.q[(at + i) * HS];
-                R row_dot = 0;
-                for (size_t d = 0; d < HS; d++) { row_dot += given_out[(at + i) * HS + d] * dout[d]; }
-                for (size_t j = 0; j <= i; j++) {
-                    R dP = 0;
-                    for (size_t d = 0; d < HS; d++) { dP += dout[d] * in.v[(at + j) * HS + d]; }
-                    const R P = std::exp(logit(in, at, i, j) - given_lse[at + i]);
-                    const R dlogit = P * (dP - row_dot);
-                    const R P_stored = (R)rounded<Stored>(P), dlogit_stored = (R)rounded<Stored>(dlogit);
-                    for (size_t d = 0; d < HS; d++) {
-                        dv[(at + j) * HS + d] += P_stored * dout[d];
-                        dq[(at + i) * HS + d] += in.scale * dlogit_stored * in.k[(at + j) * HS + d];
-                        dk[(at + j) * HS + d] += in.scale * dlogit_stored * q[d];
-                    }
-                    dg[at + i] -= dlogit * (R)(in.S[at + i] - in.S[at + j]);
-                    dS[at + i] -= in.g[at + i] * dlogit;
-                    dS[at + j] += in.g[at + i] * dlogit;
-                }
-            }
-        }
-    }
-};
 
 // ----------------------------------------------------------------------------------------------------------
 // the inputs
@@ -182,6 +113,84 @@ __device__ inline void add_products(float* sum, const float* weights, const floa
             s += (Transposed ? weights[c * LD + r] : weights[r * LD + c]) * tile[c * (HS + 1) + d];
         }
         sum[e] += s;
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the backward
+
+// What a rung of the backward is given
+struct Backward {
+    floatX* dqkv;               // (B,T,OC): the columns of q, k and v
+    float *dS, *dg;             // (B,NH,T)
+    const floatX *dout, *qkv, *out;
+    const float* lse;           // (B,NH,T)
+    const float* P;             // (B,NH,T,T), for rung 1
+    float* dlogit;              // (B,NH,T,T), scratch of rung 1
+    float* row_dot;             // (B,NH,T), scratch of rungs 1, 2 and 3
+    float* scratch;             // of the shipped kernels
+    Bias bias;
+    AttentionDims dims;
+    int B;
+
+    __host__ __device__ size_t heads() const { return (size_t)B * dims.NH; }
+    __device__ const floatX* q(int bh, int t) const { return qkv + token_at(dims, bh, t, 0); }
+    __device__ const floatX* k(int bh, int t) const { return qkv + token_at(dims, bh, t, 1); }
+    __device__ const floatX* v(int bh, int t) const { return qkv + token_at(dims, bh, t, 2); }
+    __device__ const floatX* d_out(int bh, int t) const { return dout + output_at(dims, bh, t); }
+    // S_i - S_j, of i >= j
+    __device__ float distance(int bh, int i, int j) const { return bias.tile(bh, i, j).distance(0, 0); }
+};
+
+__device__ inline float dot_elements(const floatX* a, const floatX* b, int HS) {
+    float dot = 0.0f;
+    for (int d = 0; d < HS; d++) { dot += (float)a[d] * (float)b[d]; }
+    return dot;
+}
+
+// The tiles of rung 3: queries and what comes back to them, keys and values, and the pairs of the two
+struct Tiles { float *Q, *dO, *K, *V, *P, *dlogit; };
+
+// P and dlogit (ROWS, LD) of the queries from i0 and the keys from j0; 0 where there is no pair
+__device__ inline void pair_tile(const Tiles& tiles, const Backward& p, int bh, int i0, int j0) {
+    const int T = p.dims.T;
+    const int HS = p.dims.HS;
+    const auto bias = p.bias.tile(bh, i0, j0);
+    for (int e = threadIdx.x; e < ROWS * ROWS; e += blockDim.x) {
+        const int r = e / ROWS;
+        const int c = e % ROWS;
+        float P = 0.0f;
+        float dlogit = 0.0f;
+        if (i0 + r < T && j0 + c <= i0 + r) {
+            const size_t row = (size_t)bh * T + i0 + r;
+            const float score = dot_rows(tiles.Q + r * (HS + 1), tiles.K + c * (HS + 1), HS);
+            const float dP = dot_rows(tiles.dO + r * (HS + 1), tiles.V + c * (HS + 1), HS);
+            P = fast_exp(p.dims.scale * score + bias(r, c) - p.lse[row]);
+            dlogit = P * (dP - p.row_dot[row]);
+        }
+        tiles.P[r * LD + c] = P;
+        tiles.dlogit[r * LD + c] = dlogit;
+    }
+}
+__device__ inline Tiles shared_tiles(int HS, float*& after) {
+    const int rows = ROWS * (HS + 1);
+    float* first = dynamic_shared();
+    after = first + 4 * rows + 2 * ROWS * LD;
+    return {first, first + rows, first + 2 * rows, first + 3 * rows, first + 4 * rows, first + 4 * rows + ROWS * LD};
+}
+__device__ inline void load_queries(const Tiles& tiles, const Backward& p, int bh, int i0) {
+    load_rows(tiles.Q, p.q(bh, i0), p.dims.OC, p.dims.T - i0, p.dims.HS);
+    load_rows(tiles.dO, p.d_out(bh, i0), p.dims.C(), p.dims.T - i0, p.dims.HS);
+}
+__device__ inline void load_keys(const Tiles& tiles, const Backward& p, int bh, int j0) {
+    load_rows(tiles.K, p.k(bh, j0), p.dims.OC, p.dims.T - j0, p.dims.HS);
+    load_rows(tiles.V, p.v(bh, j0), p.dims.OC, p.dims.T - j0, p.dims.HS);
+}
+// the rows of a sum (ROWS, HS) become part 0, 1 or 2 of dqkv
+__device__ inline void store_rows(const Backward& p, const float* sum, int bh, int t0, int part, float factor) {
+    const int HS = p.dims.HS;
+    for (int e = threadIdx.x; e < ROWS * HS && t0 + e / HS < p.dims.T; e += blockDim.x) {
+        p.dqkv[token_at(p.dims, bh, t0 + e / HS, part) + e % HS] = (floatX)(factor * sum[e]);
     }
 }
 

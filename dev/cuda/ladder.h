@@ -8,7 +8,7 @@
 // One source, three builds:
 //   g++ -std=c++17 -O2 -fopenmp -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
 //   g++ -std=c++17 -O1 -include test/simt/simt.h -Itest/simt -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
-//   nvcc -std=c++17 -O3 -I. -arch=sm_90a dev/cuda/layernorm_backward.cu -o ladder
+//   nvcc -std=c++17 -O3 -Xcompiler -fopenmp -I. -arch=sm_90a dev/cuda/layernorm_backward.cu -o ladder
 #ifndef DEV_CUDA_LADDER_H
 #define DEV_CUDA_LADDER_H
 
@@ -87,7 +87,8 @@ template <class T, class R> Difference difference(const std::vector<T>& got, con
 }
 
 // How much worse a rung may be than the oracle written in float32 on the same input: it sums in another order, and
-// fast_exp is off by 2 ulp. Correct rungs measured at most 1.6, and the faults that were planted 6 and more.
+// fast_exp is off by 2 ulp. Correct rungs measured at most 3.1 at many sizes, and the faults that were planted 9 and
+// more.
 constexpr double MULTIPLE = 4.0;
 
 // ----------------------------------------------------------------------------------------------------------
@@ -148,11 +149,13 @@ struct Ladder {
         std::vector<double> stored(plain.size());
         for (size_t i = 0; i < plain.size(); i++) { stored[i] = rounded<T>((double)plain[i]); }
         const Difference d = difference(got, want), unit = difference(stored, want);
-        // where the float32 oracle is exact by luck, the rounding of the results themselves is the unit
+        // where the float32 oracle is exact by luck, the rounding of the results themselves is the unit, or of what
+        // they are sums of: all inputs are about 1
         const Difference size = difference(want, std::vector<double>(want.size()));
-        const double spacing = size.largest > 0 ? std::exp2(std::floor(std::log2(size.largest))) * ulp(T()) : DBL_MIN;
-        const double times_largest = d.largest / std::max(unit.largest, spacing / 2);
-        const double times_rms = d.rms / std::max({unit.rms, size.rms * ulp(T()) / 8, DBL_MIN});
+        const double spacing = std::exp2(std::floor(std::log2(std::max(size.largest, DBL_MIN)))) * ulp(T());
+        const double least = FLT_EPSILON / 2;
+        const double times_largest = d.largest / std::max({unit.largest, spacing / 2, least});
+        const double times_rms = d.rms / std::max({unit.rms, size.rms * ulp(T()) / 8, least / 4});
         const double times = std::max(times_largest, times_rms);
         rung_is_wrong = rung_is_wrong || !(times <= MULTIPLE);
         if (ran == 0) { header += strprintf("%-15s ", name); }
