@@ -15,10 +15,10 @@
 #include "weights.h"
 
 struct SourceTensor {
-    std::string name;
-    Shape shape;
+    std::string name;           // as strip_prefix() has it: "h.0.attn.c_attn.weight"
+    Shape shape;                // in the file
     bool internal_layout;       // matrices are (out,in), as ours; otherwise as FileTensor says
-    ReadElements read;
+    ReadElements read;          // converts to float32
 };
 
 // ----------------------------------------------------------------------------------------------------------
@@ -57,8 +57,9 @@ struct LlmcModel {
         size_t elements = 0;
         for (const Block& b : blocks()) {
             const size_t n = checked_mul(b.layers, checked_mul(b.rows, b.cols, p), p);
+            // one by one, so that the sum below cannot overflow
             check(n <= file.size, "%s: header: %zu elements of %s do not fit in the file of %zu bytes", p, n, b.name,
-                  (size_t)file.size);     // checked one by one, so that the sum below cannot overflow
+                  (size_t)file.size);
             elements += n;
         }
         const size_t want = checked_mul(elements, version == 3 ? 4 : 2, p) + sizeof(header);
@@ -222,7 +223,7 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
         check(t->shape == view.shape(), "%s: %s: expected shape %s, got %s", p, name.c_str(),
               shape_text(view.shape()).c_str(), shape_text(t->shape).c_str());
         found.push_back({&f, *t});
-        tensors.erase(t);
+        tensors.erase(t);                           // what is left at the end is unknown
     }
     check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
     // 2 what is left must be known to be superfluous
@@ -249,7 +250,7 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
 // beside a .safetensors file), or the same keys from the header of a .bin.
 inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_KEYS) {
     const WeightSource source = open_weights(path, false);
-    if (source.bin) {
+    if (source.bin) {                               // of llm.c, whose header has the shape
         return gpt2_config(source.bin->V, source.bin->max_T, source.bin->C, source.bin->L, source.bin->NH, Json());
     }
     const std::string config = source.path.substr(0, source.path.find_last_of('/') + 1) + "config.json";

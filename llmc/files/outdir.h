@@ -20,8 +20,8 @@
 // Makes the directory if needed, and keeps other runs out of it for as long as the object lives. The kernel releases an
 // flock when its process dies, however it dies, so that a killed run never leaves a stale lock.
 struct OutputLock {
-    std::string path;
-    int fd = -1;
+    std::string path;                   // OUT/.lock
+    int fd = -1;                        // holds the lock while it is open
 
     explicit OutputLock(const std::string& out) : path(out + "/.lock") {
         io_mkdirs(out);
@@ -36,7 +36,7 @@ struct OutputLock {
 private:
     // Locks, or says who holds the lock: its pid is in the file.
     void take(const std::string& out) {
-        if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (flock(fd, LOCK_EX | LOCK_NB) != 0) {        // NB: an error instead of waiting
             check(errno == EWOULDBLOCK, "%s: cannot lock: %s", path.c_str(), strerror(errno));
             char owner[32] = {};
             const ssize_t n = pread(fd, owner, sizeof(owner) - 1, 0);
@@ -59,7 +59,7 @@ inline std::string step_name(int step) { return strprintf("step_%08d", step); }
 
 // the inverse of step_name(); -1 for a name that it does not produce ("step_1", "step_00000001.old")
 inline int step_of_name(const std::string& name) {
-    if (name.compare(0, 5, "step_") != 0 || name.size() < 13 || name.size() > 15) { return -1; }
+    if (name.compare(0, 5, "step_") != 0 || name.size() < 13 || name.size() > 15) { return -1; }    // 8 to 10 digits
     if (name.find_first_not_of("0123456789", 5) != std::string::npos) { return -1; }
     const long step = strtol(name.c_str() + 5, nullptr, 10);
     return step <= INT32_MAX && step_name((int)step) == name ? (int)step : -1;
@@ -102,6 +102,7 @@ inline std::vector<std::pair<std::string, FileSum>> read_manifest(const std::str
     check(j.contains("files") && j["files"].is_object(), "%s: expected an object as \"files\"", path.c_str());
     std::vector<std::pair<std::string, FileSum>> listed;
     for (const auto& item : j["files"].items()) {
+        // "../../etc/passwd" would be a file that the checkpoint does not own
         check(item.key().find('/') == std::string::npos, "%s: the file %s is not in the directory",
               path.c_str(), item.key().c_str());
         const std::string sum = json_string(item.value(), "checksum", path);
@@ -167,7 +168,7 @@ inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
 inline void remove_checkpoint_files(const std::string& dir) {
     struct stat st;
     if (lstat(dir.c_str(), &st) != 0) { return; }
-    if (!S_ISDIR(st.st_mode)) { io_unlink(dir); return; }
+    if (!S_ISDIR(st.st_mode)) { io_unlink(dir); return; }       // the link, not what it points to
     for (const std::string& name : list_directory(dir)) { io_unlink(dir + "/" + name); }
     io_rmdir(dir);
 }

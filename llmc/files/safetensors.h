@@ -20,15 +20,16 @@
 
 // size and checksum of a file, as a manifest records them
 struct FileSum {
-    uint64_t bytes = 0, sum = 0;
+    uint64_t bytes = 0;
+    uint64_t sum = 0;                   // xxHash3, 64 bits
     bool operator==(const FileSum& o) const { return bytes == o.bytes && sum == o.sum; }
 };
 
 // A file being written: summed on the way, fsynced by finish(). An error that unwinds past it closes it silently.
 struct OutputFile {
     std::string path;
-    int fd;
-    uint64_t bytes = 0;
+    int fd;                             // -1 once finish() has closed it
+    uint64_t bytes = 0;                 // written so far
     XXH3_state_t hash;                  // of all bytes so far
 
     explicit OutputFile(const std::string& path) : path(path), fd(io_create(path)) { XXH3_64bits_reset(&hash); }
@@ -44,7 +45,7 @@ struct OutputFile {
     FileSum finish() {
         io_fsync(fd, path);
         const int closing = fd;
-        fd = -1;
+        fd = -1;                        // first, so that the destructor does not close it again if closing fails
         io_close(closing, path);
         return {bytes, XXH3_64bits_digest(&hash)};
     }
@@ -62,7 +63,7 @@ inline FileSum sum_file(const std::string& path) {
     const File f(path);
     XXH3_state_t hash;
     XXH3_64bits_reset(&hash);
-    std::vector<char> block(std::min<uint64_t>(f.size, 4u << 20));
+    std::vector<char> block(std::min<uint64_t>(f.size, 4u << 20));      // a small file needs no more than its size
     for (uint64_t at = 0; at < f.size; at += block.size()) {
         const size_t n = (size_t)std::min<uint64_t>(block.size(), f.size - at);
         f.read(block.data(), n, at);
@@ -91,9 +92,9 @@ inline size_t shape_size(const Shape& shape, const char* what) {
 // reading
 
 struct SafetensorsEntry {
-    std::string name, dtype;
+    std::string name, dtype;            // "wte.weight", "F32"
     Shape shape;
-    size_t elements = 0;
+    size_t elements = 0;                // the product of the shape
     uint64_t offset = 0;                // in the file (in the data while the header is read)
     uint64_t bytes = 0;
 };
@@ -128,7 +129,7 @@ inline float f16_to_float(uint16_t h) {
 
 // out (n): n elements of F32, BF16 or F16 at a byte offset, converted to float32 in bounded pieces.
 inline void read_as_float(const File& file, const std::string& dtype, uint64_t offset, float* out, size_t n) {
-    if (dtype == "F32") { file.read(out, n * 4, offset); return; }
+    if (dtype == "F32") { file.read(out, n * 4, offset); return; }          // as it is: little-endian, as the machine
     std::vector<uint16_t> half(std::min(n, (size_t)1 << 20));
     for (size_t at = 0; at < n; at += half.size()) {
         const size_t piece = std::min(half.size(), n - at);
@@ -196,10 +197,12 @@ private:
               "%s: expected dtype, shape and data_offsets in the header, and nothing else", w);
         SafetensorsEntry e;
         e.name = name;
+        // 1 the type
         check(j["dtype"].is_string(), "%s: expected a string as dtype", w);
         e.dtype = j["dtype"].get<std::string>();
         const size_t size = safetensors_dtype_size(e.dtype);
         check(size > 0, "%s: unknown dtype %s", w, e.dtype.substr(0, 20).c_str());
+        // 2 the shape; its size may overflow 64 bits, which is an error too
         const Json &shape = j["shape"], &offsets = j["data_offsets"];
         check(shape.is_array() && shape.size() <= 8, "%s: expected a list of at most 8 extents as shape", w);
         for (const Json& extent : shape) {
@@ -208,6 +211,7 @@ private:
         }
         e.elements = shape_size(e.shape, w);
         e.bytes = checked_mul(e.elements, size, w);
+        // 3 the place, which must have the size of the tensor
         check(offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() &&
                   offsets[1].is_number_unsigned(),
               "%s: expected two non-negative integers as data_offsets", w);
@@ -227,6 +231,7 @@ private:
         file.read(raw, 8, 0);
         uint64_t length = 0;                    // little-endian
         for (int i = 7; i >= 0; i--) { length = length << 8 | raw[i]; }
+        // 100 MB is the limit of the format's own reader
         check(length <= 100000000 && length <= file.size - 8,
               "%s: a header of %zu bytes does not fit in the file of %zu bytes, or exceeds 100 MB (truncated, or not a "
               "safetensors file?)", path, (size_t)length, (size_t)file.size);
@@ -247,11 +252,13 @@ private:
 
     // Sorted by offset, each tensor must begin where the one before ends, and the last must end where the file does.
     void check_layout(uint64_t data_begin) {
+        // 1 no name twice
         std::vector<std::string> names;
         for (const SafetensorsEntry& e : entries) { names.push_back(e.name); }
         std::sort(names.begin(), names.end());
         const auto twice = std::adjacent_find(names.begin(), names.end());
         check(twice == names.end(), "%s: tensor %s appears twice", file.path.c_str(), twice->substr(0, 200).c_str());
+        // 2 no gap and no overlap
         std::stable_sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
             return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;      // empty tensors first
         });
@@ -260,8 +267,9 @@ private:
             check(e.offset == at, "%s: tensor %s: expected it to begin at byte %zu of the data, where the one before "
                   "ends, got %zu", file.path.c_str(), e.name.substr(0, 200).c_str(), (size_t)at, (size_t)e.offset);
             at += e.bytes;
-            e.offset += data_begin;
+            e.offset += data_begin;                     // from here on in the file
         }
+        // 3 nothing after the last
         check(at == file.size - data_begin, "%s: expected the %zu bytes of data that the header describes, got %zu",
               file.path.c_str(), (size_t)at, (size_t)(file.size - data_begin));
     }

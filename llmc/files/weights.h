@@ -26,6 +26,7 @@ inline FileView file_view(const TensorTable& table, const FileTensor& f) {
     const TensorSpec& s = table.specs[i];
     const bool inside = f.layer >= 0 && f.layer < std::max(s.layers, 1) && f.row0 <= s.rows &&
         f.rows <= s.rows - f.row0;
+    // a vector cannot be transposed
     check(inside && !(f.transposed && s.cols == 0), "file tensor %s is not inside tensor %s", f.name.c_str(),
           s.name.c_str());
     return {table.offsets[i] + (size_t)f.layer * s.layer_size() + f.row0 * s.row_size(), f.rows, s.row_size(),
@@ -69,7 +70,7 @@ inline void load_view(float* data, const FileView& view, bool transposed, const 
 // config.json
 
 // the names that transformers gives to the extents of a model
-struct ConfigKeys { const char *type, *L, *NH, *C, *V, *T; };
+struct ConfigKeys { const char *type, *L, *NH, *C, *V, *T; };       // type: the value of "model_type"
 constexpr ConfigKeys GPT2_KEYS = {"gpt2", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions"};
 constexpr ConfigKeys BERT_KEYS = {"bert", "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size",
                                   "max_position_embeddings"};
@@ -114,6 +115,7 @@ inline void check_config(const Json& found, const Json& wanted, const std::strin
         check(have == want, "%s: %s: expected %lld, got %lld (--model)", what.c_str(), key, (long long)want,
               (long long)have);
     }
+    // what our kernels compute is fixed: another activation or epsilon is another model
     for (const char* key : {"activation_function", "layer_norm_epsilon", "hidden_act", "layer_norm_eps",
                             "intermediate_size"}) {
         if (!found.contains(key) || !wanted.contains(key)) { continue; }
@@ -121,6 +123,7 @@ inline void check_config(const Json& found, const Json& wanted, const std::strin
               json_excerpt(wanted[key]).c_str(), json_excerpt(found[key]).c_str());
     }
     if (!found.contains("position") || !wanted.contains("position")) { return; }
+    // the encoding: its name and all hyperparameters
     const Json &have = found["position"], &want = wanted["position"];
     check(have.is_object() && want.is_object(), "%s: position: expected an object, got %s", what.c_str(),
           json_excerpt(have).c_str());

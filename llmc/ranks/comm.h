@@ -248,7 +248,7 @@ inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
 // the hash of n floats on the device
 inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
     std::vector<float> host(std::min(n, comm().chunk));
-    uint64_t hash = n;
+    uint64_t hash = n;                      // each chunk's hash is the seed of the next
     for (size_t i = 0; i < n; i += host.size()) {
         const size_t bytes = sizeof(float) * std::min(host.size(), n - i);
         copy_to_host(host.data(), data + i, bytes, stream);
@@ -361,7 +361,7 @@ inline int comm_finish(int code) {
     fflush(stdout);
     Comm& c = comm();
     if (c.size == 1) { return code; }
-    code = comm_max(code, "end");
+    code = comm_max(code, "end");           // a collective, so that nobody leaves before the others
 #if defined(USE_NCCL)
     nccl_stop();
 #endif

@@ -22,7 +22,7 @@ constexpr int MAX_GROUP = 1024;
 struct DocumentFile {
     Shard shard;
     File file;                              // open for the whole run, so that replacing the file does no harm
-    bool text = false;
+    bool text = false;                      // its name ends in .txt
     uint64_t first = 0;                     // number of its first document
     std::vector<uint64_t> begin;            // [documents + 1] where each begins, in ids; of text: its first byte
     std::vector<std::string> names;         // [documents], or none
@@ -66,7 +66,7 @@ struct Documents {
         check(max_tokens >= 2, "%s: documents are cut to %d tokens, expected at least 2, for [CLS] and [SEP]",
               flag.c_str(), max_tokens);
         const DocumentFile& f = file_of(i);
-        const int n = (int)std::min(length(i), (uint64_t)max_tokens);
+        const int n = (int)std::min(length(i), (uint64_t)max_tokens);       // [CLS] and [SEP] always stay
         const uint64_t begin = f.begin[i - f.first] + !f.text;      // a shard has [CLS] itself, text has not
         read_ids(f, begin, (uint64_t)n - 2, out + 1);       // n - 2 ids between [CLS] and [SEP]
         out[0] = special.cls;
@@ -154,7 +154,7 @@ private:
               "got %d", name, (size_t)most, (size_t)f.shard.tokens, documents);
         check(documents % in_group == 0, "%s: header: %d documents do not divide into groups of %d", name, documents,
               in_group);
-        f.begin.reserve((size_t)documents + 1);
+        f.begin.reserve((size_t)documents + 1);             // at most half of the tokens, as checked
         int before = special.sep;                           // as if a document ended before the first
         scan(f, [&](uint64_t at, int id) {
             check((id == special.cls) == (before == special.sep), "%s: token %zu is %d after %d: expected [CLS] = %d "
@@ -169,7 +169,7 @@ private:
               special.sep, before);
         check(f.begin.size() == (size_t)documents, "%s: expected the %d documents that its header says, got %zu", name,
               documents, f.begin.size());
-        f.begin.push_back(f.shard.tokens);
+        f.begin.push_back(f.shard.tokens);                  // the end of the last
         return in_group;
     }
 
@@ -192,7 +192,7 @@ private:
         };
         auto end_of_document = [&](uint64_t at) {   // at: where its tab or newline is
             check(at > f.begin.back(), "%s: line %zu has an empty document", name, line);
-            f.begin.push_back(at + 1);
+            f.begin.push_back(at + 1);              // the next one begins after the tab or newline
             in_line++;
         };
         int last = '\n';
@@ -289,7 +289,7 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
     uint64_t longest = 0;
     for (int g = 0; g < count; g++) {
         const uint64_t drawn = sample_window(first_index + (uint64_t)g, groups, seed, shuffle);
-        const size_t first = (size_t)drawn * (size_t)documents.group;
+        const size_t first = (size_t)drawn * (size_t)documents.group;       // its first document, the query
         for (int r = 0; r < documents.group; r++) {
             which[(size_t)(r * count + g)] = first + (size_t)r;
             longest = std::max(longest, documents.length(first + (size_t)r));

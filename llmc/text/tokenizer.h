@@ -32,8 +32,8 @@ struct Tokenizer {
               vocab_size() - 1, id);
         const std::string& s = tokens[(size_t)id];
         if (!word_piece) { return s; }
-        if (s.size() > 2 && s.compare(0, 2, "##") == 0) { return s.substr(2); }
-        return first ? s : " " + s;
+        if (s.size() > 2 && s.compare(0, 2, "##") == 0) { return s.substr(2); }    // continues the word before
+        return first ? s : " " + s;                                                 // begins a word
     }
     // the bytes of a whole text
     std::string decode(const std::vector<int>& ids) const {
@@ -108,7 +108,7 @@ private:
         template <class F> void append(std::vector<int>& ids, const std::string& word, F encode_word) {
             if (word.size() > 64) { return encode_word(ids); }      // long words are rarely repeated
             if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; frequent words are soon back
-            const auto found = words.try_emplace(word);
+            const auto found = words.try_emplace(word);             // second: the word is new
             std::vector<int>& parts = found.first->second;
             if (found.second) { encode_word(parts); }
             ids.insert(ids.end(), parts.begin(), parts.end());

@@ -58,7 +58,7 @@ inline Qrels read_qrels(const std::string& path) {
               "%s: line %zu: document %.80s is judged twice for query %.80s", path.c_str(), line, document.c_str(),
               query.c_str());
         q.judgements++;
-        begin = end + 1;
+        begin = end + 1;                    // the last newline may be missing
     }
     check(q.judgements > 0, "%s: the file is empty, expected lines 'query 0 document grade'", path.c_str());
     return q;
@@ -69,6 +69,7 @@ struct Ranked { float score; std::string document; };
 // The grades of the documents found, in trec_eval's order; a document without a judgement has grade 0.
 inline std::vector<int> ranked_grades(std::vector<Ranked> found, const Judgements& judgements) {
     std::sort(found.begin(), found.end(), [](const Ranked& a, const Ranked& b) {
+        // names differ, so no two are equal and the order is unique
         return a.score > b.score || (a.score == b.score && a.document > b.document);
     });
     std::vector<int> grades;
