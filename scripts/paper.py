@@ -2,29 +2,33 @@
 """paper.py -- every table and figure of the paper, as commands of the trainers, run one after another.
 
     scripts/paper.py table1 fineweb-edu medium cable        one row: its data if missing, training, evaluation
-    scripts/paper.py table1 --dry_run                       all rows of a table: what would be run, and what that costs
+    scripts/paper.py table1 --dry_run                       all rows of a table: the commands, and what they cost
     scripts/paper.py --rows                                 the command of every row
-    scripts/report.py run -o report                         the tables, beside the paper's numbers
+    scripts/report.py run -o report                         the tables, with the paper's numbers beside ours
 
 table1 table3 table4   perplexity at 512 to 15,360 tokens after training at 1,024
-table2                 BERT: masked tokens, then MS MARCO's triplets, then MLDR-en's full corpus at 512 to 16,384 tokens, nDCG@10
-bert_curves            Figures 5 and 6: table2's trainings alone; scripts/report.py draws their losses
-generalization         the arXiv version's table: HellaSwag, FineWeb, WikiText-2 and -103 by models trained on FineWeb-Edu
-figure3                training tokens/s and memory, unbatched generation, of 30 steps on tiny Shakespeare
-figure4                kernel CABLE (kcable) beside cable
-figure5                the arXiv version's: trained at 512, 1,024 ... 8,192
-bias                   the arXiv version's: bias matrices of three layers as JSON and image (text needs --tokenizer encoder.json)
+table2                 BERT: masked tokens, then MS MARCO's triplets, then nDCG@10 on the full corpus of MLDR-en at 512
+                       to 16,384 tokens
+bert_curves            Figures 5 and 6: only the trainings of table2; scripts/report.py draws their losses
+generalization         of the arXiv version: models trained on FineWeb-Edu, tested on HellaSwag, FineWeb, WikiText-2
+                       and WikiText-103
+figure3                tokens/s and memory in training, 30 steps on tiny Shakespeare, and in unbatched generation
+figure4                kernel CABLE (kcable) and cable
+figure5                of the arXiv version: models trained at 512, 1,024 ... 8,192
+bias                   of the arXiv version: bias matrices of three layers as JSON and images (text input needs
+                       --tokenizer encoder.json)
 small, quick           the comparison on two CPU cores: scripts/reproduce_small.sh
 
-Words behind the experiment select rows: data sets, sizes, encodings; none of a kind means all of that kind. Run the same command
-again after an interruption: finished parts are skipped, training goes on from its newest checkpoint, and rows that share a model
-(table1, figure4, bias; table2, bert_curves) share its run. --set FLAG=VALUE replaces a flag of the trainer, --set pairs.FLAG=VALUE
-one of the fine-tuning.
+Words after the experiment select rows by data set, size and encoding; without a word of a kind, all of that kind are
+selected. After an interruption run the same command again: it skips finished parts, continues training from the newest
+checkpoint, and lets rows that have the same model (table1, figure4, bias; table2, bert_curves) share its run.
+--set FLAG=VALUE replaces a flag of the trainer, --set pairs.FLAG=VALUE one of the fine-tuning.
 
-The arithmetic. A step of FineWeb-Edu is 524,288 tokens, of WikiText-103 131,072 (the only size that fits the paper's epochs);
-FLOPs a token are 6 (12 L C^2 + V C) + 6 L C T, forward and backward, causal; hours are those of ONE GPU that sustains the
-200 TFLOP/s which --tflops assumes. No GPU was measured: --tokens_per_s puts your own figure in the assumption's place.
-    data              size      steps    tokens   GFLOP a token    hours a model
+The arithmetic. A step on FineWeb-Edu is 524,288 tokens, on WikiText-103 131,072 (the only size that fits the paper's
+epochs). FLOPs per token are 6 (12 L C^2 + V C) + 6 L C T: forward and backward, causal. Hours are those of ONE GPU that
+sustains 200 TFLOP/s, which is an assumption, not a measurement: change it with --tflops, or give your own measurement
+with --tokens_per_s.
+    data              size      steps    tokens   GFLOP/token      hours/model
     fineweb-edu       tiny     19,073    10.00G            0.29              4.0
     fineweb-edu       small    19,073    10.00G            0.80             11.1
     fineweb-edu       medium   19,073    10.00G            2.27             31.6
@@ -32,10 +36,11 @@ FLOPs a token are 6 (12 L C^2 + V C) + 6 L C T, forward and backward, causal; ho
     wikitext-103      small     5,000     0.66G            0.80              0.7
     wikitext-103      medium    3,000     0.39G            2.27              1.2
     fineweb-edu-bert  base     14,000     0.92G            0.59              0.7
-BERT sees all keys: 6 (12 L C^2 + 0.15 V C) + 12 L C T, only masked rows reach the head; a step is 128 sequences of 512. Fine-tuning is one
-epoch of 1.25 million triplets, 128 an update, on one GPU. Its FLOPs count every text as 512 tokens and two forward passes, those of
-retrieval 200,000 documents of the average length, each token seeing T keys: both are bounds from above. Choices of our own: decay,
-clipping, schedule and the warm-up of pre-training are GPT-2's, the learning rate of fine-tuning is 2e-5, its temperature 0.05.
+BERT sees all keys, and only masked rows reach its head: 6 (12 L C^2 + 0.15 V C) + 12 L C T; a step is 128 sequences of
+512. Fine-tuning is one epoch of 1.25 million triplets, 128 per update, on one GPU. Its FLOPs count every text as 512
+tokens and two forward passes; those of retrieval count 200,000 documents of the average length whose tokens all see T
+keys. Both are upper bounds. Where the paper does not say, we chose GPT-2's weight decay, clipping, schedule and warm-up
+for pre-training, and a learning rate of 2e-5 and a temperature of 0.05 for fine-tuning.
 """
 import argparse
 import collections
@@ -53,43 +58,52 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 
-Size = collections.namedtuple("Size", "L NH C B")           # B: sequences of 1,024 in a micro-batch
-SIZES = {"tiny": Size(6, 8, 512, 64), "small": Size(12, 12, 768, 32), "medium": Size(24, 16, 1024, 16), "base": Size(12, 12, 768, 32)}
+Size = collections.namedtuple("Size", "L NH C B")           # B: sequences of 1,024 tokens per micro-batch
+SIZES = {"tiny": Size(6, 8, 512, 64), "small": Size(12, 12, 768, 32), "medium": Size(24, 16, 1024, 16),
+         "base": Size(12, 12, 768, 32)}
 
-# name: its name in paper_tables.csv; prepare: what makes the files; train, val, test: globs; total_batch: tokens a step;
-# test_tokens: how many are evaluated; vocab: padded
+# name: as in paper_tables.csv; prepare: the command that makes the files; train, val, test: globs; total_batch: tokens
+# per step; test_tokens: number of tokens evaluated; vocab: padded size of the vocabulary
 Data = collections.namedtuple("Data", "name prepare train val test total_batch test_tokens vocab")
 
 
 def shards(name, script, directory, prefix, total_batch, test_tokens, test="test"):
+    """the Data of numbered shards that a script of data/ writes"""
     at = lambda split: f"data/{directory}/{prefix}_{split}_*.bin"
-    return Data(name, f"data/{script} --out data/{directory}", at("train"), at("val"), at(test), total_batch, test_tokens, 50304)
+    prepare = f"data/{script} --out data/{directory}"
+    return Data(name, prepare, at("train"), at("val"), at(test), total_batch, test_tokens, 50304)
 
 
 DATA = {
-    "fineweb-edu": shards("fineweb-edu-10B", "fineweb_edu.py", "edu_fineweb10B", "edu_fineweb", 524288, 100_000_000, "val"),
-    "wikitext-103": shards("wikitext-103", "wikitext.py --size 103 --raw --join rows_apart", "wikitext103_raw", "wikitext103_raw", 131072,
-                           287_645),
-    # evaluation only: of FineWeb its validation shard, the first of the numbered files
-    "fineweb": shards("fineweb-10B", "fineweb_edu.py --dataset classic --files 1", "fineweb10B", "fineweb", 0, 100_000_000, "val"),
-    "wikitext-2": shards("wikitext-2", "wikitext.py --size 2 --raw --join rows_apart", "wikitext2_raw", "wikitext2_raw", 0, 287_645),
+    "fineweb-edu": shards("fineweb-edu-10B", "fineweb_edu.py", "edu_fineweb10B", "edu_fineweb", 524288, 100_000_000,
+                          "val"),
+    "wikitext-103": shards("wikitext-103", "wikitext.py --size 103 --raw --join rows_apart", "wikitext103_raw",
+                           "wikitext103_raw", 131072, 287_645),
+    # only evaluated: FineWeb's validation shard, which the first of its files holds, and WikiText-2
+    "fineweb": shards("fineweb-10B", "fineweb_edu.py --dataset classic --files 1", "fineweb10B", "fineweb", 0,
+                      100_000_000, "val"),
+    "wikitext-2": shards("wikitext-2", "wikitext.py --size 2 --raw --join rows_apart", "wikitext2_raw",
+                         "wikitext2_raw", 0, 287_645),
     "tinyshakespeare": Data("tinyshakespeare", "data/tinyshakespeare.py --out data/tinyshakespeare",
-                            "data/tinyshakespeare/tiny_shakespeare_train.bin", "data/tinyshakespeare/tiny_shakespeare_val.bin",
+                            "data/tinyshakespeare/tiny_shakespeare_train.bin",
+                            "data/tinyshakespeare/tiny_shakespeare_val.bin",
                             "data/tinyshakespeare/tiny_shakespeare_val.bin", 524288, 32_768, 50304),
-    "fineweb-edu-bert": shards("fineweb-edu-10B + ms-marco", "fineweb_edu.py --encoding bert", "edu_fineweb10B_bert", "edu_fineweb", 65536, 0,
-                               "val")._replace(vocab=30592),
-    # scripts/reproduce_small.sh makes the files and says where they are
-    "wikitext-2-bytes": Data("wikitext-2-bytes", "", "wikitext2_bytes_train.txt", "wikitext2_bytes_val.txt", "wikitext2_bytes_test.txt",
-                             0, 0, 256),
+    "fineweb-edu-bert": shards("fineweb-edu-10B + ms-marco", "fineweb_edu.py --encoding bert", "edu_fineweb10B_bert",
+                               "edu_fineweb", 65536, 0, "val")._replace(vocab=30592),
+    # scripts/reproduce_small.sh makes these files and gives their paths
+    "wikitext-2-bytes": Data("wikitext-2-bytes", "", "wikitext2_bytes_train.txt", "wikitext2_bytes_val.txt",
+                             "wikitext2_bytes_test.txt", 0, 0, 256),
 }
 HELLASWAG = ("data/hellaswag.py --out data/hellaswag", "data/hellaswag/hellaswag_val.bin")
-# BERT's second and third part: groups of texts, and a collection that is searched whole
+# the second and third part of BERT: groups of texts for fine-tuning, and a corpus that is searched as a whole
 PAIRS = ("data/msmarco.py --out data/msmarco", "data/msmarco/msmarco_train_*.bin")
-MLDR = {"queries": "data/mldr_en/mldr_test_queries.bin", "corpus": "data/mldr_en/mldr_corpus_*.bin", "qrels": "data/mldr_en/mldr_test_qrels.tsv"}
+MLDR = {"queries": "data/mldr_en/mldr_test_queries.bin", "corpus": "data/mldr_en/mldr_corpus_*.bin",
+        "qrels": "data/mldr_en/mldr_test_qrels.tsv"}
 MLDR_PREPARE, MLDR_DOCUMENTS, MLDR_TOKENS = "data/mldr.py --out data/mldr_en", 200_000, 4700
-TRIPLETS, GROUPS, TEXTS = 1_250_000, 128, 3                 # of an epoch; of an update; texts in a group
-MASKED = 0.15
-STEPS = {("fineweb-edu-bert", "base"): 14000, ("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
+TRIPLETS, GROUPS, TEXTS = 1_250_000, 128, 3                 # groups per epoch; groups per update; texts per group
+MASKED = 0.15                                               # share of BERT's tokens that are masked
+STEPS = {("fineweb-edu-bert", "base"): 14000,
+         ("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
          ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
 RECIPE = {"lr": "6e-4", "warmup": "750", "final_lr": "0.1", "weight_decay": "0.1", "clip": "1", "schedule": "cosine"}
 RECIPE_BERT = dict(RECIPE, lr="1e-4")
@@ -102,13 +116,15 @@ RETRIEVAL_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 BIAS_TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 BIAS_IDS = "464 2068 7586 21831 18045 625 262 16931 3290 11 290 262 3290 44263 319 13"
 
-# The comparison on two CPU cores: its own model, steps and lengths
+# The comparison on two CPU cores has its own model, steps and lengths.
 Small = collections.namedtuple("Small", "model T B steps lr eval_tokens lengths encodings seeds")
 SMALL = {
     "quick": Small("2,4,64", 128, 16, 500, "2e-3", 131072, (64, 128, 256, 512, 1024, 2048),
-                   ("cable", "cable_nw", "alibi", "fire", "t5", "kerple", "rope", "learned", "sinusoidal"), (42, 43)),
+                   ("cable", "cable_nw", "alibi", "fire", "t5", "kerple", "rope", "learned", "sinusoidal"),
+                   (42, 43)),
     "small": Small("4,4,128", 256, 16, 4000, "1e-3", 262144, (128, 256, 512, 1024, 2048, 4096),
-                   ("cable", "cable_nw", "kcable", "alibi", "fire", "t5", "kerple", "rope", "learned", "sinusoidal"), (42, 43, 44)),
+                   ("cable", "cable_nw", "kcable", "alibi", "fire", "t5", "kerple", "rope", "learned", "sinusoidal"),
+                   (42, 43, 44)),
 }
 
 
@@ -117,19 +133,21 @@ class BadInput(Exception):
 
 
 class Stopped(Exception):
-    """a command ended otherwise than well: its exit code"""
+    """a command failed or was interrupted; carries the exit code"""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which a batch system sends to this process alone"""
+    """SIGTERM, which a batch system sends only to this process"""
 
 
 # ----------------------------------------------------------------------------------------------------------
 # rows and their commands
 
-# A model that is trained. T: trained length; steps 0: the paper's; evaluations: data sets, "hellaswag", "generate", "bias"
+# A model to train. T: length to train at; steps: 0 for the paper's; evaluations: data sets, "mldr", "hellaswag",
+# "generate" or "bias"
 Row = collections.namedtuple("Row", "experiment data model pos T steps lengths evaluations")
-# One process. flags: a dict; done: a file that appears when it has ended well, holding its flags, or a glob that must match
+# One process. flags: {flag: value}; marker: a .done file that is written after success and holds the flags, or a glob
+# of the files that the command makes
 Command = collections.namedtuple("Command", "title program flags out marker flops")
 
 
@@ -145,13 +163,15 @@ def paper_rows(table):
 
 
 def rows_of(experiment):
+    """the rows of an experiment, in the paper's order"""
     of = lambda table, lengths, evaluations: [
         Row(experiment, data, model, pos, 1024, 0, lengths, evaluations or (data,))
         for (data, model), encodings in paper_rows(table).items() for pos in encodings]
     if experiment in ("table1", "table3", "table4"):
         return of(experiment[5:], LENGTHS, ())
     if experiment in BERT:
-        return [Row(experiment, data, model, pos, 512, 0, RETRIEVAL_LENGTHS, ("mldr",) if experiment == "table2" else ())
+        evaluations = ("mldr",) if experiment == "table2" else ()
+        return [Row(experiment, data, model, pos, 512, 0, RETRIEVAL_LENGTHS, evaluations)
                 for (data, model), encodings in paper_rows("2").items() for pos in encodings]
     if experiment == "generalization":
         return of("arxiv-1", (1024,), ("hellaswag", "fineweb", "wikitext-2", "wikitext-103"))
@@ -169,15 +189,17 @@ def rows_of(experiment):
         return [Row(experiment, "fineweb-edu", "medium", pos, 1024, 0, (), ("bias",))
                 for pos in ("cable", "cable_v1", "alibi", "kerple", "t5", "fire")]
     s = SMALL[experiment]
-    return [Row(experiment, "wikitext-2-bytes", s.model, pos, s.T, s.steps, s.lengths, ("wikitext-2-bytes",)) for pos in s.encodings]
+    return [Row(experiment, "wikitext-2-bytes", s.model, pos, s.T, s.steps, s.lengths, ("wikitext-2-bytes",))
+            for pos in s.encodings]
 
 
 BERT = ("table2", "bert_curves")
-EXPERIMENTS = ("table1", "table2", "table3", "table4", "generalization", "figure3", "figure4", "figure5", "bert_curves", "bias", "small", "quick")
+EXPERIMENTS = ("table1", "table2", "table3", "table4", "generalization", "figure3", "figure4", "figure5",
+               "bert_curves", "bias", "small", "quick")
 
 
 def select(rows, words):
-    """the rows that have the words; a word that is in no row of the experiment is an error"""
+    """(the rows that the words select, the words that no row has)"""
     for field in ("data", "model", "pos", "T"):
         known = {str(getattr(r, field)) for r in rows}
         chosen = [w for w in words if w in known]
@@ -187,42 +209,46 @@ def select(rows, words):
 
 
 def shape(model):
-    """L, NH, C of tiny, small, medium or of the trainer's L,NH,C"""
+    """(L, NH, C) of a named size, or of "L,NH,C" as the trainer takes it"""
     if model in SIZES:
         return SIZES[model][:3]
     try:
         L, NH, C = (int(x) for x in model.split(","))
         return L, NH, C
     except ValueError:
-        raise BadInput(f"--set model={model}: wanted {', '.join(SIZES)} or L,NH,C")
+        raise BadInput(f"--set model: expected {', '.join(SIZES)} or L,NH,C, got model={model}")
 
 
 def token_flops(model, T, head, causal=True):
-    """of a forward pass: two for each weight of a matrix (head: logits a token), and attention, causal over half of T on average"""
+    """FLOPs of a forward pass per token: two per weight of a matrix, where the head makes `head` logits per token, and
+    attention over T keys, or T / 2 on average if it is causal"""
     L, _, C = shape(model)
     return 2 * (12 * L * C * C + head * C) + (2 if causal else 4) * L * C * T
 
 
 def train_flops(row, flags):
-    """a token of training, forward and backward"""
+    """FLOPs of training per token, forward and backward"""
     bert, vocab = row.experiment in BERT, DATA[row.data].vocab
     return 3 * token_flops(flags["model"], int(flags["T"]), MASKED * vocab if bert else vocab, not bert)
 
 
 def micro_batch(row, args, flags, gpus):
-    """sequences in a micro-batch: what fits is held constant in tokens, and must divide a step on every GPU"""
+    """Sequences per micro-batch. Without --B it holds about the same number of tokens at every length. It must divide
+    each GPU's share of a step."""
     total, T = int(flags["total_batch"]), int(flags["T"])
     small = SMALL.get(row.experiment)
     B = args.B or (small.B if small else max(1, SIZES[row.model].B * 1024 // T))
     share = total // (T * gpus)
     if share < 1 or total % (T * gpus) or (args.B and share % B):
-        raise BadInput(f"--gpus {gpus}{f' --B {B}' if args.B else ''}: do not divide a step of {total:,} tokens in sequences of {T}")
+        given = f"--gpus {gpus}" + (f" --B {B}" if args.B else "")
+        raise BadInput(f"{given}: expected a divisor of a step, which is {total:,} tokens in sequences of {T}")
     while share % min(B, share):
         B -= 1
     return min(B, share)
 
 
 def training(row, args, seed, out):
+    """the command that trains the model of a row"""
     d = DATA[row.data]
     s = SMALL.get(row.experiment)
     flags = {"train_files": d.train, "val_files": d.val, "model": row.model, "pos": row.pos, "T": str(row.T)}
@@ -244,25 +270,29 @@ def training(row, args, seed, out):
 
 
 def saved(flags, args, out):
-    """the flags of a training that can be interrupted"""
+    """the flags of a training run that can be interrupted and resumed"""
     more = {"tokenizer": args.tokenizer} if args.tokenizer else {}
-    return {**flags, "checkpoint_every": str(min(1000, int(flags["steps"]))), "keep": "2", "resume": "1", "out": out, **more}
+    every = str(min(1000, int(flags["steps"])))
+    return {**flags, "checkpoint_every": every, "keep": "2", "resume": "1", "out": out, **more}
 
 
 def fine_tuning(row, args, seed, before, out):
-    """contrastive, of the model in `before`; a chunk of texts is run forward twice, and backward"""
+    """the command that fine-tunes the model of the run `before` on groups of texts"""
     T = args.set.get("T", str(row.T))
-    flags = {"load": before, "pairs": args.set.get("pairs", PAIRS[1]), "pos": row.pos, "T": T, "total_batch": str(GROUPS * int(T)),
-             "steps": str(TRIPLETS // GROUPS), **RECIPE_PAIRS, "tau": "0.05", "pooling": "mean", "seed": str(seed)}
+    flags = {"load": before, "pairs": args.set.get("pairs", PAIRS[1]), "pos": row.pos, "T": T,
+             "total_batch": str(GROUPS * int(T)), "steps": str(TRIPLETS // GROUPS), **RECIPE_PAIRS, "tau": "0.05",
+             "pooling": "mean", "seed": str(seed)}
     flags.update({k: args.set["pairs." + k] for k in flags if "pairs." + k in args.set})
     flags["B"] = str(micro_batch(row, args, flags, 1))
     tokens = int(flags["steps"]) * int(flags["total_batch"]) * TEXTS
+    # two forward passes, and one backward pass that costs as much as two
     flops = 4 * tokens * token_flops(args.set.get("model", row.model), int(flags["T"]), 0, False)
     return Command("fine-tune", args.trainer, saved(flags, args, out), out, os.path.join(out, "train.done"), flops)
 
 
 def retrieval(row, args, run, out, lengths):
-    flags = {"load": run, **{k: args.set.get(k, v) for k, v in MLDR.items()}, "eval_lengths": ",".join(map(str, lengths)), "out": out}
+    flags = {"load": run, **{k: args.set.get(k, v) for k, v in MLDR.items()},
+             "eval_lengths": ",".join(map(str, lengths)), "out": out}
     if "pairs.pooling" in args.set:
         flags["pooling"] = args.set["pairs.pooling"]
     model = args.set.get("model", row.model)
@@ -270,32 +300,42 @@ def retrieval(row, args, run, out, lengths):
     return Command("search mldr", args.trainer, flags, out, os.path.join(out, "eval.done"), flops)
 
 
+def bias_commands(row, args, run, out):
+    """the commands that write the bias of the first, middle and last layer as JSON and draw it"""
+    L = shape(args.set.get("model", row.model))[0]
+    text = BIAS_TEXT if args.tokenizer or DATA[row.data].vocab == 256 else BIAS_IDS
+    commands = []
+    for layer in sorted({0, L // 2, L - 1}):
+        matrix = os.path.join(out, f"bias_{layer}_0.json")
+        flags = {"load": run, "dump_bias": f"{layer},0,{args.set.get('text', text)}", "out": out}
+        if args.tokenizer:
+            flags["tokenizer"] = args.tokenizer
+        done = os.path.join(out, f"bias_{layer}.done")
+        commands.append(Command(f"bias of layer {layer}", args.trainer, flags, out, done, 0))
+        draw = f"{sys.executable} scripts/plot.py bias {shlex.quote(matrix)}"
+        commands.append(Command("image", draw, {}, out, matrix[:-len(".json")] + ".png", 0))
+    return commands
+
+
 def evaluation(row, args, what, run):
-    """the commands that evaluate the model of a run on a data set, or on one of the other things"""
+    """the commands that evaluate the model of a run; what: a data set, or mldr, hellaswag, generate or bias"""
     out = os.path.join(run, "eval", what)
     marker = os.path.join(out, "eval.done")
     set_ = args.set
     if what == "hellaswag":
-        return [Command("hellaswag", args.trainer, {"load": run, "hellaswag": HELLASWAG[1], "out": out}, out, marker, 0)]
+        flags = {"load": run, "hellaswag": HELLASWAG[1], "out": out}
+        return [Command("hellaswag", args.trainer, flags, out, marker, 0)]
     if what == "generate":
         T = int(set_.get("T", row.T))
         flags = {"load": run, "generate": "", "tokens": set_.get("tokens", str(T - 24)), "temperature": "0"}
         return [Command("generate", args.trainer, flags, out, marker, 0)]
     if what == "bias":
-        L = shape(set_.get("model", row.model))[0]
-        commands = []
-        for layer in sorted({0, L // 2, L - 1}):
-            image = os.path.join(out, f"bias_{layer}_0.json")
-            text = BIAS_TEXT if args.tokenizer or DATA[row.data].vocab == 256 else BIAS_IDS
-            flags = {"load": run, "dump_bias": f"{layer},0,{set_.get('text', text)}", "out": out}
-            if args.tokenizer:
-                flags["tokenizer"] = args.tokenizer
-            commands.append(Command(f"bias of layer {layer}", args.trainer, flags, out, os.path.join(out, f"bias_{layer}.done"), 0))
-            commands.append(Command("image", f"{sys.executable} scripts/plot.py bias {shlex.quote(image)}", {}, out, image[:-5] + ".png", 0))
-        return commands
+        return bias_commands(row, args, run, out)
     T_train = int(set_.get("T", row.T))
-    lengths = [int(T) for T in set_["eval_lengths"].split(",")] if "eval_lengths" in set_ else list(row.lengths)
-    if row.pos == "learned":
+    lengths = list(row.lengths)
+    if "eval_lengths" in set_:
+        lengths = [int(T) for T in set_["eval_lengths"].split(",")]
+    if row.pos == "learned":                # has no positions beyond the length it was trained at
         lengths = [T for T in lengths if T <= T_train]
     if what == "mldr":
         return [retrieval(row, args, run, out, lengths)]
@@ -313,13 +353,15 @@ def evaluation(row, args, what, run):
 
 def run_directory(row, args, seed, data):
     T = f"-T{row.T}" if row.experiment == "figure5" and row.T != 1024 else ""
-    top = ("figure3",) if row.experiment == "figure3" else (data,)          # 30 steps are no model
+    top = ("figure3",) if row.experiment == "figure3" else (data,)      # 30 steps make no model that others could share
     return os.path.join(args.out, *top, row.model.replace(",", "x"), row.pos + T, f"seed_{seed}")
 
 
 def preparations(row, args):
-    """what makes the files that are not there; files given by --set are the caller's"""
-    wanted = [(DATA[row.data].prepare, DATA[row.data].train)] if "train_files" not in args.set else []
+    """the commands that make the data; files given by --set are the caller's responsibility"""
+    wanted = []
+    if "train_files" not in args.set:
+        wanted.append((DATA[row.data].prepare, DATA[row.data].train))
     if row.experiment in BERT and "pairs" not in args.set:
         wanted.append(PAIRS)
     for what in row.evaluations:
@@ -334,7 +376,8 @@ def preparations(row, args):
 
 
 def has_data(files):
-    """are they there, and is the script that makes them done with them? Files without its manifest are somebody else's"""
+    """Whether the files exist and the script that makes them has finished. Files without its manifest, which the user
+    brought, count as finished."""
     files = os.path.join(ROOT, files)
     try:
         with open(os.path.join(os.path.dirname(files), "manifest.json")) as f:
@@ -354,9 +397,10 @@ def commands_of(row, args, seed):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# what is shown
+# what a dry run shows
 
 def arguments(command, gpus=1):
+    """the words of the command line"""
     words = shlex.split(command.program)
     for name, value in command.flags.items():
         words += ["--" + name, value]
@@ -368,28 +412,30 @@ def short(n):
 
 
 def arithmetic(row, args, commands):
-    """one line: steps, tokens, FLOPs and, under a stated assumption, GPU hours"""
+    """one line: steps, tokens, FLOPs and, by a stated assumption, GPU hours"""
     flags = commands[0].flags
     steps, batch = int(flags["steps"]), int(flags["total_batch"])
-    line = f"{steps:,} steps x {batch:,} = {short(steps * batch)} tokens; {train_flops(row, flags) / 1e9:.3g} GFLOP a token"
+    gflop = train_flops(row, flags) / 1e9
+    line = f"{steps:,} steps x {batch:,} = {short(steps * batch)} tokens; {gflop:.3g} GFLOP per token"
     if row.experiment in SMALL:
         return line
     if args.tokens_per_s:
         hours = steps * batch / args.tokens_per_s / 3600
-        return f"{line}: {hours:.1f} GPU hours of training at the given {args.tokens_per_s:,.0f} tokens/s a GPU"
+        return f"{line}: {hours:.1f} GPU hours of training at the given {args.tokens_per_s:,.0f} tokens/s per GPU"
     hours = lambda part: f"{sum(c.flops for c in part) / args.tflops / 3.6e15:.1f}"
     assumed = f"if a GPU sustains {args.tflops:g} TFLOP/s (assumed, not measured)"
     if row.experiment in BERT:
         pairs = commands[1].flags
-        groups = int(pairs["total_batch"]) // int(pairs["T"])
+        updates, groups = int(pairs["steps"]), int(pairs["total_batch"]) // int(pairs["T"])
         search = f", {hours(commands[2:])} of retrieval" if row.evaluations else ""
-        return (f"{line}; then {int(pairs['steps']):,} steps x {groups:,} = {int(pairs['steps']) * groups:,} triplets: {hours(commands[:1])} GPU hours "
-                f"of training and at most {hours(commands[1:2])} of fine-tuning{search}, {assumed}")
+        return (f"{line}; then {updates:,} steps x {groups:,} = {updates * groups:,} triplets: {hours(commands[:1])} "
+                f"GPU hours of training and at most {hours(commands[1:2])} of fine-tuning{search}, {assumed}")
     return f"{line}: {hours(commands[:1])} GPU hours of training, {hours(commands[1:])} of evaluation, {assumed}"
 
 
 def row_name(row):
-    return " ".join([row.experiment, row.data, row.model, row.pos] + ([str(row.T)] if row.experiment == "figure5" else []))
+    T = [str(row.T)] if row.experiment == "figure5" else []
+    return " ".join([row.experiment, row.data, row.model, row.pos, *T])
 
 
 def show(rows, args):
@@ -405,9 +451,10 @@ def show(rows, args):
 # running
 
 def marker_text(command):
-    """what a finished command has computed; how fast and where from does not matter"""
+    """what identifies the result of a command: its title and flags, except those that change only speed or places"""
     free = ("B", "keep", "checkpoint_every", "val_every", "resume", "out", "load")
-    return json.dumps({"title": command.title, **{k: v for k, v in command.flags.items() if k not in free}}, sort_keys=True)
+    kept = {k: v for k, v in command.flags.items() if k not in free}
+    return json.dumps({"title": command.title, **kept}, sort_keys=True)
 
 
 def is_done(command):
@@ -428,7 +475,8 @@ def duration(seconds):
 
 
 class Progress:
-    """one line over all rows, by FLOPs: rewritten on a terminal, otherwise a line every ten seconds; or, verbose, all output"""
+    """One line of progress and time left over all rows, weighted by FLOPs. On a terminal it is rewritten, elsewhere a
+    new one is printed every ten seconds; verbose: all output of the commands instead."""
 
     def __init__(self, total, verbose):
         self.total, self.verbose, self.done, self.ran = max(total, 1), verbose, 0.0, 0.0
@@ -461,6 +509,7 @@ class Progress:
 
 
 def execute(command, label, args, progress):
+    """runs a command and keeps its output; raises Stopped if it fails or is interrupted"""
     words = arguments(command, args.gpus)
     if progress.verbose:
         print("$ " + shlex.join(words), flush=True)
@@ -471,9 +520,11 @@ def execute(command, label, args, progress):
         os.makedirs(command.out, exist_ok=True)
     tail = collections.deque(maxlen=8)
     try:
-        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   errors="replace")
     except OSError as e:
-        raise BadInput(f"{words[0]}: {e.strerror}" + ("; build it with make" if words[0].startswith("./train") else ""))
+        hint = "; build it with make" if words[0].startswith("./train") else ""
+        raise BadInput(f"{words[0]}: {e.strerror}{hint}")
     stopped = None
     with open(log if command.out else os.devnull, "a") as f:
         while True:
@@ -484,9 +535,9 @@ def execute(command, label, args, progress):
                     progress.line(text, label, command)
                 code = process.wait()
                 break
-            except KeyboardInterrupt as e:      # the trainer saves a checkpoint
+            except KeyboardInterrupt as e:      # wait until the trainer has saved a checkpoint
                 stopped = e
-                if isinstance(e, Terminated):   # ^C it has had itself
+                if isinstance(e, Terminated):   # ^C has reached the trainer itself, SIGTERM has not
                     process.terminate()
     progress.clear()
     if code == 0:
@@ -499,12 +550,16 @@ def execute(command, label, args, progress):
         return
     if not progress.verbose:
         print("".join(tail), end="", file=sys.stderr)
-    print(f"paper.py: {label}: {command.title} ended with exit code {code}; run the same command again to go on", file=sys.stderr)
-    raise Stopped(INTERRUPTED if stopped else code if code > 0 else 1)
+    print(f"paper.py: {label}: {command.title} ended with exit code {code}; run the same command again to continue",
+          file=sys.stderr)
+    if stopped:
+        raise Stopped(INTERRUPTED)
+    raise Stopped(code if code > 0 else 1)
 
 
 def run_all(rows, args):
-    """each row for each seed; seeds outermost, so that an early end leaves whole comparisons"""
+    """Runs each row with each seed. The loop over seeds is the outer one, so that an early end leaves comparisons of
+    all encodings."""
     work = [(row, seed, commands_of(row, args, seed)) for seed in args.seeds for row in rows]
     verbose = not args.quiet
     progress = Progress(sum(c.flops for _, _, commands in work for c in commands), verbose)
@@ -517,7 +572,7 @@ def run_all(rows, args):
             if ran:
                 execute(command, label, args, progress)
             elif verbose:
-                print(f"# done before: {command.title} ({command.marker})")
+                print(f"# already done: {command.title} ({command.marker})")
             progress.finished(command, ran)
     print(f"done: {len(work)} runs below {args.out}, {duration(time.time() - progress.start)}")
 
@@ -525,48 +580,69 @@ def run_all(rows, args):
 def setting(text):
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise argparse.ArgumentTypeError("wanted FLAG=VALUE")
+        raise argparse.ArgumentTypeError(f"expected FLAG=VALUE, got {text}")
     return name, value
 
 
 def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                allow_abbrev=False)
     p.add_argument("experiment", nargs="?", choices=EXPERIMENTS, metavar="EXPERIMENT", help=" ".join(EXPERIMENTS))
     p.add_argument("words", nargs="*", metavar="WORD", help="data sets, sizes, encodings (figure5: lengths) [all]")
-    p.add_argument("--rows", action="store_true", help="print the command of every row (of the experiment, if one is given)")
-    p.add_argument("--dry_run", action="store_true", help="print the commands and their arithmetic")
-    p.add_argument("--gpus", type=int, default=1, help="train with mpirun on so many [1]")
-    p.add_argument("--B", type=int, default=0, help="sequences in a micro-batch [64, 32, 16, 32 of 1,024 tokens for tiny, small, medium, base]")
-    p.add_argument("--seeds", default="", help="joined by commas [42; small: 42,43,44; quick: 42,43]")
+    p.add_argument("--rows", action="store_true",
+                   help="print the command of every row (of the experiment, if one is given)")
+    p.add_argument("--dry_run", action="store_true", help="print the commands and their arithmetic; run nothing")
+    p.add_argument("--gpus", type=int, default=1, help="number of GPUs to train on, with mpirun [1]")
+    p.add_argument("--B", type=int, default=0, help="sequences per micro-batch [tiny 64, small 32, medium 16, base 32, "
+                   "of 1,024 tokens]")
+    p.add_argument("--seeds", default="", help="seeds separated by commas [42; small: 42,43,44; quick: 42,43]")
     p.add_argument("--out", default="run", help="directory of the runs [run]")
-    p.add_argument("--trainer", default="", help="[./train_gpt2cu; small and quick: ./train_gpt2; BERT: ./train_bertcu]")
-    p.add_argument("--tokenizer", default="", help="vocabulary to keep with the checkpoints, so that they take and print text")
-    p.add_argument("--tokens_per_s", type=float, default=0, help="of one GPU, as you measured it: for the hours shown")
-    p.add_argument("--tflops", type=float, default=200, help="assumed where --tokens_per_s is not given [200]")
-    p.add_argument("--set", type=setting, action="append", default=[], metavar="FLAG=VALUE", help="another value for a flag of the trainer")
-    p.add_argument("--python", default=shlex.quote(sys.executable), help="for data/*.py, with data/requirements.txt [this one]")
-    p.add_argument("--quiet", action="store_true", help="one line of progress over all rows instead of the trainer's output")
+    p.add_argument("--trainer", default="",
+                   help="program that trains [./train_gpt2cu; small and quick: ./train_gpt2; BERT: ./train_bertcu]")
+    p.add_argument("--tokenizer", default="",
+                   help="vocabulary to keep with the checkpoints, so that the models read and print text")
+    p.add_argument("--tokens_per_s", type=float, default=0,
+                   help="speed of one GPU as you measured it, for the hours shown")
+    p.add_argument("--tflops", type=float, default=200, help="TFLOP/s assumed without --tokens_per_s [200]")
+    p.add_argument("--set", type=setting, action="append", default=[], metavar="FLAG=VALUE",
+                   help="another value for a flag of the trainer")
+    p.add_argument("--python", default=shlex.quote(sys.executable),
+                   help="Python for data/*.py, which needs data/requirements.txt [the one that runs this]")
+    p.add_argument("--quiet", action="store_true",
+                   help="show one line of progress over all rows instead of the trainer's output")
     args = p.parse_intermixed_args(argv)
     if not args.experiment and not args.rows:
-        p.error("which experiment? " + " ".join(EXPERIMENTS))
+        p.error("expected an experiment: " + " ".join(EXPERIMENTS))
     return args
+
+
+def trainer_of(experiment):
+    if experiment in SMALL:
+        return "./train_gpt2"
+    return "./train_bertcu" if experiment in BERT else "./train_gpt2cu"
+
+
+def seeds_of(text, experiment):
+    if not text:
+        return list(SMALL[experiment].seeds) if experiment in SMALL else [42]
+    try:
+        return [int(s) for s in text.split(",")]
+    except ValueError:
+        raise BadInput(f"--seeds: expected numbers separated by commas, got {text}")
 
 
 def check_arguments(args):
     args.set = dict(args.set)
-    known = {"train_files", "val_files", "model", "T", "total_batch", "steps", "eval_lengths", "eval_tokens", "tokens", "text",
-             "pairs", *MLDR, *("pairs." + k for k in ("T", "total_batch", "steps", "tau", "pooling", *RECIPE)), *RECIPE}
+    known = {"train_files", "val_files", "model", "T", "total_batch", "steps", "eval_lengths", "eval_tokens", "tokens",
+             "text", "pairs", *MLDR, *RECIPE,
+             *("pairs." + k for k in ("T", "total_batch", "steps", "tau", "pooling", *RECIPE))}
     unknown = set(args.set) - known
     if unknown:
-        raise BadInput(f"--set {sorted(unknown)[0]}: no such setting; known are {', '.join(sorted(known))}")
-    small = SMALL.get(args.experiment)
-    args.trainer = args.trainer or ("./train_gpt2" if small else "./train_bertcu" if args.experiment in BERT else "./train_gpt2cu")
-    try:
-        args.seeds = [int(s) for s in args.seeds.split(",")] if args.seeds else list(small.seeds) if small else [42]
-    except ValueError:
-        raise BadInput(f"--seeds {args.seeds}: wanted numbers joined by commas")
+        raise BadInput(f"--set: expected one of {', '.join(sorted(known))}, got {sorted(unknown)[0]}")
+    args.trainer = args.trainer or trainer_of(args.experiment)
+    args.seeds = seeds_of(args.seeds, args.experiment)
     if args.gpus < 1 or args.B < 0 or args.tflops <= 0:
-        raise BadInput("--gpus, --B and --tflops: wanted positive numbers")
+        raise BadInput(f"expected positive numbers, got --gpus {args.gpus}, --B {args.B}, --tflops {args.tflops:g}")
     if not args.dry_run and args.out:
         args.out = os.path.abspath(args.out)
 
@@ -587,9 +663,12 @@ def main(argv):
         if unknown or not rows:
             every = rows_of(args.experiment)
             known = [", ".join(dict.fromkeys(str(getattr(r, f)) for r in every)) for f in ("data", "model", "pos")]
-            raise BadInput(f"{args.experiment} {' '.join(unknown or args.words)}: no such row; it has data {known[0]}; sizes {known[1]}; "
-                           f"encodings {known[2]}")
-        (show if args.dry_run else run_all)(rows, args)
+            raise BadInput(f"{args.experiment} {' '.join(unknown or args.words)}: no such row; {args.experiment} has "
+                           f"data {known[0]}; sizes {known[1]}; encodings {known[2]}")
+        if args.dry_run:
+            show(rows, args)
+        else:
+            run_all(rows, args)
         return 0
     except BadInput as e:
         print(f"paper.py: {e}", file=sys.stderr)
@@ -598,7 +677,7 @@ def main(argv):
         return e.args[0]
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:                     # of `| head`
+    except BrokenPipeError:                     # as in `paper.py ... | head`
         sys.stdout = open(os.devnull, "w")
         return 0
 

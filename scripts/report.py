@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""report.py -- gathers finished runs into the paper's tables, beside the paper's numbers.
+"""report.py -- gathers finished runs into the paper's tables, with the paper's numbers beside them.
 
     scripts/report.py run                       the report as Markdown
-    scripts/report.py run other -o report       report/report.md and a figure of every table that has runs
-    scripts/report.py run/quick --only_runs     without the tables that no run belongs to
+    scripts/report.py run other -o report       report/report.md, and a figure for every table that has runs
+    scripts/report.py run/quick --only_runs     only the tables that have runs
 
-A run is a directory with log.jsonl and checkpoints, wherever below the given ones: what was trained, on what and with which seed
-is read from its newest checkpoint. Its evaluations are the records of its own log and of RUN/eval/DATA/log.jsonl, as
-scripts/paper.py leaves them; of a BERT its losses while it trained are shown, too. Means and sample standard deviations are over
-seeds; "-" is what nobody has run. The paper's numbers are in scripts/paper_tables.csv. What is left out (unfinished, damaged, not
-evaluated, run twice) is named on stderr. Exit code 2: bad input.
+A run is a directory with log.jsonl and checkpoints anywhere below the given directories. Its newest checkpoint says
+what was trained, on what and with which seed. Its evaluations are the records of its own log and of
+RUN/eval/DATA/log.jsonl, as scripts/paper.py writes them; for BERT the report also shows the losses during training.
+Means and sample standard deviations are over seeds; "-" stands for what nobody has run. The paper's numbers are in
+scripts/paper_tables.csv. Runs that are left out (unfinished, damaged, not evaluated, run twice) are named on stderr.
+Exit code 2: bad input.
 """
 import argparse
 import collections
@@ -26,21 +27,23 @@ sys.path.insert(0, HERE)
 import plot  # noqa: E402
 from plot import BadInput, number  # noqa: E402
 
-NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fineweb": "fineweb-10B", "wikitext103": "wikitext-103",
-         "wikitext103_raw": "wikitext-103", "wikitext2": "wikitext-2", "wikitext2_raw": "wikitext-2", "wikitext2_bytes": "wikitext-2-bytes",
-         "msmarco": "ms-marco", "mldr": "mldr-en"}
-# config.json's names of layers, heads, channels and trained length, and sizes
-FAMILIES = {"gpt2": (("n_layer", "n_head", "n_embd", "n_positions"), {(6, 8, 512): "tiny", (12, 12, 768): "small", (24, 16, 1024): "medium"}),
+NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fineweb": "fineweb-10B",
+         "wikitext103": "wikitext-103", "wikitext103_raw": "wikitext-103", "wikitext2": "wikitext-2",
+         "wikitext2_raw": "wikitext-2", "wikitext2_bytes": "wikitext-2-bytes", "msmarco": "ms-marco", "mldr": "mldr-en"}
+# the names of layers, heads, channels and trained length in config.json, and the sizes
+FAMILIES = {"gpt2": (("n_layer", "n_head", "n_embd", "n_positions"),
+                     {(6, 8, 512): "tiny", (12, 12, 768): "small", (24, 16, 1024): "medium"}),
             "bert": (("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"),
                      {(2, 2, 128): "tiny", (4, 4, 256): "mini", (4, 8, 512): "small", (12, 12, 768): "base"})}
 METRICS = {"ppl": "perplexity", "acc": "accuracy, %", "ndcg@10": "nDCG@10"}
 FIGURE_NAME = {"arxiv-1": "the arXiv version's generalization table"}
-# the paper's curves: of which model, trained on what
+# the curves in the paper: (model, data it was trained on)
 CURVES = {("bert:base", "fineweb-edu-10B"): "Figure 5", ("bert:base", "fineweb-edu-10B + ms-marco"): "Figure 6"}
 
-# A table of the report: which model, trained on how many tokens of what, evaluated on what. tokens None: the paper's alone
+# What identifies a table of the report; tokens None: only the paper has numbers for it
 Key = collections.namedtuple("Key", "model trained_on evaluated_on metric tokens")
-# what: its training in words; tokens: of all of it, what it was loaded from included; pairs: fine-tuned on groups of texts
+# what: its training in words; tokens: all that it was trained on, including the run that it was loaded from; pairs:
+# whether it was fine-tuned on groups of texts
 Run = collections.namedtuple("Run", "path model trained_on pos T seed steps tokens what pairs")
 
 
@@ -49,8 +52,10 @@ def complain(text):
 
 
 def data_name(pattern):
-    """fineweb-edu-10B of data/edu_fineweb10B/edu_fineweb_train_*.bin; of other files what stands before _train, _val, _test"""
-    stem = re.sub(r"[_-]?(train|val|valid|test)([_.*?\[-].*)?$", "", os.path.basename(pattern)) or os.path.basename(os.path.dirname(pattern))
+    """the name of a data set: fineweb-edu-10B for data/edu_fineweb10B/edu_fineweb_train_*.bin; for files that NAMES
+    does not know, what stands before _train, _val or _test"""
+    stem = re.sub(r"[_-]?(train|val|valid|test)([_.*?\[-].*)?$", "", os.path.basename(pattern))
+    stem = stem or os.path.basename(os.path.dirname(pattern))
     return NAMES.get(stem, stem or pattern)
 
 
@@ -63,32 +68,34 @@ def read_json(path):
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise BadInput(f"{path}: damaged: not a JSON object")
+        raise BadInput(f"{path}: damaged: expected a JSON object")
     return data
 
 
 def newest_options(path):
-    """the flags that the newest checkpoint in a directory, or the checkpoint itself, was written with"""
+    """the flags that wrote the newest checkpoint in a directory, or this checkpoint itself"""
     checkpoints = sorted(glob.glob(os.path.join(glob.escape(path), "step_*")))
     options = read_json(os.path.join((checkpoints or [path])[-1], "state.json")).get("options")
     return options if isinstance(options, dict) else {}
 
 
 def loaded_options(path, options):
-    """of the run that this one began with: where it was, or, when the runs have moved together, beside this one"""
+    """The flags of the run that this one started from, found where it was, or, if the runs have moved together, at the
+    same place relative to this one: paper.py writes DATA/MODEL/POS/SEED."""
     load = str(options.get("load", ""))
-    beside = os.path.join(path, "..", "..", "..", "..", *os.path.normpath(load).split(os.sep)[-4:])     # DATA/MODEL/POS/SEED, as paper.py has it
-    for where in (load, beside):
+    moved = os.path.join(path, "..", "..", "..", "..", *os.path.normpath(load).split(os.sep)[-4:])
+    for where in (load, moved):
         try:
             found = newest_options(where)
-            return {**found, "data": data_name(found["train_files"]), "tokens": int(found["steps"]) * int(found["total_batch"])}
+            tokens = int(found["steps"]) * int(found["total_batch"])
+            return {**found, "data": data_name(found["train_files"]), "tokens": tokens}
         except (BadInput, KeyError, TypeError, ValueError):
             pass
     return {}
 
 
 def training_of(path, options, T):
-    """(data, tokens, words): a model fine-tuned on groups has learned from what it was loaded from, too"""
+    """(data, tokens, words); a model fine-tuned on groups has also learned from what it was loaded from"""
     steps, total_batch = int(options["steps"]), int(options["total_batch"])
     if not options.get("pairs"):
         data = data_name(options["train_files"])
@@ -97,27 +104,31 @@ def training_of(path, options, T):
     words = f"{steps:,} steps of {total_batch // int(options.get('T', T)):,} groups of {data}"
     if not before:
         return data, steps * total_batch, words
-    return (f"{before['data']} + {data}", before["tokens"] + steps * total_batch,
-            f"{int(before['steps']):,} steps of {int(before['total_batch']):,} tokens of {before['data']}, then for {words}")
+    first = f"{int(before['steps']):,} steps of {int(before['total_batch']):,} tokens of {before['data']}"
+    return f"{before['data']} + {data}", before["tokens"] + steps * total_batch, f"{first}, then for {words}"
 
 
 def encoding_of(options, config):
-    """as the flag names it; a model that was loaded without the flag has its own"""
+    """the encoding as --pos named it, or, for a model loaded without --pos, as its config.json names it"""
     asked, own = str(options["pos"]), config.get("position")
     own = str(own.get("name", "")) if isinstance(own, dict) else ""
     return own if own and own != asked.partition(":")[0] else asked
 
 
 def read_run(path, checkpoint):
-    """the Run; BadInput says why it does not count"""
-    config, state = read_json(os.path.join(checkpoint, "config.json")), read_json(os.path.join(checkpoint, "state.json"))
+    """the Run; raises BadInput with the reason if it does not count"""
+    config = read_json(os.path.join(checkpoint, "config.json"))
+    state = read_json(os.path.join(checkpoint, "state.json"))
     options = state.get("options")
     family = "bert" if config.get("model_type") == "bert" else "gpt2"
     try:
         *shape, T = (int(config[k]) for k in FAMILIES[family][0])
         size = FAMILIES[family][1].get(tuple(shape))
         steps, step = int(options["steps"]), int(state["step"])
-        model = f"{family}:{size}" if size else "{}L{} NH{} C{}".format("" if family == "gpt2" else "bert ", *shape)
+        if size:
+            model = f"{family}:{size}"
+        else:
+            model = ("bert " if family == "bert" else "") + "L{} NH{} C{}".format(*shape)
         data, tokens, what = training_of(path, options, T)
         run = Run(path, model, data, encoding_of(options, config), T, int(options["seed"]), steps, tokens, what,
                   bool(options.get("pairs")))
@@ -129,7 +140,7 @@ def read_run(path, checkpoint):
 
 
 def find_runs(directories):
-    """finished runs below the directories, each once"""
+    """the finished runs below the directories, each once"""
     runs, seen = [], set()
     for top in directories:
         if not os.path.isdir(top):
@@ -145,12 +156,12 @@ def find_runs(directories):
                 except BadInput as e:
                     complain(e)
             elif os.path.basename(os.path.dirname(path)) != "eval":
-                complain(f"{path}: has a log and no checkpoint; left out")
+                complain(f"{path}: has a log but no checkpoint; left out")
     return runs
 
 
 def perplexities(log, path):
-    """{(metric, T): value} of one log; the last record of a length counts"""
+    """{(metric, T): value} of one log; the last record for each length counts"""
     found = {}
     for r in log:
         if r.get("kind") != "extrapolation":
@@ -167,14 +178,15 @@ def perplexities(log, path):
 def measurements(run):
     """[(evaluated_on, metric, T, value)]"""
     found = []
-    options = [(run.path, None)] + [(p, os.path.basename(p)) for p in sorted(glob.glob(os.path.join(glob.escape(run.path), "eval", "*")))]
-    for path, what in options:
+    evaluations = sorted(glob.glob(os.path.join(glob.escape(run.path), "eval", "*")))
+    for path, what in [(run.path, None)] + [(p, os.path.basename(p)) for p in evaluations]:
         if not os.path.exists(os.path.join(path, "log.jsonl")):
             continue
         log = plot.read_log(path)
         data = lambda flag: NAMES.get(what, what) if what else data_name(str(newest_options(run.path).get(flag, "")))
         found += [(data("val_files"), metric, T, value) for (metric, T), value in perplexities(log, path).items()]
-        retrieval = {int(r["T"]): r for r in log if r.get("kind") == "retrieval" and number(r, "T") and number(r, "ndcg@10") is not None}
+        retrieval = {int(r["T"]): r for r in log
+                     if r.get("kind") == "retrieval" and number(r, "T") and number(r, "ndcg@10") is not None}
         found += [(data("qrels"), "ndcg@10", T, 100 * r["ndcg@10"]) for T, r in retrieval.items()]
         scores = [number(r, "acc_norm") for r in log if r.get("kind") == "hellaswag"]
         if scores and scores[-1] is not None:
@@ -193,7 +205,8 @@ class Table:
         self.paper_T = 512 if key.model.startswith("bert") else 1024        # the length at which the paper trained
 
     def lengths(self):
-        return sorted({T for seeds in self.ours.values() for s in seeds.values() for T in s} | {T for row in self.paper.values() for T in row})
+        ours = {T for seeds in self.ours.values() for values in seeds.values() for T in values}
+        return sorted(ours | {T for row in self.paper.values() for T in row})
 
     def trained(self):
         return sorted({T for _, T in self.ours})
@@ -217,7 +230,7 @@ def paper_numbers():
 
 
 def gather(runs):
-    """the tables, the paper's first, and the runs that nothing was measured of"""
+    """(the tables, the paper's first; the runs without any measurement)"""
     paper, tables, seen, silent = paper_numbers(), {}, {}, []
     for run in runs:
         found = measurements(run)
@@ -225,7 +238,7 @@ def gather(runs):
             silent.append(run)
         same = run._replace(path="")
         if found and same in seen:
-            complain(f"{run.path}: the same as {seen[same]} (same settings and seed); left out")
+            complain(f"{run.path}: the same as {seen[same]}, with equal settings and seed; left out")
             continue
         seen[same] = run.path
         for data, metric, T, value in found:
@@ -243,6 +256,7 @@ def gather(runs):
 
 
 def cell(values):
+    """the mean of the values, and their standard deviation if there are several"""
     if not values:
         return "-"
     mean = statistics.fmean(values)
@@ -251,12 +265,12 @@ def cell(values):
 
 
 def ratios(table, row, longest):
-    """how many times the perplexity at the trained length that of the longest is, seed by seed"""
+    """the perplexity at the longest length divided by that at the trained length, for each seed"""
     return [s[longest] / s[row[1]] for s in table.ours.get(row, {}).values() if longest in s and row[1] in s]
 
 
 def row_order(table):
-    """the paper's order, then plot.py's, then the alphabet"""
+    """the rows in the paper's order, then in that of plot.py, then by name"""
     rank = {pos: n for n, pos in enumerate(dict.fromkeys([*table.paper, *plot.STYLES]))}
     rows = [*table.ours, *((pos, table.paper_T) for pos in table.paper if (pos, table.paper_T) not in table.ours)]
     return sorted(rows, key=lambda r: (rank.get(r[0], len(rank)), r[0], r[1]))
@@ -266,9 +280,18 @@ def label_of(table, row):
     return row[0] if len({T for _, T in row_order(table)}) < 2 else f"{row[0]}, T {row[1]}"
 
 
+def line_of(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def titled(title, number):
+    """a heading, with the number of the paper's table or figure if it has one"""
+    return [f"## {title} ({number})" if number else f"## {title}", ""]
+
+
 def markdown(table):
     key, lengths, trained = table.key, table.lengths(), table.trained()
-    lines = [f"## {key.model}, {METRICS.get(key.metric, key.metric)} on {key.evaluated_on}" + (f" ({table.number})" if table.number else ""), ""]
+    lines = titled(f"{key.model}, {METRICS.get(key.metric, key.metric)} on {key.evaluated_on}", table.number)
     if table.ours:
         at = ", ".join(f"{T:,}" for T in trained)
         lines += [f"Trained for {table.settings}, at T = {at}. Mean and standard deviation over seeds.", ""]
@@ -276,18 +299,21 @@ def markdown(table):
         lines += [f"Trained on {key.trained_on}. No run of it yet.", ""]
     longest = max(lengths)
     ratio = key.metric.startswith("ppl") and len(trained) == 1 and longest > trained[0] in lengths
-    head = ["T", "seeds"] + [f"{T:,}" for T in lengths] + ([f"PPL({longest:,}) / PPL({trained[0]:,})"] if ratio else [])
-    lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    head = ["T", "seeds"] + [f"{T:,}" for T in lengths]
+    if ratio:
+        head.append(f"PPL({longest:,}) / PPL({trained[0]:,})")
+    lines += [line_of(head), "|---" * len(head) + "|"]
     for row in row_order(table):
         seeds = len(table.ours.get(row, {}))
         cells = [label_of(table, row), str(seeds) if seeds else "-"] + [cell(table.values(row, T)) for T in lengths]
         if ratio:
             r = ratios(table, row, longest)
             cells.append(f"{statistics.fmean(r):.3f}" if r else "-")
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(line_of(cells))
         if row[0] in table.paper and row[1] == table.paper_T:
-            cells = [f"*{row[0]}, paper*", ""] + [f"*{table.paper[row[0]][T]:.2f}*" if T in table.paper[row[0]] else "" for T in lengths]
-            lines.append("| " + " | ".join(cells + ([""] if ratio else [])) + " |")
+            paper = table.paper[row[0]]
+            cells = [f"*{row[0]}, paper*", ""] + [f"*{paper[T]:.2f}*" if T in paper else "" for T in lengths]
+            lines.append(line_of(cells + [""] * ratio))
     return lines + [""]
 
 
@@ -300,7 +326,7 @@ def slug(key):
 
 
 def draw_lengths(table):
-    """the metric against length: the mean, from lowest to highest seed as a band; the paper's as thin dots"""
+    """The metric against length: the mean over seeds as a line, lowest to highest as a band, the paper's as dots."""
     fig, ax = plot.figure(8, 4.8)
     ends, shown = [], []
     several = len(table.trained()) > 1
@@ -311,7 +337,8 @@ def draw_lengths(table):
         points = {T: table.values(row, T) for T in table.lengths() if table.values(row, T)}
         x, means = list(points), [statistics.fmean(v) for v in points.values()]
         line, = ax.plot(x, means, color=colour, marker=marker, markersize=6, label=plot.literal(label_of(table, row)))
-        ax.fill_between(x, [min(v) for v in points.values()], [max(v) for v in points.values()], color=colour, alpha=0.2, linewidth=0)
+        low, high = [min(v) for v in points.values()], [max(v) for v in points.values()]
+        ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
         ends.append((means[-1], line))
         shown += means
         reference = table.paper.get(row[0], {}) if row[1] == table.paper_T else {}
@@ -330,13 +357,13 @@ def draw_lengths(table):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# curves of BERT: the loss of masked tokens, the contrastive loss
+# BERT's curves: the loss of masked tokens, the contrastive loss
 
-Curve = collections.namedtuple("Curve", "run train val")        # (step, loss)
+Curve = collections.namedtuple("Curve", "run train val")        # train, val: [(step, loss)]
 
 
 def curves_of(runs):
-    """{(model, data, tokens): [Curve]}, in plot.py's order of encodings"""
+    """{(model, data, tokens): [Curve]}, the curves in plot.py's order of encodings"""
     found = {}
     for run in runs:
         log = plot.read_log(run.path) if run.model.startswith("bert") else []
@@ -353,21 +380,21 @@ def loss_name(curves):
 
 
 def markdown_curves(key, curves):
-    number = CURVES.get(key[:2])
-    lines = [f"## {key[0]}, {loss_name(curves)} on {key[1]}" + (f" ({number})" if number else ""), "",
-             f"Trained for {curves[0].run.what}. The training loss is the mean of the last tenth of the steps.", "",
-             "| encoding | seeds | training | validation |", "|---|---|---|---|"]
+    lines = titled(f"{key[0]}, {loss_name(curves)} on {key[1]}", CURVES.get(key[:2]))
+    lines += [f"Trained for {curves[0].run.what}. The training loss is the mean over the last tenth of the steps.", "",
+              "| encoding | seeds | training | validation |", "|---|---|---|---|"]
     groups = {}
     for c in curves:
         groups.setdefault(c.run.pos, []).append(c)
     for pos, group in groups.items():
         last = [statistics.fmean(v for _, v in c.train[-max(1, len(c.train) // 10):]) for c in group]
-        lines.append(f"| {pos} | {len(group)} | {cell(last)} | {cell([c.val[-1][1] for c in group if c.val])} |")
+        lines.append(line_of([pos, str(len(group)), cell(last), cell([c.val[-1][1] for c in group if c.val])]))
     return lines + [""]
 
 
 def draw_curves(curves):
-    """the running median of the training loss, a line a seed; validation as hollow marks. The fall of the first steps is cut off"""
+    """The running median of the training loss, one line per seed, and validation as hollow marks. The steep fall of the
+    first steps is cut off."""
     fig, ax = plot.figure(8, 4.8)
     ends, named, shown = [], set(), []
     for c in curves:
@@ -408,7 +435,8 @@ def last_number(path, pattern):
 
 
 def speed_of(run):
-    """None if it has not generated; memory as the trainer works it out before it allocates, or as its log has it"""
+    """The Speed of a run, None if it has not generated. Memory comes from the log, or else from the estimate that the
+    trainer prints before it allocates."""
     generated = last_number(os.path.join(run.path, "eval", "generate", "output.log"), r"tokens, ([\d.]+) tokens/s")
     if generated is None:
         return None
@@ -424,12 +452,13 @@ def speed_of(run):
 
 def markdown_speed(speeds):
     lines = ["## Speed and memory (Figure 3)", "",
-             "Tokens a second in training (median, without the first quarter of the steps) and in unbatched generation.", "",
+             "Tokens per second in training (the median without the first quarter of the steps) and in unbatched "
+             "generation.", "",
              "| model | encoding | training | memory, GB | generation |", "|---|---|---|---|---|"]
     show = lambda v, form: "-" if v is None else format(v, form)
     for s in speeds:
-        cells = s.model, s.pos, show(s.train, ",.0f"), show(s.memory and s.memory / 1e9, ".3g"), show(s.generate, ",.0f")
-        lines.append("| " + " | ".join(cells) + " |")
+        memory = show(s.memory and s.memory / 1e9, ".3g")
+        lines.append(line_of([s.model, s.pos, show(s.train, ",.0f"), memory, show(s.generate, ",.0f")]))
     return lines + [""]
 
 
@@ -437,7 +466,8 @@ def draw_speed(speeds):
     fig, axes = plot.figure(10, 1.2 + 0.35 * len(speeds), ncols=3, sharey=True)
     labels = [plot.literal(f"{s.model} {s.pos}") for s in speeds]
     colours = [plot.style(s.pos)[0] for s in speeds]
-    panels = (("training, tokens/s", [s.train for s in speeds]), ("memory, GB", [s.memory and s.memory / 1e9 for s in speeds]),
+    panels = (("training, tokens/s", [s.train for s in speeds]),
+              ("memory, GB", [s.memory and s.memory / 1e9 for s in speeds]),
               ("generation, tokens/s", [s.generate for s in speeds]))
     for ax, (title, values) in zip(axes, panels):
         ax.barh(range(len(speeds)), [v or 0 for v in values], color=colours)
@@ -451,6 +481,21 @@ def draw_speed(speeds):
 
 # ----------------------------------------------------------------------------------------------------------
 
+class Page:
+    """the Markdown, and its figures if there is a directory for them"""
+
+    def __init__(self, directory, title):
+        self.directory, self.lines, self.figures = directory, [title, ""], 0
+
+    def add(self, lines, name, caption, draw, *data):
+        """a section, and below it the figure that draw(*data) makes, if draw is not None"""
+        self.lines += lines
+        if self.directory and draw:
+            draw(*data).savefig(os.path.join(self.directory, name + ".png"))
+            self.lines += [f"![{caption}]({name}.png)", ""]
+            self.figures += 1
+
+
 def report(args):
     runs = find_runs(args.directory)
     tables, silent = gather(runs)
@@ -459,53 +504,45 @@ def report(args):
     drawn = {c.run for group in curves.values() for c in group}
     for run in silent:
         if speeds[run] is None and run not in drawn:
-            complain(f"{run.path}: finished, and not evaluated")
+            complain(f"{run.path}: finished, but not evaluated")
     speeds = [s for s in speeds.values() if s]
     measured = [t for t in tables if t.ours]
     if not measured and not speeds and not curves:
         complain(f"no finished and evaluated run below {', '.join(args.directory)}")
         if args.only_runs:
             return 2
-    figures = []
     if args.out:
         os.makedirs(args.out, exist_ok=True)
-        for t in measured:
-            if len(t.lengths()) > 1:
-                figures.append((t, slug(t.key) + ".png"))
-                draw_lengths(t).savefig(os.path.join(args.out, figures[-1][1]))
-        for key, group in curves.items():
-            draw_curves(group).savefig(os.path.join(args.out, slug(("loss", *key)) + ".png"))
-        if speeds:
-            draw_speed(speeds).savefig(os.path.join(args.out, "speed.png"))
-    lines = [f"# {len(runs)} finished run{'s' if len(runs) != 1 else ''}, beside the paper", ""]
+    page = Page(args.out, f"# {len(runs)} finished run{'s' if len(runs) != 1 else ''}, compared with the paper")
     for t in measured if args.only_runs else tables:
-        lines += markdown(t)
-        lines += [line for owner, name in figures if owner is t for line in (f"![{t.key.evaluated_on} against length]({name})", "")]
+        draw = draw_lengths if t.ours and len(t.lengths()) > 1 else None
+        page.add(markdown(t), slug(t.key), f"{t.key.evaluated_on} against length", draw, t)
     for key, group in curves.items():
-        lines += markdown_curves(key, group) + ([f"![{loss_name(group)}]({slug(('loss', *key))}.png)", ""] if args.out else [])
+        page.add(markdown_curves(key, group), slug(("loss", *key)), loss_name(group), draw_curves, group)
     if speeds:
-        lines += markdown_speed(speeds) + (["![speed](speed.png)", ""] if args.out else [])
-    text = "\n".join(lines)
+        page.add(markdown_speed(speeds), "speed", "speed", draw_speed, speeds)
+    text = "\n".join(page.lines)
     print(text)
     if args.out:
         with open(os.path.join(args.out, "report.md"), "w") as f:
             f.write(text)
-        print(f"report.py: wrote {args.out}/report.md and {len(figures) + len(curves) + bool(speeds)} figures", file=sys.stderr)
+        print(f"report.py: wrote {args.out}/report.md and {page.figures} figures", file=sys.stderr)
     return 0
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    p.add_argument("directory", nargs="+", help="searched for runs, to the bottom")
-    p.add_argument("-o", "--out", help="directory of report.md and the figures")
-    p.add_argument("--only_runs", action="store_true", help="only tables that have runs")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                allow_abbrev=False)
+    p.add_argument("directory", nargs="+", help="directories to search for runs, at any depth")
+    p.add_argument("-o", "--out", help="directory to write report.md and the figures to")
+    p.add_argument("--only_runs", action="store_true", help="show only tables that have runs")
     try:
         return report(p.parse_args())
-    except BrokenPipeError:                     # of `| head`
+    except BrokenPipeError:                     # as in `report.py ... | head`
         sys.stdout = open(os.devnull, "w")
         return 0
     except ImportError as e:
-        complain(f"{e}; figures need matplotlib (apt: python3-matplotlib)")
+        complain(f"{e}; figures need matplotlib (apt install python3-matplotlib)")
     except (BadInput, OSError) as e:
         complain(e)
     return 2

@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
-# reproduce_small.sh -- the paper's comparison on two CPU cores: models alike but for their positional encoding learn WikiText-2
-# as bytes and are evaluated on its test split at up to 16 times the trained length. Same order of tokens, same initial values.
+# reproduce_small.sh -- the paper's comparison on two CPU cores. Models that differ only in their positional encoding
+# learn WikiText-2 as bytes, with the same order of tokens and the same initial values, and are evaluated on its test
+# split at up to 16 times the trained length.
 #
-#   scripts/reproduce_small.sh --quick     9 encodings x 2 seeds, L2 NH4 C64, T 128, 500 steps of 2,048 tokens; under 15 minutes
-#   scripts/reproduce_small.sh             10 encodings x 3 seeds, L4 NH4 C128, T 256, 4,000 steps of 4,096 tokens; a night
-#   --out DIR                              where the runs go, [run/quick] or [run/small]
-#   anything else                          goes to scripts/paper.py: --seeds 42, cable rope, --dry_run
+#   scripts/reproduce_small.sh --quick     9 encodings x 2 seeds, L2 NH4 C64, T 128, 500 steps of 2,048 tokens;
+#                                          under 15 minutes
+#   scripts/reproduce_small.sh             10 encodings x 3 seeds, L4 NH4 C128, T 256, 4,000 steps of 4,096 tokens;
+#                                          a night
+#   --out DIR                              directory of the runs [run/quick or run/small]
+#   anything else                          is passed on to scripts/paper.py: --seeds 42, cable rope, --dry_run
 #
-# Ended early, or by a signal? The same command goes on: finished runs are not done again. DIR/report has the table and figure.
-# The text is $CABLE_DATA/wikitext-2/{train.txt.xz,valid.txt,test.txt}, or is downloaded (8 MB) with data/requirements.txt.
+# After an interruption run the same command again: it continues, and finished runs are not repeated. DIR/report has the
+# table and the figure. The text is $CABLE_DATA/wikitext-2/{train.txt.xz,valid.txt,test.txt}; without CABLE_DATA it is
+# downloaded (8 MB), which needs data/requirements.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,8 +20,8 @@ size=small out="" dry=false rest=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --quick) size=quick ;;
-        --out) [ $# -ge 2 ] || { echo "--out: a directory was wanted" >&2; exit 2; }; out=$2; shift ;;
-        -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --out) [ $# -ge 2 ] || { echo "--out: expected a directory" >&2; exit 2; }; out=$2; shift ;;
+        -h|--help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --dry_run) dry=true; rest+=("$1") ;;
         *) rest+=("$1") ;;
     esac
@@ -35,7 +39,7 @@ if [ -z "${TRAIN_GPT2:-}" ]; then
     mkdir -p build
     make train_gpt2 >build/reproduce_build.log 2>&1 || { cat build/reproduce_build.log; exit 1; }
 fi
-# A thread that waits gives up its core: with anything else running, spinning takes several times as long.
+# Waiting threads give up their core: if anything else runs, spinning takes several times as long.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 if [ ! -e "$text/done" ]; then
@@ -43,7 +47,10 @@ if [ ! -e "$text/done" ]; then
     if [ -z "${CABLE_DATA:-}" ]; then
         [ ! -x build/venv/bin/python ] || export PYTHON=${PYTHON:-build/venv/bin/python}
         loader=$(dev/install.sh --python requests pyarrow) || {
-            echo "downloading WikiText-2 takes: pip install -r data/requirements.txt; or set CABLE_DATA to a directory that has it" >&2; exit 2; }
+            echo "expected requests and pyarrow to download WikiText-2: pip install -r data/requirements.txt," \
+                 "or set CABLE_DATA to a directory that has wikitext-2/" >&2
+            exit 2
+        }
     fi
     mkdir -p "$text"
     "$loader" - "$text" <<'PYTHON'
@@ -53,7 +60,7 @@ import sys
 
 sys.path.insert(0, "data")
 out, have = sys.argv[1], os.environ.get("CABLE_DATA")
-BYTES = {"train": 10797148, "val": 1121681, "test": 1256449}        # of the original files
+BYTES = {"train": 10797148, "val": 1121681, "test": 1256449}        # sizes of the original files
 
 
 def from_disk(split):
@@ -79,8 +86,8 @@ def from_hub():
 
 for split, text in ((s, from_disk(s)) for s in BYTES) if have else from_hub():
     if len(text) != BYTES[split]:
-        print(f"warning: WikiText-2's {split} split has {len(text):,} bytes here, {BYTES[split]:,} in the original: figures will differ",
-              file=sys.stderr)
+        print(f"warning: WikiText-2's {split} split: expected {BYTES[split]:,} bytes, got {len(text):,}: "
+              "results will differ", file=sys.stderr)
     with open(f"{out}/wikitext2_bytes_{split}.txt", "wb") as f:
         f.write(text)
     print(f"{out}/wikitext2_bytes_{split}.txt: {len(text):,} bytes")
@@ -89,6 +96,7 @@ PYTHON
 fi
 
 start=$SECONDS
-"$python" scripts/paper.py "$size" --quiet --trainer "${TRAIN_GPT2:-./train_gpt2}" "${files[@]}" "${rest[@]}" --out "$out"
+"$python" scripts/paper.py "$size" --quiet --trainer "${TRAIN_GPT2:-./train_gpt2}" "${files[@]}" "${rest[@]}" \
+    --out "$out"
 echo "trained and evaluated in $((SECONDS - start)) s"
 "$python" scripts/report.py "$out" -o "$out/report" --only_runs

@@ -1,8 +1,10 @@
-"""test_bert_reference.py -- dev/hf/modeling_cable_bert.py, which test_bert's fixtures come from: with learned positions it is
-transformers' BertForMaskedLM, and every encoding, loss and pooling is what its formula says, written out here in loops.
+"""test_bert_reference.py -- dev/hf/modeling_cable_bert.py, which makes the fixtures of test_bert: with learned
+positions it agrees with transformers' BertForMaskedLM, and every encoding, loss and pooling agrees with its formula,
+written out here in loops.
 
-Wants PyTorch, and transformers for the first part: where this interpreter has them not, PYTORCH_PYTHON names one, or build/pytorch is it.
-All in float64. BERT_ERRORS=1 prints the errors that the tolerances are multiples of.
+It needs PyTorch, and transformers for the first part. If this interpreter lacks them, it continues in that of
+PYTORCH_PYTHON or of build/pytorch. Everything is in float64. BERT_ERRORS=1 prints the errors that the tolerances are
+multiples of.
 """
 import glob
 import importlib.util
@@ -23,7 +25,7 @@ def missing():
 
 if missing() and "CABLE_BERT_CHOSEN" not in os.environ:
     python = os.environ.get("PYTORCH_PYTHON") or os.path.join(HERE, "..", "..", "build", "pytorch", "bin", "python")
-    os.environ["CABLE_BERT_CHOSEN"] = python            # once is enough
+    os.environ["CABLE_BERT_CHOSEN"] = python            # so that the other interpreter does not look for one again
     if os.path.exists(python):
         os.execv(python, [python] + sys.argv)
 if "torch" not in missing():
@@ -34,15 +36,14 @@ if "torch" not in missing():
     import modeling_cable_bert as reference
     from modeling_cable import CABLES, POSITIONS, read_safetensors
     torch.set_num_threads(1)
-needs_torch = unittest.skipUnless("torch" not in missing(), "there is no PyTorch; set PYTORCH_PYTHON")
-needs_transformers = unittest.skipUnless(not missing(), "there are no PyTorch and transformers; set PYTORCH_PYTHON")
+needs_torch = unittest.skipUnless("torch" not in missing(), "PyTorch is not installed; set PYTORCH_PYTHON")
+needs_transformers = unittest.skipUnless(not missing(), "PyTorch or transformers is not installed; set PYTORCH_PYTHON")
 
-# Largest error measured: 1.6e-14, of a gradient that cancels to 0. Six times that.
-EXACT = 1e-13
+EXACT = 1e-13       # six times the largest error measured, 1.6e-14 in a gradient that cancels to 0
 
 
 def draw(model, seed=1):
-    """every parameter far from its initial value, so that each has a part in the result"""
+    """puts every parameter far from its initial value, so that each one affects the result"""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         value = torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -51,7 +52,7 @@ def draw(model, seed=1):
                 p.copy_(1 + 0.2 * value)
             elif ".kerple." in name or ".fire.c" in name:
                 p.copy_(0.1 + value.abs().clamp(max=1.5))
-            elif ".fire.l" in name:                     # 512 |l|: rows on either side of it
+            elif ".fire.l" in name:                     # 512 |l| is L: some rows are before it, some after
                 p.copy_(0.01 + 0.005 * value)
             else:
                 p.copy_(0.4 * value)
@@ -60,8 +61,8 @@ def draw(model, seed=1):
 
 def bert(position, T=13, NH=3, HS=4, L=2, V=29, seed=1):
     position = {"name": position} if isinstance(position, str) else position
-    config = reference.CableBertConfig(hidden_size=NH * HS, num_hidden_layers=L, num_attention_heads=NH, intermediate_size=20,
-                                       max_position_embeddings=T, vocab_size=V, position=position)
+    config = reference.CableBertConfig(hidden_size=NH * HS, num_hidden_layers=L, num_attention_heads=NH,
+                                       intermediate_size=20, max_position_embeddings=T, vocab_size=V, position=position)
     return draw(reference.CableBert(config).double(), seed)
 
 
@@ -71,7 +72,7 @@ def tokens(B, T, V=29, seed=1):
 
 class Case(unittest.TestCase):
     def near(self, got, want, what, tolerance=EXACT, floor=1.0):
-        """relative to the largest value, or to the floor: there are gradients that cancel to 0"""
+        """the error relative to the largest value, or to the floor, since some gradients cancel to 0"""
         self.assertEqual(got.shape, want.shape, what)
         scale = max(want.abs().max().item(), floor)
         error = (got.double() - want.double()).abs().max().item() / scale
@@ -82,7 +83,7 @@ class Case(unittest.TestCase):
 
 @needs_transformers
 class TestTransformers(Case):
-    """learned positions: BERT as transformers has it"""
+    """with learned positions it is the BERT of transformers"""
     SHAPES = [dict(num_hidden_layers=2, num_attention_heads=3, hidden_size=24, intermediate_size=40, vocab_size=31,
                    max_position_embeddings=19),
               dict(num_hidden_layers=1, num_attention_heads=2, hidden_size=16, intermediate_size=64, vocab_size=101,
@@ -90,12 +91,13 @@ class TestTransformers(Case):
 
     def theirs(self, shape):
         from transformers import BertConfig, BertForMaskedLM
-        config = BertConfig(**shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager")
+        config = BertConfig(**shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+                            attn_implementation="eager")
         return draw(BertForMaskedLM(config).double())
 
     def batch(self, shape):
         V, T = shape["vocab_size"], shape["max_position_embeddings"]
-        idx = 1 + tokens(3, T, V - 1)                   # transformers drops the gradient of inputs that are [PAD], 0
+        idx = 1 + tokens(3, T, V - 1)                   # transformers drops the gradient of 0, the input [PAD]
         types, lengths = tokens(3, T, 2, seed=2), torch.tensor([T, 1, T - 3])
         is_token = torch.arange(T) < lengths[:, None]
         targets = torch.where((tokens(3, T, 5, seed=3) == 0) & is_token, tokens(3, T, V, seed=4), torch.tensor(-1))
@@ -104,7 +106,8 @@ class TestTransformers(Case):
 
     def run_theirs(self, model, batch):
         idx, types, _, is_token, targets = batch
-        out = model(idx, attention_mask=is_token.long(), token_type_ids=types, labels=targets.masked_fill(targets == -1, -100))
+        labels = targets.masked_fill(targets == -1, -100)
+        out = model(idx, attention_mask=is_token.long(), token_type_ids=types, labels=labels)
         out.loss.backward()
         return out.logits, out.loss, {n: p.grad for n, p in model.named_parameters()}
 
@@ -136,7 +139,8 @@ class TestTransformers(Case):
             ours = draw(reference.CableBert(reference.CableBertConfig(**shape, position={"name": "learned"})), seed=5)
             with tempfile.TemporaryDirectory() as folder:
                 reference.save_checkpoint(ours, folder)
-                theirs, info = BertForMaskedLM.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+                theirs, info = BertForMaskedLM.from_pretrained(folder, output_loading_info=True,
+                                                               attn_implementation="eager")
                 again = reference.load_checkpoint(folder)
             for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
                 self.assertEqual(sorted(info[kind]), [], kind)
@@ -151,19 +155,22 @@ class TestTransformers(Case):
         theirs = dict(BertForMaskedLM(BertConfig(**shape)).named_parameters())
         ours = reference.CableBert(reference.CableBertConfig(**shape, position={"name": "learned"}))
         for name, p in ours.named_parameters():
-            spread = p.std().item() if p.numel() > 2000 else p.mean().item()
-            want = theirs[name].std().item() if p.numel() > 2000 else (1.0 if name.endswith("LayerNorm.weight") else 0.0)
-            self.assertAlmostEqual(spread, want, delta=1e-3 if p.numel() > 2000 else 3e-3, msg=name)
+            if p.numel() > 2000:                        # a random matrix: its spread
+                self.assertAlmostEqual(p.std().item(), theirs[name].std().item(), delta=1e-3, msg=name)
+            else:
+                constant = 1.0 if name.endswith("LayerNorm.weight") else 0.0
+                self.assertAlmostEqual(p.mean().item(), constant, delta=3e-3, msg=name)
 
     def test_t5_buckets(self):
         from transformers.models.t5.modeling_t5 import T5Attention
         d = torch.arange(-3000, 3001)
         want = T5Attention._relative_position_bucket(-d, bidirectional=True, num_buckets=32, max_distance=128)
-        self.assertEqual(d[modeling_cable.t5_bucket(d, causal=False) != want].tolist()[:9], [], "distances of another bucket")
+        different = d[modeling_cable.t5_bucket(d, causal=False) != want].tolist()
+        self.assertEqual(different[:9], [], "distances in another bucket")
 
 
 def t5_bucket(d):
-    """Raffel et al. 2020: 16 buckets a side, 8 of them of one distance; keys after the query have the upper 16"""
+    """Raffel et al. 2020: 16 buckets per side, 8 of them for one distance; keys after the query have the upper 16"""
     n, side = abs(d), 16 if d < 0 else 0
     if n < 8:
         return side + n
@@ -190,18 +197,20 @@ def fire(weights, h, i, j):
 
 
 def bias_in_loops(model, layer, idx):
-    """B_ij (NH,T,T) over all i, j, from the formulas"""
+    """B_ij (NH,T,T) for all i and j, from the formulas"""
     name, NH, T = model.config.position["name"], model.config.num_attention_heads, idx.shape[1]
     attention = model.bert["encoder"]["layer"][layer].attention["self"]
     x = model.encode(idx, layers=layer)[0].detach()
     B = torch.zeros(NH, T, T, dtype=torch.float64)
+    g = None
     if name in CABLES:
         b = [[softplus(z) if name == "cable_v1" else max(z, 0.0) for z in row] for row in projection(attention, "c", x)]
-        g = [[softplus(u) for u in row] for row in projection(attention, "s", x)] if name in ("cable", "kcable") else None
+    if name in ("cable", "kcable"):
+        g = [[softplus(u) for u in row] for row in projection(attention, "s", x)]
     if name == "fire":
         f = attention.fire
-        weights = (abs(f.c.item()), abs(f.l.item()) * 512, f.mlp[0].weight[:, 0].tolist(), f.mlp[0].bias.tolist(), f.mlp[2].weight.tolist(),
-                   f.mlp[2].bias.tolist())
+        weights = (abs(f.c.item()), abs(f.l.item()) * 512, f.mlp[0].weight[:, 0].tolist(), f.mlp[0].bias.tolist(),
+                   f.mlp[2].weight.tolist(), f.mlp[2].bias.tolist())
     for h in range(NH):
         for i in range(T):
             for j in range(T):
@@ -209,7 +218,7 @@ def bias_in_loops(model, layer, idx):
                 if name in CABLES:
                     r = (g[h][i] if g else 1.0) * sum(b[h][lo + 1:hi + 1])      # |S_i - S_j|
                     B[h, i, j] = -math.log(1 + r * r) if name.startswith("k") else -r
-                elif name == "alibi":                   # three heads: the two slopes of p = 2, then the first of 4's
+                elif name == "alibi":                   # three heads: both slopes of 2 heads, then the first of 4
                     B[h, i, j] = -(2.0 ** -4, 2.0 ** -8, 2.0 ** -2)[h] * abs(d)
                 elif name == "t5":
                     B[h, i, j] = model.bert["t5"].weight[t5_bucket(d), h]
@@ -232,16 +241,17 @@ class TestEncodings(Case):
             model = bert(position)
             idx = tokens(1, 13)
             for layer in (0, 1):
-                self.near(model.bias(layer, idx), bias_in_loops(model, layer, idx).detach(), f"{position}, layer {layer}")
+                expected = bias_in_loops(model, layer, idx).detach()
+                self.near(model.bias(layer, idx), expected, f"{position}, layer {layer}")
         self.assertEqual(bert("t5_clip").bert["t5"].weight.shape[0], 2 * 12 + 1)
 
     def test_distances_beyond_the_trained(self):
-        """both halves of t5's table, as far as its buckets reach; FIRE on both sides of L"""
+        """reaches all of t5's buckets in both halves of its table, and both sides of FIRE's L"""
         for position in ("t5", "t5_clip", "fire"):
             model, idx = bert(position, NH=1, L=1), tokens(1, 140)
             self.near(model.bias(0, idx), bias_in_loops(model, 0, idx).detach(), position)
 
-    def test_rotation_depends_on_the_distance_alone(self):
+    def test_rotation_depends_only_on_the_distance(self):
         rotate = modeling_cable.rotate
         q, k = torch.randn(2, 1, 1, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         q, k = q[..., :1, :].expand_as(q), k[..., :1, :].expand_as(k)
@@ -273,8 +283,8 @@ class TestEncodings(Case):
             self.near(model.embed(idx).detach(), want, position)
 
     def test_gradient_of_cable(self):
-        """dS_i += g_i sum_j da k' sgn(i-j), dS_j -= sum_i g_i da k' sgn(i-j), with k' = dB/dr. Where S_i = S_j, all tokens
-        between them have b = 0 and pass nothing on: whatever sgn is there, the gradient is the same"""
+        """dS_i += g_i sum_j da k' sgn(i-j), dS_j -= sum_i g_i da k' sgn(i-j), with k' = dB/dr. Where S_i = S_j, all
+        tokens between i and j have b = 0 and pass no gradient on, so that any value of sgn gives the same gradient."""
         for name in CABLES:
             cable = reference.CableBert(bert(name).config).double().bert["encoder"]["layer"][0].attention["self"].cable
             generator = torch.Generator().manual_seed(3)
@@ -296,7 +306,8 @@ class TestEncodings(Case):
                     for i in range(T):
                         for j in range(T):
                             D = abs(S[h][i] - S[h][j])
-                            sign = tie if D == 0 else 1.0 if i > j else -1.0
+                            sign = 1.0 if i > j else -1.0
+                            sign = tie if D == 0 else sign
                             ties += i != j and D == 0
                             k = -2 * g[h][i] * D / (1 + (g[h][i] * D) ** 2) if name.startswith("k") else -1.0
                             dg[h][i] += da[h][i][j] * k * D
@@ -316,7 +327,7 @@ class TestEncodings(Case):
 @needs_torch
 class TestLengths(Case):
     def gradients(self, model, T, noise):
-        """of a masked-language loss and of both poolings, for two texts of lengths 9 and 4 in rows of T"""
+        """the gradients of a masked-language loss and of both poolings for two texts of 9 and 4 tokens in rows of T"""
         lengths = torch.tensor([9, 4])
         is_token = torch.arange(T) < lengths[:, None]
         text, filler = torch.nn.functional.pad(tokens(2, 9), (0, T - 9)), tokens(2, T, seed=noise)
@@ -351,7 +362,7 @@ class TestLengths(Case):
         x, lengths = torch.randn(3, 5, 4, dtype=torch.float64), torch.tensor([5, 1, 3])
         self.near(reference.pool(x, lengths), torch.stack([x[b, :n].mean(0) for b, n in enumerate(lengths)]), "mean")
         self.near(reference.pool(x, lengths, "cls"), x[:, 0], "cls")
-        x[2, 3] = float("nan")                          # what lies behind is not multiplied by zero but left out
+        x[2, 3] = float("nan")                          # padding is left out, not multiplied by zero
         self.assertTrue(reference.pool(x, lengths).isfinite().all())
         with self.assertRaisesRegex(ValueError, "mean and cls"):
             reference.pool(x, lengths, "max")
@@ -367,24 +378,25 @@ class TestLosses(Case):
             for n in range(3):
                 e = [math.exp((q[n] @ d[m] / (q[n].norm() * d[m].norm())).item() / 0.05) for m in range(7)]
                 total -= math.log(e[positives[n]] / sum(e)) / 3
-            loss = reference.contrastive_loss(3.0 * q, d, torch.tensor(positives), 0.05)      # a cosine has no length
+            loss = reference.contrastive_loss(3.0 * q, d, torch.tensor(positives), 0.05)    # cosines ignore the 3
             self.near(loss.view(1), torch.tensor([total], dtype=torch.float64), f"positives {positives}")
-        self.near(reference.contrastive_loss(q, d).view(1), reference.contrastive_loss(q, d, torch.arange(3), 0.05).view(1), "default")
+        default, explicit = reference.contrastive_loss(q, d), reference.contrastive_loss(q, d, torch.arange(3), 0.05)
+        self.near(default.view(1), explicit.view(1), "default")
 
     def test_masked_language_loss(self):
         model, idx = bert("cable"), tokens(2, 13)
         targets = torch.full((2, 13), -1)
         logits, loss = model(idx, targets)
         loss.backward()
-        self.assertEqual(loss.item(), 0.0)              # nothing to predict: zero, and no gradient
+        self.assertEqual(loss.item(), 0.0)              # nothing to predict: the loss and its gradient are zero
         self.assertTrue(all((p.grad == 0).all() for p in model.parameters()))
         targets[0, 3], targets[1, 12], targets[1, 0] = 2, 7, 0
         want = -sum(torch.log_softmax(logits[b, t], 0)[targets[b, t]] for b, t in ((0, 3), (1, 12), (1, 0))) / 3
         self.near(model(idx, targets)[1].view(1), want.view(1), "mean over the targets")
 
     def test_finite_differences(self):
-        """the model along random directions, for each encoding: nothing is cut off from the gradient. A step of 1e-6 leaves an
-        error of 4.7e-8 at most, measured; the tolerance is four times that"""
+        """The slope of the loss along random directions, for each encoding: the gradient reaches every parameter. The
+        largest error measured with a step of 1e-6 is 4.7e-8; the tolerance is four times that."""
         for position in POSITIONS:
             model, idx, lengths = bert(position), tokens(2, 13), torch.tensor([13, 8])
             is_target = (tokens(2, 13, 3, seed=2) == 0) & (torch.arange(13) < lengths[:, None])
@@ -404,12 +416,13 @@ class TestLosses(Case):
                 with torch.no_grad():
                     for p, d in zip(model.parameters(), directions):
                         p += 1e-6 * d
-                self.near(((ends[0] - ends[1]) / 2e-6).view(1), slope.detach().view(1), f"{position}, {part or 'all'}", 2e-7)
+                difference = (ends[0] - ends[1]) / 2e-6
+                self.near(difference.view(1), slope.detach().view(1), f"{position}, {part or 'all'}", 2e-7)
 
 
 @needs_torch
 class TestFixtures(Case):
-    """test/fixtures are what this reference computes today, to the float32 they were rounded to"""
+    """test/fixtures are what this reference computes today, up to their rounding to float32"""
     ROUNDING = 2.0 ** -24
 
     def load(self, path):
@@ -486,7 +499,7 @@ class TestRefusals(Case):
             self.assertTrue(torch.equal(model(idx)[0], again(idx)[0]), position)
 
     def test_names_of_old_files(self):
-        """gamma and beta, and the tensors of other tasks, as bert-base-uncased has them; a tensor of no meaning is refused"""
+        """gamma and beta and the tensors of other tasks are accepted, as in bert-base-uncased, unknown ones refused"""
         model, idx = bert("learned").float(), tokens(1, 13)
         state = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): p
                  for n, p in model.state_dict().items()}
@@ -504,5 +517,6 @@ class TestRefusals(Case):
 
 if __name__ == "__main__":
     if missing():
-        print(f"SKIPPED: there is no {' and no '.join(missing())} here; set PYTORCH_PYTHON to a Python that has PyTorch and transformers")
+        print(f"SKIPPED: not installed: {', '.join(missing())}; set PYTORCH_PYTHON to a Python that has PyTorch and "
+              "transformers")
     unittest.main()

@@ -1,7 +1,9 @@
-"""What the trainers save, PyTorch computes: the checkpoint of every encoding through dev/hf/modeling_cable.py, with learned positions
-through transformers' own GPT-2 and BERT too; what transformers saves, the trainer computes; and HellaSwag is scored as PyTorch scores it.
+"""test_exports.py -- the trainers and PyTorch compute the same from the same files.
 
-Every bound is a multiple of an error measured here: what float32 does to PyTorch's own result, against float64."""
+PyTorch reads the checkpoints of every encoding with dev/hf/modeling_cable.py, and those with learned positions also
+with transformers' own GPT-2 and BERT. The trainer reads what transformers saves, and scores HellaSwag as PyTorch does.
+Every bound is a multiple of an error measured here: how far PyTorch's own results in float32 are from float64.
+"""
 import copy
 import importlib.util
 import json
@@ -18,15 +20,18 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def choose_interpreter():
-    """goes on in a Python with PyTorch, best with transformers too, when this one has none: PYTORCH_PYTHON, build/pytorch, the system's"""
+    """continues in a Python with PyTorch, preferably one with transformers too: that of PYTORCH_PYTHON, or else this
+    one, that of build/pytorch or the system's"""
     if "CABLE_EXPORTS_CHOSEN" in os.environ:
         return
-    named = os.environ.get("PYTORCH_PYTHON")
-    here = [named] if named else [sys.executable, os.path.join(ROOT, "build", "pytorch", "bin", "python"), "/usr/bin/python3"]
+    candidates = [sys.executable, os.path.join(ROOT, "build", "pytorch", "bin", "python"), "/usr/bin/python3"]
+    if os.environ.get("PYTORCH_PYTHON"):
+        candidates = [os.environ["PYTORCH_PYTHON"]]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     for modules in ("torch, transformers, safetensors", "torch"):
-        for python in here:
+        for python in candidates:
             try:
-                if subprocess.run([python, "-c", "import " + modules], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+                if subprocess.run([python, "-c", "import " + modules], **quiet).returncode != 0:
                     continue
             except OSError:
                 continue
@@ -38,7 +43,8 @@ def choose_interpreter():
 if __name__ == "__main__":
     choose_interpreter()
 HOME = tempfile.TemporaryDirectory()
-os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1",
+                  TRANSFORMERS_VERBOSITY="error")
 has_torch = importlib.util.find_spec("torch") is not None
 has_transformers = has_torch and all(importlib.util.find_spec(m) for m in ("transformers", "safetensors"))
 if has_torch:
@@ -51,21 +57,23 @@ if has_transformers:
     import transformers
     transformers.utils.logging.disable_progress_bar()
 DATA = os.environ.get("CABLE_DATA", "")
-NO_TORCH = "SKIPPED: no PyTorch here; PYTORCH_PYTHON names a python3 that has it"
-NO_TRANSFORMERS = "SKIPPED: no transformers and safetensors here; PYTORCH_PYTHON names a python3 that has them"
-NO_DATA = "SKIPPED: CABLE_DATA names no directory with hellaswag_val_500.bin and tiny_shakespeare_train.bin"
+NO_TORCH = "SKIPPED: PyTorch is not installed; set PYTORCH_PYTHON to a python3 that has it"
+NO_TRANSFORMERS = ("SKIPPED: transformers and safetensors are not installed; set PYTORCH_PYTHON to a python3 that has "
+                   "them")
+NO_DATA = "SKIPPED: set CABLE_DATA to a directory with hellaswag_val_500.bin and tiny_shakespeare_train.bin"
+HAS_DATA = all(os.path.exists(os.path.join(DATA, f)) for f in ("hellaswag_val_500.bin", "tiny_shakespeare_train.bin"))
 
 TRAINER = os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "train_gpt2"))
 T, TOKENS = 32, 1000                                    # the last window of either length is cut short
-FACTOR = 8                                              # times float32's own error
-V = 300                                                 # of models whose ids are printed: no text
-NO_EFFECT = "fire.mlp.2.bias"                           # adds the same to every score of a row, which softmax ignores
+FACTOR = 8                                              # bounds are this many times float32's own error
+V = 300                                                 # vocabulary of models that print ids, not text
+NO_EFFECT = "fire.mlp.2.bias"                           # adds the same to every score of a row: softmax ignores it
 with open(os.path.join(ROOT, "LICENSE"), "rb") as source:
     TEXT = source.read()
 
 
 def trainer(directory, *flags):
-    """its standard output, bytes"""
+    """the standard output of train_gpt2, as bytes"""
     common = ["--val_every", "0", "--sample_every", "0", "--threads", "1"]
     run = subprocess.run([TRAINER, *common, *flags], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.returncode == 0, f"{' '.join(flags)}: exit code {run.returncode}\n{run.stderr.decode()}"
@@ -75,8 +83,8 @@ def trainer(directory, *flags):
 def train(directory, out, pos, *flags, steps=40):
     with open(os.path.join(directory, "text.txt"), "wb") as f:
         f.write(TEXT)
-    trainer(directory, "--train_files", "text.txt", "--val_files", "text.txt", "--pos", pos, "--B", "4", "--T", str(T), "--steps", str(steps),
-            "--checkpoint_every", str(steps), "--out", out, *flags)
+    trainer(directory, "--train_files", "text.txt", "--val_files", "text.txt", "--pos", pos, "--B", "4", "--T", str(T),
+            "--steps", str(steps), "--checkpoint_every", str(steps), "--out", out, *flags)
     return os.path.join(directory, out, f"step_{steps:08d}")
 
 
@@ -88,14 +96,14 @@ def records(directory, kind):
 def trainer_curves(directory, load, lengths, *flags, val="text.txt"):
     """{T: (loss at each position, mean loss, perplexity)}"""
     with tempfile.TemporaryDirectory(dir=directory) as out:
-        trainer(directory, "--load", load, "--val_files", val, "--eval_lengths", ",".join(map(str, lengths)), "--eval_tokens", str(TOKENS),
-                "--curve", "--out", out, *flags)
+        trainer(directory, "--load", load, "--val_files", val, "--eval_lengths", ",".join(map(str, lengths)),
+                "--eval_tokens", str(TOKENS), "--curve", "--out", out, *flags)
         curves = {r["T"]: r["loss"] for r in records(out, "curve")}
         return {r["T"]: (curves[r["T"]], r["loss"], r["ppl"]) for r in records(out, "extrapolation")}
 
 
 def reference_curve(logits_of, length):
-    """the mean loss at each position of windows of `length` over the first TOKENS targets, and over all"""
+    """(mean loss at each position of windows of `length` over the first TOKENS targets, mean over all positions)"""
     ids, total = torch.tensor(list(TEXT[:TOKENS + 1])), torch.zeros(length, dtype=torch.float64)
     whole = TOKENS - TOKENS % length
     with torch.no_grad():
@@ -118,7 +126,7 @@ def doubled(model):
 
 
 def steps_of(value, eps=2.0 ** -23):
-    """float32's resolution at a value, the least error to speak of"""
+    """the resolution of float32 at a value, the smallest error that bounds use"""
     return eps * abs(value)
 
 
@@ -128,14 +136,15 @@ class Case(unittest.TestCase):
         self.dir = self.temporary.name
         with open(os.path.join(self.dir, "text.txt"), "wb") as f:
             f.write(TEXT)
-        with open(os.path.join(self.dir, "text.bin"), "wb") as f:       # the same as ids of a vocabulary of V
-            f.write(struct.pack("<5i", 20240520, 1, len(TEXT), V, V - 1).ljust(1024, b"\0") + struct.pack(f"<{len(TEXT)}H", *TEXT))
+        header = struct.pack("<5i", 20240520, 1, len(TEXT), V, V - 1).ljust(1024, b"\0")
+        with open(os.path.join(self.dir, "text.bin"), "wb") as f:       # the same text as ids of a vocabulary of V
+            f.write(header + struct.pack(f"<{len(TEXT)}H", *TEXT))
 
     def tearDown(self):
         self.temporary.cleanup()
 
     def compare_curves(self, found, logits_of, logits_of_double):
-        """returns the bound on the loss at a position, of the last length"""
+        """returns the bound on the loss at a position for the last length"""
         for length, (curve, loss, ppl) in found.items():
             exact, mean = reference_curve(logits_of_double, length)
             single, _ = reference_curve(logits_of, length)
@@ -149,7 +158,7 @@ class Case(unittest.TestCase):
 @unittest.skipUnless(has_torch, NO_TORCH)
 class Exports(Case):
     def cases(self):
-        """--pos of each encoding, and of those with hyperparameters"""
+        """--pos for each encoding, and for two with hyperparameters"""
         text = subprocess.run([TRAINER, "--help"], stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
         names = re.findall(r"^  ([a-z0-9_]+) {2,}\S", text.split("positional encodings:")[1].split("\n\n")[0], re.M)
         self.assertEqual(sorted(names), sorted(POSITIONS))
@@ -160,9 +169,10 @@ class Exports(Case):
 
     def compare_rope_scaling(self, load, model, exact):
         for scaling in ("pi", "ntk", "yarn"):
-            stretch = (scaling, 2.0)                    # of the shorter last window too
+            stretch = (scaling, 2.0)                    # the shorter last window is stretched as much
             self.compare_curves(trainer_curves(self.dir, load, [2 * T], "--rope_scaling", scaling),
-                                lambda x: model(x, rope_scaling=stretch)[0], lambda x: exact(x, rope_scaling=stretch)[0])
+                                lambda x: model(x, rope_scaling=stretch)[0],
+                                lambda x: exact(x, rope_scaling=stretch)[0])
 
     def test_trained(self):
         for pos in self.cases():
@@ -179,12 +189,13 @@ class Exports(Case):
                     self.compare_rope_scaling(step, model, exact)
 
     def test_random(self):
-        """weights that PyTorch draws and saves, each of which counts; with these the greedy text is no repetition"""
+        """weights that PyTorch draws and saves, which all matter; with them the greedy text does not repeat itself"""
         texts = set()
         for name in POSITIONS:
             with self.subTest(pos=name):
                 torch.manual_seed(1)
-                model = CableGPT2(CableConfig(n_layer=2, n_head=3, n_embd=48, vocab_size=V, n_positions=T, position={"name": name}))
+                model = CableGPT2(CableConfig(n_layer=2, n_head=3, n_embd=48, vocab_size=V, n_positions=T,
+                                              position={"name": name}))
                 randomize(model)
                 model.project()
                 path = os.path.join(self.dir, name)
@@ -198,7 +209,7 @@ class Exports(Case):
         self.assertGreater(len(set(sum(texts, ()))), 20)
 
     def every_tensor_counts(self, model, length, bound):
-        """a tensor of the checkpoint read in another order is far outside the bound"""
+        """reading any tensor of the checkpoint in another order would lead far outside the bound"""
         exact = reference_curve(lambda x: model(x)[0], length)[0]
         for name, p in model.named_parameters():
             kept = p.detach().clone()
@@ -210,11 +221,12 @@ class Exports(Case):
                 self.assertGreater(moved, 2 * bound, name)
 
     def compare_greedy(self, load, model, exact):
-        """each generated token is the likeliest one, or as likely as float32 can tell; returns the text"""
+        """each generated token is the likeliest one as far as float32 can tell; returns the text"""
         start = TEXT.index(b"The above copyright")
         prompt, length = TEXT[start:start + 20], max(self.lengths(model.config.position["name"]))
         as_ids = model.config.vocab_size != 256
-        text = trainer(self.dir, "--load", load, "--generate", " ".join(map(str, prompt)) if as_ids else prompt.decode(), "--temperature", "0",
+        words = " ".join(map(str, prompt)) if as_ids else prompt.decode()
+        text = trainer(self.dir, "--load", load, "--generate", words, "--temperature", "0",
                        "--tokens", str(length - 20))
         found = [int(n) for n in text.split()] if as_ids else list(text[:-1])
         self.assertEqual((found[:20], len(found)), (list(prompt), length))
@@ -227,11 +239,12 @@ class Exports(Case):
         return tuple(found[20:])
 
     def compare_bias(self, load, model, exact):
-        """--dump_bias, below the diagonal"""
+        """--dump_bias gives PyTorch's bias, up to the diagonal"""
         ids = torch.tensor([list(b"Permission is hereby")])
         if model.config.position["name"] in ("none", "learned", "sinusoidal", "rope"):
             return
-        trainer(self.dir, "--load", load, "--dump_bias", "1,2," + " ".join(map(str, ids[0].tolist())), "--out", "bias")
+        words = " ".join(map(str, ids[0].tolist()))
+        trainer(self.dir, "--load", load, "--dump_bias", "1,2," + words, "--out", "bias")
         with open(os.path.join(self.dir, "bias", "bias_1_2.json")) as f:
             rows = json.load(f)["bias"]
         want, single = (m.bias(1, ids)[2].double() for m in (exact, model))
@@ -241,7 +254,8 @@ class Exports(Case):
 
     def test_refusals(self):
         step = train(self.dir, "run", "cable", "--model", "1,1,8", steps=1)
-        for change, naming in (({"position": {"name": "cables"}}, "cables"), ({"n_layer": 2}, "h.1"), ({"n_embd": 16}, "size mismatch")):
+        for change, naming in (({"position": {"name": "cables"}}, "cables"), ({"n_layer": 2}, "h.1"),
+                               ({"n_embd": 16}, "size mismatch")):
             with open(os.path.join(step, "config.json")) as f:
                 kept = f.read()
             with open(os.path.join(step, "config.json"), "w") as f:
@@ -261,13 +275,14 @@ class Exports(Case):
         out = os.path.join(self.dir, "out")
 
         def script(*arguments):
-            return subprocess.run([sys.executable, os.path.join(ROOT, "dev", "hf", "export.py"), *arguments], stdout=subprocess.PIPE,
-                                  stderr=subprocess.PIPE, universal_newlines=True)
+            return subprocess.run([sys.executable, os.path.join(ROOT, "dev", "hf", "export.py"), *arguments],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
         done = script(os.path.dirname(step), out)
         self.assertEqual((done.returncode, done.stdout), (0, f"{step} -> {out}\n"), done.stderr)
         self.assertEqual(sorted(os.listdir(out)), sorted([*export.CODE, "config.json", "model.safetensors"]))
         for arguments, naming in (((step, out), "already holds"), ((os.path.join(self.dir, "nowhere"), out), "nowhere"),
-                                  ((HOME.name, out + "2"), "step_"), ((out, out + "2"), "model_type 'cable'"), ((step,), "OUT")):
+                                  ((HOME.name, out + "2"), "step_"), ((out, out + "2"), "model_type 'cable'"),
+                                  ((step,), "OUT")):
             refused = script(*arguments)
             self.assertEqual((refused.returncode, os.path.exists(out + "2")), (2, False), arguments)
             self.assertIn(naming, refused.stderr)
@@ -275,7 +290,7 @@ class Exports(Case):
 
 
 def randomize(model):
-    """every tensor away from its initial value, so that none can be left out"""
+    """moves every tensor away from its initial value, so that none can be left out unnoticed"""
     stream = torch.Generator().manual_seed(7)
     for p in model.parameters():
         with torch.no_grad():
@@ -291,16 +306,19 @@ class Transformers(Case):
             self.assertFalse([n for n in names if n != "lm_head.weight"], what)
         model.eval()
         exact = doubled(model)
-        self.compare_curves(trainer_curves(self.dir, step, [T // 2, T]), lambda x: model(x).logits, lambda x: exact(x).logits)
+        found = trainer_curves(self.dir, step, [T // 2, T])
+        self.compare_curves(found, lambda x: model(x).logits, lambda x: exact(x).logits)
         ids = torch.tensor([list(TEXT[:T])])
         with torch.no_grad():
-            theirs, ours, want = model(ids).logits.double(), load_checkpoint(step)(ids)[0].double(), exact(ids).logits
+            theirs, want = model(ids).logits.double(), exact(ids).logits
+            ours = load_checkpoint(step)(ids)[0].double()
         self.assertLess(greatest(ours - want), FACTOR * max(greatest(theirs - want), steps_of(greatest(want))))
 
     def make_gpt2(self):
         """a random GPT-2, saved by transformers"""
         torch.manual_seed(3)
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=256, n_positions=T, n_embd=48, n_layer=2, n_head=3))
+        config = transformers.GPT2Config(vocab_size=256, n_positions=T, n_embd=48, n_layer=2, n_head=3)
+        model = transformers.GPT2LMHeadModel(config)
         randomize(model)
         model.eval()
         path = os.path.join(self.dir, "gpt2")
@@ -315,35 +333,40 @@ class Transformers(Case):
         self.assertEqual(trainer_curves(self.dir, path, [T // 2, T]), found)
 
     def test_import_llmc(self):
-        """the same weights as llm.c's .bin of version 3: the same bits"""
+        """the same weights in llm.c's .bin of version 3 give the same bits"""
         model, path = self.make_gpt2()
         found = trainer_curves(self.dir, path, [T])
         state, L, V, C = dict(model.transformer.state_dict()), 2, 256, 48
         blocks = [["wte.weight"], ["wpe.weight"]]
-        for name in "ln_1.weight ln_1.bias attn.c_attn.weight attn.c_attn.bias attn.c_proj.weight attn.c_proj.bias ln_2.weight ln_2.bias " \
-                    "mlp.c_fc.weight mlp.c_fc.bias mlp.c_proj.weight mlp.c_proj.bias".split():
-            blocks.append([f"h.{layer}.{name}" for layer in range(L)])
+        for module in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"):
+            for name in ("weight", "bias"):
+                blocks.append([f"h.{layer}.{module}.{name}" for layer in range(L)])
         names = sum(blocks, []) + ["ln_f.weight", "ln_f.bias"]
         with open(os.path.join(self.dir, "model.bin"), "wb") as f:
             f.write(struct.pack("<8i", 20240326, 3, T, V, L, 3, C, V).ljust(1024, b"\0"))
             for name in names:
                 t = state[name]
-                t = t.t() if "c_" in name and t.dim() == 2 else t           # Conv1D's are (in, out)
+                t = t.t() if "c_" in name and t.dim() == 2 else t           # weights of Conv1D are (in, out)
                 f.write(struct.pack(f"<{t.numel()}f", *t.flatten().tolist()))
         self.assertEqual(trainer_curves(self.dir, "model.bin", [T]), found)
 
     def test_cable_starts_from_gpt2(self):
-        """a step of rate 0 keeps every weight: those of the file, and the encoding's initial ones"""
+        """a step with learning rate 0 keeps every weight: those of the file, and the initial ones of the encoding"""
         model, path = self.make_gpt2()
-        start = read_safetensors(os.path.join(train(self.dir, "start", "cable", "--load", path, "--lr", "0", steps=1), "model.safetensors"))
-        fresh = read_safetensors(os.path.join(train(self.dir, "fresh", "cable", "--model", "2,3,48", "--lr", "0", steps=1), "model.safetensors"))
+
+        def weights(out, *flags):
+            step = train(self.dir, out, "cable", *flags, "--lr", "0", steps=1)
+            return read_safetensors(os.path.join(step, "model.safetensors"))
+        start, fresh = weights("start", "--load", path), weights("fresh", "--model", "2,3,48")
         theirs, own = model.state_dict(), [name for name in start if ".cable." in name]
         self.assertEqual(len(own), 8)
         for name, t in start.items():
             self.assertTrue(torch.equal(t, fresh[name] if name in own else theirs[name]), name)
-        self.assertEqual({name for name in theirs if name not in start and not name.endswith((".attn.bias", ".attn.masked_bias"))},
+        masks = (".attn.bias", ".attn.masked_bias")
+        self.assertEqual({name for name in theirs if name not in start and not name.endswith(masks)},
                          {"transformer.wpe.weight", "lm_head.weight"})
-        ours = CableGPT2(CableConfig(n_layer=2, n_head=3, n_embd=48, vocab_size=256, n_positions=T, position={"name": "cable"}))
+        ours = CableGPT2(CableConfig(n_layer=2, n_head=3, n_embd=48, vocab_size=256, n_positions=T,
+                                     position={"name": "cable"}))
         ours.load_state_dict(start)
         exact = doubled(ours)
         self.compare_curves(trainer_curves(self.dir, "start", [T]), lambda x: ours(x)[0], lambda x: exact(x)[0])
@@ -354,10 +377,11 @@ class Transformers(Case):
         self.assertLess(sum(losses[-5:]) / 5, losses[0] - 1)
 
     def test_remote_code(self):
-        """dev/hf/export.py's directory: the same logits, and the greedy text of the trainer"""
+        """a directory of dev/hf/export.py gives the same logits, and the greedy text of the trainer"""
         for name in POSITIONS:
             with self.subTest(pos=name):
-                step, out = train(self.dir, "run_" + name, name, "--model", "2,3,48", "--lr", "1e-2"), os.path.join(self.dir, "exported_" + name)
+                out = os.path.join(self.dir, "exported_" + name)
+                step = train(self.dir, "run_" + name, name, "--model", "2,3,48", "--lr", "1e-2")
                 export.export(step, out)
                 model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).eval()
                 ids = torch.tensor([list(TEXT[:T])])
@@ -367,7 +391,8 @@ class Transformers(Case):
                 bound = FACTOR * steps_of(greatest(logits))
                 self.assertLess(greatest(found.logits - logits), bound)
                 self.assertLess(abs(found.loss.item() - loss.item()), bound)
-                text = trainer(self.dir, "--load", step, "--generate", TEXT[:12].decode(), "--temperature", "0", "--tokens", "8")
+                text = trainer(self.dir, "--load", step, "--generate", TEXT[:12].decode(), "--temperature", "0",
+                               "--tokens", "8")
                 generated = model.generate(ids[:, :12], max_new_tokens=8, do_sample=False, pad_token_id=0)
                 self.assertEqual(generated[0].tolist(), list(text[:20]))
         with self.assertRaisesRegex(ValueError, "attention_mask"):
@@ -380,13 +405,14 @@ class BertForMaskedLM(Case):
     TEXTS = ["it was the best of times", "worst", "a tale of two cities, a far better thing that I do than I have e"]
 
     def bert(self, *flags):
-        run = subprocess.run([os.path.join(ROOT, os.environ.get("TRAIN_BERT", "train_bert")), "--val_every", "0", "--threads", "1", *flags],
-                             cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        program = os.path.join(ROOT, os.environ.get("TRAIN_BERT", "train_bert"))
+        run = subprocess.run([program, "--val_every", "0", "--threads", "1", *flags], cwd=self.dir,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.assertEqual(run.returncode, 0, run.stderr.decode())
         return run.stdout.decode(errors="replace")
 
     def compare(self, load, model):
-        """the embeddings of texts of unequal length, and what is likely behind a mask"""
+        """the embeddings of texts of different lengths, and the likely tokens at a mask"""
         with open(os.path.join(self.dir, "texts.txt"), "w") as f:
             f.write("\n".join(self.TEXTS) + "\n")
         self.bert("--load", load, "--encode", "texts.txt", "--eval_lengths", "40", "--out", "embeddings")
@@ -408,37 +434,38 @@ class BertForMaskedLM(Case):
             p = torch.softmax(model.double()(torch.tensor([row])).logits[0, 5], -1)
         shares = [float(x) for x in re.findall(r"([0-9.]+)%", lines[1])]
         self.assertEqual(len(shares), 5)
-        for share, wanted in zip(shares, p.topk(5).values):
-            self.assertAlmostEqual(share, 100 * wanted.item(), delta=0.051)             # printed with one decimal
+        for share, expected in zip(shares, p.topk(5).values):
+            self.assertAlmostEqual(share, 100 * expected.item(), delta=0.051)           # printed with one decimal
 
     def test_to_transformers(self):
-        self.bert("--train_files", "text.txt", "--pos", "learned", "--model", "2,2,32", "--T", "40", "--B", "8", "--steps", "60", "--lr", "5e-3",
-                  "--checkpoint_every", "60", "--out", "run")
-        model, info = transformers.BertForMaskedLM.from_pretrained(os.path.join(self.dir, "run", "step_00000060"), output_loading_info=True)
+        self.bert("--train_files", "text.txt", "--pos", "learned", "--model", "2,2,32", "--T", "40", "--B", "8",
+                  "--steps", "60", "--lr", "5e-3", "--checkpoint_every", "60", "--out", "run")
+        step = os.path.join(self.dir, "run", "step_00000060")
+        model, info = transformers.BertForMaskedLM.from_pretrained(step, output_loading_info=True)
         self.assertEqual((list(info["missing_keys"]), list(info["unexpected_keys"])), ([], []))
         self.compare("run", model.eval())
 
     def test_from_transformers(self):
         torch.manual_seed(3)
-        config = transformers.BertConfig(vocab_size=260, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
-                                         max_position_embeddings=40, pad_token_id=256)
+        config = transformers.BertConfig(vocab_size=260, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                                         intermediate_size=128, max_position_embeddings=40, pad_token_id=256)
         model = transformers.BertForMaskedLM(config).eval()
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.3 * torch.randn_like(p))
         model.save_pretrained(os.path.join(self.dir, "theirs"))
         self.compare("theirs", model)
-        self.bert("--load", "theirs", "--pos", "cable", "--train_files", "text.txt", "--T", "40", "--B", "2", "--steps", "2", "--out", "goes_on")
+        self.bert("--load", "theirs", "--pos", "cable", "--train_files", "text.txt", "--T", "40", "--B", "2",
+                  "--steps", "2", "--out", "continued")
 
 
 @unittest.skipUnless(has_torch, NO_TORCH)
-@unittest.skipUnless(os.path.exists(os.path.join(DATA, "hellaswag_val_500.bin")) and os.path.exists(os.path.join(DATA, "tiny_shakespeare_train.bin")),
-                     NO_DATA)
+@unittest.skipUnless(HAS_DATA, NO_DATA)
 class HellaSwag(Case):
     T = 64
 
     def read(self):
-        """[(label, context, 4 endings)]; the labels are the .jsonl's too"""
+        """[(label, context, 4 endings)]; the .jsonl must have the same labels"""
         with open(os.path.join(DATA, "hellaswag_val_500.bin"), "rb") as f:
             raw = f.read()
         data, at, examples = struct.unpack(f"<{(len(raw) - 1024) // 2}H", raw[1024:]), 0, []
@@ -458,11 +485,12 @@ class HellaSwag(Case):
         for index, (label, context, endings) in enumerate(examples):
             texts = sum(([len(t), *t] for t in (context, *endings)), [])
             body += [65535, 2 * (5 + len(texts)), index, label, 4, *texts]
+        header = struct.pack("<4i", 20240522, 1, len(examples), 1000).ljust(1024, b"\0")
         with open(path, "wb") as f:
-            f.write(struct.pack("<4i", 20240522, 1, len(examples), 1000).ljust(1024, b"\0") + struct.pack(f"<{len(body)}H", *body))
+            f.write(header + struct.pack(f"<{len(body)}H", *body))
 
     def scores(self, model, context, endings):
-        """mean loss of each ending's tokens; a context that is too long loses its beginning"""
+        """the mean loss of the tokens of each ending; a context that is too long loses its beginning"""
         kept = [context[max(0, len(context) + len(ending) - self.T - 1):] for ending in endings]
         longest = max(len(c) + len(e) for c, e in zip(kept, endings)) - 1
         rows = torch.zeros(len(endings), longest, dtype=torch.long)
@@ -484,13 +512,18 @@ class HellaSwag(Case):
         return len(example[1]) + max(map(len, example[2])) > self.T + 1
 
     def decide(self, model, examples):
-        """of each example the ending that PyTorch chooses, None where float32 cannot tell"""
+        """the ending that PyTorch chooses for each example, None where float32 cannot tell"""
         nll, exact = [self.scores(model, *example[1:]) for example in examples], doubled(model)
-        error = max(abs(a - b) for example, single in zip(examples[:20], nll) for a, b in zip(self.scores(exact, *example[1:]), single))
-        return [n.index(min(n)) if sorted(n)[1] - sorted(n)[0] > FACTOR * max(error, steps_of(max(n))) else None for n in nll]
+        error = max(abs(a - b) for example, single in zip(examples[:20], nll)
+                    for a, b in zip(self.scores(exact, *example[1:]), single))
+
+        def choice(n):
+            best, second = sorted(n)[:2]
+            return n.index(best) if second - best > FACTOR * max(error, steps_of(max(n))) else None
+        return [choice(n) for n in nll]
 
     def compare_decisions(self, load, examples, decisions):
-        """with PyTorch's decisions for labels every answer is right"""
+        """with PyTorch's decisions as labels, every answer of the trainer is right"""
         self.assertEqual(set(decisions) - {None}, {0, 1, 2, 3})
         self.assertLess(decisions.count(None), 0.02 * len(decisions))
         chosen = [(d, *example[1:]) for d, example in zip(decisions, examples) if d is not None]
@@ -498,18 +531,20 @@ class HellaSwag(Case):
         self.assertEqual(self.score("decided.bin", load)[:2], (len(chosen), len(chosen)))
 
     def test_real_rows(self):
-        trainer(self.dir, "--train_files", os.path.join(DATA, "tiny_shakespeare_train.bin"), "--model", "1,2,32", "--pos", "cable", "--T", str(self.T),
-                "--B", "2", "--steps", "20", "--lr", "1e-2", "--checkpoint_every", "20", "--out", "run")
+        trainer(self.dir, "--train_files", os.path.join(DATA, "tiny_shakespeare_train.bin"), "--model", "1,2,32",
+                "--pos", "cable", "--T", str(self.T), "--B", "2", "--steps", "20", "--lr", "1e-2",
+                "--checkpoint_every", "20", "--out", "run")
         model = load_checkpoint(os.path.join(self.dir, "run", "step_00000020"))
         examples = self.read()
         decisions = self.decide(model, examples)
         correct, count, cut = self.score(os.path.join(DATA, "hellaswag_val_500.bin"), "run")
         self.assertEqual((count, cut), (500, sum(map(self.is_cut, examples))))
-        self.assertLessEqual(abs(correct - sum(d == example[0] for d, example in zip(decisions, examples))), decisions.count(None))
+        right = sum(d == example[0] for d, example in zip(decisions, examples))
+        self.assertLessEqual(abs(correct - right), decisions.count(None))
         self.compare_decisions("run", examples[::6], decisions[::6])
 
     def test_far_context(self):
-        """random weights, with which every token of the context matters: contexts that lose their beginning, and others"""
+        """with random weights every token of the context matters, whether the context loses its beginning or not"""
         examples = [e for i, e in enumerate(self.read()) if i % 10 == 0 or self.is_cut(e)]
         model = CableGPT2(CableConfig(n_layer=1, n_head=2, n_embd=32, n_positions=self.T, position={"name": "alibi"}))
         randomize(model)
@@ -520,8 +555,10 @@ class HellaSwag(Case):
 if __name__ == "__main__":
     if has_torch:
         torch.set_num_threads(1)                            # the models are tiny, and the machine may be shared
-        print(f"PyTorch {torch.__version__}, transformers {transformers.__version__ if has_transformers else 'none'}: {sys.executable}")
-    for missing, why in ((not has_torch, NO_TORCH), (has_torch and not has_transformers, NO_TRANSFORMERS), (not DATA, NO_DATA)):
+        version = transformers.__version__ if has_transformers else "none"
+        print(f"PyTorch {torch.__version__}, transformers {version}: {sys.executable}")
+    for missing, why in ((not has_torch, NO_TORCH), (has_torch and not has_transformers, NO_TRANSFORMERS),
+                         (not DATA, NO_DATA)):
         if missing:
             print(why)
     unittest.main()

@@ -1,4 +1,4 @@
-"""test_lint.py -- dev/lint.py sees each kind of breach, planted in a copy of the sources."""
+"""test_lint.py -- dev/lint.py finds each kind of breach, planted in a copy of the sources."""
 import os
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ import unittest
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
-# file, text to plant at its end, what the lint must say, in a line that begins with the file
+# (file, text to plant at its end, what lint must say in a line that begins with the file)
 PLANTS = [
     ("llmc/base/common.h", '#include "../gelu.cuh"\n', "llmc/base may not include llmc/gelu.cuh"),
     ("llmc/layernorm.cuh", '#include "position/alibi.cuh"\n', "llmc may not include llmc/position/alibi.cuh"),
@@ -30,7 +30,7 @@ PLANTS = [
     ("llmc/gelu.cuh", "__device__ void f(float* x) { atomicAdd(x, 1.0f); }\n", "atomics"),
     ("llmc/gelu.cuh", "__device__ float f(float x) { return expf(x); }\n", "expf()"),
     ("llmc/layernorm.cuh", "__device__ float f(float x) { return std::tanh(x); }\n", "tanh()"),
-    ("llmc/attention.cuh", "__device__ float f(float x) { return logf(x); }\n", "logf()"),         # one is allowed, not two
+    ("llmc/attention.cuh", "__device__ float f(float x) { return logf(x); }\n", "logf()"),      # only one is allowed
     ("llmc/classifier.cuh", "__device__ float f(float x) { return x + powf(x, 2.0f); }\n", "powf()"),
     ("llmc/base/fastmath.h", "inline float f(float x) { return std::exp(x); }\n", "exp()"),
     ("llmc/base/tensor.h", "// " + "x" * 120 + "\n", "123 columns"),
@@ -41,7 +41,8 @@ PLANTS = [
     ("llmc/gelu.cuh", "\n" * 400, "400 are the limit"),
     ("train_gpt2.cu", "\n" * 700, "700 are the limit"),
     ("llmc/gelu.cuh", "inline int f(int a, int b) { return a > 0 ? b > 0 ? 1 : 2 : 3; }\n", "2 ternaries"),
-    ("llmc/gelu.cuh", "__global__ void f_kernel(int n) {\n    const int a = n, b = 2 * n;\n}\n", "2 variables are initialised"),
+    ("llmc/gelu.cuh", "__global__ void f_kernel(int n) {\n    const int a = n, b = 2 * n;\n}\n",
+     "2 variables are initialised"),
     ("llmc/gelu.cuh", "inline void f() {\n    int a = 1, b = 2, c = 3;\n}\n", "3 variables are initialised"),
     ("llmc/gelu.cuh", "inline void f() {\n" + "    int a;\n" * 60 + "}\n", "a function of 62 lines"),
     ("llmc/gelu.cuh", "// see llmc/nowhere.cuh\n", "llmc/nowhere.cuh is named"),
@@ -56,7 +57,7 @@ PLANTS = [
     ("scripts/demo.sh", "make CXXFLAGS=-Ofast\n", "-Ofast"),
 ]
 
-# what must not be taken for a breach
+# texts that are not breaches
 HARMLESS = [
     ("llmc/gelu.cuh", "// __CUDACC__, <<<, assert(x), expf(x) in a comment\n/* atomicAdd(\n   tanhf( */\n"),
     ("llmc/base/json.h", 'inline const char* f() { return "__CUDACC__ <<< assert( atomicAdd("; }\n'),
@@ -70,8 +71,8 @@ HARMLESS = [
 
 
 def lint(root):
-    p = subprocess.run([sys.executable, os.path.join(ROOT, "dev", "lint.py"), root], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                       universal_newlines=True)
+    p = subprocess.run([sys.executable, os.path.join(ROOT, "dev", "lint.py"), root], stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, universal_newlines=True)
     return p.returncode, p.stdout
 
 

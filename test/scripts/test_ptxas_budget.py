@@ -1,4 +1,4 @@
-"""test_ptxas_budget.py -- dev/ptxas_budget.py on what nvcc 13.0 wrote, and on the same text with faults planted."""
+"""test_ptxas_budget.py -- dev/ptxas_budget.py on the output of nvcc 13.0, and on the same text with planted faults."""
 import json
 import os
 import subprocess
@@ -65,8 +65,10 @@ class Budget(unittest.TestCase):
             f.write(text)
 
     def run_it(self, *arguments, version="13.0", **env):
-        p = subprocess.run([sys.executable, PROGRAM, "--budget", self.at("budget.json"), *(["--nvcc-version", version] if version else []), *arguments],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, env=dict(os.environ, **env))
+        compiler = ["--nvcc-version", version] if version else []
+        p = subprocess.run([sys.executable, PROGRAM, "--budget", self.at("budget.json"), *compiler, *arguments],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
+                           env=dict(os.environ, **env))
         return p.returncode, p.stdout
 
     def compare(self, text, **more):
@@ -88,7 +90,8 @@ class Budget(unittest.TestCase):
         self.assertEqual(set(budget["kernels"]), {NAME, "kerple_backward_kernel<true>"})
         self.assertEqual(budget["kernels"]["kerple_backward_kernel<true>"]["sm_90a"],
                          {"registers": 38, "spill_stores": 0, "spill_loads": 0, "static_shared": 256})
-        self.assertEqual(budget["kernels"][NAME]["sm_80"], {"registers": 168, "spill_stores": 0, "spill_loads": 0, "static_shared": 0})
+        self.assertEqual(budget["kernels"][NAME]["sm_80"],
+                         {"registers": 168, "spill_stores": 0, "spill_loads": 0, "static_shared": 0})
 
     def test_within(self):
         code, said = self.compare(LOG)
@@ -99,7 +102,8 @@ class Budget(unittest.TestCase):
         self.assertEqual(self.compare(LOG.replace("Used 168", "Used 160"))[0], 0)
 
     def test_a_spill(self):
-        self.planted(f"for {ATTENTION}\n    0 bytes stack frame, 0 bytes spill stores", f"for {ATTENTION}\n    24 bytes stack frame, 24 bytes spill stores",
+        self.planted(f"for {ATTENTION}\n    0 bytes stack frame, 0 bytes spill stores",
+                     f"for {ATTENTION}\n    24 bytes stack frame, 24 bytes spill stores",
                      f"{NAME}, sm_80: spill stores: found 24, budget 0")
 
     def test_budgeted_spills_are_named(self):
@@ -110,14 +114,17 @@ class Budget(unittest.TestCase):
         self.assertIn(f"2 kernels are allowed to spill (wanted: none): {NAME}", said)
 
     def test_a_register(self):
-        self.planted("Used 38 registers", "Used 39 registers", "kerple_backward_kernel<true>, sm_90a: registers: found 39, budget 38")
+        self.planted("Used 38 registers", "Used 39 registers",
+                     "kerple_backward_kernel<true>, sm_90a: registers: found 39, budget 38")
 
     def test_shared_memory(self):
-        self.planted("Used 38 registers, used 1 barriers, 256 bytes smem", "Used 38 registers, used 1 barriers, 512 bytes smem",
+        self.planted("Used 38 registers, used 1 barriers, 256 bytes smem",
+                     "Used 38 registers, used 1 barriers, 512 bytes smem",
                      "sm_90a: static shared: found 512, budget 256")
 
     def test_a_kernel_without_a_budget(self):
-        self.planted("", LOG.replace("kerple", "warple").split("ptxas info    : Compiling entry function '" + ATTENTION)[0],
+        first = LOG.split("ptxas info    : Compiling entry function '" + ATTENTION)[0]
+        self.planted("", first.replace("kerple", "warple"),
                      "warple_backward_kernel<true>, sm_80: has no budget; found registers 40")
 
     def test_an_architecture_without_a_budget(self):
@@ -136,7 +143,8 @@ class Budget(unittest.TestCase):
         code, said = self.compare(LOG.replace("Used 168", "Used 200"), version="12.4")
         self.assertEqual(code, 0, said)
         self.assertIn("registers and shared memory are not compared", said)
-        self.assertEqual(self.compare(LOG.replace("0 bytes spill stores", "4 bytes spill stores"), version="12.4")[0], 1)
+        spills = LOG.replace("0 bytes spill stores", "4 bytes spill stores")
+        self.assertEqual(self.compare(spills, version="12.4")[0], 1)
 
     def test_bad_input(self):
         for text in ("", "nvcc: error\n"):
@@ -181,8 +189,9 @@ class Budget(unittest.TestCase):
         with open(path) as f:
             kernels = json.load(f)["kernels"]
         for which in ("forward", "backward_dkdv", "backward_dq"):
-            for causal in ("true", "false"):            # GPT-2's, BERT's
-                self.assertTrue(any(k.startswith(f"flash_{which}_kernel<{causal}, ") for k in kernels), (which, causal))
+            for causal in ("true", "false"):            # GPT-2, BERT
+                kernel = f"flash_{which}_kernel<{causal}, "
+                self.assertTrue(any(name.startswith(kernel) for name in kernels), kernel)
         for kernel, archs in kernels.items():
             self.assertEqual(set(archs), {"sm_80", "sm_90a"}, kernel)
 

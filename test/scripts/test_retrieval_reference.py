@@ -1,8 +1,8 @@
-"""test_retrieval_reference.py -- test/fixtures/retrieval.json against pytrec_eval: the judgements and rankings of a small collection, and
-what pytrec_eval makes of them. The C++ tests compare llmc/trec.h with that file.
+"""test_retrieval_reference.py -- checks test/fixtures/retrieval.json by pytrec_eval. The file has the judgements and
+rankings of a small collection and what pytrec_eval computes from them; the C++ tests compare llmc/text/trec.h with it.
 
-    test/scripts/test_retrieval_reference.py            checks the file; skipped where pytrec_eval is not installed
-    test/scripts/test_retrieval_reference.py --write    writes it anew
+    test/scripts/test_retrieval_reference.py            checks the file; skipped if pytrec_eval is not installed
+    test/scripts/test_retrieval_reference.py --write    writes the file
 """
 import json
 import os
@@ -17,21 +17,28 @@ except ImportError:
 
 FIXTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fixtures", "retrieval.json")
 MEASURES = {"ndcg_cut.1,3,10,100", "recall.1,5,10,100", "recip_rank"}
-DOCUMENTS = [f"d{i}" for i in range(36)] + ["D7", "d07", "doc", "Z", "\u00e9t\u00e9", "\u4e2d"]     # as bytes they sort otherwise than as numbers
+# their order as bytes differs from that as numbers
+DOCUMENTS = [f"d{i}" for i in range(36)] + ["D7", "d07", "doc", "Z", "\u00e9t\u00e9", "\u4e2d"]
+
+
+def grades_of(q):
+    """what the documents of a query may be judged"""
+    special = {3: [0], 4: [-1, 0]}
+    return special.get(q, [1] if q < 10 else [-1, 0, 0, 1, 1, 2, 4])
 
 
 def collection(seed):
-    """(lines of qrels, {query: [[document, score], ...]}): scores in eighths, so that many are equal; grades from -1 to 4"""
+    """(lines of qrels, {query: [[document, score], ...]}); scores are eighths, so that many are equal"""
     rng = random.Random(seed)
     qrels, run = [], {}
     for q in range(20):
         name = f"q{q}"
-        grades = [0] if q == 3 else [-1, 0] if q == 4 else [1] if q < 10 else [-1, 0, 0, 1, 1, 2, 4]
-        if q != 5:                                                  # asked, but not judged
+        if q != 5:                                                  # query 5 is asked, but not judged
             some = rng.sample(DOCUMENTS, rng.randint(1, 20))
-            judged = {d: rng.choice(grades) for d in some}
-            qrels += [f"{name} {rng.choice(['0', 'Q0'])}{rng.choice([' ', chr(9), '   '])}{d} {g}" for d, g in judged.items()]
-        if q != 6:                                                  # judged, but not asked
+            judged = {d: rng.choice(grades_of(q)) for d in some}
+            qrels += [f"{name} {rng.choice(['0', 'Q0'])}{rng.choice([' ', chr(9), '   '])}{d} {g}"
+                      for d, g in judged.items()]
+        if q != 6:                                                  # query 6 is judged, but not asked
             found = rng.sample(DOCUMENTS, rng.choice([1, 7, 12, 42, 42]))
             run[name] = [[d, rng.randint(-4, 4 if q % 2 else 20) / 8] for d in found]
     return qrels, run
@@ -42,15 +49,17 @@ def evaluate(qrels, run):
     for line in qrels:
         query, _, document, grade = line.split()
         judged.setdefault(query, {})[document] = int(grade)
-    return pytrec_eval.RelevanceEvaluator(judged, MEASURES).evaluate({q: {d: float(s) for d, s in r} for q, r in run.items()})
+    scores = {q: {d: float(s) for d, s in ranking} for q, ranking in run.items()}
+    return pytrec_eval.RelevanceEvaluator(judged, MEASURES).evaluate(scores)
 
 
 def write():
     qrels, run = collection(7)
     expected = evaluate(qrels, run)
     rows = {"qrels": qrels, "run": run, "expected": expected}
+    text = json.dumps(rows, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     with open(FIXTURE, "w", encoding="utf-8") as f:
-        f.write(json.dumps(rows, sort_keys=True, separators=(",", ":"), ensure_ascii=False).replace('},"', '},\n"').replace(']],"', ']],\n"') + "\n")
+        f.write(text.replace('},"', '},\n"').replace(']],"', ']],\n"') + "\n")      # one query per line
     print(f"wrote {FIXTURE}: {os.path.getsize(FIXTURE)} bytes")
 
 
@@ -61,7 +70,7 @@ class TestRetrievalReference(unittest.TestCase):
         self.assertGreater(len(rows["expected"]), 10)
         self.assertLess(len(rows["expected"]), len(rows["run"]))
         if pytrec_eval is None:
-            self.skipTest("SKIPPED: pytrec_eval is not installed, so test/fixtures/retrieval.json is taken as it is")
+            self.skipTest("SKIPPED: pytrec_eval is not installed: test/fixtures/retrieval.json is not checked")
         for values in (rows, dict(zip(("qrels", "run"), collection(7)))):
             found = evaluate(values["qrels"], values["run"])
             self.assertEqual(found.keys(), rows["expected"].keys())
