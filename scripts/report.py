@@ -443,7 +443,7 @@ def speed_of(run):
     log = plot.read_log(run.path)
     rates = [v for _, v in plot.series(log, "train", "tok_per_s")]
     memory = max((v for _, v in plot.series(log, "train", "mem")), default=None)
-    wanted = last_number(os.path.join(run.path, "output.log"), r"memory: ([\d.]+) ?([kMGT]?B) wanted")
+    wanted = last_number(os.path.join(run.path, "output.log"), r"memory: ([\d.]+) ?([kMGT]?B)\b")
     if memory is None and wanted:
         memory = float(wanted[0]) * UNITS[wanted[1]]
     settled = rates[len(rates) // 4:]                   # the first steps choose kernels and fill caches
