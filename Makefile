@@ -16,7 +16,6 @@ export JOBS NVCC
 MAKEFLAGS += --no-print-directory
 B := build
 COMMA := ,
-
 # $(call expect,KNOB,VALUES): stops at a value that would otherwise be ignored
 expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstword $(2)) or $(lastword $(2))))
 $(foreach knob,NO_OMP BLAS MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
@@ -59,7 +58,6 @@ $(call remember,mpi,$(MPI_CFLAGS) $(MPI_LIBS))
 $(call remember,cuda,$(NVCC) $(NVCC_FLAGS))
 endif
 export CCACHE_EXTRAFILES := $(B)/cpu.flags
-
 # the trainers -----------------------------------------------------------------------------------------------
 
 TRAINERS := train_gpt2 train_bert
@@ -85,18 +83,22 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 $(B)/test/main.o: test/main.cu $(B)/cpu.flags
 	$(CCACHE) $(CXX) -std=c++17 -O0 -MMD -MP -x c++ -c $< -o $@
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
-	$(CCACHE) $(CXX) $(CPU_FLAGS) -I. -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(CPU_FLAGS) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
 $(B)/race/%.o: test/%.cu $(B)/race.flags
-	$(CCACHE) $(CXX) $(RACE_FLAGS) -I. -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(RACE_FLAGS) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
-	$(CCACHE) $(CXX) $(ASAN_FLAGS) -I. -x c++ -c $< -o $@
-# main.o is linked last, so that of an inline function the instrumented copy is taken.
+	$(CCACHE) $(CXX) $(ASAN_FLAGS) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
+# Who includes shared_kernels.h, at first or second hand, is linked with those kernels: compiled once per variant.
+SHARING := $(shell grep -lE "$$(grep -rl 'shared_kernels.h"' test | tr '\n' '|')shared_kernels.h" test/*/test_*.cu)
+$(foreach variant,test race asan,$(eval $(SHARING:test/%.cu=$(B)/$(variant)/%): $(B)/$(variant)/shared_kernels.o))
+# main.o comes last, so that of an inline function the instrumented copy is taken.
+LINKED = $(filter-out %/main.o,$^) $(B)/test/main.o -o $@ $(CATCH_LIBS)
 $(B)/test/%: $(B)/test/%.o $(B)/test/main.o
-	$(CXX) $^ -o $@ $(CATCH_LIBS) $(CPU_LIBS)
+	$(CXX) $(LINKED) $(CPU_LIBS)
 $(B)/race/%: $(B)/race/%.o $(B)/test/main.o
-	$(CXX) -fsanitize=thread $^ -o $@ $(CATCH_LIBS) -lpthread
+	$(CXX) -fsanitize=thread $(LINKED) -lpthread
 $(B)/asan/%: $(B)/asan/%.o $(B)/test/main.o
-	$(CXX) -fsanitize=address,undefined $(OMP) $^ -o $@ $(CATCH_LIBS) -lpthread
+	$(CXX) -fsanitize=address,undefined $(OMP) $(LINKED) -lpthread
 
 # On the emulated GPU of test/simt: the kernel tests, and the trainers in their CUDA text. AddressSanitizer sees past
 # the end of shared memory.
