@@ -23,6 +23,7 @@ inline FlashBias find_flash_bias(const PositionConfig& position) {
 }
 
 #if defined(CUDA_BUILD)
+// A compile-time question: the kernels of an encoding without a form are never instantiated
 constexpr bool flash_exists(FlashBias Kind) { return Kind != FlashBias::Unknown && sizeof(floatX) == sizeof(bf16); }
 // Whether attention runs on the tensor cores
 inline bool uses_flash(const PositionConfig& position, int HS) {
@@ -89,7 +90,7 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
         const AttentionDims dims = attention_dims(v, T, t0, position.score_factor(v.T));
 #if defined(CUDA_BUILD)
         constexpr FlashBias Kind = decltype(position.bias())::flash;
-        if constexpr (flash_exists(Kind)) {
+        if constexpr (flash_exists(Kind)) {                 // t0 > 0, a part of a text, is for the portable kernels
             FlashArgs args = flash_args(bias, dims, B, qkv);
             args.out = (bf16*)out;
             args.lse = lse;
@@ -120,7 +121,7 @@ inline double live_tile_share(const float* scratch, const PositionConfig& positi
 
 // floats of scratch that attention_backward wants
 inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
-    size_t floats = portable_attention_backward_scratch(B, T, NH, HS);
+    size_t floats = portable_attention_backward_scratch(B, T, NH, HS);      // the kernel is chosen later, by head size
 #if defined(CUDA_BUILD)
     const FlashBias kind = find_flash_bias(position);
     if (kind != FlashBias::Unknown) {
@@ -193,7 +194,7 @@ inline void check_head_size(const PositionConfig& position, int HS, bool trains,
         dims.HS = size;
         return trains ? attention_backward_shared(dims) : attention_forward_shared(dims);
     };
-    int most = HS;
+    int most = HS;                                          // the largest head size that fits, for the message
     while (most > 0 && wanted(most) > limit) { most--; }
     check(most == HS, "--model: expected heads that fit into %s of shared memory per block on this GPU, but "
           "heads of %d need %s in the portable attention: at most %d fit; use more heads",

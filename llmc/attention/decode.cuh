@@ -92,6 +92,7 @@ __device__ __forceinline__ void prefetch_piece(const floatX* p) {
 #endif
 }
 
+// the dot product of two pieces: by lanes, then over the lanes in their order
 __device__ __forceinline__ float piece_dot(const DecodePiece& a, const DecodePiece& b) {
     lanes sum = a.x[0] * b.x[0];
     UNROLL
@@ -131,6 +132,7 @@ __device__ inline bool decode_outside_window(const float* query, const floatX* o
     return sqrtf(norm) * sqrtf(key_max) + bias < own - tau;
 }
 
+// bytes of shared memory: the query, the partial scores, the groups' outputs
 inline size_t attention_decode_shared(int HS) {
     const size_t parts = (size_t)ceil_div(HS, DECODE_PIECE);
     const size_t workers = std::max(parts, (size_t)DECODE_THREADS);
@@ -158,6 +160,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     q += (size_t)dims.t0 * dims.OC;
     partial += ((size_t)bh * dims.splits + split) * (HS + 2);
 
+    // the query, padded with zeros to whole pieces
     for (int d = threadIdx.x; d < width; d += blockDim.x) { query[d] = d < HS ? dims.scale * (float)q[d] : 0.0f; }
     __syncthreads();
     // 1. outside the window the split weighs nothing, and O_s is not written. The last split has the query's own key
@@ -245,12 +248,14 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     const size_t row = (size_t)HS + 2;
     partial += (size_t)blockIdx.x * splits * row;
     out += (size_t)blockIdx.x * HS;
-    float largest = -INFINITY;                              // M
+    // 1. M, the largest of all logits
+    float largest = -INFINITY;
     for (int s = threadIdx.x; s < splits; s += blockDim.x) {
         const float of_split = partial[s * row + HS];
         largest = of_split > largest ? of_split : largest;
     }
     largest = block_max(largest);
+    // 2. the weights of the splits, and the sum of all exponentials
     float sum = 0.0f;
     float first = (float)splits;                            // the first split that weighs something
     for (int s = threadIdx.x; s < splits; s += blockDim.x) {
@@ -260,7 +265,8 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     }
     sum = block_sum(sum);
     first = -block_max(-first);
-    __syncthreads();
+    __syncthreads();                                        // all weights are there
+    // 3. out = sum_s weight_s O_s / sum
     for (int d = threadIdx.x; d < HS; d += blockDim.x) {
         float o = 0.0f;
         for (int s = (int)first; s < splits; s++) { o = weight[s] != 0.0f ? o + weight[s] * partial[s * row + d] : o; }

@@ -20,7 +20,7 @@
 
 #include "matrix.cuh"
 
-inline bool cublaslt_is_tuned = false;
+inline bool cublaslt_is_tuned = false;                      // --deterministic 0 sets it
 
 // out (M,N) = A (M,K) B (K,N) + bias (N) + added (M,N); bias and added may be null, added may be out
 struct LtProduct {
@@ -38,22 +38,25 @@ inline bool is_transposed(const Matrix<const floatX>& m) { return m.col_stride !
 // the length of a row of the array
 inline int leading_dimension(const Matrix<const floatX>& m) { return is_transposed(m) ? m.col_stride : m.row_stride; }
 
+// How products of one shape are computed
 struct LtPlan {
     cublasLtMatmulDesc_t op = nullptr;
     cublasLtMatrixLayout_t first = nullptr;
     cublasLtMatrixLayout_t second = nullptr;
     cublasLtMatrixLayout_t out = nullptr;
     cublasLtMatmulAlgo_t algo = {};
-    bool supported = false;
+    bool supported = false;                                 // false: the library has no algorithm for it
 };
+// Scratch memory that an algorithm may use, for split sums
 constexpr size_t LT_WORKSPACE = (size_t)32 << 20;
 struct CublasLt {                   // one per process, never destroyed: at exit the driver may be gone first
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;      // of one stream, on which products follow each other
     Stream stream = {};
-    std::map<std::array<int, 7>, LtPlan> plans;
+    std::map<std::array<int, 7>, LtPlan> plans;             // by shape, strides and flags
 };
 
+// For messages: "(64,128) = (64,32) x (32,128) transposed + bias, 2-byte floats"
 inline std::string product_text(const LtProduct& p) {
     auto operand = [](const Matrix<const floatX>& m) {
         return strprintf("(%d,%d)%s", m.rows, m.cols, is_transposed(m) ? " transposed" : "");
@@ -64,6 +67,7 @@ inline std::string product_text(const LtProduct& p) {
     return strprintf("(%d,%d) = %s x %s%s%s, %zu-byte floats%s", p.M(), p.N(), operand(p.A).c_str(),
                      operand(p.B).c_str(), bias, added, sizeof(floatX), into);
 }
+// An error where cuBLASLt reports one; `what`: the call
 inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
     die(status == CUBLAS_STATUS_ALLOC_FAILED ? EXIT_OUT_OF_MEMORY : EXIT_DEVICE,
@@ -72,6 +76,7 @@ inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p
 }
 #define LT_CHECK(call) lt_check(call, #call, p)
 
+// Starts the product by one algorithm: out = 1 A B + beta added
 inline cublasStatus_t lt_run(const CublasLt& lt, const LtPlan& plan, const cublasLtMatmulAlgo_t& algo,
                              const LtProduct& p) {
     const float one = 1.0f;

@@ -15,6 +15,8 @@ struct Range {
     bool takes_value = true;                // false: a switch
     const char* choices = nullptr;          // "a|b|c"
 };
+
+// Ranges as a row of the flag table writes them
 inline Range any() { return Range(); }
 inline Range between(double lo, double hi) {
     Range r;
@@ -39,8 +41,9 @@ inline Range a_switch() {
     return r;
 }
 
+// The types that a flag may have, besides bool, int, int64_t and double
 using Text = std::string;
-using Ints = std::vector<int>;
+using Ints = std::vector<int>;                              // "1,2,3"
 using Names = std::vector<std::string>;
 
 // ----------------------------------------------------------------------------------------------------------
@@ -50,7 +53,7 @@ inline std::string option_text(const std::string& v) { return v; }
 inline std::string option_text(bool v) { return v ? "1" : "0"; }
 inline std::string option_text(int v) { return std::to_string(v); }
 inline std::string option_text(int64_t v) { return std::to_string(v); }
-inline std::string option_text(double v) { return strprintf("%.9g", v); }
+inline std::string option_text(double v) { return strprintf("%.9g", v); }      // as many digits as a float32 has
 template <class E> std::string option_text(const std::vector<E>& v) {
     std::string s;
     for (const E& e : v) { s += (s.empty() ? "" : ",") + option_text(e); }
@@ -99,6 +102,7 @@ inline bool parse_value(const std::string& text, const Range& r, double& value) 
 }
 
 inline bool parse_value(const std::string& text, const Range& r, int64_t& value) {
+    // strtoll alone would also take " 5" and "+5"; errno says that a number is too large for it
     if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos) { return false; }
     char* end = nullptr;
     errno = 0;
@@ -107,7 +111,7 @@ inline bool parse_value(const std::string& text, const Range& r, int64_t& value)
 }
 
 inline bool parse_value(const std::string& text, const Range& r, int& value) {
-    int64_t wide = 0;
+    int64_t wide = 0;                                       // an int64_t that does not fit is an error, not cut off
     const bool good = parse_value(text, r, wide) && wide >= INT32_MIN && wide <= INT32_MAX;
     value = good ? (int)wide : 0;
     return good;
@@ -118,6 +122,7 @@ inline bool parse_value(const std::string& text, const Range&, bool& value) {
     return text == "0" || text == "1";
 }
 
+// one of the range's choices, or any text where it has none
 inline bool parse_value(const std::string& text, const Range& r, std::string& value) {
     value = text;
     for (const char* at = r.choices; at; at = strchr(at, '|'), at = at ? at + 1 : nullptr) {
@@ -130,6 +135,7 @@ inline bool parse_value(const std::string& text, const Range& r, std::string& va
     return r.choices == nullptr;
 }
 
+// a list: each item is in the range, and none is empty
 template <class E> bool parse_value(const std::string& text, const Range& r, std::vector<E>& value) {
     value.clear();
     for (size_t at = 0; at <= text.size();) {

@@ -9,11 +9,13 @@
 //     LogDistance  dS_j += 2 sum_i g_i^2 w_ij     dS_i -= 2 g_i^2 sum_j w_ij     dg_i = -2 g_i sum_j w_ij (S_i - S_j)
 //                  w_ij = dlogit_ij (S_i - S_j) / (1 + (g_i (S_i - S_j))^2)
 //     Toeplitz     dtable[b,h][table_zero + j-i] = sum of dlogit_ij along the diagonal
-// Two kernels, each recomputing P and dlogit: one owns 64 keys and meets the queries (dk, dv, the column part of dS),
-// one owns 64 queries and meets the keys (dq, dg, the row part of dS). Every output has one writer and one order of
-// summation: the same input gives the same bits. Seven products instead of five pay for it. Both parts of dS sum the
-// same float32 dlogit. docs/attention.md: "Two kernels for the backward", "CABLE: the gradients of S and g", "The row
-// part of dS must stay".
+// Two kernels, each recomputing P and dlogit. The rows of their scores are what a block owns, the columns what it
+// meets:
+//   dkdv   owns 64 keys      scores = K Q^T   dP = V dout^T   dV += P dout, dK += dlogit Q; the column part of dS
+//   dq     owns 64 queries   scores = Q K^T   dP = dout V^T   dQ += dlogit K; dg, the row part of dS, Toeplitz's sums
+// Every output has one writer and one order of summation: the same input gives the same bits. Seven products instead of
+// five pay for it. Both parts of dS sum the same float32 dlogit.
+// docs/attention.md: "Two kernels for the backward", "CABLE: the gradients of S and g", "The row part of dS must stay".
 #ifndef LLMC_ATTENTION_FLASH_BACKWARD_CUH
 #define LLMC_ATTENTION_FLASH_BACKWARD_CUH
 
@@ -28,7 +30,8 @@
 constexpr size_t flash_backward_shared(int HS) {
     return sizeof(bf16) * 6 * FLASH_TILE * HS + sizeof(FlashQuery) * 2 * FLASH_TILE + sizeof(FlashOwnS);
 }
-constexpr int FLASH_STRIP = 16;                             // streamed rows whose logits are in registers at a time
+// Streamed rows whose logits are in registers at a time: with all 64 the sums of HS columns would not fit beside them.
+constexpr int FLASH_STRIP = 16;
 constexpr int flash_backward_blocks(int HS) { return HS == 64 ? 3 : 2; }    // on one SM: 168, 255 registers per thread
 
 // A block owns 64 keys: dk, dv, and dS = the column part of its sum. Rows of the scores are keys, columns are queries.
@@ -49,7 +52,8 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
     bf16* streamed = V_tile + TILE * HS;                    // two stages of Q_tile (TILE,HS), dO_tile (TILE,HS)
     FlashQuery* streamed_query = (FlashQuery*)(streamed + 4 * TILE * HS);       // two stages of (TILE)
     FlashOwnS* own_S = (FlashOwnS*)(streamed_query + 2 * TILE);
-    // the first tile of queries from m on that meets these keys
+    // The first tile of queries from m on that meets these keys: a tile is left out if its span ends before them, or
+    // begins after them.
     const auto visited = [&](int m) {
         const auto skipped_right = [&] {
             return !Causal && flash_skips(Kind) && block.template end_key_tile<Causal, Kind>(args, m) <= n;
@@ -79,10 +83,10 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
     float dS[2] = {0.0f, 0.0f};                             // of the lane's two keys
     float dK[HS / 8][4] = {};                               // of the warp's 16 keys
     float dV[HS / 8][4] = {};
-    cp_async_commit();
+    cp_async_commit();                                      // where no tile of queries was fetched
     cp_async_wait<0>();
     __syncthreads();
-    FlashOwned<HS, HS == 64> keys(K_tile, row0);
+    FlashOwned<HS, HS == 64> keys(K_tile, row0);            // dK and dV leave no registers for all fragments
     FlashOwned<HS, HS == 64 && Kind != FlashBias::LogDistance> values(V_tile, row0);
 
     // The pairs of the owned keys and one tile of queries. `masked`: whether it is on the diagonal or has padding
@@ -107,14 +111,14 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
             UNROLL
             for (int e = 0; e < STRIP / 8 * 2; e++) {
                 const int half = e % 2;
-                const int c = c0 + e / 2 * 8 + lane % 4 * 2;
+                const int c = c0 + e / 2 * 8 + lane % 4 * 2;                // the first query of the two, in its tile
                 const int i = m * TILE + c;
                 const int j = j0 + row0 + lane / 4 + 8 * half;
                 const FlashQuery query0 = tile_query[c];
                 const FlashQuery query1 = tile_query[c + 1];
                 const float bias0 = Kind == FlashBias::Toeplitz ? flash_table(args, block.h, i, j) : S[half];
                 const float bias1 = Kind == FlashBias::Toeplitz ? flash_table(args, block.h, i + 1, j) : S[half];
-                const bool out = edge && j >= block.keys;
+                const bool out = edge && j >= block.keys;                   // queries after the end have lse2 = +inf
                 float* p = &P[e / 2][2 * half];
                 float* dl = &dlogit[e / 2][2 * half];
                 const FlashPair<Kind> pair(p, dl, query0, query1, bias0, bias1, LOG2E * args.scale,
@@ -219,7 +223,7 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    FlashOwned<HS, true> rows(Q_tile, row0);
+    FlashOwned<HS, true> rows(Q_tile, row0);                // one sum less than in the other kernel: they fit
     FlashOwned<HS, true> douts(dO_tile, row0);
 
     // The pairs of the owned queries and the keys of tile n. `masked`: whether it is on the diagonal or has padding
@@ -227,7 +231,7 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
         constexpr bool edge = decltype(masked)::value;
         const FlashQuery* key = streamed_key + stage * TILE;
         FlashQuery row_query[2] = {own[0], own[1]};
-        if (cable) {
+        if (cable) {                                        // S counted from what the streamed tile counts from
             row_query[0].S = own_S->shifted[stage][row0 + lane / 4];
             row_query[1].S = own_S->shifted[stage][row0 + lane / 4 + 8];
         }
@@ -242,7 +246,7 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
             UNROLL
             for (int e = 0; e < STRIP / 8 * 2; e++) {
                 const int half = e % 2;
-                const int c = c0 + e / 2 * 8 + lane % 4 * 2;
+                const int c = c0 + e / 2 * 8 + lane % 4 * 2;                // the first key of the two, in its tile
                 const int r = row0 + lane / 4 + 8 * half;
                 const int i = i0 + r;
                 const int j = n * TILE + c;
@@ -315,9 +319,10 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
         const float g = own[half].g;
         const float sum = quad_sum(row_sum[half]);
         const float moment = quad_sum(dg[half]);
-        const float sign = Causal || end <= m + 1 ? 1.0f : -1.0f;
+        const float sign = Causal || end <= m + 1 ? 1.0f : -1.0f;       // that of the last tile: see the loop
         const size_t to = (size_t)(block.b * args.NH + block.h) * args.stride + i;
         if (lane % 4 != 0 || i >= args.T) { continue; }
+        // g of Distance is in units of log2: LN2 takes it back
         args.dS[to] -= Kind == FlashBias::Distance ? LN2 * (g * (sign * sum)) : 2.0f * (g * g * sum);
         args.dg[to] = Kind == FlashBias::Distance ? moment : 2.0f * g * moment;
     }
@@ -341,7 +346,7 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream) {
     const size_t tiles = (size_t)ceil_div(args.T, FLASH_TILE);
     FlashQueries* queries = (FlashQueries*)scratch;
     float* slab = (float*)(queries + BNH * tiles * flash_variants(Kind));
-    const size_t prepare_blocks = BNH * tiles * FLASH_TILE * (HS / 8) / FLASH_THREADS;
+    const size_t prepare_blocks = BNH * tiles * FLASH_TILE * (HS / 8) / FLASH_THREADS;      // HS/8 threads per query
     const Grid grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream);
     launch(flash_backward_prepare_kernel<Kind, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), queries, args);
     launch(flash_backward_dkdv_kernel<Causal, Kind, HS>, grid, args, queries);

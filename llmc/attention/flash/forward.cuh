@@ -15,11 +15,15 @@
 #include "skip.cuh"
 #include "tiles.cuh"
 
-// The tiles of keys that the queries of tile m visit, in the order of the loop. All but the first lie on one side of
-// the queries and are free of masks, except at the end of the keys.
+// The tiles of keys that the queries of tile m visit, in the order of the loop: with m = 3 and 6 tiles of tokens 3 2 1
+// 0 if causal, 3 2 1 0 4 5 if not, without those outside the span. All but the first lie on one side of the queries and
+// are free of masks, except at the end of the keys.
 struct FlashWalk {
-    int start, left, count;                 // the first tile; how many it and those to its left are; all of them
+    int start;                              // the first tile, m
+    int left;                               // how many tiles the first and those to its left are
+    int count;                              // of all tiles
 
+    // skips: the bias has spans.  tokens: of this sequence
     __device__ FlashWalk(const FlashArgs& args, bool causal, bool skips, int bh, int m, int tokens) {
         const int end = ceil_div(tokens, FLASH_TILE);
         const size_t at = (size_t)bh * ceil_div(args.T, FLASH_TILE) + m;
@@ -58,7 +62,7 @@ template <bool Causal, FlashBias Kind, bool Edge>
 __device__ inline void flash_add_bias(float (&scores)[8][4], FlashRowBias& rows, const float* tile_bias, bool right,
                                       int own_column, int nj) {
     constexpr bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
-    const int column = threadIdx.x % 4 * 2;
+    const int column = threadIdx.x % 4 * 2;                 // this lane's first of each 8
     float slope[2];                 // negative on the right, where S_j - S_ref grows with the distance to the queries
     UNROLL
     for (int half = 0; half < 2; half++) {
@@ -85,10 +89,10 @@ __device__ inline void flash_add_bias(float (&scores)[8][4], FlashRowBias& rows,
         for (int e = 0; e < 2; e++) {
             const int c = 8 * n + column + e;
             const float key = e == 0 ? keys.x : keys.y;
-            if (line && Edge) {
+            if (line && Edge) {                             // keys on both sides: the distance itself
                 scores[n][e] -= rows.slope[0] * fabsf(rows.from_ref[0] - key);
                 scores[n][2 + e] -= rows.slope[1] * fabsf(rows.from_ref[1] - key);
-            } else if (line) {
+            } else if (line) {                              // keys on one side: the rest is row_bias
                 scores[n][e] += slope[0] * key;
                 scores[n][2 + e] += slope[1] * key;
             } else if (Kind == FlashBias::Toeplitz) {
@@ -142,17 +146,20 @@ template <int HS> __device__ inline void flash_rescale(FlashSoftmax<HS>& softmax
 template <FlashBias Kind, int HS>
 __device__ inline void flash_exponentials(float (&scores)[8][4], FlashSoftmax<HS>& softmax, const FlashRowBias& rows,
                                           const float* tile_bias, float scale2) {
+    // 1. the largest logit of each row in this tile
     float tile_largest[2];
     UNROLL
     for (int half = 0; half < 2; half++) {
         float t = scores[0][2 * half];
         UNROLL
         for (int n = 0; n < 8; n++) { t = fmaxf(t, fmaxf(scores[n][2 * half], scores[n][2 * half + 1])); }
-        t = fmaxf(t, shuffle_xor(t, 1));                    // the quad has the row
+        t = fmaxf(t, shuffle_xor(t, 1));                    // the four lanes of the quad have the row
         t = fmaxf(t, shuffle_xor(t, 2));
         tile_largest[half] = scale2 * (t + rows.row_bias[half]);
     }
+    // 2. what was summed so far, relative to it
     flash_rescale<HS>(softmax, tile_largest);
+    // 3. P = 2^(x - largest), x = scale2 (t + row_bias)
     UNROLL
     for (int half = 0; half < 2; half++) {
         // a row that has seen no key yet has no reference: its logits are -inf, its P is 0
@@ -172,7 +179,7 @@ __device__ inline void flash_exponentials(float (&scores)[8][4], FlashSoftmax<HS
                 p0 *= factor0;
                 p1 *= factor1;
             }
-            softmax.sum[half] += p0 + p1;
+            softmax.sum[half] += p0 + p1;                   // of this lane's columns; added up at the end
         }
     }
 }
@@ -190,21 +197,21 @@ __device__ inline void flash_store_out(const FlashArgs& args, bf16* Q_tile, Flas
         float& sum = softmax.sum[half];
         sum += shuffle_xor(sum, 1);                         // so far each lane had its own columns' part
         sum += shuffle_xor(sum, 2);
-        const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+        const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;      // 0: padding, or a row without a key
         const int row = row0 + lane / 4 + 8 * half;
         if (args.lse != nullptr && lane % 4 == 0 && i0 + row < args.T) {
             float* lse = args.lse + (size_t)bh * args.stride + i0 + row;
             *lse = sum > 0.0f ? softmax.largest[half] * LN2 + logf(sum) : -INFINITY;
         }
         UNROLL
-        for (int n = 0; n < HS / 8; n++) {
+        for (int n = 0; n < HS / 8; n++) {                  // four bytes of each piece are this lane's
             uint32_t* piece = (uint32_t*)flash_at<HS>(Q_tile, row, n);
             piece[lane % 4] = pack_bf16(softmax.O[n][2 * half] * inverse, softmax.O[n][2 * half + 1] * inverse);
         }
     }
     syncwarp();                                             // the rows are complete: the other lanes read them
     UNROLL
-    for (int e = lane; e < 16 * HS / 8; e += 32) {
+    for (int e = lane; e < 16 * HS / 8; e += 32) {          // neighbouring lanes, neighbouring pieces
         const int row = row0 + e / (HS / 8);
         const int piece = e % (HS / 8);
         if (i0 + row < args.T) {
@@ -220,7 +227,8 @@ constexpr size_t flash_forward_shared(int HS) {
 }
 
 // One block per 64 queries of one (batch, head), longest rows first. K, V and the bias's values are fetched one tile
-// ahead.
+// ahead. Over the whole loop a thread keeps Q_fragment (HS/4 registers) and O (HS/2), and in each step 32 for the
+// scores; the launch bounds leave it 168 (HS 64: three blocks per SM) or 255 (HS 128: two).
 template <bool Causal, FlashBias Kind, int HS>
 __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward_kernel(FlashArgs args) {
     constexpr int TILE = FLASH_TILE;
@@ -292,7 +300,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward
             }
         }
         // 4. the bias and the masks; then P, with the sums and the output rescaled
-        const bool edge = n == m || keys - j0 < TILE;
+        const bool edge = n == m || keys - j0 < TILE;       // on the diagonal, or keys end inside the tile
         if (edge) { flash_add_bias<Causal, Kind, true>(scores, rows, tile_bias, false, i0 - j0 + row, keys - j0); }
         else { flash_add_bias<Causal, Kind, false>(scores, rows, tile_bias, n > m, 0, 0); }
         flash_exponentials<Kind, HS>(scores, softmax, rows, tile_bias, scale2);
@@ -304,7 +312,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward
             const uint32_t P[4] = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3]),
                                    pack_bf16(right[0], right[1]), pack_bf16(right[2], right[3])};
             UNROLL
-            for (int c = 0; c < HS / 16; c++) {
+            for (int c = 0; c < HS / 16; c++) {             // 16 columns of the head: two mma
                 uint32_t V_fragment[4];
                 flash_load_b_trans<HS>(V_fragment, V_tile, 16 * k, c);
                 mma_m16n8k16(softmax.O[2 * c], P, V_fragment[0], V_fragment[1]);

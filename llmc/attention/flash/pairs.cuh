@@ -40,10 +40,12 @@ struct FlashOwnS {
     double exact[FLASH_TILE];
     float shifted[2][FLASH_TILE];                           // of two stages
 
+    // once per block: own is the owned tile's FROM_CHUNK
     __device__ void set(const FlashQueries* own) {
         const int r = (int)threadIdx.x - FLASH_TILE;
         if (r >= 0) { exact[r] = own->from + own->row[r].S; }
     }
+    // once per streamed tile, when it is fetched; read after the barrier that says it has arrived
     __device__ void shift(const FlashQueries* streamed, int stage) {
         const int r = (int)threadIdx.x - FLASH_TILE;
         if (r >= 0) { shifted[stage][r] = (float)(exact[r] - streamed->from); }
@@ -111,14 +113,14 @@ template <int HS, bool Resident> struct FlashOwned {
     }
 };
 
-// sum (16, 8N) = owned rows times the rows row0 .. of a tile, transposed
+// sum (16, 8N) = owned rows (16, HS) times the rows row0 .. row0 + 8N - 1 of a tile, transposed (HS, 8N)
 template <int HS, bool Resident, int N>
 __device__ inline void flash_scores(float (&sum)[N][4], FlashOwned<HS, Resident>& own, const bf16* tile, int row0) {
     UNROLL
     for (int n = 0; n < N; n++) { sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0.0f; }
     UNROLL
     for (int k = 0; k < HS / 16; k++) {
-        uint32_t b[4];
+        uint32_t b[4];                                      // 16 rows of the tile: two mma
         if (!Resident) { flash_load_a<HS>(own.fragment[0], own.tile, own.row0, k); }
         UNROLL
         for (int n = 0; n < N; n += 2) {
@@ -133,10 +135,11 @@ __device__ inline void flash_scores(float (&sum)[N][4], FlashOwned<HS, Resident>
 template <int HS>
 __device__ inline void flash_accumulate(float (&sum)[HS / 8][4], const float (&left)[4], const float (&right)[4],
                                         const bf16* tile, int row0) {
+    // the results that a lane holds are those that it gives as left operand: docs/attention.md, "Tiles and fragments"
     const uint32_t a[4] = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3]),
                            pack_bf16(right[0], right[1]), pack_bf16(right[2], right[3])};
     UNROLL
-    for (int n = 0; n < HS / 16; n++) {
+    for (int n = 0; n < HS / 16; n++) {                     // 16 columns of the head: two mma
         uint32_t b[4];
         flash_load_b_trans<HS>(b, tile, row0, n);
         mma_m16n8k16(sum[2 * n], a, b[0], b[1]);
@@ -154,7 +157,7 @@ __device__ inline void flash_store(bf16* to, int stride, int rows, bf16* tile, c
                                    float factor) {
     const int lane = threadIdx.x % 32;
     const int row0 = threadIdx.x / 32 * 16;
-    syncwarp();
+    syncwarp();                                             // the warp has read its operands from these rows
     UNROLL
     for (int n = 0; n < HS / 8; n++) {
         bf16* upper = flash_at<HS>(tile, row0 + lane / 4, n) + lane % 4 * 2;
@@ -162,7 +165,7 @@ __device__ inline void flash_store(bf16* to, int stride, int rows, bf16* tile, c
         bf16* lower = flash_at<HS>(tile, row0 + lane / 4 + 8, n) + lane % 4 * 2;
         *(uint32_t*)lower = pack_bf16(factor * sum[n][2], factor * sum[n][3]);
     }
-    syncwarp();
+    syncwarp();                                             // the rows are complete
     for (int e = lane; e < 16 * HS / 8; e += 32) {
         const int row = row0 + e / (HS / 8);
         const int piece = e % (HS / 8);
@@ -171,6 +174,7 @@ __device__ inline void flash_store(bf16* to, int stride, int rows, bf16* tile, c
     }
 }
 
+// the sum over the four lanes that share a row
 __device__ inline float quad_sum(float x) {
     x += shuffle_xor(x, 1);
     return x + shuffle_xor(x, 2);
@@ -217,6 +221,7 @@ struct FlashBlock {
 // ----------------------------------------------------------------------------------------------------------
 // Toeplitz
 
+// B_ij: columns outside the table read its nearest end, and are masked
 __device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) {
     const int entry = clamp(args.table_zero + j - i, 0, args.table_entries - 1);
     return args.table[(size_t)h * args.table_entries + entry];
@@ -233,9 +238,10 @@ struct FlashDiagonals {
         to[0] = x0;
         to[1] = x1;
     }
+    // the sums of tile n; first: it has no tile to its left, whose diagonals would go on here
     __device__ void add(int n, int stage, bool first) const {
         const int k = threadIdx.x;
-        const int r0 = imax(63 - k, 0);
+        const int r0 = imax(63 - k, 0);                     // diagonal k is c - r = k - 63: its rows
         const int r1 = imin(64, 127 - k);
         float sum = 0.0f;
         for (int r = r0; r < r1; r++) { sum += dlogit[r * FLASH_TILE + ((r + k - 63) ^ (r & 7) * 8)]; }
