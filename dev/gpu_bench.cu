@@ -1,12 +1,12 @@
-// gpu_bench.cu -- time of the tensor-core attention per encoding, beside a bf16 product by cuBLASLt. One JSON object a
-// line.
+// gpu_bench.cu -- times the tensor-core attention with each form of bias, and a bf16 product by cuBLASLt for
+// comparison. One JSON object per line.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90a -DCAUSAL=1 dev/gpu_bench.cu -lcublasLt -o gpu_bench     (CAUSAL=0: bidirectional)
 //   gpu_bench [--quick] [--skip FILE]          FILE: keys to leave out, one per line
 //
-// Normal random inputs in three sets that take turns, 10 repetitions to warm up, then the median of 50 replays of a
-// CUDA graph of enough repetitions to last a millisecond. FLOPs: forward 4 B NH T^2 HS (half of it when causal),
-// backward 2.5 times that. Each shape has all its encodings in one row of measurements, so that a ratio to "none"
+// Three sets of normal random inputs take turns. After 10 repetitions to warm up, the median of 50 replays of a CUDA
+// graph that repeats the kernel until it lasts a millisecond. FLOPs: forward 4 B NH T^2 HS (half of it when causal),
+// backward 2.5 times that. All encodings of a shape are measured one after the other, so that a ratio to "none"
 // compares neighbours in time.
 #include <algorithm>
 #include <cublasLt.h>

@@ -1,16 +1,15 @@
 // simt.h -- the CUDA build's kernels on the CPU: what a block of threads does, warp by warp, and the part of the
 // runtime that device.h uses. Only for g++ or clang++, which read it first: -include test/simt/simt.h.
 //
-// The threads of a block are fibers on one system thread. One runs until it waits at a barrier or warp collective;
-// which of the ready ones runs next is random (SIMT_SEED=7 gives another order). So a missing barrier is seen as:
-//   shared memory     a new allocation of exactly the asked size before each block (AddressSanitizer sees past its
-//   end),
-//                     filled, as is static shared memory and what cudaMalloc gives, with 0xFF: NaN in float and bf16
-//   warp collectives  complete when every lane of the mask waits at the same line; if none can run and somebody waits,
-//   the
-//                     launch fails with an Error that says who waits where
-//   cp.async          poisons its destination when issued and writes it when its group is waited for
-// Blocks run one after the other in random order; streams are in order, so every call of the runtime is complete on
+// The threads of a block are fibers on one system thread. One runs until it waits at a barrier or in a warp collective;
+// which of the ready ones runs next is random (SIMT_SEED=7 gives another order). So faults are seen:
+//   shared memory      is allocated anew before each block, of exactly the size that was asked for, so that
+//                      AddressSanitizer sees past its end. It is filled, like static shared memory and what cudaMalloc
+//                      gives, with 0xFF: NaN in float and bf16
+//   warp collectives   are complete when every lane of the mask waits at the same line; if no thread can run and some
+//                      wait, the launch fails with an Error that says who waits where
+//   cp.async           poisons its destination when it is issued and writes it when its group is waited for
+// Blocks run one after the other in random order. Streams are in order, so every call of the runtime is complete on
 // return, unless its stream is captured. SIMT_LAUNCHES=FILE says which kernels a program launched, and how often.
 #ifndef TEST_SIMT_H
 #define TEST_SIMT_H

@@ -7,7 +7,7 @@ inline void __syncwarp(unsigned mask = ~0u, SIMT_SITE) {
     simt_collective("__syncwarp", mask, nullptr, nullptr, nullptr, file, line);
 }
 
-// Every lane gives a value and the lane that it wants to read. A lane outside of the mask has none: poison.
+// Every lane gives a value and the lane that it wants to read. A lane outside the mask gives none: poison is read.
 template <class T> struct SimtShuffle { T value; int from; T result; };
 template <class T> T simt_shuffle(const char* what, unsigned mask, T value, int from, const char* file, int line) {
     static_assert(std::is_arithmetic<T>::value, "shuffles move numbers");
@@ -119,7 +119,7 @@ inline void simt_block(size_t block, int threads, const char* file, int line) {
         what = e.what();
         code = e.code;
     }
-    // their stacks are in the middle of a kernel
+    // their stacks are those of an unfinished kernel
     for (int i = 0; i < threads; i++) { simt.pool[i]->started = false; }
     die_at(file, line, code, "kernel, block %zu of %u, %d threads: %s\n ", block, gridDim.x, threads, what.c_str());
 }
@@ -169,7 +169,7 @@ inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const s
         if (shared_bytes > 0) { memset(simt.shared, 0xff, shared_bytes); }
         if (fixed.bytes > 0) { memset(fixed.begin, 0xff, fixed.bytes); }
         const unsigned sticky[] = {0, 7, 8};
-        simt.sticky = b == 0 ? 8 : sticky[simt.draw(3)];        // a launch of one block is to see a missing barrier too
+        simt.sticky = b == 0 ? 8 : sticky[simt.draw(3)];    // 8: one block must show a missing barrier too
         simt_block(order[b], threads, file, line);
     }
 }

@@ -1,8 +1,8 @@
 // simt_fibers.h -- the second part of simt.h: the threads of a block as fibers, and how they wait for each other.
 //
-// A fiber is started once, by makecontext, and then goes from block to block; switches are _setjmp and _longjmp, which,
-// other than swapcontext, make no system call. A launch that fails leaves its fibers in the middle of a kernel: they
-// start anew.
+// A fiber is started once, by makecontext, and then goes from block to block. Switches are _setjmp and _longjmp, which,
+// unlike swapcontext, make no system call. A launch that fails leaves its fibers in the middle of a kernel; the next
+// one starts them anew.
 #ifndef TEST_SIMT_FIBERS_H
 #define TEST_SIMT_FIBERS_H
 
@@ -59,7 +59,7 @@ struct Simt {
 inline Simt simt;
 inline void* simt_dynamic_shared() { return simt.shared; }
 
-// glibc's fortified longjmp takes a jump to another stack for an attack; _longjmp by its own name does not look
+// glibc's fortified longjmp takes a jump to another stack for an attack; _longjmp under its own name does not check
 extern "C" [[noreturn]] void simt_longjmp(struct __jmp_buf_tag*, int) __asm__("_longjmp");
 
 #if defined(SIMT_ASAN)
@@ -86,8 +86,8 @@ inline void simt_unpoison(void*, size_t) {}
     simt_leave(fake, t->stack, SIMT_STACK);
     simt_longjmp(t->state, 1);
 }
-// Which thread goes on: of the last one's warp in `sticky` of 8 cases, so that in some blocks a warp runs as far as it
-// can, far ahead of the others, and in some they keep close; a random one of the warp. Null if none can.
+// The thread that goes on, null if none can: in `sticky` of 8 cases one of the last one's warp, so that in some blocks
+// a warp runs far ahead of the others and in some they keep close; within the warp a random one.
 __attribute__((noinline)) inline SimtThread* simt_take_ready() {
     if (simt.ready_warps == 0) { return nullptr; }
     if ((simt.ready_warps >> simt.warp & 1) == 0 || simt.draw(8) >= simt.sticky) {
@@ -145,7 +145,7 @@ inline void simt_fiber() {
     }
 }
 __attribute__((noinline)) inline void simt_start(SimtThread* t) {
-    if (t->stack == nullptr) {              // below it a page that nobody may touch
+    if (t->stack == nullptr) {              // with a page below it that nobody may touch
         char* p = (char*)mmap(nullptr, SIMT_STACK + 4096, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || mprotect(p, 4096, PROT_NONE) != 0) {
@@ -204,8 +204,8 @@ inline void simt_fail(const char* file, int line, const std::string& what) {
 
 inline bool simt_same(const char* a, const char* b) { return a == b || strcmp(a, b) == 0; }
 
-// All lanes of the mask meet, the last one performs for all: in[l], out[l] are what lane l gave, null outside of the
-// mask.
+// All lanes of the mask meet, and the last one performs for all: in[l] and out[l] are what lane l gave, null outside
+// the mask.
 using SimtPerform = void (*)(const void* const* in, void* const* out);
 inline void simt_collective(const char* what, unsigned mask, const void* in, void* out, SimtPerform perform,
                             const char* file, int line) {
@@ -241,8 +241,8 @@ inline void simt_collective(const char* what, unsigned mask, const void* in, voi
     simt_sleep();
 }
 
-// Barrier `id` of the block, for `threads` threads: a warp has come when all its lanes wait at one line. Barrier 0 is
-// __syncthreads: there all warps come to one line of the text.
+// Barrier `id` of the block, for `threads` threads: a warp has arrived when all its lanes wait at one line. Barrier 0
+// is __syncthreads, where all warps have to wait at the same line.
 inline void simt_barrier(const char* what, int id, int threads, const char* file, int line) {
     SimtThread* me = simt.current;
     if (id < 0 || id >= SIMT_BARRIERS || threads < 32 || threads % 32 != 0 || threads > (int)blockDim.x) {

@@ -50,7 +50,7 @@ inline void named_barrier(int id, int threads, SIMT_SITE) {
 // ----------------------------------------------------------------------------------------------------------
 // matrices
 
-// the row as it was when this lane came: other lanes may yet write it
+// the row as it was when this lane arrived: other lanes may still write it
 struct LdmatrixRequest { uint16_t row[8]; uint32_t* r; };
 template <bool Trans> void ldmatrix_perform(const void* const* in, void* const* out) {
     for (int l = 0; l < 32; l++) {
@@ -82,7 +82,7 @@ inline void ldmatrix(const char* what, uint32_t* r, const void* row, SimtPerform
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, SIMT_SITE) {
     ldmatrix("ldmatrix_x4", r, row, ldmatrix_perform<false>, file, line);
 }
-// ... .trans: r[m] is column `group`, rows 2 pair and 2 pair + 1 of matrix m.
+// The same with .trans: r[m] is column `group`, rows 2 pair and 2 pair + 1 of matrix m.
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, SIMT_SITE) {
     ldmatrix("ldmatrix_x4_trans", r, row, ldmatrix_perform<true>, file, line);
 }

@@ -60,8 +60,8 @@ inline const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 
-// A stream's work is done at once, or, while the stream is captured, recorded with its arguments. What would wait for
-// the capturing stream or allocate is an error then, and spoils the capture; what another stream is given is done.
+// A stream's work is done at once or, while the stream is captured, recorded with its arguments. Then a call that would
+// wait for the capturing stream, or allocate, is an error and spoils the capture; other streams do their work.
 enum class SimtWork { Kernel, Copy, Set };
 struct SimtGraph { std::vector<std::pair<SimtWork, std::function<void()>>> nodes; };
 using cudaGraph_t = SimtGraph*;
@@ -70,7 +70,7 @@ struct SimtCapture {
     cudaStream_t stream = nullptr;                                          // the one that is captured
     cudaGraph_t graph = nullptr;
     bool spoiled = false;
-    // of all graphs so far
+    // counts of all graphs so far
     int instantiated = 0;
     int updated = 0;
     int launched = 0;

@@ -1,6 +1,6 @@
-// The layers' kernels with blocks of real threads, against plain loops in double straight from the equations. Shapes
-// are small and odd: rows that no tile divides, sequences that cross a chunk of CABLE's sum. Both precisions: a bf16
-// result may be off by its rounding, everything before it is float32.
+// test_layers.cu -- the layers' kernels with blocks of real threads, against plain loops in double, straight from the
+// equations. Shapes are small and odd: rows that no tile divides, sequences that cross a chunk of CABLE's sum. Both
+// precisions: a bf16 result may be off by its rounding, everything before it is float32.
 #include "llmc/adamw.cuh"
 #include "llmc/attention/choose.cuh"
 #include "llmc/classifier.cuh"

@@ -8,8 +8,8 @@
 
 constexpr int BITS = sizeof(floatX) == 4 ? 24 : 8;              // of a significand
 
-// got is want, rounded once: off by half a unit of the last place, and by what a float32 sum of terms of `size` is off
-// by
+// Whether got is want, rounded once: off by half a unit of the last place, and by the error of a float32 sum whose
+// terms have the absolute sum `size`
 static bool rounded_once(float got, double want, double size, int bits) {
     int e;
     std::frexp(want, &e);

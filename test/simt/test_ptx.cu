@@ -1,6 +1,7 @@
-// Every function of ptx.cuh against the index formulas of the PTX ISA, written out here a second time, element by
-// element: the same tests show that the emulator means what the hardware does. Then faults are planted, each beside its
-// correct twin, which the emulator has to tell apart; the hardware may let them pass, so there they are skipped.
+// test_ptx.cu -- every function of ptx.cuh against the index formulas of the PTX ISA, written out here a second time,
+// element by element. The same tests on a GPU show that the emulator does what the hardware does. Then faults are
+// planted, each beside its correct twin, and the emulator has to tell the two apart. The hardware may let them pass, so
+// there they are skipped.
 #include <sys/wait.h>
 
 #include "llmc/base/ptx.cuh"
