@@ -119,9 +119,9 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
                 const float bias0 = Kind == FlashBias::Toeplitz ? flash_table(args, block.h, i, j) : S[half];
                 const float bias1 = Kind == FlashBias::Toeplitz ? flash_table(args, block.h, i + 1, j) : S[half];
                 const bool out = edge && j >= block.keys;                   // queries after the end have lse2 = +inf
-                float* p = &P[e / 2][2 * half];
-                float* dl = &dlogit[e / 2][2 * half];
-                const FlashPair<Kind> pair(p, dl, query0, query1, bias0, bias1, LOG2E * args.scale,
+                float* P_pair = &P[e / 2][2 * half];
+                float* dlogit_pair = &dlogit[e / 2][2 * half];
+                const FlashPair<Kind> pair(P_pair, dlogit_pair, query0, query1, bias0, bias1, LOG2E * args.scale,
                                            out || (edge && Causal && j > i), out || (edge && Causal && j > i + 1));
                 UNROLL
                 for (int k = 0; k < 2; k++) {
@@ -133,8 +133,8 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
                     if (Kind == FlashBias::LogDistance) {
                         dS[half] += g * g * (pair.dlogit[k] * pair.factor[k] * pair.distance[k]);
                     }
-                    p[k] = pair.P[k];
-                    dl[k] = pair.dlogit[k];
+                    P_pair[k] = pair.P[k];
+                    dlogit_pair[k] = pair.dlogit[k];
                 }
             }
             // 5. dV += P dout, dK += dlogit Q (the rows of P and dlogit are keys)
@@ -261,9 +261,9 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
                 }
                 const bool masked0 = edge && (j >= block.keys || (Causal && j > i));
                 const bool masked1 = edge && (j + 1 >= block.keys || (Causal && j + 1 > i));
-                float* dl = &dlogit[e / 2][2 * half];
-                const FlashPair<Kind> pair(&P[e / 2][2 * half], dl, row_query[half], row_query[half], bias0, bias1,
-                                           LOG2E * args.scale, masked0, masked1);
+                float* dlogit_pair = &dlogit[e / 2][2 * half];
+                const FlashPair<Kind> pair(&P[e / 2][2 * half], dlogit_pair, row_query[half], row_query[half], bias0,
+                                           bias1, LOG2E * args.scale, masked0, masked1);
                 UNROLL
                 for (int k = 0; k < 2; k++) {
                     if (Kind == FlashBias::Distance) {
@@ -276,7 +276,7 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
                         row_sum[half] += w;
                         dg[half] -= w * pair.distance[k];
                     }
-                    dl[k] = pair.dlogit[k];
+                    dlogit_pair[k] = pair.dlogit[k];
                 }
                 if (Kind == FlashBias::Toeplitz) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
             }
