@@ -192,8 +192,8 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
         {b.set("--train_files", place / "gone_*.txt"), {"--train_files", "gone_*.txt"}},
         {b.set("--val_files", place / "gone.txt"), {"--val_files", "gone.txt"}},
         {b.set("--train_files", place.path), {"--train_files", "not a regular file"}},
-        {b.set("--train_files", cut), {"cut.bin", "1822 bytes", "400 tokens", "1824"}},
-        {b.set("--train_files", grown), {"grown.bin", "1826 bytes", "400 tokens", "1824"}},
+        {b.set("--train_files", cut), {"cut.bin", "1824 bytes", "400 tokens", "got 1822"}},
+        {b.set("--train_files", grown), {"grown.bin", "1824 bytes", "400 tokens", "got 1826"}},
         {b.set("--train_files", place / "raw.bin"), {"raw.bin", "magic", "20240520"}},
         {b.set("--train_files", place / "zero.txt"), {"zero.txt", "is empty"}},
         {b.set("--train_files", good), {"--val_files", "val.txt", "expected a vocabulary of 300", "got 256"}},
@@ -210,7 +210,7 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
     };
     for (const Refusal& r : refusals) { check_refused(place, r); }
     check_refused(place, {b.set("--train_files", place / "short.txt").set("--steps", "-1"),
-                          {"--train_files", "short.txt", "9 tokens", "33"}});
+                          {"--train_files", "short.txt", "33 tokens", "got at most 9"}});
     CHECK_FALSE(path_exists(place.out()));
     // the disk has room for one checkpoint, and not for all that there will be
     const Flags many = b.set("--steps", "2000000000").with("--checkpoint_every 1").set("--out", place / "full");
@@ -222,7 +222,7 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
     ids[123] = 300;
     write_file(high, shard(ids, 300, 400));
     check_refused(place, {b.set("--train_files", high).set("--val_every", "0"),
-                          {"high.bin", "token 123", "id 300", "V = 300"}});
+                          {"high.bin", "token 123", "0 to 299", "got 300"}});
     check_refused(place, {b.set("--train_files", good).set("--val_files", high).set("--out", place / "out2"),
                           {"high.bin", "token 123"}});
     CHECK(json_lines(place / "out2/log.jsonl").empty());
