@@ -1,7 +1,11 @@
 // train_gpt2.cu -- trains, evaluates and samples a GPT-2 with any positional encoding of llmc/position/table.h.
 //
-// Read it from the top: the tensors, the forward as ten numbered calls a block, the head, the backward as the same numbers
-// in reverse, the update, and main. Every layer's mathematics is in its own header in llmc/.
+// Read it from the top: the tensors, the forward as ten numbered steps, the head, the backward as the same numbers in
+// reverse, the update, and main. The mathematics of each layer is in a header of its own in llmc/.
+//
+//   N = B * T     rows: the tokens of B sequences of T         L, NH, HS   layers, heads, channels per head
+//   C = NH * HS   channels of the residual stream              V, Vp       vocabulary, padded to a multiple of 128
+//   OC            width of a row of qkv: 3 C and the encoding's columns
 #include "llmc/attention/choose.cuh"
 #include "llmc/attention/decode.cuh"
 #include "llmc/gelu.cuh"
@@ -18,11 +22,13 @@
 // the tensors
 
 struct GPT2Config {
-    int T = 1024;               // trained sequence length
-    int V = 50257, L = 12, NH = 12, C = 768;
-    PositionConfig position;
-    static constexpr bool causal = true;
-    int Vp() const { return round_up(V, 128); }     // padded vocabulary: rows of wte
+    int T = 1024;                                       // trained sequence length
+    int V = 50257;                                      // vocabulary
+    int L = 12, NH = 12;                                // layers, heads
+    int C = 768;                                        // channels
+    PositionConfig position;                            // the encoding and its hyperparameters
+    static constexpr bool causal = true;                // a token sees itself and what came before it
+    int Vp() const { return round_up(V, 128); }         // rows of wte; matrix products like whole tiles
 };
 
 // OC, the rows of qkvw: q | k | v (C each) | the encoding's columns (cable: w_c, w_s) | padding to a multiple of 8
@@ -44,7 +50,8 @@ struct GPT2Config {
     X(lnfw,      0,     C,      0,     constant(1.0f),                       false) \
     X(lnfb,      0,     C,      0,     constant(0.0f),                       false)
 
-// The same tensors in a checkpoint: Hugging Face's names; GPT-2's linear weights are stored (in, out)
+// The same tensors in a checkpoint, by Hugging Face's names. GPT-2's linear weights are stored (in, out) there. Of
+// qkvw only q, k and v are listed: the encoding itself names the files of its columns.
 #define GPT2_FILES(F) \
     /* name                   tensor    row0 rows   transposed */ \
     F("ln_1.weight",          ln1w,     0,   C,     false) \
@@ -60,39 +67,42 @@ struct GPT2Config {
     F("mlp.c_proj.weight",    fcprojw,  0,   C,     true)  \
     F("mlp.c_proj.bias",      fcprojb,  0,   C,     false)
 
-// What a forward leaves behind. N = B * T rows; Scratch is one buffer for all layers, Saved and Cached one a layer.
+// What a forward leaves behind. Scratch: one buffer that all layers share. Saved: one per layer while training,
+// because the backward reads it. Cached: one per layer while generating as well, because later tokens read it.
+// --recompute turns Saved tensors into Scratch, and the backward computes them again.
 #define GPT2_ACTS(X) \
-    /* type   name       keep                          rows      cols */ \
-    X(floatX, encoded,   Keep::Scratch,                N,        C)      \
-    X(floatX, ln1,       recompute < 2 ? Keep::Saved : Keep::Scratch, N, C) \
-    X(float,  ln1mean,   Keep::Saved,                  N,        0)      \
-    X(float,  ln1rstd,   Keep::Saved,                  N,        0)      \
-    X(floatX, qkv,       Keep::Cached,                 N,        OC)     \
-    X(float,  lse,       Keep::Saved,                  B * NH,   T)      \
-    X(float,  attscratch, Keep::Scratch,               attention_floats, 0) \
-    X(floatX, atty,      Keep::Saved,                  N,        C)      \
-    X(floatX, residual2, Keep::Saved,                  N,        C)      \
-    X(floatX, ln2,       recompute < 2 ? Keep::Saved : Keep::Scratch, N, C) \
-    X(float,  ln2mean,   Keep::Saved,                  N,        0)      \
-    X(float,  ln2rstd,   Keep::Saved,                  N,        0)      \
-    X(floatX, fch,       Keep::Saved,                  N,        4 * C)  \
-    X(floatX, fchgelu,   recompute < 1 ? Keep::Saved : Keep::Scratch, N, 4 * C) \
-    X(floatX, residual3, Keep::Saved,                  N,        C)      \
-    X(floatX, lnf,       Keep::Scratch,                N,        C)      \
-    X(float,  lnfmean,   Keep::Scratch,                N,        0)      \
-    X(float,  lnfrstd,   Keep::Scratch,                N,        0)      \
-    X(floatX, logits,    Keep::Scratch,                R,        Vp)     \
-    X(float,  losses,    Keep::Scratch,                N,        0)      \
-    X(float,  hits,      Keep::Scratch,                N,        0)
+    /* type   name        keep                                            rows    cols */ \
+    X(floatX, encoded,    Keep::Scratch,                                  N,      C)      \
+    X(floatX, ln1,        recompute < 2 ? Keep::Saved : Keep::Scratch,    N,      C)      \
+    X(float,  ln1mean,    Keep::Saved,                                    N,      0)      \
+    X(float,  ln1rstd,    Keep::Saved,                                    N,      0)      \
+    X(floatX, qkv,        Keep::Cached,                                   N,      OC)     \
+    X(float,  lse,        Keep::Saved,                                    B * NH, T)      \
+    X(float,  attscratch, Keep::Scratch,                                  attention_floats, 0) \
+    X(floatX, atty,       Keep::Saved,                                    N,      C)      \
+    X(floatX, residual2,  Keep::Saved,                                    N,      C)      \
+    X(floatX, ln2,        recompute < 2 ? Keep::Saved : Keep::Scratch,    N,      C)      \
+    X(float,  ln2mean,    Keep::Saved,                                    N,      0)      \
+    X(float,  ln2rstd,    Keep::Saved,                                    N,      0)      \
+    X(floatX, fch,        Keep::Saved,                                    N,      4 * C)  \
+    X(floatX, fchgelu,    recompute < 1 ? Keep::Saved : Keep::Scratch,    N,      4 * C)  \
+    X(floatX, residual3,  Keep::Saved,                                    N,      C)      \
+    X(floatX, lnf,        Keep::Scratch,                                  N,      C)      \
+    X(float,  lnfmean,    Keep::Scratch,                                  N,      0)      \
+    X(float,  lnfrstd,    Keep::Scratch,                                  N,      0)      \
+    X(floatX, logits,     Keep::Scratch,                                  R,      Vp)     \
+    X(float,  losses,     Keep::Scratch,                                  N,      0)      \
+    X(float,  hits,       Keep::Scratch,                                  N,      0)
 
-// Gradients of activations, one buffer each; only while training.
+// Gradients of activations, one buffer each for all layers; only while training. dresidual is the gradient of the
+// residual stream, to which every block adds on the way down.
 #define GPT2_GRAD_ACTS(X) \
     X(floatX, dresidual, Keep::Scratch,                N,        C)      \
     X(floatX, dln,       Keep::Scratch,                N,        C)      \
     X(floatX, dfch,      Keep::Scratch,                N,        4 * C)  \
     X(floatX, dqkv,      Keep::Scratch,                N,        OC)     \
     X(float,  scratch,   Keep::Scratch,                scratch_floats, 0)
-// The same memory under another name, for a gradient that is read before the other one is written
+// The same memory under another name: datty is read in step 4, before step 2 writes dln again.
 #define GPT2_ALIASES(A) \
     A(datty, dln)
 
@@ -122,27 +132,34 @@ struct GPT2 : Parameters {
 
 PositionDims gpt2_position_dims(const GPT2Config& c, int B, int T) {
     PositionDims d;
-    d.L = c.L; d.NH = c.NH; d.C = c.C; d.B = B; d.T = T;
+    d.L = c.L;
+    d.NH = c.NH;
+    d.C = c.C;
+    d.B = B;
+    d.T = T;
     return d;
 }
 
-// Fills in the tables of tensors of a model of this configuration; allocates nothing.
+// Fills in the tables of a model's tensors: their shapes, initial values, and names in files. Allocates nothing.
 void gpt2_describe(GPT2& model, const GPT2Config& config) {
     model.config = config;
-    const int V = config.V, Vp = config.Vp(), L = config.L, C = config.C;
+    const int V = config.V, Vp = config.Vp();
+    const int L = config.L, C = config.C;
     const PositionTables position = position_tables(config.position, gpt2_position_dims(config, 0, 0));
     const int OC = round_up(3 * C + position.extra_columns, 8);
     model.OC = OC;
     model.table = TensorTable();
-#define X(name, layers, rows, cols, init, decay) model.table.add({#name, layers, (size_t)(rows), (size_t)(cols), init, decay});
+#define X(name, layers, rows, cols, init, decay) \
+    model.table.add({#name, layers, (size_t)(rows), (size_t)(cols), init, decay});
     GPT2_PARAMS(X)
 #undef X
     model.add_position(position.params);
     model.files.clear();
     model.files.push_back({"transformer.wte.weight", "wte", 0, 0, (size_t)V, false});
     for (int l = 0; l < L; l++) {
+        const std::string layer = "transformer.h." + std::to_string(l) + ".";
 #define F(name, tensor, row0, rows, transposed) \
-        model.files.push_back({"transformer.h." + std::to_string(l) + "." + name, #tensor, l, row0, (size_t)(rows), transposed});
+        model.files.push_back({layer + name, #tensor, l, row0, (size_t)(rows), transposed});
         GPT2_FILES(F)
 #undef F
     }
@@ -152,22 +169,30 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
     check_files(model);
 }
 
+// Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients.
 template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T* data) {
 #define X(name, ...) p.name = table.pointer(data, #name);
     GPT2_PARAMS(X)
 #undef X
 }
 
-// The tables of the activations of a (B,T) batch; allocates nothing.
+// The tables of the activations of a (batch,length) batch of tokens; allocates nothing.
 Activations activations_describe(const GPT2& model, int batch, int length, Purpose purpose, int recompute) {
     Activations acts;
     acts.B = batch;
     acts.T = length;
     const GPT2Config& g = model.config;
-    const size_t B = (size_t)batch, T = (size_t)length, NH = (size_t)g.NH, C = (size_t)g.C, OC = (size_t)model.OC, Vp = (size_t)g.Vp();
-    const size_t N = B * T, R = std::min(N, std::max((size_t)1, LOGITS_BOUND / Vp));
-    const size_t scratch_floats = std::max(MAX_SLABS * std::max(OC, 4 * C), attention_backward_scratch(g.position, batch, length, g.NH, g.C / g.NH));
-    const size_t attention_floats = std::max(attention_forward_scratch(batch, length, g.NH), attention_decode_scratch(batch, length, g.NH, g.C / g.NH));
+    const int HS = g.C / g.NH;
+    const size_t B = (size_t)batch, T = (size_t)length;
+    const size_t NH = (size_t)g.NH, C = (size_t)g.C;
+    const size_t OC = (size_t)model.OC, Vp = (size_t)g.Vp();
+    const size_t N = B * T;
+    const size_t R = std::min(N, std::max((size_t)1, LOGITS_BOUND / Vp));       // rows of logits at a time
+    // column sums of matmul_backward and layernorm_backward, or what attention_backward wants: never both at once
+    const size_t scratch_floats = std::max(MAX_SLABS * std::max(OC, 4 * C),
+                                           attention_backward_scratch(g.position, batch, length, g.NH, HS));
+    const size_t attention_floats = std::max(attention_forward_scratch(batch, length, g.NH),
+                                             attention_decode_scratch(batch, length, g.NH, HS));
     acts.chunk = (int)R;
 #define X(type, name, keep, rows, cols) acts.add({#name, kept_layers(keep, purpose, g.L), rows, cols}, sizeof(type));
     GPT2_ACTS(X)
@@ -179,6 +204,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     return acts;
 }
 
+// Allocates them, and points acts.a at them.
 void activations_allocate(Activations& acts) {
     acts.allocate();
 #define X(type, name, ...) acts.point(acts.a.name, #name);
@@ -193,112 +219,157 @@ void activations_allocate(Activations& acts) {
 // ----------------------------------------------------------------------------------------------------------
 // forward
 
-// The hidden states lnf (B,T,C) of acts.batch, whose positions are t0 .. t0+T-1. While generating, B = 1, rows below t0 are
-// already in the cached qkv, and `stride`, the length those buffers are laid out for, is the capacity; otherwise t0 = 0 and
-// stride = T.
+// acts.batch.tokens (B,T) -> the hidden states lnf (B,T,C). The tokens stand at positions t0 .. t0 + T - 1. While
+// training and evaluating, t0 = 0 and stride = T. While generating, B = 1, the cached qkv holds the t0 tokens before,
+// and `stride` is the number of tokens that its buffers have room for.
 void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stride) {
     const GPT2Params<floatX>& p = model.params;
     const GPT2Acts& a = acts.a;
-    const int L = model.config.L, C = model.config.C, OC = model.OC;
+    const int L = model.config.L, C = model.config.C;
+    const int OC = model.OC;
     const size_t N = (size_t)B * T;
     const bool one_token = T == 1 && t0 > 0;
     const float eps = 1e-5f;
     Stream s = model.stream;
 
-    embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                                       // (B,T,C)
-    with_position(position_view(model, acts, 0, B, stride), [&](auto pos) { pos.embed_forward(a.encoded(), B, T, t0, s); });
+    embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
+    // learned and sinusoidal encodings add a row per position; the others do nothing here
+    const auto embed = [&](auto pos) { pos.embed_forward(a.encoded(), B, T, t0, s); };
+    with_position(position_view(model, acts, 0, B, stride), embed);
     for (int l = 0; l < L; l++) {
-        const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);
+        const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);                         // (B,T,C)
         const PositionView position = position_view(model, acts, l, B, stride);
         floatX* new_rows = a.qkv(l) + (size_t)t0 * OC;
-        /* 1 */ layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
-        /* 2 */ matmul_forward(new_rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);   // q | k | v | z | u
-        /* 3 */ with_position(position, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, t0, s); });             // rotate, or S and g
-        /* 4 */ if (one_token) { attention_decode(a.atty(l), a.qkv(l), a.attscratch(), position, B, t0, s); }
-                else { attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position, B, T, t0, s); }
-        /* 5 */ matmul_forward(a.residual2(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), residual, s);
-        /* 6 */ layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
-        /* 7 */ matmul_forward(a.fch(l), view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l), nullptr, s);
-        /* 8 */ gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
-        /* 9 */ matmul_forward(a.residual3(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l), a.residual2(l), s);
+        // 1 normalize the residual stream
+        layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
+        // 2 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
+        matmul_forward(new_rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);
+        // 3 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
+        const auto prepare = [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, t0, s); };
+        with_position(position, prepare);
+        // 4 attention: softmax(q k^T / sqrt(HS) + bias) v, heads side by side                       (B,T,C)
+        if (one_token) {
+            attention_decode(a.atty(l), a.qkv(l), a.attscratch(), position, B, t0, s);
+        } else {
+            attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position, B, T, t0, s);
+        }
+        // 5 mix the heads, and add to the residual stream                                          (B,T,C)
+        matmul_forward(a.residual2(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), residual, s);
+        // 6 normalize again
+        layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
+        // 7 the MLP widens                                                                         (B,T,4C)
+        matmul_forward(a.fch(l), view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l), nullptr, s);
+        // 8 its nonlinearity
+        gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
+        // 9 the MLP narrows, and adds to the residual stream                                       (B,T,C)
+        matmul_forward(a.residual3(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l),
+                       a.residual2(l), s);
     }
-    /* 10 */ layernorm_forward(a.lnf(), a.lnfmean(), a.lnfrstd(), a.residual3(L - 1), p.lnfw(), p.lnfb(), N, C, eps, s);
+    // 10 the last normalization, before the head                                                   (B,T,C)
+    layernorm_forward(a.lnf(), a.lnfmean(), a.lnfrstd(), a.residual3(L - 1), p.lnfw(), p.lnfb(), N, C, eps, s);
 }
 
-// The one step without a mirror: logits, losses and, when `grads` is given, their gradients in dlnf (B,T,C) and dwte, a chunk of
-// rows at a time, so that logits never exceed LOGITS_BOUND and no matmul runs twice. dloss is 1 / (targets of the total batch).
+// The one step without a mirror: lnf -> logits = lnf wte^T -> losses (B,T) and, when `grads` is given, their gradients
+// dlnf (B,T,C) and dwte (Vp,C). Forward and backward of a chunk of rows are done together, so that the logits of a
+// chunk are all that is ever held (LOGITS_BOUND) and no product runs twice. dloss: 1 / number of targets in the total
+// batch.
 void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>* grads, floatX* dlnf, float dloss) {
-    const int V = model.config.V, Vp = model.config.Vp(), C = model.config.C;
+    const int V = model.config.V, Vp = model.config.Vp();
+    const int C = model.config.C;
     const GPT2Acts& a = acts.a;
-    const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
+    const Matrix<floatX> wte = view(model.params.wte(), Vp, C);                 // the embedding is the head, too
+    const bool backward = grads != nullptr;
     Stream s = model.stream;
     for (size_t n = 0; n < N; n += (size_t)acts.chunk) {
         const size_t rows = std::min((size_t)acts.chunk, N - n);
         const Matrix<floatX> lnf = view(a.lnf() + n * C, rows, C);
-        const Matrix<floatX> logits = view(a.logits(), rows, Vp);               // their gradient, once they are classified
-        matmul(logits.data, lnf, transposed(wte), nullptr, nullptr, s);
-        classifier(a.losses() + n, a.hits() + n, logits.data, acts.batch.targets + n, dloss, rows, V, Vp, grads != nullptr, s);
-        if (grads == nullptr) { continue; }
-        matmul(dlnf + n * C, logits, wte, nullptr, nullptr, s);
-        matmul_add(grads->wte(), transposed(logits), lnf, s);
+        const Matrix<floatX> logits = view(a.logits(), rows, Vp);               // after classifier(): their gradient
+        const int* targets = acts.batch.targets + n;
+        matmul(logits.data, lnf, transposed(wte), nullptr, nullptr, s);         // (rows,Vp)
+        classifier(a.losses() + n, a.hits() + n, logits.data, targets, dloss, rows, V, Vp, backward, s);
+        if (!backward) { continue; }
+        matmul(dlnf + n * C, logits, wte, nullptr, nullptr, s);                 // (rows,C)
+        matmul_add(grads->wte(), transposed(logits), lnf, s);                   // (Vp,C)
     }
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// backward: the forward's numbers in reverse. dln holds the gradient of the hidden states lnf; gradients of weights add to `grads`
-// (float32, laid out as the parameters).
+// backward: the forward's numbers in reverse
 
+// dln holds the gradient of the hidden states lnf (B,T,C). The gradients of the weights are added to `grads`, float32
+// and laid out as the parameters. dresidual (B,T,C) is the gradient of the residual stream at the point that has been
+// reached: because steps 5 and 9 add to that stream, it passes through them unchanged, and steps 1 and 6 add their
+// part to it.
 void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, int recompute) {
     const GPT2Params<floatX>& p = model.params;
     GPT2Params<float> d;
     gpt2_point(d, model.table, grads);
     const GPT2Acts& a = acts.a;
-    const int L = model.config.L, C = model.config.C, OC = model.OC;
+    const int L = model.config.L, C = model.config.C;
+    const int OC = model.OC;
     const size_t N = (size_t)B * T;
     const float eps = 1e-5f;
     Stream s = model.stream;
 
     device_zero(a.dresidual(), sizeof(floatX) * N * C, s);
-    /* 10 */ layernorm_backward(a.dresidual(), d.lnfw(), d.lnfb(), a.scratch(), a.dln(), a.residual3(L - 1), a.lnfmean(), a.lnfrstd(),
-                                p.lnfw(), N, C, s);
+    // 10 the last normalization
+    layernorm_backward(a.dresidual(), d.lnfw(), d.lnfb(), a.scratch(), a.dln(), a.residual3(L - 1), a.lnfmean(),
+                       a.lnfrstd(), p.lnfw(), N, C, s);
     for (int l = L - 1; l >= 0; l--) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);
         const PositionView position = position_view(model, acts, l, B, T, grads);
         if (recompute >= 1) { gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
-        if (recompute >= 2) { layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s); }
-        /* 9 */ matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), nullptr,
-                                view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
-        /* 8 */ gelu_backward(a.dfch(), a.dfch(), a.fch(l), N * 4 * C, s);
-        /* 7 */ matmul_backward(a.dln(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), nullptr,
-                                view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), s);
-        /* 6 */ layernorm_backward(a.dresidual(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dln(), a.residual2(l), a.ln2mean(l), a.ln2rstd(l),
-                                   p.ln2w(l), N, C, s);
-        /* 5 */ matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dresidual(), nullptr,
-                                view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
-        /* 4 */ attention_backward<true>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position, B, T, s);
-        /* 3 */ with_position(position, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
-        if (recompute >= 2) { layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s); }
-        /* 2 */ matmul_backward(a.dln(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), nullptr,
-                                view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), s);
-        /* 1 */ layernorm_backward(a.dresidual(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dln(), residual, a.ln1mean(l), a.ln1rstd(l),
-                                   p.ln1w(l), N, C, s);
+        if (recompute >= 2) {
+            layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
+        }
+        // 9 the MLP's second product: dresidual -> dfch                                             (B,T,4C)
+        matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), nullptr,
+                        view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
+        // 8 through GELU, in place
+        gelu_backward(a.dfch(), a.dfch(), a.fch(l), N * 4 * C, s);
+        // 7 the MLP's first product: dfch -> dln                                                    (B,T,C)
+        matmul_backward(a.dln(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), nullptr,
+                        view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), s);
+        // 6 through the second normalization, added to dresidual
+        layernorm_backward(a.dresidual(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dln(), a.residual2(l), a.ln2mean(l),
+                           a.ln2rstd(l), p.ln2w(l), N, C, s);
+        // 5 the product that mixes the heads: dresidual -> datty                                    (B,T,C)
+        matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dresidual(), nullptr,
+                        view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
+        // 4 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
+        attention_backward<true>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position, B, T, s);
+        // 3 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
+        with_position(position, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
+        if (recompute >= 2) {
+            layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
+        }
+        // 2 the product that made q, k, v: dqkv -> dln                                              (B,T,C)
+        matmul_backward(a.dln(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), nullptr,
+                        view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), s);
+        // 1 through the first normalization, added to dresidual
+        layernorm_backward(a.dresidual(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dln(), residual, a.ln1mean(l),
+                           a.ln1rstd(l), p.ln1w(l), N, C, s);
     }
-    with_position(position_view(model, acts, 0, B, T, grads), [&](auto pos) { pos.embed_backward(a.dresidual(), B, T, s); });
-    embedding_backward(d.wte(), a.dresidual(), acts.batch.tokens, acts.batch.rows, acts.batch.first, acts.batch.groups, C, s);
+    // what is left in dresidual belongs to the embeddings: rows of the same token are summed in a fixed order
+    const DeviceBatch& batch = acts.batch;
+    const auto embed = [&](auto pos) { pos.embed_backward(a.dresidual(), B, T, s); };
+    with_position(position_view(model, acts, 0, B, T, grads), embed);
+    embedding_backward(d.wte(), a.dresidual(), batch.tokens, batch.rows, batch.first, batch.groups, C, s);
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // a step
 
-// what is asked about the tokens of a stream: the next one of each
+// What evaluation asks about n tokens of a stream: of each the one that follows. tokens, targets (n)
 void set_targets(const GPT2&, const int* stream, uint64_t, int n, int* tokens, int* targets) {
     std::copy(stream, stream + n, tokens);
     std::copy(stream + 1, stream + n + 1, targets);
 }
 
-// losses (B,T) on the host: of every target, 0 where ignored; hits (B,T) or null: 1 where it was the likeliest token. What a row
-// has behind its length no earlier token sees.
-void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int* targets, const int*, int B, int T, float* losses, float* hits) {
+// tokens, targets (B,T) -> on the host, losses (B,T) of every target, 0 where ignored, and hits (B,T), or null: 1
+// where the target was the likeliest token. The lengths of the rows do not matter: no token sees what comes after it.
+void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int* targets, const int*, int B, int T,
+                    float* losses, float* hits) {
     const size_t N = (size_t)B * T;
     acts.batch.load(0, 1, tokens, targets, N, false, model.stream);
     gpt2_forward(model, acts, B, T, 0, T);
@@ -307,15 +378,17 @@ void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int
     if (hits != nullptr) { copy_to_host(hits, acts.a.hits(), sizeof(float) * N, model.stream); }
 }
 
-// logits (V) after the last of n tokens at positions t0 ..; what the tokens before left in acts is used. graph: null, or of the tokens
-// that come one at a time, the first of them without it
-void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t0, std::vector<float>& logits, StepGraph* graph = nullptr) {
+// ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the token after the last of them. acts still holds what the
+// t0 tokens before left. graph: null, or the recorded kernels of a step of one token, which it then replays.
+void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t0, std::vector<float>& logits,
+                    StepGraph* graph = nullptr) {
     const int C = model.config.C, Vp = model.config.Vp();
     acts.batch.load(0, 1, ids, nullptr, (size_t)n, false, model.stream);
     const auto step = [&] {
         gpt2_forward(model, acts, 1, n, t0, acts.T);
-        const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C), wte = view(model.params.wte(), Vp, C);
-        matmul(acts.a.logits(), last, transposed(wte), nullptr, nullptr, model.stream);
+        const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C);
+        const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
+        matmul(acts.a.logits(), last, transposed(wte), nullptr, nullptr, model.stream);             // (1,Vp)
     };
     if (graph != nullptr) { graph->run(model.stream, step); } else { step(); }
     std::vector<floatX> row((size_t)model.config.V);
@@ -324,13 +397,17 @@ void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t
     for (size_t v = 0; v < row.size(); v++) { logits[v] = (float)row[v]; }
 }
 
-// The mean loss of a step of `micro_batches` x (B,T) tokens, and its gradient.
-StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const int* targets, int micro_batches, int recompute) {
+// tokens, targets (micro_batches,B,T) of this rank -> the mean loss of the step over all ranks, and its gradient. Every
+// micro-batch is divided by the targets of the whole step, so that its gradient is a summand and not a mean of means.
+StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const int* targets, int micro_batches,
+                           int recompute) {
     const int B = acts.B, T = acts.T;
-    const size_t N = (size_t)B * T, counted = count_targets(targets, N * micro_batches);
+    const size_t N = (size_t)B * T;
+    const size_t counted = count_targets(targets, N * micro_batches);
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
     for (int i = 0; i < micro_batches; i++) {
-        acts.batch.load((size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N, N, true, model.stream);
+        const int *tokens_i = tokens + i * N, *targets_i = targets + i * N;
+        acts.batch.load((size_t)i, (size_t)micro_batches, tokens_i, targets_i, N, true, model.stream);
         float* grads = gradient_begin(model);
         GPT2Params<float> d;
         gpt2_point(d, model.table, grads);
@@ -346,25 +423,30 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
 // ----------------------------------------------------------------------------------------------------------
 // main
 
-const std::vector<ModelSize> gpt2_sizes = {
-    {"tiny", 6, 8, 512}, {"small", 12, 12, 768}, {"medium", 24, 16, 1024}, {"large", 36, 20, 1280}, {"xl", 48, 25, 1600}, {"d6", 6, 6, 384},
-    {"d12", 12, 12, 768}, {"d24", 24, 16, 1024}, {"d36", 36, 20, 1280}, {"d48", 48, 25, 1600}, {"d60", 60, 30, 1920}, {"d72", 72, 30, 2880},
-    {"d84", 84, 36, 3456}};
+const std::vector<ModelSize> gpt2_sizes = {             // name, L, NH, C
+    {"tiny", 6, 8, 512}, {"small", 12, 12, 768}, {"medium", 24, 16, 1024}, {"large", 36, 20, 1280},
+    {"xl", 48, 25, 1600}, {"d6", 6, 6, 384}, {"d12", 12, 12, 768}, {"d24", 24, 16, 1024}, {"d36", 36, 20, 1280},
+    {"d48", 48, 25, 1600}, {"d60", 60, 30, 1920}, {"d72", 72, 30, 2880}, {"d84", 84, 36, 3456}};
 
-Json gpt2_json(const GPT2Config& c) { return gpt2_config(c.V, c.position.T_train, c.C, c.L, c.NH, position_json(c.position)); }
+// The config.json of a checkpoint
+Json gpt2_json(const GPT2Config& c) {
+    return gpt2_config(c.V, c.position.T_train, c.C, c.L, c.NH, position_json(c.position));
+}
 
 // --dump_bias "0,1,To be" -> layer, head and the ids of the text
-std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const Tokenizer* tokenizer, int& layer, int& head) {
+std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const Tokenizer* tokenizer, int& layer,
+                                 int& head) {
     const std::string& s = o.dump_bias;
     const size_t first = s.find(','), second = s.find(',', first + 1);
     const bool good = second != std::string::npos && parse_value(s.substr(0, first), between(0, c.L - 1), layer) &&
                       parse_value(s.substr(first + 1, second - first - 1), between(0, c.NH - 1), head);
-    check(good, "--dump_bias %s: wanted LAYER,HEAD,TEXT with a layer below %d and a head below %d", printable(s).c_str(), c.L, c.NH);
+    check(good, "--dump_bias: expected LAYER,HEAD,TEXT with a layer below %d and a head below %d, got '%s'", c.L, c.NH,
+          printable(s).c_str());
     check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
     return prompt_ids(s.substr(second + 1), c.V, tokenizer);
 }
 
-// What is to be done with a trained model: --eval_lengths, --hellaswag, --generate, --dump_bias
+// What is to be done with a trained model: --hellaswag, --eval_lengths, --generate, --dump_bias
 void use_model(GPT2& model, const Run& run, const TokenFiles* val, const HellaSwag* hellaswag) {
     const Options& o = run.o;
     const Tokenizer* tokenizer = run.tokenizer.get();
@@ -374,31 +456,59 @@ void use_model(GPT2& model, const Run& run, const TokenFiles* val, const HellaSw
         report_hellaswag(model, acts, *hellaswag, 0, *run.log);
         acts.release();
     }
-    if (!o.eval_lengths.empty()) { evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, *run.log); }
+    if (!o.eval_lengths.empty()) {
+        evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, *run.log);
+    }
     if (o.is_given("generate")) {
         const double start = wall_seconds();
         const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed};
         generate(model, prompt_ids(o.generate, model.config.V, tokenizer), o.tokens, sampling, tokenizer, stdout);
-        fprintf(stderr, "%lld tokens, %.1f tokens/s\n", (long long)o.tokens, (double)o.tokens / (wall_seconds() - start));
+        const double seconds = wall_seconds() - start;
+        fprintf(stderr, "%lld tokens, %.1f tokens/s\n", (long long)o.tokens, (double)o.tokens / seconds);
     }
     if (!o.dump_bias.empty()) {
         int layer, head;
         const std::vector<int> ids = parse_dump_bias(o, model.config, tokenizer, layer, head);
         std::vector<std::string> labels;
-        for (int id : ids) { labels.push_back(tokenizer != nullptr ? tokenizer->decode(id, labels.empty()) : std::to_string(id)); }
+        for (int id : ids) {
+            const bool first = labels.empty();
+            labels.push_back(tokenizer != nullptr ? tokenizer->decode(id, first) : std::to_string(id));
+        }
         write_bias(model, ids, labels, layer, head, o.out);
     }
 }
 
+// A sample of what the model writes by itself, different at every step
+void print_sample(GPT2& model, const Run& run) {
+    const Options& o = run.o;
+    const int64_t reach = position_max_length(model.config.position);
+    const uint64_t seed = hash64((uint64_t)o.seed, (uint64_t)run.state.step);
+    const std::vector<int> prompt = prompt_ids("", model.config.V, run.tokenizer.get());
+    const Sampling sampling{o.temperature, o.top_k, o.top_p, seed};
+    printf("generating:\n---\n");
+    generate(model, prompt, std::min(o.tokens, reach - 1), sampling, run.tokenizer.get(), stdout);
+    printf("---\n");
+}
+
+// Operations per token of training, for the MFU. Each layer's products have C * (OC + 9 C) weights: qkv OC C, the
+// mixing of the heads C C, the MLP 8 C C. The head has C V.
+double gpt2_token_flops(const GPT2& model, int T) {
+    const double C = model.config.C, V = model.config.V;
+    const int L = model.config.L;
+    return flops_per_token(C * (V + L * (model.OC + 9 * C)), L, (int)C, T, true);
+}
+
 // Trains from the run's state to o.steps; returns the exit code.
-int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, const TokenFiles* val, const HellaSwag* hellaswag) {
+int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, const TokenFiles* val,
+          const HellaSwag* hellaswag) {
     const Options& o = run.o;
     const int B = acts.B, T = acts.T;
-    std::vector<int> tokens((size_t)run.my_samples * T), targets(tokens.size());
-    const double C = model.config.C, token_flops = flops_per_token(C * (model.config.V + model.config.L * (model.OC + 9 * C)), model.config.L, (int)C, T, true);
+    const double token_flops = gpt2_token_flops(model, T);
+    std::vector<int> tokens((size_t)run.my_samples * T), targets(tokens.size());        // (my_samples,T): this rank's
     for (;;) {
         const int64_t step = run.state.step;
         const bool last = step >= o.steps;
+        // 1 validation, and a sample, before the update of this step
         if (val != nullptr && o.val_every > 0 && (last || step % o.val_every == 0)) {
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
@@ -406,25 +516,23 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
             run.log->val(step, e.loss, e.accuracy);
             if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, *run.log); }
         }
-        if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) {
-            printf("generating:\n---\n");
-            const int64_t reach = std::min(o.tokens, (int64_t)position_max_length(model.config.position) - 1);
-            generate(model, prompt_ids("", model.config.V, run.tokenizer.get()), reach,
-                     {o.temperature, o.top_k, o.top_p, hash64((uint64_t)o.seed, (uint64_t)step)}, run.tokenizer.get(), stdout);
-            printf("---\n");
-        }
+        if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) { print_sample(model, run); }
+        // 2 a checkpoint, and the end when this was the last step or a signal has come
         const int code = save_or_leave(run, model, gpt2_json(model.config));
         if (code >= 0) { return code; }
+        // 3 the gradient of a batch, and the update
         const double start = wall_seconds();
-        fill_batch(files, T, run.first_sample(), run.my_samples, (uint64_t)o.seed, !o.overfit, tokens.data(), targets.data());
-        const StepGradient gradient = gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute);
+        const uint64_t first = run.first_sample(), seed = (uint64_t)o.seed;
+        fill_batch(files, T, first, run.my_samples, seed, !o.overfit, tokens.data(), targets.data());
+        const StepGradient gradient =
+            gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute);
         finish_step(run, model, gradient, start, (double)o.total_batch, token_flops);
     }
 }
 
 std::string gpt2_help() {
-    return "Trains, evaluates and samples a GPT-2 with any of these positional encodings (--pos):\n" + position_help() + "\n" +
-           sizes_help(gpt2_sizes) + "\n"
+    return "Trains, evaluates and samples a GPT-2 with any of these positional encodings (--pos):\n" + position_help() +
+           "\n" + sizes_help(gpt2_sizes) + "\n"
            "Train on your own text, and save every 500 steps; --resume 1 continues an interrupted run:\n"
            "  ./train_gpt2 --train_files a.txt --val_files b.txt --model 4,4,128 --T 256 --steps 2000 --lr 1e-3 \\\n"
            "               --warmup 100 --final_lr 0.1 --pos cable --out run/cable --checkpoint_every 500\n"
@@ -434,6 +542,25 @@ std::string gpt2_help() {
            "  ./train_gpt2 --load run/cable/step_00002000 --generate \"Once upon a time\" --tokens 200 --top_k 40\n";
 }
 
+// The data that the flags ask for, opened and checked before any work; null where none is read
+struct GPT2Data {
+    std::unique_ptr<TokenFiles> train, val;
+    std::unique_ptr<HellaSwag> hellaswag;
+
+    explicit GPT2Data(const Run& run) {
+        const Options& o = run.o;
+        const bool reads = o.list ? o.is_given("train_files") : run.trains;
+        if (reads) { train = open_tokens(o, "--train_files"); }
+        const bool validates = !o.list && (!o.eval_lengths.empty() || (run.trains && o.val_every > 0));
+        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
+    }
+    // 0: there is no data
+    int vocab() const {
+        if (train) { return train->vocab; }
+        return val ? val->vocab : 0;
+    }
+};
+
 int gpt2_main(int argc, char** argv) {
     Run run;
     Options& o = run.o;
@@ -442,49 +569,47 @@ int gpt2_main(int argc, char** argv) {
         printf("%s", help_text("train_gpt2", gpt2_help()).c_str());
         return 0;
     }
-    // 1. what to do, and with which data
-    check(comm().size == 1 || (!o.is_given("generate") && o.dump_bias.empty()), "--generate, --dump_bias: with one process, not with mpirun");
-    begin_run(run, !o.eval_lengths.empty() || !o.hellaswag.empty() || o.is_given("generate") || !o.dump_bias.empty(),
+    // 1 what to do, and with which data
+    const bool writes = o.is_given("generate") || !o.dump_bias.empty();
+    check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: start it without mpirun",
+          comm().size);
+    begin_run(run, !o.eval_lengths.empty() || !o.hellaswag.empty() || writes,
               "--eval_lengths, --hellaswag, --generate and --dump_bias");
-    std::unique_ptr<TokenFiles> files, val;
-    const bool reads = o.list ? o.is_given("train_files") : run.trains;
-    if (reads) { files = open_tokens(o, "--train_files"); }
-    const int vocab = files ? files->vocab : 0;
-    const bool validates = !o.list && (!o.eval_lengths.empty() || (run.trains && o.val_every > 0));
-    if (validates) { val = open_tokens(o, "--val_files", vocab); }
-    // 2. the model
+    GPT2Data data(run);
+    // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
     GPT2Config config;
     parse_model(o.model, "gpt2:", gpt2_sizes, config);
-    config = resolve_config(o, config, run.source, files ? vocab : val ? val->vocab : 0, GPT2_KEYS);
+    config = resolve_config(o, config, run.source, data.vocab(), GPT2_KEYS);
     if (config.V == 0) { config.V = 50257; }                    // --list without data
-    plan_steps(run, config, files && o.steps < 0 ? files->windows(config.T) : 0);
-    if (!o.list) { run.tokenizer = find_tokenizer(o.tokenizer, run.source, config.V); }
-    std::unique_ptr<HellaSwag> hellaswag;
-    if (!o.list && !o.hellaswag.empty()) { hellaswag = std::make_unique<HellaSwag>(load_hellaswag(o.hellaswag, config.V)); }
-    int layer, head;                                                            // what follows is refused before the work, not after it
-    if (!o.list && !o.dump_bias.empty()) { parse_dump_bias(o, config, run.tokenizer.get(), layer, head); }
-    if (!o.list && o.is_given("generate")) { prompt_ids(o.generate, config.V, run.tokenizer.get()); }
+    plan_steps(run, config, data.train && o.steps < 0 ? data.train->windows(config.T) : 0);
     GPT2 model;
     gpt2_describe(model, config);
-    Activations acts = activations_describe(model, o.B, o.T, run.trains ? Purpose::Train : Purpose::Evaluate, o.recompute);
+    const Purpose purpose = run.trains ? Purpose::Train : Purpose::Evaluate;
+    Activations acts = activations_describe(model, o.B, o.T, purpose, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
-    if (files) { run.data = data_text(run, thousands(files->tokens) + " tokens", epoch_samples(*files, o.T)); }
+    // 3 what can be refused is refused now, and not after hours of work
+    run.tokenizer = find_tokenizer(o.tokenizer, run.source, config.V);
+    if (!o.hellaswag.empty()) { data.hellaswag = std::make_unique<HellaSwag>(load_hellaswag(o.hellaswag, config.V)); }
+    int layer, head;
+    if (!o.dump_bias.empty()) { parse_dump_bias(o, config, run.tokenizer.get(), layer, head); }
+    if (o.is_given("generate")) { prompt_ids(o.generate, config.V, run.tokenizer.get()); }
+    if (data.train) { run.data = data_text(run, *data.train); }
     report_run(run, model, config, acts.bytes());
-    if (files) { files->windows(o.T); }                         // one at least, before anything is written
+    if (data.train) { data.train->windows(o.T); }               // an error if there is none
     if (o.check) { return report_check(run, strprintf("%lld tokens", (long long)o.total_batch)); }
-    // 3. the weights
+    // 4 the weights
     load_run(run, model, gpt2_json(config), position_tables(config.position, gpt2_position_dims(config, 0, 0)).files);
     gpt2_point(model.params, model.table, model.weights);
-    // 4. the work
+    // 5 the work
     int code = 0;
     if (run.trains) {
         catch_signals();
         activations_allocate(acts);
-        code = train(model, acts, run, *files, val.get(), hellaswag.get());
+        code = train(model, acts, run, *data.train, data.val.get(), data.hellaswag.get());
         acts.release();
         release_signals();
     }
-    if (code == 0) { use_model(model, run, val.get(), run.trains ? nullptr : hellaswag.get()); }
+    if (code == 0) { use_model(model, run, data.val.get(), run.trains ? nullptr : data.hellaswag.get()); }
     parameters_free(model);
     return code;
 }

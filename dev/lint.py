@@ -102,6 +102,9 @@ def functions(text):
     lines, source = without_comments(text).split("\n"), text.split("\n")
     at = 0
     while at < len(lines):
+        if at > 0 and source[at - 1].endswith("\\"):       # rows of a macro are no head of a function
+            at += 1
+            continue
         indent = len(lines[at]) - len(lines[at].lstrip())
         opening = at                                    # where the statement that begins here has its brace
         while lines[at].strip() and opening + 1 < min(at + 8, len(lines)) and not re.search(r"[{;}]\s*$", lines[opening]):

@@ -129,6 +129,10 @@ inline std::string data_text(const Run& r, const std::string& size, uint64_t epo
     return strprintf("%s, %s steps per epoch, %.2f epochs", size.c_str(), shown.c_str(), (double)r.o.steps / steps);
 }
 
+inline std::string data_text(const Run& r, const TokenFiles& files) {
+    return data_text(r, thousands(files.tokens) + " tokens", epoch_samples(files, r.o.T));
+}
+
 // What the user may not expect of the learning rate: llm.c's defaults are a cosine that does not decay.
 inline std::string schedule_note(const Options& o) {
     if (o.schedule == "constant" || o.final_lr < 1) { return ""; }
