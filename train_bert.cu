@@ -1,8 +1,8 @@
-// train_bert.cu -- trains a BERT with any positional encoding of llmc/position/table.h: masked language modelling, contrastive
-// fine-tuning on (query, positive, negatives), and retrieval with the embeddings that come out of it.
+// train_bert.cu -- trains a BERT with any positional encoding of llmc/position/table.h: masked language modelling,
+// contrastive fine-tuning on (query, positive, negatives), and retrieval with the embeddings that come out of it.
 //
-// Read it beside train_gpt2.cu: the same layers, in another order. BERT is bidirectional, normalises after each residual (post-LN),
-// and predicts only the tokens that were masked.
+// Read it beside train_gpt2.cu: the same layers, in another order. BERT is bidirectional, normalises after each
+// residual (post-LN), and predicts only the tokens that were masked.
 #include "llmc/attention/choose.cuh"
 #include "llmc/contrastive.cuh"
 #include "llmc/gelu.cuh"
@@ -87,7 +87,8 @@ struct BERTConfig {
     F("cls.predictions.transform.LayerNorm.bias",      headlnb,  0, C) \
     F("cls.predictions.bias",                          decoderb, 0, V)
 
-// What a forward leaves behind. N = B * T rows, R those of the head at a time; Scratch is one buffer for all layers, Saved one a layer.
+// What a forward leaves behind. N = B * T rows, R those of the head at a time; Scratch is one buffer for all layers,
+// Saved one a layer.
 #define BERT_ACTS(X) \
     /* type   name       keep            rows      cols */ \
     X(floatX, encoded,   Keep::Scratch,  N,        C)      \
@@ -189,7 +190,8 @@ void bert_describe(BERT& model, const BERTConfig& config) {
     check_files(model);
 }
 
-// What may be missing in weights from elsewhere: the encoding's tensors, and the head, which an encoder alone does not have.
+// What may be missing in weights from elsewhere: the encoding's tensors, and the head, which an encoder alone does not
+// have.
 std::vector<FileTensor> optional_files(const BERT& model) {
     std::vector<FileTensor> list = position_tables(model.config.position, bert_position_dims(model.config, 0, 0)).files;
     for (const FileTensor& f : model.files) { if (starts_with(f.name, "cls.")) { list.push_back(f); } }
@@ -261,9 +263,9 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
     }
 }
 
-// The head of masked language modelling, the one step without a mirror: losses of the M rows that acts.batch picked and, when `grads`
-// is given, their gradients in dhidden (B,T,C), zeroed by the caller, and in the head's tensors; a chunk of rows at a time. dloss is
-// 1 / (targets of the total batch).
+// The head of masked language modelling, the one step without a mirror: losses of the M rows that acts.batch picked
+// and, when `grads` is given, their gradients in dhidden (B,T,C), zeroed by the caller, and in the head's tensors; a
+// chunk of rows at a time. dloss is 1 / (targets of the total batch).
 void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>* grads, floatX* dhidden, float dloss) {
     const int V = model.config.V, Vp = model.config.Vp(), L = model.config.L, C = model.config.C;
     const BERTParams<floatX>& p = model.params;
@@ -294,8 +296,8 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// backward: the forward's numbers in reverse. dresidual holds the gradient of the hidden states; gradients of weights add to `grads`
-// (float32, laid out as the parameters).
+// backward: the forward's numbers in reverse. dresidual holds the gradient of the hidden states; gradients of weights
+// add to `grads` (float32, laid out as the parameters).
 
 void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, int recompute) {
     const BERTParams<floatX>& p = model.params;
@@ -416,7 +418,8 @@ void embed_documents(BERT& model, Activations& acts, const int* ids, const int* 
     copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
 }
 
-// What a step of contrastive learning holds besides the activations of a chunk: embeddings and their gradients, of all rows.
+// What a step of contrastive learning holds besides the activations of a chunk: embeddings and their gradients, of all
+// rows.
 struct ContrastiveBuffers {
     float *emb = nullptr, *demb = nullptr, *losses = nullptr, *scratch = nullptr;
     static size_t bytes(int Q, int M, int C) { return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C)); }
@@ -429,9 +432,9 @@ struct ContrastiveBuffers {
     void release() { device_free(emb); }
 };
 
-// The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then the loss gives the
-// gradient of every embedding, and each chunk is run again, forward and backward. So memory does not grow with the batch, and its
-// gradient is that of one large batch (Gao et al. 2021).
+// The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then
+// the loss gives the gradient of every embedding, and each chunk is run again, forward and backward. So memory does not
+// grow with the batch, and its gradient is that of one large batch (Gao et al. 2021).
 StepGradient contrastive_gradient(BERT& model, Activations& acts, const ContrastiveBuffers& c, const GroupBatch& batch, double tau, int recompute) {
     const int Q = batch.groups, rows = batch.rows, C = model.config.C, T = batch.T, chunks = ceil_div(rows, acts.B);
     auto embed = [&](int i, bool backward) {
@@ -571,7 +574,8 @@ void use_model(BERT& model, const Run& run, const TokenFiles* val, const Collect
     if (o.is_given("predict")) { predict(model, o.predict, *run.tokenizer); }
 }
 
-// Trains from the run's state to o.steps; returns the exit code. `pairs`: contrastively on these, else on masked tokens of `files`.
+// Trains from the run's state to o.steps; returns the exit code. `pairs`: contrastively on these, else on masked tokens
+// of `files`.
 int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, const TokenFiles* val, const Documents* pairs) {
     const Options& o = run.o;
     const int B = acts.B, T = acts.T;

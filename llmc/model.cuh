@@ -1,5 +1,5 @@
-// model.cuh -- what every trainer's model is made of: its parameters with their moments and gradients, the activations of one
-// shape, and the sum of a step's gradients, whose order no split into micro-batches or ranks changes.
+// model.cuh -- what every trainer's model is made of: its parameters with their moments and gradients, the activations
+// of one shape, and the sum of a step's gradients, whose order no split into micro-batches or ranks changes.
 #ifndef LLMC_MODEL_CUH
 #define LLMC_MODEL_CUH
 
@@ -71,7 +71,8 @@ inline void parameters_free(Parameters& p) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// a step's gradient: for each micro-batch i of n, gradient_begin, backward into what it returns, gradient_add; then gradient_end
+// a step's gradient: for each micro-batch i of n, gradient_begin, backward into what it returns, gradient_add; then
+// gradient_end
 
 // on the device; its norm and the mean loss
 struct StepGradient {
@@ -85,8 +86,9 @@ inline float* gradient_begin(Parameters& p) {
     return p.tree.back();
 }
 
-// Micro-batch i of this rank's n is done. Gradients meet in a binary tree over the micro-batches' index: tree[k] holds the sum of
-// 2^k neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in tree.back().
+// Micro-batch i of this rank's n is done. Gradients meet in a binary tree over the micro-batches' index: tree[k] holds
+// the sum of 2^k neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in
+// tree.back().
 inline void gradient_add(Parameters& p, int i, int n) {
     float*& work = p.tree.back();
     auto add = [&](float*& to) {                                    // work is the right sibling of `to`
@@ -105,7 +107,8 @@ inline void gradient_add(Parameters& p, int i, int n) {
     comm_tree_sum(work, p.table.total, "sum of the gradients", p.stream);
 }
 
-// Number of targets in a step, over all micro-batches of all ranks: what the sum of losses is divided by. n: of this rank
+// Number of targets in a step, over all micro-batches of all ranks: what the sum of losses is divided by. n: of this
+// rank
 inline size_t count_targets(const int* targets, size_t n) {
     size_t counted = 0;
     for (size_t i = 0; i < n; i++) { counted += targets[i] != IGNORE_INDEX; }
@@ -114,8 +117,8 @@ inline size_t count_targets(const int* targets, size_t n) {
     return std::accumulate(all.begin(), all.end(), (size_t)0);
 }
 
-// The step's gradient, and its mean loss from the sums that loss_sum left for each micro-batch (0 when nothing was asked for): the one
-// time in a step that the host waits for the device.
+// The step's gradient, and its mean loss from the sums that loss_sum left for each micro-batch (0 when nothing was
+// asked for): the one time in a step that the host waits for the device.
 inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
     StepGradient g = {p.tree.back(), 0.0, 0.0};
     const size_t n = (size_t)micro_batches, chunks = gradient_norm_begin(p.norm_partial, g.grads, p.table.total, p.stream);
@@ -146,8 +149,9 @@ inline std::string first_bad_tensor(Parameters& p, const float* grads) {
 // ----------------------------------------------------------------------------------------------------------
 // the tokens of a batch
 
-// The tokens of micro-batches on their way to the device. Each micro-batch of a step has its own slot of pinned memory, so that the
-// host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the step's end).
+// The tokens of micro-batches on their way to the device. Each micro-batch of a step has its own slot of pinned memory,
+// so that the host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the
+// step's end).
 struct DeviceBatch {
     size_t N = 0, groups = 0;                                               // capacity in tokens; groups of the plan in hand
     int *tokens = nullptr, *targets = nullptr, *rows = nullptr, *first = nullptr;   // on the device: (N), first (N+1)
@@ -182,8 +186,8 @@ struct DeviceBatch {
         copy(first, slot, plan.first.data(), plan.first.size(), stream);
         groups = plan.groups();
     }
-    // Of the batch just loaded, where only some rows have a target: these, and their targets (n each); and how long each of B
-    // sequences is (null: all of them full).
+    // Of the batch just loaded, where only some rows have a target: these, and their targets (n each); and how long
+    // each of B sequences is (null: all of them full).
     void pick(size_t slot, const int* host_picked, const int* host_targets, size_t n, const int* host_lengths, size_t B, Stream stream) {
         copy(picked, slot, host_picked, n, stream);
         copy(targets, slot, host_targets, n, stream);
@@ -212,7 +216,8 @@ inline int kept_layers(Keep keep, Purpose purpose, int L) {
     return each ? L : 0;
 }
 
-// The activations of one shape, and the tokens they belong to. Pointers: the trainer's struct of them, made from its table.
+// The activations of one shape, and the tokens they belong to. Pointers: the trainer's struct of them, made from its
+// table.
 template <class Pointers> struct ActivationsOf {
     int B = 0, T = 0, chunk = 0;                            // capacity; rows of logits held at once
     bool decodes = false;                                   // attention_decode runs over them
@@ -253,8 +258,9 @@ template <class Pointers> struct ActivationsOf {
     }
 };
 
-// How many sequences of T tokens fit into activations of acts.B of acts.T. More and shorter ones of as many tokens may not: some
-// buffers have an element for each tile of 64 or chunk of 128 tokens of a sequence, the last of which may be short.
+// How many sequences of T tokens fit into activations of acts.B of acts.T. More and shorter ones of as many tokens may
+// not: some buffers have an element for each tile of 64 or chunk of 128 tokens of a sequence, the last of which may be
+// short.
 template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
     size_t n = SIZE_MAX;
     for (int piece : {1, 64, 128}) { n = std::min(n, (size_t)acts.B * ceil_div(acts.T, piece) / ceil_div(T, piece)); }

@@ -1,5 +1,5 @@
-// run/config.h -- what a model is, from the flags and from the checkpoint or weights that they name: its shape, its encoding, its
-// tokenizer.
+// run/config.h -- what a model is, from the flags and from the checkpoint or weights that they name: its shape, its
+// encoding, its tokenizer.
 #ifndef LLMC_RUN_CONFIG_H
 #define LLMC_RUN_CONFIG_H
 
@@ -100,8 +100,8 @@ template <class Config> void parse_model(const std::string& text, const std::str
           "--model %s: L in 1..1024, C in 1..65536, and NH must divide C", text.c_str());
 }
 
-// The model's configuration: `c` as the flags have it, or that of the checkpoint or weights at `path` (if any), which must agree
-// with the flags and the data. data_vocab: what the data wants of the model, 0: there is none.
+// The model's configuration: `c` as the flags have it, or that of the checkpoint or weights at `path` (if any), which
+// must agree with the flags and the data. data_vocab: what the data wants of the model, 0: there is none.
 template <class Config> Config resolve_config(const Options& o, Config c, const std::string& path, int data_vocab, const ConfigKeys& keys) {
     check(o.pos.size() <= 200, "--pos %.40s...: %zu bytes are no name of an encoding", o.pos.c_str(), o.pos.size());
     c.T = o.T;

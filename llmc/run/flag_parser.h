@@ -1,5 +1,5 @@
-// run/flag_parser.h -- the trainers' flags, all made from the table in flags.h: the fields of Options, the parser, --help, the
-// banner, the copy in a checkpoint, and the comparison with that copy on resume.
+// run/flag_parser.h -- the trainers' flags, all made from the table in flags.h: the fields of Options, the parser,
+// --help, the banner, the copy in a checkpoint, and the comparison with that copy on resume.
 //
 // Parsing is strict, because a mistyped flag that is ignored costs a run: names and numbers are taken whole, ranges are
 // checked, and no flag may come twice. llm.c's letters are aliases where they mean the same, and refused otherwise.
@@ -166,8 +166,8 @@ inline Names words_of(const std::string& text) {
     return words;
 }
 
-// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would pass CONSOLE_COLUMNS begins a new
-// line at column `indent`.
+// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would pass CONSOLE_COLUMNS begins
+// a new line at column `indent`.
 inline std::string wrapped(const Names& pieces, size_t at, size_t indent) {
     std::string s;
     for (const std::string& piece : pieces) {

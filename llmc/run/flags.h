@@ -1,18 +1,21 @@
-// run/flags.h -- the only list of the trainers' flags. A new flag is one row; flag_parser.h makes everything else of it.
+// run/flags.h -- the only list of the trainers' flags. A new flag is one row; flag_parser.h makes everything else of
+// it.
 #ifndef LLMC_RUN_FLAGS_H
 #define LLMC_RUN_FLAGS_H
 
 #include "../base/parse.h"
 
 // Must a resumed run have the value of the run that wrote the checkpoint? SAME: the flag decides what is computed, and
-// --allow_change has to name it before it may change. FREE: it decides how fast, what is shown, what is done afterwards.
+// --allow_change has to name it before it may change. FREE: it decides how fast, what is shown, what is done
+// afterwards.
 enum OnResume { FREE, SAME };
 
 // Which trainers have a flag; the other one refuses it.
 enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
 
 // X(type, name, alias, default, range, on resume, help); a bool takes 0 or 1, or no value when it is a switch.
-// Validation and samples are rare by default: in one pass over tiny Shakespeare, 74 steps, they take less than 5 % of the time.
+// Validation and samples are rare by default: in one pass over tiny Shakespeare, 74 steps, they take less than 5 % of
+// the time.
 #define OPTIONS(X, GROUP) \
     GROUP("Data", BOTH) \
     X(Text, train_files, "-i", "data/tinyshakespeare/tiny_shakespeare_train.bin", any(), SAME, \

@@ -120,7 +120,8 @@ struct LogFile {
         fd = io_open(path, O_WRONLY | O_CREAT | O_APPEND | (keep ? 0 : O_TRUNC));
         check(fd >= 0, "%s: cannot open the log: %s", path.c_str(), strerror(errno));
     }
-    // A run must not end because its log cannot be written: a failure is reported once, and tried again with the next line.
+    // A run must not end because its log cannot be written: a failure is reported once, and tried again with the next
+    // line.
     void append(const std::string& line) {
         if (fd < 0) { return; }
         const bool failing = !pending.empty();

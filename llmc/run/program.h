@@ -1,5 +1,5 @@
-// run/program.h -- what a trainer's program does that has nothing to do with training: memory before it is allocated, signals,
-// --list, and errors that become exit codes.
+// run/program.h -- what a trainer's program does that has nothing to do with training: memory before it is allocated,
+// signals, --list, and errors that become exit codes.
 #ifndef LLMC_RUN_PROGRAM_H
 #define LLMC_RUN_PROGRAM_H
 
@@ -10,7 +10,8 @@
 #include "../ranks/comm.h"
 #include "guard.h"
 
-// Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B sequences.
+// Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B
+// sequences.
 inline void check_memory(double fixed, double activations, int B, const std::string& what) {
     const double available = (double)device_memory_available() / comm_sharing(), bytes = fixed + activations;
     if (comm().rank == 0) {
@@ -24,7 +25,8 @@ inline void check_memory(double fixed, double activations, int B, const std::str
         hint.c_str());
 }
 
-// Why the last checkpoint of this run is not there, "" if it is: what is left to do is done before that ends the program.
+// Why the last checkpoint of this run is not there, "" if it is: what is left to do is done before that ends the
+// program.
 inline std::string not_saved;
 
 // The first SIGINT, SIGTERM or SIGUSR1 asks for a checkpoint and an end after this step; a second SIGINT ends at once.

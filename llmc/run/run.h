@@ -86,8 +86,8 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     r.source = r.resumed.empty() ? o.load : r.resumed;
 }
 
-// The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the data (0:
-// there is none). A sample is T tokens.
+// The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
+// data (0: there is none). A sample is T tokens.
 template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) {
     Options& o = r.o;
     o.T = config.T;
@@ -140,7 +140,8 @@ inline std::string schedule_note(const Options& o) {
                      o.schedule.c_str(), o.warmup > 0 ? " after the warm-up" : "");
 }
 
-// What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has one.
+// What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has
+// one.
 inline std::string attention_note(const PositionConfig& position, const Gpu& gpu) {
     const bool bf16_build = sizeof(floatX) == 2, on_gpu = gpu.sms > 0;
     if (find_flash_bias(position) != FlashBias::Unknown || (on_gpu && !bf16_build)) { return ""; }
@@ -158,7 +159,8 @@ inline int report_check(const Run& r, const std::string& batch) {
     return 0;
 }
 
-// The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers: whatever B is
+// The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers:
+// whatever B is
 template <class Config> void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
     const bool trains = r.trains;
     FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
@@ -219,8 +221,8 @@ inline int64_t checkpoints_to_come(const Run& r) {
     return come;
 }
 
-// Takes possession of --out and fills p, allocated for r.micro_batches: initial values, a checkpoint's, or --load's; tensors in
-// `optional` may be missing there. `config` is the config.json of the model.
+// Takes possession of --out and fills p, allocated for r.micro_batches: initial values, a checkpoint's, or --load's;
+// tensors in `optional` may be missing there. `config` is the config.json of the model.
 inline void load_run(Run& r, Parameters& p, const Json& config, const std::vector<FileTensor>& optional) {
     const Options& o = r.o;
     const bool first = comm().rank == 0;
@@ -304,8 +306,8 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
 // ----------------------------------------------------------------------------------------------------------
 // the end of a step
 
-// Judges the gradient of a step that began at `start` (wall_seconds) and took so many tokens, applies it, reports and counts the step.
-// token_flops: see flops_per_token in gpu.h
+// Judges the gradient of a step that began at `start` (wall_seconds) and took so many tokens, applies it, reports and
+// counts the step. token_flops: see flops_per_token in gpu.h
 inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens, double token_flops) {
     const Options& o = r.o;
     StepRecord s;

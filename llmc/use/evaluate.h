@@ -1,8 +1,8 @@
 // use/evaluate.h -- perplexity at any length, and the loss by position.
 //
-// The stream of tokens is cut into windows of T, `stride` apart: T apart they do not overlap, and each token sees what its
-// window holds before it; closer together, each window scores only the tokens no window before it has scored, so that
-// every token but the first T sees at least T - stride tokens of context. Every length scores the same tokens.
+// The stream of tokens is cut into windows of T, `stride` apart: T apart they do not overlap, and each token sees what
+// its window holds before it; closer together, each window scores only the tokens no window before it has scored, so
+// that every token but the first T sees at least T - stride tokens of context. Every length scores the same tokens.
 //
 // Templates over the trainer's model. They call, with its types:
 //   activations_describe(model, B, T, Purpose, recompute), activations_allocate,

@@ -1,8 +1,8 @@
 // use/generate.h -- text from a model, one token at a time, with everything earlier tokens left behind cached.
 //
-// The cache is the forward's own: the rows of qkv (k and v) of each layer, and what the encoding keeps over time (CABLE's
-// S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every kernel.
-// Template over the trainer's model: calls activations_* as evaluate.h does, and
+// The cache is the forward's own: the rows of qkv (k and v) of each layer, and what the encoding keeps over time
+// (CABLE's S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every
+// kernel. Template over the trainer's model: calls activations_* as evaluate.h does, and
 //   forward_logits(model, acts, ids, n, t0, logits, graph): the n tokens at t0; logits (V) of the last
 #ifndef LLMC_USE_GENERATE_H
 #define LLMC_USE_GENERATE_H
@@ -77,8 +77,8 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
     return ids;
 }
 
-// Text for a terminal: control characters other than newline and tab as \x1b. A model of bytes writes them too, and they would
-// ring the bell, move the cursor or change colours. C2 80 to C2 9F are control characters as well.
+// Text for a terminal: control characters other than newline and tab as \x1b. A model of bytes writes them too, and
+// they would ring the bell, move the cursor or change colours. C2 80 to C2 9F are control characters as well.
 inline std::string visible(const std::string& s) {
     std::string out;
     for (size_t i = 0; i < s.size(); i++) {
@@ -93,8 +93,8 @@ inline std::string visible(const std::string& s) {
     return out;
 }
 
-// Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded when there is
-// a tokenizer.
+// Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded when
+// there is a tokenizer.
 template <class Model>
 std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling, const Tokenizer* tokenizer,
                           FILE* out) {

@@ -1,4 +1,5 @@
-// use/hellaswag.h -- multiple choice by likelihood (HellaSwag, Zellers et al. 2019): which of four endings does the model expect?
+// use/hellaswag.h -- multiple choice by likelihood (HellaSwag, Zellers et al. 2019): which of four endings does the
+// model expect?
 //
 //   score of an ending = mean over its tokens of -log p(token | context, ending before it); the least wins ("acc_norm").
 // The file is llm.c's: 1024-byte header of int32 (20240522, 1, examples, bytes of the longest), then uint16, an example

@@ -32,7 +32,8 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
     return host;
 }
 
-// Writes DIRECTORY/bias_LAYER_HEAD.json for scripts/plot.py: the bias over the tokens `ids`, which are shown as `labels`.
+// Writes DIRECTORY/bias_LAYER_HEAD.json for scripts/plot.py: the bias over the tokens `ids`, which are shown as
+// `labels`.
 template <class Model>
 void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head, const std::string& directory) {
     const int T = (int)ids.size();

@@ -1,4 +1,5 @@
-// use/retrieval.h -- embeddings of collections, exact search by cosine similarity, and how good what it finds is (trec.h).
+// use/retrieval.h -- embeddings of collections, exact search by cosine similarity, and how good what it finds is
+// (trec.h).
 //
 // encode_documents is a template over the trainer's model, which calls
 //   embed_documents(model, acts, ids, lengths, rows, T, out): out (rows, model.config.C) float32 on the host, of ids (rows,T) with [PAD]
@@ -25,8 +26,8 @@ struct Embeddings {
     size_t size() const { return names.size(); }
 };
 
-// Documents of a collection, cut to max_tokens. Those of a batch have about one length, the longest come first: what does not fit
-// into memory shows at once.
+// Documents of a collection, cut to max_tokens. Those of a batch have about one length, the longest come first: what
+// does not fit into memory shows at once.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
     check(documents.group == 1, "%s: groups of %d documents, a collection wanted", documents.flag.c_str(), documents.group);
@@ -74,8 +75,9 @@ inline std::string embeddings_ids(const std::string& path) {
     return path.substr(0, path.size() - end.size()) + ".ids";
 }
 
-// Writes x.safetensors with "embeddings" (N,C) and x.ids with the names, one a line. Each appears whole or not at all, and the tensor's
-// file knows the checksum of the names, so that no mixture of two writes passes for one. `metadata`: further strings.
+// Writes x.safetensors with "embeddings" (N,C) and x.ids with the names, one a line. Each appears whole or not at all,
+// and the tensor's file knows the checksum of the names, so that no mixture of two writes passes for one. `metadata`:
+// further strings.
 inline void write_embeddings(const std::string& path, const Embeddings& e, const Json& metadata = Json::object()) {
     const std::string ids = embeddings_ids(path);
     check(e.C >= 1 && e.rows.size() == e.size() * (size_t)e.C, "%s: %zu names and %zu values of rows of %d", path.c_str(), e.size(),
@@ -132,7 +134,8 @@ inline void unit_rows(Embeddings& e) {
 
 struct Hit { float score; int document; };
 
-// a ranks before b: an order without ties, so that the first k are the same however the documents are divided among threads
+// a ranks before b: an order without ties, so that the first k are the same however the documents are divided among
+// threads
 inline bool ranks_before(const Hit& a, const Hit& b) { return a.score > b.score || (a.score == b.score && a.document < b.document); }
 
 constexpr int SEARCH_LANES = 16, SEARCH_ROWS = 4, SEARCH_QUERIES = 32, SEARCH_PARTS = 64;
@@ -190,8 +193,8 @@ inline void search_part(std::vector<Hit>* heaps, size_t k, const float* queries,
     }
 }
 
-// The first min(k, N) documents of each query by dot product, of equal ones the earlier document first; all N are looked at.
-// queries (Q,C), documents (N,C)
+// The first min(k, N) documents of each query by dot product, of equal ones the earlier document first; all N are
+// looked at. queries (Q,C), documents (N,C)
 inline std::vector<std::vector<Hit>> search_top_k(const float* queries, size_t Q, const float* documents, size_t N, int C, int k) {
     check(k >= 1 && C >= 1, "the first %d documents by %d channels, wanted 1 or more of both", k, C);
     check(N >= 1 && N <= INT32_MAX, "%zu documents to search, wanted 1 to %d", N, INT32_MAX);

@@ -5,7 +5,8 @@
 
 namespace {
 
-// A "model" whose loss of a target is a function of everything before it: a row that is shifted, cut or padded wrongly scores otherwise.
+// A "model" whose loss of a target is a function of everything before it: a row that is shifted, cut or padded wrongly
+// scores otherwise.
 struct FakeModel { int calls = 0; size_t largest = 0; };
 struct FakeActs { int B, T; };
 float fake_loss(const int* before, size_t n, int target) {

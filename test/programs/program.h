@@ -1,4 +1,5 @@
-// program.h -- a trainer from the outside, as a user meets it: flags, a process for each run, and what it leaves on the disk.
+// program.h -- a trainer from the outside, as a user meets it: flags, a process for each run, and what it leaves on the
+// disk.
 #ifndef TEST_PROGRAM_H
 #define TEST_PROGRAM_H
 

@@ -1,5 +1,6 @@
-// test_bert_run.cu -- the program train_bert from the outside: masked language modelling, checkpoints, use of a trained model,
-// contrastive fine-tuning and retrieval. Every run is a process of its own. The binary is $TRAIN_BERT, or ./train_bert.
+// test_bert_run.cu -- the program train_bert from the outside: masked language modelling, checkpoints, use of a trained
+// model, contrastive fine-tuning and retrieval. Every run is a process of its own. The binary is $TRAIN_BERT, or
+// ./train_bert.
 #include <fstream>
 #include <set>
 
@@ -29,8 +30,8 @@ std::vector<std::string> lines_of(const std::string& text) {
     return lines;
 }
 
-// 40 topics of 3 words. A document is a topic's words in some order, a query two of them in capitals: no byte of a query but the
-// space is in any document, so that to answer it is learned or not there at all.
+// 40 topics of 3 words. A document is a topic's words in some order, a query two of them in capitals: no byte of a
+// query but the space is in any document, so that to answer it is learned or not there at all.
 struct Topics {
     static constexpr int N = 40;
 
@@ -445,7 +446,8 @@ TEST_CASE("bert_run: retrieval is learned from pairs", "[bert_run]") {
         CHECK(trained >= row.wanted);
         CHECK(untrained < 0.3);
         CHECK(contains(o.out, strprintf("%10d %10d %9.4f", 40, 40, trained)));
-        // the same from its checkpoint, at several lengths: nothing is longer than 24, and in 4 tokens there are two letters to go by
+        // the same from its checkpoint, at several lengths: nothing is longer than 24, and in 4 tokens there are two
+        // letters to go by
         const Outcome again = place.run(use.set("--load", out).set("--out", to).with("--eval_lengths 4,24,48"));
         REQUIRE(again.code == 0);
         CHECK(contains(again.out, "max length 48"));

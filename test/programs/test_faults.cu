@@ -1,7 +1,9 @@
-// test_faults.cu -- what a run keeps when the disk fails, the power goes or the process is killed, at every system call in turn.
+// test_faults.cu -- what a run keeps when the disk fails, the power goes or the process is killed, at every system call
+// in turn.
 //
-// io_hook (common.h) sees each call that changes the disk. Here it lets the n-th fail, ends the run there, or writes all of them
-// down for a model of a disk that loses whatever was not fsynced. CABLE_CRASH_IMAGES=100000 tries that many of its states.
+// io_hook (common.h) sees each call that changes the disk. Here it lets the n-th fail, ends the run there, or writes
+// all of them down for a model of a disk that loses whatever was not fsynced. CABLE_CRASH_IMAGES=100000 tries that many
+// of its states.
 #include <csignal>
 #include <map>
 #include <random>
@@ -258,9 +260,10 @@ TEST_CASE("faults: whichever call fails, once or for good, the old checkpoint or
 
 namespace {
 
-// A disk that promises no more than POSIX: what was written to a file, and the names in a directory, are there after a power failure
-// if the file or the directory was fsynced since; anything else may be there or not, written sectors each for itself, whatever the
-// order. A directory whose fsync failed has forgotten what it was to write, and another fsync that succeeds says nothing about it.
+// A disk that promises no more than POSIX: what was written to a file, and the names in a directory, are there after a
+// power failure if the file or the directory was fsynced since; anything else may be there or not, written sectors each
+// for itself, whatever the order. A directory whose fsync failed has forgotten what it was to write, and another fsync
+// that succeeds says nothing about it.
 struct Disk {
     struct Write { size_t at; std::string bytes; };
     struct Inode {
@@ -338,7 +341,8 @@ struct Disk {
         file.replace(at, bytes.size(), bytes);
     }
 
-    // What is left after a power failure: path -> contents, a directory ends in /. luck: chance that something unsynced is there
+    // What is left after a power failure: path -> contents, a directory ends in /. luck: chance that something unsynced
+    // is there
     using Image = std::map<std::string, std::string>;
     template <class Random> Image crash(Random& random, double luck) const {
         const auto kept = [&] { return (double)(random() % 1000) < 1000 * luck; };
@@ -393,8 +397,8 @@ void restore(const Disk::Image& image, const std::string& root) {
     }
 }
 
-// Tries `samples` power failures after each operation from `first` on; allowed: bits of the states that may be found, those after
-// the last operation apart. Returns the number of different images.
+// Tries `samples` power failures after each operation from `first` on; allowed: bits of the states that may be found,
+// those after the last operation apart. Returns the number of different images.
 struct Crashes {
     std::vector<std::string> wrong;
     std::mt19937 random{1};

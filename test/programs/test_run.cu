@@ -251,7 +251,7 @@ TEST_CASE("run: a checkpoint of another model is refused", "[run]") {
         {use.set("--load", learned).with("--generate abcde --tokens 28"), {"--generate", "learned", "32", "--tokens"}},
         {use.set("--load", t5).with("--generate a --tokens 9999999999"), {"--generate", "9999999999", "--tokens"}},
         {use.set("--load", t5).set("--dump_bias", "2,0,text").set("--out", place / "out"),
-         {"--dump_bias 2,0,text", "2"}},
+         {"--dump_bias: expected LAYER,HEAD,TEXT with a layer below 2", "got '2,0,text'"}},
         {use.set("--load", t5).set("--dump_bias", "0,0,text"), {"--dump_bias", "--out"}},
         {use.set("--load", learned).set("--dump_bias", "0,0,text").set("--out", place / "out3"),
          {"learned adds no bias"}},
