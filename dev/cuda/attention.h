@@ -34,14 +34,14 @@ struct AttentionProblem {
     AttentionDims dims;
     size_t B, C, OC, heads, n;                              // n: of heads * T
     std::vector<floatX> host_qkv, host_dout;                // (B,T,OC): q | k | v | z | u; (B,T,C)
-    Array<floatX> qkv, dout;
-    Array<float> S_offset, g, dS, dg;                       // (B,NH,T)
-    Array<double> S_origin;                                 // (B,NH,chunks)
+    DeviceArray<floatX> qkv, dout;
+    DeviceArray<float> S_offset, g, dS, dg;                       // (B,NH,T)
+    DeviceArray<double> S_origin;                                 // (B,NH,chunks)
     Bias bias;
 
     AttentionProblem(size_t B, int T, int NH, int HS)
         : dims{T, 0, T, NH, HS, round_up(3 * NH * HS + 2 * NH, 8), 1.0f / sqrtf((float)HS)}, B(B), C((size_t)dims.C()),
-          OC((size_t)dims.OC), heads(B * NH), n(heads * T), host_qkv(draw()), host_dout(normals<floatX>(B * T * C, 2)),
+          OC((size_t)dims.OC), heads(B * NH), n(heads * T), host_qkv(draw()), host_dout(inputs(B * T * C, 2)),
           qkv(host_qkv), dout(host_dout), S_offset(n), g(n), dS(n), dg(n),
           S_origin(heads * ceil_div(T, CABLE_CHUNK)),
           bias{{}, S_offset, g, S_origin, dS, dg, T, ceil_div(T, CABLE_CHUNK), true} {
@@ -61,9 +61,11 @@ struct AttentionProblem {
     template <class R> OracleInputs<R> oracle_inputs() const {
         OracleInputs<R> in = {heads, (size_t)dims.T, (size_t)dims.HS, (R)dims.scale, {}, {}, {}, {}, {}, {}};
         std::vector<R>* parts[] = {&in.q, &in.k, &in.v};
-        for (size_t part = 0; part < 3; part++) { *parts[part] = as<R>(by_heads(host_qkv, dims, B, OC, part * C)); }
-        in.dout = as<R>(by_heads(host_dout, dims, B, C, 0));
-        in.g = as<R>(g.host());
+        for (size_t part = 0; part < 3; part++) {
+            *parts[part] = numbers<R>(by_heads(host_qkv, dims, B, OC, part * C));
+        }
+        in.dout = numbers<R>(by_heads(host_dout, dims, B, C, 0));
+        in.g = numbers<R>(g.host());
         const auto offset = S_offset.host();
         const auto origin = S_origin.host();
         const size_t T = (size_t)dims.T, chunks = origin.size() / heads;

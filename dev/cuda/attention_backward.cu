@@ -336,13 +336,13 @@ int main(int argc, char** argv) {
         const size_t C = problem.C, OC = problem.OC;
         const int T = dims.T, HS = dims.HS;
         const Stream stream = device_stream();
-        Array<floatX> out(n * HS), dqkv(problem.qkv.n);
-        Array<float> lse(n), P(n * T), dlogit(n * T), row_dot(n);
+        DeviceArray<floatX> out(n * HS), dqkv(problem.qkv.n);
+        DeviceArray<float> lse(n), P(n * T), dlogit(n * T), row_dot(n);
         size_t floats = portable_attention_backward_scratch((int)B, T, dims.NH, HS);
 #if defined(CUDA_BUILD)
         floats = std::max(floats, flash_backward_scratch(KIND, (int)B, T, dims.NH));
 #endif
-        Array<float> scratch(floats);
+        DeviceArray<float> scratch(floats);
         portable_attention_forward<true>(out, lse, problem.qkv, problem.bias, dims, (int)B, stream);
         const Backward p = {dqkv, problem.dS, problem.dg, problem.dout, problem.qkv, out, lse, P, dlogit, row_dot,
                             scratch, problem.bias, dims, (int)B};
@@ -351,13 +351,13 @@ int main(int argc, char** argv) {
         const std::vector<floatX> stored_out = by_heads(out.host(), dims, B, C, 0);
         AttentionOracle<double> want;
         AttentionOracle<float> plain;
-        want.backward(problem.oracle_inputs<double>(), as<double>(stored_out), as<double>(lse.host()));
-        plain.backward(problem.oracle_inputs<float>(), as<float>(stored_out), lse.host());
+        want.backward(problem.oracle_inputs<double>(), numbers<double>(stored_out), numbers<double>(lse.host()));
+        plain.backward(problem.oracle_inputs<float>(), numbers<float>(stored_out), lse.host());
         // 3. the rungs
         const auto run = [&](const char* idea, void (*rung)(const Backward&, Stream), const auto& unit) {
             if (!ladder.begin(idea)) { return; }
-            for (Array<float>* a : {&problem.dS, &problem.dg, &dlogit, &row_dot, &scratch}) { a->poison(); }
-            dqkv.poison();
+            for (DeviceArray<float>* a : {&problem.dS, &problem.dg, &dlogit, &row_dot, &scratch}) { poison(*a); }
+            poison(dqkv);
             rung(p, stream);
             const std::vector<floatX> rows = dqkv.host();
             ladder.compare("dq", by_heads(rows, dims, B, OC, 0), want.dq, unit.dq);
@@ -375,7 +375,7 @@ int main(int argc, char** argv) {
 #if defined(CUDA_BUILD)
         if (flash_exists(KIND) && flash_head_size(HS)) {
             AttentionOracle<float, bf16> tensor_cores;
-            tensor_cores.backward(problem.oracle_inputs<float>(), as<float>(stored_out), lse.host());
+            tensor_cores.backward(problem.oracle_inputs<float>(), numbers<float>(stored_out), lse.host());
             run("shipped: the tensor cores", attention_backward5, tensor_cores);
             return ladder.exit_code();
         }

@@ -263,15 +263,15 @@ int main(int argc, char** argv) {
         AttentionOracle<float> plain;
         want.forward(problem.oracle_inputs<double>());
         plain.forward(problem.oracle_inputs<float>());
-        Array<floatX> out(problem.n * dims.HS);
-        Array<float> lse(problem.n), scores(problem.n * dims.T);
+        DeviceArray<floatX> out(problem.n * dims.HS);
+        DeviceArray<float> lse(problem.n), scores(problem.n * dims.T);
         const Forward p = {out, lse, scores, problem.qkv, problem.bias, dims, (int)problem.B};
         // 2. the rungs
         const auto run = [&](const char* idea, void (*rung)(const Forward&, Stream), const auto& unit) {
             if (!ladder.begin(idea)) { return; }
-            out.poison();
-            lse.poison();
-            scores.poison();
+            poison(out);
+            poison(lse);
+            poison(scores);
             rung(p, device_stream());
             ladder.compare("out", by_heads(out.host(), dims, problem.B, problem.C, 0), want.out, unit.out);
             ladder.compare("lse", lse.host(), want.lse, unit.lse);

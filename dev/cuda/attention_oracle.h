@@ -98,10 +98,10 @@ inline double oracle_error() {
     std::vector<double> direction[5];
     for (size_t x = 0; x < 5; x++) {
         const size_t size = heads * T * (x < 3 ? HS : 1);
-        *inputs[x] = as<double>(normals<float>(size, 100 + x));
-        direction[x] = as<double>(normals<float>(size, 200 + x));
+        *inputs[x] = numbers<double>(normals(size, 100 + x));
+        direction[x] = numbers<double>(normals(size, 200 + x));
     }
-    in.dout = as<double>(normals<float>(heads * T * HS, 300));
+    in.dout = numbers<double>(normals(heads * T * HS, 300));
     oracle.forward(in);
     oracle.backward(in, oracle.out, oracle.lse);
     // 1. the slope that the gradients give

@@ -250,17 +250,17 @@ int main(int argc, char** argv) {
         p.OC = round_up(3 * p.C + p.NH, 8);
         const size_t n = p.heads() * p.T, chunks = p.heads() * p.chunks();
         // 1. inputs
-        const auto z = normals<floatX>(n, 1);
-        const auto dS0 = normals<float>(n, 2);
-        Array<floatX> qkv(columns_of(p, z)), dqkv(qkv.n);
-        Array<float> S_offset(n), dS(n), db(n), g(n), dg(n);
-        Array<double> S_origin(chunks), carry(chunks);
+        const auto z = inputs(n, 1);
+        const auto dS0 = normals(n, 2);
+        DeviceArray<floatX> qkv(columns_of(p, z)), dqkv(qkv.n);
+        DeviceArray<float> S_offset(n), dS(n), db(n), g(n), dg(n);
+        DeviceArray<double> S_origin(chunks), carry(chunks);
         p.S_offset = S_offset, p.S_origin = S_origin, p.dqkv = dqkv, p.dS = dS, p.db = db, p.carry = carry;
         p.g = g, p.dg = dg, p.qkv = qkv;
         // 2. what comes out, and what float32 makes of it in one long sum and in chunks
-        const Oracle<double> want(as<double>(z), as<double>(dS0), p.heads(), (size_t)p.T, (size_t)p.T);
-        const Oracle<float> whole(as<float>(z), dS0, p.heads(), (size_t)p.T, (size_t)p.T);
-        const Oracle<float> chunked(as<float>(z), dS0, p.heads(), (size_t)p.T, CABLE_CHUNK);
+        const Oracle<double> want(numbers<double>(z), numbers<double>(dS0), p.heads(), (size_t)p.T, (size_t)p.T);
+        const Oracle<float> whole(numbers<float>(z), dS0, p.heads(), (size_t)p.T, (size_t)p.T);
+        const Oracle<float> chunked(numbers<float>(z), dS0, p.heads(), (size_t)p.T, CABLE_CHUNK);
         // 3. the rungs
         const struct { const char* idea; void (*run)(const Scan&, Stream); const Oracle<float>& plain; } rungs[] = {
             {"the equation as it stands", cable_scan1, whole},
@@ -270,9 +270,9 @@ int main(int argc, char** argv) {
         };
         for (const auto& rung : rungs) {
             if (!ladder.begin(rung.idea)) { continue; }
-            for (Array<float>* a : {&S_offset, &db, &g, &dg}) { a->poison(); }
-            for (Array<double>* a : {&S_origin, &carry}) { a->poison(); }
-            dqkv.poison();
+            for (DeviceArray<float>* a : {&S_offset, &db, &g, &dg}) { poison(*a); }
+            for (DeviceArray<double>* a : {&S_origin, &carry}) { poison(*a); }
+            poison(dqkv);
             dS.set(dS0);
             rung.run(p, device_stream());
             const auto offset = S_offset.host();

@@ -12,78 +12,33 @@
 #ifndef DEV_CUDA_LADDER_H
 #define DEV_CUDA_LADDER_H
 
-#include <cfloat>
+#include "test/harness.h"
 
-#include "llmc/base/device.h"
-#include "llmc/base/rand.h"
+// A rung starts with NaN where it is to write, so that an element which it leaves out is found.
+template <class T> void poison(DeviceArray<T>& a) { a.set(std::vector<T>(a.n, (T)NAN)); }
+
+// n normal draws, rounded to floatX: what is rounded before the oracle sees it is no error of the kernel
+inline std::vector<floatX> inputs(size_t n, uint64_t stream, double std = 1.0, double mean = 0.0) {
+    return as<floatX>(normals(n, stream, std, mean));
+}
+// what the oracle computes with; bf16 converts to float only
+template <class R, class T> std::vector<R> numbers(const std::vector<T>& v) { return as<R>(as<float>(v)); }
 
 // ----------------------------------------------------------------------------------------------------------
-// arrays
+// closeness
 
-// An array on the device. It starts as NaN (0xff bytes), so that an element which no kernel writes is found.
-template <class T> struct Array {
-    T* data;
-    size_t n;
-
-    explicit Array(size_t n) : data((T*)device_malloc(n * sizeof(T))), n(n) { poison(); }
-    explicit Array(const std::vector<T>& values) : Array(values.size()) { set(values); }
-    Array(const Array&) = delete;
-    Array& operator=(const Array&) = delete;
-    ~Array() { device_free(data); }
-    operator T*() const { return data; }
-
-    void set(const std::vector<T>& values) { copy_to_device(data, values.data(), n * sizeof(T), device_stream()); }
-    void poison() {
-        const std::vector<char> ones(n * sizeof(T), (char)0xff);
-        copy_to_device(data, ones.data(), ones.size(), device_stream());
-    }
-    std::vector<T> host() const {
-        std::vector<T> values(n);
-        copy_to_host(values.data(), data, n * sizeof(T), device_stream());
-        return values;
-    }
-};
-
-// n normal draws, rounded to T: what is rounded before the oracle sees it is no error of the kernel
-template <class T> std::vector<T> normals(size_t n, uint64_t stream, double mean = 0.0, double std = 1.0) {
-    std::vector<T> x(n);
-    for (size_t i = 0; i < n; i++) { x[i] = (T)(float)(mean + std * normal01(20240520, stream, i)); }
-    return x;
-}
-template <class T> double number(T x) { return (double)(float)x; }      // bf16 converts to float only
-inline double number(double x) { return x; }
-template <class To, class From> std::vector<To> as(const std::vector<From>& v) {
-    std::vector<To> w(v.size());
-    for (size_t i = 0; i < v.size(); i++) { w[i] = (To)number(v[i]); }
-    return w;
-}
-// the distance of 1 from the next number
+// The distance of 1 from the next number
 inline double ulp(double) { return DBL_EPSILON; }
 inline double ulp(float) { return FLT_EPSILON; }
 #if defined(CUDA_BUILD)
 inline double ulp(bf16) { return 0x1p-7; }
 #endif
 // x as T keeps it: bf16 keeps 8 bits of a float's 24
-template <class T> double rounded(double x) { return number((T)(float)x); }
+template <class T> double rounded(double x) { return as_double((T)(float)x); }
 template <> inline double rounded<double>(double x) { return x; }
 
-// ----------------------------------------------------------------------------------------------------------
-// closeness
-
-// The largest difference finds one wrong element, the root mean square a small error of all of them.
-struct Difference { double largest, rms; };
-
-template <class T, class R> Difference difference(const std::vector<T>& got, const std::vector<R>& want) {
-    check(got.size() == want.size() && !got.empty(), "expected %zu elements, got %zu", want.size(), got.size());
-    Difference d = {0.0, 0.0};
-    for (size_t i = 0; i < got.size(); i++) {
-        const double x = std::fabs(number(got[i]) - number(want[i]));
-        d.largest = x <= DBL_MAX ? std::max(d.largest, x) : INFINITY;       // a NaN compares with nothing
-        if (d.largest > DBL_MAX) { return {INFINITY, INFINITY}; }
-        d.rms += x * x;
-    }
-    d.rms = std::sqrt(d.rms / (double)got.size());
-    return d;
+inline double root_mean_square(const std::vector<double>& v) {
+    return relative_l2(v, std::vector<double>(v.size())) / std::sqrt((double)v.size());
 }
 
 // How much worse a rung may be than the oracle written in float32 on the same input: it sums in another order, and
@@ -146,21 +101,25 @@ struct Ladder {
     template <class T, class R>
     void compare(const char* name, const std::vector<T>& got, const std::vector<double>& want,
                  const std::vector<R>& plain) {
-        std::vector<double> stored(plain.size());
-        for (size_t i = 0; i < plain.size(); i++) { stored[i] = rounded<T>((double)plain[i]); }
-        const Difference d = difference(got, want), unit = difference(stored, want);
+        check(got.size() == want.size() && !want.empty(), "expected %zu elements, got %zu", want.size(), got.size());
+        std::vector<double> off(want.size()), plain_off(want.size());
+        for (size_t i = 0; i < want.size(); i++) {
+            off[i] = as_double(got[i]) - want[i];
+            plain_off[i] = rounded<T>((double)plain[i]) - want[i];
+        }
         // where the float32 oracle is exact by luck, the rounding of the results themselves is the unit, or of what
         // they are sums of: all inputs are about 1
-        const Difference size = difference(want, std::vector<double>(want.size()));
-        const double spacing = std::exp2(std::floor(std::log2(std::max(size.largest, DBL_MIN)))) * ulp(T());
-        const double least = FLT_EPSILON / 2;
-        const double times_largest = d.largest / std::max({unit.largest, spacing / 2, least});
-        const double times_rms = d.rms / std::max({unit.rms, size.rms * ulp(T()) / 8, least / 4});
-        const double times = std::max(times_largest, times_rms);
+        const double spacing = std::exp2(std::floor(std::log2(std::max(largest(want), DBL_MIN)))) * ulp(T());
+        const double unit = std::max({largest(plain_off), spacing / 2, FLT_EPSILON / 2.0});
+        const double unit_rms = std::max({root_mean_square(plain_off), root_mean_square(want) * ulp(T()) / 8,
+                                          FLT_EPSILON / 8.0});
+        // the largest finds one wrong element, the root mean square a small error of all of them
+        const double worst = largest_difference(got, want);
+        const double times = std::max(worst / unit, root_mean_square(off) / unit_rms);
         rung_is_wrong = rung_is_wrong || !(times <= MULTIPLE);
         if (ran == 0) { header += strprintf("%-15s ", name); }
         const char* form = times < 100 ? "%.1e (%.2f)" : "%.1e (%.0e)";
-        row += strprintf("%-15s ", strprintf(form, d.largest, times).c_str());
+        row += strprintf("%-15s ", strprintf(form, worst, times).c_str());
     }
     // The rung's line. run: launches the rung once more, for the time; work: how many 1e9 `unit`s it reads and
     // writes, or computes

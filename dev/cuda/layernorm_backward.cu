@@ -242,18 +242,19 @@ int main(int argc, char** argv) {
         Ladder ladder(argc, argv, {{"N", 300, 8192}, {"C", 96, 768}});
         const size_t N = (size_t)ladder.size(0), C = (size_t)ladder.size(1);
         // 1. inputs, as the forward leaves them. The gradients start at something: a kernel has to add to it
-        const auto inp = normals<floatX>(N * C, 1, 0.5, 2.0);
-        const auto dout = normals<floatX>(N * C, 2), dinp0 = normals<floatX>(N * C, 3);
-        const auto weight = normals<floatX>(C, 4, 1.0, 0.5), bias = normals<floatX>(C, 5);
-        const auto sums0 = normals<float>(C, 6);
-        Array<floatX> d_inp(inp), d_dout(dout), d_weight(weight), d_bias(bias), out(N * C), dinp(N * C);
-        Array<float> mean(N), rstd(N), dweight(C), dbias(C), scratch(MAX_SLABS * 2 * C);
+        const auto inp = inputs(N * C, 1, 2.0, 0.5);
+        const auto dout = inputs(N * C, 2), dinp0 = inputs(N * C, 3);
+        const auto weight = inputs(C, 4, 0.5, 1.0), bias = inputs(C, 5);
+        const auto sums0 = normals(C, 6);
+        DeviceArray<floatX> d_inp(inp), d_dout(dout), d_weight(weight), d_bias(bias), out(N * C), dinp(N * C);
+        DeviceArray<float> mean(N), rstd(N), dweight(C), dbias(C), scratch(MAX_SLABS * 2 * C);
         layernorm_forward(out, mean, rstd, d_inp, d_weight, d_bias, N, (int)C, 1e-5f, device_stream());
         // 2. what they should become, and what float32 makes of it
-        const Oracle<double> want(as<double>(inp), as<double>(dout), as<double>(weight), as<double>(mean.host()),
-                                  as<double>(rstd.host()), N, C, as<double>(dinp0), as<double>(sums0));
-        const Oracle<float> plain(as<float>(inp), as<float>(dout), as<float>(weight), mean.host(), rstd.host(), N, C,
-                                  as<float>(dinp0), sums0);
+        const Oracle<double> want(numbers<double>(inp), numbers<double>(dout), numbers<double>(weight),
+                                  numbers<double>(mean.host()), numbers<double>(rstd.host()), N, C,
+                                  numbers<double>(dinp0), numbers<double>(sums0));
+        const Oracle<float> plain(numbers<float>(inp), numbers<float>(dout), numbers<float>(weight), mean.host(),
+                                  rstd.host(), N, C, numbers<float>(dinp0), sums0);
         // 3. the rungs
         const struct { const char* idea; void (*run)(const Layernorm&, Stream); } rungs[] = {
             {"who owns a result computes it", layernorm_backward1},
@@ -268,7 +269,7 @@ int main(int argc, char** argv) {
             dinp.set(dinp0);
             dweight.set(sums0);
             dbias.set(sums0);
-            scratch.poison();
+            poison(scratch);
             rung.run(p, device_stream());
             ladder.compare("dinp", dinp.host(), want.dinp, plain.dinp);
             ladder.compare("dweight", dweight.host(), want.dweight, plain.dweight);
