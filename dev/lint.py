@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""lint.py -- the rules of this repository that no compiler checks. Prints the place and rule of each breach; exit code 1 if any.
+"""lint.py -- the rules of this repository that no compiler checks. Prints the place and the rule of each breach; exit
+code 1 if there is any.
 
-    dev/lint.py [ROOT] [--only PATH...]     PATH: report only on files that begin so
+    dev/lint.py [ROOT] [--only PATH...]     checks only the files whose path begins with PATH
 """
+import ast
 import os
 import re
 import subprocess
 import sys
 
-# A file includes only files of its own floor or a lower one. The floors are the folders of llmc/, lowest first, but for two
-# headers of llmc/ itself: attention.cuh needs the encodings, model.cuh the ranks.
-FLOORS = ["llmc/base", "llmc", "llmc/position", "llmc/attention.cuh", "llmc/attention", "llmc/text", "llmc/files", "llmc/ranks",
-          "llmc/model.cuh", "llmc/use", "llmc/run", "trainers"]
+# A file includes only files of its own floor or a lower one. The floors are the folders of llmc/, the lowest first. Two
+# headers of llmc/ itself have floors of their own: attention.cuh needs the encodings, model.cuh the ranks.
+FLOORS = ["llmc/base", "llmc", "llmc/position", "llmc/attention.cuh", "llmc/attention", "llmc/text", "llmc/files",
+          "llmc/ranks", "llmc/model.cuh", "llmc/use", "llmc/run", "trainers"]
 
-# may say __CUDACC__
-KNOWS_THE_BUILD = {"llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh", "llmc/matmul.cuh",
-                   "llmc/ranks/comm.h"}
+# the files that may say __CUDACC__
+KNOWS_THE_BUILD = {"llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh",
+                   "llmc/matmul.cuh", "llmc/ranks/comm.h"}
 
-# Calls of libm in kernels and layers, which no compiler vectorizes: how often each may appear, and why that is no inner loop.
+# Calls of libm in kernels and layers: no compiler vectorizes them. How often each may appear, and why it is not in an
+# inner loop.
 LIBM = "expf? exp2f? expm1f? tanhf? logf? log2f? log10f? log1pf? powf? erff? erfcf? sinf? cosf? tanf?".split()
 LIBM_ALLOWED = {
     ("llmc/attention.cuh", "logf"): 1,              # once per row: the log-sum-exp
@@ -44,9 +47,9 @@ MAX_LINES_HEADER, MAX_LINES_TRAINER, MAX_LINES_FUNCTION = 400, 700, 60
 CPP = (".cu", ".cuh", ".h")
 SOURCES = CPP + (".py", ".sh", "Makefile", ".ci/run")
 TEXT = SOURCES + (".md", ".yml", ".json", ".txt", ".csv", ".gitignore", "LICENSE")
-# Files that comments and documents may name although they are not here: of libraries, of users, of other projects
-FOREIGN = {"mpi.h", "nccl.h", "cblas.h", "cublasLt.h", "cuda_runtime.h", "cuda_bf16.h", "xxhash.h", "json.hpp", "README.md", "sqrt.cuh",
-           "my.txt", "other.txt"}
+# files of libraries, users and other projects, which comments and documents may name although they are not here
+FOREIGN = {"mpi.h", "nccl.h", "cblas.h", "cublasLt.h", "cuda_runtime.h", "cuda_bf16.h", "xxhash.h", "json.hpp",
+           "README.md", "sqrt.cuh"}
 
 findings = []
 tracked = set()
@@ -67,12 +70,12 @@ TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*
 
 
 def without_comments(text, strings=True):
-    """the code alone, every character at its place; strings=False: strings stay"""
+    """the text with spaces in place of comments, and of strings unless strings=False; the rest keeps its place"""
     return TOKEN.sub(lambda m: blank(m) if m.group(0)[0] == "/" or strings else m.group(0), text)
 
 
 def comments(text):
-    """(line number, text) of each line of each comment"""
+    """yields (line number, text) for each line of each comment"""
     for m in TOKEN.finditer(text):
         if m.group(0)[0] == "/":
             first = text.count("\n", 0, m.start()) + 1
@@ -86,7 +89,8 @@ def ternaries(line):
 
 def initialised(line):
     """how many variables a declaration on this line initialises"""
-    m = re.match(r"\s*(?:static |const |constexpr |inline )*[A-Za-z_][\w:<>, ]*?[ *&]+\w+(?:\[[^\]]*\])? = (.*);\s*$", line)
+    m = re.match(r"\s*(?:static |const |constexpr |inline )*[A-Za-z_][\w:<>, ]*?[ *&]+\w+(?:\[[^\]]*\])? = (.*);\s*$",
+                 line)
     if not m or re.match(r"\s*(return|using|delete|else|goto|case)\b", line) or "(" in line.split("=")[0]:
         return 0
     depth, count = 0, 1
@@ -98,7 +102,7 @@ def initialised(line):
 
 
 def functions(text):
-    """(first line, number of lines, head, text) of each function of a C++ source, those of structs included"""
+    """yields (first line, number of lines, head, text) for each function of a C++ source, those of structs included"""
     lines, source = without_comments(text).split("\n"), text.split("\n")
     at = 0
     while at < len(lines):
@@ -106,13 +110,15 @@ def functions(text):
             at += 1
             continue
         indent = len(lines[at]) - len(lines[at].lstrip())
-        opening = at                                    # where the statement that begins here has its brace
-        while lines[at].strip() and opening + 1 < min(at + 8, len(lines)) and not re.search(r"[{;}]\s*$", lines[opening]):
+        opening, furthest = at, min(at + 8, len(lines))     # opening: the line of this statement's brace
+        while lines[at].strip() and opening + 1 < furthest and not re.search(r"[{;}]\s*$", lines[opening]):
             opening += 1
         head = " ".join(line.strip() for line in lines[at:opening + 1])
-        not_one = r"(\}|#|(if|for|while|switch|struct|class|enum|namespace|union|else|do|try|return|using|private|public|UNROLL|SIMD)\b)"
-        starts = indent <= 4 and head.endswith("{") and "(" in head and not re.match(not_one, head)
-        if not starts or re.search(r"= [\[{]", head) or re.match(r"(template <.*> )?struct ", head):
+        other = (r"(\}|#|(if|for|while|switch|struct|class|enum|namespace|union|else|do|try|return|using|private|"
+                 r"public|UNROLL|SIMD)\b)")
+        starts = indent <= 4 and head.endswith("{") and "(" in head and not re.match(other, head)
+        in_macro = "\\" in head
+        if not starts or in_macro or re.search(r"= (\{$|\[)", head) or re.match(r"(template <.*> )?struct ", head):
             at += 1
             continue
         end = opening + 1
@@ -120,6 +126,11 @@ def functions(text):
             end += 1
         yield at + 1, end - at + 1, head, "\n".join(source[at:end + 1])
         at = end + 1
+
+
+def numbered(function):
+    """whether the steps of a function are numbered: // 1 ..., // 2 ..."""
+    return all(re.search(rf"^\s*(//|/\*) {step}[. ]", function, re.M) for step in (1, 2))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -131,11 +142,12 @@ def floor_of(path):
     if path in FLOORS:
         return FLOORS.index(path)
     parts = path.split("/")
-    return FLOORS.index("/".join(parts[:2]) if len(parts) > 2 else "llmc") if "/".join(parts[:2]) in FLOORS or len(parts) == 2 else None
+    folder = "/".join(parts[:2]) if len(parts) > 2 else "llmc"
+    return FLOORS.index(folder) if folder in FLOORS else None
 
 
 def check_includes(path, text):
-    """path is relative to the root; text has no comments"""
+    """the floors; path is relative to the root, text has no comments"""
     floor = floor_of(path)
     if floor is None:
         report(path, 1, "this folder has no floor: give it one in FLOORS of dev/lint.py")
@@ -146,56 +158,77 @@ def check_includes(path, text):
             continue
         target = os.path.normpath(os.path.join(os.path.dirname(path), m.group(1)))
         if target not in tracked:
-            report(path, number, f'"{m.group(1)}" is not there; includes are relative to the file that has them')
+            report(path, number, f'"{m.group(1)}" does not exist; includes are relative to the file that has them')
         elif not target.startswith("llmc/"):
             report(path, number, f'"{m.group(1)}" is outside llmc/')
         elif floor_of(target) is not None and floor_of(target) > floor:
-            report(path, number, f"{FLOORS[floor]} may not include {target}, which is of a higher floor ({FLOORS[floor_of(target)]})")
+            report(path, number, f"{FLOORS[floor]} may not include {target}, which is on a higher floor "
+                   f"({FLOORS[floor_of(target)]})")
 
 
 def check_code(path, code):
-    """rules of the product's C++; code has neither comments nor strings"""
-    kernels = path.startswith("llmc/") and (path.endswith(".cuh") or path in ("llmc/base/device.h", "llmc/base/fastmath.h"))
+    """rules for the C++ of llmc/ and the trainers; code has neither comments nor strings"""
+    shared = ("llmc/base/device.h", "llmc/base/fastmath.h")
+    kernels = path.startswith("llmc/") and (path.endswith(".cuh") or path in shared)
     calls = {}
     for number, line in enumerate(code.split("\n"), 1):
         if "__CUDACC__" in line and path not in KNOWS_THE_BUILD:
-            report(path, number, "__CUDACC__: only " + ", ".join(sorted(KNOWS_THE_BUILD)) + " know which build this is")
+            report(path, number, f"__CUDACC__: only {', '.join(sorted(KNOWS_THE_BUILD))} may ask which build this is")
         if "<<<" in line and path != "llmc/base/device.h":
-            report(path, number, "<<<: kernels are started by launch() alone")
+            report(path, number, "<<<: only launch() starts kernels")
         if re.search(r"(?<!\w)assert\s*\(", line):
-            report(path, number, "assert(): vanishes in a release; use check()")
+            report(path, number, "assert(): it vanishes in a release; use check()")
         if re.match(r"using\s+namespace\b", line):
-            report(path, number, "using namespace: hides where a name comes from")
+            report(path, number, "using namespace: it hides where a name comes from")
         if re.search(r"\batomic(Add|Sub|Exch|Max|Min|CAS)\w*\s*\(", line):
-            report(path, number, "atomics: sums go through slabs in a fixed order, so that the same input gives the same bits")
+            report(path, number, "atomics: sums go through slabs in a fixed order, so that runs give the same bits")
         for m in re.finditer(r"(?<![\w.>])(?:std::|::)?(" + "|".join(LIBM) + r")\s*\(", line) if kernels else ():
             key = (path, m.group(1))
             calls[key] = calls.get(key, 0) + 1
             if calls[key] > LIBM_ALLOWED.get(key, 0):
-                report(path, number, f"{m.group(1)}(): no compiler vectorizes it; use a fast_* of fastmath.h, or allow it in dev/lint.py "
-                       "with a reason")
+                report(path, number, f"{m.group(1)}(): no compiler vectorizes it; use a fast_* of fastmath.h, or allow "
+                       "it in dev/lint.py and say why")
 
 
 def check_lines(path, text):
-    """how a C++ source reads"""
+    """rules for how a C++ source reads"""
     lines = without_comments(text).split("\n")
     kernel_end = 0
     for number, line in enumerate(lines, 1):
         if ternaries(line) > 1:
             report(path, number, f"{ternaries(line)} ternaries on a line: at most one; imin, imax and clamp choose too")
-        if re.match(r"(template <.*> *)?(static )?__global__", line) or re.match(r"__launch_bounds__|.*_kernel\(", line):
+        if re.match(r"((template <.*> *)?(static )?__global__|__launch_bounds__|.*_kernel\()", line):
             kernel_end = number + next((k for k, l in enumerate(lines[number:], 1) if l.startswith("}")), 0)
-        most = 1 if number <= kernel_end else 2
+        most, where = (1, " in a kernel") if number <= kernel_end else (2, "")
         if initialised(line) > most:
-            report(path, number, f"{initialised(line)} variables are initialised on a line: at most {most} {'in a kernel' if most == 1 else ''}")
-    for first, count, head, body in functions(text):
-        numbered = re.search(r"^\s*(//|/\*) 1[. ]", body, re.M) and re.search(r"^\s*(//|/\*) 2[. ]", body, re.M)
-        if count > MAX_LINES_FUNCTION and not numbered:
-            report(path, first, f"a function of {count} lines without numbered steps: at most {MAX_LINES_FUNCTION}")
+            report(path, number, f"{initialised(line)} variables are initialised on a line: at most {most}{where}")
+    for first, count, _, body in functions(text):
+        if count > MAX_LINES_FUNCTION and not numbered(body):
+            report(path, first, f"a function of {count} lines: at most {MAX_LINES_FUNCTION}, unless its steps are "
+                   "numbered (// 1 ..., // 2 ...)")
+
+
+def check_python(path, text):
+    """rules for how a Python source reads"""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as e:
+        report(path, e.lineno or 1, f"not Python: {e.msg}")
+        return
+    conditionals = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.IfExp):
+            conditionals[node.test.lineno] = conditionals.get(node.test.lineno, 0) + 1
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MAX_LINES_FUNCTION:
+            report(path, node.lineno, f"a function of {node.end_lineno - node.lineno + 1} lines: at most "
+                   f"{MAX_LINES_FUNCTION}")
+    for number, count in sorted(conditionals.items()):
+        if count > 1:
+            report(path, number, f"{count} conditional expressions on a line: at most one")
 
 
 def check_citations(path, text):
-    """a comment or document names no file that does not exist"""
+    """comments and documents name only files that exist"""
     names = {os.path.basename(t) for t in tracked}
     named = comments(text) if path.endswith(CPP) else enumerate(text.split("\n"), 1)
     for number, line in named:
@@ -207,10 +240,11 @@ def check_citations(path, text):
 
 
 def check_text(path, text):
+    """rules for every text file"""
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", line) and path not in ("dev/lint.py", "test/scripts/test_lint.py"):
-            report(path, number, "a left-over: do it or file an issue")
+            report(path, number, "a left-over: do it, or file an issue")
         m = re.search(r"(?<![\w.$}~])/(work|root|tmp|home)\b", line)
         if m and not (m.group(1) == "tmp" and path.startswith("test/")):
             report(path, number, f"{m.group(0)}: a path of one machine")
@@ -228,9 +262,9 @@ def check_text(path, text):
 
 
 def tracked_files(root):
-    """what git tracks, and what it would; in a copy without git, all there is"""
-    git = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                         universal_newlines=True)
+    """the files that git tracks or would track; in a copy without git, all files"""
+    git = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE,
+                         stderr=subprocess.DEVNULL, universal_newlines=True)
     if git.returncode == 0 and git.stdout:
         return {p for p in git.stdout.split("\n") if p and os.path.isfile(os.path.join(root, p))}
     found = set()
@@ -248,7 +282,7 @@ def main():
     tracked.update(tracked_files(root))
     count = 0
     for path in sorted(tracked):
-        if not path.endswith(TEXT) or path.startswith("test/fixtures/"):
+        if not path.endswith(TEXT) or path.startswith("test/fixtures/") or not path.startswith(tuple(only)):
             continue
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
             text = f.read()
@@ -258,14 +292,15 @@ def main():
             check_citations(path, text)
         if path.endswith(CPP):
             check_lines(path, text)
+        if path.endswith(".py"):
+            check_python(path, text)
         if path.startswith(("llmc/", "train_")):
             check_includes(path, without_comments(text, strings=False))
             check_code(path, without_comments(text))
-    shown = [f for f in findings if f[0].startswith(tuple(only))]
-    for path, line, rule in shown:
+    for path, line, rule in findings:
         print(f"{path}:{line}: {rule}")
-    print(f"lint: {count} files, {len(shown)} finding{'s' if len(shown) != 1 else ''}")
-    return 1 if shown or count == 0 else 0
+    print(f"lint: {count} files, {len(findings)} finding{'s' if len(findings) != 1 else ''}")
+    return 1 if findings or count == 0 else 0
 
 
 if __name__ == "__main__":

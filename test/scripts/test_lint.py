@@ -23,8 +23,8 @@ PLANTS = [
     ("llmc/stray/stray.h", "\n", "has no floor"),
     ("llmc/base/rand.h", "#ifdef __CUDACC__\n#endif\n", "__CUDACC__"),
     ("train_gpt2.cu", "#if defined(__CUDACC__)\n#endif\n", "__CUDACC__"),
-    ("llmc/gelu.cuh", "inline void f() { gelu_kernel<<<1, 2>>>(); }\n", "started by launch() alone"),
-    ("train_gpt2.cu", "void f() { gelu_kernel<<<1, 2>>>(); }\n", "started by launch() alone"),
+    ("llmc/gelu.cuh", "inline void f() { gelu_kernel<<<1, 2>>>(); }\n", "only launch() starts kernels"),
+    ("train_gpt2.cu", "void f() { gelu_kernel<<<1, 2>>>(); }\n", "only launch() starts kernels"),
     ("llmc/run/guard.h", "inline void f(int x) { assert(x > 0); }\n", "assert()"),
     ("llmc/run/log.h", "using namespace std;\n", "using namespace"),
     ("llmc/gelu.cuh", "__device__ void f(float* x) { atomicAdd(x, 1.0f); }\n", "atomics"),
@@ -45,7 +45,11 @@ PLANTS = [
      "2 variables are initialised"),
     ("llmc/gelu.cuh", "inline void f() {\n    int a = 1, b = 2, c = 3;\n}\n", "3 variables are initialised"),
     ("llmc/gelu.cuh", "inline void f() {\n" + "    int a;\n" * 60 + "}\n", "a function of 62 lines"),
+    ("llmc/gelu.cuh", "inline void f(int n = {}) {\n" + "    int a;\n" * 60 + "}\n", "a function of 62 lines"),
     ("llmc/gelu.cuh", "// see llmc/nowhere.cuh\n", "llmc/nowhere.cuh is named"),
+    ("scripts/report.py", "def f():\n" + "    pass\n" * 60, "a function of 61 lines"),
+    ("scripts/report.py", "x = 1 if f else 2 if g else 3\n", "2 conditional expressions"),
+    ("scripts/report.py", "def f(:\n", "not Python"),
     ("README.md", "See [the page](docs/nowhere.md).\n", "docs/nowhere.md is named"),
     ("llmc/base/json.h", "// TO" + "DO later\n", "left-over"),
     ("scripts/demo.sh", "# FIX" + "ME\n", "left-over"),
@@ -63,16 +67,19 @@ HARMLESS = [
     ("llmc/base/json.h", 'inline const char* f() { return "__CUDACC__ <<< assert( atomicAdd("; }\n'),
     ("llmc/gelu.cuh", "inline float f(float x) { return fast_exp(x) + softplus(x); }\n"),
     ("llmc/gelu.cuh", "inline void f() {\n    // 1. one\n" + "    int a;\n" * 60 + "    // 2. two\n}\n"),
+    ("llmc/gelu.cuh", "#define TABLE(X) \\\n" + "    X(int, a, 1) \\\n" * 70 + "\nstruct S {\n    int x;\n};\n"),
     ("llmc/base/json.h", "static_assert(true);\n"),
+    ("scripts/report.py", "def f():\n" + "    pass\n" * 59 + "x = 1 if f else 2\n"),
     ("llmc/base/json.h", '#include <vector>\n// #include "generate.h"\n'),
     ("test/files.h", 'inline const char* f() { return "/t' + 'mp"; }\n'),
     ("Makefile", "# never -Ofast\n"),
 ]
 
 
-def lint(root):
-    p = subprocess.run([sys.executable, os.path.join(ROOT, "dev", "lint.py"), root], stdout=subprocess.PIPE,
-                       stderr=subprocess.STDOUT, universal_newlines=True)
+def lint(root, *only):
+    """(exit code, output) for a tree, or for some of its files"""
+    command = [sys.executable, os.path.join(ROOT, "dev", "lint.py"), root] + (["--only", *only] if only else [])
+    p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
     return p.returncode, p.stdout
 
 
@@ -108,27 +115,35 @@ class Lint(unittest.TestCase):
         self.assertIn(" 0 findings", text)
 
     def test_each_planted_breach_is_seen(self):
-        before = lint(self.root)[1].split("\n")
         for path, plant, rule in PLANTS:
             with self.subTest(file=path, rule=rule):
+                before = lint(self.root, path)[1].split("\n")
                 size = self.append(path, plant)
-                code, text = lint(self.root)
+                code, text = lint(self.root, path)
                 self.restore(path, size)
                 self.assertEqual(code, 1, text)
                 new = [line for line in text.split("\n") if line not in before and line.startswith(path + ":")]
                 self.assertTrue(any(rule in line for line in new), "\n".join(new) or "nothing was found")
 
     def test_harmless_text_passes(self):
-        before = lint(self.root)[1]
         for path, text in HARMLESS:
             with self.subTest(file=path, text=text):
+                before = lint(self.root, path)[1]
                 size = self.append(path, text)
-                self.assertEqual(lint(self.root)[1], before)
+                self.assertEqual(lint(self.root, path)[1], before)
                 self.restore(path, size)
 
-    def test_an_empty_tree_does_not_pass(self):
+    def test_without_any_file_it_does_not_pass(self):
         with tempfile.TemporaryDirectory() as empty:
             self.assertEqual(lint(empty)[0], 1)
+        self.assertEqual(lint(self.root, "llmc/nowhere")[0], 1)
+
+    def test_only(self):
+        self.append("llmc/gelu.cuh", "\n" * 400)
+        self.append("llmc/matmul.cuh", "\n" * 400)
+        text = lint(self.root, "llmc/gelu.cuh")[1]
+        self.assertIn("llmc/gelu.cuh:401: ", text)
+        self.assertNotIn("llmc/matmul.cuh", text)
 
 
 if __name__ == "__main__":
