@@ -172,7 +172,8 @@ def perplexity_axis(ax, values):
     if span > 3:
         from matplotlib.ticker import FuncFormatter, LogLocator
         ax.set_yscale("log")
-        subs = (1, 1.5, 2, 3, 4, 5, 7) if span < 20 else (1, 2, 5) if span < 1000 else (1,)
+        subs = (1, 2, 5) if span < 1000 else (1,)
+        subs = (1, 1.5, 2, 3, 4, 5, 7) if span < 20 else subs
         ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1000 else f"{v:.4g}"))
         ax.minorticks_off()

@@ -269,7 +269,8 @@ class CableGPT2(nn.Module):
         t5 = None
         if name in ("t5", "t5_clip"):
             K = config.position.get("K", 0)
-            rows = T5_BUCKETS if name == "t5" else K + 1 if config.causal else 2 * K + 1
+            clipped = K + 1 if config.causal else 2 * K + 1
+            rows = T5_BUCKETS if name == "t5" else clipped
             t5 = self.transformer["t5"] = nn.Embedding(rows, config.n_head)
         for embedding in self.transformer.values():
             nn.init.normal_(embedding.weight, std=0.02)
