@@ -2,7 +2,8 @@
 # fuzz.sh -- libFuzzer at each parser, several at a time: executions, coverage, what it found; closes with one count.
 #
 #   dev/fuzz.sh SECONDS [TARGET...]      each for so long; targets: build/fuzz --targets
-# What it learns stays in build/fuzz_corpus/TARGET; an input that a parser fails on is build/fuzz_TARGET-crash-... (or -oom-, -timeout-).
+# What it learns stays in build/fuzz_corpus/TARGET. An input that a parser fails on is build/fuzz_TARGET-crash-..., or
+# -oom- or -timeout-.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 mkdir -p build
@@ -17,9 +18,10 @@ if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, long) { return 0; 
 fi
 seconds=$1
 shift
-make NO_PROBES=1 build/fuzz || { echo "0 passed, 1 failed"; exit 1; }
+make build/fuzz || { echo "0 passed, 1 failed"; exit 1; }
 
-TMPDIR=$(if [ -w /dev/shm ]; then mktemp -d /dev/shm/fuzz_XXXXXX; else mktemp -d; fi)      # files in memory: ten times as many inputs
+# files in memory: ten times as many inputs
+TMPDIR=$(if [ -w /dev/shm ]; then mktemp -d /dev/shm/fuzz_XXXXXX; else mktemp -d; fi)
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 # With the bounds on one allocation and on all: an input of 4 kB is no reason to take more.
@@ -27,19 +29,26 @@ export ASAN_OPTIONS=quarantine_size_mb=8:detect_leaks=1 UBSAN_OPTIONS=print_stac
 limits=(-max_len=4096 -timeout=5 -rss_limit_mb=256 -malloc_limit_mb=32)
 
 rm -rf build/fuzz_seeds
-build/fuzz --seeds build/fuzz_seeds 2>build/fuzz_seeds.log || { cat build/fuzz_seeds.log; false; } || { echo "a parser refuses what it is made for"; echo "0 passed, 1 failed"; exit 1; }
+if ! build/fuzz --seeds build/fuzz_seeds 2>build/fuzz_seeds.log; then
+    cat build/fuzz_seeds.log
+    echo "a parser refuses what it is made for"
+    echo "0 passed, 1 failed"
+    exit 1
+fi
 
 fuzz_one() {
     local name=$1 log=build/fuzz_$1.log code=0 found
     mkdir -p "build/fuzz_corpus/$name"
     build/fuzz "--target=$name" "${limits[@]}" -max_total_time="$seconds" -print_final_stats=1 -close_fd_mask=3 \
         -artifact_prefix="build/fuzz_$name-" "build/fuzz_corpus/$name" "build/fuzz_seeds/$name" >"$log" 2>&1 || code=$?
-    printf '%-12s %9s executions  %6s edges  %s\n' "$name" "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" \
+    printf '%-12s %9s executions  %6s edges  %s\n' "$name" \
+        "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" \
         "$(sed -nE 's/.* cov: ([0-9]+).*/\1/p' "$log" | tail -n 1)" "$([ $code = 0 ] && echo ok || echo FAILED)"
     [ $code = 0 ] && return
     found=$(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1)
     tail -n 40 "$log"
-    [ -z "$found" ] || build/fuzz "--target=$name" "${limits[@]}" "$found" 2>&1 | grep -E 'what\(\)|ERROR|runtime error|SUMMARY' | head -n 5
+    [ -z "$found" ] || build/fuzz "--target=$name" "${limits[@]}" "$found" 2>&1 |
+        grep -E 'what\(\)|ERROR|runtime error|SUMMARY' | head -n 5
     echo "again: build/fuzz --target=$name ${found:-}"
     return 1
 }

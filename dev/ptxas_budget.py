@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""ptxas_budget.py -- registers, spills and static shared memory of every CUDA kernel, against dev/ptxas_budget.json. No GPU needed.
+"""ptxas_budget.py -- registers, spills and static shared memory of every CUDA kernel, against dev/ptxas_budget.json.
+It needs nvcc, but no GPU.
 
     dev/ptxas_budget.py                     compiles train_gpt2.cu and train_bert.cu for sm_80 and sm_90a, compares
     dev/ptxas_budget.py LOG...              compares what `nvcc -Xptxas -v` wrote into these files
@@ -7,9 +8,10 @@
                         --budget FILE       instead of dev/ptxas_budget.json
                         --sass FILE         output of `cuobjdump -sass` to count instructions in
 
-A spill or a register more than budgeted, more static shared memory, or a kernel without a budget fails. Registers depend on
-the compiler: under another version of nvcc than the budget's only spills and unknown kernels fail. Where cuobjdump is, the
-tensor-core attention kernels must hold tensor-core, asynchronous-copy and matrix-load instructions.
+It fails on a spill or a register more than budgeted, on more static shared memory, and on a kernel without a budget.
+Registers depend on the compiler: under another version of nvcc than the budget's only spills and unknown kernels fail.
+Where cuobjdump is installed, the tensor-core attention kernels must hold tensor-core, asynchronous-copy and matrix-load
+instructions.
 """
 import argparse
 import json
@@ -24,7 +26,8 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 ARCHS = ("sm_80", "sm_90a")
 FIELDS = ("registers", "spill_stores", "spill_loads", "static_shared")
 UPDATE = "dev/ptxas_budget.py --update"
-INSTRUCTIONS = {"HMMA": "tensor cores are not used", "LDGSTS": "cp.async became something else", "LDSM": "ldmatrix became something else"}
+INSTRUCTIONS = {"HMMA": "tensor cores are not used", "LDGSTS": "cp.async became something else",
+                "LDSM": "ldmatrix became something else"}
 TENSOR_CORE = re.compile(r"flash_(forward|backward_dkdv|backward_dq)_kernel\b")
 
 
@@ -63,7 +66,8 @@ def demangle(names):
     tool = shutil.which("c++filt") or shutil.which("cu++filt")
     if not tool:
         stop("no c++filt (it comes with binutils)")
-    p = subprocess.run([tool, "-p"], input="\n".join(names) + "\n", stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    p = subprocess.run([tool, "-p"], input="\n".join(names) + "\n", stdout=subprocess.PIPE, universal_newlines=True,
+                       check=True)
     return dict(zip(names, (re.sub(r"^void ", "", x).replace("> >", ">>") for x in p.stdout.split("\n"))))
 
 
@@ -83,7 +87,8 @@ def compare(kernels, budget, same_compiler):
         for arch, values in sorted(archs.items()):
             allowed = budget.get(kernel, {}).get(arch)
             if allowed is None:
-                breaches.append(f"{kernel}, {arch}: has no budget; found " + ", ".join(f"{f} {values[f]}" for f in FIELDS))
+                found = ", ".join(f"{f} {values[f]}" for f in FIELDS)
+                breaches.append(f"{kernel}, {arch}: has no budget; found {found}")
                 continue
             for f in FIELDS:
                 if values[f] > allowed[f] and (same_compiler or f.startswith("spill")):
@@ -128,11 +133,12 @@ def compile_all(nvcc, directory):
     """log and object files; each source is compiled once, for all architectures"""
     gencode = [x for a in ARCHS for x in ("-gencode", f"arch={a.replace('sm', 'compute')},code={a}")]
     log, objects = "", []
-    for source in (os.path.join(ROOT, "train_gpt2.cu"), os.path.join(ROOT, "train_bert.cu")):      # causal, bidirectional
+    for source in (os.path.join(ROOT, "train_gpt2.cu"), os.path.join(ROOT, "train_bert.cu")):  # causal, bidirectional
         objects.append(os.path.join(directory, os.path.basename(source) + ".o"))
         print(f"compiling {os.path.relpath(source, ROOT)} for {', '.join(ARCHS)}", flush=True)
-        p = subprocess.run([nvcc, "-std=c++17", "-O3", "--threads", "2", *gencode, "-Xptxas", "-v", "-I", ROOT, "-I", os.path.join(ROOT, "llmc"),
-                            "-c", source, "-o", objects[-1]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+        p = subprocess.run([nvcc, "-std=c++17", "-O3", "--threads", "2", *gencode, "-Xptxas", "-v", "-I", ROOT,
+                            "-I", os.path.join(ROOT, "llmc"), "-c", source, "-o", objects[-1]],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
         if p.returncode != 0:
             errors = [x for x in p.stdout.split("\n") if not x.startswith(("ptxas info", "    "))]
             stop(f"{os.path.relpath(source, ROOT)} does not compile:\n" + "\n".join(errors[:15]))
@@ -141,12 +147,19 @@ def compile_all(nvcc, directory):
 
 
 def disassemble(cuobjdump, objects):
-    return "".join(subprocess.run([cuobjdump, "-sass", o], stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout for o in objects)
+    return "".join(subprocess.run([cuobjdump, "-sass", o], stdout=subprocess.PIPE, universal_newlines=True,
+                                  check=True).stdout for o in objects)
+
+
+def shortened(names, most):
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
 
 
 def write_budget(path, kernels, version):
-    text = ",\n".join(f"    {json.dumps(k)}: {{\n" + ",\n".join(f"      {json.dumps(a)}: {json.dumps(v)}" for a, v in sorted(archs.items())) + "}"
-                      for k, archs in sorted(kernels.items()))
+    def of_kernel(archs):
+        return ",\n".join(f"      {json.dumps(a)}: {json.dumps(v)}" for a, v in sorted(archs.items()))
+
+    text = ",\n".join(f"    {json.dumps(k)}: {{\n{of_kernel(archs)}}}" for k, archs in sorted(kernels.items()))
     with open(path + ".tmp", "w") as f:
         f.write(f'{{\n  "nvcc": {json.dumps(version)},\n  "kernels": {{\n{text}\n  }}\n}}\n')
     os.replace(path + ".tmp", path)
@@ -168,7 +181,8 @@ def parse():
     p.add_argument("--update", action="store_true")
     p.add_argument("--budget", default=os.path.join(ROOT, "dev", "ptxas_budget.json"))
     p.add_argument("--sass")
-    p.add_argument("--nvcc-version", help="of the compiler that wrote the logs, such as 13.0 [that of nvcc, or the budget's]")
+    p.add_argument("--nvcc-version",
+                   help="of the compiler that wrote the logs, such as 13.0 [that of nvcc, or the budget's]")
     return p.parse_args()
 
 
@@ -180,7 +194,9 @@ def main():
     if args.logs:
         log = "".join(open(name, errors="replace").read() for name in args.logs)
     elif not nvcc:
-        print("#" * 88 + "\n## SKIPPED: there is no nvcc here. Registers and spills of the kernels were NOT checked. ##\n" + "#" * 88)
+        print("#" * 88)
+        print("## SKIPPED: there is no nvcc here. Registers and spills of the kernels were NOT checked. ##")
+        print("#" * 88)
         return 0
     else:
         with tempfile.TemporaryDirectory() as directory:
@@ -200,22 +216,27 @@ def main():
     breaches = check_instructions(sass) if sass is not None else []
     if args.update:
         write_budget(args.budget, kernels, version or "unknown")
-        spilled = [f"{k}, {a}: {v['spill_stores']} bytes" for k, archs in sorted(kernels.items()) for a, v in archs.items() if v["spill_stores"]]
-        print(f"{args.budget}: {len(kernels)} kernels" + ("; these spill:\n  " + "\n  ".join(spilled) if spilled else ", none spills"))
+        spilled = [f"{k}, {a}: {v['spill_stores']} bytes" for k, archs in sorted(kernels.items())
+                   for a, v in archs.items() if v["spill_stores"]]
+        spills = "; these spill:\n  " + "\n  ".join(spilled) if spilled else ", none spills"
+        print(f"{args.budget}: {len(kernels)} kernels{spills}")
     else:
         budget = read_budget(args.budget)
         same = version in (None, budget["nvcc"])
         if not same:
-            print(f"nvcc {version}, but the budget is of nvcc {budget['nvcc']}: registers and shared memory are not compared")
+            print(f"nvcc {version}, but the budget is of nvcc {budget['nvcc']}: registers and shared memory are not "
+                  "compared")
         breaches += compare(kernels, budget["kernels"], same)
         spilling = sorted(k for k, archs in budget["kernels"].items() if any(v["spill_stores"] for v in archs.values()))
         if spilling:
-            print(f"{len(spilling)} kernels are allowed to spill (wanted: none): {', '.join(spilling[:4])}{' ...' if len(spilling) > 4 else ''}")
+            print(f"{len(spilling)} kernels are allowed to spill (wanted: none): {shortened(spilling, 4)}")
         gone = sorted(set(budget["kernels"]) - set(kernels))
         if gone and not args.logs:
-            print(f"{len(gone)} budgeted kernels are gone, `{UPDATE}` forgets them: {', '.join(gone[:5])}{' ...' if len(gone) > 5 else ''}")
+            print(f"{len(gone)} budgeted kernels are gone, `{UPDATE}` forgets them: {shortened(gone, 5)}")
     if breaches:
-        print("\n".join(breaches) + f"\n{len(breaches)} breaches of {os.path.relpath(args.budget, ROOT)}; if they are meant: {UPDATE}", file=sys.stderr)
+        print("\n".join(breaches), file=sys.stderr)
+        print(f"{len(breaches)} breaches of {os.path.relpath(args.budget, ROOT)}; if they are meant: {UPDATE}",
+              file=sys.stderr)
         return 1
     print(f"{len(kernels)} kernels, {sum(map(len, kernels.values()))} builds of them: within their budget")
     return 0

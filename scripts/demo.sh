@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# demo.sh -- the point of CABLE in four minutes: four small byte-level models, alike but for their positional encoding, learn
-# this repository's own text at T = 128 and are then evaluated at lengths up to 16 times that. Nothing is downloaded but what
-# dev/install.sh installs. Exits non-zero unless cable and alibi extrapolate and rope and sinusoidal do not.
+# demo.sh -- the point of CABLE in four minutes: four small byte-level models, alike but for their positional encoding,
+# learn this repository's own text at T = 128 and are then evaluated at lengths up to 16 times that. Nothing is
+# downloaded but what dev/install.sh installs. The exit code is 1 unless cable and alibi extrapolate and the other two
+# do not.
 #
-#   scripts/demo.sh            GPT-2; results in build/demo: a table, lengths.png, one directory a model
+#   scripts/demo.sh            GPT-2; results in build/demo: a table, lengths.png, one directory per model
 #   scripts/demo.sh bert       BERT, on masked bytes; results in build/demo_bert
 #   DEMO_STEPS=400 ...         a shorter training
 set -euo pipefail
@@ -15,9 +16,9 @@ lengths=(64 128 256 512 1024 2048)
 case $kind in
     gpt2) steps=${DEMO_STEPS:-800} encodings=(cable alibi rope sinusoidal) out=build/demo options=(--sample_every 0) ;;
     bert) steps=${DEMO_STEPS:-800} encodings=(cable alibi sinusoidal learned) out=build/demo_bert options=() ;;
-    *) echo "scripts/demo.sh $kind: wanted gpt2 or bert"; exit 2 ;;
+    *) echo "scripts/demo.sh $kind: expected gpt2 or bert"; exit 2 ;;
 esac
-[[ $steps =~ ^[1-9][0-9]{0,5}$ ]] || { echo "DEMO_STEPS=$steps: a number of training steps was wanted"; exit 2; }
+[[ $steps =~ ^[1-9][0-9]{0,5}$ ]] || { echo "DEMO_STEPS=$steps: expected a number of training steps"; exit 2; }
 
 dev/install.sh demo
 python=$(dev/install.sh --python matplotlib numpy)
@@ -30,9 +31,8 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # The corpus: every tenth block of 4096 bytes is held out, so that both parts hold every kind of text.
 rm -rf "$out"
 mkdir -p "$out"
-find . \( -name .git -o -name build -o -name fixtures -o -name '.?*' \) -prune -o -type f \
-    \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.py' -o -name '*.sh' -o -name '*.md' -o -name Makefile \) -print |
-    LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat >"$out/corpus.txt"
+find . \( -name .git -o -name build -o -name fixtures -o -name '.?*' \) -prune -o -type f -print |
+    grep -E '(\.(cu|cuh|h|py|sh|md)|/Makefile)$' | LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat >"$out/corpus.txt"
 "$python" - "$out" <<'PYTHON'
 import sys
 out = sys.argv[1]
@@ -69,10 +69,11 @@ watch() {
     done
 }
 warmup=$((steps / 10 < 100 ? steps / 10 : 100))
+options+=(--train_files "$out/train.txt" --val_files "$out/val.txt" --model 2,4,64 --T 128 --B 16 --steps "$steps"
+    --lr 2e-3 --warmup "$warmup" --final_lr 0.1 --weight_decay 0.1 --val_every 0 --seed "${DEMO_SEED:-42}"
+    --checkpoint_every "$steps" --eval_lengths "$(IFS=,; echo "${lengths[*]}")")
 for pos in "${encodings[@]}"; do
-    "./$trainer" --train_files "$out/train.txt" --val_files "$out/val.txt" --model 2,4,64 --pos "$pos" --T 128 --B 16 --steps "$steps" \
-        --lr 2e-3 --warmup "$warmup" --final_lr 0.1 --weight_decay 0.1 --val_every 0 "${options[@]}" --seed "${DEMO_SEED:-42}" \
-        --out "$out/$pos" --checkpoint_every "$steps" --eval_lengths "$(IFS=,; echo "${lengths[*]}")" 2>&1 | watch "$pos" ||
+    "./$trainer" "${options[@]}" --pos "$pos" --out "$out/$pos" 2>&1 | watch "$pos" ||
         { echo; tail -n 5 "$out/$pos.log"; echo "training $pos failed"; exit 1; }
     work_before=$((work_before + model_work))
 done
@@ -83,10 +84,12 @@ echo
 model="$out/cable/step_$(printf %08d "$steps")"
 if [ "$kind" = gpt2 ]; then
     echo "What the cable model writes after \"inline \":"
-    ./train_gpt2 --load "$model" --generate "inline " --tokens 400 --temperature 0.7 --top_k 40 2>"$out/sample.log" | sed -n '/^inline /,$p'
+    ./train_gpt2 --load "$model" --generate "inline " --tokens 400 --temperature 0.7 --top_k 40 2>"$out/sample.log" |
+        sed -n '/^inline /,$p'
 else
     echo "What the cable model takes the masked bytes for:"
-    ./train_bert --load "$model" --predict "    retu[MASK]n 0;   // the [MASK]ame bits for any number of threads" 2>"$out/sample.log"
+    ./train_bert --load "$model" 2>"$out/sample.log" \
+        --predict "    retu[MASK]n 0;   // the [MASK]ame bits for any number of threads"
 fi
 echo
 "$python" scripts/plot.py lengths "${encodings[@]/#/$out/}" -o "$out/lengths.png"
@@ -95,9 +98,12 @@ echo
 import json
 import sys
 
-kind, out, steps, lengths, encodings = sys.argv[1], sys.argv[2], int(sys.argv[3]), [int(T) for T in sys.argv[4].split()], sys.argv[5:]
-wanted = {"cable": ("<=", 1.02), "alibi": ("<=", 1.02), "rope": (">=", 1.2), "sinusoidal": (">=", 1.5 if kind == "gpt2" else 1.1)}
-print(("perplexity a byte" if kind == "gpt2" else "pseudo-perplexity a masked byte") + " of held-out text, trained at T = 128")
+kind, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+lengths, encodings = [int(T) for T in sys.argv[4].split()], sys.argv[5:]
+expected = {"cable": ("<=", 1.02), "alibi": ("<=", 1.02), "rope": (">=", 1.2),
+            "sinusoidal": (">=", 1.5 if kind == "gpt2" else 1.1)}
+what = "perplexity per byte" if kind == "gpt2" else "pseudo-perplexity per masked byte"
+print(what + " of held-out text, trained at T = 128")
 print(f"{'T':>12}" + "".join(f"{T:>9}" for T in lengths) + "   PPL(2048) / PPL(128)")
 good = True
 for pos in encodings:
@@ -110,13 +116,16 @@ for pos in encodings:
         good = good and sorted(ppl) == [64, 128]
         print(f"{pos:>12}" + "".join(f"{ppl[T]:9.2f}" if T in ppl else f"{'-':>9}" for T in lengths))
         continue
-    ratio, (relation, bound) = ppl[2048] / ppl[128], wanted[pos]
+    ratio, (relation, bound) = ppl[2048] / ppl[128], expected[pos]
     holds = ratio <= bound if relation == "<=" else ratio >= bound
     good = good and holds
-    print(f"{pos:>12}" + "".join(f"{ppl[T]:9.2f}" for T in lengths) + f"   {ratio:8.3f}   wanted {relation} {bound}: {'yes' if holds else 'NO'}")
+    print(f"{pos:>12}" + "".join(f"{ppl[T]:9.2f}" for T in lengths) +
+          f"   {ratio:8.3f}   expected {relation} {bound}: {'yes' if holds else 'NO'}")
 print()
-print(f"cable and alibi hold beyond the trained length, {' and '.join(encodings[2:])} do not: as the paper says." if good
-      else "This is not what the paper says: a line above ends in NO." + (
-          f" {steps} steps are few: with 400 or more every line holds." if steps < 400 else ""))
+if good:
+    print(f"cable and alibi hold beyond the trained length, {' and '.join(encodings[2:])} do not: as the paper says.")
+else:
+    few = f" {steps} steps are few: with 400 or more every line holds." if steps < 400 else ""
+    print("This is not what the paper says: a line above ends in NO." + few)
 sys.exit(0 if good else 1)
 PYTHON

@@ -11,17 +11,17 @@ using Catch::Approx;
 
 #include "llmc/base/common.h"
 
-// Runs f, which must die with an Error whose message has `text` in it; returns its exit code.
+// Runs f, which must throw an Error whose message contains `text`; returns its exit code.
 template <class F> int throws_with(F f, const std::string& text) {
     try {
         f();
     } catch (const Error& e) {
         INFO("message: " << e.what());
-        INFO("wanted:  " << text);
+        INFO("expected: " << text);
         CHECK(std::string(e.what()).find(text) != std::string::npos);
         return e.code;
     }
-    FAIL("no error, although one about '" << text << "' was wanted");
+    FAIL("no error; expected one about '" << text << "'");
     return 0;
 }
 

@@ -42,11 +42,15 @@ __global__ void block_kernel(int* block, int* grid) {
     }
 }
 
-// sum, double sum, max, and whether every thread's prefix is right; twice, so that the second call meets the first's leftovers
+// sum, double sum, max, and whether every thread's prefix is right; twice, so that the second call meets the first's
+// leftovers
 __global__ void reduce_kernel(float* out) {
     const float x = (float)(threadIdx.x + 1);
     for (int round = 0; round < 2; round++) {
-        const float sum = block_sum(x), largest = block_max(x), lowest = block_max(-x), prefix = block_scan(x);
+        const float sum = block_sum(x);
+        const float largest = block_max(x);
+        const float lowest = block_max(-x);
+        const float prefix = block_scan(x);
         const double exact = block_sum((double)x);
         const float wrong = block_sum(prefix == x * (x + 1) / 2 ? 0.0f : 1.0f);
         float* o = out + 6 * (2 * blockIdx.x + round);
@@ -196,8 +200,10 @@ TEST_CASE("launch visits every block", "[device][race][asan]") {
 
 TEST_CASE("launch refuses a grid that no launch can have, and names the caller", "[device][asan]") {
     int* null = nullptr;
-    CHECK(throws_with([&] { launch(block_kernel, Grid((size_t)1 << 31, 32, 0, Stream(0)), null, null); }, "test_device.cu") == EXIT_BAD_INPUT);
-    CHECK(throws_with([&] { launch(block_kernel, Grid((size_t)1 << 31, 32, 0, Stream(0)), null, null); }, "2147483648 blocks") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { launch(block_kernel, Grid((size_t)1 << 31, 32, 0, Stream(0)), null, null); },
+                      "test_device.cu") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { launch(block_kernel, Grid((size_t)1 << 31, 32, 0, Stream(0)), null, null); },
+                      "expected at most 2147483647 blocks, got 2147483648") == EXIT_BAD_INPUT);
 }
 
 TEST_CASE("block_sum, block_max and block_scan", "[device][race][asan]") {
@@ -222,7 +228,9 @@ TEST_CASE("every block has its own dynamic shared memory", "[device][race][asan]
         launch(shared_kernel, Grid(blocks, 64, sizeof(float) * n, Stream(0)), out.p, n);
         const std::vector<float> got = out.host();
         bool right = true;
-        for (size_t i = 0; i < got.size(); i++) { right = right && got[i] == (float)(n - 1 - (int)(i % n) + (int)(i / n)); }
+        for (size_t i = 0; i < got.size(); i++) {
+            right = right && got[i] == (float)(n - 1 - (int)(i % n) + (int)(i / n));
+        }
         INFO("n " << n);
         CHECK(right);
     }
@@ -247,12 +255,14 @@ TEST_CASE("device memory comes zeroed and aligned, and is copied both ways", "[d
     }
 }
 
-TEST_CASE("memory that there is not is an error with a hint", "[device]") {     // no sanitizer: they stop at such a request
+// no sanitizer: they stop at such a request
+TEST_CASE("memory that there is not is an error with a hint", "[device]") {
     CHECK(throws_with([] { device_malloc((size_t)1 << 60); }, "try a smaller --B") == EXIT_OUT_OF_MEMORY);
 }
 
 TEST_CASE("errors carry their code, message and place", "[common][asan]") {
-    CHECK(throws_with([] { check(1 + 1 == 3, "%s: %d is wrong", "file.bin", 2); }, "file.bin: 2 is wrong") == EXIT_BAD_INPUT);
+    CHECK(throws_with([] { check(1 + 1 == 3, "%s: %d is wrong", "file.bin", 2); },
+                      "file.bin: 2 is wrong") == EXIT_BAD_INPUT);
     CHECK(throws_with([] { check(false, "x"); }, "test_device.cu:") == EXIT_BAD_INPUT);
     CHECK(throws_with([] { die(EXIT_DIVERGED, "loss is %g", 1.5); }, "loss is 1.5") == EXIT_DIVERGED);
     CHECK_NOTHROW(check(true, "never"));

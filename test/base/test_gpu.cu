@@ -1,4 +1,5 @@
-// test_gpu.cu -- peaks against the published ones, the work of a token against a count, and what is said where there is no GPU.
+// test_gpu.cu -- peaks against the published ones, the work of a token against a count, and what is said where there is
+// no GPU.
 #include "test/catch.h"
 
 #include "llmc/base/gpu.h"
@@ -23,7 +24,8 @@ double counted_flops(int L, int C, int T, int V, int OC, bool causal) {
     double flops = 0;
     auto product = [&](double rows, double in, double out, int times) { flops += 2 * rows * in * out * times; };
     for (int l = 0; l < L; l++) {
-        for (int width : {OC, C}) { product(T, C, width, 3); }                  // qkv and the projection: out, dinp, dweight
+        // qkv and the projection: out, dinp, dweight
+        for (int width : {OC, C}) { product(T, C, width, 3); }
         product(T, C, 4 * C, 3);
         product(T, 4 * C, C, 3);
         for (int i = 0; i < T; i++) {
@@ -60,13 +62,15 @@ TEST_CASE("gpu: the peaks are the published ones", "[gpu]") {
         CHECK(std::fabs(peak_flops(g, false) / 1e12 - b.fp32) <= b.within * b.fp32);
     }
     // half the SMs, as a slice of a GPU has them; a clock that was set lower
-    CHECK(peak_flops(gpu("NVIDIA H100", 9, 0, 66, 1980), true) == peak_flops(gpu("NVIDIA H100", 9, 0, 132, 1980), true) / 2);
+    const double whole = peak_flops(gpu("NVIDIA H100", 9, 0, 132, 1980), true);
+    CHECK(peak_flops(gpu("NVIDIA H100", 9, 0, 66, 1980), true) == whole / 2);
     CHECK(peak_flops(gpu("NVIDIA H100", 9, 0, 132, 915), true) == Approx(989.43e12 / 2).epsilon(1e-4));
 }
 
 TEST_CASE("gpu: an unknown GPU has no peak and no MFU", "[gpu]") {
     CHECK(std::isnan(peak_flops(gpu("NVIDIA Future", 13, 0, 200, 2000), true)));
-    CHECK(std::isnan(peak_flops(gpu("NVIDIA H20", 9, 0, 78, 1980), true)));           // of the H100's capability, not of its speed
+    // of the H100's capability, not of its speed
+    CHECK(std::isnan(peak_flops(gpu("NVIDIA H20", 9, 0, 78, 1980), true)));
     CHECK(std::isnan(peak_flops(gpu("Tesla V100-SXM2-16GB", 7, 0, 80, 1530), false)));
     CHECK(std::isnan(peak_flops(gpu("NVIDIA H100", 9, 0, 132, 0), true)));             // a driver that tells no clock
     CHECK(std::isnan(peak_flops(Gpu(), true)));
@@ -78,9 +82,11 @@ TEST_CASE("gpu: an unknown GPU has no peak and no MFU", "[gpu]") {
 TEST_CASE("gpu: the work of a token is what a step counts", "[gpu]") {
     for (bool causal : {true, false}) {
         for (int T : {1, 2, 64, 257}) {
-            const int L = 3, C = 48, V = 101, OC = 3 * C + 8;
+            const int L = 3, C = 48;
+            const int V = 101, OC = 3 * C + 8;
             const double weights = (double)V * C + L * ((double)OC * C + 9.0 * C * C);
-            CHECK(T * flops_per_token(weights, L, C, T, causal) == Approx(counted_flops(L, C, T, V, OC, causal)).epsilon(1e-12));
+            const double counted = counted_flops(L, C, T, V, OC, causal);
+            CHECK(T * flops_per_token(weights, L, C, T, causal) == Approx(counted).epsilon(1e-12));
         }
     }
     // GPT-2 124M at 1024 tokens: 6 x 123.5M weights and 12 x 12 x 768 x 512.5
@@ -89,9 +95,11 @@ TEST_CASE("gpu: the work of a token is what a step counts", "[gpu]") {
 
 TEST_CASE("gpu: its line", "[gpu]") {
     CHECK(gpu_text(gpu("NVIDIA H200", 9, 0, 132, 1980)) ==
-          "NVIDIA H200, sm_90, 132 SMs at 1.98 GHz, 80.0 GB, peak 989 bf16 and 67 float32 TFLOP/s, CUDA 13.0, driver for 12.8");
+          "NVIDIA H200, sm_90, 132 SMs at 1.98 GHz, 80.0 GB, peak 989 bf16 and 67 float32 TFLOP/s, CUDA 13.0, "
+          "driver for 12.8");
     CHECK(gpu_text(gpu("NVIDIA Future", 13, 1, 200, 2000)) ==
-          "NVIDIA Future, sm_131, 200 SMs at 2.00 GHz, 80.0 GB, peak n/a bf16 and n/a float32 TFLOP/s, CUDA 13.0, driver for 12.8");
+          "NVIDIA Future, sm_131, 200 SMs at 2.00 GHz, 80.0 GB, peak n/a bf16 and n/a float32 TFLOP/s, CUDA 13.0, "
+          "driver for 12.8");
 #if !defined(CUDA_BUILD)
     CHECK(gpu_report(find_gpu()) == device_description());
     CHECK(std::isnan(peak_flops(find_gpu(), true)));
@@ -103,17 +111,23 @@ TEST_CASE("gpu: every failure has a hint", "[gpu]") {
     auto fail = [](GpuFailure f, const Gpu& g) { return [=] { die_of_gpu(f, g, "800,1210", "CUDA's words"); }; };
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
     const std::string before = visible != nullptr ? visible : "";
-    CHECK(throws_with(fail(GpuFailure::NoDriver, Gpu()), "no NVIDIA driver (CUDA's words): nvidia-smi should list a GPU") == EXIT_DEVICE);
-    CHECK(throws_with(fail(GpuFailure::DriverTooOld, h100), "serves CUDA up to 12.8, this binary was built with 13.0 (CUDA's words): update the driver, "
-                                                            "or build with CUDA 12.8 or older") == EXIT_DEVICE);
+    CHECK(throws_with(fail(GpuFailure::NoDriver, Gpu()),
+                      "no NVIDIA driver (CUDA's words): nvidia-smi should list a GPU") == EXIT_DEVICE);
+    CHECK(throws_with(fail(GpuFailure::DriverTooOld, h100),
+                      "serves CUDA up to 12.8, this binary was built with 13.0 (CUDA's words): update the driver, "
+                      "or build with CUDA 12.8 or older") == EXIT_DEVICE);
     unsetenv("CUDA_VISIBLE_DEVICES");
-    CHECK(throws_with(fail(GpuFailure::NoGpu, Gpu()), "no GPU (CUDA's words): nvidia-smi should list one; ./train_gpt2 runs without") == EXIT_DEVICE);
+    CHECK(throws_with(fail(GpuFailure::NoGpu, Gpu()),
+                      "no GPU (CUDA's words): nvidia-smi should list one; ./train_gpt2 runs without") == EXIT_DEVICE);
     setenv("CUDA_VISIBLE_DEVICES", "7", 1);
     CHECK(throws_with(fail(GpuFailure::NoGpu, Gpu()), "CUDA_VISIBLE_DEVICES is '7'") == EXIT_DEVICE);
-    if (visible != nullptr) { setenv("CUDA_VISIBLE_DEVICES", before.c_str(), 1); } else { unsetenv("CUDA_VISIBLE_DEVICES"); }
-    CHECK(throws_with(fail(GpuFailure::NoCode, h100), "code for compute capability 8.0, 12.1, and none for NVIDIA H100 of 9.0 (CUDA's words): "
-                                                      "make train_gpt2cu ARCH=sm_90a") == EXIT_DEVICE);
-    CHECK(throws_with(fail(GpuFailure::NoCode, turing), "Tesla T4 has compute capability 7.5 (CUDA's words): expected 8.0 or newer") == EXIT_DEVICE);
+    if (visible == nullptr) { unsetenv("CUDA_VISIBLE_DEVICES"); }
+    if (visible != nullptr) { setenv("CUDA_VISIBLE_DEVICES", before.c_str(), 1); }
+    CHECK(throws_with(fail(GpuFailure::NoCode, h100),
+                      "code for compute capability 8.0, 12.1, and none for NVIDIA H100 of 9.0 (CUDA's words): "
+                      "make train_gpt2cu ARCH=sm_90a") == EXIT_DEVICE);
+    CHECK(throws_with(fail(GpuFailure::NoCode, turing),
+                      "Tesla T4 has compute capability 7.5 (CUDA's words): expected 8.0 or newer") == EXIT_DEVICE);
     CHECK(throws_with(fail(GpuFailure::InUse, h100), "another process may hold it alone") == EXIT_DEVICE);
     CHECK(throws_with(fail(GpuFailure::Other, h100), "the GPU cannot be used (CUDA's words)") == EXIT_DEVICE);
     CHECK(gpu_arch(gpu("x", 8, 9, 1, 1)) == "sm_89");

@@ -27,7 +27,8 @@ TEST_CASE("hash64 tells its words apart", "[rand]") {
 TEST_CASE("uniform01 is uniform", "[rand]") {
     const int n = 1 << 20, bins = 64;
     std::vector<int> count(bins);
-    double sum = 0, lag = 0, before = 0;
+    double sum = 0, lag = 0;
+    double before = 0;
     bool inside = true;
     for (int i = 0; i < n; i++) {
         const double u = uniform01(7, 3, (uint64_t)i);
@@ -83,7 +84,8 @@ TEST_CASE("permute is a permutation of any length", "[rand][asan]") {
 
 TEST_CASE("permute: another seed or stream, another order, and none of them the identity", "[rand]") {
     const uint64_t n = 1000;
-    int same_seed = 0, same_stream = 0, fixed = 0, next = 0;
+    int same_seed = 0, same_stream = 0;
+    int fixed = 0, next = 0;
     for (uint64_t i = 0; i < n; i++) {
         same_seed += permute(i, n, 1, 1) == permute(i, n, 2, 1);
         same_stream += permute(i, n, 1, 1) == permute(i, n, 1, 2);
@@ -137,8 +139,10 @@ TEST_CASE("a table lays its tensors out without overlap, each 256-byte aligned",
 
 TEST_CASE("initial values follow the table's rules", "[tensor][asan]") {
     const size_t rows = 1000, cols = 50;
-    const TensorTable t = table_of({{"w", 2, rows + 3, cols, normal(0.02f)}, {"u", 0, rows, cols, uniform(-1, 3)}, {"k", 0, 5, 0, constant(7)}});
-    const std::vector<FileTensor> files = {{"w0", "w", 0, 0, rows}, {"w1", "w", 1, 0, rows}, {"u", "u", 0, 0, rows}, {"k", "k", 0, 0, 5}};
+    const TensorTable t = table_of({{"w", 2, rows + 3, cols, normal(0.02f)}, {"u", 0, rows, cols, uniform(-1, 3)},
+                                    {"k", 0, 5, 0, constant(7)}});
+    const std::vector<FileTensor> files = {{"w0", "w", 0, 0, rows}, {"w1", "w", 1, 0, rows}, {"u", "u", 0, 0, rows},
+                                           {"k", "k", 0, 0, 5}};
     std::vector<float> x(t.total, 0.0f);
     init_tensors(x.data(), t, files, 5);
     for (int l = 0; l < 2; l++) {
@@ -151,7 +155,8 @@ TEST_CASE("initial values follow the table's rules", "[tensor][asan]") {
         const double n = (double)(rows * cols), std = std::sqrt(squares / n);
         CHECK(std::fabs(sum / n) <= 4 * 0.02 / std::sqrt(n));
         CHECK(std::fabs(std - 0.02) <= 4 * 0.02 / std::sqrt(2 * n));
-        for (size_t i = rows * cols; i < (rows + 3) * cols; i++) { CHECK(w[i] == 0.0f); }      // rows that no file names
+        // rows that no file names
+        for (size_t i = rows * cols; i < (rows + 3) * cols; i++) { CHECK(w[i] == 0.0f); }
     }
     CHECK_FALSE(memcmp(t.pointer(x.data(), "w")(0), t.pointer(x.data(), "w")(1), sizeof(float) * cols) == 0);
     const float* u = t.pointer(x.data(), "u")();

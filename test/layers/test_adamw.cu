@@ -13,7 +13,9 @@ template <class R> struct AdamWOracle {
     explicit AdamWOracle(const std::vector<R>& w) : w(w), m(w.size()), v(w.size()) {}
     void step(const std::vector<float>& grads, const AdamW& a, bool decay, float lo, float hi) {
         for (size_t i = 0; i < w.size(); i++) {
-            const R g = (R)a.grad_scale * (R)grads[i], b1 = (R)a.beta1, b2 = (R)a.beta2;
+            const R g = (R)a.grad_scale * (R)grads[i];
+            const R b1 = (R)a.beta1;
+            const R b2 = (R)a.beta2;
             m[i] = b1 * m[i] + (1 - b1) * g;
             v[i] = b2 * v[i] + (1 - b2) * g * g;
             const R m_hat = m[i] / (1 - std::pow(b1, (R)a.t)), v_hat = v[i] / (1 - std::pow(b2, (R)a.t));
@@ -75,7 +77,8 @@ TEST_CASE("adamw's first step is lr towards the sign of the gradient, whatever i
     const std::vector<float> grads = {1e-3f, -1e-3f, 1e3f, -1e3f, 0.0f};
     const std::vector<float> w0(5, 1.0f);
     Array<float> w(w0), m(std::vector<float>(5, 0.0f)), v(std::vector<float>(5, 0.0f));
-    adamw_update(w, w, Array<float>(grads), m, v, 5, TensorSpec(), {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 1.0f, 1}, Stream(0));
+    adamw_update(w, w, Array<float>(grads), m, v, 5, TensorSpec(), {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 1.0f, 1},
+                 Stream(0));
     const std::vector<float> got = w.host(), want = {0.99f, 1.01f, 0.99f, 1.01f, 1.0f};
     // eps is 1e-5 of the smallest gradient, which takes 1e-5 of lr
     for (size_t i = 0; i < 5; i++) { CHECK(std::fabs(got[i] - want[i]) <= 0.01 * 1e-5 + 2 * FLT_EPSILON); }
@@ -87,7 +90,8 @@ TEST_CASE("adamw writes weights and master alike", "[adamw]") {
     const size_t n = 100;
     const auto w0 = random.normals(n);
     Array<float> weights(n), master(w0), m(std::vector<float>(n, 0.0f)), v(std::vector<float>(n, 0.0f));
-    adamw_update(weights, master, Array<float>(random.normals(n)), m, v, n, TensorSpec(), {0.01f, 0.9f, 0.95f, 1e-8f, 0.0f, 1.0f, 1}, Stream(0));
+    adamw_update(weights, master, Array<float>(random.normals(n)), m, v, n, TensorSpec(),
+                 {0.01f, 0.9f, 0.95f, 1e-8f, 0.0f, 1.0f, 1}, Stream(0));
     CHECK(same_bits(weights.host(), master.host()));
     CHECK_FALSE(same_bits(master.host(), w0));
 }
@@ -108,7 +112,8 @@ TEST_CASE("gradient norm", "[adamw][race][asan]") {
         const double got = gradient_norm(partial, Array<float>(grads), n, Stream(0));
         INFO("n " << n << ": norm " << got << ", wanted " << want << ", a float32 sum gives " << std::sqrt(plain));
         // a chunk is summed in float32, in an order of its own, the chunks in double
-        CHECK(std::fabs(got - want) <= std::max(MULTIPLE * std::fabs(std::sqrt((double)plain) - want), FLT_EPSILON * want * std::sqrt((double)NORM_CHUNK) / 2));
+        CHECK(std::fabs(got - want) <= std::max(MULTIPLE * std::fabs(std::sqrt((double)plain) - want),
+                                                FLT_EPSILON * want * std::sqrt((double)NORM_CHUNK) / 2));
     }
 }
 

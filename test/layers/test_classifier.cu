@@ -18,7 +18,9 @@ template <class R> struct ClassifierOracle {
             R sum = 0;
             for (size_t v = 0; v < V; v++) { sum += std::exp(x[v] - m); }
             losses[n] = std::log(sum) + m - x[targets[n]];
-            for (size_t v = 0; v < V; v++) { dlogits[n * Vp + v] = dloss * (std::exp(x[v] - m) / sum - ((int)v == targets[n] ? 1 : 0)); }
+            for (size_t v = 0; v < V; v++) {
+                dlogits[n * Vp + v] = dloss * (std::exp(x[v] - m) / sum - ((int)v == targets[n] ? 1 : 0));
+            }
         }
     }
 };
@@ -29,7 +31,13 @@ void test_classifier(Random& random, size_t N, size_t V, size_t Vp, double std) 
     std::vector<float> logits = random.normals(N * Vp, 1, std);
     std::vector<int> targets(N);
     for (size_t n = 0; n < N; n++) {
-        targets[n] = n % 5 == 3 ? IGNORE_INDEX : n == 0 ? (int)V - 1 : n == 1 ? 0 : random.integer(0, (int)V - 1);
+        if (n % 5 == 3) {
+            targets[n] = IGNORE_INDEX;
+        } else if (n < 2) {
+            targets[n] = n == 0 ? (int)V - 1 : 0;
+        } else {
+            targets[n] = random.integer(0, (int)V - 1);
+        }
         for (size_t v = V; v < Vp; v++) { logits[n * Vp + v] = v % 2 == 0 ? NAN : 1e30f; }
     }
     const float dloss = 1.0f / 37;
@@ -45,8 +53,8 @@ void test_classifier(Random& random, size_t N, size_t V, size_t Vp, double std) 
     for (size_t n = 0; n < N; n++) {
         INFO("row " << n << ": loss " << first[n] << ", wanted " << want.losses[n]);
         CHECK(std::isfinite(first[n]));
-        // relative; a loss near 0 is the logarithm of a sum near 1, which float32 knows to half an ulp of 1. Where a sanitizer's
-        // build does not vectorize, the sum over a large V is as coarse as the float32 loops'
+        // relative; a loss near 0 is the logarithm of a sum near 1, which float32 knows to half an ulp of 1. Where a
+        // sanitizer's build does not vectorize, the sum over a large V is as coarse as the float32 loops'
         CHECK(std::fabs(first[n] - want.losses[n]) <= std::max(1e-6 * std::max(1.0, want.losses[n]), 2 * coarse));
         if (targets[n] == IGNORE_INDEX) { CHECK(first[n] == 0.0f); }
     }
@@ -67,7 +75,8 @@ void test_classifier(Random& random, size_t N, size_t V, size_t Vp, double std) 
 TEST_CASE("classifier oracle: dlogits is the loss's derivative", "[classifier]") {
     Random random;
     INFO(random);
-    const size_t N = 3, V = 7, Vp = 9;
+    const size_t N = 3, V = 7;
+    const size_t Vp = 9;
     auto logits = as<double>(random.normals(N * Vp, 0, 2));
     const std::vector<int> targets = {6, -1, 2};
     const double dloss = 0.3;

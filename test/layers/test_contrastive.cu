@@ -43,7 +43,8 @@ template <class R> struct ContrastiveOracle {
             R along = 0;
             for (size_t c = 0; c < C; c++) { along += tiny ? 0 : dn[r * C + c] * emb[r * C + c] / length[r]; }
             for (size_t k = 0; k < C; k++) {
-                demb[r * C + k] = tiny ? dn[r * C + k] / (R)1e-12 : (dn[r * C + k] - along * emb[r * C + k] / length[r]) / length[r];
+                const R d = dn[r * C + k];
+                demb[r * C + k] = tiny ? d / (R)1e-12 : (d - along * emb[r * C + k] / length[r]) / length[r];
             }
         }
     }
@@ -58,7 +59,9 @@ std::vector<float> embeddings(Random& random, Shape s, double noise = 4) {
 
 struct Result { std::vector<float> losses, demb; };
 Result run(const std::vector<float>& emb, Shape s, float temperature, float dloss) {
-    const int Q = (int)s.Q, M = (int)s.M, C = (int)s.C;
+    const int Q = (int)s.Q;
+    const int M = (int)s.M;
+    const int C = (int)s.C;
     const Array<float> d_emb(emb);
     Array<float> losses(s.Q), demb(emb.size()), scratch(contrastive_scratch(Q, M, C));
     poison_shared();
@@ -149,7 +152,9 @@ TEST_CASE("contrastive: the length of an embedding does not matter, its gradient
     const Result a = run(emb, s, 0.05f, 1), b = run(scaled, s, 0.05f, 1);
     CHECK(same_bits(a.losses, b.losses));               // powers of two
     bool same = true;
-    for (size_t e = 0; e < emb.size(); e++) { same = same && b.demb[e] == std::ldexp(a.demb[e], (int)(e / s.C) % 2 == 0 ? -60 : 30); }
+    for (size_t e = 0; e < emb.size(); e++) {
+        same = same && b.demb[e] == std::ldexp(a.demb[e], (int)(e / s.C) % 2 == 0 ? -60 : 30);
+    }
     CHECK(same);
 }
 
@@ -182,7 +187,8 @@ TEST_CASE("contrastive: zero, tiny and huge embeddings", "[contrastive][asan]") 
 }
 
 TEST_CASE("contrastive: a hopeless query has a finite loss, a NaN embedding a NaN one", "[contrastive]") {
-    const std::vector<float> emb = {1, 0, 0, 1, -1, 0, 0, 1, 1, 0};     // query 0's positive is opposite, a negative is equal to it
+    // query 0's positive is opposite, a negative is equal to it
+    const std::vector<float> emb = {1, 0, 0, 1, -1, 0, 0, 1, 1, 0};
     const Result far = run(emb, {2, 3, 2}, 1e-3f, 1);
     CHECK(std::fabs(far.losses[0] - 2000) <= 2000 * FLT_EPSILON);
     CHECK(far.losses[1] == 0.0f);

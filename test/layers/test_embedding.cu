@@ -9,7 +9,9 @@ void test_embedding(Random& random, size_t N, size_t V, size_t C, bool repeated)
     INFO("N " << N << ", V " << V << ", C " << C << (repeated ? ", one token only" : ""));
     std::vector<int> tokens(N);
     for (int& t : tokens) { t = repeated ? (int)V - 1 : random.integer(0, (int)V - 1); }
-    const auto wte = random.normals(V * C), dout = random.normals(N * C), dwte0 = random.normals(V * C);
+    const auto wte = random.normals(V * C);
+    const auto dout = random.normals(N * C);
+    const auto dwte0 = random.normals(V * C);
     std::vector<float> out(N * C), plain = dwte0;
     std::vector<double> dwte = as<double>(dwte0);
     for (size_t n = 0; n < N; n++) {
@@ -68,7 +70,8 @@ TEST_CASE("the embedding's plan groups equal tokens in the order of their rows",
 TEST_CASE("embedding: same bits for any number of threads", "[embedding]") {
     Random random;
     INFO(random);
-    const size_t N = 500, V = 7, C = 64;
+    const size_t N = 500, V = 7;
+    const size_t C = 64;
     std::vector<int> tokens(N);
     for (int& t : tokens) { t = random.integer(0, (int)V - 1); }
     EmbeddingPlan plan;

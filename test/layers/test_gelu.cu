@@ -30,7 +30,8 @@ struct Form {
 };
 const Form FORMS[] = {
     {"gelu", gelu<double>, gelu_slope<double>, gelu<float>, gelu_slope<float>, gelu_forward, gelu_backward},
-    {"gelu_erf", gelu_erf<double>, gelu_erf_slope<double>, gelu_erf<float>, gelu_erf_slope<float>, gelu_erf_forward, gelu_erf_backward},
+    {"gelu_erf", gelu_erf<double>, gelu_erf_slope<double>, gelu_erf<float>, gelu_erf_slope<float>, gelu_erf_forward,
+     gelu_erf_backward},
 };
 
 // what float32 loops are off by over the whole range: few inputs may be lucky ones
@@ -55,9 +56,11 @@ void test_gelu(const Form& form, const std::vector<float>& inp, const std::vecto
     Array<float> out(N), dinp(N);
     form.forward(out, d_inp, N, Stream(0));
     form.backward(dinp, d_dout, d_inp, N, Stream(0));
-    const double error = plain_error(form.plain, form.exact), slope_error = plain_error(form.plain_slope, form.exact_slope);
+    const double error = plain_error(form.plain, form.exact);
+    const double slope_error = plain_error(form.plain_slope, form.exact_slope);
     check_close(form.name, out.host(), want, plain, error / (FLT_EPSILON / 2));
-    check_close(form.name + std::string(" backward"), dinp.host(), dwant, dplain, largest(dout) * slope_error / (FLT_EPSILON / 2));
+    check_close(form.name + std::string(" backward"), dinp.host(), dwant, dplain,
+                largest(dout) * slope_error / (FLT_EPSILON / 2));
     // in place
     Array<float> x(inp), dy(dout);
     form.forward(x, x, N, Stream(0));
@@ -94,7 +97,8 @@ TEST_CASE("gelu over several blocks, and the whole range", "[gelu][asan]") {
         for (const Form& form : FORMS) { test_gelu(form, random.uniforms(N, -12, 12), random.normals(N)); }
     }
     for (const Form& form : FORMS) {
-        test_gelu(form, {0.0f, -0.0f, 1e-30f, -1e-30f, 30.0f, -30.0f, 1e3f, -1e3f, 1e10f, -1e10f}, std::vector<float>(10, 1.0f));
+        test_gelu(form, {0.0f, -0.0f, 1e-30f, -1e-30f, 30.0f, -30.0f, 1e3f, -1e3f, 1e10f, -1e10f},
+                  std::vector<float>(10, 1.0f));
     }
 }
 
@@ -109,7 +113,8 @@ TEST_CASE("gelu keeps its relative precision in the negative tail", "[gelu]") {
         const double v = x[i], want = v / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
         worst = std::max(worst, std::fabs(got[i] / want - 1));
     }
-    // u is rounded five times and reaches 9, e^u turns that into a relative error of 9 * 5 / 2 ulp; 1 + tanh would lose everything
+    // u is rounded five times and reaches 9, e^u turns that into a relative error of 9 * 5 / 2 ulp; 1 + tanh would lose
+    // everything
     CHECK(worst <= 9 * 5 * FLT_EPSILON / 2 + 4 * FLT_EPSILON);
 }
 
@@ -123,14 +128,17 @@ TEST_CASE("gelu_erf keeps its relative precision, in the left tail and in its sl
     const std::vector<float> got = out.host(), got_slope = slope.host();
     double worst = 0, worst_slope = 0;
     for (size_t i = 0; i < N; i++) {
-        const double v = x[i], cdf = std::erfc(-v / std::sqrt(2.0)) / 2, density = v * std::exp(-v * v / 2) / std::sqrt(2 * M_PI);
+        const double v = x[i];
+        const double cdf = std::erfc(-v / std::sqrt(2.0)) / 2;
+        const double density = v * std::exp(-v * v / 2) / std::sqrt(2 * M_PI);
         worst = std::max(worst, std::fabs(got[i] / (v * cdf) - 1));
-        worst_slope = std::max(worst_slope, std::fabs(got_slope[i] - (cdf + density)) / std::max(cdf, std::fabs(density)));
+        worst_slope = std::max(worst_slope,
+                               std::fabs(got_slope[i] - (cdf + density)) / std::max(cdf, std::fabs(density)));
     }
     if (getenv("CABLE_TEST_ERRORS") != nullptr) {
         printf("gelu_erf: relative error %.2f ulp of 1, slope %.2f\n", worst / FLT_EPSILON, worst_slope / FLT_EPSILON);
     }
-    // measured: 2.6 times 2^-23, both; the slope's is relative to the larger of its two terms, which cancel at x = -0.75
+    // measured: 2.6 times 2^-23, both; the slope's is relative to the larger of its terms, which cancel at x = -0.75
     CHECK(worst <= 5 * FLT_EPSILON);
     CHECK(worst_slope <= 5 * FLT_EPSILON);
 }

@@ -10,8 +10,9 @@ constexpr float EPS = 1e-5f;
 template <class R> struct LayernormOracle {
     std::vector<R> out, mean, rstd, dinp, dweight, dbias;
 
-    LayernormOracle(const std::vector<R>& inp, const std::vector<R>& weight, const std::vector<R>& bias, const std::vector<R>& dout, size_t N,
-                    size_t C) : out(N * C), mean(N), rstd(N), dinp(N * C), dweight(C), dbias(C) {
+    LayernormOracle(const std::vector<R>& inp, const std::vector<R>& weight, const std::vector<R>& bias,
+                    const std::vector<R>& dout, size_t N, size_t C)
+        : out(N * C), mean(N), rstd(N), dinp(N * C), dweight(C), dbias(C) {
         for (size_t n = 0; n < N; n++) {
             const R *x = &inp[n * C], *dy = &dout[n * C];
             R m = 0, v = 0;
@@ -29,20 +30,31 @@ template <class R> struct LayernormOracle {
                 dweight[c] += dy[c] * (x[c] - m) * s;
                 dbias[c] += dy[c];
             }
-            for (size_t k = 0; k < C; k++) { dinp[n * C + k] = s * dy[k] * weight[k] - s * a / (R)C - s * s * s * (x[k] - m) * b / (R)C; }
+            for (size_t k = 0; k < C; k++) {
+                dinp[n * C + k] = s * dy[k] * weight[k] - s * a / (R)C - s * s * s * (x[k] - m) * b / (R)C;
+            }
         }
     }
 };
 
 void test_layernorm(Random& random, size_t N, size_t C) {
     INFO("N " << N << ", C " << C);
-    const auto inp = random.normals(N * C, 0.5, 2), weight = random.normals(C, 1, 0.5), bias = random.normals(C), dout = random.normals(N * C);
-    const auto dinp0 = random.normals(N * C), dweight0 = random.normals(C), dbias0 = random.normals(C);
-    const auto x = as<double>(inp), w = as<double>(weight), b = as<double>(bias), dy = as<double>(dout);
+    const auto inp = random.normals(N * C, 0.5, 2);
+    const auto weight = random.normals(C, 1, 0.5);
+    const auto bias = random.normals(C);
+    const auto dout = random.normals(N * C);
+    const auto dinp0 = random.normals(N * C);
+    const auto dweight0 = random.normals(C);
+    const auto dbias0 = random.normals(C);
+    const auto x = as<double>(inp);
+    const auto w = as<double>(weight);
+    const auto b = as<double>(bias);
+    const auto dy = as<double>(dout);
     const LayernormOracle<double> want(x, w, b, dy, N, C);
     const LayernormOracle<float> plain(inp, weight, bias, dout, N, C);
 
-    Array<float> out(N * C), mean(N), rstd(N), dinp(dinp0), dweight(dweight0), dbias(dbias0), scratch(MAX_SLABS * 2 * C);
+    Array<float> out(N * C), mean(N), rstd(N), scratch(MAX_SLABS * 2 * C);
+    Array<float> dinp(dinp0), dweight(dweight0), dbias(dbias0);
     const Array<float> d_inp(inp), d_weight(weight), d_bias(bias), d_dout(dout);
     layernorm_forward(out, mean, rstd, d_inp, d_weight, d_bias, N, (int)C, EPS, Stream(0));
     check_close("out", out.host(), want.out, plain.out);
@@ -55,7 +67,8 @@ void test_layernorm(Random& random, size_t N, size_t C) {
 
     // dinp, dweight, dbias accumulate: the sum is rounded at its own size
     layernorm_backward(dinp, dweight, dbias, scratch, d_dout, d_inp, mean, rstd, d_weight, N, (int)C, Stream(0));
-    auto accumulated = [&](const char* name, const Array<float>& got, const std::vector<float>& before, std::vector<double> sum,
+    auto accumulated = [&](const char* name, const Array<float>& got, const std::vector<float>& before,
+                           std::vector<double> sum,
                            std::vector<float> plain_sum, double scale) {
         for (size_t i = 0; i < sum.size(); i++) {
             sum[i] += before[i];
@@ -63,7 +76,7 @@ void test_layernorm(Random& random, size_t N, size_t C) {
         }
         check_close(name, got.host(), sum, plain_sum, scale);
     };
-    // dn - mean(dn) is rounded at the size of dn even where it is 0 (C = 1, where rstd is 316), and then multiplied by rstd
+    // dn - mean(dn) is rounded at the size of dn even where it is 0 (C = 1, where rstd is 316), then multiplied by rstd
     accumulated("dinp", dinp, dinp0, want.dinp, plain.dinp, largest(want.rstd) * largest(dout) * largest(weight));
     // partial sums of N terms of size 1 are of size sqrt(N), wherever they end
     accumulated("dweight", dweight, dweight0, want.dweight, plain.dweight, std::sqrt((double)N));
@@ -76,7 +89,9 @@ TEST_CASE("layernorm oracle: its backward is its forward's derivative", "[layern
     Random random;
     INFO(random);
     const size_t N = 3, C = 7;
-    std::vector<double> inp = as<double>(random.normals(N * C)), weight = as<double>(random.normals(C)), bias = as<double>(random.normals(C));
+    std::vector<double> inp = as<double>(random.normals(N * C));
+    std::vector<double> weight = as<double>(random.normals(C));
+    std::vector<double> bias = as<double>(random.normals(C));
     const std::vector<double> dout = as<double>(random.normals(N * C));
     const LayernormOracle<double> o(inp, weight, bias, dout, N, C);
     auto loss = [&] { return dot(LayernormOracle<double>(inp, weight, bias, dout, N, C).out, dout); };
@@ -106,11 +121,14 @@ TEST_CASE("layernorm keeps a small variance beside a large mean", "[layernorm]")
     Random random;
     INFO(random);
     const size_t C = 770;
-    const auto inp = random.normals(C, 1000, 0.1), ones = std::vector<float>(C, 1.0f), zeros = std::vector<float>(C, 0.0f);
+    const auto inp = random.normals(C, 1000, 0.1);
+    const auto ones = std::vector<float>(C, 1.0f);
+    const auto zeros = std::vector<float>(C, 0.0f);
     const LayernormOracle<double> want(as<double>(inp), as<double>(ones), as<double>(zeros), as<double>(zeros), 1, C);
     Array<float> out(C);
-    layernorm_forward(out, nullptr, nullptr, Array<float>(inp), Array<float>(ones), Array<float>(zeros), 1, (int)C, EPS, Stream(0));
-    // the mean is off by its last bit, 6e-5 of 1000, divided by the deviation of 0.1; E[x^2] - E[x]^2 would be off by 60%
+    layernorm_forward(out, nullptr, nullptr, Array<float>(inp), Array<float>(ones), Array<float>(zeros), 1, (int)C,
+                      EPS, Stream(0));
+    // the mean is off by its last bit, 6e-5 of 1000, divided by the deviation of 0.1; E[x^2] - E[x]^2: by 60 %
     CHECK(worst_difference(out.host(), want.out) <= 2 * 1000 * FLT_EPSILON / 0.1);
 }
 
@@ -118,10 +136,12 @@ TEST_CASE("layernorm: same bits for any number of threads", "[layernorm]") {
     Random random;
     INFO(random);
     const size_t N = 333, C = 130;
-    const Array<float> inp(random.normals(N * C)), weight(random.normals(C)), bias(random.normals(C)), dout(random.normals(N * C));
+    const Array<float> inp(random.normals(N * C)), weight(random.normals(C));
+    const Array<float> bias(random.normals(C)), dout(random.normals(N * C));
     check_thread_invariance([&] {
         Array<float> out(N * C), mean(N), rstd(N), scratch(MAX_SLABS * 2 * C);
-        Array<float> dinp(std::vector<float>(N * C, 0.0f)), dweight(std::vector<float>(C, 0.0f)), dbias(std::vector<float>(C, 0.0f));
+        const std::vector<float> zeros(C, 0.0f);
+        Array<float> dinp(std::vector<float>(N * C, 0.0f)), dweight(zeros), dbias(zeros);
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, (int)C, EPS, Stream(0));
         layernorm_backward(dinp, dweight, dbias, scratch, dout, inp, mean, rstd, weight, N, (int)C, Stream(0));
         std::vector<float> all = out.host();

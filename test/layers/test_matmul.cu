@@ -8,18 +8,21 @@ namespace {
 template <class R> struct MatmulOracle {
     std::vector<R> out, dinp, dweight, dbias;
 
-    MatmulOracle(const std::vector<R>& inp, const std::vector<R>& weight, const std::vector<R>& bias, const std::vector<R>& residual,
-                 const std::vector<R>& dout, size_t N, size_t C, size_t OC) : out(N * OC), dinp(N * C), dweight(OC * C), dbias(OC) {
+    MatmulOracle(const std::vector<R>& inp, const std::vector<R>& weight, const std::vector<R>& bias,
+                 const std::vector<R>& residual, const std::vector<R>& dout, size_t N, size_t C, size_t OC)
+        : out(N * OC), dinp(N * C), dweight(OC * C), dbias(OC) {
         for (size_t n = 0; n < N; n++) {
             for (size_t o = 0; o < OC; o++) {
-                const R *x = &inp[n * C], *w = &weight[o * C], dy = dout[n * OC + o];
+                const R *x = &inp[n * C], *w = &weight[o * C];
+                const R dy = dout[n * OC + o];
                 R s = 0;
                 for (size_t c = 0; c < C; c++) {
                     s += x[c] * w[c];
                     dinp[n * C + c] += dy * w[c];
                     dweight[o * C + c] += dy * x[c];
                 }
-                out[n * OC + o] = s + (bias.empty() ? 0 : bias[o]) + (residual.empty() ? 0 : residual[n * OC + o]);
+                const R b = bias.empty() ? 0 : bias[o];
+                out[n * OC + o] = s + b + (residual.empty() ? 0 : residual[n * OC + o]);
                 dbias[o] += dy;
             }
         }
@@ -27,24 +30,31 @@ template <class R> struct MatmulOracle {
 };
 
 void test_matmul(Random& random, size_t N, size_t C, size_t OC, bool with_bias, bool with_residual) {
-    INFO("N " << N << ", C " << C << ", OC " << OC << (with_bias ? ", bias" : "") << (with_residual ? ", residual" : ""));
-    const auto inp = random.normals(N * C), weight = random.normals(OC * C), dout = random.normals(N * OC);
-    const auto bias = random.normals(with_bias ? OC : 0, 0, 3), residual = random.normals(with_residual ? N * OC : 0, 0, 3);
+    INFO("N " << N << ", C " << C << ", OC " << OC << ", bias " << with_bias << ", residual " << with_residual);
+    const auto inp = random.normals(N * C);
+    const auto weight = random.normals(OC * C);
+    const auto dout = random.normals(N * OC);
+    const auto bias = random.normals(with_bias ? OC : 0, 0, 3);
+    const auto residual = random.normals(with_residual ? N * OC : 0, 0, 3);
     const auto dweight0 = random.normals(OC * C), dbias0 = random.normals(OC);
-    MatmulOracle<double> want(as<double>(inp), as<double>(weight), as<double>(bias), as<double>(residual), as<double>(dout), N, C, OC);
+    MatmulOracle<double> want(as<double>(inp), as<double>(weight), as<double>(bias), as<double>(residual),
+                              as<double>(dout), N, C, OC);
     MatmulOracle<float> plain(inp, weight, bias, residual, dout, N, C, OC);
 
     poison_shared();
     const Array<float> d_inp(inp), d_weight(weight), d_bias(bias), d_residual(residual), d_dout(dout);
     Array<float> out(N * OC), dinp(N * C), dweight(dweight0), dbias(dbias0), scratch(MAX_SLABS * OC);
     const floatX* bias_or_null = with_bias ? d_bias.p : nullptr;
-    matmul_forward(out, view(d_inp.p, N, C), view(d_weight.p, OC, C), bias_or_null, with_residual ? d_residual.p : nullptr, Stream(0));
+    matmul_forward(out, view(d_inp.p, N, C), view(d_weight.p, OC, C), bias_or_null,
+                   with_residual ? d_residual.p : nullptr, Stream(0));
     // partial sums of n terms of size 1 are of size sqrt(n), wherever they end
     check_close("matmul out", out.host(), want.out, plain.out, std::sqrt((double)C));
 
-    matmul_backward(dinp, dweight, with_bias ? dbias.p : nullptr, scratch, d_dout, nullptr, view(d_inp.p, N, C), view(d_weight.p, OC, C),
+    matmul_backward(dinp, dweight, with_bias ? dbias.p : nullptr, scratch, d_dout, nullptr, view(d_inp.p, N, C),
+                    view(d_weight.p, OC, C),
                     Stream(0));
-    check_close("matmul dinp", dinp.host(), want.dinp, plain.dinp, std::sqrt((double)OC));     // overwritten, the others accumulate
+    // overwritten, the others accumulate
+    check_close("matmul dinp", dinp.host(), want.dinp, plain.dinp, std::sqrt((double)OC));
     for (size_t i = 0; i < OC * C; i++) {
         want.dweight[i] += dweight0[i];
         plain.dweight[i] += dweight0[i];
@@ -58,26 +68,31 @@ void test_matmul(Random& random, size_t N, size_t C, size_t OC, bool with_bias, 
     else { CHECK(same_bits(dbias.host(), dbias0)); }
 
     Array<float> dweight2(dweight0);
-    matmul_backward(nullptr, dweight2, nullptr, scratch, d_dout, nullptr, view(d_inp.p, N, C), view(d_weight.p, OC, C), Stream(0));
+    matmul_backward(nullptr, dweight2, nullptr, scratch, d_dout, nullptr, view(d_inp.p, N, C), view(d_weight.p, OC, C),
+                    Stream(0));
     CHECK(same_bits(dweight.host(), dweight2.host()));                  // dinp may be null
 }
 
 // block_matmul on its own
-template <bool Add> __global__ void block_matmul_kernel(Matrix<float> out, Matrix<const float> A, Matrix<const float> B) {
+template <bool Add> __global__ void block_matmul_kernel(Matrix<float> out, Matrix<const float> A,
+                                                        Matrix<const float> B) {
     if (Add) { block_matmul_add(out, A, B); } else { block_matmul(out, A, B); }
 }
 
 template <bool Add> void test_block_matmul(Random& random, int M, int N, int K, bool turned) {
-    INFO("block_matmul M " << M << ", N " << N << ", K " << K << (turned ? ", A transposed" : "") << (Add ? ", +=" : ", ="));
-    const int ldb = N + LANES, ldc = N + 2 * LANES, lda = (turned ? M : K) + 3;
+    INFO("block_matmul M " << M << ", N " << N << ", K " << K << ", A transposed " << turned << ", += " << Add);
+    const int ldb = N + LANES;
+    const int ldc = N + 2 * LANES;
+    const int lda = (turned ? M : K) + 3;
     const auto A = random.normals((size_t)lda * (turned ? K : M)), B = random.normals((size_t)K * ldb);
     const auto C0 = Add ? random.normals((size_t)M * ldc) : std::vector<float>((size_t)M * ldc, NAN);
-    const int a_row = turned ? 1 : lda, a_col = turned ? lda : 1;
+    const int a_row = turned ? 1 : lda;
+    const int a_col = turned ? lda : 1;
     const Array<float> d_A(A), d_B(B);
     Array<float> d_C(C0);
     const Matrix<float> in_memory = turned ? view(d_A.p, K, M, lda) : view(d_A.p, M, K, lda);
-    launch(block_matmul_kernel<Add>, Grid(1, 64, 0, Stream(0)), view(d_C.p, M, N, ldc), turned ? transposed(in_memory) : in_memory,
-           view(d_B.p, K, N, ldb));
+    launch(block_matmul_kernel<Add>, Grid(1, 64, 0, Stream(0)), view(d_C.p, M, N, ldc),
+           turned ? transposed(in_memory) : in_memory, view(d_B.p, K, N, ldb));
     const std::vector<float> got = d_C.host();
     bool untouched = true;
     std::vector<float> inside, plain;
@@ -110,8 +125,11 @@ template <bool Add> void test_block_matmul(Random& random, int M, int N, int K, 
 TEST_CASE("matmul oracle: its backward is its forward's derivative", "[matmul]") {
     Random random;
     INFO(random);
-    const size_t N = 3, C = 4, OC = 5;
-    auto inp = as<double>(random.normals(N * C)), weight = as<double>(random.normals(OC * C)), bias = as<double>(random.normals(OC));
+    const size_t N = 3, C = 4;
+    const size_t OC = 5;
+    auto inp = as<double>(random.normals(N * C));
+    auto weight = as<double>(random.normals(OC * C));
+    auto bias = as<double>(random.normals(OC));
     const auto dout = as<double>(random.normals(N * OC)), residual = as<double>(random.normals(N * OC));
     const MatmulOracle<double> o(inp, weight, bias, residual, dout, N, C, OC);
     auto loss = [&] { return dot(MatmulOracle<double>(inp, weight, bias, residual, dout, N, C, OC).out, dout); };
@@ -139,7 +157,9 @@ TEST_CASE("matmul, every edge of a tile", "[matmul][asan]") {
     }
     for (size_t C : {255, 256, 257, 770}) { test_matmul(random, 37, C, 70, false, true); }      // slices of K
     for (int k = 0; k < 12; k++) {
-        const size_t N = (size_t)random.integer(1, 300), C = (size_t)random.integer(1, 90), OC = (size_t)random.integer(1, 600);
+        const size_t N = (size_t)random.integer(1, 300);
+        const size_t C = (size_t)random.integer(1, 90);
+        const size_t OC = (size_t)random.integer(1, 600);
         test_matmul(random, N, C, OC, k % 2 == 0, k % 3 == 0);
     }
 }
@@ -156,13 +176,17 @@ TEST_CASE("matmul, large shapes", "[matmul]") {
 TEST_CASE("matmul: same bits for any number of threads", "[matmul]") {
     Random random;
     INFO(random);
-    const size_t N = 600, C = 130, OC = 530;
-    const Array<float> inp(random.normals(N * C)), weight(random.normals(OC * C)), bias(random.normals(OC)), residual(random.normals(N * OC));
+    const size_t N = 600, C = 130;
+    const size_t OC = 530;
+    const Array<float> inp(random.normals(N * C)), weight(random.normals(OC * C));
+    const Array<float> bias(random.normals(OC)), residual(random.normals(N * OC));
     const Array<float> dout(random.normals(N * OC));
     check_thread_invariance([&] {
-        Array<float> out(N * OC), dinp(N * C), dweight(std::vector<float>(OC * C, 0.0f)), dbias(std::vector<float>(OC, 0.0f)), scratch(MAX_SLABS * OC);
+        Array<float> out(N * OC), dinp(N * C), scratch(MAX_SLABS * OC);
+        Array<float> dweight(std::vector<float>(OC * C, 0.0f)), dbias(std::vector<float>(OC, 0.0f));
         matmul_forward(out, view(inp.p, N, C), view(weight.p, OC, C), bias, residual, Stream(0));
-        matmul_backward(dinp, dweight, dbias, scratch, dout, nullptr, view(inp.p, N, C), view(weight.p, OC, C), Stream(0));
+        matmul_backward(dinp, dweight, dbias, scratch, dout, nullptr, view(inp.p, N, C), view(weight.p, OC, C),
+                        Stream(0));
         std::vector<float> all = out.host();
         for (const Array<float>* a : {&dinp, &dweight, &dbias}) {
             const std::vector<float> v = a->host();
@@ -173,7 +197,8 @@ TEST_CASE("matmul: same bits for any number of threads", "[matmul]") {
 }
 
 TEST_CASE("matmul hands a NaN on", "[matmul]") {
-    const size_t N = 5, C = 37, OC = 9;
+    const size_t N = 5, C = 37;
+    const size_t OC = 9;
     std::vector<float> inp(N * C, 1.0f);
     inp[2 * C + 30] = NAN;
     Array<float> out(N * OC);

@@ -8,7 +8,8 @@ namespace {
 template <class R> struct PoolingOracle {
     std::vector<R> out, dinp;
 
-    PoolingOracle(const std::vector<R>& inp, const std::vector<R>& dout, const std::vector<int>& lengths, size_t T, size_t C, Pooling kind)
+    PoolingOracle(const std::vector<R>& inp, const std::vector<R>& dout, const std::vector<int>& lengths, size_t T,
+                  size_t C, Pooling kind)
         : out(lengths.size() * C), dinp(inp.size()) {
         for (size_t b = 0; b < lengths.size(); b++) {
             const size_t length = kind == Pooling::Cls ? 1 : (size_t)lengths[b];
@@ -54,7 +55,8 @@ void test_pooling(Random& random, const std::vector<int>& lengths, size_t T, siz
 TEST_CASE("pooling oracle: its backward is its forward's derivative", "[pooling]") {
     Random random;
     INFO(random);
-    const size_t B = 3, T = 5, C = 4;
+    const size_t B = 3, T = 5;
+    const size_t C = 4;
     const std::vector<int> lengths = {5, 1, 3};
     std::vector<double> inp = as<double>(random.normals(B * T * C));
     const std::vector<double> dout = as<double>(random.normals(B * C));
@@ -100,13 +102,17 @@ TEST_CASE("pooling: more padding, or another place in the batch, gives the same 
     }
     for (size_t T : {40, 41, 96}) {
         std::vector<float> inp(lengths.size() * T * C, NAN);
-        for (size_t b = 0; b < lengths.size(); b++) { std::copy(sequence[b].begin(), sequence[b].end(), inp.begin() + (long)(b * T * C)); }
+        for (size_t b = 0; b < lengths.size(); b++) {
+            std::copy(sequence[b].begin(), sequence[b].end(), inp.begin() + (long)(b * T * C));
+        }
         Array<float> out(lengths.size() * C);
-        pooling_forward(out, Array<float>(inp), Array<int>(lengths), (int)lengths.size(), (int)T, (int)C, Pooling::Mean, Stream(0));
+        pooling_forward(out, Array<float>(inp), Array<int>(lengths), (int)lengths.size(), (int)T, (int)C,
+                        Pooling::Mean, Stream(0));
         const std::vector<float> got = out.host();
         for (size_t b = 0; b < lengths.size(); b++) {
             INFO("T " << T << ", sequence " << b);
-            CHECK(same_bits(std::vector<float>(got.begin() + (long)(b * C), got.begin() + (long)((b + 1) * C)), alone[b]));
+            CHECK(same_bits(std::vector<float>(got.begin() + (long)(b * C), got.begin() + (long)((b + 1) * C)),
+                            alone[b]));
         }
     }
 }
@@ -114,7 +120,8 @@ TEST_CASE("pooling: more padding, or another place in the batch, gives the same 
 TEST_CASE("pooling: same bits for any number of threads", "[pooling]") {
     Random random;
     INFO(random);
-    const size_t B = 9, T = 50, C = 300;
+    const size_t B = 9, T = 50;
+    const size_t C = 300;
     const Array<int> lengths(std::vector<int>{50, 1, 3, 49, 20, 31, 7, 8, 50});
     const Array<float> inp(random.normals(B * T * C)), dout(random.normals(B * C));
     check_thread_invariance([&] {

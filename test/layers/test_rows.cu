@@ -16,7 +16,9 @@ std::vector<int> some_rows(Random& random, size_t N, size_t n) {
 void test_gather_scatter(Random& random, size_t N, size_t n, size_t C) {
     INFO("N " << N << ", n " << n << ", C " << C);
     const std::vector<int> rows = some_rows(random, N, n);
-    const auto inp = random.normals(N * C), dout = random.normals(n * C), before = random.normals(N * C);
+    const auto inp = random.normals(N * C);
+    const auto dout = random.normals(n * C);
+    const auto before = random.normals(N * C);
     std::vector<float> want(n * C), dwant = before;
     for (size_t k = 0; k < n; k++) {
         for (size_t c = 0; c < C; c++) {
@@ -42,7 +44,10 @@ template <class R> std::vector<R> row_sums(const std::vector<R>& before, const s
 
 void test_add_row(Random& random, size_t N, size_t C) {
     INFO("N " << N << ", C " << C);
-    const auto x = random.normals(N * C), row = random.normals(C), dout = random.normals(N * C), before = random.normals(C);
+    const auto x = random.normals(N * C);
+    const auto row = random.normals(C);
+    const auto dout = random.normals(N * C);
+    const auto before = random.normals(C);
     std::vector<float> want(N * C);
     for (size_t e = 0; e < N * C; e++) { want[e] = x[e] + row[e % C]; }
     Array<float> out(x), drow(before), scratch(MAX_SLABS * C);
@@ -50,7 +55,8 @@ void test_add_row(Random& random, size_t N, size_t C) {
     add_row_backward(drow, scratch, Array<float>(dout), N, (int)C, Stream(0));
     CHECK(same_bits(out.host(), want));
     // partial sums of N terms of size 1 are of size sqrt(N), wherever they end
-    check_close("drow", drow.host(), row_sums(as<double>(before), as<double>(dout), N), row_sums(before, dout, N), std::sqrt((double)N));
+    check_close("drow", drow.host(), row_sums(as<double>(before), as<double>(dout), N), row_sums(before, dout, N),
+                std::sqrt((double)N));
 }
 
 } // namespace
@@ -58,7 +64,8 @@ void test_add_row(Random& random, size_t N, size_t C) {
 TEST_CASE("rows oracle: scatter is the derivative of gather, drow of add_row", "[rows]") {
     Random random;
     INFO(random);
-    const size_t N = 5, n = 3, C = 4;
+    const size_t N = 5, n = 3;
+    const size_t C = 4;
     const std::vector<int> rows = {4, 0, 2};
     std::vector<double> x = as<double>(random.normals(N * C)), row = as<double>(random.normals(C));
     const std::vector<double> dout = as<double>(random.normals(N * C));
@@ -103,7 +110,8 @@ TEST_CASE("rows: one row added to all", "[rows][race][asan]") {
 TEST_CASE("rows: same bits for any number of threads", "[rows]") {
     Random random;
     INFO(random);
-    const size_t N = 333, n = 100, C = 130;
+    const size_t N = 333, n = 100;
+    const size_t C = 130;
     const Array<int> rows(some_rows(random, N, n));
     const Array<float> inp(random.normals(N * C)), row(random.normals(C)), dout(random.normals(N * C));
     const std::vector<float> x = random.normals(N * C);

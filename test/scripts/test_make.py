@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""test_make.py -- the Makefile, dev/install.sh and dev/test.py: wrong knobs, missing packages, counts and skips."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+sys.path.insert(0, os.path.join(ROOT, "dev"))
+import test as runner       # noqa: E402, dev/test.py
+
+
+def environment():
+    """without what the make that started this test handed down"""
+    kept = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "NVCC", "JOBS")}
+    return {**kept, "CCACHE_DISABLE": "1"}
+
+
+def make(*words, root=ROOT):
+    p = subprocess.run(["make", *words], cwd=root, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                       universal_newlines=True)
+    return p.returncode, p.stdout
+
+
+class Knobs(unittest.TestCase):
+    def setUp(self):
+        """a copy of the Makefile and of what it asks, so that the build of this directory is left alone"""
+        self.directory = tempfile.TemporaryDirectory()
+        self.root = self.directory.name
+        shutil.copy(os.path.join(ROOT, "Makefile"), self.root)
+        shutil.copytree(os.path.join(ROOT, "dev"), os.path.join(self.root, "dev"),
+                        ignore=shutil.ignore_patterns("results", "hf", "__pycache__"))
+        os.makedirs(os.path.join(self.root, "test", "layers"))
+        for name in ("train_gpt2.cu", "train_bert.cu", "test/main.cu", "test/shared_kernels.h",
+                     "test/layers/test_x.cu"):
+            open(os.path.join(self.root, name), "w").close()
+
+    def tearDown(self):
+        self.directory.cleanup()
+
+    def refused(self, text, *words):
+        code, output = make("-n", "train_gpt2", *words, root=self.root)
+        self.assertNotEqual(code, 0, output)
+        self.assertIn(text, output)
+
+    def commands(self, *words):
+        code, output = make("-n", *words, root=self.root)
+        self.assertEqual(code, 0, output)
+        return output
+
+    def test_a_wrong_value_is_refused(self):
+        self.refused("PRECISION=FP16: expected BF16 or FP32", "PRECISION=FP16")
+        for knob in ("FEW_POSITIONS", "BLAS", "MPI", "NCCL", "NO_OMP"):
+            self.refused(f"{knob}=maybe: expected 0 or 1", f"{knob}=maybe")
+
+    def test_a_compiler_or_directory_that_is_not_there_is_named(self):
+        self.refused("CXX=no-such-compiler: there is no such compiler", "CXX=no-such-compiler")
+        self.refused("OPENMPI_DIR=/nowhere: no program builds with include/mpi.h", "OPENMPI_DIR=/nowhere")
+
+    def test_each_knob_reaches_the_compiler(self):
+        self.assertNotIn("-DFEW_POSITIONS", self.commands("train_gpt2"))
+        self.assertIn("-DFEW_POSITIONS", self.commands("train_gpt2", "FEW_POSITIONS=1"))
+        self.assertNotIn("-DFEW_POSITIONS", self.commands("train_gpt2", "FEW_POSITIONS=0"))
+        plain = self.commands("train_gpt2", "BLAS=0", "MPI=0", "NO_OMP=1")
+        for word in ("USE_CBLAS", "USE_MPI", "-fopenmp"):
+            self.assertNotIn(word, plain)
+        cuda = self.commands("train_gpt2cu", "NVCC=/opt/nvcc", "ARCH=sm_80", "PRECISION=FP32")
+        self.assertIn("/opt/nvcc -std=c++17", cuda)
+        self.assertIn("-arch=sm_80 -DPRECISION_FP32", cuda)
+        for target in ("build/test/layers/test_x", "build/race/layers/test_x", "build/simt/train_gpt2"):
+            self.assertIn("-Wsomething", self.commands(target, "CPPFLAGS=-Wsomething"))
+
+    def test_a_change_of_flags_builds_anew_and_nothing_else_does(self):
+        compiler = self.directory.name + "/compiler"                # writes what it is asked to write
+        with open(compiler, "w") as f:
+            f.write('#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" != -o ] || touch "$2"; shift; done\n')
+        os.chmod(compiler, 0o755)
+        words = ["build/test/layers/test_x", "CXX=" + compiler, "MPI=0"]
+        self.assertEqual(make(*words, root=self.root)[0], 0)
+        self.assertIn("is up to date", make(*words, root=self.root)[1])
+        self.assertIn("-c test/layers/test_x.cu", make(*words, "CXXFLAGS=-DX", root=self.root)[1])
+        self.assertIn("is up to date", make(*words, "CXXFLAGS=-DX", root=self.root)[1])
+
+    def test_targets_that_compile_nothing_ask_nothing(self):
+        for target in ("help", "clean", "lint"):
+            make("-n", target, "CXX=no-such-compiler", root=self.root)
+            self.assertFalse(os.path.exists(os.path.join(self.root, "build")), target)
+
+    def test_help_names_every_target_and_knob(self):
+        code, output = make("help")
+        self.assertEqual(code, 0)
+        for word in ("make test ", "make ladders ", "make edit-loop ", "make clean ", "FEW_POSITIONS=1", "ARGS="):
+            self.assertIn(word, output)
+
+
+class Install(unittest.TestCase):
+    def check(self, what, hidden):
+        """dev/install.sh --check with a compiler that finds none of these headers"""
+        with tempfile.TemporaryDirectory() as directory:
+            compiler = os.path.join(directory, "compiler")
+            with open(compiler, "w") as f:
+                f.write(f'#!/bin/sh\ninput=$(cat)\ncase $input in *{hidden}*) exit 1 ;; esac\n'
+                        'printf "%s\\n" "$input" | g++ "$@"\n')
+            os.chmod(compiler, 0o755)
+            return subprocess.run(["dev/install.sh", "--check", what], cwd=ROOT, env={**environment(), "CXX": compiler},
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+
+    def test_a_missing_header_is_an_error_that_names_its_package(self):
+        for what, header, package in (("build", "nlohmann/json.hpp", "nlohmann-json3-dev"),
+                                      ("build", "xxhash.h", "libxxhash-dev"), ("unit", "catch2", "catch2")):
+            p = self.check(what, header)
+            self.assertEqual(p.returncode, 1, p.stdout)
+            self.assertIn("missing:", p.stdout)
+            self.assertIn(f"sudo apt-get install {package} ", p.stdout)
+
+    def test_a_missing_blas_is_no_error(self):
+        self.assertEqual(self.check("build", "cblas.h").returncode, 0)
+
+    def test_an_unknown_word_prints_the_usage(self):
+        p = subprocess.run([os.path.join(ROOT, "dev/install.sh"), "everything"], stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, universal_newlines=True)
+        self.assertEqual(p.returncode, 2)
+        self.assertIn("dev/install.sh WHAT", p.stdout)
+
+
+RULE = "-" * 79
+CATCH = f"""~~~~~
+run_tests is a Catch v2.13.10 host application.
+
+{RULE}
+a name
+{RULE}
+test/files.h:78
+...............
+
+test/files.h:78: warning:
+  SKIPPED: there is no directory of
+  real data
+
+test/files.h:79: warning:
+  SKIPPED: said twice in one test
+
+{RULE}
+another
+{RULE}
+test/x.cu:1
+...............
+
+test/x.cu:2: FAILED:
+  CHECK( 1 == 2 )
+
+===============================================================================
+"""
+
+
+class Counts(unittest.TestCase):
+    def test_catch(self):
+        counts = runner.read_catch(CATCH + "test cases:  5 |  4 passed | 1 failed\n", 1)
+        self.assertEqual((counts.passed, counts.failed), (3, 1))
+        self.assertEqual(counts.skipped, ["there is no directory of real data"])
+        self.assertEqual(runner.read_catch("All tests passed (9 assertions in 3 test cases)\n", 0)[:2], (3, 0))
+        self.assertEqual(runner.read_catch("All tests passed (1 assertion in 1 test case)\n", 0)[:2], (1, 0))
+        self.assertIsNone(runner.read_catch("No test cases matched '[x]'\n", 0))
+
+    def test_kernel_tests(self):
+        counts = runner.read_kernel_tests("a b        ok       12.0 ms  error 3\nc    skipped   0.0 ms  needs a GPU\n"
+                                          "    place: x is false\nd      FAILED    1.0 ms  \n", 1)
+        self.assertEqual(counts, runner.Result(1, 1, ["needs a GPU"]))
+
+    def test_unittest(self):
+        counts = runner.read_unittest("test_a (x) ... ok\ntest_b (x) ... skipped 'SKIPPED: no mpirun'\n"
+                                      "test_c (x) ... skipped \"there isn't one\"\n\nRan 5 tests in 0.1s\n\n"
+                                      "FAILED (failures=1, errors=1, skipped=2)\n", 1)
+        self.assertEqual(counts, runner.Result(1, 2, ["no mpirun", "there isn't one"]))
+
+    def test_a_program_that_dies_has_failed(self):
+        with tempfile.TemporaryDirectory() as directory:
+            program = os.path.join(directory, "dies")
+            with open(program, "w") as f:
+                f.write("#!/bin/sh\necho 'All tests passed (9 assertions in 3 test cases)'\nkill -9 $$\n")
+            os.chmod(program, 0o755)
+            _, result, _, text = runner.run(program, [])
+        self.assertEqual(result.failed, 1)
+        self.assertIn("exit code", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
