@@ -13,8 +13,9 @@ inserts lines, then runs commands. A mark is an HTML comment on the line before 
     <!-- run: needs MODULE -->                  ... where a python3 has this module; elsewhere it is skipped
     <!-- launches: PATH has A and B, not C -->  after the run: kernels were launched in A and in B, and none in C
 
-What was added must satisfy dev/lint.py. With --full the commands lose FEW_POSITIONS=1, and so test every encoding.
---keep leaves the copy in DIRECTORY. The exit code is 1 if any step failed; the rest is then not tried.
+What was added must satisfy dev/lint.py. The commands compile with -O1. With --full they lose FEW_POSITIONS=1, and so
+test every encoding. --keep leaves the copy in DIRECTORY. The exit code is 1 if any step failed; the rest is then not
+tried.
 """
 import argparse
 import os
@@ -165,7 +166,7 @@ class Recipe:
 
     def run(self, words, block):
         prints, module = self.parse(r'(?:prints "(.*)"|needs (\w+)|)', words, block, 'prints "TEXT" or needs MODULE')
-        environment = dict(os.environ)
+        environment = {**os.environ, "MAKEFLAGS": "OPT=-O1"}       # half the time of the compiler, the same tests
         if module:
             python = python_with(module)
             if python is None:
