@@ -5,7 +5,7 @@
 //
 //   layernorm_backward [RUNG [SIZE...]]         RUNG 0: all of them; exit code 1 if any rung is wrong
 //
-// One source, three builds:
+// One source, three builds (`make ladders` makes and runs all; docs/new_kernel.md says what each is for):
 //   g++ -std=c++17 -O2 -fopenmp -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
 //   g++ -std=c++17 -O1 -include test/simt/simt.h -Itest/simt -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
 //   nvcc -std=c++17 -O3 -Xcompiler -fopenmp -I. -arch=sm_90a dev/cuda/layernorm_backward.cu -o ladder
