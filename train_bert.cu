@@ -1,8 +1,13 @@
 // train_bert.cu -- trains a BERT with any positional encoding of llmc/position/table.h: masked language modelling,
 // contrastive fine-tuning on (query, positive, negatives), and retrieval with the embeddings that come out of it.
 //
-// Read it beside train_gpt2.cu: the same layers, in another order. BERT is bidirectional, normalises after each
+// Read it beside train_gpt2.cu: the same layers, in another order. BERT is bidirectional, normalizes after each
 // residual (post-LN), and predicts only the tokens that were masked.
+//
+//   N = B * T     rows: the tokens of B sequences of T         L, NH, HS   layers, heads, channels per head
+//   C = NH * HS   channels                                     V, Vp       vocabulary, padded to a multiple of 128
+//   OC            width of a row of qkv: 3 C and the encoding's columns
+//   M, R          rows with a target; rows of the head at a time
 #include "llmc/attention/choose.cuh"
 #include "llmc/contrastive.cuh"
 #include "llmc/gelu.cuh"
@@ -11,24 +16,27 @@
 #include "llmc/model.cuh"
 #include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
+#include "llmc/run/collections.h"
 #include "llmc/run/run.h"
 #include "llmc/text/documents.h"
 #include "llmc/text/mlm.h"
 #include "llmc/use/evaluate.h"
-#include "llmc/use/retrieval.h"
+#include "llmc/use/predict.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
 
 struct BERTConfig {
-    int T = 512;                // trained sequence length
-    int V = 30522, L = 12, NH = 12, C = 768;
-    PositionConfig position;
-    SpecialTokens special;
-    double mask_share = 0.15;
-    std::string pooling;        // that contrastive training has used; empty: none yet
-    static constexpr bool causal = false;
-    int Vp() const { return round_up(V, 128); }     // padded vocabulary: rows of wte
+    int T = 512;                                        // trained sequence length
+    int V = 30522;                                      // vocabulary
+    int L = 12, NH = 12;                                // layers, heads
+    int C = 768;                                        // channels
+    PositionConfig position;                            // the encoding and its hyperparameters
+    SpecialTokens special;                              // [CLS], [SEP], [MASK], [PAD]
+    double mask_share = 0.15;                           // of the tokens, those that are asked for
+    std::string pooling;                                // that contrastive training has used; empty: none yet
+    static constexpr bool causal = false;               // a token sees the whole sequence
+    int Vp() const { return round_up(V, 128); }         // rows of wte; matrix products like whole tiles
 };
 
 // OC, the rows of qkvw: q | k | v (C each) | the encoding's columns (cable: w_c, w_s) | padding to a multiple of 8
@@ -87,37 +95,37 @@ struct BERTConfig {
     F("cls.predictions.transform.LayerNorm.bias",      headlnb,  0, C) \
     F("cls.predictions.bias",                          decoderb, 0, V)
 
-// What a forward leaves behind. N = B * T rows, R those of the head at a time; Scratch is one buffer for all layers,
-// Saved one a layer.
+// What a forward leaves behind. Scratch: one buffer that all layers share. Saved: one per layer while training, because
+// the backward reads it. --recompute turns Saved tensors into Scratch, and the backward computes them again.
 #define BERT_ACTS(X) \
-    /* type   name       keep            rows      cols */ \
-    X(floatX, encoded,   Keep::Scratch,  N,        C)      \
-    X(floatX, emb,       Keep::Scratch,  N,        C)      \
-    X(float,  embmean,   Keep::Scratch,  N,        0)      \
-    X(float,  embrstd,   Keep::Scratch,  N,        0)      \
-    X(floatX, qkv,       Keep::Cached,   N,        OC)     \
-    X(float,  lse,       Keep::Saved,    B * NH,   T)      \
-    X(float,  attscratch, Keep::Scratch, attention_floats, 0) \
-    X(floatX, atty,      Keep::Saved,    N,        C)      \
-    X(floatX, sum1,      Keep::Saved,    N,        C)      \
-    X(floatX, ln1,       recompute < 2 ? Keep::Saved : Keep::Scratch, N, C) \
-    X(float,  ln1mean,   Keep::Saved,    N,        0)      \
-    X(float,  ln1rstd,   Keep::Saved,    N,        0)      \
-    X(floatX, fch,       Keep::Saved,    N,        4 * C)  \
-    X(floatX, fchgelu,   recompute < 1 ? Keep::Saved : Keep::Scratch, N, 4 * C) \
-    X(floatX, sum2,      Keep::Saved,    N,        C)      \
-    X(floatX, ln2,       Keep::Saved,    N,        C)      \
-    X(float,  ln2mean,   Keep::Saved,    N,        0)      \
-    X(float,  ln2rstd,   Keep::Saved,    N,        0)      \
-    X(floatX, picked,    Keep::Scratch,  R,        C)      \
-    X(floatX, headh,     Keep::Scratch,  R,        C)      \
-    X(floatX, headgelu,  Keep::Scratch,  R,        C)      \
-    X(floatX, headln,    Keep::Scratch,  R,        C)      \
-    X(float,  headmean,  Keep::Scratch,  R,        0)      \
-    X(float,  headrstd,  Keep::Scratch,  R,        0)      \
-    X(floatX, logits,    Keep::Scratch,  R,        Vp)     \
-    X(float,  losses,    Keep::Scratch,  N,        0)      \
-    X(float,  hits,      Keep::Scratch,  N,        0)
+    /* type   name        keep                                            rows    cols */ \
+    X(floatX, encoded,    Keep::Scratch,                                  N,      C)      \
+    X(floatX, emb,        Keep::Scratch,                                  N,      C)      \
+    X(float,  embmean,    Keep::Scratch,                                  N,      0)      \
+    X(float,  embrstd,    Keep::Scratch,                                  N,      0)      \
+    X(floatX, qkv,        Keep::Cached,                                   N,      OC)     \
+    X(float,  lse,        Keep::Saved,                                    B * NH, T)      \
+    X(float,  attscratch, Keep::Scratch,                                  attention_floats, 0) \
+    X(floatX, atty,       Keep::Saved,                                    N,      C)      \
+    X(floatX, sum1,       Keep::Saved,                                    N,      C)      \
+    X(floatX, ln1,        recompute < 2 ? Keep::Saved : Keep::Scratch,    N,      C)      \
+    X(float,  ln1mean,    Keep::Saved,                                    N,      0)      \
+    X(float,  ln1rstd,    Keep::Saved,                                    N,      0)      \
+    X(floatX, fch,        Keep::Saved,                                    N,      4 * C)  \
+    X(floatX, fchgelu,    recompute < 1 ? Keep::Saved : Keep::Scratch,    N,      4 * C)  \
+    X(floatX, sum2,       Keep::Saved,                                    N,      C)      \
+    X(floatX, ln2,        Keep::Saved,                                    N,      C)      \
+    X(float,  ln2mean,    Keep::Saved,                                    N,      0)      \
+    X(float,  ln2rstd,    Keep::Saved,                                    N,      0)      \
+    X(floatX, picked,     Keep::Scratch,                                  R,      C)      \
+    X(floatX, headh,      Keep::Scratch,                                  R,      C)      \
+    X(floatX, headgelu,   Keep::Scratch,                                  R,      C)      \
+    X(floatX, headln,     Keep::Scratch,                                  R,      C)      \
+    X(float,  headmean,   Keep::Scratch,                                  R,      0)      \
+    X(float,  headrstd,   Keep::Scratch,                                  R,      0)      \
+    X(floatX, logits,     Keep::Scratch,                                  R,      Vp)     \
+    X(float,  losses,     Keep::Scratch,                                  N,      0)      \
+    X(float,  hits,       Keep::Scratch,                                  N,      0)
 
 // Gradients of activations, one buffer each; only while training.
 #define BERT_GRAD_ACTS(X) \
@@ -154,7 +162,11 @@ struct BERT : Parameters {
 
 PositionDims bert_position_dims(const BERTConfig& c, int B, int T) {
     PositionDims d;
-    d.L = c.L; d.NH = c.NH; d.C = c.C; d.B = B; d.T = T;
+    d.L = c.L;
+    d.NH = c.NH;
+    d.C = c.C;
+    d.B = B;
+    d.T = T;
     d.causal = false;
     d.layer_prefix = "bert.encoder.layer.";
     d.layer_suffix = ".attention.self.";
@@ -166,23 +178,27 @@ PositionDims bert_position_dims(const BERTConfig& c, int B, int T) {
 // Fills in the tables of tensors of a model of this configuration; allocates nothing.
 void bert_describe(BERT& model, const BERTConfig& config) {
     model.config = config;
-    const int V = config.V, Vp = config.Vp(), L = config.L, C = config.C;
+    const int V = config.V, Vp = config.Vp();
+    const int L = config.L, C = config.C;
     const PositionTables position = position_tables(config.position, bert_position_dims(config, 0, 0));
     const int OC = round_up(3 * C + position.extra_columns, 8);
     model.OC = OC;
     model.table = TensorTable();
-#define X(name, layers, rows, cols, init, decay) model.table.add({#name, layers, (size_t)(rows), (size_t)(cols), init, decay});
+#define X(name, layers, rows, cols, init, decay) \
+    model.table.add({#name, layers, (size_t)(rows), (size_t)(cols), init, decay});
     BERT_PARAMS(X)
 #undef X
     model.add_position(position.params);
     model.files.clear();
-#define F(name, tensor, row0, rows) model.files.push_back({name, #tensor, 0, (size_t)(row0), (size_t)(rows), false});
+#define F(name, tensor, row0, rows) \
+    model.files.push_back({name, #tensor, 0, (size_t)(row0), (size_t)(rows), false});
     BERT_MODEL_FILES(F)
     BERT_HEAD_FILES(F)
 #undef F
     for (int l = 0; l < L; l++) {
+        const std::string layer = "bert.encoder.layer." + std::to_string(l) + ".";
 #define F(name, tensor, row0, rows) \
-        model.files.push_back({"bert.encoder.layer." + std::to_string(l) + "." + name, #tensor, l, (size_t)(row0), (size_t)(rows), false});
+        model.files.push_back({layer + name, #tensor, l, (size_t)(row0), (size_t)(rows), false});
         BERT_FILES(F)
 #undef F
     }
@@ -193,27 +209,36 @@ void bert_describe(BERT& model, const BERTConfig& config) {
 // What may be missing in weights from elsewhere: the encoding's tensors, and the head, which an encoder alone does not
 // have.
 std::vector<FileTensor> optional_files(const BERT& model) {
-    std::vector<FileTensor> list = position_tables(model.config.position, bert_position_dims(model.config, 0, 0)).files;
-    for (const FileTensor& f : model.files) { if (starts_with(f.name, "cls.")) { list.push_back(f); } }
+    const PositionDims dims = bert_position_dims(model.config, 0, 0);
+    std::vector<FileTensor> list = position_tables(model.config.position, dims).files;
+    for (const FileTensor& f : model.files) {
+        if (starts_with(f.name, "cls.")) { list.push_back(f); }
+    }
     return list;
 }
 
+// Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients.
 template <class T> void bert_point(BERTParams<T>& p, const TensorTable& table, T* data) {
 #define X(name, ...) p.name = table.pointer(data, #name);
     BERT_PARAMS(X)
 #undef X
 }
 
-// The tables of the activations of a (B,T) batch; allocates nothing.
+// The tables of the activations of a (batch,length) batch of tokens; allocates nothing.
 Activations activations_describe(const BERT& model, int batch, int length, Purpose purpose, int recompute) {
     Activations acts;
     acts.B = batch;
     acts.T = length;
     const BERTConfig& g = model.config;
-    const size_t B = (size_t)batch, T = (size_t)length, NH = (size_t)g.NH, C = (size_t)g.C, OC = (size_t)model.OC, Vp = (size_t)g.Vp();
-    const size_t N = B * T, R = std::min(N, std::max((size_t)1, LOGITS_BOUND / Vp));
+    const size_t B = (size_t)batch, T = (size_t)length;
+    const size_t NH = (size_t)g.NH, C = (size_t)g.C;
+    const size_t OC = (size_t)model.OC, Vp = (size_t)g.Vp();
+    const size_t N = B * T;
+    const size_t R = std::min(N, std::max((size_t)1, LOGITS_BOUND / Vp));
+    // column sums of the layers, or what attention_backward wants: never both at once
     const size_t widest = std::max(std::max(OC, 4 * C), Vp);
-    const size_t scratch_floats = std::max(MAX_SLABS * widest, attention_backward_scratch(g.position, batch, length, g.NH, g.C / g.NH));
+    const size_t scratch_floats = std::max(MAX_SLABS * widest,
+                                           attention_backward_scratch(g.position, batch, length, g.NH, g.C / g.NH));
     const size_t attention_floats = attention_forward_scratch(batch, length, g.NH);
     acts.chunk = (int)R;
 #define X(type, name, keep, rows, cols) acts.add({#name, kept_layers(keep, purpose, g.L), rows, cols}, sizeof(type));
@@ -224,6 +249,7 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     return acts;
 }
 
+// Allocates them, and points acts.a at them.
 void activations_allocate(Activations& acts) {
     acts.allocate();
 #define X(type, name, ...) acts.point(acts.a.name, #name);
@@ -235,76 +261,105 @@ void activations_allocate(Activations& acts) {
 // ----------------------------------------------------------------------------------------------------------
 // forward
 
-// The hidden states ln2(L-1) (B,T,C) of acts.batch.
+// acts.batch.tokens (B,T) -> the hidden states ln2(L-1) (B,T,C).
 void bert_forward(BERT& model, Activations& acts, int B, int T) {
     const BERTParams<floatX>& p = model.params;
     const BERTActs& a = acts.a;
-    const int L = model.config.L, C = model.config.C, OC = model.OC;
+    const int L = model.config.L, C = model.config.C;
+    const int OC = model.OC;
     const size_t N = (size_t)B * T;
     const float eps = 1e-12f;
     Stream s = model.stream;
 
-    embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                                       // (B,T,C)
-    with_position(position_view(model, acts, 0, B, T), [&](auto pos) { pos.embed_forward(a.encoded(), B, T, 0, s); });
-    add_row(a.encoded(), p.typew(), N, C, s);                                                                  // all tokens are of type 0
+    embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
+    // learned and sinusoidal encodings add a row per position; the others do nothing here
+    const auto embed = [&](auto pos) { pos.embed_forward(a.encoded(), B, T, 0, s); };
+    with_position(position_view(model, acts, 0, B, T), embed);
+    add_row(a.encoded(), p.typew(), N, C, s);                   // every token is of type 0
     layernorm_forward(a.emb(), a.embmean(), a.embrstd(), a.encoded(), p.embw(), p.embb(), N, C, eps, s);
     for (int l = 0; l < L; l++) {
-        const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);
+        const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);                                          // (B,T,C)
         const PositionView position = position_view(model, acts, l, B, T);
-        /* 1 */ matmul_forward(a.qkv(l), view(x, N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);         // q | k | v | z | u
-        /* 2 */ with_position(position, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, 0, s); });             // rotate, or S and g
-        /* 3 */ attention_forward<false>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position, B, T, 0, s);
-        /* 4 */ matmul_forward(a.sum1(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), x, s);      // + residual
-        /* 5 */ layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), a.sum1(l), p.ln1w(l), p.ln1b(l), N, C, eps, s);
-        /* 6 */ matmul_forward(a.fch(l), view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l), nullptr, s);
-        /* 7 */ gelu_erf_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
-        /* 8 */ matmul_forward(a.sum2(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l), a.ln1(l), s);
-        /* 9 */ layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.sum2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
+        // 1 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
+        matmul_forward(a.qkv(l), view(x, N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);
+        // 2 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
+        with_position(position, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, 0, s); });
+        // 3 attention to every token of the sequence, in both directions                           (B,T,C)
+        attention_forward<false>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position, B, T, 0, s);
+        // 4 mix the heads, and add the block's input                                               (B,T,C)
+        matmul_forward(a.sum1(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), x, s);
+        // 5 normalize the sum
+        layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), a.sum1(l), p.ln1w(l), p.ln1b(l), N, C, eps, s);
+        // 6 the MLP widens                                                                         (B,T,4C)
+        matmul_forward(a.fch(l), view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l), nullptr, s);
+        // 7 its nonlinearity: the exact GELU, not GPT-2's approximation
+        gelu_erf_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
+        // 8 the MLP narrows, and its input is added                                                (B,T,C)
+        matmul_forward(a.sum2(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l),
+                       a.ln1(l), s);
+        // 9 normalize the sum
+        layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.sum2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
     }
 }
 
-// The head of masked language modelling, the one step without a mirror: losses of the M rows that acts.batch picked
-// and, when `grads` is given, their gradients in dhidden (B,T,C), zeroed by the caller, and in the head's tensors; a
-// chunk of rows at a time. dloss is 1 / (targets of the total batch).
+// The head of masked language modelling, the one step without a mirror: the losses of the M rows that acts.batch picked
+// and, when `grads` is given, their gradients in dhidden (B,T,C), zeroed by the caller, and in the head's tensors. A
+// chunk of rows goes forward and back before the next one, so that its logits are all that is ever held. dloss: 1 /
+// number of targets in the total batch.
 void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>* grads, floatX* dhidden, float dloss) {
-    const int V = model.config.V, Vp = model.config.Vp(), L = model.config.L, C = model.config.C;
+    const int V = model.config.V, Vp = model.config.Vp();
+    const int L = model.config.L, C = model.config.C;
     const BERTParams<floatX>& p = model.params;
     const BERTActs& a = acts.a;
+    const bool backward = grads != nullptr;
     const float eps = 1e-12f;
     Stream s = model.stream;
     for (size_t n = 0; n < M; n += (size_t)acts.chunk) {
         const size_t rows = std::min((size_t)acts.chunk, M - n);
-        const int* picked = acts.batch.picked + n;
-        /* 1 */ gather_rows(a.picked(), a.ln2(L - 1), picked, rows, C, s);
-        /* 2 */ matmul_forward(a.headh(), view(a.picked(), rows, C), view(p.headw(), C, C), p.headb(), nullptr, s);
-        /* 3 */ gelu_erf_forward(a.headgelu(), a.headh(), rows * C, s);
-        /* 4 */ layernorm_forward(a.headln(), a.headmean(), a.headrstd(), a.headgelu(), p.headlnw(), p.headlnb(), rows, C, eps, s);
-        /* 5 */ matmul_forward(a.logits(), view(a.headln(), rows, C), view(p.wte(), Vp, C), p.decoderb(), nullptr, s);
-        /* 6 */ classifier(a.losses() + n, a.hits() + n, a.logits(), acts.batch.targets + n, dloss, rows, V, Vp, grads != nullptr, s);
-        if (grads == nullptr) { continue; }
+        const int *picked = acts.batch.picked + n, *targets = acts.batch.targets + n;
+        // 1 the hidden states of the masked tokens                                                 (rows,C)
+        gather_rows(a.picked(), a.ln2(L - 1), picked, rows, C, s);
+        // 2 3 4 a layer of their own: product, GELU, normalization                                 (rows,C)
+        matmul_forward(a.headh(), view(a.picked(), rows, C), view(p.headw(), C, C), p.headb(), nullptr, s);
+        gelu_erf_forward(a.headgelu(), a.headh(), rows * C, s);
+        layernorm_forward(a.headln(), a.headmean(), a.headrstd(), a.headgelu(), p.headlnw(), p.headlnb(), rows, C,
+                          eps, s);
+        // 5 logits, with the embedding as weights                                                  (rows,Vp)
+        matmul_forward(a.logits(), view(a.headln(), rows, C), view(p.wte(), Vp, C), p.decoderb(), nullptr, s);
+        // 6 losses; the logits become their own gradient
+        classifier(a.losses() + n, a.hits() + n, a.logits(), targets, dloss, rows, V, Vp, backward, s);
+        if (!backward) { continue; }
         const BERTParams<float>& d = *grads;
-        /* 5 */ matmul_backward(a.dhead(), d.wte(), d.decoderb(), a.scratch(), a.logits(), nullptr,
-                                view(a.headln(), rows, C), view(p.wte(), Vp, C), s);
+        // 5 dlogits -> dhead                                                                       (rows,C)
+        matmul_backward(a.dhead(), d.wte(), d.decoderb(), a.scratch(), a.logits(), nullptr,
+                        view(a.headln(), rows, C), view(p.wte(), Vp, C), s);
+        // 4 3 through the normalization and GELU
         device_zero(a.dheadgelu(), sizeof(floatX) * rows * C, s);
-        /* 4 */ layernorm_backward(a.dheadgelu(), d.headlnw(), d.headlnb(), a.scratch(), a.dhead(), a.headgelu(), a.headmean(), a.headrstd(),
-                                   p.headlnw(), rows, C, s);
-        /* 3 */ gelu_erf_backward(a.dheadgelu(), a.dheadgelu(), a.headh(), rows * C, s);
-        /* 2 */ matmul_backward(a.dhead(), d.headw(), d.headb(), a.scratch(), a.dheadgelu(), nullptr,
-                                view(a.picked(), rows, C), view(p.headw(), C, C), s);
-        /* 1 */ scatter_rows(dhidden, a.dhead(), picked, rows, C, s);
+        layernorm_backward(a.dheadgelu(), d.headlnw(), d.headlnb(), a.scratch(), a.dhead(), a.headgelu(), a.headmean(),
+                           a.headrstd(), p.headlnw(), rows, C, s);
+        gelu_erf_backward(a.dheadgelu(), a.dheadgelu(), a.headh(), rows * C, s);
+        // 2 through the product
+        matmul_backward(a.dhead(), d.headw(), d.headb(), a.scratch(), a.dheadgelu(), nullptr,
+                        view(a.picked(), rows, C), view(p.headw(), C, C), s);
+        // 1 back to where the rows came from
+        scatter_rows(dhidden, a.dhead(), picked, rows, C, s);
     }
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// backward: the forward's numbers in reverse. dresidual holds the gradient of the hidden states; gradients of weights
-// add to `grads` (float32, laid out as the parameters).
+// backward: the forward's numbers in reverse
 
+// dresidual holds the gradient of the hidden states (B,T,C). The gradients of the weights are added to `grads`, float32
+// and laid out as the parameters. layernorm_backward adds to its output, hence the zeros before each: in post-LN the
+// gradient of a sum replaces that of its normalization. It then goes both through the branch and, as the last operand
+// of matmul_backward (dsum), around it.
 void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, int recompute) {
     const BERTParams<floatX>& p = model.params;
     BERTParams<float> d;
     bert_point(d, model.table, grads);
     const BERTActs& a = acts.a;
-    const int L = model.config.L, C = model.config.C, OC = model.OC;
+    const int L = model.config.L, C = model.config.C;
+    const int OC = model.OC;
     const size_t N = (size_t)B * T, bytes = sizeof(floatX) * N * C;
     const float eps = 1e-12f;
     Stream s = model.stream;
@@ -313,36 +368,53 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
         const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);
         const PositionView position = position_view(model, acts, l, B, T, grads);
         if (recompute >= 1) { gelu_erf_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
-        if (recompute >= 2) { layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), a.sum1(l), p.ln1w(l), p.ln1b(l), N, C, eps, s); }
+        if (recompute >= 2) {
+            layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), a.sum1(l), p.ln1w(l), p.ln1b(l), N, C, eps, s);
+        }
+        // 9 through the second normalization: dresidual -> dsum                                     (B,T,C)
         device_zero(a.dsum(), bytes, s);
-        /* 9 */ layernorm_backward(a.dsum(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dresidual(), a.sum2(l), a.ln2mean(l), a.ln2rstd(l), p.ln2w(l), N, C, s);
-        /* 8 */ matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dsum(), nullptr,
-                                view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
-        /* 7 */ gelu_erf_backward(a.dfch(), a.dfch(), a.fch(l), N * 4 * C, s);
-        /* 6 */ matmul_backward(a.dresidual(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), a.dsum(),
-                                view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), s);
+        layernorm_backward(a.dsum(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dresidual(), a.sum2(l), a.ln2mean(l),
+                           a.ln2rstd(l), p.ln2w(l), N, C, s);
+        // 8 the MLP's second product: dsum -> dfch                                                  (B,T,4C)
+        matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dsum(), nullptr,
+                        view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
+        // 7 through GELU, in place
+        gelu_erf_backward(a.dfch(), a.dfch(), a.fch(l), N * 4 * C, s);
+        // 6 the MLP's first product: dfch, and dsum around the MLP -> dresidual                     (B,T,C)
+        matmul_backward(a.dresidual(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), a.dsum(),
+                        view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), s);
+        // 5 through the first normalization: dresidual -> dsum
         device_zero(a.dsum(), bytes, s);
-        /* 5 */ layernorm_backward(a.dsum(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dresidual(), a.sum1(l), a.ln1mean(l), a.ln1rstd(l), p.ln1w(l), N, C, s);
-        /* 4 */ matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dsum(), nullptr,
-                                view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
-        /* 3 */ attention_backward<false>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position, B, T, s);
-        /* 2 */ with_position(position, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
-        /* 1 */ matmul_backward(a.dresidual(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), a.dsum(),
-                                view(x, N, C), view(p.qkvw(l), OC, C), s);
+        layernorm_backward(a.dsum(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dresidual(), a.sum1(l), a.ln1mean(l),
+                           a.ln1rstd(l), p.ln1w(l), N, C, s);
+        // 4 the product that mixes the heads: dsum -> datty                                         (B,T,C)
+        matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dsum(), nullptr,
+                        view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
+        // 3 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
+        attention_backward<false>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position, B, T, s);
+        // 2 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
+        with_position(position, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
+        // 1 the product that made q, k, v: dqkv, and dsum around attention -> dresidual             (B,T,C)
+        matmul_backward(a.dresidual(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), a.dsum(),
+                        view(x, N, C), view(p.qkvw(l), OC, C), s);
     }
+    // the embeddings: through their normalization, then to the type, the positions and the tokens
+    const DeviceBatch& batch = acts.batch;
+    const auto embed = [&](auto pos) { pos.embed_backward(a.dsum(), B, T, s); };
     device_zero(a.dsum(), bytes, s);
-    layernorm_backward(a.dsum(), d.embw(), d.embb(), a.scratch(), a.dresidual(), a.encoded(), a.embmean(), a.embrstd(), p.embw(), N, C, s);
+    layernorm_backward(a.dsum(), d.embw(), d.embb(), a.scratch(), a.dresidual(), a.encoded(), a.embmean(), a.embrstd(),
+                       p.embw(), N, C, s);
     add_row_backward(d.typew(), a.scratch(), a.dsum(), N, C, s);
-    with_position(position_view(model, acts, 0, B, T, grads), [&](auto pos) { pos.embed_backward(a.dsum(), B, T, s); });
-    embedding_backward(d.wte(), a.dsum(), acts.batch.tokens, acts.batch.rows, acts.batch.first, acts.batch.groups, C, s);
+    with_position(position_view(model, acts, 0, B, T, grads), embed);
+    embedding_backward(d.wte(), a.dsum(), batch.tokens, batch.rows, batch.first, batch.groups, C, s);
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // a step of masked language modelling
 
 // Loads (B,T) tokens and the rows that have a target; lengths (B) or null: all T. Returns how many targets there are.
-size_t load_batch(BERT& model, Activations& acts, size_t slot, size_t of, const int* tokens, const int* targets, const int* lengths, int B, int T,
-                  bool backward, std::vector<int>& picked) {
+size_t load_batch(BERT& model, Activations& acts, size_t slot, size_t of, const int* tokens, const int* targets,
+                  const int* lengths, int B, int T, bool backward, std::vector<int>& picked) {
     const size_t N = (size_t)B * T;
     std::vector<int> wanted;
     picked.clear();
@@ -357,36 +429,44 @@ size_t load_batch(BERT& model, Activations& acts, size_t slot, size_t of, const 
     return wanted.size();
 }
 
-// what is asked about the tokens of a stream: those that its positions choose, whatever the window
+// What evaluation asks about n tokens of a stream: those that their positions in the data choose, whatever the window
 void set_targets(const BERT& model, const int* stream, uint64_t start, int n, int* tokens, int* targets) {
-    mask_tokens(model.config.special, 0, EVALUATION_SAMPLE, start, n, stream, tokens, targets, model.config.mask_share);
+    const BERTConfig& c = model.config;
+    mask_tokens(c.special, 0, EVALUATION_SAMPLE, start, n, stream, tokens, targets, c.mask_share);
 }
 
-// losses and hits (B,T) on the host, 0 where nothing is asked; hits may be null. lengths (B) or null: all T
-void forward_losses(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths, int B, int T, float* losses, float* hits) {
+// tokens, targets (B,T) -> losses and hits (B,T) on the host, 0 where nothing is asked; hits may be null. lengths (B),
+// or null: every row has T tokens
+void forward_losses(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths, int B,
+                    int T, float* losses, float* hits) {
     std::vector<int> picked;
-    const size_t N = (size_t)B * T, M = load_batch(model, acts, 0, 1, tokens, targets, lengths, B, T, false, picked);
+    const size_t N = (size_t)B * T;
+    const size_t M = load_batch(model, acts, 0, 1, tokens, targets, lengths, B, T, false, picked);
     std::vector<float> host(M);
     bert_forward(model, acts, B, T);
     bert_head(model, acts, M, nullptr, nullptr, 0.0f);
     for (float* out : {losses, hits}) {
         if (out == nullptr) { continue; }
-        copy_to_host(host.data(), out == losses ? acts.a.losses() : acts.a.hits(), sizeof(float) * M, model.stream);
+        const float* on_device = out == losses ? acts.a.losses() : acts.a.hits();
+        copy_to_host(host.data(), on_device, sizeof(float) * M, model.stream);
         std::fill(out, out + N, 0.0f);
         for (size_t k = 0; k < M; k++) { out[picked[k]] = host[k]; }
     }
 }
 
-// The mean loss of a step of `micro_batches` x (B,T) tokens over its masked ones, and its gradient.
-StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths, int micro_batches,
-                           int recompute) {
+// tokens, targets (micro_batches,B,T) of this rank, lengths (micro_batches,B) or null -> the mean loss of the step's
+// masked tokens over all ranks, and its gradient
+StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths,
+                           int micro_batches, int recompute) {
     const int B = acts.B, T = acts.T;
-    const size_t N = (size_t)B * T, counted = count_targets(targets, N * micro_batches);
+    const size_t N = (size_t)B * T;
+    const size_t counted = count_targets(targets, N * micro_batches);
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
     std::vector<int> picked;
     for (int i = 0; i < micro_batches; i++) {
+        const int* lengths_i = lengths == nullptr ? nullptr : lengths + (size_t)i * B;
         const size_t M = load_batch(model, acts, (size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N,
-                                    lengths == nullptr ? nullptr : lengths + (size_t)i * B, B, T, true, picked);
+                                    lengths_i, B, T, true, picked);
         float* grads = gradient_begin(model);
         BERTParams<float> d;
         bert_point(d, model.table, grads);
@@ -403,17 +483,19 @@ StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, co
 // ----------------------------------------------------------------------------------------------------------
 // contrastive fine-tuning and embeddings
 
-// out (rows,C) float32, on the device: the embeddings of ids (rows,T) with lengths (rows)
-void bert_embed(float* out, BERT& model, Activations& acts, size_t slot, size_t of, const int* ids, const int* lengths, int rows, int T, bool backward) {
+// ids (rows,T) with lengths (rows) -> out (rows,C) float32, on the device: their embeddings
+void bert_embed(float* out, BERT& model, Activations& acts, size_t slot, size_t of, const int* ids, const int* lengths,
+                int rows, int T, bool backward) {
+    const int L = model.config.L, C = model.config.C;
     std::vector<int> none;
     load_batch(model, acts, slot, of, ids, nullptr, lengths, rows, T, backward, none);
     bert_forward(model, acts, rows, T);
-    pooling_forward(out, acts.a.ln2(model.config.L - 1), acts.batch.lengths, rows, T, model.config.C, model.pooling, model.stream);
+    pooling_forward(out, acts.a.ln2(L - 1), acts.batch.lengths, rows, T, C, model.pooling, model.stream);
 }
 
-// out (rows,C) on the host
+// The same with out on the host
 void embed_documents(BERT& model, Activations& acts, const int* ids, const int* lengths, int rows, int T, float* out) {
-    float* pooled = (float*)acts.a.fch();       // which nobody reads any more, and which is larger
+    float* pooled = (float*)acts.a.fch();       // which the forward has read for the last time, and which is larger
     bert_embed(pooled, model, acts, 0, 1, ids, lengths, rows, T, false);
     copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
 }
@@ -421,8 +503,12 @@ void embed_documents(BERT& model, Activations& acts, const int* ids, const int* 
 // What a step of contrastive learning holds besides the activations of a chunk: embeddings and their gradients, of all
 // rows.
 struct ContrastiveBuffers {
-    float *emb = nullptr, *demb = nullptr, *losses = nullptr, *scratch = nullptr;
-    static size_t bytes(int Q, int M, int C) { return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C)); }
+    float *emb = nullptr, *demb = nullptr;
+    float *losses = nullptr, *scratch = nullptr;
+    // Q queries, M positives and negatives: emb and demb (Q+M,C), losses (Q)
+    static size_t bytes(int Q, int M, int C) {
+        return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C));
+    }
     void allocate(int Q, int M, int C) {
         emb = (float*)device_malloc(bytes(Q, M, C));
         demb = emb + (size_t)(Q + M) * C;
@@ -435,22 +521,30 @@ struct ContrastiveBuffers {
 // The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then
 // the loss gives the gradient of every embedding, and each chunk is run again, forward and backward. So memory does not
 // grow with the batch, and its gradient is that of one large batch (Gao et al. 2021).
-StepGradient contrastive_gradient(BERT& model, Activations& acts, const ContrastiveBuffers& c, const GroupBatch& batch, double tau, int recompute) {
-    const int Q = batch.groups, rows = batch.rows, C = model.config.C, T = batch.T, chunks = ceil_div(rows, acts.B);
+StepGradient contrastive_gradient(BERT& model, Activations& acts, const ContrastiveBuffers& c, const GroupBatch& batch,
+                                  double tau, int recompute) {
+    const int Q = batch.groups, rows = batch.rows;
+    const int C = model.config.C, T = batch.T;
+    const int chunks = ceil_div(rows, acts.B);
     auto embed = [&](int i, bool backward) {
         const int first = i * acts.B, n = std::min(acts.B, rows - first);
         const size_t slot = (size_t)(backward && chunks > 1 ? chunks + i : i);
-        bert_embed(c.emb + (size_t)first * C, model, acts, slot, 2 * (size_t)chunks, batch.ids.data() + (size_t)first * T,
-                   batch.lengths.data() + first, n, T, backward);
+        const int *ids = batch.ids.data() + (size_t)first * T, *lengths = batch.lengths.data() + first;
+        bert_embed(c.emb + (size_t)first * C, model, acts, slot, 2 * (size_t)chunks, ids, lengths, n, T, backward);
         return n;
     };
+    // 1 embed every row: one chunk alone can stay where it is for the backward
     for (int i = 0; i < chunks; i++) { embed(i, chunks == 1); }
-    contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, Q, rows - Q, C, (float)tau, 1.0f / (float)Q, model.stream);
+    // 2 the loss of each query, and the gradient of each embedding
+    const float dloss = 1.0f / (float)Q;
+    contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, Q, rows - Q, C, (float)tau, dloss, model.stream);
     loss_sum(model.loss_sums, c.losses, (size_t)Q, model.stream);
+    // 3 each chunk again, and back through the model
     for (int i = 0; i < chunks; i++) {
         const int n = chunks == 1 ? rows : embed(i, true);
         float* grads = gradient_begin(model);
-        pooling_backward(acts.a.dresidual(), c.demb + (size_t)i * acts.B * C, acts.batch.lengths, n, T, C, model.pooling, model.stream);
+        const float* demb = c.demb + (size_t)i * acts.B * C;                        // (n,C)
+        pooling_backward(acts.a.dresidual(), demb, acts.batch.lengths, n, T, C, model.pooling, model.stream);
         bert_backward(model, acts, grads, n, T, recompute);
         gradient_add(model, i, chunks);
     }
@@ -460,156 +554,101 @@ StepGradient contrastive_gradient(BERT& model, Activations& acts, const Contrast
 // ----------------------------------------------------------------------------------------------------------
 // main
 
-const std::vector<ModelSize> bert_sizes = {{"tiny", 2, 2, 128}, {"mini", 4, 4, 256}, {"small", 4, 8, 512}, {"base", 12, 12, 768}};
+const std::vector<ModelSize> bert_sizes = {             // name, L, NH, C
+    {"tiny", 2, 2, 128}, {"mini", 4, 4, 256}, {"small", 4, 8, 512}, {"base", 12, 12, 768}};
 
-// With the pooling that --pairs trained, if it did, so that retrieval and encoding take no other one unasked.
+// The config.json of a checkpoint. It names the pooling that --pairs has trained, so that --encode and --corpus take no
+// other one unasked.
 Json bert_json(const BERTConfig& c) {
     Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position));
     if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
     return j;
 }
 
-// logits (masked, V): of the tokens of one sequence that are [MASK]
+// logits (masked,V): of the tokens of one sequence that are [MASK]
 std::vector<std::vector<float>> masked_logits(BERT& model, Activations& acts, const std::vector<int>& ids) {
     const int V = model.config.V, Vp = model.config.Vp();
+    const int T = (int)ids.size(), mask = model.config.special.mask;
     std::vector<int> targets, picked;
-    for (int id : ids) { targets.push_back(id == model.config.special.mask ? 0 : IGNORE_INDEX); }
-    const size_t M = load_batch(model, acts, 0, 1, ids.data(), targets.data(), nullptr, 1, (int)ids.size(), false, picked);
-    check(M <= (size_t)acts.chunk, "--predict: %zu [MASK]s at once, at most %d are possible", M, acts.chunk);
-    bert_forward(model, acts, 1, (int)ids.size());
+    for (int id : ids) { targets.push_back(id == mask ? 0 : IGNORE_INDEX); }
+    const size_t M = load_batch(model, acts, 0, 1, ids.data(), targets.data(), nullptr, 1, T, false, picked);
+    check(M <= (size_t)acts.chunk, "--predict: expected at most %d [MASK]s at once, got %zu", acts.chunk, M);
+    bert_forward(model, acts, 1, T);
     bert_head(model, acts, M, nullptr, nullptr, 0.0f);
     std::vector<floatX> rows(M * (size_t)Vp);
     copy_to_host(rows.data(), acts.a.logits(), sizeof(floatX) * rows.size(), model.stream);
     std::vector<std::vector<float>> logits;
-    for (size_t k = 0; k < M; k++) { logits.emplace_back(rows.begin() + (long)(k * Vp), rows.begin() + (long)(k * Vp + V)); }
+    for (auto row = rows.begin(); row != rows.end(); row += Vp) { logits.emplace_back(row, row + V); }
     return logits;
 }
-
-// --predict: the five likeliest tokens for each [MASK]
-void predict(BERT& model, const std::string& text, const Tokenizer& tokenizer) {
-    const std::vector<int> ids = text_ids(text, model.config.special, tokenizer);
-    Activations acts = activations_describe(model, 1, (int)ids.size(), Purpose::Evaluate, 0);
-    activations_allocate(acts);
-    const std::vector<std::vector<float>> logits = masked_logits(model, acts, ids);
-    acts.release();
-    printf("%s\n", text.c_str());
-    for (size_t k = 0; k < logits.size(); k++) {
-        const std::vector<float>& x = logits[k];
-        std::vector<int> order(x.size());
-        std::iota(order.begin(), order.end(), 0);
-        const int most = std::min(5, (int)x.size());
-        std::partial_sort(order.begin(), order.begin() + most, order.end(), [&](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
-        const double largest = x[order[0]];
-        double sum = 0;
-        for (float v : x) { sum += std::exp(v - largest); }
-        printf("  [MASK] %zu:", k + 1);
-        for (int i = 0; i < most; i++) {
-            const std::string token = order[i] < tokenizer.vocab_size() ? tokenizer.decode(order[i], true) : strprintf("<%d>", order[i]);
-            const bool part = token.size() == 1 && (unsigned char)token[0] >= 128;      // of a character
-            const std::string shown = part ? strprintf("\\x%02x", (unsigned char)token[0]) : printable(token);
-            printf("  %s %.1f%%", shown.c_str(), 100 * std::exp(x[order[i]] - largest) / sum);
-        }
-        printf("\n");
-    }
-    fflush(stdout);
-}
-
-// Lengths and a text that the encoding cannot reach are refused before the weights are read.
-void check_reach(const Options& o, const BERTConfig& c, const Tokenizer* tokenizer) {
-    const int reach = position_max_length(c.position), shortest = o.eval_lengths.empty() ? 0 :
-        o.encode.empty() ? *std::min_element(o.eval_lengths.begin(), o.eval_lengths.end()) : o.eval_lengths[0];
-    const size_t text = o.is_given("predict") ? text_ids(o.predict, c.special, *tokenizer).size() : 0;
-    check(shortest <= reach, "--eval_lengths: %s has no positions beyond %d, and %d are wanted", c.position.name.c_str(), reach, shortest);
-    check(text <= (size_t)reach, "--predict: the text is %zu tokens, but %s has no positions beyond %d", text, c.position.name.c_str(), reach);
-}
-
-// Embeddings of a collection, its documents cut to max_tokens
-Embeddings encode(BERT& model, const Documents& documents, int max_tokens) {
-    Activations acts = activations_describe(model, std::max(1, EVALUATION_TOKENS / max_tokens), max_tokens, Purpose::Evaluate, 0);
-    activations_allocate(acts);
-    Embeddings e = encode_documents(model, acts, documents, max_tokens);
-    acts.release();
-    return e;
-}
-
-// The collections that are asked for, opened and checked before any work
-struct Collections {
-    std::unique_ptr<Documents> encode, corpus, queries;
-    Qrels qrels;
-    Collections(const Options& o, const SpecialTokens& special) {
-        if (!o.encode.empty()) { encode = std::make_unique<Documents>(o.encode, "--encode", special, 1); }
-        if (o.corpus.empty()) { return; }
-        queries = std::make_unique<Documents>(o.queries, "--queries", special, 1);
-        corpus = std::make_unique<Documents>(o.corpus, "--corpus", special, 1);
-        qrels = read_qrels(o.qrels);
-    }
-};
 
 // What is to be done with a trained model: --eval_lengths, --encode, --corpus, --predict
 void use_model(BERT& model, const Run& run, const TokenFiles* val, const Collections& collections) {
     const Options& o = run.o;
     const std::vector<int> lengths = o.eval_lengths.empty() ? std::vector<int>{o.T} : o.eval_lengths;
-    if (!o.eval_lengths.empty() && collections.corpus == nullptr && collections.encode == nullptr) {
+    const bool embeds = collections.corpus != nullptr || collections.encode != nullptr;
+    if (!o.eval_lengths.empty() && !embeds) {
         evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, *run.log);
     }
-    if (collections.encode != nullptr) {
-        const Embeddings e = encode(model, *collections.encode, lengths[0]);
-        const std::string path = o.out + "/embeddings.safetensors";
-        write_embeddings(path, e, {{"max_tokens", std::to_string(lengths[0])}, {"pooling", o.pooling}});
-        printf("wrote %s: %zu embeddings of %d channels\n", path.c_str(), e.size(), e.C);
-    }
+    if (collections.encode != nullptr) { write_collection(model, run, *collections.encode, lengths[0]); }
     for (int T : lengths) {
-        if (collections.corpus == nullptr) { break; }
-        if (T > position_max_length(model.config.position)) {
-            printf("%8d: %s has no positions beyond %d\n", T, model.config.position.name.c_str(), position_max_length(model.config.position));
-            continue;
-        }
-        Embeddings queries = encode(model, *collections.queries, T), corpus = encode(model, *collections.corpus, T);
-        printf("max length %d\n", T);
-        Json j = report_retrieval(evaluate_retrieval(queries, corpus, collections.qrels));
-        j["T"] = T;
-        j["pos"] = model.config.position.name;
-        run.log->record(j);
+        if (collections.corpus != nullptr) { search_collection(model, run, collections, T); }
     }
     if (o.is_given("predict")) { predict(model, o.predict, *run.tokenizer); }
 }
 
-// Trains from the run's state to o.steps; returns the exit code. `pairs`: contrastively on these, else on masked tokens
-// of `files`.
-int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, const TokenFiles* val, const Documents* pairs) {
+// The masked tokens of the step's samples, and the gradient of predicting them
+StepGradient masked_step(BERT& model, Activations& acts, const Run& run, const TokenFiles& files, std::vector<int>& ids,
+                         std::vector<int>& tokens, std::vector<int>& targets) {
+    const Options& o = run.o;
+    const int T = acts.T;
+    const uint64_t sample = run.first_sample(), seed = (uint64_t)o.seed;
+    fill_batch(files, T, sample, run.my_samples, seed, !o.overfit, ids.data(), targets.data());
+    for (int i = 0; i < run.my_samples; i++) {
+        const size_t row = (size_t)i * T;
+        mask_tokens(model.config.special, seed, sample + (uint64_t)i, 0, T, &ids[row], &tokens[row], &targets[row],
+                    o.mask_share);
+    }
+    return bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute);
+}
+
+// Trains from the run's state to o.steps; returns the exit code. `pairs`: contrastively on these groups, or null: on
+// the masked tokens of `files`
+int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, const TokenFiles* val,
+          const Documents* pairs) {
     const Options& o = run.o;
     const int B = acts.B, T = acts.T;
-    std::vector<int> ids(pairs != nullptr ? 0 : (size_t)run.my_samples * T), tokens(ids.size()), targets(ids.size());
-    const double C = model.config.C, token_flops = flops_per_token(model.config.L * C * (model.OC + 9 * C), model.config.L, (int)C, T, false);
+    const int L = model.config.L, C = model.config.C;
+    // each layer's products have C * (OC + 9 C) weights; the head sees masked tokens only, and is not counted
+    const double token_flops = flops_per_token((double)L * C * (model.OC + 9.0 * C), L, C, T, false);
+    std::vector<int> ids(pairs != nullptr ? 0 : (size_t)run.my_samples * T);            // (my_samples,T): this rank's
+    std::vector<int> tokens(ids.size()), targets(ids.size());                           // masked ids; what was there
     GroupBatch batch;
     ContrastiveBuffers buffers;
-    if (pairs != nullptr) { buffers.allocate(run.samples, run.samples * (pairs->group - 1), (int)C); }
+    if (pairs != nullptr) { buffers.allocate(run.samples, run.samples * (pairs->group - 1), C); }
     int code;
     for (;;) {
         const int64_t step = run.state.step;
+        // 1 validation, before the update of this step
         if (val != nullptr && o.val_every > 0 && (step >= o.steps || step % o.val_every == 0)) {
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
             printf("%s | %.2f%% right\n", val_line(step, o.steps, e.loss).c_str(), 100 * e.accuracy);
             run.log->val(step, e.loss, e.accuracy);
         }
+        // 2 a checkpoint, and the end when this was the last step or a signal has come
         code = save_or_leave(run, model, bert_json(model.config));
         if (code >= 0) { break; }
+        // 3 the gradient of a batch, and the update
         const double start = wall_seconds();
-        const uint64_t sample = run.first_sample();
         double tokens_done = (double)o.total_batch;
         StepGradient gradient;
         if (pairs != nullptr) {
-            fill_groups(*pairs, sample, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
+            fill_groups(*pairs, run.first_sample(), run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
             gradient = contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute);
             tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0);
         } else {
-            fill_batch(*files, T, sample, run.my_samples, (uint64_t)o.seed, !o.overfit, ids.data(), targets.data());
-            for (int i = 0; i < run.my_samples; i++) {
-                const size_t row = (size_t)i * T;
-                mask_tokens(model.config.special, (uint64_t)o.seed, sample + (uint64_t)i, 0, T, &ids[row], &tokens[row], &targets[row], o.mask_share);
-            }
-            gradient = bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute);
+            gradient = masked_step(model, acts, run, *files, ids, tokens, targets);
         }
         finish_step(run, model, gradient, start, tokens_done, token_flops);
     }
@@ -618,8 +657,8 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
 }
 
 std::string bert_help() {
-    return "Trains a BERT with any of these positional encodings (--pos), and evaluates it:\n" + position_help() + "\n" +
-           sizes_help(bert_sizes) + "\n"
+    return "Trains a BERT with any of these positional encodings (--pos), and evaluates it:\n" + position_help() +
+           "\n" + sizes_help(bert_sizes) + "\n"
            "Train on your own text, and save every 500 steps; --resume 1 continues an interrupted run:\n"
            "  ./train_bert --train_files a.txt --val_files b.txt --model 2,4,64 --T 128 --B 16 --steps 1000 \\\n"
            "               --lr 2e-3 --warmup 100 --final_lr 0.1 --pos cable --out run/bert --checkpoint_every 500\n"
@@ -627,6 +666,98 @@ std::string bert_help() {
            "  ./train_bert --load run/bert/step_00001000 --val_files b.txt --eval_lengths 128,256,512\n"
            "Fill in the blanks:\n"
            "  ./train_bert --load run/bert/step_00001000 --predict \"the [MASK]at sat on the mat\"\n";
+}
+
+// Flags that make no sense together are refused first.
+void check_flags(const Options& o) {
+    const auto too_short = [](int T) { return T < 2; };
+    const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), too_short);
+    const bool documents = !o.encode.empty() || !o.corpus.empty(), predicts = o.is_given("predict");
+    check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(),
+          "--corpus, --queries and --qrels go together");
+    check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
+    check(!documents || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
+    check(!predicts || o.predict.find("[MASK]") != std::string::npos, "--predict: there is no [MASK] in the text");
+    check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
+          "--val_every: --pairs has no validation; --corpus, --queries and --qrels measure what it learns");
+    check(comm().size == 1 || (o.pairs.empty() && !documents && !predicts),
+          "--pairs, --encode, --corpus, --predict: expected one process, got %d: start it without mpirun", comm().size);
+}
+
+// Lengths and a text that the encoding cannot reach are refused before the weights are read.
+void check_reach(const Options& o, const BERTConfig& c, const Tokenizer* tokenizer) {
+    const char* name = c.position.name.c_str();
+    const int reach = position_max_length(c.position);
+    int shortest = 0;                                   // --encode takes the first length, the others all that fit
+    if (!o.eval_lengths.empty()) {
+        const auto least = std::min_element(o.eval_lengths.begin(), o.eval_lengths.end());
+        shortest = o.encode.empty() ? *least : o.eval_lengths[0];
+    }
+    check(shortest <= reach, "--eval_lengths: %s has no positions beyond %d, got %d", name, reach, shortest);
+    if (!o.is_given("predict")) { return; }
+    check(tokenizer != nullptr && tokenizer->cannot_encode.empty(),
+          "--predict: a text wants a vocabulary; give it with --tokenizer");
+    const size_t n = text_ids(o.predict, c.special, *tokenizer).size();
+    check(n <= (size_t)reach, "--predict: %s has no positions beyond %d, got a text of %zu tokens", name, reach, n);
+}
+
+// The token files that the flags ask for, opened and checked before any work; null where none is read
+struct BERTData {
+    std::unique_ptr<TokenFiles> train, val;
+
+    explicit BERTData(const Run& run) {
+        const Options& o = run.o;
+        const bool tokens = run.trains && o.pairs.empty();
+        const bool reads = o.list ? o.is_given("train_files") : tokens;
+        if (reads) { train = open_tokens(o, "--train_files"); }
+        const bool evaluates = !o.eval_lengths.empty() && o.corpus.empty() && o.encode.empty();
+        const bool validates = !o.list && (evaluates || (tokens && o.val_every > 0));
+        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
+    }
+    // The vocabulary that the data wants of the model, 0: there is no data. That of bytes has [CLS], [SEP], [MASK],
+    // [PAD] too.
+    int vocab() const {
+        if (!train && !val) { return 0; }
+        const int V = train ? train->vocab : val->vocab;
+        return V == 256 ? BYTE_VOCAB : V;
+    }
+};
+
+// The model's configuration: from the flags, the checkpoint and the data; also finds the tokenizer
+BERTConfig configure(Run& run, int vocab) {
+    Options& o = run.o;
+    BERTConfig config;
+    parse_model(o.model, "bert:", bert_sizes, config);
+    config = resolve_config(o, config, run.source, vocab, BERT_KEYS);
+    if (config.V == 0) {                            // no token files: pairs of text, shards of BERT's ids, or --list
+        const size_t n = o.pairs.size();
+        config.V = n > 4 && o.pairs.compare(n - 4, 4, ".txt") == 0 ? BYTE_VOCAB : BERT_VOCAB;
+    }
+    if (!o.list) { run.tokenizer = find_tokenizer(o.tokenizer, run.source, config.V == BYTE_VOCAB ? 256 : config.V); }
+    if (!run.source.empty() && !o.is_given("pooling")) {
+        const Json j = read_config(run.source, BERT_KEYS);
+        if (j.contains("pooling")) {
+            set_option(o, "pooling", run.source + ": pooling", json_string(j, "pooling", run.source));
+            config.pooling = o.pooling;
+        }
+    }
+    if (!o.pairs.empty() && run.trains) { config.pooling = o.pooling; }
+    config.special = run.tokenizer != nullptr ? special_tokens(*run.tokenizer) : special_tokens(config.V);
+    config.mask_share = o.mask_share;
+    return config;
+}
+
+// plan_steps, where a sample is a group of --pairs or a sequence of T tokens
+void plan_bert_steps(Run& run, BERTConfig& config, const TokenFiles* files, const Documents* pairs) {
+    Options& o = run.o;
+    uint64_t epoch = 0;
+    if (o.steps < 0 && pairs != nullptr) { epoch = pairs->groups(); }
+    if (o.steps < 0 && files != nullptr) { epoch = files->windows(config.T); }
+    plan_steps(run, config, epoch);
+    if (pairs == nullptr) { return; }
+    check((size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but --pairs %s has %zu",
+          (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(), pairs->groups());
+    run.micro_batches = ceil_div(run.samples * pairs->group, o.B);
 }
 
 int bert_main(int argc, char** argv) {
@@ -637,79 +768,48 @@ int bert_main(int argc, char** argv) {
         printf("%s", help_text("train_bert", bert_help(), BERT_FLAG).c_str());
         return 0;
     }
-    // 1. what to do, and with which data
-    check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(), "--corpus, --queries and --qrels go together");
-    check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
-    check((o.encode.empty() && o.corpus.empty()) || std::none_of(o.eval_lengths.begin(), o.eval_lengths.end(), [](int T) { return T < 2; }),
-          "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
-    check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos, "--predict: there is no [MASK] in the text");
-    check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0, "--val_every: --pairs has no validation; --corpus, --queries and --qrels "
-          "measure what it learns");
-    check(comm().size == 1 || (o.pairs.empty() && o.encode.empty() && o.corpus.empty() && !o.is_given("predict")),
-          "--pairs, --encode, --corpus, --predict: with one process, not with mpirun");
-    begin_run(run, !o.eval_lengths.empty() || !o.encode.empty() || !o.corpus.empty() || o.is_given("predict"),
-              "--eval_lengths, --encode, --corpus and --predict");
-    std::unique_ptr<TokenFiles> files, val;
-    const bool reads = o.list ? o.is_given("train_files") : run.trains && o.pairs.empty();
-    if (reads) { files = open_tokens(o, "--train_files"); }
-    const bool evaluates = !o.eval_lengths.empty() && o.corpus.empty() && o.encode.empty();
-    const bool validates = !o.list && (evaluates || (run.trains && o.pairs.empty() && o.val_every > 0));
-    if (validates) { val = open_tokens(o, "--val_files", files ? files->vocab : 0); }
-    const int vocab = files ? files->vocab : val ? val->vocab : 0;
-    // 2. the model
-    BERTConfig config;
-    parse_model(o.model, "bert:", bert_sizes, config);
-    config = resolve_config(o, config, run.source, vocab == 256 ? BYTE_VOCAB : vocab, BERT_KEYS);
-    if (config.V == 0) { config.V = o.pairs.size() > 4 && o.pairs.compare(o.pairs.size() - 4, 4, ".txt") == 0 ? BYTE_VOCAB : BERT_VOCAB; }
-    run.tokenizer = o.list ? nullptr : find_tokenizer(o.tokenizer, run.source, config.V == BYTE_VOCAB ? 256 : config.V);
-    if (!run.source.empty() && !o.is_given("pooling")) {
-        const Json j = read_config(run.source, BERT_KEYS);
-        if (j.contains("pooling")) { set_option(o, "pooling", run.source + ": pooling", json_string(j, "pooling", run.source)); config.pooling = o.pooling; }
-    }
-    if (!o.pairs.empty() && run.trains) { config.pooling = o.pooling; }
-    config.special = run.tokenizer != nullptr ? special_tokens(*run.tokenizer) : special_tokens(config.V);
-    config.mask_share = o.mask_share;
+    // 1 what to do, and with which data
+    check_flags(o);
+    const bool uses = !o.eval_lengths.empty() || !o.encode.empty() || !o.corpus.empty() || o.is_given("predict");
+    begin_run(run, uses, "--eval_lengths, --encode, --corpus and --predict");
+    const BERTData data(run);
+    // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
+    BERTConfig config = configure(run, data.vocab());
     std::unique_ptr<Documents> pairs;
-    if (!o.pairs.empty() && !o.list && run.trains) {
-        pairs = std::make_unique<Documents>(o.pairs, "--pairs", config.special);
-        check(pairs->group >= 2, "--pairs %s: single documents; groups of a query, its positive and negatives are wanted", o.pairs.c_str());
-    }
-    const bool counts = o.steps < 0 && (pairs != nullptr || files != nullptr);
-    plan_steps(run, config, !counts ? 0 : pairs != nullptr ? pairs->groups() : files->windows(config.T));
-    if (pairs != nullptr) {
-        check((size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but --pairs %s has %zu", (long long)o.total_batch,
-              run.samples, o.T, o.pairs.c_str(), pairs->groups());
-        run.micro_batches = ceil_div(run.samples * pairs->group, o.B);
-    }
-    std::unique_ptr<Collections> collections;
-    if (!o.list) { collections = std::make_unique<Collections>(o, config.special); }
-    check(!o.is_given("predict") || o.list || (run.tokenizer != nullptr && run.tokenizer->cannot_encode.empty()),
-          "--predict: a text wants a vocabulary; give it with --tokenizer");
-    if (!o.list) { check_reach(o, config, run.tokenizer.get()); }
+    if (!o.pairs.empty() && !o.list && run.trains) { pairs = open_pairs(o, config.special); }
+    plan_bert_steps(run, config, data.train.get(), pairs.get());
     BERT model;
     model.pooling = o.pooling == "cls" ? Pooling::Cls : Pooling::Mean;
     bert_describe(model, config);
-    Activations acts = activations_describe(model, o.B, o.T, run.trains ? Purpose::Train : Purpose::Evaluate, o.recompute);
+    const Purpose purpose = run.trains ? Purpose::Train : Purpose::Evaluate;
+    Activations acts = activations_describe(model, o.B, o.T, purpose, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
-    const size_t buffers = pairs != nullptr ? ContrastiveBuffers::bytes(run.samples, run.samples * (pairs->group - 1), config.C) : 0;
-    if (files != nullptr) { run.data = data_text(run, thousands(files->tokens) + " tokens", epoch_samples(*files, o.T)); }
-    if (pairs != nullptr) { run.data = data_text(run, thousands(pairs->groups()) + " groups", pairs->groups()); }
+    // 3 what can be refused is refused now, and not after hours of work
+    const Collections collections(o, config.special);
+    check_reach(o, config, run.tokenizer.get());
+    size_t buffers = 0;
+    if (data.train) { run.data = data_text(run, *data.train); }
+    if (pairs) {
+        run.data = data_text(run, thousands(pairs->groups()) + " groups", pairs->groups());
+        buffers = ContrastiveBuffers::bytes(run.samples, run.samples * (pairs->group - 1), config.C);
+    }
     report_run(run, model, config, acts.bytes(), buffers);
-    if (files != nullptr) { files->windows(o.T); }              // one at least, before anything is written
-    if (o.check) { return report_check(run, pairs != nullptr ? strprintf("%d groups", run.samples) : strprintf("%lld tokens", (long long)o.total_batch)); }
-    // 3. the weights
+    if (data.train) { data.train->windows(o.T); }               // an error if there is none
+    const std::string groups = strprintf("%d groups", run.samples);
+    if (o.check) { return report_check(run, pairs ? groups : strprintf("%lld tokens", (long long)o.total_batch)); }
+    // 4 the weights
     load_run(run, model, bert_json(config), optional_files(model));
     bert_point(model.params, model.table, model.weights);
-    // 4. the work
+    // 5 the work
     int code = 0;
     if (run.trains) {
         catch_signals();
         activations_allocate(acts);
-        code = train(model, acts, run, files.get(), pairs != nullptr ? nullptr : val.get(), pairs.get());
+        code = train(model, acts, run, data.train.get(), pairs ? nullptr : data.val.get(), pairs.get());
         acts.release();
         release_signals();
     }
-    if (code == 0) { use_model(model, run, val.get(), *collections); }
+    if (code == 0) { use_model(model, run, data.val.get(), collections); }
     parameters_free(model);
     return code;
 }

@@ -1,0 +1,66 @@
+// run/collections.h -- the collections of documents that train_bert's flags name: --pairs, --encode, --corpus,
+// --queries.
+#ifndef LLMC_RUN_COLLECTIONS_H
+#define LLMC_RUN_COLLECTIONS_H
+
+#include "../use/retrieval.h"
+#include "run.h"
+
+// Opened and checked before any work; null where the flag is not given
+struct Collections {
+    std::unique_ptr<Documents> encode, corpus, queries;
+    Qrels qrels;
+
+    Collections(const Options& o, const SpecialTokens& special) {
+        if (!o.encode.empty()) { encode = std::make_unique<Documents>(o.encode, "--encode", special, 1); }
+        if (o.corpus.empty()) { return; }
+        queries = std::make_unique<Documents>(o.queries, "--queries", special, 1);
+        corpus = std::make_unique<Documents>(o.corpus, "--corpus", special, 1);
+        qrels = read_qrels(o.qrels);
+    }
+};
+
+// The groups of --pairs, at least one query and one positive each
+inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special) {
+    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special);
+    check(pairs->group >= 2, "--pairs %s: expected groups of a query, its positive and negatives, got single documents",
+          o.pairs.c_str());
+    return pairs;
+}
+
+// Embeddings of a collection, its documents cut to max_tokens
+template <class Model> Embeddings encode(Model& model, const Documents& documents, int max_tokens) {
+    const int B = std::max(1, EVALUATION_TOKENS / max_tokens);
+    auto acts = activations_describe(model, B, max_tokens, Purpose::Evaluate, 0);
+    activations_allocate(acts);
+    Embeddings e = encode_documents(model, acts, documents, max_tokens);
+    acts.release();
+    return e;
+}
+
+// --encode: writes the embeddings into --out
+template <class Model> void write_collection(Model& model, const Run& run, const Documents& documents, int max_tokens) {
+    const Embeddings e = encode(model, documents, max_tokens);
+    const std::string path = run.o.out + "/embeddings.safetensors";
+    write_embeddings(path, e, {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}});
+    printf("wrote %s: %zu embeddings of %d channels\n", path.c_str(), e.size(), e.C);
+}
+
+// --corpus: searches it for every query, with the texts cut to T tokens, and reports how good the answers are
+template <class Model> void search_collection(Model& model, const Run& run, const Collections& c, int T) {
+    const PositionConfig& position = model.config.position;
+    const int reach = position_max_length(position);
+    if (T > reach) {
+        printf("%8d: %s has no positions beyond %d\n", T, position.name.c_str(), reach);
+        return;
+    }
+    Embeddings queries = encode(model, *c.queries, T);
+    Embeddings corpus = encode(model, *c.corpus, T);
+    printf("max length %d\n", T);
+    Json j = report_retrieval(evaluate_retrieval(queries, corpus, c.qrels));
+    j["T"] = T;
+    j["pos"] = position.name;
+    run.log->record(j);
+}
+
+#endif
