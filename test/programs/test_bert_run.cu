@@ -287,12 +287,12 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
     write_file(place / "docs.txt", "some words\n");
     write_file(place / "qrels.txt", "0 0 0 1\n");
     const Flags bare = place.use(place / "bare").set("--val_files", place / "val.txt").set("--out", place / "none"), far = bare.set("--eval_lengths", "33,64");
-    const std::vector<std::string> said = {"--eval_lengths: learned has no positions beyond 32, and 33 are wanted"};
+    const std::vector<std::string> said = {"--eval_lengths: learned has no positions beyond 32, got 33"};
     check_refused(place, {far, said});
     check_refused(place, {far.set("--encode", place / "docs.txt"), said});
     check_refused(place, {far.set("--encode", place / "docs.txt").set("--eval_lengths", "33,16"), said});
     check_refused(place, {far.set("--corpus", place / "docs.txt").set("--queries", place / "docs.txt").set("--qrels", place / "qrels.txt"), said});
-    check_refused(place, {bare.set("--predict", std::string(40, 'a') + "[MASK]"), {"--predict: the text is 43 tokens, but learned has no positions beyond 32"}});
+    check_refused(place, {bare.set("--predict", std::string(40, 'a') + "[MASK]"), {"--predict: learned has no positions beyond 32, got a text of 43 tokens"}});
     check_refused(place, {bare.set("--eval_lengths", "32,64"), {"bare/model.safetensors", "lacks"}});     // what can be reached is not refused
     CHECK_FALSE(path_exists(place / "none"));
 }
