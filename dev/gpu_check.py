@@ -492,7 +492,7 @@ def sanitizer(stage):
 # losses
 
 def encodings(text):
-    m = re.search(r"positional encodings:\n(.*?)\n\s*\n", text, re.S)
+    m = re.search(r"positional encodings \(--pos\):\n(.*?)\n\s*\n", text, re.S)
     names = re.findall(r"^  (\w+)  +\S", m.group(1), re.M) if m else []
     if not names:
         raise Failed("expected a list of positional encodings in train_gpt2 --help, got none")

@@ -160,7 +160,8 @@ class Exports(Case):
     def cases(self):
         """--pos for each encoding, and for two with hyperparameters"""
         text = subprocess.run([TRAINER, "--help"], stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
-        names = re.findall(r"^  ([a-z0-9_]+) {2,}\S", text.split("positional encodings:")[1].split("\n\n")[0], re.M)
+        listed = text.split("positional encodings (--pos):")[1].split("\n\n")[0]
+        names = re.findall(r"^  ([a-z0-9_]+) {2,}\S", listed, re.M)
         self.assertEqual(sorted(names), sorted(POSITIONS))
         return names + ["t5_clip:K=5", "rope:theta=50"]
 

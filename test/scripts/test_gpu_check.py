@@ -18,7 +18,8 @@ sys.path.insert(0, os.path.join(ROOT, "dev"))
 import gpu_check  # noqa: E402
 import gpu_report  # noqa: E402
 
-HELP = ("usage\npositional encodings:\n  none          no\n  alibi         -m |i-j|\n  cable         the paper's\n\n"
+HELP = ("usage\nTrains with any of these positional encodings (--pos):\n"
+        "  none          no\n  alibi         -m |i-j|\n  cable         the paper's\n\n"
         "Data\n  --T    tokens\n")
 
 
