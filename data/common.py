@@ -336,14 +336,15 @@ def header_fields(encoding):
 
 
 class Progress:
-    """a progress bar with rate and time left, if tqdm is installed"""
+    """a progress bar with rate and time left, if tqdm is installed and the work takes longer than a few seconds"""
 
-    def __init__(self, total, description):
+    def __init__(self, total, description, takes_long=True):
         self.bar = None
         with contextlib.suppress(BadInput):
             interval = 0.5 if sys.stderr.isatty() else 10
-            self.bar = need("tqdm").tqdm(total=total or None, desc=description, unit="B", unit_scale=True,
-                                         smoothing=0.05, mininterval=interval)
+            if takes_long:
+                self.bar = need("tqdm").tqdm(total=total or None, desc=description, unit="B", unit_scale=True,
+                                             smoothing=0.05, mininterval=interval)
         self.tokens, self.start = 0, time.monotonic()
 
     def update(self, position, tokens):
@@ -353,6 +354,13 @@ class Progress:
                 rate = self.tokens / max(time.monotonic() - self.start, 1e-9)
                 self.bar.set_postfix_str(f"{self.tokens / 1e6:.1f}M tokens, {rate / 1e6:.2f}M/s", refresh=False)
             self.bar.update(position - self.bar.n)
+
+    def write(self, text, file=None):
+        """prints a line above the bar"""
+        if self.bar is not None:
+            self.bar.write(text, file=file)
+        else:
+            print(text, file=file, flush=True)
 
     def close(self):
         if self.bar is not None:

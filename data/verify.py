@@ -13,8 +13,8 @@ import os
 import struct
 import sys
 
-from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, BadInput, need, open_regular,
-                    read_manifest, run, say, sha256_of)
+from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, BadInput, Progress, need,
+                    open_regular, read_manifest, run, say, sha256_of)
 from encoding import CLS, SEP, VOCABULARIES, make_encoding
 
 BLOCK = 1 << 22                                 # tokens checked at once
@@ -145,6 +145,25 @@ def check_file(path, records, args):
     return what
 
 
+def check_files(files, args):
+    """prints a line for each file and returns how many of them are wrong"""
+    sizes = [os.path.getsize(f) if os.path.exists(f) else 0 for f in files]
+    progress = Progress(sum(sizes), "verify", takes_long=sum(sizes) > 2_000_000_000)
+    bad = done = 0
+    for file, size in zip(files, sizes):
+        manifest = os.path.join(os.path.dirname(file), MANIFEST)
+        records = named_files(read_manifest(manifest)) if os.path.exists(manifest) else {}
+        try:
+            progress.write(f"{file}: {check_file(file, records, args)}")
+        except Wrong as e:
+            progress.write(f"{file}: {e}", file=sys.stderr)
+            bad += 1
+        done += size
+        progress.update(done, 0)
+    progress.close()
+    return bad
+
+
 def check_directory(directory):
     """(files to check, findings about the directory as a whole)"""
     path = os.path.join(directory, MANIFEST)
@@ -176,25 +195,15 @@ def main(argv):
     p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary, to show the sample as text")
     p.add_argument("--sample", type=int, default=24, help="number of tokens to show; 0 = none [24]")
     args = p.parse_args(argv)
-    bad = checked = 0
+    bad, files = 0, []
     for path in args.paths:
-        if os.path.isdir(path):
-            files, findings = check_directory(path)
-        else:
-            files, findings = [path], []
+        found, findings = check_directory(path) if os.path.isdir(path) else ([path], [])
         for finding in findings:
             say(finding)
         bad += len(findings)
-        for file in files:
-            manifest = os.path.join(os.path.dirname(file), MANIFEST)
-            records = named_files(read_manifest(manifest)) if os.path.exists(manifest) else {}
-            try:
-                print(f"{file}: {check_file(file, records, args)}")
-            except Wrong as e:
-                say(f"{file}: {e}")
-                bad += 1
-            checked += 1
-    print(f"{checked} files checked, {bad} finding{'s' if bad != 1 else ''}")
+        files += found
+    bad += check_files(files, args)
+    print(f"{len(files)} files checked, {bad} finding{'s' if bad != 1 else ''}")
     if bad:
         raise BadInput(f"{bad} finding{'s' if bad != 1 else ''}, see above")
 
