@@ -121,6 +121,7 @@ fi
 data_libraries() {
     case $1 in test | ci) ;; *) return 0 ;; esac
     [ ! -x build/venv/bin/python ] || return 0
+    mkdir -p build
     echo "installing the libraries of data/requirements.txt in build/venv"
     { python3 -m venv build/venv.new && build/venv.new/bin/pip install -q --disable-pip-version-check --retries 1 \
         -r data/requirements.txt; } >build/venv.log 2>&1 ||

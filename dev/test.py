@@ -151,7 +151,8 @@ def plan(kind, words):
         return programs, TRAINERS if any("test/programs/" in p for p in sources) else []
     if kind == "test":
         scripts = sorted(glob.glob("test/*/test_*.py"))
-        return programs + simt + scripts, SIMT_TRAINERS + TRAINERS + ["build/comm_program"]
+        # the slowest first, so that none is left running alone at the end
+        return scripts + simt + programs, SIMT_TRAINERS + TRAINERS + ["build/comm_program"]
     if kind == "asan" and words == ["[asan]"]:                  # sees past the end of shared memory
         sanitized = [p for name in ("ptx", "layers", "decode") for p in sorted(glob.glob(f"test/simt/test_{name}*.cu"))]
         programs += built("build/simt_asan", sanitized)
