@@ -228,6 +228,7 @@ __device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) 
 }
 
 // The diagonals of a 64 x 64 tile of dlogit, one per thread. Diagonals 64.. go on in the next tile to the right as 0..
+// docs/attention.md, "The gradient of a Toeplitz table".
 struct FlashDiagonals {
     float* dlogit;                  // (64,64), column c at c ^ 8 (r & 7), to keep the banks apart
     float* carry;                   // (2,64)
@@ -299,7 +300,7 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
     if (t < (size_t)args.T) {
         const size_t at = bh * args.stride + t;
         const float lse = args.lse[at];
-        if (lse != -INFINITY) {                             // else the query has seen no key
+        if (lse != -INFINITY) {                             // else padding, or a query that has seen no key: P stays 0
             query.lse2 = LOG2E * lse;
             query.row_dot = row_dot;
         }
