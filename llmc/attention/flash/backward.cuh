@@ -160,8 +160,8 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
         else { step(std::false_type(), Q_tile, stage); }
         m = next;
     }
-    // 6. store; q was read without its scale (docs/attention.md, "dK carries no scale"). The dq kernel subtracts the row
-    // part from dS
+    // 6. store; q was read without its scale (docs/attention.md, "dK carries no scale"). The dq kernel subtracts the
+    //    row part from dS
     bf16* dk = args.dqkv + (size_t)(block.b * args.stride + j0) * args.OC + C + block.h * HS;
     flash_store<HS>(dk, args.OC, args.T - j0, K_tile, dK, args.scale);
     flash_store<HS>(dk + C, args.OC, args.T - j0, V_tile, dV, 1.0f);
