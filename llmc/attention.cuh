@@ -1,19 +1,19 @@
-// attention.cuh -- multi-head attention with any positional encoding, causal or bidirectional, in memory that grows with T and not
-// with T x T.
+// attention.cuh -- multi-head attention with any positional encoding, causal or bidirectional, in memory that grows
+// with T and not with T x T.
 //
-//   logit_ij = scale q_i.k_j + B_ij     P_ij = softmax_j(logit_ij)     out_i = sum_j P_ij v_j         Vaswani et al. 2017, eq. 1
+//   logit_ij = scale q_i.k_j + B_ij     P_ij = softmax_j(logit_ij)     out_i = sum_j P_ij v_j     (Vaswani et al. 2017)
 //   backward, with row_dot_i = sum_d dout_id out_id and dP_ij = dout_i.v_j:
 //     dlogit_ij = P_ij (dP_ij - row_dot_i)     dv_j = sum_i P_ij dout_i     dq_i = scale sum_j dlogit_ij k_j
 //     dk_j = scale sum_i dlogit_ij q_i         and the encoding's bias functor takes dlogit as the gradient of B.
 //   saves lse_i = log sum_j e^(logit_ij), from which the backward recomputes P, tile by tile.
 //
-// Start with HeadOracle in test/layers/attention_oracle.h: the same two passes for one head, in plain loops over T x T matrices.
-// The kernels here take the same steps a tile at a time, with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
-// They run in every build, for every encoding and head size; attention/choose.cuh says when a GPU takes the tensor-core kernels
-// instead. docs/attention.md derives what is not obvious.
+// Start with HeadOracle in test/layers/attention_oracle.h: the same two passes for one head, in plain loops over T x T
+// matrices. The kernels here take the same steps a tile at a time, with an online softmax (Milakov and Gimelshein 2018;
+// Dao et al. 2022). They run in every build, for every encoding and head size; attention/choose.cuh says when a GPU
+// takes the tensor-core kernels instead. docs/attention.md derives what is not obvious.
 //
 // Names, here and in attention/:
-//   i, j            a query, a key; i0, j0 are the first of a tile of ni queries, nj keys; row r and column c are those inside it
+//   i, j            a query, a key; i0, j0 are the first of a tile of ni queries, nj keys; r and c are those inside it
 //   bh, b, h        a (batch, head) pair b * NH + h
 //   Q_tile, K_tile  rows of q, k in shared memory, (rows, HS);   K_T is the transposed tile, (HS, rows)
 //   scores, P       scale q.k, and what becomes of it: logits, then e^(logit - largest) or probabilities
@@ -21,8 +21,8 @@
 //   S, g            CABLE's cumulative sum and weight, nothing else
 //   bias            the functor that knows B (position/encoding.cuh);   tile(r, c) is B inside a tile
 //
-// Sequences of a batch may end early (kv_len). Keys after the end are not visited; queries after it get out = 0, lse = -inf and no
-// gradient, whatever their dout is. So padding never changes the bits of a sequence.
+// Sequences of a batch may end early (kv_len). Keys after the end are not visited; queries after it get out = 0, lse =
+// -inf and no gradient, whatever their dout is. So padding never changes the bits of a sequence.
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
@@ -32,10 +32,11 @@
 constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
 constexpr int ATTENTION_THREADS = 64;
 
-// Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv buffer (B,stride,OC).
+// Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv buffer
+// (B,stride,OC).
 struct AttentionDims {
-    int T, t0, stride, NH, HS, OC;
-    float scale;
+    int T, t0, stride, NH, HS, OC;                          // OC: width of a row of qkv, with the encoding's columns
+    float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
     const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
 
     __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
@@ -72,22 +73,28 @@ inline size_t attention_forward_shared(const AttentionDims& dims) {
     return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 3 * tile);
 }
 
-// One block per query tile of one (batch, head), longest rows first. Scores are kept transposed, (keys, queries), so that the
-// softmax runs down columns: one query per thread or SIMD lane.
+// One block per query tile of one (batch, head), longest rows first. Scores are kept transposed, (keys, queries), so
+// that the softmax runs down columns: one query per thread or SIMD lane.
 template <bool Causal, class Bias>
-__global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, Bias bias, AttentionDims dims, int BNH) {
+__global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, Bias bias, AttentionDims dims,
+                                         int BNH) {
     constexpr int TILE = ATTENTION_TILE;
-    const int HS = dims.HS, C = dims.C(), width = dims.padded_HS();
-    const int bh = blockIdx.x % BNH, b = bh / dims.NH, h = bh % dims.NH;
+    const int HS = dims.HS;
+    const int C = dims.C();
+    const int width = dims.padded_HS();                     // of a row of a tile: HS and zeros
+    const int bh = blockIdx.x % BNH;
+    const int b = bh / dims.NH;
+    const int h = bh % dims.NH;
     const int end = dims.t0 + dims.T;                       // of the queries, padding included
     const int tokens = dims.tokens(b);
     const int tile_begin = ((end - 1) / TILE - (int)blockIdx.x / BNH) * TILE;
     const int i0 = imax(tile_begin, dims.t0);
     const int rows = imin(tile_begin + TILE, end) - i0;
     const int ni = clamp(tokens - i0, 0, rows);             // the rows after them are padding
-    const int keys = ni == 0 ? 0 : Causal ? i0 + ni : tokens;
-    float* Q_T = dynamic_shared();
-    float* K_tile = Q_T + HS * TILE;
+    const int seen = Causal ? i0 + ni : tokens;             // keys that the last query of the tile attends to
+    const int keys = ni == 0 ? 0 : seen;
+    float* Q_T = dynamic_shared();                          // (HS, TILE)
+    float* K_tile = Q_T + HS * TILE;                        // (TILE, width), as are V and O
     float* V_tile = K_tile + TILE * width;
     float* O_tile = V_tile + TILE * width;                  // the output, not yet divided by sum
     float* scores = O_tile + TILE * width;                  // (keys, queries)
@@ -160,8 +167,8 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
 
 // out (B,T,C), lse (B,NH,stride) or null, qkv (B,stride,OC)
 template <bool Causal, class Bias>
-void portable_attention_forward(floatX* out, float* lse, const floatX* qkv, const Bias& bias, const AttentionDims& dims, int B,
-                                Stream stream) {
+void portable_attention_forward(floatX* out, float* lse, const floatX* qkv, const Bias& bias, const AttentionDims& dims,
+                                int B, Stream stream) {
     const int BNH = B * dims.NH;
     const int tiles = (dims.t0 + dims.T - 1) / ATTENTION_TILE - dims.t0 / ATTENTION_TILE + 1;
     const Grid grid((size_t)BNH * tiles, ATTENTION_THREADS, attention_forward_shared(dims), stream);
@@ -176,18 +183,25 @@ inline size_t attention_backward_shared(const AttentionDims& dims) {
     return sizeof(float) * (2 * tile * dims.HS + 5 * tile * width + 2 * tile * tile);
 }
 
-// One block per (batch, head), so that every sum has one writer and one order: for each tile of keys, the tiles of queries that see
-// it. dq (B,NH,T,padded HS) float32 and row_dot (B,NH,T) are scratch. dk carries no scale of its own: Q_tile has it.
+// One block per (batch, head), so that every sum has one writer and one order: for each tile of keys, the tiles of
+// queries that see it. dq (B,NH,T,padded HS) float32 and row_dot (B,NH,T) are scratch. dk carries no scale of its own:
+// Q_tile has it.
 template <bool Causal, class Bias>
-__global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_dot, const floatX* dout, const floatX* qkv,
-                                          const floatX* out, const float* lse, Bias bias, AttentionDims dims) {
+__global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_dot, const floatX* dout,
+                                          const floatX* qkv, const floatX* out, const float* lse, Bias bias,
+                                          AttentionDims dims) {
     constexpr int TILE = ATTENTION_TILE;
-    const int HS = dims.HS, C = dims.C(), OC = dims.OC, width = dims.padded_HS();
-    const int bh = blockIdx.x, b = bh / dims.NH, h = bh % dims.NH;
+    const int HS = dims.HS;
+    const int C = dims.C();
+    const int OC = dims.OC;
+    const int width = dims.padded_HS();                     // of a row of a tile: HS and zeros
+    const int bh = blockIdx.x;
+    const int b = bh / dims.NH;
+    const int h = bh % dims.NH;
     const int T = dims.tokens(b);
-    float* K_T = dynamic_shared();
-    float* V_T = K_T + HS * TILE;
-    float* K_tile = V_T + HS * TILE;
+    float* K_T = dynamic_shared();                          // (HS, TILE)
+    float* V_T = K_T + HS * TILE;                           // (HS, TILE)
+    float* K_tile = V_T + HS * TILE;                        // (TILE, width), as are the next four
     float* dK_tile = K_tile + TILE * width;
     float* dV_tile = dK_tile + TILE * width;
     float* Q_tile = dV_tile + TILE * width;
@@ -218,7 +232,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
         load_tile_transposed(K_T, block(k, j0, nj, 0, HS), 1.0f);
         load_tile_transposed(V_T, block(v, j0, nj, 0, HS), 1.0f);
         load_tile(K_tile, block(k, j0, nj, 0, HS), 1.0f);
-        for (int e = threadIdx.x; e < 2 * TILE * width; e += blockDim.x) { dK_tile[e] = 0.0f; }     // dV_tile follows it
+        for (int e = threadIdx.x; e < 2 * TILE * width; e += blockDim.x) { dK_tile[e] = 0.0f; }    // and dV_tile
         for (int i0 = Causal ? j0 : 0; i0 < T; i0 += TILE) {
             const int ni = imin(TILE, T - i0);
             __syncthreads();
@@ -226,13 +240,15 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
             load_tile(dO_tile, block(d_o, i0, ni, 0, HS), 1.0f);
             __syncthreads();
             // 2. scores = q k^T and dP = dout v^T
-            block_matmul(view(P, ni, round_up(nj, LANES), TILE), view(Q_tile, ni, HS, width), view(K_T, HS, TILE));
-            block_matmul(view(dlogit, ni, round_up(nj, LANES), TILE), view(dO_tile, ni, HS, width), view(V_T, HS, TILE));
+            const int whole_nj = round_up(nj, LANES);       // whole registers; the columns after nj are not read
+            block_matmul(view(P, ni, whole_nj, TILE), view(Q_tile, ni, HS, width), view(K_T, HS, TILE));
+            block_matmul(view(dlogit, ni, whole_nj, TILE), view(dO_tile, ni, HS, width), view(V_T, HS, TILE));
             __syncthreads();
             // 3. P = e^(logit - lse) and dlogit = P (dP - row_dot)
             const auto tile = bias.tile(bh, i0, j0);
             for (int r = 0; r < ni; r++) {
-                const float lse_i = lse[i0 + r], row_dot_i = row_dot[i0 + r];
+                const float lse_i = lse[i0 + r];
+                const float row_dot_i = row_dot[i0 + r];
                 SIMD
                 for (int c = threadIdx.x; c < nj; c += blockDim.x) {
                     float logit = P[r * TILE + c] + tile(r, c);
@@ -248,11 +264,13 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
             const Matrix<float> dlogit_T = transposed(view(dlogit, ni, nj, TILE));
             block_matmul_add(view(dV_tile, nj, width), P_T, view(dO_tile, ni, width));
             block_matmul_add(view(dK_tile, nj, width), dlogit_T, view(Q_tile, ni, width));
-            block_matmul_add(view(dq + (size_t)i0 * width, ni, width), view(dlogit, ni, nj, TILE), view(K_tile, nj, width));
+            const Matrix<float> dq_rows = view(dq + (size_t)i0 * width, ni, width);
+            block_matmul_add(dq_rows, view(dlogit, ni, nj, TILE), view(K_tile, nj, width));
             __syncthreads();
             // 5. the bias functor's sums
             bias.backward(bh, i0, ni, j0, nj, dlogit, TILE);
         }
+        // every query has been seen: dk and dv of this tile are complete
         __syncthreads();
         for (int c = 0; c < nj; c++) {
             floatX* row = dq_out + (size_t)(j0 + c) * OC;
@@ -281,7 +299,8 @@ inline size_t portable_attention_backward_scratch(int B, int T, int NH, int HS) 
     return (size_t)B * NH * T * (round_up(HS, LANES) + 1);
 }
 
-// dqkv (B,T,OC): the q, k and v columns are overwritten; what the bias functor sums is added to. dout, out (B,T,C), lse (B,NH,T)
+// dqkv (B,T,OC): the q, k and v columns are overwritten; what the bias functor sums is added to. dout, out (B,T,C), lse
+// (B,NH,T)
 template <bool Causal, class Bias>
 void portable_attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                                  const float* lse, const Bias& bias, const AttentionDims& dims, int B, Stream stream) {

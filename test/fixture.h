@@ -19,7 +19,9 @@ template <class Trained> struct HeldModel : Trained {
         copy_to_host(x.data(), device, sizeof(float) * x.size(), this->stream);
         return x;
     }
-    void set(const std::vector<float>& x) { copy_to_device(this->master, x.data(), sizeof(float) * x.size(), this->stream); }
+    void set(const std::vector<float>& x) {
+        copy_to_device(this->master, x.data(), sizeof(float) * x.size(), this->stream);
+    }
 };
 template <class Trained, class Activations> struct HeldActs : Activations {
     HeldActs(const Trained& model, int B, int T, Purpose purpose = Purpose::Train, int recompute = 0)
@@ -37,7 +39,8 @@ inline std::vector<size_t> elements_of(const TensorTable& table, const FileTenso
     const size_t at = table.offsets[index] + (size_t)f.layer * s.layer_size() + f.row0 * cols;
     std::vector<size_t> e;
     for (size_t a = 0; a < (f.transposed ? cols : f.rows); a++) {
-        for (size_t b = 0; b < (f.transposed ? f.rows : cols); b++) { e.push_back(at + (f.transposed ? b * cols + a : a * cols + b)); }
+        const size_t inner = f.transposed ? f.rows : cols;
+        for (size_t b = 0; b < inner; b++) { e.push_back(at + (f.transposed ? b * cols + a : a * cols + b)); }
     }
     return e;
 }
@@ -49,7 +52,8 @@ inline std::vector<float> part_of(const std::vector<float>& x, const TensorTable
     return part;
 }
 
-// The fixture's values were rounded to float32, and its error is the worst of 8 runs in another order of summation than ours.
+// The fixture's values were rounded to float32, and its error is the worst of 8 runs in another order of summation than
+// ours.
 constexpr double FIXTURE_MULTIPLE = 4;
 
 struct FixtureFile {
@@ -88,8 +92,9 @@ struct FixtureFile {
     bool exactly_zero(const std::string& name) const {
         return ends_with(name, "fire.mlp.2.bias") || (ends_with(name, ".self.key.bias") && position() != "rope");
     }
-    // How far `got` is from `want`, in units of what PyTorch is off by in float32 on the fixture's input. On another input a gradient
-    // may be small by luck, but the numbers that it is a sum of are not: the unit is not below the fixture's own.
+    // How far `got` is from `want`, in units of what PyTorch is off by in float32 on the fixture's input. On another
+    // input a gradient may be small by luck, but the numbers that it is a sum of are not: the unit is not below the
+    // fixture's own.
     double error_units(const std::string& name, const std::vector<float>& got, const std::vector<float>& want) const {
         const std::string error = "error." + (starts_with(name, "grad.") ? name.substr(5) : name);
         const double largest_value = has(name) ? std::max(largest(want), largest(read(name))) : largest(want);
@@ -108,8 +113,8 @@ struct FixtureFile {
     }
 };
 
-// The encodings whose fixture, "gpt2_cable" for the family "gpt2", is there. PyTorch need not know a new one yet: that is said,
-// once, and is not a failure.
+// The encodings whose fixture, "gpt2_cable" for the family "gpt2", is there. PyTorch need not know a new one yet: that
+// is said, once, and is not a failure.
 inline std::vector<std::string> encodings_with_fixture(const std::string& family) {
     static std::set<std::string> said;
     std::vector<std::string> names;
@@ -118,8 +123,8 @@ inline std::vector<std::string> encodings_with_fixture(const std::string& family
         if (path_exists(FixtureFile::path(fixture))) {
             names.push_back(name);
         } else if (said.insert(fixture).second) {
-            printf("missing: test/fixtures/%s.safetensors, so %s is not compared with PyTorch; dev/hf/make_fixtures.py writes it once "
-                   "dev/hf/modeling_cable.py knows the encoding\n", fixture.c_str(), name.c_str());
+            printf("missing: test/fixtures/%s.safetensors, so %s is not compared with PyTorch; dev/hf/make_fixtures.py "
+                   "writes it once dev/hf/modeling_cable.py knows the encoding\n", fixture.c_str(), name.c_str());
         }
     }
     CHECK(std::find(names.begin(), names.end(), "cable") != names.end());       // the paper's own is never missing

@@ -1,5 +1,5 @@
-// layer.h -- one layer of a model that is nothing but attention: what a trainer hands to an encoding, and the oracle of one
-// sequence.
+// layer.h -- one layer of a model that is nothing but attention: what a trainer hands to an encoding, and the oracle of
+// one sequence.
 #ifndef TEST_LAYER_H
 #define TEST_LAYER_H
 
@@ -121,7 +121,8 @@ struct AttentionLayer {
         return o;
     }
     // (HS): part 0, 1, 2 is q, k, v of head h at token t of sequence b, turned if the encoding turns it
-    std::vector<double> vector(const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h, int t, int part) const {
+    std::vector<double> vector(const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h, int t,
+                               int part) const {
         const float* x = &qkv[((size_t)b * stride + t) * OC + part * C + h * s.HS];
         const std::vector<double> v(x, x + s.HS);
         return part < 2 ? oracle_rotate(o, v, t) : v;

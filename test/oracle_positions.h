@@ -11,8 +11,8 @@
 //   };
 //   inline const bool my_oracle = register_oracle<MyOracle>("my");
 //
-// The tests evaluate it in double, which is the truth, and in float. How far the two are apart is what float32 costs on the same
-// input, and so the unit of every tolerance (test/oracle.h).
+// The tests evaluate it in double, which is the truth, and in float. How far the two are apart is what float32 costs on
+// the same input, and so the unit of every tolerance (test/oracle.h).
 #ifndef TEST_ORACLE_POSITIONS_H
 #define TEST_ORACLE_POSITIONS_H
 
@@ -29,7 +29,8 @@
 template <class R> struct OracleLayer {
     std::string name;                                       // of the encoding, as --pos says it
     bool causal = true;
-    int T = 0, NH = 1, C = 0, HS = 0;                       // tokens, heads, channels, channels per head
+    int T = 0, NH = 1;                       // tokens, heads, channels, channels per head
+    int C = 0, HS = 0;
     int T_train = 1024;
     std::map<std::string, double> values;                   // hyperparameters by name, all that the encoding has
     std::map<std::string, std::vector<R>> params;           // parameters of this layer by tensor name, row-major
@@ -119,13 +120,17 @@ template <class Oracle> bool register_oracle(const std::string& name) {
 inline const PositionOracle& find_oracle(const std::string& name) {
     const auto found = oracle_registry().find(name);
     if (found != oracle_registry().end()) { return found->second; }
-    throw std::runtime_error("--pos " + name + " has no oracle, so nothing tells whether it is right: derive a struct from NoOracle and "
-                             "register it as \"" + name + "\" in test/oracle_positions.h");
+    throw std::runtime_error("--pos " + name +
+                             " has no oracle, so nothing tells whether it is right: derive a struct from NoOracle and "
+                             "register it as \"" +
+                             name + "\" in test/oracle_positions.h");
 }
 
 // What the tests call: the same, for the encoding of the layer
 inline std::vector<double> oracle_bias(const OracleLayer<double>& o, int h) { return find_oracle(o.name).bias(o, h); }
-inline std::vector<float> oracle_bias(const OracleLayer<float>& o, int h) { return find_oracle(o.name).float_bias(o, h); }
+inline std::vector<float> oracle_bias(const OracleLayer<float>& o, int h) {
+    return find_oracle(o.name).float_bias(o, h);
+}
 inline double oracle_score_factor(const OracleLayer<double>& o) { return find_oracle(o.name).score_factor(o); }
 inline std::vector<double> oracle_rotate(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
     return find_oracle(o.name).rotate(o, x, t);
@@ -139,8 +144,8 @@ inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std:
 
 inline const bool none_oracle = register_oracle<NoOracle>("none");
 
-// Veisi et al.: b_t = ReLU(z_t), S_t = sum_{k<=t} b_k, g_t = softplus(u_t); B_ij = -g_i |S_i - S_j|. Columns: z (NH), u (NH).
-// S_t of head h for all t, summed plainly
+// Veisi et al.: b_t = ReLU(z_t), S_t = sum_{k<=t} b_k, g_t = softplus(u_t); B_ij = -g_i |S_i - S_j|. Columns: z (NH), u
+// (NH). S_t of head h for all t, summed plainly
 template <bool Softplus, class R> std::vector<R> oracle_cable_S(const OracleLayer<R>& o, int h) {
     std::vector<R> S((size_t)o.T);
     R sum = 0;
@@ -190,7 +195,8 @@ inline const bool alibi_oracle = register_oracle<AlibiOracle>("alibi");
 struct RopeOracle : NoOracle {
     static std::vector<double> rotate(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
         std::vector<double> y = x;
-        const double pi = std::acos(-1.0), theta = o.value("theta"), stretch = o.stretch;
+        const double pi = std::acos(-1.0), theta = o.value("theta");
+        const double stretch = o.stretch;
         for (int i = 0; i < o.HS / 2; i++) {
             const double plain = std::pow(theta, -2.0 * i / o.HS);
             double angle = t * plain;
@@ -227,7 +233,8 @@ inline int oracle_t5_bucket(int n, bool causal) {
 }
 struct T5Oracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
-        return each_pair(o, [&](int i, int j) { return o.parameter("t5", (size_t)(oracle_t5_bucket(i - j, o.causal) * o.NH + h)); });
+        return each_pair(
+            o, [&](int i, int j) { return o.parameter("t5", (size_t)(oracle_t5_bucket(i - j, o.causal) * o.NH + h)); });
     }
 };
 inline const bool t5_oracle = register_oracle<T5Oracle>("t5");

@@ -2,7 +2,8 @@
 #undef SHARED_KERNELS
 #include "test/shared_kernels.h"
 
-// Several encodings share a functor, and an explicit instantiation could be named only once. An address can be taken twice.
+// Several encodings share a functor, and an explicit instantiation could be named only once. An address can be taken
+// twice.
 #define X(name, type, help) \
     (const void*)&portable_attention_forward<true, BiasOf<type>>, \
     (const void*)&portable_attention_forward<false, BiasOf<type>>, \

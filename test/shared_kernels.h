@@ -1,7 +1,7 @@
 // shared_kernels.h -- the portable attention kernels of every encoding, compiled once for all tests.
 //
-// With -DSHARED_KERNELS the kernels are only declared here, and the program is linked with shared_kernels.cu. Without it every
-// test file that calls them compiles some forty kernels of its own.
+// With -DSHARED_KERNELS the kernels are only declared here, and the program is linked with shared_kernels.cu. Without
+// it every test file that calls them compiles some forty kernels of its own.
 #ifndef TEST_SHARED_KERNELS_H
 #define TEST_SHARED_KERNELS_H
 

@@ -50,7 +50,8 @@ class CableForCausalLM(PreTrainedModel, GenerationMixin):
     def forward(self, input_ids, attention_mask=None, labels=None, rope_scaling=None, return_dict=True, **ignored):
         """labels as in transformers: input_ids, or -100 where there is no loss; they are shifted here"""
         if attention_mask is not None and not attention_mask.bool().all():
-            raise ValueError("attention_mask: the model was trained on full rows and masks none; score one text at a time")
+            raise ValueError("attention_mask: the model was trained on full rows and masks none; score one text at a "
+                             "time")
         logits, _ = self.core[0](input_ids, rope_scaling=rope_scaling)
         loss = None
         if labels is not None:

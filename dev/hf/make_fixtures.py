@@ -1,21 +1,23 @@
 """make_fixtures.py -- writes test/fixtures: what test_gpt2 and test_bert compare the trainers with.
 
-Regenerate with `python3 dev/hf/make_fixtures.py` (PyTorch 1.13 or later; the same weights on every version, while errors, and
-results in their last bit, depend on it; `--only bert_` writes the files of that prefix alone).
+Regenerate with `python3 dev/hf/make_fixtures.py` (PyTorch 1.13 or later). The weights are the same on every version;
+errors, and the last bits of results, depend on it. `--only bert_` writes the files of that prefix alone.
 A file holds one model with large random weights, so that every path carries weight in the result, its inputs, and what
 modeling_cable.py or modeling_cable_bert.py makes of them in float64, rounded to float32.
 gpt2_<encoding>, bert_<encoding>:
     param.<tensor>, grad.<tensor>   named and laid out as in a checkpoint
     inputs, targets                 (B,T) int32; targets of -1 are ignored
-    lengths                         bert: (B) int32; the inputs behind a length are noise, which nothing may depend on
-    logits (B,T,V), loss (1)        the loss is the mean over the targets that are not -1. bert: rows behind a length are 0,
-                                    and not to be compared
-    inputs.long, logits.long        the same model at T = 64, beyond the trained 37 (not `learned`); bert: without lengths
+    lengths                         bert: (B) int32; inputs after a length are noise, which nothing may depend on
+    logits (B,T,V), loss (1)        the loss is the mean over the targets that are not -1. bert: rows after a length are
+                                    0, and not to be compared
+    inputs.long, logits.long        the same model at T = 64, beyond the trained 37 (not `learned`); bert: without
+                                    lengths
     logits.pi, .ntk, .yarn          rope: inputs.long with a scaling factor of 64/37
 contrastive_cable, the weights of bert_cable; P is mean and cls, the pooling:
     inputs (Q+M,T), lengths (Q+M)   Q = 2 queries, then M = 4 documents
     positives (Q), temperature (1)  int32: the document that answers each query
-    embeddings.P (Q+M,C), loss.P    the pooled vectors, as they are before the cosine, and InfoNCE's mean over the queries
+    embeddings.P (Q+M,C), loss.P    the pooled vectors, as they are before the cosine, and InfoNCE's mean over the
+                                    queries
     grad.P.<tensor>                 of loss.P; no tensor of the head, which this path does not use
 All:
     error.<tensor>, .logits ...     (1): max|f32 - f64| / max|f64| of the same computation in float32 here, the unit in
@@ -51,7 +53,8 @@ def draw(name, shape, kind="normal"):
 
 
 def exactly_zero(key, position):
-    """gradients of what adds the same to every score of a row, which softmax ignores; rope turns a key's bias by its position"""
+    """Gradients of what adds the same to every score of a row, which softmax ignores. Rope turns a key's bias by its
+    position, so that there it counts."""
     return key.endswith("fire.mlp.2.bias") or (key.endswith(".self.key.bias") and position != "rope")
 
 
@@ -132,7 +135,8 @@ def fixture(model, given, run):
         if number > 0:
             nudge(trial, number)
         f32.append(run(trial))
-    tensors.update({n: t if t.is_floating_point() else t.int() for n, t in given.items() if n != "inputs.long" or "logits.long" in f64})
+    kept = {n: t for n, t in given.items() if n != "inputs.long" or "logits.long" in f64}
+    tensors.update({n: t if t.is_floating_point() else t.int() for n, t in kept.items()})
     errors = {}
     for key, exact in f64.items():
         scale = exact.abs().max().item()
@@ -157,8 +161,9 @@ def gpt2_fixture(name):
 
 
 def bert(name):
-    return CableBert(CableBertConfig(hidden_size=C, num_hidden_layers=L, num_attention_heads=NH, intermediate_size=4 * C,
-                                     max_position_embeddings=T, vocab_size=V, position={"name": name}))
+    return CableBert(CableBertConfig(hidden_size=C, num_hidden_layers=L, num_attention_heads=NH,
+                                     intermediate_size=4 * C, max_position_embeddings=T, vocab_size=V,
+                                     position={"name": name}))
 
 
 def bert_fixture(name):
@@ -175,7 +180,8 @@ def contrastive_fixture(name):
     stream = np.random.RandomState(3)
     lengths, positives = torch.tensor(QUERY_LENGTHS + DOCUMENT_LENGTHS), torch.tensor(POSITIVES)
     inputs = torch.from_numpy(stream.randint(0, V, (len(lengths), T)))
-    given = {"inputs": inputs, "lengths": lengths, "positives": positives, "temperature": torch.tensor([float(TEMPERATURE)])}
+    given = {"inputs": inputs, "lengths": lengths, "positives": positives,
+             "temperature": torch.tensor([float(TEMPERATURE)])}
     return fixture(bert(name), given, lambda model: compute_contrastive(model, inputs, lengths, positives))
 
 

@@ -1,15 +1,16 @@
 """modeling_cable_bert.py -- BERT with every positional encoding of this repository, in plain PyTorch (1.13 or later).
 
-The readable reference of train_bert, as modeling_cable.py is train_gpt2's: the encodings are that file's, bidirectional here.
-Tensors are named and laid out as in Hugging Face's BertForMaskedLM plus the encodings' own, so load_checkpoint() reads what
-the trainer writes, and with position `learned` this is transformers' model:
+The readable reference of train_bert, as modeling_cable.py is train_gpt2's. The encodings are that file's, here
+bidirectional. Tensors are named and laid out as in Hugging Face's BertForMaskedLM plus the encodings' own, so
+load_checkpoint() reads what the trainer writes, and with position `learned` this is transformers' model:
 
     model = load_checkpoint("out/step_00001000")
-    logits, loss = model(idx, targets, lengths)         # idx, targets (B,T) int64, targets of -1 are ignored; lengths (B)
+    logits, loss = model(idx, targets, lengths)     # idx, targets (B,T) int64, targets of -1 are ignored; lengths (B)
     vectors = pool(model.encode(idx, lengths), lengths, "mean")                 # (B,C)
     loss = contrastive_loss(vectors[:Q], vectors[Q:], positives, temperature=0.05)
 
-What lies behind a sequence's length is no key of the attention, no target, and in no mean: it changes nothing before it.
+What lies after a sequence's length is not a key of the attention, not a target, and in no mean: it changes nothing
+before it.
 """
 import json
 import math
@@ -20,8 +21,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from modeling_cable import (T5_BUCKETS, Attention, CableConfig, Kerple, read_safetensors, rope_frequencies, rotate, save_checkpoint,
-                            sinusoids)
+from modeling_cable import (T5_BUCKETS, Attention, CableConfig, Kerple, read_safetensors, rope_frequencies, rotate,
+                            save_checkpoint, sinusoids)
 
 
 @dataclass
@@ -49,7 +50,8 @@ class CableBertConfig:
         """what modeling_cable.py's encodings want to know"""
         return CableConfig(n_layer=self.num_hidden_layers, n_head=self.num_attention_heads, n_embd=self.hidden_size,
                            vocab_size=self.vocab_size, n_positions=self.max_position_embeddings, position=self.position,
-                           causal=False, layer_norm_epsilon=self.layer_norm_eps, model_type="bert", activation_function="gelu")
+                           causal=False, layer_norm_epsilon=self.layer_norm_eps, model_type="bert",
+                           activation_function="gelu")
 
 
 class SelfAttention(Attention):
@@ -106,7 +108,8 @@ class Predictions(nn.Module):
     def __init__(self, config):
         super().__init__()
         C = config.hidden_size
-        self.transform = nn.ModuleDict({"dense": nn.Linear(C, C), "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
+        self.transform = nn.ModuleDict({"dense": nn.Linear(C, C),
+                                        "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, x, decoder):
@@ -144,11 +147,13 @@ class CableBert(nn.Module):
         x = e["word_embeddings"](idx)
         if name == "learned":
             if T > self.config.max_position_embeddings:
-                raise ValueError(f"learned: T = {T} is beyond the table's {self.config.max_position_embeddings} positions")
+                raise ValueError(f"learned: T = {T} is beyond the table's {self.config.max_position_embeddings} "
+                                 "positions")
             x = x + e["position_embeddings"].weight[:T]
         elif name == "sinusoidal":                  # sqrt(C) is the words' alone
             x = math.sqrt(C) * x + sinusoids(T, C).to(x)
-        return e["LayerNorm"](x + e["token_type_embeddings"](torch.zeros_like(idx) if token_types is None else token_types))
+        types = torch.zeros_like(idx) if token_types is None else token_types
+        return e["LayerNorm"](x + e["token_type_embeddings"](types))
 
     def encode(self, idx, lengths=None, token_types=None, rope_scaling=None, layers=None):
         """the last layer's output (B,T,C), or that of the first `layers`; rows behind a length are without meaning"""
@@ -217,7 +222,8 @@ def load_checkpoint(directory):
     state = {}
     for name, t in read_safetensors(os.path.join(directory, "model.safetensors")).items():
         # the decoder is word_embeddings and predictions.bias; position_ids is a buffer of old transformers versions
-        if not name.startswith(("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.", "bert.embeddings.position_ids")):
+        if not name.startswith(("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.",
+                                "bert.embeddings.position_ids")):
             state[name.replace(".gamma", ".weight").replace(".beta", ".bias")] = t.float()
     model.load_state_dict(state)
     return model

@@ -1,6 +1,7 @@
 // position/alibi.cuh -- attention with linear biases (Press et al. 2022): B_ij = -m_h |i-j|, nothing learned.
 //
-//   m_h = 2^(-8(h+1)/NH). When NH is not a power of two: the slopes of the next lower power p, then every other one of 2p's.
+//   m_h = 2^(-8(h+1)/NH)     When NH is not a power of two: the slopes of the next lower power p, then every other one
+//                            of the slopes of 2p.
 #ifndef LLMC_POSITION_ALIBI_CUH
 #define LLMC_POSITION_ALIBI_CUH
 
@@ -11,7 +12,7 @@
 // m_h; in double, which is exact where the exponent is whole
 __host__ __device__ inline float alibi_slope(int h, int NH) {
     int p = 1;
-    while (2 * p <= NH) { p *= 2; }
+    while (2 * p <= NH) { p *= 2; }                         // the largest power of two that is not above NH
     return (float)exp2(h < p ? -8.0 * (h + 1) / p : -4.0 * (2 * (h - p) + 1) / p);
 }
 static __global__ void alibi_slopes_kernel(float* slopes, int NH) {

@@ -4,11 +4,12 @@
 //   u_t = x_t . w_s + c_s     g_t = softplus(u_t) (nw: 1)
 //   cable:  B_ij = -g_i |S_i - S_j|          kcable:  B_ij = -log(1 + r^2), r = g_i |S_i - S_j|
 //   w_c, w_s (NH,C) are extra rows of the qkv matmul, so z and u (B,T,NH) are extra columns of qkv.
-//   backward: the bias functor sums dg and dS over each tile; then db_t = sum_{k>=t} dS_k, dz = db * [z > 0], du = dg * sigmoid(u).
+//   backward: the bias functor sums dg and dS over each tile, and then
+//     db_t = sum_{k>=t} dS_k     dz = db [z > 0] (v1: db sigmoid(z))     du = dg sigmoid(u)
 //
-// S is kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T = 131,072 a plain float32 sum
-// is off by 0.008, and two machines would not agree. Differences across chunks are float(origin_a - origin_b) + offsets.
-// saves S_offset (B,NH,T), S_origin (B,NH,ceil(T/128)) float64, g (B,NH,T).
+// S is kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T = 131,072 a plain float32
+// sum is off by 0.008, and two machines would not agree. Differences across chunks are float(origin_a - origin_b) +
+// offsets. saves S_offset (B,NH,T), S_origin (B,NH,ceil(T/128)) float64, g (B,NH,T).
 #ifndef LLMC_POSITION_CABLE_CUH
 #define LLMC_POSITION_CABLE_CUH
 
@@ -22,10 +23,12 @@ template <class F> __device__ inline void each(float* x, int begin, int end, F f
     for (int t = begin + (int)threadIdx.x; t < end; t += blockDim.x) { x[t] = f(x[t]); }
 }
 
-// One block a (batch, head): b, S and g of the tokens t0 .. t0+T-1, going on from S at t0 - 1.
-__global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T, int t0, int stride, int NH,
-                                     int C, int OC, bool softplus_b, bool weighted) {
-    const size_t bh = blockIdx.x, b = bh / NH, h = bh % NH;
+// One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, going on from S at t0 - 1.
+__global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T, int t0,
+                                     int stride, int NH, int C, int OC, bool softplus_b, bool weighted) {
+    const size_t bh = blockIdx.x;
+    const size_t b = bh / NH;
+    const size_t h = bh % NH;
     const int chunks = ceil_div(stride, CABLE_CHUNK);
     S_offset += bh * stride;
     g += bh * stride;
@@ -40,55 +43,67 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     }
     __syncthreads();
     for (int start = t0; start < t0 + T;) {
-        const int chunk = start / CABLE_CHUNK, end = (chunk + 1) * CABLE_CHUNK < t0 + T ? (chunk + 1) * CABLE_CHUNK : t0 + T;
+        const int chunk = start / CABLE_CHUNK;
+        const int end = imin((chunk + 1) * CABLE_CHUNK, t0 + T);
+        // 1. a new chunk: its origin is the sum so far, and offsets start from 0
         if (start % CABLE_CHUNK == 0) {
             origin += (double)offset;
             offset = 0.0f;
             if (threadIdx.x == 0) { S_origin[chunk] = origin; }
         }
-        for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {      // gathered first: strided loads do not vectorize
-            S_offset[t] = (float)z[(size_t)t * OC];                             // S_offset holds b for a moment
+        // 2. b and g; z and u are gathered first, because strided loads do not vectorize
+        for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {
+            S_offset[t] = (float)z[(size_t)t * OC];         // S_offset holds b for a moment
             if (weighted) { g[t] = (float)z[(size_t)t * OC + NH]; }
         }
         if (softplus_b) { each(S_offset, start, end, [](float x) { return softplus(x); }); }
         else { each(S_offset, start, end, [](float x) { return x > 0.0f ? x : 0.0f; }); }
         if (weighted) { each(g, start, end, [](float x) { return softplus(x); }); }
         else { each(g, start, end, [](float) { return 1.0f; }); }
+        // 3. the running sum of b, a block's width at a time
         for (int base = start; base < end; base += blockDim.x) {
             const int t = base + (int)threadIdx.x;
             const float sum = offset + block_scan(t < end ? S_offset[t] : 0.0f);
             if (t < end) { S_offset[t] = sum; }
             __syncthreads();
-            offset = S_offset[(base + (int)blockDim.x < end ? base + (int)blockDim.x : end) - 1];   // the very bits a later call reads
+            offset = S_offset[imin(base + (int)blockDim.x, end) - 1];           // the very bits that a later call reads
         }
         start = end;
     }
 }
 
-// One block a (batch, head): dS and dg become dz and du, in place and then in the extra columns of dqkv.
-__global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, int T, int NH, int C, int OC, bool softplus_b,
-                                      bool weighted) {
-    const size_t bh = blockIdx.x, b = bh / NH, h = bh % NH, z0 = b * T * OC + 3 * C + h;
+// One block per (batch, head): dS and dg become dz and du, in place and then in the extra columns of dqkv.
+__global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, int T, int NH, int C,
+                                      int OC, bool softplus_b, bool weighted) {
+    const size_t bh = blockIdx.x;
+    const size_t b = bh / NH;
+    const size_t h = bh % NH;
+    const size_t z0 = b * T * OC + 3 * C + h;               // the head's z of the sequence's first token
     const floatX* z = qkv + z0;
     floatX* dz = dqkv + z0;
     dS += bh * T;
     dg += bh * T;
-    double after = 0.0;                                     // sum of dS behind the tokens in hand
+    // 1. db_t = sum_{k>=t} dS_k, from the last token to the first. Pieces are aligned, so that padding changes no
+    // grouping
+    double after = 0.0;                                     // sum of dS after the tokens in hand
     const int threads = (int)blockDim.x;
-    for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {     // aligned: padding changes no grouping
-        const int t = base + threads - 1 - (int)threadIdx.x;        // from the last token to the first
+    for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {
+        const int t = base + threads - 1 - (int)threadIdx.x;
         const float dSt = t < T ? dS[t] : 0.0f;
         const double db = after + block_scan((double)dSt);
         if (t < T) { dS[t] = (float)db; }
         after += block_sum((double)dSt);
     }
     __syncthreads();
+    // 2. dz = db db/dz
     for (int t = threadIdx.x; t < T; t += blockDim.x) {
         const float zt = (float)z[(size_t)t * OC];
-        dz[(size_t)t * OC] = (floatX)(dS[t] * (softplus_b ? sigmoid(zt) : (zt > 0.0f ? 1.0f : 0.0f)));
-        if (weighted) { dS[t] = (float)z[(size_t)t * OC + NH]; }            // gathered: strided loads do not vectorize
+        const float on = zt > 0.0f ? 1.0f : 0.0f;
+        dz[(size_t)t * OC] = (floatX)(dS[t] * (softplus_b ? sigmoid(zt) : on));
+        if (weighted) { dS[t] = (float)z[(size_t)t * OC + NH]; }            // u, gathered as above
     }
     if (!weighted) { return; }
+    // 3. du = dg sigmoid(u)
     each(dS, 0, T, [](float x) { return sigmoid(x); });
     for (int t = threadIdx.x; t < T; t += blockDim.x) { dz[(size_t)t * OC + NH] = (floatX)(dS[t] * dg[t]); }
 }
@@ -121,10 +136,12 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
     __device__ Tile tile(int bh, int i0, int j0) const {
         const double* origin = S_origin + (size_t)bh * chunks;
         const float* offset = S_offset + (size_t)bh * stride;
-        return {(float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]), offset + i0, g + (size_t)bh * stride + i0, offset + j0};
+        const float between = (float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]);
+        return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0};
     }
-    // With k = dB/dr: dg_i = sum_j da k |D|, dS_i += g_i sum_j da k sgn, dS_j -= sum_i g_i da k sgn, sgn(i-j) and sgn(0) = 1. The causal
-    // identity kernel's row sum is 0, but only in exact arithmetic: both sides sum the same rounded da (attention.md, 3.4).
+    // With k = dB/dr: dg_i = sum_j da k |D|, dS_i += g_i sum_j da k sgn, dS_j -= sum_i g_i da k sgn, sgn(i-j) and
+    // sgn(0) = 1. The causal identity kernel's row sum is 0, but only in exact arithmetic: both sides sum the same
+    // rounded da (attention.md, 3.4).
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
         float* dSi = dS + (size_t)bh * stride;
         const Tile t = tile(bh, i0, j0);
@@ -168,7 +185,8 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
 
 template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding {
     using Encoding::Encoding;
-    float *S_offset = nullptr, *g = nullptr, *dS = nullptr, *dg = nullptr;      // (B,NH,T)
+    float *S_offset = nullptr, *g = nullptr;                                    // (B,NH,T)
+    float *dS = nullptr, *dg = nullptr;                                         // (B,NH,T)
     double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
 
     template <class Tensors> void declare(Tensors& t) {
@@ -187,8 +205,9 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
         if (!LogKernel) { declare_key_max(*this, t); }      // a logarithm is never so steep
     }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
-        launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), S_offset, S_origin, g, qkv, T, t0, v.T, v.NH, v.C, v.OC,
-               SoftplusB, Weighted);
+        const Grid grid((size_t)B * v.NH, 128, 0, stream);
+        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, t0, v.T, v.NH, v.C, v.OC, SoftplusB,
+               Weighted);
         update_key_max(*this, qkv, B, T, t0, stream);
     }
     void zero_bias_gradient(int B, int T, Stream stream) const {
@@ -196,9 +215,12 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
         device_zero(dg, sizeof(float) * B * v.NH * T, stream);
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
-        launch(cable_backward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), dqkv, dS, dg, qkv, T, v.NH, v.C, v.OC, SoftplusB, Weighted);
+        const Grid grid((size_t)B * v.NH, 128, 0, stream);
+        launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C, v.OC, SoftplusB, Weighted);
     }
-    CableBias<LogKernel> bias() const { return {{}, S_offset, g, S_origin, dS, dg, v.T, ceil_div(v.T, CABLE_CHUNK), v.causal}; }
+    CableBias<LogKernel> bias() const {
+        return {{}, S_offset, g, S_origin, dS, dg, v.T, ceil_div(v.T, CABLE_CHUNK), v.causal};
+    }
 };
 
 using CableFull = Cable<false, true, false>;

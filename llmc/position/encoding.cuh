@@ -3,12 +3,13 @@
 // An encoding is one struct that derives from Encoding and overrides what it does, in the order of a step:
 //   declare          its parameters, its arrays, and the columns it wants from the qkv matmul
 //   embed_forward    changes the token embeddings                             embed_backward      (learned, sinusoidal)
-//   prepare_forward  rotates q and k, or turns its columns of qkv into what   prepare_backward    (rope, cable; the tables
-//                    its bias needs                                                                of t5 and kerple)
+//   prepare_forward  rotates q and k, or turns its columns of qkv into what   prepare_backward    (rope, cable; the
+//                    its bias needs                                                           tables of t5 and kerple)
 //   bias             a functor, added to the scaled scores inside the attention kernels; its backward receives dlogit
-// and, if need be, defaults, max_length and score_factor. The functor is the template argument of the attention kernels,
-// so encodings that share one (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope: NoBias) share the
-// compiled kernels. alibi.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one step by step.
+// and, if need be, defaults, max_length and score_factor. The functor is the template argument of the attention
+// kernels, so encodings that share one (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope: NoBias)
+// share the compiled kernels. alibi.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one step
+// by step.
 #ifndef LLMC_POSITION_ENCODING_CUH
 #define LLMC_POSITION_ENCODING_CUH
 
@@ -20,9 +21,10 @@
 #include "../base/tensor.h"
 
 enum class RopeScaling { None, PI, NTK, YaRN };
-enum class TileSkip { Off, Exact, Default };        // tiles of scores that the bias has zeroed: attention/flash/skip.cuh
+enum class TileSkip { Off, Exact, Default };        // of tiles that the bias has zeroed: attention/flash/skip.cuh
 
-// What --pos and --rope_scaling say. `values` are the encoding's hyperparameters: stored in config.json, printed at start.
+// What --pos and --rope_scaling say. `values` are the encoding's hyperparameters: stored in config.json, printed at
+// start.
 struct PositionConfig {
     int kind = 0;                                   // its row in POSITIONS, position/table.h
     std::string name = "none";
@@ -40,11 +42,13 @@ struct PositionConfig {
 
 // The shapes an encoding may depend on, and how the model's checkpoint names its tensors.
 struct PositionDims {
-    int L = 0, NH = 0, C = 0;
+    int L = 0;                                      // layers
+    int NH = 0, C = 0;                              // heads, channels
     int B = 0, T = 0;                               // capacity of the activations; 0: only the parameters are asked for
     bool causal = true;
     bool decodes = false;                           // attention_decode will run over these activations
-    std::string layer_prefix = "transformer.h.", layer_suffix = ".attn.", model_prefix = "transformer.";
+    std::string layer_prefix = "transformer.h.", layer_suffix = ".attn.";
+    std::string model_prefix = "transformer.";
     std::string wpe_name = "transformer.wpe.weight";
 
     std::string layer_name(int l, const std::string& rest) const {
@@ -56,19 +60,22 @@ struct PositionDims {
 // which exceeds the tokens of a call while generating.
 struct PositionView {
     const PositionConfig* config = nullptr;
-    int L = 0, NH = 0, C = 0, HS = 0, layer = 0;
-    int B = 0, T = 0;
-    int OC = 0;                                     // width of a row of qkv
+    int L = 0, layer = 0;                           // how many layers, and which one this is
+    int NH = 0, HS = 0;                             // heads and their size
+    int C = 0, OC = 0;                              // NH * HS, and the width of a row of qkv
+    int B = 0, T = 0;                               // capacity of the activations
     bool causal = true, decodes = false;
     const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
     const TensorTable *params = nullptr, *acts = nullptr;
     size_t first_param = 0;                         // of the encoding's own, in params
-    float *master = nullptr, *grads = nullptr, *act_data = nullptr;
+    float *master = nullptr, *grads = nullptr;      // laid out by params; grads is null while evaluating
+    float* act_data = nullptr;                      // laid out by acts
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// the tensors of an encoding. Its declare(t) lists them once, and is called with either of two t: PositionTables collects
-// the list before anything is allocated, PositionBinder then sets the pointers of an encoding that is bound to a layer.
+// the tensors of an encoding. Its declare(t) lists them once, and is called with either of two t: PositionTables
+// collects the list before anything is allocated, PositionBinder then sets the pointers of an encoding that is bound to
+// a layer.
 
 // A learned tensor of the layer in hand; float32 in every build
 struct Parameter {
@@ -92,7 +99,8 @@ struct PositionTables {
     std::vector<TensorSpec> params, acts;
     std::vector<FileTensor> files;
 
-    // A parameter (rows, cols), cols = 0 for a vector. `file`: its name in a checkpoint; Per::Layer: after the layer's prefix
+    // A parameter (rows, cols), cols = 0 for a vector. `file`: its name in a checkpoint; Per::Layer: after the layer's
+    // prefix
     void param(Parameter&, const char* name, const std::string& file, Per per, size_t rows, size_t cols,
                const ParameterRule& rule) {
         TensorSpec s;
@@ -110,8 +118,8 @@ struct PositionTables {
             files.push_back({dims.layer_name(l, file), name, l, 0, rows, false});
         }
     }
-    // `count` more columns of the qkv matmul: x.w + c with w (count,C), c (count). In a checkpoint FILE.weight and FILE.bias;
-    // weights start as those of q, k and v do, biases at 0 unless `bias_init` says otherwise
+    // `count` more columns of the qkv matmul: x.w + c with w (count,C), c (count). In a checkpoint FILE.weight and
+    // FILE.bias; weights start as those of q, k and v do, biases at 0 unless `bias_init` says otherwise
     void columns(const std::string& file, int count, std::optional<InitRule> bias_init = std::nullopt) {
         const size_t row0 = (size_t)(3 * dims.C + extra_columns);
         for (int l = 0; l < dims.L; l++) {
@@ -173,7 +181,8 @@ struct PositionBinder {
 private:
     // the layer in hand of the tensor with this index; null where there is no data
     template <class E> E* pointer(const TensorTable& table, float* data, size_t index, const char* name) const {
-        check(index < table.specs.size() && table.specs[index].name == name, "tensor %s is not where it was declared", name);
+        check(index < table.specs.size() && table.specs[index].name == name, "tensor %s is not where it was declared",
+              name);
         if (data == nullptr) { return nullptr; }
         const TensorSpec& s = table.specs[index];
         E* first = (E*)(data + table.offsets[index]);
@@ -199,19 +208,21 @@ struct FlashBiasArgs {
     const float *S_offset, *g;              // (B*NH,stride), Distance and LogDistance; S as in cable.cuh
     const double* S_origin;                 // (B*NH,ceil(stride/128))
     const float* table;                     // (NH,table_entries), Toeplitz
-    int table_zero, table_entries;          // table_zero: the column of i = j; columns outside the table read its nearest end
-    float *dS, *dg, *dtable;                // overwritten: dS, dg (B*NH,stride), before the suffix sum; dtable (B*NH,table_entries)
+    int table_zero, table_entries;          // the column of i = j; columns outside the table read its nearest end
+    float *dS, *dg;                         // (B*NH,stride), overwritten, before the suffix sum
+    float* dtable;                          // (B*NH,table_entries), overwritten
 };
 
-// To derive a functor from; being an aggregate, its initializer then begins with {} for this base. It has a member tile(bh, i0, j0), which returns the bias inside one tile of the score matrix: an
-// object whose (r, c) is B_ij for i = i0 + r, j = j0 + c. Neither the rows nor the columns of a tile cross a multiple of 128.
-// It is vectorized over r (forward) or c (backward): no branches, no libm.
+// To derive a functor from; being an aggregate, its initializer then begins with {} for this base. It has a member
+// tile(bh, i0, j0), which returns the bias inside one tile of the score matrix: an object whose (r, c) is B_ij for i =
+// i0 + r, j = j0 + c. Neither the rows nor the columns of a tile cross a multiple of 128. It is vectorized over r
+// (forward) or c (backward): no branches, no libm.
 struct BiasFunctor {
-    static constexpr FlashBias flash = FlashBias::Unknown;      // or the form it has, and then fill() says with which arrays
+    static constexpr FlashBias flash = FlashBias::Unknown;  // or the form it has; fill() then says with which arrays
     void fill(FlashBiasArgs&) const {}
     // dlogit (ni, nj), row stride ld: the gradient of the loss in the logits of queries i0.. and keys j0.., zero where
-    // masked. In shared memory; called by all threads of the one block that owns bh, once per tile, in a fixed order. May
-    // overwrite dlogit. The default is right where nothing is learned.
+    // masked. In shared memory; called by all threads of the one block that owns bh, once per tile, in a fixed order.
+    // May overwrite dlogit. The default is right where nothing is learned.
     __device__ void backward(int, int, int, int, int, float*, int) const {}
 };
 
@@ -231,7 +242,7 @@ struct Encoding {
 
     explicit Encoding(const PositionView& view) : v(view) {}
 
-    static void defaults(PositionConfig&) {}                                // fills `values`, which may depend on T_train
+    static void defaults(PositionConfig&) {}                                // sets `values`; they may depend on T_train
     template <class Tensors> void declare(Tensors&) {}
     static int max_length(const PositionConfig&) { return INT_MAX; }        // longest sequence it can encode
 

@@ -7,8 +7,9 @@
 //   either side of the diagonal: a row of da is a few runs in one piece each. Per head and piece the sums over i, j of
 //     da,  da y,  da dy/d|c|,  -da dy/dL     are enough: a unit's gradients sum the pieces in which it is on.
 //   Where L = max(i, j) the gradient in l is taken as 0.
-// An entry of the tables has a part in up to T terms of every sum, so that its rounding does not average out: they are float64
-// rounded once. And a sum has B T T / 2 terms, of which float32 would soon lose the small ones: a run is summed in float32, runs in float64.
+// An entry of the tables has a part in up to T terms of every sum, so that its rounding does not average out: they are
+// float64 rounded once. And a sum has B T T / 2 terms, of which float32 would soon lose the small ones: a run is summed
+// in float32, runs in float64.
 #ifndef LLMC_POSITION_FIRE_CUH
 #define LLMC_POSITION_FIRE_CUH
 
@@ -16,18 +17,25 @@
 
 #include "toeplitz.cuh"
 
-constexpr int FIRE_UNITS = 32, FIRE_PIECES = FIRE_UNITS + 1, FIRE_SUMS = 4;
+constexpr int FIRE_UNITS = 32;
+constexpr int FIRE_PIECES = FIRE_UNITS + 1;     // of f, between the breaks
+constexpr int FIRE_SUMS = 4;                    // per piece
 constexpr int FIRE_SLOTS = LANES > 1 ? 1 : 64;  // threads of a block that sum, each into a slot of its own
 constexpr float FIRE_LENGTH = 512.0f;
 
 __device__ inline float relu(float x) { return x > 0.0f ? x : 0.0f; }
+__device__ inline float sign_of(float x) {
+    const float negative = x < 0.0f ? -1.0f : 0.0f;
+    return x > 0.0f ? 1.0f : negative;
+}
 __device__ inline float fire_length(const float* l) { return fabsf(*l) * FIRE_LENGTH; }
 
 __device__ inline double fire_psi(float a, float x) { return log1p((double)a * (double)x); }
 
 // psi (ND) over distance, inv (T+128) over the later position
 static __global__ void fire_forward_kernel(float* psi, float* inv, const float* c, const float* l, int T, int ND) {
-    const float a = fabsf(*c), L = fire_length(l);
+    const float a = fabsf(*c);
+    const float L = fire_length(l);
     GridSpan s = grid_span((size_t)ND);
     for (size_t n = s.begin; n < s.end; n += s.step) { psi[n] = (float)fire_psi(a, fabsf((float)(T - 1 - (int)n))); }
     s = grid_span((size_t)(T + TOEPLITZ_PAD));
@@ -62,7 +70,8 @@ static __global__ void fire_breaks_kernel(float* breaks, const float* w1, const 
 
 // dpsi (ND), dnorm (2,T+128): derivatives of psi in |c|, of psi(max(L,t)) in |c| and in L
 static __global__ void fire_slopes_kernel(float* dpsi, float* dnorm, const float* c, const float* l, int T, int ND) {
-    const float a = fabsf(*c), L = fire_length(l);
+    const float a = fabsf(*c);
+    const float L = fire_length(l);
     GridSpan s = grid_span((size_t)ND);
     for (size_t n = s.begin; n < s.end; n += s.step) {
         const float d = fabsf((float)(T - 1 - (int)n));
@@ -119,13 +128,23 @@ struct FireBias : BiasFunctor {
 
     // Adds the keys j .. end-1 of query i, which are of one piece, to its sums; d (end - j) is their da.
     __device__ void add_run(double* s, const float* d, int i, int j, int end) const {
-        const float *psi_i = psi + (T - 1 - i), *dpsi_i = dpsi + (T - 1 - i), *dL = dnorm + T + TOEPLITZ_PAD;
-        const float inv_i = inv[i], dnorm_i = dnorm[i], dL_i = dL[i];
-        float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+        const float* psi_i = psi + (T - 1 - i);
+        const float* dpsi_i = dpsi + (T - 1 - i);
+        const float* dL = dnorm + T + TOEPLITZ_PAD;
+        const float inv_i = inv[i];
+        const float dnorm_i = dnorm[i];
+        const float dL_i = dL[i];
+        float s0 = 0.0f, s1 = 0.0f;
+        float s2 = 0.0f, s3 = 0.0f;
         for (int k = j; k < end; k++) {
-            const float inv_k = inv[k], dnorm_k = dnorm[k], dL_k = dL[k];
-            const float n = k > i ? inv_k : inv_i, m = k > i ? dnorm_k : dnorm_i, l = k > i ? dL_k : dL_i;
-            const float yk = psi_i[k] * n, da = d[k - j];
+            const float inv_k = inv[k];
+            const float dnorm_k = dnorm[k];
+            const float dL_k = dL[k];
+            const float n = k > i ? inv_k : inv_i;          // of the later position, max(i, k)
+            const float m = k > i ? dnorm_k : dnorm_i;
+            const float l = k > i ? dL_k : dL_i;
+            const float yk = psi_i[k] * n;
+            const float da = d[k - j];
             s0 += da;
             s1 += da * yk;
             s2 += da * ((dpsi_i[k] - yk * m) * n);
@@ -137,9 +156,9 @@ struct FireBias : BiasFunctor {
         s[3] += s3;
     }
 
-    // A thread a row.
+    // One thread per row.
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
-        const int threads = (int)blockDim.x < FIRE_SLOTS ? (int)blockDim.x : FIRE_SLOTS;
+        const int threads = imin((int)blockDim.x, FIRE_SLOTS);
         for (int r = threadIdx.x; r < ni && (int)threadIdx.x < threads; r += threads) {
             double* s = sums + ((size_t)bh * FIRE_SLOTS + threadIdx.x) * FIRE_PIECES * FIRE_SUMS;
             const int i = i0 + r;
@@ -163,9 +182,10 @@ struct FireBias : BiasFunctor {
     }
 };
 
-// One block a head: its sums over sequences and slots, into those of the first.
+// One block per head: its sums over sequences and slots, into those of the first.
 static __global__ void fire_reduce_kernel(double* sums, int B, int NH) {
-    const size_t block = (size_t)FIRE_PIECES * FIRE_SUMS, h = blockIdx.x;
+    const size_t block = (size_t)FIRE_PIECES * FIRE_SUMS;   // of one slot
+    const size_t h = blockIdx.x;
     for (size_t n = threadIdx.x; n < block; n += blockDim.x) {
         double sum = 0.0;
         for (size_t b = 0; b < (size_t)B; b++) {
@@ -180,17 +200,24 @@ struct FireWeights { float *c, *l, *w1, *b1, *w2, *b2; };
 
 // One block. The loop over units is in threads, so each element of dw has one owner.
 static __global__ void fire_backward_kernel(FireWeights d, const double* sums, FireWeights p, int NH) {
-    double dc = 0.0, dL = 0.0;
+    double dc = 0.0;
+    double dL = 0.0;
     for (int k = threadIdx.x; k < FIRE_UNITS; k += blockDim.x) {
-        const float w1 = p.w1[k], b1 = p.b1[k];
+        const float w1 = p.w1[k];
+        const float b1 = p.b1[k];
         const int rank = fire_rank(p.w1, p.b1, k);
         // on in the pieces lo .. hi-1; without a break, in all or none
-        const int lo = rank >= 0 ? (w1 > 0.0f ? rank + 1 : 0) : (0.5f * w1 + b1 > 0.0f ? 0 : FIRE_PIECES);
+        const int lo_broken = w1 > 0.0f ? rank + 1 : 0;
+        const int lo_whole = 0.5f * w1 + b1 > 0.0f ? 0 : FIRE_PIECES;
+        const int lo = rank >= 0 ? lo_broken : lo_whole;
         const int hi = rank >= 0 && w1 < 0.0f ? rank + 1 : FIRE_PIECES;
-        double dw1 = 0.0, db1 = 0.0;
+        double dw1 = 0.0;
+        double db1 = 0.0;
         for (int h = 0; h < NH; h++) {
-            const double *s = sums + (size_t)h * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS, w2 = p.w2[h * FIRE_UNITS + k];
-            double on[FIRE_SUMS] = {}, all = 0.0;
+            const double* s = sums + (size_t)h * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
+            const double w2 = p.w2[h * FIRE_UNITS + k];
+            double on[FIRE_SUMS] = {};                      // the sums of the pieces in which the unit is on
+            double all = 0.0;
             for (int n = 0; n < FIRE_PIECES; n++) {
                 for (int q = 0; q < FIRE_SUMS; q++) { on[q] += n >= lo && n < hi ? s[n * FIRE_SUMS + q] : 0.0; }
                 all += s[n * FIRE_SUMS];
@@ -208,8 +235,8 @@ static __global__ void fire_backward_kernel(FireWeights d, const double* sums, F
     dc = block_sum(dc);
     dL = block_sum(dL);
     if (threadIdx.x == 0) {
-        *d.c += (float)dc * (*p.c > 0.0f ? 1.0f : *p.c < 0.0f ? -1.0f : 0.0f);
-        *d.l += (float)dL * (*p.l > 0.0f ? FIRE_LENGTH : *p.l < 0.0f ? -FIRE_LENGTH : 0.0f);
+        *d.c += (float)dc * sign_of(*p.c);                  // d|c|/dc
+        *d.l += (float)dL * (FIRE_LENGTH * sign_of(*p.l));
     }
 }
 
@@ -217,8 +244,9 @@ struct Fire : Encoding {
     using Encoding::Encoding;
     Parameter c, l, w1, b1, w2, b2;
     float *psi = nullptr, *inv = nullptr;                                       // (columns), (T+128)
-    float *dpsi = nullptr, *dnorm = nullptr, *breaks = nullptr;                 // (columns), (2,T+128), (32)
-    double* sums = nullptr;                                                     // (B*NH,FIRE_SLOTS,FIRE_PIECES,FIRE_SUMS)
+    float *dpsi = nullptr, *dnorm = nullptr;                                    // (columns), (2,T+128)
+    float* breaks = nullptr;                                                    // (32)
+    double* sums = nullptr;                                 // (B*NH,FIRE_SLOTS,FIRE_PIECES,FIRE_SUMS)
 
     template <class Tensors> void declare(Tensors& t) {
         const size_t NH = (size_t)t.dims.NH, U = FIRE_UNITS;
@@ -229,7 +257,8 @@ struct Fire : Encoding {
         t.param(b1, "fire_b1", "fire.mlp.0.bias", Per::Layer, U, 0, {uniform(-1, 1)});
         t.param(w2, "fire_w2", "fire.mlp.2.weight", Per::Layer, NH, U, {uniform(-bound, bound)});
         t.param(b2, "fire_b2", "fire.mlp.2.bias", Per::Layer, NH, 0, {uniform(-bound, bound)});
-        const size_t columns = (size_t)toeplitz_columns(t.dims.T, t.dims.causal), padded_T = (size_t)(t.dims.T + TOEPLITZ_PAD);
+        const size_t columns = (size_t)toeplitz_columns(t.dims.T, t.dims.causal);
+        const size_t padded_T = (size_t)(t.dims.T + TOEPLITZ_PAD);
         t.cached(psi, "fire_psi", Per::Layer, columns, 0);
         t.cached(inv, "fire_inv", Per::Layer, padded_T, 0);
         t.scratch(dpsi, "fire_dpsi", columns, 0);

@@ -47,7 +47,8 @@ template <bool Power> struct KerpleOf : Toeplitz {
     template <class Tensors> void declare(Tensors& t) {
         const size_t NH = (size_t)t.dims.NH;
         t.param(r1, "kerple_r1", "kerple.r1", Per::Layer, NH, 0, {uniform(0, 2), false, 0.01f});
-        t.param(r2, "kerple_r2", "kerple.r2", Per::Layer, NH, 0, {uniform(0, Power ? 2 : 1), false, 0.01f, Power ? 2.0f : FLT_MAX});
+        const float hi = Power ? 2.0f : FLT_MAX;
+        t.param(r2, "kerple_r2", "kerple.r2", Per::Layer, NH, 0, {uniform(0, Power ? 2 : 1), false, 0.01f, hi});
         declare_table(t, Per::Layer);
     }
     void prepare_forward(floatX*, int, int, int t0, Stream stream) const {

@@ -1,7 +1,8 @@
 // position/key_max.cuh -- the longest key of each split of a text, kept as the keys come.
 //
-// Decoding reads the keys in splits, and leaves out those whose logits cannot matter (attention/decode.cuh). Where a bias never
-// grows with the distance (alibi, cable), the longest key of a split and the bias of its last one bound all of its logits.
+// Decoding reads the keys in splits, and leaves out those whose logits cannot matter (attention/decode.cuh). Where a
+// bias never grows with the distance (alibi, cable), the longest key of a split and the bias of its last one bound all
+// of its logits.
 #ifndef LLMC_POSITION_KEY_MAX_CUH
 #define LLMC_POSITION_KEY_MAX_CUH
 
@@ -9,9 +10,10 @@
 
 constexpr int DECODE_SPLIT = 256;       // keys
 
-// key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of a split, of the keys up to t0 + T - 1, the last T of them new.
-// One block per (batch, head) and split with new keys.
-static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, int t0, int stride, int NH, int HS, int OC, int BNH) {
+// key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of a split, of the keys up to t0 + T - 1, the last T of
+// them new. One block per (batch, head) and split with new keys.
+static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, int t0, int stride, int NH, int HS,
+                                      int OC, int BNH) {
     const int bh = blockIdx.x % BNH;
     const int split = t0 / DECODE_SPLIT + blockIdx.x / BNH;
     const int j0 = split * DECODE_SPLIT;

@@ -1,4 +1,5 @@
-// position/learned.cuh -- a learned vector a position, added to the token embedding (Vaswani et al. 2017; GPT-2, BERT).
+// position/learned.cuh -- a learned vector for each position, added to the token embedding (Vaswani et al. 2017; GPT-2,
+// BERT).
 //
 //   x_bt += wpe_t     backward: dwpe_t += sum_b dx_bt, in the order of b.     Nothing lies beyond the trained length.
 #ifndef LLMC_POSITION_LEARNED_CUH
@@ -6,14 +7,14 @@
 
 #include "encoding.cuh"
 
-// One block a row of x.
+// One block per row of x.
 static __global__ void learned_forward_kernel(floatX* x, const float* wpe, int T, int t0, int C) {
     x += (size_t)blockIdx.x * C;
     wpe += ((size_t)blockIdx.x % T + t0) * C;
     for (int c = threadIdx.x; c < C; c += blockDim.x) { x[c] = (floatX)((float)x[c] + wpe[c]); }
 }
 
-// One block a position.
+// One block per position.
 static __global__ void learned_backward_kernel(float* dwpe, const floatX* dx, int B, int T, int C) {
     const size_t t = blockIdx.x;
     for (int b = 0; b < B; b++) {
@@ -26,13 +27,14 @@ struct Learned : Encoding {
     Parameter wpe;              // (T_train,C)
 
     template <class Tensors> void declare(Tensors& t) {
-        t.param(wpe, "wpe", t.dims.wpe_name, Per::Model, (size_t)t.config->T_train, (size_t)t.dims.C, {normal(0.02f), true});
+        const size_t positions = (size_t)t.config->T_train;
+        t.param(wpe, "wpe", t.dims.wpe_name, Per::Model, positions, (size_t)t.dims.C, {normal(0.02f), true});
     }
     static int max_length(const PositionConfig& config) { return config.T_train; }
 
     void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
-        check(T <= v.config->T_train - t0, "--pos learned has %d positions, position %d was asked for; use a shorter --T or "
-              "another encoding", v.config->T_train, t0 + T - 1);
+        check(T <= v.config->T_train - t0, "--pos learned has %d positions, position %d was asked for; use a shorter "
+              "--T or another encoding", v.config->T_train, t0 + T - 1);
         launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, wpe.value, T, t0, v.C);
     }
     void embed_backward(floatX* dx, int B, int T, Stream stream) const {

@@ -1,5 +1,5 @@
-// position/none.cuh -- no positional encoding (NoPE: Haviv et al. 2022, Kazemnejad et al. 2023). A causal mask alone tells a model
-// something about positions.
+// position/none.cuh -- no positional encoding (NoPE: Haviv et al. 2022, Kazemnejad et al. 2023). A causal mask alone
+// tells a model something about positions.
 #ifndef LLMC_POSITION_NONE_CUH
 #define LLMC_POSITION_NONE_CUH
 

@@ -13,7 +13,7 @@
 
 #include "encoding.cuh"
 
-// One block a pair: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is off by 0.004 at t = 100,000.
+// One block per pair: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is off by 0.004 at t = 100,000.
 static __global__ void rope_table_kernel(float* table, int T, int t0, int HS, double theta, double T_train, double s,
                                          RopeScaling scaling) {
     const int i = blockIdx.x;
@@ -21,8 +21,9 @@ static __global__ void rope_table_kernel(float* table, int T, int t0, int HS, do
     double f = pow(theta, -2.0 * i / HS);
     if (scaling == RopeScaling::PI) { f /= s; }
     if (scaling == RopeScaling::YaRN) {
-        const double turns = T_train * f / 6.283185307179586476925286766559, ramp = (turns - 1.0) / 31.0;
-        const double gamma = ramp < 0.0 ? 0.0 : ramp > 1.0 ? 1.0 : ramp;
+        const double turns = T_train * f / 6.283185307179586476925286766559;    // within the trained length
+        const double ramp = (turns - 1.0) / 31.0;
+        const double gamma = clamp(ramp, 0.0, 1.0);
         f = gamma * f + (1.0 - gamma) * f / s;
     }
     for (int t = t0 + (int)threadIdx.x; t < t0 + T; t += blockDim.x) {
@@ -31,15 +32,19 @@ static __global__ void rope_table_kernel(float* table, int T, int t0, int HS, do
     }
 }
 
-// One block a token: the 2 NH heads of q and k lie side by side. sign = -1 turns back.
+// One block per token: the 2 NH heads of q and k lie side by side. sign = -1 turns back.
 static __global__ void rope_kernel(floatX* qkv, const float* table, int T, int t0, int stride, int NH, int HS, int OC,
                                    float sign) {
-    const size_t b = blockIdx.x / T, t = blockIdx.x % T + t0;
+    const size_t b = blockIdx.x / T;
+    const size_t t = blockIdx.x % T + t0;
     const float* angle = table + t * HS;
     for (int h = 0; h < 2 * NH; h++) {
         floatX* x = qkv + (b * stride + t) * OC + (size_t)h * HS;
         for (int i = threadIdx.x; i < HS / 2; i += blockDim.x) {
-            const float c = angle[2 * i], s = sign * angle[2 * i + 1], x0 = (float)x[2 * i], x1 = (float)x[2 * i + 1];
+            const float c = angle[2 * i];
+            const float s = sign * angle[2 * i + 1];
+            const float x0 = (float)x[2 * i];
+            const float x1 = (float)x[2 * i + 1];
             x[2 * i] = (floatX)(x0 * c - x1 * s);
             x[2 * i + 1] = (floatX)(x0 * s + x1 * c);
         }
@@ -52,9 +57,10 @@ struct Rope : Encoding {
 
     static void defaults(PositionConfig& config) { config.values = {{"theta", 10000.0}}; }
     template <class Tensors> void declare(Tensors& t) {
-        const int C = t.dims.C, NH = t.dims.NH, HS = C / NH;
-        check(HS % 2 == 0, "--pos rope turns pairs, so the head size must be even, but %d channels / %d heads = %d; choose another "
-              "--model", C, NH, HS);
+        const int C = t.dims.C, NH = t.dims.NH;
+        const int HS = C / NH;
+        check(HS % 2 == 0, "--pos rope turns pairs, so the head size must be even, but %d channels / %d heads = %d; "
+              "choose another --model", C, NH, HS);
         t.cached(table, "rope_table", Per::Model, (size_t)t.dims.T, (size_t)HS);
     }
     // how much longer than trained

@@ -26,11 +26,13 @@ struct T5Buckets {
         for (int k = 0; k <= ENTRIES; k++) {
             // distances that begin a bucket exactly, such as 16, 32 and 64, must not be lost to rounding
             const double begin = exact * std::pow((double)MAX_DISTANCE / exact, (double)(k - exact) / exact) - 1e-9;
-            first[k] = k < exact ? k : k < side ? (int)std::ceil(begin) : INT_MAX;
+            const int logarithmic = k < side ? (int)std::ceil(begin) : INT_MAX;
+            first[k] = k < exact ? k : logarithmic;
         }
     }
     __device__ int entry(int d) const {
-        const int distance = d >= 0 ? d : side < ENTRIES ? -d : 0;
+        const int after = side < ENTRIES ? -d : 0;          // how far after the query; causal: there is no such key
+        const int distance = d >= 0 ? d : after;
         int k = 0;
         for (int e = 1; e < side; e++) { k += first[e] <= distance; }
         return d < 0 && side < ENTRIES ? k + side : k;
@@ -53,9 +55,12 @@ struct T5Distances {
         return (int)K * (causal ? 1 : 2) + 1;
     }
     T5Distances(const PositionConfig& config, bool causal) : K((int)config.value("K")), before(causal ? 0 : K) {}
-    __device__ int entry(int d) const { return before + (d < -before ? -before : d > K ? K : d); }
+    __device__ int entry(int d) const { return before + clamp(d, -before, K); }
     __device__ DistanceRange range(int e) const {
-        return {e == 0 && before > 0 ? -INT_MAX : e - before, e - before == K ? INT_MAX : e - before + 1};
+        const int d = e - before;                           // the two ends stand for all distances beyond them
+        const int lo = e == 0 && before > 0 ? -INT_MAX : d;
+        const int hi = d == K ? INT_MAX : d + 1;
+        return {lo, hi};
     }
 };
 
@@ -67,13 +72,15 @@ template <class Map> struct T5Value {
     __device__ float operator()(int h, int distance) const { return r[(size_t)map.entry(distance) * NH + h]; }
 };
 
-// One block an entry and head.
+// One block per entry and head.
 template <class Map>
 static __global__ void t5_backward_kernel(float* dr, const float* dtable, Map map, int B, int T, int NH, int ND) {
-    const int e = blockIdx.x / NH, h = blockIdx.x % NH;
+    const int e = blockIdx.x / NH;
+    const int h = blockIdx.x % NH;
     const DistanceRange range = map.range(e);
-    const int lo = range.lo > -T ? range.lo : 1 - T, hi = range.hi < T ? range.hi : T;
-    const int end = T - lo < ND - TOEPLITZ_PAD ? T - lo : ND - TOEPLITZ_PAD;        // columns T - hi .. end-1
+    const int lo = imax(range.lo, 1 - T);
+    const int hi = imin(range.hi, T);
+    const int end = imin(T - lo, ND - TOEPLITZ_PAD);        // columns T - hi .. end-1
     float sum = 0.0f;
     for (int b = 0; b < B; b++) {
         const float* d = dtable + ((size_t)b * NH + h) * ND;
@@ -99,7 +106,8 @@ template <class Map> struct T5Of : Toeplitz {
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
         const size_t entries = (size_t)Map::entries(*v.config, v.causal);
-        launch(t5_backward_kernel<Map>, Grid(entries * v.NH, 32, 0, stream), r.grad, dtable, Map(*v.config, v.causal), B, v.T, v.NH,
+        const Map map(*v.config, v.causal);
+        launch(t5_backward_kernel<Map>, Grid(entries * v.NH, 32, 0, stream), r.grad, dtable, map, B, v.T, v.NH,
                columns());
     }
 };

@@ -1,5 +1,5 @@
-// position/table.h -- the table of positional encodings. A new one is a header beside this file, and an include and a row here
-// (docs/new_encoding.md).
+// position/table.h -- the table of positional encodings. A new one is a header beside this file, and an include and a
+// row here (docs/new_encoding.md).
 #ifndef LLMC_POSITION_TABLE_H
 #define LLMC_POSITION_TABLE_H
 
@@ -19,7 +19,7 @@
 //  --pos name     type          what it is
 #define POSITIONS(X) \
     X(none,         NoPosition,   "no positional information but a causal mask, where there is one (NoPE)") \
-    X(cable,        CableFull,    "-g_i |S_i - S_j|: S sums ReLU biases of each token, g weighs the query (the paper's)") \
+    X(cable,        CableFull,    "-g_i |S_i - S_j|: S sums ReLU biases of each token, g weighs the query (paper)") \
     MORE_POSITIONS(X)
 
 // `make FEW_POSITIONS=1` leaves these out, so that a build takes a fraction of the time while you work on a row above.
@@ -38,7 +38,7 @@
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \
     X(kerple_power, KerplePower,  "-r1 |i-j|^r2") \
     X(fire,         Fire,         "an MLP of the log-distance, normalised by the later position") \
-    X(learned,      Learned,      "a table wpe[t] added to the token embedding; no position beyond the trained length") \
+    X(learned,      Learned,      "a table wpe[t] added to the token embedding; nothing beyond the trained length") \
     X(sinusoidal,   Sinusoidal,   "sqrt(C) * embedding + sines and cosines of t")
 #endif
 
@@ -89,7 +89,8 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
         typename decltype(type)::type encoding{PositionView()};
         encoding.declare(t);
     });
-    std::stable_sort(t.files.begin(), t.files.end(), [](const FileTensor& a, const FileTensor& b) { return a.layer < b.layer; });
+    const auto earlier_layer = [](const FileTensor& a, const FileTensor& b) { return a.layer < b.layer; };
+    std::stable_sort(t.files.begin(), t.files.end(), earlier_layer);
     return t;
 }
 
@@ -116,7 +117,8 @@ inline PositionConfig parse_position(const std::string& text, int T_train) {
         if (config.name == position_rows[k].name) { config.kind = k; }
         known += std::string(k > 0 ? ", " : "") + position_rows[k].name;
     }
-    check(config.kind >= 0, "--pos %s: there is no encoding of that name; there are %s", config.name.c_str(), known.c_str());
+    check(config.kind >= 0, "--pos %s: expected one of the encodings %s", config.name.c_str(),
+          known.c_str());
     position_defaults(config);
     std::set<std::string> seen;
     size_t at = colon;
@@ -131,13 +133,14 @@ inline PositionConfig parse_position(const std::string& text, int T_train) {
             keys += (keys.empty() ? "" : ", ") + kv.first;
             if (kv.first != key || eq == std::string::npos) { continue; }
             const std::string number = item.substr(eq + 1);
-            check(parse_value(number, any(), kv.second) && kv.second > 0, "--pos %s: %s wants a positive number, got '%s'", text.c_str(),
-                  key.c_str(), number.c_str());
+            const bool positive = parse_value(number, any(), kv.second) && kv.second > 0;
+            check(positive, "--pos %s: %s: expected a positive number, got '%s'", text.c_str(), key.c_str(),
+                  number.c_str());
             found = true;
         }
         check(!found || seen.insert(key).second, "--pos %s: %s is given twice", text.c_str(), key.c_str());
-        check(found, "--pos %s: '%s' is not key=value with one of %s's keys: %s", text.c_str(), item.c_str(), config.name.c_str(),
-              keys.empty() ? "it has none" : keys.c_str());
+        check(found, "--pos %s: '%s' is not key=value with one of %s's keys: %s", text.c_str(), item.c_str(),
+              config.name.c_str(), keys.empty() ? "it has none" : keys.c_str());
         at = next;
     }
     return config;

@@ -1,9 +1,10 @@
-// position/toeplitz.cuh -- biases that depend on i - j alone: a table for each head, its gradient summed along diagonals.
+// position/toeplitz.cuh -- biases that depend on i - j alone: a table for each head, its gradient summed along
+// diagonals.
 //
-//   B_ij = table[h][T-1 + j - i]: T columns when causal (j <= i), else 2T-1. 128 columns more are what the masked end of a tile
-//   may read; their values are finite.
-//   backward: the functor sums dlogit along diagonals into one slab dtable[b,h] per block; the encodings sum the slabs over b, in
-//   order, into their parameters: kerple with sum_diagonals, t5 in a kernel of its own.
+//   B_ij = table[h][T-1 + j - i]: T columns when causal (j <= i), else 2T-1. 128 columns more are what the masked end
+//   of a tile may read; their values are finite.
+//   backward: the functor sums dlogit along diagonals into one slab dtable[b,h] per block; the encodings sum the slabs
+//   over b, in order, into their parameters: kerple with sum_diagonals, t5 in a kernel of its own.
 #ifndef LLMC_POSITION_TOEPLITZ_CUH
 #define LLMC_POSITION_TOEPLITZ_CUH
 
@@ -23,7 +24,9 @@ struct ToeplitzBias : BiasFunctor {
         const float* at;
         __device__ float operator()(int r, int c) const { return at[c - r]; }
     };
-    __device__ Tile tile(int bh, int i0, int j0) const { return {table + (size_t)(bh % NH) * columns + (T - 1 + j0 - i0)}; }
+    __device__ Tile tile(int bh, int i0, int j0) const {
+        return {table + (size_t)(bh % NH) * columns + (T - 1 + j0 - i0)};
+    }
     void fill(FlashBiasArgs& args) const {
         args.table = table;
         args.table_zero = T - 1;
@@ -91,8 +94,8 @@ struct Toeplitz : Encoding {
         if (t0 > 0) { return; }
         launch(toeplitz_fill_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), table, value, v.T, columns());
     }
-    // Adds to gradient (NH), that of a parameter p of each head. By the chain rule it is the sum over the distances d of
-    // dB_d * dvalue(h, d)/dp_h; term(h, d, dB_d) is that product.
+    // Adds to gradient (NH), that of a parameter p of each head. By the chain rule it is the sum over the distances d
+    // of dB_d * dvalue(h, d)/dp_h; term(h, d, dB_d) is that product.
     template <class Term> void sum_diagonals(float* gradient, const Term& term, int B, Stream stream) const {
         launch(toeplitz_gradient_kernel<Term>, Grid((size_t)v.NH, 128, 0, stream), gradient, dtable, term, B, v.T, v.NH,
                columns());

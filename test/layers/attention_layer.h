@@ -1,10 +1,11 @@
-// attention_layer.h -- a layer of attention with any encoding, and the same in double and in float32 loops over T x T matrices.
+// attention_layer.h -- a layer of attention with any encoding, and the same in double and in float32 loops over T x T
+// matrices.
 //
-// The heads are attention_oracle.h's, their biases oracle_positions.h's. A gradient in an encoding's parameters or columns is the
-// sum over i, j of the oracle's dB_ij times dB_ij/dparameter, by central differences of the bias.
+// The heads are attention_oracle.h's, their biases oracle_positions.h's. A gradient in an encoding's parameters or
+// columns is the sum over i, j of the oracle's dB_ij times dB_ij/dparameter, by central differences of the bias.
 //
-// Tolerances come from the oracles alone: the float32 loops and the float32 bias have no tricks, so what they are off by on the same
-// input is what float32 costs (check_close in test/oracle.h allows MULTIPLE times as much).
+// Tolerances come from the oracles alone: the float32 loops and the float32 bias have no tricks, so what they are off
+// by on the same input is what float32 costs (check_close in test/oracle.h allows MULTIPLE times as much).
 #ifndef TEST_ATTENTION_LAYER_H
 #define TEST_ATTENTION_LAYER_H
 
@@ -15,7 +16,8 @@
 // T tokens at a capacity of `stride`
 struct Layer : AttentionLayer {
     Layer(const std::string& pos, LayerShape s, bool causal, Random& random, int stride = 0, int T_train = 0)
-        : AttentionLayer(pos, s, causal, stride > 0 ? stride : s.T, T_train > 0 ? T_train : imax(stride, s.T)) {
+        : AttentionLayer(pos, s, causal, stride > 0 ? stride : s.T,
+                         T_train > 0 ? T_train : imax(stride, s.T)) {
         fill([&](const TensorSpec& p) { draw(p, random); });
     }
 
@@ -27,7 +29,8 @@ struct Layer : AttentionLayer {
         if (p.name == "fire_l") { host(p.name)[0] = sign * (stride < 100 ? stride / 2 + 0.5f : 300.5f) / 512; }
         if (p.name == "fire_b1") { keep_off_fire_kinks(random); }
     }
-    // float32, double and the differences of through_bias must agree on which units of fire are on: none is near its kink
+    // float32, double and the differences of through_bias must agree on which units of fire are on: none is near its
+    // kink
     void keep_off_fire_kinks(Random& random) {
         const double c = std::fabs(host("fire_c")[0]), L = std::fabs(host("fire_l")[0]) * 512;
         for (size_t k = 0; k < 32; k++) {
@@ -79,7 +82,8 @@ struct Layer : AttentionLayer {
         if (causal) { attention_backward<true>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
         else { attention_backward<false>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
     }
-    void backward(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out, const float* lse) const {
+    void backward(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out,
+                  const float* lse) const {
         backward_scores(dqkv, scratch, dout, qkv, out, lse);
         with_position(view, [&](auto position) { position.prepare_backward(dqkv, qkv, s.B, s.T, Stream(0)); });
     }
@@ -87,7 +91,8 @@ struct Layer : AttentionLayer {
 };
 
 // (T,HS): part 0, 1, 2 is q, k, v of head h of sequence b, turned if the encoding turns it
-inline std::vector<double> head(const Layer& l, const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h, int part) {
+inline std::vector<double> head(const Layer& l, const OracleLayer<double>& o, const std::vector<float>& qkv, int b,
+                                int h, int part) {
     std::vector<double> x;
     for (int t = 0; t < o.T; t++) {
         const std::vector<double> v = l.vector(o, qkv, b, h, t, part);
@@ -96,14 +101,15 @@ inline std::vector<double> head(const Layer& l, const OracleLayer<double>& o, co
     return x;
 }
 
-// every result of a layer by double and float32 loops; dqkv (B,T,OC) with zeros in the padding, grads as the table lays them out.
-// A sequence is computed as if it were alone, with as many tokens as it has: after them all is 0.
+// every result of a layer by double and float32 loops; dqkv (B,T,OC) with zeros in the padding, grads as the table lays
+// them out. A sequence is computed as if it were alone, with as many tokens as it has: after them all is 0.
 struct LayerOracle {
     std::vector<double> out, lse, dqkv, grads, slopes;      // slopes: the largest |dB_ij / dparameter|
     std::vector<float> plain_out, plain_lse, plain_dqkv, plain_grads;
 
     LayerOracle(Layer& l, const std::vector<float>& qkv, const std::vector<float>& dout, bool with_gradients = true) {
-        const size_t B = (size_t)l.s.B, T = (size_t)l.s.T, C = (size_t)l.C;
+        const size_t B = (size_t)l.s.B, T = (size_t)l.s.T;
+        const size_t C = (size_t)l.C;
         out.resize(B * T * C);
         plain_out.resize(B * T * C);
         lse.resize(B * l.s.NH * T);
@@ -120,18 +126,20 @@ struct LayerOracle {
     }
 
 private:
-    void one_head(Layer& l, OracleLayer<double>& o, const std::vector<float>& qkv, const std::vector<float>& dout, int b, int h,
-                  bool with_gradients) {
-        const size_t T = (size_t)o.T, HS = (size_t)l.s.HS, C = (size_t)l.C;
-        const std::vector<double> q = head(l, o, qkv, b, h, 0), k = head(l, o, qkv, b, h, 1), v = head(l, o, qkv, b, h, 2);
+    void one_head(Layer& l, OracleLayer<double>& o, const std::vector<float>& qkv, const std::vector<float>& dout,
+                  int b, int h, bool with_gradients) {
+        const size_t T = (size_t)o.T, HS = (size_t)l.s.HS;
+        const size_t C = (size_t)l.C;
+        const std::vector<double> q = head(l, o, qkv, b, h, 0), k = head(l, o, qkv, b, h, 1);
+        const std::vector<double> v = head(l, o, qkv, b, h, 2);
         std::vector<double> dy;
         for (size_t t = 0; t < T; t++) {
             for (size_t d = 0; d < HS; d++) { dy.push_back(dout[((size_t)b * l.s.T + t) * C + h * HS + d]); }
         }
         const double scale = oracle_score_factor(o) / std::sqrt((double)HS);
         const HeadOracle<double> want(q, k, v, oracle_bias(o, h), dy, scale, T, HS, l.causal);
-        const HeadOracle<float> plain(as<float>(q), as<float>(k), as<float>(v), oracle_bias(rounded(o), h), as<float>(dy),
-                                      (float)scale, T, HS, l.causal);
+        const HeadOracle<float> plain(as<float>(q), as<float>(k), as<float>(v), oracle_bias(rounded(o), h),
+                                      as<float>(dy), (float)scale, T, HS, l.causal);
         store(l, o, want, plain, b, h);
         if (!with_gradients || !find_oracle(o.name).has_bias) { return; }
         for (size_t p = 0; p < l.tables.params.size(); p++) {
@@ -139,7 +147,8 @@ private:
             const double step = l.tables.params[p].name == "fire_l" ? 1e-9 : 1e-7;
             for (size_t e = 0; e < tensor.size(); e++) {
                 const size_t at = l.params.offsets[p] + e;
-                slopes[at] = std::max(slopes[at], through_bias(o, tensor[e], h, want, plain, grads[at], plain_grads[at], step));
+                slopes[at] =
+                    std::max(slopes[at], through_bias(o, tensor[e], h, want, plain, grads[at], plain_grads[at], step));
             }
         }
         for (size_t e = 0; e < o.columns.size(); e++) {
@@ -149,9 +158,10 @@ private:
         }
     }
     // the results of one head to their places in those of the layer
-    void store(const Layer& l, const OracleLayer<double>& o, const HeadOracle<double>& want, const HeadOracle<float>& plain, int b,
-               int h) {
-        const size_t T = (size_t)o.T, stride = (size_t)l.s.T, HS = (size_t)l.s.HS, C = (size_t)l.C;
+    void store(const Layer& l, const OracleLayer<double>& o, const HeadOracle<double>& want,
+               const HeadOracle<float>& plain, int b, int h) {
+        const size_t T = (size_t)o.T, stride = (size_t)l.s.T;
+        const size_t HS = (size_t)l.s.HS, C = (size_t)l.C;
         const std::vector<double>* d64[] = {&want.dq, &want.dk, &want.dv};
         const std::vector<float>* d32[] = {&plain.dq, &plain.dk, &plain.dv};
         for (size_t t = 0; t < T; t++) {
@@ -178,7 +188,8 @@ private:
     }
     // += sum of dB_ij * dB_ij/dx; returns the largest |dB_ij/dx|
     static double through_bias(const OracleLayer<double>& o, double& x, int h, const HeadOracle<double>& want,
-                               const HeadOracle<float>& plain, double& gradient, float& plain_gradient, double step = 1e-7) {
+                               const HeadOracle<float>& plain, double& gradient, float& plain_gradient,
+                               double step = 1e-7) {
         const double at = x;
         double steepest = 0;
         x = at + step;

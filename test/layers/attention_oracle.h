@@ -19,7 +19,8 @@
 #include <cmath>
 #include <vector>
 
-// R is double, the truth, or float: the error that float32 makes without any tricks, which is the unit of the tolerances.
+// R is double, the truth, or float: the error that float32 makes without any tricks, which is the unit of the
+// tolerances.
 template <class R> struct HeadOracle {
     std::vector<R> out, lse;                            // (T,HS), (T)
     std::vector<R> dq, dk, dv, dbias;                   // (T,HS) three times, (T,T)
@@ -39,8 +40,8 @@ template <class R> struct HeadOracle {
                 P[i * T + j] = logit;
                 largest = std::max(largest, logit);
             }
-            // 4. exponentials and their sum; relative to the largest logit, so that none overflows. Step 3 of the kernels rescales
-            // what earlier tiles have summed; here a row is complete at once
+            // 4. exponentials and their sum; relative to the largest logit, so that none overflows. Step 3 of the
+            // kernels rescales what earlier tiles have summed; here a row is complete at once
             R sum = 0;
             for (size_t j = 0; j < keys; j++) {
                 P[i * T + j] = std::exp(P[i * T + j] - largest);

@@ -1,11 +1,14 @@
-// test_attention.cu -- attention with every encoding, in both directions, against the dense oracle of attention_oracle.h.
+// test_attention.cu -- attention with every encoding, in both directions, against the dense oracle of
+// attention_oracle.h.
 #include "test/layers/attention_layer.h"
 
 namespace {
 
 // After a sequence's end out is 0, lse is -inf, which becomes 0 here, and all gradients are 0.
-void check_padding(const Layer& l, const std::vector<float>& out, std::vector<float>& lse, const std::vector<float>& dqkv) {
-    const size_t T = (size_t)l.s.T, C = (size_t)l.C, OC = (size_t)l.OC, NH = (size_t)l.s.NH;
+void check_padding(const Layer& l, const std::vector<float>& out, std::vector<float>& lse,
+                   const std::vector<float>& dqkv) {
+    const size_t T = (size_t)l.s.T, C = (size_t)l.C;
+    const size_t OC = (size_t)l.OC, NH = (size_t)l.s.NH;
     const size_t columns = 3 * C + (size_t)l.tables.extra_columns;
     size_t wrong = 0;
     for (size_t bt = 0; bt < (size_t)l.s.B * T; bt++) {
@@ -21,9 +24,10 @@ void check_padding(const Layer& l, const std::vector<float>& out, std::vector<fl
     CHECK(wrong == 0);
 }
 
-// What float32 loops are off by must be far below the values, or the tolerance that comes from it would let anything pass.
-void check_result(const std::string& name, const std::vector<float>& got, const std::vector<double>& want, const std::vector<float>& plain,
-                  double scale = 0) {
+// What float32 loops are off by must be far below the values, or the tolerance that comes from it would let anything
+// pass.
+void check_result(const std::string& name, const std::vector<float>& got, const std::vector<double>& want,
+                  const std::vector<float>& plain, double scale = 0) {
     INFO(name << ": float32 loops are off by " << worst_difference(plain, want) << ", too much to measure by");
     CHECK(worst_difference(plain, want) <= 1e-3 * std::max(largest(want), scale));
     check_close(name, got, want, plain, scale);
@@ -34,27 +38,30 @@ void check_dqkv(const Layer& l, const LayerOracle& o, const std::vector<float>& 
     const size_t C = (size_t)l.C, OC = (size_t)l.OC;
     const char* names[] = {"dq", "dk", "dv"};
     for (size_t p = 0; p < 3; p++) {
-        check_result(names[p], columns(got, OC, p * C, C), columns(o.dqkv, OC, p * C, C), columns(o.plain_dqkv, OC, p * C, C), scale);
+        check_result(names[p], columns(got, OC, p * C, C), columns(o.dqkv, OC, p * C, C),
+                     columns(o.plain_dqkv, OC, p * C, C), scale);
     }
     for (size_t c = 0; c < (size_t)l.tables.extra_columns; c++) {
         const size_t at = 3 * C + c;
-        check_result("dcolumn " + std::to_string(c), columns(got, OC, at, 1), columns(o.dqkv, OC, at, 1), columns(o.plain_dqkv, OC, at, 1),
-                     scale);
+        check_result("dcolumn " + std::to_string(c), columns(got, OC, at, 1), columns(o.dqkv, OC, at, 1),
+                     columns(o.plain_dqkv, OC, at, 1), scale);
     }
 }
 
 // lengths: of the sequences, which differ; none: all have T tokens
-void test_layer(Random& random, const std::string& name, LayerShape s, bool causal, const std::vector<int>& lengths = {}) {
+void test_layer(Random& random, const std::string& name, LayerShape s, bool causal,
+                const std::vector<int>& lengths = {}) {
     INFO(layer_text(name, s, causal, lengths));
     Layer l(name, s, causal, random);
     if (!lengths.empty()) { l.set_lengths(lengths); }
     const std::vector<float> qkv = l.draw_qkv(random), dout = l.draw_dout(random);
     const LayerOracle o(l, qkv, dout);
     poison_shared();
-    Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)s.B * s.NH * s.T), dqkv(qkv.size()), scratch(l.backward_scratch());
+    Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)s.B * s.NH * s.T);
+    Array<float> dqkv(qkv.size()), scratch(l.backward_scratch());
     l.forward(out, lse, d_qkv, 0, s.T);
-    // P = e^(logit - lse) is off by half an ulp of the logit. A row of dlogit, P (dP - row_dot), is rounded at the size of dP = dout.v
-    // even where it cancels to 0, and goes on to dq times k / sqrt(HS).
+    // P = e^(logit - lse) is off by half an ulp of the logit. A row of dlogit, P (dP - row_dot), is rounded at the size
+    // of dP = dout.v even where it cancels to 0, and goes on to dq times k / sqrt(HS).
     const double logits = std::max(1.0, largest(o.lse));
     const double scale = largest(dout) * largest(qkv) * logits;
     check_result("out", out.host(), o.out, o.plain_out, largest(o.out) * logits);
@@ -81,7 +88,8 @@ TEST_CASE("attention oracle: its backward is its forward's derivative", "[attent
     INFO(random);
     const size_t T = 5, HS = 3;
     for (bool causal : {true, false}) {
-        auto q = as<double>(random.normals(T * HS)), k = as<double>(random.normals(T * HS)), v = as<double>(random.normals(T * HS));
+        auto q = as<double>(random.normals(T * HS)), k = as<double>(random.normals(T * HS));
+        auto v = as<double>(random.normals(T * HS));
         auto bias = as<double>(random.normals(T * T));
         const auto dout = as<double>(random.normals(T * HS));
         auto run = [&] { return HeadOracle<double>(q, k, v, bias, dout, 0.7, T, HS, causal); };
@@ -124,7 +132,8 @@ TEST_CASE("attention oracle: gradients through every encoding are the loss's der
                 up[e] += step;
                 down[e] -= step;
                 const double slope = (loss(up) - loss(down)) / ((double)up[e] - down[e]);
-                INFO("column " << c << " of row " << row << ": differences give " << slope << ", the oracle " << o.dqkv[e]);
+                INFO("column " << c << " of row " << row << ": differences give " << slope << ", the oracle "
+                               << o.dqkv[e]);
                 CHECK(std::fabs(slope - o.dqkv[e]) <= 2e-5 * std::max(1.0, largest(o.dqkv)));
             }
         }
@@ -150,12 +159,14 @@ TEST_CASE("attention, every encoding, both directions, across tiles and chunks",
     for (const std::string& name : encodings()) {
         for (bool causal : {true, false}) {
             test_layer(random, name, {1, 2, 3, 64}, causal);
-            test_layer(random, name, find_oracle(name).slow ? LayerShape{1, 67, 1, 16} : LayerShape{1, 130, 2, 16}, causal);
+            if (find_oracle(name).slow) { test_layer(random, name, {1, 67, 1, 16}, causal); }
+            else { test_layer(random, name, {1, 130, 2, 16}, causal); }
         }
     }
 }
 
-TEST_CASE("attention, sequences that end earlier, every encoding, both directions", "[attention][encodings][race][asan]") {
+TEST_CASE("attention, sequences that end earlier, every encoding, both directions",
+          "[attention][encodings][race][asan]") {
     Random random;
     INFO(random);
     for (const std::string& name : encodings()) {

@@ -1,4 +1,5 @@
-// test_attention_bits.cu -- what must not change attention's bits: padding, threads; pieces instead of the whole; its memory.
+// test_attention_bits.cu -- what must not change attention's bits: padding, threads; pieces instead of the whole; its
+// memory.
 #include "test/layers/attention_layer.h"
 
 namespace {
@@ -12,7 +13,8 @@ void test_pieces(Random& random, const std::string& name, int stride, const std:
     const std::vector<float> qkv = l.draw_qkv(random);
     Array<float> whole(qkv), out((size_t)s.T * l.C), lse((size_t)s.NH * l.stride);
     l.forward(out, lse, whole, 0, s.T);
-    l.act_data->set(std::vector<float>(l.acts.total, NAN)); // anew: rows arrive piece by piece, later ones are not there yet
+    // anew: rows arrive piece by piece, and later ones are not there yet
+    l.act_data->set(std::vector<float>(l.acts.total, NAN));
     std::vector<float> so_far(qkv.size(), NAN), got;
     Array<float> cached(so_far);
     int t0 = 0;
@@ -61,7 +63,8 @@ TEST_CASE("attention: padding changes no bit of a sequence", "[attention][encodi
                     const Bits padded = run_bits(l, qkv, dout);
                     for (size_t b = 0; b < lengths.size(); b++) {
                         Layer one(name, {1, lengths[b], s.NH, s.HS}, causal, random, 0, 202);
-                        one.fill([&](const TensorSpec& p) {         // the longer table of learned positions begins with the shorter
+                        // the longer table of learned positions begins with the shorter
+                        one.fill([&](const TensorSpec& p) {
                             std::copy(l.host(p.name), l.host(p.name) + p.size(), one.host(p.name));
                         });
                         const size_t n = (size_t)lengths[b];
@@ -112,14 +115,17 @@ TEST_CASE("attention: same bits for any number of threads", "[attention][encodin
             l.backward(dqkv, scratch, dout, d_qkv, out, lse);
             std::vector<float> all = out.host();
             const std::vector<float> known = columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l));
-            for (const std::vector<float>& x : {lse.host(), known, l.grads->host()}) { all.insert(all.end(), x.begin(), x.end()); }
+            for (const std::vector<float>& x : {lse.host(), known, l.grads->host()}) {
+                all.insert(all.end(), x.begin(), x.end());
+            }
             return all;
         });
     }
 }
 
 TEST_CASE("nothing in attention grows with the square of T", "[attention][encodings][asan]") {
-    const int T = 1 << 14, NH = 4, HS = 32;
+    const int T = 1 << 14;
+    const int NH = 4, HS = 32;
     const AttentionDims small = {T, 0, T, NH, HS, 3 * NH * HS, 1.0f};
     const AttentionDims large = {4 * T, 0, 4 * T, NH, HS, 3 * NH * HS, 1.0f};
     CHECK(attention_forward_shared(small) == attention_forward_shared(large));

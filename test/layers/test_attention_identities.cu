@@ -1,4 +1,5 @@
-// test_attention_identities.cu -- what the papers say of their encodings: where one is another, and what does not change.
+// test_attention_identities.cu -- what the papers say of their encodings: where one is another, and what does not
+// change.
 #include "test/layers/attention_layer.h"
 
 namespace {
@@ -14,7 +15,8 @@ template <class F> std::vector<float> run_layer(const Layer& l, const std::vecto
 }
 
 // the qkv of one layer as another has it: the same q, k, v, the encoding's columns from z(h), u(h)
-template <class Z, class U> std::vector<float> with_columns(const Layer& to, const Layer& from, const std::vector<float>& qkv, Z z, U u) {
+template <class Z, class U>
+std::vector<float> with_columns(const Layer& to, const Layer& from, const std::vector<float>& qkv, Z z, U u) {
     std::vector<float> x(qkv.size() / from.OC * to.OC, NAN);
     for (size_t r = 0; r < qkv.size() / from.OC; r++) {
         for (int c = 0; c < 3 * to.C; c++) { x[r * to.OC + c] = qkv[r * from.OC + c]; }
@@ -64,7 +66,8 @@ TEST_CASE("cable's identities", "[attention][asan]") {
         SECTION(causal ? "b = 1 and alibi's slopes as g is alibi, causal" : "b = 1 and alibi's slopes as g is alibi") {
             const std::vector<double> slopes = oracle_alibi_slopes(s.NH);
             auto set_slopes = [&] { set_g(cable, as<float>(slopes)); };
-            const std::vector<float> got = run_layer(cable, with_columns(cable, none, qkv, is(1.0f), drawn), set_slopes);
+            const std::vector<float> got =
+                run_layer(cable, with_columns(cable, none, qkv, is(1.0f), drawn), set_slopes);
             CHECK(same_bits(got, run_layer(alibi, qkv, nothing)));
         }
         SECTION(causal ? "a huge b leaves each token itself, causal" : "a huge b leaves each token itself") {
@@ -87,7 +90,8 @@ TEST_CASE("cable: the gradients of S sum to zero over time", "[attention][asan]"
         for (bool causal : {true, false}) {
             const LayerShape s = {2, 150, 2, 16};
             Layer l(name, s, causal, random);
-            Array<float> qkv(l.draw_qkv(random)), out((size_t)s.B * s.T * l.C), lse((size_t)s.B * s.NH * s.T), dqkv(qkv.n);
+            Array<float> qkv(l.draw_qkv(random)), dqkv(qkv.n);
+            Array<float> out((size_t)s.B * s.T * l.C), lse((size_t)s.B * s.NH * s.T);
             Array<float> scratch(l.backward_scratch());
             l.forward(out, lse, qkv, 0, s.T);
             l.backward_scores(dqkv, scratch, Array<float>(random.normals(out.n)), qkv, out, lse);
@@ -116,7 +120,8 @@ TEST_CASE("rope's scores depend on i - j alone", "[attention][asan]") {
     Layer l("rope", s, true, random);
     std::vector<float> qkv((size_t)s.T * l.OC, 0.0f);
     const std::vector<float> row = random.normals(2 * l.C);
-    for (int t = 0; t < s.T; t++) { std::copy(row.begin(), row.end(), qkv.begin() + t * l.OC); }    // the same q and k everywhere
+    // the same q and k everywhere
+    for (int t = 0; t < s.T; t++) { std::copy(row.begin(), row.end(), qkv.begin() + t * l.OC); }
     Array<float> d_qkv(qkv);
     with_position(l.view, [&](auto position) { position.prepare_forward(d_qkv, 1, s.T, 0, Stream(0)); });
     const std::vector<float> turned = d_qkv.host();
@@ -126,7 +131,8 @@ TEST_CASE("rope's scores depend on i - j alone", "[attention][asan]") {
         auto score = [&](int i, int j) {
             double a = 0, norm = 0;
             for (int d = 0; d < s.HS; d++) {
-                const double x = turned[(size_t)i * l.OC + h * s.HS + d], y = turned[(size_t)j * l.OC + l.C + h * s.HS + d];
+                const double x = turned[(size_t)i * l.OC + h * s.HS + d];
+                const double y = turned[(size_t)j * l.OC + l.C + h * s.HS + d];
                 a += x * y;
                 norm += std::fabs(x * y);
             }
@@ -135,7 +141,9 @@ TEST_CASE("rope's scores depend on i - j alone", "[attention][asan]") {
         };
         for (int distance : {0, 1, 7, 100, 150}) {
             const double first = score(distance, 0);
-            for (int j = 1; j + distance < s.T; j++) { worst = std::max(worst, std::fabs(score(j + distance, j) - first)); }
+            for (int j = 1; j + distance < s.T; j++) {
+                worst = std::max(worst, std::fabs(score(j + distance, j) - first));
+            }
         }
         // each component of q and k is two products of a rounded sine or cosine, and a rounded sum
         CHECK(worst <= 8 * FLT_EPSILON * size);
@@ -163,10 +171,11 @@ TEST_CASE("rope's scalings beyond the trained length", "[attention][asan]") {
             const std::vector<double> zeros((size_t)s.T * s.HS), bias = oracle_bias(o, 0);
             const double scale = oracle_score_factor(o) / std::sqrt((double)s.HS);
             for (int h = 0; h < s.NH; h++) {
-                const auto q = head(l, o, qkv, 0, h, 0), k = head(l, o, qkv, 0, h, 1), v = head(l, o, qkv, 0, h, 2);
+                const auto q = head(l, o, qkv, 0, h, 0), k = head(l, o, qkv, 0, h, 1);
+                const auto v = head(l, o, qkv, 0, h, 2);
                 const HeadOracle<double> a(q, k, v, bias, zeros, scale, s.T, s.HS, true);
-                const HeadOracle<float> f(as<float>(q), as<float>(k), as<float>(v), as<float>(bias), as<float>(zeros), (float)scale,
-                                          s.T, s.HS, true);
+                const HeadOracle<float> f(as<float>(q), as<float>(k), as<float>(v), as<float>(bias), as<float>(zeros),
+                                          (float)scale, s.T, s.HS, true);
                 for (int e = 0; e < s.T * s.HS; e++) {
                     want[(size_t)(e / s.HS) * l.C + h * s.HS + e % s.HS] = a.out[(size_t)e];
                     plain[(size_t)(e / s.HS) * l.C + h * s.HS + e % s.HS] = f.out[(size_t)e];
@@ -177,8 +186,8 @@ TEST_CASE("rope's scalings beyond the trained length", "[attention][asan]") {
     }
 }
 
-// The slope of the oracle's embeddings at one element of a parameter, summed over the batch with weights dy (B,T,C). Central differences,
-// which are exact here but for rounding: every embedding is linear in its parameters.
+// The slope of the oracle's embeddings at one element of a parameter, summed over the batch with weights dy (B,T,C).
+// Central differences, which are exact here but for rounding: every embedding is linear in its parameters.
 static double through_embedding(OracleLayer<double>& o, double& x, const std::vector<float>& dy) {
     const size_t C = (size_t)o.C, T = (size_t)o.T;
     const double at = x;
@@ -196,7 +205,8 @@ static double through_embedding(OracleLayer<double>& o, double& x, const std::ve
     return slope;
 }
 
-TEST_CASE("every encoding's token embeddings, forward and backward, whole and from t0 on", "[attention][encodings][race][asan]") {
+TEST_CASE("every encoding's token embeddings, forward and backward, whole and from t0 on",
+          "[attention][encodings][race][asan]") {
     Random random;
     INFO(random);
     for (const std::string& name : encodings()) {
@@ -225,7 +235,8 @@ TEST_CASE("every encoding's token embeddings, forward and backward, whole and fr
             std::vector<double> dx_want;
             for (size_t e = 0; e < dy.size(); e++) {            // an embedding is linear in x, each channel alone
                 const int t = (int)(e / C % T);
-                const double slope = oracle_embed(o, std::vector<double>(C, 1.0), t)[e % C] - oracle_embed(o, std::vector<double>(C), t)[e % C];
+                const double slope = oracle_embed(o, std::vector<double>(C, 1.0), t)[e % C] -
+                                     oracle_embed(o, std::vector<double>(C), t)[e % C];
                 dx_want.push_back(slope * dy[e]);
             }
             check_close("dx", dx.host(), dx_want, as<float>(dx_want), 2 * largest(dx_want), 1);
@@ -235,8 +246,8 @@ TEST_CASE("every encoding's token embeddings, forward and backward, whole and fr
                 std::vector<double> want;
                 for (double& element : tensor) { want.push_back(through_embedding(o, element, dy)); }
                 const auto first = grads.begin() + l.params.offsets[p];
-                check_close("d" + l.tables.params[p].name, std::vector<float>(first, first + want.size()), want, as<float>(want),
-                            s.B * largest(want), 1);
+                check_close("d" + l.tables.params[p].name, std::vector<float>(first, first + want.size()), want,
+                            as<float>(want), s.B * largest(want), 1);
             }
         }
     }

@@ -1,8 +1,9 @@
-// test_decode.cu -- attention of one new token, for every encoding, against one row of a dense oracle in double and against
-// attention_forward.
+// test_decode.cu -- attention of one new token, for every encoding, against one row of a dense oracle in double and
+// against attention_forward.
 //
-// What float32 loops in the oracle are off by on the same input is the unit of the tolerance, as in test_attention.cu: the kernel sums
-// the same terms in another order. Where the loops happen to be exact, the unit is what rounding the logits costs.
+// What float32 loops in the oracle are off by on the same input is the unit of the tolerance, as in test_attention.cu:
+// the kernel sums the same terms in another order. Where the loops happen to be exact, the unit is what rounding the
+// logits costs.
 #include "test/layer.h"
 
 #include "test/shared_kernels.h"
@@ -67,7 +68,8 @@ struct Cache : AttentionLayer {
     }
 
     // (t0+1), of one head
-    std::vector<double> logits(const OracleLayer<double>& o, int b, int h, int t0, const std::vector<double>& bias) const {
+    std::vector<double> logits(const OracleLayer<double>& o, int b, int h, int t0,
+                               const std::vector<double>& bias) const {
         const std::vector<double> q = vector(o, host_qkv, b, h, t0, 0);
         std::vector<double> a;
         for (int j = 0; j <= t0; j++) {
@@ -76,8 +78,10 @@ struct Cache : AttentionLayer {
         }
         return a;
     }
-    // out (HS) of the query at t0 of one head, by loops over R; logit: raised to the mean magnitude of a logit, by weight
-    template <class R> std::vector<R> row(const OracleLayer<double>& o, int b, int h, int t0, const std::vector<R>& bias, double& logit) const {
+    // out (HS) of the query at t0 of one head, by loops over R; logit: raised to the mean magnitude of a logit, by
+    // weight
+    template <class R> std::vector<R> row(const OracleLayer<double>& o, int b, int h, int t0,
+                                          const std::vector<R>& bias, double& logit) const {
         const std::vector<R> q = as<R>(vector(o, host_qkv, b, h, t0, 0));
         std::vector<R> a, y((size_t)s.HS);
         for (int j = 0; j <= t0; j++) {
@@ -101,7 +105,8 @@ struct Cache : AttentionLayer {
     }
 };
 
-// Both kernels against the oracle. What float32 loops with the oracle's float32 bias are off by is the unit, or half an ulp of the logits.
+// Both kernels against the oracle. What float32 loops with the oracle's float32 bias are off by is the unit, or half an
+// ulp of the logits.
 void check_row(Cache& c, int t0) {
     INFO(c.config.name << ": t0 " << t0 << ", B " << c.s.B << ", NH " << c.s.NH << ", HS " << c.s.HS);
     std::vector<double> want;
@@ -214,11 +219,14 @@ TEST_CASE("decode: rows after the query do not matter, those before it do", "[de
             const std::vector<float> whole = c.decode(t0);
             std::vector<float> x = c.qkv->host();
             for (int b = 0; b < c.s.B; b++) {
-                for (size_t e = (size_t)(t0 + 1) * c.OC; e < (size_t)c.stride * c.OC; e++) { x[(size_t)b * c.stride * c.OC + e] = NAN; }
+                for (size_t e = (size_t)(t0 + 1) * c.OC; e < (size_t)c.stride * c.OC; e++) {
+                    x[(size_t)b * c.stride * c.OC + e] = NAN;
+                }
             }
             c.qkv->set(x);
             CHECK(same_bits(whole, c.decode(t0)));
-            // a NaN in the first column of one head's keys, and of its values, in the second sequence: none of the neighbours'
+            // a NaN in the first column of one head's keys, and of its values, in the second sequence: none of the
+            // neighbours'
             for (int part : {1, 2}) {
                 std::vector<float> broken = x;
                 const size_t column = (size_t)part * c.C + c.s.HS;
@@ -239,7 +247,8 @@ TEST_CASE("decode: logits of any size", "[decode][asan]") {
     Random random;
     INFO(random);
     const float inf = INFINITY;
-    for (const auto& [first, second] : {std::pair<float, float>{300, -300}, {-300, 300}, {-90, -90}, {200, 200}, {-inf, 1}, {1, -inf}}) {
+    for (const auto& [first, second] :
+         {std::pair<float, float>{300, -300}, {-300, 300}, {-90, -90}, {200, 200}, {-inf, 1}, {1, -inf}}) {
         INFO("logits " << first << " in the first split, " << second << " in the second");
         Cache c("none", {1, 1, 4}, 400, 400, random);
         for (int t = 0; t < 400; t++) {
@@ -249,10 +258,13 @@ TEST_CASE("decode: logits of any size", "[decode][asan]") {
             row[4] = t < DECODE_SPLIT ? first : second;
         }
         c.qkv->set(c.host_qkv);
-        const int begin = first < second ? DECODE_SPLIT : 0, end = first > second ? DECODE_SPLIT : 400;
+        const int begin = first < second ? DECODE_SPLIT : 0;
+        const int end = first > second ? DECODE_SPLIT : 400;
         std::vector<double> mean(4);
         for (int t = begin; t < end; t++) {
-            for (int d = 0; d < 4; d++) { mean[(size_t)d] += (double)c.host_qkv[(size_t)t * c.OC + 8 + d] / (end - begin); }
+            for (int d = 0; d < 4; d++) {
+                mean[(size_t)d] += (double)c.host_qkv[(size_t)t * c.OC + 8 + d] / (end - begin);
+            }
         }
         check_close("mean", c.decode(399), mean, as<float>(mean), 1);
     }
@@ -283,7 +295,8 @@ struct SteepCache : Cache {
             const int c = (int)(e % OC);
             if (c < 3 * C || c >= 3 * C + tables.extra_columns || !(host_qkv[e] == host_qkv[e])) { continue; }
             const bool v1 = config.name == "cable_v1";
-            host_qkv[e] = c >= 3 * C + s.NH ? 1 + 0.3f * random.normal() : (v1 ? -1.8f : 0.1f) + 0.2f * random.normal();
+            const float level = v1 ? -1.8f : 0.1f;
+            host_qkv[e] = c >= 3 * C + s.NH ? 1 + 0.3f * random.normal() : level + 0.2f * random.normal();
         }
         qkv->set(host_qkv);
     }
@@ -310,7 +323,8 @@ std::vector<float> without(const Cache& c, const std::vector<bool>& out, int t0)
     std::vector<float> x = c.qkv->host();
     const int splits = ceil_div(t0 + 1, DECODE_SPLIT);
     for (size_t e = 0; e < x.size(); e++) {
-        const int column = (int)(e % c.OC), t = (int)(e / c.OC) % c.stride, b = (int)(e / c.OC) / c.stride;
+        const int column = (int)(e % c.OC), t = (int)(e / c.OC) % c.stride;
+        const int b = (int)(e / c.OC) / c.stride;
         const int bh = b * c.s.NH + column % c.C / c.s.HS;
         if (column < 3 * c.C && t <= t0 && out[(size_t)(bh * splits + t / DECODE_SPLIT)]) { x[e] = NAN; }
     }
@@ -327,14 +341,16 @@ void check_left_out(SteepCache& c, int t0, const std::vector<bool>& exactly, con
         const std::vector<double> a = c.logits(o, bh / c.s.NH, bh % c.s.NH, t0, bias);
         const double m = *std::max_element(a.begin(), a.end());
         for (bool exact : {true, false}) {
-            double sum = 0, lost = 0, nearest = INFINITY;
+            double sum = 0, lost = 0;
+            double nearest = INFINITY;
             for (size_t j = 0; j < a.size(); j++) {
                 sum += std::exp(a[j] - m);
                 if (!(exact ? exactly : by_default)[(size_t)bh * splits + j / DECODE_SPLIT]) { continue; }
                 lost += std::exp(a[j] - m);
                 nearest = std::min(nearest, m - a[j]);
             }
-            INFO((exact ? "exact: " : "default: ") << lost / sum << " of the sum is lost, the nearest logit is " << nearest << " below");
+            INFO((exact ? "exact: " : "default: ")
+                 << lost / sum << " of the sum is lost, the nearest logit is " << nearest << " below");
             CHECK(lost <= (exact ? 1e-30 : std::ldexp(1.0, -24)) * sum);
             CHECK(nearest >= (exact ? 87.4 : 0.69 * (24 + std::log2(t0))));
         }
@@ -399,7 +415,8 @@ TEST_CASE("decode: where the window ends", "[decode][asan]") {
             const float tau = 0.693147181f * (skip == TileSkip::Exact ? 128.0f : 24.0f + (float)std::log2((double)t0));
             const float at_end = tau - (float)reach / 16;   // exact, as is its difference to tau
             for (int t = 0; t < T; t++) { std::fill_n(&x[(size_t)t * c.OC], 2 * c.C, 0.0f); }
-            for (int d = 0; d < 4; d++) { x[(size_t)t0 * c.OC + d] = d == 0 ? 2.0f : 0.0f; }       // times 1/2, the scale
+            // times 1/2, the scale
+            for (int d = 0; d < 4; d++) { x[(size_t)t0 * c.OC + d] = d == 0 ? 2.0f : 0.0f; }
             REQUIRE(at_end - tau == -(float)reach / 16);
             for (float own : {at_end - 1e-5f, at_end, at_end + 1e-5f, at_end + 0.06f}) {
                 INFO("reach " << reach << ", own logit " << own << ", " << own - at_end << " above the end");
@@ -527,7 +544,9 @@ TEST_CASE("decode: who keeps key_max", "[decode]") {
                 config.tile_skip = skip;
                 d.decodes = decodes;
                 size_t floats = 0;
-                for (const TensorSpec& s : position_tables(config, d).acts) { floats += s.name == "key_max" ? s.size() : 0; }
+                for (const TensorSpec& s : position_tables(config, d).acts) {
+                    floats += s.name == "key_max" ? s.size() : 0;
+                }
                 CHECK(floats == (has && decodes && skip != TileSkip::Off ? 2 * 2 * 3 * 4 : 0));
             }
         }

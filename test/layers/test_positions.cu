@@ -1,9 +1,9 @@
-// test_positions.cu -- the bias functors of every encoding against test/oracle_positions.h: values, gradients, and tokens that arrive
-// in pieces.
+// test_positions.cu -- the bias functors of every encoding against test/oracle_positions.h: values, gradients, and
+// tokens that arrive in pieces.
 //
-// A value may be off by MULTIPLE times what the oracle in float32 is off by, or an ulp of the largest one. A gradient is a sum
-// over i, j, and may be off by a multiple of float32's epsilon times the root of the sum of its terms' squares, which is the size of
-// a sum of as many roundings. POSITION_ERRORS=1 prints what was measured.
+// A value may be off by MULTIPLE times what the oracle in float32 is off by, or an ulp of the largest one. A gradient
+// is a sum over i, j, and may be off by a multiple of float32's epsilon times the root of the sum of its terms'
+// squares, which is the size of a sum of as many roundings. POSITION_ERRORS=1 prints what was measured.
 #include "test/layer.h"
 
 namespace {
@@ -150,7 +150,8 @@ PositionConfig configured(const std::string& name, int T) {
 
 // Keeps the largest difference, and says where it was
 struct Worst {
-    double scale = 0, error = 0, wrong = 0, right = 0;
+    double scale = 0, error = 0;
+    double wrong = 0, right = 0;
     void see(double got, double want) {
         scale = std::max(scale, std::fabs(want));
         const double e = std::isfinite(got) ? std::fabs(got - want) : INFINITY;
@@ -209,7 +210,8 @@ void check_forward(Fixture& f) {
     CHECK(rest.error == 0.0);
 }
 
-// Of the loss sum of d_ij B_ij over a head, d (T,T): its derivative in x, and the squares of the terms that the derivative sums
+// Of the loss sum of d_ij B_ij over a head, d (T,T): its derivative in x, and the squares of the terms that the
+// derivative sums
 struct Slope { double value = 0, squares = 0; };
 void add_slope(Slope& s, const OracleLayer<double>& o, double& x, const float* d, int h) {
     const double x0 = x, step = 1e-6 * std::max(1.0, std::fabs(x0));
@@ -248,7 +250,8 @@ void check_parameter_gradients(Fixture& f, const std::vector<float>& da) {
             Slope want;
             for (int h = 0; h < f.NH && has_bias; h++) { add_slope(want, o, o.params[s.name][e], &both[h * TT], h); }
             squares = std::max(squares, want.squares);
-            worst.see(grads[f.params.offsets[i] + layer + e] - 1.0f, want.value);   // they were 1 before, and accumulate
+            // they were 1 before, and accumulate
+            worst.see(grads[f.params.offsets[i] + layer + e] - 1.0f, want.value);
         }
         const std::string what = f.config.name + " d" + s.name;
         INFO(what);
@@ -268,7 +271,9 @@ void check_input_gradients(const Fixture& f, const std::vector<float>& da, const
         for (size_t e : some(o.columns.size(), 40)) {
             const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
             Slope want;
-            for (int h = 0; h < f.NH; h++) { add_slope(want, o, o.columns[e], &da[((size_t)b * f.NH + h) * f.T * f.T], h); }
+            for (int h = 0; h < f.NH; h++) {
+                add_slope(want, o, o.columns[e], &da[((size_t)b * f.NH + h) * f.T * f.T], h);
+            }
             squares = std::max(squares, want.squares);
             columns.see(after[((size_t)b * f.T + t) * f.OC + 3 * f.C + c], want.value);
         }
@@ -381,7 +386,8 @@ TEST_CASE("cable's sum is exact enough at 131,072 tokens", "[positions]") {
     const std::vector<float> act = f.act->host();
     const size_t offset = a.offsets[(size_t)a.index("S_offset")] + (size_t)T;      // layer 1
     const size_t origin = a.offsets[(size_t)a.index("S_origin")] + 2 * (size_t)T / 128;
-    double relative = 0, absolute = 0, across = 0;
+    double relative = 0, absolute = 0;
+    double across = 0;
     for (int t = 0; t < T; t++) {
         double from;
         memcpy(&from, &act[origin + 2 * (size_t)(t / 128)], sizeof(from));
@@ -405,6 +411,7 @@ TEST_CASE("cable's sum is exact enough at 131,072 tokens", "[positions]") {
 
 // The gradients of FIRE's MLP by its definition, in double
 TEST_CASE("fire's sums are exact enough at 2,048 tokens", "[positions]") {
+    // 1. its tables
     const int T = 2048, U = FIRE_UNITS;
     Fixture f(parse_position("fire", T), 1, T, 1, 2, false, 31);
     f.prepare(T, 0);
@@ -412,18 +419,23 @@ TEST_CASE("fire's sums are exact enough at 2,048 tokens", "[positions]") {
     const std::vector<double> &w1 = o.params.at("fire_w1"), &b1 = o.params.at("fire_b1"), &w2 = o.params.at("fire_w2");
     const double c = std::fabs(o.params.at("fire_c")[0]), L = std::fabs(o.params.at("fire_l")[0]) * 512;
     const std::vector<float> act = f.act->host(), da = draws((size_t)T * T, 0.5f, 1.0f, 32);
-    const auto table_of = [&](const char* name) { return &act[(size_t)(f.acts.pointer(f.act->p, name)(1) - f.act->p)]; };
+    const auto table_of = [&](const char* name) {
+        return &act[(size_t)(f.acts.pointer(f.act->p, name)(1) - f.act->p)];
+    };
     std::vector<double> psi((size_t)T), norm(psi);
     double off = 0;
     for (int t = 0; t < T; t++) {
         psi[(size_t)t] = std::log(1 + c * t);
         norm[(size_t)t] = 1 / (std::log(1 + c * std::max(L, (double)t)) + 1e-6);
         const float table = table_of("fire_psi")[T - 1 - t], inverse = table_of("fire_inv")[t];
-        off = std::max({off, t > 0 ? std::fabs(table / psi[(size_t)t] - 1) : std::fabs(table), std::fabs(inverse / norm[(size_t)t] - 1)});
+        off = std::max({off, t > 0 ? std::fabs(table / psi[(size_t)t] - 1) : std::fabs(table),
+                        std::fabs(inverse / norm[(size_t)t] - 1)});
     }
     CHECK(off <= 6e-8);             // half a unit in the last place
-    std::map<std::string, std::vector<double>> want = {{"fire_w1", std::vector<double>((size_t)U)}, {"fire_b1", std::vector<double>((size_t)U)},
-                                                       {"fire_w2", std::vector<double>((size_t)U)}, {"fire_b2", std::vector<double>(1)}};
+    // 2. its gradients, by loops over all pairs
+    const std::vector<double> zeros((size_t)U);
+    std::map<std::string, std::vector<double>> want = {{"fire_w1", zeros}, {"fire_b1", zeros}, {"fire_w2", zeros}};
+    want["fire_b2"] = {0.0};
     for (int i = 0; i < T; i++) {
         for (int j = 0; j < T; j++) {
             const double d = da[(size_t)i * T + j], y = psi[(size_t)std::abs(i - j)] * norm[(size_t)std::max(i, j)];
@@ -436,21 +448,27 @@ TEST_CASE("fire's sums are exact enough at 2,048 tokens", "[positions]") {
             want["fire_b2"][0] += d;
         }
     }
+    // 3. the kernels'
     Array<float> device_da(da);
     f.grads->set(std::vector<float>(f.params.total + 1));
     const Fire fire = bind_encoding<Fire>(f.view());
     fire.zero_bias_gradient(1, T, Stream(0));
-    launch(walk_kernel<FireBias>, Grid(1, 64, sizeof(float) * TILE * TILE, Stream(0)), fire.bias(), device_da.p, T, false);
+    launch(walk_kernel<FireBias>, Grid(1, 64, sizeof(float) * TILE * TILE, Stream(0)), fire.bias(), device_da.p, T,
+           false);
     fire.prepare_backward(nullptr, nullptr, 1, T, Stream(0));
     const std::vector<float> grads = f.grads->host();
     for (const auto& tensor : want) {
-        const size_t first = f.params.offsets[(size_t)f.params.index(tensor.first)] + tensor.second.size();     // of layer 1
+        // of layer 1
+        const size_t first = f.params.offsets[(size_t)f.params.index(tensor.first)] + tensor.second.size();
         double relative = 0;
         for (size_t k = 0; k < tensor.second.size(); k++) {
             const double exact = tensor.second[k];
-            relative = std::max(relative, exact == 0 ? std::fabs(grads[first + k]) : std::fabs(grads[first + k] / exact - 1));
+            relative =
+                std::max(relative, exact == 0 ? std::fabs(grads[first + k]) : std::fabs(grads[first + k] / exact - 1));
         }
-        if (getenv("POSITION_ERRORS") != nullptr) { printf("fire, T %d: d%s off by %.2e\n", T, tensor.first.c_str(), relative); }
+        if (getenv("POSITION_ERRORS") != nullptr) {
+            printf("fire, T %d: d%s off by %.2e\n", T, tensor.first.c_str(), relative);
+        }
         INFO("d" << tensor.first);
         CHECK(relative <= 3e-7);        // 6e-8 is measured, 7e-6 with all of a piece in one float32
     }
@@ -574,8 +592,8 @@ TEST_CASE("what encodings refuse", "[positions]") {
     CHECK(throws_with([&] { tables("rope"); }, "head size must be even") == EXIT_BAD_INPUT);
     CHECK(throws_with([&] { tables("t5_clip:K=2.5"); }, "whole number") == EXIT_BAD_INPUT);
     for (const char* K : {"0x10", "inf", "nan", " 5", "5x", "-5", "0", ""}) {
-        CHECK(throws_with([&] { parse_position(std::string("t5_clip:K=") + K, 4); }, "K wants a positive number, got '" + std::string(K) + "'")
-              == EXIT_BAD_INPUT);
+        CHECK(throws_with([&] { parse_position(std::string("t5_clip:K=") + K, 4); },
+                          "K: expected a positive number, got '" + std::string(K) + "'") == EXIT_BAD_INPUT);
     }
     CHECK(parse_position("t5_clip:K=1.6e+1", 4).values.at(0).second == 16);
     CHECK(throws_with([&] { parse_position("t5_clip:K=5,K=5", 4); }, "K is given twice") == EXIT_BAD_INPUT);
@@ -612,4 +630,56 @@ TEST_CASE("the tensors of encodings", "[positions]") {
         CHECK(t.params[1].lo == 0.01f);
         CHECK(t.params[1].hi == (name == std::string("kerple") ? FLT_MAX : 2.0f));
     }
+}
+
+namespace {
+
+// Two groups of columns, the first of which starts open
+struct Gated : Encoding {
+    using Encoding::Encoding;
+    template <class Tensors> void declare(Tensors& t) {
+        t.columns("gate", t.dims.NH, constant(4.0f));
+        t.columns("key", 2 * t.dims.NH);
+    }
+};
+
+} // namespace
+
+TEST_CASE("the columns of an encoding start as it says", "[positions]") {
+    PositionTables t;
+    t.dims.L = 2;
+    t.dims.NH = 3;
+    t.dims.C = 12;
+    Gated{PositionView()}.declare(t);
+    REQUIRE(t.extra_columns == 9);
+    TensorSpec weight, bias;                            // as a trainer declares them: (L,OC,C), (L,OC)
+    weight.name = "qkvw";
+    bias.name = "qkvb";
+    weight.layers = bias.layers = 2;
+    weight.rows = bias.rows = 48;                       // 3C + 9, rounded up
+    weight.cols = 12;
+    weight.init = normal(0.02f);
+    TensorTable table;
+    table.add(weight);
+    table.add(bias);
+    std::vector<float> x(table.total, 0.0f);
+    init_tensors(x.data(), table, t.files, 1);
+    for (int l = 0; l < 2; l++) {
+        const float *w = table.pointer(x.data(), "qkvw")(l), *b = table.pointer(x.data(), "qkvb")(l);
+        for (int row = 0; row < 48; row++) {
+            INFO("layer " << l << ", row " << row);
+            const bool gate = row >= 36 && row < 39, own = row >= 36 && row < 45;
+            CHECK(b[row] == (gate ? 4.0f : 0.0f));
+            double squares = 0;
+            for (int c = 0; c < 12; c++) { squares += (double)w[row * 12 + c] * w[row * 12 + c] / 12; }
+            const double rms = std::sqrt(squares);
+            // normal, of std 0.02, in the encoding's rows alone
+            CHECK((own ? rms > 0.005 && rms < 0.05 : rms == 0));
+        }
+    }
+    std::string names;
+    for (const FileTensor& f : t.files) {
+        names += f.layer == 0 ? f.name.substr(strlen("transformer.h.0.attn.")) + " " : "";
+    }
+    CHECK(names == "gate.weight gate.bias key.weight key.bias ");
 }

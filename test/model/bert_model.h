@@ -1,0 +1,206 @@
+// bert_model.h -- train_bert's model for the tests of it: the trainer itself, in a namespace of each file's own,
+// without its main.
+//
+// The fixtures (dev/hf/make_fixtures.py) hold a small model for every encoding, computed in float64, and for each
+// tensor the error that PyTorch makes in float32, which is the unit of the tolerances.
+#ifndef TEST_BERT_MODEL_H
+#define TEST_BERT_MODEL_H
+
+#include "test/fixture.h"
+#include "test/shared_kernels.h"
+
+#include "llmc/contrastive.cuh"
+#include "llmc/gelu.cuh"
+#include "llmc/layernorm.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/pooling.cuh"
+#include "llmc/rows.cuh"
+#include "llmc/run/run.h"
+#include "llmc/use/retrieval.h"
+
+namespace {
+
+// Its main is not called, so the compiler leaves out the program around the model.
+#define main __attribute__((unused)) train_bert_main
+#include "train_bert.cu"
+#undef main
+
+// with its gradient buffers
+struct Model : HeldModel<BERT> {
+    Model(const BERTConfig& c, int micro_batches, uint64_t seed = 1) {
+        bert_describe(*this, c);
+        parameters_allocate(*this, seed, micro_batches);
+        bert_point(params, table, weights);
+    }
+    const FileTensor& file(const std::string& name) const {
+        for (const FileTensor& f : files) { if (f.name == name) { return f; } }
+        FAIL("no tensor " << name);
+        return files[0];
+    }
+};
+
+using Acts = HeldActs<BERT, Activations>;
+
+struct Fixture : FixtureFile {
+    BERTConfig bert;
+    std::vector<int> inputs, lengths, targets;
+    int B, T;
+
+    explicit Fixture(const std::string& name) : FixtureFile(name) {
+        bert.L = number("num_hidden_layers");
+        bert.NH = number("num_attention_heads");
+        bert.C = number("hidden_size");
+        bert.V = number("vocab_size");
+        bert.T = number("max_position_embeddings");
+        bert.position = position_from_json(config["position"], bert.T, "fixture");
+        inputs = ints("inputs");
+        lengths = ints("lengths");
+        if (has("targets")) { targets = ints("targets"); }
+        B = (int)file.entry("inputs").shape[0];
+        T = (int)file.entry("inputs").shape[1];
+    }
+    void load(Model& model, Random& random) const { model.set(weights(model.table, model.files, random)); }
+};
+
+inline BERTConfig small_config(const std::string& pos, int T, int L = 2, int NH = 2, int C = 16, int V = 29) {
+    BERTConfig c;
+    c.T = T;
+    c.V = V;
+    c.L = L;
+    c.NH = NH;
+    c.C = C;
+    c.position = parse_position(pos, T);
+    return c;
+}
+
+inline std::vector<int> draw_tokens(Random& random, size_t n, int V) {
+    std::vector<int> x(n);
+    for (int& t : x) { t = random.integer(0, V - 1); }
+    return x;
+}
+
+// About `share` of the tokens of each sequence's length have a target.
+inline std::vector<int> draw_targets(Random& random, const std::vector<int>& lengths, int T, int V, double share) {
+    std::vector<int> x(lengths.size() * T, IGNORE_INDEX);
+    for (size_t b = 0; b < lengths.size(); b++) {
+        for (int t = 0; t < lengths[b]; t++) {
+            if (random.uniform(0, 1) < share) { x[b * T + t] = random.integer(0, V - 1); }
+        }
+    }
+    return x;
+}
+
+// (B,T) as (B,wider): `behind` stands behind each row
+inline std::vector<int> widened(const std::vector<int>& x, int T, int wider, int behind) {
+    std::vector<int> y(x.size() / T * wider, behind);
+    for (size_t n = 0; n < x.size(); n++) { y[n / T * wider + n % T] = x[n]; }
+    return y;
+}
+
+// logits (B*T,V) of all tokens, 0 behind a length; lengths may be null
+inline std::vector<float> logits_of(Model& model, Activations& acts, const std::vector<int>& tokens, const int* lengths,
+                                    int B, int T) {
+    const size_t N = (size_t)B * T, V = (size_t)model.config.V;
+    const size_t Vp = (size_t)model.config.Vp();
+    std::vector<float> losses(N), padded(N * Vp), logits;
+    REQUIRE(acts.chunk >= (int)N);
+    forward_losses(model, acts, tokens.data(), std::vector<int>(N, 0).data(), lengths, B, T, losses.data(), nullptr);
+    copy_to_host(padded.data(), acts.a.logits(), sizeof(float) * padded.size(), model.stream);
+    for (size_t n = 0; n < N; n++) {
+        logits.insert(logits.end(), padded.begin() + n * Vp, padded.begin() + n * Vp + V);
+        if (lengths != nullptr && (int)(n % T) >= lengths[n / T]) { std::fill(logits.end() - V, logits.end(), 0.0f); }
+    }
+    return logits;
+}
+
+// The same rows out of batches of different shapes: the same bits from the portable matmul, while OpenBLAS chooses
+// another kernel for another number of rows, and is right to rounding.
+inline void check_same_rows(const Fixture& f, const std::string& name, const std::vector<float>& got,
+                            const std::vector<float>& want) {
+#if defined(MATMUL_CBLAS)
+    f.check_close(name, got, want, 2 * FIXTURE_MULTIPLE);
+#else
+    INFO(name);
+    CHECK(same_bits(got, want));
+    (void)f;
+#endif
+}
+
+struct Gradient { double loss; std::vector<float> grads; };
+
+inline Gradient gradient_of(Model& model, Activations& acts, const std::vector<int>& tokens,
+                            const std::vector<int>& targets, const std::vector<int>& lengths, int micro_batches = 1,
+                            int recompute = 0) {
+    REQUIRE(tokens.size() == (size_t)acts.B * acts.T * micro_batches);
+    const StepGradient g = bert_gradient(model, acts, tokens.data(), targets.data(),
+                                         lengths.empty() ? nullptr : lengths.data(), micro_batches, recompute);
+    return {g.loss, model.host(g.grads)};
+}
+
+struct Contrast : Gradient { std::vector<float> embeddings; };
+
+inline Contrast contrast_of(Model& model, Activations& acts, const GroupBatch& batch, double tau, int recompute = 0) {
+    const int Q = batch.groups, C = model.config.C;
+    ContrastiveBuffers buffers;
+    buffers.allocate(Q, batch.rows - Q, C);
+    const StepGradient g = contrastive_gradient(model, acts, buffers, batch, tau, recompute);
+    Contrast c;
+    c.loss = g.loss;
+    c.grads = model.host(g.grads);
+    c.embeddings.resize((size_t)batch.rows * C);
+    copy_to_host(c.embeddings.data(), buffers.emb, sizeof(float) * c.embeddings.size(), model.stream);
+    buffers.release();
+    return c;
+}
+
+// The fixture's rows in the trainer's order, where document i answers query i; order: row of the batch -> row of the
+// fixture.
+inline GroupBatch group_batch(const Fixture& f, std::vector<int>& order) {
+    const std::vector<int> positives = f.ints("positives");
+    GroupBatch batch;
+    batch.groups = (int)positives.size();
+    batch.rows = f.B;
+    batch.T = f.T;
+    order.clear();
+    for (int q = 0; q < batch.groups; q++) { order.push_back(q); }
+    for (int p : positives) { order.push_back(batch.groups + p); }
+    for (int r = batch.groups; r < f.B; r++) {
+        if (std::find(order.begin(), order.end(), r) == order.end()) { order.push_back(r); }
+    }
+    for (int r : order) {
+        batch.ids.insert(batch.ids.end(), f.inputs.begin() + r * f.T, f.inputs.begin() + (r + 1) * f.T);
+        batch.lengths.push_back(f.lengths[(size_t)r]);
+    }
+    return batch;
+}
+
+// Every gradient against the fixture's, and nothing in padding: the worst that was seen is 2.9 units, and 3.3 with
+// every weight a float32 beside the fixture's (both of FIRE's MLP, which sums da over whole rows: out's rounding is in
+// D, so that a row of da does not sum to 0). `prefix`: "grad." or "grad.mean."; a tensor the fixture leaves out is 0.
+inline void check_gradients(const Fixture& f, const Model& model, const std::vector<float>& grads,
+                            const std::string& prefix, double multiple = FIXTURE_MULTIPLE) {
+    std::vector<float> rest = grads;
+    for (const FileTensor& t : model.files) {
+        if (!f.has(prefix + t.name)) {
+            CHECK((prefix != "grad." && starts_with(t.name, "cls.")));
+            continue;
+        }
+        f.check_close(prefix + t.name, part_of(grads, model.table, t), f.read(prefix + t.name), multiple);
+        for (size_t e : elements_of(model.table, t)) { rest[e] = 0; }
+    }
+    CHECK(worst_difference(rest, std::vector<double>(rest.size())) == 0);
+}
+
+// Two gradients of the same thing, each of which may be off by FIXTURE_MULTIPLE.
+inline void check_same_gradient(const Fixture& f, const Model& model, const std::vector<float>& got,
+                                const std::vector<float>& want, const std::string& prefix = "grad.") {
+    for (const FileTensor& t : model.files) {
+        if (!f.has(prefix + t.name)) { continue; }
+        f.check_close(prefix + t.name, part_of(got, model.table, t), part_of(want, model.table, t),
+                      2 * FIXTURE_MULTIPLE);
+    }
+}
+
+} // namespace
+
+#endif

@@ -1,0 +1,236 @@
+// test_gpt2_steps.cu -- a step's gradient, however it is computed: recomputation, threads, micro-batches, chunks;
+// learning.
+#include "test/model/gpt2_model.h"
+
+TEST_CASE("recomputing activations changes no bit", "[gpt2]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "fire", "sinusoidal"}) {
+        const Fixture f(name);
+        std::vector<float> first;
+        double first_loss = 0;
+        size_t before = SIZE_MAX;
+        for (int recompute : {0, 1, 2}) {
+            Random same = random;
+            Model model(f.gpt2, 1);
+            f.load(model, same);
+            Acts acts(model, f.B, f.T, Purpose::Train, recompute);
+            double loss = 0;
+            const std::vector<float> grads = gradient_of(model, acts, f.inputs, f.targets, 1, recompute, &loss);
+            INFO(name << ", recompute " << recompute);
+            if (recompute == 0) {
+                first = grads;
+                first_loss = loss;
+            }
+            CHECK(loss == first_loss);
+            CHECK(same_bits(grads, first));
+            CHECK(acts.bytes() < before);           // and saves memory
+            before = acts.bytes();
+        }
+    }
+}
+
+TEST_CASE("gpt2: same bits for any number of threads", "[gpt2]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "t5", "learned"}) {
+        Model model(small_config(name, 70, 2, 4, 32, 300), 2, random.seed);
+        Acts acts(model, 2, 70);
+        const std::vector<int> tokens = draw_tokens(random, 280, 300), targets = draw_tokens(random, 280, 300);
+        check_thread_invariance([&] {
+            double loss = 0;
+            std::vector<float> all = gradient_of(model, acts, tokens, targets, 2, 0, &loss);
+            all.push_back((float)loss);
+            return all;
+        });
+    }
+}
+
+TEST_CASE("ignored targets count nowhere", "[gpt2]") {
+    Random random;
+    INFO(random);
+    const Fixture f("cable");
+    Model model(f.gpt2, 2);
+    f.load(model, random);
+    Acts acts(model, f.B, f.T);
+    double loss = -1, all_ignored = -1;
+    // a micro-batch of nothing but ignored targets changes neither loss nor gradient
+    std::vector<int> inputs = f.inputs, targets = f.targets;
+    inputs.insert(inputs.end(), f.inputs.rbegin(), f.inputs.rend());
+    targets.resize(2 * targets.size(), IGNORE_INDEX);
+    const std::vector<float> one = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &loss);
+    double two_loss = 0;
+    const std::vector<float> two = gradient_of(model, acts, inputs, targets, 2, 0, &two_loss);
+    CHECK(two_loss == loss);
+    CHECK(worst_difference(two, as<double>(one)) == 0);
+    const std::vector<float> none =
+        gradient_of(model, acts, f.inputs, std::vector<int>(f.targets.size(), IGNORE_INDEX), 1, 0, &all_ignored);
+    CHECK(all_ignored == 0);
+    CHECK(largest(none) == 0);
+    CHECK(worst_difference(none, std::vector<double>(none.size())) == 0);           // and no NaN
+}
+
+TEST_CASE("however a batch is cut into micro-batches, loss and gradient are the same to rounding", "[gpt2]") {
+    Random random;
+    INFO(random);
+    const Fixture f("cable");
+    for (int sequences : {4, 6, 7, 8}) {
+        const size_t N = (size_t)sequences * f.T;
+        const std::vector<int> inputs = draw_tokens(random, N, f.gpt2.V);
+        std::vector<int> targets = draw_tokens(random, N, f.gpt2.V);
+        // another count in each micro-batch
+        for (size_t n = 0; n < N; n += 3 + n / 20) { targets[n] = IGNORE_INDEX; }
+        std::vector<float> whole;
+        double whole_loss = 0;
+        for (int micro_batches : {1, 2, 3, 4, 6, 7, 8}) {
+            if (sequences % micro_batches != 0) { continue; }
+            Random same = random;
+            Model model(f.gpt2, micro_batches);
+            f.load(model, same);
+            Acts acts(model, sequences / micro_batches, f.T);
+            double loss = 0;
+            const std::vector<float> grads = gradient_of(model, acts, inputs, targets, micro_batches, 0, &loss);
+            INFO(micro_batches << " micro-batches of " << sequences / micro_batches);
+            if (micro_batches == 1) {
+                whole = grads;
+                whole_loss = loss;
+            }
+            CHECK(std::fabs(loss - whole_loss) <= FIXTURE_MULTIPLE * f.read("error.loss")[0] * whole_loss);
+            for (const FileTensor& t : model.files) {
+                std::vector<float> got;
+                std::vector<float> want;
+                for (size_t e : elements_of(model.table, t)) {
+                    got.push_back(grads[e]);
+                    want.push_back(whole[e]);
+                }
+                f.check_close("grad." + t.name, got, want);
+            }
+        }
+    }
+}
+
+TEST_CASE("micro-batches meet in a binary tree, to the bit", "[gpt2]") {
+    Random random;
+    INFO(random);
+    const int T = 20;
+    Model model(small_config("cable", T), 8, random.seed);
+    Acts acts(model, 1, T);
+    const std::vector<int> inputs = draw_tokens(random, 8 * T, 29), targets = draw_tokens(random, 8 * T, 29);
+    // alone, a micro-batch's gradient is n times its share in n: a power of two, which is exact
+    std::vector<std::vector<float>> g;
+    double loss = 0;
+    for (int i = 0; i < 8; i++) {
+        const std::vector<int> x(inputs.begin() + i * T, inputs.begin() + (i + 1) * T),
+            y(targets.begin() + i * T, targets.begin() + (i + 1) * T);
+        g.push_back(gradient_of(model, acts, x, y, 1, 0, &loss));
+    }
+    auto add = [](std::vector<float> a, const std::vector<float>& b) {
+        for (size_t e = 0; e < a.size(); e++) { a[e] += b[e]; }
+        return a;
+    };
+    auto scaled = [](std::vector<float> a, float by) {
+        for (float& x : a) { x *= by; }
+        return a;
+    };
+    const std::vector<float> four = add(add(g[0], g[1]), add(g[2], g[3])),
+                             eight = add(four, add(add(g[4], g[5]), add(g[6], g[7])));
+    CHECK(worst_difference(gradient_of(model, acts, inputs, targets, 2, 0, &loss),
+                           as<double>(scaled(add(g[0], g[1]), 0.5f))) == 0);
+    CHECK(worst_difference(gradient_of(model, acts, inputs, targets, 4, 0, &loss), as<double>(scaled(four, 0.25f))) ==
+          0);
+    CHECK(worst_difference(gradient_of(model, acts, inputs, targets, 8, 0, &loss), as<double>(scaled(eight, 0.125f))) ==
+          0);
+}
+
+TEST_CASE("a head in chunks is the head at once", "[gpt2]") {
+    Random random;
+    INFO(random);
+    const Fixture f("none");
+    Model model(f.gpt2, 1);
+    f.load(model, random);
+    Acts acts(model, f.B, f.T);
+    double loss = 0, chunked_loss = 0;
+    const std::vector<float> once = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &loss);
+    acts.chunk = 5;
+    const std::vector<float> chunked = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &chunked_loss);
+    CHECK(std::fabs(loss - chunked_loss) <= FIXTURE_MULTIPLE * f.read("error.loss")[0] * loss);
+    for (const FileTensor& t : model.files) {
+        std::vector<float> a, b;
+        for (size_t e : elements_of(model.table, t)) {
+            a.push_back(chunked[e]);
+            b.push_back(once[e]);
+        }
+        f.check_close("grad." + t.name, a, b);
+    }
+}
+
+TEST_CASE("evaluation's logits have training's bits", "[gpt2]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "fire", "learned"}) {
+        const Fixture f(name);
+        Model model(f.gpt2, 1);
+        f.load(model, random);
+        Acts train(model, f.B, f.T), evaluate(model, f.B, f.T, Purpose::Evaluate);
+        CHECK(evaluate.bytes() < train.bytes());
+        CHECK(same_bits(logits_of(model, train, f.inputs, f.targets, f.B, f.T),
+                        logits_of(model, evaluate, f.inputs, f.targets, f.B, f.T)));
+    }
+}
+
+TEST_CASE("a model learns one batch by heart", "[gpt2]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "kcable", "rope", "fire"}) {
+        const int B = 2, T = 32;
+        const int V = 29;
+        Model model(small_config(name, T, 2, 2, 32, V), 1, random.seed);
+        Acts acts(model, B, T);
+        std::vector<int> tokens = draw_tokens(random, B * T, V);
+        tokens[T] = (tokens[0] + 1) % V;            // the same first token with two targets could not be learned
+        const std::vector<int> targets = draw_tokens(random, B * T, V);
+        double loss = 0, first = 0;
+        int step = 0;
+        for (; step < 300; step++) {
+            const StepGradient g = gpt2_gradient(model, acts, tokens.data(), targets.data(), 1, 0);
+            loss = g.loss;
+            if (step == 0) { first = loss; }
+            if (loss < 0.05) { break; }
+            update_parameters(model, g.grads,
+                              {5e-3f, 0.9f, 0.95f, 1e-8f, 0.0f, (float)std::min(1.0, 1.0 / g.norm), step + 1});
+        }
+        if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("%s: %d steps\n", name, step); }
+        INFO(name << ": from " << first << " to " << loss << " in " << step << " steps");
+        CHECK(std::fabs(first - std::log((double)V)) < 0.2);    // small initial weights: all tokens alike
+        CHECK(loss < 0.05);
+    }
+}
+
+TEST_CASE("an update keeps padding at zero and every tensor within its bounds", "[gpt2]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "kerple_power"}) {
+        const int T = 16;
+        Model model(small_config(name, T), 1, random.seed);
+        Acts acts(model, 2, T);
+        const std::vector<int> tokens = draw_tokens(random, 2 * T, 29), targets = draw_tokens(random, 2 * T, 29);
+        for (int t = 1; t <= 5; t++) {
+            const float* grads = gpt2_gradient(model, acts, tokens.data(), targets.data(), 1, 0).grads;
+            // a wild learning rate, to meet the bounds
+            update_parameters(model, grads, {1.0f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, t});
+        }
+        const std::vector<float> x = model.host(model.master);
+        std::vector<bool> named(x.size());
+        for (const FileTensor& f : model.files) {
+            for (size_t e : elements_of(model.table, f)) { named[e] = true; }
+        }
+        bool padding_is_zero = true;
+        for (size_t e = 0; e < x.size(); e++) { padding_is_zero = padding_is_zero && (named[e] || x[e] == 0.0f); }
+        CHECK(padding_is_zero);
+        for (size_t i = 0; i < model.table.specs.size(); i++) {
+            const TensorSpec& s = model.table.specs[i];
+            const float* w = x.data() + model.table.offsets[i];
+            CHECK((*std::min_element(w, w + s.size()) >= s.lo && *std::max_element(w, w + s.size()) <= s.hi));
+        }
+    }
+}
