@@ -29,8 +29,8 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     const size_t bh = blockIdx.x;
     const size_t b = bh / NH;
     const size_t h = bh % NH;
-    const int chunks = ceil_div(stride, CABLE_CHUNK);
-    S_offset += bh * stride;
+    const int chunks = ceil_div(stride, CABLE_CHUNK);       // of the whole capacity, as S_origin is laid out
+    S_offset += bh * stride;                                // this head's rows
     g += bh * stride;
     S_origin += bh * chunks;
     const floatX* z = qkv + b * stride * OC + 3 * C + h;    // u is NH columns further
@@ -63,7 +63,7 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
         // 3. the running sum of b, a block's width at a time
         for (int base = start; base < end; base += blockDim.x) {
             const int t = base + (int)threadIdx.x;
-            const float sum = offset + block_scan(t < end ? S_offset[t] : 0.0f);
+            const float sum = offset + block_scan(t < end ? S_offset[t] : 0.0f);       // b_start + ... + b_t
             if (t < end) { S_offset[t] = sum; }
             __syncthreads();
             offset = S_offset[imin(base + (int)blockDim.x, end) - 1];           // the very bits that a later call reads
@@ -90,7 +90,7 @@ __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const 
     for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {
         const int t = base + threads - 1 - (int)threadIdx.x;
         const float dSt = t < T ? dS[t] : 0.0f;
-        const double db = after + block_scan((double)dSt);
+        const double db = after + block_scan((double)dSt);  // thread 0 has the last token: a scan is a suffix sum
         if (t < T) { dS[t] = (float)db; }
         after += block_sum((double)dSt);
     }
@@ -129,7 +129,7 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
         const float *Si, *gi, *Sj;
         __device__ float distance(int r, int c) const { return fabsf(between + Si[r] - Sj[c]); }    // |S_i - S_j|
         __device__ float operator()(int r, int c) const {
-            const float a = gi[r] * distance(r, c);
+            const float a = gi[r] * distance(r, c);         // r_ij of the equation above
             return LogKernel ? -fast_log1p(a * a) : -a;
         }
     };
@@ -139,19 +139,23 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
         const float between = (float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]);
         return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0};
     }
-    // With k = dB/dr: dg_i = sum_j da k |D|, dS_i += g_i sum_j da k sgn, dS_j -= sum_i g_i da k sgn, sgn(i-j) and
-    // sgn(0) = 1. The causal identity kernel's row sum is 0, but only in exact arithmetic: both sides sum the same
-    // rounded da (attention.md, 3.4).
-    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
-        float* dSi = dS + (size_t)bh * stride;
+    // With D = S_i - S_j, r = g_i |D|, k = dB/dr and the sign of i - j (1 where they are equal):
+    //   dg_i = sum_j dlogit k |D|     dS_i += g_i sum_j dlogit k sign     dS_j -= sum_i g_i dlogit k sign
+    // For cable with a causal mask a row's sum is 0, but only in exact arithmetic: both sides sum the same rounded
+    // dlogit (docs/attention.md).
+    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
+        float* dSi = dS + (size_t)bh * stride;              // of this head, all positions
         const Tile t = tile(bh, i0, j0);
-        const bool one_sided = !LogKernel && (causal || i0 != j0);      // D has one sign where da is not 0
+        const bool one_sided = !LogKernel && (causal || i0 != j0);      // D has one sign where dlogit is not 0
         const float sign = i0 >= j0 ? 1.0f : -1.0f;
+        // 1. one thread per query: dg_i, and its own share of dS_i. What the keys will need is left in dlogit
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
-            float* d = da + r * ld;
-            float dgi = 0.0f, sum = 0.0f;
-            if (one_sided) {                                            // then two sums are enough
-                float moment = 0.0f;
+            float* d = dlogit + r * ld;
+            float dgi = 0.0f, sum = 0.0f;                   // of dB/dg_i, and of dB/dS_i / g_i
+            // B_ij = -g_i sign (S_i - S_j): sum_j dlogit |D| = sign (S_i sum_j dlogit - sum_j dlogit S_j), so two sums
+            // are enough
+            if (one_sided) {
+                float moment = 0.0f;                        // sum_j dlogit S_j, S_j as an offset
                 SIMD
                 for (int c = 0; c < nj; c++) {
                     sum += d[c];
@@ -163,6 +167,7 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
                 SIMD
                 for (int c = 0; c < nj; c++) {
                     const float D = t.distance(r, c), a = t.gi[r] * D;
+                    // dB/dr: -2r / (1 + r^2) for the logarithm, else -1
                     const float dr = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];
                     const float signed_dr = j0 + c > i0 + r ? -dr : dr;
                     dgi += dr * D;
@@ -174,15 +179,17 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
             dSi[i0 + r] += t.gi[r] * sum;
         }
         __syncthreads();
+        // 2. one thread per key, queries in order: dS_j takes the opposite of what its queries took
         for (int r = 0; r < ni; r++) {
             const float weight = one_sided ? sign * t.gi[r] : -t.gi[r];
             SIMD
-            for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] += weight * da[r * ld + c]; }
+            for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] += weight * dlogit[r * ld + c]; }
         }
         __syncthreads();
     }
 };
 
+// LogKernel: kcable.  Weighted: g = softplus(u), else 1.  SoftplusB: b = softplus(z), else ReLU(z)
 template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding {
     using Encoding::Encoding;
     float *S_offset = nullptr, *g = nullptr;                                    // (B,NH,T)
@@ -223,6 +230,7 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
     }
 };
 
+// the rows of table.h
 using CableFull = Cable<false, true, false>;
 using CableNW = Cable<false, false, false>;
 using KCable = Cable<true, true, false>;

@@ -2,14 +2,18 @@
 //
 //   B_ij = f_h(y_ij)     y_ij = psi(|i-j|) / (psi(max(L, i)) + 1e-6)     psi(x) = log(|c| x + 1)     L = |l| * 512
 //   f = w2 ReLU(w1 y + b1) + b2: an MLP 1 -> 32 -> NH.     Bidirectional: max(L, i, j).
-//   There is no T x T array: psi is a table over distance, laid out as toeplitz.cuh's, 1 / (psi(max(L,t)) + 1e-6) one
-//   over t. backward: f is piecewise linear in y, with a break where a unit turns on or off, and y is monotonic in j on
-//   either side of the diagonal: a row of da is a few runs in one piece each. Per head and piece the sums over i, j of
-//     da,  da y,  da dy/d|c|,  -da dy/dL     are enough: a unit's gradients sum the pieces in which it is on.
-//   Where L = max(i, j) the gradient in l is taken as 0.
-// An entry of the tables has a part in up to T terms of every sum, so that its rounding does not average out: they are
-// float64 rounded once. And a sum has B T T / 2 terms, of which float32 would soon lose the small ones: a run is summed
-// in float32, runs in float64.
+//   There is no T x T array. psi is a table over distance, laid out like that of toeplitz.cuh, and
+//   1 / (psi(max(L,t)) + 1e-6) is a table over t.
+//
+//   backward: f is piecewise linear in y, with a break where a unit turns on or off, and y is monotonic in j on each
+//   side of the diagonal. So a row of dlogit consists of a few runs, each in one piece of f. For each head and piece
+//   the sums over i, j of
+//     dlogit     dlogit y     dlogit dy/d|c|     -dlogit dy/dL
+//   are enough: a unit's gradients sum the pieces in which it is on. Where L = max(i, j) the gradient in l is 0.
+//
+// An entry of the tables has a part in up to T terms of every sum, so its rounding does not average out: the tables are
+// computed in float64 and rounded once. And a sum has B T T / 2 terms, of which float32 would soon lose the small ones:
+// a run is summed in float32, the runs in float64.
 #ifndef LLMC_POSITION_FIRE_CUH
 #define LLMC_POSITION_FIRE_CUH
 
@@ -45,7 +49,7 @@ static __global__ void fire_forward_kernel(float* psi, float* inv, const float* 
     }
 }
 
-// Where unit k turns on or off, for a y in (0, 1); NaN or outside if nowhere
+// Where unit k turns on or off, w1 y + b1 = 0, for a y in (0, 1); NaN or outside if nowhere
 __device__ inline float fire_break(const float* w1, const float* b1, int k) { return -b1[k] / w1[k]; }
 // which break of the sorted ones that is, -1 if none
 __device__ inline int fire_rank(const float* w1, const float* b1, int k) {
@@ -126,7 +130,7 @@ struct FireBias : BiasFunctor {
 
     __device__ float y(int i, int j) const { return psi[T - 1 + j - i] * inv[i > j ? i : j]; }
 
-    // Adds the keys j .. end-1 of query i, which are of one piece, to its sums; d (end - j) is their da.
+    // Adds the keys j .. end-1 of query i, which are of one piece, to its sums; d (end - j) is their dlogit.
     __device__ void add_run(double* s, const float* d, int i, int j, int end) const {
         const float* psi_i = psi + (T - 1 - i);
         const float* dpsi_i = dpsi + (T - 1 - i);
@@ -143,12 +147,12 @@ struct FireBias : BiasFunctor {
             const float n = k > i ? inv_k : inv_i;          // of the later position, max(i, k)
             const float m = k > i ? dnorm_k : dnorm_i;
             const float l = k > i ? dL_k : dL_i;
-            const float yk = psi_i[k] * n;
-            const float da = d[k - j];
-            s0 += da;
-            s1 += da * yk;
-            s2 += da * ((dpsi_i[k] - yk * m) * n);
-            s3 += da * (yk * n * l);
+            const float yk = psi_i[k] * n;                  // y_ik
+            const float dlogit = d[k - j];
+            s0 += dlogit;
+            s1 += dlogit * yk;
+            s2 += dlogit * ((dpsi_i[k] - yk * m) * n);          // dy/d|c|, of the quotient psi / norm
+            s3 += dlogit * (yk * n * l);                        // -dy/dL
         }
         s[0] += s0;
         s[1] += s1;
@@ -157,12 +161,13 @@ struct FireBias : BiasFunctor {
     }
 
     // One thread per row.
-    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* da, int ld) const {
+    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
         const int threads = imin((int)blockDim.x, FIRE_SLOTS);
         for (int r = threadIdx.x; r < ni && (int)threadIdx.x < threads; r += threads) {
             double* s = sums + ((size_t)bh * FIRE_SLOTS + threadIdx.x) * FIRE_PIECES * FIRE_SUMS;
             const int i = i0 + r;
             for (int j = j0; j < j0 + nj;) {
+                // the piece of y_ij, and the keys after j that share it
                 const bool past = j <= i;                   // y falls with j up to the diagonal, and then rises
                 const float yj = y(i, j);
                 int piece = 0;
@@ -174,7 +179,7 @@ struct FireBias : BiasFunctor {
                                            : piece == FIRE_UNITS || y(i, mid) < breaks[piece];
                     if (same) { lo = mid + 1; } else { hi = mid; }
                 }
-                add_run(s + piece * FIRE_SUMS, da + r * ld + (j - j0), i, j, lo);
+                add_run(s + piece * FIRE_SUMS, dlogit + r * ld + (j - j0), i, j, lo);
                 j = lo;
             }
         }
@@ -222,10 +227,11 @@ static __global__ void fire_backward_kernel(FireWeights d, const double* sums, F
                 for (int q = 0; q < FIRE_SUMS; q++) { on[q] += n >= lo && n < hi ? s[n * FIRE_SUMS + q] : 0.0; }
                 all += s[n * FIRE_SUMS];
             }
+            // where it is on, f has the term w2 (w1 y + b1)
             d.w2[h * FIRE_UNITS + k] += (float)(w1 * on[1] + b1 * on[0]);
             dw1 += w2 * on[1];
             db1 += w2 * on[0];
-            dc += w2 * w1 * on[2];
+            dc += w2 * w1 * on[2];                          // df/dy = w2 w1, times dy/d|c|
             dL -= w2 * w1 * on[3];
             if (k == 0) { d.b2[h] += (float)all; }
         }
@@ -242,7 +248,8 @@ static __global__ void fire_backward_kernel(FireWeights d, const double* sums, F
 
 struct Fire : Encoding {
     using Encoding::Encoding;
-    Parameter c, l, w1, b1, w2, b2;
+    Parameter c, l;                                                             // scalars
+    Parameter w1, b1, w2, b2;                                                   // (32,1), (32), (NH,32), (NH)
     float *psi = nullptr, *inv = nullptr;                                       // (columns), (T+128)
     float *dpsi = nullptr, *dnorm = nullptr;                                    // (columns), (2,T+128)
     float* breaks = nullptr;                                                    // (32)

@@ -42,7 +42,7 @@ template <bool Power> struct KerpleTerm2 {
 
 template <bool Power> struct KerpleOf : Toeplitz {
     using Toeplitz::Toeplitz;
-    Parameter r1, r2;
+    Parameter r1, r2;                                       // (NH), one pair for each layer
 
     template <class Tensors> void declare(Tensors& t) {
         const size_t NH = (size_t)t.dims.NH;

@@ -10,13 +10,13 @@
 // One block per row of x.
 static __global__ void learned_forward_kernel(floatX* x, const float* wpe, int T, int t0, int C) {
     x += (size_t)blockIdx.x * C;
-    wpe += ((size_t)blockIdx.x % T + t0) * C;
+    wpe += ((size_t)blockIdx.x % T + t0) * C;               // the row's position
     for (int c = threadIdx.x; c < C; c += blockDim.x) { x[c] = (floatX)((float)x[c] + wpe[c]); }
 }
 
 // One block per position.
 static __global__ void learned_backward_kernel(float* dwpe, const floatX* dx, int B, int T, int C) {
-    const size_t t = blockIdx.x;
+    const size_t t = blockIdx.x;                            // the only block that adds to wpe_t
     for (int b = 0; b < B; b++) {
         for (int c = threadIdx.x; c < C; c += blockDim.x) { dwpe[t * C + c] += (float)dx[((size_t)b * T + t) * C + c]; }
     }

@@ -17,9 +17,12 @@
 static __global__ void rope_table_kernel(float* table, int T, int t0, int HS, double theta, double T_train, double s,
                                          RopeScaling scaling) {
     const int i = blockIdx.x;
+    // ntk stretches theta, so that fast pairs keep their speed and slow ones turn s times as slowly
     if (scaling == RopeScaling::NTK && HS > 2) { theta *= pow(s, (double)HS / (HS - 2)); }
     double f = pow(theta, -2.0 * i / HS);
     if (scaling == RopeScaling::PI) { f /= s; }
+    // yarn: pairs that turn at least 32 times within the trained length keep their speed, those below one turn slow
+    // down
     if (scaling == RopeScaling::YaRN) {
         const double turns = T_train * f / 6.283185307179586476925286766559;    // within the trained length
         const double ramp = (turns - 1.0) / 31.0;
@@ -37,12 +40,12 @@ static __global__ void rope_kernel(floatX* qkv, const float* table, int T, int t
                                    float sign) {
     const size_t b = blockIdx.x / T;
     const size_t t = blockIdx.x % T + t0;
-    const float* angle = table + t * HS;
+    const float* angle = table + t * HS;                    // the same for all heads
     for (int h = 0; h < 2 * NH; h++) {
         floatX* x = qkv + (b * stride + t) * OC + (size_t)h * HS;
         for (int i = threadIdx.x; i < HS / 2; i += blockDim.x) {
             const float c = angle[2 * i];
-            const float s = sign * angle[2 * i + 1];
+            const float s = sign * angle[2 * i + 1];        // a turn back has the other sine
             const float x0 = (float)x[2 * i];
             const float x1 = (float)x[2 * i + 1];
             x[2 * i] = (floatX)(x0 * c - x1 * s);
@@ -53,7 +56,7 @@ static __global__ void rope_kernel(floatX* qkv, const float* table, int T, int t
 
 struct Rope : Encoding {
     using Encoding::Encoding;
-    float* table = nullptr;     // (T,HS)
+    float* table = nullptr;                                 // (T,HS): cos, sin of t f_i, for the pair i
 
     static void defaults(PositionConfig& config) { config.values = {{"theta", 10000.0}}; }
     template <class Tensors> void declare(Tensors& t) {
@@ -70,13 +73,14 @@ struct Rope : Encoding {
         return v.config->scaling_factor > 0 || s > 1.0 ? s : 1.0;
     }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
-        if (v.layer == 0) {
+        if (v.layer == 0) {                                 // the table is shared: the first layer fills it
             launch(rope_table_kernel, Grid((size_t)v.HS / 2, 128, 0, stream), table, T, t0, v.HS,
                    v.config->value("theta"), (double)v.config->T_train, stretch(v.T), v.config->scaling);
         }
         launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), qkv, table, T, t0, v.T, v.NH, v.HS, v.OC,
                1.0f);
     }
+    // A rotation's transpose is its inverse.
     void prepare_backward(floatX* dqkv, const floatX*, int B, int T, Stream stream) const {
         launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), dqkv, table, T, 0, T, v.NH, v.HS, v.OC,
                -1.0f);

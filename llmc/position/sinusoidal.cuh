@@ -9,18 +9,18 @@
 
 #include "encoding.cuh"
 
-// One block a position: its sines are computed once, in double because a float angle is off by 0.004 at t = 100,000,
+// One block per position: its sines are computed once, in double because a float angle is off by 0.004 at t = 100,000,
 // and added to that row of every sequence.
 static __global__ void sinusoidal_forward_kernel(floatX* x, int B, int T, int t0, int C) {
     const size_t t = blockIdx.x;
-    float* pe = dynamic_shared();
+    float* pe = dynamic_shared();                           // (C + 1): this position's sines and cosines
     for (int i = threadIdx.x; i < (C + 1) / 2; i += blockDim.x) {
         const double angle = (double)(t0 + (int)t) * pow(10000.0, -2.0 * i / C);
         pe[2 * i] = (float)sin(angle);
         pe[2 * i + 1] = (float)cos(angle);
     }
     __syncthreads();
-    const float scale = sqrtf((float)C);
+    const float scale = sqrtf((float)C);                    // of the embedding, not of the sines
     for (int b = 0; b < B; b++) {
         floatX* row = x + ((size_t)b * T + t) * C;
         for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = (floatX)(scale * (float)row[c] + pe[c]); }

@@ -33,13 +33,13 @@ struct T5Buckets {
     __device__ int entry(int d) const {
         const int after = side < ENTRIES ? -d : 0;          // how far after the query; causal: there is no such key
         const int distance = d >= 0 ? d : after;
-        int k = 0;
+        int k = 0;                                          // how many buckets begin at this distance or before it
         for (int e = 1; e < side; e++) { k += first[e] <= distance; }
         return d < 0 && side < ENTRIES ? k + side : k;
     }
     __device__ DistanceRange range(int e) const {
         if (e < side) { return {first[e], first[e + 1]}; }
-        const int k = e - side;
+        const int k = e - side;                             // a bucket of keys after the query: distances below 0
         return {-(first[k + 1] - 1), k == 0 ? 0 : -(first[k] - 1)};
     }
 };
@@ -81,6 +81,7 @@ static __global__ void t5_backward_kernel(float* dr, const float* dtable, Map ma
     const int lo = imax(range.lo, 1 - T);
     const int hi = imin(range.hi, T);
     const int end = imin(T - lo, ND - TOEPLITZ_PAD);        // columns T - hi .. end-1
+    // an entry's gradient is the sum over the diagonals it stands for, batch by batch
     float sum = 0.0f;
     for (int b = 0; b < B; b++) {
         const float* d = dtable + ((size_t)b * NH + h) * ND;
@@ -92,7 +93,7 @@ static __global__ void t5_backward_kernel(float* dr, const float* dtable, Map ma
 
 template <class Map> struct T5Of : Toeplitz {
     using Toeplitz::Toeplitz;
-    Parameter r;
+    Parameter r;                                            // (entries,NH), shared by all layers
 
     static void defaults(PositionConfig& config) { Map::defaults(config); }
     template <class Tensors> void declare(Tensors& t) {

@@ -42,6 +42,7 @@
     X(sinusoidal,   Sinusoidal,   "sqrt(C) * embedding + sines and cosines of t")
 #endif
 
+// POS_none, POS_cable, ...: a row's number
 enum PositionKind {
 #define X(name, type, help) POS_##name,
     POSITIONS(X)
@@ -56,6 +57,7 @@ inline const PositionRow position_rows[] = {
 #undef X
 };
 
+// the table, as --help prints it
 inline std::string position_help() {
     std::string s;
     for (const PositionRow& row : position_rows) { s += strprintf("  %-13s %s\n", row.name, row.help); }
@@ -82,7 +84,7 @@ template <class F> void with_position(const PositionView& view, F f) {
 
 // What an encoding of this configuration asks of a model of these shapes.
 inline PositionTables position_tables(const PositionConfig& config, const PositionDims& dims) {
-    PositionTables t;
+    PositionTables t;                                       // declare() fills it; no pointer is set yet
     t.dims = dims;
     t.config = &config;
     with_position_type(config, [&](auto type) {
@@ -94,12 +96,14 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
     return t;
 }
 
+// The longest sequence the encoding can encode; INT_MAX if there is no limit
 inline int position_max_length(const PositionConfig& config) {
     int length = 0;
     with_position_type(config, [&](auto type) { length = decltype(type)::type::max_length(config); });
     return length;
 }
 
+// Sets config.values to the encoding's defaults, which may depend on config.T_train
 inline void position_defaults(PositionConfig& config) {
     with_position_type(config, [&](auto type) { decltype(type)::type::defaults(config); });
 }
@@ -120,8 +124,8 @@ inline PositionConfig parse_position(const std::string& text, int T_train) {
     check(config.kind >= 0, "--pos %s: expected one of the encodings %s", config.name.c_str(),
           known.c_str());
     position_defaults(config);
-    std::set<std::string> seen;
-    size_t at = colon;
+    std::set<std::string> seen;                             // keys, each of which may be given once
+    size_t at = colon;                                      // before the next key=value
     while (at != std::string::npos) {
         const size_t next = text.find(',', at + 1);
         const std::string item = text.substr(at + 1, next == std::string::npos ? next : next - at - 1);

@@ -21,7 +21,7 @@ struct ToeplitzBias : BiasFunctor {
     int NH, columns, T;
 
     struct Tile {
-        const float* at;
+        const float* at;                                    // the entry of the tile's (0, 0)
         __device__ float operator()(int r, int c) const { return at[c - r]; }
     };
     __device__ Tile tile(int bh, int i0, int j0) const {
@@ -43,7 +43,7 @@ struct ToeplitzBias : BiasFunctor {
             }
         } else {                                            // one thread per diagonal
             for (int n = threadIdx.x; n < ni + nj - 1; n += blockDim.x) {
-                const int r0 = imax(ni - 1 - n, 0);
+                const int r0 = imax(ni - 1 - n, 0);         // rows in which the diagonal lies inside the tile
                 const int r1 = imin(ni, ni + nj - 1 - n);
                 float sum = 0.0f;
                 for (int r = r0; r < r1; r++) { sum += dlogit[r * ld + n - (ni - 1) + r]; }
@@ -68,7 +68,7 @@ static __global__ void toeplitz_gradient_kernel(float* gradient, const float* dt
                                                 int columns) {
     const int h = blockIdx.x;
     double sum = 0.0;
-    for (int n = threadIdx.x; n < columns - TOEPLITZ_PAD; n += blockDim.x) {
+    for (int n = threadIdx.x; n < columns - TOEPLITZ_PAD; n += blockDim.x) {           // i - j = T - 1 - n
         float dB = 0.0f;
         for (int b = 0; b < B; b++) { dB += dtable[((size_t)b * NH + h) * columns + n]; }
         sum += (double)term(h, T - 1 - n, dB);
@@ -79,8 +79,8 @@ static __global__ void toeplitz_gradient_kernel(float* gradient, const float* dt
 
 struct Toeplitz : Encoding {
     using Encoding::Encoding;
-    float* table = nullptr;
-    float* dtable = nullptr;
+    float* table = nullptr;                                 // (NH,columns)
+    float* dtable = nullptr;                                // (B*NH,columns), a slab for each sequence
 
     // Per::Model: all layers share the table, and the first one fills it
     template <class Tensors> void declare_table(Tensors& t, Per per) {
