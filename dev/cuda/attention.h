@@ -99,6 +99,7 @@ __device__ inline void load_rows(float* tile, const floatX* from, int stride, in
         tile[r * (HS + 1) + d] = r < n ? (float)from[(size_t)r * stride + d] : 0.0f;
     }
 }
+// of two rows of tiles
 __device__ inline float dot_rows(const float* a, const float* b, int HS) {
     float dot = 0.0f;
     for (int d = 0; d < HS; d++) { dot += a[d] * b[d]; }
@@ -125,7 +126,8 @@ __device__ inline void add_products(float* sum, const float* weights, const floa
 struct Backward {
     floatX* dqkv;               // (B,T,OC): the columns of q, k and v
     float *dS, *dg;             // (B,NH,T)
-    const floatX *dout, *qkv, *out;
+    const floatX *dout, *qkv;   // (B,T,C), (B,T,OC)
+    const floatX* out;          // (B,T,C)
     const float* lse;           // (B,NH,T)
     const float* P;             // (B,NH,T,T), for rung 1
     float* dlogit;              // (B,NH,T,T), scratch of rung 1
@@ -144,14 +146,32 @@ struct Backward {
     __device__ float distance(int bh, int i, int j) const { return bias.tile(bh, i, j).distance(0, 0); }
 };
 
+// of two rows of q, k, v, out or dout in memory
 __device__ inline float dot_elements(const floatX* a, const floatX* b, int HS) {
     float dot = 0.0f;
     for (int d = 0; d < HS; d++) { dot += (float)a[d] * (float)b[d]; }
     return dot;
 }
 
+// P (B,NH,T,T) as a forward that stores it would leave it; one thread per pair
+__global__ void probabilities_kernel(float* P, Backward p) {
+    const int T = p.dims.T;
+    const GridSpan span = grid_span(p.heads() * T * T);
+    for (size_t e = span.begin; e < span.end; e += span.step) {
+        const int j = (int)(e % T);
+        const int i = (int)(e / T % T);
+        const int bh = (int)(e / T / T);
+        const float score = p.dims.scale * dot_elements(p.q(bh, i), p.k(bh, j), p.dims.HS);
+        P[e] = j > i ? 0.0f : fast_exp(score + p.bias.tile(bh, i, j)(0, 0) - p.lse[(size_t)bh * T + i]);
+    }
+}
+
 // The tiles of rung 3: queries and what comes back to them, keys and values, and the pairs of the two
-struct Tiles { float *Q, *dO, *K, *V, *P, *dlogit; };
+struct Tiles {
+    float *Q, *dO;              // (ROWS, HS + 1)
+    float *K, *V;               // the same
+    float *P, *dlogit;          // (ROWS, LD): queries by keys
+};
 
 // P and dlogit (ROWS, LD) of the queries from i0 and the keys from j0; 0 where there is no pair
 __device__ inline void pair_tile(const Tiles& tiles, const Backward& p, int bh, int i0, int j0) {
@@ -174,6 +194,7 @@ __device__ inline void pair_tile(const Tiles& tiles, const Backward& p, int bh, 
         tiles.dlogit[r * LD + c] = dlogit;
     }
 }
+// The tiles, one after the other in shared memory. after: what lies there next, for the kernel's own sums
 __device__ inline Tiles shared_tiles(int HS, float*& after) {
     const int rows = ROWS * (HS + 1);
     float* first = dynamic_shared();

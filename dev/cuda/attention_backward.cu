@@ -13,12 +13,13 @@
 #include "attention.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// rung 1: everything is kept
+// rung 1: P and dlogit are stored
 //
 // The forward has kept P, this pass writes dlogit next to it, and then every result is a sum with an owner: a thread
 // per element of dq, dk and dv, a thread per token for dS and dg. row_dot is sum_j P_ij dP_ij, what the softmax's
 // derivative needs of the whole row; as out_i.dout_i it costs HS multiplications in place of a pass over the row.
 
+// One thread per query
 __global__ void row_dot_kernel(Backward p) {
     const GridSpan span = grid_span(p.heads() * p.dims.T);
     for (size_t e = span.begin; e < span.end; e += span.step) {
@@ -28,19 +29,7 @@ __global__ void row_dot_kernel(Backward p) {
     }
 }
 
-// P as the forward would have kept it
-__global__ void probabilities_kernel(float* P, Backward p) {
-    const int T = p.dims.T;
-    const GridSpan span = grid_span(p.heads() * T * T);
-    for (size_t e = span.begin; e < span.end; e += span.step) {
-        const int j = (int)(e % T);
-        const int i = (int)(e / T % T);
-        const int bh = (int)(e / T / T);
-        const float score = p.dims.scale * dot_elements(p.q(bh, i), p.k(bh, j), p.dims.HS);
-        P[e] = j > i ? 0.0f : fast_exp(score + p.bias.tile(bh, i, j)(0, 0) - p.lse[(size_t)bh * T + i]);
-    }
-}
-
+// One thread per pair
 __global__ void dlogit_kernel(Backward p) {
     const int T = p.dims.T;
     const GridSpan span = grid_span(p.heads() * T * T);
@@ -54,6 +43,7 @@ __global__ void dlogit_kernel(Backward p) {
     }
 }
 
+// One thread per element of q: sums along row t of dlogit for dq, and down column t for dk and dv
 __global__ void dqkv_kernel(Backward p) {
     const int T = p.dims.T;
     const int HS = p.dims.HS;
@@ -78,6 +68,7 @@ __global__ void dqkv_kernel(Backward p) {
     }
 }
 
+// One thread per token
 __global__ void bias_kernel(Backward p) {
     const int T = p.dims.T;
     const GridSpan span = grid_span(p.heads() * T);
@@ -108,10 +99,10 @@ void attention_backward1(const Backward& p, Stream stream) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// rung 2: P is computed again, from lse
+// rung 2: P is recomputed from lse
 //
-// P_ij = e^(logit_ij - lse_i): one number per row is all that the forward has to keep, for 8 T^2 bytes less. With
-// that, no matrix of T x T is left: a block has one query and takes its row of dlogit 64 keys at a time, another
+// P_ij = e^(logit_ij - lse_i): one number per row is all that the forward has to keep, in place of T. With that, no
+// matrix of T x T is left: a block has one query and takes its row of dlogit 64 keys at a time, another
 // kernel has one key and its column. Each dlogit is computed twice, once per kernel: seven products of T x T x HS in
 // place of five. (In exact arithmetic the row's part of dS is 0. It stays: the rounding of `out` moves every dlogit
 // of a row the same way, dS is summed over all later tokens next, and only the two parts together cancel what they
@@ -120,6 +111,7 @@ void attention_backward1(const Backward& p, Stream stream) {
 constexpr int PAIRS = 64;                                   // pairs of a block at a time, and its threads
 
 struct Pair { float P, dlogit; };
+// P and dlogit of one pair, from the inputs
 __device__ inline Pair pair_of(const Backward& p, int bh, int i, int j) {
     const size_t row = (size_t)bh * p.dims.T + i;
     const float score = p.dims.scale * dot_elements(p.q(bh, i), p.k(bh, j), p.dims.HS);
@@ -128,7 +120,8 @@ __device__ inline Pair pair_of(const Backward& p, int bh, int i, int j) {
     return {P, P * (dP - p.row_dot[row])};
 }
 
-__global__ void key_kernel(Backward p) {                    // dk, dv, and the column's part of dS
+// One block per key: dk, dv, and the column's part of dS
+__global__ void key_kernel(Backward p) {
     const int T = p.dims.T;
     const int HS = p.dims.HS;
     const int bh = (int)blockIdx.x / T;
@@ -137,7 +130,7 @@ __global__ void key_kernel(Backward p) {                    // dk, dv, and the c
     float* dlogit = P + PAIRS;
     float* dk = dlogit + PAIRS;                             // (HS), element d is always the same thread's
     float* dv = dk + HS;
-    float column = 0.0f;
+    float column = 0.0f;                                    // this thread's share of sum_i g_i dlogit_ij
     for (int d = threadIdx.x; d < HS; d += blockDim.x) {
         dk[d] = 0.0f;
         dv[d] = 0.0f;
@@ -145,6 +138,7 @@ __global__ void key_kernel(Backward p) {                    // dk, dv, and the c
     for (int i0 = j; i0 < T; i0 += PAIRS) {
         const int n = imin(PAIRS, T - i0);
         __syncthreads();                                    // the last P and dlogit are read
+        // 1. a thread per pair
         for (int r = threadIdx.x; r < n; r += blockDim.x) {
             const Pair x = pair_of(p, bh, i0 + r, j);
             P[r] = x.P;
@@ -152,6 +146,7 @@ __global__ void key_kernel(Backward p) {                    // dk, dv, and the c
             column += p.bias.g[(size_t)bh * T + i0 + r] * x.dlogit;
         }
         __syncthreads();
+        // 2. a thread per element of dk and dv
         for (int d = threadIdx.x; d < HS; d += blockDim.x) {
             for (int r = 0; r < n; r++) {
                 dk[d] += dlogit[r] * (float)p.q(bh, i0 + r)[d];
@@ -167,7 +162,8 @@ __global__ void key_kernel(Backward p) {                    // dk, dv, and the c
     if (threadIdx.x == 0) { p.dS[blockIdx.x] = column; }
 }
 
-__global__ void query_kernel(Backward p) {                  // dq, dg, and the row's part of dS
+// One block per query: dq, dg, and the row's part of dS
+__global__ void query_kernel(Backward p) {
     const int T = p.dims.T;
     const int HS = p.dims.HS;
     const int bh = (int)blockIdx.x / T;
@@ -180,12 +176,14 @@ __global__ void query_kernel(Backward p) {                  // dq, dg, and the r
     for (int j0 = 0; j0 <= i; j0 += PAIRS) {
         const int n = imin(PAIRS, i + 1 - j0);
         __syncthreads();
+        // 1. a thread per pair
         for (int c = threadIdx.x; c < n; c += blockDim.x) {
             dlogit[c] = pair_of(p, bh, i, j0 + c).dlogit;
             row += dlogit[c];
             moment += dlogit[c] * p.distance(bh, i, j0 + c);
         }
         __syncthreads();
+        // 2. a thread per element of dq
         for (int d = threadIdx.x; d < HS; d += blockDim.x) {
             for (int c = 0; c < n; c++) { dq[d] += dlogit[c] * (float)p.k(bh, j0 + c)[d]; }
         }
@@ -214,6 +212,7 @@ void attention_backward2(const Backward& p, Stream stream) {
 // The same two kernels, but with 32 keys, or 32 queries, per block. What streams past, rows of q and dout or of k and
 // v, is loaded into shared memory once and meets 32 owners: 32 times fewer loads.
 
+// One block per 32 keys
 __global__ void key_tile_kernel(Backward p, int count) {
     const int T = p.dims.T;
     const int HS = p.dims.HS;
@@ -229,10 +228,13 @@ __global__ void key_tile_kernel(Backward p, int count) {
         __syncthreads();
         load_queries(tiles, p, bh, i0);
         __syncthreads();
+        // 1. P and dlogit of 32 x 32 pairs
         pair_tile(tiles, p, bh, i0, j0);
         __syncthreads();
+        // 2. dV += P^T dO,  dK += dlogit^T Q
         add_products<true>(dV, tiles.P, tiles.dO, HS);
         add_products<true>(dK, tiles.dlogit, tiles.Q, HS);
+        // 3. column += g dlogit, a thread per key
         for (int c = threadIdx.x; c < ROWS; c += blockDim.x) {
             for (int r = 0; r < ROWS && i0 + r < T; r++) {
                 column[c] += p.bias.g[(size_t)bh * T + i0 + r] * tiles.dlogit[r * LD + c];
@@ -245,6 +247,7 @@ __global__ void key_tile_kernel(Backward p, int count) {
     for (int c = threadIdx.x; c < ROWS && j0 + c < T; c += blockDim.x) { p.dS[(size_t)bh * T + j0 + c] = column[c]; }
 }
 
+// One block per 32 queries
 __global__ void query_tile_kernel(Backward p, int count) {
     const int T = p.dims.T;
     const int HS = p.dims.HS;
@@ -260,9 +263,12 @@ __global__ void query_tile_kernel(Backward p, int count) {
         __syncthreads();
         load_keys(tiles, p, bh, j0);
         __syncthreads();
+        // 1. P and dlogit once more
         pair_tile(tiles, p, bh, i0, j0);
         __syncthreads();
+        // 2. dQ += dlogit K
         add_products<false>(dQ, tiles.dlogit, tiles.K, HS);
+        // 3. the row's sum and moment, a thread per query
         const auto bias = p.bias.tile(bh, i0, j0);
         for (int r = threadIdx.x; r < ROWS && i0 + r < T; r += blockDim.x) {
             for (int c = 0; c < ROWS && j0 + c <= i0 + r; c++) {
@@ -307,7 +313,7 @@ void attention_backward4(const Backward& p, Stream stream) {
 // rung 5, shipped for the biases that FlashBias names: the tensor cores
 //
 // The two kernels of rung 3, with tiles of 64, products by the tensor cores and copies that arrive while others are
-// in work. Seven products on tensor cores take less time than five and the atomics that would join them. Both parts
+// in work. Seven products need no atomics and no order between blocks, which five would. Both parts
 // of dS sum the same float32 dlogit, though its products use it in bf16.
 
 #if defined(CUDA_BUILD)
@@ -368,8 +374,8 @@ int main(int argc, char** argv) {
             // five products, however many a rung computes
             ladder.end([&] { rung(p, stream); }, 5e-12 * (double)n * T * HS, "TFLOP");
         };
-        run("everything is kept", attention_backward1, plain);
-        run("P is computed again", attention_backward2, plain);
+        run("P and dlogit are stored", attention_backward1, plain);
+        run("P is recomputed from lse", attention_backward2, plain);
         run("a block owns a tile", attention_backward3, plain);
         run("shipped: five products", attention_backward4, plain);
 #if defined(CUDA_BUILD)

@@ -25,9 +25,10 @@ struct Forward {
 // rung 1: three passes over a matrix of T x T
 //
 // Scores, softmax, output, each a kernel with a thread per result (softmax: a block per row). It is the equation, and
-// easy to trust. But every logit goes to memory and comes back twice, 4 T^2 bytes per head each time; and a thread
-// loads 2 HS numbers for HS multiplications, which is all the memory system is good for.
+// easy to trust. But every logit goes to memory and comes back, twice, 4 T^2 bytes per head each time; and a thread
+// loads 2 HS numbers for HS multiplications, so that it mostly waits for memory.
 
+// One thread per logit
 __global__ void scores_by_threads_kernel(Forward p) {
     const int T = p.dims.T;
     const GridSpan span = grid_span(p.heads() * T * T);
@@ -49,19 +50,23 @@ __global__ void softmax_kernel(Forward p) {
     const int T = p.dims.T;
     const int i = (int)(blockIdx.x % T);
     float* row = p.scores + (size_t)blockIdx.x * T;
+    // 1. the largest logit
     float largest = -INFINITY;
-    float sum = 0.0f;
     for (int j = threadIdx.x; j <= i; j += blockDim.x) { largest = fmaxf(largest, row[j]); }
     largest = block_max(largest);
+    // 2. the exponentials and their sum
+    float sum = 0.0f;
     for (int j = threadIdx.x; j <= i; j += blockDim.x) {
         row[j] = fast_exp(row[j] - largest);                // at most 1: the largest logit never overflows
         sum += row[j];
     }
     sum = block_sum(sum);
+    // 3. P, and lse for the backward
     for (int j = threadIdx.x; j < T; j += blockDim.x) { row[j] = j <= i ? row[j] / sum : 0.0f; }
     if (threadIdx.x == 0) { p.lse[blockIdx.x] = largest + logf(sum); }
 }
 
+// One thread per element of the output
 __global__ void out_by_threads_kernel(Forward p) {
     const int T = p.dims.T;
     const int HS = p.dims.HS;
@@ -90,6 +95,7 @@ void attention_forward1(const Forward& p, Stream stream) {
 // A block computes 32 x 32 scores. It loads 32 rows of q and 32 of k once, and every row serves 32 times: 32 times
 // fewer loads from memory. The products with v likewise. The matrix of T x T is still written and read.
 
+// scores (ROWS, LD) = the logits of the queries from i0 and the keys from j0; -inf where there is no such pair
 __device__ inline void score_tile(float* scores, const float* Q_tile, const float* K_tile, const Forward& p, int bh,
                                   int i0, int j0) {
     const auto tile = p.bias.tile(bh, i0, j0);
@@ -102,6 +108,7 @@ __device__ inline void score_tile(float* scores, const float* Q_tile, const floa
     }
 }
 
+// One block per tile of scores
 __global__ void scores_by_tiles_kernel(Forward p, int tiles) {
     const int HS = p.dims.HS;
     const int T = p.dims.T;
@@ -112,11 +119,14 @@ __global__ void scores_by_tiles_kernel(Forward p, int tiles) {
     float* Q_tile = dynamic_shared();
     float* K_tile = Q_tile + ROWS * (HS + 1);
     float* scores = K_tile + ROWS * (HS + 1);
+    // 1. 32 rows of q and of k
     load_rows(Q_tile, p.qkv + token_at(p.dims, bh, i0, 0), p.dims.OC, T - i0, HS);
     load_rows(K_tile, p.qkv + token_at(p.dims, bh, j0, 1), p.dims.OC, T - j0, HS);
     __syncthreads();
+    // 2. 32 x 32 scores, still in shared memory
     score_tile(scores, Q_tile, K_tile, p, bh, i0, j0);
     __syncthreads();
+    // 3. what is not after the diagonal goes to memory
     for (int e = threadIdx.x; e < ROWS * ROWS; e += blockDim.x) {
         const int i = i0 + e / ROWS;
         const int j = j0 + e % ROWS;
@@ -124,6 +134,7 @@ __global__ void scores_by_tiles_kernel(Forward p, int tiles) {
     }
 }
 
+// One block per 32 queries, which walks their keys
 __global__ void out_by_tiles_kernel(Forward p, int tiles) {
     const int HS = p.dims.HS;
     const int T = p.dims.T;
@@ -143,7 +154,7 @@ __global__ void out_by_tiles_kernel(Forward p, int tiles) {
             P[e / ROWS * LD + e % ROWS] = inside ? p.scores[((size_t)bh * T + i) * T + j] : 0.0f;
         }
         __syncthreads();
-        add_products<false>(O_tile, P, V_tile, HS);
+        add_products<false>(O_tile, P, V_tile, HS);         // O += P v
     }
     for (int e = threadIdx.x; e < ROWS * HS && i0 + e / HS < T; e += blockDim.x) {
         p.out[output_at(p.dims, bh, i0 + e / HS) + e % HS] = (floatX)O_tile[e];
@@ -159,13 +170,14 @@ void attention_forward2(const Forward& p, Stream stream) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// rung 3: the softmax is computed while the keys go by
+// rung 3: online softmax
 //
 // To divide by a sum of exponentials one needs all logits, but the division can wait. Over the keys seen so far, keep
 //   largest = max logit      sum = sum e^(logit - largest)      O = sum e^(logit - largest) v
 // and when a tile has a larger logit, multiply sum and O by e^(largest before - largest now) (Milakov and Gimelshein
 // 2018). A tile of scores then lives in shared memory and dies there: no T x T matrix, and T is as long as you like.
 
+// One block per 32 queries
 __global__ void online_softmax_kernel(Forward p, int tiles) {
     const int HS = p.dims.HS;
     const int T = p.dims.T;
@@ -280,7 +292,7 @@ int main(int argc, char** argv) {
         };
         run("three passes over a matrix of T x T", attention_forward1, plain);
         run("tiles in shared memory", attention_forward2, plain);
-        run("the softmax while the keys go by", attention_forward3, plain);
+        run("online softmax", attention_forward3, plain);
         run("shipped: fragments in registers", attention_forward4, plain);
 #if defined(CUDA_BUILD)
         if (flash_exists(KIND) && flash_head_size(dims.HS)) {

@@ -42,9 +42,11 @@ template <class R, class Stored = R> struct AttentionOracle {
             const size_t at = bh * in.T;
             std::vector<R> P(in.T);
             for (size_t i = 0; i < in.T; i++) {
+                // 1. logits and the largest of them    2. exponentials and their sum
                 R largest = -INFINITY, sum = 0;
                 for (size_t j = 0; j <= i; j++) { largest = std::max(largest, P[j] = logit(in, at, i, j)); }
                 for (size_t j = 0; j <= i; j++) { sum += P[j] = std::exp(P[j] - largest); }
+                // 3. out = P v
                 for (size_t j = 0; j <= i; j++) {
                     const R weight = (R)rounded<Stored>(P[j]) / sum;
                     for (size_t d = 0; d < HS; d++) { out[(at + i) * HS + d] += weight * in.v[(at + j) * HS + d]; }
@@ -63,19 +65,23 @@ template <class R, class Stored = R> struct AttentionOracle {
             const size_t at = bh * in.T;
             for (size_t i = 0; i < in.T; i++) {
                 const R *dout = &in.dout[(at + i) * HS], *q = &in.q[(at + i) * HS];
+                // 1. row_dot
                 R row_dot = 0;
                 for (size_t d = 0; d < HS; d++) { row_dot += given_out[(at + i) * HS + d] * dout[d]; }
                 for (size_t j = 0; j <= i; j++) {
+                    // 2. dP, P and dlogit
                     R dP = 0;
                     for (size_t d = 0; d < HS; d++) { dP += dout[d] * in.v[(at + j) * HS + d]; }
                     const R P = std::exp(logit(in, at, i, j) - given_lse[at + i]);
                     const R dlogit = P * (dP - row_dot);
+                    // 3. the products
                     const R P_stored = (R)rounded<Stored>(P), dlogit_stored = (R)rounded<Stored>(dlogit);
                     for (size_t d = 0; d < HS; d++) {
                         dv[(at + j) * HS + d] += P_stored * dout[d];
                         dq[(at + i) * HS + d] += in.scale * dlogit_stored * in.k[(at + j) * HS + d];
                         dk[(at + j) * HS + d] += in.scale * dlogit_stored * q[d];
                     }
+                    // 4. the bias -g_i (S_i - S_j): its derivatives by g_i, S_i and S_j
                     dg[at + i] -= dlogit * (R)(in.S[at + i] - in.S[at + j]);
                     dS[at + i] -= in.g[at + i] * dlogit;
                     dS[at + j] += in.g[at + i] * dlogit;

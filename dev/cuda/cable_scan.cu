@@ -4,10 +4,9 @@
 //   b_t = ReLU(z_t)     S_t = sum_{u<=t} b_u                                       (llmc/position/cable.cuh)
 //   backward, given dS: db_t = sum_{u>=t} dS_u     dz_t = db_t [z_t > 0]
 //
-// A sum over time looks serial, for every S_t needs the one before it. It is not: addition is associative, so that
-// pieces can be summed on their own and joined later. But float32 is not quite associative, and not quite exact: the
-// attention biases are differences S_i - S_j of large sums, so that the way of summing also decides how good they
-// are.
+// A sum over time looks serial, for every S_t needs the one before it. It is not: addition is associative, so pieces
+// can be summed on their own and joined later. In float32 that is only nearly true, and every addition rounds. The
+// attention biases are differences S_i - S_j of large sums, so the way of summing also decides how exact they are.
 #include "ladder.h"
 
 #include "llmc/position/cable.cuh"
@@ -33,7 +32,7 @@ struct Scan {
 __device__ inline float relu(float x) { return x > 0.0f ? x : 0.0f; }
 
 // ----------------------------------------------------------------------------------------------------------
-// rung 1: the equation as it stands
+// rung 1: serial, the equation as it stands
 //
 // One thread per (batch, head) walks through time, adding. B * NH threads is all the parallelism there is, each waiting
 // for one load after the other; and a long float32 sum loses what the bits of its growing size cannot hold.
@@ -71,7 +70,7 @@ void cable_scan1(const Scan& p, Stream stream) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// rung 2: a block scans as many tokens as it has threads
+// rung 2: a block scans one token per thread
 //
 // block_scan gives thread t the sum of the values of threads 0 .. t in log2(32) steps: in step o, lane l adds what lane
 // l - o holds (Hillis and Steele 1986). More additions than rung 1 in all, but 5 steps for 32 tokens in place of 32,
@@ -120,6 +119,7 @@ void cable_scan2(const Scan& p, Stream stream) {
 // the offsets never grow beyond a chunk's, and the large numbers cancel before anything is rounded to float32. (On a
 // CPU `cable_scan 0 1 70000 1` shows it: S is off by 0.15 in rungs 1 and 2, by 0.0001 here.)
 
+// One block per chunk of a (batch, head)
 __global__ void forward_chunk_kernel(Scan p) {
     const size_t bh = blockIdx.x / p.chunks();
     const int chunk = (int)(blockIdx.x % p.chunks());
@@ -165,6 +165,7 @@ __global__ void backward_chunk_kernel(Scan p) {
     }
 }
 
+// One thread per token: what the later chunks add to db, and dz
 __global__ void join_kernel(Scan p) {
     const GridSpan span = grid_span(p.heads() * p.T);
     for (size_t e = span.begin; e < span.end; e += span.step) {
@@ -187,7 +188,7 @@ void cable_scan3(const Scan& p, Stream stream) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// rung 4, shipped: one launch that can go on
+// rung 4, shipped: one launch, which can be resumed
 //
 // The chunks and origins of rung 3, but one block per (batch, head) that takes its chunks in turn. A model has
 // hundreds of (batch, head) pairs, which fill a GPU; and a block that carries the sum itself needs no second kernel
@@ -263,10 +264,10 @@ int main(int argc, char** argv) {
         const Oracle<float> chunked(numbers<float>(z), dS0, p.heads(), (size_t)p.T, CABLE_CHUNK);
         // 3. the rungs
         const struct { const char* idea; void (*run)(const Scan&, Stream); const Oracle<float>& plain; } rungs[] = {
-            {"the equation as it stands", cable_scan1, whole},
-            {"a block scans as it has threads", cable_scan2, whole},
+            {"serial: the equation as it stands", cable_scan1, whole},
+            {"a block scans one token per thread", cable_scan2, whole},
             {"chunks, with float64 origins", cable_scan3, chunked},
-            {"shipped: one launch that can go on", cable_scan4, chunked},
+            {"shipped: one launch, which can be resumed", cable_scan4, chunked},
         };
         for (const auto& rung : rungs) {
             if (!ladder.begin(rung.idea)) { continue; }

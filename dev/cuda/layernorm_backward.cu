@@ -4,8 +4,8 @@
 //   dinp    += rstd * (dn - mean_C(dn) - n * mean_C(dn * n))      a sum over the columns of each row
 //   dweight += sum_N(dout * n)     dbias += sum_N(dout)           sums over the rows of each column
 //
-// Two sums that run across each other: what reads one of them well reads the other badly. That is all there is to
-// this layer, for it computes almost nothing: a kernel is as good as its way of reading memory.
+// The two kinds of sums run across each other: the order that reads memory well for one is bad for the other. The layer
+// computes almost nothing, so a kernel is as fast as its way of reading memory.
 #include "ladder.h"
 
 #include "llmc/layernorm.cuh"
@@ -23,13 +23,14 @@ struct Layernorm {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// rung 1: who owns a result computes it
+// rung 1: whoever owns a result computes it
 //
 // One thread per row for dinp and one per column for dweight and dbias. Every result has one writer, so there is
 // nothing to synchronize, and no atomics whose order would change the bits from run to run. But the threads of a warp
 // read addresses that are a row apart, 32 transactions for one load; and the second kernel has only C threads, for a
 // machine that wants 100,000.
 
+// One thread per row
 __global__ void dinp_by_threads_kernel(Layernorm p) {
     const GridSpan rows = grid_span(p.N);
     for (size_t row = rows.begin; row < rows.end; row += rows.step) {
@@ -53,6 +54,7 @@ __global__ void dinp_by_threads_kernel(Layernorm p) {
     }
 }
 
+// One thread per column, which walks down all rows: neighbouring threads read neighbouring columns
 __global__ void dweight_by_threads_kernel(Layernorm p) {
     const GridSpan columns = grid_span((size_t)p.C);
     for (size_t c = columns.begin; c < columns.end; c += columns.step) {
@@ -115,6 +117,7 @@ void layernorm_backward2(const Layernorm& p, Stream stream) {
 // add_slabs adds those rows up. That is as parallel as atomicAdd, and the order of every sum is fixed: the same input
 // gives the same bits.
 
+// One block per slab
 __global__ void dweight_by_slabs_kernel(Layernorm p) {
     const size_t length = ceil_div(p.N, (size_t)gridDim.x);         // rows of a slab
     const size_t begin = blockIdx.x * length;
@@ -150,6 +153,7 @@ void layernorm_backward3(const Layernorm& p, Stream stream) {
 // column c always belongs to the same thread. Half the traffic is gone. The second loop over a row finds it in the
 // cache.
 
+// One block, of one warp, per slab
 __global__ void fused_kernel(Layernorm p) {
     const size_t length = ceil_div(p.N, (size_t)gridDim.x);
     const size_t begin = blockIdx.x * length;
@@ -163,6 +167,7 @@ __global__ void fused_kernel(Layernorm p) {
         const floatX* dy = p.dout + row * p.C;
         const float m = p.mean[row];
         const float s = p.rstd[row];
+        // 1. both sums along the row, and this row's part of the sums down the columns
         float sum = 0.0f;
         float sum_n = 0.0f;
         for (int c = threadIdx.x; c < p.C; c += blockDim.x) {
@@ -175,6 +180,7 @@ __global__ void fused_kernel(Layernorm p) {
         }
         const float mean_dn = block_sum(sum) / p.C;
         const float mean_dnn = block_sum(sum_n) / p.C;
+        // 2. dinp
         for (int c = threadIdx.x; c < p.C; c += blockDim.x) {
             const float n = ((float)x[c] - m) * s;
             const float dn = (float)dy[c] * (float)p.weight[c];
@@ -182,6 +188,7 @@ __global__ void fused_kernel(Layernorm p) {
             dx = (floatX)((float)dx + s * (dn - mean_dn - n * mean_dnn));
         }
     }
+    // 3. the slab's row of scratch
     float* partial = p.scratch + (size_t)blockIdx.x * 2 * p.C;
     for (int c = threadIdx.x; c < p.C; c += blockDim.x) {
         partial[c] = dw[c];
@@ -257,7 +264,7 @@ int main(int argc, char** argv) {
                                   rstd.host(), N, C, numbers<float>(dinp0), sums0);
         // 3. the rungs
         const struct { const char* idea; void (*run)(const Layernorm&, Stream); } rungs[] = {
-            {"who owns a result computes it", layernorm_backward1},
+            {"whoever owns a result computes it", layernorm_backward1},
             {"neighbouring threads, neighbouring addresses", layernorm_backward2},
             {"slabs, added in their order", layernorm_backward3},
             {"read once", layernorm_backward4},
