@@ -14,9 +14,9 @@
 #include "test/catch.h"
 #include "test/files.h"
 #include "test/oracle.h"
+#include "test/shared_kernels.h"
 
 #include "llmc/adamw.cuh"
-#include "llmc/attention/choose.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/embedding.cuh"
 #include "llmc/use/evaluate.h"
