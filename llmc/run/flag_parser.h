@@ -13,8 +13,9 @@
 // --recipe paper: flags and values, parsed as if they had been typed
 const char* const recipe_paper[] = {"lr", "6e-4", "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1",
                                     "total_batch", "524288", "clip", "1", "schedule", "cosine"};
-const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000", "warmup", "750", "final_lr", "0.1",
-                                         "weight_decay", "0.1", "clip", "1", "schedule", "cosine"};
+const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000",
+                                         "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1", "clip", "1",
+                                         "schedule", "cosine"};
 
 // llm.c's flags that have no counterpart, and why
 const char* const refused_flags[][2] = {
@@ -24,8 +25,12 @@ const char* const refused_flags[][2] = {
     {"-z", "the optimizer's state is not sharded"},
     {"-ge", "there is no choice of GELU fusion"},
     {"-lg", "no device statistics are printed"},
-    {"-pn", "mpirun starts the processes"}, {"-pr", "mpirun starts the processes"}, {"-pg", "mpirun starts the processes"},
-    {"-pi", "mpirun starts the processes"}, {"-ps", "mpirun starts the processes"}, {"-pf", "mpirun starts the processes"},
+    {"-pn", "mpirun starts the processes"},
+    {"-pr", "mpirun starts the processes"},
+    {"-pg", "mpirun starts the processes"},
+    {"-pi", "mpirun starts the processes"},
+    {"-ps", "mpirun starts the processes"},
+    {"-pf", "mpirun starts the processes"},
 };
 
 struct Options {
@@ -59,7 +64,9 @@ template <class O, class F> void for_each_option(O& o, F f) {
 inline std::vector<OptionRow> option_rows(int programs = BOTH) {
     std::vector<OptionRow> rows;
     const Options defaults;
-    for_each_option(defaults, [&](const OptionRow& row, const auto&) { if (row.programs & programs) { rows.push_back(row); } });
+    for_each_option(defaults, [&](const OptionRow& row, const auto&) {
+        if (row.programs & programs) { rows.push_back(row); }
+    });
     return rows;
 }
 
@@ -130,7 +137,8 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
         const std::string flag = argv[i];
         if (!is_flag(flag)) { die_unknown_flag(flag); }
         const OptionRow row = find_option(flag);
-        check(row.programs & program, "%s: this flag belongs to the other trainer (%s); --help lists this one's", flag.c_str(), row.group);
+        check(row.programs & program, "%s: this flag belongs to the other trainer (%s); --help lists this one's",
+              flag.c_str(), row.group);
         std::string name = row.name, value = "1";
         if (row.range.takes_value) {
             check(i + 1 < argc, "%s: the value after it is missing", flag.c_str());
@@ -203,7 +211,9 @@ inline std::string help_text(const std::string& name, const std::string& descrip
 // Every flag and its value, for state.json.
 inline Json options_json(const Options& o) {
     Json j = Json::object();
-    for_each_option(o, [&](const OptionRow& row, const auto& value) { if (row.programs & o.program) { j[row.name] = value; } });
+    for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        if (row.programs & o.program) { j[row.name] = value; }
+    });
     return j;
 }
 
@@ -224,14 +234,17 @@ inline Names changed_flags(const Options& o) {
 inline std::string banner_line(const char* label, const Names& pieces) {
     return strprintf("%-17s %s\n", label, wrapped(pieces, 18, 18).c_str());
 }
-inline std::string banner_line(const char* label, const std::string& text) { return banner_line(label, words_of(text)); }
+inline std::string banner_line(const char* label, const std::string& text) {
+    return banner_line(label, words_of(text));
+}
 
 // Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
 // or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
 // options in which -1 is replaced by the number it stands for: a total batch of B*T is another one when B changes.
 inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
-    // as a file has it: of a path that is no UTF-8, U+FFFD
-    const Json current = parse_json(json_text(options_json(now)), "flags"), defaults = options_json(Options(now.program));
+    // written and read again, as the saved flags were: a path that is not UTF-8 then has U+FFFD in both
+    const Json current = parse_json(json_text(options_json(now)), "flags");
+    const Json defaults = options_json(Options(now.program));
     check(saved.is_object(), "%s: expected an object of flags", what.c_str());
     for (const OptionRow& row : option_rows(now.program)) {
         const Names& allow = now.allow_change;

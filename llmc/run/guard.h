@@ -60,10 +60,10 @@ struct GuardWindow {
         GuardWindow w;
         const Json saved = json_at(j, "values", what);
         check(saved.is_array() && (int)saved.size() <= GUARD_WINDOW,
-              "%s: \"values\" is %s, an array of at most %d was wanted", what.c_str(), json_excerpt(saved).c_str(),
-              GUARD_WINDOW);
+              "%s: \"values\": expected an array of at most %d, got %s", what.c_str(), GUARD_WINDOW,
+              json_excerpt(saved).c_str());
         for (const Json& v : saved) {
-            check(v.is_number(), "%s: %s among the values, numbers wanted", what.c_str(), json_excerpt(v).c_str());
+            check(v.is_number(), "%s: \"values\": expected numbers, got %s", what.c_str(), json_excerpt(v).c_str());
             w.values.push_back(v.get<double>());
         }
         w.next = (int)json_int(j, "next", 0, (int)w.values.size() == GUARD_WINDOW ? GUARD_WINDOW - 1 : 0, what);
@@ -80,7 +80,8 @@ struct Verdict {
 struct Guard {
     double skip_loss_z = 0, skip_norm_z = 0; // limits from the flags, 0 = off
     GuardWindow loss, norm;
-    int64_t non_finite = 0, spikes = 0, level_shifts = 0; // over the whole run
+    int64_t non_finite = 0, spikes = 0; // over the whole run
+    int64_t level_shifts = 0;           // likewise
     int bad_in_a_row = 0, spikes_in_a_row = 0;
 
     // Call once a step, after backward and before the update, which must not be applied if `skip`.

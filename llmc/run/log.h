@@ -18,7 +18,9 @@
 // One update, as it is logged and printed. Negative mfu or mem are left out; an mfu of NAN is "n/a", and not logged.
 struct StepRecord {
     int64_t step = 0; // from 0
-    double loss = 0, lr = 0, norm = 0, ms = 0, tok_per_s = 0;
+    double loss = 0, lr = 0;
+    double norm = 0;                // of the gradient, before clipping
+    double ms = 0, tok_per_s = 0;
     double loss_z = NAN, norm_z = NAN;
     double mfu = -1, mem = -1; // fraction of the device's peak; bytes
     std::string skipped;       // why the update was not applied; empty = it was
@@ -42,7 +44,9 @@ inline std::string rate_text(double rate) {
 }
 // A z-score in six columns: " +1.2z"; nothing while there is none, as in a run's first 128 steps
 inline std::string z_text(double z) {
-    return std::isnan(z) ? "" : strprintf("%6s", strprintf(" %+.*fz", std::fabs(z) < 9.95 ? 1 : 0, z).c_str());
+    if (std::isnan(z)) { return ""; }
+    const int decimals = std::fabs(z) < 9.95 ? 1 : 0;
+    return strprintf("%6s", strprintf(" %+.*fz", decimals, z).c_str());
 }
 // The time that is left, in at most five columns: 42s, 9m59s, 42m, 1h15m, 27h
 inline std::string time_left(double seconds) {
@@ -62,9 +66,10 @@ inline std::string step_line(const StepRecord& r, int64_t steps, double seconds_
     std::string lr = strprintf("%.2e", r.lr);
     const size_t exponent = lr.find('e') + 2;
     if (lr[exponent] == '0') { lr.erase(exponent, 1); }                 // 6.00e-04 -> 6.00e-4
-    const std::string speed = r.mfu < 0 ? fixed_width(r.ms, 4) + " ms" : mfu + " MFU";      // without a GPU there is no MFU
-    return step_text(r.step + 1, steps) + "loss " + fixed_width(r.loss, 8) + z_text(r.loss_z) + " | norm " +
-           fixed_width(r.norm, 5) + z_text(r.norm_z) + " | lr " + lr + " | " + rate_text(r.tok_per_s) + " tok/s " + speed +
+    const std::string speed = r.mfu < 0 ? fixed_width(r.ms, 4) + " ms" : mfu + " MFU";  // a CPU has no MFU
+    return step_text(r.step + 1, steps) + "loss " + fixed_width(r.loss, 8) + z_text(r.loss_z) +
+           " | norm " + fixed_width(r.norm, 5) + z_text(r.norm_z) + " | lr " + lr +
+           " | " + rate_text(r.tok_per_s) + " tok/s " + speed +
            " | " + time_left(seconds_left) + (r.skipped.empty() ? "" : "\n  SKIPPED: " + r.skipped);
 }
 
@@ -127,13 +132,15 @@ struct LogFile {
         const bool failing = !pending.empty();
         pending += line + "\n";
         try { flush(); } catch (const Error& e) {
-            if (!failing) { fprintf(stderr, "warning: %s; the run goes on, its log is kept and written when it can be\n", e.what()); }
+            if (failing) { return; }
+            fprintf(stderr, "warning: %s; the run goes on, its log is kept and written when it can be\n", e.what());
         }
     }
     // What a failed write leaves of a line is taken back, if need be the next time.
     void flush() {
         if (fd < 0 || pending.empty()) { return; }
-        check(torn < 0 || io_truncate(fd, (size_t)torn, path), "%s: cannot truncate: %s", path.c_str(), strerror(errno));
+        check(torn < 0 || io_truncate(fd, (size_t)torn, path), "%s: cannot truncate: %s", path.c_str(),
+              strerror(errno));
         torn = -1;
         const off_t before = lseek(fd, 0, SEEK_END);
         try { io_write(fd, pending.data(), pending.size(), path); } catch (const Error&) {

@@ -15,14 +15,15 @@
 inline void check_memory(double fixed, double activations, int B, const std::string& what) {
     const double available = (double)device_memory_available() / comm_sharing(), bytes = fixed + activations;
     if (comm().rank == 0) {
-        fprintf(stderr, "memory: %s wanted (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(), format_bytes(available).c_str());
+        fprintf(stderr, "memory: %s needed (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(),
+                format_bytes(available).c_str());
     }
     if (bytes <= available) { return; }
     const int fits = activations > 0 ? (int)std::floor((available - fixed) / (activations / B)) : 0;
-    const std::string hint = fits >= 1 ? strprintf("a --B of %d would fit", fits) :
-        "not even --B 1 would fit; try a smaller --model or --T, or a --total_batch of fewer micro-batches";
-    die(EXIT_OUT_OF_MEMORY, "the run wants %s of memory, %s are available; %s", format_bytes(bytes).c_str(), format_bytes(available).c_str(),
-        hint.c_str());
+    std::string hint = "not even --B 1 would fit; try a smaller --model or --T, or a smaller --total_batch";
+    if (fits >= 1) { hint = strprintf("--B %d would fit", fits); }
+    die(EXIT_OUT_OF_MEMORY, "the run needs %s of memory, but %s are available; %s", format_bytes(bytes).c_str(),
+        format_bytes(available).c_str(), hint.c_str());
 }
 
 // Why the last checkpoint of this run is not there, "" if it is: what is left to do is done before that ends the
@@ -47,10 +48,14 @@ inline void print_tensors(const TensorTable& table, const std::vector<FileTensor
     for (const TensorSpec& s : table.specs) {
         std::string names;
         for (const FileTensor& f : files) {
-            if (f.tensor == s.name && f.layer == 0) { names += (names.empty() ? "" : ", ") + f.name + (f.transposed ? "^T" : ""); }
+            if (f.tensor != s.name || f.layer != 0) { continue; }
+            names += names.empty() ? "" : ", ";
+            names += f.name + (f.transposed ? "^T" : "");
         }
-        printf("%-12s %7s %10zu %8s %12zu %6s   %s\n", s.name.c_str(), s.layers > 0 ? std::to_string(s.layers).c_str() : "-", s.rows,
-               s.cols > 0 ? std::to_string(s.cols).c_str() : "-", s.size(), s.decay ? "yes" : "no", names.c_str());
+        const std::string layers = s.layers > 0 ? std::to_string(s.layers) : "-";
+        const std::string cols = s.cols > 0 ? std::to_string(s.cols) : "-";
+        printf("%-12s %7s %10zu %8s %12zu %6s   %s\n", s.name.c_str(), layers.c_str(), s.rows, cols.c_str(), s.size(),
+               s.decay ? "yes" : "no", names.c_str());
     }
     size_t in_files = 0;
     for (const FileTensor& f : files) { in_files += f.rows * table.specs[(size_t)table.index(f.tensor)].row_size(); }
@@ -60,7 +65,9 @@ inline void print_tensors(const TensorTable& table, const std::vector<FileTensor
 // Runs a program on all ranks and turns what it throws into a message and an exit code.
 template <class Program> int run_program(Program program, int argc, char** argv) {
     try {
-        if (!isfinite_works()) { die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it with the Makefile"); }
+        if (!isfinite_works()) {
+            die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it by the Makefile");
+        }
         comm_init();
         not_saved.clear();
         const int code = program(argc, argv);

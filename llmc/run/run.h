@@ -21,7 +21,8 @@ struct RunState {
     Guard guard;
 
     Json to_json(const Options& options) const {
-        return {{"step", step}, {"updates", updates}, {"sample", sample}, {"guard", guard.to_json()}, {"options", options_json(options)}};
+        return {{"step", step}, {"updates", updates}, {"sample", sample}, {"guard", guard.to_json()},
+                {"options", options_json(options)}};
     }
     void from_json(const Json& j, const Options& options, const std::string& what) {
         check_resumed_options(options, json_at(j, "options", what), what);
@@ -48,7 +49,10 @@ struct Run {
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
-    uint64_t first_sample() const { return (o.overfit ? 0 : state.sample) + (uint64_t)comm().rank * (uint64_t)my_samples; }
+    // Of this rank, in the next step
+    uint64_t first_sample() const {
+        return (o.overfit ? 0 : state.sample) + (uint64_t)comm().rank * (uint64_t)my_samples;
+    }
 };
 
 // ----------------------------------------------------------------------------------------------------------
@@ -76,9 +80,11 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     comm_connect_devices();
     r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
-    check(r.trains || o.list || !o.load.empty() || o.resume, "%s want a model: --load, or --steps to train one first", use_flags);
+    check(r.trains || o.list || !o.load.empty() || o.resume,
+          "%s want a model: --load, or --steps to train one first", use_flags);
     const bool first = comm().rank == 0;                        // who writes, and finds what is there for all
-    if (o.resume && !o.list && !o.check && first && is_directory(o.out)) {      // held, and put in order, before a checkpoint is chosen
+    // the directory is locked and put in order before a checkpoint is chosen from it
+    if (o.resume && !o.list && !o.check && first && is_directory(o.out)) {
         r.lock = std::make_unique<OutputLock>(o.out);
         clean_output_directory(o.out);
     }
@@ -92,19 +98,21 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
     Options& o = r.o;
     o.T = config.T;
     config.position.tile_skip = parse_tile_skip(o.tile_skip);
-    check(o.T <= position_max_length(config.position), "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(),
-          position_max_length(config.position));
+    const int reach = position_max_length(config.position);
+    check(o.T <= reach, "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(), reach);
     if (r.trains && r.resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
     const int ranks = comm().size;
+    const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
     check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX,
-          "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B, o.T,
-          ranks > 1 ? strprintf(" x %d ranks", ranks).c_str() : "", (long long)o.B * o.T * ranks);
+          "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B,
+          o.T, of_ranks.c_str(), (long long)o.B * o.T * ranks);
     r.samples = (int)(o.total_batch / o.T);
     r.my_samples = r.samples / ranks;
     r.micro_batches = r.trains ? r.my_samples / o.B : 0;
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
-    check(o.steps <= INT32_MAX, "--steps %lld: wanted at most %d, which a checkpoint's name has room for", (long long)o.steps, INT32_MAX);
+    check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",
+          INT32_MAX, (long long)o.steps);
 }
 
 // 305260 -> "305,260"
@@ -136,8 +144,9 @@ inline std::string data_text(const Run& r, const TokenFiles& files) {
 // What the user may not expect of the learning rate: llm.c's defaults are a cosine that does not decay.
 inline std::string schedule_note(const Options& o) {
     if (o.schedule == "constant" || o.final_lr < 1) { return ""; }
-    return strprintf("--schedule %s with --final_lr 1 keeps the learning rate constant%s; --final_lr 0.1 would let it decay",
-                     o.schedule.c_str(), o.warmup > 0 ? " after the warm-up" : "");
+    const char* after = o.warmup > 0 ? " after the warm-up" : "";
+    return strprintf("--schedule %s with --final_lr 1 keeps the learning rate constant%s; --final_lr 0.1 would let it "
+                     "decay", o.schedule.c_str(), after);
 }
 
 // What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has
@@ -147,9 +156,10 @@ inline std::string attention_note(const PositionConfig& position, const Gpu& gpu
     if (find_flash_bias(position) != FlashBias::Unknown || (on_gpu && !bf16_build)) { return ""; }
     const std::string what = "no tensor-core kernel knows the form of " + position.name + "'s bias: ";
     const double fast = peak_flops(gpu, true) / 1e12, slow = peak_flops(gpu, false) / 1e12;
-    if (!on_gpu) { return what + "that costs nothing on a CPU, but on a GPU attention runs in float32 without tensor cores"; }
-    if (!std::isfinite(fast / slow)) { return what + "attention runs in float32 without tensor cores"; }
-    return what + strprintf("attention runs in float32 at no more than %.0f TFLOP/s, where tensor cores reach %.0f", slow, fast);
+    const char* slowly = "attention runs in float32 without tensor cores";
+    if (!on_gpu) { return what + "that costs nothing on a CPU, but on a GPU " + slowly; }
+    if (!std::isfinite(fast / slow)) { return what + slowly; }
+    return what + slowly + strprintf(", at no more than %.0f instead of %.0f TFLOP/s", slow, fast);
 }
 
 // The last word of --check; an update takes `batch`.
@@ -161,7 +171,8 @@ inline int report_check(const Run& r, const std::string& batch) {
 
 // The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers:
 // whatever B is
-template <class Config> void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
+template <class Config>
+void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
     const bool trains = r.trains;
     FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
     if (comm().rank == 0) {
@@ -182,9 +193,10 @@ template <class Config> void report_run(const Run& r, const Parameters& p, const
     check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
     const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
     const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
-    const std::string rest = buffers > 0 ? ", " + format_bytes((double)buffers) + " of embeddings and their scores" : "";
-    check_memory(weights + (double)buffers, trains ? (double)activations : 0.0, r.o.B,
-                 strprintf("%.0f copies of the parameters, %s of activations", copies, format_bytes((double)activations).c_str()) + rest);
+    std::string what = strprintf("%.0f copies of the parameters, ", copies);
+    what += format_bytes((double)activations) + " of activations";
+    if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
+    check_memory(weights + (double)buffers, trains ? (double)activations : 0.0, r.o.B, what);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -208,7 +220,8 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json&
 // How many more checkpoints than now --out will hold at the most, which is while the last one is written.
 inline int64_t checkpoints_to_come(const Run& r) {
     const Options& o = r.o;
-    const int64_t every = o.checkpoint_every, keep = o.keep, from = r.state.step / every;
+    const int64_t every = o.checkpoint_every, keep = o.keep;
+    const int64_t from = r.state.step / every;                  // checkpoints that were due until now
     const int64_t saves = r.state.step < o.steps ? ceil_div(o.steps, every) - from : 0;
     if (keep == 0) { return saves; }
     int64_t old = 0;                                            // that will make room
@@ -229,8 +242,9 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     if (!o.out.empty() && r.trains && first) {
         if (!r.lock) { r.lock = std::make_unique<OutputLock>(o.out); }
         clean_output_directory(o.out);
-        check(o.resume || list_checkpoints(o.out).empty(), "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give "
-              "another directory", o.out.c_str());
+        check(o.resume || list_checkpoints(o.out).empty(),
+              "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give another directory",
+              o.out.c_str());
     }
     parameters_allocate(p, (uint64_t)o.seed, r.micro_batches);
     if (!r.resumed.empty()) {
@@ -249,22 +263,24 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
     r.first_step = r.state.step;
-    r.log = std::make_unique<Log>(first ? o.out : "", r.trains ? (r.resumed.empty() ? -1 : r.state.step) : INT64_MAX);
+    int64_t keep_before = INT64_MAX;                            // a use of a model adds to the logs
+    if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
+    r.log = std::make_unique<Log>(first ? o.out : "", keep_before);
 }
 
 // What is saved must be what every rank has.
 inline void check_replicas(const Parameters& p) {
     std::string who;
     if (comm().size == 1) { return; }
-    check(comm_replicas_agree(comm_hash(p.master, p.table.total, p.stream), &who), "%s: nothing is saved; a machine that computes wrongly?",
-          who.c_str());
+    const bool agree = comm_replicas_agree(comm_hash(p.master, p.table.total, p.stream), &who);
+    check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
 }
 
 // Writes the checkpoint of step r.state.step; returns "", or on every rank why there is none.
 inline std::string save_run(const Run& r, const Parameters& p, const Json& config) {
     std::string failure;
     check_replicas(p);
-    if (comm().rank == 0) {                                     // until comm_text() no collective: the others are already there
+    if (comm().rank == 0) {             // no collective until comm_text(), where the other ranks already wait
         try {
             r.log->sync();
             const Checkpoint c = checkpoint_view(r, p, config);
@@ -289,8 +305,11 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
         check(failure.empty() || !(stop || o.on_save_error == "stop"), "%s", failure.c_str());
         if (last) { not_saved = failure; }
         if (!failure.empty() && comm().rank == 0) {
-            const std::string next = last ? "what else was asked for is done first" :
-                strprintf("training goes on, the next checkpoint is due in %lld steps", (long long)std::min((int64_t)o.checkpoint_every, o.steps - step));
+            const int64_t due_in = std::min((int64_t)o.checkpoint_every, o.steps - step);
+            std::string next = "what else was asked for is done first";
+            if (!last) {
+                next = strprintf("training goes on, the next checkpoint is due in %lld steps", (long long)due_in);
+            }
             fprintf(stderr, "warning: %s; %s (--on_save_error stop would end it)\n", failure.c_str(), next.c_str());
         }
     }
@@ -308,7 +327,8 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
 
 // Judges the gradient of a step that began at `start` (wall_seconds) and took so many tokens, applies it, reports and
 // counts the step. token_flops: see flops_per_token in gpu.h
-inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens, double token_flops) {
+inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens,
+                        double token_flops) {
     const Options& o = r.o;
     StepRecord s;
     s.loss = gradient.loss;
@@ -322,14 +342,18 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     } else {
         r.state.updates++;
         const double scale = o.clip > 0 && s.norm > o.clip ? o.clip / s.norm : 1.0;
-        update_parameters(p, gradient.grads, {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay, (float)scale,
-                                     (int)r.state.updates, (uint64_t)o.seed});
+        const AdamW adamw = {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay,
+                             (float)scale, (int)r.state.updates, (uint64_t)o.seed};
+        update_parameters(p, gradient.grads, adamw);
     }
     const double seconds = wall_seconds() - start;
     r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
     s.ms = 1e3 * seconds;
     s.tok_per_s = tokens / seconds;
-    if (r.gpu.sms > 0) { s.mfu = model_flops_utilization(s.tok_per_s / comm().size, token_flops, peak_flops(r.gpu, sizeof(floatX) == 2)); }
+    if (r.gpu.sms > 0) {
+        const double peak = peak_flops(r.gpu, sizeof(floatX) == 2);
+        s.mfu = model_flops_utilization(s.tok_per_s / comm().size, token_flops, peak);
+    }
     s.loss_z = verdict.loss_z;
     s.norm_z = verdict.norm_z;
     const bool shown = (s.step + 1) % o.log_every == 0 || s.step == r.first_step || s.step + 1 == o.steps;
@@ -341,7 +365,8 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     r.state.step++;
     r.state.sample += (uint64_t)r.samples;
     if (r.state.guard.diverged()) {
-        die(EXIT_DIVERGED, "%d updates in a row were skipped, the last at step %lld: %s", MAX_BAD_STEPS, (long long)s.step + 1, s.skipped.c_str());
+        die(EXIT_DIVERGED, "%d updates in a row were skipped, the last at step %lld: %s", MAX_BAD_STEPS,
+            (long long)s.step + 1, s.skipped.c_str());
     }
 }
 

@@ -16,15 +16,15 @@
 inline double learning_rate(const std::string& schedule, double lr, int64_t warmup, int64_t steps, double final_lr,
                             int64_t step) {
     check(schedule == "cosine" || schedule == "linear" || schedule == "constant" || schedule == "wsd",
-          "--schedule %s: one of cosine, linear, constant, wsd was wanted", schedule.c_str());
+          "--schedule: expected one of cosine|linear|constant|wsd, got '%s'", schedule.c_str());
     if (step < warmup) { return lr * (double)(step + 1) / (double)warmup; }
     const int64_t start = schedule == "wsd" ? std::max(warmup, (int64_t)(0.8 * (double)steps)) : warmup;
     // A run that ends within its warm-up has no decay to spread; past the end the last value stays.
-    const double x = step < start ? 0.0 : step >= steps ? 1.0 : (double)(step - start) / (double)(steps - start);
-    const double f = schedule == "constant" ? 1.0
-                   : schedule == "cosine"   ? 0.5 * (1.0 + std::cos(3.14159265358979323846 * x))
-                   : schedule == "linear"   ? 1.0 - x
-                                            : 1.0 - std::sqrt(x);
+    double x = 0.0, f = 1.0;
+    if (step >= start) { x = step < steps ? (double)(step - start) / (double)(steps - start) : 1.0; }
+    if (schedule == "cosine") { f = 0.5 * (1.0 + std::cos(3.14159265358979323846 * x)); }
+    if (schedule == "linear") { f = 1.0 - x; }
+    if (schedule == "wsd") { f = 1.0 - std::sqrt(x); }
     const double min_lr = final_lr * lr;
     return min_lr + f * (lr - min_lr);
 }

@@ -405,7 +405,7 @@ TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_ru
         REQUIRE(said != std::string::npos);
         char unit = 0;
         double wanted = 0;
-        REQUIRE(sscanf(&o.err[said], "memory: %lf %cB wanted", &wanted, &unit) == 2);
+        REQUIRE(sscanf(&o.err[said], "memory: %lf %cB needed", &wanted, &unit) == 2);
         REQUIRE((unit == 'k' || unit == 'M'));
         return most - wanted * (unit == 'k' ? 1e3 : 1e6);
     };
@@ -507,7 +507,7 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
         {b.set("--pooling", "max"), {"--pooling: expected one of mean|cls, got 'max'"}},
         {b.set("--mask_share", "0"), {"--mask_share: expected a number from 0.001 to 0.999, got '0'"}},
         {b.set("--tau", "0"), {"--tau: expected a number >= 1e-06, got '0'"}},
-        {b.set("--model", "huge"), {"--model huge", "base"}},
+        {b.set("--model", "huge"), {"--model: expected ", "base", "got 'huge'"}},
         {b.set("--train_files", place / "gpt2.bin"), {"50257"}},
         {use.set("--corpus", place / "corpus.txt"), {"--corpus", "--queries", "--qrels", "go together"}},
         {use.set("--queries", place / "corpus.txt"), {"--corpus", "--queries", "--qrels", "go together"}},

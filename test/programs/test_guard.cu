@@ -158,17 +158,17 @@ TEST_CASE("guard: damaged state is refused by name", "[guard]") {
     CHECK(throws_with([&] { g.from_json(j, "s.json"); }, "s.json: the key \"norm\" is missing") == EXIT_BAD_INPUT);
     j = good;
     j["loss"]["values"].push_back(1.0);
-    throws_with([&] { g.from_json(j, "g"); }, "an array of at most 128");
+    throws_with([&] { g.from_json(j, "g"); }, "expected an array of at most 128, got ");
     j = good;
     j["loss"]["values"][5] = nullptr; // what a NaN would have been written as
-    throws_with([&] { g.from_json(j, "g"); }, "numbers wanted");
+    throws_with([&] { g.from_json(j, "g"); }, "expected numbers, got null");
     j = good;
     j["loss"]["next"] = 128;
-    throws_with([&] { g.from_json(j, "g"); }, "\"next\" is 128");
+    throws_with([&] { g.from_json(j, "g"); }, "\"next\": expected an integer from 0 to 127, got 128");
     j = good;
     j["norm"]["values"] = Json::array();
     j["norm"]["next"] = 1;
-    throws_with([&] { g.from_json(j, "g"); }, "\"next\" is 1");
+    throws_with([&] { g.from_json(j, "g"); }, "\"next\": expected an integer from 0 to 0, got 1");
     j = good;
     j["bad_in_a_row"] = -1;
     throws_with([&] { g.from_json(j, "g"); }, "bad_in_a_row");
