@@ -61,5 +61,5 @@ TEST_CASE("schedule: odd shapes stay finite and between the end and the peak", "
 }
 
 TEST_CASE("schedule: an unknown name is refused", "[schedule]") {
-    CHECK(throws_with([] { rate("cosin", 0, 10, 1, 0); }, "--schedule cosin") == EXIT_BAD_INPUT);
+    CHECK(throws_with([] { rate("cosin", 0, 10, 1, 0); }, "--schedule: expected one of cosine|linear|constant|wsd, got 'cosin'") == EXIT_BAD_INPUT);
 }
