@@ -38,7 +38,7 @@ class CableForCausalLM(PreTrainedModel, GenerationMixin):
         names = ("n_layer", "n_head", "n_embd", "vocab_size", "n_positions", "position", "layer_norm_epsilon")
         core = CableGPT2(CableConfig(**{name: getattr(config, name) for name in names}))
         self.transformer = core.transformer         # the parameters, named as in the checkpoint
-        self.core = [core]                          # in a list: what runs them is no second owner
+        self.core = [core]                          # in a list: what runs them does not own them
         self.post_init()
 
     def _init_weights(self, module):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""export.py -- makes of a checkpoint a directory that transformers loads anywhere, with the code that it needs.
+"""export.py -- turns a checkpoint into a directory that transformers loads anywhere, with the code that it needs.
 
     dev/hf/export.py run/cable/step_00001000 OUT        (or run/cable: its newest checkpoint)
 

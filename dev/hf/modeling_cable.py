@@ -41,7 +41,7 @@ class CableConfig:
     def __post_init__(self):
         name = self.position.get("name")
         if name not in POSITIONS:
-            raise ValueError(f"position {name!r}: there is no encoding of that name; there are {', '.join(POSITIONS)}")
+            raise ValueError(f"position {name!r}: expected one of {', '.join(POSITIONS)}")
         if self.n_embd % self.n_head != 0:
             raise ValueError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
         self.position = dict(self.position)

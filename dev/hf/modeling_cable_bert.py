@@ -63,7 +63,7 @@ class SelfAttention(Attention):
             setattr(self, name, nn.Linear(encoding.n_embd, encoding.n_embd))
 
     def forward(self, x, is_key, rope_scaling=None):
-        """x (B,T,C); is_key (B,T): false behind a sequence's end"""
+        """x (B,T,C); is_key (B,T): false after a sequence's end"""
         B, T, C = x.shape
         NH, config = self.config.n_head, self.config
         q, k, v = (f(x).view(B, T, NH, C // NH).transpose(1, 2) for f in (self.query, self.key, self.value))
@@ -156,7 +156,7 @@ class CableBert(nn.Module):
         return e["LayerNorm"](x + e["token_type_embeddings"](types))
 
     def encode(self, idx, lengths=None, token_types=None, rope_scaling=None, layers=None):
-        """the last layer's output (B,T,C), or that of the first `layers`; rows behind a length are without meaning"""
+        """the last layer's output (B,T,C), or that of the first `layers`; rows after a length have no meaning"""
         t = torch.arange(idx.shape[1], device=idx.device)
         is_key = torch.ones_like(idx, dtype=torch.bool) if lengths is None else t < lengths[:, None]
         if not is_key.any(dim=1).all():
@@ -192,7 +192,7 @@ class CableBert(nn.Module):
 
 
 def pool(x, lengths, how="mean"):
-    """x (B,T,C) to a vector a sequence (B,C): the mean of its tokens, or the first one's (cls)"""
+    """x (B,T,C) to one vector per sequence (B,C): the mean of its tokens, or the first one's (cls)"""
     if how == "cls":
         return x[:, 0]
     if how != "mean":

@@ -36,7 +36,7 @@ struct Cache : AttentionLayer {
         if (p.name == "fire_l") { return 0.3f; }              // L is 153.6: some queries are below it, some above
         return draw_parameter(p, random);
     }
-    // the padding columns and the rows behind the tokens are NaN
+    // the padding columns and the rows after the tokens are NaN
     void draw_qkv(Random& random) {
         host_qkv.assign((size_t)s.B * stride * OC, NAN);
         for (int b = 0; b < s.B; b++) {
@@ -126,7 +126,7 @@ void check_row(Cache& c, int t0) {
     check_close("decode", c.decode(t0), want, plain, (1 + logit) * largest(want));
 }
 
-// the last of t0 + 1 tokens; a few rows of garbage behind them
+// the last of t0 + 1 tokens; a few rows of garbage after them
 void test_row(Random& random, const std::string& name, Sizes s, int t0) {
     Cache c(name, s, t0 + 1, t0 + 1 + (t0 % 2 == 0 ? 37 : 300), random);
     c.prepare(0, t0 + 1);

@@ -90,14 +90,14 @@ inline std::vector<int> draw_targets(Random& random, const std::vector<int>& len
     return x;
 }
 
-// (B,T) as (B,wider): `behind` stands behind each row
-inline std::vector<int> widened(const std::vector<int>& x, int T, int wider, int behind) {
-    std::vector<int> y(x.size() / T * wider, behind);
+// (B,T) as (B,wider): `padding` follows each row
+inline std::vector<int> widened(const std::vector<int>& x, int T, int wider, int padding) {
+    std::vector<int> y(x.size() / T * wider, padding);
     for (size_t n = 0; n < x.size(); n++) { y[n / T * wider + n % T] = x[n]; }
     return y;
 }
 
-// logits (B*T,V) of all tokens, 0 behind a length; lengths may be null
+// logits (B*T,V) of all tokens, 0 after a length; lengths may be null
 inline std::vector<float> logits_of(Model& model, Activations& acts, const std::vector<int>& tokens, const int* lengths,
                                     int B, int T) {
     const size_t N = (size_t)B * T, V = (size_t)model.config.V;
