@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""recipe.py -- follows docs/new_encoding.md to the letter, so that it cannot rot.
+"""recipe.py -- follows docs/new_encoding.md and docs/new_kernel.md to the letter, so that they cannot rot.
 
     python3 dev/recipe.py [--full] [--keep DIRECTORY]
 
-Copies the sources to an empty directory and takes the marked code blocks of the page in their order: writes files and
+Copies the sources to an empty directory and takes the marked code blocks of the pages in their order: writes files and
 inserts lines, then runs commands. A mark is an HTML comment on the line before the block, which a reader does not see:
 
     <!-- file: PATH -->                         the block is the file
@@ -27,7 +27,7 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PAGES = ["docs/new_encoding.md"]
+PAGES = ["docs/new_encoding.md", "docs/new_kernel.md"]
 MARK = re.compile(r"<!-- (file|insert|run|launches)\b:? *(.*?) *-->$")
 FEW = " FEW_POSITIONS=1"
 
