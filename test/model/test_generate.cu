@@ -41,7 +41,8 @@ void randomize(GPT2& model, uint64_t seed) {
         const bool gate = f.name.find("cable.") != std::string::npos;
         for (size_t i = 0; i < f.rows * spec.row_size(); i++) {
             const float x = (float)normal01(seed, checksum(f.name), i);
-            out[i] = (spec.init.kind == Init::Constant ? spec.init.a : 0.0f) + (gate ? 0.02f : 0.25f) * x;
+            const float mean = spec.init.kind == Init::Constant ? spec.init.a : 0.0f;
+            out[i] = mean + (gate ? 0.02f : 0.25f) * x;
             if (spec.name == "wte") { out[i] = x; }
             if (spec.name.compare(0, 6, "kerple") == 0) { out[i] = 0.1f + 0.2f * std::fabs(x); }
             if (spec.name == "fire_l") { out[i] = 0.06f; }          // L = 31: both sides of max(L, i)
@@ -286,7 +287,8 @@ TEST_CASE("evaluate: a bias matrix is the oracle's", "[evaluate][asan]") {
             std::vector<float> qkv((size_t)T * OC);
             copy_to_host(qkv.data(), acts.a.qkv(layer), sizeof(float) * qkv.size(), model.stream);
             const std::string cable = o.name.find("cable") == std::string::npos ? "" : o.name;
-            o.width = cable.empty() ? 0 : cable == "cable" ? 2 * NH : NH;
+            const int columns = cable == "cable" ? 2 * NH : NH;
+            o.width = cable.empty() ? 0 : columns;
             for (size_t t = 0; t < (size_t)T; t++) {
                 const float* row = &qkv[t * OC + 3 * 32];
                 o.columns.insert(o.columns.end(), row, row + o.width);
@@ -378,7 +380,8 @@ TEST_CASE("generate: a prompt may arrive in pieces", "[encodings][generate][asan
 
 // softplus biases fall by 0.7 a token
 TEST_CASE("generate: what is outside of the window", "[generate][asan]") {
-    const int prompt = 1020, T = 1030, HS = 16;
+    const int prompt = 1020, T = 1030;
+    const int HS = 16;
     const std::vector<int> ids = random_ids(T, 23);
     std::vector<float> logits[3];
     for (TileSkip skip : {TileSkip::Off, TileSkip::Exact, TileSkip::Default}) {
@@ -536,7 +539,8 @@ TEST_CASE("generate: a prompt is bytes or ids", "[generate][asan]") {
     write_file(dir / "encoder.json", "{\"a\": 0, \"b\": 1}");
     const Tokenizer decodes = Tokenizer::load(dir / "encoder.json");
     CHECK(prompt_ids("1 0", 2, &decodes) == std::vector<int>{1, 0});
-    CHECK(throws_with([&] { prompt_ids("a", 2, &decodes); }, "vocab.bpe (or merges.txt) is missing beside it) it takes ids") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { prompt_ids("a", 2, &decodes); },
+                      "vocab.bpe (or merges.txt) is missing beside it) it takes ids") == EXIT_BAD_INPUT);
     const Tokenizer bytes = Tokenizer::bytes();
     CHECK(prompt_ids("1 0", 256, &bytes) == std::vector<int>{'1', ' ', '0'});
     CHECK(prompt_ids("", 256, &bytes) == std::vector<int>{'\n'});

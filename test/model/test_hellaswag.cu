@@ -14,13 +14,15 @@ float fake_loss(const int* before, size_t n, int target) {
     for (size_t i = 0; i < n; i++) { h = hash64(h, (uint64_t)before[i]); }
     return 1.0f + (float)uniform01(h, (uint64_t)target);
 }
-void forward_losses(FakeModel& model, FakeActs&, const int* tokens, const int* targets, const int*, int B, int T, float* losses, float*) {
+void forward_losses(FakeModel& model, FakeActs&, const int* tokens, const int* targets, const int*, int B, int T,
+                    float* losses, float*) {
     model.calls++;
     model.largest = std::max(model.largest, (size_t)B * T);
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < T; t++) {
             const size_t o = (size_t)b * T + t;
-            losses[o] = targets[o] == IGNORE_INDEX ? 0.0f : fake_loss(tokens + (size_t)b * T, (size_t)t + 1, targets[o]);
+            losses[o] = 0.0f;
+            if (targets[o] != IGNORE_INDEX) { losses[o] = fake_loss(tokens + (size_t)b * T, (size_t)t + 1, targets[o]); }
         }
     }
 }
@@ -114,7 +116,8 @@ TEST_CASE("hellaswag: an ending's score is the mean loss of its tokens after its
                 double least = INFINITY;
                 bool was_cut = false;
                 for (size_t k = 0; k < 4; k++) {
-                    const size_t whole = x.context.size() + x.ending[k].size(), drop = whole > (size_t)T + 1 ? whole - T - 1 : 0;
+                    const size_t whole = x.context.size() + x.ending[k].size();
+                    const size_t drop = whole > (size_t)T + 1 ? whole - T - 1 : 0;
                     was_cut = was_cut || drop > 0;
                     std::vector<int> seen(x.context.begin() + (long)drop, x.context.end());
                     double sum = 0.0;

@@ -68,7 +68,10 @@ int strike(IoCall& c) {
         c.bytes /= 2;
         return 0;
     }
-    if (write && (hook.strike == Strike::Half || (hook.strike == Strike::HalfThenError && first))) { c.bytes /= 2; return 0; }
+    if (write && (hook.strike == Strike::Half || (hook.strike == Strike::HalfThenError && first))) {
+        c.bytes /= 2;
+        return 0;
+    }
     if (hook.strike == Strike::Half) { return 0; }
     if (hook.strike == Strike::Interrupt) { hook.interrupted = 3; return EINTR; }       // three times in a row
     return hook.error;
@@ -166,7 +169,10 @@ struct Tiny {
 
 enum { NOTHING = 0, OLD = 1, NEW = 2, MIXTURE = 3 };            // NOTHING, OLD, NEW: also the seed
 
-void save(const std::string& out, int step, int seed, int keep = 0) { Tiny t(seed); save_checkpoint(out, step, t.checkpoint(seed), keep, 0); }
+void save(const std::string& out, int step, int seed, int keep = 0) {
+    Tiny t(seed);
+    save_checkpoint(out, step, t.checkpoint(seed), keep, 0);
+}
 
 int state_of(const std::string& dir) {
     Tiny found(NOTHING);
@@ -175,8 +181,12 @@ int state_of(const std::string& dir) {
     load_checkpoint(dir, c);
     const int seed = c.state.at("seed").get<int>();
     static const Tiny wanted[] = {Tiny(NOTHING), Tiny(OLD), Tiny(NEW)};
-    if (seed < OLD || seed > NEW || read_file(dir + "/vocab.txt") != strprintf("a word of %d\n", seed)) { return MIXTURE; }
-    return found.params == wanted[seed].params && found.m == wanted[seed].m && found.v == wanted[seed].v ? seed : MIXTURE;
+    if (seed < OLD || seed > NEW || read_file(dir + "/vocab.txt") != strprintf("a word of %d\n", seed)) {
+        return MIXTURE;
+    }
+    const Tiny& expected = wanted[seed];
+    const bool same = found.params == expected.params && found.m == expected.m && found.v == expected.v;
+    return same ? seed : MIXTURE;
 }
 // What the next run finds, and leaves: NOTHING, OLD, NEW, MIXTURE, or minus that where rubbish stays behind.
 int next_start(const std::string& out) {
@@ -185,7 +195,9 @@ int next_start(const std::string& out) {
     int found = NOTHING;
     const std::string dir = find_checkpoint(out, /*no_fallback=*/true);
     if (!dir.empty()) { found = state_of(dir); }
-    for (const std::string& name : list_directory(out)) { if (name != ".lock" && step_of_name(name) < 0) { return -found - 1; } }
+    for (const std::string& name : list_directory(out)) {
+        if (name != ".lock" && step_of_name(name) < 0) { return -found - 1; }
+    }
     return found;
 }
 
@@ -210,8 +222,8 @@ void save_scene(Scene scene, const std::string& out) {
 
 TEST_CASE("faults: whichever call fails, once or for good, the old checkpoint or the new one is there", "[faults]") {
     const struct { Strike strike; int error; bool survived; } kinds[] = {
-        {Strike::Error, ENOSPC, false}, {Strike::Error, EIO, false}, {Strike::Error, EDQUOT, false}, {Strike::HalfThenError, ENOSPC, false},
-        {Strike::Half, 0, true}, {Strike::Interrupt, 0, true}};
+        {Strike::Error, ENOSPC, false}, {Strike::Error, EIO, false}, {Strike::Error, EDQUOT, false},
+        {Strike::HalfThenError, ENOSPC, false}, {Strike::Half, 0, true}, {Strike::Interrupt, 0, true}};
     int cases = 0, refused = 0;
     std::vector<std::string> wrong;
     for (const Scene scene : scenes) {
@@ -231,18 +243,21 @@ TEST_CASE("faults: whichever call fails, once or for good, the old checkpoint or
                             try { save_scene(scene, out); } catch (const Error& e) { message = e.what(); }
                             clean = !hook.struck();
                         }
-                        if (scene == NEXT_STEP && !message.empty() && state_of(out + "/step_00000001") != OLD) { wrong.push_back("old is gone: " + message); }
+                        if (scene == NEXT_STEP && !message.empty() && state_of(out + "/step_00000001") != OLD) {
+                            wrong.push_back("old is gone: " + message);
+                        }
                         try { found = next_start(out); } catch (const Error&) {}
                     }
                     cases++;
                     refused += !message.empty();
                     // not saved, and said so with the reason, or saved
-                    bool good = message.empty() ? found == NEW : found == (scene == FIRST_STEP ? NOTHING : OLD) || found == NEW;
+                    const int before = scene == FIRST_STEP ? NOTHING : OLD;
+                    bool good = found == NEW || (!message.empty() && found == before);
                     good = good && (message.empty() || contains(message, strerror(kind.error)));
                     good = good && (message.empty() || !(kind.survived || clean));
                     if (!good) {
-                        wrong.push_back(strprintf("scene %d, error %d%s, call %ld: found %d: %s", scene, kind.error, always ? " for good" : "",
-                                                  n, found, message.c_str()));
+                        wrong.push_back(strprintf("scene %d, error %d%s, call %ld: found %d: %s", scene, kind.error,
+                                                  always ? " for good" : "", n, found, message.c_str()));
                     }
                     if (clean) { CHECK(n > 30); break; }
                 }
@@ -272,7 +287,12 @@ struct Disk {
         std::vector<Write> written;             // since then
         std::map<std::string, int> names;       // a directory, as the program sees it
     };
-    struct Change { int directory; std::string from, to; int inode; bool synced, lost = false; };     // from, if any, goes; to, if any, becomes `inode`
+    struct Change {
+        int directory;
+        std::string from, to;           // from, if any, goes; to, if any, becomes `inode`
+        int inode;
+        bool synced, lost = false;
+    };
     std::vector<Inode> inodes = {Inode()};
     std::vector<Change> changes;
     std::map<std::string, size_t> length;       // of files being written
@@ -300,12 +320,15 @@ struct Disk {
         int at = 0;
         std::string rest = path.substr(std::min(path.size(), root.size() + 1));
         while (!rest.empty() && rest.back() == '/') { rest.pop_back(); }
-        for (size_t slash; at >= 0 && (slash = rest.find('/')) != std::string::npos; rest = rest.substr(slash + 1)) { at = child(at, rest.substr(0, slash)); }
+        for (size_t slash; at >= 0 && (slash = rest.find('/')) != std::string::npos; rest = rest.substr(slash + 1)) {
+            at = child(at, rest.substr(0, slash));
+        }
         return {at, rest};
     }
     int child(int at, const std::string& name) const {
+        if (name.empty()) { return at; }
         const auto found = inodes[(size_t)at].names.find(name);
-        return name.empty() ? at : found == inodes[(size_t)at].names.end() ? -1 : found->second;
+        return found == inodes[(size_t)at].names.end() ? -1 : found->second;
     }
 
     void apply(const Operation& op) {
@@ -313,7 +336,8 @@ struct Disk {
         const int at = where.first, inode = at < 0 ? -1 : child(at, where.second);
         if (op.path.size() < root.size() || at < 0) { return; }                             // mkdir -p of what is above
         if (op.name == "mkdir" && inode < 0) { link(at, where.second, true, false); }
-        if (op.name == "open" && inode < 0) { link(at, where.second, false, false); }       // opened again: truncated, see truncate
+        // a file that is opened again is truncated: see truncate
+        if (op.name == "open" && inode < 0) { link(at, where.second, false, false); }
         if (op.name == "write") { inodes[(size_t)inode].written.push_back({size_of(inode), op.data}); }
         if (op.name == "truncate") { inodes[(size_t)inode] = Inode(); }                     // only ever of .lock
         if (op.name == "fsync") { sync(inode); }
@@ -353,7 +377,8 @@ struct Disk {
             if (!c.from.empty()) {
                 const auto found = directory.find(c.from);
                 const auto target = directory.find(c.to);
-                const bool blocked = target != directory.end() && !names[(size_t)target->second].empty();   // not over a directory with files
+                // not over a directory with files
+                const bool blocked = target != directory.end() && !names[(size_t)target->second].empty();
                 if (found == directory.end() || found->second != c.inode || blocked) { continue; }
                 directory.erase(found);
             }
@@ -364,7 +389,8 @@ struct Disk {
         return image;
     }
     template <class Kept>
-    void list(const std::vector<std::map<std::string, int>>& names, int at, const std::string& path, Image& image, Kept kept) const {
+    void list(const std::vector<std::map<std::string, int>>& names, int at, const std::string& path, Image& image,
+              Kept kept) const {
         for (const auto& entry : names[(size_t)at]) {
             const Inode& inode = inodes[(size_t)entry.second];
             const std::string name = path + "/" + entry.first;
@@ -374,7 +400,8 @@ struct Disk {
                 continue;
             }
             std::string contents = inode.synced;
-            if (!inode.written.empty() && kept()) { contents.resize(size_of(entry.second)); }       // the length is there before the data
+            // the length is there before the data
+            if (!inode.written.empty() && kept()) { contents.resize(size_of(entry.second)); }
             for (const Write& w : inode.written) {
                 for (size_t begin = 0; begin < w.bytes.size();) {
                     const size_t n = std::min(512 - (w.at + begin) % 512, w.bytes.size() - begin);
@@ -391,7 +418,8 @@ void restore(const Disk::Image& image, const std::string& root) {
     for (const auto& entry : image) {           // a directory sorts before what is in it
         if (entry.first.back() == '/') { mkdir((root + entry.first).c_str(), 0755); continue; }
         const int fd = ::open((root + entry.first).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-        const bool done = fd >= 0 && ::write(fd, entry.second.data(), entry.second.size()) == (ssize_t)entry.second.size();
+        const bool done =
+            fd >= 0 && ::write(fd, entry.second.data(), entry.second.size()) == (ssize_t)entry.second.size();
         if (fd >= 0) { ::close(fd); }
         if (!done) { die(EXIT_BAD_INPUT, "cannot write %s%s", root.c_str(), entry.first.c_str()); }
     }
@@ -405,16 +433,20 @@ struct Crashes {
     size_t images = 0;
     int found[4] = {};
 
-    void run(const std::string& what, const Disk& start, const std::vector<Operation>& trace, size_t first, int samples, int allowed, int allowed_at_end) {
+    void run(const std::string& what, const Disk& start, const std::vector<Operation>& trace, size_t first, int samples,
+             int allowed, int allowed_at_end) {
         Disk disk = start;
         std::set<uint64_t> seen;
         for (size_t done = 0; done <= trace.size(); done++) {
             if (done > 0) { disk.apply(trace[done - 1]); }
             for (int i = 0; done >= first && i < samples; i++) {
-                const Disk::Image image = disk.crash(random, i == 0 ? 0 : i == 1 ? 1 : (double)(1 + i % 5) / 6);
+                const double kept = i < 2 ? (double)i : (double)(1 + i % 5) / 6;
+                const Disk::Image image = disk.crash(random, kept);
                 const bool end = done == trace.size();
                 uint64_t sum = end ? 1 : 0;
-                for (const auto& e : image) { sum = checksum(e.first.data(), e.first.size(), checksum(e.second.data(), e.second.size(), sum)); }
+                for (const auto& e : image) {
+                    sum = checksum(e.first.data(), e.first.size(), checksum(e.second.data(), e.second.size(), sum));
+                }
                 if (!seen.insert(sum).second) { continue; }
                 images++;
                 Place place;
@@ -425,8 +457,9 @@ struct Crashes {
                 if (state >= 0) { found[state]++; }
                 if (state < 0 || !((end ? allowed_at_end : allowed) >> state & 1)) {
                     const Operation last = done == 0 ? Operation() : trace[done - 1];
-                    wrong.push_back(strprintf("%s, after %zu of %zu calls (%s %s), sample %d: found %d %s", what.c_str(), done, trace.size(),
-                                              last.name.c_str(), last.path.c_str(), i, state, why.c_str()));
+                    wrong.push_back(strprintf("%s, after %zu of %zu calls (%s %s), sample %d: found %d %s",
+                                              what.c_str(), done, trace.size(), last.name.c_str(), last.path.c_str(), i,
+                                              state, why.c_str()));
                 }
             }
         }
@@ -459,7 +492,9 @@ TEST_CASE("faults: the power fails anywhere in a save, the old checkpoint or the
         crashes.run(strprintf("scene %d", scene), disk, trace, 0, crash_samples(150), 1 << before | 1 << NEW, 1 << NEW);
         // and the manifest, which vouches for the others, is begun when they are on the disk
         std::vector<std::string> files;
-        for (const Operation& op : trace) { if (op.name == "fsync" && contains(op.path, ".tmp_step_")) { files.push_back(op.path); } }
+        for (const Operation& op : trace) {
+            if (op.name == "fsync" && contains(op.path, ".tmp_step_")) { files.push_back(op.path); }
+        }
         REQUIRE(files.size() == 7);
         CHECK(contains(files[5], "manifest.json"));
     }
@@ -488,7 +523,13 @@ TEST_CASE("faults: the power fails while a save that failed, or the run after a 
                     const Planted planted(kind, n, EIO);
                     hook.tracing = true;
                     struck = false;
-                    try { save_scene(scene, out); } catch (const Killed&) { struck = true; } catch (const Error&) { struck = true; }
+                    try {
+                        save_scene(scene, out);
+                    } catch (const Killed&) {
+                        struck = true;
+                    } catch (const Error&) {
+                        struck = true;
+                    }
                     struck = struck || hook.struck();
                     first = kind == Strike::Kill ? hook.trace.size() : (size_t)n - 1;
                     hook.strike = Strike::None;
@@ -498,9 +539,11 @@ TEST_CASE("faults: the power fails while a save that failed, or the run after a 
                 const int before = scene == FIRST_STEP ? NOTHING : OLD;
                 CHECK((state == NEW || (struck && state == before)));
                 // what the next run has found, it goes on from: it stays
-                crashes.run(strprintf("scene %d, %s at call %ld", scene, kind == Strike::Kill ? "killed" : "error", n), disk, trace,
-                            std::min(first, trace.size()), crash_samples(kind == Strike::Kill ? 5 : 3), 1 << before | 1 << NEW,
-                            kind == Strike::Kill ? 1 << state : 1 << before | 1 << NEW);
+                const bool kill = kind == Strike::Kill;
+                const int either = 1 << before | 1 << NEW;
+                crashes.run(strprintf("scene %d, %s at call %ld", scene, kill ? "killed" : "error", n), disk, trace,
+                            std::min(first, trace.size()), crash_samples(kill ? 5 : 3), either,
+                            kill ? 1 << state : either);
             }
         }
     }
@@ -523,7 +566,10 @@ struct Training : Place {
 
     Training() {
         std::string words;
-        for (int i = 0; i < 60; i++) { words += i % 7 == 0 ? "a cable " : i % 3 == 0 ? "sees what " : "came before it.\n"; }
+        for (int i = 0; i < 60; i++) {
+            const char* others = i % 3 == 0 ? "sees what " : "came before it.\n";
+            words += i % 7 == 0 ? "a cable " : others;
+        }
         write_file(*this / "train.txt", words);
     }
     ~Training() { set_threads(threads); }
@@ -531,8 +577,10 @@ struct Training : Place {
     std::string step_dir(int step) const { return out() + "/" + step_name(step); }
 
     std::vector<std::string> words(const std::vector<std::string>& more) const {
-        std::vector<std::string> w = {"train_gpt2", "--train_files", *this / "train.txt", "--out", out(), "--model", "1,2,16", "--T", "16", "--B", "1",
-            "--steps", "6", "--checkpoint_every", "2", "--keep", "2", "--val_every", "0", "--sample_every", "0", "--threads", "1", "--resume", "1"};
+        std::vector<std::string> w = {
+            "train_gpt2", "--train_files", *this / "train.txt", "--out", out(), "--model", "1,2,16", "--T", "16",
+            "--B", "1", "--steps", "6", "--checkpoint_every", "2", "--keep", "2", "--val_every", "0",
+            "--sample_every", "0", "--threads", "1", "--resume", "1"};
         w.insert(w.end(), more.begin(), more.end());
         return w;
     }
@@ -543,7 +591,12 @@ struct Training : Place {
         const Quiet quiet;
         int code = -1;
         killed = false;
-        try { code = run_program(gpt2_main, (int)argv.size(), argv.data()); } catch (const Killed&) { killed = true; release_signals(); }
+        try {
+            code = run_program(gpt2_main, (int)argv.size(), argv.data());
+        } catch (const Killed&) {
+            killed = true;
+            release_signals();
+        }
         text = quiet.text();
         return code;
     }
@@ -551,7 +604,8 @@ struct Training : Place {
     std::string bits(int step) const {
         Json state = parse_json(read_file(step_dir(step) + "/state.json"), "state");
         state.erase("options");
-        return read_file(step_dir(step) + "/model.safetensors") + read_file(step_dir(step) + "/optimizer_0.safetensors") + json_text(state);
+        return read_file(step_dir(step) + "/model.safetensors") +
+               read_file(step_dir(step) + "/optimizer_0.safetensors") + json_text(state);
     }
     int last_saved() const {
         const size_t at = text.rfind("saved ");
@@ -589,7 +643,9 @@ struct Reference {
         if (t.bits(6) != bits) { return "other bits"; }
         if (read_file(t.out() + "/main.log") != log) { return "another main.log: " + read_file(t.out() + "/main.log"); }
         for (const std::string& name : list_directory(t.out())) {
-            if (name != ".lock" && name != "main.log" && name != "log.jsonl" && step_of_name(name) < 0) { return "left behind: " + name; }
+            if (name != ".lock" && name != "main.log" && name != "log.jsonl" && step_of_name(name) < 0) {
+                return "left behind: " + name;
+            }
         }
         std::vector<int> steps = list_checkpoints(t.out());
         return steps.back() == 6 ? "" : "step 6 is not the last";
@@ -633,7 +689,8 @@ TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it i
             Training t;
             int code;
             {
-                const Planted planted(always && n % 4 == 3 ? Strike::HalfThenError : Strike::Error, n, errors[n % 3], always);
+                const Planted planted(always && n % 4 == 3 ? Strike::HalfThenError : Strike::Error, n, errors[n % 3],
+                                      always);
                 code = t.run();
             }
             std::string what;
@@ -643,11 +700,15 @@ TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it i
             if (code != 0 && code != EXIT_BAD_INPUT) { what = strprintf("exit code %d", code); }
             if (code != 0 && !contains(t.text, "error: ")) { what = "no word about it"; }
             if (steps > 0 && steps != 6) { what = "training stopped"; }
-            if (!always && code != 0 && steps > 0 && !contains(t.text, "error: step 6 is not saved: ")) { what = "it ended before its last step"; }
+            if (!always && code != 0 && steps > 0 && !contains(t.text, "error: step 6 is not saved: ")) {
+                what = "it ended before its last step";
+            }
             went_on += warnings > 0 && code == 0;
             refused += code != 0;
-            const bool named = contains(t.text, "is not saved: a checkpoint needs 1.") && contains(t.text, " were free: ");
-            const bool log = contains(t.text, "is not saved: " + t.out() + "/main.log: ") || contains(t.text, "is not saved: " + t.out() + "/log.jsonl: ");
+            const bool named =
+                contains(t.text, "is not saved: a checkpoint needs 1.") && contains(t.text, " were free: ");
+            const bool log = contains(t.text, "is not saved: " + t.out() + "/main.log: ") ||
+                             contains(t.text, "is not saved: " + t.out() + "/log.jsonl: ");
             if (warnings > 0 && !named && !log) { what = "the space wanted and free is not named: " + t.text; }
             if (what.empty()) { what = reference.resumed(t, saved); }
             if (!what.empty()) { wrong.push_back(strprintf("call %ld%s: ", n, always ? " and after" : "") + what); }
@@ -698,7 +759,8 @@ TEST_CASE("faults: --on_save_error", "[faults]") {
     CHECK(t.run({"--on_save_error", "never"}) == EXIT_BAD_INPUT);
     for (const char* what : {"warn", "stop"}) {     // of the last checkpoint: what was asked for besides is done
         Training v;
-        const std::vector<std::string> flags = {"--on_save_error", what, "--eval_lengths", "8,16", "--val_files", v / "train.txt"};
+        const std::vector<std::string> flags = {"--on_save_error", what, "--eval_lengths", "8,16", "--val_files",
+                                                v / "train.txt"};
         {
             const Planted planted(Strike::Error, reference.calls * 3 / 4, EIO, true);
             CHECK(v.run(flags) == EXIT_BAD_INPUT);
@@ -729,8 +791,10 @@ TEST_CASE("faults: how many checkpoints there will be is known at the start", "[
         const auto due = [&](int step) { return step == r.o.steps || step % r.o.checkpoint_every == 0; };
         const auto save = [&](int step) {
             disk.push_back(step);
-            const size_t most = disk.size(), old = r.o.keep > 0 && most > (size_t)r.o.keep ? most - (size_t)r.o.keep : 0;
-            disk.erase(std::remove_if(disk.begin(), disk.begin() + (long)old, [&](int s) { return r.o.major == 0 || s % r.o.major != 0; }),
+            const size_t most = disk.size();
+            const size_t old = r.o.keep > 0 && most > (size_t)r.o.keep ? most - (size_t)r.o.keep : 0;
+            disk.erase(std::remove_if(disk.begin(), disk.begin() + (long)old,
+                                      [&](int s) { return r.o.major == 0 || s % r.o.major != 0; }),
                        disk.begin() + (long)old);
             return most;
         };
@@ -738,8 +802,11 @@ TEST_CASE("faults: how many checkpoints there will be is known at the start", "[
         for (int step : disk) { io_mkdir(out.path + "/" + step_name(step)); }
         const size_t before = disk.size();
         size_t most = before;
-        for (int step = (int)r.state.step + 1; step <= r.o.steps; step++) { if (due(step)) { most = std::max(most, save(step)); } }
-        INFO("every " << r.o.checkpoint_every << ", keep " << r.o.keep << ", major " << r.o.major << ", steps " << r.o.steps << " from " << r.state.step);
+        for (int step = (int)r.state.step + 1; step <= r.o.steps; step++) {
+            if (due(step)) { most = std::max(most, save(step)); }
+        }
+        INFO("every " << r.o.checkpoint_every << ", keep " << r.o.keep << ", major " << r.o.major << ", steps "
+                      << r.o.steps << " from " << r.state.step);
         const int64_t come = checkpoints_to_come(r), exact = (int64_t)(most - before);
         CHECK(come >= exact);                       // more by what stays of the last ones of the earlier run
         CHECK(come <= exact + (r.o.major > 0 ? (int64_t)std::min(before, (size_t)r.o.keep) : 0));
@@ -750,7 +817,10 @@ TEST_CASE("faults: how many checkpoints there will be is known at the start", "[
 TEST_CASE("faults: CABLE_FAULT", "[faults]") {
     const char* path = getenv("TRAIN_GPT2");
     const std::string program = path != nullptr && *path != '\0' ? path : "./train_gpt2";
-    if (access(program.c_str(), X_OK) != 0) { WARN("SKIPPED: there is no " << program << " (make train_gpt2, or set TRAIN_GPT2)"); return; }
+    if (access(program.c_str(), X_OK) != 0) {
+        WARN("SKIPPED: there is no " << program << " (make train_gpt2, or set TRAIN_GPT2)");
+        return;
+    }
     const Reference reference;
     const struct { const char *fault, *flags, *wanted; int code; } runs[] = {
         {"write:9:ENOSPC", "", "CABLE_FAULT: write number 9, ", 0},
@@ -760,7 +830,7 @@ TEST_CASE("faults: CABLE_FAULT", "[faults]") {
         {"any:40:EINTR", "", "CABLE_FAULT: ", 0},
         {"rename:2:kill", "", "CABLE_FAULT: rename number 2, ", 128 + SIGKILL},
         {"unlink:1:EDQUOT", "", "old checkpoints could not be deleted", 0},
-        {"wrote:9:ENOSPC:twice", "", "error: CABLE_FAULT=wrote:9:ENOSPC:twice: wanted CALL:N:", EXIT_BAD_INPUT},
+        {"wrote:9:ENOSPC:twice", "", "error: CABLE_FAULT=wrote:9:ENOSPC:twice: expected CALL:N:", EXIT_BAD_INPUT},
         {"write:0:ENOSPC", "", "error: CABLE_FAULT=", EXIT_BAD_INPUT},
         {"write:1:EAGAIN", "", "error: CABLE_FAULT=", EXIT_BAD_INPUT},
         {"write:1:EINTR:always", "", "error: CABLE_FAULT=", EXIT_BAD_INPUT}};
@@ -776,7 +846,9 @@ TEST_CASE("faults: CABLE_FAULT", "[faults]") {
         CHECK(code == r.code);
         CHECK(contains(text, r.wanted));
         t.text = text;
-        if (code == 0 && r.flags[0] == '\0') { CHECK(std::to_string(t.last_saved()) + read_file(t.out() + "/main.log").substr(0, 4) == "6s:0 "); }
+        if (code == 0 && r.flags[0] == '\0') {
+            CHECK(std::to_string(t.last_saved()) + read_file(t.out() + "/main.log").substr(0, 4) == "6s:0 ");
+        }
         const int saved = t.last_saved();
         CHECK(t.run() == 0);
         CHECK(list_checkpoints(t.out()).back() == 6);
