@@ -22,7 +22,9 @@ void forward_losses(FakeModel& model, FakeActs&, const int* tokens, const int* t
         for (int t = 0; t < T; t++) {
             const size_t o = (size_t)b * T + t;
             losses[o] = 0.0f;
-            if (targets[o] != IGNORE_INDEX) { losses[o] = fake_loss(tokens + (size_t)b * T, (size_t)t + 1, targets[o]); }
+            if (targets[o] != IGNORE_INDEX) {
+                losses[o] = fake_loss(tokens + (size_t)b * T, (size_t)t + 1, targets[o]);
+            }
         }
     }
 }

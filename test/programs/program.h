@@ -75,7 +75,8 @@ struct Process {
     pid_t pid = -1;
     std::string out, err;
 
-    Process(const std::string& program, const std::vector<std::string>& args, const std::string& log) : out(log + ".out"), err(log + ".err") {
+    Process(const std::string& program, const std::vector<std::string>& args, const std::string& log)
+        : out(log + ".out"), err(log + ".err") {
         std::vector<std::string> words = args;
         words.insert(words.begin(), program);
         std::vector<char*> argv;

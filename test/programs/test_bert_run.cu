@@ -15,9 +15,12 @@ struct Bert : Place {
     Bert() : Place("train_bert") {
         write_file(*this / "train.txt", words(6000, 1));
         write_file(*this / "val.txt", words(1200, 2));
-        base = Flags().set("--train_files", *this / "train.txt").set("--val_files", *this / "val.txt")
-            .with("--model 1,2,16 --T 32 --B 4 --steps 12 --lr 1e-3 --threads 2 --val_every 4 --val_batches 2 --checkpoint_every 6")
-            .set("--out", *this / "out");
+        base = Flags()
+                   .set("--train_files", *this / "train.txt")
+                   .set("--val_files", *this / "val.txt")
+                   .with("--model 1,2,16 --T 32 --B 4 --steps 12 --lr 1e-3 --threads 2 --val_every 4 --val_batches 2 "
+                         "--checkpoint_every 6")
+                   .set("--out", *this / "out");
     }
     Flags use(const std::string& model) const { return Flags().set("--load", model).with("--threads 1"); }
 };
@@ -26,7 +29,9 @@ bool have_bert() { return have_program("train_bert"); }
 
 std::vector<std::string> lines_of(const std::string& text) {
     std::vector<std::string> lines;
-    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) { lines.push_back(text.substr(at, end - at)); }
+    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+        lines.push_back(text.substr(at, end - at));
+    }
     return lines;
 }
 
@@ -37,7 +42,9 @@ struct Topics {
 
     static std::string text(int topic, uint64_t number, bool query) {
         int order[3] = {0, 1, 2};
-        for (int i = 2; i > 0; i--) { std::swap(order[i], order[hash64((uint64_t)i, (uint64_t)topic, number) % (uint64_t)(i + 1)]); }
+        for (int i = 2; i > 0; i--) {
+            std::swap(order[i], order[hash64((uint64_t)i, (uint64_t)topic, number) % (uint64_t)(i + 1)]);
+        }
         std::string s;
         for (int w = 0; w < (query ? 2 : 3); w++) {
             if (w > 0) { s += ' '; }
@@ -51,7 +58,9 @@ struct Topics {
     static std::string pairs(int each) {
         std::string s;
         for (int k = 0; k < each; k++) {
-            for (int t = 0; t < N; t++) { s += text(t, (uint64_t)(2 * k), true) + "\t" + text(t, (uint64_t)(2 * k + 1), false) + "\n"; }
+            for (int t = 0; t < N; t++) {
+                s += text(t, (uint64_t)(2 * k), true) + "\t" + text(t, (uint64_t)(2 * k + 1), false) + "\n";
+            }
         }
         return s;
     }
@@ -75,13 +84,19 @@ struct Retrieval : Bert {
         write_file(*this / "corpus.txt", Topics::collection(false));
         write_file(*this / "queries.txt", Topics::collection(true));
         write_file(*this / "qrels.tsv", Topics::qrels());
-        search = Flags().set("--corpus", *this / "corpus.txt").set("--queries", *this / "queries.txt").set("--qrels", *this / "qrels.tsv");
-        pairs = Flags().set("--pairs", *this / "pairs.txt").with("--model 1,2,32 --T 24 --B 32 --total_batch 768 --threads 2");
+        search = Flags()
+                     .set("--corpus", *this / "corpus.txt")
+                     .set("--queries", *this / "queries.txt")
+                     .set("--qrels", *this / "qrels.tsv");
+        pairs = Flags()
+                    .set("--pairs", *this / "pairs.txt")
+                    .with("--model 1,2,32 --T 24 --B 32 --total_batch 768 --threads 2");
     }
 };
 
 std::string retrieval_shard(const std::vector<uint16_t>& ids, int group, int documents) {
-    return header_bytes({SHARD_MAGIC, SHARD_VERSION, (int)ids.size(), BYTE_VOCAB, 258, group, documents}) + bytes_of(ids);
+    return header_bytes({SHARD_MAGIC, SHARD_VERSION, (int)ids.size(), BYTE_VOCAB, 258, group, documents}) +
+           bytes_of(ids);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -102,8 +117,8 @@ TEST_CASE("bert_run: it trains, validates and saves a checkpoint that transforme
     CHECK(contains(o.out, "% right"));
     const Json config = parse_json(read_file(step_dir(place.out(), 60) + "/config.json"), "config");
     const std::pair<const char*, int> numbers[] = {
-        {"vocab_size", 260}, {"max_position_embeddings", 32}, {"hidden_size", 16}, {"num_hidden_layers", 1}, {"num_attention_heads", 2},
-        {"intermediate_size", 64}, {"type_vocab_size", 2}, {"pad_token_id", 256}};
+        {"vocab_size", 260},        {"max_position_embeddings", 32}, {"hidden_size", 16},    {"num_hidden_layers", 1},
+        {"num_attention_heads", 2}, {"intermediate_size", 64},       {"type_vocab_size", 2}, {"pad_token_id", 256}};
     for (const auto& row : numbers) {
         INFO(row.first);
         CHECK(config.at(row.first) == row.second);
@@ -118,8 +133,14 @@ TEST_CASE("bert_run: it trains, validates and saves a checkpoint that transforme
     CHECK(file.entry("cls.predictions.bias").shape == Shape{260});
     CHECK(file.find("bert.embeddings.position_embeddings.weight") == nullptr);
     // loaded, it is where it was: the loss on the whole split is the same
-    const Outcome all = place.run(place.base.set("--load", place.out()).without("--model").without("--out").with("--steps 1 --lr 0 --val_batches -1"));
-    const Outcome eval = place.run(place.use(place.out()).set("--val_files", place / "val.txt").set("--eval_lengths", "32").set("--out", place / "eval"));
+    const Outcome all = place.run(place.base.set("--load", place.out())
+                                      .without("--model")
+                                      .without("--out")
+                                      .with("--steps 1 --lr 0 --val_batches -1"));
+    const Outcome eval = place.run(place.use(place.out())
+                                       .set("--val_files", place / "val.txt")
+                                       .set("--eval_lengths", "32")
+                                       .set("--out", place / "eval"));
     REQUIRE((all.code == 0 && eval.code == 0));
     const double a = atof(all.out.c_str() + all.out.find("val loss ") + 9);
     const double b = of_kind(json_lines(place / "eval/log.jsonl"), "extrapolation").at(0).at("loss").get<double>();
@@ -132,8 +153,11 @@ TEST_CASE("bert_run: resumed in a fresh process, the bits are those of an unbrok
     for (const char* pos : {"cable", "learned"}) {
         INFO(pos);
         Bert place;
-        const Flags flags = place.base.set("--pos", pos).with("--weight_decay 0.1 --total_batch 256 --steps 200 --checkpoint_every 150 --val_every 50")
-            .with("--skip_loss_z 1 --skip_norm_z 0.5 --schedule constant --warmup 10");        // a guard that skips some updates
+        // with a guard that skips some updates
+        const Flags flags =
+            place.base.set("--pos", pos)
+                .with("--weight_decay 0.1 --total_batch 256 --steps 200 --checkpoint_every 150 --val_every 50")
+                .with("--skip_loss_z 1 --skip_norm_z 0.5 --schedule constant --warmup 10");
         REQUIRE(place.run(flags).code == 0);
         const auto unbroken = bits(step_dir(place.out(), 200)), part = bits(step_dir(place.out(), 150));
         const std::string log = untimed_log(place.out());
@@ -146,7 +170,8 @@ TEST_CASE("bert_run: resumed in a fresh process, the bits are those of an unbrok
         check_same(unbroken, bits(step_dir(place.out(), 200)));
         check_same(part, bits(step_dir(place.out(), 150)));
         CHECK(untimed_log(place.out()) == log);
-        check_refused(place, {flags.with("--resume 1 --mask_share 0.3"), {"--mask_share 0.3", "0.15", "--allow_change mask_share"}});
+        check_refused(place, {flags.with("--resume 1 --mask_share 0.3"),
+                              {"--mask_share 0.3", "0.15", "--allow_change mask_share"}});
     }
 }
 
@@ -176,7 +201,8 @@ TEST_CASE("bert_run: killed or stopped at any instant, it resumes to the same bi
 TEST_CASE("bert_run: contrastive training resumes to the same bits", "[bert_run]") {
     if (!have_bert()) { return; }
     Retrieval place;
-    const Flags flags = place.pairs.with("--model 1,2,16 --steps 12 --checkpoint_every 8 --B 24 --total_batch 576").set("--out", place.out());
+    const Flags flags = place.pairs.with("--model 1,2,16 --steps 12 --checkpoint_every 8 --B 24 --total_batch 576")
+                            .set("--out", place.out());
     REQUIRE(place.run(flags).code == 0);
     const auto unbroken = bits(step_dir(place.out(), 12));
     TempDir::remove(step_dir(place.out(), 12));
@@ -190,7 +216,8 @@ TEST_CASE("bert_run: contrastive training resumes to the same bits", "[bert_run]
     }
     // from a model that was trained on masked tokens, the encoder is taken and goes on
     REQUIRE(place.run(place.base.set("--out", place / "masked")).code == 0);
-    const Outcome tuned = place.run(flags.without("--model").set("--load", place / "masked").set("--out", place / "tuned"));
+    const Outcome tuned =
+        place.run(flags.without("--model").set("--load", place / "masked").set("--out", place / "tuned"));
     CHECK(tuned.code == 0);
     CHECK(bits(step_dir(place / "tuned", 12)).at("model.safetensors") != unbroken.at("model.safetensors"));
 }
@@ -202,7 +229,8 @@ TEST_CASE("bert_run: threads and recomputing change no bit, micro-batches only r
     const Flags flags = place.base.with("--T 37 --B 3 --total_batch 555 --model 2,2,40 --steps 6");
     REQUIRE(place.run(flags.set("--out", place / "a")).code == 0);
     const auto a = bits(step_dir(place / "a", 6));
-    const std::pair<const char*, const char*> changes[] = {{"--threads", "1"}, {"--threads", "4"}, {"--recompute", "0"}, {"--recompute", "2"}};
+    const std::pair<const char*, const char*> changes[] = {
+        {"--threads", "1"}, {"--threads", "4"}, {"--recompute", "0"}, {"--recompute", "2"}};
     for (const auto& change : changes) {
         const std::string out = place / (std::string(change.first) + change.second);
         INFO(change.first << " " << change.second);
@@ -225,7 +253,8 @@ TEST_CASE("bert_run: masks are drawn anew for each sample, and one batch is lear
     Bert place;
     // one window of text, again and again: the losses of an untrained model differ by the masks alone
     write_file(place / "one.txt", words(33, 1));
-    const Flags still = place.base.set("--train_files", place / "one.txt").with("--lr 0 --B 1 --steps 8 --val_every 0 --checkpoint_every 0");
+    const Flags still = place.base.set("--train_files", place / "one.txt")
+                            .with("--lr 0 --B 1 --steps 8 --val_every 0 --checkpoint_every 0");
     REQUIRE(place.run(still.set("--out", place / "fresh")).code == 0);
     const std::vector<double> fresh = losses(place / "fresh");
     CHECK(std::set<double>(fresh.begin(), fresh.end()).size() == 8);
@@ -236,8 +265,10 @@ TEST_CASE("bert_run: masks are drawn anew for each sample, and one batch is lear
     for (const char* pos : {"cable", "rope"}) {
         INFO(pos);
         const std::string out = place / pos;
-        REQUIRE(place.run(place.base.set("--pos", pos).with("-a 1 --steps 150 --lr 1e-2 --final_lr 0.1 --B 2 --val_every 0 --checkpoint_every 0")
-            .with("--model 2,2,32").set("--out", out)).code == 0);
+        const Flags overfit =
+            place.base.set("--pos", pos).set("--out", out).with("--model 2,2,32 -a 1 --steps 150 --lr 1e-2 --B 2")
+                .with("--final_lr 0.1 --val_every 0 --checkpoint_every 0");
+        REQUIRE(place.run(overfit).code == 0);
         const std::vector<double> x = losses(out);
         REQUIRE(x.size() == 150);
         CHECK(x[0] > 5);
@@ -248,19 +279,25 @@ TEST_CASE("bert_run: masks are drawn anew for each sample, and one batch is lear
 // ----------------------------------------------------------------------------------------------------------
 // using a trained model
 
-TEST_CASE("bert_run: every length scores the same tokens, and a length beyond the encoding's reach says so", "[bert_run]") {
+TEST_CASE("bert_run: every length scores the same tokens, and a length beyond the encoding's reach says so",
+          "[bert_run]") {
     if (!have_bert()) { return; }
     Bert place;
+    // 1 the same tokens at every length, and a row that says where learned positions end
     for (const std::string pos : {"cable", "learned"}) {
         INFO(pos);
         const std::string out = place / pos, to = place / ("eval_" + pos);
-        REQUIRE(place.run(place.base.set("--pos", pos).set("--out", out).with("--steps 60 --lr 1e-2 --checkpoint_every 60")).code == 0);
-        const Outcome o = place.run(place.use(out).set("--val_files", place / "val.txt").set("--eval_lengths", "16,32,64,128").set("--out", to));
+        const Flags flags = place.base.set("--pos", pos).set("--out", out);
+        REQUIRE(place.run(flags.with("--steps 60 --lr 1e-2 --checkpoint_every 60")).code == 0);
+        const Outcome o = place.run(place.use(out)
+                                        .set("--val_files", place / "val.txt")
+                                        .set("--eval_lengths", "16,32,64,128")
+                                        .set("--out", to));
         REQUIRE(o.code == 0);
         const std::vector<Json> found = of_kind(json_lines(to + "/log.jsonl"), "extrapolation");
         REQUIRE(found.size() == (pos == "learned" ? 2u : 4u));
         const int tokens = found[0].at("tokens").get<int>();
-        CHECK(std::fabs(tokens / 1199.0 - 0.15) < 4 * std::sqrt(0.15 * 0.85 / 1199));          // the share that is masked
+        CHECK(std::fabs(tokens / 1199.0 - 0.15) < 4 * std::sqrt(0.15 * 0.85 / 1199));    // the share that is masked
         for (size_t i = 0; i < found.size(); i++) {
             const int T = 16 << i;
             CHECK(found[i].at("T") == T);
@@ -269,38 +306,50 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
             const double loss = found[i].at("loss").get<double>(), accuracy = found[i].at("accuracy").get<double>();
             CHECK(loss < 4);
             CHECK((accuracy > 0.05 && accuracy < 1));
-            CHECK(contains(o.out, strprintf("%8d %8d %10d %12d %10.4f %10.4f   %.2f%% right\n", T, T, found[i].at("windows").get<int>(), tokens, loss,
-                                            std::exp(loss), 100 * accuracy)));
+            CHECK(contains(o.out,
+                           strprintf("%8d %8d %10d %12d %10.4f %10.4f   %.2f%% right\n", T, T,
+                                     found[i].at("windows").get<int>(), tokens, loss, std::exp(loss), 100 * accuracy)));
         }
-        CHECK(contains(o.out, strprintf("%8d %8s %10s %12s %10s %10s   learned has no positions beyond 32", 64, "-", "-", "-", "-", "-"))
-              == (pos == "learned"));
+        CHECK(contains(o.out, strprintf("%8d %8s %10s %12s %10s %10s   learned has no positions beyond 32", 64, "-",
+                                        "-", "-", "-", "-")) == (pos == "learned"));
         CHECK(list_directory(out).size() == 4);             // the run itself is left alone
     }
-    check_refused(place, {place.use(place / "learned").set("--val_files", place / "val.txt").set("--eval_lengths", "33,64"),
-                          {"--eval_lengths", "learned", "32"}});
-    check_refused(place, {place.use(place / "learned").set("--predict", std::string(40, 'a') + "[MASK]"), {"learned", "no positions beyond 32"}});
-    check_refused(place, {place.base.set("--load", place / "learned").without("--model").with("--T 33"), {"--T 33", "learned", "32"}});
-    // before the weights are read: there are none in this file
+    // 2 nothing but lengths out of reach
+    check_refused(place,
+                  {place.use(place / "learned").set("--val_files", place / "val.txt").set("--eval_lengths", "33,64"),
+                   {"--eval_lengths", "learned", "32"}});
+    check_refused(place, {place.use(place / "learned").set("--predict", std::string(40, 'a') + "[MASK]"),
+                          {"learned", "no positions beyond 32"}});
+    check_refused(place, {place.base.set("--load", place / "learned").without("--model").with("--T 33"),
+                          {"--T 33", "learned", "32"}});
+    // 3 before the weights are read: there are none in this file
     io_mkdir(place / "bare");
     write_file(place / "bare/config.json", read_file(step_dir(place / "learned", 60) + "/config.json"));
     write_file(place / "bare/model.safetensors", std::string("\2\0\0\0\0\0\0\0{}", 10));
     write_file(place / "docs.txt", "some words\n");
     write_file(place / "qrels.txt", "0 0 0 1\n");
-    const Flags bare = place.use(place / "bare").set("--val_files", place / "val.txt").set("--out", place / "none"), far = bare.set("--eval_lengths", "33,64");
+    const Flags bare = place.use(place / "bare").set("--val_files", place / "val.txt").set("--out", place / "none");
+    const Flags far = bare.set("--eval_lengths", "33,64");
     const std::vector<std::string> said = {"--eval_lengths: learned has no positions beyond 32, got 33"};
     check_refused(place, {far, said});
     check_refused(place, {far.set("--encode", place / "docs.txt"), said});
     check_refused(place, {far.set("--encode", place / "docs.txt").set("--eval_lengths", "33,16"), said});
-    check_refused(place, {far.set("--corpus", place / "docs.txt").set("--queries", place / "docs.txt").set("--qrels", place / "qrels.txt"), said});
-    check_refused(place, {bare.set("--predict", std::string(40, 'a') + "[MASK]"), {"--predict: learned has no positions beyond 32, got a text of 43 tokens"}});
-    check_refused(place, {bare.set("--eval_lengths", "32,64"), {"bare/model.safetensors", "lacks"}});     // what can be reached is not refused
+    check_refused(place, {far.set("--corpus", place / "docs.txt")
+                              .set("--queries", place / "docs.txt")
+                              .set("--qrels", place / "qrels.txt"),
+                          said});
+    check_refused(place, {bare.set("--predict", std::string(40, 'a') + "[MASK]"),
+                          {"--predict: learned has no positions beyond 32, got a text of 43 tokens"}});
+    // what can be reached is not refused
+    check_refused(place, {bare.set("--eval_lengths", "32,64"), {"bare/model.safetensors", "lacks"}});
     CHECK_FALSE(path_exists(place / "none"));
 }
 
 TEST_CASE("bert_run: five likely tokens for each [MASK]", "[bert_run]") {
     if (!have_bert()) { return; }
     Bert place;
-    REQUIRE(place.run(place.base.with("--model 2,2,32 --steps 400 --lr 1e-2 --final_lr 0.1 --B 8 --val_every 0 --checkpoint_every 400")).code == 0);
+    const Flags flags = place.base.with("--model 2,2,32 --steps 400 --lr 1e-2 --final_lr 0.1 --B 8 --val_every 0");
+    REQUIRE(place.run(flags.with("--checkpoint_every 400")).code == 0);
     const std::string text = "the c[MASK]ble of a tok[MASK]n\tcaf\xc3\xa9";
     const Outcome o = place.run(place.use(place.out()).set("--predict", text));
     REQUIRE(o.code == 0);
@@ -313,7 +362,8 @@ TEST_CASE("bert_run: five likely tokens for each [MASK]", "[bert_run]") {
         REQUIRE(lines[(size_t)k].compare(0, start.size(), start) == 0);
         double before = 100, sum = 0;
         int found = 0;
-        for (size_t at = start.size(), percent; (percent = lines[(size_t)k].find('%', at)) != std::string::npos; at = percent + 1) {
+        for (size_t at = start.size(), percent; (percent = lines[(size_t)k].find('%', at)) != std::string::npos;
+             at = percent + 1) {
             const size_t space = lines[(size_t)k].rfind(' ', percent);
             const double p = atof(lines[(size_t)k].c_str() + space);
             CHECK(p <= before);
@@ -371,10 +421,12 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
         REQUIRE(place.run(flags.set("--encode", place / "long.txt").set("--out", place / "two")).code == 0);
         return read_embeddings(place / "two/embeddings.safetensors").rows;
     };
-    const std::vector<float> cut = two(encode), longer = two(encode.set("--eval_lengths", "64")), cls = two(encode.set("--pooling", "cls"));
+    const std::vector<float> cut = two(encode), longer = two(encode.set("--eval_lengths", "64"));
+    const std::vector<float> cls = two(encode.set("--pooling", "cls"));
     // to rounding: OpenBLAS takes another kernel for the last rows of a product
     for (size_t c = 0; c < 16; c++) { CHECK(cut[c] == Approx(cut[16 + c]).epsilon(1e-5).margin(1e-5)); }
-    CHECK(std::vector<float>(longer.begin(), longer.begin() + 16) != std::vector<float>(longer.begin() + 16, longer.end()));
+    CHECK(std::vector<float>(longer.begin(), longer.begin() + 16) !=
+          std::vector<float>(longer.begin() + 16, longer.end()));
     CHECK(cls != cut);
     check_refused(place, {encode, {"--encode", "--out"}});
 }
@@ -385,8 +437,9 @@ TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_ru
     write_file(place / "many.txt", Topics::pairs(100));
     // the most that a run of so many groups has had of memory beyond what it announced, in bytes
     const auto more_than_said = [&](int groups) {
-        const Flags flags = place.pairs.set("--pairs", place / "many.txt").with("--model 1,1,8 --T 512 --B 8 --steps 1 --threads 1")
-            .set("--total_batch", std::to_string(512 * groups));
+        const Flags flags = place.pairs.set("--pairs", place / "many.txt")
+                                .with("--model 1,1,8 --T 512 --B 8 --steps 1 --threads 1")
+                                .set("--total_batch", std::to_string(512 * groups));
         Process p(place.program, flags.words(), place / "run");
         const std::string name = place.program.substr(place.program.rfind('/') + 1).substr(0, 15);
         double most = 0;
@@ -394,7 +447,10 @@ TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_ru
             std::ifstream status(strprintf("/proc/%d/status", (int)p.pid));
             std::string word, who;
             double kilobytes = 0;
-            while (status >> word) { if (word == "Name:") { status >> who; } else if (word == "VmHWM:") { status >> kilobytes; } }
+            while (status >> word) {
+                if (word == "Name:") { status >> who; }
+                if (word == "VmHWM:") { status >> kilobytes; }
+            }
             if (who == name && kilobytes > 0) { most = 1024 * kilobytes; }
             usleep(500);
         }
@@ -411,9 +467,11 @@ TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_ru
     };
     const double few = more_than_said(16), many = more_than_said(4000);     // whose scores are 64 MB
     INFO(few / 1e6 << " MB and " << many / 1e6 << " MB");
-    if (getenv("CABLE_TEST_ERRORS") != nullptr) { printf("beyond what was said: %.1f MB, of 4000 groups %.1f MB\n", few / 1e6, many / 1e6); }
+    if (getenv("CABLE_TEST_ERRORS") != nullptr) {
+        printf("beyond what was said: %.1f MB, of 4000 groups %.1f MB\n", few / 1e6, many / 1e6);
+    }
     CHECK(few > 0);
-    CHECK(many - few < 30e6);                               // measured: 18 MB, nearly all of it tokens on their way to the device
+    CHECK(many - few < 30e6);    // measured: 18 MB, nearly all of it tokens on their way to the device
 }
 
 double ndcg_of(const std::string& out, size_t at) {
@@ -430,17 +488,21 @@ TEST_CASE("bert_run: retrieval is learned from pairs", "[bert_run]") {
         {"mean", "--steps 150", 0.99}, {"cls", "--steps 300 --model 1,4,32", 0.95}};
     for (const auto& row : rows) {
         INFO(row.pooling);
-        const std::string out = place / row.pooling, fresh = place / (std::string("fresh_") + row.pooling), to = place / (std::string("use_") + row.pooling);
-        const Flags flags = place.pairs.set("--pooling", row.pooling).with(row.training), use = place.search.set("--pooling", row.pooling).with("--threads 2");
+        const std::string out = place / row.pooling;
+        const std::string fresh = place / (std::string("fresh_") + row.pooling);
+        const std::string to = place / (std::string("use_") + row.pooling);
+        const Flags flags = place.pairs.set("--pooling", row.pooling).with(row.training);
+        const Flags use = place.search.set("--pooling", row.pooling).with("--threads 2");
         REQUIRE(place.run(flags.with("--steps 1 --lr 0 --checkpoint_every 1").set("--out", fresh)).code == 0);
         REQUIRE(place.run(use.set("--load", fresh).set("--out", to)).code == 0);
         Flags both = flags.with("--lr 1e-2 --final_lr 0.1 --checkpoint_every 150").set("--out", out);
-        for (const auto& item : place.search.list) { both = both.set(item.first, item.second); }        // train, then search
+        // train, then search
+        for (const auto& item : place.search.list) { both = both.set(item.first, item.second); }
         const Outcome o = place.run(both);
         REQUIRE(o.code == 0);
         const std::vector<double> x = losses(out);
         CHECK(std::fabs(x[0] - std::log(32.0)) < 1.5);      // 32 candidates, and no idea
-        CHECK(x.back() < 1);                                // not 0: a batch that has a topic twice cannot tell them apart
+        CHECK(x.back() < 1);    // not 0: a batch that has a topic twice cannot tell them apart
         const double untrained = ndcg_of(to, 0), trained = ndcg_of(out, 0);
         INFO("nDCG@10 " << trained << ", before training " << untrained);
         CHECK(trained >= row.wanted);
@@ -483,8 +545,12 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
     Retrieval place;
     const Flags &b = place.base, pairs = place.pairs.with("--steps 2").set("--out", place.out());
     REQUIRE(place.run(b.set("--out", place / "model")).code == 0);
-    const Flags use = place.use(place / "model"), search = place.use(place / "model").set("--corpus", place / "corpus.txt")
-        .set("--queries", place / "queries.txt").set("--qrels", place / "qrels.tsv");
+    const Flags use = place.use(place / "model");
+    const Flags search = place.use(place / "model")
+                             .set("--corpus", place / "corpus.txt")
+                             .set("--queries", place / "queries.txt")
+                             .set("--qrels", place / "qrels.tsv");
+    // 1 files of groups, most of them wrong
     const std::vector<uint16_t> ids = {257, 'a', 258, 257, 'b', 'c', 258, 257, 'd', 258, 257, 258};
     write_file(place / "whole.bin", retrieval_shard(ids, 2, 4));
     write_file(place / "cut.bin", retrieval_shard(ids, 2, 4).substr(0, 1024 + 20));
@@ -499,6 +565,7 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
     write_file(place / "qrels.bad", "0 0 0 yes\n");
     write_file(place / "qrels.other", "x 0 0 1\n");
     write_file(place / "gpt2.bin", header_bytes({SHARD_MAGIC, SHARD_VERSION, 400, 0, 0}) + std::string(800, '\0'));
+    // 2 each is refused, with a message that holds these words
     const Refusal refusals[] = {
         {b.set("--generate", "abc"), {"--generate", "other trainer", "Causal"}},
         {b.set("--sample_every", "3"), {"--sample_every", "other trainer"}},
@@ -513,7 +580,8 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
         {use.set("--queries", place / "corpus.txt"), {"--corpus", "--queries", "--qrels", "go together"}},
         {use.set("--corpus", place / "corpus.txt").set("--queries", place / "corpus.txt"), {"--qrels", "go together"}},
         {use.set("--encode", place / "corpus.txt"), {"--encode", "--out"}},
-        {use.set("--encode", place / "pairs.txt").set("--out", place.out()), {"--encode", "pairs.txt", "groups of 2", "expected a collection"}},
+        {use.set("--encode", place / "pairs.txt").set("--out", place.out()),
+         {"--encode", "pairs.txt", "groups of 2", "expected a collection"}},
         {search.set("--corpus", place / "gone.txt"), {"--corpus", "gone.txt"}},
         {search.set("--queries", place / "pairs.txt"), {"--queries", "pairs.txt", "groups of 2"}},
         {search.set("--qrels", place / "qrels.bad"), {"qrels.bad", "line 1", "yes"}},
@@ -525,17 +593,23 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
         {pairs.set("--pairs", place / "uneven.txt"), {"--pairs", "line 2: expected 2 documents", "got 1"}},
         {pairs.set("--pairs", place / "empty.txt"), {"--pairs", "line 2 has an empty document"}},
         {pairs.set("--pairs", place / "cut.bin"), {"--pairs", "cut.bin", "12 tokens", "got 1044"}},
-        {pairs.set("--load", place / "model").without("--model").set("--pairs", place / "odd.bin"), {"--pairs", "odd.bin", "4 documents do not divide into groups of 3"}},
-        {pairs.set("--load", place / "model").without("--model").set("--pairs", place / "more.bin"), {"--pairs", "more.bin", "the 6 documents", "got 4"}},
-        {pairs.set("--load", place / "model").without("--model").set("--pairs", place / "stream.bin"), {"--pairs", "stream.bin", "got 0 (0: a stream"}},
-        {pairs.set("--load", place / "model").without("--model").set("--pairs", place / "torn.bin"), {"--pairs", "torn.bin", "token 3 is 120", "[CLS]"}},
+        {pairs.set("--load", place / "model").without("--model").set("--pairs", place / "odd.bin"),
+         {"--pairs", "odd.bin", "4 documents do not divide into groups of 3"}},
+        {pairs.set("--load", place / "model").without("--model").set("--pairs", place / "more.bin"),
+         {"--pairs", "more.bin", "the 6 documents", "got 4"}},
+        {pairs.set("--load", place / "model").without("--model").set("--pairs", place / "stream.bin"),
+         {"--pairs", "stream.bin", "got 0 (0: a stream"}},
+        {pairs.set("--load", place / "model").without("--model").set("--pairs", place / "torn.bin"),
+         {"--pairs", "torn.bin", "token 3 is 120", "[CLS]"}},
         {pairs.set("--pos", "learned").set("--load", place / "model").without("--model"), {"--pos learned", "cable"}},
     };
     for (const Refusal& r : refusals) { check_refused(place, r); }
     CHECK_FALSE(path_exists(place.out()));
-    CHECK(place.run(pairs.set("--load", place / "model").without("--model").without("--out").set("--pairs", place / "whole.bin")
-        .with("--B 1 --T 32 --total_batch 64")).code == 0);                                     // and what is whole is taken
-    CHECK(place.run(Flags().set("--load", place / "model").with("--predict x").set("--tokenizer", place / "train.txt")).code == EXIT_BAD_INPUT);
+    // 3 and what is whole is taken
+    const Flags whole = pairs.set("--load", place / "model").set("--pairs", place / "whole.bin").without("--model");
+    CHECK(place.run(whole.without("--out").with("--B 1 --T 32 --total_batch 64")).code == 0);
+    const Flags text = Flags().set("--load", place / "model").with("--predict x");
+    CHECK(place.run(text.set("--tokenizer", place / "train.txt")).code == EXIT_BAD_INPUT);
 }
 
 TEST_CASE("bert_run: --list, --check and --help", "[bert_run]") {
@@ -550,8 +624,10 @@ TEST_CASE("bert_run: --list, --check and --help", "[bert_run]") {
     }
     const Outcome bytes = place.run(place.base.set("--list"));
     CHECK(bytes.code == 0);
-    const size_t C = 16, V = 260, layer = 12 * C * C + 13 * C + 2 * 2 * (C + 1);
-    CHECK(contains(bytes.out, strprintf("%zu of them parameters", V * C + 2 * C + 2 * C + layer + (C * C + C + 2 * C + V))));
+    const size_t C = 16, V = 260;
+    const size_t layer = 12 * C * C + 13 * C + 2 * 2 * (C + 1);
+    CHECK(contains(bytes.out,
+                   strprintf("%zu of them parameters", V * C + 2 * C + 2 * C + layer + (C * C + C + 2 * C + V))));
     const Outcome checked = place.run(place.base.with("--check --total_batch 256"));
     CHECK(checked.code == 0);
     CHECK(contains(checked.out, "12 steps of 256 tokens"));
@@ -560,7 +636,9 @@ TEST_CASE("bert_run: --list, --check and --help", "[bert_run]") {
     check_refused(place, {place.base.set("--check").set("--val_files", place / "gone"), {"--val_files", "gone"}});
     const Outcome help = place.run(Flags().set("--help"));
     CHECK(help.code == 0);
-    for (const char* part : {"usage: train_bert", "--mask_share", "--qrels", "kcable_nw"}) { CHECK(contains(help.out, part)); }
+    for (const char* part : {"usage: train_bert", "--mask_share", "--qrels", "kcable_nw"}) {
+        CHECK(contains(help.out, part));
+    }
     CHECK_FALSE(contains(help.out, "--generate"));
 }
 

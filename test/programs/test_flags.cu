@@ -25,7 +25,7 @@ template <class V> std::string other_value(const OptionRow& row, const V& value)
 
 TEST_CASE("args: no flags gives llm.c's defaults", "[args]") {
     const Options o = parse({});
-    CHECK(o.train_files == "data/tinyshakespeare/tiny_shakespeare_train.bin");     // what data/tinyshakespeare.py writes
+    CHECK(o.train_files == "data/tinyshakespeare/tiny_shakespeare_train.bin");    // what data/tinyshakespeare.py writes
     CHECK((o.B == 4 && o.T == 1024 && o.total_batch == -1 && o.steps == -1 && o.lr == 3e-4 && o.warmup == 0));
     CHECK((o.weight_decay == 0 && o.val_every == 250 && o.val_batches == 5 && o.sample_every == 250 && o.tokens == 64));
     CHECK((o.schedule == "cosine" && o.final_lr == 1.0 && o.recompute == 1 && o.out.empty() && !o.resume));
@@ -40,7 +40,8 @@ TEST_CASE("args: every flag sets its own field, by its name and by its letter", 
         INFO("--" << row.name);
         if (std::string(row.name) == "recipe") { return; } // sets other fields on purpose; has its own test
         if (!(row.programs & program)) {                    // the other trainer's
-            CHECK(throws_with([&] { parse({std::string("--") + row.name, "1"}, program); }, std::string("--") + row.name) == EXIT_BAD_INPUT);
+            const std::string flag = std::string("--") + row.name;
+            CHECK(throws_with([&] { parse({flag, "1"}, program); }, flag) == EXIT_BAD_INPUT);
             CHECK(!options_json(defaults).contains(row.name));
             return;
         }
@@ -153,8 +154,8 @@ TEST_CASE("args: malformed and out-of-range values name the flag, the value and 
                             "2147483648", "4294967297", "99999999999999999999999", "-1", "nan"}) {
         refused({"-b", bad}, "expected an int >= 1");
     }
-    for (const char* bad : {"", " 1", "1 ", "1x", "nan", "inf", "1e39", "infinity", "-inf", "1e999", "0x1p-3", "1e", "e5", ".",
-                            "-0.1", "1,5"}) {
+    for (const char* bad : {"", " 1", "1 ", "1x", "nan", "inf", "1e39", "infinity", "-inf", "1e999", "0x1p-3", "1e",
+                            "e5", ".", "-0.1", "1,5"}) {
         refused({"--lr", bad}, "expected a number from 0 to 1e+30");
     }
     refused({"-q", "1.5"}, "-q (--final_lr): expected a number from 0 to 1, got '1.5'");
@@ -193,7 +194,8 @@ TEST_CASE("args: --help stops the parser and lists every flag once", "[args]") {
         INFO(entry);
         CHECK((text.find(entry) != std::string::npos) == ((row.programs & GPT2_FLAG) != 0));
         CHECK(text.find(entry) == text.rfind(entry));
-        CHECK((help_text("train_bert", "", BERT_FLAG).find(entry) != std::string::npos) == ((row.programs & BERT_FLAG) != 0));
+        CHECK((help_text("train_bert", "", BERT_FLAG).find(entry) != std::string::npos) ==
+              ((row.programs & BERT_FLAG) != 0));
     }
     CHECK(text.find("[0.0003; a number from 0 to 1e+30]") != std::string::npos);
 }
@@ -211,18 +213,21 @@ TEST_CASE("args: --help and the banner keep to 100 columns", "[args]") {
         const size_t columns = longest(help_text("train", "", program));
         CHECK((columns <= 100 && columns > 90));
     }
-    const Options many = parse({"--lr", "0.5", "--out", std::string(60, 'o'), "--train_files", std::string(55, 'i'), "--T", "64"});
+    const Options many =
+        parse({"--lr", "0.5", "--out", std::string(60, 'o'), "--train_files", std::string(55, 'i'), "--T", "64"});
     const std::string banner = banner_line("flags", changed_flags(many));
     CHECK(longest(banner) <= 100);
     CHECK(std::count(banner.begin(), banner.end(), '\n') == 2);
     CHECK(wrapped(words_of("one two three"), 0, 2) == "one two three");
-    CHECK(wrapped({std::string(95, 'x'), "four", "five"}, 0, 2) == std::string(95, 'x') + " four\n  five");    // 100 columns
-    CHECK(wrapped({std::string(96, 'x'), "four", "five"}, 0, 2) == std::string(96, 'x') + "\n  four five");    // would be 101
+    const std::string x95(95, 'x'), x96(96, 'x');
+    CHECK(wrapped({x95, "four", "five"}, 0, 2) == x95 + " four\n  five");       // 100 columns
+    CHECK(wrapped({x96, "four", "five"}, 0, 2) == x96 + "\n  four five");       // would be 101
 }
 
 TEST_CASE("args: the banner shows the flags that differ from their defaults", "[args]") {
     CHECK(changed_flags(parse({})).empty());
-    const Names flags = changed_flags(parse({"--lr", "0.5", "--B", "4", "--out", "a\nb", "--generate", "", "--check", "-i", "x *"}));
+    const Names flags =
+        changed_flags(parse({"--lr", "0.5", "--B", "4", "--out", "a\nb", "--generate", "", "--check", "-i", "x *"}));
     CHECK(flags == Names{"--train_files 'x *'", "--lr 0.5", "--out a\\x0ab", "--check"});
     CHECK(banner_line("flags", flags) == "flags             --train_files 'x *' --lr 0.5 --out a\\x0ab --check\n");
 }

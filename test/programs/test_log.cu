@@ -181,8 +181,9 @@ TEST_CASE("log: the step line has the loss in llm.c's columns", "[log]") {
     r.norm_z = 12.6;
     r.mfu = 0.414;
     r.skipped = "spike";
-    CHECK(step_line(r, 10, 0) == "step    1/10 | loss 5.270009 -1.2z | norm 29.55  +13z | lr 3.00e-4 |  1000 tok/s 41% MFU | 0s\n"
-                                 "  SKIPPED: spike");
+    CHECK(step_line(r, 10, 0) ==
+          "step    1/10 | loss 5.270009 -1.2z | norm 29.55  +13z | lr 3.00e-4 |  1000 tok/s 41% MFU | 0s\n"
+          "  SKIPPED: spike");
     r.mfu = NAN;                                                // a GPU of unknown peak
     CHECK(contains(step_line(r, 10, 0), " tok/s n/a MFU |"));
     CHECK(val_line(1000, 18865, 10.98765432) == "step  1000/18865 | val loss 10.98765");

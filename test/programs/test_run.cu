@@ -156,14 +156,16 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
     if (!have_program()) { return; }
     Place place;
     const Flags& b = place.base;
-    const std::string good = place / "good.bin", cut = place / "cut.bin", grown = place / "grown.bin";
-    const std::string high = place / "high.bin";
+    // 1 shards and texts, most of them wrong
+    const std::string good = place / "good.bin", cut = place / "cut.bin";
+    const std::string grown = place / "grown.bin", high = place / "high.bin";
     write_file(good, shard(ids_below(300, 400), 300, 400));
     write_file(cut, shard(ids_below(300, 399), 300, 400));
     write_file(grown, shard(ids_below(300, 401), 300, 400));
     write_file(place / "short.txt", "too short");
     write_file(place / "raw.bin", bytes_of(ids_below(300, 2000)));
     write_file(place / "zero.txt", "");
+    // 2 each of these flags is refused, with a message that holds these words
     const Refusal refusals[] = {
         {b.set("--steeps", "3"), {"'--steeps'", "--steps"}},
         {b.set("--B", "0"), {"--B: expected ", "got '0'", "an int >= 1"}},
@@ -212,12 +214,12 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
     check_refused(place, {b.set("--train_files", place / "short.txt").set("--steps", "-1"),
                           {"--train_files", "short.txt", "33 tokens", "got at most 9"}});
     CHECK_FALSE(path_exists(place.out()));
-    // the disk has room for one checkpoint, and not for all that there will be
+    // 3 the disk has room for one checkpoint, and not for all that there will be
     const Flags many = b.set("--steps", "2000000000").with("--checkpoint_every 1").set("--out", place / "full");
     check_refused(place, {many, {place / "full: 2000000000 checkpoints need ", " are free", "--keep"}});
     check_refused(place, {many.with("--keep 3 --major 2"), {place / "full: 1000000002 checkpoints need "}});
 
-    // ids are looked at when they are read
+    // 4 ids are looked at when they are read
     std::vector<uint16_t> ids = ids_below(300, 400);
     ids[123] = 300;
     write_file(high, shard(ids, 300, 400));
@@ -315,7 +317,8 @@ TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
     io_mkdirs(place / "odd/.lock");
     check_refused(place, {place.base.set("--out", place / "odd"), {"odd", "not writable"}});
 
-    Process first(place.program, place.base.with("--steps 1000000 --checkpoint_every 1000000").words(), place / "first");
+    Process first(place.program, place.base.with("--steps 1000000 --checkpoint_every 1000000").words(),
+                  place / "first");
     first.wait_for_lines(place.out() + "/main.log", 3);
     REQUIRE(first.running());
     const Refusal second = {place.base.set("--checkpoint_every", "1"),
@@ -407,8 +410,9 @@ TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
 TEST_CASE("run: the console keeps to 100 columns and prints no control characters", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const Flags flags = place.base.with("--lr 0 --steps 140 --log_every 50 --val_every 70 --sample_every 140 --tokens 300")
-        .with("--checkpoint_every 0");
+    const Flags flags =
+        place.base.with("--lr 0 --steps 140 --log_every 50 --val_every 70 --sample_every 140 --tokens 300")
+            .with("--checkpoint_every 0");
     const Outcome o = place.run(flags);
     REQUIRE(o.code == 0);
     std::vector<std::string> steps, validations;
@@ -456,7 +460,8 @@ TEST_CASE("run: a missing data set names the script that makes it", "[run]") {
     if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.set("--train_files", place / "data/tinyshakespeare/tiny_shakespeare_train.bin");
-    check_refused(place, {flags, {"--train_files", "tiny_shakespeare_train.bin: no such file", ": python3 data/tinyshakespeare.py"}});
+    check_refused(place, {flags, {"--train_files", "tiny_shakespeare_train.bin: no such file",
+                                  ": python3 data/tinyshakespeare.py"}});
     check_refused(place, {place.base.set("--val_files", place / "data/wikitext103/*_val_*.bin"),
                           {"--val_files", ": python3 data/wikitext.py"}});
     check_refused(place, {place.base.set("--val_files", place / "other.bin"), {"--val_files", "no file matches"}});
@@ -473,7 +478,8 @@ TEST_CASE("run: --list, --check and --help", "[run]") {
     }
     const Outcome bytes = place.run(place.base.set("--list"));
     CHECK(bytes.code == 0);
-    const size_t C = 32, V = 256, layer = 12 * C * C + 13 * C + 2 * 2 * (C + 1);
+    const size_t C = 32, V = 256;
+    const size_t layer = 12 * C * C + 13 * C + 2 * 2 * (C + 1);
     CHECK(contains(bytes.out, strprintf("%zu of them parameters", V * C + 2 * layer + 2 * C)));
     const Outcome check_run = place.run(place.base.with("--check --total_batch 256"));
     CHECK(check_run.code == 0);
@@ -559,7 +565,8 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
     REQUIRE(trained.code == 0);
     CHECK(contains(trained.out, "generating:\n---\n"));
     const Flags use = Flags().set("--load", place / "ids").with("--threads 1 --tokens 9").set("--generate", "5 299");
-    const Outcome a = place.run(use), b = place.run(use), c = place.run(use.set("--seed", "1"));
+    const Outcome a = place.run(use), b = place.run(use);
+    const Outcome c = place.run(use.set("--seed", "1"));
     REQUIRE(a.code == 0);
     CHECK(a.out.compare(0, 6, "5 299 ") == 0);                                      // stdout is the text alone
     std::vector<long> numbers;
@@ -615,10 +622,11 @@ TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
         for (size_t k = i; k < T; k++) { CHECK(j.at("bias")[i][k] == 0.0); }
     }
     CHECK(j.at("bias")[T - 1][0].get<double>() < 0);
-    for (const char* bad : {"1", "1,0", "a,0,x", "1,,x", "1x,0,x", " 1,0,x", "1, 0,x", "0x1,0,x", "2,0,x", "1,2,x", "-1,0,x", "4294967297,0,x",
-                            "18446744073709551617,0,x", "1,0.0,x"}) {
-        check_refused(place, {Flags().set("--load", place.out()).set("--dump_bias", bad).set("--out", place / "bias"),
-                              {"--dump_bias: expected LAYER,HEAD,TEXT with a layer below 2 and a head below 2, got '"}});
+    for (const char* bad : {"1", "1,0", "a,0,x", "1,,x", "1x,0,x", " 1,0,x", "1, 0,x", "0x1,0,x", "2,0,x", "1,2,x",
+                            "-1,0,x", "4294967297,0,x", "18446744073709551617,0,x", "1,0.0,x"}) {
+        check_refused(place,
+                      {Flags().set("--load", place.out()).set("--dump_bias", bad).set("--out", place / "bias"),
+                       {"--dump_bias: expected LAYER,HEAD,TEXT with a layer below 2 and a head below 2, got '"}});
     }
 }
 
