@@ -132,9 +132,12 @@ class Recipe:
                 self.step(f"insert: {words}", lambda: self.insert(words, block))
             elif kind == "run":
                 more = " ..." if len(block.lines) > 1 else ""
-                self.step(f"run: {block.lines[0]}{more}", lambda: self.run(words, block))
+                self.step(f"run: {self.script(block.lines[0])}{more}", lambda: self.run(words, block))
             else:
                 self.step(f"launches: {words}", lambda: self.launches(words, block))
+
+    def script(self, text):
+        return text.replace(FEW, "") if self.full else text
 
     @staticmethod
     def parse(pattern, words, block, wanted):
@@ -172,7 +175,7 @@ class Recipe:
             if python is None:
                 raise Skipped(f"no python3 here has {module}")
             environment["PATH"] = os.path.dirname(python) + os.pathsep + environment["PATH"]
-        script = block.text().replace(FEW, "") if self.full else block.text()
+        script = self.script(block.text())
         run = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.directory, env=environment,
                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              errors="replace")
