@@ -22,10 +22,12 @@ struct Parameters {
         for (const TensorSpec& s : params) { table.add(s); }
     }
     float* master = nullptr;                                // float32 weights
-    floatX* weights = nullptr;                              // what the layers read: master itself, or its rounded copy in bf16 builds
+    floatX* weights = nullptr;                              // what the layers read: master, or its copy in bf16
     float *m = nullptr, *v = nullptr;                       // AdamW's moments
-    double *norm_partial = nullptr, *loss_sums = nullptr;   // of a step: gradient_norm's, and a loss each micro-batch behind them
-    std::vector<float*> tree;                               // gradient buffers: tree[k] sums 2^k micro-batches, the last is being filled
+    double* norm_partial = nullptr;                         // partial sums of gradient_norm, one per chunk
+    double* loss_sums = nullptr;                            // after them: one sum of losses per micro-batch of a step
+    // gradient buffers: tree[k] holds the sum of 2^k micro-batches, the last one is being filled
+    std::vector<float*> tree;
     Stream stream = {};
 };
 
@@ -33,8 +35,9 @@ struct Parameters {
 inline void check_files(const Parameters& p) {
     for (const TensorSpec& s : p.table.specs) {
         const auto named = [&](const FileTensor& f) { return f.tensor == s.name; };
-        check(std::any_of(p.files.begin(), p.files.end(), named), "tensor %s has no row in the trainer's table of files, so it would never "
-              "be saved: add one", s.name.c_str());
+        check(std::any_of(p.files.begin(), p.files.end(), named),
+              "tensor %s has no row in the trainer's table of files, so it would never be saved: add one",
+              s.name.c_str());
     }
 }
 
@@ -50,7 +53,8 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
     const size_t bytes = sizeof(float) * p.table.total;
     p.stream = device_stream();
     p.master = (float*)device_malloc(bytes);
-    p.weights = (floatX*)(sizeof(floatX) == sizeof(float) ? (void*)p.master : device_malloc(sizeof(floatX) * p.table.total));
+    const bool rounded = sizeof(floatX) != sizeof(float);
+    p.weights = (floatX*)(rounded ? device_malloc(sizeof(floatX) * p.table.total) : (void*)p.master);
     std::vector<float> host(p.table.total);
     init_tensors(host.data(), p.table, p.files, seed);
     copy_to_device(p.master, host.data(), bytes, p.stream);
@@ -121,7 +125,8 @@ inline size_t count_targets(const int* targets, size_t n) {
 // asked for): the one time in a step that the host waits for the device.
 inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
     StepGradient g = {p.tree.back(), 0.0, 0.0};
-    const size_t n = (size_t)micro_batches, chunks = gradient_norm_begin(p.norm_partial, g.grads, p.table.total, p.stream);
+    const size_t n = (size_t)micro_batches;
+    const size_t chunks = gradient_norm_begin(p.norm_partial, g.grads, p.table.total, p.stream);
     std::vector<double> sums(chunks + n), losses(n * (size_t)comm().size);
     copy_to_host(sums.data(), p.norm_partial, sizeof(double) * sums.size(), p.stream);
     g.norm = gradient_norm_end(sums.data(), chunks);
@@ -133,7 +138,8 @@ inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counte
 inline void update_parameters(Parameters& p, const float* grads, const AdamW& adamw) {
     for (size_t i = 0; i < p.table.specs.size(); i++) {
         const size_t o = p.table.offsets[i];
-        adamw_update(p.weights + o, p.master + o, grads + o, p.m + o, p.v + o, p.table.specs[i].size(), p.table.specs[i], adamw, p.stream);
+        const TensorSpec& s = p.table.specs[i];
+        adamw_update(p.weights + o, p.master + o, grads + o, p.m + o, p.v + o, s.size(), s, adamw, p.stream);
     }
 }
 
@@ -141,7 +147,8 @@ inline void update_parameters(Parameters& p, const float* grads, const AdamW& ad
 inline std::string first_bad_tensor(Parameters& p, const float* grads) {
     for (size_t i = 0; i < p.table.specs.size(); i++) {
         const TensorSpec& s = p.table.specs[i];
-        if (!std::isfinite(gradient_norm(p.norm_partial, grads + p.table.offsets[i], s.size(), p.stream))) { return s.name; }
+        const double norm = gradient_norm(p.norm_partial, grads + p.table.offsets[i], s.size(), p.stream);
+        if (!std::isfinite(norm)) { return s.name; }
     }
     return "";
 }
@@ -153,17 +160,23 @@ inline std::string first_bad_tensor(Parameters& p, const float* grads) {
 // so that the host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the
 // step's end).
 struct DeviceBatch {
-    size_t N = 0, groups = 0;                                               // capacity in tokens; groups of the plan in hand
-    int *tokens = nullptr, *targets = nullptr, *rows = nullptr, *first = nullptr;   // on the device: (N), first (N+1)
-    int *picked = nullptr, *lengths = nullptr;                              // rows that are asked for; tokens of each sequence: (N)
-    int* pinned = nullptr;                                                  // (slots, ints(N))
+    size_t N = 0;                                           // capacity in tokens
+    size_t groups = 0;                                      // distinct tokens of the batch: see EmbeddingPlan
+    int *tokens = nullptr, *targets = nullptr;              // on the device: (N) each
+    int *rows = nullptr, *first = nullptr;                  // the plan: (N), (N+1)
+    int *picked = nullptr, *lengths = nullptr;              // rows that have a target (N); tokens of each sequence (N)
+    int* pinned = nullptr;                                  // (slots, ints(N))
     size_t slots = 0;
 
     static size_t ints(size_t N) { return 6 * N + 1; }
     void allocate(size_t capacity) {
         N = capacity;
         tokens = (int*)device_malloc(sizeof(int) * ints(N));
-        targets = tokens + N; rows = targets + N; first = rows + N; picked = first + N + 1; lengths = picked + N;
+        targets = tokens + N;
+        rows = targets + N;
+        first = rows + N;
+        picked = first + N + 1;
+        lengths = picked + N;
     }
     void release() {
         device_free(tokens);
@@ -171,7 +184,8 @@ struct DeviceBatch {
         *this = DeviceBatch();
     }
     // n tokens; targets may be null, and then, or without `backward`, there is no plan
-    void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, bool backward, Stream stream) {
+    void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, bool backward,
+              Stream stream) {
         if (slots < of) {
             pinned_free(pinned);
             pinned = (int*)pinned_malloc(sizeof(int) * ints(N) * of);
@@ -188,7 +202,8 @@ struct DeviceBatch {
     }
     // Of the batch just loaded, where only some rows have a target: these, and their targets (n each); and how long
     // each of B sequences is (null: all of them full).
-    void pick(size_t slot, const int* host_picked, const int* host_targets, size_t n, const int* host_lengths, size_t B, Stream stream) {
+    void pick(size_t slot, const int* host_picked, const int* host_targets, size_t n, const int* host_lengths, size_t B,
+              Stream stream) {
         copy(picked, slot, host_picked, n, stream);
         copy(targets, slot, host_targets, n, stream);
         if (host_lengths != nullptr) { copy(lengths, slot, host_lengths, B, stream); }
@@ -208,18 +223,21 @@ private:
 // activations
 
 enum class Purpose { Train, Evaluate, Generate };
-constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;     // elements of logits at one time; a GPU likes long products
+// Elements of logits that are held at one time. A GPU likes long products.
+constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;
 
 // how many layers' worth of an activation exist
 inline int kept_layers(Keep keep, Purpose purpose, int L) {
-    const bool each = keep == Keep::Cached ? purpose != Purpose::Evaluate : keep == Keep::Saved && purpose == Purpose::Train;
-    return each ? L : 0;
+    const bool saved = keep == Keep::Saved && purpose == Purpose::Train;
+    const bool cached = keep == Keep::Cached && purpose != Purpose::Evaluate;
+    return saved || cached ? L : 0;
 }
 
 // The activations of one shape, and the tokens they belong to. Pointers: the trainer's struct of them, made from its
 // table.
 template <class Pointers> struct ActivationsOf {
-    int B = 0, T = 0, chunk = 0;                            // capacity; rows of logits held at once
+    int B = 0, T = 0;                                       // capacity
+    int chunk = 0;                                          // rows of logits held at once
     bool decodes = false;                                   // attention_decode runs over them
     TensorTable table, position_table;
     float *data = nullptr, *position_data = nullptr;
@@ -227,7 +245,10 @@ template <class Pointers> struct ActivationsOf {
     DeviceBatch batch;
     const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
 
-    size_t bytes() const { return sizeof(float) * (table.total + position_table.total) + sizeof(int) * DeviceBatch::ints((size_t)B * T); }
+    size_t bytes() const {
+        const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * T);
+        return sizeof(float) * floats + sizeof(int) * ints;
+    }
     void add(TensorSpec s, size_t element) {
         s.element = element;
         table.add(s);
@@ -243,8 +264,8 @@ template <class Pointers> struct ActivationsOf {
     }
     void allocate() {
         if (bytes() > device_memory_available()) {
-            die(EXIT_OUT_OF_MEMORY, "%d x %d tokens want %s of activations, %s are available", B, T, format_bytes((double)bytes()).c_str(),
-                format_bytes((double)device_memory_available()).c_str());
+            die(EXIT_OUT_OF_MEMORY, "%d x %d tokens need %s of activations, but %s are available", B, T,
+                format_bytes((double)bytes()).c_str(), format_bytes((double)device_memory_available()).c_str());
         }
         data = (float*)device_malloc(sizeof(float) * table.total);
         position_data = (float*)device_malloc(sizeof(float) * position_table.total);
@@ -268,15 +289,27 @@ template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
 }
 
 // An encoding bound to a layer of a model whose activations are laid out for (B,T). grads: null while evaluating
-template <class Model, class Acts> PositionView position_view(const Model& model, const Acts& acts, int layer, int B, int T, float* grads = nullptr) {
+template <class Model, class Acts>
+PositionView position_view(const Model& model, const Acts& acts, int layer, int B, int T, float* grads = nullptr) {
     PositionView v;
     v.config = &model.config.position;
-    v.L = model.config.L; v.NH = model.config.NH; v.C = model.config.C; v.HS = v.C / v.NH; v.layer = layer;
-    v.B = B; v.T = T; v.OC = model.OC;
-    v.causal = model.config.causal; v.decodes = acts.decodes;
+    v.L = model.config.L;
+    v.NH = model.config.NH;
+    v.C = model.config.C;
+    v.HS = v.C / v.NH;
+    v.layer = layer;
+    v.B = B;
+    v.T = T;
+    v.OC = model.OC;
+    v.causal = model.config.causal;
+    v.decodes = acts.decodes;
     v.kv_len = acts.kv_len;
-    v.params = &model.table; v.first_param = model.first_position_param; v.acts = &acts.position_table;
-    v.master = model.master; v.grads = grads; v.act_data = acts.position_data;
+    v.params = &model.table;
+    v.first_param = model.first_position_param;
+    v.acts = &acts.position_table;
+    v.master = model.master;
+    v.grads = grads;
+    v.act_data = acts.position_data;
     return v;
 }
 

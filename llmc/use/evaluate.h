@@ -46,16 +46,18 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
     std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T), lengths((size_t)most);
     const size_t row_floats = (size_t)most * T;
-    std::vector<float> losses(row_floats), hits(row_floats), all_losses(row_floats * ranks), all_hits(row_floats * ranks);
+    std::vector<float> losses(row_floats), hits(row_floats);
+    std::vector<float> all_losses(row_floats * ranks), all_hits(row_floats * ranks);
     std::vector<double> sum((size_t)T, 0.0);
     std::vector<uint64_t> count((size_t)T, 0);
     Progress progress(strprintf("evaluating at T = %d", T));
-    for (uint64_t round = 0; round < e.windows; round += (uint64_t)most * ranks) {     // each rank has a batch of windows
+    for (uint64_t round = 0; round < e.windows; round += (uint64_t)most * ranks) {      // a batch of windows per rank
         const uint64_t w = std::min(e.windows, round + (uint64_t)most * (uint64_t)comm().rank);
         const int B = (int)std::min((uint64_t)most, e.windows - w);
         for (int b = 0; b < B; b++) {
             const uint64_t start = (w + b) * e.stride, n = std::min((uint64_t)T, total - start);
-            const uint64_t first = w + b == 0 ? 0 : (uint64_t)(T - e.stride);           // scored already by the window before
+            // what the window before has scored already is context here
+            const uint64_t first = w + b == 0 ? 0 : (uint64_t)(T - e.stride);
             lengths[(size_t)b] = (int)n;
             std::fill(stream.begin(), stream.end(), 0);
             files.read(start, n + 1, stream.data());
@@ -63,13 +65,16 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
             set_targets(model, stream.data(), start, T, tokens.data() + (size_t)b * T, row);
             for (int t = 0; t < T; t++) { row[t] = (uint64_t)t < n && (uint64_t)t >= first ? row[t] : IGNORE_INDEX; }
         }
-        if (B > 0) { forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(), hits.data()); }
+        if (B > 0) {
+            forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(),
+                           hits.data());
+        }
         for (size_t n = 0; n < row_floats; n++) {                                       // no loss is minus infinity
             if (n >= (size_t)B * T || targets[n] == IGNORE_INDEX) { losses[n] = -INFINITY; }
         }
         comm_all_gather(all_losses.data(), losses.data(), row_floats, "losses of the evaluation");
         comm_all_gather(all_hits.data(), hits.data(), row_floats, "hits of the evaluation");
-        for (size_t n = 0; n < all_losses.size(); n++) {                                // in the stream's order, whoever computed them
+        for (size_t n = 0; n < all_losses.size(); n++) {                                // in the stream's order
             if (all_losses[n] == -INFINITY) { continue; }
             sum[n % T] += all_losses[n];
             e.accuracy += all_hits[n];
@@ -78,7 +83,8 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
         progress.update(std::min(e.windows, round + (uint64_t)most * ranks), e.windows);
     }
     for (uint64_t n : count) { e.tokens += n; }
-    check(e.tokens > 0, "%s %s: nothing to predict in %llu tokens", files.flag.c_str(), files.pattern.c_str(), (unsigned long long)total);
+    check(e.tokens > 0, "%s %s: nothing to predict in %llu tokens", files.flag.c_str(), files.pattern.c_str(),
+          (unsigned long long)total);
     for (int t = 0; t < T; t++) {
         e.loss += sum[t] / (double)e.tokens;
         e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN);
@@ -88,23 +94,25 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
 }
 
 inline Json evaluation_json(const Evaluation& e, const PositionConfig& position) {
-    return {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train}, {"stride", e.stride},
-            {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss}, {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}};
+    return {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train},
+            {"stride", e.stride}, {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss},
+            {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}};
 }
 
 // Perplexity at each length, printed as a table and logged. A length beyond the encoding's reach prints "-" and why.
 template <class Model, class Log>
-void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride, uint64_t limit, bool curve,
-                      Log& log) {
+void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride,
+                      uint64_t limit, bool curve, Log& log) {
     const PositionConfig& position = model.config.position;
     const int reach = position_max_length(position);
-    check(*std::min_element(lengths.begin(), lengths.end()) <= reach, "--eval_lengths: %s reaches %d tokens, every length is beyond that",
-          position.name.c_str(), reach);
+    check(*std::min_element(lengths.begin(), lengths.end()) <= reach,
+          "--eval_lengths: %s reaches %d tokens, every length is beyond that", position.name.c_str(), reach);
     printf("%8s %8s %10s %12s %10s %10s   (%s, trained at %d)\n", "T", "stride", "windows", "tokens", "loss", "ppl",
            position_text(position).c_str(), position.T_train);
     for (int T : lengths) {
         if (T > reach) {
-            printf("%8d %8s %10s %12s %10s %10s   %s has no positions beyond %d\n", T, "-", "-", "-", "-", "-", position.name.c_str(), reach);
+            printf("%8d %8s %10s %12s %10s %10s   %s has no positions beyond %d\n", T, "-", "-", "-", "-", "-",
+                   position.name.c_str(), reach);
             continue;
         }
         const int B = std::max(1, EVALUATION_TOKENS / T);
@@ -112,12 +120,13 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         activations_allocate(acts);
         const Evaluation e = evaluate(model, acts, files, T, stride, limit);
         const int HS = model.config.C / model.config.NH;
-        const double live = live_tile_share(acts.a.attscratch(), position, model.config.causal, T, model.config.NH, HS, model.stream);
+        const double live = live_tile_share(acts.a.attscratch(), position, model.config.causal, T, model.config.NH, HS,
+                                            model.stream);
         acts.release();
         std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
         if (live < 1.0) { more += strprintf("   last layer: %.1f%% of the tiles live", 100 * live); }
-        printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows, (unsigned long long)e.tokens, e.loss,
-               std::exp(e.loss), more.c_str());
+        printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows,
+               (unsigned long long)e.tokens, e.loss, std::exp(e.loss), more.c_str());
         fflush(stdout);
         log.record(evaluation_json(e, position));
         if (!curve) { continue; }

@@ -57,7 +57,8 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
         if (ids.empty()) { ids.push_back(std::max(tokenizer->eot, 0)); }
         return ids;
     }
-    const std::string why = tokenizer == nullptr ? "there is no --tokenizer" : tokenizer->path + ": " + tokenizer->cannot_encode;
+    std::string why = "there is no --tokenizer";
+    if (tokenizer != nullptr) { why = tokenizer->path + ": " + tokenizer->cannot_encode; }
     if (V == 256) {
         for (const char c : text.empty() ? std::string("\n") : text) { ids.push_back((unsigned char)c); }
         return ids;
@@ -96,8 +97,8 @@ inline std::string visible(const std::string& s) {
 // Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded when
 // there is a tokenizer.
 template <class Model>
-std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling, const Tokenizer* tokenizer,
-                          FILE* out) {
+std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
+                          const Tokenizer* tokenizer, FILE* out) {
     const int64_t reach = position_max_length(model.config.position);
     check(n <= reach - (int64_t)prompt.size(), "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; ask for fewer with "
           "--tokens", prompt.size(), (long long)n, model.config.position.name.c_str(), (long long)reach);

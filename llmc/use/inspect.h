@@ -35,7 +35,8 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
 // Writes DIRECTORY/bias_LAYER_HEAD.json for scripts/plot.py: the bias over the tokens `ids`, which are shown as
 // `labels`.
 template <class Model>
-void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head, const std::string& directory) {
+void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head,
+                const std::string& directory) {
     const int T = (int)ids.size();
     auto acts = activations_describe(model, 1, T, Purpose::Generate, 0);
     activations_allocate(acts);
@@ -43,8 +44,11 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
     forward_logits(model, acts, ids.data(), T, 0, logits);
     const std::vector<float> bias = bias_matrix(position_view(model, acts, layer, 1, T), head, T, model.stream);
     acts.release();
-    Json j = {{"pos", model.config.position.name}, {"layer", layer}, {"head", head}, {"tokens", labels}, {"bias", Json::array()}};
-    for (int i = 0; i < T; i++) { j["bias"].push_back(std::vector<float>(bias.begin() + (long)i * T, bias.begin() + (long)(i + 1) * T)); }
+    Json j = {{"pos", model.config.position.name}, {"layer", layer}, {"head", head}, {"tokens", labels},
+              {"bias", Json::array()}};
+    for (auto row = bias.begin(); row != bias.end(); row += T) {
+        j["bias"].push_back(std::vector<float>(row, row + T));
+    }
     const std::string path = directory + strprintf("/bias_%d_%d.json", layer, head);
     io_mkdirs(directory);
     write_text(path, json_text(j) + "\n");

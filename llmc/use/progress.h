@@ -16,8 +16,10 @@ struct Progress {
         last = now;
         shown = true;
         const double eta = (now - start) / (double)done * (double)(total - done);
-        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s", terminal ? "\r" : "", label.c_str(), 100.0 * (double)done / (double)total,
-                format_duration(eta).c_str(), terminal ? "   " : "\n");
+        const char *before = terminal ? "\r" : "";
+        const char *after = terminal ? "   " : "\n";
+        const double percent = 100.0 * (double)done / (double)total;
+        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s", before, label.c_str(), percent, format_duration(eta).c_str(), after);
     }
     ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 30, ""); } }
 };
