@@ -159,9 +159,10 @@ template <bool Softplus, class R> std::vector<R> oracle_cable_S(const OracleLaye
 template <bool Log, bool Weighted, bool Softplus> struct CableOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const std::vector<R> S = oracle_cable_S<Softplus>(o, h);
+        std::vector<R> g(S.size(), R(1));
+        for (int i = 0; i < o.T && Weighted; i++) { g[(size_t)i] = oracle_softplus(o.column(i, o.NH + h)); }
         return each_pair(o, [&](int i, int j) {
-            const R g = Weighted ? oracle_softplus(o.column(i, o.NH + h)) : R(1);
-            const R r = g * std::fabs(S[(size_t)i] - S[(size_t)j]);
+            const R r = g[(size_t)i] * std::fabs(S[(size_t)i] - S[(size_t)j]);
             return Log ? -std::log(1 + r * r) : -r;
         });
     }
@@ -233,8 +234,10 @@ inline int oracle_t5_bucket(int n, bool causal) {
 }
 struct T5Oracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
-        return each_pair(
-            o, [&](int i, int j) { return o.parameter("t5", (size_t)(oracle_t5_bucket(i - j, o.causal) * o.NH + h)); });
+        const std::vector<R>& table = o.params.at("t5");    // (32,NH)
+        return each_pair(o, [&](int i, int j) {
+            return table.at((size_t)(oracle_t5_bucket(i - j, o.causal) * o.NH + h));
+        });
     }
 };
 inline const bool t5_oracle = register_oracle<T5Oracle>("t5");
@@ -243,9 +246,10 @@ inline const bool t5_oracle = register_oracle<T5Oracle>("t5");
 struct T5ClipOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const int K = (int)o.value("K");
+        const std::vector<R>& table = o.params.at("t5");
         return each_pair(o, [&](int i, int j) {
             const int row = o.causal ? std::min(i - j, K) : K + std::max(-K, std::min(i - j, K));
-            return o.parameter("t5", (size_t)(row * o.NH + h));
+            return table.at((size_t)(row * o.NH + h));
         });
     }
 };
@@ -271,10 +275,11 @@ struct FireOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const std::vector<R> &w1 = o.params.at("fire_w1"), &b1 = o.params.at("fire_b1"), &w2 = o.params.at("fire_w2");
         const R c = std::fabs(o.parameter("fire_c", 0)), L = std::fabs(o.parameter("fire_l", 0)) * 512;
+        const R b2 = o.parameter("fire_b2", (size_t)h);
         return each_pair(o, [&](int i, int j) {
             const R m = std::max(L, (R)(o.causal ? i : std::max(i, j)));
             const R y = std::log(c * std::abs(i - j) + 1) / (std::log(c * m + 1) + R(1e-6));
-            R f = o.parameter("fire_b2", (size_t)h);
+            R f = b2;
             for (size_t k = 0; k < 32; k++) { f += w2[(size_t)h * 32 + k] * std::max(R(0), w1[k] * y + b1[k]); }
             return f;
         });
