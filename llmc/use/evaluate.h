@@ -6,10 +6,11 @@
 //
 // Templates over the trainer's model. They call, with its types:
 //   activations_describe(model, B, T, Purpose, recompute), activations_allocate,
-//   set_targets(model, stream, start, n, tokens, targets): what a model is asked about the tokens stream[0 .. n-1], of which
-//     stream[0] is token number `start` of the data (stream[n] exists too), and
-//   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0 where
-//     ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may be null
+//   set_targets(model, stream, start, n, tokens, targets): what a model is asked about the tokens stream[0 .. n-1], of
+//     which stream[0] is token number `start` of the data (stream[n] exists too), and
+//   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0
+//     where ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may
+//     be null
 #ifndef LLMC_USE_EVALUATE_H
 #define LLMC_USE_EVALUATE_H
 
