@@ -18,8 +18,8 @@ import statistics
 import sys
 import zlib
 
-# Okabe and Ito's colours, which stay distinct under the common colour blindnesses, and shades between them. Every encoding
-# has one colour and one marker, the same in every figure.
+# Okabe and Ito's colours, which stay distinct under the common colour blindnesses, and shades between them. Every
+# encoding has one colour and one marker, the same in every figure.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#7F7F7F")
 STYLES = {          # colour, marker
