@@ -1,7 +1,7 @@
 // use/hellaswag.h -- multiple choice by likelihood (HellaSwag, Zellers et al. 2019): which of four endings does the
 // model expect?
 //
-//   score of an ending = mean over its tokens of -log p(token | context, ending before it); the least wins ("acc_norm").
+//   score of an ending = mean over its tokens of -log p(token | context, ending before it); the least wins: "acc_norm"
 // The file is llm.c's: 1024-byte header of int32 (20240522, 1, examples, bytes of the longest), then uint16, an example
 //   65535 | bytes, this prefix included | index | label | 4 | n | context (n) | 4 x (n | ending (n))
 #ifndef LLMC_USE_HELLASWAG_H
@@ -29,27 +29,33 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
     int32_t header[4];
     check(bytes.size() >= 1024, "--hellaswag %s: %zu bytes are less than a header", name, bytes.size());
     memcpy(header, bytes.data(), sizeof(header));
-    check(header[0] == HELLASWAG_MAGIC && header[1] == 1, "--hellaswag %s: magic and version are %d, %d, wanted %d, 1: llm.c's multiple-choice "
+    check(header[0] == HELLASWAG_MAGIC && header[1] == 1,
+          "--hellaswag %s: magic and version are %d, %d, wanted %d, 1: llm.c's multiple-choice "
           "file, as data/hellaswag.py writes it", name, header[0], header[1], HELLASWAG_MAGIC);
-    check(header[2] >= 1 && bytes.size() > 1024 && bytes.size() % 2 == 0, "--hellaswag %s: %d examples in %zu bytes", name, header[2], bytes.size());
+    check(header[2] >= 1 && bytes.size() > 1024 && bytes.size() % 2 == 0, "--hellaswag %s: %d examples in %zu bytes",
+          name, header[2], bytes.size());
     std::vector<uint16_t> data((bytes.size() - 1024) / 2);
     memcpy(data.data(), bytes.data() + 1024, 2 * data.size());
     size_t at = 0;
     for (int e = 0; e < header[2]; e++) {
-        check(data.size() - at >= 6, "--hellaswag %s: ends inside example %d of %d; is it truncated?", name, e, header[2]);
+        check(data.size() - at >= 6, "--hellaswag %s: ends inside example %d of %d; is it truncated?", name, e,
+              header[2]);
         const size_t words = data[at + 1] / 2, end = at + words;
-        const bool good = data[at] == 65535 && data[at + 1] % 2 == 0 && words >= 6 && end <= data.size() && data[at + 2] == (e & 0xffff) &&
-                          data[at + 3] < HELLASWAG_ENDINGS && data[at + 4] == HELLASWAG_ENDINGS;
+        const bool good = data[at] == 65535 && data[at + 1] % 2 == 0 && words >= 6 && end <= data.size() &&
+                          data[at + 2] == (e & 0xffff) && data[at + 3] < HELLASWAG_ENDINGS &&
+                          data[at + 4] == HELLASWAG_ENDINGS;
         check(good, "--hellaswag %s: example %d of %d is damaged", name, e, header[2]);
         HellaSwag::Example x;
         x.label = data[at + 3];
         at += 5;
         for (int k = -1; k < HELLASWAG_ENDINGS; k++) {
-            check(at < end && data[at] >= 1 && at + data[at] < end, "--hellaswag %s: example %d of %d: a text of no tokens, or beyond its end",
-                  name, e, header[2]);
+            check(at < end && data[at] >= 1 && at + data[at] < end,
+                  "--hellaswag %s: example %d of %d: a text of no tokens, or beyond its end", name, e, header[2]);
             std::vector<int>& text = k < 0 ? x.context : x.ending[k];
             text.assign(data.begin() + (long)at + 1, data.begin() + (long)(at + 1 + data[at]));
-            for (int id : text) { check(id < V, "--hellaswag %s: example %d has id %d, the model's vocabulary is %d", name, e, id, V); }
+            for (int id : text) {
+                check(id < V, "--hellaswag %s: example %d has id %d, the model's vocabulary is %d", name, e, id, V);
+            }
             at += 1 + text.size();
         }
         check(at == end, "--hellaswag %s: example %d of %d is damaged", name, e, header[2]);
@@ -60,7 +66,8 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
 }
 
 struct HellaSwagScore {
-    int correct = 0, examples = 0, cut = 0;     // cut: examples whose context lost its beginning, to fit into T
+    int correct = 0, examples = 0;
+    int cut = 0;                                // examples whose context lost its beginning, to fit into T
     std::vector<float> nll;                     // (examples,4): mean over the ending's tokens
     double accuracy() const { return (double)correct / examples; }
 };
@@ -75,7 +82,8 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
         bool cut = false;
         for (const std::vector<int>& ending : x.ending) {
             const int room = acts.T + 1 - (int)ending.size();           // the last token is only a target
-            check(room >= 1, "--hellaswag %s: an ending of %zu tokens does not fit into --T %d", set.path.c_str(), ending.size(), acts.T);
+            check(room >= 1, "--hellaswag %s: an ending of %zu tokens does not fit into --T %d", set.path.c_str(),
+                  ending.size(), acts.T);
             const int context = std::min(room, (int)x.context.size());
             cut = cut || context < (int)x.context.size();
             Row row{{x.context.end() - context, x.context.end()}, context};
@@ -89,7 +97,7 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
     std::vector<float> losses;
     for (size_t first = 0, n; first < rows.size(); first += n) {
         size_t T = 0;
-        for (n = 0; first + n < rows.size(); n++) {                     // rows of one batch are padded to the longest of them
+        for (n = 0; first + n < rows.size(); n++) {         // rows of one batch are padded to the longest of them
             const size_t longest = std::max(T, rows[first + n].tokens.size() - 1);
             if (n > 0 && n + 1 > sequences_that_fit(acts, (int)longest)) { break; }
             T = longest;
@@ -108,7 +116,8 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
         for (size_t r = 0; r < n; r++) {
             double sum = 0.0;
             for (size_t t = 0; t < T; t++) { sum += losses[r * T + t]; }            // 0 where ignored
-            score.nll.push_back((float)(sum / (double)(rows[first + r].tokens.size() - (size_t)rows[first + r].context)));
+            const Row& row = rows[first + r];
+            score.nll.push_back((float)(sum / (double)(row.tokens.size() - (size_t)row.context)));
         }
         progress.update(first + n, rows.size());
     }
@@ -119,7 +128,8 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
     return score;
 }
 
-template <class Model, class Acts, class Log> void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t step, Log& log) {
+template <class Model, class Acts, class Log>
+void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t step, Log& log) {
     const HellaSwagScore s = evaluate_hellaswag(model, acts, set);
     printf("HellaSwag: %d/%d = %f%s\n", s.correct, s.examples, s.accuracy(),
            s.cut > 0 ? strprintf("   (%d contexts cut to %d tokens)", s.cut, acts.T).c_str() : "");
