@@ -2,8 +2,9 @@
 // (trec.h).
 //
 // encode_documents is a template over the trainer's model, which calls
-//   embed_documents(model, acts, ids, lengths, rows, T, out): out (rows, model.config.C) float32 on the host, of ids (rows,T) with [PAD]
-//   behind the lengths (rows), rows <= sequences_that_fit(acts, T); of a row, whatever the other rows and the padding are
+//   embed_documents(model, acts, ids, lengths, rows, T, out): out (rows, model.config.C) float32 on the host, from
+//   ids (rows,T) with [PAD] after the lengths (rows), rows <= sequences_that_fit(acts, T). Neither the other rows nor
+//   the padding change the embedding of a row.
 #ifndef LLMC_USE_RETRIEVAL_H
 #define LLMC_USE_RETRIEVAL_H
 
@@ -30,9 +31,10 @@ struct Embeddings {
 // does not fit into memory shows at once.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
-    check(documents.group == 1, "%s: groups of %d documents, a collection wanted", documents.flag.c_str(), documents.group);
-    check(max_tokens >= 2 && max_tokens <= acts.T, "%s: documents cut to %d tokens, wanted 2 to %d", documents.flag.c_str(), max_tokens,
-          (int)acts.T);
+    check(documents.group == 1, "%s: groups of %d documents, a collection wanted", documents.flag.c_str(),
+          documents.group);
+    check(max_tokens >= 2 && max_tokens <= acts.T, "%s: documents cut to %d tokens, wanted 2 to %d",
+          documents.flag.c_str(), max_tokens, (int)acts.T);
     const size_t N = documents.size(), C = (size_t)model.config.C;
     Embeddings e;
     e.C = (int)C;
@@ -56,7 +58,9 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
         ids.assign(n * T, documents.special.pad);
         lengths.resize(n);
         out.resize(n * C);
-        for (size_t r = 0; r < n; r++) { lengths[r] = documents.read(order[first + r], max_tokens, ids.data() + r * T); }
+        for (size_t r = 0; r < n; r++) {
+            lengths[r] = documents.read(order[first + r], max_tokens, ids.data() + r * T);
+        }
         embed_documents(model, acts, ids.data(), lengths.data(), (int)n, (int)T, out.data());
         for (size_t r = 0; r < n; r++) {
             std::copy_n(out.begin() + (long)(r * C), C, e.rows.begin() + (long)(order[first + r] * C));
@@ -70,8 +74,8 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
 // "x.safetensors" -> "x.ids"
 inline std::string embeddings_ids(const std::string& path) {
     const std::string end = ".safetensors";
-    check(path.size() > end.size() && path.compare(path.size() - end.size(), end.size(), end) == 0, "%s: embeddings go by names that end "
-          "in %s", path.c_str(), end.c_str());
+    check(path.size() > end.size() && path.compare(path.size() - end.size(), end.size(), end) == 0,
+          "%s: embeddings go by names that end in %s", path.c_str(), end.c_str());
     return path.substr(0, path.size() - end.size()) + ".ids";
 }
 
@@ -80,14 +84,16 @@ inline std::string embeddings_ids(const std::string& path) {
 // further strings.
 inline void write_embeddings(const std::string& path, const Embeddings& e, const Json& metadata = Json::object()) {
     const std::string ids = embeddings_ids(path);
-    check(e.C >= 1 && e.rows.size() == e.size() * (size_t)e.C, "%s: %zu names and %zu values of rows of %d", path.c_str(), e.size(),
-          e.rows.size(), e.C);
+    check(e.C >= 1 && e.rows.size() == e.size() * (size_t)e.C, "%s: %zu names and %zu values of rows of %d",
+          path.c_str(), e.size(), e.rows.size(), e.C);
     std::string text;
     for (const std::string& name : e.names) { text += name + "\n"; }
     Json all = metadata;
     all["ids"] = sum_text(write_text(ids + ".tmp", text).sum);
     const size_t C = (size_t)e.C;
-    auto fill = [&](float* out, size_t row0, size_t rows) { std::copy_n(e.rows.begin() + (long)(row0 * C), rows * C, out); };
+    auto fill = [&](float* out, size_t row0, size_t rows) {
+        std::copy_n(e.rows.begin() + (long)(row0 * C), rows * C, out);
+    };
     write_safetensors(path + ".tmp", {{"embeddings", {e.size(), C}, fill}}, all);
     io_rename(ids + ".tmp", ids);
     io_rename(path + ".tmp", path);
@@ -99,11 +105,12 @@ inline Embeddings read_embeddings(const std::string& path) {
     const std::string ids = embeddings_ids(path);
     const Safetensors file(path);
     const SafetensorsEntry& entry = file.entry("embeddings");
-    check(entry.shape.size() == 2 && entry.shape[0] >= 1 && entry.shape[1] >= 1 && entry.shape[1] <= 1u << 20, "%s: embeddings of shape %s, "
-          "wanted (documents, channels)", path.c_str(), shape_text(entry.shape).c_str());
+    check(entry.shape.size() == 2 && entry.shape[0] >= 1 && entry.shape[1] >= 1 && entry.shape[1] <= 1u << 20,
+          "%s: embeddings of shape %s, wanted (documents, channels)", path.c_str(), shape_text(entry.shape).c_str());
     const std::string text = read_file(ids, 1u << 30), sum = sum_text(checksum(text));
     const auto known = file.metadata.find("ids");
-    check(known != file.metadata.end() && *known == sum, "%s: its checksum is not the one that %s was written with", ids.c_str(), path.c_str());
+    check(known != file.metadata.end() && *known == sum, "%s: its checksum is not the one that %s was written with",
+          ids.c_str(), path.c_str());
     Embeddings e;
     e.C = (int)entry.shape[1];
     for (size_t begin = 0; begin < text.size();) {
@@ -111,7 +118,8 @@ inline Embeddings read_embeddings(const std::string& path) {
         e.names.push_back(text.substr(begin, end - begin));
         begin = end + 1;
     }
-    check(e.size() == entry.shape[0], "%s: %zu names, but %s has %zu rows", ids.c_str(), e.size(), path.c_str(), entry.shape[0]);
+    check(e.size() == entry.shape[0], "%s: %zu names, but %s has %zu rows", ids.c_str(), e.size(), path.c_str(),
+          entry.shape[0]);
     e.rows.resize(entry.elements);
     file.read_f32("embeddings", e.rows.data(), entry.shape);
     return e;
@@ -136,15 +144,21 @@ struct Hit { float score; int document; };
 
 // a ranks before b: an order without ties, so that the first k are the same however the documents are divided among
 // threads
-inline bool ranks_before(const Hit& a, const Hit& b) { return a.score > b.score || (a.score == b.score && a.document < b.document); }
+inline bool ranks_before(const Hit& a, const Hit& b) {
+    return a.score > b.score || (a.score == b.score && a.document < b.document);
+}
 
-constexpr int SEARCH_LANES = 16, SEARCH_ROWS = 4, SEARCH_QUERIES = 32, SEARCH_PARTS = 64;
-typedef float SearchLanes __attribute__((vector_size(4 * SEARCH_LANES)));       // added lane by lane, whatever the processor's registers
+constexpr int SEARCH_LANES = 16, SEARCH_ROWS = 4;
+constexpr int SEARCH_QUERIES = 32, SEARCH_PARTS = 64;
+// added lane by lane, however wide the processor's registers are
+typedef float SearchLanes __attribute__((vector_size(4 * SEARCH_LANES)));
 
 // out[j] = q . d[j] (C), by the same instructions for each, so that a score does not depend on the neighbours
 inline void dot_products(float* out, const float* q, const float* const* d, int C) {
-    const float *d0 = d[0], *d1 = d[1], *d2 = d[2], *d3 = d[3];
-    SearchLanes s0 = {}, s1 = {}, s2 = {}, s3 = {};
+    const float *d0 = d[0], *d1 = d[1];
+    const float *d2 = d[2], *d3 = d[3];
+    SearchLanes s0 = {}, s1 = {};
+    SearchLanes s2 = {}, s3 = {};
     int c = 0;
     for (; c + SEARCH_LANES <= C; c += SEARCH_LANES) {
         SearchLanes x, y0, y1, y2, y3;
@@ -180,25 +194,29 @@ inline void offer(std::vector<Hit>& heap, size_t k, const Hit& hit) {
 }
 
 // heaps [queries]: the documents first .. last - 1 against `queries` queries
-inline void search_part(std::vector<Hit>* heaps, size_t k, const float* queries, size_t count, const float* documents, size_t first,
-                        size_t last, int C) {
+inline void search_part(std::vector<Hit>* heaps, size_t k, const float* queries, size_t count,
+                        const float* documents, size_t first, size_t last, int C) {
     for (size_t d0 = first; d0 < last; d0 += SEARCH_ROWS) {
         const float* rows[SEARCH_ROWS];
         for (size_t j = 0; j < SEARCH_ROWS; j++) { rows[j] = documents + std::min(d0 + j, last - 1) * (size_t)C; }
         for (size_t q = 0; q < count; q++) {
             float scores[SEARCH_ROWS];
             dot_products(scores, queries + q * (size_t)C, rows, C);
-            for (size_t j = 0; j < SEARCH_ROWS && d0 + j < last; j++) { offer(heaps[q], k, {scores[j], (int)(d0 + j)}); }
+            for (size_t j = 0; j < SEARCH_ROWS && d0 + j < last; j++) {
+                offer(heaps[q], k, {scores[j], (int)(d0 + j)});
+            }
         }
     }
 }
 
 // The first min(k, N) documents of each query by dot product, of equal ones the earlier document first; all N are
 // looked at. queries (Q,C), documents (N,C)
-inline std::vector<std::vector<Hit>> search_top_k(const float* queries, size_t Q, const float* documents, size_t N, int C, int k) {
+inline std::vector<std::vector<Hit>> search_top_k(const float* queries, size_t Q, const float* documents, size_t N,
+                                                  int C, int k) {
     check(k >= 1 && C >= 1, "the first %d documents by %d channels, wanted 1 or more of both", k, C);
     check(N >= 1 && N <= INT32_MAX, "%zu documents to search, wanted 1 to %d", N, INT32_MAX);
-    const size_t most = std::min((size_t)k, N), parts = std::min((size_t)SEARCH_PARTS, ceil_div(N, (size_t)SEARCH_ROWS));
+    const size_t most = std::min((size_t)k, N);
+    const size_t parts = std::min((size_t)SEARCH_PARTS, ceil_div(N, (size_t)SEARCH_ROWS));
     std::vector<std::vector<Hit>> best(Q), heaps(parts * SEARCH_QUERIES);
     for (auto& heap : heaps) { heap.reserve(std::min(most, N / parts + 2)); }
     Progress progress("searching");
@@ -209,7 +227,8 @@ inline std::vector<std::vector<Hit>> search_top_k(const float* queries, size_t Q
 #pragma omp parallel for schedule(dynamic)
 #endif
         for (size_t p = 0; p < parts; p++) {
-            search_part(&heaps[p * SEARCH_QUERIES], most, queries + q0 * (size_t)C, count, documents, N * p / parts, N * (p + 1) / parts, C);
+            search_part(&heaps[p * SEARCH_QUERIES], most, queries + q0 * (size_t)C, count, documents, N * p / parts,
+                        N * (p + 1) / parts, C);
         }
         for (size_t q = 0; q < count; q++) {
             std::vector<Hit>& hits = best[q0 + q];
@@ -230,7 +249,7 @@ struct RetrievalScore {
     size_t queries = 0, documents = 0;          // queries: that are judged, over which the means are
     int depth = 0;                              // ranks looked at
     size_t unjudged = 0;                        // queries that the qrels do not know: in no mean
-    size_t hopeless = 0;                        // judged, but no document relevant: 0 in the means, as pytrec_eval has it
+    size_t hopeless = 0;                        // judged, but no document relevant: 0 in the means, as in pytrec_eval
     size_t unasked = 0;                         // of the qrels, but not among the queries
     size_t missing = 0;                         // relevant documents of the queries that are not in the collection
     double ndcg = 0.0, mrr = 0.0;               // ndcg: at 10
@@ -241,8 +260,10 @@ struct RetrievalScore {
 constexpr int NDCG_RANKS = 10;
 
 // queries and corpus become unit vectors. Ranks down to the largest cutoff are looked at: MRR counts nothing beyond.
-inline RetrievalScore evaluate_retrieval(Embeddings& queries, Embeddings& corpus, const Qrels& qrels, const std::vector<int>& cutoffs = {10, 100}) {
-    check(queries.C == corpus.C, "queries of %d channels, documents of %d: encoded by different models?", queries.C, corpus.C);
+inline RetrievalScore evaluate_retrieval(Embeddings& queries, Embeddings& corpus, const Qrels& qrels,
+                                         const std::vector<int>& cutoffs = {10, 100}) {
+    check(queries.C == corpus.C, "queries of %d channels, documents of %d: encoded by different models?", queries.C,
+          corpus.C);
     check(std::all_of(cutoffs.begin(), cutoffs.end(), [](int k) { return k >= 1; }), "recall at less than 1 document");
     RetrievalScore s;
     s.qrels = qrels.path;
@@ -251,7 +272,8 @@ inline RetrievalScore evaluate_retrieval(Embeddings& queries, Embeddings& corpus
     for (const int k : cutoffs) { s.depth = std::max(s.depth, k); s.recall.emplace_back(k, 0.0); }
     unit_rows(queries);
     unit_rows(corpus);
-    const auto hits = search_top_k(queries.rows.data(), queries.size(), corpus.rows.data(), corpus.size(), corpus.C, s.depth);
+    const auto hits = search_top_k(queries.rows.data(), queries.size(), corpus.rows.data(), corpus.size(), corpus.C,
+                                   s.depth);
     const std::unordered_set<std::string> known(corpus.names.begin(), corpus.names.end());
     for (size_t q = 0; q < queries.size(); q++) {
         const auto judged = qrels.queries.find(queries.names[q]);
@@ -270,7 +292,8 @@ inline RetrievalScore evaluate_retrieval(Embeddings& queries, Embeddings& corpus
         s.mrr += reciprocal_rank(grades);
         for (auto& r : s.recall) { r.second += recall_at(grades, judged->second, r.first); }
     }
-    check(s.queries > 0, "%s: judges none of the %zu queries (the qrels of another collection?)", qrels.path.c_str(), queries.size());
+    check(s.queries > 0, "%s: judges none of the %zu queries (the qrels of another collection?)", qrels.path.c_str(),
+          queries.size());
     s.unasked = qrels.queries.size() - s.queries;
     s.ndcg /= (double)s.queries;
     s.mrr /= (double)s.queries;
@@ -286,14 +309,17 @@ inline Json report_retrieval(const RetrievalScore& s) {
     for (const auto& r : s.recall) { printf(" %10.4f", r.second); }
     printf(" %9.4f\n", s.mrr);
     const struct { size_t n; const char* what; } notes[] = {
-        {s.unjudged, "queries without judgements, left out"}, {s.hopeless, "queries without a relevant document, counted as 0"},
-        {s.unasked, "judged queries that were not asked"}, {s.missing, "relevant documents that are not in the collection"}};
+        {s.unjudged, "queries without judgements, left out"},
+        {s.hopeless, "queries without a relevant document, counted as 0"},
+        {s.unasked, "judged queries that were not asked"},
+        {s.missing, "relevant documents that are not in the collection"}};
     for (const auto& note : notes) { if (note.n > 0) { printf("%s: %s: %zu\n", s.qrels.c_str(), note.what, note.n); } }
     fflush(stdout);
     Json j = {{"kind", "retrieval"}, {"ndcg@10", s.ndcg}};
     for (const auto& r : s.recall) { j[strprintf("recall@%d", r.first)] = r.second; }
-    const Json rest = {{"mrr", s.mrr}, {"depth", s.depth}, {"queries", s.queries}, {"documents", s.documents}, {"unjudged", s.unjudged},
-                       {"without_relevant", s.hopeless}, {"unasked", s.unasked}, {"missing", s.missing}};
+    const Json rest = {{"mrr", s.mrr}, {"depth", s.depth}, {"queries", s.queries}, {"documents", s.documents},
+                       {"unjudged", s.unjudged}, {"without_relevant", s.hopeless},
+                       {"unasked", s.unasked}, {"missing", s.missing}};
     j.update(rest);
     return j;
 }
