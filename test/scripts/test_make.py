@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_make.py -- the Makefile, dev/install.sh and dev/test.py: wrong knobs, missing packages, counts and skips."""
+"""test_make.py -- the Makefile, dev/install.sh, dev/test.py, .ci/run: wrong knobs, missing packages, counts, time."""
 import os
 import shutil
 import subprocess
@@ -184,6 +184,24 @@ class Counts(unittest.TestCase):
             _, result, _, text = runner.run(program, [])
         self.assertEqual(result.failed, 1)
         self.assertIn("exit code", text)
+
+
+class Ci(unittest.TestCase):
+    def run_ci(self, *words, **limits):
+        p = subprocess.run([os.path.join(ROOT, ".ci/run"), *words], env={**environment(), **limits},
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+        return p.returncode, p.stdout.split("\n")
+
+    def test_what_is_left_out_for_want_of_time_is_listed_and_is_not_a_failure(self):
+        code, lines = self.run_ci("--only", "lint", "nvcc", LAST_START="0")
+        self.assertEqual(code, 0, lines)
+        self.assertEqual([line for line in lines if line.startswith(("skipped ", "0 passed"))],
+                         ["skipped for time: lint", "skipped for time: nvcc", "0 passed, 0 failed, 0 skipped"])
+
+    def test_an_unknown_stage_is_an_error(self):
+        code, lines = self.run_ci("--only", "lnit")
+        self.assertEqual(code, 1, lines)
+        self.assertIn("lnit: expected a stage, one of install lint ", "\n".join(lines))
 
 
 if __name__ == "__main__":
