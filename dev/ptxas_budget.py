@@ -229,7 +229,7 @@ def main():
         breaches += compare(kernels, budget["kernels"], same)
         spilling = sorted(k for k, archs in budget["kernels"].items() if any(v["spill_stores"] for v in archs.values()))
         if spilling:
-            print(f"{len(spilling)} kernels are allowed to spill (wanted: none): {shortened(spilling, 4)}")
+            print(f"{len(spilling)} kernels are allowed to spill (expected none): {shortened(spilling, 4)}")
         gone = sorted(set(budget["kernels"]) - set(kernels))
         if gone and not args.logs:
             print(f"{len(gone)} budgeted kernels are gone, `{UPDATE}` forgets them: {shortened(gone, 5)}")

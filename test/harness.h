@@ -44,7 +44,7 @@ template <class T> struct DeviceArray {
         for (size_t e = 0; e < bytes.size(); e++) {
             const bool guard = e < GUARD || e >= bytes.size() - GUARD;
             if (guard && bytes[e] != 0xff) {
-                const char* where = e < GUARD ? "in front of" : "behind";
+                const char* where = e < GUARD ? "before" : "after";
                 die_at(file, line, EXIT_DEVICE, "a kernel wrote %s an array of %zu", where, n);
             }
         }

@@ -31,10 +31,10 @@ struct Embeddings {
 // does not fit into memory shows at once.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
-    check(documents.group == 1, "%s: groups of %d documents, a collection wanted", documents.flag.c_str(),
+    check(documents.group == 1, "%s: expected a collection, got groups of %d documents", documents.flag.c_str(),
           documents.group);
-    check(max_tokens >= 2 && max_tokens <= acts.T, "%s: documents cut to %d tokens, wanted 2 to %d",
-          documents.flag.c_str(), max_tokens, (int)acts.T);
+    check(max_tokens >= 2 && max_tokens <= acts.T, "%s: expected a length of 2 to %d tokens, got %d",
+          documents.flag.c_str(), (int)acts.T, max_tokens);
     const size_t N = documents.size(), C = (size_t)model.config.C;
     Embeddings e;
     e.C = (int)C;
@@ -106,7 +106,7 @@ inline Embeddings read_embeddings(const std::string& path) {
     const Safetensors file(path);
     const SafetensorsEntry& entry = file.entry("embeddings");
     check(entry.shape.size() == 2 && entry.shape[0] >= 1 && entry.shape[1] >= 1 && entry.shape[1] <= 1u << 20,
-          "%s: embeddings of shape %s, wanted (documents, channels)", path.c_str(), shape_text(entry.shape).c_str());
+          "%s: expected embeddings of shape (documents, channels), got %s", path.c_str(), shape_text(entry.shape).c_str());
     const std::string text = read_file(ids, 1u << 30), sum = sum_text(checksum(text));
     const auto known = file.metadata.find("ids");
     check(known != file.metadata.end() && *known == sum, "%s: its checksum is not the one that %s was written with",
@@ -213,8 +213,8 @@ inline void search_part(std::vector<Hit>* heaps, size_t k, const float* queries,
 // looked at. queries (Q,C), documents (N,C)
 inline std::vector<std::vector<Hit>> search_top_k(const float* queries, size_t Q, const float* documents, size_t N,
                                                   int C, int k) {
-    check(k >= 1 && C >= 1, "the first %d documents by %d channels, wanted 1 or more of both", k, C);
-    check(N >= 1 && N <= INT32_MAX, "%zu documents to search, wanted 1 to %d", N, INT32_MAX);
+    check(k >= 1 && C >= 1, "expected at least 1 document and 1 channel, got %d and %d", k, C);
+    check(N >= 1 && N <= INT32_MAX, "expected 1 to %d documents to search, got %zu", INT32_MAX, N);
     const size_t most = std::min((size_t)k, N);
     const size_t parts = std::min((size_t)SEARCH_PARTS, ceil_div(N, (size_t)SEARCH_ROWS));
     std::vector<std::vector<Hit>> best(Q), heaps(parts * SEARCH_QUERIES);

@@ -89,9 +89,9 @@ TEST_CASE("hellaswag: damaged files are refused", "[hellaswag][asan]") {
         CHECK(throws_with([&] { load_hellaswag(path, 300); }, why) == EXIT_BAD_INPUT);
     };
     CHECK(throws_with([&] { load_hellaswag(dir / "absent", 300); }, "absent") == EXIT_BAD_INPUT);
-    refused(good.substr(0, 1000), "less than a header");
+    refused(good.substr(0, 1000), "expected a header of 1024 bytes, got a file of 1000");
     refused("x" + good.substr(1), "magic");
-    refused(good + "ab", "behind the last example");
+    refused(good + "ab", "after the last example");
     for (size_t n = 1024; n < good.size(); n += 2) { refused(good.substr(0, n), "example"); }
     // any changed word is refused or still well-formed, and never read beyond the end
     for (size_t at = 1024; at + 2 <= good.size(); at += 2) {

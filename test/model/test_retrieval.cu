@@ -282,7 +282,8 @@ TEST_CASE("retrieval: files of embeddings come back to the bit; mixtures and cut
     write_safetensors(path, {{"embeddings", {3, 5}, zeros}}, known);
     CHECK(throws_with([&] { read_embeddings(path); }, "corpus.ids: 2 names, but") == 2);
     write_safetensors(path, {{"embeddings", {10}, flat}}, known);
-    CHECK(throws_with([&] { read_embeddings(path); }, "embeddings of shape (10), wanted (documents, channels)") == 2);
+    CHECK(throws_with([&] { read_embeddings(path); }, "expected embeddings of shape (documents, channels), got (10)") ==
+          2);
     write_safetensors(path, {{"embeddings", {0, 5}, zeros}}, known);
     CHECK(throws_with([&] { read_embeddings(path); }, "embeddings of shape (0, 5)") == 2);
     write_safetensors(path, {{"embedding", {2, 5}, zeros}}, known);
@@ -325,11 +326,12 @@ TEST_CASE("retrieval: every document is encoded once, whatever the batches", "[r
     }
     FakeModel model;
     FakeActs acts{4, 16};
-    CHECK(throws_with([&] { encode_documents(model, acts, documents, 17); }, "cut to 17 tokens, wanted 2 to 16") == 2);
+    CHECK(throws_with([&] { encode_documents(model, acts, documents, 17); },
+                      "expected a length of 2 to 16 tokens, got 17") == 2);
     write_file(dir / "g.txt", "a\tb\n");
     const Documents groups(dir / "g.txt", "--corpus", special_tokens(260));
     CHECK(throws_with([&] { encode_documents(model, acts, groups, 16); },
-                      "groups of 2 documents, a collection wanted") == 2);
+                      "expected a collection, got groups of 2 documents") == 2);
 }
 
 TEST_CASE("retrieval: means, and what is not in them is counted and said", "[retrieval]") {

@@ -111,7 +111,7 @@ class Budget(unittest.TestCase):
         self.assertIn("these spill", self.run_it("--update", self.at("log"))[1])
         code, said = self.compare(LOG)
         self.assertEqual(code, 0)
-        self.assertIn(f"2 kernels are allowed to spill (wanted: none): {NAME}", said)
+        self.assertIn(f"2 kernels are allowed to spill (expected none): {NAME}", said)
 
     def test_a_register(self):
         self.planted("Used 38 registers", "Used 39 registers",

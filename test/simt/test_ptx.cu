@@ -594,7 +594,7 @@ KERNEL_TEST("launch: bad grids, a write past an array") {
     }
     DeviceArray<float> out(3 * 128 - 1);
     launch(exchange_kernel<BlockFault::None>, Grid(1, 128, 512, stream), out.p);
-    EXPECT(says(error_of([&] { out.host(); }), {"behind an array of 383"}), "the write after the array was not seen");
+    EXPECT(says(error_of([&] { out.host(); }), {"after an array of 383"}), "the write after the array was not seen");
 }
 
 __global__ void overrun_kernel(float* out, int beyond) { out[threadIdx.x] = dynamic_shared()[threadIdx.x + beyond]; }
