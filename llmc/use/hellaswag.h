@@ -27,7 +27,8 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
     const std::string bytes = read_file(path, 1u << 30);
     const char* name = path.c_str();
     int32_t header[4];
-    check(bytes.size() >= 1024, "--hellaswag %s: expected a header of 1024 bytes, got a file of %zu", name, bytes.size());
+    check(bytes.size() >= 1024, "--hellaswag %s: expected a header of 1024 bytes, got a file of %zu", name,
+          bytes.size());
     memcpy(header, bytes.data(), sizeof(header));
     check(header[0] == HELLASWAG_MAGIC && header[1] == 1,
           "--hellaswag %s: expected magic and version %d, 1 (llm.c's multiple-choice file, as data/hellaswag.py "
@@ -38,8 +39,8 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
     memcpy(data.data(), bytes.data() + 1024, 2 * data.size());
     size_t at = 0;
     for (int e = 0; e < header[2]; e++) {
-        check(data.size() - at >= 6, "--hellaswag %s: the file ends inside example %d of %d (is it truncated?)", name, e,
-              header[2]);
+        check(data.size() - at >= 6, "--hellaswag %s: the file ends inside example %d of %d (is it truncated?)", name,
+              e, header[2]);
         const size_t words = data[at + 1] / 2, end = at + words;
         const bool good = data[at] == 65535 && data[at + 1] % 2 == 0 && words >= 6 && end <= data.size() &&
                           data[at + 2] == (e & 0xffff) && data[at + 3] < HELLASWAG_ENDINGS &&
@@ -54,7 +55,8 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
             std::vector<int>& text = k < 0 ? x.context : x.ending[k];
             text.assign(data.begin() + (long)at + 1, data.begin() + (long)(at + 1 + data[at]));
             for (int id : text) {
-                check(id < V, "--hellaswag %s: example %d expected ids below %d, the model's vocabulary, got %d", name, e, V, id);
+                check(id < V, "--hellaswag %s: example %d: expected ids below %d, the model's vocabulary, got %d", name,
+                      e, V, id);
             }
             at += 1 + text.size();
         }

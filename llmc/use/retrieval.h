@@ -106,7 +106,8 @@ inline Embeddings read_embeddings(const std::string& path) {
     const Safetensors file(path);
     const SafetensorsEntry& entry = file.entry("embeddings");
     check(entry.shape.size() == 2 && entry.shape[0] >= 1 && entry.shape[1] >= 1 && entry.shape[1] <= 1u << 20,
-          "%s: expected embeddings of shape (documents, channels), got %s", path.c_str(), shape_text(entry.shape).c_str());
+          "%s: expected embeddings of shape (documents, channels), got %s", path.c_str(),
+          shape_text(entry.shape).c_str());
     const std::string text = read_file(ids, 1u << 30), sum = sum_text(checksum(text));
     const auto known = file.metadata.find("ids");
     check(known != file.metadata.end() && *known == sum, "%s: its checksum is not the one that %s was written with",
