@@ -94,11 +94,10 @@ def copy_sources(target):
 def python_with(module):
     """a python3 that has this module, or None"""
     chooser = [os.path.join(ROOT, "dev", "install.sh"), "--python", module]
-    found = subprocess.run(chooser, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    for python in (os.path.join(ROOT, "build", "pytorch", "bin", "python3"), shutil.which(found.stdout.strip() or "-")):
-        if python and os.path.exists(python):
-            return python
-    return None
+    own = os.path.join(ROOT, "build", "pytorch", "bin", "python3")
+    environment = {**os.environ, "PYTHON": own if os.path.exists(own) else os.environ.get("PYTHON", "")}
+    found = subprocess.run(chooser, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return shutil.which(found.stdout.strip() or "-")
 
 
 class Recipe:

@@ -14,6 +14,7 @@ some tests run.
 """
 import collections
 import concurrent.futures
+import functools
 import glob
 import os
 import re
@@ -84,7 +85,7 @@ def read_exit_code(_, code):
 def command_of(program, words):
     """the command that runs a program, the function that reads its output"""
     if program.endswith(".py"):
-        python = sys.executable
+        python = python_of_the_scripts()
         if program.endswith("/test_data.py") and os.path.exists("build/venv/bin/python"):       # data/requirements.txt
             python = "build/venv/bin/python"
         return [python, program, "-v"], read_unittest
@@ -95,6 +96,14 @@ def command_of(program, words):
     # ThreadSanitizer's shadow memory collides with the address randomization of some kernels.
     fixed = ["setarch", "-R"] if program.startswith("build/race/") and succeeds("setarch", "-R", "true") else []
     return [*fixed, program, "--min-duration", "5", *words], read_catch
+
+
+@functools.lru_cache(maxsize=None)
+def python_of_the_scripts():
+    """a python3 that draws figures (apt installs that for the system's), or this one, whose tests say what is missing"""
+    found = subprocess.run(["dev/install.sh", "--python", "matplotlib", "numpy"], stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, text=True)
+    return found.stdout.strip() or sys.executable
 
 
 def succeeds(*command):

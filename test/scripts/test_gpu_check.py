@@ -177,6 +177,10 @@ class Case(unittest.TestCase):
         for name in ("llmc", "test/simt", "dev"):
             os.makedirs(os.path.join(self.root, name))
         self.machine = Machine(self.root)
+        environment = mock.patch.dict(os.environ)
+        environment.start()
+        self.addCleanup(environment.stop)
+        os.environ.pop("NVCC", None)                    # the machine below has its own
         for name in ("train_gpt2.cu", "train_bert.cu", "llmc/matmul.cuh", "test/simt/test_sum.cu", "dev/gpu_bench.cu",
                      "dev/gpu_bench_pytorch.py"):
             self.machine.make(name, "// " + name)
