@@ -100,7 +100,7 @@ def command_of(program, words):
 
 @functools.lru_cache(maxsize=None)
 def python_of_the_scripts():
-    """a python3 that draws figures (apt installs that for the system's), or this one, whose tests say what is missing"""
+    """a python3 that draws figures (apt installs that for the system's), or this one; its tests say what is missing"""
     found = subprocess.run(["dev/install.sh", "--python", "matplotlib", "numpy"], stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL, text=True)
     return found.stdout.strip() or sys.executable
