@@ -101,7 +101,8 @@ TEST_CASE("hellaswag: damaged files are refused", "[hellaswag][asan]") {
         refused(bad, "--hellaswag");
     }
     write_file(path, good);
-    CHECK(throws_with([&] { load_hellaswag(path, 100); }, "vocabulary is 100") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { load_hellaswag(path, 100); },
+                      "example 0: expected ids below 100, the model's vocabulary, got 265") == EXIT_BAD_INPUT);
 }
 
 TEST_CASE("hellaswag: an ending's score is the mean loss of its tokens after its context", "[hellaswag]") {

@@ -206,8 +206,9 @@ TEST_CASE("retrieval: search is exact, ties to the earlier document, on any numb
     }
     use_threads(2);
     const float x = 1.0f;
-    CHECK(throws_with([&] { search_top_k(&x, 1, &x, 1, 1, 0); }, "the first 0 documents") == 2);
-    CHECK(throws_with([&] { search_top_k(&x, 1, &x, 0, 1, 1); }, "0 documents to search") == 2);
+    CHECK(throws_with([&] { search_top_k(&x, 1, &x, 1, 1, 0); },
+                      "expected at least 1 document and 1 channel, got 0 and 1") == 2);
+    CHECK(throws_with([&] { search_top_k(&x, 1, &x, 0, 1, 1); }, "documents to search, got 0") == 2);
 }
 
 TEST_CASE("retrieval: a score depends on its query and document alone", "[retrieval]") {
@@ -285,7 +286,8 @@ TEST_CASE("retrieval: files of embeddings come back to the bit; mixtures and cut
     CHECK(throws_with([&] { read_embeddings(path); }, "expected embeddings of shape (documents, channels), got (10)") ==
           2);
     write_safetensors(path, {{"embeddings", {0, 5}, zeros}}, known);
-    CHECK(throws_with([&] { read_embeddings(path); }, "embeddings of shape (0, 5)") == 2);
+    CHECK(throws_with([&] { read_embeddings(path); },
+                      "expected embeddings of shape (documents, channels), got (0, 5)") == 2);
     write_safetensors(path, {{"embedding", {2, 5}, zeros}}, known);
     CHECK(throws_with([&] { read_embeddings(path); }, "has no tensor embeddings") == 2);
     write_safetensors(path, {{"embeddings", {2, 5}, zeros}});
