@@ -430,7 +430,10 @@ const std::vector<ModelSize> gpt2_sizes = {             // name, L, NH, C
 
 // The config.json of a checkpoint
 Json gpt2_json(const GPT2Config& c) {
-    return gpt2_config(c.V, c.position.T_train, c.C, c.L, c.NH, position_json(c.position));
+    Json j = gpt2_config(c.V, c.position.T_train, c.C, c.L, c.NH, position_json(c.position));
+    const Json scaling = rope_scaling_json(c.position);
+    if (!scaling.is_null()) { j["rope_scaling"] = scaling; }
+    return j;
 }
 
 // --dump_bias "0,1,To be" -> layer, head and the ids of the text

@@ -20,13 +20,14 @@ class CableTransformersConfig(PretrainedConfig):
                      "max_position_embeddings": "n_positions"}
 
     def __init__(self, n_layer=12, n_head=12, n_embd=768, vocab_size=50257, n_positions=1024, position=None,
-                 layer_norm_epsilon=1e-5, **others):
+                 layer_norm_epsilon=1e-5, rope_scaling=None, **others):
         self.n_layer, self.n_head, self.n_embd = n_layer, n_head, n_embd
         self.vocab_size, self.n_positions = vocab_size, n_positions
         self.position = position or {"name": "cable"}
         self.layer_norm_epsilon = layer_norm_epsilon
         others["use_cache"] = False                 # there is none
         super().__init__(**others)
+        self.rope_scaling = rope_scaling            # ours: the library's own checks know no "ntk"
 
 
 class CableForCausalLM(PreTrainedModel, GenerationMixin):
@@ -35,7 +36,8 @@ class CableForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config):
         super().__init__(config)
-        names = ("n_layer", "n_head", "n_embd", "vocab_size", "n_positions", "position", "layer_norm_epsilon")
+        names = ("n_layer", "n_head", "n_embd", "vocab_size", "n_positions", "position", "layer_norm_epsilon",
+                 "rope_scaling")
         core = CableGPT2(CableConfig(**{name: getattr(config, name) for name in names}))
         self.transformer = core.transformer         # the parameters, named as in the checkpoint
         self.core = [core]                          # in a list: what runs them does not own them

@@ -22,6 +22,7 @@ POSITIONS = ("none learned sinusoidal rope alibi t5 t5_clip kerple kerple_power 
              "cable cable_nw kcable kcable_nw cable_v1").split()
 CABLES = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1")
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
+ROPE_TYPES = {"default": None, "linear": "pi", "ntk": "ntk", "yarn": "yarn"}
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 
 
@@ -33,6 +34,7 @@ class CableConfig:
     vocab_size: int = 50257
     n_positions: int = 1024                         # the length the model is trained at
     position: dict = field(default_factory=lambda: {"name": "cable"})   # and its hyperparameters: t5_clip K, rope theta
+    rope_scaling: dict = None                       # as Hugging Face has it: rope_type, factor, original length
     causal: bool = True
     layer_norm_epsilon: float = 1e-5
     model_type: str = "gpt2"
@@ -49,6 +51,16 @@ class CableConfig:
             self.position["K"] = int(self.position.get("K", self.n_positions - 1))
         if name == "rope":
             self.position["theta"] = float(self.position.get("theta", 10000.0))
+
+    def stretch(self, T, asked=None):
+        """how rope is stretched at T tokens: (pi | ntk | yarn or None, factor, original length). asked: as forward()
+        has it, instead of what the checkpoint has settled"""
+        stored = self.rope_scaling or {}
+        original = stored.get("original_max_position_embeddings", self.n_positions)
+        if asked is None and stored:
+            asked = (ROPE_TYPES[stored.get("rope_type") or stored["type"]], float(stored["factor"]))
+        scaling, s = asked or (None, None)
+        return scaling, max(1.0, T / original) if s is None else s, original
 
 
 def distances(T, device=None):
@@ -77,7 +89,7 @@ def t5_bucket(distance, causal):
     return first + torch.where(d < exact, d, large)
 
 
-def rope_frequencies(HS, theta, T_train, scaling=None, s=1.0):
+def rope_frequencies(HS, theta, T_original, scaling=None, s=1.0):
     """radians a token for each pair (HS/2), float64, and the factor on q.k"""
     i = torch.arange(0, HS, 2, dtype=torch.float64)
     if scaling == "ntk":
@@ -86,7 +98,7 @@ def rope_frequencies(HS, theta, T_train, scaling=None, s=1.0):
     if scaling == "pi":
         return f / s, 1.0
     if scaling == "yarn":
-        turns = T_train * f / (2 * math.pi)         # full turns within the trained length
+        turns = T_original * f / (2 * math.pi)      # full turns within the original length
         gamma = ((turns - 1) / 31).clamp(0, 1)
         return gamma * f + (1 - gamma) * f / s, (0.1 * math.log(s) + 1) ** 2
     return f, 1.0
@@ -217,9 +229,8 @@ class Attention(nn.Module):
         NH, config = self.config.n_head, self.config
         q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
         if self.name == "rope":
-            scaling, s = rope_scaling or (None, None)
-            s = max(1.0, T / config.n_positions) if s is None else s
-            f, factor = rope_frequencies(C // NH, config.position["theta"], config.n_positions, scaling, s)
+            scaling, s, original = config.stretch(T, rope_scaling)
+            f, factor = rope_frequencies(C // NH, config.position["theta"], original, scaling, s)
             q, k = rotate(q, f) * factor, rotate(k, f)
         bias = self.bias(x)
         if self.sdpa and bias is None:
@@ -296,8 +307,8 @@ class CableGPT2(nn.Module):
         return self.transformer.ln_f(x)
 
     def forward(self, idx, targets=None, rope_scaling=None):
-        """rope_scaling: (pi | ntk | yarn, factor or None for T / trained length), at evaluation. Returns logits (B,T,V)
-        and the mean loss over the targets that are not -1 (None without targets)."""
+        """rope_scaling: (pi | ntk | yarn, factor or None for T / original length), instead of what the checkpoint has.
+        Returns logits (B,T,V) and the mean loss over the targets that are not -1 (None without targets)."""
         logits = self.hidden(idx, rope_scaling) @ self.transformer.wte.weight.t()
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         return logits, loss

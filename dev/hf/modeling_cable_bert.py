@@ -38,6 +38,7 @@ class CableBertConfig:
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
     position: dict = field(default_factory=lambda: {"name": "cable"})   # and its hyperparameters: t5_clip K, rope theta
+    rope_scaling: dict = None
     model_type: str = "bert"
     architectures: list = field(default_factory=lambda: ["BertForMaskedLM"])
 
@@ -50,8 +51,8 @@ class CableBertConfig:
         """what modeling_cable.py's encodings want to know"""
         return CableConfig(n_layer=self.num_hidden_layers, n_head=self.num_attention_heads, n_embd=self.hidden_size,
                            vocab_size=self.vocab_size, n_positions=self.max_position_embeddings, position=self.position,
-                           causal=False, layer_norm_epsilon=self.layer_norm_eps, model_type="bert",
-                           activation_function="gelu")
+                           rope_scaling=self.rope_scaling, causal=False, layer_norm_epsilon=self.layer_norm_eps,
+                           model_type="bert", activation_function="gelu")
 
 
 class SelfAttention(Attention):
@@ -68,9 +69,8 @@ class SelfAttention(Attention):
         NH, config = self.config.n_head, self.config
         q, k, v = (f(x).view(B, T, NH, C // NH).transpose(1, 2) for f in (self.query, self.key, self.value))
         if self.name == "rope":
-            scaling, s = rope_scaling or (None, None)
-            s = max(1.0, T / config.n_positions) if s is None else s
-            f, factor = rope_frequencies(C // NH, config.position["theta"], config.n_positions, scaling, s)
+            scaling, s, original = config.stretch(T, rope_scaling)
+            f, factor = rope_frequencies(C // NH, config.position["theta"], original, scaling, s)
             q, k = rotate(q, f) * factor, rotate(k, f)
         scores, bias = (q @ k.transpose(-2, -1)) / math.sqrt(C // NH), self.bias(x)
         if bias is not None:
@@ -168,7 +168,7 @@ class CableBert(nn.Module):
 
     def forward(self, idx, targets=None, lengths=None, token_types=None, rope_scaling=None):
         """Returns logits (B,T,V) and the mean loss over the targets that are not -1, 0 if there are none (None without
-        targets). rope_scaling: (pi | ntk | yarn, factor or None for T / trained length), at evaluation."""
+        targets). rope_scaling: (pi | ntk | yarn, factor or None for T / original length), not the checkpoint's."""
         x = self.encode(idx, lengths, token_types, rope_scaling)
         logits = self.cls["predictions"](x, self.bert["embeddings"]["word_embeddings"].weight)
         if targets is None:

@@ -30,10 +30,12 @@ struct PositionConfig {
     std::string name = "none";
     int T_train = 1024;                             // the length the model is, or was, trained at
     std::vector<std::pair<std::string, double>> values;
-    RopeScaling scaling = RopeScaling::None;        // evaluation only, not part of the encoding's identity
-    double scaling_factor = 0;                      // 0: max(1, T / T_train)
+    RopeScaling scaling = RopeScaling::None;        // config.json's rope_scaling; not part of the encoding's identity
+    double scaling_factor = 0;                      // 0: max(1, T / original_length()) at each length
+    int T_original = 0;                             // the length that is stretched; 0: T_train
     TileSkip tile_skip = TileSkip::Default;         // not part of it either
 
+    int original_length() const { return T_original > 0 ? T_original : T_train; }
     double value(const char* key) const {
         for (const auto& kv : values) { if (kv.first == key) { return kv.second; } }
         die(EXIT_BAD_INPUT, "encoding %s has no hyperparameter %s", name.c_str(), key);

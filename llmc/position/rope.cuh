@@ -1,9 +1,10 @@
 // position/rope.cuh -- rotary embedding (Su et al. 2021): consecutive pairs of q and k, never v, are turned by t * f_i.
 //
-//   f_i = theta^(-2i/HS), theta = 10000. Longer texts than the trained length T_train, by s = T / T_train or as given:
+//   f_i = theta^(-2i/HS), theta = 10000. A model of the length T_original is stretched s times, T / T_original or as
+//   given, for longer texts. It may be trained on; T_original stays.
 //   pi (Chen et al. 2023)       f_i / s
 //   ntk (bloc97 2023)           theta' = theta * s^(HS/(HS-2))
-//   yarn (Peng et al. 2023)     gamma f_i + (1 - gamma) f_i / s, gamma = clamp((T_train f_i / 2 pi - 1) / 31, 0, 1),
+//   yarn (Peng et al. 2023)     gamma f_i + (1 - gamma) f_i / s, gamma = clamp((T_original f_i / 2 pi - 1) / 31, 0, 1),
 //                               and q.k times (0.1 ln s + 1)^2
 //   backward: dq and dk are turned back. saves rope_table (T,HS): cos and sin of each pair, shared by heads and layers.
 #ifndef LLMC_POSITION_ROPE_CUH
@@ -14,17 +15,17 @@
 #include "encoding.cuh"
 
 // One block per pair: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is off by 0.004 at t = 100,000.
-static __global__ void rope_table_kernel(float* table, int T, int t0, int HS, double theta, double T_train, double s,
-                                         RopeScaling scaling) {
+static __global__ void rope_table_kernel(float* table, int T, int t0, int HS, double theta, double T_original,
+                                         double s, RopeScaling scaling) {
     const int i = blockIdx.x;
     // ntk stretches theta, so that fast pairs keep their speed and slow ones turn s times as slowly
     if (scaling == RopeScaling::NTK && HS > 2) { theta *= pow(s, (double)HS / (HS - 2)); }
     double f = pow(theta, -2.0 * i / HS);
     if (scaling == RopeScaling::PI) { f /= s; }
-    // yarn: pairs that turn at least 32 times within the trained length keep their speed, those below one turn slow
+    // yarn: pairs that turn at least 32 times within the original length keep their speed, those below one turn slow
     // down
     if (scaling == RopeScaling::YaRN) {
-        const double turns = T_train * f / 6.283185307179586476925286766559;    // within the trained length
+        const double turns = T_original * f / 6.283185307179586476925286766559; // within that length
         const double ramp = (turns - 1.0) / 31.0;
         const double gamma = clamp(ramp, 0.0, 1.0);
         f = gamma * f + (1.0 - gamma) * f / s;
@@ -66,16 +67,16 @@ struct Rope : Encoding {
               "choose another --model", C, NH, HS);
         t.cached(table, "rope_table", Per::Model, (size_t)t.dims.T, (size_t)HS);
     }
-    // how much longer than trained
+    // how much longer than the original length
     double stretch(int T) const {
         if (v.config->scaling == RopeScaling::None) { return 1.0; }
-        const double s = v.config->scaling_factor > 0 ? v.config->scaling_factor : (double)T / v.config->T_train;
-        return v.config->scaling_factor > 0 || s > 1.0 ? s : 1.0;
+        if (v.config->scaling_factor > 0) { return v.config->scaling_factor; }
+        return std::max(1.0, (double)T / v.config->original_length());
     }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         if (v.layer == 0) {                                 // the table is shared: the first layer fills it
             launch(rope_table_kernel, Grid((size_t)v.HS / 2, 128, 0, stream), table, T, t0, v.HS,
-                   v.config->value("theta"), (double)v.config->T_train, stretch(v.T), v.config->scaling);
+                   v.config->value("theta"), (double)v.config->original_length(), stretch(v.T), v.config->scaling);
         }
         launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), qkv, table, T, t0, v.T, v.NH, v.HS, v.OC,
                1.0f);

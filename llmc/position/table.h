@@ -32,7 +32,7 @@
     X(kcable_nw,    KCableNW,     "kcable with g = 1") \
     X(cable_v1,     CableV1,      "cable with softplus biases and g = 1 (arXiv version)") \
     X(alibi,        Alibi,        "-m_h |i-j|, fixed slopes") \
-    X(rope,         Rope,         "q and k rotated by t * theta^(-2i/HS); --rope_scaling pi, ntk, yarn at evaluation") \
+    X(rope,         Rope,         "q and k rotated by t * theta^(-2i/HS); --rope_scaling pi, ntk, yarn stretch it") \
     X(t5,           T5,           "a learned bias for each of 32 logarithmic buckets of i-j") \
     X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last one beyond") \
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \

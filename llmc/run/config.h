@@ -29,14 +29,69 @@ inline PositionConfig position_from_json(const Json& j, int T_train, const std::
     return parse_position(text, T_train);
 }
 
-// --rope_scaling ntk:4 -> how, and the factor s (0: T / T_train at each length)
+// ----------------------------------------------------------------------------------------------------------
+// how rope is stretched, in config.json by Hugging Face's names:
+// "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
+
+struct RopeScalingName { RopeScaling scaling; const char *flag, *file; };
+constexpr RopeScalingName rope_scaling_names[] = {{RopeScaling::None, "none", "default"},
+                                                  {RopeScaling::PI, "pi", "linear"},
+                                                  {RopeScaling::NTK, "ntk", "ntk"},
+                                                  {RopeScaling::YaRN, "yarn", "yarn"}};
+
+inline const RopeScalingName& rope_scaling_name(RopeScaling scaling) {
+    for (const RopeScalingName& n : rope_scaling_names) { if (n.scaling == scaling) { return n; } }
+    die(EXIT_BAD_INPUT, "rope_scaling: there is no kind %d", (int)scaling);
+}
+
+// "yarn:4": as --rope_scaling has it
+inline std::string rope_scaling_text(const PositionConfig& position) {
+    const std::string kind = rope_scaling_name(position.scaling).flag;
+    return position.scaling_factor > 0 ? kind + strprintf(":%.9g", position.scaling_factor) : kind;
+}
+
+// null: rope turns as it did from the start
+inline Json rope_scaling_json(const PositionConfig& position) {
+    if (position.scaling == RopeScaling::None) { return Json(); }
+    return {{"rope_type", rope_scaling_name(position.scaling).file}, {"factor", position.scaling_factor},
+            {"original_max_position_embeddings", position.original_length()}};
+}
+
+// Sets how `position` is stretched from the "rope_scaling" of a config.json, which may be null.
+inline void rope_scaling_from_json(const Json& j, PositionConfig& position, const std::string& what) {
+    if (j.is_null()) { return; }
+    check(j.is_object(), "%s: rope_scaling: expected an object, got %s", what.c_str(), json_excerpt(j).c_str());
+    for (const auto& item : j.items()) {
+        const std::string& key = item.key();
+        check(key == "rope_type" || key == "type" || key == "factor" || key == "original_max_position_embeddings",
+              "%s: rope_scaling: expected rope_type, factor and original_max_position_embeddings, got '%s'",
+              what.c_str(), printable(key).c_str());
+    }
+    const std::string type = json_string(j, j.contains("rope_type") ? "rope_type" : "type", what);
+    bool found = false;
+    for (const RopeScalingName& n : rope_scaling_names) {
+        if (type != n.file) { continue; }
+        position.scaling = n.scaling;
+        found = true;
+    }
+    check(found, "%s: rope_scaling: expected rope_type linear, ntk or yarn, got '%s'", what.c_str(),
+          printable(type).c_str());
+    if (position.scaling == RopeScaling::None) { return; }
+    check(position.name == "rope", "%s: rope_scaling: only rope can be stretched, and the encoding is %s", what.c_str(),
+          position.name.c_str());
+    position.scaling_factor = json_number(j, "factor", what);
+    check(position.scaling_factor >= 1, "%s: rope_scaling: expected a factor of at least 1, got %g", what.c_str(),
+          position.scaling_factor);
+    if (j.contains("original_max_position_embeddings")) {
+        position.T_original = (int)json_int(j, "original_max_position_embeddings", 1, INT32_MAX, what);
+    }
+}
+
+// --rope_scaling ntk:4 -> how, and the factor s (0: T / T_original at each length)
 inline void parse_rope_scaling(const std::string& text, PositionConfig& position) {
     const size_t colon = text.find(':');
     const std::string kind = text.substr(0, colon);
-    position.scaling = RopeScaling::None;
-    if (kind == "pi") { position.scaling = RopeScaling::PI; }
-    if (kind == "ntk") { position.scaling = RopeScaling::NTK; }
-    if (kind == "yarn") { position.scaling = RopeScaling::YaRN; }
+    for (const RopeScalingName& n : rope_scaling_names) { if (kind == n.flag) { position.scaling = n.scaling; } }
     position.scaling_factor = colon == std::string::npos ? 0.0 : strtod(text.c_str() + colon + 1, nullptr);
     check(position.scaling == RopeScaling::None || position.name == "rope",
           "--rope_scaling %s: only rope can be stretched, and the encoding is %s", text.c_str(), position.name.c_str());
@@ -115,6 +170,22 @@ void parse_model(const std::string& text, const std::string& prefix, const std::
           "--model: expected L in 1..1024, C in 1..65536 and an NH that divides C, got '%s'", text.c_str());
 }
 
+// --rope_scaling, where the checkpoint at `path` has settled how `position` is stretched: a kind without a factor takes
+// the checkpoint's, and another stretch of the same original length is taken and said. --resume refuses it:
+// check_resumed_options.
+inline void restretch(const Options& o, const std::string& path, PositionConfig& position) {
+    const PositionConfig found = position;
+    parse_rope_scaling(o.rope_scaling, position);
+    if (found.scaling == RopeScaling::None) { return; }
+    if (position.scaling == found.scaling && position.scaling_factor == 0) {
+        position.scaling_factor = found.scaling_factor;
+    }
+    const std::string now = rope_scaling_text(position), was = rope_scaling_text(found);
+    if (now == was || o.resume) { return; }
+    fprintf(stderr, "--rope_scaling %s: taken instead of %s, which %s was trained with; its original length is %d\n",
+            now.c_str(), was.c_str(), path.c_str(), found.original_length());
+}
+
 // The model's configuration: `c` as the flags have it, or that of the checkpoint or weights at `path` (if any), which
 // must agree with the flags and the data. data_vocab: what the data wants of the model, 0: there is none.
 template <class Config>
@@ -125,6 +196,7 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     c.V = data_vocab;
     if (path.empty()) {
         c.position = parse_position(o.pos, c.T);
+        c.position.T_original = c.T;
         parse_rope_scaling(o.rope_scaling, c.position);
         return c;
     }
@@ -153,7 +225,9 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     } else {                    // a model of another program: learned positions, unless another encoding is asked for
         c.position = parse_position(o.is_given("pos") ? o.pos : "learned", trained);
     }
-    parse_rope_scaling(o.rope_scaling, c.position);
+    c.position.T_original = trained;
+    if (j.contains("rope_scaling")) { rope_scaling_from_json(j["rope_scaling"], c.position, path); }
+    if (o.is_given("rope_scaling")) { restretch(o, path, c.position); }
     return c;
 }
 

@@ -28,8 +28,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
     X(Text, pos, "", "cable", any(), SAME, "positional encoding: NAME[:key=value,...]") \
     X(Text, load, "-e", "", any(), FREE, \
       "initial weights: a checkpoint, a safetensors directory or llm.c's .bin; -e d12 means --model d12") \
-    X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), FREE, \
-      "how rope is stretched at evaluation; s is T_eval/T_train unless given") \
+    X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), SAME, \
+      "how rope is stretched, kept by the checkpoints of a run; s is T / the length of before unless given") \
     GROUP("Batches and steps", BOTH) \
     X(int, B, "-b", 4, at_least(1), FREE, "sequences in a micro-batch") \
     X(int, T, "-t", 1024, at_least(1), SAME, "tokens in a sequence") \

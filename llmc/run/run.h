@@ -92,6 +92,15 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     r.source = r.resumed.empty() ? o.load : r.resumed;
 }
 
+// A model that is trained has one factor, which its checkpoints keep. The flag then says what holds, so that --resume
+// compares that.
+inline void plan_rope_scaling(Run& r, PositionConfig& position) {
+    if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
+        position.scaling_factor = std::max(1.0, (double)r.o.T / position.original_length());
+    }
+    r.o.rope_scaling = rope_scaling_text(position);
+}
+
 // The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
 // data (0: there is none). A sample is T tokens.
 template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) {
@@ -101,6 +110,7 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
     const int reach = position_max_length(config.position);
     check(o.T <= reach, "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(), reach);
     if (r.trains && r.resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
+    plan_rope_scaling(r, config.position);
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
     const int ranks = comm().size;
     const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
@@ -149,6 +159,13 @@ inline std::string schedule_note(const Options& o) {
                      "decay", o.schedule.c_str(), after);
 }
 
+// "rope:theta=10000, yarn:4 of 1024 tokens"
+inline std::string encoding_text(const PositionConfig& position) {
+    std::string s = position_text(position);
+    if (position.scaling == RopeScaling::None) { return s; }
+    return s + strprintf(", %s of %d tokens", rope_scaling_text(position).c_str(), position.original_length());
+}
+
 // What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has
 // one.
 inline std::string attention_note(const PositionConfig& position, const Gpu& gpu) {
@@ -182,7 +199,7 @@ void report_run(const Run& r, const Parameters& p, const Config& config, size_t 
         if (trains) { s += banner_line("flags", flags.empty() ? none : flags); }
         s += banner_line("device", gpu_report(r.gpu) + ", " + comm_description());
         s += banner_line("model", shape + strprintf(": %.1fM parameters", (double)p.table.elements() / 1e6));
-        s += banner_line("encoding", position_text(config.position));
+        s += banner_line("encoding", encoding_text(config.position));
         s += banner_line("attention", attention_description(config.position, config.C / config.NH));
         if (trains) { s += banner_line("data", r.data); }
         for (const std::string& note : {trains ? schedule_note(r.o) : "", attention_note(config.position, r.gpu)}) {

@@ -307,6 +307,78 @@ TEST_CASE("run: a resumed run keeps what it is", "[run]") {
     CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "train")[4].at("lr") == 2e-3);
 }
 
+static Json config_of(const std::string& step) {
+    return parse_json(read_file(step + "/config.json"), "config");
+}
+
+TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_scaling]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags base = place.base.without("--out").with("--model 1,2,32");
+    REQUIRE(place.run(base.with("--pos rope --T 16").set("--out", place / "short")).code == 0);
+    const std::string old = step_dir(place / "short", 12);
+    CHECK(!config_of(old).contains("rope_scaling"));
+    const auto evaluate = [&](const std::string& step, const char* flags) {
+        const Outcome o = place.run(Flags().set("--load", step).set("--val_files", place / "val.txt")
+                                        .with("--eval_lengths 24,96 --threads 2").with(flags));
+        REQUIRE(o.code == 0);
+        return o;
+    };
+    struct Kind { const char *flag, *settled, *type; double factor; };
+    for (const Kind& k : {Kind{"pi:4", "pi:4", "linear", 4}, Kind{"ntk:3.5", "ntk:3.5", "ntk", 3.5},
+                          Kind{"yarn", "yarn:4", "yarn", 4}}) {
+        INFO(k.flag);
+        // trained on at four times the length
+        const std::string out = place / (std::string("long_") + k.type);
+        const Flags tune = base.set("--load", old).with("--T 64 --B 2 --rope_scaling").set("--rope_scaling", k.flag)
+            .set("--out", out);
+        const Outcome o = place.run(tune);
+        REQUIRE(o.code == 0);
+        CHECK(contains(o.out, std::string(k.settled) + " of 16 tokens"));
+        const Json want = {{"rope_type", k.type}, {"factor", k.factor}, {"original_max_position_embeddings", 16}};
+        CHECK(config_of(step_dir(out, 12)).at("rope_scaling") == want);
+        CHECK(config_of(step_dir(out, 12)).at("n_positions") == 64);
+        // used without the flag as with it, and not as without a stretch
+        const std::string plain = evaluate(step_dir(out, 12), "").out;
+        CHECK(evaluate(step_dir(out, 12), ("--rope_scaling " + std::string(k.settled)).c_str()).out == plain);
+        const Outcome other = evaluate(step_dir(out, 12), "--rope_scaling none");
+        CHECK(other.out != plain);
+        CHECK(contains(other.err, "--rope_scaling none: taken instead of " + std::string(k.settled)));
+        // resumed without the flag to the same bits; another stretch is refused
+        const auto unbroken = bits(step_dir(out, 12));
+        TempDir::remove(step_dir(out, 12));
+        const Flags resume = tune.without("--load").without("--rope_scaling").set("--resume", "1");
+        check_refused(place, {resume.set("--rope_scaling", "pi:7"),
+                              {"--rope_scaling", "pi:7", k.settled, "--allow_change rope_scaling"}});
+        REQUIRE(place.run(resume).code == 0);
+        check_same(unbroken, bits(step_dir(out, 12)));
+        // stretched again, the original length stays
+        REQUIRE(place.run(tune.set("--load", step_dir(out, 12)).with("--rope_scaling yarn:8 --T 128 --B 1")
+                              .set("--out", out + "_again")).code == 0);
+        CHECK(config_of(step_dir(out + "_again", 12)).at("rope_scaling").at("original_max_position_embeddings") == 16);
+        CHECK(config_of(step_dir(out + "_again", 12)).at("rope_scaling").at("factor") == 8);
+    }
+}
+
+TEST_CASE("run: a stretch of rope that this project does not know is refused", "[run][rope_scaling]") {
+    if (!have_program()) { return; }
+    Place place;
+    REQUIRE(place.run(place.base.with("--pos rope").set("--out", place / "plain")).code == 0);
+    const std::string old = step_dir(place / "plain", 12), dir = place / "edited";
+    io_mkdir(dir);
+    write_file(dir + "/model.safetensors", read_file(old + "/model.safetensors"));
+    const auto refused = [&](const Json& scaling, const char* message) {
+        Json j = config_of(old);
+        j["rope_scaling"] = scaling;
+        write_file(dir + "/config.json", json_text(j));
+        check_refused(place, {Flags().set("--load", dir).with("--generate a"), {"edited", "rope_scaling", message}});
+    };
+    refused({{"rope_type", "dynamic"}, {"factor", 2}}, "expected rope_type linear, ntk or yarn, got 'dynamic'");
+    refused({{"rope_type", "yarn"}, {"factor", 0.5}}, "expected a factor of at least 1, got 0.5");
+    refused({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 16}}, "'beta_fast'");
+    refused("yarn", "expected an object");
+}
+
 TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
     if (!have_program()) { return; }
     Place place;

@@ -83,7 +83,8 @@ def trainer(directory, *flags):
 def train(directory, out, pos, *flags, steps=40):
     with open(os.path.join(directory, "text.txt"), "wb") as f:
         f.write(TEXT)
-    trainer(directory, "--train_files", "text.txt", "--val_files", "text.txt", "--pos", pos, "--B", "4", "--T", str(T),
+    length = () if "--T" in flags else ("--T", str(T))
+    trainer(directory, "--train_files", "text.txt", "--val_files", "text.txt", "--pos", pos, "--B", "4", *length,
             "--steps", str(steps), "--checkpoint_every", str(steps), "--out", out, *flags)
     return os.path.join(directory, out, f"step_{steps:08d}")
 
@@ -190,6 +191,23 @@ class Exports(Case):
                 self.compare_greedy(step, model, exact)
                 if name == "rope":
                     self.compare_rope_scaling(step, model, exact)
+
+    def test_stretched(self):
+        """a model that was trained on after --rope_scaling is stretched wherever its checkpoint goes"""
+        short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "8", "--lr", "1e-2", steps=3)
+        for scaling in ("pi", "ntk:3", "yarn"):
+            with self.subTest(scaling=scaling):
+                step = train(self.dir, "long_" + scaling, "rope", "--load", short, "--rope_scaling", scaling,
+                             "--lr", "1e-2", steps=3)
+                model = load_checkpoint(step)
+                self.assertEqual(model.config.rope_scaling["original_max_position_embeddings"], 8)
+                exact = doubled(model)
+                found = trainer_curves(self.dir, step, [T, 2 * T])
+                self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+                self.compare_greedy(step, model, exact)
+                again = os.path.join(self.dir, "saved_" + scaling)
+                save_checkpoint(model, again)
+                self.assertEqual(trainer_curves(self.dir, again, [T, 2 * T]), found)
 
     def test_random(self):
         """weights that PyTorch draws and saves, which all matter; with them the greedy text does not repeat itself"""
