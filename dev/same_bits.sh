@@ -28,7 +28,7 @@ if [ "${1:-}" = --one ]; then
         --val_every 0 --out "$out" --checkpoint_every 1000000 >"$out.log" 2>&1 ||
         { tail -n 5 "$out.log"; echo "FAILED: $part $program $pos"; exit 255; }
     printf '%-5s %-10s %-13s %s\n' "$part" "$program" "$pos" \
-        "$(cat "$out"/step_*/model.safetensors "$out"/step_*/optimizer_0.safetensors | sha256sum | cut -c1-16)"
+        "$(cat "$out"/step_*/model.safetensors "$out"/step_*/optimizer_0.* | sha256sum | cut -c1-16)"
     rm -rf "$out"
     exit
 fi

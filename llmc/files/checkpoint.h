@@ -2,7 +2,8 @@
 //
 //   OUT/step_00001000/  model.safetensors        parameters under Hugging Face's names
 //                       config.json              the model's shape, transformers' keys plus "position"
-//                       optimizer_0.safetensors  m.<tensor>, v.<tensor>: Adam's moments in the internal layout, flat
+//                       optimizer_0.state        m.<tensor>, v.<tensor>: Adam's moments in the internal layout, flat,
+//                                                as a safetensors file that no glob for *.safetensors meets
 //                       state.json               the trainer's own: step, next sample, guard, options
 //                       manifest.json            size and checksum of each of the above, and its own checksum
 //
@@ -74,6 +75,14 @@ inline std::vector<MomentView> moment_views(const Checkpoint& c) {
     return views;
 }
 
+constexpr const char* OPTIMIZER_FILE = "optimizer_0.state";
+constexpr const char* OLD_OPTIMIZER_FILE = "optimizer_0.safetensors";     // its name in checkpoints of before
+// the file of moments that a checkpoint has
+inline std::string optimizer_path(const std::string& dir) {
+    const std::string path = dir + "/" + OPTIMIZER_FILE, old = dir + "/" + OLD_OPTIMIZER_FILE;
+    return path_exists(old) && !path_exists(path) ? old : path;
+}
+
 // the moments as the items of a safetensors file
 inline std::vector<SafetensorsItem> optimizer_items(const Checkpoint& c) {
     std::vector<SafetensorsItem> items;
@@ -112,7 +121,7 @@ inline void write_checkpoint_files(const std::string& dir, int step, const Check
     sums.push_back({"model.safetensors", write_safetensors(dir + "/model.safetensors", model_items(c))});
     sums.push_back({"config.json", write_text(dir + "/config.json", json_text(c.config, 2) + "\n")});
     if (c.m != nullptr || c.v != nullptr) {
-        const std::string name = "optimizer_0.safetensors";
+        const std::string name = OPTIMIZER_FILE;
         sums.push_back({name, write_safetensors(dir + "/" + name, optimizer_items(c), optimizer_metadata(c))});
     }
     sums.push_back({"state.json", write_text(dir + "/state.json", json_text(c.state, 2) + "\n")});
@@ -217,7 +226,7 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
     const std::vector<MomentView> moments = moment_views(c);
     std::unique_ptr<Safetensors> optimizer;
     if (!moments.empty()) {
-        optimizer = std::make_unique<Safetensors>(dir + "/optimizer_0.safetensors");
+        optimizer = std::make_unique<Safetensors>(optimizer_path(dir));
         std::vector<std::pair<std::string, Shape>> wanted_moments;
         for (const MomentView& view : moments) { wanted_moments.push_back({view.name, {view.size}}); }
         check_tensors(*optimizer, wanted_moments);

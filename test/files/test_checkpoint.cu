@@ -187,7 +187,7 @@ void put_byte(const std::string& path, size_t at, char byte) {
     if (!done) { FAIL("cannot change " << path); }
 }
 
-const char* const all_files[] = {"model.safetensors", "config.json", "optimizer_0.safetensors", "state.json",
+const char* const all_files[] = {"model.safetensors", "config.json", "optimizer_0.state", "state.json",
                                  "manifest.json"};
 
 } // namespace
@@ -238,7 +238,7 @@ TEST_CASE("checkpoint: is restored bit for bit, except for padding rows") {
         file.read_f32(h + "cable.c.bias", bias.data(), {NH});
         CHECK(memcmp(bias.data(), model.at("qkvb", l) + 3 * C, bias.size() * 4) == 0);
     }
-    const Safetensors optimizer(dir + "/optimizer_0.safetensors");
+    const Safetensors optimizer(dir + "/optimizer_0.state");
     std::vector<float> flat((size_t)Vp * C);
     optimizer.read_f32("v.wte", flat.data(), {(size_t)Vp * C});
     CHECK(memcmp(flat.data(), model.v.data() + model.table.offsets[0], flat.size() * 4) == 0);
@@ -348,13 +348,13 @@ TEST_CASE("checkpoint: the newest good one is found, and the bad ones are named"
     for (const char* name : {"/step_99999999", "/step_100000000"}) { io_rmdir(out.path + name); }
     CHECK(find_checkpoint(out.path, true) == out.path + "/step_00000100");
 
-    put_byte(out.path + "/step_00000100/optimizer_0.safetensors", 3000, '!');
-    throws_with([&] { find_checkpoint(out.path, true); }, "step_00000100/optimizer_0.safetensors: expected checksum");
+    put_byte(out.path + "/step_00000100/optimizer_0.state", 3000, '!');
+    throws_with([&] { find_checkpoint(out.path, true); }, "step_00000100/optimizer_0.state: expected checksum");
     {
         CaptureStderr err;
         CHECK(find_checkpoint(out.path, false) == out.path + "/step_00000010");
         const std::string text = err.text();
-        CHECK(contains(text, "step_00000100/optimizer_0.safetensors: expected checksum xxh3:"));
+        CHECK(contains(text, "step_00000100/optimizer_0.state: expected checksum xxh3:"));
         CHECK(contains(text, "falling back to " + out.path + "/step_00000010"));
     }
     CHECK(loads_as(out.path + "/step_00000010", 10));
@@ -404,10 +404,10 @@ TEST_CASE("checkpoint: one of another model is refused before anything changes")
     c = model.checkpoint(99);
     Json starts = optimizer_metadata(c);
     starts["start.qkvw"] = "64";
-    write_safetensors(dir + "/optimizer_0.safetensors", optimizer_items(c), starts);
+    write_safetensors(dir + "/optimizer_0.state", optimizer_items(c), starts);
     refused(model, c, "start.qkvw: expected 0, as only whole tensors can be loaded");
-    unlink((dir + "/optimizer_0.safetensors").c_str());
-    refused(model, c, "optimizer_0.safetensors");
+    unlink((dir + "/optimizer_0.state").c_str());
+    refused(model, c, "optimizer_0.state");
     c.m = c.v = nullptr;
     load_checkpoint(dir, c);        // without moments the file is not needed
     CHECK(same_bits(model.params, filled(1).params));

@@ -102,6 +102,10 @@ std::string retrieval_shard(const std::vector<uint16_t>& ids, int group, int doc
 // ----------------------------------------------------------------------------------------------------------
 // training
 
+TEST_CASE("bert_run: an old checkpoint goes on", "[bert_run]") {
+    if (have_bert()) { check_old_checkpoint("train_bert"); }
+}
+
 TEST_CASE("bert_run: it trains, validates and saves a checkpoint that transformers can read", "[bert_run]") {
     if (!have_bert()) { return; }
     Bert place;

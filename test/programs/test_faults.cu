@@ -605,7 +605,7 @@ struct Training : Place {
         Json state = parse_json(read_file(step_dir(step) + "/state.json"), "state");
         state.erase("options");
         return read_file(step_dir(step) + "/model.safetensors") +
-               read_file(step_dir(step) + "/optimizer_0.safetensors") + json_text(state);
+               read_file(step_dir(step) + "/optimizer_0.state") + json_text(state);
     }
     int last_saved() const {
         const size_t at = text.rfind("saved ");

@@ -405,6 +405,10 @@ TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
 // ----------------------------------------------------------------------------------------------------------
 // damage
 
+TEST_CASE("run: an old checkpoint goes on", "[run]") {
+    if (have_program()) { check_old_checkpoint("train_gpt2"); }
+}
+
 TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoint", "[run]") {
     if (!have_program()) { return; }
     Place place;
@@ -421,7 +425,7 @@ TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoin
     for (int step : {5, 10, 15, 20}) {
         const std::string dir = step_dir(place.out(), step);
         size_t bad = 0;
-        for (const char* name : {"/model.safetensors", "/optimizer_0.safetensors"}) {
+        for (const char* name : {"/model.safetensors", "/optimizer_0.state"}) {
             for (float x : values_of(dir + name)) { bad += !std::isfinite(x); }
             CHECK(read_file(dir + name) == read_file(step_dir(place.out(), 5) + name));     // skipped: unchanged
         }
@@ -449,7 +453,7 @@ TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
     REQUIRE(place.run(place.base).code == 0);
     const auto whole = bits(step_dir(place.out(), 12));
     const Flags resume = place.base.set("--resume", "1");
-    for (const char* name : {"model.safetensors", "optimizer_0.safetensors", "state.json", "config.json",
+    for (const char* name : {"model.safetensors", "optimizer_0.state", "state.json", "config.json",
                              "manifest.json"}) {
         INFO(name);
         const std::string path = step_dir(place.out(), 12) + "/" + name, bytes = read_file(path);

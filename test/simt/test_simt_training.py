@@ -183,7 +183,7 @@ def gradients(checkpoint, C):
     """name -> gradient of the first update: Adam's first moment, but for a factor. The rows of qkvw are q, k, v, and
     the encoding's. fire's tensors are taken together, because the gradient of a term that the softmax drops is nothing
     but noise, and so are kerple's"""
-    with open(os.path.join(checkpoint, "optimizer_0.safetensors"), "rb") as f:
+    with open(os.path.join(checkpoint, "optimizer_0.state"), "rb") as f:
         data = f.read()
     start = 8 + struct.unpack("<Q", data[:8])[0]
     found = {name[2:]: array.array("f", data[start + t["data_offsets"][0]:start + t["data_offsets"][1]])
