@@ -247,8 +247,9 @@ inline void check_refused(Place& place, const Refusal& r) {
 
 // ----------------------------------------------------------------------------------------------------------
 
-// test/fixtures/old_<program>/step_00000020 is a checkpoint as they were before model_type "cable" and optimizer_0.state.
-// Resumed, it must go on as an unbroken run of today does: with its weights, its moments and its place in the data.
+// test/fixtures/old_<program>/step_00000020 is a checkpoint as they were before model_type "cable" and before
+// optimizer_0.state. Resumed, it must go on as an unbroken run of today does: with its weights, its moments and its
+// place in the data.
 inline void check_old_checkpoint(const std::string& program) {
     Place place(program);
     std::string text;
