@@ -38,10 +38,10 @@ RACE_FLAGS = $(CXX_BASE) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(CPPFLAGS)
 SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 ASAN_FLAGS = $(CXX_BASE) $(SANITIZE) $(OMP) $(CPPFLAGS)
 SIMT_FLAGS = $(CXX_BASE) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(CPPFLAGS)
-# ARCH, or the GPU that is here, or A100 and H100 with PTX for what comes after
+# ARCH, or the GPU that is here, or A100 and H100 with PTX for what comes after. -ftz: llmc/base/denormals.h
 GENCODE = $(if $(or $(ARCH),$(GPU_ARCH)),-arch=$(or $(ARCH),$(GPU_ARCH)),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)
-NVCC_BASE = -std=c++17 $(filter -D%,$(CXX_BASE)) -Xcompiler -Wall,-Wextra $(MPI_CFLAGS) $(NCCL_CFLAGS)
+NVCC_BASE = -std=c++17 -ftz=true $(filter -D%,$(CXX_BASE)) -Xcompiler -Wall,-Wextra $(MPI_CFLAGS) $(NCCL_CFLAGS)
 NVCC_FLAGS = $(NVCC_BASE) -O3 --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) \
     $(OMP:%=-Xcompiler %) $(NVCCFLAGS)
 CUDA_LIBS = -lcublasLt -lcublas $(CUDA_RANK_LIBS)

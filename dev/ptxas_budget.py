@@ -136,8 +136,8 @@ def compile_all(nvcc, directory):
     for source in (os.path.join(ROOT, "train_gpt2.cu"), os.path.join(ROOT, "train_bert.cu")):  # causal, bidirectional
         objects.append(os.path.join(directory, os.path.basename(source) + ".o"))
         print(f"compiling {os.path.relpath(source, ROOT)} for {', '.join(ARCHS)}", flush=True)
-        p = subprocess.run([nvcc, "-std=c++17", "-O3", "--threads", "2", *gencode, "-Xptxas", "-v", "-I", ROOT,
-                            "-I", os.path.join(ROOT, "llmc"), "-c", source, "-o", objects[-1]],
+        p = subprocess.run([nvcc, "-std=c++17", "-ftz=true", "-O3", "--threads", "2", *gencode, "-Xptxas", "-v",
+                            "-I", ROOT, "-I", os.path.join(ROOT, "llmc"), "-c", source, "-o", objects[-1]],
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
         if p.returncode != 0:
             errors = [x for x in p.stdout.split("\n") if not x.startswith(("ptxas info", "    "))]

@@ -49,6 +49,7 @@ def decays(name, p):
 
 def main():
     args = parse()
+    torch.set_flush_denormal(True)                  # as in the trainers
     torch.set_num_threads(args.threads)
     torch.manual_seed(42)
     config = CableConfig(n_layer=args.L, n_head=args.NH, n_embd=args.C, vocab_size=args.vocab, n_positions=args.T,

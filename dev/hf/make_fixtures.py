@@ -195,6 +195,7 @@ def main():
     directory = args.directory
     os.makedirs(directory, exist_ok=True)
     torch.manual_seed(1)                            # every weight is replaced; this only keeps the run reproducible
+    torch.set_flush_denormal(True)                  # as in the trainers
     torch.set_num_threads(1)
     files = [("gpt2", gpt2_fixture, name) for name in POSITIONS] + [("bert", bert_fixture, name) for name in POSITIONS]
     files.append(("contrastive", contrastive_fixture, "cable"))

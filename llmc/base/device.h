@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "common.h"
+#include "denormals.h"
 
 #if defined(__CUDACC__)
 #define CUDA_BUILD 1
@@ -128,6 +129,30 @@ struct Grid {
     }
 };
 
+#if !defined(CUDA_BUILD) && !defined(RACE_THREADS)
+// a CPU: blocks are iterations of a parallel loop, and a block is one call
+template <class Block> void launch_on_cpu(const Grid& grid, const Block& block) {
+    const int blocks = (int)grid.blocks;
+    const int chunk = imax(1, blocks / (max_threads() * 4));    // blocks that a thread takes at a time
+    (void)chunk;
+#if defined(_OPENMP)
+#pragma omp parallel if (blocks > 1)
+#endif
+    {
+        flush_denormals();              // a thread of the pool may have been made by anyone
+#if defined(_OPENMP)
+#pragma omp for schedule(dynamic, chunk)
+#endif
+        for (int b = 0; b < blocks; b++) {
+            shared_buffer.reserve(grid.shared_bytes);
+            gridDim.x = (unsigned)blocks;
+            blockIdx.x = (unsigned)b;
+            block();
+        }
+    }
+}
+#endif
+
 template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& grid, A... args) {
     static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
     if (grid.blocks == 0) { return; }
@@ -158,6 +183,7 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < RACE_THREADS; t++) {
         threads.emplace_back([=] {
+            flush_denormals();
             threadIdx.x = t;
             gridDim.x = (unsigned)grid.blocks;
             for (unsigned b = 0; b < grid.blocks; b++) {
@@ -170,19 +196,7 @@ template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& 
     for (std::thread& t : threads) { t.join(); }
     pthread_barrier_destroy(&race_barrier);
 #else
-    // a CPU: blocks are iterations of a parallel loop, and a block is one call
-    const int blocks = (int)grid.blocks;
-    const int chunk = imax(1, blocks / (max_threads() * 4));    // blocks that a thread takes at a time
-    (void)chunk;
-#if defined(_OPENMP)
-#pragma omp parallel for schedule(dynamic, chunk) if (blocks > 1)
-#endif
-    for (int b = 0; b < blocks; b++) {
-        shared_buffer.reserve(grid.shared_bytes);
-        gridDim.x = (unsigned)blocks;
-        blockIdx.x = (unsigned)b;
-        kernel(static_cast<P>(args)...);
-    }
+    launch_on_cpu(grid, [=] { kernel(static_cast<P>(args)...); });
 #endif
 }
 

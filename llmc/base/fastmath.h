@@ -49,7 +49,7 @@ __host__ __device__ inline float fast_exp(float x) {
     return bits_to_float((bits & zero_below) | nan);
 }
 
-// log(1 + x) for x > -0.9, within 4 ulp.
+// log(1 + x) for x > -0.9, within 4 ulp; 0 for |x| < 2^-125, whose half is a denormal number.
 // With 1 + x = 2^k (1 + f), log(1 + x) = k ln 2 + log(1 + f), and log(1 + f) = 2 atanh(s) for s = f / (2 + f).
 __host__ __device__ inline float fast_log1p(float x) {
     const float u = 1.0f + x;

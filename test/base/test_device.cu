@@ -1,6 +1,8 @@
 // test_device.cu -- the elementary functions' errors, launch, grid_span, the block's sums, and errors.
 #include "test/oracle.h"
 
+#include <thread>
+
 #include "llmc/base/fastmath.h"
 
 namespace {
@@ -97,9 +99,9 @@ TEST_CASE("fast_log1p is within 4 ulp", "[device]") {
     INFO(random);
     auto f = [](float x) { return fast_log1p(x); };
     auto exact = [](double x) { return std::log1p(x); };
-    CHECK(worst_ulps(f, exact, TINY, 0.5f, random) <= 4);
+    CHECK(worst_ulps(f, exact, 2 * TINY, 0.5f, random) <= 4);
     CHECK(worst_ulps(f, exact, 0.5f, FLT_MAX, random) <= 4);
-    CHECK(worst_ulps(f, exact, -TINY, -0.899f, random) <= 4);
+    CHECK(worst_ulps(f, exact, -2 * TINY, -0.899f, random) <= 4);
     CHECK(fast_log1p(0.0f) == 0.0f);
 }
 
@@ -117,7 +119,7 @@ TEST_CASE("sigmoid is within 4 ulp, softplus within 8", "[device]") {
     auto softplus_f = [](float x) { return softplus(x); };
     auto softplus_exact = [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); };
     CHECK(worst_ulps(softplus_f, softplus_exact, TINY, FLT_MAX, random) <= 8);
-    CHECK(worst_ulps(softplus_f, softplus_exact, -TINY, -87, random) <= 8);
+    CHECK(worst_ulps(softplus_f, softplus_exact, -TINY, -86, random) <= 8);
     CHECK(softplus(-1000.0f) == 0.0f);
 }
 
@@ -281,4 +283,57 @@ TEST_CASE("small helpers", "[common][asan]") {
     CHECK(format_duration(9) == "9s");
     CHECK(format_duration(252) == "4m12s");
     CHECK(format_duration(7380) == "2h03m");
+}
+
+namespace {
+
+// 1 where denormal numbers count, 2 where infinity or NaN have lost their meaning. volatile: computed at run time
+__host__ __device__ float denormals_seen() {
+    volatile float small = 1e-30f;
+    volatile float denormal = bits_to_float(1 << 22);   // 5.9e-39
+    volatile float zero = 0.0f;
+    volatile float huge = 3e38f;
+    const bool made = small * small != 0.0f || FLT_MIN * (0.5f + zero) != 0.0f;     // results below 2^-126
+    const bool read = denormal * huge != 0.0f;          // an operand below it
+    const float infinity = huge * huge;
+    const float nan = infinity * zero;
+    const bool meaning = infinity > huge && 1.0f / zero > huge && nan != nan && FLT_MIN * (1.0f + zero) > 0.0f;
+    float seen = 0.0f;
+    if (made || read) { seen += 1.0f; }
+    if (!meaning) { seen += 2.0f; }
+    return seen;
+}
+__global__ void denormal_kernel(float* seen) {
+    if (threadIdx.x == 0) { seen[blockIdx.x] = denormals_seen(); }
+}
+
+#if !defined(CUDA_BUILD) && defined(__SSE2__)
+// what a thread has that a library made before main
+void count_denormals() { _mm_setcsr(_mm_getcsr() & ~(1u << 15 | 1u << 6)); }
+#endif
+
+}
+
+TEST_CASE("a denormal product in every thread is 0", "[device][denormals][race]") {
+    const size_t blocks = 4096;
+    CHECK(denormals_seen() == 0.0f);                    // main's thread, before any kernel
+    Array<float> seen(blocks);
+    launch(denormal_kernel, Grid(blocks, 64, 0, Stream(0)), seen.p);
+    CHECK(largest(seen.host()) == 0);
+#if !defined(CUDA_BUILD)
+    float of_thread = 1.0f;
+    std::thread([&] { of_thread = denormals_seen(); }).join();
+    CHECK(of_thread == 0.0f);
+#if defined(__SSE2__)
+    // launch() sets the bits in threads that do not have them. Some are lost in all threads of the pool.
+#if defined(_OPENMP)
+#pragma omp parallel
+#endif
+    count_denormals();
+    CHECK(denormals_seen() == 1.0f);                    // the test sees what it looks for
+    launch(denormal_kernel, Grid(blocks, 64, 0, Stream(0)), seen.p);
+    CHECK(largest(seen.host()) == 0);
+    flush_denormals();
+#endif
+#endif
 }

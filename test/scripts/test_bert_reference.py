@@ -35,6 +35,7 @@ if "torch" not in missing():
     import modeling_cable
     import modeling_cable_bert as reference
     from modeling_cable import CABLES, POSITIONS, read_safetensors
+    torch.set_flush_denormal(True)                  # as in the trainers
     torch.set_num_threads(1)
 needs_torch = unittest.skipUnless("torch" not in missing(), "PyTorch is not installed; set PYTORCH_PYTHON")
 needs_transformers = unittest.skipUnless(not missing(), "PyTorch or transformers is not installed; set PYTORCH_PYTHON")
