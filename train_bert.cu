@@ -635,8 +635,10 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
         if (val != nullptr && o.val_every > 0 && (step >= o.steps || step % o.val_every == 0)) {
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
-            printf("%s | %.2f%% right\n", val_line(step, o.steps, e.loss).c_str(), 100 * e.accuracy);
-            run.log->val(step, e.loss, e.accuracy);
+            if (!e.stopped) {
+                printf("%s | %.2f%% right\n", val_line(step, o.steps, e.loss).c_str(), 100 * e.accuracy);
+                run.log->val(step, e.loss, e.accuracy);
+            }
         }
         // 2 a checkpoint, and the end when this was the last step or a signal has come
         code = save_or_leave(run, model, bert_json(model.config));

@@ -515,8 +515,10 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         if (val != nullptr && o.val_every > 0 && (last || step % o.val_every == 0)) {
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
-            printf("%s\n", val_line(step, o.steps, e.loss).c_str());
-            run.log->val(step, e.loss, e.accuracy);
+            if (!e.stopped) {
+                printf("%s\n", val_line(step, o.steps, e.loss).c_str());
+                run.log->val(step, e.loss, e.accuracy);
+            }
             if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, *run.log); }
         }
         if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) { print_sample(model, run); }

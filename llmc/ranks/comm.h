@@ -210,6 +210,9 @@ inline int comm_max(int x, const char* what) {
     return *std::max_element(all.begin(), all.end());
 }
 
+// Has a signal asked any rank for an end? (stop_signal)
+inline bool comm_stops() { return comm_max((int)stop_signal, "signals") != 0; }
+
 // data (bytes): every rank receives rank 0's
 inline void comm_broadcast(void* data, size_t bytes, const char* what) {
     (void)data; (void)bytes; (void)what;

@@ -64,7 +64,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
       "seconds that a process started by mpirun waits for another one") \
     GROUP("Logs and checkpoints", BOTH) \
     X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
-    X(bool, resume, "-y", false, any(), FREE, "1 = continue from the newest good checkpoint in --out") \
+    X(int, resume, "-y", 0, between(0, 2), FREE, \
+      "1 = continue from the newest good checkpoint in --out, if any; 2 = there must be one") \
     X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
     X(int, major, "-nm", 0, at_least(0), FREE, "never delete the checkpoints of every Nth step; 0 = none is special") \

@@ -155,11 +155,26 @@ struct LogFile {
     ~LogFile() { if (fd >= 0) { ::close(fd); } }
 };
 
+// Renames the logs of an earlier run, if they hold anything, to the first .N that both have free.
+inline void set_aside(const std::string& main_path, const std::string& json_path) {
+    const auto holds = [](const std::string& p) { return path_exists(p) && !read_file(p, UINT64_MAX).empty(); };
+    if (!holds(main_path) && !holds(json_path)) { return; }
+    int n = 1;
+    std::string suffix = ".1";
+    while (path_exists(main_path + suffix) || path_exists(json_path + suffix)) { suffix = "." + std::to_string(++n); }
+    for (const std::string& path : {main_path, json_path}) {
+        if (path_exists(path)) { io_rename(path, path + suffix); }
+    }
+    fprintf(stderr, "warning: the logs of an earlier run, which has no checkpoint here, are now %s and %s\n",
+            (main_path + suffix).c_str(), (json_path + suffix).c_str());
+}
+
 // With an empty `out` (no --out, or not the rank that logs) everything here does nothing.
 struct Log {
     LogFile main_log, json_log;
 
-    // resume_step < 0 starts the logs anew; otherwise the run goes on with this step.
+    // resume_step < 0 starts the logs anew, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
+    // otherwise the run goes on with this step.
     explicit Log(const std::string& out, int64_t resume_step = -1) {
         if (out.empty()) { return; }
         io_mkdirs(out);
@@ -167,6 +182,8 @@ struct Log {
         if (resume_step >= 0) {
             if (path_exists(main_path)) { cut_log(main_path, resume_step, main_log_step); }
             if (path_exists(json_path)) { cut_log(json_path, resume_step, json_log_step); }
+        } else {
+            set_aside(main_path, json_path);
         }
         main_log.open(main_path, resume_step >= 0);
         json_log.open(json_path, resume_step >= 0);

@@ -30,15 +30,33 @@ inline void check_memory(double fixed, double activations, int B, const std::str
 // program.
 inline std::string not_saved;
 
-// The first SIGINT, SIGTERM or SIGUSR1 asks for a checkpoint and an end after this step; a second SIGINT ends at once.
-inline volatile sig_atomic_t stop_signal = 0;
+// What a batch system and a terminal send to end a run: each asks for a checkpoint and an end after this step. A second
+// SIGINT ends at once, unless a checkpoint is just being written: after that the run ends by itself.
+inline const int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
+inline volatile sig_atomic_t saving = 0;        // a checkpoint is being written
 inline void catch_signals() {
     struct sigaction action = {};
-    action.sa_handler = [](int number) { stop_signal = number; };
-    action.sa_flags = (int)(SA_RESETHAND | SA_RESTART);
-    for (int number : {SIGINT, SIGTERM, SIGUSR1}) { sigaction(number, &action, nullptr); }
+    action.sa_handler = [](int number) {
+        if (number == SIGINT && stop_signal != 0 && !saving) {
+            signal(SIGINT, SIG_DFL);
+            raise(SIGINT);
+        }
+        stop_signal = number;
+    };
+    action.sa_flags = SA_RESTART;
+    for (int number : STOP_SIGNALS) {
+        struct sigaction before = {};
+        sigaction(number, nullptr, &before);
+        if (number == SIGHUP && before.sa_handler == SIG_IGN) { continue; }     // started by nohup
+        sigaction(number, &action, nullptr);
+    }
+    signal(SIGPIPE, SIG_IGN);                   // `| head` closes the console, and must not end the run
 }
-inline void release_signals() { for (int number : {SIGINT, SIGTERM, SIGUSR1}) { signal(number, SIG_DFL); } }
+// What follows training loses nothing when it is killed.
+inline void release_signals() {
+    for (int number : STOP_SIGNALS) { if (signal(number, SIG_DFL) == SIG_IGN) { signal(number, SIG_IGN); } }
+    signal(SIGPIPE, SIG_DFL);
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // --list, errors
@@ -68,6 +86,7 @@ template <class Program> int run_program(Program program, int argc, char** argv)
         if (!isfinite_works()) {
             die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it by the Makefile");
         }
+        signal(SIGXFSZ, SIG_IGN);               // a file beyond `ulimit -f` is a write error with a message
         comm_init();
         not_saved.clear();
         const int code = program(argc, argv);

@@ -90,6 +90,11 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     }
     r.resumed = comm_text(o.resume && first ? find_checkpoint(o.out, o.no_fallback) : "", "choice of the checkpoint");
     r.source = r.resumed.empty() ? o.load : r.resumed;
+    check(o.resume != 2 || !r.resumed.empty(),
+          "--resume 2: expected a checkpoint in %s, found none; is --out right, and its disk mounted?", o.out.c_str());
+    if (o.resume && r.resumed.empty() && first && !o.list) {
+        fprintf(stderr, "--resume 1: there is no checkpoint in %s; this run starts at step 1\n", o.out.c_str());
+    }
 }
 
 // A model that is trained has one factor, which its checkpoints keep. The flag then says what holds, so that --resume
@@ -301,8 +306,11 @@ inline std::string save_run(const Run& r, const Parameters& p, const Json& confi
         try {
             r.log->sync();
             const Checkpoint c = checkpoint_view(r, p, config);
+            saving = 1;
             printf("saved %s\n", save_checkpoint(r.o.out, (int)r.state.step, c, r.o.keep, r.o.major).c_str());
+            saving = 0;
         } catch (const Error& e) {
+            saving = 0;
             if (e.code != EXIT_BAD_INPUT) { throw; }            // a device that fails is not the disk's fault
             failure = strprintf("step %lld is not saved: %s", (long long)r.state.step, e.what());
         }
@@ -330,10 +338,10 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
             fprintf(stderr, "warning: %s; %s (--on_save_error stop would end it)\n", failure.c_str(), next.c_str());
         }
     }
-    if (last) { return 0; }
-    if (!stop) { return -1; }
+    if (!stop) { return last ? 0 : -1; }
     if (comm().rank == 0) {
-        fprintf(stderr, "stopped by signal %d before step %lld%s\n", signal, (long long)step + 1,
+        const std::string where = last ? "after the last step" : strprintf("before step %lld", (long long)step + 1);
+        fprintf(stderr, "stopped by signal %d %s%s\n", signal, where.c_str(),
                 o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
     }
     return EXIT_INTERRUPTED;

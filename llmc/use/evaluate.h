@@ -31,6 +31,7 @@ struct Evaluation {
     uint64_t windows = 0, tokens = 0;
     double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats
     std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
+    bool stopped = false;                       // by a signal, before the end: nothing above holds
 };
 
 // Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
@@ -53,6 +54,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     std::vector<uint64_t> count((size_t)T, 0);
     Progress progress(strprintf("evaluating at T = %d", T));
     for (uint64_t round = 0; round < e.windows; round += (uint64_t)most * ranks) {      // a batch of windows per rank
+        if ((e.stopped = comm_stops())) { return e; }
         const uint64_t w = std::min(e.windows, round + (uint64_t)most * (uint64_t)comm().rank);
         const int B = (int)std::min((uint64_t)most, e.windows - w);
         for (int b = 0; b < B; b++) {

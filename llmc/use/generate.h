@@ -118,7 +118,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     };
     for (size_t i = 0; i < ids.size(); i++) { print(ids[i], i == 0); }
     forward_logits(model, acts, ids.data(), (int)ids.size(), 0, logits);
-    for (int64_t k = 0; k < n; k++) {
+    for (int64_t k = 0; k < n && stop_signal == 0; k++) {
         const int id = sample_token(logits, sampling, uniform01(sampling.seed, checksum("generate"), (uint64_t)k));
         ids.push_back(id);
         print(id, false);

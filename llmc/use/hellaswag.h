@@ -71,6 +71,7 @@ struct HellaSwagScore {
     int correct = 0, examples = 0;
     int cut = 0;                                // examples whose context lost its beginning, to fit into T
     std::vector<float> nll;                     // (examples,4): mean over the ending's tokens
+    bool stopped = false;                       // by a signal, before the end
     double accuracy() const { return (double)correct / examples; }
 };
 
@@ -97,7 +98,7 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
     Progress progress("HellaSwag");
     std::vector<int> tokens, targets;
     std::vector<float> losses;
-    for (size_t first = 0, n; first < rows.size(); first += n) {
+    for (size_t first = 0, n; first < rows.size() && stop_signal == 0; first += n) {
         size_t T = 0;
         for (n = 0; first + n < rows.size(); n++) {         // rows of one batch are padded to the longest of them
             const size_t longest = std::max(T, rows[first + n].tokens.size() - 1);
@@ -123,7 +124,8 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
         }
         progress.update(first + n, rows.size());
     }
-    for (int e = 0; e < score.examples; e++) {
+    score.stopped = score.nll.size() < rows.size();
+    for (int e = 0; e < score.examples && !score.stopped; e++) {
         const float* nll = score.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
         score.correct += (int)(std::min_element(nll, nll + HELLASWAG_ENDINGS) - nll) == set.examples[(size_t)e].label;
     }
@@ -133,6 +135,7 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
 template <class Model, class Acts, class Log>
 void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t step, Log& log) {
     const HellaSwagScore s = evaluate_hellaswag(model, acts, set);
+    if (s.stopped) { return; }
     printf("HellaSwag: %d/%d = %f%s\n", s.correct, s.examples, s.accuracy(),
            s.cut > 0 ? strprintf("   (%d contexts cut to %d tokens)", s.cut, acts.T).c_str() : "");
     fflush(stdout);

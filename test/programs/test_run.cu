@@ -103,7 +103,7 @@ TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[
         .with("--checkpoint_every 4000 --threads 1");
     REQUIRE(place.run(flags.set("--out", place / "whole")).code == 0);
     size_t lines = 0;
-    for (int number : {SIGTERM, SIGINT, SIGUSR1}) {
+    for (int number : {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU}) {
         INFO("signal " << number);
         Process p(place.program, flags.set("--resume", "1").words(), place / "signalled");
         p.wait_for_lines(place.out() + "/main.log", lines + 20);
@@ -120,6 +120,94 @@ TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[
     REQUIRE(place.run(flags.set("--resume", "1")).code == 0);
     check_same(bits(step_dir(place / "whole", 4000)), bits(step_dir(place.out(), 4000)));
     CHECK(read_file(place.out() + "/main.log") == read_file(place / "whole/main.log"));
+}
+
+TEST_CASE("run: a second signal, one amid a validation, nohup, and a console that goes away", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --val_every 0 --steps 100000")
+        .with("--checkpoint_every 100000 --threads 1");
+    const auto in_shell = [&](const std::string& start, const Flags& f, const std::string& end) {
+        std::string line = start + place.program;
+        for (const std::string& word : f.words()) { line += " '" + word + "'"; }
+        return std::vector<std::string>{"-c", line + end};
+    };
+    {   // 1 a second SIGTERM, while the first is being answered
+        Process p(place.program, flags.set("--out", place / "twice").words(), place / "twice.log");
+        p.wait_for_lines(place / "twice/main.log", 20);
+        kill(p.pid, SIGTERM);
+        kill(p.pid, SIGTERM);
+        kill(p.pid, SIGHUP);
+        CHECK(p.wait().code == EXIT_INTERRUPTED);
+        CHECK(path_exists(step_dir(place / "twice", (int)losses(place / "twice").size())));
+    }
+    {   // 2 amid a validation of half a minute or more: it is left for the resumed run, which repeats it
+        write_file(place / "long.txt", words(20000000, 3));
+        const Flags begun = flags.set("--out", place / "val").with("--steps 4 --checkpoint_every 4");
+        REQUIRE(place.run(begun).code == 0);
+        const Flags f = begun.set("--resume", "1").set("--val_files", place / "long.txt")
+            .with("--val_every 4 --val_batches -1 --steps 5 --allow_change steps");
+        Process p(place.program, f.words(), place / "val.log");
+        while (p.running() && !contains(read_file(p.err), "evaluating at T = 16")) { usleep(1000); }
+        REQUIRE(p.running());
+        kill(p.pid, SIGTERM);
+        const Outcome o = p.wait();
+        INFO(o.err);
+        CHECK(o.code == EXIT_INTERRUPTED);
+        CHECK(of_kind(json_lines(place / "val/log.jsonl"), "val").empty());
+        CHECK(of_kind(json_lines(place / "val/log.jsonl"), "train").size() == 4);
+    }
+    {   // 3 what nohup ignores stays ignored
+        const Flags f = flags.set("--out", place / "nohup");
+        Process p("/bin/sh", in_shell("trap '' HUP; exec ", f, ""), place / "nohup.log");
+        p.wait_for_lines(place / "nohup/main.log", 20);
+        kill(p.pid, SIGHUP);
+        p.wait_for_lines(place / "nohup/main.log", 200);
+        CHECK(p.running());
+        kill(p.pid, SIGTERM);
+        CHECK(contains(p.wait().err, strprintf("stopped by signal %d", SIGTERM)));
+    }
+    {   // 4 `| head` reads one line; the run goes on to its end
+        const Flags f = flags.set("--out", place / "head").with("--steps 500");
+        Process p("/bin/sh", in_shell("", f, " | head -n 1"), place / "head.log");
+        CHECK(p.wait().code == 0);
+        CHECK(path_exists(step_dir(place / "head", 500)));
+    }
+    {   // 5 a file beyond `ulimit -f` (blocks of 512 bytes) is an error with a message, not a death
+        const Flags f = place.base.set("--out", place / "limit");
+        Process p("/bin/sh", in_shell("ulimit -f 32; exec ", f, ""), place / "limit.log");
+        const Outcome o = p.wait();
+        CHECK(o.code == EXIT_BAD_INPUT);
+        CHECK(contains(o.err, "step 12 is not saved"));
+        CHECK(losses(place / "limit").size() == 12);
+    }
+}
+
+TEST_CASE("run: resuming where there is nothing is said, or refused, and loses no log", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    check_refused(place, {place.base.set("--resume", "2"), {"--resume 2", place.out(), "is --out right"}});
+    const Flags short_run = place.base.with("--steps 3 --checkpoint_every 0");
+    const Outcome first = place.run(short_run.set("--resume", "1"));
+    REQUIRE(first.code == 0);
+    CHECK(contains(first.err, "--resume 1: there is no checkpoint in " + place.out()));
+    const std::string main_log = read_file(place.out() + "/main.log"), json = read_file(place.out() + "/log.jsonl");
+    for (const char* suffix : {".1", ".2"}) {
+        const Outcome again = place.run(short_run.set("--lr", "2e-3").set("--resume", "1"));
+        REQUIRE(again.code == 0);
+        CHECK(contains(again.err, std::string("main.log") + suffix));
+        CHECK(contains(again.err, std::string("log.jsonl") + suffix));
+        CHECK(path_exists(place.out() + "/log.jsonl" + suffix));
+    }
+    CHECK(read_file(place.out() + "/main.log.1") == main_log);
+    CHECK(read_file(place.out() + "/log.jsonl.1") == json);
+    check_each_step_once(place.out(), 3);
+    check_refused(place, {short_run.set("--resume", "2"), {"--resume 2", "found none"}});
+    REQUIRE(place.run(place.base.set("--out", place / "saved")).code == 0);
+    const Outcome resumed = place.run(place.base.set("--out", place / "saved").set("--resume", "2"));
+    CHECK(resumed.code == 0);
+    CHECK(contains(resumed.out, "resumed from"));
+    CHECK_FALSE(path_exists(place / "saved/main.log.1"));
 }
 
 TEST_CASE("run: threads and recomputing change no bit, micro-batches only rounding", "[run]") {
