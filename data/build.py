@@ -19,13 +19,14 @@ class Stream:
     group         documents that stay together and whole; 0: a document may continue in the next shard
     val_groups    groups in shard 0, the validation split
     limit         groups in all shards together; 0: as many as there are
+    shards        the most shards that are written, each of them full; 0: as many as there are
     """
 
     def __init__(self, label, reader, paths, name, capacity, full=0, group=0, seed=None, window_bytes=256_000_000,
-                 val_groups=0, limit=0):
+                 val_groups=0, limit=0, shards=0):
         self.label, self.reader, self.name, self.capacity = label, reader, name, capacity
         self.full, self.group, self.seed, self.window_bytes = full, group, seed, window_bytes
-        self.val_groups, self.limit = val_groups, limit
+        self.val_groups, self.limit, self.shards = val_groups, limit, shards
         self.units = reader.units(paths)
         self.paths = paths
 
@@ -34,7 +35,7 @@ class Stream:
         return {"seed": self.seed, "window_bytes": self.window_bytes, "group": self.group, "piece_bytes": PIECE_BYTES,
                 "documents": r.documents, "column": r.columns if r.make else r.column,
                 "capacity": [self.capacity(0), self.capacity(1)], "first": self.name(0),
-                "val_groups": self.val_groups, "limit": self.limit}
+                "val_groups": self.val_groups, "limit": self.limit, **({"shards": self.shards} if self.shards else {})}
 
     def source(self):
         def size(path):
@@ -170,7 +171,7 @@ class Shards:
         self.groups = documents // max(stream.group, 1)
 
     def limit_reached(self):
-        return 0 < self.stream.limit <= self.groups
+        return 0 < self.stream.limit <= self.groups or 0 < self.stream.shards <= self.number
 
     def open(self):
         if self.writer is None:
@@ -191,7 +192,7 @@ class Shards:
             self.add_group(piece, ids, window, index)
             return
         at = token
-        while at < len(ids):
+        while at < len(ids) and not self.limit_reached():
             writer = self.open()
             capacity = self.stream.capacity(self.number)
             n = min(len(ids) - at, capacity - writer.tokens)

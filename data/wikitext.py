@@ -8,12 +8,13 @@ Source    Salesforce/wikitext on the hub; with --local, files below DIR named li
           test.txt or train-00000-of-00001.parquet, also compressed or in the original .zip
 Size      103: 0.3 GB to download, 240 MB of shards; 2: 8 MB and 6 MB
 Licence   CC BY-SA 3.0 and GFDL (Wikipedia)
-Tokens    103: about 118 million for training; 2: 2.4 million. Validation and test are the same in both
+Tokens    103: about 118 million for training; 2: 2.4 million. Validation and test are the same articles in both, and
+          the same text if raw; word-level, 103 has splits of its own, with fewer <unk> (2: 6.3 % of the test words)
 Time      103: 2 minutes on one core; 2: seconds
 
 Word-level text (the default) has <unk> for rare words; --raw has none. --join says how the lines of a split become one
 string. It changes the number of tokens and so the perplexity, and is recorded in manifest.json. GPT-2 tokens of the
-test split, without the one <|endoftext|> before it:
+test split (word-level: of WikiText-2), without the one <|endoftext|> before it:
     --join          the string                                              word-level      raw
     file            the file as it is                                          295,877  286,221
     rows            the hub's rows one after another, without blank lines      292,943  283,287
@@ -29,7 +30,7 @@ import sys
 from build import Stream, build, numbered
 from common import SHARD_TOKENS, BadInput, need, parser, positive, run, say
 from download import hub_download, hub_files, vocabulary
-from sources import DAMAGED, Reader, Unit, files_in, kind_of, open_bytes, pieces_of, stream_document
+from sources import DAMAGED, Reader, Unit, files_in, kind_of, new_counts, open_bytes, pieces_of, stream_document
 
 REPO = "Salesforce/wikitext"
 SPLITS = {"train": ("train",), "val": ("valid", "validation"), "test": ("test",)}
@@ -44,8 +45,13 @@ KNOWN = {
     (2, True, "rows"): {"test": 283287},
     (2, True, "rows_apart"): {"test": 287644},
 }
-for (_, raw, join), counts in list(KNOWN.items()):          # both sizes have the same validation and test articles
-    KNOWN[103, raw, join] = {split: n for split, n in counts.items() if split != "train"}
+for (_, raw, join), counts in list(KNOWN.items()):          # both sizes have the same raw validation and test splits
+    if raw:
+        KNOWN[103, raw, join] = {split: n for split, n in counts.items() if split != "train"}
+# Word-level, both sizes have the same number of words in the test split, but each replaces those by <unk> that its own
+# training split has less than three times: 6.3 % in WikiText-2 and far fewer in WikiText-103, which so is another text
+# with another number of tokens.
+TEST_WORDS, UNKNOWN_BETWEEN = 241211, 0.025
 
 
 class Joined(io.RawIOBase):
@@ -190,6 +196,8 @@ def main(argv):
     data = build(args.out, streams, args.encoding, vocabulary(args), args.workers, facts)
     if args.encoding == "gpt2":
         check_counts(data, KNOWN.get((args.size, args.raw, args.join), {}))
+    if not args.raw:
+        check_unknown(reader, files["test"], args.size)
 
 
 def check_counts(data, known):
@@ -202,6 +210,19 @@ def check_counts(data, known):
         if expected is not None:
             verdict = ", as expected" if text == expected else f"; expected {expected:,}: is this another text?"
         say(f"{split}: {text:,} tokens without <|endoftext|>{verdict}")
+
+
+def check_unknown(reader, paths, size):
+    """says how many words of the word-level test split are <unk>, and whether that is the split of this size"""
+    words = [w for line in reader.lines(paths, new_counts()) for w in line.split()]
+    share = words.count(b"<unk>") / max(len(words), 1)
+    which = 2 if share > UNKNOWN_BETWEEN else 103
+    verdict = f", as expected of WikiText-{size}"
+    if len(words) != TEST_WORDS:
+        verdict = f"; expected {TEST_WORDS:,} words: is this another text?"
+    elif which != size:
+        verdict = f": this is the test split of WikiText-{which}, expected that of WikiText-{size}"
+    say(f"test: {len(words):,} words, {100 * share:.1f} % of them <unk>{verdict}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import json
 import lzma
 import os
 import random
+import re
 import resource
 import signal
 import struct
@@ -863,11 +864,32 @@ class Scripts(Case):
         self.assertEqual(len(glob.glob(self.path("o", "wikitext2_train_*.bin"))), 3)
         source = json.loads(read(self.path("o", "manifest.json")))["source"]
         self.assertEqual((source["join"], source["text"], source["documents"]), ("file", "word-level", "split"))
+        self.assertIn("test: 241,211 words, 6.3 % of them <unk>, as expected of WikiText-2", said)
         for join, count in (("rows", "292,943"), ("rows_apart", "297,300")):
             said = self.prepare("wikitext", join, "--size", "2", "--local", REAL, "--join", join)
             self.assertIn(f"test: {count} tokens without <|endoftext|>, as expected", said)
         self.prepare("wikitext", "a", "--size", "2", "--local", REAL, "--documents", "article")
         self.assertEqual(int((all_tokens(self.path("a"), "*_test_*") == 50256).sum()), 60)
+
+    @needs_real("wikitext-2/test.txt")
+    def test_each_wikitext_knows_its_own_word_level_test_split(self):
+        text = read(real("wikitext-2/test.txt"))
+        others = iter(range(10 ** 6))               # as WikiText-103 has it: the same words, most of them known
+        known = re.sub(rb"<unk>", lambda m: b"<unk>" if next(others) % 20 == 0 else b"word", text)
+        for name, test in (("two", text), ("larger", known), ("other", text[:9000])):
+            for split in ("train", "valid"):
+                self.file(f"{name}/{split}.txt", text[:5000])
+            self.file(f"{name}/test.txt", test)
+        for name, size, words in (
+                ("two", "2", "6.3 % of them <unk>, as expected of WikiText-2"),
+                ("two", "103", "<unk>: this is the test split of WikiText-2, expected that of WikiText-103"),
+                ("larger", "103", "0.3 % of them <unk>, as expected of WikiText-103"),
+                ("larger", "2", "<unk>: this is the test split of WikiText-103, expected that of WikiText-2"),
+                ("other", "103", "expected 241,211 words: is this another text?")):
+            said = self.prepare("wikitext", f"{name}{size}", "--size", size, "--local", self.path(name))
+            self.assertIn(words, said)
+            if size == "103":                       # the counts of WikiText-2's tokens say nothing about it
+                self.assertNotIn("295,877: is this another", said)
 
     @needs("pyarrow")
     @needs_real("wikitext-2/train.txt.xz")
@@ -927,6 +949,29 @@ class Scripts(Case):
         self.assertIn("no example", self.prepare("hellaswag", "q", "--local", self.path("e"), code=2))
         self.nothing_but_whole_shards("q")
 
+    def test_vocabulary(self):
+        names = ("encoder.json", "vocab.bpe")
+        same = lambda out: all(read(self.path(out, n)) == read(real(n)) for n in names)
+        self.script("vocabulary", "--local", REAL, "--out", self.path("a"))
+        self.assertTrue(same("a"))
+        for name, hubs in zip(names, ("vocab.json", "merges.txt")):         # as a model's repository names them
+            self.file(f"hub/{hubs}", read(real(name)))
+        self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("b"))
+        self.assertTrue(same("b"))
+        vocabulary = importlib.import_module("vocabulary")
+        for name in names:                                                  # as tiktoken keeps what it has downloaded
+            digest = hashlib.sha1((vocabulary.URL + name).encode()).hexdigest()
+            self.file(f"cache/{digest}", read(real(name)))
+        said = self.script("vocabulary", "--out", self.path("c"), env={"TIKTOKEN_CACHE_DIR": self.path("cache")})
+        self.assertIn("from tiktoken's copy", said)
+        self.assertTrue(same("c"))
+        self.file("hub/merges.txt", read(real("vocab.bpe"))[:-9])
+        said = self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("d"), code=2)
+        self.assertIn("removed again", said)
+        self.assertEqual([n for n in names if os.path.exists(self.path("d", n))], [])
+        self.assertIn("expected encoder.json and vocab.bpe, or",
+                      self.script("vocabulary", "--local", self.folder, "--out", self.path("e"), code=2))
+
     def test_text_from_standard_input(self):
         self.file("a.txt", "one two\n\nthree")
         self.prepare("text", "f", self.path("a.txt"))
@@ -953,6 +998,15 @@ class Scripts(Case):
                          "--val_tokens", "1000", "--workers", "2", *more)
             self.assertLess({stem + "_val_000000.bin", stem + "_train_000001.bin"}, set(os.listdir(self.path(name))))
         self.assertEqual(int((all_tokens(self.path("edu")) == 50256).sum()), 500)
+        # a billion tokens are the first ten shards of the same order
+        small = ("--local", self.path("in"), "--shard_tokens", "500", "--val_tokens", "300", "--no_shuffle")
+        for name, more in (("all", ()), ("1B", ("--sample", "1BT"))):
+            self.prepare("fineweb_edu", name, *small, *more)
+        ten = sorted(os.path.basename(p) for p in glob.glob(self.path("1B", "*.bin")))
+        self.assertEqual((len(ten), ten[-1]), (10, "edu_fineweb_val_000000.bin"))
+        for name in ten:
+            self.assertEqual(read(self.path("1B", name)), read(self.path("all", name)))
+        self.assertIn("already complete", self.prepare("fineweb_edu", "1B", *small, "--sample", "1BT"))
         self.prepare("fineweb_edu", "b", "--local", self.path("in"), "--val_tokens", "1000", "--encoding", "bert")
         head = header(self.path("b", "edu_fineweb_val_000000.bin"))
         self.assertEqual(head[:7], (20240520, 1, 1000, 30522, 102, 0, 0))
@@ -1158,7 +1212,7 @@ class Verify(Case):
 
 class Help(Case):
     def test_states_source_size_licence_tokens_time(self):
-        scripts = ("text", "tinyshakespeare", "wikitext", "fineweb_edu", "hellaswag", "msmarco", "mldr")
+        scripts = ("text", "tinyshakespeare", "wikitext", "fineweb_edu", "hellaswag", "msmarco", "mldr", "vocabulary")
         for name in scripts:
             text = self.script(name, "--help")
             for fact in ("Source ", "Size ", "Licence ", "Tokens ", "Time "):

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""vocabulary.py -- GPT-2's vocabulary as files, for the trainer's --tokenizer: to read prompts and to print text.
+
+    data/vocabulary.py --out data/gpt2
+    ./train_gpt2 --load run/cable --tokenizer data/gpt2 --generate "Once upon a time"
+
+Source    the copy that tiktoken keeps once a script of data/ has used it, or vocab.json and merges.txt of
+          openai-community/gpt2 on the hub; with --local, the files in DIR under either pair of names
+Size      1.5 MB
+Licence   MIT
+Tokens    50,257; checked against the known sha256 of the table
+Time      seconds
+
+Writes encoder.json and vocab.bpe. They lie where --out says, not in a temporary directory that the next start of the
+machine may empty.
+"""
+import hashlib
+import os
+import sys
+import tempfile
+
+from common import BadInput, locked, parser, run, say, write_file
+from download import download, hub_url
+from encoding import VOCABULARIES, first_file, gpt2_ranks, ranks_sha256
+
+REPO = "openai-community/gpt2"
+URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"        # tiktoken names its copies after these
+NAMES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}               # OpenAI's, the hub's
+
+
+def kept_by_tiktoken():
+    """{name: path} of the copies that tiktoken keeps, {} unless both are there"""
+    directory = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
+    directory = os.path.join(tempfile.gettempdir(), "data-gym-cache") if directory is None else directory
+    found = {name: os.path.join(directory, hashlib.sha1((URL + name).encode()).hexdigest()) for name in NAMES}
+    return found if all(map(os.path.isfile, found.values())) else {}
+
+
+def source_files(args):
+    """({name: path}, where from)"""
+    local = args.local or args.tokenizer
+    if local:
+        found = {name: first_file(local, (name, other)) for name, other in NAMES.items()}
+        if not all(found.values()):
+            raise BadInput(f"{local}: expected encoder.json and vocab.bpe, or vocab.json and merges.txt there")
+        return found, local
+    found = kept_by_tiktoken()
+    if found:
+        return found, "tiktoken's copy"
+    cache = args.cache or os.path.join(args.out, "source")
+    return {name: download(hub_url(REPO, other, kind=""), os.path.join(cache, other))
+            for name, other in NAMES.items()}, REPO
+
+
+def main(argv):
+    args = parser(__doc__, "data/gpt2", encodings=("gpt2",)).parse_args(argv)
+    files, where = source_files(args)
+    with locked(args.out):
+        for name, path in files.items():
+            with open(path, "rb") as f:
+                write_file(os.path.join(args.out, name), f.read())
+        try:
+            if ranks_sha256(gpt2_ranks(args.out)) != VOCABULARIES["gpt2"][2]:
+                raise BadInput("an unknown vocabulary: the tokens are not GPT-2's")
+        except BadInput as e:
+            for name in files:
+                os.remove(os.path.join(args.out, name))
+            raise BadInput(f"{where}: {e}; removed again") from None
+    say(f"wrote {args.out}/encoder.json and {args.out}/vocab.bpe, from {where}")
+
+
+if __name__ == "__main__":
+    run(main, sys.argv[1:])
