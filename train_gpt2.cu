@@ -436,16 +436,28 @@ Json gpt2_json(const GPT2Config& c) {
     return j;
 }
 
+// Whether --dump_bias has no text: it shows the first --T tokens of --val_files then.
+bool dumps_data(const Options& o) {
+    const std::string& s = o.dump_bias;
+    const size_t first = s.find(',');
+    return first != std::string::npos && s.find(',', first + 1) == s.size() - 1;
+}
+
 // --dump_bias "0,1,To be" -> layer, head and the ids of the text
-std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const Tokenizer* tokenizer, int& layer,
-                                 int& head) {
+std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const Tokenizer* tokenizer,
+                                 const TokenFiles* val, int& layer, int& head) {
     const std::string& s = o.dump_bias;
     const size_t first = s.find(','), second = s.find(',', first + 1);
-    const bool good = second != std::string::npos && parse_value(s.substr(0, first), between(0, c.L - 1), layer) &&
-                      parse_value(s.substr(first + 1, second - first - 1), between(0, c.NH - 1), head);
+    const bool good = second != std::string::npos && parse_bias_choice(s.substr(0, first), c.L, false, layer) &&
+                      parse_bias_choice(s.substr(first + 1, second - first - 1), c.NH, true, head);
     check(good, "--dump_bias: expected LAYER,HEAD,TEXT with a layer below %d and a head below %d, got '%s'", c.L, c.NH,
           printable(s).c_str());
     check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
+    if (dumps_data(o) && val != nullptr) {
+        std::vector<int> ids((size_t)std::min<uint64_t>(val->tokens, (uint64_t)o.T));
+        val->read(0, ids.size(), ids.data());
+        return ids;
+    }
     return prompt_ids(s.substr(second + 1), c.V, tokenizer);
 }
 
@@ -471,7 +483,7 @@ void use_model(GPT2& model, const Run& run, const TokenFiles* val, const HellaSw
     }
     if (!o.dump_bias.empty()) {
         int layer, head;
-        const std::vector<int> ids = parse_dump_bias(o, model.config, tokenizer, layer, head);
+        const std::vector<int> ids = parse_dump_bias(o, model.config, tokenizer, val, layer, head);
         std::vector<std::string> labels;
         for (int id : ids) {
             const bool first = labels.empty();
@@ -556,7 +568,7 @@ struct GPT2Data {
         const Options& o = run.o;
         const bool reads = o.list ? o.is_given("train_files") : run.trains;
         if (reads) { train = open_tokens(o, "--train_files"); }
-        const bool validates = !o.list && (!o.eval_lengths.empty() || (run.trains && o.val_every > 0));
+        const bool validates = !o.list && (!o.eval_lengths.empty() || dumps_data(o) || (run.trains && o.val_every > 0));
         if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
     }
     // 0: there is no data
@@ -596,7 +608,7 @@ int gpt2_main(int argc, char** argv) {
     run.tokenizer = find_tokenizer(o.tokenizer, run.source, config.V);
     if (!o.hellaswag.empty()) { data.hellaswag = std::make_unique<HellaSwag>(load_hellaswag(o.hellaswag, config.V)); }
     int layer, head;
-    if (!o.dump_bias.empty()) { parse_dump_bias(o, config, run.tokenizer.get(), layer, head); }
+    if (!o.dump_bias.empty()) { parse_dump_bias(o, config, run.tokenizer.get(), data.val.get(), layer, head); }
     if (o.is_given("generate")) { prompt_ids(o.generate, config.V, run.tokenizer.get()); }
     if (data.train) { run.data = data_text(run, *data.train); }
     report_run(run, model, config, acts.bytes());

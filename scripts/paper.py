@@ -3,26 +3,44 @@
 
     scripts/paper.py table1 fineweb-edu medium cable        one row: its data if missing, training, evaluation
     scripts/paper.py table1 --dry_run                       all rows of a table: the commands, and what they cost
-    scripts/paper.py --rows                                 the command of every row
+    scripts/paper.py --rows                                 the command of every row; with --as run, the code's
     scripts/report.py run -o report                         the tables, with the paper's numbers beside ours
 
-table1 table3 table4   perplexity at 512 to 15,360 tokens after training at 1,024
+table1 table3 table4   perplexity at 512 to 15,360 tokens after training at 1,024, with the loss at each position, and
+                       again in sliding windows
 table2                 BERT: masked tokens, then MS MARCO's triplets, then nDCG@10 on the full corpus of MLDR-en at 512
                        to 16,384 tokens
 bert_curves            Figures 5 and 6: only the trainings of table2; scripts/report.py draws their losses
-generalization         of the arXiv version: models trained on FineWeb-Edu, tested on HellaSwag, FineWeb, WikiText-2
-                       and WikiText-103
-figure3                tokens/s and memory in training, 30 steps on tiny Shakespeare, and in unbatched generation
-figure4                kernel CABLE (kcable) and cable
-figure5                of the arXiv version: models trained at 512, 1,024 ... 8,192
-bias                   of the arXiv version: bias matrices of three layers as JSON and images (text input needs
-                       --tokenizer encoder.json)
+generalization         of the arXiv version: models trained on FineWeb-Edu, tested on HellaSwag, FineWeb, and WikiText-2
+                       and WikiText-103, both raw and word-level (--fineweb 1BT: a smaller sample of FineWeb)
+arxiv_figure3, _4      of the arXiv version: trained at 512, on FineWeb-Edu (medium) and WikiText-103 (tiny)
+figure3                tokens/s and memory at 512, 1,024 and 2,048 tokens in training, 30 steps on tiny Shakespeare, and
+                       in unbatched generation
+figure4                kernel CABLE with the weight outside and inside the logarithm, and of the arXiv version
+figure5                of the arXiv version: models trained at 512, 1,024 ... 8,192, for 5,000 steps
+sweep                  the same for every encoding (Figure 4 of ALiBi's paper)
+bias                   of the arXiv version: images of bias matrices: the mean over the heads of three layers for 512
+                       tokens, and a grid of all layers and heads for a sentence
 small, quick           the comparison on two CPU cores: scripts/reproduce_small.sh
 
-Words after the experiment select rows by data set, size and encoding; without a word of a kind, all of that kind are
-selected. After an interruption run the same command again: it skips finished parts, continues training from the newest
-checkpoint, and lets rows that have the same model (table1, figure4, bias; table2, bert_curves) share its run.
---set FLAG=VALUE replaces a flag of the trainer, --set pairs.FLAG=VALUE one of the fine-tuning.
+--as printed (the default) is what the papers print, --as run what the authors' code does where the two differ:
+                       printed                             run
+    T5-bias            t5_clip, K = T - 1                  t5_clip:K=256,scale=C,layers=own
+    ALiBi, 12 heads    slopes interleaved (Press et al.)   alibi:slopes=geometric
+    warm-up            750 steps                           715
+    WikiText-103       9,000, 5,000, 3,000 steps           9,150, 4,575, 2,745
+    softmax            50,257 tokens                       50,304 rows (--vocab_softmax padded)
+    evaluation         the whole test stream               the first 1,000 windows of each length, validation split;
+                                                           medium cable at 14,000 instead of 15,360
+    BERT               65,536 tokens a step                524,288
+    contrastive        128 groups, learning rate 2e-5      512, 8e-5
+
+Words after the experiment select rows by data set, size, encoding, trained length and tokens per step; without a word
+of a kind, all of that kind are selected that the papers have. Rows that the papers lack (t5 with logarithmic buckets,
+kerple_power, most encodings of BERT, BERT's other number of tokens) have to be named. After an interruption run the
+same command again: it skips finished parts, continues training from the newest checkpoint, and lets rows that have the
+same model (table1, figure4, bias; table2, bert_curves; figure5, sweep) share its run. --set FLAG=VALUE replaces a flag
+of the trainer, --set pairs.FLAG=VALUE one of the fine-tuning.
 
 The arithmetic. A step on FineWeb-Edu is 524,288 tokens, on WikiText-103 131,072 (the only size that fits the paper's
 epochs). FLOPs per token are 6 (12 L C^2 + V C) + 6 L C T: forward and backward, causal. Hours are those of ONE GPU that
@@ -39,8 +57,9 @@ with --tokens_per_s.
 BERT sees all keys, and only masked rows reach its head: 6 (12 L C^2 + 0.15 V C) + 12 L C T; a step is 128 sequences of
 512. Fine-tuning is one epoch of 1.25 million triplets, 128 per update, on one GPU. Its FLOPs count every text as 512
 tokens and two forward passes; those of retrieval count 200,000 documents of the average length whose tokens all see T
-keys. Both are upper bounds. Where the paper does not say, we chose GPT-2's weight decay, clipping, schedule and warm-up
-for pre-training, and a learning rate of 2e-5 and a temperature of 0.05 for fine-tuning.
+keys. Both are upper bounds. BERT's optimizer is Adam as the paper has it: betas 0.9 and 0.999, no decay. Where it
+does not say, we chose GPT-2's clipping, schedule and warm-up for pre-training, and a learning rate of 2e-5 and a
+temperature of 0.05 for fine-tuning.
 """
 import argparse
 import collections
@@ -79,11 +98,16 @@ DATA = {
                           "val"),
     "wikitext-103": shards("wikitext-103", "wikitext.py --size 103 --raw --join rows_apart", "wikitext103_raw",
                            "wikitext103_raw", 131072, 287_645),
-    # only evaluated: FineWeb's validation shard, which the first of its files holds, and WikiText-2
+    # only evaluated: FineWeb's validation shard, which the first of its files holds, WikiText-2, and word-level text
     "fineweb": shards("fineweb-10B", "fineweb_edu.py --dataset classic --files 1", "fineweb10B", "fineweb", 0,
                       100_000_000, "val"),
+    "fineweb-1B": shards("fineweb-1B", "fineweb_edu.py --dataset classic --sample 1BT", "fineweb1B", "fineweb", 0,
+                         100_000_000, "val"),
     "wikitext-2": shards("wikitext-2", "wikitext.py --size 2 --raw --join rows_apart", "wikitext2_raw",
                          "wikitext2_raw", 0, 287_645),
+    "wikitext-2-words": shards("wikitext-2, word-level", "wikitext.py --size 2", "wikitext2", "wikitext2", 0, 295_878),
+    "wikitext-103-words": shards("wikitext-103, word-level", "wikitext.py --size 103", "wikitext103", "wikitext103", 0,
+                                 290_000),
     "tinyshakespeare": Data("tinyshakespeare", "data/tinyshakespeare.py --out data/tinyshakespeare",
                             "data/tinyshakespeare/tiny_shakespeare_train.bin",
                             "data/tinyshakespeare/tiny_shakespeare_val.bin",
@@ -100,17 +124,32 @@ PAIRS = ("data/msmarco.py --out data/msmarco", "data/msmarco/msmarco_train_*.bin
 MLDR = {"queries": "data/mldr_en/mldr_test_queries.bin", "corpus": "data/mldr_en/mldr_corpus_*.bin",
         "qrels": "data/mldr_en/mldr_test_qrels.tsv"}
 MLDR_PREPARE, MLDR_DOCUMENTS, MLDR_TOKENS = "data/mldr.py --out data/mldr_en", 200_000, 4700
-TRIPLETS, GROUPS, TEXTS = 1_250_000, 128, 3                 # groups per epoch; groups per update; texts per group
+TRIPLETS, TEXTS = 1_250_000, 3                              # groups per epoch; texts per group
+GROUPS = {"printed": 128, "run": 512}                       # groups per update
+BATCH_BERT = {"printed": 65536, "run": 524288}              # tokens per step; the other one is a row to be named
 MASKED = 0.15                                               # share of BERT's tokens that are masked
 STEPS = {("fineweb-edu-bert", "base"): 14000,
          ("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
          ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
+STEPS_AS_RUN = {("wikitext-103", "tiny"): 9150, ("wikitext-103", "small"): 4575, ("wikitext-103", "medium"): 2745}
 RECIPE = {"lr": "6e-4", "warmup": "750", "final_lr": "0.1", "weight_decay": "0.1", "clip": "1", "schedule": "cosine"}
-RECIPE_BERT = dict(RECIPE, lr="1e-4")
-RECIPE_PAIRS = dict(RECIPE, lr="2e-5", warmup=str(TRIPLETS // GROUPS // 20))
+ADAM = {"weight_decay": "0", "beta1": "0.9", "beta2": "0.999"}
+RECIPE_BERT = dict(RECIPE, lr="1e-4", **ADAM)
+RECIPE_PAIRS = dict(RECIPE, lr="2e-5", **ADAM)
 INTERRUPTED = 75                        # the trainer's exit code too
 LENGTHS = (512, 1024, 2048, 4096, 8192, 15360)
 RETRIEVAL_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+SLIDING_TOKENS = 1 << 20                # a sliding window costs T / stride times as much per token
+WINDOWS_AS_RUN = 1000                   # the most that the authors' code evaluates at each length
+
+# what the papers call t5 and alibi, in their text and in the authors' code
+NAMES = {"printed": {"t5": "t5_clip"},
+         "run": {"t5": "t5_clip:K=256,scale=C,layers=own", "alibi": "alibi:slopes=geometric"}}
+BEYOND = ("t5", "kerple_power")         # encodings that the papers' perplexity tables lack
+WAITING = ("kcable_v1", "kcable:weight=inside", "t5_clip:K=256,scale=C,layers=own", "alibi:slopes=geometric")
+PADDED_SOFTMAX = False                  # whether the trainers have --vocab_softmax
+EVERY = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1", "alibi", "fire", "t5_clip", "t5",
+         "kerple", "kerple_power", "rope", "sinusoidal", "none")
 
 # "The quick brown fox jumps over the lazy dog, and the dog sleeps on." in GPT-2's tokens
 BIAS_TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
@@ -143,68 +182,108 @@ class Terminated(KeyboardInterrupt):
 # ----------------------------------------------------------------------------------------------------------
 # rows and their commands
 
-# A model to train. T: length to train at; steps: 0 for the paper's; evaluations: data sets, "mldr", "hellaswag",
-# "generate" or "bias"
-Row = collections.namedtuple("Row", "experiment data model pos T steps lengths evaluations")
-# One process. flags: {flag: value}; marker: a .done file that is written after success and holds the flags, or a glob
-# of the files that the command makes
-Command = collections.namedtuple("Command", "title program flags out marker flops")
+# A model to train. T: length to train at; batch: tokens per step, 0 for the data's; steps: 0 for the paper's;
+# evaluations: data sets, "mldr", "hellaswag", "generate" or "bias"; named: fields of which a word has to name the value
+# before the row is selected
+Row = collections.namedtuple("Row", "experiment data model pos T batch steps lengths evaluations named")
+# One process. flags: {flag: value}, None for a switch; marker: a .done file that is written after success and holds the
+# flags, or a glob of the files that the command makes; ranks: whether it uses all GPUs
+Command = collections.namedtuple("Command", "title program flags out marker flops ranks", defaults=(False,))
 
 
-def paper_rows(table):
+def paper_rows(table, how):
     """{(data, model): [encoding]} of a table in paper_tables.csv, in the paper's order"""
     names = {d.name: key for key, d in DATA.items()}
     rows = {}
     with open(os.path.join(HERE, "paper_tables.csv"), newline="") as f:
         for r in csv.DictReader(f):
             if r["table"] == table:
-                rows.setdefault((names[r["trained_on"]], r["model"].split(":")[1]), {})[r["encoding"]] = True
+                pos = NAMES[how].get(r["encoding"], r["encoding"])
+                rows.setdefault((names[r["trained_on"]], r["model"].split(":")[1]), {})[pos] = True
     return {key: list(encodings) for key, encodings in rows.items()}
 
 
-def rows_of(experiment):
-    """the rows of an experiment, in the paper's order"""
-    of = lambda table, lengths, evaluations: [
-        Row(experiment, data, model, pos, 1024, 0, lengths, evaluations or (data,))
-        for (data, model), encodings in paper_rows(table).items() for pos in encodings]
+def bert_rows(experiment, how):
+    """the paper's encodings and all others, with both numbers of tokens per step"""
+    (data, model), encodings = next(iter(paper_rows("2", how).items()))
+    beyond = [pos for pos in every_encoding(how) if pos not in encodings]
+    if how == "run":
+        beyond.remove("fire")                           # the authors' code refuses it for BERT
+    row = Row(experiment, data, model, "", 512, 0, 0, RETRIEVAL_LENGTHS, ("mldr",) * (experiment == "table2"), ())
+    rows = []
+    for batch in sorted(BATCH_BERT.values(), key=lambda n: n != BATCH_BERT[how]):
+        named = ("batch",) * (batch != BATCH_BERT[how])
+        rows += [row._replace(pos=pos, batch=batch, named=named) for pos in encodings]
+        rows += [row._replace(pos=pos, batch=batch, named=(*named, "pos")) for pos in beyond]
+    return rows
+
+
+def every_encoding(how):
+    return list(dict.fromkeys("t5" if pos == "t5" else NAMES[how].get({"t5_clip": "t5"}.get(pos, pos), pos)
+                              for pos in EVERY))
+
+
+def trained_at(experiment, data, model, encodings, lengths, steps):
+    return [Row(experiment, data, model, pos, T, 0, steps, LENGTHS, (data,), ()) for pos in encodings for T in lengths]
+
+
+def rows_of(experiment, how="printed"):
+    """the rows of an experiment, in the paper's order, without those whose encoding the trainers do not have yet"""
+    return [row for row in all_rows(experiment, how) if row.pos not in WAITING]
+
+
+def all_rows(experiment, how):
+    def of(table, lengths, evaluations, beyond=()):
+        return [Row(experiment, data, model, pos, 1024, 0, 0, lengths, evaluations or (data,),
+                    ("pos",) if pos in beyond else ())
+                for (data, model), encodings in paper_rows(table, how).items() for pos in (*encodings, *beyond)]
     if experiment in ("table1", "table3", "table4"):
-        return of(experiment[5:], LENGTHS, ())
+        return of(experiment[5:], LENGTHS, (), BEYOND)
     if experiment in BERT:
-        evaluations = ("mldr",) if experiment == "table2" else ()
-        return [Row(experiment, data, model, pos, 512, 0, RETRIEVAL_LENGTHS, evaluations)
-                for (data, model), encodings in paper_rows("2").items() for pos in encodings]
+        return bert_rows(experiment, how)
     if experiment == "generalization":
-        return of("arxiv-1", (1024,), ("hellaswag", "fineweb", "wikitext-2", "wikitext-103"))
+        return of("arxiv-1", (1024,), ("hellaswag", "fineweb", "wikitext-2", "wikitext-2-words", "wikitext-103",
+                                       "wikitext-103-words"), ("t5",))
+    if experiment in ("arxiv_figure3", "arxiv_figure4"):
+        data, model = ("fineweb-edu", "medium") if experiment == "arxiv_figure3" else ("wikitext-103", "tiny")
+        return trained_at(experiment, data, model, paper_rows("arxiv-1", how)["fineweb-edu", "medium"], (512, 1024), 0)
     if experiment == "figure3":
-        encodings = ["none"] + paper_rows("1")["fineweb-edu", "medium"]
-        return [Row(experiment, "tinyshakespeare", model, pos, 1024, 30, (), ("generate",))
-                for model in ("medium", "small", "tiny") for pos in encodings]
+        encodings = ["none"] + paper_rows("1", how)["fineweb-edu", "medium"]
+        return [Row(experiment, "tinyshakespeare", model, pos, T, 0, 30, (), ("generate",), ())
+                for model in ("medium", "small", "tiny") for pos in encodings for T in (512, 1024, 2048)]
     if experiment == "figure4":
-        return [Row(experiment, "wikitext-103", "tiny", pos, 1024, 0, LENGTHS, ("wikitext-103",))
-                for pos in ("cable", "cable_nw", "kcable", "kcable_nw")]
-    if experiment == "figure5":
-        return [Row(experiment, "wikitext-103", "tiny", pos, T, 0, LENGTHS, ("wikitext-103",))
-                for pos in ("cable_v1", "sinusoidal") for T in (512, 1024, 2048, 4096, 8192)]
+        inside = ("kcable:weight=inside",) if how == "printed" else ()
+        encodings = ("cable", "cable_nw", "kcable", *inside, "kcable_nw", "cable_v1", "kcable_v1")
+        return trained_at(experiment, "wikitext-103", "tiny", encodings, (1024,), 0)
+    if experiment in ("figure5", "sweep"):
+        encodings = ("cable_v1", "sinusoidal") if experiment == "figure5" else every_encoding(how)
+        return trained_at(experiment, "wikitext-103", "tiny", encodings, (512, 1024, 2048, 4096, 8192), 5000)
     if experiment == "bias":
-        return [Row(experiment, "fineweb-edu", "medium", pos, 1024, 0, (), ("bias",))
-                for pos in ("cable", "cable_v1", "alibi", "kerple", "t5", "fire")]
+        names = [NAMES[how].get(pos, pos) for pos in ("cable", "cable_v1", "alibi", "kerple", "t5", "fire")]
+        return [Row(experiment, "fineweb-edu", "medium", pos, 1024, 0, 0, (), ("bias",), ())
+                for pos in (*names, "kerple_power")]
     s = SMALL[experiment]
-    return [Row(experiment, "wikitext-2-bytes", s.model, pos, s.T, s.steps, s.lengths, ("wikitext-2-bytes",))
+    return [Row(experiment, "wikitext-2-bytes", s.model, pos, s.T, 0, s.steps, s.lengths, ("wikitext-2-bytes",), ())
             for pos in s.encodings]
 
 
 BERT = ("table2", "bert_curves")
-EXPERIMENTS = ("table1", "table2", "table3", "table4", "generalization", "figure3", "figure4", "figure5",
-               "bert_curves", "bias", "small", "quick")
+EXPERIMENTS = ("table1", "table2", "table3", "table4", "generalization", "arxiv_figure3", "arxiv_figure4", "figure3",
+               "figure4", "figure5", "sweep", "bert_curves", "bias", "small", "quick")
 
 
 def select(rows, words):
-    """(the rows that the words select, the words that no row has)"""
-    for field in ("data", "model", "pos", "T"):
-        known = {str(getattr(r, field)) for r in rows}
-        chosen = [w for w in words if w in known]
+    """(the rows that the words select, the words that no row has). The name of an encoding without its options selects
+    the one without options, or else all that have that name."""
+    for field in ("data", "model", "pos", "T", "batch"):
+        value = lambda r: str(getattr(r, field))
+        base = lambda r: value(r).partition(":")[0]
+        exact = {value(r) for r in rows}
+        known = exact | {base(r) for r in rows}
+        chosen = {w for w in words if w in known}
         words = [w for w in words if w not in known]
-        rows = [r for r in rows if not chosen or str(getattr(r, field)) in chosen]
+        rows = [r for r in rows if value(r) in chosen or base(r) in chosen - exact
+                or (not chosen and field not in r.named)]
     return rows, words
 
 
@@ -255,8 +334,11 @@ def training(row, args, seed, out):
     if s:
         flags.update(total_batch=str(s.B * s.T), steps=str(s.steps), **dict(RECIPE, lr=s.lr, warmup=str(s.steps // 10)))
     else:
-        flags.update(total_batch=str(d.total_batch), steps=str(row.steps or STEPS[row.data, row.model]),
+        flags.update(total_batch=str(row.batch or d.total_batch), steps=str(row.steps or steps_of(row, args)),
                      **(RECIPE_BERT if row.experiment in BERT else RECIPE))
+        if args.how == "run":
+            flags["warmup"] = "715"
+    flags.update(padded(row, args))
     if row.evaluations == ("generate",):
         flags["warmup"] = "0"
     flags["seed"] = str(seed)
@@ -266,7 +348,18 @@ def training(row, args, seed, out):
     if row.experiment not in BERT:
         flags["sample_every"] = "0"
     flops = int(flags["steps"]) * int(flags["total_batch"]) * train_flops(row, flags)
-    return Command("train", args.trainer, saved(flags, args, out), out, os.path.join(out, "train.done"), flops)
+    return Command("train", args.trainer, saved(flags, args, out), out, os.path.join(out, "train.done"), flops, True)
+
+
+def steps_of(row, args):
+    at = row.data, row.model
+    return STEPS_AS_RUN.get(at, STEPS[at]) if args.how == "run" else STEPS[at]
+
+
+def padded(row, args):
+    """the authors' softmax also sees the rows of the vocabulary that no token has"""
+    wanted = PADDED_SOFTMAX and args.how == "run" and row.experiment not in SMALL
+    return {"vocab_softmax": "padded"} if wanted else {}
 
 
 def saved(flags, args, out):
@@ -278,10 +371,12 @@ def saved(flags, args, out):
 
 def fine_tuning(row, args, seed, before, out):
     """the command that fine-tunes the model of the run `before` on groups of texts"""
-    T = args.set.get("T", str(row.T))
+    T, groups = args.set.get("T", str(row.T)), GROUPS[args.how]
     flags = {"load": before, "pairs": args.set.get("pairs", PAIRS[1]), "pos": row.pos, "T": T,
-             "total_batch": str(GROUPS * int(T)), "steps": str(TRIPLETS // GROUPS), **RECIPE_PAIRS, "tau": "0.05",
-             "pooling": "mean", "seed": str(seed)}
+             "total_batch": str(groups * int(T)), "steps": str(TRIPLETS // groups), **RECIPE_PAIRS,
+             "warmup": str(TRIPLETS // groups // 20), "tau": "0.05", "pooling": "mean", "seed": str(seed)}
+    if args.how == "run":
+        flags["lr"] = "8e-5"
     flags.update({k: args.set["pairs." + k] for k in flags if "pairs." + k in args.set})
     flags["B"] = str(micro_batch(row, args, flags, 1))
     tokens = int(flags["steps"]) * int(flags["total_batch"]) * TEXTS
@@ -297,64 +392,100 @@ def retrieval(row, args, run, out, lengths):
         flags["pooling"] = args.set["pairs.pooling"]
     model = args.set.get("model", row.model)
     flops = sum(MLDR_DOCUMENTS * min(T, MLDR_TOKENS) * token_flops(model, T, 0, False) for T in lengths)
-    return Command("search mldr", args.trainer, flags, out, os.path.join(out, "eval.done"), flops)
+    return Command("search mldr", args.evaluator, flags, out, os.path.join(out, "eval.done"), flops)
 
 
 def bias_commands(row, args, run, out):
-    """the commands that write the bias of the first, middle and last layer as JSON and draw it"""
+    """The commands that write bias matrices as JSON and draw them: for the first, middle and last layer the mean over
+    heads for 512 tokens of the validation split, and for a sentence a grid of all layers and heads."""
     L = shape(args.set.get("model", row.model))[0]
     text = BIAS_TEXT if args.tokenizer or DATA[row.data].vocab == 256 else BIAS_IDS
+    T = args.set.get("bias_tokens", "512")
+    wanted = [(str(layer), "mean", "") for layer in sorted({0, L // 2, L - 1})]
     commands = []
-    for layer in sorted({0, L // 2, L - 1}):
-        matrix = os.path.join(out, f"bias_{layer}_0.json")
-        flags = {"load": run, "dump_bias": f"{layer},0,{args.set.get('text', text)}", "out": out}
+    for layer, head, shown in [*wanted, ("all", "all", args.set.get("text", text))]:
+        name = f"bias_{layer}_{head}"
+        flags = {"load": run, "dump_bias": f"{layer},{head},{shown}", "out": out}
+        if not shown:
+            flags.update(val_files=args.set.get("val_files", DATA[row.data].val), T=T)
         if args.tokenizer:
             flags["tokenizer"] = args.tokenizer
-        done = os.path.join(out, f"bias_{layer}.done")
-        commands.append(Command(f"bias of layer {layer}", args.trainer, flags, out, done, 0))
-        draw = f"{sys.executable} scripts/plot.py bias {shlex.quote(matrix)}"
+        matrix = os.path.join(out, name + ".json")
+        what = "grid of all heads" if layer == "all" else f"mean bias of layer {layer}"
+        commands.append(Command(what, args.evaluator, flags, out, os.path.join(out, name + ".done"), 0))
+        draw = f"{args.python} scripts/plot.py bias {shlex.quote(matrix)}"
         commands.append(Command("image", draw, {}, out, matrix[:-len(".json")] + ".png", 0))
     return commands
+
+
+def evaluated_lengths(row, args):
+    if "eval_lengths" in args.set:
+        lengths = [int(T) for T in args.set["eval_lengths"].split(",")]
+    else:
+        shorter = args.how == "run" and (row.model, row.pos) == ("medium", "cable")
+        lengths = [14000 if T == 15360 and shorter else T for T in row.lengths]
+    if row.pos == "learned":                # has no positions beyond the length it was trained at
+        lengths = [T for T in lengths if T <= int(args.set.get("T", row.T))]
+    return lengths
+
+
+def perplexity(row, args, what, run):
+    """the commands that evaluate the perplexity on a data set; as run, each length has its own number of tokens"""
+    d, s, lengths = DATA[what], SMALL.get(row.experiment), evaluated_lengths(row, args)
+    as_run = args.how == "run" and not s
+    files = args.set.get("val_files", d.val if as_run else d.test)
+    model = args.set.get("model", row.model)
+
+    def command(title, name, lengths, more):
+        out = os.path.join(run, "eval", name)
+        flags = {"load": run, "val_files": files, "eval_lengths": ",".join(map(str, lengths)), **padded(row, args),
+                 **more, "out": out}
+        tokens = int(flags.get("eval_tokens", 0)) or d.test_tokens
+        cost = lambda T: token_flops(model, T, d.vocab) * (T / int(flags.get("stride", T)))
+        flops = sum(tokens * cost(T) for T in lengths)
+        return Command(title, args.evaluator, flags, out, os.path.join(out, "eval.done"), flops, True)
+
+    given = {"eval_tokens": args.set["eval_tokens"]} if "eval_tokens" in args.set else {}
+    if s:
+        return [command(f"evaluate on {what}", what, lengths, {"eval_tokens": str(s.eval_tokens), **given})]
+    if as_run:
+        return [command(f"evaluate on {what} at {T}", f"{what}.{T}", [T],
+                        {"eval_tokens": str(WINDOWS_AS_RUN * T), **given}) for T in lengths]
+    sliding = {"eval_tokens": str(SLIDING_TOKENS), **given, "stride": str(max(1, min(lengths) // 2))}
+    return [command(f"evaluate on {what}", what, lengths, {**given, "curve": None}),
+            command(f"sliding windows on {what}", f"{what}.sliding", lengths, sliding)]
 
 
 def evaluation(row, args, what, run):
     """the commands that evaluate the model of a run; what: a data set, or mldr, hellaswag, generate or bias"""
     out = os.path.join(run, "eval", what)
     marker = os.path.join(out, "eval.done")
-    set_ = args.set
     if what == "hellaswag":
-        flags = {"load": run, "hellaswag": HELLASWAG[1], "out": out}
-        return [Command("hellaswag", args.trainer, flags, out, marker, 0)]
+        flags = {"load": run, "hellaswag": HELLASWAG[1], **padded(row, args), "out": out}
+        return [Command("hellaswag", args.evaluator, flags, out, marker, 0, True)]
     if what == "generate":
-        T = int(set_.get("T", row.T))
-        flags = {"load": run, "generate": "", "tokens": set_.get("tokens", str(T - 24)), "temperature": "0"}
-        return [Command("generate", args.trainer, flags, out, marker, 0)]
+        T = int(args.set.get("T", row.T))
+        flags = {"load": run, "generate": "", "tokens": args.set.get("tokens", str(T - 24)), "temperature": "0"}
+        return [Command("generate", args.evaluator, flags, out, marker, 0)]
     if what == "bias":
         return bias_commands(row, args, run, out)
-    T_train = int(set_.get("T", row.T))
-    lengths = list(row.lengths)
-    if "eval_lengths" in set_:
-        lengths = [int(T) for T in set_["eval_lengths"].split(",")]
-    if row.pos == "learned":                # has no positions beyond the length it was trained at
-        lengths = [T for T in lengths if T <= T_train]
     if what == "mldr":
-        return [retrieval(row, args, run, out, lengths)]
-    d = DATA[what]
-    s = SMALL.get(row.experiment)
-    flags = {"load": run, "val_files": d.test, "eval_lengths": ",".join(map(str, lengths)), "out": out}
-    if s or "eval_tokens" in set_:
-        flags["eval_tokens"] = str(s.eval_tokens) if s else "0"
-    flags.update({k: v for k, v in set_.items() if k in ("val_files", "eval_tokens")})
-    model = set_.get("model", row.model)
-    tokens = int(flags.get("eval_tokens", 0)) or d.test_tokens
-    flops = sum(tokens * token_flops(model, T, d.vocab) for T in lengths)
-    return [Command(f"evaluate on {what}", args.trainer, flags, out, marker, flops)]
+        return [retrieval(row, args, run, out, evaluated_lengths(row, args))]
+    return perplexity(row, args, what, run)
 
 
 def run_directory(row, args, seed, data):
-    T = f"-T{row.T}" if row.experiment == "figure5" and row.T != 1024 else ""
     top = ("figure3",) if row.experiment == "figure3" else (data,)      # 30 steps make no model that others could share
-    return os.path.join(args.out, *top, row.model.replace(",", "x"), row.pos + T, f"seed_{seed}")
+    if args.how == "run":
+        top = ("as_run", *top)
+    pos = row.pos.replace(":", "-").replace(",", "-")
+    if row.T != (512 if row.experiment in BERT else 1024) and row.experiment not in SMALL:
+        pos += f"-T{row.T}"
+    if row.steps and row.experiment not in (*SMALL, "figure3"):
+        pos += f"-{row.steps}"
+    if row.batch and row.batch != BATCH_BERT["printed"]:
+        pos += f"-{row.batch}"
+    return os.path.join(args.out, *top, row.model.replace(",", "x"), pos, f"seed_{seed}")
 
 
 def preparations(row, args):
@@ -403,8 +534,14 @@ def arguments(command, gpus=1):
     """the words of the command line"""
     words = shlex.split(command.program)
     for name, value in command.flags.items():
-        words += ["--" + name, value]
-    return (["mpirun", "-np", str(gpus)] if gpus > 1 and command.title == "train" else []) + words
+        words += ["--" + name] + ([] if value is None else [value])
+    return (launcher(gpus) if gpus > 1 and command.ranks else []) + words
+
+
+def launcher(gpus):
+    """mpirun; root, as in a container, has to tell Open MPI twice that it means it, and other MPIs do not read that"""
+    allow = ["env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"] if os.geteuid() == 0 else []
+    return [*allow, "mpirun", "-np", str(gpus)]
 
 
 def short(n):
@@ -434,8 +571,9 @@ def arithmetic(row, args, commands):
 
 
 def row_name(row):
-    T = [str(row.T)] if row.experiment == "figure5" else []
-    return " ".join([row.experiment, row.data, row.model, row.pos, *T])
+    T = [str(row.T)] if row.experiment in ("figure3", "figure5", "sweep", "arxiv_figure3", "arxiv_figure4") else []
+    batch = [str(row.batch)] if row.batch else []
+    return " ".join([row.experiment, row.data, row.model, row.pos, *T, *batch])
 
 
 def show(rows, args):
@@ -588,17 +726,24 @@ def parse(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                 allow_abbrev=False)
     p.add_argument("experiment", nargs="?", choices=EXPERIMENTS, metavar="EXPERIMENT", help=" ".join(EXPERIMENTS))
-    p.add_argument("words", nargs="*", metavar="WORD", help="data sets, sizes, encodings (figure5: lengths) [all]")
+    p.add_argument("words", nargs="*", metavar="WORD", help="data sets, sizes, encodings, trained lengths, tokens per "
+                   "step [all that the papers have]")
+    p.add_argument("--as", dest="how", choices=("printed", "run"), default="printed",
+                   help="the recipe that the papers print, or the one that the authors' code runs [printed]")
+    p.add_argument("--fineweb", choices=("1BT", "10BT"), default="10BT",
+                   help="sample of classic FineWeb that generalization evaluates on [10BT]")
     p.add_argument("--rows", action="store_true",
                    help="print the command of every row (of the experiment, if one is given)")
     p.add_argument("--dry_run", action="store_true", help="print the commands and their arithmetic; run nothing")
-    p.add_argument("--gpus", type=int, default=1, help="number of GPUs to train on, with mpirun [1]")
+    p.add_argument("--gpus", type=int, default=1, help="number of GPUs to train and evaluate on, with mpirun [1]")
     p.add_argument("--B", type=int, default=0, help="sequences per micro-batch [tiny 64, small 32, medium 16, base 32, "
                    "of 1,024 tokens]")
     p.add_argument("--seeds", default="", help="seeds separated by commas [42; small: 42,43,44; quick: 42,43]")
     p.add_argument("--out", default="run", help="directory of the runs [run]")
     p.add_argument("--trainer", default="",
                    help="program that trains [./train_gpt2cu; small and quick: ./train_gpt2; BERT: ./train_bertcu]")
+    p.add_argument("--evaluator", default="", help="program that evaluates, such as a build with PRECISION=FP32 "
+                   "[--trainer]")
     p.add_argument("--tokenizer", default="",
                    help="vocabulary to keep with the checkpoints, so that the models read and print text")
     p.add_argument("--tokens_per_s", type=float, default=0,
@@ -634,12 +779,13 @@ def seeds_of(text, experiment):
 def check_arguments(args):
     args.set = dict(args.set)
     known = {"train_files", "val_files", "model", "T", "total_batch", "steps", "eval_lengths", "eval_tokens", "tokens",
-             "text", "pairs", *MLDR, *RECIPE,
-             *("pairs." + k for k in ("T", "total_batch", "steps", "tau", "pooling", *RECIPE))}
+             "text", "bias_tokens", "beta1", "beta2", "pairs", *MLDR, *RECIPE,
+             *("pairs." + k for k in ("T", "total_batch", "steps", "tau", "pooling", *RECIPE_BERT))}
     unknown = set(args.set) - known
     if unknown:
         raise BadInput(f"--set: expected one of {', '.join(sorted(known))}, got {sorted(unknown)[0]}")
     args.trainer = args.trainer or trainer_of(args.experiment)
+    args.evaluator = args.evaluator or args.trainer
     args.seeds = seeds_of(args.seeds, args.experiment)
     if args.gpus < 1 or args.B < 0 or args.tflops <= 0:
         raise BadInput(f"expected positive numbers, got --gpus {args.gpus}, --B {args.B}, --tflops {args.tflops:g}")
@@ -656,15 +802,18 @@ def main(argv):
         check_arguments(args)
         if args.rows:
             for experiment in [args.experiment] if args.experiment else EXPERIMENTS:
-                for row in rows_of(experiment):
-                    print(f"scripts/paper.py {row_name(row)}")
+                for row in rows_of(experiment, args.how):
+                    print(f"scripts/paper.py {row_name(row)}" + " --as run" * (args.how == "run"))
             return 0
-        rows, unknown = select(rows_of(args.experiment), args.words)
+        rows, unknown = select(rows_of(args.experiment, args.how), args.words)
         if unknown or not rows:
-            every = rows_of(args.experiment)
+            every = rows_of(args.experiment, args.how)
             known = [", ".join(dict.fromkeys(str(getattr(r, f)) for r in every)) for f in ("data", "model", "pos")]
             raise BadInput(f"{args.experiment} {' '.join(unknown or args.words)}: no such row; {args.experiment} has "
                            f"data {known[0]}; sizes {known[1]}; encodings {known[2]}")
+        if args.fineweb == "1BT":
+            smaller = lambda r: tuple("fineweb-1B" if e == "fineweb" else e for e in r.evaluations)
+            rows = [r._replace(evaluations=smaller(r)) for r in rows]
         if args.dry_run:
             show(rows, args)
         else:

@@ -3,7 +3,7 @@
     python3 scripts/plot.py train   RUN_DIR [RUN_DIR ...] -o train.png     training and validation loss, learning rate
     python3 scripts/plot.py lengths RUN_DIR [RUN_DIR ...] -o lengths.png   perplexity against evaluation length
     python3 scripts/plot.py curve   RUN_DIR [RUN_DIR ...] -o curve.png     loss against position in the sequence
-    python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat map of one head's bias (--dump_bias)
+    python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat maps of the bias (--dump_bias)
 
 Without -o the figure goes beside its input. Lines of a log that are not JSON objects (torn by a crash) are counted and
 reported; a record that was written twice, as a resumed run does, counts as last written. Exit code 2: bad input.
@@ -350,12 +350,21 @@ def plot_curve(runs):
 
 
 def read_bias(path):
-    """the file's object, its bias a lower triangle: NaN above the diagonal"""
+    """the file's object, each bias in it a lower triangle: NaN above the diagonal"""
     try:
         data = json.loads(read_text(path, "expected a file written by --dump_bias"))
     except (ValueError, RecursionError) as e:
         raise BadInput(f"{path}: not JSON ({e}); expected a file written by --dump_bias")
-    rows = data.get("bias") if isinstance(data, dict) else None
+    if isinstance(data, dict) and isinstance(data.get("matrices"), list) and data["matrices"]:
+        for m in data["matrices"]:
+            m["bias"] = triangle(path, m.get("bias") if isinstance(m, dict) else None)
+        return data
+    data = data if isinstance(data, dict) else {}
+    data["bias"] = triangle(path, data.get("bias"))
+    return data
+
+
+def triangle(path, rows):
     if not isinstance(rows, list) or not rows or not all(isinstance(r, list) for r in rows):
         raise BadInput(f"{path}: no \"bias\" matrix in it; expected a file written by --dump_bias")
     T = len(rows)
@@ -364,14 +373,40 @@ def read_bias(path):
         i = short[0]
         raise BadInput(f"{path}: row {i} of \"bias\": expected {i + 1} to {T} values, got {len(rows[i])}")
     value = lambda v: float(v) if isinstance(v, (int, float)) else math.nan
-    data["bias"] = [[value(v) for v in r[:i + 1]] + [math.nan] * (T - i - 1) for i, r in enumerate(rows)]
-    if not any(math.isfinite(v) for r in data["bias"] for v in r):
+    rows = [[value(v) for v in r[:i + 1]] + [math.nan] * (T - i - 1) for i, r in enumerate(rows)]
+    if not any(math.isfinite(v) for r in rows for v in r):
         raise BadInput(f"{path}: \"bias\" holds no finite number on or below the diagonal")
-    return data
+    return rows
+
+
+def plot_bias_grid(data):
+    """one small map per head, a row per layer, all in one scale of colours"""
+    matrices = data["matrices"]
+    layers, heads = (sorted({m[key] for m in matrices}) for key in ("layer", "head"))
+    fig, axes = figure(1.2 + 0.9 * len(heads), 1 + 0.9 * len(layers), nrows=len(layers), ncols=len(heads),
+                       squeeze=False)
+    finite = sorted(v for m in matrices for r in m["bias"] for v in r if math.isfinite(v))
+    low, high = finite[int(0.02 * (len(finite) - 1))], finite[-1]
+    for m in matrices:
+        ax = axes[layers.index(m["layer"])][heads.index(m["head"])]
+        image = ax.imshow(m["bias"], cmap="viridis", vmin=low, vmax=high if high > low else low + 1,
+                          interpolation="nearest")
+        ax.grid(False)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        if m["layer"] == layers[0]:
+            ax.set_title(f"head {m['head']}", fontsize=8)
+        if m["head"] == heads[0]:
+            ax.set_ylabel(f"layer {m['layer']}", fontsize=8)
+    bar = fig.colorbar(image, ax=axes, shrink=0.85, extend="min" if finite[0] < low else "neither")
+    bar.set_label(f"{data.get('pos', 'bias')} (nats)")
+    return fig
 
 
 def plot_bias(paths):
     data = read_bias(paths[0])
+    if "matrices" in data:
+        return plot_bias_grid(data)
     rows, tokens = data["bias"], data.get("tokens") or []
     T = len(rows)
     finite = sorted(v for r in rows for v in r if math.isfinite(v))

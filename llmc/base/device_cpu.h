@@ -4,6 +4,7 @@
 #define LLMC_BASE_DEVICE_CPU_H
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -193,6 +194,12 @@ inline size_t device_memory_available() {
     }
     if (f != nullptr) { fclose(f); }
     return kilobytes > 0 ? kilobytes * 1024 : (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+// the most that the process has taken so far
+inline size_t device_memory_used() {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (size_t)usage.ru_maxrss * 1024;
 }
 inline std::string device_description() {
 #if defined(RACE_THREADS)

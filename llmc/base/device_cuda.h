@@ -199,6 +199,12 @@ inline size_t device_memory_available() {
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return available;
 }
+// bytes of the device that are taken, by whatever runs on it
+inline size_t device_memory_used() {
+    size_t available, total;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return total - available;
+}
 // bytes of a block
 inline size_t device_shared_available() {
     int device = 0, bytes = 0;

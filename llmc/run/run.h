@@ -359,6 +359,7 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     s.loss = gradient.loss;
     s.norm = gradient.norm;
     s.step = r.state.step;
+    s.mem = (double)device_memory_used();
     s.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, s.step);
     const Verdict verdict = r.state.guard.judge(s.loss, s.norm);
     if (verdict.skip) {

@@ -32,24 +32,70 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
     return host;
 }
 
+// Which matrices --dump_bias writes.
+enum BiasChoice { BIAS_ALL = -1, BIAS_MEAN = -2 };      // all layers or heads; the mean over heads
+
+inline std::string bias_name(int choice) {
+    if (choice == BIAS_ALL) { return "all"; }
+    return choice == BIAS_MEAN ? "mean" : std::to_string(choice);
+}
+
+// "3", "all" or, for heads, "mean"
+inline bool parse_bias_choice(const std::string& text, int count, bool mean, int& choice) {
+    if (text == "all" || (mean && text == "mean")) {
+        choice = text == "all" ? BIAS_ALL : BIAS_MEAN;
+        return true;
+    }
+    return parse_value(text, between(0, count - 1), choice);
+}
+
+inline Json json_matrix(const std::vector<float>& matrix, int T) {
+    Json rows = Json::array();
+    for (auto row = matrix.begin(); row != matrix.end(); row += T) { rows.push_back(std::vector<float>(row, row + T)); }
+    return rows;
+}
+
+// The mean over all heads of one layer: (T,T)
+inline std::vector<float> mean_bias_matrix(const PositionView& view, int NH, int T, Stream stream) {
+    std::vector<double> sum((size_t)T * T, 0.0);
+    for (int head = 0; head < NH; head++) {
+        const std::vector<float> one = bias_matrix(view, head, T, stream);
+        for (size_t i = 0; i < sum.size(); i++) { sum[i] += one[i] / NH; }
+    }
+    return {sum.begin(), sum.end()};
+}
+
 // Writes DIRECTORY/bias_LAYER_HEAD.json for scripts/plot.py: the bias over the tokens `ids`, which are shown as
-// `labels`.
+// `labels`: one matrix, or a list of them if there are several layers or heads.
 template <class Model>
 void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head,
                 const std::string& directory) {
-    const int T = (int)ids.size();
+    const int T = (int)ids.size(), NH = model.config.NH;
     auto acts = activations_describe(model, 1, T, Purpose::Generate, 0);
     activations_allocate(acts);
     std::vector<float> logits;
     forward_logits(model, acts, ids.data(), T, 0, logits);
-    const std::vector<float> bias = bias_matrix(position_view(model, acts, layer, 1, T), head, T, model.stream);
-    acts.release();
-    Json j = {{"pos", model.config.position.name}, {"layer", layer}, {"head", head}, {"tokens", labels},
-              {"bias", Json::array()}};
-    for (auto row = bias.begin(); row != bias.end(); row += T) {
-        j["bias"].push_back(std::vector<float>(row, row + T));
+    Json matrices = Json::array();
+    for (int l = std::max(layer, 0); l < (layer == BIAS_ALL ? model.config.L : layer + 1); l++) {
+        const PositionView view = position_view(model, acts, l, 1, T);
+        if (head == BIAS_MEAN) {
+            const std::vector<float> mean = mean_bias_matrix(view, NH, T, model.stream);
+            matrices.push_back({{"layer", l}, {"head", "mean"}, {"bias", json_matrix(mean, T)}});
+            continue;
+        }
+        for (int h = std::max(head, 0); h < (head == BIAS_ALL ? NH : head + 1); h++) {
+            const std::vector<float> one = bias_matrix(view, h, T, model.stream);
+            matrices.push_back({{"layer", l}, {"head", h}, {"bias", json_matrix(one, T)}});
+        }
     }
-    const std::string path = directory + strprintf("/bias_%d_%d.json", layer, head);
+    acts.release();
+    Json j = {{"pos", model.config.position.name}, {"tokens", labels}};
+    if (layer == BIAS_ALL || head == BIAS_ALL) {
+        j["matrices"] = matrices;
+    } else {
+        for (const char* key : {"layer", "head", "bias"}) { j[key] = matrices[0][key]; }
+    }
+    const std::string path = directory + "/bias_" + bias_name(layer) + "_" + bias_name(head) + ".json";
     io_mkdirs(directory);
     write_text(path, json_text(j) + "\n");
     printf("wrote %s\n", path.c_str());

@@ -195,6 +195,7 @@ inline std::string untimed_log(const std::string& out) {
     for (Json j : json_lines(out + "/log.jsonl")) {
         j.erase("ms");
         j.erase("tok_per_s");
+        j.erase("mem");
         s += json_text(j) + "\n";
     }
     return s;

@@ -786,8 +786,33 @@ TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
         for (size_t k = i; k < T; k++) { CHECK(j.at("bias")[i][k] == 0.0); }
     }
     CHECK(j.at("bias")[T - 1][0].get<double>() < 0);
-    for (const char* bad : {"1", "1,0", "a,0,x", "1,,x", "1x,0,x", " 1,0,x", "1, 0,x", "0x1,0,x", "2,0,x", "1,2,x",
-                            "-1,0,x", "4294967297,0,x", "18446744073709551617,0,x", "1,0.0,x"}) {
+    // the grid of all heads, and the mean over the heads of a layer for the first tokens of the validation data
+    const auto dump = [&](const std::string& what) {
+        return place.run(Flags().set("--load", place.out()).set("--dump_bias", what).set("--out", place / "bias")
+                             .set("--val_files", place / "val.txt").set("--T", "8"));
+    };
+    write_file(place / "val.txt", "of,a text that is longer than eight bytes");
+    REQUIRE(dump("all,all,of,a tex").code == 0);
+    const Json grid = parse_json(read_file(place / "bias/bias_all_all.json"), "bias");
+    REQUIRE(grid.at("matrices").size() == 4);
+    REQUIRE(dump("0,1,of,a tex").code == 0);
+    const Json one = parse_json(read_file(place / "bias/bias_0_1.json"), "bias");
+    CHECK(grid.at("matrices")[1].at("bias") == one.at("bias"));
+    CHECK(grid.at("matrices")[1].at("layer") == 0);
+    CHECK(grid.at("matrices")[1].at("head") == 1);
+    CHECK(grid.at("matrices")[2].at("bias") != grid.at("matrices")[0].at("bias"));     // another layer
+    REQUIRE(dump("1,mean,").code == 0);
+    const Json mean = parse_json(read_file(place / "bias/bias_1_mean.json"), "bias");
+    CHECK(mean.at("tokens") == grid.at("tokens"));
+    CHECK(mean.at("head") == "mean");
+    for (size_t i = 0; i < 8; i++) {
+        for (size_t k = 0; k < 8; k++) {
+            const auto of = [&](size_t m) { return grid.at("matrices")[m].at("bias")[i][k].get<double>(); };
+            CHECK(std::fabs(mean.at("bias")[i][k].get<double>() - 0.5 * (of(2) + of(3))) <= 1e-6);
+        }
+    }
+    for (const char* bad : {"1", "1,0", "mean,0,x", "a,0,x", "1,,x", "1x,0,x", " 1,0,x", "1, 0,x", "0x1,0,x", "2,0,x",
+                            "1,2,x", "-1,0,x", "4294967297,0,x", "18446744073709551617,0,x", "1,0.0,x"}) {
         check_refused(place,
                       {Flags().set("--load", place.out()).set("--dump_bias", bad).set("--out", place / "bias"),
                        {"--dump_bias: expected LAYER,HEAD,TEXT with a layer below 2 and a head below 2, got '"}});

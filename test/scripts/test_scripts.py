@@ -59,11 +59,17 @@ def dry(*args):
     return headings, [shlex.split(line) for line in lines if not line.startswith("#")]
 
 
+SWITCHES = ("--curve",)
+
+
 def flags_of(command):
-    """{flag: value} of a trainer's command; every flag here has a value"""
-    words = command[next(i for i, w in enumerate(command) if w.startswith("./train")) + 1:]
-    assert len(words) % 2 == 0, command
-    return {words[i]: words[i + 1] for i in range(0, len(words), 2)}
+    """{flag: value} of a trainer's command; a switch has None"""
+    words = iter(command[next(i for i, w in enumerate(command) if w.startswith("./train")) + 1:])
+    return {name: None if name in SWITCHES else next(words) for name in words}
+
+
+def words_of(flags):
+    return [w for name, value in flags.items() for w in (name, value) if w is not None]
 
 
 class Folder(unittest.TestCase):
@@ -83,9 +89,13 @@ class Folder(unittest.TestCase):
 
 
 class TestCommands(unittest.TestCase):
-    def every_command(self):
-        for experiment in paper.EXPERIMENTS:
-            yield from dry(experiment)[1]
+    def every_command(self, *more):
+        """the commands of every row, also of those that have to be named"""
+        for how in ("printed", "run"):
+            for experiment in paper.EXPERIMENTS:
+                rows = [r._replace(named=()) for r in paper.rows_of(experiment, how)]
+                with mock.patch.object(paper, "rows_of", lambda *_: rows):
+                    yield from dry(experiment, "--as", how, *more)[1]
 
     def test_rows_are_the_papers(self):
         with open(os.path.join(SCRIPTS, "paper_tables.csv"), newline="") as f:
@@ -93,21 +103,90 @@ class TestCommands(unittest.TestCase):
         tables = (("table1", "1"), ("table2", "2"), ("table3", "3"), ("table4", "4"), ("generalization", "arxiv-1"))
         for experiment, table in tables:
             family = "bert:" if table == "2" else "gpt2:"
+            called_t5 = lambda pos: pos.replace("t5_clip", "t5")
             expected = {(r["trained_on"], r["model"], r["encoding"]) for r in numbers if r["table"] == table}
-            rows = paper.rows_of(experiment)
-            self.assertEqual({(paper.DATA[r.data].name, family + r.model, r.pos) for r in rows}, expected)
+            rows = [r for r in paper.rows_of(experiment) if not r.named]        # the others are not in the paper
+            found = {(paper.DATA[r.data].name, family + r.model, called_t5(r.pos)) for r in rows}
+            self.assertEqual(found, expected)
             self.assertEqual(len(rows), len(expected))
             for r in rows:                                  # some evaluation gives each of the row's numbers
-                row = (table, paper.DATA[r.data].name, family + r.model, r.pos)
+                row = (table, paper.DATA[r.data].name, family + r.model, called_t5(r.pos))
                 evaluated = {paper.DATA[e].name if e in paper.DATA else report.NAMES.get(e, e) for e in r.evaluations}
                 for n in numbers:
                     if (n["table"], n["trained_on"], n["model"], n["encoding"]) == row:
                         self.assertIn(n["evaluated_on"], evaluated)
                         self.assertIn(int(n["length"]), r.lengths)
-        lines = called(paper.main, "--rows")[1].splitlines()
-        self.assertEqual(len(lines), sum(len(paper.rows_of(e)) for e in paper.EXPERIMENTS))
-        for line in lines[::17]:                            # each line selects exactly one row
-            self.assertEqual(len(dry(*line.split()[1:], "--seeds", "42")[0]), 1, line)
+        for how in ("printed", "run"):
+            lines = called(paper.main, "--rows", "--as", how)[1].splitlines()
+            self.assertEqual(len(lines), sum(len(paper.rows_of(e, how)) for e in paper.EXPERIMENTS))
+            self.assertEqual(len(set(lines)), len(lines))
+            for line in lines:                              # each line selects exactly one row
+                args = paper.parse(line.split()[1:])
+                chosen, unknown = paper.select(paper.rows_of(args.experiment, args.how), args.words)
+                self.assertEqual((len(chosen), unknown), (1, []), line)
+            for line in lines[::37]:
+                self.assertEqual(len(dry(*line.split()[1:], "--seeds", "42")[0]), 1, line)
+
+    def trains(self, *args):
+        return [flags_of(c) for c in dry(*args)[1] if "--train_files" in c]
+
+    def test_as_printed_and_as_run(self):
+        with mock.patch.object(paper, "WAITING", ()), mock.patch.object(paper, "PADDED_SOFTMAX", True):
+            for how, warmup, steps, t5, alibi, softmax in (
+                    ("printed", "750", "9000", "t5_clip", "alibi", None),
+                    ("run", "715", "9150", "t5_clip:K=256,scale=C,layers=own", "alibi:slopes=geometric", "padded")):
+                trained = self.trains("table1", "tiny", "t5_clip", "alibi", "--as", how)
+                self.assertEqual([f["--pos"] for f in trained], [alibi, t5])
+                for f in trained:
+                    self.assertEqual((f["--warmup"], f["--steps"], f.get("--vocab_softmax")), (warmup, steps, softmax))
+                    self.assertEqual("/as_run/" in f["--out"], how == "run")
+                names = [r.pos for r in paper.rows_of("figure4", how)]
+                self.assertEqual(("kcable_v1" in names, "kcable" in names, "kcable:weight=inside" in names),
+                                 (True, True, how == "printed"))
+                tuned, (batch, groups, lr) = [], ("65536", 128, "2e-5") if how == "printed" else ("524288", 512, "8e-5")
+                train, tune = map(flags_of, [c for c in dry("bert_curves", "rope", "--as", how)[1]
+                                             if c[0].startswith("./train")])
+                self.assertEqual((train["--total_batch"], train["--beta2"], train["--weight_decay"]),
+                                 (batch, "0.999", "0"))
+                self.assertEqual((tune["--total_batch"], tune["--lr"]), (str(groups * 512), lr))
+            self.assertEqual([f["--pos"] for f in self.trains("table1", "tiny", "t5")], ["t5"])         # by name only
+            rows = paper.rows_of("table2", "run")
+            self.assertEqual(("fire" in {r.pos for r in rows}, {r.batch for r in rows}), (False, {65536, 524288}))
+            every = {r.pos for r in paper.rows_of("table2")}
+            self.assertTrue({"fire", "kcable", "kcable_v1", "t5", "t5_clip", "kerple", "kerple_power"} <= every)
+        evaluations = [flags_of(c) for c in dry("table1", "medium", "cable", "--as", "run")[1] if "--eval_lengths" in c]
+        lengths = [f["--eval_lengths"] for f in evaluations]
+        self.assertEqual(lengths, ["512", "1024", "2048", "4096", "8192", "14000"])
+        self.assertEqual([f["--eval_tokens"] for f in evaluations], [str(1000 * int(T)) for T in lengths])
+        self.assertEqual(len({f["--out"] for f in evaluations}), 6)
+        wikitext = [flags_of(c) for c in dry("table4", "medium", "rope", "--as", "run")[1] if "--eval_lengths" in c]
+        self.assertIn("_val_", wikitext[0]["--val_files"])
+
+    def test_what_stands_beside_the_tables(self):
+        commands = [flags_of(c) for c in dry("table1", "medium", "cable")[1] if "--eval_lengths" in c]
+        self.assertEqual([("--curve" in f, f.get("--stride")) for f in commands], [(True, None), (False, "256")])
+        self.assertEqual([c.T for c in paper.rows_of("figure5")], 2 * [512, 1024, 2048, 4096, 8192])
+        self.assertEqual({f["--steps"] for f in self.trains("figure5") + self.trains("sweep")}, {"5000"})
+        self.assertEqual({r.pos.partition(":")[0] for r in paper.rows_of("sweep")} | {"learned", *paper.WAITING}
+                         >= set(report.plot.STYLES), True)
+        for experiment, data in (("arxiv_figure3", "fineweb-edu"), ("arxiv_figure4", "wikitext-103")):
+            rows = paper.rows_of(experiment)
+            self.assertEqual({(r.data, r.T) for r in rows}, {(data, 512), (data, 1024)})
+        speed = paper.rows_of("figure3")
+        self.assertEqual({r.T for r in speed}, {512, 1024, 2048})
+        outs = [f["--out"] for e in ("figure3", "figure5", "arxiv_figure4") for f in self.trains(e)]
+        self.assertEqual(len(set(outs)), len(outs))
+        tested = [c[c.index("--out") + 1] for c in dry("generalization", "small", "rope")[1] if "--load" in c]
+        self.assertEqual([os.path.basename(t) for t in tested if not t.endswith(".sliding")],
+                         ["hellaswag", "fineweb", "wikitext-2", "wikitext-2-words", "wikitext-103",
+                          "wikitext-103-words"])
+        smaller = dry("generalization", "small", "rope", "--fineweb", "1BT")[1]
+        self.assertTrue(any(c[-1] == "data/fineweb1B" and "1BT" in c for c in smaller))
+        self.assertTrue(any("data/fineweb1B/fineweb_val_*.bin" in c for c in smaller))
+        bias = [flags_of(c) for c in dry("bias", "kerple_power")[1] if "--dump_bias" in c]
+        self.assertEqual([f["--dump_bias"].rpartition(",")[0] for f in bias[:3]], ["0,mean", "12,mean", "23,mean"])
+        self.assertEqual({f["--T"] for f in bias[:3]}, {"512"})
+        self.assertTrue(bias[3]["--dump_bias"].startswith("all,all,464 2068"))
 
     def test_recipe(self):
         steps = {("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
@@ -117,7 +196,7 @@ class TestCommands(unittest.TestCase):
         for experiment in ("table1", "table3", "table4", "figure4"):
             for row in paper.rows_of(experiment):
                 commands = dry(experiment, row.data, row.model, row.pos)[1]
-                train, evaluate = [c for c in commands if c[0].startswith("./train")]
+                train, evaluate, sliding = [c for c in commands if c[0].startswith("./train")]
                 f = flags_of(train)
                 self.assertEqual([f["--" + name] for name in names],
                                  ["6e-4", "750", "0.1", "0.1", "1", "cosine", "1024", "1"])
@@ -129,10 +208,12 @@ class TestCommands(unittest.TestCase):
     def test_bert_recipe(self):
         for experiment in ("table2", "bert_curves"):
             for row in paper.rows_of(experiment):
+                if row.batch != 65536:
+                    continue
                 commands = dry(experiment, row.pos, "--gpus", "4", "--seeds", "7")[1]
                 train, tune, *search = [c for c in commands if not c[1].startswith("data/")]
                 f = flags_of(train)
-                self.assertEqual(train[:4], ["mpirun", "-np", "4", "./train_bertcu"])
+                self.assertEqual(train[:train.index("./train_bertcu")], paper.launcher(4))
                 self.assertEqual(tune[0], "./train_bertcu")         # groups are trained by one process
                 names = ("model", "pos", "T", "total_batch", "steps", "lr", "seed", "resume")
                 self.assertEqual([f["--" + name] for name in names],
@@ -198,10 +279,16 @@ class TestCommands(unittest.TestCase):
             for gpus in (1, 2, 4, 8):
                 for c in dry(experiment, "--gpus", str(gpus))[1]:
                     trains = "--train_files" in c
-                    self.assertEqual(c[:3] == ["mpirun", "-np", str(gpus)], trains and gpus > 1, c)
+                    many = trains or "--hellaswag" in c or ("--eval_lengths" in c and "--corpus" not in c)
+                    started = "mpirun" in c and c[:c.index("mpirun") + 3] == paper.launcher(gpus)
+                    self.assertEqual(started, many and gpus > 1, c)
                     if trains:
                         f = flags_of(c)
                         self.assertEqual(int(f["--total_batch"]) % (int(f["--B"]) * int(f["--T"]) * gpus), 0, c)
+        for user, allowed in ((0, True), (1000, False)):
+            with mock.patch.object(os, "geteuid", lambda: user):
+                self.assertEqual("OMPI_ALLOW_RUN_AS_ROOT=1" in dry("table1", "tiny", "rope", "--gpus", "2")[1][1],
+                                 allowed)
         code, _, err = called(paper.main, "figure5", "8192", "--gpus", "64", "--dry_run")
         self.assertEqual((code, "--gpus 64" in err), (2, True), err)
 
@@ -222,7 +309,7 @@ class TestCommands(unittest.TestCase):
                 seen.add(tuple(c))
                 r = run(*c, "--help")
                 self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
-        self.assertEqual(len(seen), 9)
+        self.assertEqual(len(seen), 11)
         # a run reads the shards that the script with these flags writes
         sys.path.insert(0, os.path.join(ROOT, "data"))
         self.addCleanup(sys.path.remove, os.path.join(ROOT, "data"))
@@ -245,7 +332,9 @@ class TestCommands(unittest.TestCase):
 
     @unittest.skipUnless(HAS_BERT, "train_bert is not built")
     def test_every_flag_is_berts(self):
-        self.assertEqual(self.check_flags(BERT_TRAINER, "./train_bertcu"), (4, 5))
+        checked, models = self.check_flags(BERT_TRAINER, "./train_bertcu")
+        self.assertGreater(checked, 5)
+        self.assertGreater(models, 10)
 
     def check_flags(self, trainer, *names):
         checked, models = set(), set()
@@ -260,7 +349,7 @@ class TestCommands(unittest.TestCase):
             if shape in checked:
                 continue
             checked.add(shape)
-            r = run(trainer, *[w for kv in f.items() for w in kv], "--help")    # all flags before --help are parsed
+            r = run(trainer, *words_of(f), "--help")                            # all flags before --help are parsed
             self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
         for model, pos, T in models:
             r = run(trainer, "--list", "--model", model, "--pos", pos, "--T", T)
@@ -307,7 +396,7 @@ class TestRuns(Folder):
         values = []
         for seed in (1, 2):
             with open(self.path(f"run/wikitext-103/small/cable/seed_{seed}/eval/wikitext-103/log.jsonl")) as f:
-                values.append({r["T"]: r["ppl"] for r in map(json.loads, f)})
+                values.append({r["T"]: r["ppl"] for r in map(json.loads, f) if r["kind"] == "extrapolation"})
         cells = [f"{statistics.fmean(v[T] for v in values):.2f} ± {statistics.stdev(v[T] for v in values):.2f}"
                  for T in (8, 16, 32)]
         ratio = statistics.fmean(v[32] / v[16] for v in values)
@@ -318,9 +407,14 @@ class TestRuns(Folder):
             self.assertEqual(f.read(8), b"\x89PNG\r\n\x1a\n")
 
     def test_figures_3_and_bias(self):
-        self.go("figure3", "tiny", "none", "alibi", "--set", "tokens=20")
+        self.go("figure3", "tiny", "none", "alibi", "1024", "--set", "tokens=20")
         self.go("bias", "cable", "--set", "text=a text, or not")
-        self.assertTrue(os.path.exists(self.path("run/fineweb-edu/medium/cable/seed_42/eval/bias/bias_0_0.png")))
+        for name in ("0_mean", "all_all"):
+            image = f"run/fineweb-edu/medium/cable/seed_42/eval/bias/bias_{name}.png"
+            self.assertTrue(os.path.exists(self.path(image)))
+        with open(self.path("run/figure3/tiny/alibi/seed_42/log.jsonl")) as f:
+            used = [r["mem"] for r in map(json.loads, f) if r["kind"] == "train"]
+        self.assertTrue(len(used) == 6 and all(1e6 < m < 64e9 for m in used), used)     # measured, not estimated
         r = script("report.py", self.path("run"), "-o", self.path("report"))
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertRegex(r.stdout, r"\| L1 NH2 C32 \| alibi \| [\d,]+ \| [\d.]+ \| [\d,]+ \|")
