@@ -28,8 +28,13 @@ import plot  # noqa: E402
 from plot import BadInput, number  # noqa: E402
 
 NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fineweb": "fineweb-10B",
-         "wikitext103": "wikitext-103", "wikitext103_raw": "wikitext-103", "wikitext2": "wikitext-2",
-         "wikitext2_raw": "wikitext-2", "wikitext2_bytes": "wikitext-2-bytes", "msmarco": "ms-marco", "mldr": "mldr-en"}
+         "wikitext103_raw": "wikitext-103", "wikitext2_raw": "wikitext-2", "wikitext103": "wikitext-103, word-level",
+         "wikitext-103-words": "wikitext-103, word-level", "wikitext2": "wikitext-2, word-level",
+         "wikitext-2-words": "wikitext-2, word-level", "wikitext2_bytes": "wikitext-2-bytes", "msmarco": "ms-marco",
+         "mldr": "mldr-en"}
+# data whose own tables show the paper's numbers for another one too: the paper does not say which of them it used
+ALSO = {"wikitext-103, word-level": "wikitext-103", "wikitext-2, word-level": "wikitext-2", "fineweb-1B": "fineweb-10B"}
+QUOTED = "arxiv-text"                   # numbers in the arXiv version's text, which belong to no table
 # the names of layers, heads, channels and trained length in config.json, and the sizes
 FAMILIES = {"gpt2": (("n_layer", "n_head", "n_embd", "n_positions"),
                      {(6, 8, 512): "tiny", (12, 12, 768): "small", (24, 16, 1024): "medium"}),
@@ -40,11 +45,12 @@ FIGURE_NAME = {"arxiv-1": "the arXiv version's generalization table"}
 # the curves in the paper: (model, data it was trained on)
 CURVES = {("bert:base", "fineweb-edu-10B"): "Figure 5", ("bert:base", "fineweb-edu-10B + ms-marco"): "Figure 6"}
 
-# What identifies a table of the report; tokens None: only the paper has numbers for it
-Key = collections.namedtuple("Key", "model trained_on evaluated_on metric tokens")
+# What identifies a table of the report; tokens None: only the paper has numbers for it; how: "as run" for the runs of
+# paper.py --as run
+Key = collections.namedtuple("Key", "model trained_on evaluated_on metric tokens how", defaults=("",))
 # what: its training in words; tokens: all that it was trained on, including the run that it was loaded from; pairs:
 # whether it was fine-tuned on groups of texts
-Run = collections.namedtuple("Run", "path model trained_on pos T seed steps tokens what pairs")
+Run = collections.namedtuple("Run", "path model trained_on pos T seed steps tokens what pairs how")
 
 
 def complain(text):
@@ -131,7 +137,7 @@ def read_run(path, checkpoint):
             model = ("bert " if family == "bert" else "") + "L{} NH{} C{}".format(*shape)
         data, tokens, what = training_of(path, options, T)
         run = Run(path, model, data, encoding_of(options, config), T, int(options["seed"]), steps, tokens, what,
-                  bool(options.get("pairs")))
+                  bool(options.get("pairs")), "as run" if "as_run" in os.path.abspath(path).split(os.sep) else "")
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
         raise BadInput(f"{checkpoint}: damaged: {type(e).__name__} {e} in config.json or state.json")
     if step < steps:
@@ -183,6 +189,7 @@ def measurements(run):
         if not os.path.exists(os.path.join(path, "log.jsonl")):
             continue
         log = plot.read_log(path)
+        what = what and what.partition(".")[0]          # wikitext-103.sliding, wikitext-103.8192
         data = lambda flag: NAMES.get(what, what) if what else data_name(str(newest_options(run.path).get(flag, "")))
         found += [(data("val_files"), metric, T, value) for (metric, T), value in perplexities(log, path).items()]
         retrieval = {int(r["T"]): r for r in log
@@ -221,12 +228,38 @@ def paper_numbers():
     try:
         with open(os.path.join(HERE, "paper_tables.csv"), newline="") as f:
             for r in csv.DictReader(f):
+                if r["table"] == QUOTED:
+                    continue
                 key = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
                 rows = tables.setdefault(key, (r["table"], {}))[1]
                 rows.setdefault(r["encoding"], {})[int(r["length"])] = float(r["value"])
     except (OSError, KeyError, ValueError) as e:
         raise BadInput(f"scripts/paper_tables.csv: {e}")
     return tables
+
+
+def paper_name(pos):
+    """what the paper calls an encoding, whatever its options; its T5 is t5_clip, and t5's buckets are not in it"""
+    return {"t5_clip": "t5", "t5": ""}.get(pos.partition(":")[0], pos.partition(":")[0])
+
+
+def our_name(encoding):
+    return {"t5": "t5_clip"}.get(encoding, encoding)
+
+
+def quoted_numbers(tables):
+    """the numbers in the arXiv version's text, and ours where they are perplexities"""
+    with open(os.path.join(HERE, "paper_tables.csv"), newline="") as f:
+        rows = [r for r in csv.DictReader(f) if r["table"] == QUOTED]
+    lines = ["## Numbers in the arXiv version's text", "",
+             "| model | encoding | trained at | T | what | paper | ours |", "|---|---|---|---|---|---|---|"]
+    for r in rows:
+        where = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
+        own = [t for t in tables if tuple(t.key[:4]) == where and t.ours]
+        values = [v for t in own for v in t.values((r["encoding"], int(r["trained_at"])), int(r["length"]))]
+        lines.append(line_of([r["model"], r["encoding"], f"{int(r['trained_at']):,}", f"{int(r['length']):,}",
+                              f"{r['metric']} on {r['evaluated_on']}", f"*{float(r['value']):.2f}*", cell(values)]))
+    return lines + [""]
 
 
 def gather(runs):
@@ -242,7 +275,7 @@ def gather(runs):
             continue
         seen[same] = run.path
         for data, metric, T, value in found:
-            key = Key(run.model, run.trained_on, data, metric, run.tokens)
+            key = Key(run.model, run.trained_on, data, metric, run.tokens, run.how)
             t = tables.setdefault(key, Table(key))
             t.settings = run.what
             t.ours.setdefault((run.pos, run.T), {}).setdefault(run.seed, {})[T] = value
@@ -252,6 +285,10 @@ def gather(runs):
         for t in own or [Table(Key(model, trained_on, data, metric, None))]:
             t.number, t.paper = FIGURE_NAME.get(name, f"Table {name}"), rows
             ordered.append(t)
+    for t in tables.values():
+        also = (*t.key[:2], ALSO.get(t.key.evaluated_on), t.key.metric)
+        if also in paper:
+            t.number, t.paper = f"{FIGURE_NAME.get(paper[also][0], '')}, its numbers for {also[2]}", paper[also][1]
     return ordered + [t for t in tables.values() if t not in ordered], silent
 
 
@@ -271,9 +308,10 @@ def ratios(table, row, longest):
 
 def row_order(table):
     """the rows in the paper's order, then in that of plot.py, then by name"""
-    rank = {pos: n for n, pos in enumerate(dict.fromkeys([*table.paper, *plot.STYLES]))}
-    rows = [*table.ours, *((pos, table.paper_T) for pos in table.paper if (pos, table.paper_T) not in table.ours)]
-    return sorted(rows, key=lambda r: (rank.get(r[0], len(rank)), r[0], r[1]))
+    rank = {pos: n for n, pos in enumerate(dict.fromkeys([*table.paper, *map(paper_name, plot.STYLES)]))}
+    have = {(paper_name(pos), T) for pos, T in table.ours}
+    missing = [(our_name(pos), table.paper_T) for pos in table.paper if (pos, table.paper_T) not in have]
+    return sorted([*table.ours, *missing], key=lambda r: (rank.get(paper_name(r[0]), len(rank)), r[0], r[1]))
 
 
 def label_of(table, row):
@@ -291,7 +329,8 @@ def titled(title, number):
 
 def markdown(table):
     key, lengths, trained = table.key, table.lengths(), table.trained()
-    lines = titled(f"{key.model}, {METRICS.get(key.metric, key.metric)} on {key.evaluated_on}", table.number)
+    how = f", {key.how}" * bool(key.how)
+    lines = titled(f"{key.model}, {METRICS.get(key.metric, key.metric)} on {key.evaluated_on}{how}", table.number)
     if table.ours:
         at = ", ".join(f"{T:,}" for T in trained)
         lines += [f"Trained for {table.settings}, at T = {at}. Mean and standard deviation over seeds.", ""]
@@ -310,8 +349,8 @@ def markdown(table):
             r = ratios(table, row, longest)
             cells.append(f"{statistics.fmean(r):.3f}" if r else "-")
         lines.append(line_of(cells))
-        if row[0] in table.paper and row[1] == table.paper_T:
-            paper = table.paper[row[0]]
+        if paper_name(row[0]) in table.paper and row[1] == table.paper_T:
+            paper = table.paper[paper_name(row[0])]
             cells = [f"*{row[0]}, paper*", ""] + [f"*{paper[T]:.2f}*" if T in paper else "" for T in lengths]
             lines.append(line_of(cells + [""] * ratio))
     return lines + [""]
@@ -341,7 +380,7 @@ def draw_lengths(table):
         ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
         ends.append((means[-1], line))
         shown += means
-        reference = table.paper.get(row[0], {}) if row[1] == table.paper_T else {}
+        reference = table.paper.get(paper_name(row[0]), {}) if row[1] == table.paper_T else {}
         if reference:
             ax.plot(*zip(*sorted(reference.items())), color=colour, linewidth=0.9, linestyle=":")
             shown += reference.values()
@@ -454,17 +493,17 @@ def markdown_speed(speeds):
     lines = ["## Speed and memory (Figure 3)", "",
              "Tokens per second in training (the median without the first quarter of the steps) and in unbatched "
              "generation.", "",
-             "| model | encoding | training | memory, GB | generation |", "|---|---|---|---|---|"]
+             "| model | encoding | T | training | memory, GB | generation |", "|---|---|---|---|---|---|"]
     show = lambda v, form: "-" if v is None else format(v, form)
     for s in speeds:
         memory = show(s.memory and s.memory / 1e9, ".3g")
-        lines.append(line_of([s.model, s.pos, show(s.train, ",.0f"), memory, show(s.generate, ",.0f")]))
+        lines.append(line_of([s.model, s.pos, f"{s.T:,}", show(s.train, ",.0f"), memory, show(s.generate, ",.0f")]))
     return lines + [""]
 
 
 def draw_speed(speeds):
     fig, axes = plot.figure(10, 1.2 + 0.35 * len(speeds), ncols=3, sharey=True)
-    labels = [plot.literal(f"{s.model} {s.pos}") for s in speeds]
+    labels = [plot.literal(f"{s.model} {s.pos} {s.T:,}") for s in speeds]
     colours = [plot.style(s.pos)[0] for s in speeds]
     panels = (("training, tokens/s", [s.train for s in speeds]),
               ("memory, GB", [s.memory and s.memory / 1e9 for s in speeds]),
@@ -519,6 +558,8 @@ def report(args):
         page.add(markdown(t), slug(t.key), f"{t.key.evaluated_on} against length", draw, t)
     for key, group in curves.items():
         page.add(markdown_curves(key, group), slug(("loss", *key)), loss_name(group), draw_curves, group)
+    if not args.only_runs:
+        page.lines += quoted_numbers(tables)
     if speeds:
         page.add(markdown_speed(speeds), "speed", "speed", draw_speed, speeds)
     text = "\n".join(page.lines)

@@ -417,9 +417,18 @@ class TestRuns(Folder):
         self.assertTrue(len(used) == 6 and all(1e6 < m < 64e9 for m in used), used)     # measured, not estimated
         r = script("report.py", self.path("run"), "-o", self.path("report"))
         self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertRegex(r.stdout, r"\| L1 NH2 C32 \| alibi \| [\d,]+ \| [\d.]+ \| [\d,]+ \|")
+        self.assertRegex(r.stdout, r"\| L1 NH2 C32 \| alibi \| 16 \| [\d,]+ \| [\d.]+ \| [\d,]+ \|")
         self.assertIn("cable/seed_42: finished, but not evaluated", r.stderr)
         self.assertNotIn("alibi", r.stderr)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    def test_two_processes_even_as_root(self):
+        out = self.go("table4", "small", "cable", "--gpus", "2").stdout
+        if "2 ranks" not in out:
+            self.skipTest("the trainer is built without MPI")
+        printed = [line[2:] for line in out.splitlines() if line.startswith("$ ")]
+        self.assertEqual((len(printed), out.count(", 2 ranks")), (3, 3))    # training, windows apart and sliding
+        self.assertEqual(run("bash", "-c", printed[1]).returncode, 0)       # the printed command works by itself
 
     def test_interruption(self):
         many = [w.replace("steps=6", "steps=100000") for w in self.SETTINGS]
@@ -610,7 +619,7 @@ class TestReport(Folder):
                       "| *learned, paper* |  | *17.99* | *17.47* |  |  |  |  |  |", out)
         self.assertIn("| alibi | - | - | - | - | - | - | - | - |\n| *alibi, paper* |  | *17.30* |", out)
         order = re.findall(r"^\| (\w+) \|", out.partition("(Table 1)")[2].partition("##")[0], re.M)
-        self.assertEqual(order, ["T", "cable", "cable_nw", "alibi", "fire", "t5", "kerple", "rope", "learned",
+        self.assertEqual(order, ["T", "cable", "cable_nw", "alibi", "fire", "t5_clip", "kerple", "rope", "learned",
                                  "sinusoidal"])
         for table in ("Table 2", "Table 3", "Table 4", "the arXiv version's"):
             self.assertIn(table, out)
@@ -625,9 +634,50 @@ class TestReport(Folder):
         self.assertIn("no finished and evaluated run", err)
         with open(os.path.join(SCRIPTS, "paper_tables.csv"), newline="") as f:
             numbers = [float(r["value"]) for r in csv.DictReader(f)]
-        shown = [float(x) for x in re.findall(r"\*([\d.]+)\*", out)]
+        shown = [float(x) for x in re.findall(r"\*(-?[\d.]+)\*", out)]
         self.assertEqual(sorted(shown), sorted(numbers))
-        self.assertEqual(len(numbers), 365)
+        self.assertEqual(len(numbers), 370)
+
+    def test_printed_and_run_stay_apart(self):
+        for n, (name, pos) in enumerate((("t5_clip", "t5_clip"), ("as_run/t5_clip", "t5_clip:K=256,scale=C,layers=own"),
+                                         ("alibi", "alibi"), ("as_run/alibi", "alibi:slopes=geometric"),
+                                         ("cable", "cable"), ("as_run/cable", "cable"), ("t5", "t5"))):
+            self.run_of(name, pos=pos, ppl={512: 20.0 + n})
+        out, err = self.report("--only_runs")
+        self.assertEqual(err, "")
+        printed, run = out.split("## ")[1:]
+        self.assertEqual(("fineweb-edu-10B (Table 1)" in printed, "fineweb-edu-10B, as run (Table 1)" in run),
+                         (True, True))
+        for text, pos, ours, theirs in ((printed, "t5_clip", 20, 17.79), (printed, "alibi", 22, 17.3),
+                                        (run, "t5_clip:K=256,scale=C,layers=own", 21, 17.79),
+                                        (run, "alibi:slopes=geometric", 23, 17.3), (run, "cable", 25, 17.0)):
+            row = f"| {pos} | 1 | {ours}.00 | - | - | - | - | - |\n| *{pos}, paper* |  | *{theirs:.2f}* |"
+            self.assertIn(row, re.sub(r"( \| -)+ \|\n", " | - | - | - | - | - |\n", text))
+        self.assertIn("| t5 | 1 | 26.00 |", printed)        # buckets: not the paper's T5
+        self.assertNotIn("*t5, paper*", printed)
+
+    def test_numbers_in_the_text(self):
+        tiny = {"model": (6, 8, 512), "train": "wikitext103_raw_train_*.bin", "what": "wikitext-103"}
+        self.run_of("a", pos="cable_v1", ppl={8192: 21.5}, **tiny)
+        self.run_of("b", pos="sinusoidal", ppl={8192: 23.5}, T=8192, **tiny)
+        out, _ = self.report()
+        self.assertIn("| gpt2:tiny | cable_v1 | 1,024 | 8,192 | ppl on wikitext-103 | *22.22* | 21.50 |", out)
+        self.assertIn("| gpt2:tiny | sinusoidal | 8,192 | 8,192 | ppl on wikitext-103 | *22.81* | 23.50 |", out)
+        self.assertIn("*-0.65* | - |", out)
+
+    def test_word_level_and_sliding_are_tables_of_their_own(self):
+        self.run_of("g", pos="cable_v1", ppl={1024: 50.0}, what="wikitext-2-words")
+        record = {"kind": "extrapolation", "T": 1024, "stride": 256}
+        self.write("g/eval/wikitext-2/log.jsonl", json.dumps({**record, "stride": 1024, "ppl": 45.0}) + "\n")
+        self.write("g/eval/wikitext-2.sliding/log.jsonl", json.dumps({**record, "ppl": 40.0}) + "\n")
+        out, err = self.report("--only_runs")
+        self.assertEqual(err, "")
+        titles = re.findall(r"^## (.*)$", out, re.M)
+        self.assertEqual(len(titles), 3, titles)
+        self.assertTrue(any("wikitext-2, word-level (the arXiv version's generalization table, its numbers for wikitext"
+                            in t for t in titles), titles)
+        self.assertTrue(any("ppl, stride 256 on wikitext-2" in t for t in titles), titles)
+        self.assertEqual(out.count("| *cable_v1, paper* |  | *41.10* |"), 2)
 
     def test_generalization(self):
         run = self.run_of("g", pos="cable_v1", model=(12, 12, 768), ppl={1024: 33.0}, what="fineweb")
