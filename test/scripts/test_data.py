@@ -18,6 +18,7 @@ import os
 import random
 import re
 import resource
+import shlex
 import signal
 import struct
 import subprocess
@@ -1118,6 +1119,29 @@ class Scripts(Case):
                        "--T", "64"]
             r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             self.assertEqual(r.returncode, 0, r.stdout)
+
+    @needs_real("encoder.json", "vocab.bpe")
+    def test_sampling_after_training_on_shards_as_the_readme_has_it(self):
+        trainer = os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2"))
+        if not os.access(trainer, os.X_OK):
+            self.skipTest(f"no {trainer}")
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+            readme = f.read()
+        vocabulary = re.search(r"`data/(vocabulary).py --out (\S+)`", readme)
+        sample = re.search(r"`(--tokenizer \S+ --generate \"[^\"]+\")`", readme)
+        self.script("tinyshakespeare", "--local", REAL, "--out", self.path("data"))
+        self.script(vocabulary[1], "--local", REAL, "--out", self.path(vocabulary[2]))
+
+        def trained(*flags):
+            r = subprocess.run([trainer, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, errors="replace")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            return r.stdout
+        trained("--train_files", "data/tiny_shakespeare_train.bin", "--val_every", "0", "--sample_every", "0",
+                "--model", "1,1,16", "--T", "16", "--B", "1", "--steps", "1", "--checkpoint_every", "1",
+                "--out", "run/cable")
+        text = trained("--load", "run/cable", *shlex.split(sample[1]), "--tokens", "3")
+        self.assertTrue(text.startswith("Once upon a time"), text)
 
 
 def alive(pid):

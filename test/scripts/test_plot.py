@@ -161,6 +161,14 @@ class TestPlot(unittest.TestCase):
         self.refused("lengths", self.train_log(), naming="--eval_lengths")
         self.refused("lengths", self.log("reach", self.record(256, None)), naming="perplexity")
         self.refused("curve", self.train_log(), naming="--curve")
+        grid = {"pos": "cable", "matrices": [{"layer": n // 3, "head": n % 3, "bias": [[0], [-n - 1, 0]]}
+                                             for n in range(6)]}
+        axes = plot.plot_bias([self.file("grid.json", grid)]).axes
+        values = [ax.images[0].get_array().filled(9).tolist() for ax in axes if ax.images]
+        self.assertEqual(values, [[[0, 9], [-n - 1, 0]] for n in range(6)])
+        self.assertEqual(len({ax.images[0].get_clim() for ax in axes if ax.images}), 1)     # one scale of colours
+        grid["matrices"][4]["bias"] = [[0], [1]]
+        self.refused("bias", self.file("ragged_grid.json", grid), naming="row 1")
         self.refused("bias", self.file("torn.json", '{"bias": [[0'), naming="torn.json")
         self.refused("bias", self.file("ragged.json", {"bias": [[0], [1]]}), naming="row 1")
         self.refused("bias", self.file("other.json", [1]), naming="bias")
