@@ -24,7 +24,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#7F7F7F")
 STYLES = {          # colour, marker
     "cable": (BLUE, "o"), "cable_nw": (SKY, "s"), "kcable": ("#1F3C88", "D"), "kcable_nw": ("#7B8FD4", "d"),
-    "cable_v1": ("#00A6A6", "^"),
+    "cable_v1": ("#00A6A6", "^"), "kcable_v1": ("#006B6B", "v"),
     "alibi": (GREEN, "v"), "kerple": (PURPLE, "P"), "kerple_power": ("#8E4585", "p"), "fire": (ORANGE, "*"),
     "t5": (RED, "X"), "t5_clip": ("#96290A", "x"), "rope": (BLACK, "<"), "learned": (GREY, "h"),
     "sinusoidal": ("#B0A080", ">"), "none": ("#C9B400", "1")}

@@ -17,6 +17,16 @@ inline std::vector<std::string> encodings() {
     return names;
 }
 
+// and the forms of theirs that hyperparameters choose
+inline std::vector<std::string> encodings_and_forms() {
+    std::vector<std::string> all = encodings();
+    for (const std::string form : oracle_forms) {
+        const std::string name = form.substr(0, form.find(':'));
+        if (std::find(all.begin(), all.end(), name) != all.end()) { all.push_back(form); }
+    }
+    return all;
+}
+
 // One element of a parameter: normal, or inside its bounds where it has some
 inline float draw_parameter(const TensorSpec& p, Random& random) {
     if (p.lo == -FLT_MAX && p.hi == FLT_MAX) { return random.normal(); }

@@ -118,7 +118,7 @@ template <class Oracle> bool register_oracle(const std::string& name) {
 }
 
 inline const PositionOracle& find_oracle(const std::string& name) {
-    const auto found = oracle_registry().find(name);
+    const auto found = oracle_registry().find(name.substr(0, name.find(':')));
     if (found != oracle_registry().end()) { return found->second; }
     throw std::runtime_error("--pos " + name +
                              " has no oracle, so nothing tells whether it is right: derive a struct from NoOracle and "
@@ -138,6 +138,11 @@ inline std::vector<double> oracle_rotate(const OracleLayer<double>& o, const std
 inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
     return find_oracle(o.name).embed(o, x, t);
 }
+
+// The forms that hyperparameters choose between, besides the defaults. Tests of all encodings add them.
+inline const char* const oracle_forms[] = {"kcable:weight=inside", "alibi:slopes=geometric",
+                                           "t5:buckets=12,distance=40", "t5_clip:K=20,scale=C,layers=own",
+                                           "sinusoidal:scale=1,embed=sqrt"};
 
 // ----------------------------------------------------------------------------------------------------------
 // the encodings
@@ -162,8 +167,10 @@ template <bool Log, bool Weighted, bool Softplus> struct CableOracle : NoOracle 
         std::vector<R> g(S.size(), R(1));
         for (int i = 0; i < o.T && Weighted; i++) { g[(size_t)i] = oracle_softplus(o.column(i, o.NH + h)); }
         return each_pair(o, [&](int i, int j) {
-            const R r = g[(size_t)i] * std::fabs(S[(size_t)i] - S[(size_t)j]);
-            return Log ? -std::log(1 + r * r) : -r;
+            const R D = std::fabs(S[(size_t)i] - S[(size_t)j]), gi = g[(size_t)i];
+            if (!Log) { return -gi * D; }
+            const bool inside = Weighted && o.value("weight") == 1;
+            return inside ? -std::log(1 + gi * D * gi * D) : -gi * std::log(1 + D * D);
         });
     }
 };
@@ -171,6 +178,7 @@ inline const bool cable_oracle = register_oracle<CableOracle<false, true, false>
 inline const bool cable_nw_oracle = register_oracle<CableOracle<false, false, false>>("cable_nw");
 inline const bool kcable_oracle = register_oracle<CableOracle<true, true, false>>("kcable");
 inline const bool kcable_nw_oracle = register_oracle<CableOracle<true, false, false>>("kcable_nw");
+inline const bool kcable_v1_oracle = register_oracle<CableOracle<true, false, true>>("kcable_v1");
 inline const bool cable_v1_oracle = register_oracle<CableOracle<false, false, true>>("cable_v1");
 
 // Press et al.: the authors' recursive get_slopes
@@ -186,7 +194,9 @@ inline std::vector<double> oracle_alibi_slopes(int n) {
 }
 struct AlibiOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
-        const R slope = (R)oracle_alibi_slopes(o.NH)[(size_t)h];
+        const bool geometric = o.value("slopes") == 1;      // the paper's code, for every NH
+        const double published = oracle_alibi_slopes(o.NH)[(size_t)h];
+        const R slope = (R)(geometric ? std::pow(2.0, -8.0 * (h + 1) / o.NH) : published);
         return each_pair(o, [&](int i, int j) { return -slope * R(std::abs(i - j)); });
     }
 };
@@ -224,19 +234,20 @@ struct RopeOracle : NoOracle {
 inline const bool rope_oracle = register_oracle<RopeOracle>("rope");
 
 // Raffel et al.: the reference code's bucket of a key at distance n = i - j
-inline int oracle_t5_bucket(int n, bool causal) {
-    const int buckets = causal ? 32 : 16, exact = buckets / 2;
-    const int offset = !causal && n < 0 ? 16 : 0;
+inline int oracle_t5_bucket(int n, bool causal, int all = 32, int reach = 128) {
+    const int buckets = causal ? all : all / 2, exact = buckets / 2;
+    const int offset = !causal && n < 0 ? buckets : 0;
     const int distance = causal ? std::max(n, 0) : std::abs(n);
     if (distance < exact) { return offset + distance; }
-    const double logs = std::log((double)distance / exact) / std::log(128.0 / exact) * (buckets - exact);
+    const double logs = std::log((double)distance / exact) / std::log((double)reach / exact) * (buckets - exact);
     return offset + std::min(buckets - 1, exact + (int)(logs + 1e-12));
 }
 struct T5Oracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
-        const std::vector<R>& table = o.params.at("t5");    // (32,NH)
+        const std::vector<R>& table = o.params.at("t5");    // (buckets,NH)
+        const int buckets = (int)o.value("buckets"), reach = (int)o.value("distance");
         return each_pair(o, [&](int i, int j) {
-            return table.at((size_t)(oracle_t5_bucket(i - j, o.causal) * o.NH + h));
+            return table.at((size_t)(oracle_t5_bucket(i - j, o.causal, buckets, reach) * o.NH + h));
         });
     }
 };
@@ -244,6 +255,9 @@ inline const bool t5_oracle = register_oracle<T5Oracle>("t5");
 
 // a value for each distance up to K, the last one for all beyond; bidirectional: rows -K .. K
 struct T5ClipOracle : NoOracle {
+    static double score_factor(const OracleLayer<double>& o) {     // q.k / sqrt(C) instead of q.k / sqrt(HS)
+        return o.value("scale") == 1 ? std::sqrt((double)o.HS / o.C) : 1.0;
+    }
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const int K = (int)o.value("K");
         const std::vector<R>& table = o.params.at("t5");
@@ -297,14 +311,15 @@ struct LearnedOracle : NoOracle {
 };
 inline const bool learned_oracle = register_oracle<LearnedOracle>("learned");
 
-// Vaswani et al.
+// Vaswani et al. with embed=sqrt, scale=1
 struct SinusoidalOracle : NoOracle {
     static std::vector<double> embed(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
         std::vector<double> y;
         for (int c = 0; c < o.C; c++) {
             const double angle = t / std::pow(10000.0, (double)(c / 2 * 2) / o.C);
             const double wave = c % 2 == 0 ? std::sin(angle) : std::cos(angle);
-            y.push_back(std::sqrt((double)o.C) * x[(size_t)c] + wave);
+            const double factor = o.value("embed") == 1 ? std::sqrt((double)o.C) : 1.0;
+            y.push_back(factor * x[(size_t)c] + (double)(float)o.value("scale") * wave);
         }
         return y;
     }

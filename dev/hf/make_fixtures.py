@@ -35,7 +35,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from modeling_cable import POSITIONS, CableConfig, CableGPT2, write_safetensors
+from modeling_cable import DEFAULTS, POSITIONS, CableConfig, CableGPT2, write_safetensors
 from modeling_cable_bert import CableBert, CableBertConfig, contrastive_loss, pool
 
 L, NH, C, V, B, T, T_LONG = 2, 2, 16, 29, 2, 37, 64
@@ -44,6 +44,10 @@ RUNS = 8                                            # a single run's error may b
 TARGETS = 0.2                                       # share of positions that BERT is asked for
 LENGTHS = (T, 23)
 QUERY_LENGTHS, DOCUMENT_LENGTHS, POSITIVES, TEMPERATURE = (5, 9), (37, 1, 24, 16), (2, 0), np.float32(0.05)
+
+
+def position_of(name):
+    return {"name": name, **DEFAULTS.get(name, {})}
 
 
 def draw(name, shape, kind="normal"):
@@ -155,7 +159,7 @@ def gpt2_fixture(name):
     stream = np.random.RandomState(1)
     inputs, targets, inputs_long = (torch.from_numpy(stream.randint(0, V, (B, n))) for n in (T, T, T_LONG))
     targets[0, :3] = targets[0, 17] = targets[1, 30:34] = -1
-    config = CableConfig(n_layer=L, n_head=NH, n_embd=C, vocab_size=V, n_positions=T, position={"name": name})
+    config = CableConfig(n_layer=L, n_head=NH, n_embd=C, vocab_size=V, n_positions=T, position=position_of(name))
     return fixture(CableGPT2(config), {"inputs": inputs, "targets": targets, "inputs.long": inputs_long},
                    lambda model: compute(model, inputs, targets, inputs_long))
 
@@ -163,7 +167,7 @@ def gpt2_fixture(name):
 def bert(name):
     return CableBert(CableBertConfig(hidden_size=C, num_hidden_layers=L, num_attention_heads=NH,
                                      intermediate_size=4 * C, max_position_embeddings=T, vocab_size=V,
-                                     position={"name": name}))
+                                     position=position_of(name)))
 
 
 def bert_fixture(name):

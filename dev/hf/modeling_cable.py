@@ -19,9 +19,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 POSITIONS = ("none learned sinusoidal rope alibi t5 t5_clip kerple kerple_power fire "
-             "cable cable_nw kcable kcable_nw cable_v1").split()
-CABLES = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1")
-T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
+             "cable cable_nw kcable kcable_nw cable_v1 kcable_v1").split()
+# Hyperparameters besides t5_clip's K: today's defaults, and what a config.json without the key means, which is older
+DEFAULTS = {"rope": {"theta": 10000.0}, "sinusoidal": {"scale": 0.1, "embed": "plain"},
+            "kcable": {"weight": "outside"}, "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
+            "t5_clip": {"scale": "HS", "layers": "shared"}}
+OLD_DEFAULTS = {**DEFAULTS, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "kcable": {"weight": "inside"}}
+CABLES = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1")
 ROPE_TYPES = {"default": None, "linear": "pi", "ntk": "ntk", "yarn": "yarn"}
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 
@@ -42,15 +46,15 @@ class CableConfig:
 
     def __post_init__(self):
         name = self.position.get("name")
+        if name == "fox":                           # a second name
+            name, self.position = "cable_v1", {**self.position, "name": "cable_v1"}
         if name not in POSITIONS:
             raise ValueError(f"position {name!r}: expected one of {', '.join(POSITIONS)}")
         if self.n_embd % self.n_head != 0:
             raise ValueError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
-        self.position = dict(self.position)
+        self.position = {**OLD_DEFAULTS.get(name, {}), **self.position}
         if name == "t5_clip":
             self.position["K"] = int(self.position.get("K", self.n_positions - 1))
-        if name == "rope":
-            self.position["theta"] = float(self.position.get("theta", 10000.0))
 
     def stretch(self, T, asked=None):
         """how rope is stretched at T tokens: (pi | ntk | yarn or None, factor, original length). asked: as forward()
@@ -69,21 +73,22 @@ def distances(T, device=None):
     return t[:, None] - t[None, :]
 
 
-def alibi_slopes(NH):
-    """2^(-8(h+1)/NH); NH no power of 2: those of the next lower power p, then every other one of 2p's"""
-    p = 2 ** int(math.log2(NH))
+def alibi_slopes(NH, geometric=False):
+    """2^(-8(h+1)/NH); NH no power of 2: those of the next lower power p, then every other one of 2p's, unless
+    `geometric` asks for the formula as it stands"""
+    p = NH if geometric else 2 ** int(math.log2(NH))
     slopes = [2.0 ** (-8.0 * (h + 1) / p) for h in range(p)]
     return torch.tensor(slopes + [2.0 ** (-4.0 * (h + 1) / p) for h in range(0, 2 * (NH - p), 2)], dtype=torch.float64)
 
 
-def t5_bucket(distance, causal):
-    """T5's bucket of i - j: half of them exact, the rest logarithmic up to 128; bidirectional: keys after the query
-    take the upper half."""
-    n = T5_BUCKETS if causal else T5_BUCKETS // 2
+def t5_bucket(distance, causal, buckets=32, max_distance=128):
+    """T5's bucket of i - j: half of them exact, the rest logarithmic up to max_distance; bidirectional: keys after the
+    query take the upper half."""
+    n = buckets if causal else buckets // 2
     first = torch.zeros_like(distance) if causal else (distance < 0).long() * n
     d = distance.clamp(min=0) if causal else distance.abs()
     exact = n // 2
-    ratio = torch.log(d.clamp(min=1).double() / exact) / math.log(T5_MAX_DISTANCE / exact)
+    ratio = torch.log(d.clamp(min=1).double() / exact) / math.log(max_distance / exact)
     # the sliver keeps distances that sit on a boundary (8, 16, 32, 64 when bidirectional) in the upper bucket
     large = (exact + (ratio * (n - exact) + 1e-9).long()).clamp(max=n - 1)
     return first + torch.where(d < exact, d, large)
@@ -130,9 +135,9 @@ class Conv1D(nn.Module):
 
 class Cable(nn.Module):
     """B_ij = -g_i |S_i - S_j| and its variants"""
-    def __init__(self, name, C, NH):
+    def __init__(self, name, C, NH, inside=False):
         super().__init__()
-        self.name = name
+        self.name, self.inside = name, inside       # inside: kcable's g is inside the logarithm
         self.c = nn.Linear(C, NH)
         if name in ("cable", "kcable"):
             self.s = nn.Linear(C, NH)
@@ -143,15 +148,16 @@ class Cable(nn.Module):
     def forward(self, x):
         T = x.shape[1]
         z = self.c(x).transpose(1, 2)               # (B,NH,T)
-        b = F.softplus(z) if self.name == "cable_v1" else F.relu(z)
+        b = F.softplus(z) if self.name.endswith("_v1") else F.relu(z)
         # S grows with T while differences between neighbours do not: float32 would lose them
         S = b.cumsum(-1, dtype=torch.float64 if T > 1024 else x.dtype)
         # |S_i - S_j| with the sign taken from the index, so that the gradient where S_i = S_j is defined as well
         sign = torch.where(distances(T, x.device) >= 0, 1.0, -1.0).to(x.dtype)
         r = (S[..., :, None] - S[..., None, :]).to(x.dtype) * sign
-        if hasattr(self, "s"):
-            r = F.softplus(self.s(x).transpose(1, 2))[..., None] * r
-        return -torch.log1p(r * r) if self.name.startswith("kcable") else -r
+        g = F.softplus(self.s(x).transpose(1, 2))[..., None] if hasattr(self, "s") else 1.0
+        if not self.name.startswith("kcable"):
+            return -g * r
+        return -torch.log1p((g * r) ** 2) if self.inside else -g * torch.log1p(r * r)
 
 
 class Kerple(nn.Module):
@@ -190,6 +196,14 @@ class Fire(nn.Module):
         return self.mlp(y[..., None]).permute(2, 0, 1)
 
 
+def t5_rows(config):
+    """of the table of t5 or t5_clip"""
+    if config.position["name"] == "t5":
+        return int(config.position["buckets"])
+    K = config.position["K"]
+    return K + 1 if config.causal else 2 * K + 1
+
+
 class Attention(nn.Module):
     def __init__(self, config, t5):
         super().__init__()
@@ -198,12 +212,16 @@ class Attention(nn.Module):
         self.c_attn = Conv1D(C, 3 * C, 0.02)
         self.c_proj = Conv1D(C, C, 0.02 / math.sqrt(2 * config.n_layer))
         if name in CABLES:
-            self.cable = Cable(name, C, NH)
+            self.cable = Cable(name, C, NH, config.position.get("weight") == "inside")
         elif name.startswith("kerple"):
             self.kerple = Kerple(name == "kerple_power", NH)
         elif name == "fire":
             self.fire = Fire(NH)
-        self.t5 = [t5]                              # in a list: the table is the model's, not a layer's submodule
+        if config.position.get("layers") == "own":
+            self.t5 = nn.Embedding(t5_rows(config), NH)
+            nn.init.normal_(self.t5.weight, std=0.02)
+        else:
+            self.t5 = [t5]                          # in a list: the table is the model's, not a layer's submodule
 
     def bias(self, x):
         """B_ij of x (B,T,C), the layer's input: (B or absent,NH,T,T), or None where nothing is added to the scores"""
@@ -215,14 +233,22 @@ class Attention(nn.Module):
             return self.fire(x)
         d = distances(x.shape[1], x.device)
         if self.name == "alibi":
-            return -alibi_slopes(self.config.n_head).to(x)[:, None, None] * d.abs().to(x.dtype)
+            slopes = alibi_slopes(self.config.n_head, self.config.position["slopes"] == "geometric")
+            return -slopes.to(x)[:, None, None] * d.abs().to(x.dtype)
+        table = self.t5[0] if isinstance(self.t5, list) else self.t5
         if self.name == "t5":
-            return self.t5[0].weight[t5_bucket(d, self.config.causal)].permute(2, 0, 1)
+            sizes = int(self.config.position["buckets"]), int(self.config.position["distance"])
+            return table.weight[t5_bucket(d, self.config.causal, *sizes)].permute(2, 0, 1)
         if self.name == "t5_clip":                  # bidirectional: row K + (i - j)
             K = self.config.position["K"]
             row = d.clamp(0, K) if self.config.causal else d.clamp(-K, K) + K
-            return self.t5[0].weight[row].permute(2, 0, 1)
+            return table.weight[row].permute(2, 0, 1)
         return None
+
+    def score_scale(self):
+        """what q.k is multiplied by"""
+        C, NH = self.config.n_embd, self.config.n_head
+        return 1 / math.sqrt(C if self.config.position.get("scale") == "C" else C // NH)
 
     def forward(self, x, rope_scaling=None):
         B, T, C = x.shape
@@ -236,7 +262,7 @@ class Attention(nn.Module):
         if self.sdpa and bias is None:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=config.causal)
         else:
-            scores = (q @ k.transpose(-2, -1)) / math.sqrt(C // NH)
+            scores = (q @ k.transpose(-2, -1)) * self.score_scale()
             if bias is not None:
                 scores = scores + bias
             if config.causal:
@@ -278,11 +304,8 @@ class CableGPT2(nn.Module):
         if name == "learned":
             self.transformer["wpe"] = nn.Embedding(config.n_positions, C)
         t5 = None
-        if name in ("t5", "t5_clip"):
-            K = config.position.get("K", 0)
-            clipped = K + 1 if config.causal else 2 * K + 1
-            rows = T5_BUCKETS if name == "t5" else clipped
-            t5 = self.transformer["t5"] = nn.Embedding(rows, config.n_head)
+        if name in ("t5", "t5_clip") and config.position.get("layers") != "own":
+            t5 = self.transformer["t5"] = nn.Embedding(t5_rows(config), config.n_head)
         for embedding in self.transformer.values():
             nn.init.normal_(embedding.weight, std=0.02)
         self.transformer["h"] = nn.ModuleList(Block(config, t5) for _ in range(config.n_layer))
@@ -296,7 +319,8 @@ class CableGPT2(nn.Module):
                 raise ValueError(f"learned: T = {T} is beyond the table's {self.config.n_positions} positions")
             x = x + self.transformer.wpe.weight[:T]
         elif name == "sinusoidal":
-            x = math.sqrt(C) * x + sinusoids(T, C).to(x)
+            factor = math.sqrt(C) if self.config.position["embed"] == "sqrt" else 1.0
+            x = factor * x + (self.config.position["scale"] * sinusoids(T, C)).to(x)
         return x
 
     def hidden(self, idx, rope_scaling=None):

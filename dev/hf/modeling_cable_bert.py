@@ -21,8 +21,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from modeling_cable import (T5_BUCKETS, Attention, CableConfig, Kerple, read_safetensors, rope_frequencies, rotate,
-                            save_checkpoint, sinusoids)
+from modeling_cable import (Attention, CableConfig, Kerple, read_safetensors, rope_frequencies, rotate,
+                            save_checkpoint, sinusoids, t5_rows)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class SelfAttention(Attention):
             scaling, s, original = config.stretch(T, rope_scaling)
             f, factor = rope_frequencies(C // NH, config.position["theta"], original, scaling, s)
             q, k = rotate(q, f) * factor, rotate(k, f)
-        scores, bias = (q @ k.transpose(-2, -1)) / math.sqrt(C // NH), self.bias(x)
+        scores, bias = (q @ k.transpose(-2, -1)) * self.score_scale(), self.bias(x)
         if bias is not None:
             scores = scores + bias
         scores = scores.masked_fill(~is_key[:, None, None, :], float("-inf"))
@@ -128,9 +128,8 @@ class CableBert(nn.Module):
         embeddings["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, C)
         embeddings["LayerNorm"] = nn.LayerNorm(C, eps=config.layer_norm_eps)
         self.bert = nn.ModuleDict({"embeddings": nn.ModuleDict(embeddings)})
-        if name in ("t5", "t5_clip"):
-            rows = T5_BUCKETS if name == "t5" else 2 * config.position["K"] + 1
-            t5 = self.bert["t5"] = nn.Embedding(rows, config.num_attention_heads)
+        if name in ("t5", "t5_clip") and config.position.get("layers") != "own":
+            t5 = self.bert["t5"] = nn.Embedding(t5_rows(encoding), config.num_attention_heads)
         layers = nn.ModuleList(Layer(config, encoding, t5) for _ in range(config.num_hidden_layers))
         self.bert["encoder"] = nn.ModuleDict({"layer": layers})
         self.cls = nn.ModuleDict({"predictions": Predictions(config)})
@@ -150,8 +149,9 @@ class CableBert(nn.Module):
                 raise ValueError(f"learned: T = {T} is beyond the table's {self.config.max_position_embeddings} "
                                  "positions")
             x = x + e["position_embeddings"].weight[:T]
-        elif name == "sinusoidal":                  # sqrt(C) is the words' alone
-            x = math.sqrt(C) * x + sinusoids(T, C).to(x)
+        elif name == "sinusoidal":                  # sqrt(C), where embed asks for it, is the words' alone
+            factor = math.sqrt(C) if self.config.position["embed"] == "sqrt" else 1.0
+            x = factor * x + (self.config.position["scale"] * sinusoids(T, C)).to(x)
         types = torch.zeros_like(idx) if token_types is None else token_types
         return e["LayerNorm"](x + e["token_type_embeddings"](types))
 

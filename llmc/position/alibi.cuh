@@ -1,7 +1,7 @@
 // position/alibi.cuh -- attention with linear biases (Press et al. 2022): B_ij = -m_h |i-j|, nothing learned.
 //
 //   m_h = 2^(-8(h+1)/NH)     When NH is not a power of two: the slopes of the next lower power p, then every other one
-//                            of the slopes of 2p.
+//                            of the slopes of 2p. slopes=geometric: 2^(-8(h+1)/NH) for every NH, as the paper's code.
 #ifndef LLMC_POSITION_ALIBI_CUH
 #define LLMC_POSITION_ALIBI_CUH
 
@@ -10,13 +10,14 @@
 #include "key_max.cuh"
 
 // m_h; in double, which is exact where the exponent is whole
-__host__ __device__ inline float alibi_slope(int h, int NH) {
+__host__ __device__ inline float alibi_slope(int h, int NH, bool geometric = false) {
     int p = 1;
     while (2 * p <= NH) { p *= 2; }                         // the largest power of two that is not above NH
+    if (geometric) { p = NH; }
     return (float)exp2(h < p ? -8.0 * (h + 1) / p : -4.0 * (2 * (h - p) + 1) / p);
 }
-static __global__ void alibi_slopes_kernel(float* slopes, int NH) {
-    for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = alibi_slope(h, NH); }
+static __global__ void alibi_slopes_kernel(float* slopes, int NH, bool geometric) {
+    for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = alibi_slope(h, NH, geometric); }
 }
 
 struct LinearBias : BiasFunctor {
@@ -37,6 +38,7 @@ struct Alibi : Encoding {
     using Encoding::Encoding;
     float* slopes = nullptr;
 
+    static void defaults(PositionConfig& config) { config.values = {{"slopes", 0, {}, "press|geometric"}}; }
     template <class Tensors> void declare(Tensors& t) {
         t.cached(slopes, "alibi_slopes", Per::Model, (size_t)t.dims.NH, 0);
         declare_key_max(*this, t);
@@ -44,7 +46,7 @@ struct Alibi : Encoding {
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         update_key_max(*this, qkv, B, T, t0, stream);
         if (v.layer > 0 || t0 > 0) { return; }              // the first layer fills it, once for all tokens
-        launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH);
+        launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, v.config->value("slopes") == 1);
     }
     LinearBias bias() const { return {{}, slopes, v.NH}; }
 };

@@ -2,7 +2,8 @@
 //
 //   z_t = x_t . w_c + c_c     b_t = ReLU(z_t) (v1: softplus)     S_t = sum_{k<=t} b_k
 //   u_t = x_t . w_s + c_s     g_t = softplus(u_t) (nw: 1)
-//   cable:  B_ij = -g_i |S_i - S_j|          kcable:  B_ij = -log(1 + r^2), r = g_i |S_i - S_j|
+//   cable:  B_ij = -g_i |S_i - S_j|          kcable:  B_ij = -g_i log(1 + (S_i - S_j)^2)
+//   kcable:weight=inside:  B_ij = -log(1 + r^2), r = g_i |S_i - S_j|
 //   w_c, w_s (NH,C) are extra rows of the qkv matmul, so z and u (B,T,NH) are extra columns of qkv.
 //   backward: the bias functor sums dg and dS over each tile, and then
 //     db_t = sum_{k>=t} dS_k     dz = db [z > 0] (v1: db sigmoid(z))     du = dg sigmoid(u)
@@ -116,31 +117,40 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
     float *dS, *dg;             // (B,NH,T), null in the forward
     int stride, chunks;
     bool causal;
+    bool inside = false;        // LogKernel: g is inside the logarithm
 
     void fill(FlashBiasArgs& args) const {
         args.S_offset = S_offset;
         args.S_origin = S_origin;
         args.g = g;
+        args.inside = inside;
         args.dS = dS;
         args.dg = dg;
     }
     struct Tile {
         float between;              // origin of the rows' chunk minus origin of the columns'
         const float *Si, *gi, *Sj;
+        bool inside;
         __device__ float distance(int r, int c) const { return fabsf(between + Si[r] - Sj[c]); }    // |S_i - S_j|
         __device__ float operator()(int r, int c) const {
-            const float a = gi[r] * distance(r, c);         // r_ij of the equation above
-            return LogKernel ? -fast_log1p(a * a) : -a;
+            const float D = distance(r, c);
+            if (!LogKernel) { return -gi[r] * D; }
+            const float a = argument(r, D);
+            return -(inside ? 1.0f : gi[r]) * fast_log1p(a * a);
         }
+        // what is squared in the logarithm
+        __device__ float argument(int r, float D) const { return (inside ? gi[r] : 1.0f) * D; }
     };
     __device__ Tile tile(int bh, int i0, int j0) const {
         const double* origin = S_origin + (size_t)bh * chunks;
         const float* offset = S_offset + (size_t)bh * stride;
         const float between = (float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]);
-        return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0};
+        return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0, inside};
     }
-    // With D = S_i - S_j, r = g_i |D|, k = dB/dr and the sign of i - j (1 where they are equal):
-    //   dg_i = sum_j dlogit k |D|     dS_i += g_i sum_j dlogit k sign     dS_j -= sum_i g_i dlogit k sign
+    // With D = S_i - S_j, k_ij = dB/d|D| / g_i and the sign of i - j (1 where they are equal):
+    //   dg_i = sum_j dlogit dB/dg     dS_i += g_i sum_j dlogit k sign     dS_j -= sum_i g_i dlogit k sign
+    //   cable: k = -1, dB/dg = -|D|     kcable: k = -2 |D| / (1 + D^2), dB/dg = -log(1 + D^2)
+    //   weight=inside, with r = g_i |D|: k = -2r / (1 + r^2), dB/dg = k |D|
     // For cable with a causal mask a row's sum is 0, but only in exact arithmetic: both sides sum the same rounded
     // dlogit (docs/attention.md).
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
@@ -166,13 +176,12 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
             } else {
                 SIMD
                 for (int c = 0; c < nj; c++) {
-                    const float D = t.distance(r, c), a = t.gi[r] * D;
-                    // dB/dr: -2r / (1 + r^2) for the logarithm, else -1
-                    const float dr = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];
-                    const float signed_dr = j0 + c > i0 + r ? -dr : dr;
-                    dgi += dr * D;
-                    sum += signed_dr;
-                    d[c] = signed_dr;
+                    const float D = t.distance(r, c), a = t.argument(r, D);
+                    const float dk = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];     // dlogit k
+                    const float signed_dk = j0 + c > i0 + r ? -dk : dk;
+                    dgi += LogKernel && !inside ? -d[c] * fast_log1p(a * a) : dk * D;
+                    sum += signed_dk;
+                    d[c] = signed_dk;
                 }
             }
             dg[(size_t)bh * stride + i0 + r] += dgi;
@@ -192,10 +201,14 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
 // LogKernel: kcable.  Weighted: g = softplus(u), else 1.  SoftplusB: b = softplus(z), else ReLU(z)
 template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding {
     using Encoding::Encoding;
+    static constexpr bool has_weight = LogKernel && Weighted;                   // inside the logarithm or outside
     float *S_offset = nullptr, *g = nullptr;                                    // (B,NH,T)
     float *dS = nullptr, *dg = nullptr;                                         // (B,NH,T)
     double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
 
+    static void defaults(PositionConfig& config) {
+        if (has_weight) { config.values = {{"weight", 0, 1.0, "outside|inside"}}; }
+    }
     template <class Tensors> void declare(Tensors& t) {
         t.columns("cable.c", t.dims.NH);                                        // w_c, c_c
         if (Weighted) { t.columns("cable.s", t.dims.NH); }                      // w_s, c_s
@@ -226,7 +239,8 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
         launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C, v.OC, SoftplusB, Weighted);
     }
     CableBias<LogKernel> bias() const {
-        return {{}, S_offset, g, S_origin, dS, dg, v.T, ceil_div(v.T, CABLE_CHUNK), v.causal};
+        const bool inside = has_weight && v.config->value("weight") == 1;
+        return {{}, S_offset, g, S_origin, dS, dg, v.T, ceil_div(v.T, CABLE_CHUNK), v.causal, inside};
     }
 };
 
@@ -236,5 +250,6 @@ using CableNW = Cable<false, false, false>;
 using KCable = Cable<true, true, false>;
 using KCableNW = Cable<true, false, false>;
 using CableV1 = Cable<false, false, true>;
+using KCableV1 = Cable<true, false, true>;
 
 #endif

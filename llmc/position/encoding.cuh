@@ -23,13 +23,26 @@
 enum class RopeScaling { None, PI, NTK, YaRN };
 enum class TileSkip { Off, Exact, Default };        // of tiles that the bias has zeroed: attention/flash/skip.cuh
 
+// A number, positive where --pos gives it, or one of the words of `choices`, "plain|sqrt", kept as the word's number.
+// All are written to config.json; a file without the key is of a time before it, and means `old`.
+struct Hyperparameter {
+    std::string key;
+    double value = 0;
+    std::optional<double> old = std::nullopt;       // none: the same as the default
+    const char* choices = nullptr;
+    bool given = false;                             // --pos named it
+
+    operator std::pair<const std::string, double>() const { return {key, value}; }
+    bool operator==(const Hyperparameter& other) const { return key == other.key && value == other.value; }
+};
+
 // What --pos and --rope_scaling say. `values` are the encoding's hyperparameters: stored in config.json, printed at
 // start.
 struct PositionConfig {
     int kind = 0;                                   // its row in POSITIONS, position/table.h
     std::string name = "none";
     int T_train = 1024;                             // the length the model is, or was, trained at
-    std::vector<std::pair<std::string, double>> values;
+    std::vector<Hyperparameter> values;
     RopeScaling scaling = RopeScaling::None;        // config.json's rope_scaling; not part of the encoding's identity
     double scaling_factor = 0;                      // 0: max(1, T / original_length()) at each length
     int T_original = 0;                             // the length that is stretched; 0: T_train
@@ -37,7 +50,7 @@ struct PositionConfig {
 
     int original_length() const { return T_original > 0 ? T_original : T_train; }
     double value(const char* key) const {
-        for (const auto& kv : values) { if (kv.first == key) { return kv.second; } }
+        for (const Hyperparameter& h : values) { if (h.key == key) { return h.value; } }
         die(EXIT_BAD_INPUT, "encoding %s has no hyperparameter %s", name.c_str(), key);
     }
 };
@@ -199,7 +212,7 @@ private:
 //   None         0
 //   Linear       -slopes[h] |i-j|                                   alibi
 //   Distance     -g_i |S_i - S_j|, S non-decreasing                 cable
-//   LogDistance  -log(1 + (g_i (S_i - S_j))^2)                      kcable
+//   LogDistance  -g_i log(1 + (S_i - S_j)^2), or `inside`: -log(1 + (g_i (S_i - S_j))^2)         kcable
 //   Toeplitz     table[h][table_zero + j - i]                       t5, kerple
 //   Unknown      any other: attention runs on the portable kernels, in every build
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Unknown };
@@ -209,6 +222,7 @@ struct FlashBiasArgs {
     const float* slopes;                    // (NH), Linear
     const float *S_offset, *g;              // (B*NH,stride), Distance and LogDistance; S as in cable.cuh
     const double* S_origin;                 // (B*NH,ceil(stride/128))
+    bool inside;                            // LogDistance: g is inside the logarithm
     const float* table;                     // (NH,table_entries), Toeplitz
     int table_zero, table_entries;          // the column of i = j; columns outside the table read its nearest end
     float *dS, *dg;                         // (B*NH,stride), overwritten, before the suffix sum

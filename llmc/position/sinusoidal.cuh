@@ -1,7 +1,9 @@
 // position/sinusoidal.cuh -- fixed sines and cosines added to the token embedding (Vaswani et al. 2017, 3.4 and 3.5).
 //
-//   x = sqrt(C) x + pe_t     pe[t,2i] = sin(t / 10000^(2i/C))     pe[t,2i+1] = cos(same)     backward: dx *= sqrt(C)
-//   Without sqrt(C) the sines would drown embeddings of std 0.02.
+//   x = a x + s pe_t     pe[t,2i] = sin(t / 10000^(2i/C))     pe[t,2i+1] = cos(same)
+//   backward: dx *= a
+//   s is `scale`, 0.1 as in the authors' code, and a = 1. embed=sqrt,scale=1 is Vaswani et al.: a = sqrt(C). With s =
+//   a = 1 the sines would drown embeddings of std 0.02.
 #ifndef LLMC_POSITION_SINUSOIDAL_CUH
 #define LLMC_POSITION_SINUSOIDAL_CUH
 
@@ -10,20 +12,19 @@
 #include "encoding.cuh"
 
 // One block per position: its sines are computed once, in double because a float angle is off by 0.004 at t = 100,000,
-// and added to that row of every sequence.
-static __global__ void sinusoidal_forward_kernel(floatX* x, int B, int T, int t0, int C) {
+// and added to that row of every sequence. factor: of the embedding, scale: of the sines
+static __global__ void sinusoidal_forward_kernel(floatX* x, int B, int T, int t0, int C, float factor, float scale) {
     const size_t t = blockIdx.x;
     float* pe = dynamic_shared();                           // (C + 1): this position's sines and cosines
     for (int i = threadIdx.x; i < (C + 1) / 2; i += blockDim.x) {
         const double angle = (double)(t0 + (int)t) * pow(10000.0, -2.0 * i / C);
-        pe[2 * i] = (float)sin(angle);
-        pe[2 * i + 1] = (float)cos(angle);
+        pe[2 * i] = scale * (float)sin(angle);
+        pe[2 * i + 1] = scale * (float)cos(angle);
     }
     __syncthreads();
-    const float scale = sqrtf((float)C);                    // of the embedding, not of the sines
     for (int b = 0; b < B; b++) {
         floatX* row = x + ((size_t)b * T + t) * C;
-        for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = (floatX)(scale * (float)row[c] + pe[c]); }
+        for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = (floatX)(factor * (float)row[c] + pe[c]); }
     }
 }
 
@@ -35,12 +36,17 @@ static __global__ void sinusoidal_backward_kernel(floatX* dx, size_t n, float sc
 struct Sinusoidal : Encoding {
     using Encoding::Encoding;
 
+    static void defaults(PositionConfig& config) {
+        config.values = {{"scale", 0.1, 1.0}, {"embed", 0, 1.0, "plain|sqrt"}};
+    }
+    float factor() const { return v.config->value("embed") == 1 ? sqrtf((float)v.C) : 1.0f; }
     void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
-        launch(sinusoidal_forward_kernel, Grid((size_t)T, 128, sizeof(float) * (v.C + 1), stream), x, B, T, t0, v.C);
+        const Grid grid((size_t)T, 128, sizeof(float) * (v.C + 1), stream);
+        launch(sinusoidal_forward_kernel, grid, x, B, T, t0, v.C, factor(), (float)v.config->value("scale"));
     }
     void embed_backward(floatX* dx, int B, int T, Stream stream) const {
         const size_t n = (size_t)B * T * v.C;
-        launch(sinusoidal_backward_kernel, Grid::over(n, stream), dx, n, sqrtf((float)v.C));
+        if (factor() != 1.0f) { launch(sinusoidal_backward_kernel, Grid::over(n, stream), dx, n, factor()); }
     }
 };
 

@@ -1,8 +1,10 @@
-// position/t5.cuh -- a learned bias for each class of distances, shared by all layers.
+// position/t5.cuh -- a learned bias for each class of distances, shared by all layers or for each.
 //
-//   t5 (Raffel et al. 2020, 2.1): B_ij = r[bucket(i-j)][h]; 32 buckets: half of a side's are single distances, the rest
-//   grow to 128 in equal steps of log(distance), the last is open. Causal: 32 for the past; else 16 a side.
-//   t5_clip (as the CABLE paper prints it): B_ij = r[min(i-j,K)][h], else r[K + clip(i-j,-K,K)][h].
+//   t5 (Raffel et al. 2020, 2.1): B_ij = r[bucket(i-j)][h]; `buckets` (32): half of a side's are single distances, the
+//   rest grow to `distance` (128) in equal steps of log(distance), the last is open. Causal: all of them for the past;
+//   else half of them a side.
+//   t5_clip (as the CABLE paper prints it): B_ij = r[min(i-j,K)][h], else r[K + clip(i-j,-K,K)][h]. The paper's code
+//   has K=256, a table for each layer (layers=own), and divides q.k by sqrt(C) (scale=C), not by sqrt(HS).
 //   backward: dr[e][h] += sum over layers, sequences and the diagonals of entry e; an entry owns a run of distances.
 #ifndef LLMC_POSITION_T5_CUH
 #define LLMC_POSITION_T5_CUH
@@ -15,27 +17,38 @@ struct DistanceRange { int lo, hi; };                       // lo <= i - j < hi
 
 // Which entry of r a distance has, and which distances an entry has.
 struct T5Buckets {
-    static constexpr int ENTRIES = 32, MAX_DISTANCE = 128;
-    int first[ENTRIES + 1];                                 // smallest distance of each bucket of one side
+    static constexpr int MOST = 128;
+    int first[MOST + 1];                                    // smallest distance of each bucket of one side
     int side;                                               // buckets of one side
+    bool two_sided;
 
-    static void defaults(PositionConfig&) {}
-    static int entries(const PositionConfig&, bool) { return ENTRIES; }
-    T5Buckets(const PositionConfig&, bool causal) : side(causal ? ENTRIES : ENTRIES / 2) {
+    static void defaults(PositionConfig& config) { config.values = {{"buckets", 32}, {"distance", 128}}; }
+    static int entries(const PositionConfig& config, bool) {
+        const double n = config.value("buckets");
+        const double reach = config.value("distance");
+        check(n == 4 * std::floor(n / 4) && n <= MOST, "--pos t5: expected buckets in fours up to %d, got %g", MOST, n);
+        check(reach == std::floor(reach) && reach > n / 2 && reach <= 1 << 24,
+              "--pos t5: expected a whole distance above half of the %g buckets and at most 2^24, got %g", n, reach);
+        return (int)n;
+    }
+    T5Buckets(const PositionConfig& config, bool causal) : two_sided(!causal) {
+        const int count = entries(config, causal);
+        side = causal ? count : count / 2;
         const int exact = side / 2;
-        for (int k = 0; k <= ENTRIES; k++) {
+        for (int k = 0; k <= MOST; k++) {
             // distances that begin a bucket exactly, such as 16, 32 and 64, must not be lost to rounding
-            const double begin = exact * std::pow((double)MAX_DISTANCE / exact, (double)(k - exact) / exact) - 1e-9;
+            const double step = (double)(imin(k, side) - exact) / exact;
+            const double begin = exact * std::pow(config.value("distance") / exact, step) - 1e-9;
             const int logarithmic = k < side ? (int)std::ceil(begin) : INT_MAX;
             first[k] = k < exact ? k : logarithmic;
         }
     }
     __device__ int entry(int d) const {
-        const int after = side < ENTRIES ? -d : 0;          // how far after the query; causal: there is no such key
+        const int after = two_sided ? -d : 0;               // how far after the query; causal: there is no such key
         const int distance = d >= 0 ? d : after;
         int k = 0;                                          // how many buckets begin at this distance or before it
         for (int e = 1; e < side; e++) { k += first[e] <= distance; }
-        return d < 0 && side < ENTRIES ? k + side : k;
+        return d < 0 && two_sided ? k + side : k;
     }
     __device__ DistanceRange range(int e) const {
         if (e < side) { return {first[e], first[e + 1]}; }
@@ -47,7 +60,10 @@ struct T5Buckets {
 struct T5Distances {
     int K, before;                                          // before: K entries for the future, 0 when causal
 
-    static void defaults(PositionConfig& config) { config.values = {{"K", (double)(config.T_train - 1)}}; }
+    static void defaults(PositionConfig& config) {
+        const double K = config.T_train - 1;
+        config.values = {{"K", K}, {"scale", 0, {}, "HS|C"}, {"layers", 0, {}, "shared|own"}};
+    }
     static int entries(const PositionConfig& config, bool causal) {
         const double K = config.value("K");
         check(K == std::floor(K) && K >= 0 && K <= 1 << 24, "--pos t5_clip: K is %g, it must be a whole number "
@@ -93,16 +109,25 @@ static __global__ void t5_backward_kernel(float* dr, const float* dtable, Map ma
 
 template <class Map> struct T5Of : Toeplitz {
     using Toeplitz::Toeplitz;
-    Parameter r;                                            // (entries,NH), shared by all layers
+    static constexpr bool clips = std::is_same<Map, T5Distances>::value;
+    Parameter r;                                            // (entries,NH)
 
     static void defaults(PositionConfig& config) { Map::defaults(config); }
     template <class Tensors> void declare(Tensors& t) {
         const size_t entries = (size_t)Map::entries(*t.config, t.dims.causal);
-        t.param(r, "t5", t.dims.model_prefix + "t5.weight", Per::Model, entries, (size_t)t.dims.NH, {normal(0.02f)});
-        declare_table(t, Per::Model);
+        const Per per = own(*t.config) ? Per::Layer : Per::Model;
+        const std::string file = (per == Per::Model ? t.dims.model_prefix : "") + "t5.weight";
+        t.param(r, "t5", file, per, entries, (size_t)t.dims.NH, {normal(0.02f)});
+        declare_table(t, per);
+    }
+    // a table for each layer
+    static bool own(const PositionConfig& config) { return clips && config.value("layers") == 1; }
+    float score_factor(int) const {
+        const bool by_C = clips && v.config->value("scale") == 1;
+        return by_C ? sqrtf((float)v.HS / (float)v.C) : 1.0f;
     }
     void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
-        if (v.layer > 0) { return; }
+        if (v.layer > 0 && !own(*v.config)) { return; }
         fill_table(T5Value<Map>{r.value, Map(*v.config, v.causal), v.NH}, t0, stream);
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {

@@ -3,8 +3,6 @@
 #ifndef LLMC_POSITION_TABLE_H
 #define LLMC_POSITION_TABLE_H
 
-#include <set>
-
 #include "../base/parse.h"
 #include "alibi.cuh"
 #include "cable.cuh"
@@ -28,18 +26,19 @@
 #else
 #define MORE_POSITIONS(X) \
     X(cable_nw,     CableNW,      "cable with g = 1") \
-    X(kcable,       KCable,       "-log(1 + r^2) of cable's r = g_i |S_i - S_j|") \
+    X(kcable,       KCable,       "-g_i log(1 + (S_i - S_j)^2); weight=inside: -log(1 + (g_i (S_i - S_j))^2)") \
     X(kcable_nw,    KCableNW,     "kcable with g = 1") \
-    X(cable_v1,     CableV1,      "cable with softplus biases and g = 1 (arXiv version)") \
-    X(alibi,        Alibi,        "-m_h |i-j|, fixed slopes") \
+    X(cable_v1,     CableV1,      "cable with softplus biases and g = 1 (arXiv version); fox is the same") \
+    X(alibi,        Alibi,        "-m_h |i-j|, fixed slopes; slopes=geometric: 2^(-8(h+1)/NH) for every NH") \
     X(rope,         Rope,         "q and k rotated by t * theta^(-2i/HS); --rope_scaling pi, ntk, yarn stretch it") \
-    X(t5,           T5,           "a learned bias for each of 32 logarithmic buckets of i-j") \
-    X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last one beyond") \
+    X(t5,           T5,           "a learned bias for each of `buckets` logarithmic classes of i-j up to `distance`") \
+    X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last beyond (scale=C, layers=own)") \
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \
     X(kerple_power, KerplePower,  "-r1 |i-j|^r2") \
     X(fire,         Fire,         "an MLP of the log-distance, normalised by the later position") \
     X(learned,      Learned,      "a table wpe[t] added to the token embedding; nothing beyond the trained length") \
-    X(sinusoidal,   Sinusoidal,   "sqrt(C) * embedding + sines and cosines of t")
+    X(sinusoidal,   Sinusoidal,   "0.1 times sines and cosines of t, added to the token embedding") \
+    X(kcable_v1,    KCableV1,     "kcable with softplus biases and g = 1 (arXiv version)")
 #endif
 
 // POS_none, POS_cable, ...: a row's number
@@ -56,6 +55,10 @@ inline const PositionRow position_rows[] = {
     POSITIONS(X)
 #undef X
 };
+
+// Second names. The Forgetting Transformer's gate is log sigmoid(-z) = -softplus(z), so its bias is cable_v1's
+struct PositionAlias { const char *alias, *name; };
+constexpr PositionAlias position_aliases[] = {{"fox", "cable_v1"}};
 
 // the table, as --help prints it
 inline std::string position_help() {
@@ -108,13 +111,41 @@ inline void position_defaults(PositionConfig& config) {
     with_position_type(config, [&](auto type) { decltype(type)::type::defaults(config); });
 }
 
+// A hyperparameter as --pos has it, or as it would be if it were another of its choices
+inline std::string hyperparameter_text(const Hyperparameter& h, double value) {
+    if (h.choices == nullptr) { return strprintf("%.9g", value); }
+    const char* word = h.choices;
+    for (int n = 0; n < (int)value; n++) { word = strchr(word, '|') + 1; }
+    return std::string(word, strcspn(word, "|"));
+}
+
+// `found`, the value of h in the --pos `text`; an error unless it is one
+inline void set_hyperparameter(Hyperparameter& h, const std::string& found, const std::string& text) {
+    const char* key = h.key.c_str();
+    check(!h.given, "--pos %s: %s is given twice", text.c_str(), key);
+    h.given = true;
+    if (h.choices != nullptr) {
+        std::string word;
+        check(parse_value(found, one_of(h.choices), word), "--pos %s: %s: expected %s, got '%s'", text.c_str(), key,
+              h.choices, found.c_str());
+        for (h.value = 0; hyperparameter_text(h, h.value) != word;) { h.value++; }
+        return;
+    }
+    const bool positive = parse_value(found, any(), h.value) && h.value > 0;
+    check(positive, "--pos %s: %s: expected a positive number, got '%s'", text.c_str(), key, found.c_str());
+}
+
+// What a key that is not given means: today's default, or, in a config.json, what there was before it
+enum class AbsentKeys { Default, Old };
+
 // "t5_clip:K=64" -> the encoding with its defaults for T_train and the given values. Unknown names and keys are errors
 // that list what there is.
-inline PositionConfig parse_position(const std::string& text, int T_train) {
+inline PositionConfig parse_position(const std::string& text, int T_train, AbsentKeys absent = AbsentKeys::Default) {
     PositionConfig config;
     config.T_train = T_train;
     const size_t colon = text.find(':');
     config.name = text.substr(0, colon);
+    for (const PositionAlias& a : position_aliases) { config.name = config.name == a.alias ? a.name : config.name; }
     config.kind = -1;
     std::string known;
     for (int k = 0; k < NUM_POSITIONS; k++) {
@@ -124,25 +155,22 @@ inline PositionConfig parse_position(const std::string& text, int T_train) {
     check(config.kind >= 0, "--pos %s: expected one of the encodings %s", config.name.c_str(),
           known.c_str());
     position_defaults(config);
-    std::set<std::string> seen;                             // keys, each of which may be given once
+    std::string keys;
+    for (Hyperparameter& h : config.values) {
+        if (absent == AbsentKeys::Old) { h.value = h.old.value_or(h.value); }
+        keys += (keys.empty() ? "" : ", ") + h.key;
+    }
     size_t at = colon;                                      // before the next key=value
     while (at != std::string::npos) {
         const size_t next = text.find(',', at + 1);
         const std::string item = text.substr(at + 1, next == std::string::npos ? next : next - at - 1);
         const size_t eq = item.find('=');
-        const std::string key = item.substr(0, eq);
-        std::string keys;
         bool found = false;
-        for (auto& kv : config.values) {
-            keys += (keys.empty() ? "" : ", ") + kv.first;
-            if (kv.first != key || eq == std::string::npos) { continue; }
-            const std::string number = item.substr(eq + 1);
-            const bool positive = parse_value(number, any(), kv.second) && kv.second > 0;
-            check(positive, "--pos %s: %s: expected a positive number, got '%s'", text.c_str(), key.c_str(),
-                  number.c_str());
+        for (Hyperparameter& h : config.values) {
+            if (eq == std::string::npos || h.key != item.substr(0, eq)) { continue; }
+            set_hyperparameter(h, item.substr(eq + 1), text);
             found = true;
         }
-        check(!found || seen.insert(key).second, "--pos %s: %s is given twice", text.c_str(), key.c_str());
         check(found, "--pos %s: '%s' is not key=value with one of %s's keys: %s", text.c_str(), item.c_str(),
               config.name.c_str(), keys.empty() ? "it has none" : keys.c_str());
         at = next;
@@ -153,8 +181,8 @@ inline PositionConfig parse_position(const std::string& text, int T_train) {
 // "t5_clip:K=64": parse_position's inverse, with every value spelled out
 inline std::string position_text(const PositionConfig& config) {
     std::string s = config.name;
-    for (size_t i = 0; i < config.values.size(); i++) {
-        s += strprintf("%s%s=%.9g", i == 0 ? ":" : ",", config.values[i].first.c_str(), config.values[i].second);
+    for (const Hyperparameter& h : config.values) {
+        s += (&h == &config.values.front() ? ":" : ",") + h.key + "=" + hyperparameter_text(h, h.value);
     }
     return s;
 }

@@ -11,11 +11,14 @@
 #include "flag_parser.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the encoding in config.json: {"name": "t5_clip", "K": 1023}
+// the encoding in config.json: {"name": "t5_clip", "K": 1023}. All keys are written; one that a file lacks is younger
+// than the file, and has the value that stood for it then.
 
 inline Json position_json(const PositionConfig& position) {
     Json j = {{"name", position.name}};
-    for (const auto& kv : position.values) { j[kv.first] = kv.second; }
+    for (const Hyperparameter& h : position.values) {
+        j[h.key] = h.choices != nullptr ? Json(hyperparameter_text(h, h.value)) : Json(h.value);
+    }
     return j;
 }
 inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
@@ -23,10 +26,31 @@ inline PositionConfig position_from_json(const Json& j, int T_train, const std::
     char separator = ':';
     for (const auto& item : j.items()) {
         if (item.key() == "name") { continue; }
-        text += strprintf("%c%s=%.17g", separator, item.key().c_str(), json_number(j, item.key(), what));
+        const bool word = item.value().is_string();
+        const std::string value = word ? json_string(j, item.key(), what)
+                                       : strprintf("%.17g", json_number(j, item.key(), what));
+        check(value.find(',') == std::string::npos, "%s: position.%s: expected one value, got '%s'", what.c_str(),
+              item.key().c_str(), value.c_str());
+        text += separator + item.key() + "=" + value;
         separator = ',';
     }
-    return parse_position(text, T_train);
+    return parse_position(text, T_train, AbsentKeys::Old);
+}
+// --pos of a model that a checkpoint holds: what it says must be so, what it leaves open is as in the checkpoint. Where
+// that is not today's default, a message says what it is.
+inline void check_position(const std::string& flag, const PositionConfig& found, const std::string& path) {
+    const PositionConfig asked = parse_position(flag, found.T_train);
+    bool conflict = asked.name != found.name;
+    bool differs = false;
+    for (size_t i = 0; i < asked.values.size() && !conflict; i++) {
+        const bool same = asked.values[i] == found.values[i];
+        conflict = asked.values[i].given && !same;
+        differs = differs || !same;
+    }
+    check(!conflict, "--pos %s: the checkpoint %s was trained with %s", flag.c_str(), path.c_str(),
+          position_text(found).c_str());
+    if (!differs || comm().rank > 0) { return; }
+    fprintf(stderr, "--pos %s: %s holds %s, which is used\n", flag.c_str(), path.c_str(), position_text(found).c_str());
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -217,11 +241,7 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     if (!o.is_given("T")) { c.T = trained; }
     if (j.contains("position")) {
         c.position = position_from_json(j["position"], trained, path);
-        if (o.is_given("pos")) {
-            const std::string wanted = position_text(parse_position(o.pos, trained)), found = position_text(c.position);
-            check(wanted == found, "--pos %s: the checkpoint %s was trained with %s", wanted.c_str(), path.c_str(),
-                  found.c_str());
-        }
+        if (o.is_given("pos")) { check_position(o.pos, c.position, path); }
     } else {                    // a model of another program: learned positions, unless another encoding is asked for
         c.position = parse_position(o.is_given("pos") ? o.pos : "learned", trained);
     }

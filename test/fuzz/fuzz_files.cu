@@ -98,8 +98,8 @@ void check_position(const PositionConfig& config) {
                                                     config.T_train, "p");
     must(again.kind == config.kind && again.name == config.name && again.values == config.values,
          "config.json restores the encoding");
-    for (const auto& kv : config.values) {
-        must(std::isfinite(kv.second) && kv.second > 0, "hyperparameters are positive");
+    for (const Hyperparameter& h : config.values) {
+        must(h.choices != nullptr || (std::isfinite(h.value) && h.value > 0), "hyperparameters are positive");
     }
     must(position_max_length(config) >= 1, "an encoding has a position");
     accepts([&] {

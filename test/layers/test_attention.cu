@@ -49,12 +49,8 @@ void check_dqkv(const Layer& l, const LayerOracle& o, const std::vector<float>& 
 }
 
 // lengths: of the sequences, which differ; none: all have T tokens
-void test_layer(Random& random, const std::string& name, LayerShape s, bool causal,
-                const std::vector<int>& lengths = {}) {
-    INFO(layer_text(name, s, causal, lengths));
-    Layer l(name, s, causal, random);
-    if (!lengths.empty()) { l.set_lengths(lengths); }
-    const std::vector<float> qkv = l.draw_qkv(random), dout = l.draw_dout(random);
+void check_layer(Layer& l, const std::vector<float>& qkv, const std::vector<float>& dout) {
+    const LayerShape s = l.s;
     const LayerOracle o(l, qkv, dout);
     poison_shared();
     Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)s.B * s.NH * s.T);
@@ -79,6 +75,14 @@ void test_layer(Random& random, const std::string& name, LayerShape s, bool caus
         const double cancelled = scale * largest(part(o.slopes)) * std::sqrt((double)s.T * s.B);
         check_result("d" + l.params.specs[p].name, part(grads), part(o.grads), part(o.plain_grads), cancelled);
     }
+}
+void test_layer(Random& random, const std::string& name, LayerShape s, bool causal,
+                const std::vector<int>& lengths = {}) {
+    INFO(layer_text(name, s, causal, lengths));
+    Layer l(name, s, causal, random);
+    if (!lengths.empty()) { l.set_lengths(lengths); }
+    const std::vector<float> qkv = l.draw_qkv(random);
+    check_layer(l, qkv, l.draw_dout(random));
 }
 
 } // namespace
@@ -106,7 +110,7 @@ TEST_CASE("attention oracle: its backward is its forward's derivative", "[attent
 TEST_CASE("attention oracle: gradients through every encoding are the loss's derivative", "[attention][encodings]") {
     Random random;
     INFO(random);
-    for (const std::string& name : encodings()) {
+    for (const std::string& name : encodings_and_forms()) {
         for (bool causal : {true, false}) {
             INFO(name << (causal ? ", causal" : ", bidirectional"));
             const LayerShape s = {2, 6, 2, 4};
@@ -143,7 +147,7 @@ TEST_CASE("attention oracle: gradients through every encoding are the loss's der
 TEST_CASE("attention, small shapes, every encoding, both directions", "[attention][encodings][race][asan]") {
     Random random;
     INFO(random);
-    for (const std::string& name : encodings()) {
+    for (const std::string& name : encodings_and_forms()) {
         const bool slow = find_oracle(name).slow;
         for (bool causal : {true, false}) {
             test_layer(random, name, slow ? LayerShape{1, 15, 2, 8} : LayerShape{1, 37, 2, 8}, causal);
@@ -169,7 +173,7 @@ TEST_CASE("attention, sequences that end earlier, every encoding, both direction
           "[attention][encodings][race][asan]") {
     Random random;
     INFO(random);
-    for (const std::string& name : encodings()) {
+    for (const std::string& name : encodings_and_forms()) {
         for (bool causal : {true, false}) {
             if (!find_oracle(name).slow) { test_layer(random, name, {4, 37, 2, 8}, causal, {37, 1, 20, 32}); }
             test_layer(random, name, {4, 5, 1, 4}, causal, {5, 1, 3, 0});
@@ -184,6 +188,27 @@ TEST_CASE("attention, sequences that end in other tiles, every encoding, both di
         for (bool causal : {true, false}) {
             if (find_oracle(name).slow) { test_layer(random, name, {2, 70, 1, 16}, causal, {66, 30}); }
             else { test_layer(random, name, {3, 150, 1, 16}, causal, {129, 64, 150}); }
+        }
+    }
+}
+
+// D to 1e6, g to 100, scores 200 apart: kcable's bias is thousands, and a weight would be 0 or infinite without the
+// other factor
+TEST_CASE("attention: kcable at its extremes", "[attention]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"kcable", "kcable:weight=inside", "kcable_nw", "kcable_v1"}) {
+        for (bool causal : {true, false}) {
+            INFO(name << (causal ? ", causal" : ", bidirectional"));
+            Layer l(name, {1, 150, 1, 16}, causal, random);
+            std::vector<float> qkv = l.draw_qkv(random);
+            for (int t = 0; t < 150; t++) {
+                float* row = &qkv[(size_t)t * l.OC];
+                for (int c = 0; c < 2 * l.C; c++) { row[c] *= 8; }                  // q.k / 4: of std 64
+                row[3 * l.C] *= t % 3 == 0 ? 1e-3f : 2e4f;
+                if (l.tables.extra_columns > 1) { row[3 * l.C + 1] = 100.0f * (float)random.uniform(0, 1); }
+            }
+            check_layer(l, qkv, l.draw_dout(random));
         }
     }
 }

@@ -322,9 +322,10 @@ struct Sizes { int T, NH, HS; };
 } // namespace
 
 TEST_CASE("every encoding agrees with its oracle", "[positions][encodings]") {
-    const int kind = GENERATE(range(0, (int)NUM_POSITIONS));
+    const std::vector<std::string> names = encodings_and_forms();
+    const size_t kind = GENERATE_COPY(range((size_t)0, names.size()));
     const bool causal = GENERATE(true, false);
-    const std::string name = position_rows[kind].name;
+    const std::string name = names[kind];
     for (const Sizes& s : {Sizes{1, 1, 8}, Sizes{2, 3, 2}, Sizes{37, 1, 37}, Sizes{37, 3, 8}, Sizes{130, 3, 2}}) {
         if (name == "rope" && s.HS % 2 != 0) { continue; }
         Fixture f(configured(name, s.T), 2, s.T, s.NH, s.HS, causal, 10 + (uint64_t)kind);
@@ -332,15 +333,15 @@ TEST_CASE("every encoding agrees with its oracle", "[positions][encodings]") {
         check_forward(f);
         check_backward(f);
     }
-    if (getenv("POSITION_ERRORS") != nullptr && kind == NUM_POSITIONS - 1 && !causal) {
+    if (getenv("POSITION_ERRORS") != nullptr && kind == names.size() - 1 && !causal) {
         for (const auto& m : measured) { printf("%-24s %.2e\n", m.first.c_str(), m.second); }
     }
 }
 
 // As in generation: what the first tokens left behind must be enough for the next.
 TEST_CASE("tokens in pieces give what they give at once", "[positions][encodings]") {
-    const int kind = GENERATE(range(0, (int)NUM_POSITIONS));
-    const std::string name = position_rows[kind].name;
+    const std::vector<std::string> names = encodings_and_forms();
+    const std::string name = names[GENERATE_COPY(range((size_t)0, names.size()))];
     const int T = 300;
     Fixture whole(configured(name, T), 1, T, 3, 8, true, 20), pieces(configured(name, T), 1, T, 3, 8, true, 20);
     whole.prepare(T, 0);
@@ -595,7 +596,14 @@ TEST_CASE("what encodings refuse", "[positions]") {
         CHECK(throws_with([&] { parse_position(std::string("t5_clip:K=") + K, 4); },
                           "K: expected a positive number, got '" + std::string(K) + "'") == EXIT_BAD_INPUT);
     }
-    CHECK(parse_position("t5_clip:K=1.6e+1", 4).values.at(0).second == 16);
+    CHECK(throws_with([&] { tables("t5:buckets=30"); }, "buckets in fours up to 128, got 30") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { tables("t5:distance=16"); }, "above half of the 32 buckets") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { parse_position("kcable:weight=within", 4); },
+                      "weight: expected outside|inside, got 'within'") == EXIT_BAD_INPUT);
+    CHECK(position_text(parse_position("kcable", 4)) == "kcable:weight=outside");
+    CHECK(position_text(parse_position("kcable", 4, AbsentKeys::Old)) == "kcable:weight=inside");
+    CHECK(position_text(parse_position("fox", 4)) == "cable_v1");
+    CHECK(parse_position("t5_clip:K=1.6e+1", 4).values.at(0).value == 16);
     CHECK(throws_with([&] { parse_position("t5_clip:K=5,K=5", 4); }, "K is given twice") == EXIT_BAD_INPUT);
     Fixture f(parse_position("learned", 8), 1, 9, 1, 2, true, 1);
     CHECK(position_max_length(f.config) == 8);
@@ -619,7 +627,9 @@ TEST_CASE("the tensors of encodings", "[positions]") {
     };
     CHECK(names("learned") == "wpe.weight | wpe 0 8x12 decays");
     CHECK(names("t5") == "t5.weight | t5 0 32x3");
+    CHECK(names("t5:buckets=12,distance=40") == "t5.weight | t5 0 12x3");
     CHECK(names("t5_clip") == "t5.weight | t5 0 15x3");
+    CHECK(names("t5_clip:layers=own") == "h.0.attn.t5.weight | t5 2 15x3");
     CHECK(names("kerple") == "h.0.attn.kerple.r1 h.0.attn.kerple.r2 | kerple_r1 2 3x0| kerple_r2 2 3x0");
     CHECK(names("fire") == "h.0.attn.fire.c h.0.attn.fire.l h.0.attn.fire.mlp.0.weight h.0.attn.fire.mlp.0.bias "
                            "h.0.attn.fire.mlp.2.weight h.0.attn.fire.mlp.2.bias | fire_c 2 1x0| fire_l 2 1x0"

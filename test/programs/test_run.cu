@@ -363,6 +363,53 @@ TEST_CASE("run: a checkpoint of another model is refused", "[run]") {
     check_refused(place, {use.set("--load", dir).set("--generate", "a"), {"bare"}});
 }
 
+// Checkpoints from before an encoding's default changed: config.json lacks the key, and they compute what they did
+TEST_CASE("run: old forms of encodings", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    struct Golden { std::string name, form, conflict; double ppl[3], loss[2]; };
+    const Golden all[] = {
+        {"kcable", "kcable:weight=inside", "weight=outside", {5.1829, 5.1032, 5.0809}, {1.8240705, 1.4514349}},
+        {"sinusoidal", "sinusoidal:scale=1,embed=sqrt", "scale=0.1", {6.8863, 8.2835, 9.2995}, {2.1415634, 1.7898790}},
+    };
+    const std::string fixtures = std::string(__FILE__).substr(0, std::string(__FILE__).rfind("programs")) + "fixtures/";
+    const std::string text = fixtures + "golden/text.txt";
+    for (const Golden& golden : all) {
+        INFO(golden.name);
+        const std::string out = place / golden.name, step = "/step_00000600";
+        io_mkdirs(out + step);
+        for (const char* file : {"config.json", "manifest.json", "model.safetensors", "optimizer_0.safetensors",
+                                 "state.json"}) {
+            write_file(out + step + "/" + file, read_file(fixtures + "golden/" + golden.name + step + "/" + file));
+        }
+        const Flags use = Flags().set("--load", out).set("--val_files", text).set("--out", place / "evaluated")
+            .with("--threads 1 --eval_lengths 16,64,256");
+        for (const std::string& pos : {std::string(), golden.name, golden.form}) {
+            const Outcome o = place.run(pos.empty() ? use : use.set("--pos", pos));
+            REQUIRE(o.code == 0);
+            CHECK(contains(o.out, "(" + golden.form + ", trained at 16)"));
+            CHECK(contains(o.err, golden.form + ", which is used") == (pos == golden.name));
+            const std::vector<Json> log = json_lines(place / "evaluated/log.jsonl");
+            for (size_t i = 0; i < 3; i++) {
+                CHECK(log.at(log.size() - 3 + i).at("ppl").get<double>() == Approx(golden.ppl[i]).epsilon(1e-4));
+            }
+        }
+        check_refused(place, {use.set("--pos", golden.name + ":" + golden.conflict), {golden.conflict, golden.form}});
+        const Flags resume = Flags().set("--resume", "1").set("--out", out).set("--pos", golden.name)
+            .set("--train_files", text).with("--allow_change train_files --model 1,2,16 --T 16 --B 4 --steps 602")
+            .with("--lr 1e-2 --warmup 0 --sample_every 0 --val_every 0 --checkpoint_every 600 --keep 9 --threads 1");
+        REQUIRE(place.run(resume).code == 0);
+        const std::vector<Json> log = json_lines(out + "/log.jsonl");
+        for (size_t i = 0; i < 2; i++) {
+            CHECK(log.at(i).at("loss").get<double>() == Approx(golden.loss[i]).epsilon(1e-5));
+        }
+        // the key is written from now on
+        const Json position = parse_json(read_file(out + "/step_00000602/config.json"), "config").at("position");
+        CHECK(position.size() > 1);
+        CHECK(place.run(use.set("--load", out + "/step_00000602").set("--pos", golden.form)).code == 0);
+    }
+}
+
 TEST_CASE("run: a resumed run keeps what it is", "[run]") {
     if (!have_program()) { return; }
     Place place;

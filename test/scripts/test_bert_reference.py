@@ -205,7 +205,8 @@ def bias_in_loops(model, layer, idx):
     B = torch.zeros(NH, T, T, dtype=torch.float64)
     g = None
     if name in CABLES:
-        b = [[softplus(z) if name == "cable_v1" else max(z, 0.0) for z in row] for row in projection(attention, "c", x)]
+        positive = softplus if name.endswith("_v1") else lambda z: max(z, 0.0)
+        b = [[positive(z) for z in row] for row in projection(attention, "c", x)]
     if name in ("cable", "kcable"):
         g = [[softplus(u) for u in row] for row in projection(attention, "s", x)]
     if name == "fire":
@@ -217,15 +218,21 @@ def bias_in_loops(model, layer, idx):
             for j in range(T):
                 d, lo, hi = i - j, min(i, j), max(i, j)
                 if name in CABLES:
-                    r = (g[h][i] if g else 1.0) * sum(b[h][lo + 1:hi + 1])      # |S_i - S_j|
-                    B[h, i, j] = -math.log(1 + r * r) if name.startswith("k") else -r
+                    D, weight = sum(b[h][lo + 1:hi + 1]), g[h][i] if g else 1.0         # |S_i - S_j|
+                    B[h, i, j] = -weight * (math.log(1 + D * D) if name.startswith("k") else D)
+                    if model.config.position.get("weight") == "inside":
+                        B[h, i, j] = -math.log(1 + (weight * D) ** 2)
                 elif name == "alibi":                   # three heads: both slopes of 2 heads, then the first of 4
                     B[h, i, j] = -(2.0 ** -4, 2.0 ** -8, 2.0 ** -2)[h] * abs(d)
+                    if model.config.position["slopes"] == "geometric":
+                        B[h, i, j] = -(2.0 ** (-8 * (h + 1) / 3)) * abs(d)
                 elif name == "t5":
                     B[h, i, j] = model.bert["t5"].weight[t5_bucket(d), h]
                 elif name == "t5_clip":
                     K = model.config.position["K"]
-                    B[h, i, j] = model.bert["t5"].weight[K + max(-K, min(K, d)), h]
+                    own = model.config.position["layers"] == "own"
+                    table = attention.t5 if own else model.bert["t5"]
+                    B[h, i, j] = table.weight[K + max(-K, min(K, d)), h]
                 elif name == "kerple":
                     B[h, i, j] = -attention.kerple.r1[h] * math.log(1 + attention.kerple.r2[h].item() * abs(d))
                 elif name == "kerple_power":
@@ -238,7 +245,8 @@ def bias_in_loops(model, layer, idx):
 @needs_torch
 class TestEncodings(Case):
     def test_biases(self):
-        for position in POSITIONS + [{"name": "t5_clip", "K": 4}]:
+        for position in POSITIONS + [{"name": "t5_clip", "K": 4}, {"name": "t5_clip", "K": 4, "layers": "own"},
+                                     {"name": "kcable", "weight": "outside"}, {"name": "alibi", "slopes": "geometric"}]:
             model = bert(position)
             idx = tokens(1, 13)
             for layer in (0, 1):
@@ -296,7 +304,7 @@ class TestEncodings(Case):
                     p.copy_(0.5 * torch.randn(p.shape, dtype=torch.float64, generator=generator))
             (cable(x) * da).sum().backward()
             z = cable.c(x)[0].t().detach()
-            b = torch.nn.functional.softplus(z) if name == "cable_v1" else z.clamp(min=0)
+            b = torch.nn.functional.softplus(z) if name.endswith("_v1") else z.clamp(min=0)
             S = b.cumsum(-1)
             u = cable.s(x)[0].t().detach() if name in ("cable", "kcable") else None
             g = torch.ones_like(S) if u is None else torch.nn.functional.softplus(u)
@@ -314,10 +322,10 @@ class TestEncodings(Case):
                             dg[h][i] += da[h][i][j] * k * D
                             dS[h][i] += g[h][i] * da[h][i][j] * k * sign
                             dS[h][j] -= g[h][i] * da[h][i][j] * k * sign
-                self.assertEqual(ties > 4, name != "cable_v1", f"{name}: {ties} ties")
+                self.assertEqual(ties > 4, not name.endswith("_v1"), f"{name}: {ties} ties")
                 dS, dg = (torch.tensor(d, dtype=torch.float64) for d in (dS, dg))
                 db = dS.flip(-1).cumsum(-1).flip(-1)
-                dz = db * (torch.sigmoid(z) if name == "cable_v1" else (z > 0).double())
+                dz = db * (torch.sigmoid(z) if name.endswith("_v1") else (z > 0).double())
                 self.near(cable.c.weight.grad, dz @ x[0], f"{name} dw_c, sgn {tie} at ties")
                 self.near(cable.c.bias.grad, dz.sum(-1), f"{name} dc_c, sgn {tie} at ties")
                 if u is not None:

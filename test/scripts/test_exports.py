@@ -159,14 +159,16 @@ class Case(unittest.TestCase):
 @unittest.skipUnless(has_torch, NO_TORCH)
 class Exports(Case):
     def cases(self):
-        """--pos for each encoding, and for two with hyperparameters"""
+        """--pos for each encoding, and for some with hyperparameters"""
         text = subprocess.run([TRAINER, "--help"], stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
         listed = text.split("positional encodings (--pos):")[1].split("\n\n")[0]
         names = re.findall(r"^  ([a-z0-9_]+) {2,}\S", listed, re.M)
         self.assertEqual(sorted(set(POSITIONS) - set(names)), [], "twins of no encoding")
         for name in sorted(set(names) - set(POSITIONS)):    # a new encoding may have no twin yet
             print(f"missing: a twin of {name} in dev/hf/modeling_cable.py: its checkpoints are not compared")
-        return [name for name in names if name in POSITIONS] + ["t5_clip:K=5", "rope:theta=50"]
+        return [name for name in names if name in POSITIONS] + [
+            "t5_clip:K=5", "rope:theta=50", "kcable:weight=inside", "alibi:slopes=geometric",
+            "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own", "sinusoidal:scale=1,embed=sqrt"]
 
     def lengths(self, name):
         return [T] if name == "learned" else [T, 2 * T]

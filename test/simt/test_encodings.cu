@@ -205,16 +205,21 @@ static std::vector<Deviation> deviations(Layer& layer) {
 }
 
 KERNEL_TEST("attention on the GPU, every encoding, forward and backward") {
-    for (const PositionRow& row : position_rows) {
+    std::vector<const char*> names(std::begin(oracle_forms), std::end(oracle_forms));
+#if defined(FEW_POSITIONS)
+    names.clear();
+#endif
+    for (const PositionRow& row : position_rows) { names.push_back(row.name); }
+    for (const char* name : names) {
         double worst = 0;
         for (bool causal : {true, false}) {
-            Layer layer(row.name, causal);
+            Layer layer(name, causal);
             for (const Deviation& d : deviations(layer)) {
-                EXPECT(d.value <= d.tolerance, "%s, %s: %s is off by %.2g, expected at most %.2g", row.name,
+                EXPECT(d.value <= d.tolerance, "%s, %s: %s is off by %.2g, expected at most %.2g", name,
                        causal ? "causal" : "bidirectional", d.what, d.value, d.tolerance);
                 worst = std::max(worst, d.value / d.tolerance);
             }
         }
-        INFO("%s: %.2f of the tolerance", row.name, worst);
+        INFO("%s: %.2f of the tolerance", name, worst);
     }
 }

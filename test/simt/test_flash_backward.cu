@@ -25,6 +25,7 @@ struct Inputs {
     Doubles q, k, v, dout, S, g, table, slope;
     std::vector<int> kv_len;                        // empty: none
     std::vector<FlashSpan> span;                    // empty: nothing is left out
+    bool inside = false;                            // the weight of LogDistance is inside the logarithm
     int blind = -1;                                 // a query whose lse is given as -inf: it saw no key
     std::vector<float> S_offset;                    // (B*NH,T) and what S was made of, in chunks
     Doubles S_origin;                               // (B*NH,chunks)
@@ -42,7 +43,10 @@ struct Inputs {
         switch (Kind) {
             case FlashBias::Linear: return -slope[(size_t)(bh % s.NH)] * std::abs(i - j);
             case FlashBias::Distance: return -g[at + i] * std::fabs(S[at + i] - S[at + j]);
-            case FlashBias::LogDistance: return -std::log1p(std::pow(g[at + i] * (S[at + i] - S[at + j]), 2));
+            case FlashBias::LogDistance: {
+                const double a = (inside ? g[at + i] : 1.0) * (S[at + i] - S[at + j]);
+                return -(inside ? 1.0 : g[at + i]) * std::log1p(a * a);
+            }
             case FlashBias::Toeplitz: return table[(size_t)(bh % s.NH) * (2 * s.T - 1) + s.T - 1 + j - i];
             default: return 0;
         }
@@ -183,9 +187,9 @@ void oracle_row(Results& r, const Inputs& p, int bh, int i, Roundings roundings)
             by_g = -std::fabs(distance);
         }
         if (p.Kind == FlashBias::LogDistance) {
-            const double a = g * distance;
+            const double a = p.inside ? g * distance : distance;
             by_S = -2 * g * a / (1 + a * a);
-            by_g = -2 * distance * a / (1 + a * a);
+            by_g = p.inside ? -2 * distance * a / (1 + a * a) : -std::log1p(a * a);
         }
         r.dS[at + i] += dlogit * by_S;
         r.dS[at + j] -= dlogit * by_S;
@@ -357,6 +361,7 @@ struct Device {
         a.B = p.s.B; a.T = p.s.T; a.stride = stride; a.NH = p.s.NH; a.HS = p.s.HS; a.OC = OC; a.scale = (float)p.scale;
         a.kv_len = p.kv_len.empty() ? nullptr : kv_len.p;
         a.S_offset = S.p; a.g = g.p; a.S_origin = origin.p;
+        a.inside = p.inside;
         return a;
     }
     // flash_skip's
@@ -442,11 +447,12 @@ std::vector<Shape> shapes() {
     return all;
 }
 
-void against_oracle(FlashBias Kind, bool causal) {
+void against_oracle(FlashBias Kind, bool causal, bool inside = false) {
     Worst worst;
     uint64_t seed = 100;
     for (Shape s : shapes()) {
         Inputs p = make_inputs(Kind, causal, s, seed += 10);
+        p.inside = inside;
         // ends inside a tile, and a whole one is masked
         if (s.T == 129 || s.T == 200) { p.kv_len.assign((size_t)s.B, s.T - 50); }
         const Results exact = oracle(p, Exact);
@@ -468,9 +474,13 @@ bool same(const Results& a, const Results& b) {
 KERNEL_TEST("flash backward: the oracle against central differences") {
     const double h = 1e-5;
     double worst = 0;
-    for (FlashBias Kind : BIASES) {
+    std::vector<std::pair<FlashBias, bool>> kinds = {{FlashBias::LogDistance, true}};
+    for (FlashBias Kind : BIASES) { kinds.push_back({Kind, false}); }
+    for (const auto& form : kinds) {
+        const FlashBias Kind = form.first;
         for (bool causal : {true, false}) {
             Inputs p = make_inputs(Kind, causal, {1, 9, 2, 8}, 7);
+            p.inside = form.second;
             // no kink within h
             for (size_t t = 0; t < p.S.size(); t++) { p.S[t] = 0.3 * (double)t + 0.1 * std::sin((double)t); }
             const Results r = oracle(p, Exact);
@@ -515,6 +525,8 @@ KERNEL_TEST("flash backward Distance, causal") { against_oracle(FlashBias::Dista
 KERNEL_TEST("flash backward Distance, full") { against_oracle(FlashBias::Distance, false); }
 KERNEL_TEST("flash backward LogDistance, causal") { against_oracle(FlashBias::LogDistance, true); }
 KERNEL_TEST("flash backward LogDistance, full") { against_oracle(FlashBias::LogDistance, false); }
+KERNEL_TEST("flash backward LogDistance inside, causal") { against_oracle(FlashBias::LogDistance, true, true); }
+KERNEL_TEST("flash backward LogDistance inside, full") { against_oracle(FlashBias::LogDistance, false, true); }
 KERNEL_TEST("flash backward Toeplitz, causal") { against_oracle(FlashBias::Toeplitz, true); }
 KERNEL_TEST("flash backward Toeplitz, full") { against_oracle(FlashBias::Toeplitz, false); }
 
@@ -778,6 +790,23 @@ KERNEL_TEST("flash backward: large biases stay finite") {
             expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
         }
     }
+}
+
+// D to 1e6, g to 100, scores 200 apart
+KERNEL_TEST("flash backward: LogDistance at its extremes") {
+    Worst worst;
+    for (bool inside : {false, true}) {
+        for (bool causal : {true, false}) {
+            Inputs p = make_inputs(FlashBias::LogDistance, causal, {1, 140, 1, 64}, 72, 1e4);
+            p.inside = inside;
+            for (double& x : p.q) { x = bf16_of(8 * x); }
+            for (double& x : p.k) { x = bf16_of(8 * x); }
+            for (double& g : p.g) { g = (float)std::min(100.0, 40 * g); }
+            const Results exact = oracle(p, Exact);
+            expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+        }
+    }
+    inform(worst);
 }
 
 KERNEL_TEST("flash backward after the forward kernel") {

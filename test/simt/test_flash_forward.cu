@@ -28,6 +28,7 @@ struct Problem {
     double g_std = 1.0;
     double origin = 0.0;
     int spare = 3;                              // positions after T in every array over time
+    bool inside = false;                        // the weight of log distance is inside the logarithm
     int step_at = -1;                           // a token whose b is 1e5
     std::vector<FlashSpan> span = {};           // what args() gives the kernel, and the oracle obeys
 
@@ -109,7 +110,10 @@ static double bias_of(const Problem& p, const Inputs& x, int bh, int i, int j) {
         case FlashBias::None: return 0.0;
         case FlashBias::Linear: return -slope_of_head(h, p.NH) * std::abs(i - j);
         case FlashBias::Distance: return -g * std::fabs(S(i) - S(j));
-        case FlashBias::LogDistance: return -std::log1p(g * g * (S(i) - S(j)) * (S(i) - S(j)));
+        case FlashBias::LogDistance: {
+            const double a = (p.inside ? g : 1.0) * (S(i) - S(j));
+            return -(p.inside ? 1.0 : g) * std::log1p(a * a);
+        }
         case FlashBias::Toeplitz: return x.table[(size_t)h * p.entries() + p.stride() - 1 + j - i];
         case FlashBias::Unknown: break;
     }
@@ -248,6 +252,7 @@ struct Device {
             a.S_offset = S.p;
             a.g = g.p;
             a.S_origin = origin.p;
+            a.inside = p.inside;
         }
         if (p.Kind == FlashBias::Toeplitz) {
             a.table = table.p;
@@ -315,13 +320,15 @@ static void report(const Worst& w) {
     INFO("of the allowed error: out %.2f, largest %.2f, lse %.2f", w.out, w.largest, w.lse);
 }
 
-static void every_length(FlashBias Kind) {
+static void every_length(FlashBias Kind, bool inside = false) {
     Worst worst;
     std::vector<int> lengths = {1, 17, 64, 65, 127, 128, 129, 200};
     if (on_gpu) { lengths.insert(lengths.end(), {192, 257, 512, 1000, 1024}); }
     for (bool causal : {true, false}) {
         for (int T : lengths) {
-            run_case({Kind, causal, 1, T, T <= 65 || on_gpu ? 3 : 1, 64}, (uint64_t)(1000 * T + 100 * causal), worst);
+            Problem p = {Kind, causal, 1, T, T <= 65 || on_gpu ? 3 : 1, 64};
+            p.inside = inside;
+            run_case(p, (uint64_t)(1000 * T + 100 * causal), worst);
         }
         for (int T : {17, 129}) {
             run_case({Kind, causal, 1, T, 1, 128}, (uint64_t)(1000 * T + 100 * causal + 50), worst);
@@ -334,6 +341,7 @@ KERNEL_TEST("flash forward: none against float64") { every_length(FlashBias::Non
 KERNEL_TEST("flash forward: linear against float64") { every_length(FlashBias::Linear); }
 KERNEL_TEST("flash forward: distance against float64") { every_length(FlashBias::Distance); }
 KERNEL_TEST("flash forward: log distance against float64") { every_length(FlashBias::LogDistance); }
+KERNEL_TEST("flash forward: log distance, the weight inside") { every_length(FlashBias::LogDistance, true); }
 KERNEL_TEST("flash forward: toeplitz against float64") { every_length(FlashBias::Toeplitz); }
 
 KERNEL_TEST("flash forward: sequences that end earlier") {
@@ -388,6 +396,23 @@ KERNEL_TEST("flash forward: scales of q, k, b and g") {
             Problem p = {Kind, qk < 1.0, 1, 150, 1, 64};
             p.qk = qk;
             run_case(p, 30, worst);
+        }
+    }
+    report(worst);
+}
+
+// D to 1e6, g of 100, scores 200 apart: P would be 0 everywhere if the bias were a factor after the exponential
+KERNEL_TEST("flash forward: log distance at its extremes") {
+    Worst worst;
+    for (bool inside : {false, true}) {
+        for (bool causal : {true, false}) {
+            Problem p = {FlashBias::LogDistance, causal, 1, 200, 1, 64};
+            p.inside = inside;
+            p.qk = 8.0;
+            p.b_std = 2e4;
+            p.g_mean = 100.0;
+            p.g_std = 0.0;
+            run_case(p, 40, worst);
         }
     }
     report(worst);

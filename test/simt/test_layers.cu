@@ -516,7 +516,7 @@ template <bool Causal> static void check_no_bias() {
         check_attention<Causal>({2, T, 2, 12, 80, Causal}, NoBias{}, [](int, int, int) { return 0.0; });
     }
 }
-template <bool Causal, bool LogKernel> static void check_cable_bias() {
+template <bool Causal, bool LogKernel> static void check_cable_bias(bool inside = false) {
     const int B = 1;
     const int NH = 2;
     const int T = 150;
@@ -536,11 +536,15 @@ template <bool Causal, bool LogKernel> static void check_cable_bias() {
     DeviceArray<float> S_offset(offset), g(weight), dS(std::vector<float>(BNH * T, 0.0f)),
         dg(std::vector<float>(BNH * T, 0.0f));
     DeviceArray<double> S_origin(origin);
-    const CableBias<LogKernel> bias = {{}, S_offset.p, g.p, S_origin.p, dS.p, dg.p, T, chunks, Causal};
-    auto r = [&](int bh, int i, int j) { return weight[bh * T + i] * std::fabs(S[bh * T + i] - S[bh * T + j]); };
+    const CableBias<LogKernel> bias = {{}, S_offset.p, g.p, S_origin.p, dS.p, dg.p, T, chunks, Causal, inside};
+    auto r = [&](int bh, int i, int j) {
+        const double D = std::fabs(S[bh * T + i] - S[bh * T + j]);
+        return (LogKernel && !inside ? 1.0 : weight[bh * T + i]) * D;
+    };
     const AttentionOracle want = check_attention<Causal>({B, T, NH, 8, 56, Causal}, bias, [&](int bh, int i, int j) {
         const double d = r(bh, i, j);
-        return LogKernel ? -std::log1p(d * d) : -d;
+        if (!LogKernel) { return -d; }
+        return -(inside ? 1.0 : weight[bh * T + i]) * std::log1p(d * d);
     });
     Doubles want_S(BNH * T), want_g(BNH * T);
     for (int bh = 0; bh < BNH; bh++) {
@@ -548,7 +552,10 @@ template <bool Causal, bool LogKernel> static void check_cable_bias() {
             for (int j = 0; j < T; j++) {
                 const double d = r(bh, i, j);
                 const double dr = want.da[((size_t)bh * T + i) * T + j] * (LogKernel ? -2 * d / (1 + d * d) : -1);
-                want_g[bh * T + i] += dr * std::fabs(S[bh * T + i] - S[bh * T + j]);
+                const double da = want.da[((size_t)bh * T + i) * T + j];
+                const bool outside = LogKernel && !inside;
+                want_g[bh * T + i] +=
+                    outside ? -da * std::log1p(d * d) : dr * std::fabs(S[bh * T + i] - S[bh * T + j]);
                 want_S[bh * T + i] += dr * weight[bh * T + i] * (i >= j ? 1 : -1);
                 want_S[bh * T + j] -= dr * weight[bh * T + i] * (i >= j ? 1 : -1);
             }
@@ -583,6 +590,7 @@ KERNEL_TEST("attention without a bias, bidirectional") { check_no_bias<false>();
 KERNEL_TEST("attention with cable's bias, causal") { check_cable_bias<true, false>(); }
 KERNEL_TEST("attention with cable's bias, bidirectional") { check_cable_bias<false, false>(); }
 KERNEL_TEST("attention with kcable's bias, causal") { check_cable_bias<true, true>(); }
+KERNEL_TEST("attention with kcable's bias, the weight inside") { check_cable_bias<true, true>(true); }
 KERNEL_TEST("attention with kcable's bias, bidirectional") { check_cable_bias<false, true>(); }
 KERNEL_TEST("attention with a Toeplitz bias, causal") { check_toeplitz<true>(); }
 KERNEL_TEST("attention with a Toeplitz bias, bidirectional") { check_toeplitz<false>(); }

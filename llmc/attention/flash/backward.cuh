@@ -6,8 +6,9 @@
 //   and the bias takes sums of dlogit; with sign_ij = 1 where i >= j, else -1:
 //     Distance     dS_j += sum_i g_i sign_ij dlogit_ij     dS_i -= g_i sum_j sign_ij dlogit_ij
 //                  dg_i = -sum_j dlogit_ij |S_i - S_j|
-//     LogDistance  dS_j += 2 sum_i g_i^2 w_ij     dS_i -= 2 g_i^2 sum_j w_ij     dg_i = -2 g_i sum_j w_ij (S_i - S_j)
-//                  w_ij = dlogit_ij (S_i - S_j) / (1 + (g_i (S_i - S_j))^2)
+//     LogDistance  dS_j += 2 sum_i g_i w_ij     dS_i -= 2 g_i sum_j w_ij     w_ij = dlogit_ij a_ij / (1 + a_ij^2)
+//                  a_ij = S_i - S_j, and dg_i = -sum_j dlogit_ij log(1 + a_ij^2)
+//                  inside: a_ij = g_i (S_i - S_j), and dg_i = -2 sum_j w_ij (S_i - S_j)
 //     Toeplitz     dtable[b,h][table_zero + j-i] = sum of dlogit_ij along the diagonal
 // Two kernels, each recomputing P and dlogit. The rows of their scores are what a block owns, the columns what it
 // meets:
@@ -122,7 +123,8 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
                 float* P_pair = &P[e / 2][2 * half];
                 float* dlogit_pair = &dlogit[e / 2][2 * half];
                 const FlashPair<Kind> pair(P_pair, dlogit_pair, query0, query1, bias0, bias1, LOG2E * args.scale,
-                                           out || (edge && Causal && j > i), out || (edge && Causal && j > i + 1));
+                                           out || (edge && Causal && j > i), out || (edge && Causal && j > i + 1),
+                                           args.inside);
                 UNROLL
                 for (int k = 0; k < 2; k++) {
                     const float g = k == 0 ? query0.g : query1.g;
@@ -131,7 +133,7 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
                         dS[half] += g * (negative ? -pair.dlogit[k] : pair.dlogit[k]);
                     }
                     if (Kind == FlashBias::LogDistance) {
-                        dS[half] += g * g * (pair.dlogit[k] * pair.factor[k] * pair.distance[k]);
+                        dS[half] += g * (pair.dlogit[k] * pair.bend[k]);
                     }
                     P_pair[k] = pair.P[k];
                     dlogit_pair[k] = pair.dlogit[k];
@@ -264,7 +266,7 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
                 const bool masked1 = edge && (j + 1 >= block.keys || (Causal && j + 1 > i));
                 float* dlogit_pair = &dlogit[e / 2][2 * half];
                 const FlashPair<Kind> pair(&P[e / 2][2 * half], dlogit_pair, row_query[half], row_query[half], bias0,
-                                           bias1, LOG2E * args.scale, masked0, masked1);
+                                           bias1, LOG2E * args.scale, masked0, masked1, args.inside);
                 UNROLL
                 for (int k = 0; k < 2; k++) {
                     if (Kind == FlashBias::Distance) {
@@ -273,9 +275,8 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
                         dg[half] -= pair.dlogit[k] * fabsf(pair.distance[k]);
                     }
                     if (Kind == FlashBias::LogDistance) {
-                        const float w = pair.dlogit[k] * pair.factor[k] * pair.distance[k];
-                        row_sum[half] += w;
-                        dg[half] -= w * pair.distance[k];
+                        row_sum[half] += pair.dlogit[k] * pair.bend[k];
+                        dg[half] -= pair.dlogit[k] * pair.by_g[k];
                     }
                     dlogit_pair[k] = pair.dlogit[k];
                 }
@@ -324,8 +325,8 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
         const size_t to = (size_t)(block.b * args.NH + block.h) * args.stride + i;
         if (lane % 4 != 0 || i >= args.T) { continue; }
         // g of Distance is in units of log2: LN2 takes it back
-        args.dS[to] -= Kind == FlashBias::Distance ? LN2 * (g * (sign * sum)) : 2.0f * (g * g * sum);
-        args.dg[to] = Kind == FlashBias::Distance ? moment : 2.0f * g * moment;
+        args.dS[to] -= Kind == FlashBias::Distance ? LN2 * (g * (sign * sum)) : 2.0f * (g * sum);
+        args.dg[to] = moment;
     }
 }
 

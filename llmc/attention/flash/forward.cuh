@@ -7,7 +7,9 @@
 // keys: the diagonal first, then leftwards, then (bidirectional) rightwards. All is in units of log2, and B costs one
 // fused multiply-add per logit. With scale2 = scale log2 e and slope_i = g_i / scale, left of the diagonal
 //   x_ij = scale2 (q_i.k_j + slope_i (S_j - S_ref)) + scale2 row_bias_i      row_bias_i = -slope_i (S_i - S_ref)
-// and S_ref, S of the tile's key that is nearest to the queries, keeps both terms small where P is not.
+// and S_ref, S of the tile's key that is nearest to the queries, keeps both terms small where P is not. kcable's
+// B, -g_i log2(1 + (S_i - S_j)^2) / log2 e, is in the exponent and in the running maximum like any other: a factor
+// (1 + D^2)^-g_i after the exponential would be 0 where the exponential overflows.
 // After Dao et al. 2022; docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
 #ifndef LLMC_ATTENTION_FLASH_FORWARD_CUH
 #define LLMC_ATTENTION_FLASH_FORWARD_CUH
@@ -40,6 +42,7 @@ struct FlashWalk {
 // What a lane knows of its two rows for the bias
 struct FlashRowBias {
     float slope[2];             // flash_row_slope
+    float inner[2];             // flash_row_inner
     float S[2];                 // flash_row_S
     // and of the tile in hand:
     float from_ref[2];          // S_i - S_ref
@@ -84,7 +87,8 @@ __device__ inline void flash_add_bias(float (&scores)[8][4], FlashRowBias& rows,
     }
     UNROLL
     for (int n = 0; n < 8; n++) {
-        const float2 keys = line ? *(const float2*)(tile_bias + 8 * n + column) : float2{0.0f, 0.0f};   // S_j - S_ref
+        constexpr bool has_S = line || Kind == FlashBias::LogDistance;
+        const float2 keys = has_S ? *(const float2*)(tile_bias + 8 * n + column) : float2{0.0f, 0.0f};  // S_j - S_ref
         UNROLL
         for (int e = 0; e < 2; e++) {
             const int c = 8 * n + column + e;
@@ -95,6 +99,9 @@ __device__ inline void flash_add_bias(float (&scores)[8][4], FlashRowBias& rows,
             } else if (line) {                              // keys on one side: the rest is row_bias
                 scores[n][e] += slope[0] * key;
                 scores[n][2 + e] += slope[1] * key;
+            } else if (Kind == FlashBias::LogDistance) {
+                scores[n][e] -= rows.slope[0] * flash_log(rows.inner[0] * (rows.from_ref[0] - key));
+                scores[n][2 + e] -= rows.slope[1] * flash_log(rows.inner[1] * (rows.from_ref[1] - key));
             } else if (Kind == FlashBias::Toeplitz) {
                 const float bias = entry[8 * n + e];
                 scores[n][e] += bias;
@@ -107,17 +114,6 @@ __device__ inline void flash_add_bias(float (&scores)[8][4], FlashRowBias& rows,
             }
         }
     }
-}
-
-// 1 / (1 + a^2) of two keys by one reciprocal; |a| is limited so that the product of the two stays finite
-__device__ inline void flash_log_factors(float& factor0, float& factor1, float a0, float a1) {
-    a0 = fminf(fabsf(a0), 1e9f);
-    a1 = fminf(fabsf(a1), 1e9f);
-    const float u0 = 1.0f + a0 * a0;
-    const float u1 = 1.0f + a1 * a1;
-    const float both = rcp(u0 * u1);
-    factor0 = both * u1;
-    factor1 = both * u0;
 }
 
 // Raises the reference of a row where the tile asks for it: only by more than 8 units of log2, so that most tiles leave
@@ -143,9 +139,9 @@ template <int HS> __device__ inline void flash_rescale(FlashSoftmax<HS>& softmax
 }
 
 // logits over scale (16,64) become P, with their sums; sum and output are rescaled where the largest logit has grown.
-template <FlashBias Kind, int HS>
+template <int HS>
 __device__ inline void flash_exponentials(float (&scores)[8][4], FlashSoftmax<HS>& softmax, const FlashRowBias& rows,
-                                          const float* tile_bias, float scale2) {
+                                          float scale2) {
     // 1. the largest logit of each row in this tile
     float tile_largest[2];
     UNROLL
@@ -171,14 +167,6 @@ __device__ inline void flash_exponentials(float (&scores)[8][4], FlashSoftmax<HS
             float& p1 = scores[n][2 * half + 1];
             p0 = ex2(scale2 * p0 + shift);
             p1 = ex2(scale2 * p1 + shift);
-            if (Kind == FlashBias::LogDistance) {           // e^-log(1 + a^2), a = g (S_i - S_j)
-                const float2 keys = *(const float2*)(tile_bias + 8 * n + threadIdx.x % 4 * 2);
-                float factor0, factor1;
-                flash_log_factors(factor0, factor1, rows.slope[half] * (rows.from_ref[half] - keys.x),
-                                  rows.slope[half] * (rows.from_ref[half] - keys.y));
-                p0 *= factor0;
-                p1 *= factor1;
-            }
             softmax.sum[half] += p0 + p1;                   // of this lane's columns; added up at the end
         }
     }
@@ -269,6 +257,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward
     UNROLL
     for (int half = 0; half < 2; half++) {
         rows.slope[half] = flash_row_slope<Kind>(args, bh, i0 + row + 8 * half);
+        rows.inner[half] = flash_row_inner<Kind>(args, bh, i0 + row + 8 * half);
         rows.S[half] = flash_row_S<Kind>(args, bh, i0 + row + 8 * half, i0);
     }
     for (int it = 0; it < walk.count; it++) {
@@ -303,7 +292,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward
         const bool edge = n == m || keys - j0 < TILE;       // on the diagonal, or keys end inside the tile
         if (edge) { flash_add_bias<Causal, Kind, true>(scores, rows, tile_bias, false, i0 - j0 + row, keys - j0); }
         else { flash_add_bias<Causal, Kind, false>(scores, rows, tile_bias, n > m, 0, 0); }
-        flash_exponentials<Kind, HS>(scores, softmax, rows, tile_bias, scale2);
+        flash_exponentials<HS>(scores, softmax, rows, scale2);
         // 5. O += P V: the results of two neighbouring mma, rounded to bf16, are the left operand of the next
         UNROLL
         for (int k = 0; k < TILE / 16; k++) {

@@ -60,12 +60,14 @@ template <FlashBias Kind> struct FlashPair {
     float P[2];
     float dlogit[2];
     float distance[2];  // S_i - S_j
-    float factor[2];    // LogDistance: 1 / (1 + (g distance)^2)
+    float bend[2];      // LogDistance: a / (1 + a^2) of a = h (S_i - S_j), and -dB/dg
+    float by_g[2];
 
     // scores: q.k.  query0, query1: the queries of the two.  bias0, bias1: S_j of their keys, counted from what the
-    // query's S is, or the two entries of the table
+    // query's S is, or the two entries of the table.  inside: LogDistance has h = g and w = 1, else h = 1 and w = g, in
+    // B = -w log(1 + (h D)^2)
     __device__ FlashPair(const float* scores, const float* dP, const FlashQuery& query0, const FlashQuery& query1,
-                         float bias0, float bias1, float scale2, bool masked0, bool masked1) {
+                         float bias0, float bias1, float scale2, bool masked0, bool masked1, bool inside) {
         constexpr bool has_distance = Kind != FlashBias::None && Kind != FlashBias::Toeplitz;
         float x[2] = {scale2 * scores[0] - query0.lse2, scale2 * scores[1] - query1.lse2};      // log2 P
         if (has_distance) {
@@ -80,19 +82,23 @@ template <FlashBias Kind> struct FlashPair {
             x[0] += LOG2E * bias0;
             x[1] += LOG2E * bias1;
         }
-        P[0] = masked0 ? 0.0f : ex2(x[0]);
-        P[1] = masked1 ? 0.0f : ex2(x[1]);
         if (Kind == FlashBias::LogDistance) {               // one reciprocal for two; 1e9: their product stays finite
-            const float a0 = fminf(query0.g * fabsf(distance[0]), 1e9f);
-            const float a1 = fminf(query1.g * fabsf(distance[1]), 1e9f);
+            const float a0 = fmaxf(-1e9f, fminf(1e9f, (inside ? query0.g : 1.0f) * distance[0]));
+            const float a1 = fmaxf(-1e9f, fminf(1e9f, (inside ? query1.g : 1.0f) * distance[1]));
             const float u0 = 1.0f + a0 * a0;
             const float u1 = 1.0f + a1 * a1;
+            const float log0 = lg2(u0);
+            const float log1 = lg2(u1);
             const float both = rcp(u0 * u1);
-            factor[0] = both * u1;
-            factor[1] = both * u0;
-            P[0] *= factor[0];
-            P[1] *= factor[1];
+            bend[0] = a0 * (both * u1);
+            bend[1] = a1 * (both * u0);
+            by_g[0] = inside ? 2.0f * bend[0] * distance[0] : LN2 * log0;
+            by_g[1] = inside ? 2.0f * bend[1] * distance[1] : LN2 * log1;
+            x[0] -= (inside ? 1.0f : query0.g) * log0;
+            x[1] -= (inside ? 1.0f : query1.g) * log1;
         }
+        P[0] = masked0 ? 0.0f : ex2(x[0]);
+        P[1] = masked1 ? 0.0f : ex2(x[1]);
         dlogit[0] = P[0] * (dP[0] - query0.row_dot);
         dlogit[1] = P[1] * (dP[1] - query1.row_dot);
     }

@@ -102,11 +102,24 @@ template <FlashBias Kind> __device__ inline float flash_row_S(const FlashArgs& a
     if (!flash_is_cable(Kind)) { return 0.0f; }
     return args.S_offset[(size_t)bh * args.stride + (i < args.T ? i : 0)];
 }
-// What a row's distances are multiplied by to be in the unit of the score, q.k without its scale. LogDistance: g itself
+// What a row's distances are multiplied by to be in the unit of the score, q.k without its scale. LogDistance: what its
+// logarithms, in units of log2, are
 template <FlashBias Kind> __device__ inline float flash_row_slope(const FlashArgs& args, int bh, int i) {
     if (Kind == FlashBias::Linear) { return args.slopes[bh % args.NH] / args.scale; }
     if (!flash_is_cable(Kind) || i >= args.T) { return 0.0f; }
-    return args.g[(size_t)bh * args.stride + i] / (Kind == FlashBias::Distance ? args.scale : 1.0f);
+    const float g = args.g[(size_t)bh * args.stride + i];
+    if (Kind == FlashBias::Distance) { return g / args.scale; }
+    return (args.inside ? 1.0f : g) * (LN2 / args.scale);
+}
+// LogDistance: what the distances inside the logarithm are multiplied by
+template <FlashBias Kind> __device__ inline float flash_row_inner(const FlashArgs& args, int bh, int i) {
+    if (Kind != FlashBias::LogDistance || i >= args.T || !args.inside) { return 1.0f; }
+    return args.g[(size_t)bh * args.stride + i];
+}
+// log2(1 + a^2), finite for any a
+__device__ inline float flash_log(float a) {
+    a = fminf(fabsf(a), 1e18f);
+    return lg2(1.0f + a * a);
 }
 
 // Thread t's value, in two parts that are subtracted when they have arrived: no warp waits for the loads of the next
