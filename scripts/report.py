@@ -126,7 +126,7 @@ def read_run(path, checkpoint):
     config = read_json(os.path.join(checkpoint, "config.json"))
     state = read_json(os.path.join(checkpoint, "state.json"))
     options = state.get("options")
-    family = "bert" if config.get("model_type") == "bert" else "gpt2"
+    family = "bert" if config.get("model_type") in ("bert", "cable_bert") else "gpt2"
     try:
         *shape, T = (int(config[k]) for k in FAMILIES[family][0])
         size = FAMILIES[family][1].get(tuple(shape))

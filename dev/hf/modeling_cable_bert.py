@@ -214,8 +214,9 @@ def load_checkpoint(directory):
     """config.json and model.safetensors of a checkpoint, or of a Hugging Face BertForMaskedLM (position `learned`)"""
     with open(os.path.join(directory, "config.json")) as f:
         stored = json.load(f)
-    if stored.get("model_type") != "bert":
-        raise ValueError(f"{directory}/config.json: model_type is {stored.get('model_type')!r}, not 'bert'")
+    if stored.get("model_type") not in ("bert", "cable_bert"):
+        raise ValueError(f"{directory}/config.json: model_type is {stored.get('model_type')!r}, not 'bert' or "
+                         "'cable_bert'")
     known = {k: stored[k] for k in CableBertConfig.__dataclass_fields__ if k in stored}
     known.setdefault("position", {"name": "learned"})
     model = CableBert(CableBertConfig(**known))

@@ -258,9 +258,7 @@ inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_K
     const Json j = parse_json(read_file(config), config);
     check(j.is_object(), "%s: expected an object with the model's shape, got %s", config.c_str(),
           json_excerpt(j).c_str());
-    check(j.value("model_type", Json(keys.type)) == keys.type,
-          "%s: model_type: expected \"%s\", got %s (a model of the "
-          "other trainer?)", config.c_str(), keys.type, json_excerpt(j["model_type"]).c_str());
+    check_model_type(j, keys, config);
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { json_int(j, key, 1, INT32_MAX, config); }
     return j;
 }

@@ -70,10 +70,35 @@ inline void load_view(float* data, const FileView& view, bool transposed, const 
 // config.json
 
 // the names that transformers gives to the extents of a model
-struct ConfigKeys { const char *type, *L, *NH, *C, *V, *T; };       // type: the value of "model_type"
-constexpr ConfigKeys GPT2_KEYS = {"gpt2", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions"};
-constexpr ConfigKeys BERT_KEYS = {"bert", "num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size",
-                                  "max_position_embeddings"};
+// type: the value of "model_type" with learned positions, which transformers itself computes, and in old checkpoints;
+// cable: that of every other encoding, whose code is in HF_FILE
+struct ConfigKeys { const char *type, *cable, *L, *NH, *C, *V, *T; };
+constexpr ConfigKeys GPT2_KEYS = {"gpt2", "cable", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions"};
+constexpr ConfigKeys BERT_KEYS = {"bert", "cable_bert", "num_hidden_layers", "num_attention_heads", "hidden_size",
+                                  "vocab_size", "max_position_embeddings"};
+
+// The models in Python, written beside the weights: config.json's auto_map names its classes, so that transformers runs
+// it where the user says trust_remote_code=True and otherwise refuses.
+constexpr const char* HF_FILE = "cable_hf.py";
+inline const char* hf_code() {
+    static const char text[] =
+#include "../../dev/hf/cable_hf.py"
+        ;
+    return text + 1;        // without the first quote, which with R"py( is a string in Python
+}
+inline bool has_hf_code(const Json& config) { return config.contains("auto_map"); }
+
+// Makes of transformers' configuration that of the same model with an encoding of ours; classes: {"AutoModel",
+// "CableModel"}, ..., the last one with a head.
+inline void set_hf_classes(Json& j, const ConfigKeys& keys, const char* of_config,
+                           const std::vector<std::pair<const char*, const char*>>& classes) {
+    const std::string module = std::string(HF_FILE, strlen(HF_FILE) - strlen("py"));        // "cable_hf."
+    j["model_type"] = keys.cable;
+    j["architectures"] = Json::array({classes.back().second});
+    j["auto_map"] = {{"AutoConfig", module + of_config}};
+    for (const auto& c : classes) { j["auto_map"][c.first] = module + c.second; }
+}
+inline bool is_ours(const Json& position) { return !position.is_null() && position.value("name", "") != "learned"; }
 
 // transformers' configuration of a GPT-2 of this shape, with our "position" object (null: left out).
 inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_head, const Json& position) {
@@ -86,6 +111,10 @@ inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_h
               {"attn_pdrop", 0.0}, {"scale_attn_weights", true}, {"use_cache", true}, {"tie_word_embeddings", true},
               {"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}, {"torch_dtype", "float32"}};
     if (!position.is_null()) { j["position"] = position; }
+    if (is_ours(position)) {
+        set_hf_classes(j, GPT2_KEYS, "CableConfig",
+                       {{"AutoModel", "CableModel"}, {"AutoModelForCausalLM", "CableForCausalLM"}});
+    }
     return j;
 }
 
@@ -98,17 +127,26 @@ inline Json bert_config(int V, int T, int C, int L, int NH, int pad, const Json&
               {"pad_token_id", pad}, {"tie_word_embeddings", true}, {"position_embedding_type", "absolute"},
               {"torch_dtype", "float32"}};
     if (!position.is_null()) { j["position"] = position; }
+    if (is_ours(position)) {
+        set_hf_classes(j, BERT_KEYS, "CableBertConfig",
+                       {{"AutoModel", "CableBertModel"}, {"AutoModelForMaskedLM", "CableBertForMaskedLM"}});
+    }
     return j;
+}
+
+// An error unless the configuration is of this trainer's models, whatever their encoding.
+inline void check_model_type(const Json& j, const ConfigKeys& keys, const std::string& what) {
+    if (!j.contains("model_type")) { return; }
+    const Json& type = j["model_type"];
+    check(type == keys.type || type == keys.cable, "%s: model_type: expected \"%s\" or \"%s\", got %s (a model of the "
+          "other trainer?)", what.c_str(), keys.type, keys.cable, json_excerpt(type).c_str());
 }
 
 // An error unless the configuration `found` fits the model `wanted`. A configuration of other software has no
 // "position", which fits any encoding.
 inline void check_config(const Json& found, const Json& wanted, const std::string& what) {
-    const ConfigKeys& keys = wanted.value("model_type", "") == BERT_KEYS.type ? BERT_KEYS : GPT2_KEYS;
-    check(!found.contains("model_type") || !wanted.contains("model_type") ||
-          found["model_type"] == wanted["model_type"],
-          "%s: model_type: expected \"%s\", got %s (a model of the other trainer?)", what.c_str(), keys.type,
-          json_excerpt(found.value("model_type", Json())).c_str());
+    const ConfigKeys& keys = wanted.contains(BERT_KEYS.C) ? BERT_KEYS : GPT2_KEYS;
+    check_model_type(found, keys, what);
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V}) {
         const int64_t have = json_int(found, key, 1, INT32_MAX, what);
         const int64_t want = json_int(wanted, key, 1, INT32_MAX, "the model");

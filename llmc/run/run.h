@@ -233,6 +233,7 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json&
     c.v = p.v;
     c.config = config;
     c.state = r.state.to_json(r.o);
+    if (has_hf_code(config)) { c.extra.push_back({HF_FILE, hf_code()}); }
     for (const std::string& f : r.tokenizer != nullptr ? r.tokenizer->files : std::vector<std::string>()) {
         c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)});
     }

@@ -883,6 +883,19 @@ TEST_CASE("config: what transformers reads, and what must agree") {
     CHECK(gpt2_config(256, 128, 64, 2, 2, Json())["eos_token_id"].is_null());
     const Json ours = gpt2_config(V, MAX_T, C, L, NH, {{"name", "t5_clip"}, {"K", 64}});
     check_config(ours, ours, "a");
+    // transformers itself knows learned positions alone
+    CHECK(ours["model_type"] == "cable");
+    CHECK(ours["auto_map"]["AutoModelForCausalLM"] == "cable_hf.CableForCausalLM");
+    CHECK(gpt2_config(V, MAX_T, C, L, NH, {{"name", "learned"}})["model_type"] == "gpt2");
+    CHECK(bert_config(260, 64, 8, 2, 2, 0, {{"name", "rope"}})["model_type"] == "cable_bert");
+    CHECK_FALSE(bert_config(260, 64, 8, 2, 2, 0, {{"name", "learned"}}).contains("auto_map"));
+    Json old = ours;                // a checkpoint of before
+    old["model_type"] = "gpt2";
+    old.erase("auto_map");
+    check_config(old, ours, "a");
+    old["model_type"] = "cable_bert";
+    throws_with([&] { check_config(old, ours, "a"); },
+                "model_type: expected \"gpt2\" or \"cable\", got \"cable_bert\"");
     // a foreign model has no encoding to compare
     check_config(gpt2_config(V, 2 * MAX_T, C, L, NH, Json()), ours, "a");
     Json other = ours;

@@ -127,10 +127,13 @@ TEST_CASE("bert_run: it trains, validates and saves a checkpoint that transforme
         INFO(row.first);
         CHECK(config.at(row.first) == row.second);
     }
-    CHECK(config.at("model_type") == "bert");
+    CHECK(config.at("model_type") == "cable_bert");
+    CHECK(config.at("auto_map").at("AutoModelForMaskedLM") == "cable_hf.CableBertForMaskedLM");
+    const std::string code = read_file("dev/hf/cable_hf.py");              // without C++'s quotes, R"py(" and )py"
+    CHECK(read_file(step_dir(place.out(), 60) + "/cable_hf.py") == code.substr(6, code.size() - 6 - 5));
     CHECK(config.at("hidden_act") == "gelu");
     CHECK(config.at("layer_norm_eps") == 1e-12);
-    CHECK(config.at("architectures") == Json::array({"BertForMaskedLM"}));
+    CHECK(config.at("architectures") == Json::array({"CableBertForMaskedLM"}));
     CHECK(config.at("position").at("name") == "cable");
     const Safetensors file(step_dir(place.out(), 60) + "/model.safetensors");
     CHECK(file.entry("bert.embeddings.word_embeddings.weight").shape == Shape{260, 16});
@@ -536,9 +539,10 @@ TEST_CASE("bert_run: a checkpoint of the other trainer is refused by either", "[
     REQUIRE(gpt2.run(flags.with("--sample_every 0")).code == 0);
     const Flags eval = Flags().set("--val_files", place / "val.txt").with("--eval_lengths 32 --threads 1");
     const auto ours = bits(step_dir(place.out(), 12)), theirs = bits(step_dir(gpt2.out(), 12));
-    check_refused(place, {eval.set("--load", gpt2.out()), {gpt2.out(), "model_type: expected \"bert\"", "gpt2"}});
-    check_refused(gpt2, {eval.set("--load", place.out()), {place.out(), "model_type: expected \"gpt2\"", "bert"}});
-    check_refused(place, {flags.with("--resume 1"), {gpt2.out(), "model_type", "gpt2"}});
+    const std::string wanted = "model_type: expected ";
+    check_refused(place, {eval.set("--load", gpt2.out()), {gpt2.out(), wanted + "\"bert\"", "got \"cable\""}});
+    check_refused(gpt2, {eval.set("--load", place.out()), {place.out(), wanted + "\"gpt2\"", "got \"cable_bert\""}});
+    check_refused(place, {flags.with("--resume 1"), {gpt2.out(), "model_type", "got \"cable\""}});
     check_refused(gpt2, {place.base.with("--resume 1 --sample_every 0"), {place.out(), "model_type", "bert"}});
     check_same(ours, bits(step_dir(place.out(), 12)));
     check_same(theirs, bits(step_dir(gpt2.out(), 12)));

@@ -302,10 +302,9 @@ class Exports(Case):
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
         done = script(os.path.dirname(step), out)
         self.assertEqual((done.returncode, done.stdout), (0, f"{step} -> {out}\n"), done.stderr)
-        self.assertEqual(sorted(os.listdir(out)), sorted([*export.CODE, "config.json", "model.safetensors"]))
+        self.assertEqual(sorted(os.listdir(out)), [export.CODE, "config.json", "model.safetensors"])
         for arguments, naming in (((step, out), "already holds"), ((os.path.join(self.dir, "nowhere"), out), "nowhere"),
-                                  ((HOME.name, out + "2"), "step_"), ((out, out + "2"), "model_type 'cable'"),
-                                  ((step,), "OUT")):
+                                  ((HOME.name, out + "2"), "step_"), ((step,), "OUT")):
             refused = script(*arguments)
             self.assertEqual((refused.returncode, os.path.exists(out + "2")), (2, False), arguments)
             self.assertIn(naming, refused.stderr)
@@ -399,27 +398,129 @@ class Transformers(Case):
         self.assertTrue(all(map(math.isfinite, losses)))
         self.assertLess(sum(losses[-5:]) / 5, losses[0] - 1)
 
-    def test_remote_code(self):
-        """a directory of dev/hf/export.py gives the same logits, and the greedy text of the trainer"""
+    def load(self, step, auto=None):
+        auto = auto or transformers.AutoModelForCausalLM
+        return auto.from_pretrained(step, trust_remote_code=True).eval()
+
+    def test_checkpoint_is_the_export(self):
+        """a checkpoint gives the reference's logits, cached, padded and in batches, and the trainer's greedy text"""
         for name in POSITIONS:
+            if name == "learned":
+                continue
             with self.subTest(pos=name):
-                out = os.path.join(self.dir, "exported_" + name)
                 step = train(self.dir, "run_" + name, name, "--model", "2,3,48", "--lr", "1e-2")
-                export.export(step, out)
-                model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).eval()
-                ids = torch.tensor([list(TEXT[:T])])
+                self.assertIn("cable_hf.py", os.listdir(step))
+                model, reference = self.load(step), load_checkpoint(step)
+                ids = torch.tensor([list(TEXT[:T]), list(TEXT[T:2 * T])])
                 with torch.no_grad():
-                    logits, loss = load_checkpoint(step)(ids, torch.cat((ids[:, 1:], torch.tensor([[-1]])), 1))
+                    want, single = doubled(reference)(ids)[0], reference(ids)[0]
+                    loss = F.cross_entropy(want[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
                     found = model(ids, labels=ids)
-                bound = FACTOR * steps_of(greatest(logits))
-                self.assertLess(greatest(found.logits - logits), bound)
-                self.assertLess(abs(found.loss.item() - loss.item()), bound)
+                bound = FACTOR * max(greatest(single - want), steps_of(greatest(want)))
+                self.assertLess(greatest(found.logits - want), bound)
+                self.assertLess(abs(found.loss.item() - loss), bound)
+                self.compare_cached(model, ids, want, bound)
+                self.compare_padded(model, ids, want, bound)
+                self.compare_recomputed(model, ids)
                 text = trainer(self.dir, "--load", step, "--generate", TEXT[:12].decode(), "--temperature", "0",
                                "--tokens", "8")
-                generated = model.generate(ids[:, :12], max_new_tokens=8, do_sample=False, pad_token_id=0)
-                self.assertEqual(generated[0].tolist(), list(text[:20]))
-        with self.assertRaisesRegex(ValueError, "attention_mask"):
-            model(ids, attention_mask=torch.zeros_like(ids))
+                self.compare_generated(model, ids, list(text[:20]))
+
+    def compare_cached(self, model, ids, want, bound):
+        parts, cache = [], None
+        with torch.no_grad():
+            for first, last in ((0, 5), (5, 6), (6, 20), (20, T)):
+                found = model(ids[:, first:last], past_key_values=cache, use_cache=True)
+                cache = found.past_key_values
+                parts.append(found.logits)
+        self.assertLess(greatest(torch.cat(parts, 1) - want), bound)
+
+    def compare_padded(self, model, ids, want, bound):
+        for left, right in ((5, 0), (0, 5), (3, 4)):
+            mask = F.pad(torch.ones_like(ids), (left, right))
+            with torch.no_grad():
+                found = model(F.pad(ids, (left, right), value=7), attention_mask=mask).logits[:, left:left + T]
+            self.assertLess(greatest(found - want), bound, f"{left} before, {right} after")
+
+    def compare_recomputed(self, model, ids):
+        """gradient checkpointing gives the same gradients"""
+        gradients = []
+        model.train()
+        for recompute in (False, True):
+            model.zero_grad()
+            if recompute:
+                model.gradient_checkpointing_enable()
+            model(ids, labels=ids).loss.backward()
+            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        for a, b in zip(*gradients):
+            self.assertTrue(torch.equal(a, b))
+        model.gradient_checkpointing_disable()
+        model.eval()
+
+    def compare_generated(self, model, ids, want):
+        """alone, and beside a longer text, with padding before it"""
+        one = model.generate(ids[:1, :12], max_new_tokens=8, do_sample=False, pad_token_id=0)
+        self.assertEqual(one[0].tolist(), want)
+        rows = torch.cat((F.pad(ids[:1, :12], (6, 0)), ids[1:, :18]))
+        mask = torch.cat((F.pad(torch.ones(1, 12, dtype=torch.long), (6, 0)), torch.ones(1, 18, dtype=torch.long)))
+        both = model.generate(rows, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        self.assertEqual(both[0, 6:].tolist(), want)
+
+    def test_long_rows(self):
+        """more queries than a block: logits and every gradient are those of the T x T form, whose own error is allowed
+        four times"""
+        length = 600
+        for name in ("cable", "kcable", "alibi"):
+            with self.subTest(pos=name):
+                step = train(self.dir, "run_" + name, name, "--model", "1,2,32", "--lr", "1e-2", steps=3)
+                ids = torch.tensor([list(TEXT[:length])])
+                targets = torch.cat((ids[:, 1:], torch.full((1, 1), -1)), 1)
+                reference, model = load_checkpoint(step), self.load(step)
+                exact = doubled(reference)
+                losses = [reference(ids, targets)[1], exact(ids, targets)[1], model(ids, labels=ids).loss]
+                for loss in losses:
+                    loss.backward()
+                tensors = dict(model.named_parameters())
+                twins = dict(reference.named_parameters())
+                for key, p in exact.named_parameters():
+                    own = greatest(twins[key].grad - p.grad)
+                    bound = 4 * max(own, steps_of(greatest(p.grad)), 1e-9)
+                    self.assertLessEqual(greatest(tensors[key].grad - p.grad), bound, key)
+
+    def test_refusals_of_transformers(self):
+        step = train(self.dir, "run", "cable", "--model", "1,1,8", steps=1)
+        with self.assertRaisesRegex(ValueError, "trust_remote_code"):
+            transformers.AutoModelForCausalLM.from_pretrained(step, trust_remote_code=False)
+        model = self.load(step)
+        ids = torch.tensor([list(TEXT[:T])])
+        with self.assertRaisesRegex(ValueError, "position_ids"):
+            model(ids, position_ids=torch.zeros_like(ids))
+        path = os.path.join(step, "config.json")
+        with open(path) as f:
+            stored = json.load(f)
+        for change in ({"position": {"name": "cable", "colour": 1}}, {"position": {"name": "cables"}},
+                       {"position": {"name": "kcable", "weight": "beside"}}, {"vocab_softmax": "padded_otherwise"},
+                       {"rope_scaling": {"rope_type": "yarn", "factor": 2}}):
+            with self.subTest(change=change), self.assertRaisesRegex(ValueError, "config.json"):
+                with open(path, "w") as f:
+                    json.dump({**stored, **change}, f)
+                self.load(step)
+        with open(path, "w") as f:
+            json.dump({**stored, "position": {"name": "kcable_nw"}}, f)      # the same tensors but those of g
+        with open(path, "w") as f:
+            json.dump({**stored, "position": {"name": "fire"}}, f)
+        with self.assertRaisesRegex(ValueError, "lacks"):
+            self.load(step)
+
+    def test_old_checkpoint(self):
+        """dev/hf/export.py makes of an old checkpoint one that transformers loads"""
+        old = os.path.join(ROOT, "test", "fixtures", "old_train_gpt2", "step_00000020")
+        out = os.path.join(self.dir, "out")
+        export.export(old, out)
+        ids = torch.tensor([list(b"the cable of a")])
+        with torch.no_grad():
+            want = load_checkpoint(old)(ids)[0]
+            self.assertLess(greatest(self.load(out)(ids).logits - want), FACTOR * steps_of(greatest(want)))
 
 
 @unittest.skipUnless(has_transformers, NO_TRANSFORMERS)
@@ -467,6 +568,22 @@ class BertForMaskedLM(Case):
         model, info = transformers.BertForMaskedLM.from_pretrained(step, output_loading_info=True)
         self.assertEqual((list(info["missing_keys"]), list(info["unexpected_keys"])), ([], []))
         self.compare("run", model.eval())
+
+    def train_encoding(self, name, *flags):
+        self.bert("--train_files", "text.txt", "--pos", name, "--model", "2,2,32", "--T", "40", "--B", "8", "--steps",
+                  "20", "--lr", "5e-3", "--checkpoint_every", "20", "--out", "run_" + name, *flags)
+        return os.path.join(self.dir, "run_" + name, "step_00000020")
+
+    def test_checkpoint_is_the_export(self):
+        for name in POSITIONS:
+            if name == "learned":
+                continue
+            with self.subTest(pos=name):
+                step = self.train_encoding(name)
+                model = transformers.AutoModelForMaskedLM.from_pretrained(step, trust_remote_code=True)
+                self.compare(step, model.eval())
+        with self.assertRaisesRegex(ValueError, "trust_remote_code"):
+            transformers.AutoModelForMaskedLM.from_pretrained(step, trust_remote_code=False)
 
     def test_from_transformers(self):
         torch.manual_seed(3)

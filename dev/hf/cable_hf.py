@@ -1,0 +1,618 @@
+R"py("""  # Python skips this line; C++ begins a raw string here: the trainers write this file beside each checkpoint.
+"""cable_hf.py -- the models of cable.c for the transformers library (4.40 or later): GPT-2 and BERT with any encoding.
+
+It lies beside the weights in a checkpoint, whose config.json names it, so that on any machine
+
+    model = AutoModelForCausalLM.from_pretrained("step_00001000", trust_remote_code=True)       # train_gpt2
+    model = AutoModelForMaskedLM.from_pretrained("step_00001000", trust_remote_code=True)       # train_bert
+
+compute what the trainers compute, with a key-value cache, padding on either side and batches of unequal lengths: what
+attention_mask hides is not a key, has no position, and adds nothing to CABLE's running sum. Attention runs over blocks
+of queries, so that no (T,T) matrix is ever in memory.
+"""
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import (BaseModelOutput, BaseModelOutputWithPast, CausalLMOutputWithPast,
+                                           MaskedLMOutput)
+
+ROWS = 256                                          # queries in a block
+FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
+# The hyperparameters of each encoding, with what stands for a key that config.json lacks: the file is older than it.
+CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_nw": {}, "cable_v1": {}, "fox": {},
+          "kcable_v1": {}}
+POSITIONS = {**CABLES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "rope": {"theta": 10000.0},
+             "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
+             "t5_clip": {"K": None, "scale": "HS", "layers": "shared"}, "kerple": {}, "kerple_power": {}, "fire": {}}
+WORDS = {"weight": ("inside", "outside"), "embed": ("sqrt", "plain"), "slopes": ("press", "geometric"),
+         "scale": ("HS", "C"), "layers": ("shared", "own")}
+SCALINGS = ("linear", "ntk", "yarn")
+
+
+def check_position(position, rope_scaling):
+    """the encoding with all its hyperparameters; an error if it, or a key or a word of it, is unknown here"""
+    name = (position or {}).get("name")
+    if name not in POSITIONS:
+        raise ValueError(f"config.json: position {name!r}: expected one of {', '.join(POSITIONS)}")
+    for key, value in position.items():
+        known = key == "name" or key in POSITIONS[name]
+        if not known or isinstance(value, str) and key != "name" and value not in WORDS.get(key, ()):
+            raise ValueError(f"config.json: position {name}: {key} = {value!r} is not known to this cable_hf.py; take "
+                             "that of the version that trained the model")
+    if rope_scaling and (name != "rope" or rope_scaling.get("rope_type") not in SCALINGS):
+        raise ValueError(f"config.json: rope_scaling {rope_scaling!r} of {name}: expected rope and a rope_type of "
+                         f"{', '.join(SCALINGS)}")
+    return {**POSITIONS[name], **position}
+
+
+def with_rope_scaling(config):
+    """a configuration to be written: `stretch` is our name for it in memory, as the library changes what is called
+    rope_scaling"""
+    stretch = config.pop("stretch", None)
+    return {**config, "rope_scaling": stretch} if stretch else config
+
+
+class CableConfig(PretrainedConfig):
+    """GPT-2 with an encoding of cable.c"""
+    model_type = "cable"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+                     "max_position_embeddings": "n_positions"}
+    causal = True
+
+    def __init__(self, n_layer=12, n_head=12, n_embd=768, vocab_size=50257, n_positions=1024, position=None,
+                 layer_norm_epsilon=1e-5, rope_scaling=None, activation_function="gelu_new", use_cache=True,
+                 vocab_softmax="used", **others):
+        self.n_layer, self.n_head, self.n_embd = n_layer, n_head, n_embd
+        self.vocab_size, self.n_positions = vocab_size, n_positions
+        self.position = check_position(position or {"name": "cable"}, rope_scaling)
+        self.layer_norm_epsilon, self.vocab_softmax = layer_norm_epsilon, vocab_softmax
+        if vocab_softmax not in ("used", "padded"):
+            raise ValueError(f"config.json: vocab_softmax: expected used or padded, got {vocab_softmax!r}")
+        self.activation_function = activation_function
+        if activation_function != "gelu_new":
+            raise ValueError(f"config.json: activation_function: expected gelu_new, got {activation_function!r}")
+        self.use_cache, self.stretch = use_cache, rope_scaling
+        super().__init__(**others)
+
+    def to_dict(self):
+        return with_rope_scaling(super().to_dict())
+
+
+class CableBertConfig(PretrainedConfig):
+    """BERT with an encoding of cable.c"""
+    model_type = "cable_bert"
+    attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+                     "n_positions": "max_position_embeddings"}
+    causal = False
+
+    def __init__(self, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
+                 max_position_embeddings=512, vocab_size=30522, type_vocab_size=2, hidden_act="gelu",
+                 layer_norm_eps=1e-12, pad_token_id=0, position=None, rope_scaling=None, **others):
+        self.hidden_size, self.num_hidden_layers = hidden_size, num_hidden_layers
+        self.num_attention_heads, self.intermediate_size = num_attention_heads, intermediate_size
+        self.max_position_embeddings = max_position_embeddings
+        self.vocab_size, self.type_vocab_size = vocab_size, type_vocab_size
+        self.hidden_act, self.layer_norm_eps = hidden_act, layer_norm_eps
+        self.position = check_position(position or {"name": "cable"}, rope_scaling)
+        if hidden_act != "gelu":
+            raise ValueError(f"config.json: hidden_act: expected gelu, got {hidden_act!r}")
+        self.stretch = rope_scaling
+        super().__init__(pad_token_id=pad_token_id, **others)
+
+    def to_dict(self):
+        return with_rope_scaling(super().to_dict())
+
+
+# ---- the encodings ----
+
+def alibi_slopes(NH, geometric):
+    """2^(-8(h+1)/NH); published: NH not a power of 2 has those of the next lower power p, then every other one of 2p"""
+    p = NH if geometric else 2 ** int(math.log2(NH))
+    slopes = [2.0 ** (-8.0 * (h + 1) / p) for h in range(p)]
+    return torch.tensor(slopes + [2.0 ** (-4.0 * (h + 1) / p) for h in range(0, 2 * (NH - p), 2)], dtype=torch.float64)
+
+
+def t5_bucket(distance, causal, buckets, greatest):
+    """T5's bucket of i - j: half of them exact, the rest logarithmic; bidirectional: later keys take the upper half"""
+    n = buckets if causal else buckets // 2
+    first = torch.zeros_like(distance) if causal else (distance < 0).long() * n
+    d = distance.clamp(min=0) if causal else distance.abs()
+    exact = n // 2
+    ratio = torch.log(d.clamp(min=1).double() / exact) / math.log(greatest / exact)
+    # the sliver keeps distances that sit on a boundary in the upper bucket
+    large = (exact + (ratio * (n - exact) + 1e-9).long()).clamp(max=n - 1)
+    return first + torch.where(d < exact, d, large)
+
+
+def rope_frequencies(config, length):
+    """radians per token of each pair (HS/2), in double, and the factor on q.k"""
+    HS, theta = config.n_embd // config.n_head, float(config.position["theta"])
+    scaling = config.stretch or {}
+    kind, trained = scaling.get("rope_type"), int(scaling.get("original_max_position_embeddings", config.n_positions))
+    s = float(scaling.get("factor") or max(1.0, length / trained))
+    i = torch.arange(0, HS, 2, dtype=torch.float64)
+    if kind == "ntk":
+        theta = theta * s ** (HS / (HS - 2))
+    f = theta ** (-i / HS)
+    if kind == "linear":
+        return f / s, 1.0
+    if kind == "yarn":
+        turns = trained * f / (2 * math.pi)         # full turns within the trained length
+        gamma = ((turns - 1) / 31).clamp(0, 1)
+        return gamma * f + (1 - gamma) * f / s, (0.1 * math.log(s) + 1) ** 2
+    return f, 1.0
+
+
+def rotate(x, position, frequency):
+    """x (B,NH,T,HS): the pair (2i, 2i+1) of a token turned by its position (B or 1,T) times frequency[i]"""
+    angle = position.double()[:, None, :, None] * frequency.to(position.device)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+
+
+def sinusoids(position, C):
+    i = torch.arange(0, C, 2, dtype=torch.float64, device=position.device)
+    angle = position.double()[..., None] * 10000.0 ** (-i / C)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., :C]
+
+
+class Cable(nn.Module):
+    """B_ij = -g_i |S_i - S_j| and its variants"""
+    def __init__(self, config):
+        super().__init__()
+        name = config.position["name"]
+        self.softplus, self.logarithm = name in ("cable_v1", "fox", "kcable_v1"), name.startswith("kcable")
+        self.outside = config.position.get("weight") == "outside"
+        self.c = nn.Linear(config.n_embd, config.n_head)
+        if name in ("cable", "kcable"):
+            self.s = nn.Linear(config.n_embd, config.n_head)
+
+    def forward(self, x, is_token):
+        """b (B,NH,T), 0 where a row is padding, and g (B,NH,T) or None"""
+        b = F.softplus(self.c(x)) if self.softplus else F.relu(self.c(x))
+        if is_token is not None:
+            b = b.masked_fill(~is_token[..., None], 0)
+        g = F.softplus(self.s(x)).transpose(1, 2) if hasattr(self, "s") else None
+        return b.transpose(1, 2), g
+
+    def bias(self, S_row, S_col, g, later, dtype):
+        """S in double; later (B or 1,1,rows,columns): the key comes after the query; None when causal"""
+        D = S_row[..., :, None] - S_col[..., None, :]
+        if later is not None:
+            D = torch.where(later, -D, D)
+        D, g = D.to(dtype), 1.0 if g is None else g.to(dtype)[..., None]
+        if not self.logarithm:
+            return -g * D
+        return -g * torch.log1p(D * D) if self.outside else -torch.log1p((g * D) ** 2)
+
+
+class Kerple(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.power = config.position["name"] == "kerple_power"
+        self.r1, self.r2 = nn.Parameter(torch.ones(config.n_head)), nn.Parameter(torch.ones(config.n_head))
+
+    def forward(self, d):
+        r1, r2 = self.r1[:, None, None], self.r2[:, None, None]
+        d = d.abs().to(r1.dtype)[:, None]
+        return -r1 * d ** r2 if self.power else -r1 * torch.log(1 + r2 * d)
+
+
+class Fire(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c, self.l = nn.Parameter(torch.full((1,), 0.1)), nn.Parameter(torch.ones(1))
+        self.mlp = nn.Sequential(nn.Linear(1, FIRE_HIDDEN), nn.ReLU(), nn.Linear(FIRE_HIDDEN, config.n_head))
+
+    def psi(self, distance):
+        return torch.log(self.c.abs() * distance + 1)
+
+    def forward(self, row, column):
+        """(B or 1,NH,rows,columns); max(L, i, j): where j > i the causal mask hides the difference"""
+        i, j = row[:, :, None], column[:, None, :]
+        length = torch.maximum(self.l.abs() * FIRE_LENGTH, torch.maximum(i, j).to(self.l.dtype))
+        y = self.psi((i - j).abs().to(self.l.dtype)) / (self.psi(length) + FIRE_EPS)
+        return self.mlp(y[..., None]).permute(0, 3, 1, 2)
+
+
+class Rows:
+    """The rows of a call: position (B or 1,T) of its queries, key_position (B or 1,S) and is_key (B,S) or None of all
+    keys, is_token (B,T) or None of its queries; past: the keys that the cache already has."""
+    def __init__(self, input_ids, attention_mask, position_ids, past):
+        B, T = input_ids.shape
+        self.past, S = past, past + T
+        self.is_key = self.is_token = None
+        self.key_position = torch.arange(S, device=input_ids.device)[None]
+        if attention_mask is not None:
+            if attention_mask.shape != (B, S):
+                raise ValueError(f"attention_mask: expected the shape ({B}, {S}), got {tuple(attention_mask.shape)}")
+            mask = attention_mask.bool()
+            if not mask.all():
+                self.is_key, self.is_token = mask, mask[:, past:]
+                self.key_position = (mask.long().cumsum(1) - 1).clamp(min=0)
+        self.position = self.key_position[:, past:]
+        if position_ids is not None:
+            differs = position_ids != self.position
+            if self.is_token is not None:
+                differs = differs & self.is_token
+            if differs.any():
+                raise ValueError("position_ids: expected each token's number among those that attention_mask shows; "
+                                 "other positions are not supported")
+
+
+class CableAttention(nn.Module):
+    """What is GPT-2's and BERT's: the scores, the encoding's bias and the softmax, over blocks of queries"""
+    def __init__(self, config, index):
+        super().__init__()
+        self.config, self.name, self.index = config, config.position["name"], index
+        self.scale = 1.0 / math.sqrt(config.n_embd // config.n_head)
+        if self.name == "t5_clip" and config.position["scale"] == "C":
+            self.scale = 1.0 / math.sqrt(config.n_embd)
+        if self.name in CABLES:
+            self.cable = Cable(config)
+        elif self.name.startswith("kerple"):
+            self.kerple = Kerple(config)
+        elif self.name == "fire":
+            self.fire = Fire(config)
+        elif self.name == "t5_clip" and config.position["layers"] == "own":
+            self.t5 = t5_table(config)
+
+    def bias(self, row, column, S_row, S_col, g, t5, dtype):
+        """what the scores of these rows get, (B or 1,NH,rows,columns), or None"""
+        d, position = row[:, :, None] - column[:, None, :], self.config.position
+        causal = self.config.causal
+        if self.name in CABLES:
+            return self.cable.bias(S_row, S_col, g, None if causal else d[:, None] < 0, dtype)
+        if self.name.startswith("kerple"):
+            return self.kerple(d)
+        if self.name == "fire":
+            return self.fire(row, column)
+        if self.name == "alibi":
+            slopes = alibi_slopes(self.config.n_head, position["slopes"] == "geometric").to(d.device)
+            return -slopes[:, None, None] * d.abs()[:, None]
+        if self.name == "t5":
+            bucket = t5_bucket(d, causal, int(position["buckets"]), int(position["distance"]))
+            return t5[bucket].permute(0, 3, 1, 2)
+        if self.name == "t5_clip":                  # bidirectional: row K + (i - j)
+            K = t5_reach(self.config)
+            return t5[d.clamp(0, K) if causal else d.clamp(-K, K) + K].permute(0, 3, 1, 2)
+        return None
+
+    def rows(self, q, k, v, row, column, S_row, S_col, g, t5, hidden):
+        """the output of some queries; hidden (B or 1,1,rows,columns): keys that they do not see"""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scores = (q.to(dtype) @ k.to(dtype).transpose(-2, -1)) * self.scale
+        bias = self.bias(row, column, S_row, S_col, g, t5, dtype)
+        if bias is not None:
+            scores = scores + bias.to(dtype)
+        if hidden is not None:                      # not -inf: a row of padding may see no key at all
+            scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
+        return (F.softmax(scores, dim=-1) @ v.to(dtype)).to(v.dtype)
+
+    def attend(self, x, q, k, v, rows, cache, t5):
+        """x (B,T,C), q, k, v (B,NH,T,HS) -> (B,T,C)"""
+        B, T, C = x.shape
+        HS, S, g = q.shape[-1], None, None
+        if self.name == "rope":
+            f, factor = rope_frequencies(self.config, rows.past + T)
+            q, k = rotate(q, rows.position, f) * factor, rotate(k, rows.position, f)
+        if self.name in CABLES:
+            b, g = self.cable(x, rows.is_token)
+            S = b.cumsum(-1, dtype=torch.float64)
+        if cache is not None:                       # the running sum travels as further columns of the keys
+            if S is not None and rows.past > 0:
+                S = S + join(last_key(cache, self.index)[..., HS:])[..., -1:]
+            k, v = cache.update(k if S is None else torch.cat((k, split(S, k.dtype)), dim=-1), v, self.index)
+            if S is not None:
+                S, k = join(k[..., HS:]), k[..., :HS]
+        out = []
+        for first in range(0, T, ROWS):
+            last = min(first + ROWS, T)
+            seen = rows.past + last if self.config.causal else k.shape[2]
+            row, column = rows.position[:, first:last], rows.key_position[:, :seen]
+            at = torch.arange(rows.past + first, rows.past + last, device=x.device)
+            later = torch.arange(seen, device=x.device) > at[:, None]
+            hidden = later[None, None] if self.config.causal else None
+            if rows.is_key is not None:
+                padding = ~rows.is_key[:, None, None, :seen]
+                hidden = padding if hidden is None else hidden | padding
+            S_row = None if S is None else S[..., rows.past + first:rows.past + last]
+            S_column = None if S is None else S[..., :seen]
+            g_row = None if g is None else g[..., first:last]
+            arguments = (q[:, :, first:last], k[:, :, :seen], v[:, :, :seen], row, column, S_row, S_column, g_row, t5,
+                         hidden)
+            if T > ROWS and torch.is_grad_enabled():            # the backward pass computes a block's scores again
+                out.append(checkpoint(self.rows, *arguments, use_reentrant=False))
+            else:
+                out.append(self.rows(*arguments))
+        return torch.cat(out, dim=2).transpose(1, 2).reshape(B, T, C)
+
+
+def split(S, dtype):
+    """S (B,NH,T) in double as columns (B,NH,T,parts) of a smaller type that add up to it"""
+    parts = []
+    for _ in range(2 if dtype == torch.float32 else 4):
+        parts.append(S.to(dtype))
+        S = S - parts[-1].double()
+    return torch.stack(parts, dim=-1)
+
+
+def join(parts):
+    return parts.double().sum(-1)
+
+
+def last_key(cache, index):
+    """the keys that a layer has cached"""
+    return cache.layers[index].keys if hasattr(cache, "layers") else cache.key_cache[index]
+
+
+def t5_reach(config):
+    K = config.position["K"]
+    return int(config.n_positions - 1 if K is None else K)
+
+
+def t5_table(config):
+    if config.position["name"] == "t5":
+        return nn.Embedding(int(config.position["buckets"]), config.n_head)
+    return nn.Embedding((1 if config.causal else 2) * t5_reach(config) + 1, config.n_head)
+
+
+def shared_t5(config):
+    """the table that all layers share, or None"""
+    name, own = config.position["name"], config.position.get("layers") == "own"
+    return t5_table(config) if name in ("t5", "t5_clip") and not own else None
+
+
+class CableBase(PreTrainedModel):
+    supports_gradient_checkpointing = True
+
+    def _init_weights(self, module):
+        if isinstance(module, (nn.Linear, nn.Embedding, Conv1D)):
+            nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+
+    @classmethod
+    def from_pretrained(cls, *arguments, output_loading_info=False, **others):
+        """A tensor that the file lacks would be drawn at random, which is an error here."""
+        model, info = super().from_pretrained(*arguments, output_loading_info=True, **others)
+        if info["missing_keys"]:
+            raise ValueError(f"the checkpoint lacks {', '.join(sorted(info['missing_keys'])[:4])}")
+        return (model, info) if output_loading_info else model
+
+
+# ---- GPT-2 ----
+
+class Conv1D(nn.Module):
+    """a linear layer whose weight is (in, out), as GPT-2's files have it"""
+    def __init__(self, n_in, n_out):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(n_in, n_out)), nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class CableGPT2Attention(CableAttention):
+    def __init__(self, config, index):
+        super().__init__(config, index)
+        self.c_attn, self.c_proj = Conv1D(config.n_embd, 3 * config.n_embd), Conv1D(config.n_embd, config.n_embd)
+
+    def forward(self, x, rows, cache, t5):
+        B, T, C = x.shape
+        NH = self.config.n_head
+        q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
+        return self.c_proj(self.attend(x, q, k, v, rows, cache, self.t5.weight if hasattr(self, "t5") else t5))
+
+
+class CableMLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc, self.c_proj = Conv1D(config.n_embd, 4 * config.n_embd), Conv1D(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class CableBlock(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = CableGPT2Attention(config, index)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = CableMLP(config)
+
+    def forward(self, x, rows, cache=None, t5=None):
+        x = x + self.attn(self.ln_1(x), rows, cache, t5)
+        return x + self.mlp(self.ln_2(x))
+
+
+def add_position(x, position, config):
+    """what sinusoidal does to the token embeddings"""
+    if config.position["name"] != "sinusoidal":
+        return x
+    factor = math.sqrt(config.n_embd) if config.position["embed"] == "sqrt" else 1.0
+    return factor * x + (float(config.position["scale"]) * sinusoids(position, config.n_embd)).to(x.dtype)
+
+
+class CableModel(CableBase):
+    config_class = CableConfig
+    base_model_prefix = "transformer"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.t5 = shared_t5(config)
+        self.h = nn.ModuleList(CableBlock(config, index) for index in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.wte
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
+                output_hidden_states=None, **ignored):
+        recompute = self.gradient_checkpointing and self.training
+        use_cache = (self.config.use_cache if use_cache is None else use_cache) and not recompute
+        cache = past_key_values
+        if cache is None and use_cache and not self.training:
+            cache = DynamicCache()
+        rows = Rows(input_ids, attention_mask, position_ids, 0 if cache is None else cache.get_seq_length())
+        t5 = None if self.t5 is None else self.t5.weight
+        x, hidden = add_position(self.wte(input_ids), rows.position, self.config), []
+        for block in self.h:
+            hidden.append(x)
+            x = checkpoint(block, x, rows, None, t5, use_reentrant=False) if recompute else block(x, rows, cache, t5)
+        x = self.ln_f(x)
+        hidden.append(x)
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache,
+                                       hidden_states=tuple(hidden) if output_hidden_states else None)
+
+
+class CableForCausalLM(CableBase, GenerationMixin):
+    config_class = CableConfig
+    base_model_prefix = "transformer"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.transformer = CableModel(config)       # the head is wte once more
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.transformer.wte
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, labels=None,
+                use_cache=None, output_hidden_states=None, logits_to_keep=0, return_dict=True, **ignored):
+        """labels as in transformers: input_ids, or -100 where there is no loss; they are shifted here"""
+        found = self.transformer(input_ids, attention_mask, position_ids, past_key_values, use_cache,
+                                 output_hidden_states)
+        kept = found.last_hidden_state[:, -logits_to_keep:] if logits_to_keep else found.last_hidden_state
+        logits, loss = kept @ self.transformer.wte.weight.t(), None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values,
+                                        hidden_states=found.hidden_states)
+        return output if return_dict else output.to_tuple()
+
+
+# ---- BERT ----
+
+class CableSelfAttention(CableAttention):
+    def __init__(self, config, index):
+        super().__init__(config, index)
+        for name in ("query", "key", "value"):
+            setattr(self, name, nn.Linear(config.n_embd, config.n_embd))
+
+    def forward(self, x, rows, t5):
+        B, T, C = x.shape
+        NH = self.config.n_head
+        q, k, v = (f(x).view(B, T, NH, C // NH).transpose(1, 2) for f in (self.query, self.key, self.value))
+        return self.attend(x, q, k, v, rows, None, self.t5.weight if hasattr(self, "t5") else t5)
+
+
+class CableBertOutput(nn.Module):
+    """the end of a sublayer, post-LN: LN(x + dense(y))"""
+    def __init__(self, n_in, n_out, eps):
+        super().__init__()
+        self.dense, self.LayerNorm = nn.Linear(n_in, n_out), nn.LayerNorm(n_out, eps=eps)
+
+    def forward(self, y, x):
+        return self.LayerNorm(x + self.dense(y))
+
+
+class CableBertLayer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        C, OC, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        attention = CableSelfAttention(config, index)
+        self.attention = nn.ModuleDict({"self": attention, "output": CableBertOutput(C, C, eps)})
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(C, OC)})
+        self.output = CableBertOutput(OC, C, eps)
+
+    def forward(self, x, rows, t5=None):
+        h = self.attention["output"](self.attention["self"](x, rows, t5), x)
+        return self.output(F.gelu(self.intermediate["dense"](h)), h)
+
+
+class CableBertModel(CableBase):
+    config_class = CableBertConfig
+    base_model_prefix = "bert"
+
+    def __init__(self, config, add_pooling_layer=False):
+        super().__init__(config)
+        C = config.hidden_size
+        self.embeddings = nn.ModuleDict({"word_embeddings": nn.Embedding(config.vocab_size, C),
+                                         "token_type_embeddings": nn.Embedding(config.type_vocab_size, C),
+                                         "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
+        self.t5 = shared_t5(config)
+        layers = nn.ModuleList(CableBertLayer(config, index) for index in range(config.num_hidden_layers))
+        self.encoder = nn.ModuleDict({"layer": layers})
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embeddings["word_embeddings"]
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
+                output_hidden_states=None, return_dict=True, **ignored):
+        rows, e = Rows(input_ids, attention_mask, position_ids, 0), self.embeddings
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        x = add_position(e["word_embeddings"](input_ids), rows.position, self.config)
+        x, hidden = e["LayerNorm"](x + e["token_type_embeddings"](types)), []
+        t5 = None if self.t5 is None else self.t5.weight
+        for layer in self.encoder["layer"]:
+            hidden.append(x)
+            recompute = self.gradient_checkpointing and self.training
+            x = checkpoint(layer, x, rows, t5, use_reentrant=False) if recompute else layer(x, rows, t5)
+        hidden.append(x)
+        output = BaseModelOutput(last_hidden_state=x, hidden_states=tuple(hidden) if output_hidden_states else None)
+        return output if return_dict else output.to_tuple()
+
+
+class CableBertPredictions(nn.Module):
+    """the head of masked language modelling; its decoder's weight is that of the word embeddings"""
+    def __init__(self, config):
+        super().__init__()
+        C = config.hidden_size
+        self.transform = nn.ModuleDict({"dense": nn.Linear(C, C),
+                                        "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, x, decoder):
+        return self.transform["LayerNorm"](F.gelu(self.transform["dense"](x))) @ decoder.t() + self.bias
+
+
+class CableBertForMaskedLM(CableBase):
+    config_class = CableBertConfig
+    base_model_prefix = "bert"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.bert = CableBertModel(config)
+        self.cls = nn.ModuleDict({"predictions": CableBertPredictions(config)})
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.bert.embeddings["word_embeddings"]
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, labels=None,
+                output_hidden_states=None, return_dict=True, **ignored):
+        found = self.bert(input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states)
+        logits, loss = self.cls["predictions"](found.last_hidden_state, self.get_input_embeddings().weight), None
+        if labels is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
+        output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
+        return output if return_dict else output.to_tuple()
+# )py"
