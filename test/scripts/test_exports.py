@@ -599,6 +599,43 @@ class BertForMaskedLM(Case):
                   "--steps", "2", "--out", "continued")
 
 
+@unittest.skipUnless(has_transformers and importlib.util.find_spec("sentence_transformers"),
+                     "SKIPPED: sentence-transformers is not installed")
+class SentenceTransformers(Case):
+    def test_embeddings(self):
+        """dev/hf/export.py takes a BERT there with its pooling: the embeddings of the reference, in unequal lengths"""
+        import modeling_cable_bert as reference
+        from sentence_transformers import SentenceTransformer
+        words = "[PAD] [UNK] [CLS] [SEP] [MASK] the cable of a token sees what came before it and sums".split()
+        texts = ["the cable", "a token sees what came before it and sums", "it sums before what came before the cable"]
+        ids = [[2] + [words.index(w) for w in text.split()] + [3] for text in texts]
+        lengths = torch.tensor([len(row) for row in ids])
+        padded = torch.tensor([row + [0] * (int(lengths.max()) - len(row)) for row in ids])
+        for name, pooling in (("cable", "mean"), ("cable", "cls"), ("rope", "mean")):
+            with self.subTest(pos=name, pooling=pooling):
+                torch.manual_seed(1)
+                model = reference.CableBert(reference.CableBertConfig(
+                    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
+                    max_position_embeddings=16, vocab_size=len(words), position={"name": name}))
+                randomize(model)
+                step, out = (os.path.join(self.dir, kind + name + pooling) for kind in ("step_", "out_"))
+                save_checkpoint(model, step)
+                path = os.path.join(step, "config.json")
+                with open(path) as f:
+                    config = json.load(f)
+                with open(path, "w") as f:
+                    json.dump({**config, "pooling": pooling}, f)
+                with open(os.path.join(step, "vocab.txt"), "w") as f:
+                    f.write("\n".join(words) + "\n")
+                export.export(step, out)
+                found = torch.tensor(SentenceTransformer(out, trust_remote_code=True, device="cpu").encode(texts))
+                with torch.no_grad():
+                    want, single = (reference.pool(m.encode(padded, lengths), lengths, pooling)
+                                    for m in (doubled(model), model))
+                bound = FACTOR * max(greatest(single - want), steps_of(greatest(want)))
+                self.assertLess(greatest(found - want), bound)
+
+
 @unittest.skipUnless(has_torch, NO_TORCH)
 @unittest.skipUnless(HAS_DATA, NO_DATA)
 class HellaSwag(Case):
