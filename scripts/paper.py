@@ -146,7 +146,6 @@ WINDOWS_AS_RUN = 1000                   # the most that the authors' code evalua
 NAMES = {"printed": {"t5": "t5_clip"},
          "run": {"t5": "t5_clip:K=256,scale=C,layers=own", "alibi": "alibi:slopes=geometric"}}
 BEYOND = ("t5", "kerple_power")         # encodings that the papers' perplexity tables lack
-WAITING = ()                            # encodings that the trainers do not have yet
 PADDED_SOFTMAX = False                  # whether the trainers have --vocab_softmax
 EVERY = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1", "alibi", "fire", "t5_clip", "t5",
          "kerple", "kerple_power", "rope", "sinusoidal", "none")
@@ -228,11 +227,7 @@ def trained_at(experiment, data, model, encodings, lengths, steps):
 
 
 def rows_of(experiment, how="printed"):
-    """the rows of an experiment, in the paper's order, without those whose encoding the trainers do not have yet"""
-    return [row for row in all_rows(experiment, how) if row.pos not in WAITING]
-
-
-def all_rows(experiment, how):
+    """the rows of an experiment, in the paper's order"""
     def of(table, lengths, evaluations, beyond=()):
         return [Row(experiment, data, model, pos, 1024, 0, 0, lengths, evaluations or (data,),
                     ("pos",) if pos in beyond else ())
@@ -358,7 +353,7 @@ def steps_of(row, args):
 
 def padded(row, args):
     """the authors' softmax also sees the rows of the vocabulary that no token has"""
-    wanted = PADDED_SOFTMAX and args.how == "run" and row.experiment not in SMALL
+    wanted = PADDED_SOFTMAX and args.how == "run" and row.experiment not in (*SMALL, *BERT)
     return {"vocab_softmax": "padded"} if wanted else {}
 
 
