@@ -628,6 +628,7 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
     GroupBatch batch;
     ContrastiveBuffers buffers;
     if (pairs != nullptr) { buffers.allocate(run.samples, run.samples * (pairs->group - 1), C); }
+    int64_t swapped = 0;                                // groups exchanged since this process began
     int code;
     for (;;) {
         const int64_t step = run.state.step;
@@ -651,12 +652,20 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
             fill_groups(*pairs, run.first_sample(), run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
             gradient = contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute);
             tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0);
+            swapped += batch.swapped;
+            if (batch.swapped > 0) {
+                run.log->record({{"kind", "swap"}, {"step", step}, {"groups", batch.swapped}});
+            }
         } else {
             gradient = masked_step(model, acts, run, *files, ids, tokens, targets);
         }
         finish_step(run, model, gradient, start, tokens_done, token_flops);
     }
     buffers.release();
+    if (swapped > 0) {
+        printf("%lld groups were exchanged for others: their batch had one of their texts already\n",
+               (long long)swapped);
+    }
     return code;
 }
 

@@ -26,9 +26,11 @@ struct GPT2Config {
     int V = 50257;                                      // vocabulary
     int L = 12, NH = 12;                                // layers, heads
     int C = 768;                                        // channels
+    bool padded_softmax = false;                        // the softmax sees the padding rows, too (--vocab_softmax)
     PositionConfig position;                            // the encoding and its hyperparameters
     static constexpr bool causal = true;                // a token sees itself and what came before it
     int Vp() const { return round_up(V, 128); }         // rows of wte; matrix products like whole tiles
+    int classes() const { return padded_softmax ? Vp() : V; }           // of the softmax, and rows of wte in files
 };
 
 // OC, the rows of qkvw: q | k | v (C each) | the encoding's columns (cable: w_c, w_s) | padding to a multiple of 8
@@ -143,7 +145,7 @@ PositionDims gpt2_position_dims(const GPT2Config& c, int B, int T) {
 // Fills in the tables of a model's tensors: their shapes, initial values, and names in files. Allocates nothing.
 void gpt2_describe(GPT2& model, const GPT2Config& config) {
     model.config = config;
-    const int V = config.V, Vp = config.Vp();
+    const int Vp = config.Vp();
     const int L = config.L, C = config.C;
     const PositionTables position = position_tables(config.position, gpt2_position_dims(config, 0, 0));
     const int OC = round_up(3 * C + position.extra_columns, 8);
@@ -155,7 +157,7 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
 #undef X
     model.add_position(position.params);
     model.files.clear();
-    model.files.push_back({"transformer.wte.weight", "wte", 0, 0, (size_t)V, false});
+    model.files.push_back({"transformer.wte.weight", "wte", 0, 0, (size_t)config.classes(), false});
     for (int l = 0; l < L; l++) {
         const std::string layer = "transformer.h." + std::to_string(l) + ".";
 #define F(name, tensor, row0, rows, transposed) \
@@ -274,7 +276,7 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
 // chunk are all that is ever held (LOGITS_BOUND) and no product runs twice. dloss: 1 / number of targets in the total
 // batch.
 void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>* grads, floatX* dlnf, float dloss) {
-    const int V = model.config.V, Vp = model.config.Vp();
+    const int classes = model.config.classes(), Vp = model.config.Vp();
     const int C = model.config.C;
     const GPT2Acts& a = acts.a;
     const Matrix<floatX> wte = view(model.params.wte(), Vp, C);                 // the embedding is the head, too
@@ -286,7 +288,7 @@ void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>
         const Matrix<floatX> logits = view(a.logits(), rows, Vp);               // after classifier(): their gradient
         const int* targets = acts.batch.targets + n;
         matmul(logits.data, lnf, transposed(wte), nullptr, nullptr, s);         // (rows,Vp)
-        classifier(a.losses() + n, a.hits() + n, logits.data, targets, dloss, rows, V, Vp, backward, s);
+        classifier(a.losses() + n, a.hits() + n, logits.data, targets, dloss, rows, classes, Vp, backward, s);
         if (!backward) { continue; }
         matmul(dlnf + n * C, logits, wte, nullptr, nullptr, s);                 // (rows,C)
         matmul_add(grads->wte(), transposed(logits), lnf, s);                   // (Vp,C)
@@ -430,7 +432,11 @@ const std::vector<ModelSize> gpt2_sizes = {             // name, L, NH, C
 
 // The config.json of a checkpoint
 Json gpt2_json(const GPT2Config& c) {
-    Json j = gpt2_config(c.V, c.position.T_train, c.C, c.L, c.NH, position_json(c.position));
+    Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position));
+    if (c.padded_softmax) {
+        j["vocab_softmax"] = "padded";
+        j["vocab_used"] = c.V;
+    }
     const Json scaling = rope_scaling_json(c.position);
     if (!scaling.is_null()) { j["rope_scaling"] = scaling; }
     return j;
@@ -441,6 +447,23 @@ bool dumps_data(const Options& o) {
     const std::string& s = o.dump_bias;
     const size_t first = s.find(',');
     return first != std::string::npos && s.find(',', first + 1) == s.size() - 1;
+}
+
+// Which rows the softmax sees: as --vocab_softmax says, or the checkpoint at `path` (if any), which it must not
+// contradict.
+void resolve_softmax(Options& o, GPT2Config& c, const std::string& path) {
+    c.padded_softmax = o.vocab_softmax == "padded";
+    if (path.empty()) { return; }
+    const Json j = read_config(path, GPT2_KEYS);
+    const bool padded = j.contains("vocab_softmax") && json_string(j, "vocab_softmax", path) == "padded";
+    const std::string found = padded ? "padded" : "used";
+    check(!o.is_given("vocab_softmax") || o.vocab_softmax == found,
+          "--vocab_softmax %s: the model in %s was trained with %s", o.vocab_softmax.c_str(), path.c_str(),
+          found.c_str());
+    check(!padded || json_int(j, "vocab_size", 1, MAX_VOCAB, path) == c.Vp(),
+          "%s: vocab_size: expected vocab_used %d padded to %d", path.c_str(), c.V, c.Vp());
+    o.vocab_softmax = found;
+    c.padded_softmax = padded;
 }
 
 // --dump_bias "0,1,To be" -> layer, head and the ids of the text
@@ -598,6 +621,7 @@ int gpt2_main(int argc, char** argv) {
     parse_model(o.model, "gpt2:", gpt2_sizes, config);
     config = resolve_config(o, config, run.source, data.vocab(), GPT2_KEYS);
     if (config.V == 0) { config.V = 50257; }                    // --list without data
+    resolve_softmax(o, config, run.source);
     plan_steps(run, config, data.train && o.steps < 0 ? data.train->windows(config.T) : 0);
     GPT2 model;
     gpt2_describe(model, config);

@@ -230,6 +230,7 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     c.NH = (int)json_int(j, keys.NH, 1, 65536, path);
     c.C = (int)json_int(j, keys.C, 1, 65536, path);
     c.V = (int)json_int(j, keys.V, 1, MAX_VOCAB, path);
+    if (j.contains("vocab_used")) { c.V = (int)json_int(j, "vocab_used", 1, c.V, path); }    // the rest is padding
     const int trained = (int)json_int(j, keys.T, 1, INT32_MAX, path);
     check(c.C % c.NH == 0, "%s: %s %d does not divide %s %d", path.c_str(), keys.NH, c.NH, keys.C, c.C);
     const bool same_shape = c.L == asked.L && c.NH == asked.NH && c.C == asked.C;

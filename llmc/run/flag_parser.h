@@ -14,23 +14,28 @@
 const char* const recipe_paper[] = {"lr", "6e-4", "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1",
                                     "total_batch", "524288", "clip", "1", "schedule", "cosine"};
 const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000",
-                                         "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1", "clip", "1",
-                                         "schedule", "cosine"};
+                                         "warmup", "750", "final_lr", "0.1", "weight_decay", "0", "beta2", "0.999",
+                                         "clip", "1", "schedule", "cosine"};
 
 // llm.c's flags that have no counterpart, and why
 const char* const refused_flags[][2] = {
-    {"-h", "HellaSwag wants its file, --hellaswag FILE; --help lists the flags"},
-    {"-w", "master weights are always float32"},
-    {"-f", "the build fixes the precision of matmuls"},
-    {"-z", "the optimizer's state is not sharded"},
-    {"-ge", "there is no choice of GELU fusion"},
-    {"-lg", "no device statistics are printed"},
     {"-pn", "mpirun starts the processes"},
     {"-pr", "mpirun starts the processes"},
     {"-pg", "mpirun starts the processes"},
     {"-pi", "mpirun starts the processes"},
     {"-ps", "mpirun starts the processes"},
     {"-pf", "mpirun starts the processes"},
+};
+
+// llm.c's flags that decide nothing here: the values that may be given, and what holds whatever they say
+struct NoOpFlag { const char* name; int lowest, highest; const char* holds; };
+const NoOpFlag no_op_flags[] = {
+    {"-h", 0, 1, "HellaSwag is scored if its file is given, --hellaswag FILE; --help lists the flags"},
+    {"-w", 1, 1, "master weights are always float32"},
+    {"-f", 0, 1, "the build fixes the precision of matmuls"},
+    {"-z", 0, 1, "the optimizer's state is not sharded"},
+    {"-ge", -1, 2, "there is no choice of GELU fusion"},
+    {"-lg", -1, INT_MAX, "no device statistics are printed"},
 };
 
 struct Options {
@@ -40,6 +45,7 @@ struct Options {
 #undef X
 #undef GROUP
     Names given; // the flags of the command line, by long name
+    Names notes; // what the start banner says of no_op_flags that are given
     Program program = GPT2_FLAG;
 
     Options(Program program = GPT2_FLAG) : program(program) { if (program == BERT_FLAG) { T = 512; } }
@@ -130,11 +136,28 @@ inline bool is_model_descriptor(const std::string& s) {
     return s.size() > d + 1 && s[d] == 'd' && s.find_first_not_of("0123456789", d + 1) == std::string::npos;
 }
 
+// Takes one of no_op_flags and its value (null: there is none); false if `flag` is another one.
+inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
+    for (const NoOpFlag& f : no_op_flags) {
+        if (flag != f.name) { continue; }
+        check(!o.is_given(flag), "%s: is given twice", f.name);
+        o.given.push_back(flag);
+        int n = 0;
+        const std::string text = value == nullptr ? "" : value;
+        check(parse_value(text, between(f.lowest, f.highest), n), "%s: expected %s, got '%s' (%s)", f.name,
+              option_wanted(between(f.lowest, f.highest), n).c_str(), printable(text).c_str(), f.holds);
+        o.notes.push_back(strprintf("%s %d changes nothing: %s", f.name, n, f.holds));
+        return true;
+    }
+    return false;
+}
+
 // The command line as Options, or an Error that names the flag. Stops at --help, so that it works after any other flag.
 inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
     Options o(program);
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
+        if (program == GPT2_FLAG && take_no_op(o, flag, i + 1 < argc ? argv[i + 1] : nullptr)) { i++; continue; }
         if (!is_flag(flag)) { die_unknown_flag(flag); }
         const OptionRow row = find_option(flag);
         check(row.programs & program, "%s: this flag belongs to the other trainer (%s); --help lists this one's",

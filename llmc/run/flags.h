@@ -86,6 +86,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
       "evaluate windows S apart and score the last S tokens of each; 0 = they do not overlap") \
     X(bool, curve, "", false, a_switch(), FREE, "also the loss at each position") \
     GROUP("Causal language model", GPT2_FLAG) \
+    X(Text, vocab_softmax, "", "used", one_of("used|padded"), SAME, \
+      "the softmax over the vocabulary, or also over the rows that pad it to a multiple of 128") \
     X(Text, hellaswag, "", "", any(), FREE, \
       "multiple-choice file of data/hellaswag.py: scored at each validation, or after --load") \
     X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \

@@ -207,6 +207,7 @@ void report_run(const Run& r, const Parameters& p, const Config& config, size_t 
         s += banner_line("encoding", encoding_text(config.position));
         s += banner_line("attention", attention_description(config.position, config.C / config.NH));
         if (trains) { s += banner_line("data", r.data); }
+        for (const std::string& note : r.o.notes) { s += banner_line("note", note); }
         for (const std::string& note : {trains ? schedule_note(r.o) : "", attention_note(config.position, r.gpu)}) {
             if (!note.empty()) { s += banner_line("note", note); }
         }

@@ -270,13 +270,47 @@ private:
 // order, then the negatives. So the scores of queries with documents have their positives on the diagonal.
 struct GroupBatch {
     int groups = 0, rows = 0;               // rows = groups * documents per group
+    int swapped = 0;                        // groups that were exchanged for others
     int T = 0;                              // of the longest row, rounded up to a multiple of 8, at most max_tokens
     std::vector<int> ids;                   // (rows,T), [PAD] after the end of each row
     std::vector<int> lengths;               // (rows)
 };
 
-// Groups first_index .. first_index + count - 1 of a run. Which they are is a pure function of (seed, index). A batch
-// holds no group twice unless an epoch ends in it.
+// Adds the texts of group `drawn`, whole, to `seen`; false, and adds none, if one of them is there already or the group
+// itself has a text twice.
+inline bool add_texts(const Documents& documents, uint64_t drawn, std::unordered_set<uint64_t>& seen) {
+    std::vector<uint64_t> texts;
+    std::vector<int> ids;
+    for (int r = 0; r < documents.group; r++) {
+        const size_t i = (size_t)drawn * (size_t)documents.group + (size_t)r;
+        ids.resize((size_t)std::min(documents.length(i), (uint64_t)INT_MAX));
+        documents.read(i, (int)ids.size(), ids.data());
+        uint64_t text = ids.size();
+        for (int id : ids) { text = hash64(text, (uint64_t)id); }
+        if (seen.count(text) > 0 || std::find(texts.begin(), texts.end(), text) != texts.end()) { return false; }
+        texts.push_back(text);
+    }
+    seen.insert(texts.begin(), texts.end());
+    return true;
+}
+
+// The group with this index of a run, or, where the batch has one of its texts already (`seen`), another one: the first
+// that fits, from a place on that (seed, index) names. A text that is there twice would be its own negative.
+inline uint64_t choose_group(const Documents& documents, uint64_t index, uint64_t seed, bool shuffle,
+                             std::unordered_set<uint64_t>& seen, int& swapped) {
+    const uint64_t groups = documents.groups(), drawn = sample_window(index, groups, seed, shuffle);
+    if (add_texts(documents, drawn, seen)) { return drawn; }
+    swapped++;
+    const uint64_t start = hash64(seed, index) % groups;
+    for (uint64_t k = 0; k < groups; k++) {
+        if (add_texts(documents, (start + k) % groups, seen)) { return (start + k) % groups; }
+    }
+    die(EXIT_BAD_INPUT, "%s: '%s' has too few different texts to fill a batch with none of them twice; use a smaller "
+        "batch, or more data", documents.flag.c_str(), documents.pattern.c_str());
+}
+
+// Groups first_index .. first_index + count - 1 of a run. Which they are is a pure function of (seed, index of the
+// batch). No text is in a batch twice.
 inline void fill_groups(const Documents& documents, uint64_t first_index, int count, uint64_t seed, bool shuffle,
                         int max_tokens, GroupBatch& batch) {
     const uint64_t groups = documents.groups();
@@ -285,10 +319,12 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
           documents.flag.c_str(), (size_t)groups, documents.pattern.c_str(), count);
     batch.groups = count;
     batch.rows = count * documents.group;
+    batch.swapped = 0;
     std::vector<size_t> which((size_t)batch.rows);          // the number of each row's document
+    std::unordered_set<uint64_t> seen;                      // the texts of the batch
     uint64_t longest = 0;
     for (int g = 0; g < count; g++) {
-        const uint64_t drawn = sample_window(first_index + (uint64_t)g, groups, seed, shuffle);
+        const uint64_t drawn = choose_group(documents, first_index + (uint64_t)g, seed, shuffle, seen, batch.swapped);
         const size_t first = (size_t)drawn * (size_t)documents.group;       // its first document, the query
         for (int r = 0; r < documents.group; r++) {
             which[(size_t)(r * count + g)] = first + (size_t)r;

@@ -164,6 +164,33 @@ TEST_CASE("a head in chunks is the head at once", "[gpt2]") {
     }
 }
 
+TEST_CASE("gpt2: a padded softmax is the softmax of a vocabulary of as many rows", "[gpt2][vocab_softmax]") {
+    Random random;
+    INFO(random);
+    const int B = 2, T = 9;
+    GPT2Config padded = small_config("cable", T), wide = small_config("cable", T, 2, 2, 16, 128);
+    const GPT2Config used = padded;
+    padded.padded_softmax = true;
+    REQUIRE((padded.V == 29 && padded.Vp() == 128));
+    Model a(padded, 1), b(wide, 1), c(used, 1);
+    std::vector<float> weights = b.host(b.master);
+    a.set(weights);
+    b.set(weights);
+    c.set(weights);
+    const std::vector<int> tokens = draw_tokens(random, B * T, 29), targets = draw_tokens(random, B * T, 29);
+    Acts acts_a(a, B, T, Purpose::Train, 0), acts_b(b, B, T, Purpose::Train, 0), acts_c(c, B, T, Purpose::Train, 0);
+    double loss_a, loss_b, loss_c;
+    const std::vector<float> da = gradient_of(a, acts_a, tokens, targets, 1, 0, &loss_a);
+    const std::vector<float> db = gradient_of(b, acts_b, tokens, targets, 1, 0, &loss_b);
+    gradient_of(c, acts_c, tokens, targets, 1, 0, &loss_c);
+    CHECK(loss_a == loss_b);
+    CHECK(da == db);
+    CHECK(loss_a > loss_c + 0.5);                           // log(128 / 29) is 1.5
+    const size_t first_unused = a.table.offsets[0] + (size_t)29 * 16;
+    CHECK(std::any_of(&da[first_unused], &da[first_unused + 16], [](float x) { return x != 0; }));
+    CHECK(a.files[0].rows == 128);
+}
+
 TEST_CASE("evaluation's logits have training's bits", "[gpt2]") {
     Random random;
     INFO(random);

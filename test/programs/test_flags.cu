@@ -70,6 +70,7 @@ TEST_CASE("args: names and letters are unique", "[args]") {
         if (row.alias[0]) { CHECK(seen.insert(row.alias).second); }
     }
     for (auto& refused_flag : refused_flags) { CHECK(seen.insert(refused_flag[0]).second); }
+    for (const NoOpFlag& f : no_op_flags) { CHECK(seen.insert(f.name).second); }
 }
 
 TEST_CASE("args: values of every kind", "[args]") {
@@ -113,6 +114,13 @@ TEST_CASE("args: the paper's recipe, where the flag is not given", "[args]") {
     const Options mine = parse({"-l", "3e-4", "--recipe", "paper", "--total_batch", "-1", "-k", "wsd"});
     CHECK((mine.lr == 3e-4 && mine.total_batch == -1 && mine.schedule == "wsd" && mine.warmup == 750));
     refused({"--recipe", "mine"}, "one of paper");
+    // BERT's: Adam as printed, 0.9, 0.999 and no decay, all settable
+    const char* const bert[] = {"train_bert", "--recipe", "paper", "--beta1", "0.8"};
+    const Options b = parse_options(5, bert, BERT_FLAG);
+    CHECK((b.beta1 == 0.8 && b.beta2 == 0.999 && b.weight_decay == 0 && b.lr == 1e-4));
+    const char* const own[] = {"train_bert", "--recipe", "paper", "--beta2", "0.98", "--weight_decay", "0.01"};
+    const Options c = parse_options(7, own, BERT_FLAG);
+    CHECK((c.beta1 == 0.9 && c.beta2 == 0.98 && c.weight_decay == 0.01));
 }
 
 TEST_CASE("args: unknown flags are refused, with the nearest name", "[args]") {
@@ -131,8 +139,41 @@ TEST_CASE("args: unknown flags are refused, with the nearest name", "[args]") {
 }
 
 TEST_CASE("args: llm.c's flags without a counterpart say so", "[args]") {
-    refused({"-h", "1"}, "-h: this flag of llm.c has no counterpart here: HellaSwag wants its file, --hellaswag");
     for (auto& row : refused_flags) { refused({row[0], "1"}, row[1]); }
+}
+
+TEST_CASE("args: llm.c's flags that decide nothing here are taken, and said", "[args]") {
+    for (const NoOpFlag& f : no_op_flags) {
+        INFO(f.name);
+        for (int n : {f.lowest, f.highest}) {
+            const std::string value = std::to_string(n);
+            const Options o = parse({"-b", "8", f.name, value, "-t", "16"});
+            CHECK((o.B == 8 && o.T == 16));
+            CHECK(o.notes == Names{std::string(f.name) + " " + value + " changes nothing: " + f.holds});
+            Options plain = parse({"-b", "8", "-t", "16"});
+            CHECK(options_json(o) == options_json(plain));
+        }
+        refused({f.name, std::to_string(f.lowest - 1)}, std::string(f.name) + ": expected ");
+        refused({f.name}, std::string(f.name) + ": expected ");
+        refused({f.name, "x"}, f.holds);
+        refused({f.name, "1", f.name, "1"}, "is given twice");
+    }
+    refused({"-w", "0"}, "master weights are always float32");
+    refused({"-h"}, "--help lists the flags");
+    const char* const bert[] = {"train_bert", "-h", "1"};
+    CHECK_THROWS(parse_options(3, bert, BERT_FLAG));
+}
+
+TEST_CASE("args: llm.c's own command line for GPT-2 124M", "[args]") {
+    const Options o = parse({"-i", "dev/data/fineweb10B/fineweb_train_*.bin",
+                             "-j", "dev/data/fineweb10B/fineweb_val_*.bin", "-o", "log_gpt2_124M", "-v", "250",
+                             "-s", "20000", "-g", "144", "-h", "1", "-b", "64", "-t", "1024", "-d", "524288",
+                             "-r", "0", "-z", "1", "-c", "0.1", "-l", "0.0006", "-q", "0.0", "-u", "700",
+                             "-n", "5000", "-y", "1", "-e", "d12"});
+    CHECK((o.model == "d12" && o.B == 64 && o.T == 1024 && o.total_batch == 524288 && o.recompute == 0));
+    CHECK((o.weight_decay == 0.1 && o.lr == 0.0006 && o.final_lr == 0 && o.warmup == 700));
+    CHECK((o.val_every == 250 && o.sample_every == 20000 && o.tokens == 144 && o.checkpoint_every == 5000));
+    CHECK((o.resume && o.out == "log_gpt2_124M" && o.notes.size() == 2));
 }
 
 TEST_CASE("args: a flag given twice is refused, also under its other name", "[args]") {

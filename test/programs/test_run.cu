@@ -296,7 +296,7 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
         {b.set("--eval_lengths", "32,0"), {"--eval_lengths: expected ", "got '32,0'"}},
         {b.set("--eval_lengths", "32,"), {"--eval_lengths: expected ", "got '32,'"}},
         {b.set("--allow_change", ","), {"--allow_change"}},
-        {b.set("-h", "1"), {"-h", "no counterpart"}},
+        {b.set("-w", "0"), {"-w", "expected", "master weights are always float32"}},
     };
     for (const Refusal& r : refusals) { check_refused(place, r); }
     check_refused(place, {b.set("--train_files", place / "short.txt").set("--steps", "-1"),
@@ -512,6 +512,32 @@ TEST_CASE("run: a stretch of rope that this project does not know is refused", "
     refused({{"rope_type", "yarn"}, {"factor", 0.5}}, "expected a factor of at least 1, got 0.5");
     refused({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 16}}, "'beta_fast'");
     refused("yarn", "expected an object");
+}
+
+TEST_CASE("run: the rows that a softmax sees belong to the checkpoint", "[run][vocab_softmax]") {
+    if (!have_program()) { return; }
+    Place place;
+    write_file(place / "ids.bin", shard(ids_below(300, 4000), 300, 4000));
+    const Flags base = place.base.set("--train_files", place / "ids.bin").set("--val_files", place / "ids.bin");
+    const Flags padded = base.with("--vocab_softmax padded").set("--out", place / "padded");
+    REQUIRE(place.run(padded).code == 0);
+    REQUIRE(place.run(base.set("--out", place / "used")).code == 0);
+    const std::string dir = step_dir(place / "padded", 12), used = step_dir(place / "used", 12);
+    const Json j = config_of(dir);
+    CHECK((j.at("vocab_size") == 384 && j.at("vocab_used") == 300 && j.at("vocab_softmax") == "padded"));
+    CHECK((config_of(used).at("vocab_size") == 300 && !config_of(used).contains("vocab_softmax")));
+    const auto unbroken = bits(dir);
+    CHECK(unbroken.at("model.safetensors") != bits(used).at("model.safetensors"));
+    // used, and resumed, without the flag
+    const Flags use = Flags().set("--val_files", place / "ids.bin").with("--eval_lengths 32 --threads 2");
+    const Outcome plain = place.run(use.set("--load", dir));
+    CHECK(plain.code == 0);
+    CHECK(place.run(use.set("--load", dir).with("--vocab_softmax padded")).out == plain.out);
+    TempDir::remove(dir);
+    REQUIRE(place.run(padded.without("--vocab_softmax").set("--resume", "1")).code == 0);
+    check_same(unbroken, bits(dir));
+    check_refused(place, {use.set("--load", dir).with("--vocab_softmax used"), {"--vocab_softmax used", "padded"}});
+    check_refused(place, {use.set("--load", used).with("--vocab_softmax padded"), {"--vocab_softmax padded", "used"}});
 }
 
 TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
@@ -886,14 +912,18 @@ TEST_CASE("run: llm.c's letters", "[run]") {
     Place place;
     const Flags letters = Flags().set("-i", place / "train.txt").set("-j", place / "val.txt")
         .with("--model 2,2,32 -t 32 -b 2 -d 256 -x 8 -l 1e-3 -u 3 -q 0.1 -c 0.1 -k linear -v 4 -m 3 -s 0 -g 9 -n 2")
-        .with("-nk 2 -nm 4 -r 2 -sl 9 -sg 9 -a 0 -y 0").set("-o", place / "letters");
+        .with("-nk 2 -nm 4 -r 2 -sl 9 -sg 9 -a 0 -y 0 -h 1 -z 1 -f 0 -w 1 -ge 2 -lg 10").set("-o", place / "letters");
     const Flags names = Flags().set("--train_files", place / "train.txt").set("--val_files", place / "val.txt")
         .with("--model 2,2,32 --T 32 --B 2 --total_batch 256 --steps 8 --lr 1e-3 --warmup 3 --final_lr 0.1")
         .with("--weight_decay 0.1 --schedule linear --val_every 4 --val_batches 3 --sample_every 0 --tokens 9")
         .with("--checkpoint_every 2 --keep 2 --major 4 --recompute 2 --skip_loss_z 9 --skip_norm_z 9 --overfit 0")
         .with("--resume 0")
         .set("--out", place / "names");
-    REQUIRE(place.run(letters).code == 0);
+    const Outcome o = place.run(letters);
+    REQUIRE(o.code == 0);
+    for (const char* flag : {"-h 1", "-z 1", "-f 0", "-w 1", "-ge 2", "-lg 10"}) {
+        CHECK(contains(o.out, std::string(flag) + " changes nothing: "));
+    }
     REQUIRE(place.run(names).code == 0);
     check_same(bits(step_dir(place / "letters", 8)), bits(step_dir(place / "names", 8)));
     CHECK(untimed_log(place / "letters") == untimed_log(place / "names"));

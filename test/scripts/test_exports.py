@@ -211,6 +211,24 @@ class Exports(Case):
                 save_checkpoint(model, again)
                 self.assertEqual(trainer_curves(self.dir, again, [T, 2 * T]), found)
 
+    def test_padded_softmax(self):
+        """--vocab_softmax padded: the twin's softmax is over as many rows as the file has, and its gradient too"""
+        ids = [b % V for b in TEXT]
+        with open(os.path.join(self.dir, "ids.bin"), "wb") as f:
+            f.write(struct.pack("<5i", 20240520, 1, len(ids), V, 0).ljust(1024, b"\0"))
+            f.write(struct.pack(f"<{len(ids)}H", *ids))
+        flags = ("--model", "2,3,48", "--lr", "1e-2", "--vocab_softmax", "padded")
+        trainer(self.dir, "--train_files", "ids.bin", "--val_files", "ids.bin", "--pos", "cable", "--B", "4",
+                "--T", str(T), "--steps", "3", "--checkpoint_every", "1", "--out", "padded", "--clip", "0", *flags)
+        step = os.path.join(self.dir, "padded", "step_00000003")
+        model = load_checkpoint(step)
+        self.assertEqual(model.transformer.wte.weight.shape, (384, 48))
+        before = load_checkpoint(step.replace("3", "1")).transformer.wte.weight
+        self.assertGreater(greatest(model.transformer.wte.weight[V:] - before[V:]), 1e-3)   # they learn
+        exact = doubled(model)
+        found = trainer_curves(self.dir, step, [T, 2 * T], val="ids.bin")
+        self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+
     def test_random(self):
         """weights that PyTorch draws and saves, which all matter; with them the greedy text does not repeat itself"""
         texts = set()

@@ -295,6 +295,47 @@ TEST_CASE("documents: a batch of groups is a pure function of seed and index", "
     CHECK(throws_with([&] { fill_groups(d, 0, 2, 42, true, 1, b); }, "cut to 1 tokens") == 2);
 }
 
+TEST_CASE("documents: no text is in a batch twice", "[documents][asan]") {
+    TempDir dir;
+    // 40 groups: every fourth has the query q0, every fifth the positive p0, group 7 its positive as a negative
+    std::string text;
+    for (int g = 0; g < 40; g++) {
+        const std::string own = std::to_string(g);
+        const std::string query = g % 4 == 0 ? "q0" : "q" + own, positive = g % 5 == 0 ? "p0" : "p" + own;
+        const std::string negative = g == 7 ? positive : "n" + own;
+        text += query + "\t" + positive + "\t" + negative + "\n";
+    }
+    write_file(dir / "groups.txt", text);
+    const Documents d(dir / "groups.txt", "--pairs", BYTES, 3);
+    int swapped = 0;
+    for (const bool shuffle : {true, false}) {
+        for (uint64_t first = 0; first < 80; first += 8) {
+            GroupBatch b, again;
+            fill_groups(d, first, 8, 42, shuffle, 64, b);
+            fill_groups(d, first, 8, 42, shuffle, 64, again);
+            CHECK((b.ids == again.ids && b.swapped == again.swapped));
+            std::set<std::vector<int>> texts;
+            for (int r = 0; r < b.rows; r++) { texts.emplace(b.ids.begin() + r * b.T, b.ids.begin() + (r + 1) * b.T); }
+            CHECK(texts.size() == 24);
+            // as many groups as were counted are not those of the order
+            int others = 0;
+            for (int g = 0; g < 8; g++) {
+                const size_t query = 3 * (size_t)sample_window(first + (uint64_t)g, 40, 42, shuffle);
+                const std::vector<int> negative = read(d, query + 2, 64);
+                const int* row = b.ids.data() + (16 + g) * b.T;
+                others += !std::equal(negative.begin(), negative.end(), row) || query == 21;
+            }
+            CHECK(others == b.swapped);
+            swapped += b.swapped;
+        }
+    }
+    CHECK(swapped > 20);
+    GroupBatch b;
+    fill_groups(d, 0, 23, 42, true, 64, b);
+    CHECK(throws_with([&] { fill_groups(d, 0, 34, 42, true, 64, b); },
+                      "too few different texts to fill a batch with none of them twice") == 2);
+}
+
 TEST_CASE("documents: a file that shrinks during a run is an error, one that is replaced does no harm", "[documents]") {
     TempDir dir;
     const std::string path = dir / "x.bin";
