@@ -15,7 +15,7 @@ void refused(const std::vector<std::string>& words, const std::string& message) 
 }
 // a text that the row's range admits and that is not its default
 template <class V> std::string other_value(const OptionRow& row, const V& value) {
-    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "pi:2", "paper", "exact", "cls", "stop"}) {
+    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "padded", "pi:2", "paper", "exact", "cls", "stop"}) {
         V v;
         if (parse_value(text, row.range, v) && !(v == value)) { return text; }
     }
@@ -204,8 +204,8 @@ TEST_CASE("args: malformed and out-of-range values name the flag, the value and 
     refused({"--eps", "0"}, "--eps: expected a number >= 1e-30, got '0'");
     refused({"--top_p", "0"}, "--top_p: expected a number from 1e-06 to 1, got '0'");
     refused({"-r", "3"}, "from 0 to 2");
-    refused({"-y", "2"}, "expected 0 or 1");
-    refused({"-y", "true"}, "expected 0 or 1");
+    refused({"-y", "3"}, "expected an int from 0 to 2");
+    refused({"-y", "true"}, "expected an int from 0 to 2");
     for (const char* bad : {"0", "-2", "9223372036854775808"}) { refused({"-d", bad}, "an integer >= 1 or -1"); }
     for (const char* bad : {"", "64,", ",64", "64,,128", "64,x", "64, 128", "0", "-1", "64;128"}) {
         refused({"--eval_lengths", bad}, "ints joined by commas, each >= 1");

@@ -223,7 +223,7 @@ class Exports(Case):
         step = os.path.join(self.dir, "padded", "step_00000003")
         model = load_checkpoint(step)
         self.assertEqual(model.transformer.wte.weight.shape, (384, 48))
-        before = load_checkpoint(step.replace("3", "1")).transformer.wte.weight
+        before = load_checkpoint(os.path.join(self.dir, "padded", "step_00000001")).transformer.wte.weight
         self.assertGreater(greatest(model.transformer.wte.weight[V:] - before[V:]), 1e-3)   # they learn
         exact = doubled(model)
         found = trainer_curves(self.dir, step, [T, 2 * T], val="ids.bin")
@@ -327,6 +327,66 @@ class Exports(Case):
             self.assertEqual((refused.returncode, os.path.exists(out + "2")), (2, False), arguments)
             self.assertIn(naming, refused.stderr)
             self.assertNotIn("Traceback", refused.stderr)
+
+
+@unittest.skipUnless(has_torch, NO_TORCH)
+class Authors(Case):
+    """dev/hf/import_authors.py on a state dict with the names and shapes of the released ones"""
+    NAMES = {"cable.c": "cable_layer", "cable.s": "cable_layer_scale"}
+
+    def state_of(self, model):
+        """as their code saves it: linear layers (out, in), the head, buffers, torch.compile's prefix"""
+        state = {}
+        for name, t in model.state_dict().items():
+            if re.search(r"(c_attn|c_proj|c_fc)\.weight$", name):
+                t = t.t().contiguous()
+            for ours, theirs in self.NAMES.items():
+                name = name.replace(ours, theirs)
+            state["_orig_mod." + name] = t.clone()
+        state["_orig_mod.lm_head.weight"] = state["_orig_mod.transformer.wte.weight"].clone()
+        for layer in range(model.config.n_layer):
+            state[f"_orig_mod.transformer.h.{layer}.attn.cached_mask"] = torch.zeros(4, 4)
+        return state
+
+    def run_script(self, state, out):
+        source = os.path.join(self.dir, "theirs.pt")
+        torch.save({"model": state, "step": 19072}, source)
+        script = os.path.join(ROOT, "dev", "hf", "import_authors.py")
+        return subprocess.run([sys.executable, script, source, out, str(T)], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, universal_newlines=True)
+
+    def test_import(self):
+        with open(os.path.join(self.dir, "ids.bin"), "wb") as f:
+            f.write(struct.pack("<5i", 20240520, 1, len(TEXT), 0, 0).ljust(1024, b"\0"))
+            f.write(struct.pack(f"<{len(TEXT)}H", *TEXT))
+        for name in ("cable", "cable_nw"):
+            with self.subTest(pos=name):
+                torch.manual_seed(5)
+                model = CableGPT2(CableConfig(n_layer=2, n_head=3, n_embd=48, vocab_size=50304, n_positions=T,
+                                              position={"name": name}))
+                randomize(model)
+                out = os.path.join(self.dir, "ours_" + name)
+                done = self.run_script(self.state_of(model), out)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertIn(f"{name}, L 2, NH 3, C 48", done.stdout)
+                for key, t in load_checkpoint(out).state_dict().items():
+                    self.assertTrue(torch.equal(t, model.state_dict()[key]), key)
+                exact = doubled(model)
+                found = trainer_curves(self.dir, out, [T, 2 * T], val="ids.bin")
+                self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+
+    def test_refusals(self):
+        model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=50304, n_positions=T))
+        state, out = self.state_of(model), os.path.join(self.dir, "out")
+        wte = "_orig_mod.transformer.wte.weight"
+        for change, naming in (({wte: state[wte][:50257]}, "expected 50304 rows"),
+                               ({"_orig_mod.transformer.h.0.attn.extra.weight": torch.zeros(1)}, "extra")):
+            refused = self.run_script({**state, **change}, out)
+            self.assertEqual((refused.returncode, os.path.exists(out)), (2, False))
+            self.assertIn(naming, refused.stderr)
+            self.assertNotIn("Traceback", refused.stderr)
+        refused = self.run_script({k: t for k, t in state.items() if "cable" not in k}, out)
+        self.assertIn("expected a GPT-2 with CABLE", refused.stderr)
 
 
 def randomize(model):

@@ -301,7 +301,8 @@ TEST_CASE("documents: no text is in a batch twice", "[documents][asan]") {
     std::string text;
     for (int g = 0; g < 40; g++) {
         const std::string own = std::to_string(g);
-        const std::string query = g % 4 == 0 ? "q0" : "q" + own, positive = g % 5 == 0 ? "p0" : "p" + own;
+        const std::string query = g % 4 == 0 ? "q0" : "q" + own;
+        const std::string positive = g % 5 == 0 ? "p0" : "p" + own;
         const std::string negative = g == 7 ? positive : "n" + own;
         text += query + "\t" + positive + "\t" + negative + "\n";
     }
