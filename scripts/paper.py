@@ -146,7 +146,7 @@ WINDOWS_AS_RUN = 1000                   # the most that the authors' code evalua
 NAMES = {"printed": {"t5": "t5_clip"},
          "run": {"t5": "t5_clip:K=256,scale=C,layers=own", "alibi": "alibi:slopes=geometric"}}
 BEYOND = ("t5", "kerple_power")         # encodings that the papers' perplexity tables lack
-PADDED_SOFTMAX = False                  # whether the trainers have --vocab_softmax
+PADDED_SOFTMAX = True                   # whether the trainers have --vocab_softmax
 EVERY = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1", "alibi", "fire", "t5_clip", "t5",
          "kerple", "kerple_power", "rope", "sinusoidal", "none")
 

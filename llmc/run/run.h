@@ -97,8 +97,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     }
 }
 
-// A model that is trained has one factor, which its checkpoints keep. The flag then says what holds, so that --resume
-// compares that.
+// A model that is trained has one factor. The flag then says what holds, which --resume compares.
 inline void plan_rope_scaling(Run& r, PositionConfig& position) {
     if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
         position.scaling_factor = std::max(1.0, (double)r.o.T / position.original_length());
