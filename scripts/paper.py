@@ -146,7 +146,6 @@ WINDOWS_AS_RUN = 1000                   # the most that the authors' code evalua
 NAMES = {"printed": {"t5": "t5_clip"},
          "run": {"t5": "t5_clip:K=256,scale=C,layers=own", "alibi": "alibi:slopes=geometric"}}
 BEYOND = ("t5", "kerple_power")         # encodings that the papers' perplexity tables lack
-PADDED_SOFTMAX = True                   # whether the trainers have --vocab_softmax
 EVERY = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1", "alibi", "fire", "t5_clip", "t5",
          "kerple", "kerple_power", "rope", "sinusoidal", "none")
 
@@ -353,7 +352,7 @@ def steps_of(row, args):
 
 def padded(row, args):
     """the authors' softmax also sees the rows of the vocabulary that no token has"""
-    wanted = PADDED_SOFTMAX and args.how == "run" and row.experiment not in (*SMALL, *BERT)
+    wanted = args.how == "run" and row.experiment not in (*SMALL, *BERT)
     return {"vocab_softmax": "padded"} if wanted else {}
 
 

@@ -131,29 +131,28 @@ class TestCommands(unittest.TestCase):
         return [flags_of(c) for c in dry(*args)[1] if "--train_files" in c]
 
     def test_as_printed_and_as_run(self):
-        with mock.patch.object(paper, "PADDED_SOFTMAX", True):
-            for how, warmup, steps, t5, alibi, softmax in (
-                    ("printed", "750", "9000", "t5_clip", "alibi", None),
-                    ("run", "715", "9150", "t5_clip:K=256,scale=C,layers=own", "alibi:slopes=geometric", "padded")):
-                trained = self.trains("table1", "tiny", "t5_clip", "alibi", "--as", how)
-                self.assertEqual([f["--pos"] for f in trained], [alibi, t5])
-                for f in trained:
-                    self.assertEqual((f["--warmup"], f["--steps"], f.get("--vocab_softmax")), (warmup, steps, softmax))
-                    self.assertEqual("/as_run/" in f["--out"], how == "run")
-                names = [r.pos for r in paper.rows_of("figure4", how)]
-                self.assertEqual(("kcable_v1" in names, "kcable" in names, "kcable:weight=inside" in names),
-                                 (True, True, how == "printed"))
-                tuned, (batch, groups, lr) = [], ("65536", 128, "2e-5") if how == "printed" else ("524288", 512, "8e-5")
-                train, tune = map(flags_of, [c for c in dry("bert_curves", "rope", "--as", how)[1]
-                                             if c[0].startswith("./train")])
-                self.assertEqual((train["--total_batch"], train["--beta2"], train["--weight_decay"]),
-                                 (batch, "0.999", "0"))
-                self.assertEqual((tune["--total_batch"], tune["--lr"]), (str(groups * 512), lr))
-            self.assertEqual([f["--pos"] for f in self.trains("table1", "tiny", "t5")], ["t5"])         # by name only
-            rows = paper.rows_of("table2", "run")
-            self.assertEqual(("fire" in {r.pos for r in rows}, {r.batch for r in rows}), (False, {65536, 524288}))
-            every = {r.pos for r in paper.rows_of("table2")}
-            self.assertTrue({"fire", "kcable", "kcable_v1", "t5", "t5_clip", "kerple", "kerple_power"} <= every)
+        for how, warmup, steps, t5, alibi, softmax in (
+                ("printed", "750", "9000", "t5_clip", "alibi", None),
+                ("run", "715", "9150", "t5_clip:K=256,scale=C,layers=own", "alibi:slopes=geometric", "padded")):
+            trained = self.trains("table1", "tiny", "t5_clip", "alibi", "--as", how)
+            self.assertEqual([f["--pos"] for f in trained], [alibi, t5])
+            for f in trained:
+                self.assertEqual((f["--warmup"], f["--steps"], f.get("--vocab_softmax")), (warmup, steps, softmax))
+                self.assertEqual("/as_run/" in f["--out"], how == "run")
+            names = [r.pos for r in paper.rows_of("figure4", how)]
+            self.assertEqual(("kcable_v1" in names, "kcable" in names, "kcable:weight=inside" in names),
+                             (True, True, how == "printed"))
+            batch, groups, lr = ("65536", 128, "2e-5") if how == "printed" else ("524288", 512, "8e-5")
+            train, tune = map(flags_of, [c for c in dry("bert_curves", "rope", "--as", how)[1]
+                                         if c[0].startswith("./train")])
+            self.assertEqual((train["--total_batch"], train["--beta2"], train["--weight_decay"]),
+                             (batch, "0.999", "0"))
+            self.assertEqual((tune["--total_batch"], tune["--lr"]), (str(groups * 512), lr))
+        self.assertEqual([f["--pos"] for f in self.trains("table1", "tiny", "t5")], ["t5"])         # by name only
+        rows = paper.rows_of("table2", "run")
+        self.assertEqual(("fire" in {r.pos for r in rows}, {r.batch for r in rows}), (False, {65536, 524288}))
+        every = {r.pos for r in paper.rows_of("table2")}
+        self.assertTrue({"fire", "kcable", "kcable_v1", "t5", "t5_clip", "kerple", "kerple_power"} <= every)
         evaluations = [flags_of(c) for c in dry("table1", "medium", "cable", "--as", "run")[1] if "--eval_lengths" in c]
         lengths = [f["--eval_lengths"] for f in evaluations]
         self.assertEqual(lengths, ["512", "1024", "2048", "4096", "8192", "14000"])
