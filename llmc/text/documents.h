@@ -270,10 +270,10 @@ private:
 // order, then the negatives. So the scores of queries with documents have their positives on the diagonal.
 struct GroupBatch {
     int groups = 0, rows = 0;               // rows = groups * documents per group
-    int swapped = 0;                        // groups that were exchanged for others
     int T = 0;                              // of the longest row, rounded up to a multiple of 8, at most max_tokens
     std::vector<int> ids;                   // (rows,T), [PAD] after the end of each row
     std::vector<int> lengths;               // (rows)
+    int swapped = 0;                        // groups that were exchanged for others
 };
 
 // Adds the texts of group `drawn`, whole, to `seen`; false, and adds none, if one of them is there already or the group
