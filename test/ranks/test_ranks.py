@@ -243,7 +243,7 @@ class Training(unittest.TestCase):
         directory = os.path.join(self.out(name), f"step_{step:08d}")
         tensors = {}
         for f in sorted(os.listdir(directory)):
-            if f.endswith(".safetensors"):
+            if f.endswith((".safetensors", ".state")):
                 with open(os.path.join(directory, f), "rb") as source:
                     tensors[f] = source.read()
         assert "model.safetensors" in tensors and len(tensors) >= 2, list(tensors)

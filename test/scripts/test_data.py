@@ -1108,7 +1108,7 @@ class Scripts(Case):
         self.assertEqual([c for c in children if alive(c)], [])
 
     def test_the_trainer_reads_them(self):
-        trainer = os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2"))
+        trainer = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
         if not os.access(trainer, os.X_OK):
             self.skipTest(f"no {trainer}")
         self.script("tinyshakespeare", "--local", REAL, "--out", self.path("o"))
@@ -1122,7 +1122,7 @@ class Scripts(Case):
 
     @needs_real("encoder.json", "vocab.bpe")
     def test_sampling_after_training_on_shards_as_the_readme_has_it(self):
-        trainer = os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2"))
+        trainer = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
         if not os.access(trainer, os.X_OK):
             self.skipTest(f"no {trainer}")
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
