@@ -15,6 +15,7 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import transformers
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
@@ -23,6 +24,8 @@ from transformers.modeling_outputs import (BaseModelOutput, BaseModelOutputWithP
                                            MaskedLMOutput)
 
 ROWS = 256                                          # queries in a block
+# Before 4.45 each model had to say itself what generate() gives it.
+OLD_GENERATE = tuple(int(n) for n in transformers.__version__.split(".")[:2]) < (4, 45)
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 # The hyperparameters of each encoding, with what stands for a key that config.json lacks: the file is older than it.
 CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_nw": {}, "cable_v1": {}, "fox": {},
@@ -505,6 +508,13 @@ class CableForCausalLM(CableBase, GenerationMixin):
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values,
                                         hidden_states=found.hidden_states)
         return output if return_dict else output.to_tuple()
+
+    if OLD_GENERATE:
+        def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, use_cache=None,
+                                          **_):
+            known = past_key_values.get_seq_length() if past_key_values is not None else 0
+            return {"input_ids": input_ids[:, known:], "past_key_values": past_key_values,
+                    "attention_mask": attention_mask, "use_cache": use_cache}
 
 
 # ---- BERT ----
