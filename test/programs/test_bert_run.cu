@@ -441,7 +441,9 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
 TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_run]") {
     if (!have_bert()) { return; }
     Retrieval place;
-    write_file(place / "many.txt", Topics::pairs(100));
+    std::string many_pairs;                                 // no text is there twice
+    for (int i = 0; i < 4000; i++) { many_pairs += strprintf("%04d ABCD\t%04d abcd efgh\n", i, i); }
+    write_file(place / "many.txt", many_pairs);
     // the most that a run of so many groups has had of memory beyond what it announced, in bytes
     const auto more_than_said = [&](int groups) {
         const Flags flags = place.pairs.set("--pairs", place / "many.txt")
