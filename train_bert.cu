@@ -742,10 +742,7 @@ BERTConfig configure(Run& run, int vocab) {
     BERTConfig config;
     parse_model(o.model, "bert:", bert_sizes, config);
     config = resolve_config(o, config, run.source, vocab, BERT_KEYS);
-    if (config.V == 0) {                            // no token files: pairs of text, shards of BERT's ids, or --list
-        const size_t n = o.pairs.size();
-        config.V = n > 4 && o.pairs.compare(n - 4, 4, ".txt") == 0 ? BYTE_VOCAB : BERT_VOCAB;
-    }
+    if (config.V == 0) { config.V = pairs_vocab(o); }
     if (!o.list) { run.tokenizer = find_tokenizer(o.tokenizer, run.source, config.V == BYTE_VOCAB ? 256 : config.V); }
     if (!run.source.empty() && !o.is_given("pooling")) {
         const Json j = read_config(run.source, BERT_KEYS);
@@ -789,7 +786,7 @@ int bert_main(int argc, char** argv) {
     // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
     BERTConfig config = configure(run, data.vocab());
     std::unique_ptr<Documents> pairs;
-    if (!o.pairs.empty() && !o.list && run.trains) { pairs = open_pairs(o, config.special); }
+    if (!o.pairs.empty() && !o.list && run.trains) { pairs = open_pairs(o, config.special, run.tokenizer.get()); }
     plan_bert_steps(run, config, data.train.get(), pairs.get());
     BERT model;
     model.pooling = o.pooling == "cls" ? Pooling::Cls : Pooling::Mean;
@@ -798,7 +795,7 @@ int bert_main(int argc, char** argv) {
     Activations acts = activations_describe(model, o.B, o.T, purpose, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     // 3 what can be refused is refused now, and not after hours of work
-    const Collections collections(o, config.special);
+    const Collections collections(o, config.special, run.tokenizer.get());
     check_reach(o, config, run.tokenizer.get());
     size_t buffers = 0;
     if (data.train) { run.data = data_text(run, *data.train); }

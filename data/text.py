@@ -3,6 +3,7 @@
 
     data/text.py --out data/mine --val_tokens 1000000 corpus/ more.jsonl.gz
     zcat dump.gz | data/text.py --out data/mine --documents line -
+    data/text.py --out data/pairs --pairs sentence corpus/      pairs to train a retriever on, as text
 
 Source    the files you name and those below the directories you name, sorted, also as .gz .xz .bz2 .zst or members of
           a .zip; "-" is standard input
@@ -14,12 +15,23 @@ Time      about 4 million bytes per second and core; the same command with the s
 Writes PREFIX_train_000000.bin and so on, with --val_tokens PREFIX_val_000000.bin first, and manifest.json with counts
 and checksums. Bytes that are not UTF-8 are replaced, empty documents and broken lines are skipped; all are counted and
 reported. The trainer also reads .txt files directly, one token per byte; shards are for subword tokens.
+
+With --pairs it writes text instead of shards: PREFIX_train_pairs.txt, lines of query TAB passage for train_bert
+--pairs, and of the first --val_pairs pairs PREFIX_val_queries.txt, PREFIX_val_corpus.txt and PREFIX_val_qrels.tsv,
+for --queries, --corpus and --qrels. A paragraph is the text between blank lines of a document. The pair is
+    sentence    its first sentence and the rest of it
+    halves      its first half of the words and the second
+    title       the first line of the document and the rest of the document
+Pairs of fewer than 4 and 8 words (a title: 1 and 8) are skipped, and so is one that has a held-out text. --seed
+decides the order of the documents, and so which are held out; --encoding, --tokenizer, --shard_tokens, --val_tokens
+and --workers play no part.
 """
 import sys
 
 from build import Stream, build, numbered, stream_kwargs
-from common import BadInput, add_stream_flags, parser, run
+from common import BadInput, add_stream_flags, natural, parser, run
 from download import vocabulary
+from pairs import RULES, build_pairs
 from sources import SPLITTERS, Reader, STDIN, files_in
 
 
@@ -33,6 +45,8 @@ def main(argv):
                    "that ends with an empty line [file]")
     p.add_argument("--column", default="text", help="the field of JSON and parquet that holds the text [text]")
     p.add_argument("--jsonl", action="store_true", help="standard input is JSON lines, not plain text")
+    p.add_argument("--pairs", choices=RULES, help="write pairs for a retriever instead of shards, by this rule")
+    p.add_argument("--val_pairs", type=natural, default=1000, help="pairs held out, as a collection to search [1000]")
     args = p.parse_args(argv)
     inputs = ["-.jsonl" if args.jsonl and i == "-" else i for i in args.inputs]
     if args.local:
@@ -43,9 +57,12 @@ def main(argv):
         raise BadInput("standard input can be read only once")
     if "/" in args.prefix or not args.prefix:
         raise BadInput(f"--prefix: expected the beginning of a file name, without /, got '{args.prefix}'")
-    shards = numbered(args.prefix, args.shard_tokens, args.val_tokens)
+    shards = numbered(args.prefix, args.shard_tokens, 0 if args.pairs else args.val_tokens)
     stream = Stream("text", Reader(args.documents, args.column), files_in(inputs), **shards, **stream_kwargs(args))
-    build(args.out, [stream], args.encoding, vocabulary(args), args.workers, {"name": "text"})
+    if args.pairs:
+        build_pairs(args.out, args.prefix, args.pairs, stream, args.val_pairs)
+    else:
+        build(args.out, [stream], args.encoding, vocabulary(args), args.workers, {"name": "text"})
 
 
 if __name__ == "__main__":

@@ -11,21 +11,31 @@ struct Collections {
     std::unique_ptr<Documents> encode, corpus, queries;
     Qrels qrels;
 
-    Collections(const Options& o, const SpecialTokens& special) {
-        if (!o.encode.empty()) { encode = std::make_unique<Documents>(o.encode, "--encode", special, 1); }
+    // words: the model's vocabulary, for text; null: there is none
+    Collections(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
+        if (!o.encode.empty()) { encode = std::make_unique<Documents>(o.encode, "--encode", special, 1, words); }
         if (o.corpus.empty()) { return; }
-        queries = std::make_unique<Documents>(o.queries, "--queries", special, 1);
-        corpus = std::make_unique<Documents>(o.corpus, "--corpus", special, 1);
+        queries = std::make_unique<Documents>(o.queries, "--queries", special, 1, words);
+        corpus = std::make_unique<Documents>(o.corpus, "--corpus", special, 1, words);
         qrels = read_qrels(o.qrels);
     }
 };
 
 // The groups of --pairs, at least one query and one positive each
-inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special) {
-    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special);
+inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
+    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special, 0, words);
     check(pairs->group >= 2, "--pairs %s: expected groups of a query, its positive and negatives, got single documents",
           o.pairs.c_str());
     return pairs;
+}
+
+// The vocabulary of a new model that no token file decides: text is read as bytes unless --tokenizer says otherwise.
+inline int pairs_vocab(const Options& o) {
+    const size_t n = o.pairs.size();
+    const bool text = n > 4 && o.pairs.compare(n - 4, 4, ".txt") == 0;
+    if (!text) { return BERT_VOCAB; }               // shards of BERT's ids, or --list
+    const int V = o.tokenizer.empty() ? 256 : Tokenizer::load(o.tokenizer).vocab_size();
+    return V == 256 ? BYTE_VOCAB : V;
 }
 
 // Embeddings of a collection, its documents cut to max_tokens

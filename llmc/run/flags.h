@@ -22,7 +22,7 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
       "training shards: a file or a quoted glob; .txt files are read as bytes") \
     X(Text, val_files, "-j", "data/tinyshakespeare/tiny_shakespeare_val.bin", any(), FREE, \
       "validation shards, likewise") \
-    X(Text, tokenizer, "", "", any(), FREE, "vocabulary file, to print text instead of token ids") \
+    X(Text, tokenizer, "", "", any(), FREE, "vocabulary file, to read and print text instead of token ids") \
     GROUP("Model", BOTH) \
     X(Text, model, "", "small", any(), SAME, "a size by name, or L,NH,C: layers, heads, channels") \
     X(Text, pos, "", "cable", any(), SAME, "positional encoding: NAME[:key=value,...]") \
@@ -104,12 +104,13 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
     X(Text, predict, "", "", any(), FREE, "print the likeliest tokens for each [MASK] in this text") \
     GROUP("Contrastive fine-tuning and retrieval", BERT_FLAG) \
     X(Text, pairs, "", "", any(), SAME, \
-      "train on these groups (query, positive, negatives), shards or .txt with tabs, instead of masked tokens") \
+      "train on groups instead of masked tokens: shards, or .txt lines of QUERY tab PASSAGE, or tab NEGATIVE too") \
     X(double, tau, "", 0.05, at_least(1e-6), SAME, "temperature of the cosine similarities") \
     X(Text, pooling, "", "mean", one_of("mean|cls"), SAME, "embedding of a text: the mean of its tokens, or [CLS]") \
-    X(Text, encode, "", "", any(), FREE, "write the embeddings of these documents into --out") \
+    X(Text, encode, "", "", any(), FREE, \
+      "write the embeddings of these documents into --out: shards, or .txt with one per line") \
     X(Text, corpus, "", "", any(), FREE, "with --queries and --qrels: search these documents, all of them") \
-    X(Text, queries, "", "", any(), FREE, "the queries, as documents") \
+    X(Text, queries, "", "", any(), FREE, "the queries: shards, or .txt with one per line, as --corpus") \
     X(Text, qrels, "", "", any(), FREE, "TREC's judgements: lines of \"query 0 document grade\"") \
     GROUP("Looking", BOTH) \
     X(bool, list, "", false, a_switch(), FREE, "print the tensors and stop") \

@@ -6,9 +6,10 @@
 //   byte 20    int32  documents per group; 1: a collection; 0: a stream of tokens, not of whole documents
 //   byte 24    int32  documents in the shard
 //
-// and a document starts at each [CLS]. A file whose name ends in .txt is text that is read as bytes: one document per
-// line, or one group per line, its documents separated by tabs. NAME.ids beside NAME.bin or NAME.txt holds the names of
-// a collection's documents, one per line.
+// and a document starts at each [CLS]. A file whose name ends in .txt is text: one document per line, or one group per
+// line, its documents separated by tabs. For a model with a WordPiece vocabulary it must be UTF-8, its lines may end in
+// CR LF, and its ids stay in memory. For a model of bytes, each byte is an id. NAME.ids beside NAME.bin or NAME.txt
+// holds the names of a collection's documents, one per line.
 #ifndef LLMC_TEXT_DOCUMENTS_H
 #define LLMC_TEXT_DOCUMENTS_H
 
@@ -23,8 +24,9 @@ struct DocumentFile {
     Shard shard;
     File file;                              // open for the whole run, so that replacing the file does no harm
     bool text = false;                      // its name ends in .txt
+    std::vector<uint32_t> words;            // of text in a WordPiece vocabulary: its ids, without [CLS] and [SEP]
     uint64_t first = 0;                     // number of its first document
-    std::vector<uint64_t> begin;            // [documents + 1] where each begins, in ids; of text: its first byte
+    std::vector<uint64_t> begin;            // [documents + 1] where each begins, in ids; of bytes: its first byte
     std::vector<std::string> names;         // [documents], or none
 
     size_t documents() const { return begin.empty() ? 0 : begin.size() - 1; }
@@ -34,12 +36,15 @@ struct DocumentFile {
 struct Documents {
     std::string pattern, flag;              // flag: "--queries", for messages
     SpecialTokens special;
+    const Tokenizer* tokenizer;             // encodes text; null: text is read as bytes. Used by the constructor only
     int group = 0;                          // documents per group
     std::vector<DocumentFile> files;        // in byte order of their paths
 
     // Opens and checks every file and reads it once as a whole. wanted_group: refuse another size of group (0: any).
-    Documents(const std::string& pattern, const char* flag, const SpecialTokens& special, int wanted_group = 0)
-        : pattern(pattern), flag(flag), special(special) {
+    Documents(const std::string& pattern, const char* flag, const SpecialTokens& special, int wanted_group = 0,
+              const Tokenizer* words = nullptr)
+        : pattern(pattern), flag(flag), special(special),
+          tokenizer(words != nullptr && words->word_piece ? words : nullptr) {
         try {
             const std::vector<std::string> paths = expand_pattern(pattern);
             check(paths.size() <= MAX_FILES, "expected at most %zu files, got %zu", MAX_FILES, paths.size());
@@ -58,7 +63,8 @@ struct Documents {
     uint64_t length(size_t i) const {
         const DocumentFile& f = file_of(i);
         const uint64_t span = f.begin[i - f.first + 1] - f.begin[i - f.first];
-        return f.text ? span - 1 + 2 : span;        // text: less the tab or newline at its end, plus [CLS] and [SEP]
+        if (!f.text) { return span; }
+        return span + 2 - f.words.empty();          // plus [CLS] and [SEP]; of bytes less the tab or newline at its end
     }
 
     // out (at most max_tokens): document i, cut to max_tokens by leaving out ids before [SEP]. Returns how many.
@@ -68,7 +74,11 @@ struct Documents {
         const DocumentFile& f = file_of(i);
         const int n = (int)std::min(length(i), (uint64_t)max_tokens);       // [CLS] and [SEP] always stay
         const uint64_t begin = f.begin[i - f.first] + !f.text;      // a shard has [CLS] itself, text has not
-        read_ids(f, begin, (uint64_t)n - 2, out + 1);       // n - 2 ids between [CLS] and [SEP]
+        if (f.words.empty()) {
+            read_ids(f, begin, (uint64_t)n - 2, out + 1);           // n - 2 ids between [CLS] and [SEP]
+        } else {
+            std::copy_n(f.words.begin() + (ptrdiff_t)begin, n - 2, out + 1);
+        }
         out[0] = special.cls;
         out[n - 1] = special.sep;
         return n;
@@ -88,6 +98,7 @@ struct Documents {
 
 private:
     static constexpr size_t MAX_FILES = 512;        // all are open at once, and a process usually has 1,024 descriptors
+    static constexpr size_t MAX_TEXT = 16u << 20;   // bytes of a document of text, so that no file takes all memory
 
     // the last file whose first document is not after i
     const DocumentFile& file_of(size_t i) const {
@@ -99,12 +110,13 @@ private:
 
     // Opens, checks and indexes one file.
     void add(const std::string& path, int wanted_group) {
-        DocumentFile f{inspect_shard(path), File(path), false, 0, {}, {}};
+        DocumentFile f{inspect_shard(path), File(path), false, {}, 0, {}, {}};
         const char* name = path.c_str();
         f.text = f.shard.width == 1;
         f.first = files.empty() ? 0 : files.back().first + files.back().documents();
         check(f.file.size == f.shard.file_bytes, "%s: its size changed while it was opened", name);
-        const int found = f.text ? index_text(f) : index_shard(f);
+        const auto index_of = tokenizer != nullptr ? &Documents::index_words : &Documents::index_text;
+        const int found = f.text ? (this->*index_of)(f) : index_shard(f);
         check(wanted_group == 0 || found == wanted_group, "%s: expected %s, got %s", name,
               group_text(wanted_group).c_str(), group_text(found).c_str());
         check(files.empty() || found == group, "%s: expected %s as in %s, got %s", name, group_text(group).c_str(),
@@ -173,15 +185,18 @@ private:
         return in_group;
     }
 
-    // Every line must have as many documents as the first, and none may be empty.
-    int index_text(DocumentFile& f) const {
-        const char* name = f.shard.path.c_str();
-        check(special.V == BYTE_VOCAB, "%s: text is read as bytes: expected a model with a vocabulary of %d, got %d "
-              "(make a shard of the text with data/mldr.py or data/msmarco.py)", name, BYTE_VOCAB, special.V);
-        f.begin.push_back(0);
+    // Where the scan of a text is: every line must have as many documents as the first, and none may be empty.
+    struct Lines {
+        const char* name;
         size_t line = 1, in_line = 0;               // in_line: documents of this line so far
         size_t in_group = 0;                        // documents of line 1
-        auto end_of_line = [&] {
+        int last = '\n';                            // the byte before
+
+        void end_of_document(bool empty) {
+            check(!empty, "%s: line %zu has an empty document", name, line);
+            in_line++;
+        }
+        void end_of_line() {
             if (line == 1) { in_group = in_line; }
             check(in_line == in_group, "%s: line %zu: expected %zu documents separated by tabs, as in line 1, got %zu",
                   name, line, in_group, in_line);
@@ -189,23 +204,62 @@ private:
                   MAX_GROUP, in_line);
             in_line = 0;
             line++;
-        };
-        auto end_of_document = [&](uint64_t at) {   // at: where its tab or newline is
-            check(at > f.begin.back(), "%s: line %zu has an empty document", name, line);
-            f.begin.push_back(at + 1);              // the next one begins after the tab or newline
-            in_line++;
-        };
-        int last = '\n';
-        scan(f, [&](uint64_t at, int c) {
-            last = c;
-            if (c == '\n' || c == '\t') { end_of_document(at); }
-            if (c == '\n') { end_of_line(); }
-        });
-        if (last != '\n') {                         // the last newline may be missing
-            end_of_document(f.shard.tokens);
-            end_of_line();
         }
-        return (int)in_group;
+    };
+
+    // Calls end(at) where a document ends, and byte(c) for the others; the last newline may be missing.
+    template <class Byte, class End> int scan_text(const DocumentFile& f, Lines& lines, Byte byte, End end) const {
+        scan(f, [&](uint64_t at, int c) {
+            const bool ends = c == '\n' || c == '\t';
+            if (ends) { end(at); } else { byte(c); }
+            if (c == '\n') { lines.end_of_line(); }
+            lines.last = c;
+        });
+        if (lines.last != '\n') {
+            end(f.shard.tokens);
+            lines.end_of_line();
+        }
+        return (int)lines.in_group;
+    }
+
+    // Text for a model of bytes: f.begin is filled, and the bytes stay in the file.
+    int index_text(DocumentFile& f) const {
+        const char* name = f.shard.path.c_str();
+        check(special.V == BYTE_VOCAB, "%s: text wants the vocabulary of the model's %d tokens: give its vocab.txt "
+              "with --tokenizer (only a model with a vocabulary of %d reads text as bytes)", name, special.V,
+              BYTE_VOCAB);
+        f.begin.push_back(0);
+        Lines lines{name};
+        return scan_text(f, lines, [](int) {}, [&](uint64_t at) {
+            lines.end_of_document(at == f.begin.back());
+            f.begin.push_back(at + 1);              // the next one begins after the tab or newline
+        });
+    }
+
+    // Text for a WordPiece vocabulary: f.words is filled with its ids.
+    int index_words(DocumentFile& f) const {
+        const char* name = f.shard.path.c_str();
+        f.begin.push_back(0);
+        f.words.reserve((size_t)f.shard.tokens / 4);        // English has four to five bytes per id
+        Lines lines{name};
+        std::string text;                           // the document so far
+        const auto byte = [&](int c) {
+            text += (char)c;
+            check(text.size() <= MAX_TEXT, "%s: line %zu: expected a document of at most %zu MB, got a longer one",
+                  name, lines.line, MAX_TEXT >> 20);
+        };
+        return scan_text(f, lines, byte, [&](uint64_t) {
+            for (size_t at = 0; at < text.size();) {
+                const size_t from = at;
+                check(utf8_next(text, at) != NO_CHARACTER, "%s: line %zu is not UTF-8 at byte %zu of its document %zu",
+                      name, lines.line, from, lines.in_line + 1);
+            }
+            const std::vector<int> ids = tokenizer->encode(text);   // white space, a CR too, gives none
+            lines.end_of_document(ids.empty());
+            f.words.insert(f.words.end(), ids.begin(), ids.end());
+            f.begin.push_back(f.words.size());
+            text.clear();
+        });
     }
 
     // little-endian, as all numbers in the file are

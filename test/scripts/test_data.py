@@ -758,6 +758,87 @@ class Download(Case):
             self.download.hub_files(repo, "sample/10BT")
 
 
+class Pairs(Case):
+    """text.py --pairs"""
+    FILES = ("text_train_pairs.txt", "text_val_queries.txt", "text_val_corpus.txt", "text_val_qrels.tsv")
+
+    def pairs(self, rule, *inputs, val=0, out="o", more=()):
+        self.said = self.script("text", "--out", self.path(out), "--pairs", rule, "--val_pairs", str(val), *more,
+                                *inputs)
+        return [read(self.path(out, n)).decode().splitlines() for n in self.FILES[:4 if val else 1]]
+
+    def test_the_three_rules(self):
+        text = ("= A title =\n\nMr. Ba ran a\tlong way to town.\nThere he  sat, and ate, and slept, and was well.\n"
+                "  \r\nToo short. No rest.\n\nOne without an end of a sentence but of very many words indeed")
+        path = self.file("a.txt", text)
+        rest = "There he sat, and ate, and slept, and was well."
+        self.assertEqual(self.pairs("sentence", path, out="s"), [[f"Mr. Ba ran a long way to town.\t{rest}"]])
+        self.assertIn("3 paragraphs too short", self.said)
+        halves = [f"Mr. Ba ran a long way to town. There\t{rest[6:]}"]
+        self.assertEqual(self.pairs("halves", path, out="h", more=("--no_shuffle",))[0], halves)
+        whole = " ".join(text.split()[4:])
+        self.assertEqual(self.pairs("title", path, out="t"), [[f"A title\t{whole}"]])
+
+    def corpus(self, count=300):
+        texts = (f"Here is the query number {i}. What follows is the passage of number {i}." for i in range(count))
+        return self.file("c.txt", "\n\n".join(texts))
+
+    def test_held_out_pairs_depend_on_the_seed_and_are_not_trained_on(self):
+        path = self.corpus()
+        by = ("--documents", "blank")
+        train, queries, corpus, qrels = first = self.pairs("sentence", path, val=40, more=by)
+        self.assertEqual((len(train), len(queries), len(corpus)), (260, 40, 40))
+        self.assertEqual(qrels, [f"{i} 0 {i} 1" for i in range(40)])
+        numbers = [re.findall("[0-9]+", q + c) for q, c in zip(queries, corpus)]
+        self.assertTrue(all(a == b for a, b in numbers), "a query is beside its passage")
+        self.assertEqual(len({n for n, _ in numbers} | {t.split(".")[0].split()[-1] for t in train}), 300)
+        self.assertEqual(self.pairs("sentence", path, val=40, out="again", more=by), first)
+        self.assertNotEqual(self.pairs("sentence", path, val=40, out="other", more=(*by, "--seed", "1"))[1], queries)
+        self.assertIn("already complete", (self.pairs("sentence", path, val=40, more=by), self.said)[1])
+        os.remove(self.path("o", "text_val_corpus.txt"))
+        self.assertEqual(self.pairs("sentence", path, val=40, more=by), first)
+        self.assertIn("4 files checked, 0 findings", self.script("verify", self.path("o")))
+        said = self.script("text", "--out", self.path("o"), "--pairs", "halves", path, code=2)
+        self.assertIn("holds shards made with documents", said)
+
+    def test_a_text_that_is_held_out_is_nowhere_else(self):
+        lines = [f"The same query again and again. And then a passage that is number {i} of many." for i in range(9)]
+        train, queries, *_ = self.pairs("sentence", self.file("r.txt", "\n".join(lines) + "\nAnother query, with words "
+                                        "enough. And a passage of its own, which is long enough.\n"), val=1,
+                                        more=("--documents", "line", "--no_shuffle"))
+        self.assertEqual((len(train), queries), (1, ["The same query again and again."]))
+        self.assertIn("8 pairs skipped", self.said)
+
+    def test_odd_text(self):
+        words = "w" * 100 + " "
+        path = self.file("a.txt", ("A query of some words. " + words * 3000).encode() + b"\n\nBad \xff byte in it. " +
+                         b"And enough of other words to make a pair of it.\n")
+        train, = self.pairs("sentence", path)
+        self.assertEqual([len(t) for t in train], [len("A query of some words.\t") + 65536 // 101 * 101 - 1, 65])
+        self.assertIn("\ufffd", train[1])
+        self.assertIn("1 texts with bad UTF-8", self.said)
+        zipped = self.file("b.jsonl.gz", gzip.compress(jsonl(["A query of some words. " + "and more " * 9]).encode()))
+        self.assertEqual(self.pairs("sentence", zipped, out="z")[0],
+                         ["A query of some words.\t" + ("and more " * 9)[:-1]])
+        few = self.file("s.txt", "few words")
+        said = self.script("text", "--out", self.path("n"), "--pairs", "halves", few, code=2)
+        self.assertIn("0 pairs, of which --val_pairs 1000 leaves none to train on", said)
+        self.assertEqual(os.listdir(self.path("n")), [])
+
+    @needs_real("vocab.txt")
+    def test_the_trainer_reads_them(self):
+        trainer = os.path.abspath(os.environ.get("TRAIN_BERT", os.path.join(ROOT, "train_bert")))
+        if not os.access(trainer, os.X_OK):
+            self.skipTest(f"no {trainer}")
+        self.pairs("sentence", self.corpus(), val=40, more=("--documents", "blank"))
+        files = {flag: self.path("o", name) for flag, name in zip(("pairs", "queries", "corpus", "qrels"), self.FILES)}
+        r = subprocess.run([trainer, "--tokenizer", real("vocab.txt"), "--model", "1,1,16", "--T", "32", "--B", "8",
+                            "--total_batch", "256", "--steps", "2", *(x for f in files for x in ("--" + f, files[f]))],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(r.returncode, 0, r.stdout)
+        self.assertRegex(r.stdout, "nDCG@10|ndcg@10")
+
+
 VOCABULARIES = ("encoder.json", "vocab.bpe", "vocab.txt")
 
 
@@ -1243,7 +1324,7 @@ class Help(Case):
                 self.assertIn("\n" + fact, text, name)
         self.assertIn("Time", self.script("verify", "--help"))
         files = {os.path.basename(p)[:-3] for p in glob.glob(os.path.join(DATA, "*.py"))}
-        self.assertEqual(files, {*scripts, "verify", "common", "sources", "encoding", "build", "download"})
+        self.assertEqual(files, {*scripts, "verify", "common", "sources", "encoding", "build", "download", "pairs"})
 
     def test_a_missing_module_is_named(self):
         self.file("in/a.txt", "text")
