@@ -21,7 +21,7 @@ expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstw
 $(foreach knob,NO_OMP BLAS MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
 
 # What this machine has; only asked when something is compiled.
-PLAIN := help clean lint install test simt race asan ranks fuzz ladders edit-loop demo demo-bert bench gpu-check
+PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench gpu-check
 ifneq ($(filter-out $(PLAIN),$(or $(MAKECMDGOALS),all)),)
 ASKED := CXX NVCC NO_OMP BLAS MPI NCCL OPENMPI_DIR NCCL_DIR
 $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f $(B)/config.mk)
@@ -99,7 +99,6 @@ $(B)/race/%: $(B)/race/%.o $(B)/test/main.o
 	$(CXX) -fsanitize=thread $(LINKED) -lpthread
 $(B)/asan/%: $(B)/asan/%.o $(B)/test/main.o
 	$(CXX) -fsanitize=address,undefined $(OMP) $(LINKED) -lpthread
-
 # On the emulated GPU of test/simt: the kernel tests, and the trainers in their CUDA text. AddressSanitizer sees past
 # the end of shared memory.
 $(B)/simt/%.o: test/simt/%.cu $(B)/simt.flags
@@ -144,6 +143,7 @@ test simt ranks race asan ladders: install
 	@python3 dev/test.py $@ $(if $(ARGS),'$(ARGS)')
 edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what it costs to edit a header and run its tests, in CPU seconds
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
+exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
 lint:      ; @python3 dev/lint.py      ## rules of the sources that no compiler checks
 gpu-check: ; @python3 dev/gpu_check.py $(ARGS)      ## on a machine with a GPU: correctness, speed and memory
 bench:     ; @dev/bench/run.sh         ## speed and memory, beside PyTorch

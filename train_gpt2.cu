@@ -491,7 +491,7 @@ void use_model(GPT2& model, const Run& run, const TokenFiles* val, const HellaSw
     if (hellaswag != nullptr) {
         Activations acts = activations_describe(model, o.B, o.T, Purpose::Evaluate, 0);
         activations_allocate(acts);
-        report_hellaswag(model, acts, *hellaswag, 0, *run.log);
+        report_hellaswag(model, acts, *hellaswag, 0, true, *run.log);
         acts.release();
     }
     if (!o.eval_lengths.empty()) {
@@ -554,7 +554,7 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
                 printf("%s\n", val_line(step, o.steps, e.loss).c_str());
                 run.log->val(step, e.loss, e.accuracy);
             }
-            if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, *run.log); }
+            if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, false, *run.log); }
         }
         if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) { print_sample(model, run); }
         // 2 a checkpoint, and the end when this was the last step or a signal has come

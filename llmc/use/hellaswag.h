@@ -132,10 +132,17 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
     return score;
 }
 
+// each_example: log.jsonl also gets the score of every ending
 template <class Model, class Acts, class Log>
-void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t step, Log& log) {
+void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t step, bool each_example, Log& log) {
     const HellaSwagScore s = evaluate_hellaswag(model, acts, set);
     if (s.stopped) { return; }
+    for (int e = 0; e < s.examples && each_example; e++) {
+        const float* nll = s.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
+        log.record({{"kind", "hellaswag_example"}, {"step", step}, {"example", e},
+                    {"label", set.examples[(size_t)e].label},
+                    {"nll", std::vector<float>(nll, nll + HELLASWAG_ENDINGS)}});
+    }
     printf("HellaSwag: %d/%d = %f%s\n", s.correct, s.examples, s.accuracy(),
            s.cut > 0 ? strprintf("   (%d contexts cut to %d tokens)", s.cut, acts.T).c_str() : "");
     fflush(stdout);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """test_make.py -- the Makefile, dev/install.sh, dev/test.py, .ci/run: wrong knobs, missing packages, counts, time."""
+import hashlib
 import os
 import shutil
 import subprocess
@@ -184,6 +185,45 @@ class Counts(unittest.TestCase):
             _, result, _, text = runner.run(program, [])
         self.assertEqual(result.failed, 1)
         self.assertIn("exit code", text)
+
+
+class ExportsEnvironment(unittest.TestCase):
+    """dev/hf/exports.sh: the Python environment of `make exports`"""
+    SCRIPT = os.path.join(ROOT, "dev", "hf", "exports.sh")
+
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.cache = os.path.join(self.directory.name, "cable.c")
+
+    def tearDown(self):
+        self.directory.cleanup()
+
+    def run_script(self, *words, **settings):
+        """where no registry can be reached"""
+        nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_FIND_LINKS": "",
+                   "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": self.directory.name}
+        p = subprocess.run([self.SCRIPT, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           env={**environment(), **nowhere, **settings}, universal_newlines=True)
+        return p.returncode, p.stdout
+
+    def test_without_a_network_it_is_skipped_and_nothing_is_left(self):
+        code, output = self.run_script("--ci")
+        self.assertEqual(code, 0, output)
+        self.assertIn("SKIPPED: the libraries of dev/hf/requirements.txt could not be installed: ", output)
+        self.assertTrue(output.endswith("0 passed, 0 failed, 1 skipped\n"), output)
+        self.assertEqual(os.listdir(self.cache), [])
+        self.assertNotEqual(self.run_script()[0], 0)
+
+    def test_the_hash_of_the_requirements_names_the_environment(self):
+        with open(os.path.join(ROOT, "dev", "hf", "requirements.txt"), "rb") as f:
+            text = f"Python {sys.version.split()[0]}\n".encode() + f.read()
+        python = os.path.join(self.cache, "exports-" + hashlib.sha256(text).hexdigest()[:16], "bin", "python")
+        os.makedirs(os.path.dirname(python))
+        with open(python, "w") as f:
+            f.write("#!/bin/sh\necho the one of the cache\nexit 7\n")
+        os.chmod(python, 0o755)
+        code, output = self.run_script("--ci", PATH=os.path.dirname(sys.executable) + ":" + os.environ["PATH"])
+        self.assertEqual((code, output), (7, "the one of the cache\n"))
 
 
 class Ci(unittest.TestCase):

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# exports.sh -- checkpoints as the libraries of dev/hf/requirements.txt read them: all of test/scripts/test_exports.py,
+# in a Python environment of its own. It is made once (a minute, 5 GB) and kept under the hash of what is in it.
+#
+#   dev/hf/exports.sh [TEST...]       make exports; TEST: a class or Class.test
+#   dev/hf/exports.sh --ci            where the environment cannot be made within 3 minutes, says so and skips
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+NEEDED_GB=8         # 5 to keep, the rest while installing
+LIMIT=180           # seconds, with --ci
+requirements=dev/hf/requirements.txt
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/cable.c
+environment=$cache/exports-$({ python3 --version; cat "$requirements"; } | sha256sum | cut -c 1-16)
+
+# PyPI's PyTorch links CUDA's libraries, so they are installed although nothing here uses them; Triton is left out. uv
+# takes a third of pip's time.
+make_environment() {
+    local made free
+    mkdir -p "$cache"
+    find "$cache" -maxdepth 1 -name 'making.*' -mmin +60 -exec rm -rf {} +       # of a run that was killed
+    free=$(df --output=avail -BG "$cache" | tail -n 1 | tr -dc 0-9)
+    [ "$free" -ge $NEEDED_GB ] || { echo "$cache: expected $NEEDED_GB GB of free space, got $free"; return 1; }
+    made=$(mktemp -d "$cache/making.XXXXXX")
+    # shellcheck disable=SC2064
+    trap "rm -rf '$made'" EXIT
+    echo 'triton; sys_platform == "never"' >"$made/left_out.txt"
+    python3 -m venv "$made/env"
+    "$made/env/bin/python" -m pip install -q --disable-pip-version-check uv
+    UV_CACHE_DIR=$made/cache "$made/env/bin/uv" pip install -q --python "$made/env/bin/python" \
+        --overrides "$made/left_out.txt" -r "$requirements"
+    mv -T "$made/env" "$environment" 2>/dev/null || [ -d "$environment" ]       # or another run was faster
+}
+if [ "${1:-}" = --make ]; then make_environment; exit; fi
+
+ci=""
+if [ "${1:-}" = --ci ]; then ci=1; shift; fi
+if [ ! -d "$environment" ]; then
+    start=$SECONDS code=0
+    echo "installing $requirements in $environment"
+    if [ -n "$ci" ]; then
+        log=$(timeout --kill-after=10 $LIMIT "$0" --make 2>&1) || code=$?
+        if [ $code != 0 ]; then
+            [ $code != 124 ] || log="it took more than $LIMIT s"
+            echo "SKIPPED: the libraries of $requirements could not be installed: $(tail -n 3 <<<"$log")"
+            echo "0 passed, 0 failed, 1 skipped"
+            exit 0
+        fi
+    else
+        "$0" --make
+    fi
+    echo "installed in $((SECONDS - start)) s"
+fi
+python=$environment/bin/python
+"$python" - "$requirements" <<'PYTHON'
+import importlib.metadata as metadata
+import platform
+import sys
+
+names = [line.split("==")[0] for line in open(sys.argv[1]) if "==" in line]
+print(", ".join([f"Python {platform.python_version()}"] + [f"{name} {metadata.version(name)}" for name in names]))
+PYTHON
+dev/install.sh build
+make -s train_gpt2 train_bert
+PYTORCH_PYTHON=$python python3 test/scripts/test_exports.py "$@"
