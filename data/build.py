@@ -40,9 +40,9 @@ class Stream:
     def source(self):
         def size(path):
             return os.path.getsize(path) if os.path.exists(path) else 0     # standard input and members of archives: 0
-        listing = "".join(f"{os.path.basename(p)}\t{size(p)}\n" for p in self.paths)
+        listing = b"".join(os.fsencode(os.path.basename(p)) + b"\t%d\n" % size(p) for p in self.paths)
         return {"files": len(self.paths), "bytes": sum(u.weight for u in self.units),
-                "listing_sha256": hashlib.sha256(listing.encode()).hexdigest()}
+                "listing_sha256": hashlib.sha256(listing).hexdigest()}
 
 
 def numbered(prefix, shard_tokens, val_tokens=0, split="train"):

@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 
-from common import BadInput, Interrupted, Progress, human, need, say, sha256_of, sync_directory, writing
+from common import BadInput, Interrupted, Progress, brief, human, need, say, sha256_of, sync_directory, writing
 
 PARTIAL = ".partial"
 TRIES = 8
@@ -61,12 +61,38 @@ def with_retries(what, action, arrived=lambda: 0):
     raise Interrupted(f"{what}: {trouble}, after {TRIES} tries; what arrived is kept")
 
 
+def is_below(path):
+    """whether a path of a listing names a file below the directory that it is joined to"""
+    parts = path.split("/")
+    return all(p not in ("", ".", "..") for p in parts) and path.isprintable() and "\\" not in path
+
+
+def listed_file(entry, ending):
+    """(path, size, sha256 or None) of an entry of the hub's listing; None: not a file with this ending"""
+    kind, path, size, lfs = (entry.get(k) for k in ("type", "path", "size", "lfs"))
+    if not isinstance(kind, str) or not isinstance(path, str):
+        raise ValueError(f"an entry without type and path: {brief(entry)}")
+    if kind != "file" or not path.endswith(ending):
+        return None
+    if not is_below(path):
+        raise ValueError(f"a path that does not stay below its directory: {brief(path)}")
+    size = -1 if size is None else size
+    sha256 = lfs.get("oid") if isinstance(lfs, dict) else lfs
+    if type(size) is not int or size < -1 or not (sha256 is None or isinstance(sha256, str)):
+        raise ValueError(f"an entry with an odd size or checksum: {brief(entry)}")
+    return path, size, sha256
+
+
 def hub_files(repo, prefix="", ending=""):
     """[(path, size, sha256 or None)] of a data set on the hub, sorted"""
     s = session()
     url = f"{hub()}/api/datasets/{repo}/tree/main/{prefix}".rstrip("/") + "?recursive=true&limit=1000"
-    found = []
+    found, pages = [], set()
     while url:
+        if url in pages:
+            raise BadInput(f"{repo}: the hub's listing has no end: it names a page again")
+        pages.add(url)
+
         def page():
             r = s.get(url, timeout=TIMEOUT, headers=headers_for(s, url))
             r.raise_for_status()
@@ -74,15 +100,15 @@ def hub_files(repo, prefix="", ending=""):
         r = with_retries(repo, page)
         try:
             entries = json.loads(r.content)
-            for e in entries:
-                if e["type"] == "file" and e["path"].endswith(ending):
-                    found.append((e["path"], int(e.get("size", -1)), (e.get("lfs") or {}).get("oid")))
-        except (ValueError, KeyError, TypeError) as e:
+            if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+                raise ValueError("expected a list of objects")
+            found += filter(None, (listed_file(e, ending) for e in entries))
+        except (ValueError, RecursionError) as e:
             raise BadInput(f"{repo}: the hub's listing has an unknown form ({e})") from None
         url = r.links.get("next", {}).get("url")
     if not found:
         raise BadInput(f"{repo}: no file {prefix}*{ending} on the hub")
-    return sorted(found)
+    return sorted(found, key=lambda f: f[0])
 
 
 def hub_url(repo, path, kind="datasets/"):
@@ -100,9 +126,14 @@ def download(url, path, size=-1, sha256=None):
         found = os.path.getsize(path)
         if size >= 0 and found != size:
             raise BadInput(f"{path}: expected {size} bytes as in its source, got {found}; remove it to download again")
+        if sha256 and sha256_of(path) != sha256:
+            raise BadInput(f"{path}: expected sha256 {sha256[:12]}... as in its source, got another; remove it to "
+                           "download again")
         return path
     directory = os.path.dirname(path)
     partial = path + PARTIAL
+    if os.path.islink(partial):
+        raise BadInput(f"{partial}: expected a file, got a symbolic link; remove it")
     with writing(path):
         os.makedirs(directory, exist_ok=True)
         free = shutil.disk_usage(directory).free
@@ -176,7 +207,11 @@ def hub_download(repo, entries, cache):
     """downloads the entries of hub_files() and returns their paths"""
     paths = []
     for path, size, sha256 in entries:
-        paths.append(download(hub_url(repo, path), os.path.join(cache, *path.split("/")), size, sha256))
+        target = os.path.join(cache, *path.split("/"))
+        root, directory = os.path.realpath(cache), os.path.realpath(os.path.dirname(target))
+        if not is_below(path) or os.path.commonpath((root, directory)) != root:
+            raise BadInput(f"{target}: this file of {repo} would lie outside {cache}")
+        paths.append(download(hub_url(repo, path), target, size, sha256))
     return paths
 
 

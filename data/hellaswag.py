@@ -93,6 +93,7 @@ def main(argv):
         name = "hellaswag_val.bin"
         manifest = Manifest(args.out, {"encoding": "gpt2", "vocabulary_sha256": encoding.sha256}, {
             "name": "HellaSwag", "licence": "MIT", "file": os.path.basename(path), "sha256": sha256_of(path)})
+        manifest.load()                 # refuses the directory of another data set
         target = os.path.join(args.out, name)
         write_file(target, data)
         manifest.data["counts"] = {"val": {**counts, "documents": len(examples)}}

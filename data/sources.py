@@ -30,6 +30,9 @@ FORCED_BYTES = 1 << 24              # or here, if there is none: such cuts are c
 # Between a visible ASCII character and a space or newline, where a word of GPT-2 begins and one of WordPiece ends
 CUT = re.compile(rb"[!-~](?=[ \n])")
 STDIN = ("-", "-.jsonl")            # standard input, as text or as JSON lines
+LINE_BYTES = 1 << 26                # no line, and no document of several lines, is longer: it would be held in memory
+MOST_RATIO = 250                    # how often its own size a compressed file may hold; text rarely reaches 20 times
+UNSUSPICIOUS = 1 << 28              # what it may hold in any case
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 KINDS = (".txt", ".jsonl", ".json", ".parquet", ".tokens", ".raw", ".md")
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, UnicodeDecodeError)
@@ -46,14 +49,15 @@ class ZstdReader(io.RawIOBase):
 
     def __init__(self, file):
         self.file, self.zstd = file, need("zstandard")
-        self.decoder, self.waiting = None, b""
+        self.decoder, self.waiting, self.at = None, b"", 0      # waiting[at:] is not read yet
 
     def readable(self):
         return True
 
     def readinto(self, out):
-        while not self.waiting:
-            data = self.file.read(1 << 17)
+        while self.at == len(self.waiting):
+            self.waiting, self.at = b"", 0
+            data = self.file.read(1 << 10)      # these may hold 32 MB, of which little more is decoded at a time
             if not data:
                 if self.decoder is not None:
                     raise EOFError("compressed file ended before its end marker")
@@ -68,9 +72,32 @@ class ZstdReader(io.RawIOBase):
                 data = b""
                 if self.decoder.eof:
                     data, self.decoder = self.decoder.unused_data, None
-        n = min(len(out), len(self.waiting))
-        out[:n], self.waiting = self.waiting[:n], self.waiting[n:]
+        n = min(len(out), len(self.waiting) - self.at)
+        out[:n] = memoryview(self.waiting)[self.at:self.at + n]
+        self.at += n
         return n
+
+
+class Unpacked(io.RawIOBase):
+    """a decompressed stream that ends with an error where it holds far more than any text would"""
+
+    def __init__(self, path, stream, packed_bytes):
+        self.path, self.stream, self.left = path, stream, max(UNSUSPICIOUS, MOST_RATIO * packed_bytes)
+
+    def readable(self):
+        return True
+
+    def readinto(self, out):
+        n = self.stream.readinto(out)
+        self.left -= n
+        if self.left < 0:
+            raise BadInput(f"{self.path}: holds more than {MOST_RATIO} times its size (a decompression bomb?); unpack "
+                           "it to read it all the same")
+        return n
+
+    def close(self):
+        self.stream.close()
+        super().close()
 
 
 def open_bytes(path):
@@ -81,17 +108,28 @@ def open_bytes(path):
         archive, member = path.split("!", 1)
         open_regular(archive).close()
         with zipfile.ZipFile(archive) as z:             # the open member keeps the file open
-            return z.open(member), None
+            packed = z.getinfo(member).compress_size
+            return io.BufferedReader(Unpacked(path, z.open(member), packed), 1 << 17), None
     file = open_regular(path)
-    if path.endswith(".gz"):
-        return gzip.GzipFile(fileobj=file), file
-    if path.endswith(".xz"):
-        return lzma.LZMAFile(file), file
-    if path.endswith(".bz2"):
-        return bz2.BZ2File(file), file
-    if path.endswith(".zst"):
-        return io.BufferedReader(ZstdReader(file), 1 << 17), file
+    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File, ".zst": ZstdReader}
+    for ending, reader in unpack.items():
+        if path.endswith(ending):
+            packed = os.fstat(file.fileno()).st_size
+            return io.BufferedReader(Unpacked(path, reader(file), packed), 1 << 17), file
     return file, file
+
+
+def lines_of(stream, path):
+    """the lines of a stream, as iterating it gives them, none longer than LINE_BYTES"""
+    number = 0
+    while True:
+        line = stream.readline(LINE_BYTES + 1)
+        if not line:
+            return
+        number += 1
+        if len(line) > LINE_BYTES:
+            raise BadInput(f"{path}: line {number}: expected at most {LINE_BYTES >> 20} MB in a line, got more")
+        yield line
 
 
 def kind_of(path):
@@ -194,29 +232,43 @@ def stream_document(stream, counts):
             return
 
 
-def line_documents(stream):
-    for line in stream:
+def line_documents(stream, path):
+    for line in lines_of(stream, path):
         yield line.rstrip(b"\r\n")
 
 
-def blank_documents(stream):
+def check_document(size, path):
+    if size > LINE_BYTES:
+        raise BadInput(f"{path}: expected at most {LINE_BYTES >> 20} MB in a document, got more; --documents file "
+                       "reads a document of any length")
+
+
+def blank_documents(stream, path):
     """paragraphs, which blank lines separate"""
-    lines = []
-    for line in stream:
+    lines, size = [], 0
+    for line in lines_of(stream, path):
         if line.strip():
             lines.append(line)
+            size += len(line)
+            check_document(size, path)
         elif lines:
             yield b"".join(lines).rstrip(b"\r\n")
-            lines = []
+            lines, size = [], 0
     if lines:
         yield b"".join(lines).rstrip(b"\r\n")
 
 
-def sections(stream):
+def sections(stream, path):
     """sections as llm.c cuts tiny Shakespeare: each ends with an empty line, which belongs to it"""
-    parts = stream.read().split(b"\n\n")
-    yield from (part + b"\n\n" for part in parts[:-1])
-    yield parts[-1]
+    waiting = b""
+    while True:
+        block = stream.read(PIECE_BYTES)
+        if not block:
+            break
+        *parts, waiting = (waiting + block).split(b"\n\n")
+        check_document(len(waiting), path)
+        yield from (part + b"\n\n" for part in parts)
+    yield waiting
 
 
 SPLITTERS = {"line": line_documents, "blank": blank_documents, "section": sections}
@@ -233,7 +285,7 @@ def json_text(value):
 def json_records(stream, counts, path):
     """The objects of a .jsonl file. Other lines are counted and skipped, but a file without any object is an error."""
     good = bad = 0
-    for line in stream:
+    for line in lines_of(stream, path):
         if not line.strip():
             continue
         try:
@@ -350,7 +402,7 @@ class Reader:
                 elif self.documents == "file":
                     found = stream_document(stream, counts)
                 else:
-                    found = (p for d in SPLITTERS[self.documents](stream) for p in pieces_of(d, counts))
+                    found = (p for d in SPLITTERS[self.documents](stream, path) for p in pieces_of(d, counts))
                 for piece in found:
                     progress[0] = min(below.tell(), unit.weight) if below else 0
                     yield piece
@@ -383,7 +435,7 @@ def windows(reader, units, seed, window_bytes, cursor):
     order = list(range(len(units)))
     if seed is not None:
         random.Random(f"units {seed}").shuffle(order)
-    number, counts = cursor["window"], dict(cursor["counts"])
+    number, counts = cursor["window"], {**new_counts(), **cursor["counts"]}
     done = cursor["bytes"]                  # bytes of the units before this one
     documents, current, size = [], [], 0
     start = {"unit": cursor["unit"], "piece": cursor["piece"], "counts": dict(counts), "bytes": done}

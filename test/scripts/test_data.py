@@ -472,6 +472,38 @@ class Restart(Case):
             with self.assertRaisesRegex(common.BadInput, "not a manifest"):
                 self.build("o", self.paths)
 
+    def test_manifests_without_a_key_or_with_an_odd_value(self):
+        self.build("o", self.paths)
+        whole = json.loads(read(self.path("o", common.MANIFEST)))
+        whole["files"] = [{"file": "x.tsv", "bytes": 1, "sha256": ""}]
+        del whole["shards"][2:]
+        whole["complete"] = False
+
+        def places(tree, path=()):
+            for key in tree if isinstance(tree, dict) else range(len(tree)):
+                yield (*path, key)
+                if isinstance(tree[key], (dict, list)):
+                    yield from places(tree[key], (*path, key))
+        found = [p for p in places(whole) if p[0] not in ("settings", "source")]
+        self.assertGreater(len(found), 40)
+        for path in found:
+            for value in ("gone", None, 5, -1, True, "x", [], [5], {}, {"a": 5}):
+                bad = json.loads(json.dumps(whole))
+                inside = bad
+                for key in path[:-1]:
+                    inside = inside[key]
+                if value == "gone":
+                    del inside[path[-1]]
+                else:
+                    inside[path[-1]] = value
+                self.file("o/" + common.MANIFEST, json.dumps(bad))
+                try:
+                    self.build("o", self.paths)
+                except common.BadInput as e:
+                    self.assertNotIn("\n", str(e))
+        self.file("o/" + common.MANIFEST, json.dumps({k: v for k, v in whole.items() if k != "complete"}))
+        self.assertIn("not a manifest", self.script("verify", self.path("o"), code=2))
+
 
 class BadFiles(Case):
     """every kind of damage gives exit code 2 or a counted skip, and one line, and leaves no shard"""
@@ -507,6 +539,49 @@ class BadFiles(Case):
                 self.refused("damaged or cut short|cannot be read", path)
 
     @needs("zstandard")
+    def test_a_line_and_a_document_are_bounded(self):
+        line = b'{"text": "' + b"a" * 3000 + b'"}\n'
+        cases = (("a.jsonl", b'{"text": "b"}\n' + line, "file", "a.jsonl: line 2: expected at most 0 MB in a line"),
+                 ("a.jsonl.gz", gzip.compress(line), "file", "a.jsonl.gz: line 1: expected at most 0 MB in a line"),
+                 ("a.txt.xz", lzma.compress(line), "line", "line 1: expected at most"),
+                 ("b.txt", b"abc\n" * 1000, "blank", "expected at most 0 MB in a document, got more; --documents file"),
+                 ("c.txt", b"abc\n" * 1000, "section", "expected at most 0 MB in a document"),
+                 ("d.txt", line, "blank", "line 1: expected at most"))
+        with mock.patch.object(sources, "LINE_BYTES", 2000), mock.patch.object(sources, "PIECE_BYTES", 500):
+            for name, data, documents, words in cases:
+                self.refused(words, self.file(name, data), reader=sources.Reader(documents))
+            self.build("whole", [self.path("c.txt")], reader=sources.Reader("file"))    # streamed, however long
+            short = b"x" * 1999 + b"\n"
+            self.build("line", [self.file("e.txt", short * 2)], reader=sources.Reader("line"))
+        self.assertEqual(len(all_tokens(self.path("line"))), 2 * 2000)
+        parts = b"a\n\n\nb\n\nc\n\n"
+        for size in range(1, 8):                # however the blocks fall
+            with mock.patch.object(sources, "PIECE_BYTES", size):
+                found = list(sources.sections(io.BytesIO(parts), "x"))
+            self.assertEqual(found, [b"a\n\n", b"\nb\n\n", b"c\n\n", b""])
+
+    def test_a_decompression_bomb_takes_little_memory_and_ends(self):
+        bomb = self.file("a.jsonl.gz", gzip.compress(bytes(1 << 29), 1))
+        files = [bomb]
+        if has("zstandard"):
+            import zstandard
+            files.append(self.file("a.txt.zst", zstandard.ZstdCompressor().compress(bytes(1 << 29))))
+            self.assertLess(os.path.getsize(files[1]), 84_000)
+        with zipfile.ZipFile(self.path("a.zip"), "w", zipfile.ZIP_DEFLATED) as z:
+            z.writestr("a.txt", bytes(1 << 29))
+        files.append(self.path("a.zip") + "!a.txt")
+        code = ("import resource, sys\nsys.path.insert(0, sys.argv[1])\nimport common, sources\n"
+                "unit, counts = sources.Unit(sys.argv[2], -1, 1), sources.new_counts()\ntry:\n"
+                "    for piece in sources.Reader().pieces(unit, counts, [0]):\n        pass\n"
+                "except common.BadInput as e:\n    print(e)\n"
+                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)")
+        for path, words in zip(files, ("line 1: expected at most 64 MB", "holds more than 250 times its size",
+                                       "holds more than 250 times its size")):
+            r = subprocess.run([sys.executable, "-c", code, DATA, path], stdout=subprocess.PIPE, text=True, check=True)
+            *message, megabytes = r.stdout.splitlines()
+            self.assertRegex(" ".join(message), words)
+            self.assertLess(int(megabytes), 400, path)
+
     def test_zstd_frames_in_a_row(self):
         import zstandard
         c = zstandard.ZstdCompressor()
@@ -756,6 +831,74 @@ class Download(Case):
         self.server.files[f"/api/datasets/{repo}/tree/main/sample/10BT"] = b"<html>"
         with self.assertRaisesRegex(common.BadInput, "unknown form"):
             self.download.hub_files(repo, "sample/10BT")
+
+    def test_a_listing_writes_nothing_outside_the_cache(self):
+        odd = ("../../x", "/x", self.path("x"), "a/../../x", "..", ".", "", "a//x", "a/", "./x", "a\\..\\x", "a/\0x",
+               "x\n")
+        for path in odd:
+            listing = json.dumps([{"type": "file", "path": path, "size": 3}])
+            self.server.files = {"/api/datasets/r/n/tree/main": listing.encode()}
+            with self.assertRaisesRegex(common.BadInput, "unknown form .a path that does not stay below"):
+                self.download.hub_files("r/n")
+            with self.assertRaisesRegex(common.BadInput, "would lie outside"), \
+                    mock.patch.object(self.download, "download", lambda *_: self.fail("it is downloaded")):
+                self.download.hub_download("r/n", [(path, 3, None)], self.path("in", "cache"))
+        # links that lie in the cache already
+        self.server.files = {"/datasets/r/n/resolve/main/a/x": b"abc"}
+        os.makedirs(self.path("outside"))
+        os.makedirs(self.path("cache"))
+        os.symlink(self.path("outside"), self.path("cache", "a"))
+        with self.assertRaisesRegex(common.BadInput, "would lie outside"):
+            self.download.hub_download("r/n", [("a/x", 3, None)], self.path("cache"))
+        os.remove(self.path("cache", "a"))
+        os.makedirs(self.path("cache", "a"))
+        os.symlink(self.path("outside", "x"), self.path("cache", "a", "x.partial"))
+        with self.assertRaisesRegex(common.BadInput, "x.partial: expected a file, got a symbolic link"):
+            self.download.hub_download("r/n", [("a/x", 3, None)], self.path("cache"))
+        self.assertEqual(os.listdir(self.path("outside")), [])
+        os.remove(self.path("cache", "a", "x.partial"))
+        os.symlink(self.path("cache"), self.path("link"))               # the cache itself may be a link
+        path, = self.download.hub_download("r/n", [("a/x", 3, None)], self.path("link"))
+        self.assertEqual(read(path), b"abc")
+
+    def test_a_script_ends_with_one_line(self):
+        repo = "HuggingFaceFW/fineweb-edu"
+        where = f"/api/datasets/{repo}/tree/main/sample/10BT"
+        for entry in ({"type": "file", "path": "../../x.parquet", "size": 3}, {"type": "file", "path": 5}, "x"):
+            self.server.files = {where: json.dumps([entry]).encode(),
+                                 f"/datasets/{repo}/resolve/main/../../x.parquet": b"abc"}
+            said = self.script("fineweb_edu", "--out", self.path("o", "p"), code=2)
+            self.assertIn("the hub's listing has an unknown form", said)
+            self.assertEqual(said.count("\n"), 1)
+        self.assertEqual([f for _, _, names in os.walk(self.folder) for f in names], [])
+
+    def test_odd_listings(self):
+        good = {"type": "file", "path": "x", "size": 3, "lfs": {"oid": "0" * 64}}
+        odd = [b"{", b"5", b"null", b'"text"', b"[" * 100000, b"[5]", b"[null]", b'[["type"]]', b"{}",
+               b'{"type": "file"}']
+        for key in good:
+            for value in (5, -2, 1.5, True, "x", [], [1], {"oid": 5}, "a" * 3000):
+                odd.append(json.dumps([{**good, key: value}]).encode())
+            odd.append(json.dumps([{k: v for k, v in good.items() if k != key}]).encode())
+        for listing in odd:
+            self.server.files = {"/api/datasets/r/n/tree/main": listing}
+            try:
+                found = self.download.hub_files("r/n")
+                self.assertTrue(all(isinstance(p, str) and isinstance(n, int) and (s is None or isinstance(s, str))
+                                    for p, n, s in found))
+            except common.BadInput as e:
+                self.assertLess(len(str(e)), 300)
+                self.assertNotIn("\n", str(e))
+
+    def test_a_cached_file_with_other_bytes_is_refused(self):
+        sha = hashlib.sha256(self.content).hexdigest()
+        path = self.get(size=len(self.content), sha256=sha)
+        self.file("cache/f", b"X" + self.content[1:])
+        with self.assertRaisesRegex(common.BadInput, f"f: expected sha256 {sha[:12]}... as in its source, got another; "
+                                    "remove it"):
+            self.get(size=len(self.content), sha256=sha)
+        os.remove(path)
+        self.assertEqual(read(self.get(size=len(self.content), sha256=sha)), self.content)
 
 
 class Pairs(Case):
@@ -1065,6 +1208,34 @@ class Scripts(Case):
         for args in ((), ("-", "-"), ("--prefix", "a/b", "-"), ("--shard_tokens", "0", "-"),
                      ("--shard_tokens", "2147483648", "-"), ("--no_such", "-")):
             self.prepare("text", "x", *args, code=2, stdin=b"")
+
+    def test_hellaswag_leaves_the_manifest_of_another_data_set(self):
+        self.prepare("text", "o", self.file("a.txt", "one two"))
+        before = contents(self.path("o"))
+        source = self.file("h/hellaswag_val.jsonl", json.dumps({"ctx": "a", "label": 1, "endings": list("abcd")}))
+        said = self.prepare("hellaswag", "o", "--local", source, code=2)
+        self.assertIn("give another --out or remove the directory", said)
+        self.assertEqual(contents(self.path("o")), before)
+        self.assertIn("1 files checked, 0 findings", self.script("verify", self.path("o")))
+        for _ in range(2):
+            self.prepare("hellaswag", "own", "--local", source)         # its own directory may be written again
+
+    def test_names_beyond_ascii_in_the_c_locale(self):
+        for name in (b"caf\xc3\xa9.txt", b"caf\xe9.txt", b"\xe4\xb8\xad.txt"):
+            with self.subTest(name=name):
+                path = os.fsencode(self.path()) + b"/" + name
+                with open(path, "wb") as f:
+                    f.write(b"one two three")
+                shards = []
+                for i, env in enumerate(({"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C.UTF-8"},
+                                         {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})):
+                    out = f"o{name.hex()}{i}"
+                    self.prepare("text", out, "--workers", "1", os.fsdecode(path), env=env)
+                    self.script("verify", "--tokenizer", REAL, self.path(out), env=env)
+                    shards.append(contents(self.path(out)))
+                self.assertTrue(all(s == shards[0] for s in shards))
+                self.assertIn("no such file", self.prepare("text", "none", os.fsdecode(path) + "x", code=2,
+                                                           env={"LC_ALL": "C", "PYTHONUTF8": "0"}))
 
     @needs("pyarrow")
     def test_fineweb_and_a_bert_shard(self):
