@@ -17,6 +17,7 @@
 #include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
 #include "llmc/run/collections.h"
+#include "llmc/run/banner.h"
 #include "llmc/run/run.h"
 #include "llmc/text/documents.h"
 #include "llmc/text/mlm.h"
@@ -808,6 +809,9 @@ int bert_main(int argc, char** argv) {
     const std::string groups = strprintf("%d groups", run.samples);
     if (o.check) { return report_check(run, pairs ? groups : strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
+    record_data(run, data.train.get());
+    record_data(run, data.val.get());
+    record_data(run, pairs.get());
     load_run(run, model, bert_json(config), optional_files(model));
     bert_point(model.params, model.table, model.weights);
     // 5 the work

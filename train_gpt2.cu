@@ -12,6 +12,7 @@
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/model.cuh"
+#include "llmc/run/banner.h"
 #include "llmc/run/run.h"
 #include "llmc/use/evaluate.h"
 #include "llmc/use/generate.h"
@@ -639,6 +640,8 @@ int gpt2_main(int argc, char** argv) {
     if (data.train) { data.train->windows(o.T); }               // an error if there is none
     if (o.check) { return report_check(run, strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
+    record_data(run, data.train.get());
+    record_data(run, data.val.get());
     load_run(run, model, gpt2_json(config), position_tables(config.position, gpt2_position_dims(config, 0, 0)).files);
     gpt2_point(model.params, model.table, model.weights);
     // 5 the work

@@ -2,11 +2,11 @@
 #ifndef LLMC_RUN_RUN_H
 #define LLMC_RUN_RUN_H
 
-#include "../attention/choose.cuh"
 #include "../base/gpu.h"
 #include "../matmul.cuh"
 #include "../model.cuh"
 #include "config.h"
+#include "data_record.h"
 #include "log.h"
 #include "program.h"
 #include "schedule.h"
@@ -45,6 +45,7 @@ struct Run {
     std::unique_ptr<Tokenizer> tokenizer;
     std::string data;                                           // for the banner: see data_text
     RunState state;
+    std::unique_ptr<DataRecord> record;                         // of the rank that writes checkpoints
     std::unique_ptr<Log> log;
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
@@ -56,7 +57,7 @@ struct Run {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// before the work: what there is to do, with how much data, and the banner
+// before the work: what there is to do, and with how much data
 
 // The TokenFiles of a flag's pattern. When no file matches, the message names the script that writes it.
 inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
@@ -68,6 +69,13 @@ inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* fla
         die(e.code, "%s %s: no such file; this writes it: %s", flag, pattern.c_str(), command.c_str());
     }
     return std::make_unique<TokenFiles>(pattern, flag, vocab);
+}
+
+// Keeps a record of the files of a flag, TokenFiles or Documents or null, for the checkpoints of a run.
+template <class Files> void record_data(Run& r, const Files* files) {
+    if (files == nullptr || !r.trains || r.o.out.empty() || comm().rank > 0) { return; }
+    if (!r.record) { r.record = std::make_unique<DataRecord>(r.o.allow_change); }
+    r.record->add(files->flag.substr(2), files->paths());
 }
 
 // Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.
@@ -129,98 +137,6 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
           INT32_MAX, (long long)o.steps);
 }
 
-// 305260 -> "305,260"
-inline std::string thousands(uint64_t n) {
-    std::string s = std::to_string(n);
-    for (size_t at = s.size(); at > 3; at -= 3) { s.insert(at - 3, ","); }
-    return s;
-}
-
-// The samples of one pass over the files. Unlike files.windows(T), it is no error when there is none.
-inline uint64_t epoch_samples(const TokenFiles& files, int T) {
-    uint64_t n = 0;
-    for (const Shard& s : files.shards) { n += s.windows(T); }
-    return n;
-}
-
-// "305,260 tokens, 74 steps per epoch, 2.70 epochs". size: what the data holds; epoch: the samples of one pass over it.
-inline std::string data_text(const Run& r, const std::string& size, uint64_t epoch) {
-    if (epoch == 0) { return size + strprintf(", too few for one sequence of %d", r.o.T); }
-    const double steps = (double)epoch / r.samples;
-    const std::string shown = steps < 10 ? strprintf("%.1f", steps) : thousands((uint64_t)steps);
-    return strprintf("%s, %s steps per epoch, %.2f epochs", size.c_str(), shown.c_str(), (double)r.o.steps / steps);
-}
-
-inline std::string data_text(const Run& r, const TokenFiles& files) {
-    return data_text(r, thousands(files.tokens) + " tokens", epoch_samples(files, r.o.T));
-}
-
-// What the user may not expect of the learning rate: llm.c's defaults are a cosine that does not decay.
-inline std::string schedule_note(const Options& o) {
-    if (o.schedule == "constant" || o.final_lr < 1) { return ""; }
-    const char* after = o.warmup > 0 ? " after the warm-up" : "";
-    return strprintf("--schedule %s with --final_lr 1 keeps the learning rate constant%s; --final_lr 0.1 would let it "
-                     "decay", o.schedule.c_str(), after);
-}
-
-// "rope:theta=10000, yarn:4 of 1024 tokens"
-inline std::string encoding_text(const PositionConfig& position) {
-    std::string s = position_text(position);
-    if (position.scaling == RopeScaling::None) { return s; }
-    return s + strprintf(", %s of %d tokens", rope_scaling_text(position).c_str(), position.original_length());
-}
-
-// What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has
-// one.
-inline std::string attention_note(const PositionConfig& position, const Gpu& gpu) {
-    const bool bf16_build = sizeof(floatX) == 2, on_gpu = gpu.sms > 0;
-    if (find_flash_bias(position) != FlashBias::Unknown || (on_gpu && !bf16_build)) { return ""; }
-    const std::string what = "no tensor-core kernel knows the form of " + position.name + "'s bias: ";
-    const double fast = peak_flops(gpu, true) / 1e12, slow = peak_flops(gpu, false) / 1e12;
-    const char* slowly = "attention runs in float32 without tensor cores";
-    if (!on_gpu) { return what + "that costs nothing on a CPU, but on a GPU " + slowly; }
-    if (!std::isfinite(fast / slow)) { return what + slowly; }
-    return what + slowly + strprintf(", at no more than %.0f instead of %.0f TFLOP/s", slow, fast);
-}
-
-// The last word of --check; an update takes `batch`.
-inline int report_check(const Run& r, const std::string& batch) {
-    const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
-    if (comm().rank == 0) { printf("all is well%s\n", plan.c_str()); }
-    return 0;
-}
-
-// The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers:
-// whatever B is
-template <class Config>
-void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
-    const bool trains = r.trains;
-    FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
-    if (comm().rank == 0) {
-        const std::string shape = strprintf("L %d, NH %d, C %d, V %d", config.L, config.NH, config.C, config.V);
-        const Names flags = changed_flags(r.o), none = {"all at their defaults; --help lists them"};
-        std::string s;
-        if (trains) { s += banner_line("flags", flags.empty() ? none : flags); }
-        s += banner_line("device", gpu_report(r.gpu) + ", " + comm_description());
-        s += banner_line("model", shape + strprintf(": %.1fM parameters", (double)p.table.elements() / 1e6));
-        s += banner_line("encoding", encoding_text(config.position));
-        s += banner_line("attention", attention_description(config.position, config.C / config.NH));
-        if (trains) { s += banner_line("data", r.data); }
-        for (const std::string& note : r.o.notes) { s += banner_line("note", note); }
-        for (const std::string& note : {trains ? schedule_note(r.o) : "", attention_note(config.position, r.gpu)}) {
-            if (!note.empty()) { s += banner_line("note", note); }
-        }
-        fprintf(banner, "%s", s.c_str());
-    }
-    check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
-    const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
-    const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
-    std::string what = strprintf("%.0f %s of the parameters, ", copies, copies == 1 ? "copy" : "copies");
-    what += format_bytes((double)activations) + " of activations";
-    if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
-    check_memory(weights + (double)buffers, trains ? (double)activations : 0.0, r.o.B, what);
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // weights and checkpoints
 
@@ -233,6 +149,7 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json&
     c.v = p.v;
     c.config = config;
     c.state = r.state.to_json(r.o);
+    if (r.record) { c.state["data"] = r.record->json(); }
     if (has_hf_code(config)) { c.extra.push_back({HF_FILE, hf_code()}); }
     for (const std::string& f : r.tokenizer != nullptr ? r.tokenizer->files : std::vector<std::string>()) {
         c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)});
@@ -274,6 +191,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
         Checkpoint c = checkpoint_view(r, p, config);
         load_checkpoint(r.resumed, c);
         r.state.from_json(c.state, o, r.resumed + "/state.json");
+        if (r.record) { r.record->resume(c.state, r.resumed + "/state.json"); }
         round_weights(p.weights, p.master, p.table, (uint64_t)o.seed, (int)r.state.updates, p.stream);
         printf("resumed from %s\n", r.resumed.c_str());
     } else if (!o.load.empty()) {
@@ -289,6 +207,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     int64_t keep_before = INT64_MAX;                            // a use of a model adds to the logs
     if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
     r.log = std::make_unique<Log>(first ? o.out : "", keep_before);
+    if (r.record) { r.record->start(); }
 }
 
 // What is saved must be what every rank has.
@@ -327,6 +246,8 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
     const bool last = step >= o.steps, stop = signal != 0;
     const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
     if (!o.out.empty() && step > r.first_step && (due || stop)) {
+        // nothing is saved of a run on bad data; whoever stops it is not kept waiting
+        while (comm_max(stop_signal == 0 && r.record && !r.record->wait(1.0), "the check of the data")) {}
         const std::string failure = save_run(r, p, config);
         check(failure.empty() || !(stop || o.on_save_error == "stop"), "%s", failure.c_str());
         if (last) { not_saved = failure; }
@@ -388,6 +309,7 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
         printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
         fflush(stdout);
     }
+    if (r.record) { r.record->wait(0); }
     r.log->train(s);
     r.state.step++;
     r.state.sample += (uint64_t)r.samples;

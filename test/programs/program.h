@@ -88,6 +88,7 @@ struct Process {
         if (pid == 0) {
             dup2(fds[0], STDOUT_FILENO);
             dup2(fds[1], STDERR_FILENO);
+            for (int number : {SIGHUP, SIGINT}) { signal(number, SIG_DFL); }    // nohup and background jobs ignore them
             alarm(60);                                      // a run that hangs fails, it does not hang the tests
             execv(argv[0], argv.data());
             _exit(127);

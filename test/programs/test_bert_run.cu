@@ -216,6 +216,11 @@ TEST_CASE("bert_run: contrastive training resumes to the same bits", "[bert_run]
     REQUIRE(place.run(flags.set("--resume", "1")).code == 0);
     check_same(unbroken, bits(step_dir(place.out(), 12)));
     check_refused(place, {flags.with("--resume 1 --tau 0.1"), {"--tau 0.1", "0.05"}});
+    TempDir::remove(step_dir(place.out(), 12));
+    const std::string pairs = read_file(place / "pairs.txt");
+    write_file(place / "pairs.txt", flipped(pairs, pairs.size() / 2));
+    check_refused(place, {flags.set("--resume", "1"), {"--pairs", "pairs.txt has other contents"}});
+    write_file(place / "pairs.txt", pairs);
     for (const auto& change : {std::make_pair("--threads", "1"), std::make_pair("--recompute", "2")}) {
         const std::string out = place / (std::string(change.first) + change.second);
         REQUIRE(place.run(flags.set(change.first, change.second).set("--out", out)).code == 0);

@@ -1,6 +1,8 @@
 // test_run.cu -- the program train_gpt2 from the outside, as a user meets it: what it computes, leaves on the disk and
 // says when something is wrong. Every run is a process of its own. The binary is $TRAIN_GPT2, or ./train_gpt2.
 #include "test/programs/program.h"
+#include "llmc/base/sha256.h"
+#include "llmc/files/outdir.h"
 
 namespace {
 
@@ -440,6 +442,148 @@ TEST_CASE("run: a resumed run keeps what it is", "[run]") {
     TempDir::remove(step_dir(place.out(), 8));
     REQUIRE(place.run(resume.with("--lr 2e-3 --allow_change lr")).code == 0);
     CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "train")[4].at("lr") == 2e-3);
+}
+
+// Three files of training data in a directory of their own, and a run on them that has saved step 4 of 8.
+struct ShardedPlace : Place {
+    Flags flags, resume;
+
+    ShardedPlace() {
+        io_mkdir(*this / "data");
+        for (int i = 0; i < 3; i++) { write_file(data(i), words(3000, 10 + i)); }
+        flags = base.with("--steps 8 --checkpoint_every 4").set("--train_files", *this / "data/*.txt");
+        resume = flags.set("--resume", "1");
+        REQUIRE(run(flags).code == 0);
+        forget();
+    }
+    std::string data(int i) const { return *this / ("data/" + std::to_string(i) + ".txt"); }
+    void forget() const { TempDir::remove(step_dir(out(), 8)); }        // what was done after step 4
+    bool saved() const { return path_exists(step_dir(out(), 8)); }
+};
+
+// Writes one file of a checkpoint anew, and the manifest that covers it.
+void rewrite_in_checkpoint(const std::string& dir, int step, const std::string& name, const std::string& text) {
+    write_file(dir + "/" + name, text);
+    std::vector<std::pair<std::string, FileSum>> sums;
+    for (const std::string& file : list_directory(dir)) {
+        if (file != "manifest.json") { sums.push_back({file, sum_file(dir + "/" + file)}); }
+    }
+    write_file(dir + "/manifest.json", manifest_text(step, sums));
+}
+
+TEST_CASE("run: it is not resumed on other data", "[run]") {
+    if (!have_program()) { return; }
+    ShardedPlace place;
+    const std::string first = read_file(place.data(0)), second = read_file(place.data(1));
+    const std::string last = read_file(place.data(2));
+    std::string other = first;
+    std::swap(other[100], other[101]);
+    const auto refused = [&](const std::vector<std::string>& said) {
+        check_refused(place, {place.resume, said});
+        CHECK(!place.saved());
+    };
+    // 1 other contents, another size, one more, one less, two exchanged
+    write_file(place.data(0), other);
+    refused({"--train_files", "0.txt has other contents", step_dir(place.out(), 4), "--allow_change train_files"});
+    write_file(place.data(0), first + "more");
+    refused({"0.txt has changed from 3002 to 3006 bytes"});
+    write_file(place.data(0), first);
+    write_file(place.data(3), last);
+    refused({"3.txt was added"});
+    io_unlink(place.data(3));
+    io_unlink(place.data(2));
+    refused({"2.txt has gone"});
+    write_file(place.data(2), second);
+    write_file(place.data(1), last);
+    refused({"1.txt has"});
+    // 2 what is the same may be younger, or lie elsewhere
+    write_file(place.data(1), second);
+    write_file(place.data(2), last);
+    CHECK(place.run(place.resume).code == 0);
+    place.forget();
+    io_rename(place / "data", place / "moved");
+    const Flags moved = place.resume.set("--train_files", place / "moved/*.txt");
+    check_refused(place, {moved, {"--train_files", "--allow_change train_files"}});
+    const Outcome o = place.run(moved.set("--allow_change", "train_files"));
+    CHECK(o.code == 0);
+    CHECK(!contains(o.err, "warning"));
+    place.forget();
+    io_rename(place / "moved", place / "data");
+    // 3 by request on other data, which the next checkpoint then has
+    write_file(place.data(0), other);
+    const Outcome allowed = place.run(place.resume.set("--allow_change", "train_files"));
+    CHECK(allowed.code == 0);
+    CHECK(contains(allowed.err, "0.txt has other contents"));
+    CHECK(place.run(place.resume).code == 0);
+    // 4 other validation data is said
+    place.forget();
+    write_file(place.data(0), first);
+    write_file(place / "val.txt", flipped(read_file(place / "val.txt"), 30));
+    const Outcome validated = place.run(place.resume);
+    CHECK(validated.code == 0);
+    CHECK(contains(validated.err, "warning: --val_files: since " + step_dir(place.out(), 4)));
+    // 5 a checkpoint of a time when none was kept
+    place.forget();
+    const std::string path = step_dir(place.out(), 4) + "/state.json";
+    Json state = parse_json(read_file(path), "state");
+    state.erase("data");
+    rewrite_in_checkpoint(step_dir(place.out(), 4), 4, "state.json", json_text(state, 2));
+    write_file(place.data(0), other);
+    CHECK(place.run(place.resume).code == 0);
+}
+
+TEST_CASE("run: the whole of the data is checked before the first checkpoint", "[run]") {
+    if (!have_program()) { return; }
+    ShardedPlace place;
+    // 1 against the manifest beside it
+    Json manifest = {{"shards", Json::array()}};
+    for (int i = 0; i < 3; i++) {
+        Sha256 sum;
+        const std::string bytes = read_file(place.data(i));
+        sum.update((const uint8_t*)bytes.data(), bytes.size());
+        manifest["shards"].push_back({{"file", std::to_string(i) + ".txt"}, {"sha256", sum.hex()}});
+    }
+    const std::string listed = json_text(manifest);
+    const Flags fresh = place.flags.set("--out", place / "fresh");
+    write_file(place / "data/manifest.json", listed);
+    REQUIRE(place.run(fresh).code == 0);
+    TempDir::remove(place / "fresh");
+    std::string damaged = read_file(place.data(1));
+    damaged[1000] ^= 1;
+    write_file(place.data(1), damaged);
+    check_refused(place, {fresh, {place.data(1), "expected sha256", "manifest.json", "got"}});
+    CHECK(list_directory(place / "fresh") == std::vector<std::string>{".lock", "log.jsonl", "main.log"});
+    TempDir::remove(place / "fresh");
+    const Outcome allowed = place.run(fresh.set("--allow_change", "train_files"));
+    CHECK(allowed.code == 0);
+    CHECK(contains(allowed.err, "warning: --train_files: " + place.data(1)));
+    // 2 against the run to be resumed, between the blocks that are compared at the start
+    io_unlink(place / "data/manifest.json");
+    write_file(place.data(1), words(9000000, 3));
+    const Flags large = place.flags.set("--out", place / "large"), resume = large.set("--resume", "1");
+    REQUIRE(place.run(large).code == 0);
+    const auto whole = bits(step_dir(place / "large", 8));
+    TempDir::remove(step_dir(place / "large", 8));
+    patch_file(place.data(1), "#", 100000);
+    check_refused(place, {resume, {place.data(1) + " has other contents than when the run began"}});
+    CHECK(!path_exists(step_dir(place / "large", 8)));
+    write_file(place.data(1), words(9000000, 3));
+    CHECK(place.run(resume).code == 0);
+    CHECK(whole.at("model.safetensors") == bits(step_dir(place / "large", 8)).at("model.safetensors"));
+    // 3 the sum of the checkpoint is taken while time and inode are those of then
+    TempDir::remove(step_dir(place / "large", 8));
+    const std::string path = step_dir(place / "large", 4) + "/state.json";
+    struct stat st;
+    REQUIRE(stat(place.data(1).c_str(), &st) == 0);
+    Json state = parse_json(read_file(path), "state");
+    Json& file = state["data"]["train_files"][1];
+    file["mtime"] = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    file["inode"] = (uint64_t)st.st_ino;
+    file["sha256"] = "taken over";
+    rewrite_in_checkpoint(step_dir(place / "large", 4), 4, "state.json", json_text(state, 2));
+    REQUIRE(place.run(resume).code == 0);
+    const Json after = parse_json(read_file(step_dir(place / "large", 8) + "/state.json"), "state");
+    CHECK(after.at("data").at("train_files")[1].at("sha256") == "taken over");
 }
 
 static Json config_of(const std::string& step) {

@@ -1,0 +1,100 @@
+// run/banner.h -- what a run says of itself before the work: its device, model and data, and what they cost.
+#ifndef LLMC_RUN_BANNER_H
+#define LLMC_RUN_BANNER_H
+
+#include "../attention/choose.cuh"
+#include "run.h"
+
+// 305260 -> "305,260"
+inline std::string thousands(uint64_t n) {
+    std::string s = std::to_string(n);
+    for (size_t at = s.size(); at > 3; at -= 3) { s.insert(at - 3, ","); }
+    return s;
+}
+
+// The samples of one pass over the files. Unlike files.windows(T), it is no error when there is none.
+inline uint64_t epoch_samples(const TokenFiles& files, int T) {
+    uint64_t n = 0;
+    for (const Shard& s : files.shards) { n += s.windows(T); }
+    return n;
+}
+
+// "305,260 tokens, 74 steps per epoch, 2.70 epochs". size: what the data holds; epoch: the samples of one pass over it.
+inline std::string data_text(const Run& r, const std::string& size, uint64_t epoch) {
+    if (epoch == 0) { return size + strprintf(", too few for one sequence of %d", r.o.T); }
+    const double steps = (double)epoch / r.samples;
+    const std::string shown = steps < 10 ? strprintf("%.1f", steps) : thousands((uint64_t)steps);
+    return strprintf("%s, %s steps per epoch, %.2f epochs", size.c_str(), shown.c_str(), (double)r.o.steps / steps);
+}
+
+inline std::string data_text(const Run& r, const TokenFiles& files) {
+    return data_text(r, thousands(files.tokens) + " tokens", epoch_samples(files, r.o.T));
+}
+
+// What the user may not expect of the learning rate: llm.c's defaults are a cosine that does not decay.
+inline std::string schedule_note(const Options& o) {
+    if (o.schedule == "constant" || o.final_lr < 1) { return ""; }
+    const char* after = o.warmup > 0 ? " after the warm-up" : "";
+    return strprintf("--schedule %s with --final_lr 1 keeps the learning rate constant%s; --final_lr 0.1 would let it "
+                     "decay", o.schedule.c_str(), after);
+}
+
+// "rope:theta=10000, yarn:4 of 1024 tokens"
+inline std::string encoding_text(const PositionConfig& position) {
+    std::string s = position_text(position);
+    if (position.scaling == RopeScaling::None) { return s; }
+    return s + strprintf(", %s of %d tokens", rope_scaling_text(position).c_str(), position.original_length());
+}
+
+// What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has
+// one.
+inline std::string attention_note(const PositionConfig& position, const Gpu& gpu) {
+    const bool bf16_build = sizeof(floatX) == 2, on_gpu = gpu.sms > 0;
+    if (find_flash_bias(position) != FlashBias::Unknown || (on_gpu && !bf16_build)) { return ""; }
+    const std::string what = "no tensor-core kernel knows the form of " + position.name + "'s bias: ";
+    const double fast = peak_flops(gpu, true) / 1e12, slow = peak_flops(gpu, false) / 1e12;
+    const char* slowly = "attention runs in float32 without tensor cores";
+    if (!on_gpu) { return what + "that costs nothing on a CPU, but on a GPU " + slowly; }
+    if (!std::isfinite(fast / slow)) { return what + slowly; }
+    return what + slowly + strprintf(", at no more than %.0f instead of %.0f TFLOP/s", slow, fast);
+}
+
+// The last word of --check; an update takes `batch`.
+inline int report_check(const Run& r, const std::string& batch) {
+    const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
+    if (comm().rank == 0) { printf("all is well%s\n", plan.c_str()); }
+    return 0;
+}
+
+// The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers:
+// whatever B is
+template <class Config>
+void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
+    const bool trains = r.trains;
+    FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
+    if (comm().rank == 0) {
+        const std::string shape = strprintf("L %d, NH %d, C %d, V %d", config.L, config.NH, config.C, config.V);
+        const Names flags = changed_flags(r.o), none = {"all at their defaults; --help lists them"};
+        std::string s;
+        if (trains) { s += banner_line("flags", flags.empty() ? none : flags); }
+        s += banner_line("device", gpu_report(r.gpu) + ", " + comm_description());
+        s += banner_line("model", shape + strprintf(": %.1fM parameters", (double)p.table.elements() / 1e6));
+        s += banner_line("encoding", encoding_text(config.position));
+        s += banner_line("attention", attention_description(config.position, config.C / config.NH));
+        if (trains) { s += banner_line("data", r.data); }
+        for (const std::string& note : r.o.notes) { s += banner_line("note", note); }
+        for (const std::string& note : {trains ? schedule_note(r.o) : "", attention_note(config.position, r.gpu)}) {
+            if (!note.empty()) { s += banner_line("note", note); }
+        }
+        fprintf(banner, "%s", s.c_str());
+    }
+    check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
+    const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
+    const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
+    std::string what = strprintf("%.0f %s of the parameters, ", copies, copies == 1 ? "copy" : "copies");
+    what += format_bytes((double)activations) + " of activations";
+    if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
+    check_memory(weights + (double)buffers, trains ? (double)activations : 0.0, r.o.B, what);
+}
+
+#endif
