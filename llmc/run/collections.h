@@ -21,6 +21,12 @@ struct Collections {
     }
 };
 
+inline std::vector<std::string> file_paths(const Documents& documents) {
+    std::vector<std::string> paths;
+    for (const DocumentFile& f : documents.files) { paths.push_back(f.shard.path); }
+    return paths;
+}
+
 // The groups of --pairs, at least one query and one positive each
 inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
     auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special, 0, words);

@@ -71,11 +71,17 @@ inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* fla
     return std::make_unique<TokenFiles>(pattern, flag, vocab);
 }
 
+inline std::vector<std::string> file_paths(const TokenFiles& files) {
+    std::vector<std::string> paths;
+    for (const Shard& s : files.shards) { paths.push_back(s.path); }
+    return paths;
+}
+
 // Keeps a record of the files of a flag, TokenFiles or Documents or null, for the checkpoints of a run.
 template <class Files> void record_data(Run& r, const Files* files) {
     if (files == nullptr || !r.trains || r.o.out.empty() || comm().rank > 0) { return; }
     if (!r.record) { r.record = std::make_unique<DataRecord>(r.o.allow_change); }
-    r.record->add(files->flag.substr(2), files->paths());
+    r.record->add(files->flag.substr(2), file_paths(*files));
 }
 
 // Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.

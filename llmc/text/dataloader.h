@@ -120,12 +120,6 @@ struct TokenFiles {
         slots.resize(std::min(shards.size(), (size_t)MAX_OPEN));
     }
 
-    std::vector<std::string> paths() const {
-        std::vector<std::string> p;
-        for (const Shard& s : shards) { p.push_back(s.path); }
-        return p;
-    }
-
     // the number of samples in an epoch
     uint64_t windows(int T) const {
         check(T >= 1, "T: expected at least 1, got %d", T);

@@ -55,12 +55,6 @@ struct Documents {
         }
     }
 
-    std::vector<std::string> paths() const {
-        std::vector<std::string> p;
-        for (const DocumentFile& f : files) { p.push_back(f.shard.path); }
-        return p;
-    }
-
     // the number of documents and of groups in all files
     size_t size() const { return (size_t)files.back().first + files.back().documents(); }
     size_t groups() const { return size() / (size_t)group; }

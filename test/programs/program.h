@@ -161,6 +161,14 @@ inline std::map<std::string, std::string> bits(const std::string& dir) {
     }
     Json state = parse_json(read_file(dir + "/state.json"), dir);
     state.erase("options");
+    if (state.contains("data")) {                           // where a file lies, and since when, is no bit of the run
+        for (auto& flag : state["data"].items()) {
+            for (Json& file : flag.value()) {
+                file.erase("mtime");
+                file.erase("inode");
+            }
+        }
+    }
     m["state.json"] = json_text(state);
     return m;
 }
