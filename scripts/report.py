@@ -8,9 +8,10 @@
 A run is a directory with log.jsonl and checkpoints anywhere below the given directories. Its newest checkpoint says
 what was trained, on what and with which seed. Its evaluations are the records of its own log and of
 RUN/eval/DATA/log.jsonl, as scripts/paper.py writes them; for BERT the report also shows the losses during training.
-Means and sample standard deviations are over seeds; "-" stands for what nobody has run. The paper's numbers are in
-scripts/paper_tables.csv. Runs that are left out (unfinished, damaged, not evaluated, run twice) are named on stderr.
-Exit code 2: bad input.
+Means and sample standard deviations are over seeds; "-" stands for what nobody has run. Below a table of perplexities
+stands the loss at each position of its longest windows, where the evaluation has written it (--curve). The paper's
+numbers are in scripts/paper_tables.csv. Runs that are left out (unfinished, damaged, not evaluated, run twice) are
+named on stderr. Exit code 2: bad input.
 """
 import argparse
 import collections
@@ -181,16 +182,34 @@ def perplexities(log, path):
     return found
 
 
-def measurements(run):
-    """[(evaluated_on, metric, T, value)]"""
+def logs_of(run):
+    """[(path, log, name of the data set that a flag of the run gives)] of a run and of its evaluations"""
     found = []
     evaluations = sorted(glob.glob(os.path.join(glob.escape(run.path), "eval", "*")))
     for path, what in [(run.path, None)] + [(p, os.path.basename(p)) for p in evaluations]:
         if not os.path.exists(os.path.join(path, "log.jsonl")):
             continue
-        log = plot.read_log(path)
         what = what and what.partition(".")[0]          # wikitext-103.sliding, wikitext-103.8192
-        data = lambda flag: NAMES.get(what, what) if what else data_name(str(newest_options(run.path).get(flag, "")))
+        flagged = lambda flag: data_name(str(newest_options(run.path).get(flag, "")))
+        found.append((path, plot.read_log(path), (lambda _, w=what: NAMES.get(w, w)) if what else flagged))
+    return found
+
+
+def position_losses(logs):
+    """{evaluated_on: {T: [loss at each position]}}, of windows that do not overlap"""
+    found = {}
+    for _, log, data in logs:
+        for r in log:
+            T, losses = number(r, "T"), r.get("loss")
+            if r.get("kind") == "curve" and T and number(r, "stride") == T and isinstance(losses, list):
+                found.setdefault(data("val_files"), {})[int(T)] = losses
+    return found
+
+
+def measurements(run, logs):
+    """[(evaluated_on, metric, T, value)]"""
+    found = []
+    for path, log, data in logs:
         found += [(data("val_files"), metric, T, value) for (metric, T), value in perplexities(log, path).items()]
         retrieval = {int(r["T"]): r for r in log
                      if r.get("kind") == "retrieval" and number(r, "T") and number(r, "ndcg@10") is not None}
@@ -205,10 +224,12 @@ def measurements(run):
 # tables
 
 class Table:
-    """ours: {(pos, T_train): {seed: {T: value}}}; paper: {pos: {T: value}}"""
+    """ours: {(pos, T_train): {seed: {T: value}}}; curves: the same with the losses at each position; paper: {pos: {T:
+    value}}"""
 
     def __init__(self, key):
         self.key, self.number, self.ours, self.paper, self.settings = key, "", {}, {}, ""
+        self.curves = {}
         self.paper_T = 512 if key.model.startswith("bert") else 1024        # the length at which the paper trained
 
     def lengths(self):
@@ -266,7 +287,8 @@ def gather(runs):
     """(the tables, the paper's first; the runs without any measurement)"""
     paper, tables, seen, silent = paper_numbers(), {}, {}, []
     for run in runs:
-        found = measurements(run)
+        logs = logs_of(run)
+        found = measurements(run, logs)
         if not found:
             silent.append(run)
         same = run._replace(path="")
@@ -279,6 +301,10 @@ def gather(runs):
             t = tables.setdefault(key, Table(key))
             t.settings = run.what
             t.ours.setdefault((run.pos, run.T), {}).setdefault(run.seed, {})[T] = value
+        for data, curves in position_losses(logs).items() if found else ():
+            t = tables.get(Key(run.model, run.trained_on, data, "ppl", run.tokens, run.how))
+            if t:
+                t.curves.setdefault((run.pos, run.T), {})[run.seed] = curves
     ordered = []
     for (model, trained_on, data, metric), (name, rows) in paper.items():
         own = [t for t in tables.values() if tuple(t.key[:4]) == (model, trained_on, data, metric)]
@@ -391,6 +417,59 @@ def draw_lengths(table):
     plot.length_axis(ax, table.lengths())
     plot.mark_trained(ax, table.trained())
     ax.set_xlabel("evaluation length T (tokens)" + ("; dots: the paper's" if table.paper else ""))
+    plot.legend_beside(ax, ends)
+    return fig
+
+
+# ----------------------------------------------------------------------------------------------------------
+# the loss at each position, beside a table of perplexities
+
+def curve_length(table):
+    """the longest windows of which there is a curve"""
+    return max((T for seeds in table.curves.values() for curves in seeds.values() for T in curves), default=0)
+
+
+def curve_rows(table):
+    """{row: [losses of a seed]} at that length, in the order of the table"""
+    T = curve_length(table)
+    found = {row: [c[T] for c in table.curves.get(row, {}).values() if T in c] for row in row_order(table)}
+    return {row: curves for row, curves in found.items() if curves}
+
+
+def mean_loss(losses, first, last):
+    """of positions first to last, which count from 1; None if none of them was scored"""
+    values = [v for v in losses[first - 1:last] if isinstance(v, (int, float))]
+    return statistics.fmean(values) if values else None
+
+
+def markdown_positions(table):
+    T = curve_length(table)
+    ends = [n for n in (64 * 2 ** k for k in range(20)) if n < T] + [T]
+    ranges = list(zip([1] + [n + 1 for n in ends[:-1]], ends))
+    lines = [f"Loss at the positions of windows of {T:,} tokens:", "",
+             line_of(["position"] + [f"{a:,} to {b:,}" for a, b in ranges]), "|---" * (1 + len(ranges)) + "|"]
+    for row, curves in curve_rows(table).items():
+        means = [[m for m in (mean_loss(c, a, b) for c in curves) if m is not None] for a, b in ranges]
+        lines.append(line_of([label_of(table, row)] + [cell(m) for m in means]))
+    return lines + [""]
+
+
+def draw_positions(table):
+    fig, ax = plot.figure(8, 4.8)
+    ends, lines = [], []
+    for row, curves in curve_rows(table).items():
+        colour, marker = plot.style(row[0].partition(":")[0])
+        points = [plot.geometric_bins(c) for c in curves]
+        mean = [(p[0][0], statistics.fmean(v for _, v in p)) for p in zip(*points)]
+        line, = ax.plot(*zip(*mean), color=colour, marker=marker, markersize=4,
+                        label=plot.literal(label_of(table, row)))
+        ends.append((mean[-1][1], line))
+        lines.append(mean)
+    plot.loss_axis(ax, lines)
+    plot.length_axis(ax, [n for n in (4 ** k for k in range(12)) if n <= curve_length(table)])
+    plot.mark_trained(ax, [T for T in table.trained() if T <= curve_length(table)])
+    ax.set_xlabel("position in the sequence, from 1")
+    ax.set_ylabel("loss (nats per token)")
     plot.legend_beside(ax, ends)
     return fig
 
@@ -556,6 +635,8 @@ def report(args):
     for t in measured if args.only_runs else tables:
         draw = draw_lengths if t.ours and len(t.lengths()) > 1 else None
         page.add(markdown(t), slug(t.key), f"{t.key.evaluated_on} against length", draw, t)
+        if t.curves:
+            page.add(markdown_positions(t), slug(("positions", *t.key)), "loss at each position", draw_positions, t)
     for key, group in curves.items():
         page.add(markdown_curves(key, group), slug(("loss", *key)), loss_name(group), draw_curves, group)
     if not args.only_runs:

@@ -59,7 +59,7 @@ def dry(*args):
     return headings, [shlex.split(line) for line in lines if not line.startswith("#")]
 
 
-SWITCHES = ("--curve",)
+SWITCHES = ("--curve", "--raw")
 
 
 def flags_of(command):
@@ -155,11 +155,38 @@ class TestCommands(unittest.TestCase):
         self.assertTrue({"fire", "kcable", "kcable_v1", "t5", "t5_clip", "kerple", "kerple_power"} <= every)
         evaluations = [flags_of(c) for c in dry("table1", "medium", "cable", "--as", "run")[1] if "--eval_lengths" in c]
         lengths = [f["--eval_lengths"] for f in evaluations]
-        self.assertEqual(lengths, ["512", "1024", "2048", "4096", "8192", "14000"])
-        self.assertEqual([f["--eval_tokens"] for f in evaluations], [str(1000 * int(T)) for T in lengths])
-        self.assertEqual(len({f["--out"] for f in evaluations}), 6)
+        *windows, together = lengths
+        self.assertEqual((windows, together), (["512", "1024", "2048", "4096", "8192", "14000"], ",".join(windows)))
+        self.assertEqual([f["--eval_tokens"] for f in evaluations[:-1]], [str(1000 * int(T)) for T in windows])
+        self.assertEqual([("--curve" in f, f.get("--stride")) for f in evaluations],
+                         6 * [(True, None)] + [(False, "256")])
+        self.assertEqual(len({f["--out"] for f in evaluations}), 7)
         wikitext = [flags_of(c) for c in dry("table4", "medium", "rope", "--as", "run")[1] if "--eval_lengths" in c]
         self.assertIn("_val_", wikitext[0]["--val_files"])
+
+    def test_the_held_out_triplets_are_never_trained_on(self):
+        for how, seed in (("printed", None), ("run", "12")):
+            commands = dry("table2", "cable", "--as", how)[1]
+            prepare, = [c for c in commands if c[1] == "data/msmarco.py"]
+            f = flags_of(["./train", *prepare[2:]])
+            self.assertEqual((f.get("--seed"), f.get("--val_triplets", "1000")), (seed, "1000"))
+            tune, = [flags_of(c) for c in commands if "--pairs" in c]
+            self.assertEqual(tune["--pairs"], f["--out"] + "/msmarco_train_*.bin")      # the held out are msmarco_val_*
+        self.assertNotEqual(paper.PAIRS["printed"][1], paper.PAIRS["run"][1])
+
+    def test_every_evaluation_reads_the_data_that_its_name_says(self):
+        for name, d in paper.DATA.items():
+            if not d.prepare:
+                continue
+            f = flags_of(["./train", *shlex.split(d.prepare)[1:]])
+            for files in (d.train, d.val, d.test):
+                self.assertEqual(os.path.dirname(files), f["--out"], name)
+            if "wikitext" in name:                              # word-level and raw are two texts
+                self.assertEqual("--raw" in f, "words" not in name, name)
+                self.assertEqual(f["--size"], re.search(r"\d+", name)[0])
+                self.assertEqual(("raw" in f["--out"], "_test_" in d.test), ("words" not in name, True))
+        tests = [d.test for d in paper.DATA.values()]
+        self.assertEqual(sorted(t for t in set(tests) if tests.count(t) > 1), [])
 
     def test_what_stands_beside_the_tables(self):
         commands = [flags_of(c) for c in dry("table1", "medium", "cable")[1] if "--eval_lengths" in c]
@@ -308,15 +335,14 @@ class TestCommands(unittest.TestCase):
                 seen.add(tuple(c))
                 r = run(*c, "--help")
                 self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
-        self.assertEqual(len(seen), 11)
+        self.assertEqual(len(seen), 12)
         # a run reads the shards that the script with these flags writes
         sys.path.insert(0, os.path.join(ROOT, "data"))
         self.addCleanup(sys.path.remove, os.path.join(ROOT, "data"))
         fineweb = importlib.import_module("fineweb_edu")
         for key, dataset in (("fineweb-edu", "edu"), ("fineweb", "classic")):
             self.assertEqual(os.path.basename(paper.DATA[key].val), fineweb.DATASETS[dataset][1] + "_val_*.bin")
-        prepare_pairs, pairs = paper.PAIRS
-        for module, prepare, patterns in (("msmarco", prepare_pairs, [pairs]),
+        for module, prepare, patterns in (*(("msmarco", p, [files]) for p, files in paper.PAIRS.values()),
                                           ("mldr", paper.MLDR_PREPARE, paper.MLDR.values())):
             named = re.findall(r"\w+\.\w+", importlib.import_module(module).__doc__.partition("Writes")[2])
             for pattern in patterns:
@@ -665,18 +691,56 @@ class TestReport(Folder):
         self.assertIn("*-0.65* | - |", out)
 
     def test_word_level_and_sliding_are_tables_of_their_own(self):
-        self.run_of("g", pos="cable_v1", ppl={1024: 50.0}, what="wikitext-2-words")
-        record = {"kind": "extrapolation", "T": 1024, "stride": 256}
-        self.write("g/eval/wikitext-2/log.jsonl", json.dumps({**record, "stride": 1024, "ppl": 45.0}) + "\n")
-        self.write("g/eval/wikitext-2.sliding/log.jsonl", json.dumps({**record, "ppl": 40.0}) + "\n")
+        self.run_of("g", pos="cable_v1")
+        record = {"kind": "extrapolation", "T": 1024}
+        table, also = "the arXiv version's generalization table", "its numbers for"
+        wanted = {}         # {heading: (ours, the paper's or None)}; each table has a number of its own
+        for n, (what, name, theirs, caption) in enumerate((
+                ("wikitext-2", "wikitext-2", "41.10", table),
+                ("wikitext-2-words", "wikitext-2, word-level", "41.10", f"{table}, {also} wikitext-2"),
+                ("wikitext-103", "wikitext-103", "46.43", table),
+                ("wikitext-103-words", "wikitext-103, word-level", "46.43", f"{table}, {also} wikitext-103"),
+                ("fineweb", "fineweb-10B", "25.89", table),
+                ("fineweb-1B", "fineweb-1B", "25.89", f"{table}, {also} fineweb-10B"))):
+            for sliding in (False, True):
+                ours, stride = 50.0 + 2 * n + sliding, 256 if sliding else 1024
+                self.write(f"g/eval/{what}{'.sliding' * sliding}/log.jsonl",
+                           json.dumps({**record, "stride": stride, "ppl": ours}) + "\n")
+                metric = "ppl, stride 256" if sliding else "perplexity"
+                heading = f"gpt2:medium, {metric} on {name}" + f" ({caption})" * (not sliding)
+                wanted[heading] = f"{ours:.2f}", None if sliding else theirs
         out, err = self.report("--only_runs")
         self.assertEqual(err, "")
-        titles = re.findall(r"^## (.*)$", out, re.M)
-        self.assertEqual(len(titles), 3, titles)
-        self.assertTrue(any("wikitext-2, word-level (the arXiv version's generalization table, its numbers for wikitext"
-                            in t for t in titles), titles)
-        self.assertTrue(any("ppl, stride 256 on wikitext-2" in t for t in titles), titles)
-        self.assertEqual(out.count("| *cable_v1, paper* |  | *41.10* |"), 2)
+        found = {}
+        for section in out.split("\n## ")[1:]:
+            paper_has = re.search(r"^\| \*cable_v1, paper\* \|  \| \*([\d.]+)\* \|", section, re.M)
+            ours = re.search(r"^\| cable_v1 \| 1 \| ([\d.]+) \|", section, re.M)
+            found[section.partition("\n")[0]] = ours and ours[1], paper_has and paper_has[1]
+        self.assertEqual(found, wanted)
+
+    def test_the_loss_at_each_position(self):
+        losses = [5 - 4 * t / 2048 for t in range(2048)]
+        for seed in (1, 2):
+            run = self.run_of(f"s{seed}", seed=seed, ppl={1024: 20.0, 2048: 21.0})
+            curves = [{"kind": "curve", "pos": "cable", "T": T, "stride": stride,
+                       "loss": [v + shift + 0.1 * (seed - 1) for v in losses[:T]]}
+                      for T, stride, shift in ((2048, 2048, 0), (1024, 1024, 7), (2048, 256, 9))]
+            curves[0]["loss"][0] = None                                 # a position that nothing has scored
+            with open(os.path.join(run, "eval", "fineweb-edu", "log.jsonl"), "a") as f:
+                f.write("".join(json.dumps(c) + "\n" for c in curves))
+        self.run_of("other", pos="rope", ppl={1024: 30.0})               # without a curve
+        out, err = self.report("--only_runs", "-o", self.path("report"))
+        self.assertEqual(err.count("\n"), 1, err)
+        part = out.partition("Loss at the positions of windows of 2,048 tokens:\n\n")[2]
+        head, _, row, *_ = part.split("\n")
+        self.assertEqual(head, "| position | 1 to 64 | 65 to 128 | 129 to 256 | 257 to 512 | 513 to 1,024 | "
+                               "1,025 to 2,048 |")
+        mean = lambda a, b: statistics.fmean(losses[a - 1:b])
+        cells = [f"{mean(a, b) + 0.05:.2f} ± 0.07" for a, b in
+                 ((2, 64), (65, 128), (129, 256), (257, 512), (513, 1024), (1025, 2048))]
+        self.assertEqual(row, "| cable | " + " | ".join(cells) + " |")
+        self.assertNotIn("rope", part)
+        self.assertEqual(len(glob.glob(self.path("report", "positions_*.png"))), 1)
 
     def test_generalization(self):
         run = self.run_of("g", pos="cable_v1", model=(12, 12, 768), ppl={1024: 33.0}, what="fineweb")
