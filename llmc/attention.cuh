@@ -70,7 +70,7 @@ __device__ inline void load_tile_transposed(float* tile_T, const Matrix<const fl
 
 inline size_t attention_forward_shared(const AttentionDims& dims) {
     const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
-    return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 3 * tile);
+    return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 4 * tile);
 }
 
 // One block per query tile of one (batch, head), longest rows first. Scores are kept transposed, (keys, queries), so
@@ -100,7 +100,8 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
     float* scores = O_tile + TILE * width;                  // (keys, queries)
     float* largest = scores + TILE * TILE;                  // of each query: the largest logit so far,
     float* sum = largest + TILE;                            // the sum of e^(logit - largest),
-    float* shrink = sum + TILE;                             // and what a larger logit makes of both sums
+    float* shrink = sum + TILE;                             // what a larger logit makes of both sums,
+    float* tile_sum = shrink + TILE;                        // and the sum of this tile's exponentials
     const floatX* q = qkv + (size_t)b * dims.stride * dims.OC + h * HS;
 
     load_tile_transposed(Q_T, view(q + (size_t)i0 * dims.OC, ni, HS, dims.OC), dims.scale);
@@ -134,17 +135,18 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         // 3. what earlier tiles have summed was relative to the largest logit before
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             shrink[r] = fast_exp(shrink[r] - largest[r]);
-            sum[r] *= shrink[r];
+            tile_sum[r] = 0.0f;
         }
-        // 4. exponentials and their sum
+        // 4. exponentials and their sum: the tile's first, then all (docs/attention.md, "Sums of many keys")
         for (int c = 0; c < nj; c++) {
             SIMD
             for (int r = threadIdx.x; r < ni; r += blockDim.x) {
                 const float e = fast_exp(scores[c * TILE + r] - largest[r]);
                 scores[c * TILE + r] = e;
-                sum[r] += e;
+                tile_sum[r] += e;
             }
         }
+        for (int r = threadIdx.x; r < ni; r += blockDim.x) { sum[r] = shrink[r] * sum[r] + tile_sum[r]; }
         __syncthreads();
         // 5. O = shrink O + P v
         for (int r = 0; r < ni; r++) {

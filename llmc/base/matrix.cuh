@@ -46,7 +46,8 @@ __host__ __device__ Matrix<T> block(const Matrix<T>& m, size_t r0, size_t rows, 
 // out = A B by the threads of a block
 
 // One thread's fragment of out, at its upper left corner: RM rows x RN registers of `lanes`, summed over all of A's
-// columns.
+// columns. Add: the sum starts at zero too, and is added to out when it is complete. A product of many tiles then has
+// one rounding per tile at the size of the whole sum, not one per column of A.
 template <bool Add, int RM, int RN>
 __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const Matrix<const float>& A,
                                                 const Matrix<const float>& B) {
@@ -54,7 +55,7 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
     UNROLL
     for (int m = 0; m < RM; m++) {
         UNROLL
-        for (int n = 0; n < RN; n++) { sum[m][n] = Add ? load_lanes(out.row(m) + n * LANES) : lanes{}; }
+        for (int n = 0; n < RN; n++) { sum[m][n] = lanes{}; }
     }
     // one column of A times one row of B per step: RM + RN loads for RM x RN multiplications
     for (int k = 0; k < A.cols; k++) {
@@ -71,7 +72,10 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
     UNROLL
     for (int m = 0; m < RM; m++) {
         UNROLL
-        for (int n = 0; n < RN; n++) { store_lanes(out.row(m) + n * LANES, sum[m][n]); }
+        for (int n = 0; n < RN; n++) {
+            float* to = out.row(m) + n * LANES;
+            store_lanes(to, Add ? load_lanes(to) + sum[m][n] : sum[m][n]);
+        }
     }
 }
 

@@ -188,12 +188,16 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
             dSi[i0 + r] += t.gi[r] * sum;
         }
         __syncthreads();
-        // 2. one thread per key, queries in order: dS_j takes the opposite of what its queries took
+        // 2. one thread per key, queries in order: dS_j takes the opposite of what its queries took, summed for this
+        // tile in the first row of dlogit
         for (int r = 0; r < ni; r++) {
             const float weight = one_sided ? sign * t.gi[r] : -t.gi[r];
             SIMD
-            for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] += weight * dlogit[r * ld + c]; }
+            for (int c = threadIdx.x; c < nj; c += blockDim.x) {
+                dlogit[c] = (r == 0 ? 0.0f : dlogit[c]) + weight * dlogit[r * ld + c];
+            }
         }
+        for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] += dlogit[c]; }
         __syncthreads();
     }
 };

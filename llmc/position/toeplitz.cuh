@@ -10,7 +10,7 @@
 
 #include "encoding.cuh"
 
-constexpr int TOEPLITZ_PAD = 128;
+constexpr int TOEPLITZ_PAD = 128;                           // as wide as a tile may be
 
 __host__ __device__ inline int toeplitz_columns(int T, bool causal) { return (causal ? T : 2 * T - 1) + TOEPLITZ_PAD; }
 
@@ -37,10 +37,12 @@ struct ToeplitzBias : BiasFunctor {
     // d[n] is the diagonal c - r = n - (ni-1) of the tile
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
         float* d = dtable + (size_t)bh * columns + (T - ni + j0 - i0);
-        if (LANES > 1) {                                    // one thread: whole rows, in vectors
+        if (LANES > 1) {                                    // one thread: whole rows, in vectors, then the tile's sums
+            float sum[2 * TOEPLITZ_PAD] = {};
             for (int r = 0; r < ni; r++) {
-                for (int c = 0; c < nj; c++) { d[ni - 1 - r + c] += dlogit[r * ld + c]; }
+                for (int c = 0; c < nj; c++) { sum[ni - 1 - r + c] += dlogit[r * ld + c]; }
             }
+            for (int n = 0; n < ni + nj - 1; n++) { d[n] += sum[n]; }
         } else {                                            // one thread per diagonal
             for (int n = threadIdx.x; n < ni + nj - 1; n += blockDim.x) {
                 const int r0 = imax(ni - 1 - n, 0);         // rows in which the diagonal lies inside the tile

@@ -1,6 +1,7 @@
 // test_flash_long.cu -- the tensor-core attention against the portable kernels, which test_layers.cu holds against
 // float64: lengths for which a float64 oracle takes too long, and as many heads as a batch has. Bounds: twice the error
-// measured where bf16 is stored; for float32 sums (1e-6 at T = 150) what a longer sum may add.
+// measured where bf16 is stored; for float32 sums (1e-6 at T = 150) what a longer sum may add. And what float32 costs
+// in a sum over very many keys.
 #include "llmc/attention/choose.cuh"
 
 #include "test/simt/kernel_test.h"
@@ -124,3 +125,89 @@ KERNEL_TEST("flash against the portable kernels: alibi") { lengths<LinearBias>("
 KERNEL_TEST("flash against the portable kernels: cable") { lengths<CableBias<false>>("cable"); }
 KERNEL_TEST("flash against the portable kernels: kcable") { lengths<CableBias<true>>("kcable"); }
 KERNEL_TEST("flash against the portable kernels: toeplitz") { lengths<ToeplitzBias>("toeplitz"); }
+
+// The last query's keys are all the same but two, 1.375 above the others in its logit: the others' exponentials are one
+// rounded number, and a float32 chain over them makes the same error at each step. Each kernel begins with one of the
+// two. A single block of the tensor-core kernel, the first, has the last 64 queries.
+KERNEL_TEST("attention: the sum of the exponentials of 32,768 equal keys") {
+    constexpr int T = 32768;
+    constexpr int HS = 64;
+    constexpr int OC = 3 * HS;
+    std::vector<bf16> host((size_t)T * OC, bf16(0.0f));
+    host[(size_t)(T - 1) * OC] = bf16(1.0f);                // q; the scale is 1/8
+    for (size_t j : {0, T - 1}) { host[j * OC + HS] = bf16(11.0f); }
+    const double want = std::log(2.0 * std::exp(1.375) + (T - 2));
+    const AttentionDims dims = {T, 0, T, 1, HS, OC, 0.125f};
+    AttentionDims last = dims;                              // the portable kernel: the last query alone
+    last.T = 1;
+    last.t0 = T - 1;
+    DeviceArray<bf16> qkv(host), out((size_t)T * HS);
+    DeviceArray<float> lse((size_t)T), portable_lse((size_t)T);
+    portable_attention_forward<true>((floatX*)out.p, portable_lse.p, (const floatX*)qkv.p, NoBias(), last, 1, stream);
+    FlashArgs args = flash_args(NoBias(), dims, 1, (const floatX*)qkv.p);
+    args.out = out.p;
+    args.lse = lse.p;
+    launch(flash_forward_kernel<true, FlashBias::None, HS>, Grid(1, FLASH_THREADS, flash_forward_shared(HS), stream),
+           args);
+    const double portable = std::fabs(portable_lse.host()[T - 1] - want);
+    const double flash = std::fabs(lse.host()[T - 1] - want);
+    INFO("lse off by %.1e (portable), %.1e (tensor cores)", portable, flash);
+    EXPECT(portable <= 1.5e-5, "%.1e", portable);           // measured: 4.9e-6; without a sum per tile 2.6e-4
+    EXPECT(flash <= 1.3e-5, "%.1e", flash);                 // measured: 4.4e-6; without a sum per tile 5.3e-5
+}
+
+// The sums that CABLE takes of dlogit, over 16,320 queries or keys. q and k are 0, and g or S, so that P = 1 / T. Of v
+// and dout only the first element is not 0, and row_dot is 0 as out is: dlogit_ij = c v / T everywhere. The first block
+// of one kernel has the keys 0 .. 63, that of the other the last 64 queries.
+KERNEL_TEST("flash backward: dS and dg of 16,320 equal pairs") {
+    constexpr int T = 16320;
+    constexpr int HS = 64;
+    constexpr int OC = 3 * HS;
+    constexpr float c = 1.3828125f;                         // bf16 has it, and v
+    constexpr float v = 1.1484375f;
+    constexpr float distance = 1.23f;
+    const FlashBias Kind = FlashBias::Distance;
+    std::vector<bf16> qkv((size_t)T * OC, bf16(0.0f)), dout((size_t)T * HS, bf16(0.0f));
+    Floats S((size_t)T, 0.0f);
+    for (size_t t = 0; t < T; t++) {
+        qkv[t * OC + 2 * HS] = bf16(v);
+        dout[t * HS] = bf16(c);
+        if (t >= T - FLASH_TILE) { S[t] = distance; }
+    }
+    DeviceArray<bf16> d_qkv(qkv), d_dout(dout), out(std::vector<bf16>(dout.size(), bf16(0.0f))), dqkv(qkv.size());
+    DeviceArray<float> lse(Floats((size_t)T, (float)std::log((double)T))), dS((size_t)T), dg((size_t)T);
+    DeviceArray<float> scratch(flash_backward_scratch(Kind, 1, T, 1));
+    DeviceArray<double> S_origin(std::vector<double>((size_t)ceil_div(T, CABLE_CHUNK), 0.0));
+    const auto run = [&](float g, const Floats& sums) {
+        const DeviceArray<float> d_g(Floats((size_t)T, g)), d_S(sums);
+        FlashArgs args = {};
+        args.B = args.NH = 1; args.T = args.stride = T; args.HS = HS; args.OC = OC; args.scale = 0.125f;
+        args.qkv = d_qkv.p; args.dout = d_dout.p; args.out = out.p; args.lse = lse.p; args.dqkv = dqkv.p;
+        args.S_offset = d_S.p; args.S_origin = S_origin.p; args.g = d_g.p; args.dS = dS.p; args.dg = dg.p;
+        FlashQueries* queries = (FlashQueries*)scratch.p;
+        dS.set(Floats((size_t)T, 0.0f));
+        const Grid one(1, FLASH_THREADS, flash_backward_shared(HS), stream);
+        const Grid rows((size_t)T * (HS / 8) / FLASH_THREADS, FLASH_THREADS, 0, stream);
+        launch(flash_backward_prepare_kernel<Kind, HS>, rows, queries, args);
+        launch(flash_backward_dkdv_kernel<false, Kind, HS>, one, args, queries);
+        launch(flash_backward_dq_kernel<false, Kind, HS>, one, args, queries, nullptr);
+    };
+    double column = 0.0;
+    double row = 0.0;
+    double of_g = 0.0;
+    run(1.0f, Floats((size_t)T, 0.0f));
+    for (int t = 0; t < FLASH_TILE; t++) {                  // i >= j counts with one sign, i < j with the other
+        const double want = (double)c * v * (T - 2 * t) / T;
+        column = std::max(column, std::fabs(dS.host()[(size_t)t] / want - 1.0));
+        row = std::max(row, std::fabs(dS.host()[(size_t)(T - 1 - t)] / -want - 1.0));
+    }
+    run(0.0f, S);
+    for (int t = T - FLASH_TILE; t < T; t++) {
+        const double want = -(double)c * v * distance * (T - FLASH_TILE) / T;
+        of_g = std::max(of_g, std::fabs(dg.host()[(size_t)t] / want - 1.0));
+    }
+    INFO("columns of dS off by %.1e, rows %.1e, dg %.1e", column, row, of_g);
+    EXPECT(column <= 3e-6, "%.1e", column);                 // measured: 7.5e-7; without a sum per tile 1.8e-5
+    EXPECT(row <= 5e-6, "%.1e", row);                       // 1.2e-6; 2.2e-5
+    EXPECT(of_g <= 1e-5, "%.1e", of_g);                     // 2.9e-6; 2.3e-5
+}

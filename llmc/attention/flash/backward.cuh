@@ -95,6 +95,7 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
         constexpr bool edge = decltype(masked)::value;
         const bf16* dO_tile = Q_tile + TILE * HS;
         const FlashQuery* tile_query = streamed_query + stage * TILE;
+        float tile_dS[2] = {0.0f, 0.0f};                    // summed first: docs/attention.md, "Sums of many keys"
         for (int c0 = 0; c0 < TILE; c0 += STRIP) {
             // 3. scores = K Q^T and dP = V dout^T
             float P[STRIP / 8][4];                          // scores, then P
@@ -130,10 +131,10 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
                     const float g = k == 0 ? query0.g : query1.g;
                     if (Kind == FlashBias::Distance) {      // on a bidirectional diagonal each pair has its own sign
                         const bool negative = edge && !Causal && m == n && j > i + k;
-                        dS[half] += g * (negative ? -pair.dlogit[k] : pair.dlogit[k]);
+                        tile_dS[half] += g * (negative ? -pair.dlogit[k] : pair.dlogit[k]);
                     }
                     if (Kind == FlashBias::LogDistance) {
-                        dS[half] += g * (pair.dlogit[k] * pair.bend[k]);
+                        tile_dS[half] += g * (pair.dlogit[k] * pair.bend[k]);
                     }
                     P_pair[k] = pair.P[k];
                     dlogit_pair[k] = pair.dlogit[k];
@@ -146,6 +147,8 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
                 flash_accumulate<HS>(dK, dlogit[k], dlogit[k + 1], Q_tile, c0 + k * 8);
             }
         }
+        dS[0] += tile_dS[0];
+        dS[1] += tile_dS[1];
     };
     for (int stage = 0; m < block.live_tiles(); stage ^= 1) {
         // 2. this tile of queries has arrived, the next one may start
@@ -238,6 +241,8 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
             row_query[0].S = own_S->shifted[stage][row0 + lane / 4];
             row_query[1].S = own_S->shifted[stage][row0 + lane / 4 + 8];
         }
+        float tile_sum[2] = {0.0f, 0.0f};                   // as in the other kernel
+        float tile_dg[2] = {0.0f, 0.0f};
         for (int c0 = 0; c0 < TILE; c0 += STRIP) {
             // 3. scores = Q K^T and dP = dout V^T
             float P[STRIP / 8][4];                          // scores; P itself is not needed after dlogit
@@ -271,16 +276,22 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
                 for (int k = 0; k < 2; k++) {
                     if (Kind == FlashBias::Distance) {
                         const bool negative = edge && !Causal && m == n && j + k > i;
-                        row_sum[half] += negative ? -pair.dlogit[k] : pair.dlogit[k];
-                        dg[half] -= pair.dlogit[k] * fabsf(pair.distance[k]);
+                        tile_sum[half] += negative ? -pair.dlogit[k] : pair.dlogit[k];
+                        tile_dg[half] -= pair.dlogit[k] * fabsf(pair.distance[k]);
                     }
                     if (Kind == FlashBias::LogDistance) {
-                        row_sum[half] += pair.dlogit[k] * pair.bend[k];
-                        dg[half] -= pair.dlogit[k] * pair.by_g[k];
+                        tile_sum[half] += pair.dlogit[k] * pair.bend[k];
+                        tile_dg[half] -= pair.dlogit[k] * pair.by_g[k];
                     }
                     dlogit_pair[k] = pair.dlogit[k];
                 }
                 if (Kind == FlashBias::Toeplitz) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
+            }
+            const bool complete = Kind == FlashBias::LogDistance || c0 + STRIP == TILE;     // there registers are short
+            UNROLL
+            for (int half = 0; half < 2 && complete; half++) {
+                dg[half] += tile_dg[half];
+                tile_dg[half] = 0.0f;
             }
             // 5. dQ += dlogit K
             UNROLL
@@ -288,6 +299,8 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
                 flash_accumulate<HS>(dQ, dlogit[k], dlogit[k + 1], K_tile, c0 + k * 8);
             }
         }
+        row_sum[0] += tile_sum[0];
+        row_sum[1] += tile_sum[1];
     };
     int stage = 0;
     for (int n = begin; n < end; n++, stage ^= 1) {

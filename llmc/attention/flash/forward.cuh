@@ -161,14 +161,16 @@ __device__ inline void flash_exponentials(float (&scores)[8][4], FlashSoftmax<HS
         // a row that has seen no key yet has no reference: its logits are -inf, its P is 0
         const float reference = softmax.largest[half] == -INFINITY ? 0.0f : softmax.largest[half];
         const float shift = scale2 * rows.row_bias[half] - reference;
+        float tile_sum = 0.0f;                              // of this lane's columns; added up at the end
         UNROLL
         for (int n = 0; n < 8; n++) {
             float& p0 = scores[n][2 * half];
             float& p1 = scores[n][2 * half + 1];
             p0 = ex2(scale2 * p0 + shift);
             p1 = ex2(scale2 * p1 + shift);
-            softmax.sum[half] += p0 + p1;                   // of this lane's columns; added up at the end
+            tile_sum += p0 + p1;
         }
+        softmax.sum[half] += tile_sum;
     }
 }
 
