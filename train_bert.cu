@@ -744,7 +744,8 @@ BERTConfig configure(Run& run, int vocab) {
     parse_model(o.model, "bert:", bert_sizes, config);
     config = resolve_config(o, config, run.source, vocab, BERT_KEYS);
     if (config.V == 0) { config.V = pairs_vocab(o); }
-    if (!o.list) { run.tokenizer = find_tokenizer(o.tokenizer, run.source, config.V == BYTE_VOCAB ? 256 : config.V); }
+    const int words = config.V == BYTE_VOCAB ? 256 : config.V;
+    if (!o.list) { run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), words); }
     if (!run.source.empty() && !o.is_given("pooling")) {
         const Json j = read_config(run.source, BERT_KEYS);
         if (j.contains("pooling")) {

@@ -630,7 +630,7 @@ int gpt2_main(int argc, char** argv) {
     Activations acts = activations_describe(model, o.B, o.T, purpose, o.recompute);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     // 3 what can be refused is refused now, and not after hours of work
-    run.tokenizer = find_tokenizer(o.tokenizer, run.source, config.V);
+    run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), config.V);
     if (!o.hellaswag.empty()) { data.hellaswag = std::make_unique<HellaSwag>(load_hellaswag(o.hellaswag, config.V)); }
     int layer, head;
     if (!o.dump_bias.empty()) { parse_dump_bias(o, config, run.tokenizer.get(), data.val.get(), layer, head); }

@@ -71,13 +71,50 @@ PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
     return s;
 }
 
-// Throws an Error with the message and the place in the source where it was found.
+// Text that is safe to print, wherever it came from: control characters are escaped (also U+0080 to U+009F, in UTF-8 or
+// as single bytes, which some terminals obey), and of what exceeds `most` bytes the middle is left out.
+inline std::string printable(const std::string& s, size_t most = 60) {
+    std::string p;
+    const size_t last = most / 4;               // bytes of the end that are shown
+    bool cut = s.size() > most;
+    for (size_t i = 0; i < s.size(); i++) {
+        if (cut && i >= most - last) {
+            cut = false;
+            i = s.size() - last;
+            while (i < s.size() && ((unsigned char)s[i] & 0xC0) == 0x80) { i++; }       // not inside a character
+            p += strprintf("... (%zu bytes) ...", s.size());
+            if (i == s.size()) { break; }
+        }
+        const unsigned char c = (unsigned char)s[i];
+        size_t n = 0;                           // bytes that continue this character; UTF-8 has at most 3 of them
+        if (c >= 0xC2 && c < 0xF5) { n = 1 + (c >= 0xE0) + (c >= 0xF0); }
+        bool whole = (c < 0x80 || n > 0) && i + n < s.size();
+        for (size_t k = 1; whole && k <= n; k++) { whole = ((unsigned char)s[i + k] & 0xC0) == 0x80; }
+        const bool control = c < 32 || c == 127 || (c == 0xC2 && whole && (unsigned char)s[i + 1] < 0xA0);
+        if (!whole || control) { p += strprintf("\\x%02x", c); continue; }
+        p.append(s, i, n + 1);
+        i += n;
+    }
+    return p;
+}
+constexpr size_t LONGEST_MESSAGE = 1500;        // bytes
+
+// One line on stderr, for the user: printf, safe to print
+PRINTF_LIKE(1, 2) inline void say(const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    const std::string s = vstrprintf(fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "%s\n", printable(s, LONGEST_MESSAGE).c_str());
+}
+
+// Throws an Error with the message, safe to print, and the place in the source where it was found.
 [[noreturn]] PRINTF_LIKE(4, 5) inline void die_at(const char* file, int line, int code, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     std::string s = vstrprintf(fmt, ap);
     va_end(ap);
-    throw Error(code, s + strprintf("  [%s:%d]", file, line));
+    throw Error(code, printable(s, LONGEST_MESSAGE) + strprintf("  [%s:%d]", file, line));
 }
 
 // die(code, "where: what is wrong: expected X, got Y (hint)", ...), and its common form for bad input

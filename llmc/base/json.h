@@ -17,16 +17,23 @@ using Json = nlohmann::ordered_json;        // keeps the order of keys, so that 
 
 const int JSON_MAX_DEPTH = 32;              // printing recurses once per level
 const size_t JSON_MAX_ORDERED_KEYS = 20000; // an ordered object looks its keys up one by one
+// A value takes up to 50 times the memory of its text, so that both are bounded. Vocabularies may be larger.
+const uint64_t JSON_MAX_BYTES = 4000000;
+const size_t JSON_MAX_VALUES = 250000, JSON_MAX_VOCABULARY_VALUES = 2500000;
 
 // `text` as JSON, or an Error that begins with `what`, the name of the file. J = nlohmann::json for objects of any size
 // (vocabularies), where the order of keys does not matter.
 template <class J = Json> J parse_json(const std::string& text, const std::string& what) {
     using Event = typename J::parse_event_t;
+    const size_t most = std::is_same<J, Json>::value ? JSON_MAX_VALUES : JSON_MAX_VOCABULARY_VALUES;
+    size_t values = 0;
     std::vector<std::set<std::string>> open_objects;    // the keys seen so far
     // called by the parser at each brace, bracket, key and value
     auto watch = [&](int depth, Event event, J& parsed) {
         const bool opens = event == Event::object_start || event == Event::array_start;
         check(!opens || depth < JSON_MAX_DEPTH, "%s: JSON nested deeper than %d levels", what.c_str(), JSON_MAX_DEPTH);
+        values += opens || event == Event::value;
+        check(values <= most, "%s: JSON of more than %zu values", what.c_str(), most);
         if (event == Event::object_start) { open_objects.emplace_back(); }
         if (event == Event::object_end) { open_objects.pop_back(); }
         if (event == Event::key) {
@@ -44,6 +51,8 @@ template <class J = Json> J parse_json(const std::string& text, const std::strin
         die(EXIT_BAD_INPUT, "%s: not valid JSON: %.200s", what.c_str(), e.what());
     }
 }
+
+inline Json read_json(const std::string& path) { return parse_json(read_file(path, JSON_MAX_BYTES), path); }
 
 // One line (indent -1) or a pretty print. Bytes that are not UTF-8 (a path may hold any) become U+FFFD, not an error.
 template <class J> std::string json_text(const J& j, int indent = -1) {

@@ -60,16 +60,6 @@ template <class E> std::string option_text(const std::vector<E>& v) {
     return s;
 }
 
-// Text that is safe to print: control characters are escaped, and what exceeds `most` bytes is left out.
-inline std::string printable(const std::string& s, size_t most = 60) {
-    std::string p;
-    for (size_t i = 0; i < s.size() && i < most; i++) {
-        const unsigned char c = (unsigned char)s[i];
-        p += c < 32 || c == 127 ? strprintf("\\x%02x", c) : std::string(1, s[i]);
-    }
-    return p + (s.size() > most ? strprintf("... (%zu bytes)", s.size()) : "");
-}
-
 // what kind of value a flag takes, for messages and --help
 inline std::string option_kind(const Text&) { return "text"; }
 inline std::string option_kind(bool) { return "0 or 1"; }

@@ -219,7 +219,7 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
     std::vector<std::pair<std::string, Shape>> wanted;
     for (const FileTensor& f : *c.files) { wanted.push_back({f.name, file_view(*c.table, f).shape()}); }
     const std::string config_path = dir + "/config.json", state_path = dir + "/state.json";
-    const Json config = parse_json(read_file(config_path), config_path);
+    const Json config = read_json(config_path);
     if (!c.config.is_null()) { check_config(config, c.config, config_path); }
     check_tensors(model, wanted);
     // 2 check the moments; a model that is only used has none
@@ -237,7 +237,7 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
                   item.key().c_str());
         }
     }
-    Json state = parse_json(read_file(state_path), state_path);
+    Json state = read_json(state_path);
 
     // 3 read
     for (const FileTensor& f : *c.files) {

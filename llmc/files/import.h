@@ -1,5 +1,5 @@
-// files/import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (a directory or .safetensors), llm.c's
-// model .bin (version 3 float32, version 5 bf16), or one of our checkpoints.
+// files/import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (a directory, .safetensors, or several
+// with their index), llm.c's model .bin (version 3 float32, version 5 bf16), or one of our checkpoints.
 //
 // A source becomes a list of named tensors, each with a reader. Names are compared without the prefixes "transformer."
 // and "bert.". Everything is validated before the first parameter changes.
@@ -111,42 +111,96 @@ private:
 // any source
 
 struct WeightSource {
-    std::string path;                           // the file that holds the tensors
-    std::unique_ptr<Safetensors> safetensors;   // this, or
+    std::string path;                           // the file that holds the tensors, or the index of several
+    std::vector<std::unique_ptr<Safetensors>> safetensors;      // these, or
     std::unique_ptr<LlmcModel> bin;             // this
 };
-
-// Finds out what `path` is; the --out directory of a run means its newest checkpoint. verify: compare a checkpoint of
-// ours with its manifest.
-inline WeightSource open_weights(const std::string& path, bool verify) {
-    WeightSource s;
-    s.path = path;
-    if (is_directory(path)) {
-        std::string dir = path;
-        if (!path_exists(path + "/model.safetensors") && !list_checkpoints(path).empty()) {
-            dir = find_checkpoint(path, false);     // which verifies it
-            verify = false;
-        }
-        check(path_exists(dir + "/model.safetensors"),
-              "%s: expected model.safetensors or step_* checkpoints, got neither (--load takes a checkpoint, a Hugging "
-              "Face directory with one safetensors file, or llm.c's .bin)", dir.c_str());
-        if (verify && path_exists(dir + "/manifest.json")) { verify_checkpoint(dir); }
-        s.path = dir + "/model.safetensors";
-    }
-    // a file is recognized by its name: what is not .safetensors must be llm.c's
-    const bool named = s.path.size() > 12 && s.path.compare(s.path.size() - 12, 12, ".safetensors") == 0;
-    if (named) {
-        s.safetensors = std::make_unique<Safetensors>(s.path);
-    } else {
-        s.bin = std::make_unique<LlmcModel>(s.path);
-    }
-    return s;
-}
 
 inline bool starts_with(const std::string& s, const char* start) { return s.compare(0, strlen(start), start) == 0; }
 inline bool ends_with(const std::string& s, const char* end) {
     const size_t n = strlen(end);
     return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
+}
+
+constexpr const char *WEIGHTS_FILE = "model.safetensors", *INDEX_FILE = "model.safetensors.index.json";
+constexpr size_t MAX_SHARDS = 512;              // each is an open file
+
+// The files of a model that is split. Every tensor is in the file that the index names, and in no other:
+// {"metadata": {...}, "weight_map": {"wte.weight": "model-00001-of-00002.safetensors", ...}}
+inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& index) {
+    const char* p = index.c_str();
+    const auto j = parse_json<nlohmann::json>(read_file(index, JSON_MAX_BYTES), index);
+    const nlohmann::json& map = json_at(j, "weight_map", index);
+    check(map.is_object() && !map.empty(), "%s: weight_map: expected an object that names tensors, got %s", p,
+          json_excerpt(map).c_str());
+    const std::string dir = index.substr(0, index.rfind('/') + 1);
+    std::vector<std::string> names;
+    for (const auto& item : map.items()) {
+        const std::string name = json_string(map, item.key(), index);
+        check(name.find('/') == std::string::npos && ends_with(name, ".safetensors"),
+              "%s: %s: expected the name of a .safetensors file beside it, got %s", p, printable(item.key()).c_str(),
+              printable(name).c_str());
+        names.push_back(name);
+    }
+    std::sort(names.begin(), names.end());
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    check(names.size() <= MAX_SHARDS, "%s: expected at most %zu files, got %zu", p, MAX_SHARDS, names.size());
+    std::vector<std::unique_ptr<Safetensors>> shards;
+    size_t tensors = 0;
+    for (const std::string& name : names) {
+        check(path_exists(dir + name), "%s: names %s, which is not there", p, printable(name).c_str());
+    }
+    for (const std::string& name : names) {
+        shards.push_back(std::make_unique<Safetensors>(dir + name));
+        for (const SafetensorsEntry& e : shards.back()->entries) {
+            const auto where = map.find(e.name);
+            const std::string listed = where != map.end() ? where->get<std::string>() : "nowhere";
+            check(listed == name, "%s: holds %s, which the index %s has in %s", (dir + name).c_str(),
+                  printable(e.name).c_str(), p, printable(listed).c_str());
+            tensors++;
+        }
+    }
+    for (const auto& item : map.items()) {      // a tensor is in one file alone: so many have no file
+        if (tensors == map.size()) { break; }
+        const std::string name = item.value().get<std::string>();
+        const size_t i = (size_t)(std::lower_bound(names.begin(), names.end(), name) - names.begin());
+        check(shards[i]->find(item.key()) != nullptr, "%s: has no tensor %s, which the index %s has there",
+              (dir + name).c_str(), printable(item.key()).c_str(), p);
+    }
+    return shards;
+}
+
+// What --load names: the newest good checkpoint, if `path` is the --out directory of a run, otherwise `path`.
+inline std::string find_weights(const std::string& path) {
+    const bool model = path_exists(path + "/" + WEIGHTS_FILE) || path_exists(path + "/" + INDEX_FILE);
+    return model || list_checkpoints(path).empty() ? path : find_checkpoint(path, false);
+}
+
+// Finds out what `path` is. verify: compare a checkpoint of ours with its manifest.
+inline WeightSource open_weights(const std::string& path, bool verify) {
+    WeightSource s;
+    s.path = find_weights(path);
+    if (is_directory(s.path)) {
+        const std::string dir = s.path;
+        const bool whole = path_exists(dir + "/" + WEIGHTS_FILE), split = path_exists(dir + "/" + INDEX_FILE);
+        check(whole || split,
+              "%s: expected model.safetensors, model.safetensors.index.json or step_* checkpoints, got none of them "
+              "(--load takes a checkpoint, a Hugging Face directory with safetensors files, or llm.c's .bin)",
+              dir.c_str());
+        if (verify && path_exists(dir + "/manifest.json")) { verify_checkpoint(dir); }
+        s.path = dir + "/" + (whole ? WEIGHTS_FILE : INDEX_FILE);
+    } else if (verify) {
+        verify_weights_file(s.path);
+    }
+    // a file is recognized by its name: what is not .safetensors must be llm.c's
+    if (ends_with(s.path, ".safetensors")) {
+        s.safetensors.push_back(std::make_unique<Safetensors>(s.path));
+    } else if (ends_with(s.path, ".safetensors.index.json")) {
+        s.safetensors = open_shards(s.path);
+    } else {
+        s.bin = std::make_unique<LlmcModel>(s.path);
+    }
+    return s;
 }
 
 // A tensor's name as it is compared: without prefix, and with today's names where the first BERT files have gamma and
@@ -174,18 +228,22 @@ inline bool is_skipped(const std::string& name) {
 inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
     if (s.bin) { return s.bin->tensors(); }
     std::vector<SourceTensor> list;
-    for (const SafetensorsEntry& e : s.safetensors->entries) {
-        const std::string name = strip_prefix(e.name);
-        if (is_skipped(name)) { continue; }
-        // two tensors whose names differ by the prefix alone would overwrite each other
-        const bool twice = std::any_of(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == name; });
-        check(!twice, "%s: holds %s with and without the prefix transformer. or bert.", s.path.c_str(), name.c_str());
-        check(e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16", "%s: %s: expected F32, F16 or BF16, got %s",
-              s.path.c_str(), e.name.c_str(), e.dtype.c_str());
-        const Safetensors* file = s.safetensors.get();
-        list.push_back({name, e.shape, false, [file, &e](float* out, size_t first, size_t count) {
-            file->read_elements(e, out, first, count);
-        }});
+    for (const auto& shard : s.safetensors) {
+        for (const SafetensorsEntry& e : shard->entries) {
+            const Safetensors* file = shard.get();
+            const std::string name = strip_prefix(e.name);
+            if (is_skipped(name)) { continue; }
+            // two tensors whose names differ by the prefix alone would overwrite each other
+            const bool twice = std::any_of(list.begin(), list.end(), [&](const auto& t) { return t.name == name; });
+            check(!twice, "%s: holds %s with and without the prefix transformer. or bert.", s.path.c_str(),
+                  printable(name).c_str());
+            check(e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16",
+                  "%s: %s: expected F32, F16 or BF16, got %s", file->file.path.c_str(), printable(e.name).c_str(),
+                  e.dtype.c_str());
+            list.push_back({name, e.shape, false, [file, &e](float* out, size_t first, size_t count) {
+                file->read_elements(e, out, first, count);
+            }});
+        }
     }
     return list;
 }
@@ -193,7 +251,7 @@ inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
 // "a, b, c and 4 more"
 inline std::string name_list(const std::vector<std::string>& names) {
     std::string s;
-    for (size_t i = 0; i < names.size() && i < 4; i++) { s += (i > 0 ? ", " : "") + names[i]; }
+    for (size_t i = 0; i < names.size() && i < 4; i++) { s += (i > 0 ? ", " : "") + printable(names[i]); }
     return names.size() <= 4 ? s : s + strprintf(" and %zu more", names.size() - 4);
 }
 
@@ -255,7 +313,7 @@ inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_K
     }
     const std::string config = source.path.substr(0, source.path.find_last_of('/') + 1) + "config.json";
     check(path_exists(config), "%s: expected a config.json beside it, with the model's shape", source.path.c_str());
-    const Json j = parse_json(read_file(config), config);
+    const Json j = read_json(config);
     check(j.is_object(), "%s: expected an object with the model's shape, got %s", config.c_str(),
           json_excerpt(j).c_str());
     check_model_type(j, keys, config);

@@ -94,7 +94,7 @@ inline std::string manifest_text(int step, const std::vector<std::pair<std::stri
 // The names, sizes and checksums of the files that a manifest lists, and its step, after the manifest itself is
 // verified.
 inline std::vector<std::pair<std::string, FileSum>> read_manifest(const std::string& path, int& step) {
-    const std::string text = read_file(path);
+    const std::string text = read_file(path, JSON_MAX_BYTES);
     const Json j = parse_json(text, path);
     const int version = (int)json_int(j, "version", 0, INT32_MAX, path);
     check(version == MANIFEST_VERSION, "%s: expected version %d, got %d", path.c_str(), MANIFEST_VERSION, version);
@@ -115,8 +115,9 @@ inline std::vector<std::pair<std::string, FileSum>> read_manifest(const std::str
     return listed;
 }
 
-// Reads the whole checkpoint and compares it with its manifest. Returns the names of its files.
-inline std::vector<std::string> verify_checkpoint(const std::string& dir) {
+// Reads the whole checkpoint and compares it with its manifest; model_alone: without what only training needs. Returns
+// the names of its files.
+inline std::vector<std::string> verify_checkpoint(const std::string& dir, bool model_alone = false) {
     const std::string path = dir + "/manifest.json";
     int step = 0;
     const std::vector<std::pair<std::string, FileSum>> listed = read_manifest(path, step);
@@ -128,18 +129,33 @@ inline std::vector<std::string> verify_checkpoint(const std::string& dir) {
     std::vector<std::string> names;
     for (const auto& file : listed) {
         const std::string name = dir + "/" + file.first;
+        names.push_back(file.first);
+        if (model_alone && (file.first == "state.json" || file.first.compare(0, 10, "optimizer_") == 0)) { continue; }
         const uint64_t size = File(name).size;              // first, as it costs nothing
         check(size == file.second.bytes, "%s: expected %zu bytes, as the manifest says, got %zu (truncated?)",
               name.c_str(), (size_t)file.second.bytes, (size_t)size);
         const FileSum found = sum_file(name);
         check(found == file.second, "%s: expected checksum %s, as the manifest says, got %s (damaged?)",
               name.c_str(), sum_text(file.second.sum).c_str(), sum_text(found.sum).c_str());
-        names.push_back(file.first);
     }
     for (const char* must : {"model.safetensors", "config.json", "state.json"}) {
         check(std::find(names.begin(), names.end(), must) != names.end(), "%s: lacks %s", path.c_str(), must);
     }
     return names;
+}
+
+// The same for a checkpoint that is named by its weights; nothing for a file that no manifest beside it lists.
+inline void verify_weights_file(const std::string& path) {
+    const size_t slash = path.rfind('/');
+    const std::string dir = slash == std::string::npos ? "." : path.substr(0, slash);
+    const std::string manifest = dir + "/manifest.json", name = path.substr(slash + 1);
+    if (!path_exists(path) || !path_exists(manifest)) { return; }
+    int step = 0;
+    for (const auto& file : read_manifest(manifest, step)) {
+        if (file.first != name) { continue; }
+        verify_checkpoint(dir, true);
+        return;
+    }
 }
 
 // The newest checkpoint in `out` that verifies, "" if there are none. A bad one is reported, and the next older one is

@@ -1,5 +1,5 @@
-// run/config.h -- what a model is, from the flags and from the checkpoint or weights that they name: its shape, its
-// encoding, its tokenizer.
+// run/config.h -- what a model is, from the flags and from the checkpoint or weights that they name: its shape and its
+// encoding.
 #ifndef LLMC_RUN_CONFIG_H
 #define LLMC_RUN_CONFIG_H
 
@@ -7,7 +7,6 @@
 #include "../files/import.h"
 #include "../position/table.h"
 #include "../text/dataloader.h"
-#include "../text/tokenizer.h"
 #include "flag_parser.h"
 
 // ----------------------------------------------------------------------------------------------------------
@@ -124,22 +123,6 @@ inline void parse_rope_scaling(const std::string& text, PositionConfig& position
 inline TileSkip parse_tile_skip(const std::string& text) {
     if (text == "off") { return TileSkip::Off; }
     return text == "exact" ? TileSkip::Exact : TileSkip::Default;
-}
-
-// The tokenizer of a model: --tokenizer, or the one its checkpoint carries, or its bytes; null: ids are all there is.
-inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, int V) {
-    std::string path = flag;
-    if (path.empty() && V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
-    const std::vector<int> steps = list_checkpoints(source);
-    const std::string dir = steps.empty() ? source : source + "/" + step_name(steps.back());
-    for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
-        if (path.empty() && is_directory(dir) && path_exists(dir + "/" + name)) { path = dir + "/" + name; }
-    }
-    if (path.empty()) { return nullptr; }
-    auto tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(path));
-    check(tokenizer->vocab_size() == V, "--tokenizer %s: expected the model's %d tokens, got %d", path.c_str(), V,
-          tokenizer->vocab_size());
-    return tokenizer;
 }
 
 // The command that writes the files of this pattern, "" when no script of data/ does

@@ -83,7 +83,7 @@ inline std::map<std::string, std::string> listed_sums(const std::string& directo
     std::map<std::string, std::string> sums;
     const std::string path = directory + "/manifest.json";
     if (!path_exists(path)) { return sums; }
-    const Json manifest = parse_json(read_file(path), path);
+    const Json manifest = read_json(path);
     if (!manifest.is_object() || !manifest.contains("shards")) { return sums; }    // of something else
     for (const Json& shard : manifest["shards"]) {
         sums[json_string(shard, "file", path)] = json_string(shard, "sha256", path);

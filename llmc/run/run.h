@@ -10,6 +10,7 @@
 #include "log.h"
 #include "program.h"
 #include "schedule.h"
+#include "vocabulary.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the state of a run: all that resuming needs besides the weights and moments
@@ -103,7 +104,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
         clean_output_directory(o.out);
     }
     r.resumed = comm_text(o.resume && first ? find_checkpoint(o.out, o.no_fallback) : "", "choice of the checkpoint");
-    r.source = r.resumed.empty() ? o.load : r.resumed;
+    r.source = r.resumed.empty() ? find_weights(o.load) : r.resumed;
     check(o.resume != 2 || !r.resumed.empty(),
           "--resume 2: expected a checkpoint in %s, found none; is --out right, and its disk mounted?", o.out.c_str());
     if (o.resume && r.resumed.empty() && first && !o.list) {
@@ -157,9 +158,7 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json&
     c.state = r.state.to_json(r.o);
     if (r.record) { c.state["data"] = r.record->json(); }
     if (has_hf_code(config)) { c.extra.push_back({HF_FILE, hf_code()}); }
-    for (const std::string& f : r.tokenizer != nullptr ? r.tokenizer->files : std::vector<std::string>()) {
-        c.extra.push_back({f.substr(f.rfind('/') + 1), read_file(f)});
-    }
+    for (const auto& file : vocabulary_files(r.tokenizer.get(), config)) { c.extra.push_back(file); }
     return c;
 }
 
@@ -201,7 +200,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
         round_weights(p.weights, p.master, p.table, (uint64_t)o.seed, (int)r.state.updates, p.stream);
         printf("resumed from %s\n", r.resumed.c_str());
     } else if (!o.load.empty()) {
-        load_weights(o.load, p.table, p.files, optional, p.master);
+        load_weights(r.source, p.table, p.files, optional, p.master);
         round_weights(p.weights, p.master, p.table, 0, 0, p.stream);
     }
     if (r.lock != nullptr && o.checkpoint_every > 0) {

@@ -75,16 +75,17 @@ struct Bpe {
     }
 
     // Bytes as GPT-2's files spell them: a byte that prints is itself, and the other 68 are U+0100, U+0101, ... in
-    // order, so that the files are text without spaces or control characters (a space is U+0120). Returns false when
-    // `spelled` has any other character.
+    // order, so that the files are text without spaces or control characters (a space is U+0120).
+    static std::string spell(const std::string& bytes) {
+        std::string spelled;
+        for (const char c : bytes) { utf8_append(spelled, spelling()[(unsigned char)c]); }
+        return spelled;
+    }
+    // Returns false when `spelled` has any other character.
     static bool unspell(const std::string& spelled, std::string& bytes) {
         static const std::vector<int> byte = [] {
             std::vector<int> of(0x144, -1);         // code point -> byte; 0x144 = 0x100 + 68
-            size_t next = 0x100;
-            for (int b = 0; b < 256; b++) {
-                const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-                of[prints ? (size_t)b : next++] = b;
-            }
+            for (int b = 0; b < 256; b++) { of[spelling()[(size_t)b]] = b; }
             return of;
         }();
         for (size_t at = 0; at < spelled.size();) {
@@ -93,6 +94,18 @@ struct Bpe {
             bytes += (char)byte[c];
         }
         return true;
+    }
+
+    // merges.txt, to be read by load()
+    std::string text(const std::vector<std::string>& tokens) const {
+        std::vector<std::pair<int, uint64_t>> by_rank;
+        for (const auto& m : merges) { by_rank.push_back({m.second.rank, m.first}); }
+        std::sort(by_rank.begin(), by_rank.end());
+        std::string s = "#version: 0.2\n";
+        for (const auto& m : by_rank) {
+            s += spell(tokens[m.second >> 32]) + " " + spell(tokens[(uint32_t)m.second]) + "\n";
+        }
+        return s;
     }
 
     // vocab.bpe or merges.txt: an optional first line "#version: 0.2", then one merge "left right" per line, the first
@@ -140,6 +153,20 @@ struct Bpe {
     }
 
 private:
+    // the code point that spells each byte
+    static const std::vector<uint32_t>& spelling() {
+        static const std::vector<uint32_t> of = [] {
+            std::vector<uint32_t> s;
+            uint32_t next = 0x100;
+            for (uint32_t b = 0; b < 256; b++) {
+                const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+                s.push_back(prints ? b : next++);
+            }
+            return s;
+        }();
+        return of;
+    }
+
     static uint64_t key(int left, int right) { return (uint64_t)left << 32 | (uint32_t)right; }
 
     bool add(int left, int right, Merge m) { return merges.emplace(key(left, right), m).second; }

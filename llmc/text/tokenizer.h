@@ -1,21 +1,23 @@
 // text/tokenizer.h -- text to token ids and back.
 //
-// A Tokenizer is a table of the bytes of every id, read from GPT-2's encoder.json (and vocab.bpe), BERT's vocab.txt or
-// llm.c's gpt2_tokenizer.bin, or just the 256 bytes. Byte-level BPE may cut a character in two, so a token is bytes,
-// not text; Utf8Stream turns a stream of tokens into text. Special tokens have no spelling: "<|endoftext|>" in a text
-// is plain text.
+// A Tokenizer is a table of the bytes of every id, read from GPT-2's vocab.json and merges.txt (or encoder.json and
+// vocab.bpe), BERT's vocab.txt, transformers' tokenizer.json or llm.c's gpt2_tokenizer.bin, or just the 256 bytes.
+// Byte-level BPE may cut a character in two, so a token is bytes, not text; Utf8Stream turns a stream of tokens into
+// text. Special tokens have no spelling: "<|endoftext|>" in a text is plain text.
 #ifndef LLMC_TEXT_TOKENIZER_H
 #define LLMC_TEXT_TOKENIZER_H
 
 #include "bpe.h"
 #include "../base/json.h"
+#include "../base/parse.h"
 
 struct Tokenizer {
     std::string path = "bytes";         // for messages
     std::vector<std::string> tokens;    // [V] the bytes of each id; WordPiece: as in the file, "##" included
     bool word_piece = false;            // BERT's; false: byte-level BPE, or bytes
     int eot = -1;                       // <|endoftext|>, or BERT's [SEP]; -1: none
-    std::vector<std::string> files;     // the files that a checkpoint copies to hold this tokenizer
+    // What a checkpoint writes to hold this tokenizer: names that the libraries read, and contents. Of bytes: nothing
+    std::vector<std::pair<std::string, std::string>> files;
     std::string cannot_encode;          // the reason; empty: it can
 
     // Bounds on files that may come from anywhere.
@@ -74,19 +76,31 @@ struct Tokenizer {
         return t;
     }
 
-    // path: one of the files, recognized by its ending, or a directory that holds one of them
+    static constexpr const char* NAMES =
+        "vocab.json (or encoder.json), vocab.txt, tokenizer.json or gpt2_tokenizer.bin";
+
+    // path: one of the files, recognized by its ending, or a directory that holds one of them. The files are read here
+    // and never again.
     static Tokenizer load(const std::string& path) {
         Tokenizer t;
         t.path = is_directory(path) ? find_in(path) : path;
-        t.files.push_back(t.path);
-        if (ends_with(t.path, ".json")) {
-            t.load_encoder();
-        } else if (ends_with(t.path, ".txt")) {
-            t.load_word_pieces();
-        } else if (ends_with(t.path, ".bin")) {
-            t.load_llmc();
+        const bool json = ends_with(t.path, ".json"), lines = ends_with(t.path, ".txt");
+        check(json || lines || ends_with(t.path, ".bin"), "%s: expected %s", t.path.c_str(), NAMES);
+        const std::string text = read_file(t.path, MAX_FILE);
+        if (lines) {
+            t.load_word_pieces(text);
+            t.files.push_back({"vocab.txt", text});
+        } else if (!json) {
+            t.load_llmc(text);
         } else {
-            die(EXIT_BAD_INPUT, "%s: expected encoder.json, vocab.txt or gpt2_tokenizer.bin", t.path.c_str());
+            const auto j = parse_json<nlohmann::json>(text, t.path);
+            if (j.is_object() && j.contains("model") && j["model"].is_object()) {
+                t.load_tokenizer_json(j);
+                t.files.push_back({"tokenizer.json", text});
+            } else {
+                t.files.push_back({"vocab.json", text});
+                t.load_encoder(j);
+            }
         }
         return t;
     }
@@ -144,60 +158,150 @@ private:
         return s.size() >= end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
     }
 
-    // the one tokenizer file of a directory; two are an error, since nobody could tell which was meant
+    // the one tokenizer file of a directory; two are an error, since nobody could tell which was meant. transformers
+    // writes tokenizer.json beside the others, too.
     static std::string find_in(const std::string& directory) {
         std::string found;
-        for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin"}) {
+        for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
             const std::string path = directory + "/" + name;
-            if (!path_exists(path)) { continue; }
+            const bool second = !found.empty() && strcmp(name, "tokenizer.json") == 0;
+            if (second || !path_exists(path)) { continue; }
             check(found.empty(), "%s: expected one tokenizer, got %s and %s (name one of the files)", directory.c_str(),
                   found.c_str(), path.c_str());
             found = path;
         }
-        check(!found.empty(), "%s: expected encoder.json, vocab.txt or gpt2_tokenizer.bin in this directory, got "
-              "none", directory.c_str());
+        check(!found.empty(), "%s: expected %s in this directory, got none", directory.c_str(), NAMES);
         return found;
     }
 
-    // {"token": id, ...}: every id from 0 to V - 1 once, the tokens in the spelling of byte-level BPE (Bpe::unspell)
-    void load_encoder() {
+    // {"token": id, ...}: every id from 0 to V - 1 once. spelled: the tokens are as byte-level BPE spells them
+    // (Bpe::unspell); otherwise they are plain text.
+    void load_vocabulary(const nlohmann::json& j, bool spelled) {
         const char* name = path.c_str();
-        const auto j = parse_json<nlohmann::json>(read_file(path, MAX_FILE), path);
         check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS,
               "%s: expected an object of 1 to %d tokens, got %s",
               name, MAX_TOKENS, json_excerpt(j).c_str());
-        tokens.resize(j.size());
+        tokens.assign(j.size(), "");
         std::vector<bool> seen(j.size());           // j.size() different ids below j.size(): every one is there
         for (const auto& item : j.items()) {
             const std::string& key = item.key();
+            check(item.value().is_number_integer(), "%s: \"%s\": expected an integer, the id of a token, got %s (not a "
+                  "tokenizer?)", name, printable(key).c_str(), json_excerpt(item.value()).c_str());
             const int id = (int)json_int(j, key, 0, (int64_t)j.size() - 1, path);
             check(!seen[(size_t)id], "%s: two tokens have the id %d", name, id);
             check(!key.empty(), "%s: token %d is empty", name, id);
             seen[(size_t)id] = true;
-            check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%.80s\", is not spelled as byte-level BPE "
-                  "spells (another kind of tokenizer?)", name, id, key.c_str());
+            if (!spelled) { tokens[(size_t)id] = key; continue; }
+            check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%s\", is not spelled as byte-level BPE "
+                  "spells (another kind of tokenizer?)", name, id, printable(key, 80).c_str());
         }
-        // the merges are in a second file; without it the vocabulary can still decode
         const auto end = j.find("<|endoftext|>");
         if (end != j.end()) { eot = end->get<int>(); }
-        cannot_encode = "vocab.bpe (or merges.txt) is missing beside it";
+    }
+
+    // vocab.json; the merges are in a second file, without which the vocabulary can still decode
+    void load_encoder(const nlohmann::json& j) {
+        load_vocabulary(j, true);
+        cannot_encode = "merges.txt (or vocab.bpe) is missing beside it";
         for (const char* merges : {"vocab.bpe", "merges.txt"}) {
             const std::string beside = path.substr(0, path.rfind('/') + 1) + merges;
             if (files.size() > 1 || !path_exists(beside)) { continue; }
-            cannot_encode = bpe.load(beside, read_file(beside, MAX_FILE), tokens);
-            if (cannot_encode.empty()) { cannot_encode = bpe.find_bytes(tokens); }
-            files.push_back(beside);
+            std::string text = read_file(beside, MAX_FILE);
+            load_merges(beside, text);
+            // some readers skip the first line and what follows the last line end, whatever it is
+            if (text.compare(0, 9, "#version:") != 0) { text = "#version: 0.2\n" + text; }
+            if (text.back() != '\n') { text += '\n'; }
+            files.push_back({"merges.txt", text});
+        }
+    }
+    void load_merges(const std::string& from, const std::string& text) {
+        cannot_encode = bpe.load(from, text, tokens);
+        if (cannot_encode.empty()) { cannot_encode = bpe.find_bytes(tokens); }
+    }
+
+    // transformers' tokenizer.json, of the two kinds that are known here:
+    //
+    //   {"model": {"type": "BPE" | "WordPiece", "vocab": {"token": id, ...}, "merges": ["l o", ...]},
+    //    "added_tokens": [{"id": 50256, "content": "<|endoftext|>", "special": true}, ...], "pre_tokenizer": ..., ...}
+    void load_tokenizer_json(const nlohmann::json& j) {
+        const nlohmann::json& model = j["model"];
+        const std::string type = model.contains("type") ? json_string(model, "type", path) : "";
+        check(type == "BPE" || type == "WordPiece", "%s: expected a model of type BPE or WordPiece, got \"%s\"",
+              path.c_str(), printable(type).c_str());
+        const nlohmann::json& vocab = json_at(model, "vocab", path);
+        if (type == "BPE") {
+            check_settings(j, {{"normalizer", "", nullptr}, {"pre_tokenizer", "type", "ByteLevel"},
+                               {"pre_tokenizer", "add_prefix_space", false}, {"pre_tokenizer", "use_regex", true},
+                               {"model", "dropout", nullptr}, {"model", "ignore_merges", false},
+                               {"model", "continuing_subword_prefix", ""}, {"model", "end_of_word_suffix", ""}});
+            load_vocabulary(vocab, true);
+            add_special_tokens(j);
+            std::string text;
+            for (const auto& m : json_at(model, "merges", path)) {      // "l o", or ["l", "o"]
+                const bool pair = m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string();
+                check(pair || m.is_string(), "%s: merges: expected two tokens, got %s", path.c_str(),
+                      json_excerpt(m).c_str());
+                const std::string joined = pair ? m[0].get<std::string>() + " " + m[1].get<std::string>() : "";
+                text += (pair ? joined : m.get<std::string>()) + "\n";
+            }
+            load_merges(path + ": merges", text);
+        } else {
+            check_settings(j, {{"normalizer", "type", "BertNormalizer"}, {"normalizer", "clean_text", true},
+                               {"normalizer", "lowercase", true}, {"normalizer", "strip_accents", true},
+                               {"normalizer", "handle_chinese_chars", true},
+                               {"pre_tokenizer", "type", "BertPreTokenizer"},
+                               {"model", "continuing_subword_prefix", "##"}, {"model", "unk_token", "[UNK]"},
+                               {"model", "max_input_chars_per_word", MAX_WORD}});
+            load_vocabulary(vocab, false);
+            add_special_tokens(j);
+            std::string text;
+            for (const std::string& token : tokens) { text += token + "\n"; }
+            std::vector<std::string> listed;
+            listed.swap(tokens);
+            load_word_pieces(text);
+            check(tokens == listed, "%s: a token has a line end in it", path.c_str());
+        }
+    }
+    // An error where tokenizer.json asks for something that is not computed here. A key that is absent or null there
+    // has the value that is; an empty key means the part itself.
+    struct Setting { const char *part, *key; nlohmann::json value; };
+    void check_settings(const nlohmann::json& j, const std::vector<Setting>& settings) const {
+        for (const Setting& s : settings) {
+            const bool whole = *s.key == '\0';
+            const bool has = j.contains(s.part) && (whole || (j[s.part].is_object() && j[s.part].contains(s.key)));
+            nlohmann::json found;
+            if (has) { found = whole ? j[s.part] : j[s.part][s.key]; }
+            const bool must = strcmp(s.key, "type") == 0;
+            check(found == s.value || (found.is_null() && !must), "%s: %s%s%s: expected %s, got %s", path.c_str(),
+                  s.part, whole ? "" : ".", s.key, json_excerpt(s.value).c_str(), json_excerpt(found).c_str());
+        }
+    }
+    // Those of "added_tokens" that the vocabulary lacks get the ids after it.
+    void add_special_tokens(const nlohmann::json& j) {
+        if (!j.contains("added_tokens")) { return; }
+        check(j["added_tokens"].is_array(), "%s: added_tokens: expected a list, got %s", path.c_str(),
+              json_excerpt(j["added_tokens"]).c_str());
+        for (const auto& added : j["added_tokens"]) {
+            const std::string content = json_string(added, "content", path);
+            const int id = (int)json_int(added, "id", 0, vocab_size(), path);
+            const bool known = id < vocab_size() && tokens[(size_t)id] == content;
+            check(json_bool(added, "special", path), "%s: added_tokens: expected special tokens alone, got \"%s\"",
+                  path.c_str(), printable(content).c_str());
+            check(known || (id == vocab_size() && !content.empty() && id < MAX_TOKENS),
+                  "%s: added_tokens: \"%s\" has the id %d of another token", path.c_str(), printable(content).c_str(),
+                  id);
+            if (!known) { tokens.push_back(content); }
+            if (content == "<|endoftext|>") { eot = id; }
         }
     }
 
     // one token per line; its id is the line number, from 0 on
-    void load_word_pieces() {
+    void load_word_pieces(const std::string& text) {
         const char* name = path.c_str();
-        const std::string text = read_file(path, MAX_FILE);
         for (size_t begin = 0; begin < text.size();) {
             const size_t end = std::min(text.find('\n', begin), text.size());
             const size_t length = end - begin - (end > begin && text[end - 1] == '\r');     // without CR
-            check(length > 0, "%s: line %zu is empty", name, tokens.size() + 1);
+            check(length > 0, "%s: line %zu is empty (not a vocabulary, one token per line?)", name, tokens.size() + 1);
             check(length <= 1024, "%s: line %zu: expected a token of at most 1024 bytes, got %zu", name,
                   tokens.size() + 1, length);
             check(vocab_size() < MAX_TOKENS, "%s: expected at most %d lines, got more", name, MAX_TOKENS);
@@ -224,9 +328,8 @@ private:
     //   byte 8     int32  V, the number of tokens
     //   byte 12    int32  end-of-text id, from version 2 on
     //   byte 1024  of each token: uint8 length, then its bytes
-    void load_llmc() {
+    void load_llmc(const std::string& data) {
         const char* name = path.c_str();
-        const std::string data = read_file(path, MAX_FILE);
         check(data.size() >= 1024, "%s: expected a header of 1024 bytes, got %zu bytes", name, data.size());
         int32_t header[4];
         memcpy(header, data.data(), sizeof header);
@@ -256,6 +359,15 @@ private:
         check(at == data.size(), "%s: expected %zu bytes, where its %d tokens end, got %zu", name, at, V, data.size());
         cannot_encode = bpe.find_bytes(tokens);     // the file has no merges: they follow from the tokens
         if (cannot_encode.empty()) { cannot_encode = bpe.recover(tokens, eot); }
+        // by the names that the libraries read, unless those files could not say the same
+        if (!cannot_encode.empty() || (eot >= 0 && tokens[(size_t)eot] != "<|endoftext|>")) {
+            files.push_back({"gpt2_tokenizer.bin", data});
+            return;
+        }
+        nlohmann::json vocab;
+        for (int id = 0; id < V; id++) { vocab[Bpe::spell(tokens[(size_t)id])] = id; }
+        files.push_back({"vocab.json", json_text(vocab)});
+        files.push_back({"merges.txt", bpe.text(tokens)});
     }
 };
 

@@ -851,7 +851,7 @@ TEST_CASE("import: foreign weights that do not fit are refused before anything c
     throws_with([&] { load_into(model, dir.path + "/none"); }, "cannot open");
     io_mkdirs(dir.path + "/empty");
     throws_with([&] { load_into(model, dir.path + "/empty"); },
-                "expected model.safetensors or step_* checkpoints, got neither");
+                "expected model.safetensors, model.safetensors.index.json or step_* checkpoints, got none of them");
     write_text(dir.path + "/text", std::string(2000, 'x'));
     throws_with([&] { load_into(model, dir.path + "/text"); }, "magic");
 }
@@ -871,6 +871,130 @@ TEST_CASE("import: a checkpoint of ours, named by its directory or its run's, is
     Model model(true, false);
     throws_with([&] { load_into(model, dir); }, "checksum");
     throws_with([&] { load_into(model, out.path); }, "none of its 1 checkpoints");
+    throws_with([&] { load_into(model, dir + "/model.safetensors"); }, "checksum");
+}
+
+TEST_CASE("import: a file of weights is compared with the manifest beside it") {
+    TempDir out;
+    const std::string dir = save(out.path, 5, 1), path = dir + "/model.safetensors";
+    const std::string good = read_file(path);
+    const auto refused = [&](const std::string& message) {
+        Model model(true, false);
+        throws_with([&] { load_into(model, path); }, message);
+    };
+    for (size_t i = 0; i < 86; i++) {                           // a bit of every part of the file
+        const size_t at = i * (good.size() - 1) / 85;
+        write_text(path, good);
+        put_byte(path, at, (char)(good[at] ^ (1 << i % 8)));
+        refused("expected checksum");
+    }
+    write_text(path, good);
+    put_byte(dir + "/config.json", 3, '!');                     // what else makes the model
+    refused("config.json: expected checksum");
+    // without what only training needs, and elsewhere, where no manifest lists it
+    const std::string config = read_file(dir + "/config.json");
+    ::unlink((dir + "/config.json").c_str());
+    refused("config.json: cannot open");
+    TempDir alone;
+    write_text(alone.path + "/other.safetensors", good);
+    write_text(alone.path + "/manifest.json", read_file(dir + "/manifest.json"));
+    Model model(true, false);
+    CHECK(load_into(model, alone.path + "/other.safetensors") == "");
+    CHECK(same_bits(model.params, filled(1).params));
+    const std::string again = save(out.path, 6, 1);
+    ::unlink((again + "/state.json").c_str());
+    ::unlink((again + "/optimizer_0.state").c_str());
+    Model weights(true, false);
+    CHECK(load_into(weights, again + "/model.safetensors") == "");
+    CHECK(same_bits(weights.params, filled(1).params));
+}
+
+TEST_CASE("import: a model in several files with their index") {
+    TempDir dir;
+    const std::string index = dir.path + "/model.safetensors.index.json";
+    const std::vector<SafetensorsItem> items = hf_items("transformer.", true);
+    const auto shard_name = [](size_t i) { return strprintf("model-%05zu-of-00003.safetensors", i + 1); };
+    std::vector<SafetensorsItem> parts[3];
+    nlohmann::json map;
+    for (size_t i = 0; i < items.size(); i++) {                 // in turns, so that no file has a layer
+        parts[i % 3].push_back(items[i]);
+        map[items[i].name] = shard_name(i % 3);
+    }
+    const auto write_shards = [&] {
+        for (size_t i = 0; i < 3; i++) { write_safetensors(dir.path + "/" + shard_name(i), parts[i]); }
+        write_text(index, nlohmann::json({{"metadata", {{"total_size", 1}}}, {"weight_map", map}}).dump());
+    };
+    write_shards();
+    write_text(dir.path + "/config.json", gpt2_config(V, MAX_T, C, L, NH, Json()).dump());
+    CHECK(read_config(dir.path)["n_layer"] == L);
+    for (const std::string& from : {dir.path, index}) {
+        Model learned = nines(false, true), cable = nines(true, false);
+        CHECK(load_into(learned, from) == "");
+        CHECK(wrong_elements(learned) == 0);
+        CHECK(contains(load_into(cable, from), "they keep their initial values"));
+        CHECK(wrong_elements(cable) == 0);
+    }
+    const auto refused = [&](const std::string& message) {
+        Model model = nines(false, true);
+        throws_with([&] { load_into(model, dir.path); }, message);
+        CHECK(same_bits(model.params, nines(false, true).params));
+    };
+    const auto with_index = [&](const std::string& text, const std::string& message) {
+        write_text(index, text);
+        refused(message);
+        refused(dir.path);
+        write_shards();
+    };
+    const auto with_map = [&](const std::string& name, const nlohmann::json& where, const std::string& message) {
+        nlohmann::json changed = map;
+        changed[name] = where;
+        with_index(nlohmann::json({{"weight_map", changed}}).dump(), message);
+    };
+    // 1 a shard is missing, is cut short, or holds what is not its own
+    const std::string wte = "transformer.wte.weight";
+    ::unlink((dir.path + "/" + shard_name(1)).c_str());
+    refused("names model-00002-of-00003.safetensors, which is not there");
+    write_shards();
+    REQUIRE(truncate((dir.path + "/" + shard_name(1)).c_str(), 100) == 0);
+    refused("model-00002-of-00003.safetensors");
+    write_shards();
+    parts[1].push_back(items[0]);
+    write_safetensors(dir.path + "/" + shard_name(1), parts[1]);
+    parts[1].pop_back();
+    refused("model-00002-of-00003.safetensors: holds " + wte + ", which the index");
+    refused("has in model-00001-of-00003.safetensors");
+    write_shards();
+    // 2 an index that lies
+    with_map(wte, shard_name(2), "holds " + wte + ", which the index");
+    with_map("transformer.h.9.ln_1.weight", shard_name(2),
+             "has no tensor transformer.h.9.ln_1.weight, which the index");
+    for (const char* outside : {"../other/model-00001-of-00003.safetensors", "/etc/passwd", "..", "", "config.json",
+                                "sub/a.safetensors"}) {
+        with_map(wte, outside, wte + ": expected the name of a .safetensors file beside it, got " + outside);
+    }
+    with_map("a\x1b[2J", "\x1b[2J", "a\\x1b[2J: expected the name of a .safetensors file beside it, got \\x1b[2J");
+    with_map(wte, 3, "\"" + wte + "\": expected a string, got 3");
+    with_map(wte, "none.safetensors", "names none.safetensors, which is not there");
+    nlohmann::json fewer = map;
+    fewer.erase(wte);
+    with_index(nlohmann::json({{"weight_map", fewer}}).dump(), "holds " + wte + ", which the index");
+    // 3 one that is not an index
+    const std::string entry = "\"" + wte + "\": \"" + shard_name(0) + "\"";
+    with_index("{\"weight_map\": {" + entry + ", " + entry + "}}", "the key \"" + wte + "\" appears twice");
+    with_index("{\"weight_map\": {}, \"weight_map\": {}}", "appears twice");
+    with_index("{\"weight_map\": {}}", "expected an object that names tensors");
+    with_index("{\"weight_map\": []}", "expected an object that names tensors");
+    with_index("{}", "the key \"weight_map\" is missing");
+    with_index("[]", "expected an object with the key \"weight_map\"");
+    with_index("{", "not valid JSON");
+    write_text(index, "");
+    REQUIRE(truncate(index.c_str(), JSON_MAX_BYTES + 1) == 0);
+    refused("expected a file of at most 4.0 MB");
+    // 4 a whole file beside it comes first, as transformers has it
+    write_safetensors(dir.path + "/model.safetensors", items);
+    Model model = nines(false, true);
+    CHECK(load_into(model, dir.path) == "");
+    CHECK(wrong_elements(model) == 0);
 }
 
 TEST_CASE("config: what transformers reads, and what must agree") {

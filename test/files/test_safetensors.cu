@@ -1,6 +1,9 @@
 // safetensors.h: what is written is read back bit for bit, and no hostile header gets past the reader.
 #include <cmath>
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+
 #include "llmc/files/safetensors.h"
 #include "test/catch.h"
 #include "test/files.h"
@@ -194,6 +197,41 @@ TEST_CASE("safetensors: hostile headers are refused") {
     const std::string fifo = dir.path + "/fifo";
     REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
     throws_with([&] { Safetensors file(fifo); }, "not a regular file");
+}
+
+TEST_CASE("safetensors: a hostile header takes neither memory nor time", "[fork]") {
+    TempDir dir;
+    const std::string path = dir.path + "/hostile.safetensors";
+    std::string lists = "{\"a\":[", keys = "{";
+    std::string numbers = "[0", nested = "[";
+    while (lists.size() < 3900000) { lists += "[],"; }
+    for (int i = 0; keys.size() < 3900000; i++) { keys += strprintf("\"%d\":{},", i); }
+    while (numbers.size() < 3900000) { numbers += ",0"; }
+    while (nested.size() < 3900000) { nested += "{\"a\":{\"b\":[[]]}},"; }
+    // the size that a file claims, of which it may have all: holes take no disk
+    write_text(path, with_header("", 0));
+    patch_file(path, std::string("\x01\xE1\xF5\x05\0\0\0\0", 8), 0);               // 100,000,001
+    resize_file(path, 8 + 100000001);
+    throws_with([&] { Safetensors file(path); }, "a header of 100000001 bytes does not fit");
+    for (const std::string& text : {std::string(), lists + "[]]}", keys + "\"a\":{}}", numbers + "]", nested + "[]]"}) {
+        INFO(text.substr(0, 50));
+        if (!text.empty()) { write_text(path, with_header(text, 0)); }      // else the one above
+        const pid_t pid = fork();
+        if (pid == 0) {
+            struct rusage before, after;
+            getrusage(RUSAGE_SELF, &before);
+            const double start = wall_seconds();
+            bool refused = false;
+            try { Safetensors file(path); } catch (const Error& e) { refused = e.code == EXIT_BAD_INPUT; }
+            getrusage(RUSAGE_SELF, &after);
+            const bool small = after.ru_maxrss - before.ru_maxrss < 64 * 1024;      // kB; measured: at most 31 MB
+            _exit(refused && small && wall_seconds() - start < 5 ? 0 : 1);          // measured: at most 0.1 s
+        }
+        int status = -1;
+        REQUIRE(waitpid(pid, &status, 0) == pid);
+        CHECK(WIFEXITED(status));
+        CHECK(WEXITSTATUS(status) == 0);
+    }
 }
 
 TEST_CASE("safetensors: a write that fails says so") {

@@ -323,6 +323,12 @@ TEST_CASE("json: broken texts are refused with the file's name", "[json]") {
     for (size_t i = 0; i <= JSON_MAX_ORDERED_KEYS; i++) { many += strprintf("%s\"%zu\":0", i ? "," : "", i); }
     throws_with([&] { parse_json(many + "}", "x"); }, "more than 20000 keys");
     CHECK(parse_json<nlohmann::json>(many + "}", "x").size() == JSON_MAX_ORDERED_KEYS + 1);
+    std::string values = "[[";                          // counts itself
+    for (size_t i = 2; i < JSON_MAX_VALUES; i++) { values += i % 2 == 0 ? "0," : "[],"; }
+    values.back() = ']';
+    CHECK(parse_json(values + "]", "x").size() == 1);
+    throws_with([&] { parse_json(values + ",0]", "x"); }, "x: JSON of more than 250000 values");
+    CHECK(parse_json<nlohmann::json>(values + ",0]", "x").size() == 2);
     CHECK(throws_with([] { parse_json("\"" + std::string(100000, 'x'), "x"); }, "not valid JSON") == EXIT_BAD_INPUT);
 }
 

@@ -4,6 +4,9 @@
 #include "llmc/base/sha256.h"
 #include "llmc/files/outdir.h"
 
+#include "llmc/files/outdir.h"
+#include "llmc/text/tokenizer.h"
+
 namespace {
 
 bool have_program() { return ::have_program("train_gpt2"); }
@@ -974,6 +977,129 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
     // it has learnt which bytes occur
     CHECK(greedy.out.find_first_not_of("abcdefghijklmnopqrstuvwxyz. \n") == std::string::npos);
     CHECK(place.run(bytes.with("--top_k 1 --seed 9")).out == greedy.out);
+}
+
+// A run on a shard of 260 tokens, with their vocabulary: the bytes, three merges, and <|endoftext|>
+struct WithVocabulary : Place {
+    Flags ids;                                              // without --tokenizer
+    std::string vocab = *this / "given/encoder.json", merges = *this / "given/vocab.bpe";
+
+    WithVocabulary() {
+        nlohmann::json j;
+        for (int b = 0; b < 256; b++) { j[Bpe::spell(std::string(1, (char)b))] = b; }
+        j["th"] = 256;
+        j["the"] = 257;
+        j[Bpe::spell(" ") + "the"] = 258;
+        j["<|endoftext|>"] = 259;
+        io_mkdirs(*this / "given");
+        write_file(vocab, j.dump());
+        write_file(merges, "#version: 0.2\nt h\nth e\n" + Bpe::spell(" ") + " the\n");
+        write_file(*this / "ids.bin", shard(ids_below(260, 4000), 260, 4000));
+        ids = base.set("--train_files", *this / "ids.bin").with("--val_every 0 --keep 1");
+    }
+    static std::vector<std::string> names(const std::string& dir) {
+        std::vector<std::string> found;
+        for (const std::string& name : list_directory(dir)) {
+            const bool other = name == "model.safetensors" || name == "optimizer_0.state" || name == "state.json" ||
+                               name == "config.json" || name == "cable_hf.py" || name == "manifest.json";
+            if (!other) { found.push_back(name); }
+        }
+        return found;
+    }
+};
+
+TEST_CASE("run: the tokenizer is read once, and every checkpoint has it by the libraries' names", "[run][vocabulary]") {
+    if (!have_program()) { return; }
+    WithVocabulary place;
+    const std::string was = read_file(place.vocab), was_merges = read_file(place.merges);
+    const std::vector<std::string> wanted = {"generation_config.json", "merges.txt", "tokenizer_config.json",
+                                             "vocab.json"};
+    // edited and deleted while the run goes on
+    {
+        const Flags flags = place.ids.with("--steps 400 --checkpoint_every 100 --keep 2");
+        Process p(place.program, flags.set("--tokenizer", place.vocab).words(), place / "edited");
+        p.wait_for_lines(place.out() + "/log.jsonl", 10);
+        write_file(place.vocab, "{\"a\": 0}");
+        ::unlink(place.merges.c_str());
+        const Outcome o = p.wait();
+        INFO(o.err);
+        REQUIRE(o.code == 0);
+    }
+    for (int step : {300, 400}) {
+        const std::string dir = step_dir(place.out(), step);
+        CHECK(WithVocabulary::names(dir) == wanted);
+        CHECK(read_file(dir + "/vocab.json") == was);
+        CHECK(read_file(dir + "/merges.txt") == was_merges);
+        const Json manifest = parse_json(read_file(dir + "/manifest.json"), "manifest");
+        for (const std::string& name : wanted) { CHECK(manifest.at("files").contains(name)); }
+        const Json end = parse_json(read_file(dir + "/generation_config.json"), "generation_config");
+        CHECK(end.at("eos_token_id") == 259);
+    }
+    // without --tokenizer, with one checkpoint at a time
+    REQUIRE(place.run(place.ids.with("--resume 1 --steps 430 --checkpoint_every 10 --allow_change steps")).code == 0);
+    CHECK(list_directory(place.out()).size() == 4);         // .lock, two logs and
+    CHECK(WithVocabulary::names(step_dir(place.out(), 430)) == wanted);
+    CHECK(read_file(step_dir(place.out(), 430) + "/vocab.json") == was);
+    const Outcome text = place.run(Flags().set("--load", place.out()).with("--tokens 1").set("--generate", "then the"));
+    REQUIRE(text.code == 0);
+    CHECK(text.out.compare(0, 8, "then the") == 0);
+    // one that the run did not begin with
+    std::string other = was;
+    other.replace(other.find("\"th\""), 4, "\"ht\"");
+    write_file(place.vocab, other);
+    const Flags go_on = place.ids.with("--resume 1 --steps 440 --allow_change steps");
+    check_refused(place, {go_on.set("--tokenizer", place.vocab), {"its tokens are not those of", "leave it out"}});
+    write_file(place.vocab, was);
+    CHECK(place.run(go_on.set("--tokenizer", place.vocab)).code == 0);
+    // damaged: as any other file of the checkpoint
+    const std::string stored = step_dir(place.out(), 440) + "/merges.txt";
+    write_file(stored, flipped(was_merges, 20));
+    check_refused(place, {Flags().set("--load", step_dir(place.out(), 440)).set("--generate", "a"), {"merges.txt"}});
+}
+
+TEST_CASE("run: what is not a tokenizer is refused, and an old checkpoint's is read", "[run][vocabulary]") {
+    if (!have_program()) { return; }
+    WithVocabulary place;
+    REQUIRE(place.run(place.ids.set("--tokenizer", place.vocab)).code == 0);
+    const std::string dir = step_dir(place.out(), 12);
+    const Flags flags = place.ids.set("--out", place / "not");
+    for (const char* name : {"/state.json", "/config.json", "/tokenizer_config.json", "/manifest.json",
+                             "/generation_config.json"}) {
+        check_refused(place, {flags.set("--tokenizer", dir + name), {name, "expected an integer"}});
+    }
+    check_refused(place, {flags.set("--tokenizer", dir + "/model.safetensors"), {"expected vocab.json"}});
+    check_refused(place, {flags.set("--tokenizer", place / "train.txt"), {"no line [UNK]"}});
+    check_refused(place, {place.base.set("--tokenizer", place.vocab), {"expected the model's 256 tokens, got 260"}});
+    CHECK(!path_exists(place / "not"));
+    // by any name, it is written under the libraries' names
+    write_file(place / "model.safetensors.json", read_file(place.vocab));
+    REQUIRE(place.run(flags.set("--tokenizer", place / "model.safetensors.json")).code == 0);
+    CHECK(WithVocabulary::names(step_dir(place / "not", 12)) ==
+          std::vector<std::string>{"generation_config.json", "vocab.json"});        // no merges lie beside it
+    // a checkpoint of before, with the names of the files that it was given
+    const std::string old = place / "old/step_00000012";
+    io_mkdirs(old);
+    int step = 0;
+    std::vector<std::pair<std::string, FileSum>> sums;
+    for (const auto& file : read_manifest(dir + "/manifest.json", step)) {
+        std::string name = file.first;
+        if (name == "tokenizer_config.json" || name == "generation_config.json") { continue; }
+        if (name == "vocab.json") { name = "encoder.json"; }
+        if (name == "merges.txt") { name = "vocab.bpe"; }
+        write_file(old + "/" + name, read_file(dir + "/" + file.first));
+        sums.push_back({name, file.second});
+    }
+    write_file(old + "/manifest.json", manifest_text(12, sums));
+    const Flags resume = place.ids.with("--resume 1 --steps 24 --allow_change steps").set("--out", place / "old");
+    REQUIRE(place.run(resume).code == 0);
+    CHECK(read_file(step_dir(place / "old", 24) + "/vocab.json") == read_file(place.vocab));
+    CHECK(read_file(step_dir(place / "old", 24) + "/merges.txt") == read_file(place.merges));
+    // text is read as bytes: transformers' byte-level tokenizer, without a merge
+    REQUIRE(place.run(place.base.set("--out", place / "bytes")).code == 0);
+    const std::string bytes = step_dir(place / "bytes", 12);
+    CHECK(WithVocabulary::names(bytes) == std::vector<std::string>{"tokenizer.json", "tokenizer_config.json"});
+    CHECK(Tokenizer::load(bytes).tokens == Tokenizer::bytes().tokens);
+    CHECK(Tokenizer::load(bytes).encode("a\xFFz") == std::vector<int>{'a', 255, 'z'});
 }
 
 TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {

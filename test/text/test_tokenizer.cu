@@ -17,7 +17,7 @@ std::string llmc_bytes(const std::vector<std::string>& tokens, int version, int 
     return s;
 }
 
-// the inverse of Bpe::unspell()
+// the inverse of Bpe::unspell(), independent of Bpe::spell()
 std::string spelled(const std::string& bytes) {
     std::string out;
     for (const char c : bytes) {
@@ -84,6 +84,11 @@ std::string joined(const std::vector<std::string>& parts) {
     std::string out;
     for (const std::string& p : parts) { out += (out.empty() ? "" : "|") + p; }
     return out;
+}
+std::string written_names(const Tokenizer& t) {         // of the files that a checkpoint holds
+    std::vector<std::string> names;
+    for (const auto& file : t.files) { names.push_back(file.first); }
+    return joined(names);
 }
 std::string token_text(const Tokenizer& t, const std::string& text) {      // "the| cat"
     std::vector<std::string> parts;
@@ -176,7 +181,7 @@ TEST_CASE("tokenizer: encoder.json with each of the 256 bytes, and a character i
         const Tokenizer t = Tokenizer::load(path);
         REQUIRE(t.vocab_size() == 259);
         CHECK(t.eot == 258);
-        CHECK(t.files == std::vector<std::string>({dir / "encoder.json"}));
+        CHECK(written_names(t) == "vocab.json");
         for (int i = 0; i < 256; i++) { CHECK(t.decode(i) == bytes.substr((size_t)i, 1)); }
         CHECK(t.decode(256) == " the");
         CHECK(t.decode(258) == "<|endoftext|>");
@@ -187,9 +192,9 @@ TEST_CASE("tokenizer: encoder.json with each of the 256 bytes, and a character i
         CHECK(utf8.push(t.decode(last)) == "\xE2\x82\xAC");
     }
     CHECK(throws_with([&] { Tokenizer::load(dir.path).encode("a"); },
-                      "vocab.bpe (or merges.txt) is missing beside it") == 2);
+                      "merges.txt (or vocab.bpe) is missing beside it") == 2);
     write_file(dir / "vocab.bpe", "#version: 0.2\n");
-    CHECK(Tokenizer::load(dir.path).files == std::vector<std::string>({dir / "encoder.json", dir / "vocab.bpe"}));
+    CHECK(written_names(Tokenizer::load(dir.path)) == "vocab.json|merges.txt");
 }
 
 TEST_CASE("byte-pair encoding: the earliest merge goes first, wherever it is", "[tokenizer][asan]") {
@@ -202,7 +207,7 @@ TEST_CASE("byte-pair encoding: the earliest merge goes first, wherever it is", "
         small.merge(m.first, m.second);
     }
     const Tokenizer t = small.load(dir);
-    CHECK(t.files == std::vector<std::string>({dir / "encoder.json", dir / "vocab.bpe"}));
+    CHECK(written_names(t) == "vocab.json|merges.txt");
     const struct { const char* text; const char* tokens; } table[] = {
         // " he" comes after "hell", " hello" after both
         {"hello", "hello"}, {" hello", " hello"}, {" hell", " |hell"}, {" heal", " he|a|l"},
@@ -232,7 +237,7 @@ TEST_CASE("byte-pair encoding: the earliest merge goes first, wherever it is", "
     write_file(dir / "merges.txt", small.merges_text());
     io_unlink(dir / "vocab.bpe");
     CHECK(Tokenizer::load(dir / "vocab.json").encode("hello aab") == t.encode("hello aab"));
-    CHECK(Tokenizer::load(dir / "vocab.json").files.back() == dir / "merges.txt");
+    CHECK(written_names(Tokenizer::load(dir / "vocab.json")) == "vocab.json|merges.txt");
 }
 
 TEST_CASE("byte-pair encoding: random merges, against the definition", "[tokenizer]") {
@@ -530,9 +535,10 @@ TEST_CASE("tokenizer: paths with no tokenizer, or with two", "[tokenizer]") {
     TempDir dir;
     CHECK(refused(dir / "missing.json", "missing.json: cannot open") == 2);
     CHECK(refused(dir.path, dir.path +
-                  ": expected encoder.json, vocab.txt or gpt2_tokenizer.bin in this directory, got none") == 2);
+                  ": expected vocab.json (or encoder.json), vocab.txt, tokenizer.json or gpt2_tokenizer.bin in this "
+                  "directory, got none") == 2);
     write_file(dir / "vocab.bpe", "#version: 0.2\n");
-    CHECK(refused(dir / "vocab.bpe", "vocab.bpe: expected encoder.json, vocab.txt or gpt2_tokenizer.bin") == 2);
+    CHECK(refused(dir / "vocab.bpe", "vocab.bpe: expected vocab.json (or encoder.json), vocab.txt, ") == 2);
     write_file(dir / "vocab.txt", "[UNK]\n");
     write_file(dir / "encoder.json", "{\"a\": 0}");
     CHECK(refused(dir.path, "expected one tokenizer, got " + (dir / "encoder.json") + " and " +
@@ -542,6 +548,138 @@ TEST_CASE("tokenizer: paths with no tokenizer, or with two", "[tokenizer]") {
     REQUIRE(mkfifo((dir / "fifo.bin").c_str(), 0600) == 0);
     CHECK(refused(dir / "fifo.bin", "not a regular file") == 2);
     alarm(0);
+}
+
+// tokenizer.json of a SmallBpe, with <|endoftext|> after its tokens
+nlohmann::json tokenizer_json(const SmallBpe& bpe) {
+    nlohmann::json merges = nlohmann::json::array();
+    for (const auto& m : bpe.merges) { merges.push_back({spelled(m.first), spelled(m.second)}); }
+    return {{"added_tokens", {{{"id", bpe.tokens.size()}, {"content", "<|endoftext|>"}, {"special", true}}}},
+            {"normalizer", nullptr},
+            {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
+            {"model", {{"type", "BPE"}, {"vocab", parse_json<nlohmann::json>(encoder_json(bpe.tokens), "vocab")},
+                       {"merges", merges}}}};
+}
+
+// the same of [PAD] [UNK] [CLS] the ##n
+nlohmann::json word_pieces_json() {
+    const nlohmann::json vocab = {{"[PAD]", 0}, {"[UNK]", 1}, {"[CLS]", 2}, {"the", 3}, {"##n", 4}};
+    return {{"added_tokens", {{{"id", 1}, {"content", "[UNK]"}, {"special", true}}}},
+            {"normalizer", {{"type", "BertNormalizer"}, {"clean_text", true}, {"handle_chinese_chars", true},
+                            {"strip_accents", nullptr}, {"lowercase", true}}},
+            {"pre_tokenizer", {{"type", "BertPreTokenizer"}}},
+            {"model", {{"type", "WordPiece"}, {"unk_token", "[UNK]"}, {"continuing_subword_prefix", "##"},
+                       {"max_input_chars_per_word", 100}, {"vocab", vocab}}}};
+}
+
+TEST_CASE("tokenizer: what a checkpoint writes is the same tokenizer, by the libraries' names", "[tokenizer][asan]") {
+    SmallBpe bpe;
+    bpe.merge("t", "h");
+    bpe.merge("th", "e");
+    bpe.merge(" ", "the");
+    bpe.merge("\xC3", "\xA9");
+    const std::string text = "the then  the caf\xC3\xA9 \xFF";
+    const std::string pieces = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##n\ncafe\n";
+    const std::string llmc = llmc_bytes(bpe.tokens, 1, 0), odd = llmc_bytes(bpe.tokens, 2, 7);
+    const struct { const char* name; std::string bytes; const char* written; } table[] = {
+        {"encoder.json", encoder_json(bpe.tokens), "vocab.json|merges.txt"},
+        {"vocab.json", encoder_json(bpe.tokens), "vocab.json|merges.txt"},
+        {"gpt2_tokenizer.bin", llmc, "vocab.json|merges.txt"},
+        {"gpt2_tokenizer.bin", odd, "gpt2_tokenizer.bin"},                // whose end has no name in the other files
+        {"my.model.json", tokenizer_json(bpe).dump(), "tokenizer.json"},
+        {"bert-vocab.txt", pieces, "vocab.txt"}};
+    for (const auto& row : table) {
+        INFO(row.name);
+        TempDir from, to;
+        write_file(from / row.name, row.bytes);
+        std::string merges = bpe.merges_text();
+        merges.erase(0, merges.find('\n') + 1);                            // without its version, and
+        merges.pop_back();                                                  // the last line end
+        write_file(from / "vocab.bpe", merges);
+        const Tokenizer t = Tokenizer::load(from / row.name);
+        TempDir::remove(from.path);                                         // nothing is read from there again
+        for (const auto& file : t.files) { write_file(to / file.first, file.second); }
+        CHECK(written_names(t) == row.written);
+        const Tokenizer again = Tokenizer::load(to.path);
+        CHECK(again.tokens == t.tokens);
+        CHECK(again.eot == t.eot);
+        const bool same = again.files == t.files;
+        CHECK(same);
+        CHECK(t.cannot_encode == "");
+        CHECK(again.cannot_encode == "");
+        CHECK(again.encode(text) == t.encode(text));
+        if (!t.word_piece) { CHECK(token_text(t, "the then") == "the| the|n"); }
+        if (t.files.size() == 2) { CHECK(t.files[1].second == bpe.merges_text()); }
+    }
+    // a vocabulary that cannot encode stays one that says why
+    TempDir from, to;
+    write_file(from / "encoder.json", encoder_json(bpe.tokens));
+    write_file(from / "merges.txt", "t h\n");
+    const Tokenizer t = Tokenizer::load(from.path);
+    for (const auto& file : t.files) { write_file(to / file.first, file.second); }
+    CHECK(t.cannot_encode.find("no merge of") == 0);
+    CHECK(Tokenizer::load(to.path).cannot_encode.find("no merge of") == 0);
+}
+
+TEST_CASE("tokenizer: transformers' tokenizer.json, and ones that say something else", "[tokenizer][asan]") {
+    SmallBpe bpe;
+    bpe.merge("t", "h");
+    bpe.merge("th", "e");
+    const nlohmann::json good = tokenizer_json(bpe);
+    TempDir dir;
+    const std::string path = dir / "tokenizer.json";
+    const auto load = [&](const nlohmann::json& j) {
+        write_file(path, j.dump());
+        return Tokenizer::load(dir.path);
+    };
+    CHECK(load(good).vocab_size() == 259);
+    CHECK(load(good).eot == 258);
+    CHECK(token_text(load(good), "the") == "the");
+    nlohmann::json other = good;
+    other["model"]["merges"] = {"t h", "th e"};                 // as they were written before
+    other["model"]["vocab"]["<|endoftext|>"] = 258;             // the special token is in the vocabulary, too
+    CHECK(token_text(load(other), "the") == "the");
+    CHECK(load(other).tokens == load(good).tokens);
+
+    const nlohmann::json bert = word_pieces_json();
+    CHECK(load(bert).word_piece);
+    CHECK(load(bert).encode("The then, x") == std::vector<int>{3, 3, 4, 1, 1});
+
+    const struct { const nlohmann::json& of; const char *at, *value, *said; } table[] = {
+        {good, "/model/type", "\"Unigram\"", "expected a model of type BPE or WordPiece, got \"Unigram\""},
+        {good, "/model/type", "\"\\u001b[2J\"", "got \"\\x1b[2J\""},
+        {good, "/normalizer", "{\"type\": \"NFC\"}", "normalizer: expected null, got an object of 1"},
+        {good, "/pre_tokenizer", "null", "pre_tokenizer.type: expected \"ByteLevel\", got null"},
+        {good, "/pre_tokenizer/type", "\"Split\"", "pre_tokenizer.type: expected \"ByteLevel\", got \"Split\""},
+        {good, "/pre_tokenizer/add_prefix_space", "true", "pre_tokenizer.add_prefix_space: expected false, got true"},
+        {good, "/pre_tokenizer/use_regex", "false", "pre_tokenizer.use_regex: expected true, got false"},
+        {good, "/model/dropout", "0.1", "model.dropout: expected null, got 0.1"},
+        {good, "/model/vocab", "[]", "expected an object of 1 to"},
+        {good, "/model/vocab/A", "-1", "\"A\": expected an integer from 0 to 257, got -1"},
+        {good, "/model/merges", "[\"t\"]", "expected two tokens with a space between them, got \"t\""},
+        {good, "/model/merges", "[[\"t\"]]", "merges: expected two tokens, got an array of 1"},
+        {good, "/model/merges", "[[\"t\", 1]]", "merges: expected two tokens, got an array of 2"},
+        {good, "/added_tokens/0/id", "259", "\"id\": expected an integer from 0 to 258, got 259"},
+        {good, "/added_tokens/0/id", "5", "added_tokens: \"<|endoftext|>\" has the id 5 of another token"},
+        {good, "/added_tokens/0/special", "false", "added_tokens: expected special tokens alone"},
+        {good, "/added_tokens", "7", "added_tokens: expected a list, got 7"},
+        {bert, "/normalizer/lowercase", "false", "normalizer.lowercase: expected true, got false"},
+        {bert, "/normalizer/strip_accents", "false", "normalizer.strip_accents: expected true, got false"},
+        {bert, "/normalizer", "null", "normalizer.type: expected \"BertNormalizer\", got null"},
+        {bert, "/pre_tokenizer/type", "\"Whitespace\"", "expected \"BertPreTokenizer\", got \"Whitespace\""},
+        {bert, "/model/unk_token", "\"[PAD]\"", "model.unk_token: expected \"[UNK]\", got \"[PAD]\""},
+        {bert, "/model/vocab/the", "4", "two tokens have the id 4"},
+        {bert, "/model/vocab", "{\"[UNK]\": 0, \"a\\nb\": 1}", "a token has a line end in it"},
+        {bert, "/model/vocab", "{\"a\": 0}", "no line [UNK]"}};
+    for (const auto& row : table) {
+        nlohmann::json j = row.of;
+        j[nlohmann::json::json_pointer(row.at)] = nlohmann::json::parse(row.value);
+        if (strcmp(row.at, "/model/vocab") == 0 && &row.of == &bert) { j["added_tokens"] = nlohmann::json::array(); }
+        write_file(path, j.dump());
+        INFO(row.at << " = " << row.value);
+        CHECK(refused(path, row.said) == 2);
+        CHECK(refused(path, path + ": ") == 2);
+    }
 }
 
 TEST_CASE("real data: GPT-2's and BERT's tokenizers decode the golden ids", "[tokenizer][real]") {
