@@ -1,0 +1,419 @@
+#!/usr/bin/env python3
+"""attack.py -- a trainer as bad luck and bad input meet it: killed, signalled, on damaged checkpoints, hostile files,
+other data, little memory and closed descriptors. Whatever happens, it ends with a code that it promises and a message,
+and what it has saved goes on to the same bits.
+
+    make attack                                    20 cases of each scene
+    make attack ARGS='kills flips --seed 7 --count 500'
+
+Every case is drawn from (seed, scene, number) alone: --only NUMBER repeats one. The last line counts cases and
+failures. The binary is $TRAIN_GPT2, or ./train_gpt2."""
+import argparse
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TRAINER = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
+ENVIRONMENT = dict(os.environ, OMP_WAIT_POLICY="passive", LC_ALL="C")
+SECONDS = 60                        # for a run of a second or less
+RESIDENT = 1500 << 20               # bytes of memory that a run of a tiny model may take, hostile file or not
+PROMISED = {0, 2, 3, 4, 5, 75}      # exit codes: docs/checkpoints.md
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU)
+INTERRUPTED = 75
+
+
+class Failure(Exception):
+    pass
+
+
+def expect(condition, message):
+    if not condition:
+        raise Failure(message)
+
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def write(path, data):
+    with open(path, "wb") as f:
+        f.write(data)
+
+
+def words(rng, count):
+    return " ".join(rng.choice("the cable of a token sees what came before it".split()) for _ in range(count)).encode()
+
+
+class Place:
+    """A directory for one case: data, the flags of a run of a tiny model, and what its runs leave."""
+
+    def __init__(self, path, rng):
+        self.path, self.rng, self.out = path, rng, os.path.join(path, "out")
+        os.makedirs(path)
+        for i in range(4):
+            write(self / f"data{i}.txt", words(random.Random(i), 600))
+        write(self / "val.txt", words(random.Random(9), 200))
+        self.model = ["--model", "1,2,16", "--T", "16", "--threads", "1"]
+        self.flags = ["--train_files", self / "data*.txt", "--val_files", self / "val.txt", *self.model, "--B", "2",
+                      "--lr", "1e-3", "--sample_every", "0", "--val_every", "0", "--log_every", "1000"]
+
+    def __truediv__(self, name):
+        return os.path.join(self.path, name)
+
+    def train(self, steps, every, *more):
+        return [*self.flags, "--steps", str(steps), "--checkpoint_every", str(every), "--out", self.out, *more]
+
+    def start(self, arguments, limits=(), **files):
+        """limits: pairs for setrlimit; files: what Popen takes as stdin, stdout, stderr"""
+        def prepare():
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)       # nohup and background jobs ignore some
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            for kind, value in limits:
+                resource.setrlimit(kind, (value, value))
+
+        with open(self / "stdout", "wb") as out, open(self / "stderr", "wb") as err:
+            channels = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **files}
+            return subprocess.Popen([TRAINER, *arguments], preexec_fn=prepare, env=ENVIRONMENT, cwd=self.path, **channels)
+
+    def finish(self, process, promised=PROMISED):
+        """the exit code of a run that ends by itself, which must be promised, said, and cheap"""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() > deadline:
+                process.kill()
+                os.wait4(process.pid, 0)
+                raise Failure(f"it runs for more than {SECONDS} s")
+            time.sleep(0.002)
+        process.returncode = code = os.waitstatus_to_exitcode(status) if hasattr(os, "waitstatus_to_exitcode") else (
+            os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status))
+        said = read(self / "stderr")
+        expect(code in promised, f"exit code {code}, expected one of {sorted(promised)}: {said[-500:]!r}")
+        expect(code in (0, INTERRUPTED) or b"error: " in said, f"exit code {code} without a message: {said[-500:]!r}")
+        expect(len(said) < 8000, f"{len(said)} bytes on stderr: {said[:300]!r}")
+        odd = [c for c in said + read(self / "stdout") if c < 32 and c not in b"\n\r\t" or c == 127]
+        expect(not odd, f"control characters on the console: {bytes(odd[:20])!r}")
+        expect(usage.ru_maxrss << 10 < RESIDENT, f"{usage.ru_maxrss >> 10} MB of memory")
+        return code
+
+    def run(self, arguments, promised=PROMISED, limits=(), **files):
+        return self.finish(self.start(arguments, limits, **files), promised)
+
+    def starts(self, limit):
+        """whether the system can load the program at all: before main() it is not ours to report what is missing"""
+        process = self.start(["--help"], limit)
+        try:
+            return process.wait(10) == 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return False
+
+    def checkpoint(self, step):
+        return os.path.join(self.out, f"step_{step:08d}")
+
+    def bits(self, step):
+        return [read(os.path.join(self.checkpoint(step), name)) for name in ("model.safetensors", "optimizer_0.state")]
+
+
+# scenes ---------------------------------------------------------------------------------------------------------------
+
+def unbroken(place, steps, every):
+    """the bits of a run that nothing disturbs, whose checkpoints are then removed"""
+    expect(place.run(place.train(steps, every)) == 0, "the undisturbed run failed")
+    bits = place.bits(steps)
+    shutil.rmtree(place.out)
+    return bits
+
+
+def interrupt(place, kill):
+    """runs to the end through interruptions; kill(process) disturbs a run and returns whether it ended early"""
+    steps, every = place.rng.choice([400, 1500]), place.rng.choice([3, 50, 1000])
+    place.steps = steps
+    bits = unbroken(place, steps, every)
+    arguments = place.train(steps, every, "--resume", "1", "--keep", str(place.rng.choice([0, 1, 2])))
+    for _ in range(place.rng.randint(1, 4)):
+        process = place.start(arguments)
+        time.sleep(place.rng.random() ** 2 * 0.5)
+        if not kill(process):
+            break
+    expect(place.run(arguments) == 0, "the last run failed")
+    expect(place.bits(steps) == bits, "other bits than without the interruptions")
+
+
+def kills(place):
+    """kill -9 at any instant; the next run goes on to the same bits"""
+    def kill(process):
+        process.kill()
+        return process.wait() != 0
+    interrupt(place, kill)
+
+
+def signals(place):
+    """a batch system's signals; the run saves, ends with 75, and goes on to the same bits"""
+    def kill(process):
+        for _ in range(2):
+            process.send_signal(place.rng.choice(STOP_SIGNALS))
+            time.sleep(place.rng.random() * 0.01)
+        code = process.wait()
+        # before the first step and after the last checkpoint, nothing is lost when a signal ends a run at once; nor
+        # does a second Ctrl-C wait
+        trains = b"\nstep " in read(place / "stdout") and not os.path.exists(place.checkpoint(place.steps))
+        expect(code in (0, INTERRUPTED, -signal.SIGINT) or (-code in STOP_SIGNALS and not trains),
+               f"exit code {code} after a signal")
+        return code != 0
+    interrupt(place, kill)
+
+
+def flips(place):
+    """one flipped bit, or a lost or foreign piece, in the newest checkpoint: the one before it is used"""
+    rng = place.rng
+    expect(place.run(place.train(12, 4)) == 0, "the first run failed")
+    bits = place.bits(12)
+    shutil.rmtree(place.checkpoint(12))
+    newest = place.checkpoint(8)
+    name = rng.choice(sorted(os.listdir(newest)))
+    path = os.path.join(newest, name)
+    data = bytearray(read(path))
+    how = rng.choice(["flip", "flip", "flip", "cut", "grow", "zero", "remove", "exchange"])
+    at = rng.randrange(len(data))
+    if how == "flip":
+        data[at] ^= 1 << rng.randrange(8)
+    elif how == "cut":
+        del data[at:]
+    elif how == "grow":
+        data += bytes(rng.randint(1, 100))
+    elif how == "zero":
+        stop = at + rng.randint(1, 512)
+        data[at:stop] = bytes(b ^ 255 for b in data[at:stop])
+    elif how == "exchange" and name in ("model.safetensors", "optimizer_0.state", "state.json", "manifest.json"):
+        data = bytearray(read(os.path.join(place.checkpoint(4), name)))
+    else:
+        how = "remove"
+    write(path, data)
+    if how == "remove":
+        os.remove(path)
+    place.run(place.train(12, 4, "--resume", "1", "--no_fallback"), {2})
+    expect(not os.path.exists(place.checkpoint(12)), f"{how} {name}: it went on in spite of --no_fallback")
+    expect(place.run(place.train(12, 4, "--resume", "1")) == 0, f"{how} {name}: no older checkpoint was taken")
+    expect(place.bits(12) == bits, f"{how} {name} at {at}: undetected, other bits")
+
+
+NUMBERS = [0, -1, 1, 2**31 - 1, -2**31, 20240520, 65536, 1 << 30]
+TEXTS = [b"-1", b"0", b"1e308", b"99999999999999999999", b"null", b"[]", b"{}", b'"x"', b"true", b"0.5", b'"' + b"y" * 3000
+         + b'"', b"[" * 200, b'"\\u0000\\u001b[31m"', b"\x1b[2J\x07", b"\xff\xfe", b"1" * 400]
+
+
+def mutated(rng, data):
+    """damaged as a disk, a network or a hand would: bytes, sizes, fields of a header, words of a text"""
+    data = bytearray(data)
+    for _ in range(rng.choice([1, 1, 1, 3, 20])):
+        if not data:
+            break
+        at = rng.randrange(len(data))
+        how = rng.randrange(6)
+        if how == 0:
+            data[at] = rng.randrange(256)
+        elif how == 1:
+            data[at:] = b""
+        elif how == 2:
+            data[at:at] = bytes(rng.randrange(256) for _ in range(rng.randint(1, 2000)))
+        elif how == 3 and len(data) >= 4:
+            field = 4 * rng.randrange(min(len(data), 1100) // 4)
+            data[field:field + 4] = struct.pack("<i", rng.choice(NUMBERS))
+        elif how == 4:
+            data[at:at + rng.randint(1, 12)] = rng.choice(TEXTS)
+        else:
+            stop = rng.randint(at, len(data))
+            data[at:at] = data[at:stop]
+    return bytes(data)
+
+
+def shard(rng):
+    ids = [rng.randrange(300) for _ in range(rng.choice([100, 2000]))]
+    return struct.pack("<256i", 20240520, 1, len(ids), 300, 0, *[0] * 251) + struct.pack(f"<{len(ids)}H", *ids)
+
+
+def hostile(place):
+    """a damaged shard, text, or file of a model: read, or refused with a message, in little time and memory"""
+    rng = place.rng
+    if rng.random() < 0.5:
+        name = rng.choice(["a.bin", "a.txt"])
+        write(place / name, mutated(rng, shard(rng) if name == "a.bin" else words(rng, 400)))
+        flags = ["--train_files", place / name, "--val_files", place / name, *place.model]
+        place.run([*flags, "--steps", "2", "--val_every", "1", "--sample_every", "2", "--tokens", "4"])
+        return
+    expect(place.run(place.train(2, 2)) == 0, "the first run failed")
+    model = place / "model"
+    shutil.copytree(place.checkpoint(2), model)
+    if rng.random() < 0.8:
+        os.remove(os.path.join(model, "manifest.json"))     # nothing then sees the damage before the parsers do
+    name = rng.choice(["config.json", "config.json", "model.safetensors", "model.safetensors", "manifest.json"])
+    path = os.path.join(model, name)
+    write(path, mutated(rng, read(path) if os.path.exists(path) else b'{"files": []}'))
+    uses = [["--eval_lengths", "16,32", "--val_files", place / "val.txt"], ["--generate", "the", "--tokens", "4"],
+            [*place.flags, "--steps", "1"]]
+    place.run(["--load", rng.choice([model, os.path.join(model, "model.safetensors")]), "--threads", "1",
+               *rng.choice(uses)])
+
+
+def data(place):
+    """other data after a checkpoint is refused; the same data, wherever it comes from, gives the same bits"""
+    rng = place.rng
+    expect(place.run(place.train(8, 4)) == 0, "the first run failed")
+    bits = place.bits(8)
+    shutil.rmtree(place.checkpoint(8))
+    victim, twin = rng.sample([place / f"data{i}.txt" for i in range(4)], 2)
+    content, other = read(victim), bytearray(read(victim))
+    how = rng.choice(["edit", "append", "cut", "remove", "add", "exchange", "rename", "touch", "rewrite", "link"])
+    if how == "edit":
+        other[rng.randrange(len(other))] ^= 1 << rng.randrange(8)
+        write(victim, other)
+    elif how == "append":
+        write(victim, content + words(rng, 5))
+    elif how == "cut":
+        write(victim, content[:rng.randrange(100, len(content))])
+    elif how == "remove":
+        os.remove(victim)
+    elif how == "add":
+        write(place / "data9.txt", words(rng, 100))
+    elif how == "exchange":
+        write(victim, read(twin))
+        write(twin, content)
+    elif how == "rename":
+        os.rename(victim, place / "data_renamed.txt")
+    elif how == "touch":
+        os.utime(victim, (rng.randrange(10**9), rng.randrange(10**9)))
+    elif how == "rewrite":
+        os.remove(victim)
+        write(victim, content)
+    elif how == "link":
+        os.rename(victim, place / "elsewhere")
+        os.symlink(place / "elsewhere", victim)
+    harmless = how in ("touch", "rewrite", "link")
+    place.run(place.train(8, 4, "--resume", "1"), {0} if harmless else {2})
+    expect(os.path.exists(place.checkpoint(8)) == harmless, f"{how}: a checkpoint on other data")
+    expect(not harmless or place.bits(8) == bits, f"{how}: other bits")
+
+
+def limits(place):
+    """little address space, small files, few descriptors, sizes beyond any machine: a message, not a crash"""
+    rng = place.rng
+    arguments = place.train(20, 10)
+    how = rng.choice(["memory", "memory", "file", "descriptors", "sizes"])
+    limit = []
+    if how == "memory":
+        limit = [(resource.RLIMIT_AS, rng.randint(30, 600) << 20)]
+        arguments[arguments.index("--threads") + 1] = str(rng.choice([1, 2, 8]))
+        if not place.starts(limit):
+            return
+    elif how == "file":
+        limit = [(resource.RLIMIT_FSIZE, rng.randrange(0, 40000))]
+    elif how == "descriptors":
+        limit = [(resource.RLIMIT_NOFILE, rng.randint(4, 30))]
+        if not place.starts(limit):
+            return
+    else:
+        flag, values = rng.choice([("--threads", [1000, 10**5, 2**31 - 1]), ("--total_batch", [2**25, 2**26, 2**31 - 32]),
+                                   ("--T", [2**20, 2**30]), ("--B", [2**20, 2**31 - 1]),
+                                   ("--model", ["1,1,1048576", "100000,2,16", "2,2,65536"])])
+        arguments = [a for a in arguments if a != flag]
+        arguments = place.train(2, 2, flag, str(rng.choice(values)))
+        at = arguments.index(flag)
+        if at < len(arguments) - 2:
+            del arguments[at:at + 2]
+    place.run(arguments, PROMISED, limit)
+
+
+def descriptors(place):
+    """closed descriptors, a full device, a reader that leaves: files stay what they are, nothing is lost unsaid"""
+    rng = place.rng
+    expect(place.run(place.train(30, 10)) == 0, "the first run failed")
+    bits, log = place.bits(30), read(os.path.join(place.out, "main.log"))
+    loaded = place.checkpoint(30)
+    how = rng.choice(["closed", "closed", "full", "reader"])
+    if how == "closed":
+        gone = [fd for fd in (0, 1, 2) if rng.random() < 0.6] or [1]
+        again = place / "again"
+        redirect = " ".join({0: "<&-", 1: ">&-", 2: "2>&-"}[fd] for fd in gone)
+        arguments = [*place.train(30, 10)[:-1], again]
+        code = subprocess.run(["sh", "-c", f'exec "$0" "$@" {redirect}', TRAINER, *arguments], env=ENVIRONMENT,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              timeout=SECONDS, check=False).returncode
+        place.out = again
+        expect(code == 0, f"closed {gone}: exit code {code}")
+        expect(place.bits(30) == bits, f"closed {gone}: other bits")
+        expect(read(os.path.join(again, "main.log")) == log, f"closed {gone}: main.log is another")
+    elif how == "full":
+        uses = [["--list"], ["--load", loaded, "--generate", "the"], ["--help"],
+                ["--load", loaded, "--eval_lengths", "16", "--val_files", place / "val.txt"]]
+        use = rng.choice(uses)
+        with open("/dev/full", "wb") as full:
+            code = place.start(use, stdout=full).wait()
+        expect(code in PROMISED - {0}, f"{use[0]}: exit code {code} though nothing could be written")
+    else:
+        shutil.rmtree(place.out)
+        arguments = place.train(30, 10)
+        reader, writer = os.pipe()
+        process = place.start(arguments, stdout=writer)
+        os.close(writer)
+        os.read(reader, rng.randint(1, 200))
+        os.close(reader)
+        expect(process.wait() in PROMISED, f"a reader that leaves: exit code {process.returncode}")
+        expect(place.bits(30) == bits, "a reader that leaves: the last checkpoint is another")
+
+
+SCENES = [kills, signals, flips, hostile, data, limits, descriptors]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [s.__name__ for s in SCENES]
+    parser.add_argument("scenes", nargs="*", help="of " + ", ".join(names) + "; default: all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=20, help="cases of each scene")
+    parser.add_argument("--only", type=int, help="run this case alone")
+    options = parser.parse_args()
+    for name in options.scenes:
+        if name not in names:
+            parser.error(f"expected a scene of {', '.join(names)}, got {name}")
+    if not os.access(TRAINER, os.X_OK):
+        sys.exit(f"{TRAINER}: not found; build it with: make train_gpt2")
+    scenes = [s for s in SCENES if s.__name__ in (options.scenes or names)]
+    numbers = range(options.count) if options.only is None else [options.only]
+    failures, done, start = 0, 0, time.monotonic()
+    last, total = start, len(scenes) * len(numbers)
+    for scene in scenes:
+        for number in numbers:
+            with tempfile.TemporaryDirectory(prefix="cable_attack_") as directory:
+                rng = random.Random(f"{options.seed} {scene.__name__} {number}")
+                try:
+                    scene(Place(os.path.join(directory, "case"), rng))
+                except (Failure, OSError, subprocess.SubprocessError) as e:
+                    failures += 1
+                    print(f"FAILED {scene.__name__} --seed {options.seed} --only {number}: {e}", flush=True)
+            done += 1
+            now = time.monotonic()
+            if now - last >= 10:
+                last = now
+                eta = (now - start) / done * (total - done)
+                print(f"{scene.__name__} {number}: {done} of {total} cases, {failures} failures, ETA {eta:.0f} s", flush=True)
+    print(f"{', '.join(s.__name__ for s in scenes)}; seed {options.seed}: {done} cases, {failures} failures, "
+          f"{time.monotonic() - start:.0f} s")
+    print(f"{done - failures} passed, {failures} failed")
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
