@@ -83,7 +83,8 @@ class Place:
 
         with open(self / "stdout", "wb") as out, open(self / "stderr", "wb") as err:
             channels = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **files}
-            return subprocess.Popen([TRAINER, *arguments], preexec_fn=prepare, env=ENVIRONMENT, cwd=self.path, **channels)
+            return subprocess.Popen([TRAINER, *arguments], preexec_fn=prepare, env=ENVIRONMENT, cwd=self.path,
+                                    **channels)
 
     def finish(self, process, promised=PROMISED):
         """the exit code of a run that ends by itself, which must be promised, said, and cheap"""
@@ -211,8 +212,8 @@ def flips(place):
 
 
 NUMBERS = [0, -1, 1, 2**31 - 1, -2**31, 20240520, 65536, 1 << 30]
-TEXTS = [b"-1", b"0", b"1e308", b"99999999999999999999", b"null", b"[]", b"{}", b'"x"', b"true", b"0.5", b'"' + b"y" * 3000
-         + b'"', b"[" * 200, b'"\\u0000\\u001b[31m"', b"\x1b[2J\x07", b"\xff\xfe", b"1" * 400]
+TEXTS = [b"-1", b"0", b"1e308", b"99999999999999999999", b"null", b"[]", b"{}", b'"x"', b"true", b"0.5", b"[" * 200,
+         b'"' + b"y" * 3000 + b'"', b'"\\u0000\\u001b[31m"', b"\x1b[2J\x07", b"\xff\xfe", b"1" * 400]
 
 
 def mutated(rng, data):
@@ -325,10 +326,10 @@ def limits(place):
         if not place.starts(limit):
             return
     else:
-        flag, values = rng.choice([("--threads", [1000, 10**5, 2**31 - 1]), ("--total_batch", [2**25, 2**26, 2**31 - 32]),
-                                   ("--T", [2**20, 2**30]), ("--B", [2**20, 2**31 - 1]),
-                                   ("--model", ["1,1,1048576", "100000,2,16", "2,2,65536"])])
-        arguments = [a for a in arguments if a != flag]
+        flag, values = rng.choice([
+            ("--threads", [1000, 10**5, 2**31 - 1]), ("--total_batch", [2**25, 2**26, 2**31 - 32]),
+            ("--T", [2**20, 2**30]), ("--B", [2**20, 2**31 - 1]),
+            ("--model", ["1,1,1048576", "100000,2,16", "2,2,65536"])])
         arguments = place.train(2, 2, flag, str(rng.choice(values)))
         at = arguments.index(flag)
         if at < len(arguments) - 2:
@@ -408,7 +409,7 @@ def main():
             if now - last >= 10:
                 last = now
                 eta = (now - start) / done * (total - done)
-                print(f"{scene.__name__} {number}: {done} of {total} cases, {failures} failures, ETA {eta:.0f} s", flush=True)
+                print(f"{scene.__name__}: {done} of {total} cases, {failures} failures, ETA {eta:.0f} s", flush=True)
     print(f"{', '.join(s.__name__ for s in scenes)}; seed {options.seed}: {done} cases, {failures} failures, "
           f"{time.monotonic() - start:.0f} s")
     print(f"{done - failures} passed, {failures} failed")
