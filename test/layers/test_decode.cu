@@ -191,6 +191,30 @@ TEST_CASE("decode: a text token by token, every encoding", "[decode][encodings][
     }
 }
 
+// D to 1e6, g to 100, scores 200 apart: P would be 0 everywhere, or infinite, if the bias were not in the exponent and in
+// the largest logit of a split
+TEST_CASE("decode: kcable at its extremes", "[decode]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"kcable", "kcable:weight=inside", "kcable_nw", "kcable_v1"}) {
+        for (int t0 : {120, 300, 301}) {
+            Cache c(name, {1, 2, 16}, t0 + 1, t0 + 9, random);
+            for (int t = 0; t <= t0; t++) {
+                float* row = &c.host_qkv[(size_t)t * c.OC];
+                for (int e = 0; e < 2 * c.C; e++) { row[e] *= 8; }                  // q.k / 4: of std 64
+                for (int h = 0; h < c.s.NH; h++) {
+                    row[3 * c.C + h] = random.normal() * (t % 3 == 0 ? 1e-3f : 2e4f);
+                    const float g = (float)random.uniform(0, 100);
+                    if (c.tables.extra_columns > c.s.NH) { row[3 * c.C + c.s.NH + h] = g; }
+                }
+            }
+            c.qkv->set(c.host_qkv);
+            c.prepare(0, t0 + 1);
+            check_row(c, t0);
+        }
+    }
+}
+
 TEST_CASE("decode: rope's factor on the scores beyond the trained length", "[decode]") {
     Random random;
     INFO(random);

@@ -10,8 +10,10 @@
 
 struct DecodeShape { int B, NH, HS, t0, stride; };
 
-// One layer with t0 + 1 tokens per sequence; everything else in its buffers is NaN. steep: cable's bias falls by 0.15 a
-// token
+// Of cable's bias: what most tests have; it falls by 0.15 a token; D to 1e6, g to 100 and scores 200 apart
+enum class Bias { Gentle, Steep, Extreme };
+
+// One layer with t0 + 1 tokens per sequence; everything else in its buffers is NaN.
 struct DecodeLayer {
     DecodeShape s;
     int C, OC;
@@ -23,7 +25,7 @@ struct DecodeLayer {
     DeviceArray<floatX>* qkv = nullptr;
     PositionView view;
 
-    DecodeLayer(const std::string& name, DecodeShape s, bool steep = false)
+    DecodeLayer(const std::string& name, DecodeShape s, Bias bias = Bias::Gentle)
         : s(s), C(s.NH * s.HS), config(parse_position(name, s.stride)) {
         PositionDims dims;
         dims.L = 1;
@@ -56,8 +58,11 @@ struct DecodeLayer {
             const bool of_S = c < 3 * C + s.NH;              // cable's columns: S's steps, then the weights
             const float gentle_level = of_S ? -0.2f : -1.0f;
             const float steep_level = of_S ? 0.1f : 1.0f;
-            const float level = steep ? steep_level : gentle_level;
-            host_qkv[e] = (float)(floatX)(c < 3 * C ? x[e] : 0.2f * x[e] + level);
+            float value = 0.2f * x[e] + (bias == Bias::Steep ? steep_level : gentle_level);
+            const float extreme_step = t % 3 == 0 ? 0.0f : 2e4f * x[e];
+            if (bias == Bias::Extreme) { value = of_S ? extreme_step : 50.0f + 15.0f * x[e]; }
+            if (c < 3 * C) { value = bias == Bias::Extreme && c < 2 * C ? 8.0f * x[e] : x[e]; }
+            host_qkv[e] = (float)(floatX)value;
         }
         master = new DeviceArray<float>(host_params);
         act_data = new DeviceArray<float>(acts.total);
@@ -141,8 +146,8 @@ struct DecodeLayer {
 };
 
 // Every element: half an ulp of floatX, and float32's error of the sums.
-static double test_decode(const std::string& name, DecodeShape s) {
-    DecodeLayer layer(name, s);
+static double test_decode(const std::string& name, DecodeShape s, Bias bias = Bias::Gentle) {
+    DecodeLayer layer(name, s, bias);
     const std::vector<float> got = layer.decode();
     const std::vector<double> want = layer.want();
     double largest = 0, worst = 0;
@@ -171,6 +176,17 @@ KERNEL_TEST("decode: every encoding") {
 KERNEL_TEST("decode: ends of tiles and splits") {
     for (int t0 : {0, 1, 63, 64, 127, 128, 129, 255, 256, 257, 600}) { test_decode("cable", {1, 2, 64, t0, t0 + 9}); }
     if (on_gpu) { for (int t0 : {1000, 4095, 4096}) { test_decode("cable", {1, 3, 64, t0, 5000}); } }
+}
+
+// P would be 0 everywhere, or infinite, if the bias were not in the exponent and in the largest logit of a split
+KERNEL_TEST("decode: kcable at its extremes") {
+    double worst = 0;
+    for (const char* name : {"kcable", "kcable:weight=inside", "kcable_nw", "kcable_v1"}) {
+        for (int t0 : {120, 300, 301}) {
+            worst = std::max(worst, test_decode(name, {1, 2, 16, t0, t0 + 9}, Bias::Extreme));
+        }
+    }
+    INFO("off by %.1e of the largest element", worst);
 }
 
 // 20: the second head's rows do not start at 16 bytes; 4: a row is less than a piece; 1100: more pieces than threads
@@ -204,7 +220,7 @@ KERNEL_TEST("decode: a head's NaN stays in it") {
 KERNEL_TEST("decode: splits outside the window") {
     for (const char* name : {"cable", "cable_v1", "alibi"}) {
         const int t0 = on_gpu ? 4000 : 1300;
-        DecodeLayer layer(name, {1, 2, 16, t0, t0 + 10}, true);
+        DecodeLayer layer(name, {1, 2, 16, t0, t0 + 10}, Bias::Steep);
         layer.config.tile_skip = TileSkip::Off;
         const std::vector<float> off = layer.decode();
         layer.config.tile_skip = TileSkip::Exact;
