@@ -76,6 +76,33 @@ void check_layer(Layer& l, const std::vector<float>& qkv, const std::vector<floa
         check_result("d" + l.params.specs[p].name, part(grads), part(o.grads), part(o.plain_grads), cancelled);
     }
 }
+// The gradients of the layer's oracle are the differences of its loss.
+void check_oracle(Layer& l, Random& random) {
+    const std::vector<float> qkv = l.draw_qkv(random), dout = l.draw_dout(random);
+    const LayerOracle o(l, qkv, dout);
+    auto loss = [&](const std::vector<float>& x) {
+        const std::vector<double> out = LayerOracle(l, x, dout, false).out;
+        double sum = 0;
+        for (size_t e = 0; e < out.size(); e++) { sum += std::isnan(dout[e]) ? 0 : out[e] * dout[e]; }
+        return sum;
+    };
+    // float32 inputs: a step of 2^-11 is exact in them, and off by its square, 2e-7, times a third derivative
+    const float step = 0x1p-11f;
+    for (int k = 0; k < 12; k++) {
+        const size_t row = (size_t)random.integer(0, l.s.B * l.s.T - 1);
+        const size_t c = (size_t)random.integer(0, 3 * l.C + l.tables.extra_columns - 1);
+        const size_t e = row * l.OC + c;
+        if (c >= (size_t)3 * l.C && std::fabs(qkv[e]) < 2 * step) { continue; }
+        if (std::isnan(qkv[e])) { continue; }               // of a padding token
+        std::vector<float> up = qkv, down = qkv;
+        up[e] += step;
+        down[e] -= step;
+        const double slope = (loss(up) - loss(down)) / ((double)up[e] - down[e]);
+        INFO("column " << c << " of row " << row << ": differences give " << slope << ", the oracle " << o.dqkv[e]);
+        CHECK(std::fabs(slope - o.dqkv[e]) <= 2e-5 * std::max(1.0, largest(o.dqkv)));
+    }
+}
+
 void test_layer(Random& random, const std::string& name, LayerShape s, bool causal,
                 const std::vector<int>& lengths = {}) {
     INFO(layer_text(name, s, causal, lengths));
@@ -113,33 +140,30 @@ TEST_CASE("attention oracle: gradients through every encoding are the loss's der
     for (const std::string& name : encodings_and_forms()) {
         for (bool causal : {true, false}) {
             INFO(name << (causal ? ", causal" : ", bidirectional"));
-            const LayerShape s = {2, 6, 2, 4};
-            Layer l(name, s, causal, random);
+            Layer l(name, {2, 6, 2, 4}, causal, random);
             l.set_lengths({6, 4});
-            const std::vector<float> qkv = l.draw_qkv(random), dout = l.draw_dout(random);
-            const LayerOracle o(l, qkv, dout);
-            auto loss = [&](const std::vector<float>& x) {
-                const std::vector<double> out = LayerOracle(l, x, dout, false).out;
-                double sum = 0;
-                for (size_t e = 0; e < out.size(); e++) { sum += std::isnan(dout[e]) ? 0 : out[e] * dout[e]; }
-                return sum;
-            };
-            // float32 inputs: a step of 2^-11 is exact in them, and off by its square, 2e-7, times a third derivative
-            const float step = 0x1p-11f;
-            for (int k = 0; k < 12; k++) {
-                const size_t row = (size_t)random.integer(0, s.B * s.T - 1);
-                const size_t c = (size_t)random.integer(0, 3 * l.C + l.tables.extra_columns - 1);
-                const size_t e = row * l.OC + c;
-                if (c >= (size_t)3 * l.C && std::fabs(qkv[e]) < 2 * step) { continue; }
-                if (std::isnan(qkv[e])) { continue; }           // of a padding token
-                std::vector<float> up = qkv, down = qkv;
-                up[e] += step;
-                down[e] -= step;
-                const double slope = (loss(up) - loss(down)) / ((double)up[e] - down[e]);
-                INFO("column " << c << " of row " << row << ": differences give " << slope << ", the oracle "
-                               << o.dqkv[e]);
-                CHECK(std::fabs(slope - o.dqkv[e]) <= 2e-5 * std::max(1.0, largest(o.dqkv)));
+            check_oracle(l, random);
+        }
+    }
+}
+
+// The angles of the backward are those of the forward, and yarn's factor on the scores is in dq and dk. Trained at 37
+// tokens, of which the first pair of 16 channels makes 6 turns: yarn leaves it some of its speed.
+TEST_CASE("attention: rope's scalings, forward and backward", "[attention]") {
+    Random random;
+    INFO(random);
+    for (RopeScaling scaling : {RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN}) {
+        for (bool causal : {true, false}) {
+            INFO("scaling " << (int)scaling << (causal ? ", causal" : ", bidirectional"));
+            Layer few("rope", {2, 6, 2, 4}, causal, random, 0, 37), many("rope", {2, 70, 2, 16}, causal, random, 0, 37);
+            for (Layer* l : {&few, &many}) {
+                l->config.scaling = scaling;
+                l->config.scaling_factor = 3.0;
+                l->set_lengths({l->s.T, l->s.T - 2});
             }
+            check_oracle(few, random);
+            const std::vector<float> qkv = many.draw_qkv(random);
+            check_layer(many, qkv, many.draw_dout(random));
         }
     }
 }

@@ -191,8 +191,8 @@ TEST_CASE("decode: a text token by token, every encoding", "[decode][encodings][
     }
 }
 
-// D to 1e6, g to 100, scores 200 apart: P would be 0 everywhere, or infinite, if the bias were not in the exponent and in
-// the largest logit of a split
+// D to 1e6, g to 100, scores 200 apart: P would be 0 everywhere, or infinite, if the bias were not in the exponent and
+// in the largest logit of a split
 TEST_CASE("decode: kcable at its extremes", "[decode]") {
     Random random;
     INFO(random);
