@@ -642,6 +642,7 @@ int gpt2_main(int argc, char** argv) {
     // 4 the weights
     record_data(run, data.train.get());
     record_data(run, data.val.get());
+    if (data.hellaswag) { check_same_files("--hellaswag", {o.hellaswag}); }
     load_run(run, model, gpt2_json(config), position_tables(config.position, gpt2_position_dims(config, 0, 0)).files);
     gpt2_point(model.params, model.table, model.weights);
     // 5 the work

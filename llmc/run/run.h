@@ -9,6 +9,7 @@
 #include "data_record.h"
 #include "log.h"
 #include "program.h"
+#include "same_on_ranks.h"
 #include "schedule.h"
 #include "vocabulary.h"
 
@@ -78,9 +79,12 @@ inline std::vector<std::string> file_paths(const TokenFiles& files) {
     return paths;
 }
 
-// Keeps a record of the files of a flag, TokenFiles or Documents or null, for the checkpoints of a run.
+// Keeps a record of the files of a flag, TokenFiles or Documents or null, for the checkpoints of a run. All ranks must
+// have the same ones.
 template <class Files> void record_data(Run& r, const Files* files) {
-    if (files == nullptr || !r.trains || r.o.out.empty() || comm().rank > 0) { return; }
+    if (files == nullptr) { return; }
+    check_same_files(files->flag, file_paths(*files));
+    if (!r.trains || r.o.out.empty() || comm().rank > 0) { return; }
     if (!r.record) { r.record = std::make_unique<DataRecord>(r.o.allow_change); }
     r.record->add(files->flag.substr(2), file_paths(*files));
 }
@@ -89,6 +93,7 @@ template <class Files> void record_data(Run& r, const Files* files) {
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Options& o = r.o;
     comm().timeout = o.collective_timeout;
+    check_same_flags(o);
     set_threads(comm_threads(o.threads));
     matmul_deterministic(o.deterministic);
     r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work

@@ -305,6 +305,75 @@ class Training(unittest.TestCase):
                 self.assertEqual(code, 2, output)
                 self.assertEqual(len(re.findall(r"^error: .*" + re.escape(words), output, re.M)), 1, output)
 
+    def apart(self, commands, directories=None):
+        """exit code and output of one rank per command, each in its directory"""
+        words = mpirun(1)[:-2]
+        for n, command in enumerate(commands):
+            place = ["-wdir", directories[n]] if directories else []
+            words += [":"] * (n > 0) + ["-np", "1", *place, *command]
+        p = subprocess.run(words, env=ENVIRONMENT, timeout=LIMIT, **PIPES)
+        return p.returncode, p.stdout
+
+    def test_other_flags_on_a_rank_are_an_error(self):
+        other = self.out("other.txt")
+        shutil.copyfile(self.text, other)
+        same = self.command("same", "--threads", "1")
+        for flag, value in (("--train_files", other), ("--val_files", other), ("--out", self.out("elsewhere")),
+                            ("--lr", "2e-2"), ("--steps", "9")):
+            with self.subTest(flag=flag):
+                changed = list(same)
+                changed[changed.index(flag) + 1] = value
+                code, output = self.apart([same, same, changed])
+                self.assertEqual(code, 2, output)
+                found = re.findall(rf"^error: {flag}: expected the same on all ranks, got (.*) on rank 2 and (.*) on "
+                                   "rank 0", output, re.M)
+                self.assertEqual(len(found), 1, output)
+                if flag == "--steps":
+                    self.assertEqual(found, [("'9'", "'10'")])
+                self.assertFalse(os.path.exists(self.out("same")) or os.path.exists(self.out("elsewhere")))
+        threads = [*same[:-1], "2"]
+        self.assertEqual(self.apart([same, threads])[0], 0)
+        self.train(1, "alone")
+        self.assert_same("alone", "same")
+
+    def test_other_data_on_a_rank_are_an_error(self):
+        """the same flags, but each rank has a disk of its own"""
+        with open(self.text, "rb") as f:
+            text = f.read()
+        command = self.command("out", "--eval_lengths", "16")
+        for name in ("train_files", "val_files"):
+            command[command.index("--" + name) + 1] = name + ".txt"
+        places = [self.out("here"), self.out("there")]
+        for change in (None, "longer", "other", "another file"):
+            for flag in ("train_files", "val_files"):
+                with self.subTest(change=change, flag=flag):
+                    for place in places:
+                        shutil.rmtree(place, ignore_errors=True)
+                        os.mkdir(place)
+                        for name in ("train_files", "val_files"):
+                            with open(os.path.join(place, name + ".txt"), "wb") as f:
+                                f.write(text)
+                    changed = {"longer": text + b"x" * 5000, "other": text[:-1] + b"#"}.get(change, text)
+                    path = os.path.join(places[1], flag + ".txt")
+                    with open(path, "wb") as f:
+                        f.write(changed)
+                    words = command
+                    if change == "another file":
+                        shutil.copyfile(path, os.path.join(places[1], flag + "2.txt"))
+                        words = [w.replace(flag + ".txt", flag + "*.txt") for w in command]
+                    shutil.rmtree(self.out("out"), ignore_errors=True)
+                    code, output = self.apart([words, words], places)
+                    if change is None:
+                        self.assertEqual(code, 0, output)
+                        continue
+                    self.assertEqual(code, 2, output)
+                    error = f"^error: --{flag}: expected the same on all ranks, got (\\d) files, (\\d+) bytes, "
+                    found = re.findall(error, output, re.M)
+                    self.assertEqual(len(found), 1, output)
+                    files = 2 if change == "another file" else 1
+                    self.assertEqual(found[0], (str(files), str(files * len(changed))))
+                    self.assertEqual(output.count("loss "), 0, output)
+
     def test_divergence_is_reported_once(self):
         command = self.command("diverged", steps=100)
         command[command.index("--lr") + 1] = "1e30"
