@@ -169,6 +169,11 @@ inline bool path_exists(const std::string& path) {
     struct stat st;
     return stat(path.c_str(), &st) == 0;
 }
+// path_exists also for a symbolic link that leads nowhere
+inline bool name_is_taken(const std::string& path) {
+    struct stat st;
+    return lstat(path.c_str(), &st) == 0;
+}
 inline bool is_directory(const std::string& path) {
     struct stat st;
     return stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);

@@ -142,12 +142,18 @@ inline void retire_checkpoints(const std::string& out, int step, int keep, int m
                 steps.end());
     if (steps.empty()) { return; }
     verify_checkpoint(out + "/" + step_name(step));     // delete nothing before the new one was read back
+    std::string failure;                                // one that cannot be deleted does not keep the others
     for (int s : steps) {
         const std::string trash = out + "/.trash_" + step_name(s);      // one rename, so that it never looks half there
-        remove_checkpoint_files(trash);
-        io_rename(out + "/" + step_name(s), trash);
-        remove_checkpoint_files(trash);
+        try {
+            remove_checkpoint_files(trash);
+            io_rename(out + "/" + step_name(s), trash);
+            remove_checkpoint_files(trash);
+        } catch (const Error& e) {
+            failure = e.what();
+        }
     }
+    check(failure.empty(), "%s", failure.c_str());
 }
 
 // Writes OUT/step_<step>, publishes it, then deletes old ones; returns its path. After an error the checkpoints of
@@ -164,7 +170,7 @@ inline std::string save_checkpoint(const std::string& out, int step, const Check
         remove_checkpoint_files(temporary);
         write_checkpoint_files(temporary, step, c);
         // 2 make room: a rename onto a directory that has files fails
-        if (path_exists(path)) {
+        if (name_is_taken(path)) {
             remove_checkpoint_files(old);
             io_rename(path, old);
             aside = true;
@@ -187,7 +193,7 @@ inline std::string save_checkpoint(const std::string& out, int step, const Check
         remove_checkpoint_files(old);
         retire_checkpoints(out, step, keep, major);
     } catch (const Error& e) {
-        fprintf(stderr, "warning: %s is saved, but old checkpoints could not be deleted: %s\n", path.c_str(), e.what());
+        say("warning: %s is saved, but old checkpoints could not be deleted: %s", path.c_str(), e.what());
     }
     return path;
 }

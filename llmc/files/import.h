@@ -287,8 +287,8 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
     // 2 what is left must be known to be superfluous
     for (const SourceTensor& t : tensors) {
         if (t.name == "wpe.weight" || t.name == "embeddings.position_embeddings.weight") {
-            fprintf(stderr, "%s: its learned positions (wpe) are not used, as the model has another encoding; "
-                    "--pos learned uses them\n", p);
+            say("%s: its learned positions (wpe) are not used, as the model has another encoding; --pos learned uses "
+                "them", p);
         } else {
             unknown.push_back(t.name);
         }
@@ -296,7 +296,7 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
     check(unknown.empty(), "%s: holds tensors that this model does not have: %s", p, name_list(unknown).c_str());
     // 3 read
     if (!kept.empty()) {
-        fprintf(stderr, "%s: lacks %s; they keep their initial values\n", p, name_list(kept).c_str());
+        say("%s: lacks %s; they keep their initial values", p, name_list(kept).c_str());
     }
     for (const auto& pair : found) {
         load_view(params, file_view(table, *pair.first), pair.first->transposed && !pair.second.internal_layout,

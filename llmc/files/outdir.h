@@ -25,7 +25,8 @@ struct OutputLock {
 
     explicit OutputLock(const std::string& out) : path(out + "/.lock") {
         io_mkdirs(out);
-        fd = io_open(path, O_RDWR | O_CREAT);
+        fd = io_open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+        check(fd >= 0 || errno != ELOOP, "%s: expected a file, got a symbolic link; remove it", path.c_str());
         check(fd >= 0, "%s: the output directory is not writable: %s (--out)", out.c_str(), strerror(errno));
         try { take(out); } catch (...) { ::close(fd); throw; }
     }
@@ -166,11 +167,11 @@ inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
         const std::string dir = out + "/" + step_name(steps[i]);
         try {
             verify_checkpoint(dir);
-            if (i + 1 < steps.size()) { fprintf(stderr, "warning: falling back to %s\n", dir.c_str()); }
+            if (i + 1 < steps.size()) { say("warning: falling back to %s", dir.c_str()); }
             return dir;
         } catch (const Error& e) {
             if (no_fallback) { die(e.code, "the newest checkpoint is bad and --no_fallback is given: %s", e.what()); }
-            fprintf(stderr, "warning: checkpoint %s is bad: %s\n", dir.c_str(), e.what());
+            say("warning: checkpoint %s is bad: %s", dir.c_str(), e.what());
         }
     }
     check(steps.empty(), "%s: none of its %zu checkpoints is good; the reasons are above", out.c_str(), steps.size());
@@ -180,13 +181,26 @@ inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
 // ----------------------------------------------------------------------------------------------------------
 // tidying
 
-// Removes a directory and the files in it, or a symbolic link to one.
+// Removes a directory and the files in it, or a symbolic link to one. What is below directories in it is not ours: they
+// are left to the user, in OUT/kept_<name>.
 inline void remove_checkpoint_files(const std::string& dir) {
     struct stat st;
     if (lstat(dir.c_str(), &st) != 0) { return; }
     if (!S_ISDIR(st.st_mode)) { io_unlink(dir); return; }       // the link, not what it points to
-    for (const std::string& name : list_directory(dir)) { io_unlink(dir + "/" + name); }
-    io_rmdir(dir);
+    std::string below;
+    for (const std::string& name : list_directory(dir)) {
+        const std::string path = dir + "/" + name;
+        const bool ours = lstat(path.c_str(), &st) != 0 || !S_ISDIR(st.st_mode);
+        if (ours) { io_unlink(path); } else { below = name; }
+    }
+    if (below.empty()) { io_rmdir(dir); return; }
+    const size_t slash = dir.rfind('/') + 1;
+    const std::string to = dir.substr(0, slash) + "kept_" + dir.substr(dir.find("step_", slash));
+    std::string free = to;
+    for (int n = 1; name_is_taken(free); n++) { free = to + "." + std::to_string(n); }
+    io_rename(dir, free);
+    say("warning: a checkpoint that is deleted held the directory %s, which is kept as %s/%s", below.c_str(),
+        free.c_str(), below.c_str());
 }
 
 // Removes what a killed run left; for the holder of the OutputLock. A checkpoint that was set aside to be replaced goes
@@ -197,7 +211,7 @@ inline void clean_output_directory(const std::string& out) {
     for (const std::string& name : list_directory(out)) {
         const bool aside = name.compare(0, 10, ".old_step_") == 0;
         const std::string published = out + "/" + name.substr(std::min((size_t)5, name.size()));    // without ".old_"
-        if (aside && !path_exists(published)) {
+        if (aside && !name_is_taken(published)) {
             io_rename(out + "/" + name, published);
         } else if (aside || name.compare(0, 10, ".tmp_step_") == 0 || name.compare(0, 12, ".trash_step_") == 0) {
             remove_checkpoint_files(out + "/" + name);

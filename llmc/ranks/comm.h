@@ -155,7 +155,7 @@ inline int comm_report(int code, const std::string& message) {
         usleep(1000 * (1000 + 50 * (unsigned)std::min(c.rank, 20)));        // 1 s and more, another for each rank
     }
     const std::string who = c.rank > 0 ? strprintf("rank %d: ", c.rank) : "";
-    fprintf(stderr, "error: %s%s\n", who.c_str(), message.c_str());
+    fprintf(stderr, "error: %s%s\n", who.c_str(), printable(message, 2 * LONGEST_MESSAGE).c_str());
     fflush(stderr);
 #if defined(USE_MPI)
     if (c.size > 1) {

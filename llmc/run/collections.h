@@ -59,7 +59,7 @@ template <class Model> void write_collection(Model& model, const Run& run, const
     const Embeddings e = encode(model, documents, max_tokens);
     const std::string path = run.o.out + "/embeddings.safetensors";
     write_embeddings(path, e, {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}});
-    printf("wrote %s: %zu embeddings of %d channels\n", path.c_str(), e.size(), e.C);
+    printf("wrote %s: %zu embeddings of %d channels\n", printable(path, LONGEST_MESSAGE).c_str(), e.size(), e.C);
 }
 
 // --corpus: searches it for every query, with the texts cut to T tokens, and reports how good the answers are

@@ -49,7 +49,7 @@ inline void check_position(const std::string& flag, const PositionConfig& found,
     check(!conflict, "--pos %s: the checkpoint %s was trained with %s", flag.c_str(), path.c_str(),
           position_text(found).c_str());
     if (!differs || comm().rank > 0) { return; }
-    fprintf(stderr, "--pos %s: %s holds %s, which is used\n", flag.c_str(), path.c_str(), position_text(found).c_str());
+    say("--pos %s: %s holds %s, which is used", flag.c_str(), path.c_str(), position_text(found).c_str());
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ inline void restretch(const Options& o, const std::string& path, PositionConfig&
     }
     const std::string now = rope_scaling_text(position), was = rope_scaling_text(found);
     if (now == was || o.resume) { return; }
-    fprintf(stderr, "--rope_scaling %s: taken instead of %s, which %s was trained with; its original length is %d\n",
-            now.c_str(), was.c_str(), path.c_str(), found.original_length());
+    say("--rope_scaling %s: taken instead of %s, which %s was trained with; its original length is %d", now.c_str(),
+        was.c_str(), path.c_str(), found.original_length());
 }
 
 // The model's configuration: `c` as the flags have it, or that of the checkpoint or weights at `path` (if any), which

@@ -201,7 +201,7 @@ private:
         const bool named = std::find(allowed.begin(), allowed.end(), flag) != allowed.end();
         check(named || flag == "val_files", "--%s: %s; restore the data, or --allow_change %s", flag.c_str(),
               finding.c_str(), flag.c_str());
-        fprintf(stderr, "warning: --%s: %s\n", flag.c_str(), finding.c_str());
+        say("warning: --%s: %s", flag.c_str(), finding.c_str());
     }
 
     void read_all() {

@@ -10,6 +10,7 @@
 #define LLMC_RUN_LOG_H
 
 #include <cmath>
+#include <set>
 
 #include "../base/common.h"
 #include "../base/gpu.h"
@@ -103,7 +104,8 @@ inline bool cut_log(const std::string& path, int64_t step, int64_t (*step_of)(co
         if (s == -1 || (s >= 0 && s < step)) { kept.append(text, at, end - at + 1); }
     }
     if (kept == text) { return false; }
-    const std::string temporary = path + ".tmp"; // replaced by a rename: a kill here must not lose the log
+    const std::string temporary = path + ".tmp";        // replaced by a rename: a kill here must not lose the log
+    if (name_is_taken(temporary)) { io_unlink(temporary); }     // it may lead elsewhere
     const int fd = io_create(temporary);
     io_write(fd, kept.data(), kept.size(), temporary);
     io_fsync(fd, temporary);
@@ -122,7 +124,7 @@ struct LogFile {
 
     void open(const std::string& file, bool keep) {
         path = file;
-        fd = io_open(path, O_WRONLY | O_CREAT | O_APPEND | (keep ? 0 : O_TRUNC));
+        fd = io_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | (keep ? 0 : O_TRUNC));
         check(fd >= 0, "%s: cannot open the log: %s", path.c_str(), strerror(errno));
     }
     // A run must not end because its log cannot be written: a failure is reported once, and tried again with the next
@@ -133,7 +135,7 @@ struct LogFile {
         pending += line + "\n";
         try { flush(); } catch (const Error& e) {
             if (failing) { return; }
-            fprintf(stderr, "warning: %s; the run goes on, its log is kept and written when it can be\n", e.what());
+            say("warning: %s; the run goes on, its log is kept and written when it can be", e.what());
         }
     }
     // What a failed write leaves of a line is taken back, if need be the next time.
@@ -165,13 +167,22 @@ inline void set_aside(const std::string& main_path, const std::string& json_path
     for (const std::string& path : {main_path, json_path}) {
         if (path_exists(path)) { io_rename(path, path + suffix); }
     }
-    fprintf(stderr, "warning: the logs of an earlier run, which has no checkpoint here, are now %s and %s\n",
-            (main_path + suffix).c_str(), (json_path + suffix).c_str());
+    say("warning: the logs of an earlier run, which has no checkpoint here, are now %s and %s",
+        (main_path + suffix).c_str(), (json_path + suffix).c_str());
+}
+
+// A log is a file of the output directory: what a symbolic link leads to belongs to something else.
+inline void check_is_file(const std::string& path) {
+    struct stat st;
+    if (lstat(path.c_str(), &st) != 0) { return; }
+    check(S_ISREG(st.st_mode), "%s: expected a file to write the log to, got %s; move it away", path.c_str(),
+          S_ISLNK(st.st_mode) ? "a symbolic link" : "something else");
 }
 
 // With an empty `out` (no --out, or not the rank that logs) everything here does nothing.
 struct Log {
     LogFile main_log, json_log;
+    std::set<std::string> stepless;                     // what log.jsonl has that belongs to no step: evaluations
 
     // resume_step < 0 starts the logs anew, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
     // otherwise the run goes on with this step.
@@ -179,9 +190,11 @@ struct Log {
         if (out.empty()) { return; }
         io_mkdirs(out);
         const std::string main_path = out + "/main.log", json_path = out + "/log.jsonl";
+        for (const std::string& path : {main_path, json_path}) { check_is_file(path); }
         if (resume_step >= 0) {
             if (path_exists(main_path)) { cut_log(main_path, resume_step, main_log_step); }
             if (path_exists(json_path)) { cut_log(json_path, resume_step, json_log_step); }
+            if (resume_step < INT64_MAX) { find_stepless(json_path); }
         } else {
             set_aside(main_path, json_path);
         }
@@ -209,8 +222,22 @@ struct Log {
         record({{"kind", "hellaswag"}, {"step", step}, {"acc_norm", accuracy}});
     }
 
-    // Any other object with a "kind". Its "step" lets resuming tell whether it stays. NaN is written as null.
-    void record(const Json& j) { json_log.append(json_text(j)); }
+    // Any other object with a "kind". Its "step" lets resuming tell whether it stays. A record of no step that a
+    // resumed run finds there is not written again, as a finished run that is repeated evaluates again. NaN becomes
+    // null.
+    void record(const Json& j) {
+        const std::string line = json_text(j);
+        if (stepless.count(line) == 0) { json_log.append(line); }
+    }
+
+    void find_stepless(const std::string& path) {
+        if (!path_exists(path)) { return; }
+        const std::string text = read_file(path, UINT64_MAX);
+        for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+            const std::string line = text.substr(at, end - at);
+            if (json_log_step(line) == -1) { stepless.insert(line); }
+        }
+    }
 
     // Before a checkpoint is published: after a power failure the log must not be shorter than the checkpoint is new.
     void sync() {

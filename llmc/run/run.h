@@ -113,7 +113,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     check(o.resume != 2 || !r.resumed.empty(),
           "--resume 2: expected a checkpoint in %s, found none; is --out right, and its disk mounted?", o.out.c_str());
     if (o.resume && r.resumed.empty() && first && !o.list) {
-        fprintf(stderr, "--resume 1: there is no checkpoint in %s; this run starts at step 1\n", o.out.c_str());
+        say("--resume 1: there is no checkpoint in %s; this run starts at step 1", o.out.c_str());
     }
 }
 
@@ -203,7 +203,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
         r.state.from_json(c.state, o, r.resumed + "/state.json");
         if (r.record) { r.record->resume(c.state, r.resumed + "/state.json"); }
         round_weights(p.weights, p.master, p.table, (uint64_t)o.seed, (int)r.state.updates, p.stream);
-        printf("resumed from %s\n", r.resumed.c_str());
+        printf("resumed from %s\n", printable(r.resumed, LONGEST_MESSAGE).c_str());
     } else if (!o.load.empty()) {
         load_weights(r.source, p.table, p.files, optional, p.master);
         round_weights(p.weights, p.master, p.table, 0, 0, p.stream);
@@ -237,7 +237,8 @@ inline std::string save_run(const Run& r, const Parameters& p, const Json& confi
             r.log->sync();
             const Checkpoint c = checkpoint_view(r, p, config);
             saving = 1;
-            printf("saved %s\n", save_checkpoint(r.o.out, (int)r.state.step, c, r.o.keep, r.o.major).c_str());
+            const std::string path = save_checkpoint(r.o.out, (int)r.state.step, c, r.o.keep, r.o.major);
+            printf("saved %s\n", printable(path, LONGEST_MESSAGE).c_str());
             saving = 0;
         } catch (const Error& e) {
             saving = 0;
@@ -267,14 +268,14 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
             if (!last) {
                 next = strprintf("training goes on, the next checkpoint is due in %lld steps", (long long)due_in);
             }
-            fprintf(stderr, "warning: %s; %s (--on_save_error stop would end it)\n", failure.c_str(), next.c_str());
+            say("warning: %s; %s (--on_save_error stop would end it)", failure.c_str(), next.c_str());
         }
     }
     if (!stop) { return last ? 0 : -1; }
     if (comm().rank == 0) {
         const std::string where = last ? "after the last step" : strprintf("before step %lld", (long long)step + 1);
-        fprintf(stderr, "stopped by signal %d %s%s\n", signal, where.c_str(),
-                o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
+        say("stopped by signal %d %s%s", signal, where.c_str(),
+            o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
     }
     return EXIT_INTERRUPTED;
 }

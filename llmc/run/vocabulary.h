@@ -29,7 +29,7 @@ inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
         return std::make_unique<Tokenizer>(Tokenizer::load(dir));
     } catch (const Error& e) {
         if (path_exists(dir + "/manifest.json")) { throw; }
-        if (comm().rank == 0) { fprintf(stderr, "%s; tokens are shown as ids (--tokenizer)\n", e.what()); }
+        if (comm().rank == 0) { say("%s; tokens are shown as ids (--tokenizer)", e.what()); }
         return nullptr;
     }
 }

@@ -144,8 +144,8 @@ private:
             if (now - last < 5.0) { continue; }
             last = now;
             const double done = (double)(at + n) / (double)f.shard.tokens;
-            fprintf(stderr, "%s: indexing %s: %.0f%%, ETA %s\n", flag.c_str(), f.shard.path.c_str(), 100 * done,
-                    format_duration((now - start) * (1 - done) / done).c_str());
+            say("%s: indexing %s: %.0f%%, ETA %s", flag.c_str(), f.shard.path.c_str(), 100 * done,
+                format_duration((now - start) * (1 - done) / done).c_str());
         }
     }
 

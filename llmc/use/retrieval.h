@@ -314,7 +314,9 @@ inline Json report_retrieval(const RetrievalScore& s) {
         {s.hopeless, "queries without a relevant document, counted as 0"},
         {s.unasked, "judged queries that were not asked"},
         {s.missing, "relevant documents that are not in the collection"}};
-    for (const auto& note : notes) { if (note.n > 0) { printf("%s: %s: %zu\n", s.qrels.c_str(), note.what, note.n); } }
+    for (const auto& note : notes) {
+        if (note.n > 0) { printf("%s: %s: %zu\n", printable(s.qrels).c_str(), note.what, note.n); }
+    }
     fflush(stdout);
     Json j = {{"kind", "retrieval"}, {"ndcg@10", s.ndcg}};
     for (const auto& r : s.recall) { j[strprintf("recall@%d", r.first)] = r.second; }

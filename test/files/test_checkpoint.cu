@@ -426,11 +426,56 @@ TEST_CASE("checkpoint: old ones are deleted, except for the last, the major and 
     throws_with([&] { retire_checkpoints(out.path, 80, 1, 0); }, "step_00000080/model.safetensors: expected checksum");
     CHECK(list_checkpoints(out.path) == std::vector<int>{60, 70, 80});
     CHECK(hidden(out.path).empty());
-    io_mkdirs(out.path + "/step_00000060/directory");   // deleting fails, but the new checkpoint is saved
     CaptureStderr err;
+    const auto hook = io_hook;                          // one cannot be deleted: the new one is saved, others go
+    io_hook = [](IoCall& c) {
+        return strcmp(c.name, "rename") == 0 && contains(c.path, "step_00000060") ? EBUSY : 0;
+    };
     save(out.path, 90, 9, 1, 0);
+    io_hook = hook;
     CHECK(contains(err.text(), "is saved, but old checkpoints could not be deleted"));
+    CHECK(list_checkpoints(out.path) == std::vector<int>{60, 90});
     CHECK(loads_as(find_checkpoint(out.path, true), 9));
+    save(out.path, 100, 9, 1, 0);
+    CHECK(list_checkpoints(out.path) == std::vector<int>{100});
+}
+
+TEST_CASE("checkpoint: what is not a checkpoint in the place of one does not keep others from being deleted") {
+    TempDir out;
+    const auto at = [&](const std::string& name) { return out.path + "/" + name; };
+    CaptureStderr err;
+    for (int step : {10, 20}) { save(out.path, step, 1); }
+    for (const char* name : {"step_00000010/1_Pooling", "step_00000010/1_Pooling/deep"}) { io_mkdir(at(name)); }
+    write_text(at("step_00000010/1_Pooling/mine"), "mine");
+    REQUIRE(symlink("/none", at("step_00000020/link").c_str()) == 0);
+    io_mkdir(at("step_00000003"));
+    write_text(at("step_00000004"), "a file");
+    REQUIRE(mkfifo(at("step_00000005").c_str(), 0600) == 0);
+    REQUIRE(symlink("/none/none", at("step_00000030").c_str()) == 0);       // where a checkpoint is to be
+    REQUIRE(symlink("/none/none", at("step_00000006").c_str()) == 0);
+    io_mkdir(at(".trash_step_00000007"));                                   // of a run that could not delete it
+    io_mkdir(at(".trash_step_00000007/left"));
+    clean_output_directory(out.path);
+    save(out.path, 30, 2, 1);
+    CHECK(list_checkpoints(out.path) == std::vector<int>{30});
+    CHECK(loads_as(at("step_00000030"), 2));
+    CHECK(hidden(out.path).empty());
+    CHECK(list_directory(out.path) == std::vector<std::string>{"kept_step_00000007", "kept_step_00000010",
+                                                               "step_00000030"});
+    CHECK(read_file(at("kept_step_00000010/1_Pooling/mine")) == "mine");
+    CHECK(list_directory(at("kept_step_00000010")) == std::vector<std::string>{"1_Pooling"});
+    CHECK(contains(err.text(), "held the directory 1_Pooling, which is kept as " + at("kept_step_00000010/1_Pooling")));
+    // one more of the same step, and one that was left half deleted
+    for (int step : {40, 50}) { save(out.path, step, 1); }
+    io_mkdir(at("step_00000030/sub"));
+    io_mkdir(at("kept_step_00000030"));
+    const std::string left = at(".trash_step_00000040");                    // a rename onto it would fail
+    io_mkdir(left);
+    io_mkdir(left + "/x");
+    save(out.path, 60, 2, 1);
+    CHECK(list_checkpoints(out.path) == std::vector<int>{60});
+    CHECK(path_exists(at("kept_step_00000030.1/sub")));
+    CHECK(path_exists(at("kept_step_00000040/x")));
 }
 
 TEST_CASE("checkpoint: saving a step again replaces it, and left-overs are removed") {

@@ -604,6 +604,7 @@ struct Training : Place {
     std::string bits(int step) const {
         Json state = parse_json(read_file(step_dir(step) + "/state.json"), "state");
         state.erase("options");
+        state.erase("data");                                // mtime and inode
         return read_file(step_dir(step) + "/model.safetensors") +
                read_file(step_dir(step) + "/optimizer_0.state") + json_text(state);
     }

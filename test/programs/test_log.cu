@@ -139,6 +139,71 @@ TEST_CASE("log: lines of no step stay on resuming, damaged ones go", "[log]") {
     CHECK(text.find("\"eval\"") == std::string::npos);
 }
 
+TEST_CASE("log: what a symbolic link leads to is never written to", "[log]") {
+    TemporaryDirectory dir, other;
+    const std::string target = other.path + "/precious", out = dir.path;
+    const auto refused = [&](int64_t resume_step) {
+        try { Log log(out, resume_step); } catch (const Error& e) {
+            CHECK(contains(e.what(), "expected a file to write the log to, got"));
+            return e.code;
+        }
+        return 0;
+    };
+    alarm(20);                                          // opening a FIFO could hang
+    for (const char* name : {"/main.log", "/log.jsonl"}) {
+        const std::string path = out + name;
+        for (const char* text : {"s:5 trl:1.0\n", ""}) {
+            io_close(io_create(target), target);
+            const int fd = io_create(target);
+            io_write(fd, text, strlen(text), target);
+            io_close(fd, target);
+            REQUIRE(symlink(target.c_str(), path.c_str()) == 0);
+            for (int64_t step : {(int64_t)-1, (int64_t)0, (int64_t)3, INT64_MAX}) { CHECK(refused(step) == 2); }
+            CHECK(read_file(target) == text);
+            io_unlink(path);
+        }
+        REQUIRE(symlink("/none/none", path.c_str()) == 0);
+        CHECK(refused(-1) == 2);
+        io_unlink(path);
+        REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+        CHECK(refused(-1) == 2);
+        io_unlink(path);
+    }
+    alarm(0);
+    // the file that replaces a log that is cut
+    {
+        Log log(out);
+        run(log, 0, INT64_MAX, 8);
+    }
+    const int fd = io_create(target);
+    io_write(fd, "mine", 4, target);
+    io_close(fd, target);
+    REQUIRE(symlink(target.c_str(), (out + "/main.log.tmp").c_str()) == 0);
+    { Log log(out, 3); }
+    CHECK(read_file(target) == "mine");
+    CHECK(!contains(read_file(out + "/main.log"), "s:3 "));
+}
+
+TEST_CASE("log: a finished run that is repeated has its evaluations once", "[log]") {
+    TemporaryDirectory dir;
+    const Json one = {{"kind", "extrapolation"}, {"T", 16}, {"loss", 2.5}};
+    const Json two = {{"kind", "extrapolation"}, {"T", 32}, {"loss", 2.25}};
+    for (int repeated = 0; repeated < 3; repeated++) {
+        Log log(dir.path, repeated == 0 ? -1 : 8);
+        run(log, repeated == 0 ? 0 : 8, INT64_MAX, 8);
+        log.record(one);
+        if (repeated == 2) { log.record(two); }                             // asked for the last time only
+    }
+    const std::string text = read_file(dir.path + "/log.jsonl");
+    for (const Json& j : {one, two}) {
+        const size_t at = text.find(json_text(j) + "\n");
+        REQUIRE(at != std::string::npos);
+        CHECK(text.find(json_text(j), at + 1) == std::string::npos);
+    }
+    { Log(dir.path, INT64_MAX).record(one); }                               // a use of the model adds to the log
+    CHECK(read_file(dir.path + "/log.jsonl") == text + json_text(one) + "\n");
+}
+
 TEST_CASE("log: resuming into a directory without logs starts them", "[log]") {
     TemporaryDirectory dir;
     { Log log(dir.path, 5); log.val(5, 1.0, 0.5); }

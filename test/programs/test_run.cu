@@ -818,6 +818,101 @@ TEST_CASE("run: the console keeps to 100 columns and prints no control character
     CHECK(contains(o.out, "\\x"));                              // the untrained model did write some
 }
 
+size_t controls(const std::string& text) {                          // besides line ends
+    size_t n = 0;
+    for (size_t i = 0; i < text.size(); i++) {
+        const unsigned char c = (unsigned char)text[i];
+        const bool after_c2 = i > 0 && (unsigned char)text[i - 1] == 0xC2;
+        n += (c < 32 && c != '\n') || c == 127 || (c >= 0x80 && c < 0xA0 && after_c2);
+    }
+    return n;
+}
+
+TEST_CASE("run: control characters and long texts of files and flags do not reach the terminal", "[run][terminal]") {
+    if (!have_program()) { return; }
+    Place place;
+    REQUIRE(place.run(place.base.with("--steps 1 --checkpoint_every 1")).code == 0);
+    const std::string evil = "\x1b[2J\x1b]0;title\x07\r\b\t\x0b\x0c\x0e\x0f\x7f\x01\xC2\x9B[31m\nerror: x";
+    std::string shown = "\\x1b[2J\\x1b]0;title\\x07\\x0d\\x08";
+    const std::string long_text(100000, 'x'), good = step_dir(place.out(), 1);
+    const auto refused = [&](const Flags& flags, const std::string& part) {
+        const Outcome o = place.run(flags);
+        INFO(o.err.substr(0, 3000));
+        CHECK(o.code == EXIT_BAD_INPUT);
+        CHECK(controls(o.out) + controls(o.err) == 0);
+        CHECK(contains(o.err, part));
+        CHECK(!contains(o.err, "\nerror: x"));                           // a line that a file made up
+        CHECK(o.err.size() < 4000);
+    };
+    // 1 names of tensors, types and metadata in a file's header
+    const std::string bad = place / "bad";
+    io_mkdirs(bad);
+    for (const char* name : {"config.json", "model.safetensors"}) {
+        write_file(bad + "/" + name, read_file(good + "/" + name));
+    }
+    const auto one = [](float* out, size_t, size_t n) { std::fill(out, out + n, 1.0f); };
+    const Flags load = Flags().set("--load", bad).with("--generate a --threads 1 --tokens 1");
+    for (const std::string& name : {evil, evil + long_text}) {
+        const std::string text = read_file(good + "/model.safetensors");
+        write_safetensors(bad + "/model.safetensors", {{name, {1}, one}});
+        refused(load, "lacks transformer.wte.weight");
+        const std::string header = json_text(Json{{name, {{"dtype", name}, {"shape", {1}}, {"data_offsets", {0, 4}}}}});
+        std::string size(8, '\0');
+        for (size_t i = 0; i < 8; i++) { size[i] = (char)(header.size() >> 8 * i); }
+        write_file(bad + "/model.safetensors", size + header + "1234");
+        refused(load, "unknown dtype " + shown);
+        write_file(bad + "/model.safetensors", text);
+        // 2 config.json
+        for (const char* key : {"model_type", "n_layer", "position"}) {
+            Json config = parse_json(read_file(good + "/config.json"), "config");
+            config[key] = name;
+            write_file(bad + "/config.json", json_text(config));
+            refused(load, bad);
+            if (strcmp(key, "position") != 0) { continue; }
+            config[key] = {{"name", name}};
+            write_file(bad + "/config.json", json_text(config));
+            refused(load, shown);
+        }
+        write_file(bad + "/config.json", read_file(good + "/config.json"));
+        // 3 flags: names of files and values
+        const std::string part = name.size() < 1000 ? shown : "bytes";
+        for (const char* flag : {"--load", "--tokenizer", "--train_files", "--val_files", "--hellaswag", "--pos",
+                                 "--model", "--schedule", "--lr", "--eval_lengths", "--dump_bias"}) {
+            refused(place.base.set(flag, name).without("--out"), part);
+        }
+        refused(place.base.set("--" + name, "1"), part);
+    }
+    // 4 a directory of such a name works
+    const std::string odd = place / ("odd" + evil.substr(0, 40));
+    const Outcome o = place.run(place.base.set("--out", odd).set("--checkpoint_every", "6"));
+    CHECK(o.code == 0);
+    CHECK(controls(o.out) + controls(o.err) == 0);
+    CHECK(contains(o.out, "saved " + place.path + "/odd" + shown));
+    const Outcome again = place.run(place.base.set("--out", odd).with("--checkpoint_every 6 --resume 1"));
+    CHECK(again.code == 0);
+    CHECK(controls(again.out) + controls(again.err) == 0);
+}
+
+TEST_CASE("run: a finished run that is repeated logs its evaluations once", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.with("--eval_lengths 16,32 --curve");
+    REQUIRE(place.run(flags).code == 0);
+    const std::string once = untimed_log(place.out()), main_log = read_file(place.out() + "/main.log");
+    CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "extrapolation").size() == 2);
+    for (int i = 0; i < 2; i++) { REQUIRE(place.run(flags.set("--resume", "1")).code == 0); }
+    const auto sorted = [](const std::string& text) {                       // the last validation is logged anew
+        std::vector<std::string> lines;
+        for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+            lines.push_back(text.substr(at, end - at));
+        }
+        std::sort(lines.begin(), lines.end());
+        return lines;
+    };
+    CHECK(sorted(untimed_log(place.out())) == sorted(once));
+    CHECK(read_file(place.out() + "/main.log") == main_log);
+}
+
 TEST_CASE("run: the banner shows what was changed and what the user may not expect", "[run]") {
     if (!have_program()) { return; }
     Place place;
