@@ -57,7 +57,7 @@ import importlib.metadata as metadata
 import platform
 import sys
 
-names = [line.split("==")[0] for line in open(sys.argv[1]) if "==" in line]
+names = [line.split("==")[0].split("[")[0] for line in open(sys.argv[1]) if "==" in line]
 print(", ".join([f"Python {platform.python_version()}"] + [f"{name} {metadata.version(name)}" for name in names]))
 PYTHON
 dev/install.sh build

@@ -7,6 +7,7 @@ Every bound is a multiple of an error measured here: how far PyTorch's own resul
 import copy
 import importlib.util
 import json
+import logging
 import math
 import os
 import re
@@ -47,6 +48,7 @@ os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "m
                   TRANSFORMERS_VERBOSITY="error")
 has_torch = importlib.util.find_spec("torch") is not None
 has_transformers = has_torch and all(importlib.util.find_spec(m) for m in ("transformers", "safetensors"))
+has_lm_eval = has_transformers and importlib.util.find_spec("lm_eval") is not None
 if has_torch:
     import torch
     import torch.nn.functional as F
@@ -60,6 +62,7 @@ DATA = os.environ.get("CABLE_DATA", "")
 NO_TORCH = "SKIPPED: PyTorch is not installed; set PYTORCH_PYTHON to a python3 that has it"
 NO_TRANSFORMERS = ("SKIPPED: transformers and safetensors are not installed; set PYTORCH_PYTHON to a python3 that has "
                    "them")
+NO_LM_EVAL = "SKIPPED: lm_eval is not installed; make exports installs it"
 NO_DATA = "SKIPPED: set CABLE_DATA to a directory with hellaswag_val_500.bin and tiny_shakespeare_train.bin"
 HAS_DATA = all(os.path.exists(os.path.join(DATA, f)) for f in ("hellaswag_val_500.bin", "tiny_shakespeare_train.bin"))
 
@@ -785,6 +788,31 @@ class HellaSwag(Case):
         self.write(os.path.join(self.dir, "decided.bin"), chosen)
         self.assertEqual(self.score("decided.bin", load)[:2], (len(chosen), len(chosen)))
 
+    def random_export(self):
+        """a model whose weights all matter, and its directory"""
+        torch.manual_seed(1)
+        model = CableGPT2(CableConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=50257, n_positions=self.T))
+        randomize(model)
+        source, out = (os.path.join(self.dir, name) for name in ("random", "out"))
+        save_checkpoint(model, source)
+        export.export(source, out)
+        return model, out
+
+    def harness(self, step, batch_size):
+        """lm_eval's model, as its command line makes it"""
+        from lm_eval.models.huggingface import HFLM
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)        # a warning for each context that is cut
+        return HFLM(step, trust_remote_code=True, device="cpu", batch_size=batch_size, tokenizer=self.tokenizer(step))
+
+    def tokenizer(self, step):
+        if os.path.exists(os.path.join(step, "tokenizer_config.json")):
+            return None
+        with open(os.path.join(DATA, "encoder.json"), encoding="utf-8") as f:
+            vocab = json.load(f)
+        with open(os.path.join(DATA, "vocab.bpe"), encoding="utf-8") as f:
+            merges = [tuple(line.split()) for line in f.read().split("\n")[1:] if line]
+        return transformers.GPT2Tokenizer(vocab=vocab, merges=merges, pad_token="<|endoftext|>")
+
     def test_real_rows(self):
         trainer(self.dir, "--train_files", os.path.join(DATA, "tiny_shakespeare_train.bin"), "--model", "1,2,32",
                 "--pos", "cable", "--T", str(self.T), "--B", "2", "--steps", "20", "--lr", "1e-2",
@@ -805,6 +833,49 @@ class HellaSwag(Case):
         randomize(model)
         save_checkpoint(model, os.path.join(self.dir, "random"))
         self.compare_decisions("random", examples, self.decide(model, examples))
+
+    @unittest.skipUnless(has_lm_eval, NO_LM_EVAL)
+    def test_lm_eval(self):
+        """the likelihood of every ending is the trainer's in lm_eval's own model, in batches and with contexts cut"""
+        model, out = self.random_export()
+        trainer(self.dir, "--load", out, "--T", str(self.T), "--hellaswag",
+                os.path.join(DATA, "hellaswag_val_500.bin"), "--out", "scores")
+        ours = records(os.path.join(self.dir, "scores"), "hellaswag_example")
+        examples = self.read()
+        self.assertEqual([(r["example"], r["label"]) for r in ours], [(n, e[0]) for n, e in enumerate(examples)])
+        lm = self.harness(out, batch_size=16)
+        self.assertEqual(lm.max_length, self.T)
+        requests = [(None, context, ending) for _, context, endings in examples for ending in endings]
+        found = [score for score, _ in lm._loglikelihood_tokens(requests, disable_tqdm=True)]
+        want = [-nll * len(ending) for r, e in zip(ours, examples) for nll, ending in zip(r["nll"], e[2])]
+        exact, error = doubled(model), 0.0
+        for _, context, endings in examples[::10]:
+            for a, b, ending in zip(self.scores(model, context, endings), self.scores(exact, context, endings), endings):
+                error = max(error, len(ending) * abs(a - b))
+        bound = 4 * max(error, steps_of(max(map(abs, want))))
+        self.assertEqual((len(found), sum(map(self.is_cut, examples)) > 20), (4 * len(examples), True))
+        self.assertLess(max(abs(a - b) for a, b in zip(found, want)), bound)
+        self.text_is_split_as_here(lm, examples)
+
+    def text_is_split_as_here(self, lm, examples):
+        """lm_eval cuts context and ending into the ids of the trainer's file"""
+        with open(os.path.join(DATA, "hellaswag_val_500.jsonl")) as f:
+            for row, (_, context, endings) in zip(map(json.loads, f), examples):
+                for text, ending in zip(row["endings"], endings):
+                    self.assertEqual(lm._encode_pair(row["ctx"], " " + text), (context, ending), row["ctx"])
+
+    @unittest.skipUnless(has_lm_eval, NO_LM_EVAL)
+    def test_lm_eval_generates(self):
+        """a batch of 8 texts, padded on the left, goes on as each of them does alone"""
+        from lm_eval.api.instance import Instance
+        _, out = self.random_export()
+        with open(os.path.join(DATA, "hellaswag_val_500.jsonl")) as f:
+            texts = [json.loads(line)["ctx"][-n:] for line, n in zip(f, (9, 30, 61, 90, 14, 45, 72, 100))]
+        requests = [Instance("generate_until", {}, (text, {"until": ["\n\n"], "max_gen_toks": 16}), n)
+                    for n, text in enumerate(texts)]
+        alone, batch = (self.harness(out, n).generate_until(requests, disable_tqdm=True) for n in (1, 8))
+        self.assertEqual(alone, batch)
+        self.assertEqual(len(set(alone)), 8)
 
 
 if __name__ == "__main__":
