@@ -48,6 +48,7 @@ os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "m
                   TRANSFORMERS_VERBOSITY="error")
 has_torch = importlib.util.find_spec("torch") is not None
 has_transformers = has_torch and all(importlib.util.find_spec(m) for m in ("transformers", "safetensors"))
+has_mteb = importlib.util.find_spec("mteb") is not None
 has_lm_eval = has_transformers and importlib.util.find_spec("lm_eval") is not None
 if has_torch:
     import torch
@@ -70,6 +71,10 @@ TRAINER = os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "train_gpt2"))
 T, TOKENS = 32, 1000                                    # the last window of either length is cut short
 FACTOR = 8                                              # bounds are this many times float32's own error
 V = 300                                                 # vocabulary of models that print ids, not text
+# forms of the encodings other than the default ones
+OPTIONS = ["t5_clip:K=5", "rope:theta=50", "kcable:weight=inside", "alibi:slopes=geometric",
+           "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own", "sinusoidal:scale=1,embed=sqrt"]
+SCALINGS = ("pi", "ntk:3", "yarn")
 NO_EFFECT = "fire.mlp.2.bias"                           # adds the same to every score of a row: softmax ignores it
 with open(os.path.join(ROOT, "LICENSE"), "rb") as source:
     TEXT = source.read()
@@ -169,9 +174,7 @@ class Exports(Case):
         self.assertEqual(sorted(set(POSITIONS) - set(names)), [], "twins of no encoding")
         for name in sorted(set(names) - set(POSITIONS)):    # a new encoding may have no twin yet
             print(f"missing: a twin of {name} in dev/hf/modeling_cable.py: its checkpoints are not compared")
-        return [name for name in names if name in POSITIONS] + [
-            "t5_clip:K=5", "rope:theta=50", "kcable:weight=inside", "alibi:slopes=geometric",
-            "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own", "sinusoidal:scale=1,embed=sqrt"]
+        return [name for name in names if name in POSITIONS] + OPTIONS
 
     def lengths(self, name):
         return [T] if name == "learned" else [T, 2 * T]
@@ -200,7 +203,7 @@ class Exports(Case):
     def test_stretched(self):
         """a model that was trained on after --rope_scaling is stretched wherever its checkpoint goes"""
         short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "8", "--lr", "1e-2", steps=3)
-        for scaling in ("pi", "ntk:3", "yarn"):
+        for scaling in SCALINGS:
             with self.subTest(scaling=scaling):
                 step = train(self.dir, "long_" + scaling, "rope", "--load", short, "--rope_scaling", scaling,
                              "--lr", "1e-2", steps=3)
@@ -485,27 +488,35 @@ class Transformers(Case):
 
     def test_checkpoint_is_the_export(self):
         """a checkpoint gives the reference's logits, cached, padded and in batches, and the trainer's greedy text"""
-        for name in POSITIONS:
-            if name == "learned":
-                continue
-            with self.subTest(pos=name):
-                step = train(self.dir, "run_" + name, name, "--model", "2,3,48", "--lr", "1e-2")
-                self.assertIn("cable_hf.py", os.listdir(step))
-                model, reference = self.load(step), load_checkpoint(step)
-                ids = torch.tensor([list(TEXT[:T]), list(TEXT[T:2 * T])])
-                with torch.no_grad():
-                    want, single = doubled(reference)(ids)[0], reference(ids)[0]
-                    loss = F.cross_entropy(want[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
-                    found = model(ids, labels=ids)
-                bound = FACTOR * max(greatest(single - want), steps_of(greatest(want)))
-                self.assertLess(greatest(found.logits - want), bound)
-                self.assertLess(abs(found.loss.item() - loss), bound)
-                self.compare_cached(model, ids, want, bound)
-                self.compare_padded(model, ids, want, bound)
-                self.compare_recomputed(model, ids)
-                text = trainer(self.dir, "--load", step, "--generate", TEXT[:12].decode(), "--temperature", "0",
-                               "--tokens", "8")
-                self.compare_generated(model, ids, list(text[:20]))
+        for pos in [*POSITIONS, *OPTIONS]:
+            if pos != "learned":
+                with self.subTest(pos=pos):
+                    self.compare_export(train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2"))
+
+    def test_stretched_checkpoint_is_the_export(self):
+        short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "16", "--lr", "1e-2")
+        for scaling in SCALINGS:
+            with self.subTest(scaling=scaling):
+                flags = ("--load", short, "--rope_scaling", scaling, "--lr", "1e-2")
+                self.compare_export(train(self.dir, "run_" + scaling, "rope", *flags, steps=3))
+
+    def compare_export(self, step):
+        self.assertIn("cable_hf.py", os.listdir(step))
+        model, reference = self.load(step), load_checkpoint(step)
+        ids = torch.tensor([list(TEXT[:T]), list(TEXT[T:2 * T])])
+        with torch.no_grad():
+            want, single = doubled(reference)(ids)[0], reference(ids)[0]
+            loss = F.cross_entropy(want[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
+            found = model(ids, labels=ids)
+        bound = FACTOR * max(greatest(single - want), steps_of(greatest(want)))
+        self.assertLess(greatest(found.logits - want), bound)
+        self.assertLess(abs(found.loss.item() - loss), bound)
+        self.compare_cached(model, ids, want, bound)
+        self.compare_padded(model, ids, want, bound)
+        self.compare_recomputed(model, ids)
+        text = trainer(self.dir, "--load", step, "--generate", TEXT[:12].decode(), "--temperature", "0",
+                       "--tokens", "8")
+        self.compare_generated(model, ids, list(text[:20]))
 
     def compare_cached(self, model, ids, want, bound):
         parts, cache = [], None
@@ -650,17 +661,21 @@ class BertForMaskedLM(Case):
         self.assertEqual((list(info["missing_keys"]), list(info["unexpected_keys"])), ([], []))
         self.compare("run", model.eval())
 
-    def train_encoding(self, name, *flags):
-        self.bert("--train_files", "text.txt", "--pos", name, "--model", "2,2,32", "--T", "40", "--B", "8", "--steps",
-                  "20", "--lr", "5e-3", "--checkpoint_every", "20", "--out", "run_" + name, *flags)
-        return os.path.join(self.dir, "run_" + name, "step_00000020")
+    def train_encoding(self, pos, *flags):
+        chosen = {"--T": "40", "--out": "run_" + pos, "--model": "2,2,32", **dict(zip(flags[::2], flags[1::2]))}
+        if "--load" in chosen:
+            del chosen["--model"]
+        self.bert("--train_files", "text.txt", "--pos", pos, "--B", "8", "--steps", "20", "--lr", "5e-3",
+                  "--checkpoint_every", "20", *sum(chosen.items(), ()))
+        return os.path.join(self.dir, chosen["--out"], "step_00000020")
 
     def test_checkpoint_is_the_export(self):
-        for name in POSITIONS:
-            if name == "learned":
-                continue
-            with self.subTest(pos=name):
-                step = self.train_encoding(name)
+        steps = [(pos, self.train_encoding(pos)) for pos in [*POSITIONS, *OPTIONS] if pos != "learned"]
+        short = self.train_encoding("rope", "--T", "20", "--out", "short")
+        steps += [(scaling, self.train_encoding("rope", "--load", short, "--rope_scaling", scaling, "--out",
+                                                "run_" + scaling)) for scaling in SCALINGS]
+        for name, step in steps:
+            with self.subTest(name=name):
                 model = transformers.AutoModelForMaskedLM.from_pretrained(step, trust_remote_code=True)
                 self.compare(step, model.eval())
         with self.assertRaisesRegex(ValueError, "trust_remote_code"):
@@ -683,38 +698,85 @@ class BertForMaskedLM(Case):
 @unittest.skipUnless(has_transformers and importlib.util.find_spec("sentence_transformers"),
                      "SKIPPED: sentence-transformers is not installed")
 class SentenceTransformers(Case):
+    WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the cable of a token sees what came before it and sums".split()
+    TEXTS = ["the cable", "a token sees what came before it and sums", "it sums before what came before the cable"]
+
     def test_embeddings(self):
         """dev/hf/export.py takes a BERT there with its pooling: the embeddings of the reference, in unequal lengths"""
-        import modeling_cable_bert as reference
-        from sentence_transformers import SentenceTransformer
-        words = "[PAD] [UNK] [CLS] [SEP] [MASK] the cable of a token sees what came before it and sums".split()
-        texts = ["the cable", "a token sees what came before it and sums", "it sums before what came before the cable"]
-        ids = [[2] + [words.index(w) for w in text.split()] + [3] for text in texts]
-        lengths = torch.tensor([len(row) for row in ids])
-        padded = torch.tensor([row + [0] * (int(lengths.max()) - len(row)) for row in ids])
         for name, pooling in (("cable", "mean"), ("cable", "cls"), ("rope", "mean")):
             with self.subTest(pos=name, pooling=pooling):
-                torch.manual_seed(1)
-                model = reference.CableBert(reference.CableBertConfig(
-                    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
-                    max_position_embeddings=16, vocab_size=len(words), position={"name": name}))
-                randomize(model)
-                step, out = (os.path.join(self.dir, kind + name + pooling) for kind in ("step_", "out_"))
-                save_checkpoint(model, step)
-                path = os.path.join(step, "config.json")
-                with open(path) as f:
-                    config = json.load(f)
-                with open(path, "w") as f:
-                    json.dump({**config, "pooling": pooling}, f)
-                with open(os.path.join(step, "vocab.txt"), "w") as f:
-                    f.write("\n".join(words) + "\n")
-                export.export(step, out)
-                found = torch.tensor(SentenceTransformer(out, trust_remote_code=True, device="cpu").encode(texts))
-                with torch.no_grad():
-                    want, single = (reference.pool(m.encode(padded, lengths), lengths, pooling)
-                                    for m in (doubled(model), model))
-                bound = FACTOR * max(greatest(single - want), steps_of(greatest(want)))
-                self.assertLess(greatest(found - want), bound)
+                out, embed = self.export_bert(name, pooling)
+                found = torch.tensor(self.load(out).encode(self.TEXTS))
+                (want, single), exact = embed(self.TEXTS), FACTOR * steps_of(1)
+                self.assertLess(greatest(found - want), max(FACTOR * greatest(single - want), greatest(want) * exact))
+
+    @unittest.skipUnless(has_mteb, "SKIPPED: mteb is not installed; make exports installs it")
+    def test_mteb(self):
+        """a task of MTEB's runs on the export, and its figures are those of the reference's embeddings"""
+        import mteb
+        task, (out, embed) = similarity_task(self.TEXTS), self.export_bert("cable", "mean")
+        result = mteb.evaluate(self.load(out), task, cache=None, co2_tracker=False, show_progress_bar=False)
+        (found,) = result.task_results[0].scores["test"]
+        one, two = (embed(task.dataset["test"][column])[0] for column in ("sentence1", "sentence2"))
+        similarity, rating = F.cosine_similarity(one, two), torch.tensor(task.dataset["test"]["score"])
+        want = torch.corrcoef(torch.stack((similarity, rating.double())))[0, 1].item()
+        self.assertAlmostEqual(found["cosine_pearson"], want, places=4)
+        self.assertLess(similarity.min(), 0.98)
+
+    def load(self, out):
+        from sentence_transformers import SentenceTransformer
+        return SentenceTransformer(out, trust_remote_code=True, device="cpu")
+
+    def export_bert(self, name, pooling):
+        """a random model's export, and the reference's embeddings of texts in float64 and float32"""
+        import modeling_cable_bert as reference
+        torch.manual_seed(1)
+        model = reference.CableBert(reference.CableBertConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
+            max_position_embeddings=16, vocab_size=len(self.WORDS), position={"name": name}))
+        randomize(model)
+        step, out = (os.path.join(self.dir, kind + name + pooling) for kind in ("step_", "out_"))
+        save_checkpoint(model, step)
+        path = os.path.join(step, "config.json")
+        with open(path) as f:
+            config = json.load(f)
+        with open(path, "w") as f:
+            json.dump({**config, "pooling": pooling}, f)
+        with open(os.path.join(step, "vocab.txt"), "w") as f:
+            f.write("\n".join(self.WORDS) + "\n")
+        export.export(step, out)
+
+        def embed(texts):
+            ids = [[2] + [self.WORDS.index(w) for w in text.split()] + [3] for text in texts]
+            lengths = torch.tensor([len(row) for row in ids])
+            padded = torch.tensor([row + [0] * (int(lengths.max()) - len(row)) for row in ids])
+            with torch.no_grad():
+                return [reference.pool(m.encode(padded, lengths), lengths, pooling) for m in (doubled(model), model)]
+        return out, embed
+
+
+def similarity_task(texts):
+    """a task of MTEB's on pairs of these texts, which needs no download"""
+    from datasets import Dataset, DatasetDict
+    from mteb.abstasks.sts import AbsTaskSTS
+    from mteb.abstasks.task_metadata import TaskMetadata
+    pairs = [(a, b) for a in texts for b in texts if a < b]
+
+    class Task(AbsTaskSTS):
+        metadata = TaskMetadata(
+            name="CablePairs", type="STS", main_score="cosine_pearson", description="a few pairs", reference=None,
+            dataset={"path": "none", "revision": "none"}, category="t2t", eval_splits=["test"],
+            eval_langs=["eng-Latn"], date=None, domains=None, task_subtypes=None, license=None, dialect=None,
+            annotations_creators=None, modalities=["text"], sample_creation=None, bibtex_citation=None)
+        min_score, max_score = 0, 1
+
+        def load_data(self, **ignored):
+            rows = {"sentence1": [a for a, _ in pairs], "sentence2": [b for _, b in pairs],
+                    "score": [n / len(pairs) for n in range(len(pairs))]}
+            self.dataset, self.data_loaded = DatasetDict({"test": Dataset.from_dict(rows)}), True
+    task = Task()
+    task.load_data()
+    return task
 
 
 @unittest.skipUnless(has_torch, NO_TORCH)
@@ -850,8 +912,8 @@ class HellaSwag(Case):
         want = [-nll * len(ending) for r, e in zip(ours, examples) for nll, ending in zip(r["nll"], e[2])]
         exact, error = doubled(model), 0.0
         for _, context, endings in examples[::10]:
-            for a, b, ending in zip(self.scores(model, context, endings), self.scores(exact, context, endings), endings):
-                error = max(error, len(ending) * abs(a - b))
+            scores = zip(self.scores(model, context, endings), self.scores(exact, context, endings), endings)
+            error = max([error] + [len(ending) * abs(a - b) for a, b, ending in scores])
         bound = 4 * max(error, steps_of(max(map(abs, want))))
         self.assertEqual((len(found), sum(map(self.is_cut, examples)) > 20), (4 * len(examples), True))
         self.assertLess(max(abs(a - b) for a, b in zip(found, want)), bound)
