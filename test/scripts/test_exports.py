@@ -579,6 +579,73 @@ class Transformers(Case):
                     bound = 4 * max(own, steps_of(greatest(p.grad)), 1e-9)
                     self.assertLessEqual(greatest(tensors[key].grad - p.grad), bound, key)
 
+    def random_pair(self, name):
+        """the reference with random weights that all matter, and the directory of its export"""
+        torch.manual_seed(2)
+        model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=16, vocab_size=256, n_positions=4096,
+                                      position={"name": name}))
+        randomize(model)
+        save_checkpoint(model, os.path.join(self.dir, "random_" + name))
+        export.export(os.path.join(self.dir, "random_" + name), os.path.join(self.dir, "out_" + name))
+        return model, os.path.join(self.dir, "out_" + name)
+
+    def results(self, model, ids, reference=False):
+        """logits and the gradient of every tensor, in float64"""
+        targets = torch.cat((ids[:, 1:], torch.full((1, 1), -1)), 1)
+        if reference:
+            logits, loss = model(ids, targets)
+        else:
+            logits = model(ids).logits
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss.backward()
+        return {"logits": logits.detach().double(), **{key: p.grad.double() for key, p in model.named_parameters()}}
+
+    def errors(self, found, exact):
+        return {key: greatest(found[key] - t) / greatest(t) for key, t in exact.items()}
+
+    def test_very_long_rows(self):
+        """logits and every gradient, up to 16,384 tokens, have 4 times the error of the T x T form at 4,096 at most"""
+        for name in ("cable", "cable_nw"):
+            reference, out = self.random_pair(name)
+            ids = torch.randint(256, (1, 16384))
+            exact = self.results(doubled(reference), ids[:, :4096], reference=True)
+            own = self.errors(self.results(reference, ids[:, :4096], reference=True), exact)
+            double = self.results(self.load(out).double(), ids[:, :4096])
+            self.assertLess(max(self.errors(double, exact).values()), 1e-11)
+            for length in (4096, 16384):
+                with self.subTest(pos=name, T=length):
+                    want = exact if length == 4096 else self.results(self.load(out).double(), ids)
+                    for key, error in self.errors(self.results(self.load(out), ids[:, :length]), want).items():
+                        self.assertLessEqual(error, 4 * max(own[key], steps_of(1)), key)
+
+    def test_bfloat16(self):
+        """CABLE adds nothing to the error that bfloat16 has without an encoding, in rows where S is large"""
+        ids, error = torch.randint(256, (1, 4096)), {}
+        for name in ("none", "cable"):
+            out = self.random_pair(name)[1]
+            with torch.no_grad():
+                half = self.load(out).bfloat16()
+                exact = copy.deepcopy(half).double()
+                error[name] = greatest(half(ids).logits.double() - exact(ids).logits)
+        self.assertLess(error["cable"], 2 * error["none"])
+
+    def test_memory_of_long_rows(self):
+        """forward and backward over 8,192 tokens stay below one T x T matrix"""
+        script = """if True:
+            import resource, sys, torch, transformers
+            torch.set_num_threads(1)
+            model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+            def peak(T):
+                model(torch.zeros(1, T, dtype=torch.long)).logits.sum().backward()
+                return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(-peak(300) + peak(8192))"""
+        out = self.random_pair("cable")[1]
+        # large blocks go back to the system when they are freed
+        run = subprocess.run([sys.executable, "-c", script, out], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}, universal_newlines=True)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertLess(int(run.stdout.split()[-1]), 8192 * 8192 * 4)
+
     def test_refusals_of_transformers(self):
         step = train(self.dir, "run", "cable", "--model", "1,1,8", steps=1)
         with self.assertRaisesRegex(ValueError, "trust_remote_code"):
