@@ -326,7 +326,8 @@ class Exports(Case):
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
         done = script(os.path.dirname(step), out)
         self.assertEqual((done.returncode, done.stdout), (0, f"{step} -> {out}\n"), done.stderr)
-        self.assertEqual(sorted(os.listdir(out)), [export.CODE, "config.json", "model.safetensors"])
+        self.assertEqual(sorted(os.listdir(out)), [export.CODE, "config.json", "model.safetensors", "tokenizer.json",
+                                                   "tokenizer_config.json"])
         for arguments, naming in (((step, out), "already holds"), ((os.path.join(self.dir, "nowhere"), out), "nowhere"),
                                   ((HOME.name, out + "2"), "step_"), ((step,), "OUT")):
             refused = script(*arguments)
@@ -927,26 +928,23 @@ class HellaSwag(Case):
         export.export(source, out)
         return model, out
 
-    def harness(self, step, batch_size):
-        """lm_eval's model, as its command line makes it"""
+    def harness(self, directory, batch_size):
+        """lm_eval's model, as its command line makes it; the tokenizer is that of a checkpoint of the trainer's"""
         from lm_eval.models.huggingface import HFLM
         logging.getLogger("lm_eval").setLevel(logging.ERROR)        # a warning for each context that is cut
-        return HFLM(step, trust_remote_code=True, device="cpu", batch_size=batch_size, tokenizer=self.tokenizer(step))
+        return HFLM(directory, trust_remote_code=True, device="cpu", batch_size=batch_size,
+                    tokenizer=self.train_small())
 
-    def tokenizer(self, step):
-        if os.path.exists(os.path.join(step, "tokenizer_config.json")):
-            return None
-        with open(os.path.join(DATA, "encoder.json"), encoding="utf-8") as f:
-            vocab = json.load(f)
-        with open(os.path.join(DATA, "vocab.bpe"), encoding="utf-8") as f:
-            merges = [tuple(line.split()) for line in f.read().split("\n")[1:] if line]
-        return transformers.GPT2Tokenizer(vocab=vocab, merges=merges, pad_token="<|endoftext|>")
+    def train_small(self):
+        step = os.path.join(self.dir, "run", "step_00000020")
+        if not os.path.exists(step):
+            trainer(self.dir, "--train_files", os.path.join(DATA, "tiny_shakespeare_train.bin"), "--model", "1,2,32",
+                    "--pos", "cable", "--T", str(self.T), "--B", "2", "--steps", "20", "--lr", "1e-2",
+                    "--tokenizer", os.path.join(DATA, "encoder.json"), "--checkpoint_every", "20", "--out", "run")
+        return step
 
     def test_real_rows(self):
-        trainer(self.dir, "--train_files", os.path.join(DATA, "tiny_shakespeare_train.bin"), "--model", "1,2,32",
-                "--pos", "cable", "--T", str(self.T), "--B", "2", "--steps", "20", "--lr", "1e-2",
-                "--checkpoint_every", "20", "--out", "run")
-        model = load_checkpoint(os.path.join(self.dir, "run", "step_00000020"))
+        model = load_checkpoint(self.train_small())
         examples = self.read()
         decisions = self.decide(model, examples)
         correct, count, cut = self.score(os.path.join(DATA, "hellaswag_val_500.bin"), "run")
