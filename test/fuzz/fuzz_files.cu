@@ -856,7 +856,10 @@ Seeds seeds_tokenizers() {
             "the thing in \xC3\x89!!  100 aaaaaaa",
             zero + "{\"a\": 0, \"b\": 1, \"ab\": 2, \"\xC4\xA0\xC5\x83\": 3, \"<|endoftext|>\": 4}\x01"
                    "#version: 0.2\na b\n",
-            "\x01[PAD]\n[UNK]\n[SEP]\nthe\n##s\n\xC3\xA9\ncaf\xC3\xA9\n1\n##0\n", "\x02" + fuzz_vocabulary()};
+            "\x01[PAD]\n[UNK]\n[SEP]\nthe\n##s\n\xC3\xA9\ncaf\xC3\xA9\n1\n##0\n", "\x02" + fuzz_vocabulary(),
+            "\x04{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [\"a b\"]}, "
+            "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, "
+            "\"added_tokens\": [{\"id\": 3, \"content\": \"<|endoftext|>\", \"special\": true}]}"};
 }
 
 // ----------------------------------------------------------------------------------------------------------

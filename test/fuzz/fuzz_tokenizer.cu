@@ -97,17 +97,23 @@ void fuzz_files(int kind, const std::string& bytes) {
     const FuzzDirectory& directory = fuzz_directory();
     directory.clear();
     const size_t cut = bytes.find('\x01');              // separates two files
-    const char* names[] = {"encoder.json", "vocab.txt", "gpt2_tokenizer.bin"};
+    const char* names[] = {"encoder.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"};
     directory.write(names[kind], bytes.substr(0, cut));
     if (kind == 0 && cut != std::string::npos) { directory.write("vocab.bpe", bytes.substr(cut + 1)); }
     try {
         const Tokenizer t = Tokenizer::load(directory.path);
         for (int id = 0; id < t.vocab_size(); id++) { t.decode(id); }
+        directory.clear();                              // what a checkpoint holds is the same tokenizer
+        for (const auto& file : t.files) { directory.write(file.first, file.second); }
+        const Tokenizer again = Tokenizer::load(directory.path);
+        must(again.tokens == t.tokens && again.eot == t.eot, "a checkpoint's tokenizer has the same tokens");
+        must(again.cannot_encode.empty() == t.cannot_encode.empty(), "and encodes what it encodes");
         if (!t.cannot_encode.empty()) { return; }
         const std::string text = "The caf\xC3\xA9's 100 \xF0\x9F\x98\x80\xFF aaaa  \n";
         const std::vector<int> ids = t.encode(text);
         for (const int id : ids) { must(id >= 0 && id < t.vocab_size(), "ids are in the vocabulary"); }
         must(t.word_piece || t.decode(ids) == text, "what was encoded comes back");
+        must(again.encode(text) == ids, "and gives the same ids");
     } catch (const Error& e) {
         must(e.code == EXIT_BAD_INPUT, e.what());
     }
@@ -118,7 +124,7 @@ void fuzz_files(int kind, const std::string& bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size == 0) { return 0; }
     const std::string rest((const char*)data + 1, size - 1);
-    if (data[0] < 3) { fuzz_files(data[0], rest); }
+    if (data[0] < 3 || data[0] == 4) { fuzz_files(std::min<int>(data[0], 3), rest); }
     else { fuzz_text(rest); }
     return 0;
 }

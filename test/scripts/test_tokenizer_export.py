@@ -1,8 +1,10 @@
-"""test_tokenizer_export.py -- transformers reads the tokenizer of a checkpoint as the trainer does.
+"""test_tokenizer_export.py -- transformers reads the tokenizer of a checkpoint as the trainer does, and the trainer
+reads what transformers splits into several files.
 
 The trainers write checkpoints with every kind of tokenizer. AutoTokenizer gives the golden ids, which the tests in C++
 prove to be the trainer's, or the tokens that --dump_bias shows.
 """
+import glob
 import importlib.util
 import json
 import os
@@ -17,11 +19,13 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def choose_interpreter():
-    """continues in a Python with transformers: that of PYTORCH_PYTHON, or else this one, that of build/pytorch or the
-    system's"""
+    """continues in a Python with transformers: that of PYTORCH_PYTHON, or else this one, that of build/pytorch, of make
+    exports or the system's"""
     if "CABLE_TOKENIZERS_CHOSEN" in os.environ:
         return
     candidates = [sys.executable, os.path.join(ROOT, "build", "pytorch", "bin", "python"), "/usr/bin/python3"]
+    cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    candidates += sorted(glob.glob(os.path.join(cache, "cable.c", "exports-*", "bin", "python")))
     if os.environ.get("PYTORCH_PYTHON"):
         candidates = [os.environ["PYTORCH_PYTHON"]]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -45,6 +49,7 @@ has_transformers = importlib.util.find_spec("transformers") is not None
 has_torch = importlib.util.find_spec("torch") is not None
 if has_transformers:
     import transformers
+    transformers.utils.logging.disable_progress_bar()
 DATA = os.environ.get("CABLE_DATA", "")
 SPECIAL = ("<|endoftext|>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXTS = ["", "To be, or not to be", "  two spaces\n\tand a tab", "caf\u00e9 na\u00efve \u4f60\u597d \U0001f600",
@@ -214,6 +219,42 @@ class TestBERT(Exported):
         self.check_ids(tokenizer, [(t, list(t.encode())) for t in TEXTS])
         self.assertEqual(tokenizer("a [MASK]")["input_ids"], [257, 97, 32, 259, 258])
         self.assertEqual(tokenizer.pad_token_id, 256)
+
+
+@unittest.skipUnless(has_torch, "SKIPPED: PyTorch is not installed; set PYTORCH_PYTHON to a python3 that has it")
+class TestShards(Exported):
+    def evaluate(self, name, directory):
+        """what the trainer computes with a model that transformers saved"""
+        out = self.path("eval_" + os.path.basename(directory))
+        command = [program(name), "--load", directory, "--val_files", self.path("t.txt"), "--eval_lengths", "8,16",
+                   "--threads", "1", "--out", out]
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
+            return [json.loads(line)["loss"] for line in f]
+
+    def check(self, name, model):
+        with open(self.path("t.txt"), "w") as f:
+            f.write("what came before it " * 20)
+        model.save_pretrained(self.path("whole"))
+        model.save_pretrained(self.path("split"), max_shard_size="20KB")
+        shards = [file for file in os.listdir(self.path("split")) if file.endswith(".safetensors")]
+        self.assertGreater(len(shards), 2)
+        self.assertFalse(os.path.exists(self.path("split/model.safetensors")))
+        whole, split = (self.evaluate(name, self.path(d)) for d in ("whole", "split"))
+        self.assertEqual(len(whole), 2)
+        self.assertEqual(whole, split)                  # the whole file is compared with PyTorch in test_exports.py
+
+    @needs("train_gpt2")
+    def test_gpt2(self):
+        config = transformers.GPT2Config(vocab_size=256, n_positions=16, n_embd=32, n_layer=2, n_head=2)
+        self.check("train_gpt2", transformers.GPT2LMHeadModel(config))
+
+    @needs("train_bert")
+    def test_bert(self):
+        config = transformers.BertConfig(vocab_size=260, max_position_embeddings=16, hidden_size=32,
+                                         num_hidden_layers=2, num_attention_heads=2, intermediate_size=128)
+        self.check("train_bert", transformers.BertForMaskedLM(config))
 
 
 if __name__ == "__main__":

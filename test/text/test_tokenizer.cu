@@ -80,6 +80,17 @@ struct SmallBpe {
     }
 };
 
+// tokenizer.json of a SmallBpe, with <|endoftext|> after its tokens
+nlohmann::json tokenizer_json(const SmallBpe& bpe) {
+    nlohmann::json merges = nlohmann::json::array();
+    for (const auto& m : bpe.merges) { merges.push_back({spelled(m.first), spelled(m.second)}); }
+    return {{"added_tokens", {{{"id", bpe.tokens.size()}, {"content", "<|endoftext|>"}, {"special", true}}}},
+            {"normalizer", nullptr},
+            {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
+            {"model", {{"type", "BPE"}, {"vocab", parse_json<nlohmann::json>(encoder_json(bpe.tokens), "vocab")},
+                       {"merges", merges}}}};
+}
+
 std::string joined(const std::vector<std::string>& parts) {
     std::string out;
     for (const std::string& p : parts) { out += (out.empty() ? "" : "|") + p; }
@@ -399,6 +410,7 @@ TEST_CASE("tokenizer: what the fuzzer checks holds for seeded inputs", "[tokeniz
     seeds.push_back(std::string(1, '\0') + encoder_json(small.tokens) + "\x01" + small.merges_text());
     seeds.push_back("\x01[PAD]\n[UNK]\n[SEP]\nthe\n##s\n\xC3\xA9\ncafe\n1\n##0\n");
     seeds.push_back("\x02" + llmc_bytes(small.tokens, 2, 3));
+    seeds.push_back("\x04" + tokenizer_json(small).dump());
     const std::string alphabet = std::string("\0\n\r\t ", 5) + "a'strelvmd019!#[]{}\",:"
                                  "\x7F\x80\x8F\x90\x9F\xA0\xA9\xBF\xC0\xC2\xC3\xE0\xE3\xED\xEF\xF0\xF4\xFF";
     int runs = 0;
@@ -550,18 +562,7 @@ TEST_CASE("tokenizer: paths with no tokenizer, or with two", "[tokenizer]") {
     alarm(0);
 }
 
-// tokenizer.json of a SmallBpe, with <|endoftext|> after its tokens
-nlohmann::json tokenizer_json(const SmallBpe& bpe) {
-    nlohmann::json merges = nlohmann::json::array();
-    for (const auto& m : bpe.merges) { merges.push_back({spelled(m.first), spelled(m.second)}); }
-    return {{"added_tokens", {{{"id", bpe.tokens.size()}, {"content", "<|endoftext|>"}, {"special", true}}}},
-            {"normalizer", nullptr},
-            {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
-            {"model", {{"type", "BPE"}, {"vocab", parse_json<nlohmann::json>(encoder_json(bpe.tokens), "vocab")},
-                       {"merges", merges}}}};
-}
-
-// the same of [PAD] [UNK] [CLS] the ##n
+// tokenizer.json of [PAD] [UNK] [CLS] the ##n
 nlohmann::json word_pieces_json() {
     const nlohmann::json vocab = {{"[PAD]", 0}, {"[UNK]", 1}, {"[CLS]", 2}, {"the", 3}, {"##n", 4}};
     return {{"added_tokens", {{{"id", 1}, {"content", "[UNK]"}, {"special", true}}}},
