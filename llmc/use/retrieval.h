@@ -315,7 +315,7 @@ inline Json report_retrieval(const RetrievalScore& s) {
         {s.unasked, "judged queries that were not asked"},
         {s.missing, "relevant documents that are not in the collection"}};
     for (const auto& note : notes) {
-        if (note.n > 0) { printf("%s: %s: %zu\n", printable(s.qrels).c_str(), note.what, note.n); }
+        if (note.n > 0) { printf("%s: %s: %zu\n", printable(s.qrels, LONGEST_MESSAGE).c_str(), note.what, note.n); }
     }
     fflush(stdout);
     Json j = {{"kind", "retrieval"}, {"ndcg@10", s.ndcg}};

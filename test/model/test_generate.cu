@@ -540,7 +540,7 @@ TEST_CASE("generate: a prompt is bytes or ids", "[generate][asan]") {
     const Tokenizer decodes = Tokenizer::load(dir / "encoder.json");
     CHECK(prompt_ids("1 0", 2, &decodes) == std::vector<int>{1, 0});
     CHECK(throws_with([&] { prompt_ids("a", 2, &decodes); },
-                      "vocab.bpe (or merges.txt) is missing beside it) it takes ids") == EXIT_BAD_INPUT);
+                      "merges.txt (or vocab.bpe) is missing beside it) it takes ids") == EXIT_BAD_INPUT);
     const Tokenizer bytes = Tokenizer::bytes();
     CHECK(prompt_ids("1 0", 256, &bytes) == std::vector<int>{'1', ' ', '0'});
     CHECK(prompt_ids("", 256, &bytes) == std::vector<int>{'\n'});
