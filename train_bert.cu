@@ -235,7 +235,7 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     const size_t NH = (size_t)g.NH, C = (size_t)g.C;
     const size_t OC = (size_t)model.OC, Vp = (size_t)g.Vp();
     const size_t N = B * T;
-    const size_t R = std::min(N, std::max((size_t)1, LOGITS_BOUND / Vp));
+    const size_t R = logit_rows(N, Vp, purpose);
     // column sums of the layers, or what attention_backward wants: never both at once
     const size_t widest = std::max(std::max(OC, 4 * C), Vp);
     const size_t scratch_floats = std::max(MAX_SLABS * widest,
@@ -305,8 +305,8 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
 
 // The head of masked language modelling, the one step without a mirror: the losses of the M rows that acts.batch picked
 // and, when `grads` is given, their gradients in dhidden (B,T,C), zeroed by the caller, and in the head's tensors. A
-// chunk of rows goes forward and back before the next one, so that its logits are all that is ever held. dloss: 1 /
-// number of targets in the total batch.
+// chunk of rows goes forward and back before the next one, so that its logits are all that is ever held. Without
+// `grads` they are float32, in the same memory. dloss: 1 / number of targets in the total batch.
 void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>* grads, floatX* dhidden, float dloss) {
     const int V = model.config.V, Vp = model.config.Vp();
     const int L = model.config.L, C = model.config.C;
@@ -315,8 +315,10 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
     const bool backward = grads != nullptr;
     const float eps = 1e-12f;
     Stream s = model.stream;
-    for (size_t n = 0; n < M; n += (size_t)acts.chunk) {
-        const size_t rows = std::min((size_t)acts.chunk, M - n);
+    const size_t chunk = (size_t)acts.chunk_of(backward);
+    for (size_t n = 0; n < M; n += chunk) {
+        const size_t rows = std::min(chunk, M - n);
+        float *losses = a.losses() + n, *hits = a.hits() + n;
         const int *picked = acts.batch.picked + n, *targets = acts.batch.targets + n;
         // 1 the hidden states of the masked tokens                                                 (rows,C)
         gather_rows(a.picked(), a.ln2(L - 1), picked, rows, C, s);
@@ -326,10 +328,16 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         layernorm_forward(a.headln(), a.headmean(), a.headrstd(), a.headgelu(), p.headlnw(), p.headlnb(), rows, C,
                           eps, s);
         // 5 logits, with the embedding as weights                                                  (rows,Vp)
-        matmul_forward(a.logits(), view(a.headln(), rows, C), view(p.wte(), Vp, C), p.decoderb(), nullptr, s);
         // 6 losses; the logits become their own gradient
-        classifier(a.losses() + n, a.hits() + n, a.logits(), targets, dloss, rows, V, Vp, backward, s);
-        if (!backward) { continue; }
+        const Matrix<floatX> headln = view(a.headln(), rows, C), wte = view(p.wte(), Vp, C);
+        if (!backward) {
+            float* x = (float*)a.logits();
+            matmul_float(x, headln, transposed(wte), p.decoderb(), s);
+            classifier(losses, hits, x, targets, dloss, rows, V, Vp, false, s);
+            continue;
+        }
+        matmul_forward(a.logits(), headln, wte, p.decoderb(), nullptr, s);
+        classifier(losses, hits, a.logits(), targets, dloss, rows, V, Vp, true, s);
         const BERTParams<float>& d = *grads;
         // 5 dlogits -> dhead                                                                       (rows,C)
         matmul_backward(a.dhead(), d.wte(), d.decoderb(), a.scratch(), a.logits(), nullptr,
@@ -575,11 +583,12 @@ std::vector<std::vector<float>> masked_logits(BERT& model, Activations& acts, co
     std::vector<int> targets, picked;
     for (int id : ids) { targets.push_back(id == mask ? 0 : IGNORE_INDEX); }
     const size_t M = load_batch(model, acts, 0, 1, ids.data(), targets.data(), nullptr, 1, T, false, picked);
-    check(M <= (size_t)acts.chunk, "--predict: expected at most %d [MASK]s at once, got %zu", acts.chunk, M);
+    const int most = acts.chunk_of(false);
+    check(M <= (size_t)most, "--predict: expected at most %d [MASK]s at once, got %zu", most, M);
     bert_forward(model, acts, 1, T);
     bert_head(model, acts, M, nullptr, nullptr, 0.0f);
-    std::vector<floatX> rows(M * (size_t)Vp);
-    copy_to_host(rows.data(), acts.a.logits(), sizeof(floatX) * rows.size(), model.stream);
+    std::vector<float> rows(M * (size_t)Vp);
+    copy_to_host(rows.data(), acts.a.logits(), sizeof(float) * rows.size(), model.stream);
     std::vector<std::vector<float>> logits;
     for (auto row = rows.begin(); row != rows.end(); row += Vp) { logits.emplace_back(row, row + V); }
     return logits;

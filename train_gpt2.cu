@@ -190,7 +190,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const size_t NH = (size_t)g.NH, C = (size_t)g.C;
     const size_t OC = (size_t)model.OC, Vp = (size_t)g.Vp();
     const size_t N = B * T;
-    const size_t R = std::min(N, std::max((size_t)1, LOGITS_BOUND / Vp));       // rows of logits at a time
+    const size_t R = logit_rows(N, Vp, purpose);                                // rows of logits at a time
     // column sums of matmul_backward and layernorm_backward, or what attention_backward wants: never both at once
     const size_t scratch_floats = std::max(MAX_SLABS * std::max(OC, 4 * C),
                                            attention_backward_scratch(g.position, batch, length, g.NH, HS));
@@ -274,8 +274,8 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
 
 // The one step without a mirror: lnf -> logits = lnf wte^T -> losses (B,T) and, when `grads` is given, their gradients
 // dlnf (B,T,C) and dwte (Vp,C). Forward and backward of a chunk of rows are done together, so that the logits of a
-// chunk are all that is ever held (LOGITS_BOUND) and no product runs twice. dloss: 1 / number of targets in the total
-// batch.
+// chunk are all that is ever held (LOGITS_BOUND) and no product runs twice. Without `grads` the logits are float32, in
+// the same memory. dloss: 1 / number of targets in the total batch.
 void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>* grads, floatX* dlnf, float dloss) {
     const int classes = model.config.classes(), Vp = model.config.Vp();
     const int C = model.config.C;
@@ -283,14 +283,21 @@ void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>
     const Matrix<floatX> wte = view(model.params.wte(), Vp, C);                 // the embedding is the head, too
     const bool backward = grads != nullptr;
     Stream s = model.stream;
-    for (size_t n = 0; n < N; n += (size_t)acts.chunk) {
-        const size_t rows = std::min((size_t)acts.chunk, N - n);
+    const size_t chunk = (size_t)acts.chunk_of(backward);
+    for (size_t n = 0; n < N; n += chunk) {
+        const size_t rows = std::min(chunk, N - n);
         const Matrix<floatX> lnf = view(a.lnf() + n * C, rows, C);
         const Matrix<floatX> logits = view(a.logits(), rows, Vp);               // after classifier(): their gradient
         const int* targets = acts.batch.targets + n;
+        float *losses = a.losses() + n, *hits = a.hits() + n;
+        if (!backward) {
+            float* x = (float*)a.logits();
+            matmul_float(x, lnf, transposed(wte), nullptr, s);                  // (rows,Vp)
+            classifier(losses, hits, x, targets, dloss, rows, classes, Vp, false, s);
+            continue;
+        }
         matmul(logits.data, lnf, transposed(wte), nullptr, nullptr, s);         // (rows,Vp)
-        classifier(a.losses() + n, a.hits() + n, logits.data, targets, dloss, rows, classes, Vp, backward, s);
-        if (!backward) { continue; }
+        classifier(losses, hits, logits.data, targets, dloss, rows, classes, Vp, true, s);
         matmul(dlnf + n * C, logits, wte, nullptr, nullptr, s);                 // (rows,C)
         matmul_add(grads->wte(), transposed(logits), lnf, s);                   // (Vp,C)
     }
@@ -391,13 +398,11 @@ void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t
         gpt2_forward(model, acts, 1, n, t0, acts.T);
         const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C);
         const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
-        matmul(acts.a.logits(), last, transposed(wte), nullptr, nullptr, model.stream);             // (1,Vp)
+        matmul_float((float*)acts.a.logits(), last, transposed(wte), nullptr, model.stream);        // (1,Vp)
     };
     if (graph != nullptr) { graph->run(model.stream, step); } else { step(); }
-    std::vector<floatX> row((size_t)model.config.V);
-    copy_to_host(row.data(), acts.a.logits(), sizeof(floatX) * row.size(), model.stream);
-    logits.resize(row.size());
-    for (size_t v = 0; v < row.size(); v++) { logits[v] = (float)row[v]; }
+    logits.resize((size_t)model.config.V);
+    copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
 }
 
 // tokens, targets (micro_batches,B,T) of this rank -> the mean loss of the step over all ranks, and its gradient. Every

@@ -4,6 +4,9 @@
 // A row whose target is IGNORE_INDEX has loss 0 and gradient 0. Only the first V of the Vp columns are a vocabulary;
 // the gradient of the other columns is 0.
 //
+// A hit is a target whose logit is larger than every other one: a tie is not a hit. Training keeps its logits as
+// floatX; evaluation takes them in float32 in every build, because bf16 rounds neighbours to a tie.
+//
 // The gradient overwrites the logits, because they are the largest array of a training step: N x 50304 for GPT-2. Loss
 // and gradient come from one kernel, because both need the largest logit and the sum of exponentials.
 #ifndef LLMC_CLASSIFIER_CUH
@@ -12,27 +15,33 @@
 #include "base/fastmath.h"
 
 // One block per row. logits (N,Vp) become their gradient when `backward`, and stay as they are otherwise.
-__global__ void classifier_kernel(float* losses, float* hits, floatX* logits, const int* targets, float dloss, int V,
+template <class Logit>
+__global__ void classifier_kernel(float* losses, float* hits, Logit* logits, const int* targets, float dloss, int V,
                                   int Vp, bool backward) {
     const size_t row = blockIdx.x;
-    floatX* x = logits + row * Vp;          // (Vp)
+    Logit* x = logits + row * Vp;           // (Vp)
     const int target = targets[row];
     // 0. nothing is asked
     if (target == IGNORE_INDEX) {
         if (threadIdx.x == 0) { losses[row] = 0.0f; }
         if (threadIdx.x == 0 && hits != nullptr) { hits[row] = 0.0f; }
-        for (int v = threadIdx.x; v < Vp && backward; v += blockDim.x) { x[v] = (floatX)0.0f; }
+        for (int v = threadIdx.x; v < Vp && backward; v += blockDim.x) { x[v] = (Logit)0.0f; }
         return;                         // the whole block returns: no thread is left waiting
     }
     // 1. the largest logit, which is subtracted so that no exponential overflows (Vp is a multiple of a pack, V need
-    // not be)
-    float largest = -INFINITY;
+    // not be): the target's, or the largest of the others, its rival
+    const float target_logit = (float)x[target];
+    float rival = -INFINITY;
     for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
         const Pack<PACK> xs = load_pack<PACK>(x + v);
         UNROLL
-        for (int e = 0; e < PACK; e++) { largest = v + e < V && xs.x[e] > largest ? xs.x[e] : largest; }
+        for (int e = 0; e < PACK; e++) {
+            const bool other = v + e < V && v + e != target;
+            rival = other && xs.x[e] > rival ? xs.x[e] : rival;
+        }
     }
-    largest = block_max(largest);
+    rival = block_max(rival);
+    const float largest = target_logit > rival ? target_logit : rival;
     // 2. the sum of exponentials, and the loss
     float sum = 0.0f;
     for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
@@ -42,11 +51,11 @@ __global__ void classifier_kernel(float* losses, float* hits, floatX* logits, co
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) {             // in double, so that it does not matter in which order the three are added
-        losses[row] = (float)((double)logf(sum) + ((double)largest - (double)(float)x[target]));
-        if (hits != nullptr) { hits[row] = (float)x[target] == largest ? 1.0f : 0.0f; }
+        losses[row] = (float)((double)logf(sum) + ((double)largest - (double)target_logit));
+        if (hits != nullptr) { hits[row] = target_logit > rival ? 1.0f : 0.0f; }
     }
     if (!backward) { return; }
-    __syncthreads();                    // x[target] has been read
+    __syncthreads();                    // everyone has read x[target]
     // 3. the gradient
     const float scale = dloss / sum;        // the softmax's divisor and dloss in one factor
     for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {
@@ -61,11 +70,12 @@ __global__ void classifier_kernel(float* losses, float* hits, floatX* logits, co
     }
 }
 
-// losses (N) float32; hits (N) or null: 1 where no logit exceeds the target's; logits (N,Vp), Vp a multiple of 8,
-// become their gradient when `backward`; targets (N)
-inline void classifier(float* losses, float* hits, floatX* logits, const int* targets, float dloss, size_t N, int V,
-                       int Vp, bool backward, Stream stream) {
-    launch(classifier_kernel, Grid(N, 1024, 0, stream), losses, hits, logits, targets, dloss, V, Vp, backward);
+// losses (N) float32; hits (N) or null: 1 where the target's logit exceeds all others; logits (N,Vp), Vp a multiple
+// of 8, floatX or float32, become their gradient when `backward`; targets (N)
+template <class Logit>
+void classifier(float* losses, float* hits, Logit* logits, const int* targets, float dloss, size_t N, int V, int Vp,
+                bool backward, Stream stream) {
+    launch(classifier_kernel<Logit>, Grid(N, 1024, 0, stream), losses, hits, logits, targets, dloss, V, Vp, backward);
 }
 
 // One block. Each thread adds its losses in order, and block_sum adds the threads in order.

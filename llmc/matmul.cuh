@@ -152,6 +152,19 @@ inline void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<c
     matmul_launch({nullptr, sum, A, B, nullptr, nullptr, 0, 0}, stream);
 }
 
+// One block per row of out.
+__global__ void bias_rows_kernel(float* out, const floatX* bias, int N) {
+    float* row = out + (size_t)blockIdx.x * N;      // (N)
+    for (int n = threadIdx.x; n < N; n += blockDim.x) { row[n] = bias != nullptr ? (float)bias[n] : 0.0f; }
+}
+// out (M,N) = A (M,K) B (K,N) + bias (N), as matmul() but in float32 whatever floatX is; bias may be null
+inline void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
+                         Stream stream) {
+    if (sizeof(floatX) == sizeof(float)) { return matmul((floatX*)out, A, B, bias, nullptr, stream); }
+    launch(bias_rows_kernel, Grid((size_t)A.rows, 256, 0, stream), out, bias, B.cols);
+    matmul_add(out, A, B, stream);
+}
+
 // Whether products take the same algorithms in every run, or those that this run measures to be the fastest
 // (cublaslt.cuh)
 inline void matmul_deterministic(bool same) {

@@ -226,6 +226,15 @@ enum class Purpose { Train, Evaluate, Generate };
 // Elements of logits that are held at one time. A GPU likes long products.
 constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;
 
+// A row of logits in float32 takes so many rows of floatX.
+constexpr size_t FLOAT_ROWS = sizeof(float) / sizeof(floatX);
+// Rows of a buffer for the logits of N tokens. Training holds them as floatX; evaluation, also that between two steps
+// of training, takes the same memory for FLOAT_ROWS times fewer rows of float32.
+inline size_t logit_rows(size_t N, size_t Vp, Purpose purpose) {
+    const size_t wanted = purpose == Purpose::Train ? N : FLOAT_ROWS * N;
+    return std::max(FLOAT_ROWS, std::min(wanted, LOGITS_BOUND / Vp));
+}
+
 // how many layers' worth of an activation exist
 inline int kept_layers(Keep keep, Purpose purpose, int L) {
     const bool saved = keep == Keep::Saved && purpose == Purpose::Train;
@@ -237,7 +246,7 @@ inline int kept_layers(Keep keep, Purpose purpose, int L) {
 // table.
 template <class Pointers> struct ActivationsOf {
     int B = 0, T = 0;                                       // capacity
-    int chunk = 0;                                          // rows of logits held at once
+    int chunk = 0;                                          // rows of logits held at once, as floatX
     bool decodes = false;                                   // attention_decode runs over them
     TensorTable table, position_table;
     float *data = nullptr, *position_data = nullptr;
@@ -249,6 +258,7 @@ template <class Pointers> struct ActivationsOf {
         const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * T);
         return sizeof(float) * floats + sizeof(int) * ints;
     }
+    int chunk_of(bool backward) const { return backward ? chunk : chunk / (int)FLOAT_ROWS; }
     void add(TensorSpec s, size_t element) {
         s.element = element;
         table.add(s);

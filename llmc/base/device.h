@@ -79,20 +79,20 @@ template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { retu
 
 // P neighbouring elements as float32. On a GPU they are loaded and stored by one instruction when P is PACK, and must
 // then start on 16 bytes. A CPU's compiler does that by itself, so there PACK is 1.
-template <int P> struct alignas(P == 1 ? alignof(floatX) : 16) PackWords { floatX x[P]; };
+template <int P, class T> struct alignas(P == 1 ? alignof(T) : 16) PackWords { T x[P]; };
 template <int P> struct Pack { float x[P]; };
-template <int P> __device__ __forceinline__ Pack<P> load_pack(const floatX* p) {
-    const PackWords<P> words = *(const PackWords<P>*)p;
+template <int P, class T> __device__ __forceinline__ Pack<P> load_pack(const T* p) {
+    const PackWords<P, T> words = *(const PackWords<P, T>*)p;
     Pack<P> pack;
     UNROLL
     for (int e = 0; e < P; e++) { pack.x[e] = (float)words.x[e]; }
     return pack;
 }
-template <int P> __device__ __forceinline__ void store_pack(floatX* p, const Pack<P>& pack) {
-    PackWords<P> words;
+template <int P, class T> __device__ __forceinline__ void store_pack(T* p, const Pack<P>& pack) {
+    PackWords<P, T> words;
     UNROLL
-    for (int e = 0; e < P; e++) { words.x[e] = (floatX)pack.x[e]; }
-    *(PackWords<P>*)p = words;
+    for (int e = 0; e < P; e++) { words.x[e] = (T)pack.x[e]; }
+    *(PackWords<P, T>*)p = words;
 }
 // Calls f with the P for rows (or an array) of n elements: PACK if each of them starts on 16 bytes, otherwise 1.
 template <class F> void with_pack(size_t n, F f) {

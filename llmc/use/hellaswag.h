@@ -75,6 +75,13 @@ struct HellaSwagScore {
     double accuracy() const { return (double)correct / examples; }
 };
 
+// Whether x[i] is smaller than all others of the n: a tie is no answer.
+inline bool is_least(const float* x, int n, int i) {
+    bool least = true;
+    for (int k = 0; k < n; k++) { least = least && (k == i || x[i] < x[k]); }
+    return least;
+}
+
 // Four rows an example, as many at a time as acts has tokens for. A row is at most acts.T long.
 template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& model, Acts& acts, const HellaSwag& set) {
     HellaSwagScore score;
@@ -127,7 +134,7 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
     score.stopped = score.nll.size() < rows.size();
     for (int e = 0; e < score.examples && !score.stopped; e++) {
         const float* nll = score.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
-        score.correct += (int)(std::min_element(nll, nll + HELLASWAG_ENDINGS) - nll) == set.examples[(size_t)e].label;
+        score.correct += is_least(nll, HELLASWAG_ENDINGS, set.examples[(size_t)e].label);
     }
     return score;
 }

@@ -46,7 +46,7 @@ void test_classifier(Random& random, size_t N, size_t V, size_t Vp, double std) 
 
     const Array<int> d_targets(targets);
     Array<float> x(logits), losses(N);
-    classifier(losses, nullptr, x, d_targets, dloss, N, (int)V, (int)Vp, false, Stream(0));
+    classifier(losses, nullptr, (float*)x, d_targets, dloss, N, (int)V, (int)Vp, false, Stream(0));
     CHECK(same_bits(x.host(), logits));             // evaluation leaves them alone
     const std::vector<float> first = losses.host();
     const double coarse = worst_difference(plain.losses, want.losses);
@@ -59,7 +59,7 @@ void test_classifier(Random& random, size_t N, size_t V, size_t Vp, double std) 
         if (targets[n] == IGNORE_INDEX) { CHECK(first[n] == 0.0f); }
     }
     Array<float> losses2(N);
-    classifier(losses2, nullptr, x, d_targets, dloss, N, (int)V, (int)Vp, true, Stream(0));
+    classifier(losses2, nullptr, (float*)x, d_targets, dloss, N, (int)V, (int)Vp, true, Stream(0));
     CHECK(same_bits(losses2.host(), first));
     const std::vector<float> got = x.host();
     bool padding_is_zero = true;
@@ -107,6 +107,26 @@ TEST_CASE("classifier, large vocabularies and many rows", "[classifier][asan]") 
     test_classifier(random, 1000, 257, 384, 2);
 }
 
+TEST_CASE("classifier: a hit is larger than every other logit of the vocabulary, padding aside", "[classifier]") {
+    const float inf = INFINITY;
+    const int V = 5, Vp = 8;
+    struct Row { std::vector<float> logits; int target; float hit; };
+    const std::vector<Row> rows = {
+        {{1, 3, 2, 0, -1, 9, inf, NAN}, 1, 1},         // the largest, and larger columns of padding
+        {{1, 3, 2, 0, -1, 9, inf, NAN}, 2, 0},
+        {{3, 3, 2, 0, -1, 0, 0, 0}, 0, 0},             // ties, the target first and last
+        {{3, 3, 2, 0, -1, 0, 0, 0}, 1, 0},
+        {{-1, -2, -3, -4, std::nextafter(-1.0f, 0.0f), 0, 0, 0}, 4, 1},
+        {{NAN, 1, 2, 3, 4, 0, 0, 0}, 0, 0}};
+    for (const Row& row : rows) {
+        INFO(row.logits[0] << " " << row.logits[1] << " ..., target " << row.target);
+        Array<float> losses(1), hits(1);
+        Array<float> x(row.logits);
+        classifier(losses, hits, (float*)x, Array<int>(std::vector<int>{row.target}), 1.0f, 1, V, Vp, false, Stream(0));
+        CHECK(hits.host()[0] == row.hit);
+    }
+}
+
 TEST_CASE("classifier: logits of 10,000 in size", "[classifier][asan]") {
     Random random;
     INFO(random);
@@ -118,7 +138,7 @@ TEST_CASE("classifier: logits of 10,000 in size", "[classifier][asan]") {
         for (float v : {1e4f, -1e4f, 1e4f, 0.0f, -1e4f, NAN, NAN, NAN}) { logits.push_back(v); }
     }
     Array<float> x(logits), losses(5);
-    classifier(losses, nullptr, x, Array<int>(targets), 1.0f, 5, (int)V, (int)Vp, true, Stream(0));
+    classifier(losses, nullptr, (float*)x, Array<int>(targets), 1.0f, 5, (int)V, (int)Vp, true, Stream(0));
     const std::vector<float> loss = losses.host(), d = x.host();
     const double want[] = {std::log(2.0), 2e4 + std::log(2.0), std::log(2.0), 1e4 + std::log(2.0), 2e4 + std::log(2.0)};
     for (int n = 0; n < 5; n++) {
@@ -133,7 +153,7 @@ TEST_CASE("classifier: logits of 10,000 in size", "[classifier][asan]") {
 TEST_CASE("classifier: a NaN or infinite logit is a NaN loss, not a plausible one", "[classifier]") {
     const Array<int> targets(std::vector<int>{0, 0, 0});
     Array<float> x(std::vector<float>{1, NAN, 2, 4, INFINITY, 1, 1, 2, 3}), losses(3);
-    classifier(losses, nullptr, x, targets, 1.0f, 3, 3, 3, false, Stream(0));
+    classifier(losses, nullptr, (float*)x, targets, 1.0f, 3, 3, 3, false, Stream(0));
     CHECK_FALSE(std::isfinite(losses.host()[0]));
     CHECK_FALSE(std::isfinite(losses.host()[1]));
     CHECK(std::isfinite(losses.host()[2]));
@@ -146,7 +166,7 @@ TEST_CASE("classifier: same bits for any number of threads", "[classifier]") {
     const Array<int> targets(std::vector<int>(77, 3));
     check_thread_invariance([&] {
         Array<float> x(logits), losses(77);
-        classifier(losses, nullptr, x, targets, 0.1f, 77, 300, 384, true, Stream(0));
+        classifier(losses, nullptr, (float*)x, targets, 0.1f, 77, 300, 384, true, Stream(0));
         std::vector<float> all = x.host(), l = losses.host();
         all.insert(all.end(), l.begin(), l.end());
         return all;

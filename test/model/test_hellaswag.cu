@@ -147,6 +147,16 @@ TEST_CASE("hellaswag: an ending's score is the mean loss of its tokens after its
     CHECK(throws_with([&] { evaluate_hellaswag(model, acts, set); }, "does not fit into --T 4") == EXIT_BAD_INPUT);
 }
 
+TEST_CASE("hellaswag: a right ending that ties with another one is not a hit", "[hellaswag]") {
+    HellaSwag set = random_set(20, 8, 50, 9);
+    for (auto& x : set.examples) { for (auto& ending : x.ending) { ending = x.ending[0]; } }
+    FakeModel model;
+    FakeActs acts{8, 40};
+    CHECK(evaluate_hellaswag(model, acts, set).correct == 0);
+    for (auto& x : set.examples) { x.label = 0; }           // the first of equals, too
+    CHECK(evaluate_hellaswag(model, acts, set).correct == 0);
+}
+
 TEST_CASE("hellaswag: llm.c's file of 500 real examples", "[hellaswag]") {
     const char* data = getenv("CABLE_DATA");
     if (data == nullptr || *data == '\0') { WARN("SKIPPED: CABLE_DATA names no directory"); return; }

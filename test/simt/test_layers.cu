@@ -314,6 +314,36 @@ KERNEL_TEST("classifier") {
     EXPECT_CLOSE(logits.host(), dx, ROUNDED);
 }
 
+KERNEL_TEST("logits that round to one bf16 number are told apart by evaluation; padding is never the largest") {
+    const int V = 1300, Vp = 1344, C = 8;
+    std::vector<float> h(C, 0.0f);
+    std::vector<float> w(Vp * C, 0.0f);
+    std::vector<float> b(Vp, 0.0f);
+    h[0] = h[1] = 1;
+    for (int v = 0; v < Vp; v++) { w[v * C] = v < V ? 1.0f : 100.0f; }
+    const int larger = 700;
+    w[larger * C + 1] = 1 / 1024.0f;                        // 1 + 2^-10 is 1 in bf16
+    b[3] = 1 / 2048.0f;
+    std::vector<float> seven = b;                           // and a bias that makes another one the largest
+    seven[7] = 1 / 512.0f;
+    DeviceArray<floatX> lnf(converted<floatX>(h)), wte(converted<floatX>(w));
+    DeviceArray<float> logits(Vp), losses(1), hits(1);
+    for (int target : {larger, 3, 0, 7}) {
+        for (const auto& bias : {b, seven}) {
+            DeviceArray<floatX> add(converted<floatX>(bias));
+            DeviceArray<int> targets(std::vector<int>{target});
+            matmul_float(logits.p, view(lnf.p, 1, C), transposed(view(wte.p, Vp, C)), add.p, stream);
+            classifier(losses.p, hits.p, logits.p, targets.p, 1.0f, 1, V, Vp, false, stream);
+            const int best = bias[7] > 0 ? 7 : larger;
+            EXPECT(hits.host()[0] == (target == best), "target %d, the largest is %d: hit %g", target, best,
+                   hits.host()[0]);
+        }
+    }
+    matmul_float(logits.p, view(lnf.p, 1, C), transposed(view(wte.p, Vp, C)), nullptr, stream);
+    EXPECT(logits.host()[larger] == 1 + 1 / 1024.0f && logits.host()[3] == 1, "without a bias: %.9g, %.9g",
+           logits.host()[larger], logits.host()[3]);
+}
+
 static void check_matmul(int N, int C, int OC) {
     DeviceArray<floatX> inp(inputs(N * C, 1)), weight(inputs(OC * C, 2)), bias(inputs(OC, 3)),
         residual(inputs(N * OC, 4));
