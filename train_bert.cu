@@ -647,8 +647,9 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
             if (!e.stopped) {
-                printf("%s | %.2f%% right\n", val_line(step, o.steps, e.loss).c_str(), 100 * e.accuracy);
-                run.log->val(step, e.loss, e.accuracy);
+                const std::string right = e.tokens > 0 ? strprintf(" | %.2f%% right", 100 * e.accuracy) : "";
+                printf("%s%s\n", val_line(step, o.steps, e.loss, e.tokens).c_str(), right.c_str());
+                run.log->val(step, e.loss, e.accuracy, e.tokens);
             }
         }
         // 2 a checkpoint, and the end when this was the last step or a signal has come

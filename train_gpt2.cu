@@ -557,8 +557,8 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
             const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
             const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
             if (!e.stopped) {
-                printf("%s\n", val_line(step, o.steps, e.loss).c_str());
-                run.log->val(step, e.loss, e.accuracy);
+                printf("%s\n", val_line(step, o.steps, e.loss, e.tokens).c_str());
+                run.log->val(step, e.loss, e.accuracy, e.tokens);
             }
             if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, false, *run.log); }
         }

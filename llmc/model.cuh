@@ -78,10 +78,11 @@ inline void parameters_free(Parameters& p) {
 // a step's gradient: for each micro-batch i of n, gradient_begin, backward into what it returns, gradient_add; then
 // gradient_end
 
-// on the device; its norm and the mean loss
+// on the device; its norm and the mean loss of so many targets
 struct StepGradient {
     float* grads;
     double norm, loss;
+    size_t targets;
 };
 
 // the buffer for a micro-batch's gradient, zeroed
@@ -121,10 +122,10 @@ inline size_t count_targets(const int* targets, size_t n) {
     return std::accumulate(all.begin(), all.end(), (size_t)0);
 }
 
-// The step's gradient, and its mean loss from the sums that loss_sum left for each micro-batch (0 when nothing was
-// asked for): the one time in a step that the host waits for the device.
+// The step's gradient, and its mean loss from the sums that loss_sum left for each micro-batch (NAN when nothing
+// was asked for): the one time in a step that the host waits for the device.
 inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
-    StepGradient g = {p.tree.back(), 0.0, 0.0};
+    StepGradient g = {p.tree.back(), 0.0, NAN, counted};
     const size_t n = (size_t)micro_batches;
     const size_t chunks = gradient_norm_begin(p.norm_partial, g.grads, p.table.total, p.stream);
     std::vector<double> sums(chunks + n), losses(n * (size_t)comm().size);

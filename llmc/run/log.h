@@ -76,7 +76,9 @@ inline std::string step_line(const StepRecord& r, int64_t steps, double seconds_
 
 // step   20/74 | val loss 5.270009
 // Validation happens before an update, so the step is the number of updates that the weights have seen.
-inline std::string val_line(int64_t step, int64_t steps, double loss) {
+// tokens: those that were predicted.
+inline std::string val_line(int64_t step, int64_t steps, double loss, uint64_t tokens) {
+    if (tokens == 0) { return step_text(step, steps) + "no val loss: nothing to predict"; }
     return step_text(step, steps) + "val loss " + fixed_width(loss, 8);
 }
 
@@ -212,8 +214,9 @@ struct Log {
         record(j);
     }
 
-    void val(int64_t step, double loss, double accuracy) {
-        main_log.append(strprintf("s:%lld tel:%.4f", (long long)step, loss));
+    // tokens: those that were predicted; of none there is no loss, null in log.jsonl
+    void val(int64_t step, double loss, double accuracy, uint64_t tokens) {
+        if (tokens > 0) { main_log.append(strprintf("s:%lld tel:%.4f", (long long)step, loss)); }
         record({{"kind", "val"}, {"step", step}, {"loss", loss}, {"accuracy", accuracy}});
     }
 

@@ -294,8 +294,11 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     s.step = r.state.step;
     s.mem = (double)device_memory_used();
     s.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, s.step);
-    const Verdict verdict = r.state.guard.judge(s.loss, s.norm);
-    if (verdict.skip) {
+    const bool asked = gradient.targets > 0;                    // else there is nothing to learn, nor to judge
+    const Verdict verdict = asked ? r.state.guard.judge(s.loss, s.norm) : Verdict{true, "", NAN, NAN};
+    if (!asked) {
+        s.skipped = "nothing to predict in any sequence of this step";
+    } else if (verdict.skip) {
         const std::string bad = first_bad_tensor(p, gradient.grads);
         s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
     } else {

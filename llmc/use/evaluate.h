@@ -29,7 +29,7 @@ constexpr int EVALUATION_TOKENS = 2048;
 struct Evaluation {
     int T = 0, stride = 0;
     uint64_t windows = 0, tokens = 0;
-    double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats
+    double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats; no tokens: NAN
     std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
     bool stopped = false;                       // by a signal, before the end: nothing above holds
 };
@@ -68,7 +68,8 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
             set_targets(model, stream.data(), start, T, tokens.data() + (size_t)b * T, row);
             for (int t = 0; t < T; t++) { row[t] = (uint64_t)t < n && (uint64_t)t >= first ? row[t] : IGNORE_INDEX; }
         }
-        if (B > 0) {
+        const auto end = targets.begin() + (long)B * T;
+        if (std::any_of(targets.begin(), end, [](int t) { return t != IGNORE_INDEX; })) {
             forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(),
                            hits.data());
         }
@@ -86,12 +87,8 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
         progress.update(std::min(e.windows, round + (uint64_t)most * ranks), e.windows);
     }
     for (uint64_t n : count) { e.tokens += n; }
-    check(e.tokens > 0, "%s %s: nothing to predict in %llu tokens", files.flag.c_str(), files.pattern.c_str(),
-          (unsigned long long)total);
-    for (int t = 0; t < T; t++) {
-        e.loss += sum[t] / (double)e.tokens;
-        e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN);
-    }
+    for (int t = 0; t < T; t++) { e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN); }
+    for (double s : sum) { e.loss += s / (double)e.tokens; }        // NAN of no tokens: masking may draw none of few
     e.accuracy /= (double)e.tokens;
     return e;
 }
@@ -126,6 +123,12 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         const double live = live_tile_share(acts.a.attscratch(), position, model.config.causal, T, model.config.NH, HS,
                                             model.stream);
         acts.release();
+        if (e.tokens == 0) {
+            printf("%8d %8d %10llu %12d %10s %10s   no loss: nothing to predict\n", e.T, e.stride,
+                   (unsigned long long)e.windows, 0, "-", "-");
+            log.record(evaluation_json(e, position));
+            continue;
+        }
         std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
         if (live < 1.0) { more += strprintf("   last layer: %.1f%% of the tiles live", 100 * live); }
         printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows,

@@ -102,6 +102,52 @@ std::string retrieval_shard(const std::vector<uint16_t>& ids, int group, int doc
 // ----------------------------------------------------------------------------------------------------------
 // training
 
+TEST_CASE("bert_run: nothing masked: no validation loss, no update, and the run goes on", "[bert_run]") {
+    if (!have_bert()) { return; }
+    Bert place;
+    const std::string out = place / "few";
+    // one sequence of 16 tokens, of which 2 in 100 are masked: most steps and validations have none
+    const Flags flags = place.base.with("--B 1 --T 16 --mask_share 0.02 --val_every 1 --val_batches 1 --keep 0 "
+                                        "--checkpoint_every 1 --warmup 1 --steps 40");
+    const Outcome o = place.run(flags.set("--out", out));
+    REQUIRE(o.code == 0);
+    CHECK(contains(o.out, "step    0/40 | no val loss: nothing to predict"));
+    const std::vector<Json> steps = of_kind(json_lines(out + "/log.jsonl"), "train");
+    REQUIRE(steps.size() == 40);
+    int updates = 0;
+    int empty = 0;
+    for (int s = 0; s < 40; s++) {
+        const bool skipped = steps[(size_t)s].contains("skipped");
+        const auto file = [&](int step, const char* name) {
+            return read_file(out + strprintf("/step_%08d/", step) + name);
+        };
+        const Json state = parse_json(file(s + 1, "state.json"), "state.json");
+        updates += !skipped;
+        INFO("step " << s + 1 << ", skipped " << skipped);
+        CHECK(state.at("updates") == updates);
+        CHECK(state.at("guard").at("bad_in_a_row") == 0);
+        CHECK((int)state.at("guard").at("loss").at("values").size() == updates);
+        CHECK(steps[(size_t)s].at("loss").is_null() == skipped);
+        if (!skipped || s == 0) { continue; }
+        empty++;
+        CHECK(file(s + 1, "model.safetensors") == file(s, "model.safetensors"));
+    }
+    CHECK((empty >= 2 && updates >= 2));
+    CHECK(contains(o.out, "SKIPPED: nothing to predict in any sequence of this step"));
+    // resumed before and after the first steps without a target, it ends at the same bits
+    for (int step = 1; step < 40; step++) {
+        if (!steps[(size_t)step].contains("skipped") && !steps[(size_t)step - 1].contains("skipped")) { continue; }
+        const std::string name = strprintf("/step_%08d", step), again = place / ("again" + std::to_string(step));
+        io_mkdirs(again);
+        REQUIRE(system(("cp -r " + out + name + " " + again).c_str()) == 0);
+        REQUIRE(place.run(flags.set("--out", again).set("--resume", "1")).code == 0);
+        INFO("resumed from step " << step);
+        CHECK(read_file(again + "/step_00000040/model.safetensors") ==
+              read_file(out + "/step_00000040/model.safetensors"));
+        if (step >= 8) { break; }
+    }
+}
+
 TEST_CASE("bert_run: an old checkpoint goes on", "[bert_run]") {
     if (have_bert()) { check_old_checkpoint("train_bert"); }
 }

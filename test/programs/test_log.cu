@@ -35,7 +35,7 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 // What a trainer logs from step `from` to the end, where the loop does validation, then saves, then updates.
 void run(Log& log, int64_t from, int64_t stop, int64_t steps) {
     for (int64_t s = from; s <= steps && s < stop; s++) {
-        if (s % 4 == 0 || s == steps) { log.val(s, 2.0 + (double)s, 0.5); }
+        if (s % 4 == 0 || s == steps) { log.val(s, 2.0 + (double)s, 0.5, 9); }
         if (s < steps) { log.train(record_of(s)); }
     }
 }
@@ -52,7 +52,7 @@ TEST_CASE("log: the formats", "[log]") {
     TemporaryDirectory dir;
     {
         Log log(dir.path);
-        log.val(0, 5.25, 0.25);
+        log.val(0, 5.25, 0.25, 9);
         StepRecord r = record_of(0);
         log.train(r);
         r.step = 12;
@@ -74,9 +74,17 @@ TEST_CASE("log: the formats", "[log]") {
           R"({"kind":"eval","step":13,"T":64,"ppl":5.5})" "\n");
 }
 
+TEST_CASE("log: a validation that asked nothing has no loss", "[log]") {
+    TemporaryDirectory dir;
+    { Log log(dir.path); log.val(3, NAN, NAN, 0); }
+    CHECK(read_file(dir.path + "/main.log").empty());
+    CHECK(read_file(dir.path + "/log.jsonl") == "{\"kind\":\"val\",\"step\":3,\"loss\":null,\"accuracy\":null}\n");
+    CHECK(val_line(3, 10, NAN, 0) == "step    3/10 | no val loss: nothing to predict");
+}
+
 TEST_CASE("log: no directory, no files, no failure", "[log]") {
     Log log("");
-    log.val(0, 1.0, 0.5);
+    log.val(0, 1.0, 0.5, 9);
     log.train(record_of(0));
     log.sync();
     CHECK(log.main_log.fd == -1);
@@ -85,7 +93,7 @@ TEST_CASE("log: no directory, no files, no failure", "[log]") {
 TEST_CASE("log: a new run starts both files anew, a directory is made when it is missing", "[log]") {
     TemporaryDirectory dir;
     { Log log(dir.path); run(log, 0, 100, 10); }
-    { Log log(dir.path); log.val(0, 1.0, 0.5); }
+    { Log log(dir.path); log.val(0, 1.0, 0.5, 9); }
     CHECK(read_file(dir.path + "/main.log") == "s:0 tel:1.0000\n");
     CHECK(read_file(dir.path + "/log.jsonl") == "{\"kind\":\"val\",\"step\":0,\"loss\":1.0,\"accuracy\":0.5}\n");
     const std::string deep = dir.path + "/a";
@@ -206,7 +214,7 @@ TEST_CASE("log: a finished run that is repeated has its evaluations once", "[log
 
 TEST_CASE("log: resuming into a directory without logs starts them", "[log]") {
     TemporaryDirectory dir;
-    { Log log(dir.path, 5); log.val(5, 1.0, 0.5); }
+    { Log log(dir.path, 5); log.val(5, 1.0, 0.5, 9); }
     CHECK(read_file(dir.path + "/main.log") == "s:5 tel:1.0000\n");
 }
 
@@ -251,7 +259,7 @@ TEST_CASE("log: the step line has the loss in llm.c's columns", "[log]") {
           "  SKIPPED: spike");
     r.mfu = NAN;                                                // a GPU of unknown peak
     CHECK(contains(step_line(r, 10, 0), " tok/s n/a MFU |"));
-    CHECK(val_line(1000, 18865, 10.98765432) == "step  1000/18865 | val loss 10.98765");
+    CHECK(val_line(1000, 18865, 10.98765432, 9) == "step  1000/18865 | val loss 10.98765");
 }
 
 TEST_CASE("log: the step line is aligned and has at most 100 columns", "[log]") {

@@ -315,7 +315,8 @@ KERNEL_TEST("classifier") {
 }
 
 KERNEL_TEST("logits that round to one bf16 number are told apart by evaluation; padding is never the largest") {
-    const int V = 1300, Vp = 1344, C = 8;
+    const int V = 1300, Vp = 1344;
+    const int C = 8;
     std::vector<float> h(C, 0.0f);
     std::vector<float> w(Vp * C, 0.0f);
     std::vector<float> b(Vp, 0.0f);
