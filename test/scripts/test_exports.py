@@ -731,7 +731,7 @@ class BertForMaskedLM(Case):
         self.compare("run", model.eval())
 
     def train_encoding(self, pos, *flags):
-        chosen = {"--T": "40", "--out": "run_" + pos, "--model": "2,2,32", **dict(zip(flags[::2], flags[1::2]))}
+        chosen = {"--T": "40", "--out": "run_" + pos, "--model": "2,3,48", **dict(zip(flags[::2], flags[1::2]))}
         if "--load" in chosen:
             del chosen["--model"]
         self.bert("--train_files", "text.txt", "--pos", pos, "--B", "8", "--steps", "20", "--lr", "5e-3",
