@@ -50,6 +50,12 @@ void test_matmul(Random& random, size_t N, size_t C, size_t OC, bool with_bias, 
     // partial sums of n terms of size 1 are of size sqrt(n), wherever they end
     check_close("matmul out", out.host(), want.out, plain.out, std::sqrt((double)C));
 
+    if (!with_residual) {
+        Array<float> whole(std::vector<float>(N * OC, NAN));                    // overwritten
+        matmul_float(whole, view(d_inp.p, N, C), transposed(view(d_weight.p, OC, C)), bias_or_null, Stream(0));
+        check_close("matmul_float", whole.host(), want.out, plain.out, std::sqrt((double)C));
+    }
+
     matmul_backward(dinp, dweight, with_bias ? dbias.p : nullptr, scratch, d_dout, nullptr, view(d_inp.p, N, C),
                     view(d_weight.p, OC, C),
                     Stream(0));

@@ -15,6 +15,7 @@
 #include "llmc/matmul.cuh"
 #include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
+#include "llmc/run/banner.h"
 #include "llmc/run/collections.h"
 #include "llmc/run/run.h"
 #include "llmc/use/retrieval.h"

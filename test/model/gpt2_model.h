@@ -18,6 +18,7 @@
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/run/banner.h"
 #include "llmc/run/run.h"
 #include "llmc/use/evaluate.h"
 #include "llmc/use/generate.h"

@@ -24,6 +24,7 @@
 #include "llmc/use/generate.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/run/banner.h"
 #include "llmc/run/run.h"
 
 namespace {

@@ -175,3 +175,40 @@ KERNEL_TEST("generate: the text is that of steps without a recording") {
            simt_capture.launched - before);
 #endif
 }
+
+// Two logits that bf16 cannot tell apart: the normalized states are (1, 1, 0 ...), and the embeddings of 5 and 6 give
+// 1 + 2^-9 and 1. The evaluation and the likeliest next token are computed from float32 logits.
+KERNEL_TEST("evaluation and generation have float32 logits") {
+    SmallModel model("none", TileSkip::Off);
+    std::vector<float> x(model.table.total);
+    copy_to_host(x.data(), model.master, sizeof(float) * x.size(), model.stream);
+    const int C = 32, V = 61;
+    const int T = 16;
+    float *lnfw = model.table.pointer(x.data(), "lnfw")(0), *lnfb = model.table.pointer(x.data(), "lnfb")(0);
+    float* wte = model.table.pointer(x.data(), "wte")(0);
+    for (int c = 0; c < C; c++) {
+        lnfw[c] = 0;
+        lnfb[c] = c < 2 ? 1.0f : 0.0f;
+        for (int v = 0; v < V; v++) { if (c < 2) { wte[v * C + c] = 0; } }
+    }
+    wte[5 * C] = wte[6 * C] = 1;
+    wte[5 * C + 1] = 1.0f / 512;
+    copy_to_device(model.master, x.data(), sizeof(float) * x.size(), model.stream);
+    round_weights(model.weights, model.master, model.table, 1, 0, model.stream);
+    Activations acts = activations_describe(model, 1, T, Purpose::Generate, 0);
+    activations_allocate(acts);
+    const std::vector<int> ids = draws(T), fives((size_t)T, 5), sixes((size_t)T, 6);
+    std::vector<float> losses((size_t)T), hits((size_t)T), others((size_t)T), logits;
+    forward_losses(model, acts, ids.data(), fives.data(), nullptr, 1, T, losses.data(), hits.data());
+    const double z = std::exp(1 + 1.0 / 512) + std::exp(1.0) + (V - 2);
+    for (int t = 0; t < T; t++) {
+        const double error = losses[(size_t)t] - (std::log(z) - 1 - 1.0 / 512);
+        EXPECT(hits[(size_t)t] == 1 && std::fabs(error) < 2e-6, "token %d: hit %g, the loss is off by %g", t,
+               hits[(size_t)t], error);
+    }
+    forward_losses(model, acts, ids.data(), sixes.data(), nullptr, 1, T, others.data(), hits.data());
+    EXPECT(hits == std::vector<float>((size_t)T, 0.0f), "6 is never the likeliest");
+    forward_logits(model, acts, ids.data(), T, 0, logits);
+    EXPECT(logits[5] == 1 + 1.0f / 512 && logits[6] == 1, "logits %.9g and %.9g", logits[5], logits[6]);
+    acts.release();
+}
