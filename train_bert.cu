@@ -840,6 +840,7 @@ int bert_main(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+    open_closed_descriptors();
     wait_politely(argv);
     return run_program(bert_main, argc, argv);
 }

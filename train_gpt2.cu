@@ -665,6 +665,7 @@ int gpt2_main(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+    open_closed_descriptors();
     wait_politely(argv);
     return run_program(gpt2_main, argc, argv);
 }

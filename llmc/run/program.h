@@ -3,6 +3,8 @@
 #ifndef LLMC_RUN_PROGRAM_H
 #define LLMC_RUN_PROGRAM_H
 
+#include <fcntl.h>
+
 #include <csignal>
 #include <new>
 
@@ -34,7 +36,9 @@ inline std::string not_saved;
 // SIGINT ends at once, unless a checkpoint is just being written: after that the run ends by itself.
 inline const int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
 inline volatile sig_atomic_t saving = 0;        // a checkpoint is being written
+inline bool has_trained = false;                // the result is a checkpoint, and stdout only tells of it
 inline void catch_signals() {
+    has_trained = true;
     struct sigaction action = {};
     action.sa_handler = [](int number) {
         if (number == SIGINT && stop_signal != 0 && !saving) {
@@ -50,12 +54,10 @@ inline void catch_signals() {
         if (number == SIGHUP && before.sa_handler == SIG_IGN) { continue; }     // started by nohup
         sigaction(number, &action, nullptr);
     }
-    signal(SIGPIPE, SIG_IGN);                   // `| head` closes the console, and must not end the run
 }
 // What follows training loses nothing when it is killed.
 inline void release_signals() {
     for (int number : STOP_SIGNALS) { if (signal(number, SIG_DFL) == SIG_IGN) { signal(number, SIG_IGN); } }
-    signal(SIGPIPE, SIG_DFL);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -80,6 +82,15 @@ inline void print_tensors(const TensorTable& table, const std::vector<FileTensor
     printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
 }
 
+// The very first thing of a program: a file that it opens must not get the number of a closed stdin, stdout or stderr,
+// since what is printed would then be written into that file.
+inline void open_closed_descriptors() {
+    for (int fd = 0; fd <= 2; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) { continue; }
+        if (open("/dev/null", O_RDWR) != fd) { _exit(EXIT_DEVICE); }        // the lowest free number is fd
+    }
+}
+
 // Runs a program on all ranks and turns what it throws into a message and an exit code.
 template <class Program> int run_program(Program program, int argc, char** argv) {
     try {
@@ -87,10 +98,13 @@ template <class Program> int run_program(Program program, int argc, char** argv)
             die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it by the Makefile");
         }
         signal(SIGXFSZ, SIG_IGN);               // a file beyond `ulimit -f` is a write error with a message
+        signal(SIGPIPE, SIG_IGN);               // `| head` closes the console, and must not end the run
         comm_init();
         not_saved.clear();
         const int code = program(argc, argv);
         check(not_saved.empty(), "%s", not_saved.c_str());
+        const bool printed = fflush(stdout) == 0 && ferror(stdout) == 0;
+        check(printed || has_trained, "cannot write to stdout");
         return comm_finish(code);
     } catch (const Error& e) {
         return comm_report(e.code, e.what());

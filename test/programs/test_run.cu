@@ -946,6 +946,37 @@ TEST_CASE("run: a missing data set names the script that makes it", "[run]") {
     check_refused(place, {place.base.set("--val_files", place / "other.bin"), {"--val_files", "no file matches"}});
 }
 
+TEST_CASE("run: closed descriptors, and a stdout that takes nothing", "[run][descriptors]") {
+    if (!have_program()) { return; }
+    Place place;
+    const auto in_shell = [&](const Flags& f, const std::string& end, const std::string& name) {
+        std::string line = place.program;
+        for (const std::string& word : f.words()) { line += " '" + word + "'"; }
+        return Process("/bin/sh", {"-c", line + end}, place / name).wait();
+    };
+    REQUIRE(place.run(place.base).code == 0);
+    const std::string log = read_file(place.out() + "/main.log");
+    int n = 0;
+    for (const char* closed : {" <&-", " >&-", " 2>&-", " <&- >&-", " <&- >&- 2>&-"}) {      // 1 files stay as they are
+        INFO(closed);
+        const std::string name = strprintf("closed%d", n++);
+        CHECK(in_shell(place.base.set("--out", place / name), closed, name + ".log").code == 0);
+        CHECK(read_file(place / name + "/main.log") == log);
+    }
+    const Flags load = Flags().set("--load", step_dir(place.out(), 12));
+    const Flags uses[] = {Flags().with("--list --model 2,2,32"), Flags().set("--help"), load.set("--generate", "the"),
+                          load.with("--eval_lengths 16").set("--val_files", place / "val.txt")};
+    for (const Flags& use : uses) {                             // 2 what is to be printed, and cannot be
+        INFO(use.words().back());
+        const Outcome o = in_shell(use, " > /dev/full", "full.log");
+        INFO(o.err);
+        CHECK(o.code == EXIT_BAD_INPUT);
+        CHECK(contains(o.err, "cannot write to stdout"));
+    }
+    CHECK(in_shell(place.base.set("--out", place / "full"), " > /dev/full", "train.log").code == 0);    // 3 training
+    CHECK(path_exists(step_dir(place / "full", 12)));
+}
+
 TEST_CASE("run: --list, --check and --help", "[run]") {
     if (!have_program()) { return; }
     Place place;
