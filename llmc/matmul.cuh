@@ -23,6 +23,14 @@
 #define MATMUL_CBLAS 1
 #endif
 
+// Bytes of address space that OpenBLAS takes in each thread that calls it: 134,221,824 in version 0.3.21. Where it cannot
+// have them, it tries for ever.
+#if defined(MATMUL_CBLAS)
+constexpr size_t MATMUL_THREAD_BYTES = (size_t)136 << 20;
+#else
+constexpr size_t MATMUL_THREAD_BYTES = 0;
+#endif
+
 constexpr int MATMUL_K = LANES > 1 ? 256 : 16;              // depth of a slice of the portable product
 constexpr int MATMUL_TILE_M = LANES > 1 ? 256 : 64;         // rows of the output per block, at most
 constexpr int MATMUL_TILE_N = LANES > 1 ? 512 : 64;         // columns

@@ -16,6 +16,8 @@
 #include <cmath>
 #include <cstring>
 
+#include <sys/resource.h>
+
 #include "common.h"
 #include "denormals.h"
 
@@ -67,6 +69,27 @@ template <class T> __host__ __device__ constexpr T round_up(T a, T b) { return c
 template <class T> __host__ __device__ constexpr T imin(T a, T b) { return a < b ? a : b; }
 template <class T> __host__ __device__ constexpr T imax(T a, T b) { return a > b ? a : b; }
 template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { return imin(imax(x, lo), hi); }
+
+// Bytes that the process may still take of the host's memory: MemAvailable of /proc/meminfo (without it, all of the
+// machine's), or less where `ulimit -v` allows less.
+inline size_t host_memory_available() {
+    size_t kilobytes = 0, pages = 0;
+    char line[128];
+    FILE* f = fopen("/proc/meminfo", "r");
+    while (f != nullptr && fgets(line, sizeof(line), f) != nullptr) {
+        if (sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) { break; }
+    }
+    if (f != nullptr) { fclose(f); }
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t free = kilobytes > 0 ? kilobytes * 1024 : (size_t)sysconf(_SC_PHYS_PAGES) * page;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) { return free; }
+    f = fopen("/proc/self/statm", "r");
+    if (f != nullptr && fscanf(f, "%zu", &pages) != 1) { pages = 0; }
+    if (f != nullptr) { fclose(f); }
+    const size_t allowed = (size_t)limit.rlim_cur, taken = pages * page;
+    return std::min(free, allowed > taken ? allowed - taken : 0);
+}
 
 #if defined(CUDA_BUILD)
 #include "device_cuda.h"

@@ -3,8 +3,11 @@
 #ifndef LLMC_BASE_DEVICE_CPU_H
 #define LLMC_BASE_DEVICE_CPU_H
 
+#include <mutex>
+#include <system_error>
+#include <thread>
+
 #include <sys/mman.h>
-#include <sys/resource.h>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -167,13 +170,40 @@ struct StepGraph {      // on a CPU kernels run when they are launched: there is
 
 #if defined(_OPENMP) && !defined(RACE_THREADS)
 inline int max_threads() { return omp_get_max_threads(); }
-inline void set_threads(int n) { if (n > 0) { omp_set_num_threads(n); } }
-// A waiting OpenMP thread spins. When anything else runs on the machine, that makes a run several times slower. Only
-// the environment, which OpenMP reads before main, changes it, so the program starts itself again with the environment
-// set.
+// n: 0 leaves it at what OpenMP found. OpenMP would end the program if it could not make its threads, so they are made
+// here once.
+inline void set_threads(int n) {
+    if (n > 0) { omp_set_num_threads(n); }
+    const int others = omp_get_max_threads() - 1;
+    std::vector<std::thread> threads;
+    std::mutex mutex;
+    bool failed = false;
+    {
+        const std::lock_guard<std::mutex> all_are_there(mutex);     // each thread waits until the last one exists
+        try {
+            threads.reserve((size_t)others);
+            for (int i = 0; i < others; i++) {
+                threads.emplace_back([&] { const std::lock_guard<std::mutex> turn(mutex); });
+            }
+        } catch (const std::system_error&) {
+            failed = true;
+        }
+    }
+    for (std::thread& t : threads) { t.join(); }
+    if (failed) {
+        die(EXIT_OUT_OF_MEMORY, "expected %d threads, got %zu (limits of memory or of processes?); --threads sets "
+            "their number", others + 1, threads.size() + 1);
+    }
+}
+// A waiting OpenMP thread spins. When anything else runs on the machine, that makes a run several times slower. And
+// OpenBLAS starts threads of its own, which matmul.cuh has no use for, and which try for ever to allocate where `ulimit
+// -v` forbids it. Only the environment, which both read before main, changes that, so the program starts itself again
+// with the environment set.
 inline void wait_politely(char** argv) {
-    if (getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) { return; }
-    setenv("OMP_WAIT_POLICY", "passive", 1);
+    const bool spins = getenv("OMP_WAIT_POLICY") == nullptr && getenv("GOMP_SPINCOUNT") == nullptr;
+    if (!spins && getenv("OPENBLAS_NUM_THREADS") != nullptr) { return; }
+    if (spins) { setenv("OMP_WAIT_POLICY", "passive", 1); }
+    setenv("OPENBLAS_NUM_THREADS", "1", 0);
     execv("/proc/self/exe", argv);          // returns only on failure, and then the program continues as it is
 }
 #else
@@ -184,17 +214,7 @@ inline void wait_politely(char**) {}
 
 // of a block: it is memory like any other
 inline size_t device_shared_available() { return SIZE_MAX; }
-// MemAvailable of /proc/meminfo; without it, all of the machine's memory
-inline size_t device_memory_available() {
-    size_t kilobytes = 0;
-    char line[128];
-    FILE* f = fopen("/proc/meminfo", "r");
-    while (f != nullptr && fgets(line, sizeof(line), f) != nullptr) {
-        if (sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) { break; }
-    }
-    if (f != nullptr) { fclose(f); }
-    return kilobytes > 0 ? kilobytes * 1024 : (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-}
+inline size_t device_memory_available() { return host_memory_available(); }
 // the most that the process has taken so far
 inline size_t device_memory_used() {
     struct rusage usage;

@@ -212,6 +212,7 @@ inline size_t device_shared_available() {
     CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     return (size_t)bytes;
 }
+inline int max_threads() { return 1; }
 inline void set_threads(int) {}
 inline void wait_politely(char**) {}
 inline std::string device_description() {

@@ -94,6 +94,10 @@ void report_run(const Run& r, const Parameters& p, const Config& config, size_t 
     std::string what = strprintf("%.0f %s of the parameters, ", copies, copies == 1 ? "copy" : "copies");
     what += format_bytes((double)activations) + " of activations";
     if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
+    // ids, targets, what was masked, and what DeviceBatch takes for each token of this rank's step
+    const double tokens = trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
+    check_address_space(MATMUL_THREAD_BYTES);
+    check_host_memory(tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1)));
     check_memory(weights + (double)buffers, trains ? (double)activations : 0.0, r.o.B, what);
 }
 

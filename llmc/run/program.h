@@ -4,6 +4,7 @@
 #define LLMC_RUN_PROGRAM_H
 
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <csignal>
 #include <new>
@@ -26,6 +27,27 @@ inline void check_memory(double fixed, double activations, int B, const std::str
     if (fits >= 1) { hint = strprintf("--B %d would fit", fits); }
     die(EXIT_OUT_OF_MEMORY, "the run needs %s of memory, but %s are available; %s", format_bytes(bytes).c_str(),
         format_bytes(available).c_str(), hint.c_str());
+}
+
+// The same for the host, which holds the ids and targets of all micro-batches of a step at once.
+inline void check_host_memory(double bytes) {
+    const double available = (double)host_memory_available() / comm().local_size;
+    if (bytes <= available) { return; }
+    die(EXIT_OUT_OF_MEMORY, "the tokens of a step need %s of the host's memory, but %s are available; try a smaller "
+        "--total_batch", format_bytes(bytes).c_str(), format_bytes(available).c_str());
+}
+
+// Refuses to begin where a limit of address space (ulimit -v) would make a library hang. bytes: what it takes in each
+// thread
+inline void check_address_space(size_t bytes) {
+    const size_t all = bytes * (size_t)max_threads();
+    if (all == 0) { return; }
+    void* p = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) {
+        die(EXIT_OUT_OF_MEMORY, "the matrix products want %s of address space, for %d threads; raise `ulimit -v`, take "
+            "fewer --threads, or build with BLAS=0", format_bytes((double)all).c_str(), max_threads());
+    }
+    munmap(p, all);
 }
 
 // Why the last checkpoint of this run is not there, "" if it is: what is left to do is done before that ends the
@@ -109,7 +131,9 @@ template <class Program> int run_program(Program program, int argc, char** argv)
     } catch (const Error& e) {
         return comm_report(e.code, e.what());
     } catch (const std::bad_alloc&) {
-        return comm_report(EXIT_OUT_OF_MEMORY, "out of memory");
+        return comm_report(EXIT_OUT_OF_MEMORY, "out of memory: the host has no more, or `ulimit -v` forbids it");
+    } catch (const std::length_error&) {
+        return comm_report(EXIT_OUT_OF_MEMORY, "out of memory: a size beyond what any machine has");
     }
 }
 

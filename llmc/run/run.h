@@ -94,6 +94,9 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Options& o = r.o;
     comm().timeout = o.collective_timeout;
     check_same_flags(o);
+    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
+    check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,
+          o.threads);
     set_threads(comm_threads(o.threads));
     matmul_deterministic(o.deterministic);
     r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work

@@ -946,6 +946,41 @@ TEST_CASE("run: a missing data set names the script that makes it", "[run]") {
     check_refused(place, {place.base.set("--val_files", place / "other.bin"), {"--val_files", "no file matches"}});
 }
 
+TEST_CASE("run: limits of memory, threads no machine has, and batches that fit in none", "[run][limits]") {
+    if (!have_program()) { return; }
+    Place place;
+    const auto limited = [&](const char* kilobytes, const Flags& flags) {
+        std::string line = std::string("ulimit -v ") + kilobytes + " && exec " + place.program;
+        for (const std::string& word : flags.words()) { line += " '" + word + "'"; }
+        Process p("/bin/sh", {"-c", line}, place / "limited");
+        return p.wait();
+    };
+    // 1 too little address space for the library of matrix products, which would try for ever; enough of it
+    for (const char* kilobytes : {"150000", "250000"}) {
+        INFO(kilobytes << " kB");
+        const Outcome o = limited(kilobytes, place.base);
+        INFO(o.err.substr(0, 1000));
+        CHECK((o.code == EXIT_OUT_OF_MEMORY || o.code == 0));              // 0: built with BLAS=0
+        CHECK((o.code == 0 || contains(o.err, "raise `ulimit -v`")));
+        CHECK(limited(kilobytes, Flags().set("--help")).code == 0);
+    }
+    CHECK(limited("4000000", place.base).code == 0);
+    // 2 what the limit leaves is what the run may take
+    const Outcome large = limited("4000000", place.base.with("--model 4,8,512 --T 256 --B 256").without("--total_batch")
+                                                 .set("--out", place / "large"));
+    CHECK(large.code == EXIT_OUT_OF_MEMORY);
+    CHECK(contains(large.err, "are available"));
+    // 3 threads
+    check_refused(place, {place.base.set("--threads", "100000"), {"--threads: expected at most", "got 100000"}});
+    check_refused(place, {place.base.set("--threads", "2147483647"), {"--threads: expected at most"}});
+    // 4 the ids of a step are host memory, too
+    const Outcome batch = place.run(place.base.with("--total_batch 2147483520 --check --B 1"));
+    CHECK((batch.code == EXIT_OUT_OF_MEMORY || batch.code == 0));
+    const Outcome ids = limited("4000000", place.base.with("--total_batch 2147483520 --check --B 4"));
+    CHECK(ids.code == EXIT_OUT_OF_MEMORY);
+    CHECK(contains(ids.err, "--total_batch"));
+}
+
 TEST_CASE("run: closed descriptors, and a stdout that takes nothing", "[run][descriptors]") {
     if (!have_program()) { return; }
     Place place;
