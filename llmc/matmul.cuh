@@ -23,8 +23,8 @@
 #define MATMUL_CBLAS 1
 #endif
 
-// Bytes of address space that OpenBLAS takes in each thread that calls it: 134,221,824 in version 0.3.21. Where it cannot
-// have them, it tries for ever.
+// Bytes of address space that OpenBLAS takes in each thread that calls it: 134,221,824 in version 0.3.21. Where it
+// cannot have them, it tries for ever.
 #if defined(MATMUL_CBLAS)
 constexpr size_t MATMUL_THREAD_BYTES = (size_t)136 << 20;
 #else

@@ -243,13 +243,13 @@ class Bert(unittest.TestCase):
         (losses_simt, simt), (losses_cpu, cpu) = found
         return deviation(losses_simt, losses_cpu), apart(simt, cpu)
 
-    def check_all(self, names, model, T, *flags):
+    def check_all(self, names, model, T, *flags, bound=2.0 ** -8):
+        """bound: of what bf16, whose own resolution is 2^-8, may do to a loss"""
         found = in_parallel([lambda p=p: self.compare(p, model, T, *flags) for p in names])
         loss = statistics.median(d for d, _ in found)
         # fire's, if all tensor-core kernels should be wrong
         gradient = min(statistics.median(tensors.values()) for _, tensors in found)
-        self.assertTrue(0 < loss < 2.0 ** -8,
-                        f"bf16 changes the losses by {loss:.2e}; its own resolution is {2.0 ** -8:.2e}")
+        self.assertTrue(0 < loss < bound, f"bf16 changes the losses by {loss:.2e}; expected less than {bound:.2e}")
         self.assertTrue(0 < gradient < 2.0 ** -5, f"bf16 changes the gradients by {gradient:.2e}")
         for name, (d, tensors) in zip(names, found):
             with self.subTest(pos=name):
@@ -267,9 +267,10 @@ class Bert(unittest.TestCase):
         self.check_all(built("none", "cable", "alibi", "t5", "rope", "learned", "fire"), "1,2,32", 20, "--B", "1")
 
     def test_pairs(self):
-        """the rows of a batch have different lengths, and a step two micro-batches"""
+        """the rows of a batch have different lengths, and a step two micro-batches. The loss divides similarities by
+        tau = 0.05, so what bf16 does to them counts 20 times (seen: 2.7e-3 to 6.3e-3 of the loss)"""
         self.check_all(built("none", "cable", "fire"), "1,1,64", 72, "--pairs", self.at("pairs.txt"), "--B", "2",
-                       "--total_batch", "144")
+                       "--total_batch", "144", bound=4 * 2.0 ** -8)
 
     def test_evaluation(self):
         load, losses = self.at("trained"), []
