@@ -320,7 +320,7 @@ def limits(place):
         if not place.starts(limit):
             return
     elif how == "file":
-        limit = [(resource.RLIMIT_FSIZE, rng.randrange(0, 40000))]
+        limit = [(resource.RLIMIT_FSIZE, rng.randrange(8000, 40000))]       # stderr is a file, too
     elif how == "descriptors":
         limit = [(resource.RLIMIT_NOFILE, rng.randint(4, 30))]
         if not place.starts(limit):
@@ -331,6 +331,7 @@ def limits(place):
             ("--T", [2**20, 2**30]), ("--B", [2**20, 2**31 - 1]),
             ("--model", ["1,1,1048576", "100000,2,16", "2,2,65536"])])
         arguments = place.train(2, 2, flag, str(rng.choice(values)))
+        limit = [(resource.RLIMIT_AS, 1 << 30)] if flag == "--total_batch" else []      # else it trains for minutes
         at = arguments.index(flag)
         if at < len(arguments) - 2:
             del arguments[at:at + 2]
