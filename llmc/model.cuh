@@ -5,7 +5,7 @@
 
 #include "adamw.cuh"
 #include "classifier.cuh"
-#include "ranks/sums.cuh"
+#include "ranks/exchange.cuh"
 #include "embedding.cuh"
 #include "position/table.h"
 
@@ -97,7 +97,7 @@ inline float* gradient_begin(Parameters& p) {
 inline void gradient_add(Parameters& p, int i, int n) {
     float*& work = p.tree.back();
     auto add = [&](float*& to) {                                    // work is the right sibling of `to`
-        launch(comm_add_kernel, Grid::over(p.table.total, p.stream), to, work, p.table.total);
+        add_to(to, work, p.table.total, p.stream);
         std::swap(to, work);
     };
     int k = 0;
@@ -109,7 +109,8 @@ inline void gradient_add(Parameters& p, int i, int n) {
     for (int j = k + 1; n >> j != 0; j++) {                         // not a power of two: the subtrees that wait
         if (n >> j & 1) { add(p.tree[(size_t)j]); }
     }
-    comm_tree_sum(work, p.table.total, "sum of the gradients", p.stream);
+    exchange_sum(work, p.table.total, "sum of the gradients", p.stream);
+    exchange_gather(work, p.table.total, "sum of the gradients", p.stream);
 }
 
 // Number of targets in a step, over all micro-batches of all ranks: what the sum of losses is divided by. n: of this

@@ -2,9 +2,9 @@
 //
 // A run is one rank unless mpirun or srun started it; MPI is not even initialized then. Every function here except
 // comm_report is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the number of
-// ranks does not change a bit (sums.cuh). A rank that waits for another one gives up after comm().timeout seconds with
-// an Error that names both ranks and what they were doing. An Error on one rank ends all of them (comm_report). If a
-// rank dies, mpirun notices it and ends the others.
+// ranks does not change a bit (exchange.cuh). A rank that waits for another one gives up after comm().timeout seconds,
+// with an Error that names both ranks and what they were doing. An Error on one rank ends all of them (comm_report).
+// If a rank dies, mpirun notices it and ends the others.
 #ifndef LLMC_RANKS_COMM_H
 #define LLMC_RANKS_COMM_H
 
@@ -25,10 +25,12 @@ struct Comm {
     int rank = 0, size = 1;                 // 0 .. size - 1
     int local_rank = 0, local_size = 1;     // among the ranks of this machine
     double timeout = 600;                   // seconds that a rank waits for another one: --collective_timeout
-    size_t chunk = 1 << 20;                 // floats per message; MPI counts elements in an int, up to 2^31 - 1
-    float* scratch = nullptr;               // (chunk) on the device: what another rank has sent
-    float* staging = nullptr;               // (chunk) on the host, where MPI cannot read the device: on its way
+    int node = 0;                           // see comm_find_nodes()
+    size_t chunk = 4 << 20;                 // bytes that are on their way to a rank at a time; MPI counts in an int
+    char* inbox = nullptr;                  // (chunk and 4 bytes per rank) on the device: what other ranks have sent
+    char* staging = nullptr;                // on the host, where MPI cannot read the device: on its way
     bool nccl = false;                      // device buffers go from GPU to GPU
+    uint64_t sent = 0;                      // bytes of device buffers that this rank has sent
 };
 inline Comm& comm() { static Comm c; return c; }
 
@@ -93,8 +95,7 @@ inline void mpi_wait(MPI_Request request, const char* what, int peer) {
 inline int launched_ranks() {
     const char* text = getenv("OMPI_COMM_WORLD_SIZE");                      // Open MPI's mpirun
     if (text == nullptr) { text = getenv("PMI_SIZE"); }                     // MPICH's mpiexec, srun --mpi=pmi2
-    const bool pmix = text == nullptr && getenv("PMIX_RANK") != nullptr;    // srun --mpi=pmix
-    if (pmix) { text = getenv("SLURM_STEP_NUM_TASKS"); }
+    if (text == nullptr && getenv("PMIX_RANK") != nullptr) { text = getenv("SLURM_STEP_NUM_TASKS"); }
     return text == nullptr ? 1 : std::max(1, atoi(text));
 }
 
@@ -217,7 +218,7 @@ inline bool comm_stops() { return comm_max((int)stop_signal, "signals") != 0; }
 inline void comm_broadcast(void* data, size_t bytes, const char* what) {
     (void)data; (void)bytes; (void)what;
 #if defined(USE_MPI)
-    const size_t piece = sizeof(float) * comm().chunk;
+    const size_t piece = comm().chunk;
     for (size_t i = 0; comm().size > 1 && i < bytes; i += piece) {
         MPI_Request request;
         const int count = (int)std::min(piece, bytes - i);
@@ -250,7 +251,7 @@ inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
 
 // the hash of n floats on the device
 inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
-    std::vector<float> host(std::min(n, comm().chunk));
+    std::vector<float> host(std::min(n, comm().chunk / sizeof(float)));
     uint64_t hash = n;                      // each chunk's hash is the seed of the next
     for (size_t i = 0; i < n; i += host.size()) {
         const size_t bytes = sizeof(float) * std::min(host.size(), n - i);
@@ -274,8 +275,23 @@ inline int comm_device() {
 #endif
 }
 
+// comm().node = g when the ranks are numbered machine after machine with g = 2^k of them on each, and there are several
+// machines; else 0. exchange.cuh then sums on each machine first.
+inline void comm_find_nodes() {
+    Comm& c = comm();
+    const int mine[2] = {c.local_size, c.local_rank}, g = c.local_size;
+    std::vector<int> all(2 * (size_t)c.size);
+    comm_all_gather(all.data(), mine, 2, "start");
+    bool regular = (g & (g - 1)) == 0 && g > 1 && g < c.size;
+    for (int r = 0; r < c.size; r++) {
+        regular = regular && all[2 * (size_t)r] == g && all[2 * (size_t)r + 1] == r % g;
+    }
+    c.node = comm_max(!regular, "start") ? 0 : g;
+}
+
 // Called after the device is chosen. NCCL needs one GPU per rank; ranks that share a GPU exchange through the host.
 inline void comm_connect_devices() {
+    comm_find_nodes();
 #if defined(USE_NCCL)
     Comm& c = comm();
     if (c.size == 1) { return; }
@@ -292,7 +308,7 @@ inline void comm_connect_devices() {
     std::sort(all.begin(), all.end());
     c.nccl = std::adjacent_find(all.begin(), all.end()) == all.end();       // no two share a GPU
     if (!c.nccl) { return; }
-    c.chunk = 16 << 20;                     // 64 MiB: larger messages suit the GPUs' links
+    c.chunk = 32 << 20;                     // larger messages suit the GPUs' links
     ncclUniqueId unique = {};
     if (c.rank == 0) { nccl_check(ncclGetUniqueId(&unique), "NCCL's start"); }
     comm_broadcast(&unique, sizeof(unique), "NCCL's start");
@@ -307,52 +323,53 @@ inline std::string comm_description() {
     return strprintf("%d ranks, gradients by %s", c.size, c.nccl ? "NCCL" : "MPI");
 }
 
+// A piece of a device buffer on its way to or from another rank
+struct Message {
+    int peer;
+    void* data;
+    size_t bytes;
+};
+
 #if defined(USE_MPI)
-// MPI's buffer for a chunk at `data`: data itself on a CPU, the staging buffer where MPI cannot read the device
-inline float* comm_host_buffer(float* data) {
-#if defined(CUDA_BUILD)
+// Sends and receives them all at once. Each has its counterpart of the same size on the other rank; one of no bytes is
+// left out on both. No more than comm().chunk bytes are sent, or received, by one call.
+inline void comm_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, const char* what,
+                          Stream stream) {
     Comm& c = comm();
-    if (c.staging == nullptr) { c.staging = (float*)pinned_malloc(sizeof(float) * c.chunk); }
-    (void)data;
-    return c.staging;
+    for (const Message& m : sends) { c.sent += m.bytes; }
+#if defined(USE_NCCL)
+    if (c.nccl) { nccl_exchange(sends, receives, what, stream); return; }
+#endif
+#if defined(CUDA_BUILD)
+    // MPI does not read the device: messages pass through the host, what is received first
+    if (c.staging == nullptr) { c.staging = (char*)pinned_malloc(2 * (c.chunk + sizeof(float) * (size_t)c.size)); }
+    char* host = c.staging;
+    const auto buffer = [&](const Message& m) { host += m.bytes; return host - m.bytes; };
 #else
-    return data;
+    const auto buffer = [](const Message& m) { return (char*)m.data; };
 #endif
-}
-
-// data (n), n <= chunk, on the device, to another rank
-inline void comm_send(float* data, size_t n, int to, const char* what, Stream stream) {
-#if defined(USE_NCCL)
-    if (comm().nccl) { nccl_send(data, n, to, what, stream); return; }
-#endif
-    float* host = comm_host_buffer(data);
-    if (host != data) { copy_to_host(host, data, sizeof(float) * n, stream); }
-    MPI_Request request;
-    mpi_check(MPI_Isend(host, (int)n, MPI_FLOAT, to, 0, MPI_COMM_WORLD, &request), what);
-    mpi_wait(request, what, to);
-}
-
-// data (n): what rank `from` sends
-inline void comm_receive(float* data, size_t n, int from, const char* what, Stream stream) {
-#if defined(USE_NCCL)
-    if (comm().nccl) { nccl_receive(data, n, from, what, stream); return; }
-#endif
-    float* host = comm_host_buffer(data);
-    MPI_Request request;
-    mpi_check(MPI_Irecv(host, (int)n, MPI_FLOAT, from, 0, MPI_COMM_WORLD, &request), what);
-    mpi_wait(request, what, from);
-    if (host != data) { copy_to_device(data, host, sizeof(float) * n, stream); }
-}
-
-// data (n): every rank receives rank 0's
-inline void comm_share(float* data, size_t n, const char* what, Stream stream) {
-#if defined(USE_NCCL)
-    if (comm().nccl) { nccl_broadcast(data, n, what, stream); return; }
-#endif
-    float* host = comm_host_buffer(data);
-    if (host != data && comm().rank == 0) { copy_to_host(host, data, sizeof(float) * n, stream); }
-    comm_broadcast(host, sizeof(float) * n, what);
-    if (host != data && comm().rank != 0) { copy_to_device(data, host, sizeof(float) * n, stream); }
+    std::vector<std::pair<MPI_Request, int>> started;           // and the peer
+    std::vector<char*> received;
+    for (const Message& m : receives) {
+        MPI_Request request;
+        received.push_back(buffer(m));
+        if (m.bytes == 0) { continue; }
+        mpi_check(MPI_Irecv(received.back(), (int)m.bytes, MPI_BYTE, m.peer, 0, MPI_COMM_WORLD, &request), what);
+        started.push_back({request, m.peer});
+    }
+    for (const Message& m : sends) {
+        MPI_Request request;
+        char* from = buffer(m);
+        if (m.bytes == 0) { continue; }
+        if (from != m.data) { copy_to_host(from, m.data, m.bytes, stream); }
+        mpi_check(MPI_Isend(from, (int)m.bytes, MPI_BYTE, m.peer, 0, MPI_COMM_WORLD, &request), what);
+        started.push_back({request, m.peer});
+    }
+    for (const auto& s : started) { mpi_wait(s.first, what, s.second); }
+    for (size_t i = 0; i < receives.size(); i++) {
+        const Message& m = receives[i];
+        if (received[i] != m.data) { copy_to_device(m.data, received[i], m.bytes, stream); }
+    }
 }
 #endif
 
@@ -368,7 +385,7 @@ inline int comm_finish(int code) {
 #if defined(USE_NCCL)
     nccl_stop();
 #endif
-    device_free(c.scratch);
+    device_free(c.inbox);
     pinned_free(c.staging);
 #if defined(USE_MPI)
     signal(SIGALRM, comm_too_late);

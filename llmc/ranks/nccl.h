@@ -62,19 +62,18 @@ inline void nccl_stop() {
     nccl_comm() = nullptr;
 }
 
-// data (n) on the device. They return once NCCL has accepted the call; the stream keeps the order.
-inline void nccl_send(const float* data, size_t n, int to, const char* what, Stream stream) {
-    nccl_check(ncclSend(data, n, ncclFloat, to, nccl_comm(), stream), what);
-    nccl_settle(what, to);
-}
-inline void nccl_receive(float* data, size_t n, int from, const char* what, Stream stream) {
-    nccl_check(ncclRecv(data, n, ncclFloat, from, nccl_comm(), stream), what);
-    nccl_settle(what, from);
-}
-// data (n): rank 0's, on every rank
-inline void nccl_broadcast(float* data, size_t n, const char* what, Stream stream) {
-    nccl_check(ncclBroadcast(data, data, n, ncclFloat, 0, nccl_comm(), stream), what);
-    nccl_settle(what, 0);
+// comm_exchange() from GPU to GPU. Returns once NCCL has accepted the calls; the stream keeps the order.
+inline void nccl_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, const char* what,
+                          Stream stream) {
+    nccl_check(ncclGroupStart(), what);
+    for (const Message& m : receives) {
+        if (m.bytes > 0) { nccl_check(ncclRecv(m.data, m.bytes, ncclChar, m.peer, nccl_comm(), stream), what); }
+    }
+    for (const Message& m : sends) {
+        if (m.bytes > 0) { nccl_check(ncclSend(m.data, m.bytes, ncclChar, m.peer, nccl_comm(), stream), what); }
+    }
+    nccl_check(ncclGroupEnd(), what);
+    nccl_settle(what, -1);
 }
 
 #endif

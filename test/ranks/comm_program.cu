@@ -1,11 +1,11 @@
 // comm_program.cu -- what test_ranks.py starts under mpirun: each run tests one mode, on as many ranks as mpirun gives.
 //
-//   comm_program sums [SEED]      the tree over ranks and micro-batches, against a recursive sum of all leaves
+//   comm_program sums [SEED]      slices; the tree over ranks and micro-batches, against a recursive sum of all leaves
 //   comm_program small            gather, max, broadcast, replicas
 //   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
 //   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
 //   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
-#include "llmc/ranks/sums.cuh"
+#include "llmc/ranks/exchange.cuh"
 
 // Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
 float leaf(uint64_t seed, size_t i, size_t j) {
@@ -26,6 +26,33 @@ void expect(bool good, const char* what, size_t n, size_t m) {
     if (!good) { die(1, "%s: wrong for n %zu, %zu micro-batches per rank", what, n, m); }
 }
 
+bool same_bits(float a, float b) { return memcmp(&a, &b, sizeof(float)) == 0; }
+
+// Slices are whole units, one after the other, that differ by a unit at most; on two levels by one at each.
+void test_slices() {
+    const int size = comm().size;
+    const size_t unit = SLICE_UNIT;
+    for (size_t n : {(size_t)0, (size_t)1, unit - 1, unit, unit + 1, 3 * unit + 17, 1000 * unit}) {
+        std::vector<Slice> slices;
+        size_t sum = 0, at = 0;
+        size_t longest = 0, shortest = SIZE_MAX;
+        for (int r = 0; r < size; r++) {
+            slices.push_back(exchange_slice(n, r));
+            sum += slices.back().size();
+            longest = std::max(longest, slices.back().size());
+            shortest = std::min(shortest, slices.back().size());
+        }
+        expect(sum == n && longest - shortest <= 2 * SLICE_UNIT, "the sizes of the slices", n, 1);
+        std::sort(slices.begin(), slices.end(), [](Slice a, Slice b) { return a.begin < b.begin; });
+        for (const Slice& s : slices) {
+            if (s.size() == 0) { continue; }
+            expect(s.begin == at && s.begin % SLICE_UNIT == 0, "where a slice begins", n, 1);
+            at = s.end;
+        }
+        expect(at == n, "the last slice's end", n, 1);
+    }
+}
+
 void test_sum(uint64_t seed, size_t n, size_t m) {
     const Comm& c = comm();
     Stream stream = {};
@@ -44,9 +71,18 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
     copy_to_device(data, mine.data(), sizeof(float) * n, stream);
     const float guard = 12345.0f;
     copy_to_device(data + n, &guard, sizeof(float), stream);
-    comm_tree_sum(data, n, "sum", stream);
+    // this rank's slice has the sum, and then all of it
+    const Slice slice = exchange_slice(n, c.rank);
+    const uint64_t sent = c.sent;
+    exchange_sum(data, n, "sum", stream);
     copy_to_host(found.data(), data, sizeof(float) * n, stream);
-    expect(memcmp(found.data(), expected.data(), sizeof(float) * n) == 0, "comm_tree_sum", n, m);
+    expect(std::equal(&found[slice.begin], &found[slice.end], &expected[slice.begin], same_bits), "exchange_sum", n, m);
+    exchange_gather(data, n, "sum", stream);
+    copy_to_host(found.data(), data, sizeof(float) * n, stream);
+    expect(std::equal(found.begin(), found.end(), expected.begin(), same_bits), "exchange_gather", n, m);
+    // 2 (N - 1) / N of the array leave a rank, but for slices that are a unit longer than others
+    const double ring = 2.0 * (c.size - 1) / c.size * (double)n, units = (double)SLICE_UNIT * c.size;
+    expect((double)(c.sent - sent) <= sizeof(float) * (ring + units), "the bytes sent", n, m);
     float after;
     copy_to_host(&after, data + n, sizeof(float), stream);
     expect(after == guard, "the guard after the data", n, m);
@@ -58,19 +94,27 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
 // the buffers, whose size it is, are allocated anew
 void set_chunk(size_t chunk) {
     Comm& c = comm();
-    device_free(c.scratch);
+    device_free(c.inbox);
     pinned_free(c.staging);
-    c.scratch = c.staging = nullptr;
+    c.inbox = c.staging = nullptr;
     c.chunk = chunk;
 }
 
+// Flat, and as if there were machines of 2 and 4 ranks
 void test_sums(uint64_t seed) {
-    set_chunk(1000);
-    for (size_t n : {0, 1, 2, 31, 999, 1000, 1001, 3017}) {
-        for (size_t m : {1, 2, 8}) { test_sum(seed + n, n, m); }
+    for (int node : {0, 2, 4}) {
+        if (node > 0 && (comm().size % node != 0 || node == comm().size)) { continue; }
+        comm().node = node;
+        test_slices();
+        set_chunk(4000);                                        // messages of a few floats, in many turns
+        for (size_t n : {0, 1, 1017}) {
+            for (size_t m : {1, 2, 8}) { test_sum(seed + n, n, m); }
+        }
+        set_chunk(100000);
+        for (size_t n : {SLICE_UNIT - 1, SLICE_UNIT, SLICE_UNIT + 1, 3 * SLICE_UNIT + 17}) { test_sum(seed + n, n, 2); }
+        set_chunk(Comm().chunk);
+        test_sum(seed, comm().chunk / sizeof(float) + 77, 1);
     }
-    set_chunk(Comm().chunk);
-    test_sum(seed, comm().chunk + 77, 1);
 }
 
 void test_small() {
@@ -86,7 +130,7 @@ void test_small() {
     expect(comm_max(100 - rank, "max") == 100 && comm_max(-rank - 1, "max") == -1, "comm_max", 1, 1);
     expect(comm_max(rank == size - 1 ? 7 : 0, "max") == 7, "comm_max of one", 1, 1);
     for (size_t n : {0, 1, 3999, 4000, 4001, 20000}) {
-        comm().chunk = 1000;
+        comm().chunk = 4000;
         std::vector<char> text(n + 1);
         for (size_t i = 0; i < n; i++) { text[i] = (char)(rank == 0 ? i % 101 : 255); }
         text[n] = 'x';
@@ -114,9 +158,10 @@ void test_small() {
 
 [[noreturn]] void sum_for_ever() {
     std::vector<float> ones(5000, 1.0f);
-    comm().chunk = 1000;
+    comm().chunk = 4000;
     for (int i = 0;; i++) {
-        comm_tree_sum(ones.data(), ones.size(), "sum of the gradients", Stream());
+        exchange_sum(ones.data(), ones.size(), "sum of the gradients", Stream());
+        exchange_gather(ones.data(), ones.size(), "sum of the gradients", Stream());
         comm_max(i, "stop signals");
         if (i == 3) { fprintf(stderr, "rank %d is process %d\n", comm().rank, (int)getpid()); }
     }
