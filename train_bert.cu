@@ -571,7 +571,7 @@ const std::vector<ModelSize> bert_sizes = {             // name, L, NH, C
 Json bert_json(const BERTConfig& c) {
     Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position));
     if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
-    const Json scaling = rope_scaling_json(c.position);
+    const Json scaling = rope_scaling_json(c.position, c.T);
     if (!scaling.is_null()) { j["rope_scaling"] = scaling; }
     return j;
 }

@@ -443,7 +443,7 @@ Json gpt2_json(const GPT2Config& c) {
         j["vocab_softmax"] = "padded";
         j["vocab_used"] = c.V;
     }
-    const Json scaling = rope_scaling_json(c.position);
+    const Json scaling = rope_scaling_json(c.position, c.T);
     if (!scaling.is_null()) { j["rope_scaling"] = scaling; }
     return j;
 }

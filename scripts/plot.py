@@ -14,6 +14,7 @@ import glob
 import json
 import math
 import os
+import re
 import statistics
 import sys
 import zlib
@@ -103,7 +104,7 @@ def hexadecimal(rgb):
 
 def style(pos):
     """colour and marker of an encoding; one that is not in the table gets those that its name hashes to"""
-    pos = str(pos).partition(":")[0]
+    pos = re.split("[:,]", str(pos))[0]
     if pos in STYLES:
         return STYLES[pos]
     code = zlib.crc32(pos.encode())
@@ -127,6 +128,12 @@ def styles_of(keys):
         styles[run, pos] = shade(colour, seen.get(pos, 0)), marker
         seen[pos] = seen.get(pos, 0) + 1
     return styles
+
+
+def stretch_of(record):
+    """", yarn" of an evaluation for which rope was stretched, else nothing"""
+    stretch = record.get("rope_scaling")
+    return f", {stretch.get('rope_type')}" if isinstance(stretch, dict) else ""
 
 
 def encoding_of(run, log):
@@ -245,7 +252,7 @@ def extrapolation_lines(runs):
         for r in of_kind(run, read_log(run), "extrapolation"):
             T, stride = number(r, "T"), number(r, "stride")
             if T and T > 0 and "pos" in r:
-                last[run, str(r["pos"]), T, stride or T] = r
+                last[run, str(r["pos"]) + stretch_of(r), T, stride or T] = r
     lines, labels, styles = {}, named_apart([key[:2] for key in last]), styles_of([key[:2] for key in last])
     sliding = {(run, pos, stride) for run, pos, T, stride in last if stride < T}
     for (run, pos, T, stride), r in last.items():
@@ -328,7 +335,7 @@ def plot_curve(runs):
             points = geometric_bins(r["loss"]) if isinstance(r.get("loss"), list) else []
             if not points:
                 raise BadInput(f"{run}: a curve record of {r.get('pos')} holds no list of losses")
-            last[run, str(r.get("pos")), len(r["loss"])] = points
+            last[run, str(r.get("pos")) + stretch_of(r), len(r["loss"])] = points
         trained += [T for T in (number(r, "T_train") for r in log) if T]
     keys, lengths = list(dict.fromkeys(key[:2] for key in last)), sorted({T for _, _, T in last})
     labels, styles = named_apart(keys), styles_of(keys)

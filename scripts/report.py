@@ -178,7 +178,7 @@ def perplexities(log, path):
             complain(f"{path}: an evaluation without length or perplexity: {json.dumps(r)[:100]}")
             continue
         sliding = stride and stride < T
-        found[f"ppl, stride {stride:.0f}" if sliding else "ppl", int(T)] = ppl
+        found["ppl" + plot.stretch_of(r) + (f", stride {stride:.0f}" if sliding else ""), int(T)] = ppl
     return found
 
 
@@ -196,13 +196,13 @@ def logs_of(run):
 
 
 def position_losses(logs):
-    """{evaluated_on: {T: [loss at each position]}}, of windows that do not overlap"""
+    """{(evaluated_on, metric): {T: [loss at each position]}}, of windows that do not overlap"""
     found = {}
     for _, log, data in logs:
         for r in log:
             T, losses = number(r, "T"), r.get("loss")
             if r.get("kind") == "curve" and T and number(r, "stride") == T and isinstance(losses, list):
-                found.setdefault(data("val_files"), {})[int(T)] = losses
+                found.setdefault((data("val_files"), "ppl" + plot.stretch_of(r)), {})[int(T)] = losses
     return found
 
 
@@ -301,8 +301,8 @@ def gather(runs):
             t = tables.setdefault(key, Table(key))
             t.settings = run.what
             t.ours.setdefault((run.pos, run.T), {}).setdefault(run.seed, {})[T] = value
-        for data, curves in position_losses(logs).items() if found else ():
-            t = tables.get(Key(run.model, run.trained_on, data, "ppl", run.tokens, run.how))
+        for (data, metric), curves in position_losses(logs).items() if found else ():
+            t = tables.get(Key(run.model, run.trained_on, data, metric, run.tokens, run.how))
             if t:
                 t.curves.setdefault((run.pos, run.T), {})[run.seed] = curves
     ordered = []

@@ -49,6 +49,11 @@ struct PositionConfig {
     TileSkip tile_skip = TileSkip::Default;         // not part of it either
 
     int original_length() const { return T_original > 0 ? T_original : T_train; }
+    // how much longer than that rope is made for T tokens
+    double stretch(int T) const {
+        if (scaling == RopeScaling::None) { return 1.0; }
+        return scaling_factor > 0 ? scaling_factor : std::max(1.0, (double)T / original_length());
+    }
     double value(const char* key) const {
         for (const Hyperparameter& h : values) { if (h.key == key) { return h.value; } }
         die(EXIT_BAD_INPUT, "encoding %s has no hyperparameter %s", name.c_str(), key);

@@ -67,16 +67,11 @@ struct Rope : Encoding {
               "choose another --model", C, NH, HS);
         t.cached(table, "rope_table", Per::Model, (size_t)t.dims.T, (size_t)HS);
     }
-    // how much longer than the original length
-    double stretch(int T) const {
-        if (v.config->scaling == RopeScaling::None) { return 1.0; }
-        if (v.config->scaling_factor > 0) { return v.config->scaling_factor; }
-        return std::max(1.0, (double)T / v.config->original_length());
-    }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         if (v.layer == 0) {                                 // the table is shared: the first layer fills it
-            launch(rope_table_kernel, Grid((size_t)v.HS / 2, 128, 0, stream), table, T, t0, v.HS,
-                   v.config->value("theta"), (double)v.config->original_length(), stretch(v.T), v.config->scaling);
+            const PositionConfig& c = *v.config;
+            launch(rope_table_kernel, Grid((size_t)v.HS / 2, 128, 0, stream), table, T, t0, v.HS, c.value("theta"),
+                   (double)c.original_length(), c.stretch(v.T), c.scaling);
         }
         launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), qkv, table, T, t0, v.T, v.NH, v.HS, v.OC,
                1.0f);
@@ -88,7 +83,7 @@ struct Rope : Encoding {
     }
     float score_factor(int T) const {
         if (v.config->scaling != RopeScaling::YaRN) { return 1.0f; }
-        const double m = 0.1 * std::log(stretch(T)) + 1.0;
+        const double m = 0.1 * std::log(v.config->stretch(T)) + 1.0;
         return (float)(m * m);
     }
 };

@@ -17,6 +17,7 @@
 #include "../attention/choose.cuh"
 #include "../base/json.h"
 #include "../model.cuh"
+#include "../position/rope_scaling.h"
 #include "../text/dataloader.h"
 #include "progress.h"
 
@@ -93,10 +94,21 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     return e;
 }
 
+// A record of log.jsonl, and how rope was stretched at this length, if it was
+inline Json with_stretch(Json record, const PositionConfig& position, int T) {
+    const Json stretch = rope_scaling_json(position, T);
+    if (!stretch.is_null()) { record["rope_scaling"] = stretch; }
+    return record;
+}
 inline Json evaluation_json(const Evaluation& e, const PositionConfig& position) {
-    return {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train},
-            {"stride", e.stride}, {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss},
-            {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}};
+    const Json j = {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train},
+                    {"stride", e.stride}, {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss},
+                    {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}};
+    return with_stretch(j, position, e.T);
+}
+inline Json curve_json(const Evaluation& e, const PositionConfig& position) {
+    const Json j = {{"kind", "curve"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"loss", e.curve}};
+    return with_stretch(j, position, e.T);
 }
 
 // Perplexity at each length, printed as a table and logged. A length beyond the encoding's reach prints "-" and why.
@@ -136,7 +148,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         fflush(stdout);
         log.record(evaluation_json(e, position));
         if (!curve) { continue; }
-        log.record({{"kind", "curve"}, {"pos", position.name}, {"T", T}, {"stride", e.stride}, {"loss", e.curve}});
+        log.record(curve_json(e, position));
         const int columns = std::min(T, 8);
         for (int c = 0; c < columns; c++) {
             const int from = (int)((int64_t)T * c / columns), to = (int)((int64_t)T * (c + 1) / columns);

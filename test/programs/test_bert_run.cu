@@ -403,6 +403,46 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
     CHECK_FALSE(path_exists(place / "none"));
 }
 
+TEST_CASE("bert_run: every use of a checkpoint stretches rope as it was trained", "[bert_run][rope_scaling]") {
+    if (!have_bert()) { return; }
+    Bert place;
+    const Flags base = place.base.without("--out").with("--model 2,2,32 --lr 1e-2 --val_every 0");
+    REQUIRE(place.run(base.with("--pos rope --T 16 --B 8 --steps 400 --checkpoint_every 400 --final_lr 0.1")
+                          .set("--out", place / "short")).code == 0);
+    write_file(place / "docs.txt", words(300, 5) + "\nthe cable\n");
+    int uses = 0;
+    // --eval_lengths (stdout and what is logged), --predict, --encode of a checkpoint
+    const auto used = [&](const std::string& model, const char* flags) {
+        const std::string out = place / ("use" + std::to_string(uses++));
+        const Flags use = place.use(model).with(flags).set("--out", out);
+        const Outcome losses = place.run(use.set("--val_files", place / "val.txt").with("--eval_lengths 24,96"));
+        const std::string blanks = "and sums the c[MASK]ble of a tok[MASK]n sees";
+        const Outcome answer = place.run(use.without("--out").set("--predict", blanks));
+        REQUIRE((losses.code == 0 && answer.code == 0));
+        const std::string log = untimed_log(out);
+        TempDir::remove(out);
+        REQUIRE(place.run(use.set("--encode", place / "docs.txt").with("--eval_lengths 64")).code == 0);
+        const std::vector<float> rows = read_embeddings(out + "/embeddings.safetensors").rows;
+        return std::vector<std::string>{losses.out, log, answer.out, bytes_of(rows)};
+    };
+    for (const char* scaling : {"pi:4", "ntk:4", "yarn:4"}) {
+        INFO(scaling);
+        const std::string out = place / scaling, given = std::string("--rope_scaling ") + scaling;
+        REQUIRE(place.run(base.without("--model").set("--load", place / "short").with("--T 64 --B 2").with(given)
+                              .set("--out", out)).code == 0);
+        const Json config = parse_json(read_file(step_dir(out, 12) + "/config.json"), "config");
+        CHECK(config.at("rope_scaling").at("original_max_position_embeddings") == 16);
+        const auto stored = used(out, ""), flag = used(out, given.c_str());
+        const auto none = used(out, "--rope_scaling none");
+        for (size_t i = 0; i < stored.size(); i++) {
+            INFO("use " << i);
+            const bool as_given = stored[i] == flag[i], as_unstretched = stored[i] == none[i];
+            CHECK(as_given);
+            CHECK_FALSE(as_unstretched);
+        }
+    }
+}
+
 TEST_CASE("bert_run: five likely tokens for each [MASK]", "[bert_run]") {
     if (!have_bert()) { return; }
     Bert place;

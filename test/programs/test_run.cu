@@ -642,6 +642,67 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
     }
 }
 
+// llm.c's multiple-choice file, of contexts and endings of 4 to 13 bytes of text
+std::string choices(int examples) {
+    const std::string text = words(4000, 3);
+    std::vector<uint16_t> data;
+    for (int e = 0; e < examples; e++) {
+        std::vector<uint16_t> x = {65535, 0, (uint16_t)e, (uint16_t)(e % 4), 4};
+        for (int part = 0; part < 5; part++) {
+            const size_t from = hash64(7, (uint64_t)(5 * e + part)) % 3900, n = 4 + (size_t)(7 * e + part) % 10;
+            x.push_back((uint16_t)n);
+            x.insert(x.end(), text.begin() + (long)from, text.begin() + (long)(from + n));
+        }
+        x[1] = (uint16_t)(2 * x.size());
+        data.insert(data.end(), x.begin(), x.end());
+    }
+    return header_bytes({20240522, 1, examples}) + bytes_of(data);
+}
+
+TEST_CASE("run: HellaSwag takes how rope is stretched from the checkpoint, and the log names it",
+          "[run][rope_scaling]") {
+    if (!have_program()) { return; }
+    Place place;
+    write_file(place / "choices.bin", choices(12));
+    const Flags base = place.base.without("--out").with("--model 1,2,32 --pos rope --lr 1e-2");
+    REQUIRE(place.run(base.with("--T 16").set("--out", place / "short")).code == 0);
+    int uses = 0;
+    // what log.jsonl has of one kind after a use of a checkpoint
+    const auto logged = [&](const std::string& step, const char* flags, const char* kind) {
+        const std::string out = place / ("use" + std::to_string(uses++));
+        REQUIRE(place.run(Flags().set("--load", step).set("--out", out).set("--val_files", place / "val.txt")
+                              .set("--hellaswag", place / "choices.bin").with("--eval_lengths 24,96 --curve")
+                              .with("--threads 1").with(flags)).code == 0);
+        return of_kind(json_lines(out + "/log.jsonl"), kind);
+    };
+    struct Kind { const char *flag, *settled, *type; double factor; };
+    for (const Kind& k : {Kind{"pi:4", "pi:4", "linear", 4}, Kind{"ntk:3.5", "ntk:3.5", "ntk", 3.5},
+                          Kind{"yarn", "yarn:4", "yarn", 4}}) {
+        INFO(k.flag);
+        const std::string out = place / k.type, step = step_dir(out, 12);
+        REQUIRE(place.run(base.without("--model").without("--pos").set("--load", place / "short").set("--out", out)
+                              .with("--T 64 --B 2 --rope_scaling").set("--rope_scaling", k.flag)).code == 0);
+        const std::string given = std::string("--rope_scaling ") + k.settled;
+        const auto scores = logged(step, "", "hellaswag_example");
+        REQUIRE(scores.size() == 12);
+        CHECK(logged(step, given.c_str(), "hellaswag_example") == scores);
+        CHECK(logged(step, "--rope_scaling none", "hellaswag_example") != scores);
+        const Json want = {{"rope_type", k.type}, {"factor", k.factor}, {"original_max_position_embeddings", 16}};
+        for (const char* kind : {"extrapolation", "curve"}) {
+            const auto found = logged(step, "", kind);
+            REQUIRE(found.size() == 2);
+            for (const Json& j : found) { CHECK(j.at("rope_scaling") == want); }
+            CHECK(logged(step, given.c_str(), kind) == found);
+            for (const Json& j : logged(step, "--rope_scaling none", kind)) { CHECK(!j.contains("rope_scaling")); }
+        }
+    }
+    // a model that was not trained so: the factor is that of the length
+    const auto found = logged(place / "short", "--rope_scaling ntk", "extrapolation");
+    REQUIRE(found.size() == 2);
+    CHECK(found[0].at("rope_scaling").at("factor") == 1.5);
+    CHECK(found[1].at("rope_scaling").at("factor") == 6);
+}
+
 TEST_CASE("run: a stretch of rope that this project does not know is refused", "[run][rope_scaling]") {
     if (!have_program()) { return; }
     Place place;

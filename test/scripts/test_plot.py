@@ -88,6 +88,16 @@ class TestPlot(unittest.TestCase):
         both = plotted(plot.plot_lengths([run, self.log("twin", self.record(64, 7))]))
         self.assertEqual(both["cable (twin)"], [(64, 7)])
 
+    def test_a_stretched_rope_is_a_line_of_its_own(self):
+        stretch = {"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 128}}
+        curves = [{"kind": "curve", "pos": "rope", "T": 4, "loss": [4, 3, 2, last]} for last in (9, 1)]
+        run = self.log("run", self.record(256, 90, pos="rope"), {**self.record(256, 7, pos="rope"), **stretch},
+                       curves[0], {**curves[1], **stretch})
+        fig = plot.plot_lengths([run])
+        self.assertEqual(plotted(fig), {"rope": [(256, 90)], "rope, yarn": [(256, 7)]})
+        self.assertEqual([y for _, y in plotted(plot.plot_curve([run]))["rope, yarn, T = 4"]], [4, 3, 2, 1])
+        self.assertEqual(plot.style("rope, yarn"), plot.STYLES["rope"])
+
     def test_curve(self):
         run = self.log("run", {"kind": "curve", "pos": "alibi", "T": 4, "loss": [4, 3, 2, None]},
                        {"kind": "curve", "pos": "cable", "T": 4, "loss": [4, 3, 2.5, 2]})

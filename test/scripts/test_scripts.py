@@ -718,6 +718,20 @@ class TestReport(Folder):
             found[section.partition("\n")[0]] = ours and ours[1], paper_has and paper_has[1]
         self.assertEqual(found, wanted)
 
+    def test_a_stretched_rope_is_a_table_of_its_own(self):
+        self.run_of("r", pos="rope", ppl={1024: 20.0, 2048: 90.0})
+        stretch = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 1024}
+        records = [{"kind": "extrapolation", "pos": "rope", "T": 2048, "stride": 2048, "ppl": 21.0},
+                   {"kind": "curve", "pos": "rope", "T": 2048, "stride": 2048, "loss": [3.0] * 2048}]
+        self.write("r/eval/fineweb-edu.yarn/log.jsonl",
+                   "".join(json.dumps({**r, "rope_scaling": stretch}) + "\n" for r in records))
+        out, _ = self.report("--only_runs")
+        plain, _, stretched = out.partition("## gpt2:medium, ppl, yarn on fineweb-edu")
+        self.assertIn("| rope | 1 | - | 20.00 | 90.00 |", plain)
+        self.assertIn("\n| rope | 1 | 21.00 |\n", stretched)
+        self.assertNotIn("Loss at the positions", plain)
+        self.assertIn("Loss at the positions of windows of 2,048 tokens", stretched)
+
     def test_the_loss_at_each_position(self):
         losses = [5 - 4 * t / 2048 for t in range(2048)]
         for seed in (1, 2):
