@@ -113,9 +113,9 @@ $(B)/simt/%: $(B)/simt/%.o
 $(B)/simt_asan/%: $(B)/simt_asan/%.o
 	$(CXX) -fsanitize=address $< -o $@
 
-# The program of test/ranks/test_ranks.py: without $(OPT), so that its sums keep the order in which they are written
-$(B)/comm_program: test/ranks/comm_program.cu $(B)/cpu.flags $(B)/mpi.flags
-	$(CXX) $(CXX_BASE) -O2 $(OMP) $(MPI_CFLAGS) -I. -MF $@.d -x c++ $< -x none -o $@ $(OMP) $(MPI_LIBS)
+# The program of test/ranks/test_ranks.py, with and without MPI; no $(OPT), so that its sums keep their order
+$(B)/comm_program $(B)/comm_program_alone: test/ranks/comm_program.cu $(B)/cpu.flags $(B)/mpi.flags
+	$(CXX) $(CXX_BASE) -O2 $(OMP) $(if $(@:%alone=),$(MPI_CFLAGS)) -I. -MF $@.d -x c++ $< -x none -o $@ $(OMP) $(MPI_LIBS)
 $(B)/comm_programcu: test/ranks/comm_program.cu $(B)/mpi.flags
 	$(NVCC) $(NVCC_BASE) -arch=sm_80 -I. -MMD -MP -MF $@.d $< -o $@ $(CUDA_RANK_LIBS)
 $(B)/fuzz: test/fuzz/fuzz_files.cu

@@ -24,6 +24,7 @@ import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 JOBS = int(os.environ.get("JOBS") or os.cpu_count() or 2)
+COMM_PROGRAMS = ["build/comm_program", "build/comm_program_alone"]
 TRAINERS = ["train_gpt2", "train_bert"]
 SIMT_TRAINERS = ["build/simt/train_gpt2", "build/simt/train_gpt2_fp32", "build/simt/train_bert"]
 ENVIRONMENT = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert",
@@ -148,7 +149,7 @@ def plan(kind, words):
     if kind == "simt":
         return simt + sorted(glob.glob("test/simt/test_*.py")), SIMT_TRAINERS + TRAINERS
     if kind == "ranks":
-        return sorted(glob.glob("test/ranks/test_*.py")), ["build/comm_program", "train_gpt2"]
+        return sorted(glob.glob("test/ranks/test_*.py")), COMM_PROGRAMS + ["train_gpt2"]
     if kind == "ladders":
         ladders = built("build/ladders", sorted(glob.glob("dev/cuda/*.cu")))
         cuda = [p + "cu" for p in ladders] if os.environ.get("NVCC") else []
@@ -161,7 +162,7 @@ def plan(kind, words):
     if kind == "test":
         scripts = sorted(glob.glob("test/*/test_*.py"))
         # the slowest first, so that none is left running alone at the end
-        return scripts + simt + programs, SIMT_TRAINERS + TRAINERS + ["build/comm_program"]
+        return scripts + simt + programs, SIMT_TRAINERS + TRAINERS + COMM_PROGRAMS
     if kind == "asan" and words == ["[asan]"]:                  # sees past the end of shared memory
         sanitized = [p for name in ("ptx", "layers", "decode") for p in sorted(glob.glob(f"test/simt/test_{name}*.cu"))]
         programs += built("build/simt_asan", sanitized)

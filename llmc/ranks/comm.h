@@ -20,6 +20,7 @@
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #endif
+#include "launch.h"
 
 struct Comm {
     int rank = 0, size = 1;                 // 0 .. size - 1
@@ -91,14 +92,6 @@ inline void mpi_wait(MPI_Request request, const char* what, int peer) {
 // ----------------------------------------------------------------------------------------------------------
 // start and end
 
-// The number of processes that a launcher says it has started; 1 without a launcher.
-inline int launched_ranks() {
-    const char* text = getenv("OMPI_COMM_WORLD_SIZE");                      // Open MPI's mpirun
-    if (text == nullptr) { text = getenv("PMI_SIZE"); }                     // MPICH's mpiexec, srun --mpi=pmi2
-    if (text == nullptr && getenv("PMIX_RANK") != nullptr) { text = getenv("SLURM_STEP_NUM_TASKS"); }
-    return text == nullptr ? 1 : std::max(1, atoi(text));
-}
-
 #if defined(USE_MPI)
 // MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends a process whose others never come.
 inline void comm_too_late(int) {            // in a signal handler: no printf
@@ -109,11 +102,13 @@ inline void comm_too_late(int) {            // in a signal handler: no printf
 #endif
 
 // The first thing that a program does. From here on only rank 0 writes to stdout. The environment says whether a
-// launcher has started several ranks, so that a single process never initializes MPI.
-inline void comm_init() {
-    const int launched = launched_ranks();
-    if (launched == 1) { return; }
+// launcher has started several ranks, so that a single process never initializes MPI. program: its name and its flags,
+// for messages
+inline void comm_init(const Names& program) {
+    const Launch launch = find_launch();
+    if (launch.size == 1) { return; }
 #if defined(USE_MPI)
+    if (!launch.mpi) { refuse_launch(launch, true, program); }
     Comm& c = comm();
     // 1 start MPI
     const auto before = signal(SIGALRM, comm_too_late);
@@ -133,16 +128,13 @@ inline void comm_init() {
     alarm(0);
     signal(SIGALRM, before);
     // 3 Otherwise each process would take itself for the only one, train on all of the data and fight for --out.
-    check(c.size == launched, "MPI: expected the %d processes that the launcher started, got %d (is mpirun of another "
-          "MPI than the one this program was built with?)", launched, c.size);
+    check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d (is mpirun of "
+          "another MPI than the one this program was built with?)", launch.size, c.size);
     if (c.rank != 0 && freopen("/dev/null", "w", stdout) == nullptr) {
         die(EXIT_DEVICE, "/dev/null: %s", strerror(errno));
     }
 #else
-    const char* rank = getenv("OMPI_COMM_WORLD_RANK");
-    comm().rank = rank == nullptr ? 0 : atoi(rank);         // so that only one of them reports it
-    die(EXIT_BAD_INPUT, "started as one of %d processes, but built without MPI: each would train alone (install "
-        "libopenmpi-dev, or give make OPENMPI_DIR=path, and build again)", launched);
+    refuse_launch(launch, false, program);
 #endif
 }
 

@@ -121,7 +121,7 @@ template <class Program> int run_program(Program program, int argc, char** argv)
         }
         signal(SIGXFSZ, SIG_IGN);               // a file beyond `ulimit -f` is a write error with a message
         signal(SIGPIPE, SIG_IGN);               // `| head` closes the console, and must not end the run
-        comm_init();
+        comm_init(Names(argv, argv + argc));
         not_saved.clear();
         const int code = program(argc, argv);
         check(not_saved.empty(), "%s", not_saved.c_str());

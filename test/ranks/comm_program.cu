@@ -194,7 +194,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     try {
-        comm_init();
+        comm_init(Names(argv, argv + argc));
         return comm_finish(run(argc, argv));
     } catch (const Error& e) { return comm_report(e.code, e.what()); }
 }

@@ -16,6 +16,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 COMM_PROGRAM = os.environ.get("COMM_PROGRAM", os.path.join(ROOT, "build", "comm_program"))
+COMM_ALONE = os.path.join(ROOT, "build", "comm_program_alone")      # built without MPI
 TRAINER = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
 SIMT_TRAINER = os.path.join(ROOT, "build", "simt", "train_gpt2_fp32")
 MPIRUN = shutil.which("mpirun")
@@ -202,6 +203,45 @@ class Collectives(unittest.TestCase):
         for who in 0, 2:
             with self.subTest(who=who):
                 self.assertEqual(run(3, COMM_PROGRAM, "exit", str(who), "75")[0], 75)
+
+
+def launcher(kind, ranks, *command):
+    """[(exit code, output)] of the processes that a launcher without MPI starts: srun --mpi=none, or torchrun"""
+    names = {"srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+             "torchrun": ("WORLD_SIZE", "RANK", "LOCAL_RANK")}[kind]
+    started = [subprocess.Popen(command, env=dict(ENVIRONMENT, **dict(zip(names, (str(ranks), str(rank), str(rank))))),
+                                **PIPES) for rank in range(ranks)]
+    return [(p.communicate(timeout=LIMIT)[0], p.returncode)[::-1] for p in started]
+
+
+@unittest.skipIf(WITHOUT_COMM, WITHOUT_COMM)
+class Launchers(unittest.TestCase):
+    def test_a_launcher_that_cannot_be_served_is_refused_once(self):
+        """never N trainings that each take themselves for the only one"""
+        for kind in "srun", "torchrun":
+            for program in COMM_PROGRAM, COMM_ALONE:
+                with self.subTest(kind=kind, program=program):
+                    results = launcher(kind, 3, program, "small", "it's")
+                    self.assertEqual([code for code, _ in results], [2, 2, 2], results)
+                    self.assertEqual([bool(output) for _, output in results], [True, False, False], results)
+                    error = results[0][1]
+                    self.assertRegex(error, f"^error: {kind} started 3 processes, each of which would train alone")
+                    self.assertEqual("libopenmpi-dev" in error, program == COMM_ALONE, error)
+                    self.assertNotIn("ok", error)
+
+    def test_the_line_that_is_printed_works(self):
+        for kind in "srun", "torchrun":
+            error = launcher(kind, 3, COMM_PROGRAM, "small")[0][1]
+            line = re.search(r"(\S+=\S+ )*mpirun .* small", error).group(0)
+            bare = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_")}
+            p = subprocess.run(line, shell=True, env=bare, timeout=LIMIT, **PIPES)
+            self.assertEqual((p.returncode, p.stdout), (0, "3 ranks, gradients by MPI\nok\n"), line)
+
+    def test_mpirun_without_mpi(self):
+        code, output = run(2, COMM_ALONE, "small")
+        self.assertEqual(code, 2, output)
+        self.assertEqual(re.findall("^error: (.*) processes, each .* install (.*?),", output, re.M),
+                         [("mpirun started 2", "libopenmpi-dev")], output)
 
 
 def why_not_trainer():

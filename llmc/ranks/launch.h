@@ -1,0 +1,151 @@
+// ranks/launch.h -- who started this process, and as which rank: launchers tell it by environment variables.
+//
+// A launcher that is seen but cannot be served is refused with the line to type. Otherwise each of its processes would
+// take itself for the only one, train on all of the data and fight for --out.
+#ifndef LLMC_RANKS_LAUNCH_H
+#define LLMC_RANKS_LAUNCH_H
+
+#include <sched.h>
+#include <sys/uio.h>
+
+#include "../base/parse.h"
+
+// by: "mpirun" also stands for srun with PMI; none of them if this process is alone
+struct Launch {
+    const char* by = "";
+    int rank = 0, size = 1;
+    int local_rank = 0;                     // among the processes of this machine
+    bool mpi = false;                       // the launcher has prepared MPI_Init
+    int local_size = 1;                     // 0 = the launcher does not say; MPI tells it
+};
+
+// The variables of a launcher, in the order in which they are looked for: mpirun inside a batch job, and torchrun as
+// the only task of a node, see the variables of Slurm, too. A launcher is recognised by the size, and by the rank where
+// other programs set the size as well; a missing local rank is 0.
+struct LauncherRow { const char *by, *size, *rank, *local_rank, *local_size; bool rank_needed, mpi; };
+constexpr LauncherRow LAUNCHERS[] = {
+    {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", false, true},
+    {"mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", false, true},          // and --mpi=pmi2
+    {"srun --mpi=pmix", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", "SLURM_LOCALID", "", true, true},
+    {"torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", true, false},
+    {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "", true, false},
+};
+
+// get(name): the value of an environment variable, or null
+template <class Get> Launch find_launch(Get get) {
+    const auto number = [&](const char* name, int lowest, int otherwise) {
+        const char* text = *name == '\0' ? nullptr : get(name);
+        int n = otherwise;
+        return text != nullptr && parse_value(text, at_least(lowest), n) ? n : otherwise;
+    };
+    for (const LauncherRow& row : LAUNCHERS) {
+        if (number(row.size, 1, 0) == 0 || (row.rank_needed && number(row.rank, 0, -1) < 0)) { continue; }
+        if (strcmp(row.by, "torchrun") == 0 && get(row.local_rank) == nullptr) { continue; }    // a pod of Kubernetes
+        Launch l;
+        l.size = number(row.size, 1, 1);
+        if (l.size == 1) { return l; }      // asked for
+        l.by = row.by;
+        l.rank = number(row.rank, 0, 0);
+        l.local_rank = number(row.local_rank, 0, 0);
+        l.local_size = number(row.local_size, 1, 0);
+        l.mpi = row.mpi;
+        return l;
+    }
+    return Launch();
+}
+inline Launch find_launch() {
+    return find_launch([](const char* name) { return (const char*)getenv(name); });
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// lines to type
+
+// words as a shell takes them
+inline std::string shell_line(const Names& words) {
+    std::string s;
+    for (const std::string& w : words) {
+        std::string quoted = w;
+        if (w.empty() || w.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%")
+                             != std::string::npos) {
+            quoted = "'";
+            for (char c : w) { quoted += c == '\'' ? "'\\''" : std::string(1, c); }
+            quoted += "'";
+        }
+        s += (s.empty() ? "" : " ") + quoted;
+    }
+    return s;
+}
+
+inline bool in_path(const char* program) {
+    const char* path = getenv("PATH");
+    for (const char* at = path == nullptr ? "" : path; *at != '\0';) {
+        const size_t n = strcspn(at, ":");
+        if (n > 0 && access((std::string(at, n) + "/" + program).c_str(), X_OK) == 0) { return true; }
+        at += n + (at[n] == ':');
+    }
+    return false;
+}
+
+// What mpirun needs to start n processes on this machine: variables "NAME=value" and its flags.
+struct MpirunWords { Names variables, flags; };
+inline MpirunWords mpirun_words(int n) {
+    MpirunWords w;
+#if !defined(MPICH_VERSION)                 // Open MPI
+    if (geteuid() == 0) { w.variables = {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"}; }
+    // Containers forbid a process to read the memory of another one. With that, messages are copied once, not twice.
+    char from = 0, to = 0;
+    const struct iovec here = {&to, 1}, there = {&from, 1};
+    const bool container = access("/.dockerenv", F_OK) == 0 || access("/run/.containerenv", F_OK) == 0;
+    if (container || process_vm_readv(getpid(), &here, 1, &there, 1, 0) != 1) {
+        w.variables.push_back("OMPI_MCA_btl_vader_single_copy_mechanism=none");
+    }
+    w.flags = {"--bind-to", "none"};        // else two ranks get one core each, and their threads share it
+    // It starts at most one process per core, and a core may have two of the processors that are counted here.
+    cpu_set_t processors;
+    const int count = sched_getaffinity(0, sizeof(processors), &processors) == 0 ? CPU_COUNT(&processors) : 1;
+    if (2 * n > count) { w.flags.push_back("--oversubscribe"); }
+    // It refuses to start without a way to other machines, although it needs none.
+    if (!in_path("ssh") && !in_path("rsh")) { w.flags.insert(w.flags.end(), {"--mca", "plm", "isolated"}); }
+#endif
+    w.flags.insert(w.flags.end(), {"-np", std::to_string(n)});
+    return w;
+}
+// program: the program and its flags
+inline std::string mpirun_line(int n, const Names& program) {
+    const MpirunWords w = mpirun_words(n);
+    Names words = w.variables;
+    words.push_back("mpirun");
+    words.insert(words.end(), w.flags.begin(), w.flags.end());
+    words.insert(words.end(), program.begin(), program.end());
+    return shell_line(words);
+}
+
+// Why the processes of this launcher cannot work together, and what to type instead. built: this program has MPI
+inline std::string launch_refusal(const Launch& l, bool built, const Names& program) {
+    std::string s = strprintf("%s started %d processes, each of which would train alone: ", l.by, l.size);
+    if (!built) {
+        s += "this program was built without MPI; install libopenmpi-dev, or give make OPENMPI_DIR=path, build again, "
+             "and ";
+    } else {
+        s += "they have not been prepared for MPI; ";
+    }
+    std::string line = mpirun_line(l.size, program);
+    if (l.mpi) { line = "start it as before"; }
+    if (strcmp(l.by, "srun") == 0) {
+        line = strprintf("srun --mpi=pmix -n %d %s (srun --mpi=list shows what it has), or inside an allocation: %s",
+                         l.size, shell_line(program).c_str(), line.c_str());
+    }
+    return s + (l.mpi ? "" : "type: ") + line;
+}
+
+// Ends a process whose launcher cannot be served; rank 0 alone says why.
+[[noreturn]] inline void refuse_launch(const Launch& l, bool built, const Names& program) {
+    if (l.rank > 0) {
+        sleep(1);                           // the launcher ends them all as soon as one has failed
+        _exit(EXIT_BAD_INPUT);
+    }
+    die(EXIT_BAD_INPUT, "%s", launch_refusal(l, built, program).c_str());
+}
+
+#endif

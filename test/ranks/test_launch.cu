@@ -1,0 +1,106 @@
+// test_launch.cu -- launch.h: from the variables of each launcher to rank and size, and the lines that are printed.
+#include <map>
+
+#include "test/catch.h"
+#include "llmc/ranks/launch.h"
+
+namespace {
+using Environment = std::map<std::string, std::string>;
+
+Launch found(const Environment& environment) {
+    return find_launch([&](const char* name) {
+        const auto at = environment.find(name);
+        return at == environment.end() ? nullptr : at->second.c_str();
+    });
+}
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// what a batch job of 2 nodes sets for everything that runs in it
+const Environment batch = {{"SLURM_JOB_ID", "77"}, {"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"},
+                           {"SLURM_LOCALID", "0"}, {"SLURM_NNODES", "2"}};
+Environment with(Environment base, const Environment& more) {
+    for (const auto& item : more) { base[item.first] = item.second; }
+    return base;
+}
+} // namespace
+
+TEST_CASE("launch: every launcher is recognised by its variables", "[launch]") {
+    const Environment step = with(batch, {{"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_PROCID", "5"},
+                                          {"SLURM_LOCALID", "1"}});
+    const Environment torch = {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}};
+    const Environment open_mpi = {{"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_RANK", "5"},
+                                  {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+    const Environment hydra = {{"PMI_SIZE", "8"}, {"PMI_RANK", "5"}, {"MPI_LOCALRANKID", "1"},
+                               {"MPI_LOCALNRANKS", "4"}};
+    struct { const char* what; Environment environment; const char* by; bool mpi; int local_size; } rows[] = {
+        {"mpirun", open_mpi, "mpirun", true, 4},
+        {"mpirun in a batch job", with(batch, open_mpi), "mpirun", true, 4},
+        {"mpirun in a step of one task per node",
+         with(batch, with({{"SLURM_STEP_NUM_TASKS", "2"}, {"PMIX_RANK", "0"}}, open_mpi)), "mpirun", true, 4},
+        {"mpiexec of MPICH", hydra, "mpirun", true, 4},
+        {"srun --mpi=pmi2", with(step, {{"PMI_SIZE", "8"}, {"PMI_RANK", "5"}}), "mpirun", true, 0},
+        {"srun --mpi=pmix", with(step, {{"PMIX_RANK", "5"}}), "srun --mpi=pmix", true, 0},
+        {"srun --mpi=none", step, "srun", false, 0},
+        {"torchrun", torch, "torchrun", false, 4},
+        {"torchrun as the only task of each node",
+         with(with(batch, {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}}), torch), "torchrun", false, 4},
+    };
+    for (const auto& row : rows) {
+        INFO(row.what);
+        const Launch l = found(row.environment);
+        CHECK(std::string(l.by) == row.by);
+        CHECK(l.rank == 5);
+        CHECK(l.size == 8);
+        CHECK(l.local_rank == (has(row.what, "pmi2") || has(row.what, "MPICH") ? l.local_rank : 1));
+        CHECK(l.local_size == row.local_size);
+        CHECK(l.mpi == row.mpi);
+    }
+    CHECK(found(hydra).local_rank == 1);
+}
+
+TEST_CASE("launch: a process that nobody has multiplied is alone", "[launch]") {
+    struct { const char* what; Environment environment; } rows[] = {
+        {"a shell", {}},
+        {"the script of a batch job", batch},
+        {"a step of one task", with(batch, {{"SLURM_STEP_NUM_TASKS", "1"}})},
+        {"mpirun -np 1", {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}},
+        {"mpirun -np 1 in a step of many tasks",
+         with(batch, {{"SLURM_STEP_NUM_TASKS", "8"}, {"OMPI_COMM_WORLD_SIZE", "1"}})},
+        {"torchrun of one process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}},
+        {"a pod that will start torchrun", {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "pod-0"}}},
+        {"a notebook's leftover", {{"WORLD_SIZE", "4"}}},
+        {"numbers that are none", {{"OMPI_COMM_WORLD_SIZE", "many"}, {"PMI_SIZE", "-4"}, {"WORLD_SIZE", ""}}},
+    };
+    for (const auto& row : rows) {
+        INFO(row.what);
+        const Launch l = found(row.environment);
+        CHECK(l.size == 1);
+        CHECK(l.rank == 0);
+        CHECK(!l.mpi);
+    }
+}
+
+TEST_CASE("launch: a refusal has the line to type", "[launch]") {
+    const Names program = {"./train_gpt2", "--out", "my run"};
+    Launch l;
+    l.size = 4;
+    for (const char* by : {"srun", "torchrun"}) {
+        l.by = by;
+        const std::string s = launch_refusal(l, true, program);
+        INFO(s);
+        CHECK(has(s, std::string(by) + " started 4 processes"));
+        CHECK(has(s, "mpirun "));
+        CHECK(has(s, "-np 4 ./train_gpt2 --out 'my run'"));
+        CHECK(has(s, "srun --mpi=pmix -n 4 ./train_gpt2") == (l.by == std::string("srun")));
+        CHECK(!has(s, "libopenmpi-dev"));
+        CHECK(has(launch_refusal(l, false, program), "install libopenmpi-dev"));
+    }
+    l.by = "mpirun";
+    l.mpi = true;
+    CHECK(has(launch_refusal(l, false, program), "build again, and start it as before"));
+}
+
+TEST_CASE("launch: words as a shell takes them", "[launch]") {
+    CHECK(shell_line({"a", "b c", "", "it's", "--x=1,2", "$HOME", "d/*.bin"}) ==
+          "a 'b c' '' 'it'\\''s' --x=1,2 '$HOME' 'd/*.bin'");
+}
