@@ -476,7 +476,7 @@ StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, co
         const int* lengths_i = lengths == nullptr ? nullptr : lengths + (size_t)i * B;
         const size_t M = load_batch(model, acts, (size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N,
                                     lengths_i, B, T, true, picked);
-        float* grads = gradient_begin(model);
+        float* grads = gradient_begin(model, i);
         BERTParams<float> d;
         bert_point(d, model.table, grads);
         bert_forward(model, acts, B, T);
@@ -551,7 +551,7 @@ StepGradient contrastive_gradient(BERT& model, Activations& acts, const Contrast
     // 3 each chunk again, and back through the model
     for (int i = 0; i < chunks; i++) {
         const int n = chunks == 1 ? rows : embed(i, true);
-        float* grads = gradient_begin(model);
+        float* grads = gradient_begin(model, i);
         const float* demb = c.demb + (size_t)i * acts.B * C;                        // (n,C)
         pooling_backward(acts.a.dresidual(), demb, acts.batch.lengths, n, T, C, model.pooling, model.stream);
         bert_backward(model, acts, grads, n, T, recompute);

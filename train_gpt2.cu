@@ -416,7 +416,7 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
     for (int i = 0; i < micro_batches; i++) {
         const int *tokens_i = tokens + i * N, *targets_i = targets + i * N;
         acts.batch.load((size_t)i, (size_t)micro_batches, tokens_i, targets_i, N, true, model.stream);
-        float* grads = gradient_begin(model);
+        float* grads = gradient_begin(model, i);
         GPT2Params<float> d;
         gpt2_point(d, model.table, grads);
         gpt2_forward(model, acts, B, T, 0, T);

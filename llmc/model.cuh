@@ -26,7 +26,8 @@ struct Parameters {
     float *m = nullptr, *v = nullptr;                       // AdamW's moments
     double* norm_partial = nullptr;                         // partial sums of gradient_norm, one per chunk
     double* loss_sums = nullptr;                            // after them: one sum of losses per micro-batch of a step
-    // gradient buffers: tree[k] holds the sum of 2^k micro-batches, the last one is being filled
+    int leaf = 1;                                           // micro-batches whose gradients share a buffer
+    // gradient buffers: tree[k] holds the sum of 2^k leaves, the last one is being filled
     std::vector<float*> tree;
     Stream stream = {};
 };
@@ -41,10 +42,10 @@ inline void check_files(const Parameters& p) {
     }
 }
 
-// Buffers of gradients that a step of so many micro-batches takes: one a level of the tree over them, and one to fill.
-inline int gradient_buffers(int micro_batches) {
+// Buffers of gradients that a step of so many leaves takes: one a level of the tree over them, and one to fill.
+inline int gradient_buffers(int leaves) {
     int buffers = 0;
-    for (int n = 1; n < 2 * micro_batches; n *= 2) { buffers++; }
+    for (int n = 1; n < 2 * leaves; n *= 2) { buffers++; }
     return buffers;
 }
 
@@ -65,7 +66,8 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
     const size_t chunks = ceil_div(p.table.total, NORM_CHUNK);
     p.norm_partial = (double*)device_malloc(sizeof(double) * (chunks + (size_t)micro_batches));
     p.loss_sums = p.norm_partial + chunks;
-    for (int k = 0; k < gradient_buffers(micro_batches); k++) { p.tree.push_back((float*)device_malloc(bytes)); }
+    const int buffers = gradient_buffers(micro_batches / p.leaf);
+    for (int k = 0; k < buffers; k++) { p.tree.push_back((float*)device_malloc(bytes)); }
 }
 
 inline void parameters_free(Parameters& p) {
@@ -76,7 +78,7 @@ inline void parameters_free(Parameters& p) {
 
 // ----------------------------------------------------------------------------------------------------------
 // a step's gradient: for each micro-batch i of n, gradient_begin, backward into what it returns, gradient_add; then
-// gradient_end
+// gradient_end. A leaf is p.leaf micro-batches, which backward adds up in one buffer; a tree sums the leaves.
 
 // on the device; its norm and the mean loss of so many targets
 struct StepGradient {
@@ -85,16 +87,18 @@ struct StepGradient {
     size_t targets;
 };
 
-// the buffer for a micro-batch's gradient, zeroed
-inline float* gradient_begin(Parameters& p) {
-    device_zero(p.tree.back(), sizeof(float) * p.table.total, p.stream);
+// the buffer that micro-batch i adds its gradient to; zeroed for the first one of a leaf
+inline float* gradient_begin(Parameters& p, int i) {
+    if (i % p.leaf == 0) { device_zero(p.tree.back(), sizeof(float) * p.table.total, p.stream); }
     return p.tree.back();
 }
 
-// Micro-batch i of this rank's n is done. Gradients meet in a binary tree over the micro-batches' index: tree[k] holds
-// the sum of 2^k neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in
-// tree.back().
+// Micro-batch i of this rank's n is done. Leaves meet in a binary tree over their index: tree[k] holds the sum of 2^k
+// neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in tree.back().
 inline void gradient_add(Parameters& p, int i, int n) {
+    if ((i + 1) % p.leaf != 0) { return; }
+    i /= p.leaf;
+    n /= p.leaf;
     float*& work = p.tree.back();
     auto add = [&](float*& to) {                                    // work is the right sibling of `to`
         add_to(to, work, p.table.total, p.stream);

@@ -89,7 +89,7 @@ void report_run(const Run& r, const Parameters& p, const Config& config, size_t 
         fprintf(banner, "%s", s.c_str());
     }
     check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
-    const double copies = trains ? 3 + gradient_buffers(r.micro_batches) : 1;
+    const double copies = trains ? 3 + gradient_buffers(r.micro_batches / r.leaf) : 1;
     const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
     std::string what = strprintf("%.0f %s of the parameters, ", copies, copies == 1 ? "copy" : "copies");
     what += format_bytes((double)activations) + " of activations";

@@ -34,6 +34,9 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
     X(int, B, "-b", 4, at_least(1), FREE, "sequences in a micro-batch") \
     X(int, T, "-t", 1024, at_least(1), SAME, "tokens in a sequence") \
     X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, "tokens in an update, a multiple of B*T; -1 = B*T") \
+    X(int, leaves, "", -1, minus_one_or(0), FREE, \
+      "sum gradients over so many equal parts of an update, each added up in one buffer, in a tree; 0 = each " \
+      "micro-batch is one; -1 = 0 for up to 8 micro-batches, then at most 8") \
     X(int64_t, steps, "-x", -1, minus_one_or(0), SAME, "number of updates; -1 = one pass over the data") \
     X(bool, overfit, "-a", false, any(), SAME, "1 = train on one batch over and over") \
     X(int64_t, seed, "", 42, at_least(0), SAME, "seed of the initial weights, the order of samples and generation") \

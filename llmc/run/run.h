@@ -42,6 +42,7 @@ struct Run {
     bool trains = false;                                        // else a model is used, listed or checked
     int samples = 0;                                            // of an update
     int my_samples = 0, micro_batches = 0;                      // of them, this rank's: neighbours in their order
+    int leaf = 1;                                               // micro-batches whose gradients share a buffer
     std::unique_ptr<OutputLock> lock;
     std::string resumed, source;                                // the checkpoint to go on with; where weights come from
     std::unique_ptr<Tokenizer> tokenizer;
@@ -128,6 +129,33 @@ inline void plan_rope_scaling(Run& r, PositionConfig& position) {
     r.o.rope_scaling = rope_scaling_text(position);
 }
 
+// The leaves of the tree that sums a step's gradient (model.cuh). A run that is resumed goes on with what it had.
+inline void plan_leaves(Run& r) {
+    Options& o = r.o;
+    const int ranks = comm().size, all = r.micro_batches * ranks;
+    const auto fits = [&](int64_t leaves) {                     // every rank has 2^k of them
+        const int64_t mine = leaves / ranks;
+        return leaves % ranks == 0 && mine > 0 && all % leaves == 0 && (ranks == 1 || (mine & (mine - 1)) == 0);
+    };
+    check(o.leaves <= 0 || o.pairs.empty(), "--leaves: --pairs has none");
+    if (!r.trains || !o.pairs.empty()) { o.leaves = 0; }
+    if (o.leaves < 0 && !r.resumed.empty()) {
+        const std::string path = r.resumed + "/state.json";
+        const Json options = json_at(read_json(path), "options", path);
+        const int64_t was = options.contains("leaves") ? json_int(options, "leaves", 0, INT32_MAX, path) : 0;
+        if (was == 0 || fits(was)) { o.leaves = (int)was; }
+    }
+    if (o.leaves < 0) {
+        o.leaves = 0;
+        for (int n = 1; n <= 8 && all > 8; n *= 2) { if (fits(n)) { o.leaves = n; } }
+    }
+    std::string good = "0";
+    for (int64_t n = ranks; n <= all; n *= 2) { if (fits(n)) { good += strprintf(", %lld", (long long)n); } }
+    check(o.leaves == 0 || fits(o.leaves), "--leaves %d: a step has %d micro-batches on %s; expected one of %s",
+          o.leaves, all, ranks == 1 ? "1 rank" : strprintf("%d ranks", ranks).c_str(), good.c_str());
+    r.leaf = o.leaves == 0 ? 1 : all / o.leaves;
+}
+
 // The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
 // data (0: there is none). A sample is T tokens.
 template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) {
@@ -147,6 +175,7 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
     r.samples = (int)(o.total_batch / o.T);
     r.my_samples = r.samples / ranks;
     r.micro_batches = r.trains ? r.my_samples / o.B : 0;
+    plan_leaves(r);
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
     check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",
           INT32_MAX, (long long)o.steps);
@@ -199,6 +228,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
               "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give another directory",
               o.out.c_str());
     }
+    p.leaf = r.leaf;
     parameters_allocate(p, (uint64_t)o.seed, r.micro_batches);
     if (!r.resumed.empty()) {
         Checkpoint c = checkpoint_view(r, p, config);

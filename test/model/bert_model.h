@@ -29,8 +29,9 @@ namespace {
 
 // with its gradient buffers
 struct Model : HeldModel<BERT> {
-    Model(const BERTConfig& c, int micro_batches, uint64_t seed = 1) {
+    Model(const BERTConfig& c, int micro_batches, uint64_t seed = 1, int micro_batches_of_a_leaf = 1) {
         bert_describe(*this, c);
+        leaf = micro_batches_of_a_leaf;
         parameters_allocate(*this, seed, micro_batches);
         bert_point(params, table, weights);
     }

@@ -32,8 +32,9 @@ namespace {
 
 // with its gradient buffers
 struct Model : HeldModel<GPT2> {
-    Model(const GPT2Config& c, int micro_batches, uint64_t seed = 1) {
+    Model(const GPT2Config& c, int micro_batches, uint64_t seed = 1, int micro_batches_of_a_leaf = 1) {
         gpt2_describe(*this, c);
+        leaf = micro_batches_of_a_leaf;
         parameters_allocate(*this, seed, micro_batches);
         gpt2_point(params, table, weights);
     }

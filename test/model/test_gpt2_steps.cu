@@ -70,6 +70,41 @@ TEST_CASE("ignored targets count nowhere", "[gpt2]") {
     CHECK(worst_difference(none, std::vector<double>(none.size())) == 0);           // and no NaN
 }
 
+// Each encoding's backward adds to its parameters' gradients, too.
+TEST_CASE("gpt2: micro-batches of a leaf are added up in one buffer", "[gpt2][encodings]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings_with_fixture("gpt2")) {
+        const Fixture f(name);
+        std::vector<float> whole;
+        for (int leaf : {1, 2, 4}) {
+            Random same = random;
+            Model model(f.gpt2, 4, 1, leaf);
+            f.load(model, same);
+            CHECK(model.tree.size() == (size_t)(leaf == 1 ? 3 : 3 - leaf / 2));
+            Acts acts(model, f.B, f.T);
+            std::vector<int> inputs, targets;
+            for (int i = 0; i < 4; i++) {                   // the fixture's batch, shifted by a token in each
+                inputs.insert(inputs.end(), f.inputs.begin(), f.inputs.end());
+                std::rotate(inputs.end() - (ptrdiff_t)f.inputs.size(), inputs.end() - 1 - i, inputs.end());
+                targets.insert(targets.end(), f.targets.begin(), f.targets.end());
+            }
+            double loss = 0;
+            const std::vector<float> grads = gradient_of(model, acts, inputs, targets, 4, 0, &loss);
+            if (leaf == 1) { whole = grads; }
+            INFO(name << ", leaves of " << leaf);
+            for (const FileTensor& t : model.files) {
+                std::vector<float> got, want;
+                for (size_t e : elements_of(model.table, t)) {
+                    got.push_back(grads[e]);
+                    want.push_back(whole[e]);
+                }
+                f.check_close("grad." + t.name, got, want);
+            }
+        }
+    }
+}
+
 TEST_CASE("however a batch is cut into micro-batches, loss and gradient are the same to rounding", "[gpt2]") {
     Random random;
     INFO(random);

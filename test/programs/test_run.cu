@@ -1400,6 +1400,45 @@ TEST_CASE("run: it overfits one batch", "[run]") {
     }
 }
 
+// 48 micro-batches of one sequence
+TEST_CASE("run: the leaves of a step are recorded, kept by --resume and refused where they do not fit", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --total_batch 768 --steps 4 --val_every 0")
+        .with("--checkpoint_every 2 --keep 0");
+    const auto run = [&](const char* name, const char* more, const char* leaves) {
+        const std::string out = place / name;
+        const bool good = place.run(flags.set("--out", out).with(more)).code == 0;
+        if (!good) { return std::map<std::string, std::string>(); }
+        const Json state = parse_json(read_file(step_dir(out, 4) + "/state.json"), "state");
+        CHECK(json_text(state.at("options").at("leaves")) == leaves);
+        return bits(step_dir(out, 4));
+    };
+    // 1 eight leaves, unless the flag says otherwise; each cut adds in another order
+    const auto eight = run("eight", "", "8"), tree = run("tree", "--leaves 0", "0");
+    const auto one = run("one", "--leaves 1", "1");
+    check_same(eight, run("asked", "--leaves 8", "8"));
+    check_same(tree, run("all", "--leaves 48", "48"));              // each micro-batch is a leaf
+    for (const auto& other : {tree, one}) { CHECK(other.at("model.safetensors") != eight.at("model.safetensors")); }
+    CHECK(run("few", "--B 6", "0").size() == 4);                    // 8 micro-batches: a tree anyway
+    // 2 a run goes on with its own leaves, those of a checkpoint from before the flag are 0
+    TempDir::remove(step_dir(place / "one", 4));
+    check_same(one, run("one", "--resume 1", "1"));
+    const std::string before = step_dir(place / "tree", 2);
+    TempDir::remove(step_dir(place / "tree", 4));
+    Json state = parse_json(read_file(before + "/state.json"), "state");
+    state["options"].erase("leaves");
+    rewrite_in_checkpoint(before, 2, "state.json", json_text(state, 2));
+    check_same(tree, run("tree", "--resume 1", "0"));
+    // 3 another --B, which they do not fit, finds its own
+    TempDir::remove(step_dir(place / "all", 4));
+    CHECK(run("all", "--resume 1 --B 2", "8").size() == 4);
+    // 4 what cannot be
+    const Flags elsewhere = flags.set("--out", place / "elsewhere");
+    check_refused(place, {elsewhere.with("--leaves 5"), {"--leaves 5", "48 micro-batches", "0, 1, 2, 4, 8, 16"}});
+    check_refused(place, {elsewhere.with("--leaves 96"), {"--leaves 96", "0, 1, 2, 4, 8, 16"}});
+}
+
 TEST_CASE("run: llm.c's letters", "[run]") {
     if (!have_program()) { return; }
     Place place;

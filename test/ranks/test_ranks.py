@@ -315,6 +315,24 @@ class Training(unittest.TestCase):
             self.train(ranks, str(ranks), micro_batches=6)
         self.assert_same("1", "3")
 
+    def test_leaves(self):
+        """16 micro-batches in 8 leaves, whose sums every number of ranks that divides them adds up in the same order"""
+        for ranks in 1, 2, 4, 8:
+            self.train(ranks, str(ranks), micro_batches=16)
+        for ranks in 2, 4, 8:
+            with self.subTest(ranks=ranks):
+                self.assert_same("1", str(ranks))
+        self.train(1, "tree", "--leaves", "0", micro_batches=16)
+        self.assertNotEqual(self.result("1"), self.result("tree"))
+        # a run goes on with its leaves
+        shutil.rmtree(os.path.join(self.out("tree"), "step_00000010"))
+        self.train(4, "tree", "--resume", "1", micro_batches=16)
+        self.train(1, "tree1", "--leaves", "0", micro_batches=16)
+        self.assert_same("tree1", "tree")
+        code, output = run(4, *self.command("bad", "--leaves", "2", micro_batches=16))
+        self.assertEqual(code, 2, output)
+        self.assertIn("16 micro-batches on 4 ranks; expected one of 0, 4, 8, 16", output)
+
     def test_the_data_matter(self):
         """the comparisons above would notice another order of the data"""
         self.train(1, "a")
