@@ -509,34 +509,20 @@ void embed_documents(BERT& model, Activations& acts, const int* ids, const int* 
     copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
 }
 
-// What a step of contrastive learning holds besides the activations of a chunk: embeddings and their gradients, of all
-// rows.
-struct ContrastiveBuffers {
-    float *emb = nullptr, *demb = nullptr;
-    float *losses = nullptr, *scratch = nullptr;
-    // Q queries, M positives and negatives: emb and demb (Q+M,C), losses (Q)
-    static size_t bytes(int Q, int M, int C) {
-        return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C));
-    }
-    void allocate(int Q, int M, int C) {
-        emb = (float*)device_malloc(bytes(Q, M, C));
-        demb = emb + (size_t)(Q + M) * C;
-        losses = demb + (size_t)(Q + M) * C;
-        scratch = losses + Q;
-    }
-    void release() { device_free(emb); }
-};
-
 // The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then
 // the loss gives the gradient of every embedding, and each chunk is run again, forward and backward. So memory does not
-// grow with the batch, and its gradient is that of one large batch (Gao et al. 2021).
+// grow with the batch, and its gradient is that of one large batch (Gao et al. 2021). A rank has as many chunks as each
+// other one, neighbours in their order; it gets all embeddings, as the loss of a query sees the whole batch.
 StepGradient contrastive_gradient(BERT& model, Activations& acts, const ContrastiveBuffers& c, const GroupBatch& batch,
                                   double tau, int recompute) {
     const int Q = batch.groups, rows = batch.rows;
     const int C = model.config.C, T = batch.T;
-    const int chunks = ceil_div(rows, acts.B);
+    const int ranks = comm().size, chunks = ceil_div(rows, acts.B) / ranks;                 // of this rank
+    const int begin = comm().rank * chunks * acts.B;                                        // its first row
+    check(ranks == 1 || ranks * chunks * acts.B == rows, "--pairs: %d ranks do not divide %d rows in chunks of %d",
+          ranks, rows, acts.B);
     auto embed = [&](int i, bool backward) {
-        const int first = i * acts.B, n = std::min(acts.B, rows - first);
+        const int first = begin + i * acts.B, n = std::min(acts.B, rows - first);
         const size_t slot = (size_t)(backward && chunks > 1 ? chunks + i : i);
         const int *ids = batch.ids.data() + (size_t)first * T, *lengths = batch.lengths.data() + first;
         bert_embed(c.emb + (size_t)first * C, model, acts, slot, 2 * (size_t)chunks, ids, lengths, n, T, backward);
@@ -544,15 +530,16 @@ StepGradient contrastive_gradient(BERT& model, Activations& acts, const Contrast
     };
     // 1 embed every row: one chunk alone can stay where it is for the backward
     for (int i = 0; i < chunks; i++) { embed(i, chunks == 1); }
+    share_rows(c.emb, (size_t)rows / (size_t)ranks * C, "embeddings of the batch", model.stream);
     // 2 the loss of each query, and the gradient of each embedding
     const float dloss = 1.0f / (float)Q;
     contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, Q, rows - Q, C, (float)tau, dloss, model.stream);
-    loss_sum(model.loss_sums, c.losses, (size_t)Q, model.stream);
+    loss_sum(model.loss_sums, c.losses, comm().rank == 0 ? (size_t)Q : 0, model.stream);    // counted once
     // 3 each chunk again, and back through the model
     for (int i = 0; i < chunks; i++) {
-        const int n = chunks == 1 ? rows : embed(i, true);
+        const int first = begin + i * acts.B, n = chunks == 1 ? std::min(acts.B, rows) : embed(i, true);
         float* grads = gradient_begin(model, i);
-        const float* demb = c.demb + (size_t)i * acts.B * C;                        // (n,C)
+        const float* demb = c.demb + (size_t)first * C;                             // (n,C)
         pooling_backward(acts.a.dresidual(), demb, acts.batch.lengths, n, T, C, model.pooling, model.stream);
         bert_backward(model, acts, grads, n, T, recompute);
         gradient_add(model, i, chunks);
@@ -660,7 +647,8 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
         double tokens_done = (double)o.total_batch;
         StepGradient gradient;
         if (pairs != nullptr) {
-            fill_groups(*pairs, run.first_sample(), run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
+            const uint64_t first = o.overfit ? 0 : run.state.sample;                // every rank has the whole batch
+            fill_groups(*pairs, first, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
             gradient = contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute);
             tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0);
             swapped += batch.swapped;
@@ -696,16 +684,15 @@ std::string bert_help() {
 void check_flags(const Options& o) {
     const auto too_short = [](int T) { return T < 2; };
     const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), too_short);
-    const bool documents = !o.encode.empty() || !o.corpus.empty(), predicts = o.is_given("predict");
+    const bool documents = !o.encode.empty() || !o.corpus.empty();
     check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(),
           "--corpus, --queries and --qrels go together");
     check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
     check(!documents || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
-    check(!predicts || o.predict.find("[MASK]") != std::string::npos, "--predict: there is no [MASK] in the text");
+    check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos,
+          "--predict: there is no [MASK] in the text");
     check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
           "--val_every: --pairs has no validation; --corpus, --queries and --qrels measure what it learns");
-    check(comm().size == 1 || (o.pairs.empty() && !documents && !predicts),
-          "--pairs, --encode, --corpus, --predict: expected one process, got %d: start it without mpirun", comm().size);
 }
 
 // Lengths and a text that the encoding cannot reach are refused before the weights are read.
@@ -779,7 +766,7 @@ void plan_bert_steps(Run& run, BERTConfig& config, const TokenFiles* files, cons
     if (pairs == nullptr) { return; }
     check((size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but --pairs %s has %zu",
           (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(), pairs->groups());
-    run.micro_batches = ceil_div(run.samples * pairs->group, o.B);
+    run.micro_batches = run.my_samples / o.B * pairs->group;
 }
 
 int bert_main(int argc, char** argv) {
@@ -823,6 +810,7 @@ int bert_main(int argc, char** argv) {
     record_data(run, data.train.get());
     record_data(run, data.val.get());
     record_data(run, pairs.get());
+    collections.compare();
     load_run(run, model, bert_json(config), optional_files(model));
     bert_point(model.params, model.table, model.weights);
     // 5 the work
@@ -832,9 +820,12 @@ int bert_main(int argc, char** argv) {
         activations_allocate(acts);
         code = train(model, acts, run, data.train.get(), pairs ? nullptr : data.val.get(), pairs.get());
         acts.release();
-        release_signals();
     }
-    if (code == 0) { use_model(model, run, data.val.get(), collections); }
+    if (code == 0) {
+        use_model(model, run, data.val.get(), collections);
+        code = leave_use(run);
+    }
+    release_signals();
     parameters_free(model);
     return code;
 }

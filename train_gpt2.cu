@@ -617,8 +617,8 @@ int gpt2_main(int argc, char** argv) {
     }
     // 1 what to do, and with which data
     const bool writes = o.is_given("generate") || !o.dump_bias.empty();
-    check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: start it without mpirun",
-          comm().size);
+    check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: a text is written token "
+          "by token, which %d would only repeat; start it without mpirun", comm().size, comm().size);
     begin_run(run, !o.eval_lengths.empty() || !o.hellaswag.empty() || writes,
               "--eval_lengths, --hellaswag, --generate and --dump_bias");
     GPT2Data data(run);
@@ -657,9 +657,12 @@ int gpt2_main(int argc, char** argv) {
         activations_allocate(acts);
         code = train(model, acts, run, *data.train, data.val.get(), data.hellaswag.get());
         acts.release();
-        release_signals();
     }
-    if (code == 0) { use_model(model, run, data.val.get(), run.trains ? nullptr : data.hellaswag.get()); }
+    if (code == 0) {
+        use_model(model, run, data.val.get(), run.trains ? nullptr : data.hellaswag.get());
+        code = leave_use(run);
+    }
+    release_signals();
     parameters_free(model);
     return code;
 }

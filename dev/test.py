@@ -149,7 +149,7 @@ def plan(kind, words):
     if kind == "simt":
         return simt + sorted(glob.glob("test/simt/test_*.py")), SIMT_TRAINERS + TRAINERS
     if kind == "ranks":
-        return sorted(glob.glob("test/ranks/test_*.py")), COMM_PROGRAMS + ["train_gpt2"]
+        return sorted(glob.glob("test/ranks/test_*.py")), COMM_PROGRAMS + TRAINERS
     if kind == "ladders":
         ladders = built("build/ladders", sorted(glob.glob("dev/cuda/*.cu")))
         cuda = [p + "cu" for p in ladders] if os.environ.get("NVCC") else []

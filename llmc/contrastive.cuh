@@ -154,4 +154,21 @@ inline void contrastive_forward_backward(float* losses, float* demb, float* scra
     launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, n, inverse_norm, C);
 }
 
+// What a step holds besides the activations of a chunk: embeddings and their gradients, of all rows
+struct ContrastiveBuffers {
+    float *emb = nullptr, *demb = nullptr;
+    float *losses = nullptr, *scratch = nullptr;
+    // Q queries, M positives and negatives: emb and demb (Q+M,C), losses (Q)
+    static size_t bytes(int Q, int M, int C) {
+        return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C));
+    }
+    void allocate(int Q, int M, int C) {
+        emb = (float*)device_malloc(bytes(Q, M, C));
+        demb = emb + (size_t)(Q + M) * C;
+        losses = demb + (size_t)(Q + M) * C;
+        scratch = losses + Q;
+    }
+    void release() { device_free(emb); }
+};
+
 #endif

@@ -6,6 +6,12 @@
 #include "../use/retrieval.h"
 #include "run.h"
 
+inline std::vector<std::string> file_paths(const Documents& documents) {
+    std::vector<std::string> paths;
+    for (const DocumentFile& f : documents.files) { paths.push_back(f.shard.path); }
+    return paths;
+}
+
 // Opened and checked before any work; null where the flag is not given
 struct Collections {
     std::unique_ptr<Documents> encode, corpus, queries;
@@ -19,13 +25,14 @@ struct Collections {
         corpus = std::make_unique<Documents>(o.corpus, "--corpus", special, 1, words);
         qrels = read_qrels(o.qrels);
     }
+    // A collective: all ranks must have the same ones, of which each reads its share.
+    void compare() const {
+        for (const Documents* d : {encode.get(), corpus.get(), queries.get()}) {
+            if (d != nullptr) { check_same_files(d->flag, file_paths(*d)); }
+        }
+        if (corpus != nullptr) { check_same_files("--qrels", {qrels.path}); }
+    }
 };
-
-inline std::vector<std::string> file_paths(const Documents& documents) {
-    std::vector<std::string> paths;
-    for (const DocumentFile& f : documents.files) { paths.push_back(f.shard.path); }
-    return paths;
-}
 
 // The groups of --pairs, at least one query and one positive each
 inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
@@ -54,9 +61,10 @@ template <class Model> Embeddings encode(Model& model, const Documents& document
     return e;
 }
 
-// --encode: writes the embeddings into --out
+// --encode: writes the embeddings into --out, by one rank
 template <class Model> void write_collection(Model& model, const Run& run, const Documents& documents, int max_tokens) {
     const Embeddings e = encode(model, documents, max_tokens);
+    if (e.stopped || comm().rank > 0) { return; }
     const std::string path = run.o.out + "/embeddings.safetensors";
     write_embeddings(path, e, {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}});
     printf("wrote %s: %zu embeddings of %d channels\n", printable(path, LONGEST_MESSAGE).c_str(), e.size(), e.C);
@@ -72,8 +80,11 @@ template <class Model> void search_collection(Model& model, const Run& run, cons
     }
     Embeddings queries = encode(model, *c.queries, T);
     Embeddings corpus = encode(model, *c.corpus, T);
+    if (queries.stopped || corpus.stopped) { return; }
+    const RetrievalScore score = evaluate_retrieval(queries, corpus, c.qrels);
+    if (score.stopped) { return; }
     printf("max length %d\n", T);
-    Json j = report_retrieval(evaluate_retrieval(queries, corpus, c.qrels));
+    Json j = report_retrieval(score);
     j["T"] = T;
     j["pos"] = position.name;
     run.log->record(j);

@@ -77,7 +77,6 @@ inline void catch_signals() {
         sigaction(number, &action, nullptr);
     }
 }
-// What follows training loses nothing when it is killed.
 inline void release_signals() {
     for (int number : STOP_SIGNALS) { if (signal(number, SIG_DFL) == SIG_IGN) { signal(number, SIG_IGN); } }
 }

@@ -282,6 +282,16 @@ inline std::string save_run(const Run& r, const Parameters& p, const Json& confi
     return comm_text(failure, "checkpoint");
 }
 
+inline int stopped_by(const Run& r, int signal) {
+    const long long step = (long long)r.state.step;
+    const std::string where = step >= r.o.steps ? "after the last step" : strprintf("before step %lld", step + 1);
+    if (comm().rank == 0) {
+        say("stopped by signal %d %s%s", signal, where.c_str(),
+            r.o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
+    }
+    return EXIT_INTERRUPTED;
+}
+
 // Before the update of step r.state.step: saves when that is due. Returns -1 to go on, else the exit code of the run.
 inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
     const Options& o = r.o;
@@ -305,12 +315,13 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
         }
     }
     if (!stop) { return last ? 0 : -1; }
-    if (comm().rank == 0) {
-        const std::string where = last ? "after the last step" : strprintf("before step %lld", (long long)step + 1);
-        say("stopped by signal %d %s%s", signal, where.c_str(),
-            o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
-    }
-    return EXIT_INTERRUPTED;
+    return stopped_by(r, signal);
+}
+
+// The exit code after a trained model's use, which a signal may have cut short: then the resumed run repeats it.
+inline int leave_use(const Run& r) {
+    const int signal = r.trains ? comm_max((int)stop_signal, "signals") : 0;
+    return signal == 0 ? 0 : stopped_by(r, signal);
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ constexpr int EVALUATION_TOKENS = 2048;
 struct Evaluation {
     int T = 0, stride = 0;
     uint64_t windows = 0, tokens = 0;
+    int last_rank = 0;                          // that has computed the last windows
     double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats; no tokens: NAN
     std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
     bool stopped = false;                       // by a signal, before the end: nothing above holds
@@ -48,6 +49,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     const size_t ranks = (size_t)comm().size;
     const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
     std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T), lengths((size_t)most);
+    e.last_rank = (int)((ceil_div(e.windows, (uint64_t)most) - 1) % (uint64_t)comm().size);
     const size_t row_floats = (size_t)most * T;
     std::vector<float> losses(row_floats), hits(row_floats);
     std::vector<float> all_losses(row_floats * ranks), all_hits(row_floats * ranks);
@@ -132,9 +134,13 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         activations_allocate(acts);
         const Evaluation e = evaluate(model, acts, files, T, stride, limit);
         const int HS = model.config.C / model.config.NH;
-        const double live = live_tile_share(acts.a.attscratch(), position, model.config.causal, T, model.config.NH, HS,
+        const double mine = live_tile_share(acts.a.attscratch(), position, model.config.causal, T, model.config.NH, HS,
                                             model.stream);
+        std::vector<double> live_shares((size_t)comm().size);
+        comm_all_gather(live_shares.data(), &mine, 1, "live tiles");
+        const double live = live_shares[(size_t)e.last_rank];       // of the last windows, as on one rank
         acts.release();
+        if (e.stopped) { return; }
         if (e.tokens == 0) {
             printf("%8d %8d %10llu %12d %10s %10s   no loss: nothing to predict\n", e.T, e.stride,
                    (unsigned long long)e.windows, 0, "-", "-");

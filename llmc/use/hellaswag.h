@@ -7,6 +7,7 @@
 #ifndef LLMC_USE_HELLASWAG_H
 #define LLMC_USE_HELLASWAG_H
 
+#include "../ranks/share.h"
 #include "evaluate.h"
 
 constexpr int HELLASWAG_MAGIC = 20240522, HELLASWAG_ENDINGS = 4;
@@ -82,56 +83,91 @@ inline bool is_least(const float* x, int n, int i) {
     return least;
 }
 
-// Four rows an example, as many at a time as acts has tokens for. A row is at most acts.T long.
-template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& model, Acts& acts, const HellaSwag& set) {
-    HellaSwagScore score;
-    score.examples = (int)set.examples.size();
-    struct Row { std::vector<int> tokens; int context; };
-    std::vector<Row> rows;
+// One ending after its context, which is cut to leave room for it: tokens[context ..] are the targets.
+struct HellaSwagRow {
+    std::vector<int> tokens;
+    int context;
+};
+
+// Four rows an example, of at most T + 1 tokens each: the last one is only a target. Counts the contexts that are cut.
+inline std::vector<HellaSwagRow> hellaswag_rows(const HellaSwag& set, int T, int& cut) {
+    std::vector<HellaSwagRow> rows;
+    cut = 0;
     for (const auto& x : set.examples) {
-        bool cut = false;
+        bool shortened = false;
         for (const std::vector<int>& ending : x.ending) {
-            const int room = acts.T + 1 - (int)ending.size();           // the last token is only a target
+            const int room = T + 1 - (int)ending.size();
             check(room >= 1, "--hellaswag %s: an ending of %zu tokens does not fit into --T %d", set.path.c_str(),
-                  ending.size(), acts.T);
+                  ending.size(), T);
             const int context = std::min(room, (int)x.context.size());
-            cut = cut || context < (int)x.context.size();
-            Row row{{x.context.end() - context, x.context.end()}, context};
+            shortened = shortened || context < (int)x.context.size();
+            HellaSwagRow row{{x.context.end() - context, x.context.end()}, context};
             row.tokens.insert(row.tokens.end(), ending.begin(), ending.end());
             rows.push_back(row);
         }
-        score.cut += cut;
+        cut += shortened;
     }
-    Progress progress("HellaSwag");
-    std::vector<int> tokens, targets;
-    std::vector<float> losses;
-    for (size_t first = 0, n; first < rows.size() && stop_signal == 0; first += n) {
+    return rows;
+}
+
+// The rows that a forward takes: n of them from `first` on, padded to T, the longest
+struct HellaSwagBatch { size_t first, n, T; };
+
+// As many rows at a time as acts has tokens for. This does not depend on the number of ranks, on which even the bits of
+// a matrix product may depend through the number of its rows.
+template <class Acts>
+std::vector<HellaSwagBatch> hellaswag_batches(const std::vector<HellaSwagRow>& rows, const Acts& acts) {
+    std::vector<HellaSwagBatch> batches;
+    for (size_t first = 0, n; first < rows.size(); first += n) {
         size_t T = 0;
-        for (n = 0; first + n < rows.size(); n++) {         // rows of one batch are padded to the longest of them
+        for (n = 0; first + n < rows.size(); n++) {
             const size_t longest = std::max(T, rows[first + n].tokens.size() - 1);
             if (n > 0 && n + 1 > sequences_that_fit(acts, (int)longest)) { break; }
             T = longest;
         }
-        tokens.assign(n * T, 0);
-        targets.assign(n * T, IGNORE_INDEX);
-        losses.resize(n * T);
-        for (size_t r = 0; r < n; r++) {
-            const Row& row = rows[first + r];
-            for (size_t t = 0; t + 1 < row.tokens.size(); t++) {
-                tokens[r * T + t] = row.tokens[t];
-                if ((int)t + 1 >= row.context) { targets[r * T + t] = row.tokens[t + 1]; }
-            }
-        }
-        forward_losses(model, acts, tokens.data(), targets.data(), nullptr, (int)n, (int)T, losses.data(), nullptr);
-        for (size_t r = 0; r < n; r++) {
-            double sum = 0.0;
-            for (size_t t = 0; t < T; t++) { sum += losses[r * T + t]; }            // 0 where ignored
-            const Row& row = rows[first + r];
-            score.nll.push_back((float)(sum / (double)(row.tokens.size() - (size_t)row.context)));
-        }
-        progress.update(first + n, rows.size());
+        batches.push_back({first, n, T});
     }
-    score.stopped = score.nll.size() < rows.size();
+    return batches;
+}
+
+// nll (batch.n): the mean loss of each row's ending
+template <class Model, class Acts>
+void score_endings(Model& model, Acts& acts, const std::vector<HellaSwagRow>& rows, const HellaSwagBatch& batch,
+                   float* nll) {
+    const size_t n = batch.n, T = batch.T;
+    std::vector<int> tokens(n * T, 0), targets(n * T, IGNORE_INDEX);
+    std::vector<float> losses(n * T);
+    for (size_t r = 0; r < n; r++) {
+        const HellaSwagRow& row = rows[batch.first + r];
+        for (size_t t = 0; t + 1 < row.tokens.size(); t++) {
+            tokens[r * T + t] = row.tokens[t];
+            if ((int)t + 1 >= row.context) { targets[r * T + t] = row.tokens[t + 1]; }
+        }
+    }
+    forward_losses(model, acts, tokens.data(), targets.data(), nullptr, (int)n, (int)T, losses.data(), nullptr);
+    for (size_t r = 0; r < n; r++) {
+        double sum = 0.0;
+        for (size_t t = 0; t < T; t++) { sum += losses[r * T + t]; }                // 0 where ignored
+        const HellaSwagRow& row = rows[batch.first + r];
+        nll[r] = (float)(sum / (double)(row.tokens.size() - (size_t)row.context));
+    }
+}
+
+// A collective: the ranks share the batches.
+template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& model, Acts& acts, const HellaSwag& set) {
+    HellaSwagScore score;
+    score.examples = (int)set.examples.size();
+    const std::vector<HellaSwagRow> rows = hellaswag_rows(set, acts.T, score.cut);
+    const std::vector<HellaSwagBatch> batches = hellaswag_batches(rows, acts);
+    size_t most = 0;
+    for (const HellaSwagBatch& b : batches) { most = std::max(most, b.n); }
+    Progress progress("HellaSwag");
+    const auto work = [&](size_t i, float* nll) { score_endings(model, acts, rows, batches[i], nll); };
+    const auto take = [&](size_t i, const float* nll) {
+        score.nll.insert(score.nll.end(), nll, nll + batches[i].n);
+        progress.update(score.nll.size(), rows.size());
+    };
+    score.stopped = !share_pieces<float>(batches.size(), most, "HellaSwag", work, take);
     for (int e = 0; e < score.examples && !score.stopped; e++) {
         const float* nll = score.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
         score.correct += is_least(nll, HELLASWAG_ENDINGS, set.examples[(size_t)e].label);

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "../ranks/share.h"
 #include "../text/documents.h"
 #include "evaluate.h"
 #include "../files/outdir.h"
@@ -23,12 +24,30 @@ struct Embeddings {
     int C = 0;
     std::vector<float> rows;                    // (N,C)
     std::vector<std::string> names;             // (N)
+    bool stopped = false;                       // by a signal, before the end: rows are missing
 
     size_t size() const { return names.size(); }
 };
 
+// The documents that a forward takes: n of them from order[first] on, padded to T
+struct DocumentBatch { size_t first, n, T; };
+
+// As many of `order`, the longest first, at a time as acts has tokens for: the same batches for any number of ranks,
+// on which even the bits of a matrix product may depend through the number of its rows
+template <class Acts>
+std::vector<DocumentBatch> document_batches(const std::vector<size_t>& order, const std::vector<int>& length,
+                                            int max_tokens, const Acts& acts) {
+    std::vector<DocumentBatch> batches;
+    for (size_t first = 0, n; first < order.size(); first += n) {
+        const size_t T = std::min((size_t)ceil_div(length[order[first]], 8) * 8, (size_t)max_tokens);
+        n = std::min(order.size() - first, sequences_that_fit(acts, (int)T));
+        batches.push_back({first, n, T});
+    }
+    return batches;
+}
+
 // Documents of a collection, cut to max_tokens. Those of a batch have about one length, the longest come first: what
-// does not fit into memory shows at once.
+// does not fit into memory shows at once. A collective: the ranks share the batches, and each gets all embeddings.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
     check(documents.group == 1, "%s: expected a collection, got groups of %d documents", documents.flag.c_str(),
@@ -49,25 +68,29 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
     std::vector<size_t> order(N);
     std::iota(order.begin(), order.end(), (size_t)0);
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return length[a] > length[b]; });
+    const std::vector<DocumentBatch> batches = document_batches(order, length, max_tokens, acts);
+    size_t most = 0;
+    for (const DocumentBatch& b : batches) { most = std::max(most, b.n); }
     Progress progress(documents.flag + ": encoding");
     std::vector<int> ids, lengths;
-    std::vector<float> out;
-    for (size_t first = 0, n; first < N; first += n) {
-        const size_t T = std::min((size_t)ceil_div(length[order[first]], 8) * 8, (size_t)max_tokens);
-        n = std::min(N - first, sequences_that_fit(acts, (int)T));
-        ids.assign(n * T, documents.special.pad);
-        lengths.resize(n);
-        out.resize(n * C);
-        for (size_t r = 0; r < n; r++) {
-            lengths[r] = documents.read(order[first + r], max_tokens, ids.data() + r * T);
+    const auto work = [&](size_t i, float* out) {
+        const DocumentBatch& b = batches[i];
+        ids.assign(b.n * b.T, documents.special.pad);
+        lengths.resize(b.n);
+        for (size_t r = 0; r < b.n; r++) {
+            lengths[r] = documents.read(order[b.first + r], max_tokens, ids.data() + r * b.T);
         }
-        embed_documents(model, acts, ids.data(), lengths.data(), (int)n, (int)T, out.data());
-        for (size_t r = 0; r < n; r++) {
-            std::copy_n(out.begin() + (long)(r * C), C, e.rows.begin() + (long)(order[first + r] * C));
-            done += (uint64_t)lengths[r];
+        embed_documents(model, acts, ids.data(), lengths.data(), (int)b.n, (int)b.T, out);
+    };
+    const auto take = [&](size_t i, const float* embedded) {
+        for (size_t r = 0; r < batches[i].n; r++) {
+            const size_t document = order[batches[i].first + r];
+            std::copy_n(embedded + r * C, C, e.rows.begin() + (long)(document * C));
+            done += (uint64_t)length[document];
         }
         progress.update(done, total);
-    }
+    };
+    e.stopped = !share_pieces<float>(batches.size(), most * C, "embeddings", work, take);
     return e;
 }
 
@@ -210,36 +233,49 @@ inline void search_part(std::vector<Hit>* heaps, size_t k, const float* queries,
     }
 }
 
+// hits (count, most): the first `most` of the N documents for each of the queries (count, C), count <= SEARCH_QUERIES
+inline void search_block(Hit* hits, size_t most, const float* queries, size_t count, const float* documents, size_t N,
+                         int C) {
+    const size_t parts = std::min((size_t)SEARCH_PARTS, ceil_div(N, (size_t)SEARCH_ROWS));
+    std::vector<std::vector<Hit>> heaps(parts * SEARCH_QUERIES);
+    for (auto& heap : heaps) { heap.reserve(std::min(most, N / parts + 2)); }
+#if defined(_OPENMP)
+#pragma omp parallel for schedule(dynamic)
+#endif
+    for (size_t p = 0; p < parts; p++) {
+        search_part(&heaps[p * SEARCH_QUERIES], most, queries, count, documents, N * p / parts, N * (p + 1) / parts, C);
+    }
+    for (size_t q = 0; q < count; q++) {
+        std::vector<Hit> best;
+        for (size_t p = 0; p < parts; p++) {
+            for (const Hit& hit : heaps[p * SEARCH_QUERIES + q]) { offer(best, most, hit); }
+        }
+        std::sort(best.begin(), best.end(), ranks_before);
+        std::copy(best.begin(), best.end(), hits + q * most);
+    }
+}
+
 // The first min(k, N) documents of each query by dot product, of equal ones the earlier document first; all N are
-// looked at. queries (Q,C), documents (N,C)
+// looked at. queries (Q,C), documents (N,C). A collective: the ranks share the queries. Empty if a signal stopped it.
 inline std::vector<std::vector<Hit>> search_top_k(const float* queries, size_t Q, const float* documents, size_t N,
                                                   int C, int k) {
     check(k >= 1 && C >= 1, "expected at least 1 document and 1 channel, got %d and %d", k, C);
     check(N >= 1 && N <= INT32_MAX, "expected 1 to %d documents to search, got %zu", INT32_MAX, N);
-    const size_t most = std::min((size_t)k, N);
-    const size_t parts = std::min((size_t)SEARCH_PARTS, ceil_div(N, (size_t)SEARCH_ROWS));
-    std::vector<std::vector<Hit>> best(Q), heaps(parts * SEARCH_QUERIES);
-    for (auto& heap : heaps) { heap.reserve(std::min(most, N / parts + 2)); }
+    const size_t most = std::min((size_t)k, N), block = SEARCH_QUERIES;
+    std::vector<std::vector<Hit>> best;
     Progress progress("searching");
-    for (size_t q0 = 0; q0 < Q; q0 += SEARCH_QUERIES) {
-        const size_t count = std::min((size_t)SEARCH_QUERIES, Q - q0);
-        for (auto& heap : heaps) { heap.clear(); }
-#if defined(_OPENMP)
-#pragma omp parallel for schedule(dynamic)
-#endif
-        for (size_t p = 0; p < parts; p++) {
-            search_part(&heaps[p * SEARCH_QUERIES], most, queries + q0 * (size_t)C, count, documents, N * p / parts,
-                        N * (p + 1) / parts, C);
+    const auto work = [&](size_t i, Hit* hits) {
+        const size_t count = std::min(block, Q - i * block);
+        search_block(hits, most, queries + i * block * (size_t)C, count, documents, N, C);
+    };
+    const auto take = [&](size_t, const Hit* hits) {
+        for (size_t end = std::min(best.size() + block, Q); best.size() < end; hits += most) {
+            best.emplace_back(hits, hits + most);
         }
-        for (size_t q = 0; q < count; q++) {
-            std::vector<Hit>& hits = best[q0 + q];
-            for (size_t p = 0; p < parts; p++) {
-                for (const Hit& hit : heaps[p * SEARCH_QUERIES + q]) { offer(hits, most, hit); }
-            }
-            std::sort(hits.begin(), hits.end(), ranks_before);
-        }
-        progress.update(q0 + count, Q);
-    }
+        progress.update(best.size(), Q);
+    };
+    const bool whole = share_pieces<Hit>(ceil_div(Q, block), block * most, "hits of the search", work, take);
+    if (!whole) { best.clear(); }
     return best;
 }
 
@@ -256,6 +292,7 @@ struct RetrievalScore {
     double ndcg = 0.0, mrr = 0.0;               // ndcg: at 10
     std::vector<std::pair<int, double>> recall; // (k, recall@k)
     std::string qrels;
+    bool stopped = false;                       // by a signal, before the end: nothing above holds
 };
 
 constexpr int NDCG_RANKS = 10;
@@ -275,6 +312,8 @@ inline RetrievalScore evaluate_retrieval(Embeddings& queries, Embeddings& corpus
     unit_rows(corpus);
     const auto hits = search_top_k(queries.rows.data(), queries.size(), corpus.rows.data(), corpus.size(), corpus.C,
                                    s.depth);
+    s.stopped = hits.empty();
+    if (s.stopped) { return s; }
     const std::unordered_set<std::string> known(corpus.names.begin(), corpus.names.end());
     for (size_t q = 0; q < queries.size(); q++) {
         const auto judged = qrels.queries.find(queries.names[q]);

@@ -5,9 +5,11 @@ Bits are compared, not numbers: no tolerance anywhere. A run must end within 10 
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 COMM_PROGRAM = os.environ.get("COMM_PROGRAM", os.path.join(ROOT, "build", "comm_program"))
 COMM_ALONE = os.path.join(ROOT, "build", "comm_program_alone")      # built without MPI
 TRAINER = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
+BERT_TRAINER = os.path.abspath(os.environ.get("TRAIN_BERT", os.path.join(ROOT, "train_bert")))
 SIMT_TRAINER = os.path.join(ROOT, "build", "simt", "train_gpt2_fp32")
 MPIRUN = shutil.which("mpirun")
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
@@ -486,6 +489,200 @@ class Training(unittest.TestCase):
         for ranks in 1, 2:
             self.train(ranks, str(ranks), **shape)
         self.assert_same("1", "2", step=2)
+
+
+def bytes_of(directory, *ends):
+    """{name: bytes} of a directory's files with these ends"""
+    found = {}
+    for name in sorted(os.listdir(directory)):
+        if name.endswith(ends):
+            with open(os.path.join(directory, name), "rb") as f:
+                found[name] = f.read()
+    return found
+
+
+def write_hellaswag(path, examples, seed=1):
+    """llm.c's file, of random bytes: contexts of 1 to 30 tokens, endings of 1 to 12"""
+    random_ = random.Random(seed)
+    bodies = []
+    for _ in range(min(examples, 100)):                 # many examples are these again
+        texts = [random_.choices(range(256), k=random_.randint(1, most)) for most in (30, 12, 12, 12, 12)]
+        body = struct.pack("<2H", random_.randrange(4), 4)
+        bodies.append(body + b"".join(struct.pack(f"<{len(text) + 1}H", len(text), *text) for text in texts))
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", 20240522, 1, examples, *[0] * 253))
+        for e in range(examples):
+            body = bodies[e % len(bodies)]
+            f.write(struct.pack("<3H", 65535, 6 + len(body), e & 0xffff) + body)
+
+
+class Sharing(unittest.TestCase):
+    """what the ranks of one run share among them besides training; and train_bert in every mode"""
+
+    @classmethod
+    def setUpClass(cls):
+        for trainer in TRAINER, BERT_TRAINER:
+            reason = WITHOUT_TRAINER or why_not(trainer)
+            if reason:
+                raise unittest.SkipTest(reason)
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = directory.name
+        with open(os.path.join(ROOT, "LICENSE"), encoding="ascii") as f:
+            cls.words = f.read().split()
+        cls.text = cls.write("text.txt", " ".join(cls.words * 10))
+
+    @classmethod
+    def path(cls, name):
+        return os.path.join(cls.directory, name)
+
+    @classmethod
+    def write(cls, name, text):
+        with open(cls.path(name), "w", encoding="ascii") as f:
+            f.write(text)
+        return cls.path(name)
+
+    @classmethod
+    def lines(cls, name, count, seed, most=12):
+        """a file of `count` different lines of words, of very different lengths"""
+        random_ = random.Random(seed)
+        texts = [" ".join([str(n)] + random_.choices(cls.words, k=random_.randint(1, most))) for n in range(count)]
+        return cls.write(name, "".join(text + "\n" for text in texts)), texts
+
+    def run_ok(self, ranks, *command):
+        """stdout and stderr of a run, without what the number of ranks changes"""
+        code, output = run(ranks, *command)
+        self.assertEqual(code, 0, output)
+        return output
+
+    def train(self, ranks, out, *flags, trainer=TRAINER, steps=2, every=2, T=32, samples=8):
+        return self.run_ok(
+            ranks, trainer, "--train_files", self.text, "--val_files", self.text, "--model", "2,2,32", "--T", str(T),
+            "--B", "1", "--total_batch", str(T * samples), "--steps", str(steps), "--lr", "1e-2", "--warmup", "1",
+            "--schedule", "constant", "--checkpoint_every", str(every), "--out", self.path(out), *flags)
+
+    def log(self, out, *kinds):
+        """what log.jsonl says, without times"""
+        with open(os.path.join(self.path(out), "log.jsonl"), encoding="ascii") as f:
+            records = [json.loads(line) for line in f]
+        found = [{k: v for k, v in r.items() if k not in ("ms", "tok_per_s", "mem")}
+                 for r in records if r["kind"] in kinds]
+        self.assertEqual({r["kind"] for r in found}, set(kinds))
+        return found
+
+    def checkpoint(self, out, step):
+        found = bytes_of(os.path.join(self.path(out), f"step_{step:08d}"), ".safetensors", ".state")
+        self.assertIn("model.safetensors", found)
+        self.assertGreaterEqual(len(found), 2)
+        return found
+
+    def assert_same_files(self, a, b):
+        self.assertEqual(list(a), list(b))
+        for name in a:
+            self.assertTrue(a[name] == b[name], f"{name} differs")
+
+    def test_hellaswag_and_long_evaluation(self):
+        """every score of every ending, amid training and of a checkpoint, and every position's loss"""
+        examples = 23
+        write_hellaswag(self.path("h.bin"), examples)
+        hellaswag = ["--hellaswag", self.path("h.bin")]
+        trained, found = {}, {}
+        for ranks in 1, 2, 4:
+            out = f"swag{ranks}"
+            self.train(ranks, out, "--val_every", "2", "--val_batches", "5", "--sample_every", "0", *hellaswag, T=48)
+            trained[ranks] = self.log(out, "val", "hellaswag", "train")
+        for ranks in 1, 2, 3:
+            out = f"use{ranks}"
+            output = self.run_ok(ranks, TRAINER, "--load", os.path.join(self.path("swag1"), "step_00000002"),
+                                 "--val_files", self.text, "--T", "48", "--B", "5", "--out", self.path(out),
+                                 "--eval_lengths", "16,48,200", "--eval_tokens", "20000", "--curve", "--stride", "11",
+                                 *hellaswag)
+            tables = [line for line in output.splitlines() if re.match(r"HellaSwag: |.*positions| +\d+ +\d+ ", line)]
+            self.assertEqual(len(tables), 1 + 3 + 3 * 8, output)
+            records = self.log(out, "hellaswag_example", "hellaswag", "extrapolation", "curve")
+            self.assertEqual(len(records), examples + 1 + 3 + 3)
+            found[ranks] = tables, records
+        for results in trained, found:
+            first, *others = results.values()
+            for other in others:
+                self.assertEqual(other, first)
+        self.assertGreater(len({tuple(r["nll"]) for r in found[1][1] if r["kind"] == "hellaswag_example"}), 20)
+
+    def bert(self, ranks, out, *flags, **more):
+        """masked bytes: 8 samples, in 8, 4 or 2 micro-batches per rank"""
+        return self.train(ranks, out, "--val_every", "3", "--val_batches", "3", *flags, trainer=BERT_TRAINER, **more)
+
+    def test_masked_training(self):
+        """and what a run writes that is resumed on another number of ranks"""
+        for ranks in 1, 2, 4:
+            self.bert(ranks, f"mlm{ranks}", steps=6, every=3)
+        for before, after in (1, 2), (4, 1):
+            out = f"mlm{before}_{after}"
+            self.bert(before, out, steps=3, every=3)
+            output = self.bert(after, out, "--resume", "1", "--allow_change", "steps", steps=6, every=3)
+            self.assertIn("step_00000003", output)
+        for out in "mlm2", "mlm4", "mlm1_2", "mlm4_1":
+            with self.subTest(out=out):
+                self.assert_same_files(self.checkpoint("mlm1", 6), self.checkpoint(out, 6))
+                if "_" not in out:
+                    self.assertEqual(self.log("mlm1", "train", "val"), self.log(out, "train", "val"))
+
+    def pairs(self, ranks, out, *flags, samples=8, steps=3, **more):
+        """groups of two, each text a micro-batch: 16 of them, or 8 or 4 per rank"""
+        lines = [self.lines(name, 200, seed)[1] for name, seed in (("queries.txt", 1), ("passages.txt", 2))]
+        pairs = self.write("pairs.txt", "".join(f"{q}\t{p}\n" for q, p in zip(*lines)))
+        return self.train(ranks, out, "--pairs", pairs, "--val_every", "0", *flags, trainer=BERT_TRAINER, steps=steps,
+                          every=3, samples=samples, **more)
+
+    def test_contrastive_training(self):
+        """the loss of a query sees the texts of all ranks"""
+        for ranks in 1, 2, 4:
+            self.pairs(ranks, f"pairs{ranks}", steps=6)
+        for ranks in 1, 3:                              # 12 micro-batches on one rank, 4 on each of three
+            self.pairs(ranks, f"six{ranks}", "--pooling", "cls", samples=6)
+        self.pairs(4, "pairs4_2")
+        output = self.pairs(2, "pairs4_2", "--resume", "1", "--allow_change", "steps", steps=6)
+        self.assertIn("step_00000003", output)
+        for a, b, step in (("pairs1", "pairs2", 6), ("pairs1", "pairs4", 6), ("six1", "six3", 3),
+                           ("pairs1", "pairs4_2", 6)):
+            with self.subTest(a=a, b=b):
+                self.assert_same_files(self.checkpoint(a, step), self.checkpoint(b, step))
+                if "_" not in b:
+                    self.assertEqual(self.log(a, "train"), self.log(b, "train"))
+        code, output = run(2, BERT_TRAINER, "--pairs", self.path("pairs.txt"), "--T", "32", "--B", "1", "--total_batch",
+                           "96", "--model", "2,2,32", "--steps", "1", "--val_every", "0")
+        self.assertEqual(code, 2, output)
+        self.assertIn("--total_batch 96: not a multiple of --B x --T = 1 x 32 x 2 ranks = 64 tokens", output)
+
+    def test_embeddings_search_and_predictions(self):
+        """of documents that make some twenty batches, which 3 ranks do not divide"""
+        self.bert(1, "base", steps=3, every=3)
+        use = [BERT_TRAINER, "--load", os.path.join(self.path("base"), "step_00000003"), "--T", "64"]
+        documents, _ = self.lines("documents.txt", 700, 3, most=60)
+        questions, _ = self.lines("questions.txt", 75, 4)
+        self.run_ok(1, *use, "--encode", questions, "--out", self.path("names"))
+        names = bytes_of(self.path("names"), ".ids")["embeddings.ids"].decode().split()
+        self.assertEqual(len(names), 75)
+        random_ = random.Random(5)
+        qrels = self.write("qrels.tsv", "".join(f"{name} 0 {d} {random_.randint(1, 3)}\n" for name in names
+                                                for d in random_.sample(names, 5)))
+        found = {}
+        for ranks in 1, 2, 3:
+            encoded, searched = f"encoded{ranks}", f"searched{ranks}"
+            output = self.run_ok(ranks, *use, "--encode", documents, "--out", self.path(encoded),
+                                 "--predict", "the [MASK]oftware is [MASK]")
+            predicted = [line for line in output.splitlines() if "[MASK]" in line]
+            self.assertEqual(len(predicted), 3, output)
+            output = self.run_ok(ranks, *use, "--corpus", documents, "--queries", questions, "--qrels", qrels,
+                                 "--eval_lengths", "16,64", "--out", self.path(searched))
+            table = [line for line in output.splitlines() if re.match(r" +\d+ +\d+ +\d\.\d+ |max length", line)]
+            self.assertEqual(len(table), 4, output)
+            found[ranks] = predicted, table, self.log(searched, "retrieval")
+            files = bytes_of(self.path(encoded), ".safetensors", ".ids")
+            self.assertEqual(list(files), ["embeddings.ids", "embeddings.safetensors"])
+            self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"), files)
+        self.assertEqual(found[2], found[1])
+        self.assertEqual(found[3], found[1])
 
 
 if __name__ == "__main__":
