@@ -833,5 +833,5 @@ int bert_main(int argc, char** argv) {
 int main(int argc, char** argv) {
     open_closed_descriptors();
     wait_politely(argv);
-    return run_program(bert_main, argc, argv);
+    return run_program(bert_main, BERT_FLAG, argc, argv);
 }

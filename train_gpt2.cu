@@ -670,5 +670,5 @@ int gpt2_main(int argc, char** argv) {
 int main(int argc, char** argv) {
     open_closed_descriptors();
     wait_politely(argv);
-    return run_program(gpt2_main, argc, argv);
+    return run_program(gpt2_main, GPT2_FLAG, argc, argv);
 }

@@ -62,7 +62,8 @@ packaged() { pkg-config --cflags --libs "$1" 2>/dev/null || true; }
 library() { echo "-I$1/include -L$1/lib -Wl,-rpath=$1/lib $2"; }
 # Includes are for compiling, everything else is for linking.
 includes() { tr ' ' '\n' <<<"$*" | grep '^-I' | paste -sd ' ' || true; }
-linking() { tr ' ' '\n' <<<"$*" | grep -v -e '^-I' -e '^$' | paste -sd ' ' || true; }
+# MPICH's mpicc also names how MPICH itself was compiled, -flto=auto for one, and nvcc refuses that.
+linking() { tr ' ' '\n' <<<"$*" | grep -v -E '^(-[IDfmOg]|-W[^l]|-specs=|$)' | paste -sd ' ' || true; }
 
 openmp=""
 if [ -z "$NO_OMP" ] && builds 'int main() {}' -fopenmp; then openmp=-fopenmp; fi
@@ -89,12 +90,15 @@ if [ "$MPI" != 0 ]; then
         mpi=$(first "$source" "$(mpicc -show 2>/dev/null | cut -s -d ' ' -f 2- || true)" \
             "$(packaged ompi-c)" "$(packaged mpich)")
     fi
+    mpirun=$OPENMPI_DIR/bin/mpirun              # of the same MPI, for --ranks
+    [ -n "$OPENMPI_DIR" ] || mpirun=$(dirname "$(command -v mpicc || echo /usr/bin/mpicc)")/mpirun
     cuda=$(realpath -m "${NVCC:-/nowhere/bin/nvcc}")
     cuda=${cuda%/bin/nvcc}
     if [ -n "$mpi" ] && [ -n "$NVCC" ] && [ "$NCCL" != 0 ]; then
         nccl=$(first $'#include <nccl.h>\nstatic_assert(NCCL_VERSION_CODE >= 21400);
             int main() { int v; return ncclGetVersion(&v); }' \
             "${NCCL_DIR:+-I$cuda/include $(library "$NCCL_DIR" -lnccl)}" \
+            "${NCCL_DIR:+-I$cuda/include $(library "$NCCL_DIR" -l:libnccl.so.2)}" \
             "-I$cuda/include -lnccl" "$(library "$cuda" -lnccl)")
     fi
 fi
@@ -119,7 +123,7 @@ esac
     echo "OMP := $openmp"
     echo "BLAS_CFLAGS := ${blas:+-DUSE_CBLAS }$(includes "$blas")"
     echo "BLAS_LIBS := $(linking "$blas")"
-    echo "MPI_CFLAGS := ${mpi:+-DUSE_MPI }$(includes "$mpi")"
+    echo "MPI_CFLAGS := ${mpi:+-DUSE_MPI -DMPIRUN=\\\"$mpirun\\\" }$(includes "$mpi")"
     echo "MPI_LIBS := $(linking "$mpi")"
     echo "NCCL_CFLAGS := ${nccl:+-DUSE_NCCL }$(includes "$nccl")"
     # nvcc wants the linker's flags in words of its own

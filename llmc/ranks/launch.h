@@ -5,8 +5,14 @@
 #ifndef LLMC_RANKS_LAUNCH_H
 #define LLMC_RANKS_LAUNCH_H
 
+#include <climits>
+#include <csignal>
+
+#include <fcntl.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 
 #include "../base/parse.h"
 
@@ -77,14 +83,16 @@ inline std::string shell_line(const Names& words) {
     return s;
 }
 
-inline bool in_path(const char* program) {
+// where a shell would find the program; "" if nowhere
+inline std::string find_in_path(const char* program) {
     const char* path = getenv("PATH");
     for (const char* at = path == nullptr ? "" : path; *at != '\0';) {
         const size_t n = strcspn(at, ":");
-        if (n > 0 && access((std::string(at, n) + "/" + program).c_str(), X_OK) == 0) { return true; }
+        const std::string place = std::string(at, n) + "/" + program;
+        if (n > 0 && access(place.c_str(), X_OK) == 0) { return place; }
         at += n + (at[n] == ':');
     }
-    return false;
+    return "";
 }
 
 // What mpirun needs to start n processes on this machine: variables "NAME=value" and its flags.
@@ -106,16 +114,17 @@ inline MpirunWords mpirun_words(int n) {
     const int count = sched_getaffinity(0, sizeof(processors), &processors) == 0 ? CPU_COUNT(&processors) : 1;
     if (2 * n > count) { w.flags.push_back("--oversubscribe"); }
     // It refuses to start without a way to other machines, although it needs none.
-    if (!in_path("ssh") && !in_path("rsh")) { w.flags.insert(w.flags.end(), {"--mca", "plm", "isolated"}); }
+    const bool remote = !find_in_path("ssh").empty() || !find_in_path("rsh").empty();
+    if (!remote) { w.flags.insert(w.flags.end(), {"--mca", "plm", "isolated"}); }
 #endif
     w.flags.insert(w.flags.end(), {"-np", std::to_string(n)});
     return w;
 }
 // program: the program and its flags
-inline std::string mpirun_line(int n, const Names& program) {
+inline std::string mpirun_line(int n, const Names& program, const std::string& mpirun = "mpirun") {
     const MpirunWords w = mpirun_words(n);
     Names words = w.variables;
-    words.push_back("mpirun");
+    words.push_back(mpirun);
     words.insert(words.end(), w.flags.begin(), w.flags.end());
     words.insert(words.end(), program.begin(), program.end());
     return shell_line(words);
@@ -146,6 +155,91 @@ inline std::string launch_refusal(const Launch& l, bool built, const Names& prog
         _exit(EXIT_BAD_INPUT);
     }
     die(EXIT_BAD_INPUT, "%s", launch_refusal(l, built, program).c_str());
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// --ranks N: the program starts itself again
+
+// The mpirun of the MPI that this program was built with, or one of the same name if it was carried to another machine.
+inline std::string find_mpirun(int n) {
+#if !defined(USE_MPI)
+    die(EXIT_BAD_INPUT, "--ranks %d: this program was built without MPI; install libopenmpi-dev, or give make "
+        "OPENMPI_DIR=path, and build again", n);
+#endif
+    std::string mpirun;
+#if defined(MPIRUN)
+    mpirun = MPIRUN;
+#endif
+    if (mpirun.empty() || access(mpirun.c_str(), X_OK) != 0) { mpirun = find_in_path("mpirun"); }
+    check(!mpirun.empty(), "--ranks %d: found no mpirun; install openmpi-bin, or that of the MPI that this program was "
+          "built with", n);
+    return mpirun;
+}
+
+// The program and its flags without --ranks N
+inline Names without_ranks(const Names& words) {
+    Names left;
+    for (size_t i = 0; i < words.size(); i++) {
+        if (words[i] == "--ranks") { i++; continue; }
+        left.push_back(words[i]);
+    }
+    char path[PATH_MAX] = "";
+    const bool found_in_path = left[0].find('/') == std::string::npos;
+    if (found_in_path && readlink("/proc/self/exe", path, sizeof(path) - 1) > 0) { left[0] = path; }
+    return left;
+}
+
+// In the child: becomes mpirun.
+[[noreturn]] inline void become(const Names& variables, const Names& words) {
+    setpgid(0, 0);                          // what a terminal sends reaches the parent alone, which passes it on
+    prctl(PR_SET_PDEATHSIG, SIGTERM);       // should the parent be killed
+    for (const std::string& v : variables) {
+        const size_t equals = v.find('=');
+        setenv(v.substr(0, equals).c_str(), v.c_str() + equals + 1, 1);
+    }
+    const int nothing = open("/dev/null", O_RDONLY);        // in another group than the terminal's: it may not read it
+    if (nothing >= 0) { dup2(nothing, 0); }
+    std::vector<char*> argv;
+    for (const std::string& w : words) { argv.push_back((char*)w.c_str()); }
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    fprintf(stderr, "error: %s: %s\n", argv[0], strerror(errno));
+    _exit(EXIT_DEVICE);
+}
+
+// Runs `program` as n processes under mpirun and returns its exit code, 128 + number when a signal ended it. The
+// signals that ask a run to save and end are passed on as SIGUSR1, because mpirun keeps SIGTERM and SIGINT to itself
+// and ends the processes; a second SIGINT makes it do that.
+inline int run_under_mpirun(int n, const Names& program) {
+    const std::string mpirun = find_mpirun(n);
+    MpirunWords w = mpirun_words(n);
+    say("--ranks %d: %s", n, mpirun_line(n, program, mpirun).c_str());
+    Names words = {mpirun};
+    words.insert(words.end(), w.flags.begin(), w.flags.end());
+    words.insert(words.end(), program.begin(), program.end());
+    sigset_t awaited, before;
+    sigemptyset(&awaited);
+    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU, SIGCHLD}) {
+        struct sigaction action = {};
+        sigaction(number, nullptr, &action);
+        if (action.sa_handler != SIG_IGN) { sigaddset(&awaited, number); }      // nohup ignores SIGHUP
+    }
+    sigprocmask(SIG_BLOCK, &awaited, &before);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child < 0) { die(EXIT_DEVICE, "--ranks: fork: %s", strerror(errno)); }
+    if (child == 0) {
+        sigprocmask(SIG_SETMASK, &before, nullptr);
+        become(w.variables, words);
+    }
+    for (int interrupts = 0, status = 0;;) {
+        int number = 0;
+        if (sigwait(&awaited, &number) != 0) { continue; }
+        interrupts += number == SIGINT;
+        if (number != SIGCHLD) { kill(child, interrupts > 1 ? SIGTERM : SIGUSR1); }
+        if (waitpid(child, &status, WNOHANG) != child) { continue; }
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
 }
 
 #endif

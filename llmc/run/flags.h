@@ -63,6 +63,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
       "changes no bit") \
     X(bool, deterministic, "", true, any(), FREE, \
       "GPU: 0 takes the fastest matmul algorithms; the bits may then differ from run to run") \
+    X(int, ranks, "", 1, at_least(1), FREE, \
+      "processes that share the work: starts this program again under mpirun, and prints that line") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \
       "seconds that a process started by mpirun waits for another one") \
     GROUP("Logs and checkpoints", BOTH) \

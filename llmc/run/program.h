@@ -11,6 +11,7 @@
 
 #include "../base/tensor.h"
 #include "../ranks/comm.h"
+#include "flag_parser.h"
 #include "guard.h"
 
 // Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B
@@ -112,15 +113,26 @@ inline void open_closed_descriptors() {
     }
 }
 
-// Runs a program on all ranks and turns what it throws into a message and an exit code.
-template <class Program> int run_program(Program program, int argc, char** argv) {
+// What has to be known before the ranks know of each other. A flag that is wrong is reported later, by one of them.
+inline Options flags_of_the_start(int argc, char** argv, Program trainer) {
+    try { return parse_options(argc, argv, trainer); } catch (const Error&) { return Options(trainer); }
+}
+
+// Runs a trainer's main on all ranks and turns what it throws into a message and an exit code.
+template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
     try {
         if (!isfinite_works()) {
             die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it by the Makefile");
         }
         signal(SIGXFSZ, SIG_IGN);               // a file beyond `ulimit -f` is a write error with a message
         signal(SIGPIPE, SIG_IGN);               // `| head` closes the console, and must not end the run
-        comm_init(Names(argv, argv + argc));
+        const Options o = flags_of_the_start(argc, argv, trainer);
+        const Names words(argv, argv + argc);
+        comm().timeout = o.collective_timeout;
+        if (o.ranks > 1 && !o.help && find_launch().size == 1) {
+            return run_under_mpirun(o.ranks, without_ranks(words));
+        }
+        comm_init(words);
         not_saved.clear();
         const int code = program(argc, argv);
         check(not_saved.empty(), "%s", not_saved.c_str());

@@ -93,7 +93,8 @@ template <class Files> void record_data(Run& r, const Files* files) {
 // Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Options& o = r.o;
-    comm().timeout = o.collective_timeout;
+    check(!o.is_given("ranks") || o.ranks == comm().size, "--ranks %d: a launcher has started %d processes; leave out "
+          "one of the two", o.ranks, comm().size);
     check_same_flags(o);
     const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
     check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,

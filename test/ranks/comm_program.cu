@@ -5,6 +5,7 @@
 //   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
 //   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
 //   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
+//   comm_program ranks N MODE...  starts itself under mpirun, as --ranks N does
 #include "llmc/ranks/exchange.cuh"
 
 // Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
@@ -194,7 +195,13 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     try {
-        comm_init(Names(argv, argv + argc));
+        const Names words(argv, argv + argc);
+        if (argc > 2 && words[1] == "ranks") {
+            Names program = words;
+            program.erase(program.begin() + 1, program.begin() + 3);
+            return run_under_mpirun(atoi(argv[2]), program);
+        }
+        comm_init(words);
         return comm_finish(run(argc, argv));
     } catch (const Error& e) { return comm_report(e.code, e.what()); }
 }

@@ -27,6 +27,7 @@ ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROO
                    OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1",
                    OMPI_MCA_btl_vader_single_copy_mechanism="none",     # containers forbid it: a warning
                    OMPI_MCA_plm_rsh_agent="sh")                         # one machine: no ssh is needed
+BARE = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_")}       # what a user's shell has
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True, "errors": "replace"}
 LIMIT = 100             # seconds, for what should end by itself in a few
 AFTER_DEATH = 10        # seconds that the program promises
@@ -69,11 +70,13 @@ def processes(launcher):
 
 
 @contextlib.contextmanager
-def started(ranks, *command):
-    """a run to be interfered with: its process, {rank: pid}, a function that waits for a condition on the output, and
-    one that waits for the end and returns exit code, output and seconds"""
+def started(ranks, *command, launcher=None):
+    """a run, under mpirun unless another launcher's words are given, to be interfered with: its process, {rank: pid}, a
+    function that waits for a condition on the output, and one that waits for the end and returns exit code, output and
+    seconds"""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        p = subprocess.Popen([*mpirun(ranks), *command], env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT)
+        words = mpirun(ranks) if launcher is None else launcher
+        p = subprocess.Popen([*words, *command], env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT)
         pids = {}
 
         def output():
@@ -236,8 +239,7 @@ class Launchers(unittest.TestCase):
         for kind in "srun", "torchrun":
             error = launcher(kind, 3, COMM_PROGRAM, "small")[0][1]
             line = re.search(r"(\S+=\S+ )*mpirun .* small", error).group(0)
-            bare = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_")}
-            p = subprocess.run(line, shell=True, env=bare, timeout=LIMIT, **PIPES)
+            p = subprocess.run(line, shell=True, env=BARE, timeout=LIMIT, **PIPES)
             self.assertEqual((p.returncode, p.stdout), (0, "3 ranks, gradients by MPI\nok\n"), line)
 
     def test_mpirun_without_mpi(self):
@@ -245,6 +247,18 @@ class Launchers(unittest.TestCase):
         self.assertEqual(code, 2, output)
         self.assertEqual(re.findall("^error: (.*) processes, each .* install (.*?),", output, re.M),
                          [("mpirun started 2", "libopenmpi-dev")], output)
+
+
+    def test_ranks_without_mpi_are_refused(self):
+        p = subprocess.run([COMM_ALONE, "ranks", "2"], **PIPES)
+        self.assertEqual(p.returncode, 2, p.stdout)
+        self.assertRegex(p.stdout, "^error: --ranks 2: this program was built without MPI; install libopenmpi-dev")
+
+    def test_the_code_of_the_ranks_is_that_of_the_program(self):
+        for words, code in (["small"], 0), (["exit", "1", "75"], 75), (["throw", "all"], 2):
+            p = subprocess.run([COMM_PROGRAM, "ranks", "3", *words], env=BARE, timeout=LIMIT, **PIPES)
+            self.assertEqual(p.returncode, code, p.stdout)
+            self.assertIn("\n3 ranks, gradients by MPI\n", p.stdout)
 
 
 def why_not_trainer():
@@ -435,6 +449,49 @@ class Training(unittest.TestCase):
                     self.assertEqual(found[0], (str(files), str(files * len(changed))))
                     self.assertEqual(output.count("loss "), 0, output)
 
+    def test_ranks_start_themselves(self):
+        """with the bits of one rank, on the line that is printed, and under the name that a shell finds"""
+        self.train(1, "alone")
+        words = self.command("two", "--ranks", "2")
+        path = os.path.dirname(TRAINER) + ":" + os.environ["PATH"]
+        p = subprocess.run([os.path.basename(TRAINER), *words[1:]], env=dict(BARE, PATH=path), timeout=LIMIT, **PIPES)
+        self.assertEqual(p.returncode, 0, p.stdout)
+        self.assert_same("alone", "two")
+        self.assertIn("2 ranks, ", p.stdout)
+        line = re.search("^--ranks 2: (.*)$", p.stdout, re.M).group(1)
+        self.assertRegex(line, "^(\\S+=\\S+ )*/\\S*mpirun .*-np 2 /.*/train_gpt2 ")
+        line = line.replace(self.out("two"), self.out("typed"))
+        p = subprocess.run(line, shell=True, env=BARE, timeout=LIMIT, **PIPES)
+        self.assertEqual(p.returncode, 0, p.stdout)
+        self.assert_same("alone", "typed")
+
+    def test_a_bad_flag_beside_ranks_starts_nothing(self):
+        p = subprocess.run(self.command("bad", "--ranks", "2", "--nonsense", "1"), env=BARE, timeout=LIMIT, **PIPES)
+        self.assertEqual((p.returncode, p.stdout.count("\n")), (2, 1), p.stdout)
+        self.assertIn("--nonsense", p.stdout)
+        code, output = run(2, *self.command("both", "--ranks", "3"))
+        self.assertEqual(code, 2, output)
+        found = re.findall("^error: --ranks 3: a launcher has started 2 processes", output, re.M)
+        self.assertEqual(len(found), 1, output)
+
+    def test_signals_to_ranks_that_started_themselves(self):
+        for number in signal.SIGTERM, signal.SIGINT, signal.SIGUSR1:
+            with self.subTest(number=number):
+                name = f"signal{number}"
+                code, output, _ = self.interrupted(
+                    name, 2, lambda pids: os.kill(pids["mpirun"], number), "--ranks", "2", launcher=[])
+                self.assertEqual(code, 75, output)
+                step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
+                self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
+
+    def test_deaths_of_ranks_that_started_themselves(self):
+        for victim in 1, "mpirun":              # "mpirun" is the process that started it
+            with self.subTest(victim=victim):
+                code, output, seconds = self.interrupted(
+                    f"dead{victim}", 2, lambda pids: os.kill(pids[victim], signal.SIGKILL), "--ranks", "2", launcher=[])
+                self.assertNotEqual(code, 0, output)
+                self.assertLess(seconds, AFTER_DEATH)
+
     def test_divergence_is_reported_once(self):
         command = self.command("diverged", steps=100)
         command[command.index("--lr") + 1] = "1e30"
@@ -442,9 +499,10 @@ class Training(unittest.TestCase):
         self.assertEqual(code, 3, output)
         self.assertEqual(output.count("error:"), 1, output)
 
-    def interrupted(self, name, ranks, what, *flags):
+    def interrupted(self, name, ranks, what, *flags, launcher=None):
         """exit code, output and seconds of a long run after what(pids), which is called once it has a checkpoint"""
-        with started(ranks, *self.command(name, *flags, steps=2000, every=2)) as (p, pids, until, end):
+        with started(ranks, *self.command(name, *flags, steps=2000, every=2),
+                     launcher=launcher) as (p, pids, until, end):
             until(lambda _: os.path.isdir(os.path.join(self.out(name), "step_00000004")))
             what({**pids, "mpirun": p.pid})
             return end()

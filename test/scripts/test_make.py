@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 sys.path.insert(0, os.path.join(ROOT, "dev"))
@@ -59,6 +60,35 @@ class Knobs(unittest.TestCase):
     def test_a_compiler_or_directory_that_is_not_there_is_named(self):
         self.refused("CXX=no-such-compiler: there is no such compiler", "CXX=no-such-compiler")
         self.refused("OPENMPI_DIR=/nowhere: no program builds with include/mpi.h", "OPENMPI_DIR=/nowhere")
+
+    def put(self, name, text):
+        """an executable script in the directory of the knobs"""
+        path = os.path.join(self.root, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as f:
+            f.write("#!/bin/sh\n" + text)
+        os.chmod(path, 0o755)
+        return path
+
+    def test_how_mpi_itself_was_compiled_is_left_out(self):
+        """MPICH's mpicc names -flto=auto, which nvcc refuses; and mpirun is the one beside mpicc"""
+        mpicc = self.put("mpi/bin/mpicc", "echo cc -flto=auto -ffat-lto-objects -g -O2 -Wl,-z,relro -Impi/include "
+                                          "-Lmpi/lib -lmpich\n")
+        compiler = self.put("compiler", "true\n")
+        with unittest.mock.patch.dict(os.environ, PATH=os.path.dirname(mpicc) + ":" + os.environ["PATH"]):
+            output = self.commands("train_gpt2", "CXX=" + compiler)
+        link = next(line for line in output.split("\n") if "-o train_gpt2" in line)
+        self.assertIn("-Wl,-z,relro -Lmpi/lib -lmpich", link)
+        self.assertNotRegex(output, "lto|-Impi/include.* -O2")
+        self.assertIn('-DMPIRUN=\\"%s/mpi/bin/mpirun\\"' % self.root, output)
+
+    def test_an_nccl_without_a_link_to_its_newest_version(self):
+        """as PyPI has it: libnccl.so.2 alone"""
+        compiler = self.put("compiler", 'case "$*" in *-lnccl*) exit 1;; esac\n')
+        self.put("cuda/bin/nvcc", "true\n")
+        output = self.commands("train_gpt2cu", "CXX=" + compiler, "NVCC=cuda/bin/nvcc", "NCCL_DIR=/pip")
+        self.assertIn("-L/pip/lib -Xlinker -rpath=/pip/lib -l:libnccl.so.2", output)
+        self.assertIn("-DUSE_NCCL -Icuda/include -I/pip/include", output.replace(self.root + "/", ""))
 
     def test_each_knob_reaches_the_compiler(self):
         self.assertNotIn("-DFEW_POSITIONS", self.commands("train_gpt2"))
