@@ -436,9 +436,10 @@ const std::vector<ModelSize> gpt2_sizes = {             // name, L, NH, C
     {"xl", 48, 25, 1600}, {"d6", 6, 6, 384}, {"d12", 12, 12, 768}, {"d24", 24, 16, 1024}, {"d36", 36, 20, 1280},
     {"d48", 48, 25, 1600}, {"d60", 60, 30, 1920}, {"d72", 72, 30, 2880}, {"d84", 84, 36, 3456}};
 
-// The config.json of a checkpoint
-Json gpt2_json(const GPT2Config& c) {
+// The config.json of a checkpoint; tokenizer: may be null
+Json gpt2_json(const GPT2Config& c, const Tokenizer* tokenizer) {
     Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position));
+    set_end_of_text(j, tokenizer, c.V);
     if (c.padded_softmax) {
         j["vocab_softmax"] = "padded";
         j["vocab_used"] = c.V;
@@ -564,7 +565,7 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         }
         if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) { print_sample(model, run); }
         // 2 a checkpoint, and the end when this was the last step or a signal has come
-        const int code = save_or_leave(run, model, gpt2_json(model.config));
+        const int code = save_or_leave(run, model, gpt2_json(model.config, run.tokenizer.get()));
         if (code >= 0) { return code; }
         // 3 the gradient of a batch, and the update
         const double start = wall_seconds();
@@ -648,7 +649,8 @@ int gpt2_main(int argc, char** argv) {
     record_data(run, data.train.get());
     record_data(run, data.val.get());
     if (data.hellaswag) { check_same_files("--hellaswag", {o.hellaswag}); }
-    load_run(run, model, gpt2_json(config), position_tables(config.position, gpt2_position_dims(config, 0, 0)).files);
+    const Json written = gpt2_json(config, run.tokenizer.get());
+    load_run(run, model, written, position_tables(config.position, gpt2_position_dims(config, 0, 0)).files);
     gpt2_point(model.params, model.table, model.weights);
     // 5 the work
     int code = 0;

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# exports.sh -- checkpoints as the libraries of dev/hf/requirements.txt read them: all of test/scripts/test_exports.py,
-# in a Python environment of its own. It is made once (a minute, 5 GB) and kept under the hash of what is in it.
+# exports.sh -- checkpoints as the libraries of dev/hf/requirements.txt read them: all of test/scripts/test_exports.py
+# and test_tokenizer_export.py, in a Python environment of its own. It is made once (a minute, 5 GB) and kept under the
+# hash of what is in it.
 #
-#   dev/hf/exports.sh [TEST...]       make exports; TEST: a class or Class.test
+#   dev/hf/exports.sh [TEST...]       make exports; TEST: a class or Class.test of test_exports.py
 #   dev/hf/exports.sh --ci            where the environment cannot be made within 3 minutes, says so and skips
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -62,4 +63,8 @@ print(", ".join([f"Python {platform.python_version()}"] + [f"{name} {metadata.ve
 PYTHON
 dev/install.sh build
 make -s train_gpt2 train_bert
-PYTORCH_PYTHON=$python python3 test/scripts/test_exports.py "$@"
+export PYTORCH_PYTHON=$python
+code=0
+python3 test/scripts/test_exports.py "$@" || code=$?
+[ $# != 0 ] || python3 test/scripts/test_tokenizer_export.py || code=$?
+exit $code

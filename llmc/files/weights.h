@@ -102,14 +102,12 @@ inline bool is_ours(const Json& position) { return !position.is_null() && positi
 
 // transformers' configuration of a GPT-2 of this shape, with our "position" object (null: left out).
 inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_head, const Json& position) {
-    // the end-of-text token, which Hugging Face's generate() stops at: of GPT-2's vocabulary only
-    const Json end_of_text = V == 50257 ? Json(50256) : Json();
     Json j = {{"model_type", "gpt2"}, {"architectures", Json::array({"GPT2LMHeadModel"})}, {"vocab_size", V},
               {"n_positions", n_positions}, {"n_ctx", n_positions}, {"n_embd", n_embd}, {"n_layer", n_layer},
               {"n_head", n_head}, {"n_inner", nullptr}, {"activation_function", "gelu_new"},
               {"layer_norm_epsilon", 1e-5}, {"initializer_range", 0.02}, {"resid_pdrop", 0.0}, {"embd_pdrop", 0.0},
               {"attn_pdrop", 0.0}, {"scale_attn_weights", true}, {"use_cache", true}, {"tie_word_embeddings", true},
-              {"bos_token_id", end_of_text}, {"eos_token_id", end_of_text}, {"torch_dtype", "float32"}};
+              {"bos_token_id", nullptr}, {"eos_token_id", nullptr}, {"torch_dtype", "float32"}};
     if (!position.is_null()) { j["position"] = position; }
     if (is_ours(position)) {
         set_hf_classes(j, GPT2_KEYS, "CableConfig",

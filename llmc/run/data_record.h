@@ -124,6 +124,7 @@ struct DataRecord {
             f.listed = manifests[directory][f.name()];
             files.push_back(f);
         }
+        check_length(flag, paths.size());
     }
 
     // state.json's "data"
@@ -195,6 +196,16 @@ private:
     uint64_t total = 0;                     // bytes to read
     std::thread reader;
     Progress progress{"checking the data before the first checkpoint"};
+
+    // A checkpoint whose state.json is too long to be read could not be resumed. The flags are in there too, and the
+    // 64 digits of each file's sum are still to come.
+    void check_length(const std::string& flag, size_t count) const {
+        const uint64_t room = JSON_MAX_BYTES - 300000;
+        const uint64_t bytes = json_text(Json{{"data", json()}}, 2).size() + 64 * files.size();
+        const auto most = (unsigned long long)(room * files.size() / bytes);
+        check(bytes <= room, "--%s: expected at most %llu files, for which a checkpoint's list of them has room, got "
+              "%zu; join them into larger ones", flag.c_str(), most, count);
+    }
 
     // An error, or where the user has allowed it, or for validation data, a message.
     void judge(const std::string& flag, const std::string& finding) const {

@@ -117,6 +117,14 @@ inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
     return j;
 }
 
+// Sets the token that ends a text in config.json, at which transformers' generate() stops: the tokenizer's, which may
+// be null, or GPT-2's.  V: the vocabulary without padding
+inline void set_end_of_text(Json& config, const Tokenizer* tokenizer, int V) {
+    int end = V == 50257 ? 50256 : -1;
+    if (tokenizer != nullptr && tokenizer->eot >= 0) { end = tokenizer->eot; }
+    for (const char* key : {"bos_token_id", "eos_token_id"}) { config[key] = end >= 0 ? Json(end) : Json(); }
+}
+
 // The small files of a checkpoint beside config.json, which is `config`: name, contents. tokenizer: may be null
 inline std::vector<std::pair<std::string, std::string>> vocabulary_files(const Tokenizer* tokenizer,
                                                                          const Json& config) {
@@ -133,8 +141,7 @@ inline std::vector<std::pair<std::string, std::string>> vocabulary_files(const T
             files.push_back({"tokenizer_config.json", json_text(tokenizer_config(t, bert, longest), 2) + "\n"});
         }
     }
-    Json end = config.contains("eos_token_id") ? config["eos_token_id"] : Json();
-    if (tokenizer != nullptr && tokenizer->eot >= 0) { end = tokenizer->eot; }
+    const Json end = config.contains("eos_token_id") ? config["eos_token_id"] : Json();
     if (!bert && !end.is_null()) {
         const Json j = {{"bos_token_id", end}, {"eos_token_id", end}};
         files.push_back({"generation_config.json", json_text(j, 2) + "\n"});

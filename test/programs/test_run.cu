@@ -3,8 +3,7 @@
 #include "test/programs/program.h"
 #include "llmc/base/sha256.h"
 #include "llmc/files/outdir.h"
-
-#include "llmc/files/outdir.h"
+#include "llmc/run/data_record.h"
 #include "llmc/text/tokenizer.h"
 
 namespace {
@@ -587,6 +586,32 @@ TEST_CASE("run: the whole of the data is checked before the first checkpoint", "
     REQUIRE(place.run(resume).code == 0);
     const Json after = parse_json(read_file(step_dir(place / "large", 8) + "/state.json"), "state");
     CHECK(after.at("data").at("train_files")[1].at("sha256") == "taken over");
+}
+
+TEST_CASE("run: more files than a checkpoint can list are refused", "[run][data_record]") {
+    const TempDir dir;
+    const std::string path = dir / (std::string(40, 'x') + ".bin");
+    write_file(path, "one");
+    size_t most = 0;
+    for (size_t n = 16000; most == 0; n -= 500) {           // the most that is taken, in steps of 500
+        DataRecord record({});
+        try { record.add("train_files", std::vector<std::string>(n, path)); } catch (const Error& e) {
+            CHECK(e.code == EXIT_BAD_INPUT);
+            CHECK(contains(e.what(), "--train_files: expected at most "));
+            CHECK(contains(e.what(), strprintf("got %zu; join them", n)));
+            continue;
+        }
+        most = n;
+        for (DataFile& f : record.files) { f.sha256 = std::string(64, 'a'); }
+        const std::string text = json_text(Json{{"data", record.json()}}, 2);
+        CHECK(text.size() < JSON_MAX_BYTES - 250000);
+        CHECK(text.size() > JSON_MAX_BYTES - 500000);
+        CHECK(parse_json(text, "state").at("data").at("train_files").size() == n);
+        // the files of all flags together
+        const std::vector<std::string> more(n, path);
+        CHECK(throws_with([&] { record.add("val_files", more); }, "--val_files: expected at most") == EXIT_BAD_INPUT);
+    }
+    CHECK(most > 8000);
 }
 
 static Json config_of(const std::string& step) {
@@ -1231,6 +1256,26 @@ struct WithVocabulary : Place {
     }
 };
 
+TEST_CASE("run: without a tokenizer, texts end with GPT-2's token in GPT-2's vocabulary alone", "[run][vocabulary]") {
+    if (!have_program()) { return; }
+    Place place;
+    for (int vocab : {300, 50257}) {
+        write_file(place / "ids.bin", shard(ids_below(vocab, 100), vocab, 100));
+        for (const char* softmax : {"used", "padded"}) {
+            INFO(vocab << " " << softmax);
+            const std::string out = place / (std::to_string(vocab) + softmax);
+            REQUIRE(place.run(place.base.set("--train_files", place / "ids.bin").set("--vocab_softmax", softmax)
+                                  .with("--model 1,1,8 --B 1 --steps 1 --val_every 0 --checkpoint_every 1")
+                                  .set("--out", out)).code == 0);
+            const Json end = vocab == 50257 ? Json(50256) : Json();
+            for (const char* key : {"bos_token_id", "eos_token_id"}) {
+                CHECK(config_of(step_dir(out, 1)).at(key) == end);
+            }
+            CHECK(path_exists(step_dir(out, 1) + "/generation_config.json") == !end.is_null());
+        }
+    }
+}
+
 TEST_CASE("run: the tokenizer is read once, and every checkpoint has it by the libraries' names", "[run][vocabulary]") {
     if (!have_program()) { return; }
     WithVocabulary place;
@@ -1257,6 +1302,8 @@ TEST_CASE("run: the tokenizer is read once, and every checkpoint has it by the l
         for (const std::string& name : wanted) { CHECK(manifest.at("files").contains(name)); }
         const Json end = parse_json(read_file(dir + "/generation_config.json"), "generation_config");
         CHECK(end.at("eos_token_id") == 259);
+        CHECK(config_of(dir).at("eos_token_id") == 259);
+        CHECK(config_of(dir).at("bos_token_id") == 259);
     }
     // without --tokenizer, with one checkpoint at a time
     REQUIRE(place.run(place.ids.with("--resume 1 --steps 430 --checkpoint_every 10 --allow_change steps")).code == 0);

@@ -2,6 +2,7 @@
 """test_make.py -- the Makefile, dev/install.sh, dev/test.py, .ci/run: wrong knobs, missing packages, counts, time."""
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -244,16 +245,31 @@ class ExportsEnvironment(unittest.TestCase):
         self.assertEqual(os.listdir(self.cache), [])
         self.assertNotEqual(self.run_script()[0], 0)
 
-    def test_the_hash_of_the_requirements_names_the_environment(self):
+    def fake(self, path, script):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as f:
+            f.write("#!/bin/sh\n" + script)
+        os.chmod(path, 0o755)
+
+    def run_in_fake_environment(self, script, *words):
+        """with this script as the python of the environment, and a make that has nothing to do"""
         with open(os.path.join(ROOT, "dev", "hf", "requirements.txt"), "rb") as f:
             text = f"Python {sys.version.split()[0]}\n".encode() + f.read()
-        python = os.path.join(self.cache, "exports-" + hashlib.sha256(text).hexdigest()[:16], "bin", "python")
-        os.makedirs(os.path.dirname(python))
-        with open(python, "w") as f:
-            f.write("#!/bin/sh\necho the one of the cache\nexit 7\n")
-        os.chmod(python, 0o755)
-        code, output = self.run_script("--ci", PATH=os.path.dirname(sys.executable) + ":" + os.environ["PATH"])
-        self.assertEqual((code, output), (7, "the one of the cache\n"))
+        self.fake(os.path.join(self.cache, "exports-" + hashlib.sha256(text).hexdigest()[:16], "bin", "python"), script)
+        tools = os.path.join(self.directory.name, "tools")
+        self.fake(os.path.join(tools, "make"), "")
+        return self.run_script(*words, PATH=f"{tools}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+
+    def test_the_hash_of_the_requirements_names_the_environment(self):
+        self.assertEqual(self.run_in_fake_environment("echo the one of the cache\nexit 7\n", "--ci"),
+                         (7, "the one of the cache\n"))
+
+    def test_the_tests_of_tokenizers_run_too_whatever_the_others_found(self):
+        """the second file runs after a failure of the first, which is still a failure"""
+        found = "case $1 in *test_exports.py) exit 3;; *test_tokenizer_export.py) exit 0;; esac\n"
+        for words, wanted in ((), ["test_exports.py", "test_tokenizer_export.py"]), (("HF",), ["test_exports.py"]):
+            code, output = self.run_in_fake_environment('echo "ran ${1##*/}"\n' + found, *words)
+            self.assertEqual((code, re.findall(r"^ran (test_\w+\.py)$", output, re.M)), (3, wanted), output)
 
 
 class Ci(unittest.TestCase):

@@ -283,6 +283,29 @@ class Bert(unittest.TestCase):
         self.assertEqual([len(x) for x in losses], [2, 2])
         self.assertLess(max(abs(a / b - 1) for a, b in zip(*losses)), 2.0 ** -9)
 
+    def test_predict(self):
+        """the likeliest tokens for each [MASK] and their probabilities, which are printed to 0.1 % (seen: 1.6 % of a
+        probability)"""
+        name, answers = self.at("fresh"), []
+        self.run_it(CPU_BERT, "--model", "2,2,128", "--T", "64", "--B", "1", "--steps", "1", "--lr", "0",
+                    "--checkpoint_every", "1", "--out", name)
+        gpu_check.enlarge(os.path.join(name, "step_00000001"), name + " enlarged")
+        text = "Permission is [MASK]ereby granted, free of char[MASK]e, to [MASK]ny person, and so on [MASK]"
+        for program in (BF16_BERT, CPU_BERT):
+            stdout = run(program, "--load", name + " enlarged", "--predict", text, stderr=subprocess.PIPE)
+            lines = stdout.split("\n")
+            self.assertEqual((lines[0], len(lines)), (text, 6))
+            answers.append([[(token, float(p)) for token, p in re.findall(r"  (\S+) (\d+\.\d)%", line)]
+                            for line in lines[1:5]])
+        self.assertEqual(len(set(map(tuple, answers[1]))), 4)           # no two of the four blanks are alike
+        for simt, cpu in zip(*answers):
+            self.assertEqual((simt[0][0], len(simt), len(cpu)), (cpu[0][0], 5, 5))
+            both = set(dict(simt)) & set(dict(cpu))
+            self.assertGreaterEqual(len(both), 4, (simt, cpu))          # of near equals another one may be the fifth
+            for token in both:
+                p, q = dict(simt)[token], dict(cpu)[token]
+                self.assertLess(abs(p - q), 0.1 + 2.0 ** -4 * q, (token, simt, cpu))
+
 
 if __name__ == "__main__":
     unittest.main()
