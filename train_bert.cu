@@ -816,6 +816,7 @@ int bert_main(int argc, char** argv) {
     // 5 the work
     int code = 0;
     if (run.trains) {
+        const Doing training("training");
         catch_signals();
         activations_allocate(acts);
         code = train(model, acts, run, data.train.get(), pairs ? nullptr : data.val.get(), pairs.get());
@@ -825,13 +826,14 @@ int bert_main(int argc, char** argv) {
         use_model(model, run, data.val.get(), collections);
         code = leave_use(run);
     }
-    release_signals();
+    if (code == 0) { release_signals(); }       // else one more signal would take the exit code away
     parameters_free(model);
     return code;
 }
 
 int main(int argc, char** argv) {
     open_closed_descriptors();
+    report_sudden_ends();
     wait_politely(argv);
     return run_program(bert_main, BERT_FLAG, argc, argv);
 }

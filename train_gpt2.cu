@@ -655,6 +655,7 @@ int gpt2_main(int argc, char** argv) {
     // 5 the work
     int code = 0;
     if (run.trains) {
+        const Doing training("training");
         catch_signals();
         activations_allocate(acts);
         code = train(model, acts, run, *data.train, data.val.get(), data.hellaswag.get());
@@ -664,13 +665,14 @@ int gpt2_main(int argc, char** argv) {
         use_model(model, run, data.val.get(), run.trains ? nullptr : data.hellaswag.get());
         code = leave_use(run);
     }
-    release_signals();
+    if (code == 0) { release_signals(); }       // else one more signal would take the exit code away
     parameters_free(model);
     return code;
 }
 
 int main(int argc, char** argv) {
     open_closed_descriptors();
+    report_sudden_ends();
     wait_politely(argv);
     return run_program(gpt2_main, GPT2_FLAG, argc, argv);
 }

@@ -44,7 +44,7 @@ LIBM_ALLOWED = {
 
 MAX_COLUMNS = 120
 MAX_LINES_HEADER, MAX_LINES_TRAINER, MAX_LINES_FUNCTION = 400, 850, 60
-CPP = (".cu", ".cuh", ".h")
+CPP = (".cu", ".cuh", ".h", ".c")
 SOURCES = CPP + (".py", ".sh", "Makefile", ".ci/run")
 TEXT = SOURCES + (".md", ".yml", ".json", ".txt", ".csv", ".gitignore", "LICENSE")
 # files of libraries, users and other projects, which comments and documents may name although they are not here

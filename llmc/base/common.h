@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <chrono>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@
 #define XXH_INLINE_ALL
 #define XXH_VECTOR 0   // plain C, which the compiler vectorizes: xxHash's AVX-512 path warns under g++ 12
 #include <xxhash.h>
+
+#include "doing.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // errors
@@ -56,6 +59,7 @@ inline std::string vstrprintf(const char* fmt, va_list ap) {
     va_list again;                      // a va_list can be walked only once
     va_copy(again, ap);
     const int n = vsnprintf(nullptr, 0, fmt, ap);
+    if (n < 0 && errno == ENOMEM) { throw std::bad_alloc(); }
     std::string s((size_t)(n > 0 ? n : 0), '\0');
     if (n > 0) { vsnprintf(&s[0], (size_t)n + 1, fmt, again); }
     va_end(again);
@@ -221,7 +225,8 @@ struct File {
 // the names in a directory, sorted, without . and ..
 inline std::vector<std::string> list_directory(const std::string& path) {
     DIR* dir = opendir(path.c_str());
-    check(dir != nullptr, "%s: cannot list directory: %s", path.c_str(), strerror(errno));
+    const int code = errno == ENOMEM ? EXIT_OUT_OF_MEMORY : EXIT_BAD_INPUT;
+    if (dir == nullptr) { die(code, "%s: cannot list directory: %s", path.c_str(), strerror(errno)); }
     std::vector<std::string> names;
     while (struct dirent* e = readdir(dir)) {
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) { names.push_back(e->d_name); }

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <thread>
 
+#include <pthread.h>
 #include <sys/mman.h>
 #if defined(_OPENMP)
 #include <omp.h>
@@ -22,8 +23,6 @@ constexpr int PACK = 1;                                 // the compiler vectoriz
 // the threads of a block
 
 #if defined(RACE_THREADS)
-#include <pthread.h>
-#include <thread>
 #define __shared__ static                               // one block at a time, so one copy will do
 struct BlockExtent { static constexpr unsigned x = RACE_THREADS; };
 inline thread_local BlockIndex threadIdx;
@@ -118,9 +117,21 @@ struct SharedBuffer {
         free(data);
         data = (char*)aligned_alloc(256, round_up(bytes, (size_t)256));
         capacity = data == nullptr ? 0 : bytes;
+#if !defined(RACE_THREADS)
+        pthread_setspecific(key(), data);
+#endif
         if (data == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %zu bytes for a block's scratch", bytes); }
     }
-    ~SharedBuffer() { free(data); }
+    // Frees the buffer when its thread ends. A destructor would do the same, but the C library ends the program when it
+    // has no memory to note one down.
+    static pthread_key_t key() {
+        static const pthread_key_t made = [] {
+            pthread_key_t k;
+            if (pthread_key_create(&k, free) != 0) { die(EXIT_OUT_OF_MEMORY, "the system has no thread keys left"); }
+            return k;
+        }();
+        return made;
+    }
 };
 #if defined(RACE_THREADS)
 inline SharedBuffer shared_buffer;
@@ -154,7 +165,11 @@ inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) {
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) {
     if (bytes > 0) { memcpy(to, from, bytes); }
 }
-inline void* pinned_malloc(size_t bytes) { return malloc(imax(bytes, (size_t)1)); }
+inline void* pinned_malloc(size_t bytes) {
+    void* p = malloc(imax(bytes, (size_t)1));
+    if (p == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %s", format_bytes((double)bytes).c_str()); }
+    return p;
+}
 inline void pinned_free(void* p) { free(p); }
 inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Stream s) {
     copy_to_device(to, pinned, bytes, s);

@@ -9,9 +9,13 @@
 #include <set>
 #include <type_traits>
 
-#include <nlohmann/json.hpp>
-
 #include "common.h"
+
+// The library checks itself in destructors. What it finds there is a value that was left half made when an allocation
+// failed; thrown from a destructor, this ends the program as any other failed allocation does.
+[[noreturn]] inline void json_half_made() { throw std::bad_alloc(); }
+#define JSON_ASSERT(holds) ((holds) ? (void)0 : json_half_made())
+#include <nlohmann/json.hpp>
 
 using Json = nlohmann::ordered_json;        // keeps the order of keys, so that a file reads as it was written
 

@@ -164,6 +164,7 @@ struct DataRecord {
 
     // Begins to read the files in the background.
     void start() {
+        const Doing starting("starting the thread that checks the data");
         for (const DataFile& f : files) { total += f.sha256.empty() ? f.bytes : 0; }
         reading = true;
         reader = std::thread([this] { read_all(); });
@@ -172,12 +173,14 @@ struct DataRecord {
     // Waits for the thread, for so many seconds; false if there is more to read. Dies when a file that was read is not
     // what it should be.
     bool wait(double seconds) {
+        const Doing checking("checking the data");
         std::unique_lock<std::mutex> lock(mutex);
         const auto time = std::chrono::duration<double>(seconds);
         const bool read = changed.wait_for(lock, time, [this] { return !reading; });
         std::vector<std::pair<std::string, std::string>> found;
         found.swap(findings);
         const std::string error = failure;
+        if (starved) { throw std::bad_alloc(); }
         lock.unlock();
         check(error.empty(), "%s", error.c_str());
         for (const auto& finding : found) { judge(finding.first, finding.second); }
@@ -191,6 +194,7 @@ private:
     bool reading = false;
     std::vector<std::pair<std::string, std::string>> findings;      // flag, what is wrong with a file
     std::string failure;                    // why the thread ended early
+    bool starved = false;                   // or that it found no memory
     std::atomic<bool> stopping{false};
     std::atomic<uint64_t> bytes_read{0};
     uint64_t total = 0;                     // bytes to read
@@ -219,13 +223,17 @@ private:
         const sched_param priority = {};
         sched_setscheduler(0, SCHED_IDLE, &priority);       // only what time training leaves over
         std::string error;
+        bool no_memory = false;
         try {
             for (DataFile& f : files) { if (f.sha256.empty() && !read_one(f)) { break; } }
         } catch (const Error& e) {
             error = e.what();
+        } catch (const std::bad_alloc&) {
+            no_memory = true;
         }
         const std::lock_guard<std::mutex> lock(mutex);
-        failure = error;
+        failure.swap(error);
+        starved = no_memory;
         reading = false;
         changed.notify_all();
     }

@@ -154,6 +154,7 @@ inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
 
 // The command line as Options, or an Error that names the flag. Stops at --help, so that it works after any other flag.
 inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
+    const Doing reading("reading the flags");
     Options o(program);
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];

@@ -113,6 +113,51 @@ inline void open_closed_descriptors() {
     }
 }
 
+// Prints an error and returns its code; asks for no memory if there is none.
+inline int report_error(int code, const char* message) {
+    try { return comm_report(code, message); } catch (const std::bad_alloc&) {}
+    fprintf(stderr, "error: %s\n", message);
+    return code;
+}
+
+// The same with the exception that is being handled; -1: it is of a kind that nothing here throws.
+inline int report_exception() {
+    char message[400];
+    try {
+        throw;
+    } catch (const Error& e) {
+        return report_error(e.code, e.what());
+    } catch (const std::bad_alloc&) {
+        snprintf(message, sizeof(message), "out of memory while %s: the host has no more, or `ulimit -v` forbids it",
+                 doing);
+    } catch (const std::length_error&) {
+        snprintf(message, sizeof(message), "out of memory while %s: a size beyond what any machine has", doing);
+    } catch (const std::system_error& e) {
+        snprintf(message, sizeof(message), "cannot create a thread while %s: %s (limits of memory or of processes?)",
+                 doing, e.what());
+    } catch (...) {
+        return -1;
+    }
+    return report_error(EXIT_OUT_OF_MEMORY, message);
+}
+
+// What ends a process past main(): an exception in a destructor or in a thread of OpenMP, where nothing can catch it,
+// and a library that calls exit(1), as OpenMP does when it finds no memory. A run that ends here has lost no more than
+// one that is killed.
+inline void report_sudden_ends() {
+    std::set_terminate([] {
+        const int code = std::current_exception() ? report_exception() : -1;
+        if (code < 0) { abort(); }
+        _exit(code);
+    });
+    const auto ended = [](int code, void*) {
+        if (code != EXIT_FAILURE) { return; }           // no code of ours
+        fprintf(stderr, "error: a library found no memory or no thread while %s\n", doing);
+        _exit(EXIT_OUT_OF_MEMORY);
+    };
+    on_exit(ended, nullptr);
+}
+
 // What has to be known before the ranks know of each other. A flag that is wrong is reported later, by one of them.
 inline Options flags_of_the_start(int argc, char** argv, Program trainer) {
     try { return parse_options(argc, argv, trainer); } catch (const Error&) { return Options(trainer); }
@@ -139,12 +184,10 @@ template <class Main> int run_program(Main program, Program trainer, int argc, c
         const bool printed = fflush(stdout) == 0 && ferror(stdout) == 0;
         check(printed || has_trained, "cannot write to stdout");
         return comm_finish(code);
-    } catch (const Error& e) {
-        return comm_report(e.code, e.what());
-    } catch (const std::bad_alloc&) {
-        return comm_report(EXIT_OUT_OF_MEMORY, "out of memory: the host has no more, or `ulimit -v` forbids it");
-    } catch (const std::length_error&) {
-        return comm_report(EXIT_OUT_OF_MEMORY, "out of memory: a size beyond what any machine has");
+    } catch (const std::exception&) {
+        const int code = report_exception();
+        if (code < 0) { throw; }
+        return code;
     }
 }
 

@@ -64,6 +64,7 @@ struct Run {
 
 // The TokenFiles of a flag's pattern. When no file matches, the message names the script that writes it.
 inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
+    const Doing opening("opening the data");
     const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
     const std::string command = data_command(pattern, o.program);
     try {
@@ -84,6 +85,7 @@ inline std::vector<std::string> file_paths(const TokenFiles& files) {
 // have the same ones.
 template <class Files> void record_data(Run& r, const Files* files) {
     if (files == nullptr) { return; }
+    const Doing recording("keeping a record of the data");
     check_same_files(files->flag, file_paths(*files));
     if (!r.trains || r.o.out.empty() || comm().rank > 0) { return; }
     if (!r.record) { r.record = std::make_unique<DataRecord>(r.o.allow_change); }
@@ -92,6 +94,7 @@ template <class Files> void record_data(Run& r, const Files* files) {
 
 // Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
+    const Doing looking("looking for a checkpoint");
     const Options& o = r.o;
     check(!o.is_given("ranks") || o.ranks == comm().size, "--ranks %d: a launcher has started %d processes; leave out "
           "one of the two", o.ranks, comm().size);
@@ -220,6 +223,7 @@ inline int64_t checkpoints_to_come(const Run& r) {
 // Takes possession of --out and fills p, allocated for r.micro_batches: initial values, a checkpoint's, or --load's;
 // tensors in `optional` may be missing there. `config` is the config.json of the model.
 inline void load_run(Run& r, Parameters& p, const Json& config, const std::vector<FileTensor>& optional) {
+    const Doing loading("preparing the weights");
     const Options& o = r.o;
     const bool first = comm().rank == 0;
     if (!o.out.empty() && r.trains && first) {
@@ -264,6 +268,7 @@ inline void check_replicas(const Parameters& p) {
 
 // Writes the checkpoint of step r.state.step; returns "", or on every rank why there is none.
 inline std::string save_run(const Run& r, const Parameters& p, const Json& config) {
+    const Doing saving_step("saving a checkpoint");
     std::string failure;
     check_replicas(p);
     if (comm().rank == 0) {             // no collective until comm_text(), where the other ranks already wait

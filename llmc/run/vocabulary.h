@@ -38,6 +38,7 @@ inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
 // or its bytes; null: ids are all there is. A resumed run keeps what its checkpoint has.
 inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, bool resumed,
                                                  int V) {
+    const Doing reading("reading the tokenizer");
     std::unique_ptr<Tokenizer> t;
     if (!flag.empty()) { t = std::make_unique<Tokenizer>(Tokenizer::load(flag)); }
     if (t != nullptr) {

@@ -91,13 +91,13 @@ inline Shard inspect_shard(const std::string& path) {
 // The files that a glob(3) pattern names, in byte order whatever the locale.
 inline std::vector<std::string> expand_pattern(const std::string& pattern) {
     if (path_exists(pattern)) { return {pattern}; }             // the name of a file may contain [ or *
-    glob_t g;
+    glob_t g = {};
     const int r = glob(pattern.c_str(), GLOB_TILDE, nullptr, &g);
+    if (r == GLOB_NOSPACE) { throw std::bad_alloc(); }          // glob() has freed what it had
     std::vector<std::string> paths;
     if (r == 0) { paths.assign(g.gl_pathv, g.gl_pathv + g.gl_pathc); }
     globfree(&g);
-    check(r == 0 || r == GLOB_NOMATCH, "cannot expand '%s' (out of memory, or a directory cannot be read)",
-          pattern.c_str());
+    check(r == 0 || r == GLOB_NOMATCH, "cannot expand '%s': a directory cannot be read", pattern.c_str());
     check(!paths.empty(), "no file matches '%s' (quote a pattern, so that the shell leaves it alone)", pattern.c_str());
     std::sort(paths.begin(), paths.end());
     return paths;

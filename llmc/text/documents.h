@@ -45,6 +45,7 @@ struct Documents {
               const Tokenizer* words = nullptr)
         : pattern(pattern), flag(flag), special(special),
           tokenizer(words != nullptr && words->word_piece ? words : nullptr) {
+        const Doing opening("reading the documents");
         try {
             const std::vector<std::string> paths = expand_pattern(pattern);
             check(paths.size() <= MAX_FILES, "expected at most %zu files, got %zu", MAX_FILES, paths.size());

@@ -39,6 +39,7 @@ struct Evaluation {
 // Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
 template <class Model, class Acts>
 Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit) {
+    const Doing evaluating("evaluating");
     check(files.tokens >= 2, "%s %s: %llu tokens are too few to evaluate on", files.flag.c_str(), files.pattern.c_str(),
           (unsigned long long)files.tokens);
     const uint64_t total = limit > 0 && limit < files.tokens - 1 ? limit : files.tokens - 1;

@@ -12,6 +12,8 @@
 #include "evaluate.h"
 #include "../text/tokenizer.h"
 
+constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on the wait for the first new one is explained
+
 struct Sampling {
     double temperature = 1.0;       // 0: the likeliest token
     int top_k = 0;                  // among the k likeliest, 0: all
@@ -100,6 +102,7 @@ inline std::string visible(const std::string& s) {
 template <class Model>
 std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
                           const Tokenizer* tokenizer, FILE* out) {
+    const Doing generating("generating");
     const int64_t reach = position_max_length(model.config.position);
     check(n <= reach - (int64_t)prompt.size(),
           "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; ask for fewer with --tokens",
@@ -117,6 +120,9 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
         fflush(out);
     };
     for (size_t i = 0; i < ids.size(); i++) { print(ids[i], i == 0); }
+    if (out != nullptr && prompt.size() >= LONG_PROMPT) {
+        say("reading %zu tokens of prompt at once; the time that it takes grows with their square", prompt.size());
+    }
     forward_logits(model, acts, ids.data(), (int)ids.size(), 0, logits);
     for (int64_t k = 0; k < n && stop_signal == 0; k++) {
         const int id = sample_token(logits, sampling, uniform01(sampling.seed, checksum("generate"), (uint64_t)k));

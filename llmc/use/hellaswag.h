@@ -23,6 +23,7 @@ struct HellaSwag {
 
 // Every field is checked; a damaged file is an Error that names the example.
 inline HellaSwag load_hellaswag(const std::string& path, int V) {
+    const Doing reading("reading HellaSwag");
     HellaSwag set;
     set.path = path;
     const std::string bytes = read_file(path, 1u << 30);

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""attack.py -- a trainer as bad luck and bad input meet it: killed, signalled, on damaged checkpoints, hostile files,
-other data, little memory and closed descriptors. Whatever happens, it ends with a code that it promises and a message,
-and what it has saved goes on to the same bits.
+"""attack.py -- both trainers as bad luck and bad input meet them: killed, signalled, on damaged checkpoints, hostile
+files, other data, without memory, and with closed descriptors. Whatever happens, a trainer ends with a code that it
+promises and a message, and what it has saved goes on to the same bits.
 
     make attack                                    20 cases of each scene
     make attack ARGS='kills flips --seed 7 --count 500'
 
-Every case is drawn from (seed, scene, number) alone: --only NUMBER repeats one. The last line counts cases and
-failures. The binary is $TRAIN_GPT2, or ./train_gpt2."""
+Every case is drawn from (seed, scene, number) alone: --only NUMBER repeats one. Half of the cases are of a GPT-2, the
+others of a BERT that predicts masked bytes or compares pairs. The last line counts cases and failures. The binaries are
+$TRAIN_GPT2 and $TRAIN_BERT, or ./train_gpt2 and ./train_bert."""
 import argparse
+import atexit
+import functools
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -21,13 +25,14 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TRAINER = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
+TRAINERS = {name: os.path.abspath(os.environ.get(name.upper(), os.path.join(ROOT, name)))
+            for name in ("train_gpt2", "train_bert")}
 ENVIRONMENT = dict(os.environ, OMP_WAIT_POLICY="passive", LC_ALL="C")
 SECONDS = 60                        # for a run of a second or less
 RESIDENT = 1500 << 20               # bytes of memory that a run of a tiny model may take, hostile file or not
 PROMISED = {0, 2, 3, 4, 5, 75}      # exit codes: docs/checkpoints.md
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU)
-INTERRUPTED = 75
+INTERRUPTED, STARVED = 75, 4
 
 
 class Failure(Exception):
@@ -53,24 +58,52 @@ def words(rng, count):
     return " ".join(rng.choice("the cable of a token sees what came before it".split()) for _ in range(count)).encode()
 
 
+def groups(rng, count):
+    """lines of a query, its positive and a negative"""
+    return b"".join(b"\t".join(words(rng, rng.randint(2, 6)) + b" %d" % i for _ in range(3)) + b"\n"
+                    for i in range(count))
+
+
 class Place:
     """A directory for one case: data, the flags of a run of a tiny model, and what its runs leave."""
 
     def __init__(self, path, rng):
         self.path, self.rng, self.out = path, rng, os.path.join(path, "out")
+        self.task = rng.choice(["gpt2", "gpt2", "masks", "pairs"])
+        self.trainer = TRAINERS["train_gpt2" if self.task == "gpt2" else "train_bert"]
+        self.environment = ENVIRONMENT
         os.makedirs(path)
         for i in range(4):
-            write(self / f"data{i}.txt", words(random.Random(i), 600))
+            write(self / f"data{i}.txt", self.text(random.Random(i)))
         write(self / "val.txt", words(random.Random(9), 200))
+        write(self / "corpus.txt", words(random.Random(8), 100).replace(b"it", b"it\n"))
         self.model = ["--model", "1,2,16", "--T", "16", "--threads", "1"]
-        self.flags = ["--train_files", self / "data*.txt", "--val_files", self / "val.txt", *self.model, "--B", "2",
-                      "--lr", "1e-3", "--sample_every", "0", "--val_every", "0", "--log_every", "1000"]
+        self.flags = [*self.reads(self / "data*.txt"), *self.model, "--B", "2", "--lr", "1e-3", "--log_every", "1000"]
+        self.quiet = {"gpt2": ["--sample_every", "0", "--val_every", "0"], "masks": ["--val_every", "0"],
+                      "pairs": []}[self.task]
 
     def __truediv__(self, name):
         return os.path.join(self.path, name)
 
+    def text(self, rng):
+        return groups(rng, 40) if self.task == "pairs" else words(rng, 600)
+
+    def reads(self, train, val=None):
+        """the flags of training on these files"""
+        if self.task == "pairs":
+            return ["--pairs", train]
+        return ["--train_files", train, "--val_files", val or self / "val.txt"]
+
     def train(self, steps, every, *more):
-        return [*self.flags, "--steps", str(steps), "--checkpoint_every", str(every), "--out", self.out, *more]
+        return [*self.flags, *self.quiet, "--steps", str(steps), "--checkpoint_every", str(every), "--out", self.out,
+                *more]
+
+    def uses(self):
+        """the flags of what is done with a model, besides --load"""
+        uses = [["--eval_lengths", "16,32", "--val_files", self / "val.txt"]]
+        if self.task == "gpt2":
+            return [*uses, ["--generate", "the", "--tokens", "4"]]
+        return [*uses, ["--predict", "the [MASK]at"], ["--encode", self / "corpus.txt", "--out", self / "embeddings"]]
 
     def start(self, arguments, limits=(), **files):
         """limits: pairs for setrlimit; files: what Popen takes as stdin, stdout, stderr"""
@@ -83,8 +116,8 @@ class Place:
 
         with open(self / "stdout", "wb") as out, open(self / "stderr", "wb") as err:
             channels = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **files}
-            return subprocess.Popen([TRAINER, *arguments], preexec_fn=prepare, env=ENVIRONMENT, cwd=self.path,
-                                    **channels)
+            return subprocess.Popen([self.trainer, *arguments], preexec_fn=prepare, env=self.environment,
+                                    cwd=self.path, **channels)
 
     def finish(self, process, promised=PROMISED):
         """the exit code of a run that ends by itself, which must be promised, said, and cheap"""
@@ -251,9 +284,9 @@ def hostile(place):
     rng = place.rng
     if rng.random() < 0.5:
         name = rng.choice(["a.bin", "a.txt"])
-        write(place / name, mutated(rng, shard(rng) if name == "a.bin" else words(rng, 400)))
-        flags = ["--train_files", place / name, "--val_files", place / name, *place.model]
-        place.run([*flags, "--steps", "2", "--val_every", "1", "--sample_every", "2", "--tokens", "4"])
+        write(place / name, mutated(rng, shard(rng) if name == "a.bin" else place.text(rng)))
+        works = {"gpt2": ["--val_every", "1", "--sample_every", "2", "--tokens", "4"], "masks": ["--val_every", "1"]}
+        place.run([*place.reads(place / name, place / name), *place.model, "--steps", "2", *works.get(place.task, [])])
         return
     expect(place.run(place.train(2, 2)) == 0, "the first run failed")
     model = place / "model"
@@ -263,10 +296,9 @@ def hostile(place):
     name = rng.choice(["config.json", "config.json", "model.safetensors", "model.safetensors", "manifest.json"])
     path = os.path.join(model, name)
     write(path, mutated(rng, read(path) if os.path.exists(path) else b'{"files": []}'))
-    uses = [["--eval_lengths", "16,32", "--val_files", place / "val.txt"], ["--generate", "the", "--tokens", "4"],
-            [*place.flags, "--steps", "1"]]
-    place.run(["--load", rng.choice([model, os.path.join(model, "model.safetensors")]), "--threads", "1",
-               *rng.choice(uses)])
+    use = rng.choice([*place.uses(), [*place.flags, *place.quiet, "--steps", "1"]])
+    threads = [] if "--threads" in use else ["--threads", "1"]
+    place.run(["--load", rng.choice([model, os.path.join(model, "model.safetensors")]), *threads, *use])
 
 
 def data(place):
@@ -350,7 +382,7 @@ def descriptors(place):
         again = place / "again"
         redirect = " ".join({0: "<&-", 1: ">&-", 2: "2>&-"}[fd] for fd in gone)
         arguments = [*place.train(30, 10)[:-1], again]
-        code = subprocess.run(["sh", "-c", f'exec "$0" "$@" {redirect}', TRAINER, *arguments], env=ENVIRONMENT,
+        code = subprocess.run(["sh", "-c", f'exec "$0" "$@" {redirect}', place.trainer, *arguments], env=ENVIRONMENT,
                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                               timeout=SECONDS, check=False).returncode
         place.out = again
@@ -358,12 +390,10 @@ def descriptors(place):
         expect(place.bits(30) == bits, f"closed {gone}: other bits")
         expect(read(os.path.join(again, "main.log")) == log, f"closed {gone}: main.log is another")
     elif how == "full":
-        uses = [["--list"], ["--load", loaded, "--generate", "the"], ["--help"],
-                ["--load", loaded, "--eval_lengths", "16", "--val_files", place / "val.txt"]]
-        use = rng.choice(uses)
+        use = rng.choice([["--list"], ["--help"], *(["--load", loaded, *use] for use in place.uses())])
         with open("/dev/full", "wb") as full:
             code = place.start(use, stdout=full).wait()
-        expect(code in PROMISED - {0}, f"{use[0]}: exit code {code} though nothing could be written")
+        expect(code in PROMISED - {0}, f"{use}: exit code {code} though nothing could be written")
     else:
         shutil.rmtree(place.out)
         arguments = place.train(30, 10)
@@ -376,7 +406,65 @@ def descriptors(place):
         expect(place.bits(30) == bits, "a reader that leaves: the last checkpoint is another")
 
 
-SCENES = [kills, signals, flips, hostile, data, limits, descriptors]
+def starve(place, library, fails):
+    """Lets requests for memory fail in what place starts from now on, as starve.c says; returns the file of counts."""
+    place.environment = dict(ENVIRONMENT, LD_PRELOAD=library, OPENBLAS_NUM_THREADS="1",
+                             STARVE=f"{fails}:{place / 'requests'}")
+    write(place / "requests", bytes(8))
+    return place / "requests"
+
+
+def allocations(place):
+    """a request for memory or a thread fails, one or all from one on: exit code 4 and what it was for, or the result"""
+    rng, library = place.rng, shim()
+    place.flags[place.flags.index("--threads") + 1] = rng.choice("12")
+    works = {"gpt2": ["--val_every", "2", "--sample_every", "3", "--tokens", "3"], "masks": ["--val_every", "2"]}
+    train = [*place.flags, *works.get(place.task, []), "--steps", "4", "--checkpoint_every", "2", "--keep", "2",
+             "--resume", "1", "--out", place.out]
+    use = rng.choice([None, None, *place.uses()])           # None: trains, or goes on to train
+    begun = use is None and rng.random() < 0.5
+    if use is not None:
+        expect(place.run(train) == 0, "the first run failed")
+    if begun:
+        expect(place.run(train) == 0, "the first run failed")
+        shutil.rmtree(place.checkpoint(4))
+    arguments = train if use is None else ["--load", place.checkpoint(4), "--threads", "1", *use]
+    before = place / "before"
+    shutil.copytree(place.out, before) if os.path.exists(place.out) else os.makedirs(before)
+
+    requests = starve(place, library, "0:once")
+    expect(place.run(arguments) == 0, "the undisturbed run failed")
+    result = read(place / "stdout") if use else place.bits(4)
+    total = struct.unpack("<q", read(requests))[0]
+    shutil.rmtree(place.out)
+    shutil.copytree(before, place.out)
+
+    fails = f"{rng.randint(1, total)}:{rng.choice(['once', 'always'])}"
+    starve(place, library, fails)
+    code = place.run(arguments, {0, STARVED})
+    said = read(place / "stderr")
+    named = re.search(rb"error: (.* while |cannot allocate|.*Cannot allocate memory|expected \d+ threads)", said)
+    expect(code == 0 or named, f"{fails} of {total}: it does not say what it wanted: {said[-300:]!r}")
+    if use is None:
+        place.environment = ENVIRONMENT
+        expect(place.run(train) == 0, f"{fails} of {total}: it cannot go on")
+        expect(place.bits(4) == result, f"{fails} of {total}: other bits")
+    expect(code != 0 or use is None or read(place / "stdout") == result, f"{fails} of {total}: another result")
+
+
+SCENES = [kills, signals, flips, hostile, data, limits, allocations, descriptors]
+
+
+@functools.lru_cache(maxsize=None)
+def shim():
+    """starve.c, compiled"""
+    directory = tempfile.mkdtemp(prefix="cable_starve_")
+    atexit.register(shutil.rmtree, directory)
+    library = os.path.join(directory, "starve.so")
+    source = os.path.join(ROOT, "test", "attack", "starve.c")
+    subprocess.run([os.environ.get("CC", "cc"), "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", source,
+                    "-o", library, "-ldl"], check=True)
+    return library
 
 
 def main():
@@ -390,15 +478,18 @@ def main():
     for name in options.scenes:
         if name not in names:
             parser.error(f"expected a scene of {', '.join(names)}, got {name}")
-    if not os.access(TRAINER, os.X_OK):
-        sys.exit(f"{TRAINER}: not found; build it with: make train_gpt2")
+    for name, path in TRAINERS.items():
+        if not os.access(path, os.X_OK):
+            sys.exit(f"{path}: not found; build it with: make {name}")
     scenes = [s for s in SCENES if s.__name__ in (options.scenes or names)]
     numbers = range(options.count) if options.only is None else [options.only]
     failures, done, start = 0, 0, time.monotonic()
     last, total = start, len(scenes) * len(numbers)
+    # in memory, where there is room: kills saves a hundred checkpoints a second, and a disk would have to keep up
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 1 << 30 else None
     for scene in scenes:
         for number in numbers:
-            with tempfile.TemporaryDirectory(prefix="cable_attack_") as directory:
+            with tempfile.TemporaryDirectory(prefix="cable_attack_", dir=memory) as directory:
                 rng = random.Random(f"{options.seed} {scene.__name__} {number}")
                 try:
                     scene(Place(os.path.join(directory, "case"), rng))

@@ -136,12 +136,12 @@ TEST_CASE("run: a second signal, one amid a validation, nohup, and a console tha
         for (const std::string& word : f.words()) { line += " '" + word + "'"; }
         return std::vector<std::string>{"-c", line + end};
     };
-    {   // 1 a second SIGTERM, while the first is being answered
+    {   // 1 others, while the first is being answered and until the run has ended
         Process p(place.program, flags.set("--out", place / "twice").words(), place / "twice.log");
         p.wait_for_lines(place / "twice/main.log", 20);
         kill(p.pid, SIGTERM);
-        kill(p.pid, SIGTERM);
         kill(p.pid, SIGHUP);
+        for (; p.running(); usleep(100)) { kill(p.pid, SIGTERM); }
         CHECK(p.wait().code == EXIT_INTERRUPTED);
         CHECK(path_exists(step_dir(place / "twice", (int)losses(place / "twice").size())));
     }
@@ -1225,6 +1225,10 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
     // it has learnt which bytes occur
     CHECK(greedy.out.find_first_not_of("abcdefghijklmnopqrstuvwxyz. \n") == std::string::npos);
     CHECK(place.run(bytes.with("--top_k 1 --seed 9")).out == greedy.out);
+    CHECK(!contains(greedy.err, "tokens of prompt"));           // only a wait that may seem like a hang is explained
+    const Outcome slow = place.run(bytes.with("--tokens 1").set("--generate", std::string(5000, 'a')));
+    CHECK(slow.code == 0);
+    CHECK(contains(slow.err, "reading 5000 tokens of prompt"));
 }
 
 // A run on a shard of 260 tokens, with their vocabulary: the bytes, three merges, and <|endoftext|>

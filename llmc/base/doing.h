@@ -1,0 +1,18 @@
+// base/doing.h -- what the main thread is doing, so that an allocation that fails can be reported with what it was for.
+#ifndef LLMC_BASE_DOING_H
+#define LLMC_BASE_DOING_H
+
+#include <exception>
+
+inline const char* doing = "starting";
+
+// Says so until the end of a block; after an exception it stays, for the message.
+struct Doing {
+    const char* before = doing;
+    explicit Doing(const char* what) { doing = what; }
+    Doing(const Doing&) = delete;
+    Doing& operator=(const Doing&) = delete;
+    ~Doing() { if (std::uncaught_exceptions() == 0) { doing = before; } }
+};
+
+#endif
