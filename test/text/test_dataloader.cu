@@ -1,6 +1,8 @@
 // Token shards, text as bytes and the order of samples: right values at every offset, and bad files are refused.
 #include <set>
 
+#include <glob.h>
+
 #include "llmc/text/dataloader.h"
 #include "test/catch.h"
 #include "test/files.h"
@@ -26,9 +28,47 @@ std::vector<int> window_of(const TokenFiles& files, uint64_t w, int T) {   // in
     return ids;
 }
 
+// what the C library makes of a pattern
+std::vector<std::string> globbed(const std::string& pattern) {
+    glob_t g = {};
+    std::vector<std::string> paths;
+    if (glob(pattern.c_str(), GLOB_TILDE, nullptr, &g) == 0) { paths.assign(g.gl_pathv, g.gl_pathv + g.gl_pathc); }
+    globfree(&g);
+    std::sort(paths.begin(), paths.end());
+    return paths;
+}
+
 int open_descriptors() { return (int)list_directory("/proc/self/fd").size(); }
 
 } // namespace
+
+TEST_CASE("shards: a pattern names the files that it names in a shell", "[data]") {
+    TempDir dir;
+    for (const char* name : {"a1", "a2", "b1", ".hidden"}) {
+        io_mkdirs(dir / name);
+        for (const char* file : {"x1.bin", "x2.bin", "x10.bin", "y.txt", ".x3.bin", "[x].bin"}) {
+            write_file(dir / name + "/" + file, "");
+        }
+    }
+    REQUIRE(symlink("nowhere", (dir / "a1/x4.bin").c_str()) == 0);
+    setenv("HOME", dir.path.c_str(), 1);
+    size_t found = 0;
+    for (const char* rest : {"/a1/*.bin", "/a?/x?.bin", "/*/x[12].bin", "/[!a]*/*", "/a*//x1.bin", "/*/.x*",
+                             "/a1/x\\1.bin", "/*/nothing", "/a1/[x].bin", "/*/*/*", "/a*/", "/*/[[]x].bin",
+                             "/b1/x1.bin*"}) {
+        for (const std::string& start : {dir.path, std::string("~")}) {
+            const std::string pattern = start + rest;
+            INFO(pattern);
+            const std::vector<std::string> expected = globbed(pattern);
+            found += expected.size();
+            if (!path_exists(pattern)) {
+                if (expected.empty()) { CHECK(throws_with([&] { expand_pattern(pattern); }, "no file matches") == 2); }
+                else { CHECK(expand_pattern(pattern) == expected); }
+            }
+        }
+    }
+    CHECK(found > 60);
+}
 
 TEST_CASE("shards: every window and every stretch of the stream holds the right ids", "[data]") {
     TempDir dir;
