@@ -85,21 +85,19 @@ inline void mpi_wait(MPI_Request request, const char* what, int peer) {
 }
 #endif
 
+// A piece of a device buffer on its way to or from another rank
+struct Message {
+    int peer;
+    void* data;
+    size_t bytes;
+};
+
 #if defined(USE_NCCL)
 #include "nccl.h"
 #endif
 
 // ----------------------------------------------------------------------------------------------------------
 // start and end
-
-#if defined(USE_MPI)
-// MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends a process whose others never come.
-inline void comm_too_late(int) {            // in a signal handler: no printf
-    const char text[] = "error: MPI_Init or MPI_Finalize: the other ranks did not appear in time\n";
-    if (write(2, text, sizeof(text) - 1) < 0) { _exit(EXIT_DEVICE); }
-    _exit(EXIT_DEVICE);
-}
-#endif
 
 // The first thing that a program does. From here on only rank 0 writes to stdout. The environment says whether a
 // launcher has started several ranks, so that a single process never initializes MPI. program: its name and its flags,
@@ -281,12 +279,19 @@ inline void comm_find_nodes() {
     c.node = comm_max(!regular, "start") ? 0 : g;
 }
 
-// Called after the device is chosen. NCCL needs one GPU per rank; ranks that share a GPU exchange through the host.
-inline void comm_connect_devices() {
+// Called after the device is chosen. Gradients go from GPU to GPU by NCCL, and where that cannot be they go through the
+// host, a hundred times slower, only if that was asked for.
+inline void comm_connect_devices(bool through_host) {
     comm_find_nodes();
-#if defined(USE_NCCL)
+    (void)through_host;
+#if defined(CUDA_BUILD)
     Comm& c = comm();
-    if (c.size == 1) { return; }
+    if (c.size == 1 || through_host) { return; }
+    const char* hint = "--host_exchange 1 sends the gradients through the host, which is much slower";
+    std::vector<uint64_t> all((size_t)c.size);
+    bool built = false;
+#if defined(USE_NCCL)
+    built = true;
     char id[64] = "";
     int device = 0;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -294,17 +299,21 @@ inline void comm_connect_devices() {
     char place[256] = "";                   // machine and GPU: two ranks with the same one share it
     gethostname(place, sizeof(place) - 65);
     strcat(place, id);
-    std::vector<uint64_t> all((size_t)c.size);
     const uint64_t mine = checksum(place);
     comm_all_gather(all.data(), &mine, 1, "start");
-    std::sort(all.begin(), all.end());
-    c.nccl = std::adjacent_find(all.begin(), all.end()) == all.end();       // no two share a GPU
-    if (!c.nccl) { return; }
+#endif
+    const std::string why = nccl_refusal(built, all);
+    check(why.empty(), "%s; %s", why.c_str(), hint);
+#if defined(USE_NCCL)
+    c.nccl = true;
     c.chunk = 32 << 20;                     // larger messages suit the GPUs' links
     ncclUniqueId unique = {};
-    if (c.rank == 0) { nccl_check(ncclGetUniqueId(&unique), "NCCL's start"); }
-    comm_broadcast(&unique, sizeof(unique), "NCCL's start");
-    nccl_start(unique);
+    try {
+        if (c.rank == 0) { nccl_check(ncclGetUniqueId(&unique), "NCCL's start"); }
+        comm_broadcast(&unique, sizeof(unique), "NCCL's start");
+        nccl_start(unique);
+    } catch (const Error& e) { die(e.code, "%s; %s", e.what(), hint); }
+#endif
 #endif
 }
 
@@ -312,15 +321,12 @@ inline void comm_connect_devices() {
 inline std::string comm_description() {
     const Comm& c = comm();
     if (c.size == 1) { return "1 rank"; }
-    return strprintf("%d ranks, gradients by %s", c.size, c.nccl ? "NCCL" : "MPI");
+#if defined(CUDA_BUILD)
+    return strprintf("%d ranks, gradients %s", c.size, c.nccl ? "by NCCL" : "through the host by MPI");
+#else
+    return strprintf("%d ranks, gradients by MPI", c.size);
+#endif
 }
-
-// A piece of a device buffer on its way to or from another rank
-struct Message {
-    int peer;
-    void* data;
-    size_t bytes;
-};
 
 #if defined(USE_MPI)
 // Sends and receives them all at once. Each has its counterpart of the same size on the other rank; one of no bytes is

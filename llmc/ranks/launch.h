@@ -157,6 +157,27 @@ inline std::string launch_refusal(const Launch& l, bool built, const Names& prog
     die(EXIT_BAD_INPUT, "%s", launch_refusal(l, built, program).c_str());
 }
 
+// MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends a process whose others never come.
+inline void comm_too_late(int) {            // in a signal handler: no printf
+    const char text[] = "error: MPI_Init or MPI_Finalize: the other ranks did not appear in time\n";
+    if (write(2, text, sizeof(text) - 1) < 0) { _exit(EXIT_DEVICE); }
+    _exit(EXIT_DEVICE);
+}
+
+// Why gradients cannot go from GPU to GPU, "" if they can. built: this program has NCCL; places: a number for each
+// rank's machine and GPU
+inline std::string nccl_refusal(bool built, const std::vector<uint64_t>& places) {
+    if (!built) { return "this program was built without NCCL (give make NCCL_DIR=path, and build again)"; }
+    for (size_t r = 1; r < places.size(); r++) {
+        const size_t other = (size_t)(std::find(places.begin(), places.end(), places[r]) - places.begin());
+        if (other < r) {
+            return strprintf("ranks %zu and %zu share a GPU, and NCCL wants one for each rank: start no more ranks on "
+                             "a machine than it has GPUs", other, r);
+        }
+    }
+    return "";
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // --ranks N: the program starts itself again
 

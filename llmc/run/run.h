@@ -105,7 +105,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     set_threads(comm_threads(o.threads));
     matmul_deterministic(o.deterministic);
     r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work
-    comm_connect_devices();
+    comm_connect_devices(o.host_exchange);
     r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
     check(r.trains || o.list || !o.load.empty() || o.resume,

@@ -172,7 +172,7 @@ int run(int argc, char** argv) {
     const std::string mode = argc > 1 ? argv[1] : "";
     const std::string value = argc > 2 ? argv[2] : "";
     printf("%s\n", comm_description().c_str());
-    comm_connect_devices();
+    comm_connect_devices(getenv("HOST_EXCHANGE") != nullptr);
     if (mode == "sums") {
         test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10));
     } else if (mode == "small") {

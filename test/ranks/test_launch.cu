@@ -104,3 +104,9 @@ TEST_CASE("launch: words as a shell takes them", "[launch]") {
     CHECK(shell_line({"a", "b c", "", "it's", "--x=1,2", "$HOME", "d/*.bin"}) ==
           "a 'b c' '' 'it'\\''s' --x=1,2 '$HOME' 'd/*.bin'");
 }
+
+TEST_CASE("launch: NCCL is refused for a reason, never left out in silence", "[launch]") {
+    CHECK(nccl_refusal(true, {1, 2, 3, 4}).empty());
+    CHECK(has(nccl_refusal(false, {1, 2}), "built without NCCL"));
+    CHECK(has(nccl_refusal(true, {7, 1, 2, 1, 7}), "ranks 1 and 3 share a GPU"));
+}

@@ -545,8 +545,15 @@ class Training(unittest.TestCase):
     def test_the_cuda_build_on_the_emulator(self):
         shape = {"trainer": SIMT_TRAINER, "model": "1,2,16", "T": 20, "steps": 2, "micro_batches": 2, "every": 2}
         for ranks in 1, 2:
-            self.train(ranks, str(ranks), **shape)
+            output = self.train(ranks, str(ranks), "--host_exchange", "1", **shape)
+            device = " ".join(output.split())
+            self.assertEqual("2 ranks, gradients through the host by MPI" in device, ranks == 2, output)
         self.assert_same("1", "2", step=2)
+        # the slow path is never taken unasked
+        code, output = run(2, *self.command("refused", **shape))
+        self.assertEqual(code, 2, output)
+        found = re.findall("^error: this program was built without NCCL .*--host_exchange 1 ", output, re.M)
+        self.assertEqual(len(found), 1, output)
 
 
 def bytes_of(directory, *ends):
