@@ -684,7 +684,7 @@ std::string choices(int examples) {
     return header_bytes({20240522, 1, examples}) + bytes_of(data);
 }
 
-TEST_CASE("run: HellaSwag takes how rope is stretched from the checkpoint, and the log names it",
+TEST_CASE("run: HellaSwag and --generate stretch rope as the checkpoint says, and the log names it",
           "[run][rope_scaling]") {
     if (!have_program()) { return; }
     Place place;
@@ -712,6 +712,14 @@ TEST_CASE("run: HellaSwag takes how rope is stretched from the checkpoint, and t
         REQUIRE(scores.size() == 12);
         CHECK(logged(step, given.c_str(), "hellaswag_example") == scores);
         CHECK(logged(step, "--rope_scaling none", "hellaswag_example") != scores);
+        const auto text = [&](const std::string& flags) {
+            const Flags use = Flags().set("--load", step).with("--generate a --tokens 60 --threads 1 " + flags);
+            const Outcome o = place.run(use);
+            REQUIRE(o.code == 0);
+            return o.out;
+        };
+        CHECK(text(given) == text(""));
+        CHECK(text("--rope_scaling none") != text(""));
         const Json want = {{"rope_type", k.type}, {"factor", k.factor}, {"original_max_position_embeddings", 16}};
         for (const char* kind : {"extrapolation", "curve"}) {
             const auto found = logged(step, "", kind);
