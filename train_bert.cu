@@ -762,11 +762,10 @@ void plan_bert_steps(Run& run, BERTConfig& config, const TokenFiles* files, cons
     uint64_t epoch = 0;
     if (o.steps < 0 && pairs != nullptr) { epoch = pairs->groups(); }
     if (o.steps < 0 && files != nullptr) { epoch = files->windows(config.T); }
-    plan_steps(run, config, epoch);
+    plan_steps(run, config, epoch, pairs != nullptr ? pairs->group : 1);
     if (pairs == nullptr) { return; }
     check((size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but --pairs %s has %zu",
           (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(), pairs->groups());
-    run.micro_batches = run.my_samples / o.B * pairs->group;
 }
 
 int bert_main(int argc, char** argv) {

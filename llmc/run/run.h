@@ -141,8 +141,7 @@ inline void plan_leaves(Run& r) {
         const int64_t mine = leaves / ranks;
         return leaves % ranks == 0 && mine > 0 && all % leaves == 0 && (ranks == 1 || (mine & (mine - 1)) == 0);
     };
-    check(o.leaves <= 0 || o.pairs.empty(), "--leaves: --pairs has none");
-    if (!r.trains || !o.pairs.empty()) { o.leaves = 0; }
+    if (!r.trains) { o.leaves = 0; }
     if (o.leaves < 0 && !r.resumed.empty()) {
         const std::string path = r.resumed + "/state.json";
         const Json options = json_at(read_json(path), "options", path);
@@ -161,8 +160,8 @@ inline void plan_leaves(Run& r) {
 }
 
 // The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
-// data (0: there is none). A sample is T tokens.
-template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) {
+// data (0: there is none). A sample is `texts` texts of T tokens, of which --total_batch counts one.
+template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, int texts = 1) {
     Options& o = r.o;
     o.T = config.T;
     config.position.tile_skip = parse_tile_skip(o.tile_skip);
@@ -173,12 +172,12 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch) 
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
     const int ranks = comm().size;
     const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
-    check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX,
+    check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX / texts,
           "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B,
           o.T, of_ranks.c_str(), (long long)o.B * o.T * ranks);
     r.samples = (int)(o.total_batch / o.T);
     r.my_samples = r.samples / ranks;
-    r.micro_batches = r.trains ? r.my_samples / o.B : 0;
+    r.micro_batches = r.trains ? r.my_samples / o.B * texts : 0;
     plan_leaves(r);
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
     check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",

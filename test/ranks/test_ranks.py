@@ -46,6 +46,16 @@ def run(ranks, *command):
     return p.returncode, p.stdout
 
 
+def apart(commands, directories=None):
+    """exit code and output of one rank per command, each in its directory"""
+    words = mpirun(1)[:-2]
+    for n, command in enumerate(commands):
+        place = ["-wdir", directories[n]] if directories else []
+        words += [":"] * (n > 0) + ["-np", "1", *place, *command]
+    p = subprocess.run(words, env=ENVIRONMENT, timeout=LIMIT, **PIPES)
+    return p.returncode, p.stdout
+
+
 def alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:
@@ -380,15 +390,6 @@ class Training(unittest.TestCase):
                 self.assertEqual(code, 2, output)
                 self.assertEqual(len(re.findall(r"^error: .*" + re.escape(words), output, re.M)), 1, output)
 
-    def apart(self, commands, directories=None):
-        """exit code and output of one rank per command, each in its directory"""
-        words = mpirun(1)[:-2]
-        for n, command in enumerate(commands):
-            place = ["-wdir", directories[n]] if directories else []
-            words += [":"] * (n > 0) + ["-np", "1", *place, *command]
-        p = subprocess.run(words, env=ENVIRONMENT, timeout=LIMIT, **PIPES)
-        return p.returncode, p.stdout
-
     def test_other_flags_on_a_rank_are_an_error(self):
         other = self.out("other.txt")
         shutil.copyfile(self.text, other)
@@ -398,7 +399,7 @@ class Training(unittest.TestCase):
             with self.subTest(flag=flag):
                 changed = list(same)
                 changed[changed.index(flag) + 1] = value
-                code, output = self.apart([same, same, changed])
+                code, output = apart([same, same, changed])
                 self.assertEqual(code, 2, output)
                 found = re.findall(rf"^error: {flag}: expected the same on all ranks, got (.*) on rank 2 and (.*) on "
                                    "rank 0", output, re.M)
@@ -407,7 +408,7 @@ class Training(unittest.TestCase):
                     self.assertEqual(found, [("'9'", "'10'")])
                 self.assertFalse(os.path.exists(self.out("same")) or os.path.exists(self.out("elsewhere")))
         threads = [*same[:-1], "2"]
-        self.assertEqual(self.apart([same, threads])[0], 0)
+        self.assertEqual(apart([same, threads])[0], 0)
         self.train(1, "alone")
         self.assert_same("alone", "same")
 
@@ -437,7 +438,7 @@ class Training(unittest.TestCase):
                         shutil.copyfile(path, os.path.join(places[1], flag + "2.txt"))
                         words = [w.replace(flag + ".txt", flag + "*.txt") for w in command]
                     shutil.rmtree(self.out("out"), ignore_errors=True)
-                    code, output = self.apart([words, words], places)
+                    code, output = apart([words, words], places)
                     if change is None:
                         self.assertEqual(code, 0, output)
                         continue
@@ -620,11 +621,13 @@ class Sharing(unittest.TestCase):
         self.assertEqual(code, 0, output)
         return output
 
-    def train(self, ranks, out, *flags, trainer=TRAINER, steps=2, every=2, T=32, samples=8):
-        return self.run_ok(
-            ranks, trainer, "--train_files", self.text, "--val_files", self.text, "--model", "2,2,32", "--T", str(T),
-            "--B", "1", "--total_batch", str(T * samples), "--steps", str(steps), "--lr", "1e-2", "--warmup", "1",
-            "--schedule", "constant", "--checkpoint_every", str(every), "--out", self.path(out), *flags)
+    def command(self, out, *flags, trainer=TRAINER, steps=2, every=2, T=32, samples=8, val="text.txt"):
+        return [trainer, "--train_files", self.text, "--val_files", self.path(val), "--model", "2,2,32", "--T", str(T),
+                "--B", "1", "--total_batch", str(T * samples), "--steps", str(steps), "--lr", "1e-2", "--warmup", "1",
+                "--schedule", "constant", "--checkpoint_every", str(every), "--out", self.path(out), *flags]
+
+    def train(self, ranks, out, *flags, **more):
+        return self.run_ok(ranks, *self.command(out, *flags, **more))
 
     def log(self, out, *kinds):
         """what log.jsonl says, without times"""
@@ -673,6 +676,43 @@ class Sharing(unittest.TestCase):
                 self.assertEqual(other, first)
         self.assertGreater(len({tuple(r["nll"]) for r in found[1][1] if r["kind"] == "hellaswag_example"}), 20)
 
+    def test_a_signal_amid_an_evaluation(self):
+        """Each evaluation takes minutes, and one rank gets the signal: all leave it, and what it would have said is not
+        logged. They run at the same time, as each shows only after ten seconds where it is."""
+        with open(self.path("long.txt"), "w", encoding="ascii") as f:
+            f.write(" ".join(random.Random(6).choices(self.words, k=100000)) * 100)
+        write_hellaswag(self.path("long.bin"), 60000)
+        for out in "validation", "hellaswag", "use":
+            self.train(1, out, "--val_every", "0", "--sample_every", "0", samples=12)
+
+        def resumed(out, *flags):
+            return self.command(out, "--resume", "1", "--sample_every", "0", "--val_batches", *flags, samples=12,
+                                steps=2, val="long.txt")
+
+        load = ["--load", os.path.join(self.path("use"), "step_00000002"), "--val_files", self.path("long.txt")]
+        long, after = "evaluating at T = 32", "after the last step"
+        cases = [(3, long, after, "val", resumed("validation", "-1", "--val_every", "2")),
+                 (2, "HellaSwag", after, "hellaswag",
+                  resumed("hellaswag", "1", "--val_every", "2", "--hellaswag", self.path("long.bin"))),
+                 (2, long, after, "extrapolation", resumed("use", "1", "--val_every", "0", "--eval_lengths", "32")),
+                 (2, long, None, None, [TRAINER, *load, "--T", "32", "--eval_lengths", "32"])]
+        with contextlib.ExitStack() as runs:
+            begun = [runs.enter_context(started(case[0], *case[-1])) for case in cases]
+            for (_, shown, _, _, _), (_, _, until, _) in zip(cases, begun):
+                until(lambda text: shown in text)
+            for (ranks, _, where, kind, command), (_, pids, _, end) in zip(cases, begun):
+                with self.subTest(kind=kind):
+                    os.kill(pids[ranks - 1], signal.SIGTERM)
+                    code, output, seconds = end()
+                    if where is None:           # a use alone has nothing to save
+                        self.assertNotEqual(code, 0, output)
+                        self.assertLess(seconds, AFTER_DEATH)
+                        continue
+                    self.assertEqual(code, 75, output)
+                    self.assertIn(f"stopped by signal {int(signal.SIGTERM)} {where}; go on with --resume 1", output)
+                    with open(os.path.join(command[command.index("--out") + 1], "log.jsonl"), encoding="ascii") as f:
+                        self.assertNotIn(f'"kind":"{kind}"', f.read().replace(" ", ""))
+
     def bert(self, ranks, out, *flags, **more):
         """masked bytes: 8 samples, in 8, 4 or 2 micro-batches per rank"""
         return self.train(ranks, out, "--val_every", "3", "--val_batches", "3", *flags, trainer=BERT_TRAINER, **more)
@@ -692,10 +732,10 @@ class Sharing(unittest.TestCase):
                 if "_" not in out:
                     self.assertEqual(self.log("mlm1", "train", "val"), self.log(out, "train", "val"))
 
-    def pairs(self, ranks, out, *flags, samples=8, steps=3, **more):
-        """groups of two, each text a micro-batch: 16 of them, or 8 or 4 per rank"""
-        lines = [self.lines(name, 200, seed)[1] for name, seed in (("queries.txt", 1), ("passages.txt", 2))]
-        pairs = self.write("pairs.txt", "".join(f"{q}\t{p}\n" for q, p in zip(*lines)))
+    def pairs(self, ranks, out, *flags, samples=8, steps=3, texts=2, **more):
+        """groups of two texts, each a micro-batch: 16 of them, or 8 or 4 per rank"""
+        lines = [self.lines(f"texts{i}.txt", 200, i)[1] for i in range(texts)]
+        pairs = self.write(f"groups{texts}.txt", "".join("\t".join(group) + "\n" for group in zip(*lines)))
         return self.train(ranks, out, "--pairs", pairs, "--val_every", "0", *flags, trainer=BERT_TRAINER, steps=steps,
                           every=3, samples=samples, **more)
 
@@ -704,18 +744,20 @@ class Sharing(unittest.TestCase):
         for ranks in 1, 2, 4:
             self.pairs(ranks, f"pairs{ranks}", steps=6)
         for ranks in 1, 3:                              # 12 micro-batches on one rank, 4 on each of three
-            self.pairs(ranks, f"six{ranks}", "--pooling", "cls", samples=6)
+            self.pairs(ranks, f"six{ranks}", "--pooling", "cls", "--leaves", "0", samples=6)
+        for ranks in 1, 2:                              # 24 micro-batches, 3 to a leaf
+            self.pairs(ranks, f"negative{ranks}", texts=3)
         self.pairs(4, "pairs4_2")
         output = self.pairs(2, "pairs4_2", "--resume", "1", "--allow_change", "steps", steps=6)
         self.assertIn("step_00000003", output)
         for a, b, step in (("pairs1", "pairs2", 6), ("pairs1", "pairs4", 6), ("six1", "six3", 3),
-                           ("pairs1", "pairs4_2", 6)):
+                           ("negative1", "negative2", 3), ("pairs1", "pairs4_2", 6)):
             with self.subTest(a=a, b=b):
                 self.assert_same_files(self.checkpoint(a, step), self.checkpoint(b, step))
                 if "_" not in b:
                     self.assertEqual(self.log(a, "train"), self.log(b, "train"))
-        code, output = run(2, BERT_TRAINER, "--pairs", self.path("pairs.txt"), "--T", "32", "--B", "1", "--total_batch",
-                           "96", "--model", "2,2,32", "--steps", "1", "--val_every", "0")
+        code, output = run(2, BERT_TRAINER, "--pairs", self.path("groups2.txt"), "--model", "2,2,32", "--T", "32",
+                           "--B", "1", "--total_batch", "96", "--steps", "1", "--val_every", "0")
         self.assertEqual(code, 2, output)
         self.assertIn("--total_batch 96: not a multiple of --B x --T = 1 x 32 x 2 ranks = 64 tokens", output)
 
@@ -748,6 +790,34 @@ class Sharing(unittest.TestCase):
             self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"), files)
         self.assertEqual(found[2], found[1])
         self.assertEqual(found[3], found[1])
+
+    def test_what_is_refused(self):
+        """what ranks cannot share, and collections that are not the same on all of them"""
+        self.bert(1, "refusing", steps=1, every=1)
+        for flags in (["--generate", "a"], ["--dump_bias", "0,0,a", "--out", self.path("nowhere")]):
+            code, output = run(2, TRAINER, "--load", "x", *flags)
+            self.assertEqual(code, 2, output)
+            self.assertEqual(output.count("error: --generate, --dump_bias: expected one process, got 2: "), 1, output)
+        use = [BERT_TRAINER, "--load", os.path.join(self.path("refusing"), "step_00000001"), "--T", "64"]
+        files = {"corpus": self.lines("c.txt", 9, 7)[0], "queries": self.lines("q.txt", 9, 8)[0],
+                 "qrels": self.write("j.tsv", "1 0 1 1\n")}
+        search = [word for flag, path in files.items() for word in (f"--{flag}", os.path.basename(path))]
+        cases = [(flag, [*use, *search]) for flag in files]
+        cases.append(("encode", [*use, "--encode", "c.txt", "--out", self.path("nowhere")]))
+        for flag, command in cases:
+            with self.subTest(flag=flag):
+                there = self.path("there")
+                shutil.rmtree(there, ignore_errors=True)
+                os.mkdir(there)
+                for path in files.values():
+                    shutil.copy(path, there)
+                changed = os.path.join(there, os.path.basename(files.get(flag, "c.txt")))
+                with open(changed, "a", encoding="ascii") as f:
+                    f.write("1 0 2 1\n")
+                code, output = apart([command, command], [self.directory, there])
+                self.assertEqual(code, 2, output)
+                self.assertRegex(output, f"error: --{flag}: expected the same on all ranks, got 1 files, .* on rank 1")
+        self.assertFalse(os.path.exists(self.path("nowhere")))
 
 
 if __name__ == "__main__":
