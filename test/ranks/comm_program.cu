@@ -1,12 +1,13 @@
 // comm_program.cu -- what test_ranks.py starts under mpirun: each run tests one mode, on as many ranks as mpirun gives.
 //
 //   comm_program sums [SEED]      slices; the tree over ranks and micro-batches, against a recursive sum of all leaves
-//   comm_program small            gather, max, broadcast, replicas
+//   comm_program small            gather, max, broadcast, replicas, pieces and rows that are shared
 //   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
 //   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
 //   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
 //   comm_program ranks N MODE...  starts itself under mpirun, as --ranks N does
 #include "llmc/ranks/exchange.cuh"
+#include "llmc/ranks/share.h"
 
 // Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
 float leaf(uint64_t seed, size_t i, size_t j) {
@@ -157,6 +158,51 @@ void test_small() {
     }
 }
 
+// Pieces come back in their order, each from the rank whose turn it was; a signal to one rank ends it for all.
+void test_pieces(size_t pieces, size_t stop_at) {
+    const size_t rank = (size_t)comm().rank, size = (size_t)comm().size;
+    std::vector<size_t> done;
+    const auto work = [&](size_t i, size_t* out) {
+        if (i == stop_at) { stop_signal = SIGTERM; }
+        out[0] = i * i;
+        out[1] = rank;
+    };
+    const auto take = [&](size_t i, const size_t* out) {
+        expect(out[0] == i * i && out[1] == i % size, "share_pieces", i, pieces);
+        done.push_back(i);
+    };
+    const bool whole = share_pieces<size_t>(pieces, 2, "pieces", work, take);
+    stop_signal = 0;
+    const size_t last_round = std::min(pieces, (stop_at / size + 1) * size);
+    const size_t expected = stop_at < pieces ? last_round : pieces;
+    expect(whole == (expected == pieces) && done.size() == expected, "what share_pieces has done", expected, pieces);
+    for (size_t i = 0; i < done.size(); i++) { expect(done[i] == i, "the order of the pieces", i, pieces); }
+}
+
+// n values of each rank, in messages of at most 1000 floats in all
+void test_rows(size_t n) {
+    const size_t rank = (size_t)comm().rank, size = (size_t)comm().size;
+    std::vector<float> rows(n * size + 1, -1.0f);
+    const auto value = [&](size_t i) { return (float)i + 0.5f; };
+    for (size_t i = rank * n; i < (rank + 1) * n; i++) { rows[i] = value(i); }
+    float* data = (float*)device_malloc(sizeof(float) * rows.size());
+    copy_to_device(data, rows.data(), sizeof(float) * rows.size(), Stream());
+    share_rows(data, n, "rows", Stream());
+    copy_to_host(rows.data(), data, sizeof(float) * rows.size(), Stream());
+    for (size_t i = 0; i < n * size; i++) { expect(rows[i] == value(i), "share_rows", n, size); }
+    expect(rows.back() == -1.0f, "the guard after the rows", n, size);
+    device_free(data);
+}
+
+void test_share() {
+    for (size_t pieces : {0, 1, 2, 3, 8, 13}) {
+        for (size_t stop_at : {(size_t)0, (size_t)4, (size_t)12, (size_t)1000}) { test_pieces(pieces, stop_at); }
+    }
+    set_chunk(4000);
+    for (size_t n : {0, 1, 166, 1000, 1001, 5003}) { test_rows(n); }
+    set_chunk(Comm().chunk);
+}
+
 [[noreturn]] void sum_for_ever() {
     std::vector<float> ones(5000, 1.0f);
     comm().chunk = 4000;
@@ -177,6 +223,7 @@ int run(int argc, char** argv) {
         test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10));
     } else if (mode == "small") {
         test_small();
+        test_share();
     } else if (mode == "wait") {
         comm().timeout = atof(value.c_str());
         sum_for_ever();
