@@ -144,6 +144,7 @@ inline int report_exception() {
 // What ends a process past main(): an exception in a destructor or in a thread of OpenMP, where nothing can catch it,
 // and a library that calls exit(1), as OpenMP does when it finds no memory. A run that ends here has lost no more than
 // one that is killed.
+inline bool passes_code_on = false;             // what the program ends with is another's exit code, which may be 1
 inline void report_sudden_ends() {
     std::set_terminate([] {
         const int code = std::current_exception() ? report_exception() : -1;
@@ -151,8 +152,8 @@ inline void report_sudden_ends() {
         _exit(code);
     });
     const auto ended = [](int code, void*) {
-        if (code != EXIT_FAILURE) { return; }           // no code of ours
-        fprintf(stderr, "error: a library found no memory or no thread while %s\n", doing);
+        if (code != EXIT_FAILURE || passes_code_on) { return; }         // 1 is no code of ours
+        fprintf(stderr, "error: a library ended the program while %s: no memory, or no thread?\n", doing);
         _exit(EXIT_OUT_OF_MEMORY);
     };
     on_exit(ended, nullptr);
@@ -175,6 +176,7 @@ template <class Main> int run_program(Main program, Program trainer, int argc, c
         const Names words(argv, argv + argc);
         comm().timeout = o.collective_timeout;
         if (o.ranks > 1 && !o.help && find_launch().size == 1) {
+            passes_code_on = true;
             return run_under_mpirun(o.ranks, without_ranks(words));
         }
         comm_init(words);
