@@ -41,6 +41,7 @@ struct Deadline {
     const char* what;
     int peer;                               // -1: any of the others
     double waited = 0, last = wall_seconds();
+    std::string missing;                    // the ranks that are, if that is known
     Deadline(const char* what, int peer) : what(what), peer(peer) {}
     // Called each time that the event has not happened yet.
     void nap() {
@@ -49,16 +50,14 @@ struct Deadline {
         last = now;
         if (waited > comm().timeout) {
             const bool any = peer < 0 || peer == comm().rank;
-            const std::string others = any ? "the other ranks" : strprintf("rank %d", peer);
+            std::string others = any ? "the other ranks" : strprintf("rank %d", peer);
+            if (!missing.empty()) { others = "rank " + missing; }
             die(EXIT_DEVICE, "%s: rank %d waited %.0f s for %s (--collective_timeout): it hangs, died or needs longer",
                 what, comm().rank, waited, others.c_str());
         }
         // Short waits are the rule and must be noticed at once; long ones must not keep a core busy.
-        if (waited < 2e-3) {
-            sched_yield();
-        } else {
-            usleep(waited < 1 ? 50 : 1000);
-        }
+        if (waited < 2e-3) { sched_yield(); return; }
+        usleep(waited < 1 ? 50 : 1000);
     }
 };
 
@@ -74,12 +73,15 @@ inline void mpi_check(int result, const char* what) {
     MPI_Error_string(result, text, &length);
     die(EXIT_DEVICE, "%s: rank %d: MPI: %s", what, comm().rank, text);
 }
+#include "roll_call.h"
 // Polls, because MPI_Wait has no deadline and keeps the core busy.
 inline void mpi_wait(MPI_Request request, const char* what, int peer) {
     Deadline deadline(what, peer);
+    RollCall roll_call;
     for (int done = 0;;) {
         mpi_check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
         if (done) { return; }
+        deadline.missing = roll_call.missing(deadline.waited);
         deadline.nap();
     }
 }
@@ -213,7 +215,7 @@ inline void comm_broadcast(void* data, size_t bytes, const char* what) {
         MPI_Request request;
         const int count = (int)std::min(piece, bytes - i);
         mpi_check(MPI_Ibcast((char*)data + i, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request), what);
-        mpi_wait(request, what, 0);
+        mpi_wait(request, what, -1);
     }
 #endif
 }

@@ -5,6 +5,7 @@
 #include "../base/gpu.h"
 #include "../matmul.cuh"
 #include "../model.cuh"
+#include "../ranks/patience.h"
 #include "config.h"
 #include "data_record.h"
 #include "log.h"
@@ -270,7 +271,7 @@ inline std::string save_run(const Run& r, const Parameters& p, const Json& confi
     const Doing saving_step("saving a checkpoint");
     std::string failure;
     check_replicas(p);
-    if (comm().rank == 0) {             // no collective until comm_text(), where the other ranks already wait
+    rank0_works([&] {
         try {
             r.log->sync();
             const Checkpoint c = checkpoint_view(r, p, config);
@@ -283,7 +284,7 @@ inline std::string save_run(const Run& r, const Parameters& p, const Json& confi
             if (e.code != EXIT_BAD_INPUT) { throw; }            // a device that fails is not the disk's fault
             failure = strprintf("step %lld is not saved: %s", (long long)r.state.step, e.what());
         }
-    }
+    }, "checkpoint");
     return comm_text(failure, "checkpoint");
 }
 
