@@ -105,9 +105,9 @@ $(B)/simt/%.o: test/simt/%.cu $(B)/simt.flags
 $(B)/simt_asan/%.o: test/simt/%.cu $(B)/simt.flags
 	$(CCACHE) $(CXX) $(SIMT_FLAGS) -fno-omit-frame-pointer -fsanitize=address -x c++ -c $< -o $@
 $(B)/simt/train_%_fp32.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags
-	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS) -DPRECISION_FP32 -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS:-DUSE_MPI=-DUSE_MPI -DUSE_NCCL) -DPRECISION_FP32 -x c++ -c $< -o $@
 $(B)/simt/train_%.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags
-	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS) -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS:-DUSE_MPI=-DUSE_MPI -DUSE_NCCL) -x c++ -c $< -o $@
 $(B)/simt/%: $(B)/simt/%.o
 	$(CXX) $< -o $@ $(if $(findstring train_,$@),$(MPI_LIBS))
 $(B)/simt_asan/%: $(B)/simt_asan/%.o

@@ -178,7 +178,12 @@ inline Gpu find_gpu(int device = 0) {
 }
 inline std::string gpu_report(const Gpu& g) { return gpu_text(g); }
 #else
-inline Gpu find_gpu(int = 0) { return Gpu(); }
+inline Gpu find_gpu([[maybe_unused]] int device = 0) {
+#if defined(SIMT)
+    CUDA_CHECK(cudaSetDevice(device));
+#endif
+    return Gpu();
+}
 inline std::string gpu_report(const Gpu&) { return device_description(); }
 #endif
 

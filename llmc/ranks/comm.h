@@ -258,7 +258,7 @@ inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
 
 // which of the machine's GPUs this rank uses; 0 in a CPU build
 inline int comm_device() {
-#if defined(CUDA_BUILD) && !defined(SIMT)
+#if defined(CUDA_BUILD)
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) { return 0; }      // find_gpu() says why
     return comm().local_rank % count;       // more ranks than GPUs share them

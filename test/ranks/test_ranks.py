@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 COMM_PROGRAM = os.environ.get("COMM_PROGRAM", os.path.join(ROOT, "build", "comm_program"))
@@ -597,19 +598,38 @@ class Training(unittest.TestCase):
                 step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
                 self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
 
+    EMULATED = {"trainer": SIMT_TRAINER, "model": "1,2,64", "T": 20, "steps": 2, "micro_batches": 4, "every": 2}
+
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):
-        shape = {"trainer": SIMT_TRAINER, "model": "1,2,16", "T": 20, "steps": 2, "micro_batches": 2, "every": 2}
-        for ranks in 1, 2:
-            output = self.train(ranks, str(ranks), "--host_exchange", "1", **shape)
-            device = " ".join(output.split())
-            self.assertEqual("2 ranks, gradients through the host by MPI" in device, ranks == 2, output)
-        self.assert_same("1", "2", step=2)
+        """through the host where ranks share the one GPU, else by an NCCL that takes its time and refuses misuse"""
+        self.train(1, "1", **self.EMULATED)
+        for ranks, gpus, seed in (2, 1, 1), (2, 8, 1), (2, 8, 2), (4, 8, 3):
+            with self.subTest(ranks=ranks, gpus=gpus, seed=seed), \
+                    mock.patch.dict(ENVIRONMENT, SIMT_GPUS=str(gpus), SIMT_SEED=str(seed)):
+                name = f"{ranks}_{gpus}_{seed}"
+                through = "through the host by MPI" if gpus == 1 else "by NCCL"
+                output = self.train(ranks, name, "--host_exchange", str(int(gpus == 1)), **self.EMULATED)
+                self.assertIn(f"{ranks} ranks, gradients {through}", " ".join(output.split()))
+                self.assert_same("1", name, step=2)
+
         # the slow path is never taken unasked
-        code, output = run(2, *self.command("refused", **shape))
+        code, output = run(2, *self.command("refused", **self.EMULATED))
         self.assertEqual(code, 2, output)
-        found = re.findall("^error: this program was built without NCCL .*--host_exchange 1 ", output, re.M)
-        self.assertEqual(len(found), 1, output)
+        self.assertEqual(len(re.findall("^error: .*--host_exchange 1 ", output, re.M)), 1, output)
+
+    @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
+    def test_an_nccl_that_fails_or_hangs(self):
+        for plan, error in (("fail:3", "NCCL: remote process exited"), ("hang:3", "rank [01] waited 2 s for")):
+            for rank in "01":
+                with self.subTest(plan=plan, rank=rank), \
+                        mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_NCCL=plan, SIMT_NCCL_RANK=rank):
+                    begin = time.monotonic()
+                    command = self.command("nccl", "--collective_timeout", "2", **self.EMULATED)
+                    code, output = run(2, *command)
+                    self.assertEqual(code, 5, output)
+                    self.assertRegex(output, f"error: .*sum of the gradients: .*{error}")
+                    self.assertLess(time.monotonic() - begin, 3 * AFTER_DEATH)
 
 
 def bytes_of(directory, *ends):

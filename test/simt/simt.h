@@ -22,6 +22,7 @@
 #include <cfloat>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <map>

@@ -1,5 +1,9 @@
 // simt_runtime.h -- the last part of simt.h: the runtime's calls. The device's memory is the host's, SIMT_MEMORY bytes
 // of it; a stream can be captured into a graph.
+//
+// What a stream is given is done late: when the host waits for it, or asks whether it is done, streams take turns in an
+// order drawn by SIMT_SEED. So a missing wait is seen: it finds memory that was not written yet, and what cudaMalloc
+// returns is full of NaN.
 #ifndef TEST_SIMT_RUNTIME_H
 #define TEST_SIMT_RUNTIME_H
 
@@ -9,6 +13,7 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
+    cudaErrorNotReady = 600,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureImplicit = 906,
@@ -31,9 +36,21 @@ enum cudaDeviceAttr {
     cudaDevAttrMemoryClockRate,
     cudaDevAttrGlobalMemoryBusWidth
 };
-struct SimtStream {};
+// Done: it ran. Waits: for another stream. Later: for something outside of this process.
+enum class SimtTurn { Done, Waits, Later };
+struct SimtStream {
+    bool blocking = true;                                       // waits for the null stream, and is waited for
+    std::deque<std::function<SimtTurn()>> queue;
+    size_t given = 0;                                           // so many pieces of work so far
+    size_t done = 0;
+};
 using cudaStream_t = SimtStream*;
-struct SimtEvent { double seconds; };
+struct SimtEvent {
+    double seconds = 0;
+    cudaStream_t stream = nullptr;                              // complete once this stream has done so much
+    size_t position = 0;
+    bool complete() const { return stream == nullptr || stream->done >= position; }
+};
 using cudaEvent_t = SimtEvent*;
 struct cudaDeviceProp {
     char name[256];
@@ -45,6 +62,7 @@ inline const char* cudaGetErrorString(cudaError_t e) {
     switch (e) {
         case cudaSuccess: return "no error";
         case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorNotReady: return "device not ready";
         case cudaErrorNoDevice: return "no CUDA-capable device is detected";
         case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
         case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
@@ -60,9 +78,44 @@ inline const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 
-// A stream's work is done at once or, while the stream is captured, recorded with its arguments. Then a call that would
-// wait for the capturing stream, or allocate, is an error and spoils the capture; other streams do their work.
-enum class SimtWork { Kernel, Copy, Set };
+inline std::vector<cudaStream_t> simt_streams;
+// Lets streams drawn at random take turns until `finished`.
+template <class F> void simt_run(F finished) {
+    static uint64_t state = strtoull(getenv("SIMT_SEED") != nullptr ? getenv("SIMT_SEED") : "1", nullptr, 10);
+    while (!finished()) {
+        std::vector<cudaStream_t> busy;
+        for (cudaStream_t s : simt_streams) { if (!s->queue.empty()) { busy.push_back(s); } }
+        bool stuck = true;
+        while (stuck && !busy.empty()) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            const size_t i = (size_t)(state >> 33) % busy.size();
+            const cudaStream_t s = busy[i];
+            const SimtTurn turn = s->queue.front()();
+            stuck = turn == SimtTurn::Waits;
+            if (turn == SimtTurn::Done) {
+                s->queue.pop_front();
+                s->done++;
+            }
+            busy.erase(busy.begin() + (ptrdiff_t)i);
+        }
+        if (stuck) { fprintf(stderr, "simt: the streams wait for each other\n"); abort(); }
+    }
+}
+inline void simt_run_all(bool blocking_only) {
+    simt_run([=] {
+        return std::all_of(simt_streams.begin(), simt_streams.end(), [=](cudaStream_t s) {
+            return s->queue.empty() || (blocking_only && !s->blocking);
+        });
+    });
+}
+inline void simt_give(cudaStream_t s, const std::function<SimtTurn()>& work) {
+    s->queue.push_back(work);
+    s->given++;
+}
+
+// A captured stream's work is recorded with its arguments. Then a call that would wait for the capturing stream, or
+// allocate, is an error and spoils the capture; other streams do their work.
+enum class SimtWork { Kernel, Copy, Set, Event };
 struct SimtGraph { std::vector<std::pair<SimtWork, std::function<void()>>> nodes; };
 using cudaGraph_t = SimtGraph*;
 using cudaGraphExec_t = SimtGraph*;
@@ -84,7 +137,15 @@ inline cudaError_t simt_waits() {
 inline cudaError_t simt_enqueue(cudaStream_t stream, SimtWork kind, const std::function<void()>& work) {
     SimtCapture& c = simt_capture;
     if (c.stream != nullptr && stream == nullptr) { c.spoiled = true; return cudaErrorStreamCaptureImplicit; }
-    if (c.stream == nullptr || stream != c.stream) { work(); return cudaSuccess; }
+    if (c.stream == nullptr || stream != c.stream) {
+        if (stream == nullptr) {                                            // the null stream: all others are done
+            simt_run_all(true);
+            work();
+        } else {
+            simt_give(stream, [=] { work(); return SimtTurn::Done; });
+        }
+        return cudaSuccess;
+    }
     if (c.spoiled) { return cudaErrorStreamCaptureInvalidated; }
     c.graph->nodes.push_back({kind, work});
     return cudaSuccess;
@@ -127,10 +188,10 @@ inline cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, 
     *exec = *graph;
     return cudaSuccess;
 }
-inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
     if (const cudaError_t e = simt_waits()) { return e; }                   // a graph of graphs: not here
     simt_capture.launched++;
-    for (const auto& node : exec->nodes) { node.second(); }
+    for (const auto& node : exec->nodes) { simt_enqueue(s, node.first, node.second); }
     return cudaSuccess;
 }
 
@@ -162,19 +223,43 @@ template <class T> cudaError_t cudaMalloc(T** p, size_t bytes) {
 inline cudaError_t cudaFree(void* p) {
     if (p == nullptr) { return cudaSuccess; }
     if (const cudaError_t e = simt_waits()) { return e; }
+    simt_run_all(false);
     if (simt_allocations.erase(p) == 0) { return cudaErrorInvalidValue; }
     free(p);
     return cudaSuccess;
 }
+inline std::map<const char*, size_t> simt_pinned;
 template <class T> cudaError_t cudaMallocHost(T** p, size_t bytes) {
     *p = nullptr;
     if (const cudaError_t e = simt_waits()) { return e; }
     *p = (T*)malloc(bytes > 0 ? bytes : 1);
+    if (*p != nullptr) { simt_pinned[(const char*)*p] = bytes; }
     return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-inline cudaError_t cudaFreeHost(void* p) { free(p); return cudaSuccess; }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t s = nullptr) {
-    return simt_enqueue(s, SimtWork::Copy, [=] { if (bytes > 0) { memmove(to, from, bytes); } });
+inline cudaError_t cudaFreeHost(void* p) {
+    simt_run_all(false);
+    simt_pinned.erase((const char*)p);
+    free(p);
+    return cudaSuccess;
+}
+inline bool simt_is_pinned(const void* p) {
+    auto after = simt_pinned.upper_bound((const char*)p);
+    return after != simt_pinned.begin() && (const char*)p < std::prev(after)->first + std::prev(after)->second;
+}
+// From and to pinned memory when the stream comes to it. Other memory of the host is read at once, and it is written
+// before the call returns.
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t s = nullptr) {
+    const auto copy = [=] { if (bytes > 0) { memmove(to, from, bytes); } };
+    if (kind == cudaMemcpyHostToDevice && !simt_is_pinned(from)) {
+        const std::string read((const char*)from, bytes);
+        return simt_enqueue(s, SimtWork::Copy, [=] { memcpy(to, read.data(), bytes); });
+    }
+    const cudaError_t e = simt_enqueue(s, SimtWork::Copy, copy);
+    if (e == cudaSuccess && kind == cudaMemcpyDeviceToHost && !simt_is_pinned(to) && s != simt_capture.stream) {
+        simt_run([=] { return s == nullptr || s->queue.empty(); });
+    }
+    return e;
 }
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s = nullptr) {
     return simt_enqueue(s, SimtWork::Set, [=] { if (bytes > 0) { memset(p, value, bytes); } });
@@ -184,29 +269,85 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
 }
 inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes); }
 
-inline cudaError_t cudaStreamCreate(cudaStream_t* s) { *s = new SimtStream(); return cudaSuccess; }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreate(s); }
-inline cudaError_t cudaStreamDestroy(cudaStream_t s) { delete s; return cudaSuccess; }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return simt_waits(); }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSynchronize() { return simt_waits(); }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
+    *s = new SimtStream();
+    (*s)->blocking = (flags & cudaStreamNonBlocking) == 0;
+    simt_streams.push_back(*s);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, 0); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    if (const cudaError_t e = simt_waits()) { return e; }
+    if (s == nullptr) { simt_run_all(true); } else { simt_run([=] { return s->queue.empty(); }); }
+    return cudaSuccess;
+}
+// Each time that it is asked for, a few more turns are taken.
+inline cudaError_t cudaStreamQuery(cudaStream_t s) {
+    int turns = 3;
+    simt_run([&] { return s->queue.empty() || turns-- == 0; });
+    return s->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    cudaStreamSynchronize(s);
+    simt_streams.erase(std::find(simt_streams.begin(), simt_streams.end(), s));
+    delete s;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSynchronize() {
+    if (const cudaError_t e = simt_waits()) { return e; }
+    simt_run_all(false);
+    return cudaSuccess;
+}
 inline cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = new SimtEvent(); return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = nullptr) {
-    e->seconds = wall_seconds();
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
+    const auto stamp = [=] { e->seconds = wall_seconds(); };
+    const cudaError_t result = simt_enqueue(s, SimtWork::Event, stamp);
+    e->stream = s;
+    e->position = s == nullptr ? 0 : s->given;
+    return result;
+}
+// As the event is now: recorded again later, it is another one
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
+    const SimtEvent now = *e;
+    if (s == nullptr) { simt_run([=] { return now.complete(); }); return cudaSuccess; }
+    simt_give(s, [=] { return now.complete() ? SimtTurn::Done : SimtTurn::Waits; });
     return cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return simt_waits(); }
-inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    if (const cudaError_t waits = simt_waits()) { return waits; }
+    simt_run([=] { return e->complete(); });
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    int turns = 3;
+    simt_run([&] { return e->complete() || turns-- == 0; });
+    return e->complete() ? cudaSuccess : cudaErrorNotReady;
+}
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     *ms = (float)(1000 * (to->seconds - from->seconds));
     return cudaSuccess;
 }
 
-inline cudaError_t cudaGetDeviceCount(int* n) { *n = 1; return cudaSuccess; }
-inline cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
-inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
+// SIMT_GPUS of them, which are all alike
+inline int simt_device = 0;
+inline cudaError_t cudaGetDeviceCount(int* n) {
+    *n = getenv("SIMT_GPUS") != nullptr ? atoi(getenv("SIMT_GPUS")) : 1;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) { *device = simt_device; return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) {
+    int count;
+    cudaGetDeviceCount(&count);
+    if (device < 0 || device >= count) { return cudaErrorInvalidValue; }
+    simt_device = device;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetPCIBusId(char* id, int n, int device) {
+    snprintf(id, (size_t)n, "0000:%02x:00.0", device);
+    return cudaSuccess;
+}
 inline cudaError_t cudaDriverGetVersion(int* v) { *v = 13000; return cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* v) { *v = 13000; return cudaSuccess; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
