@@ -109,6 +109,20 @@ class Training(unittest.TestCase):
                 self.assertLess(d, 8 * typical)
 
     @needs(CPU, BF16)
+    def test_the_memory_of_a_large_step(self):
+        """xl at a million tokens per update fits 80 GB, because its 256 micro-batches share gradient buffers"""
+        with tempfile.TemporaryDirectory() as out:
+            text = os.path.join(out, "text.txt")
+            with open(text, "wb") as f:
+                f.write(TEXT)
+            command = [BF16, "--check", "--model", "xl", "--T", "1024", "--B", "4", "--total_batch", str(1 << 20),
+                       "--steps", "1", "--train_files", text, "--val_files", text]
+            for leaves, code, copies in ("-1", 0, 7), ("0", 4, 12):
+                p = subprocess.run([*command, "--leaves", leaves], env=dict(os.environ, SIMT_MEMORY="80000000000"),
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+                self.assertEqual(p.returncode, code, p.stdout)
+                self.assertIn(f"({copies} copies of the parameters, ", p.stdout)
+
     def test_accumulation_and_recompute(self):
         """micro-batches, recompute and several layers and heads, on the tensor-core kernels"""
         shape = {"model": "2,2,128", "T": 34}
