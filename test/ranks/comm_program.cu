@@ -6,6 +6,7 @@
 //   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
 //   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
 //   comm_program ranks N MODE...  starts itself under mpirun, as --ranks N does
+#include "llmc/base/gpu.h"
 #include "llmc/ranks/exchange.cuh"
 #include "llmc/ranks/share.h"
 
@@ -218,6 +219,7 @@ int run(int argc, char** argv) {
     const std::string mode = argc > 1 ? argv[1] : "";
     const std::string value = argc > 2 ? argv[2] : "";
     printf("%s\n", comm_description().c_str());
+    find_gpu(comm_device());
     comm_connect_devices(getenv("HOST_EXCHANGE") != nullptr);
     if (mode == "sums") {
         test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10));
