@@ -790,17 +790,17 @@ int bert_main(int argc, char** argv) {
     model.pooling = o.pooling == "cls" ? Pooling::Cls : Pooling::Mean;
     bert_describe(model, config);
     const Purpose purpose = run.trains ? Purpose::Train : Purpose::Evaluate;
-    Activations acts = activations_describe(model, o.B, o.T, purpose, o.recompute);
+    size_t buffers = 0;
+    if (pairs) { buffers = ContrastiveBuffers::bytes(run.samples, run.samples * (pairs->group - 1), config.C); }
+    const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
+    fit_batch(run, model, (double)buffers, [&](int B) { return describe(B).bytes(); });
+    Activations acts = describe(o.B);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     // 3 what can be refused is refused now, and not after hours of work
     const Collections collections(o, config.special, run.tokenizer.get());
     check_reach(o, config, run.tokenizer.get());
-    size_t buffers = 0;
     if (data.train) { run.data = data_text(run, *data.train); }
-    if (pairs) {
-        run.data = data_text(run, thousands(pairs->groups()) + " groups", pairs->groups());
-        buffers = ContrastiveBuffers::bytes(run.samples, run.samples * (pairs->group - 1), config.C);
-    }
+    if (pairs) { run.data = data_text(run, thousands(pairs->groups()) + " groups", pairs->groups()); }
     report_run(run, model, config, acts.bytes(), buffers);
     if (data.train) { data.train->windows(o.T); }               // an error if there is none
     const std::string groups = strprintf("%d groups", run.samples);

@@ -633,7 +633,9 @@ int gpt2_main(int argc, char** argv) {
     GPT2 model;
     gpt2_describe(model, config);
     const Purpose purpose = run.trains ? Purpose::Train : Purpose::Evaluate;
-    Activations acts = activations_describe(model, o.B, o.T, purpose, o.recompute);
+    const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
+    fit_batch(run, model, 0.0, [&](int B) { return describe(B).bytes(); });
+    Activations acts = describe(o.B);
     if (o.list) { print_tensors(model.table, model.files); return 0; }
     // 3 what can be refused is refused now, and not after hours of work
     run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), config.V);

@@ -3,7 +3,7 @@
 #define LLMC_RUN_BANNER_H
 
 #include "../attention/choose.cuh"
-#include "run.h"
+#include "plan.h"
 
 // 305260 -> "305,260"
 inline std::string thousands(uint64_t n) {
@@ -69,7 +69,7 @@ inline int report_check(const Run& r, const std::string& batch) {
 // The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers:
 // whatever B is
 template <class Config>
-void report_run(const Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
+void report_run(Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
     const bool trains = r.trains;
     FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
     if (comm().rank == 0) {
@@ -89,8 +89,7 @@ void report_run(const Run& r, const Parameters& p, const Config& config, size_t 
         fprintf(banner, "%s", s.c_str());
     }
     check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
-    const double copies = trains ? 3 + gradient_buffers(r.micro_batches / r.leaf) : 1;
-    const double weights = (copies * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
+    const double copies = weight_copies(r), weights = weight_bytes(r, p);
     std::string what = strprintf("%.0f %s of the parameters, ", copies, copies == 1 ? "copy" : "copies");
     what += format_bytes((double)activations) + " of activations";
     if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
@@ -98,7 +97,11 @@ void report_run(const Run& r, const Parameters& p, const Config& config, size_t 
     const double tokens = trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
     check_address_space(MATMUL_THREAD_BYTES);
     check_host_memory(tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1)));
-    check_memory(weights + (double)buffers, trains ? (double)activations : 0.0, r.o.B, what);
+    const double per_sequence = (double)activations / r.o.B;
+    check_memory(weights + (double)buffers + (trains ? (double)activations : 0.0), what, [&](double available) {
+        const auto estimate = [&](int B) { return per_sequence * B; };
+        return trains ? plan_largest_batch(r, p, available, (double)buffers, estimate) : 0;
+    });
 }
 
 #endif

@@ -31,9 +31,11 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
     X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), SAME, \
       "how rope is stretched, kept by the checkpoints of a run; s is T / the length of before unless given") \
     GROUP("Batches and steps", BOTH) \
-    X(int, B, "-b", 4, at_least(1), FREE, "sequences in a micro-batch") \
+    X(int, B, "-b", 4, minus_one_or(1), FREE, \
+      "sequences in a micro-batch; -1 = the most that divide --total_batch and fit in memory") \
     X(int, T, "-t", 1024, at_least(1), SAME, "tokens in a sequence") \
-    X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, "tokens in an update, a multiple of B*T; -1 = B*T") \
+    X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, \
+      "tokens in an update: a multiple of B x T x the number of ranks; -1 = one such product") \
     X(int, leaves, "", -1, minus_one_or(0), FREE, \
       "sum gradients over so many equal parts of an update, each added up in one buffer, in a tree; 0 = each " \
       "micro-batch is one; -1 = 0 for up to 8 micro-batches, then at most 8") \

@@ -14,16 +14,15 @@
 #include "flag_parser.h"
 #include "guard.h"
 
-// Refuses what cannot fit before anything is allocated: `fixed` bytes whatever the batch, `activations` for B
-// sequences.
-inline void check_memory(double fixed, double activations, int B, const std::string& what) {
-    const double available = (double)device_memory_available() / comm_sharing(), bytes = fixed + activations;
+// Refuses what cannot fit before anything is allocated. smaller(available): the largest --B that would fit, or 0
+template <class Smaller> void check_memory(double bytes, const std::string& what, Smaller smaller) {
+    const double available = (double)device_memory_available() / comm_sharing();
     if (comm().rank == 0) {
         fprintf(stderr, "memory: %s needed (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(),
                 format_bytes(available).c_str());
     }
     if (bytes <= available) { return; }
-    const int fits = activations > 0 ? (int)std::floor((available - fixed) / (activations / B)) : 0;
+    const int fits = smaller(available);
     std::string hint = "not even --B 1 would fit; try a smaller --model or --T, or a smaller --total_batch";
     if (fits >= 1) { hint = strprintf("--B %d would fit", fits); }
     die(EXIT_OUT_OF_MEMORY, "the run needs %s of memory, but %s are available; %s", format_bytes(bytes).c_str(),

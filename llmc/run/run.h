@@ -43,6 +43,9 @@ struct Run {
     bool trains = false;                                        // else a model is used, listed or checked
     int samples = 0;                                            // of an update
     int my_samples = 0, micro_batches = 0;                      // of them, this rank's: neighbours in their order
+    int texts = 1;                                              // sequences in a sample
+    int asked_leaves = -1;                                      // --leaves
+    bool largest_batch = false;                                 // --B -1, which is 1 until fit_batch()
     int leaf = 1;                                               // micro-batches whose gradients share a buffer
     std::unique_ptr<OutputLock> lock;
     std::string resumed, source;                                // the checkpoint to go on with; where weights come from
@@ -124,65 +127,6 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     if (o.resume && r.resumed.empty() && first && !o.list) {
         say("--resume 1: there is no checkpoint in %s; this run starts at step 1", o.out.c_str());
     }
-}
-
-// A model that is trained has one factor. The flag then says what holds, which --resume compares.
-inline void plan_rope_scaling(Run& r, PositionConfig& position) {
-    if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
-        position.scaling_factor = std::max(1.0, (double)r.o.T / position.original_length());
-    }
-    r.o.rope_scaling = rope_scaling_text(position);
-}
-
-// The leaves of the tree that sums a step's gradient (model.cuh). A run that is resumed goes on with what it had.
-inline void plan_leaves(Run& r) {
-    Options& o = r.o;
-    const int ranks = comm().size, all = r.micro_batches * ranks;
-    const auto fits = [&](int64_t leaves) {                     // every rank has 2^k of them
-        const int64_t mine = leaves / ranks;
-        return leaves % ranks == 0 && mine > 0 && all % leaves == 0 && (ranks == 1 || (mine & (mine - 1)) == 0);
-    };
-    if (!r.trains) { o.leaves = 0; }
-    if (o.leaves < 0 && !r.resumed.empty()) {
-        const std::string path = r.resumed + "/state.json";
-        const Json options = json_at(read_json(path), "options", path);
-        const int64_t was = options.contains("leaves") ? json_int(options, "leaves", 0, INT32_MAX, path) : 0;
-        if (was == 0 || fits(was)) { o.leaves = (int)was; }
-    }
-    if (o.leaves < 0) {
-        o.leaves = 0;
-        for (int n = 1; n <= 8 && all > 8; n *= 2) { if (fits(n)) { o.leaves = n; } }
-    }
-    std::string good = "0";
-    for (int64_t n = ranks; n <= all; n *= 2) { if (fits(n)) { good += strprintf(", %lld", (long long)n); } }
-    check(o.leaves == 0 || fits(o.leaves), "--leaves %d: a step has %d micro-batches on %s; expected one of %s",
-          o.leaves, all, ranks == 1 ? "1 rank" : strprintf("%d ranks", ranks).c_str(), good.c_str());
-    r.leaf = o.leaves == 0 ? 1 : all / o.leaves;
-}
-
-// The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
-// data (0: there is none). A sample is `texts` texts of T tokens, of which --total_batch counts one.
-template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, int texts = 1) {
-    Options& o = r.o;
-    o.T = config.T;
-    config.position.tile_skip = parse_tile_skip(o.tile_skip);
-    const int reach = position_max_length(config.position);
-    check(o.T <= reach, "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(), reach);
-    if (r.trains && r.resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
-    plan_rope_scaling(r, config.position);
-    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
-    const int ranks = comm().size;
-    const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
-    check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX / texts,
-          "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B,
-          o.T, of_ranks.c_str(), (long long)o.B * o.T * ranks);
-    r.samples = (int)(o.total_batch / o.T);
-    r.my_samples = r.samples / ranks;
-    r.micro_batches = r.trains ? r.my_samples / o.B * texts : 0;
-    plan_leaves(r);
-    if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
-    check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",
-          INT32_MAX, (long long)o.steps);
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@
 #include "llmc/use/generate.h"
 #include "llmc/use/hellaswag.h"
 #include "llmc/use/retrieval.h"
-#include "llmc/run/run.h"
+#include "llmc/run/plan.h"
 
 namespace {
 

@@ -189,11 +189,11 @@ TEST_CASE("args: a missing value is seen at the end and between two flags", "[ar
 }
 
 TEST_CASE("args: malformed and out-of-range values name the flag, the value and what was expected", "[args]") {
-    refused({"-b", "abc"}, "-b (--B): expected an int >= 1, got 'abc'");
-    refused({"--B", "0"}, "--B: expected an int >= 1, got '0'");
+    refused({"-b", "abc"}, "-b (--B): expected an int >= 1 or -1, got 'abc'");
+    refused({"--B", "0"}, "--B: expected an int >= 1 or -1, got '0'");
     for (const char* bad : {"", " 5", "5 ", "12abc", "1e3", "0x10", "+5", "-", "--", "5-5", "1.0", "99999999999",
                             "2147483648", "4294967297", "99999999999999999999999", "-1", "nan"}) {
-        refused({"-b", bad}, "expected an int >= 1");
+        refused({"-t", bad}, "expected an int >= 1");
     }
     for (const char* bad : {"", " 1", "1 ", "1x", "nan", "inf", "1e39", "infinity", "-inf", "1e999", "0x1p-3", "1e",
                             "e5", ".", "-0.1", "1,5"}) {

@@ -292,10 +292,10 @@ class Training(unittest.TestCase):
         with open(os.path.join(ROOT, "LICENSE"), "rb") as source, open(self.text, "wb") as f:
             f.write(source.read() * 10)
 
-    def command(self, name, *flags, trainer=TRAINER, model="2,2,32", T=32, steps=10, micro_batches=8, every=5):
+    def command(self, name, *flags, trainer=TRAINER, model="2,2,32", T=32, steps=10, micro_batches=8, every=5, B=1):
         """8 micro-batches of one sequence: 8, 4 or 2 per rank"""
         return [trainer, "--train_files", self.text, "--val_files", self.text, "--model", model, "--T", str(T),
-                "--B", "1", "--total_batch", str(T * micro_batches), "--steps", str(steps), "--lr", "1e-2",
+                "--B", str(B), "--total_batch", str(T * micro_batches), "--steps", str(steps), "--lr", "1e-2",
                 "--warmup", "2", "--val_every", "5", "--val_batches", "3", "--sample_every", "0",
                 "--checkpoint_every", str(every), "--out", self.out(name), *flags]
 
@@ -467,6 +467,38 @@ class Training(unittest.TestCase):
         p = subprocess.run(line, shell=True, env=BARE, timeout=LIMIT, **PIPES)
         self.assertEqual(p.returncode, 0, p.stdout)
         self.assert_same("alone", "typed")
+
+    def test_the_largest_batch_divides_and_fits(self):
+        """--B -1, and the --B that the message for too large a batch names"""
+        self.train(1, "four", "--threads", "1", B=4)
+        for ranks in 1, 2:
+            output = " ".join(self.train(ranks, f"most{ranks}", B=-1).split())
+            self.assertIn(f"--B -1 is {8 // ranks} here", output)
+        self.assert_same("four", "most2")
+
+        def check(B, megabytes=None):
+            """exit code and output of --check, for 12 sequences of a step, with so much address space"""
+            command = self.command("", "--check", "--threads", "1", model="2,2,256", T=512, micro_batches=12, B=B)
+            del command[command.index("--out"):][:2]
+            limit = [] if megabytes is None else ["prlimit", f"--as={int(megabytes * 1e6)}"]
+            p = subprocess.run([*limit, *command], env=ENVIRONMENT, timeout=LIMIT, **PIPES)
+            return p.returncode, " ".join(p.stdout.split())
+
+        def megabytes(B, limit, what):
+            number, unit = re.search(r"memory: .*?([0-9.]+) ([MG])B " + what, check(B, limit)[1]).groups()
+            return float(number) * (1000 if unit == "G" else 1)
+
+        taken = 4000 - megabytes(1, 4000, "available")
+        enough_for_nine = taken + (megabytes(6, None, "needed") + megabytes(12, None, "needed")) / 2
+        code, output = check(12, enough_for_nine)
+        self.assertEqual(code, 4, output)
+        self.assertIn("--B 6 would fit", output)
+        code, output = check(-1, enough_for_nine)
+        self.assertEqual(code, 0, output)
+        self.assertIn("--B -1 is 6 here", output)
+        code, output = run(1, TRAINER, "--B", "-1", "--train_files", self.text, "--val_files", self.text)
+        self.assertEqual(code, 2, output)
+        self.assertIn("--B -1: takes the most sequences that divide --total_batch", output)
 
     def test_a_bad_flag_beside_ranks_starts_nothing(self):
         p = subprocess.run(self.command("bad", "--ranks", "2", "--nonsense", "1"), env=BARE, timeout=LIMIT, **PIPES)

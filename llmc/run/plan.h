@@ -1,0 +1,108 @@
+// run/plan.h -- how a run divides its steps: batches, micro-batches and leaves, and the memory that they take.
+#ifndef LLMC_RUN_PLAN_H
+#define LLMC_RUN_PLAN_H
+
+#include "run.h"
+
+// A model that is trained has one factor. The flag then says what holds, which --resume compares.
+inline void plan_rope_scaling(Run& r, PositionConfig& position) {
+    if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
+        position.scaling_factor = std::max(1.0, (double)r.o.T / position.original_length());
+    }
+    r.o.rope_scaling = rope_scaling_text(position);
+}
+
+// The leaves of the tree that sums a step's gradient (model.cuh). A run that is resumed goes on with what it had.
+inline void plan_leaves(Run& r) {
+    Options& o = r.o;
+    const int ranks = comm().size, all = r.micro_batches * ranks;
+    const auto fits = [&](int64_t leaves) {                     // every rank has 2^k of them
+        const int64_t mine = leaves / ranks;
+        return leaves % ranks == 0 && mine > 0 && all % leaves == 0 && (ranks == 1 || (mine & (mine - 1)) == 0);
+    };
+    if (!r.trains) { o.leaves = 0; }
+    if (o.leaves < 0 && !r.resumed.empty()) {
+        const std::string path = r.resumed + "/state.json";
+        const Json options = json_at(read_json(path), "options", path);
+        const int64_t was = options.contains("leaves") ? json_int(options, "leaves", 0, INT32_MAX, path) : 0;
+        if (was == 0 || fits(was)) { o.leaves = (int)was; }
+    }
+    if (o.leaves < 0) {
+        o.leaves = 0;
+        for (int n = 1; n <= 8 && all > 8; n *= 2) { if (fits(n)) { o.leaves = n; } }
+    }
+    std::string good = "0";
+    for (int64_t n = ranks; n <= all; n *= 2) { if (fits(n)) { good += strprintf(", %lld", (long long)n); } }
+    check(o.leaves == 0 || fits(o.leaves), "--leaves %d: a step has %d micro-batches on %s; expected one of %s",
+          o.leaves, all, ranks == 1 ? "1 rank" : strprintf("%d ranks", ranks).c_str(), good.c_str());
+    r.leaf = o.leaves == 0 ? 1 : all / o.leaves;
+}
+
+// Micro-batches of B sequences, which divide r.my_samples
+inline void plan_batch(Run& r, int B) {
+    r.o.B = B;
+    r.micro_batches = r.trains ? r.my_samples / B * r.texts : 0;
+    r.o.leaves = r.asked_leaves;
+    plan_leaves(r);
+}
+
+// The copies of the parameters that the planned run holds in float32, and their bytes
+inline double weight_copies(const Run& r) { return r.trains ? 3 + gradient_buffers(r.micro_batches / r.leaf) : 1; }
+inline double weight_bytes(const Run& r, const Parameters& p) {
+    return (weight_copies(r) * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
+}
+
+// Plans the largest batch that divides the samples of a step and, with what the others take, fits into `available`
+// bytes; returns it, or 0 if none does. activations(B): bytes for B sequences. Smaller batches take more gradients.
+template <class Bytes>
+int plan_largest_batch(Run& r, const Parameters& p, double available, double buffers, Bytes activations) {
+    for (int B = r.my_samples; B >= 1; B--) {
+        if (r.my_samples % B != 0) { continue; }
+        try {
+            plan_batch(r, B);
+            if (weight_bytes(r, p) + buffers + (double)activations(B) <= available) { return B; }
+        } catch (const Error&) {}                               // --leaves, or a size beyond all bounds
+    }
+    return 0;
+}
+
+// --B -1: the same on all ranks. If nothing fits it is 1, and report_run() says so.
+template <class Bytes> void fit_batch(Run& r, const Parameters& p, double buffers, Bytes activations) {
+    if (!r.largest_batch) { return; }
+    const double available = (double)device_memory_available() / comm_sharing();
+    const int mine = plan_largest_batch(r, p, available, buffers, activations);
+    plan_batch(r, std::max(1, -comm_max(-mine, "the choice of --B")));
+    r.o.notes.push_back(strprintf("--B -1 is %d here", r.o.B));
+}
+
+// The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
+// data (0: there is none). A sample is `texts` texts of T tokens, of which --total_batch counts one.
+template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, int texts = 1) {
+    Options& o = r.o;
+    o.T = config.T;
+    config.position.tile_skip = parse_tile_skip(o.tile_skip);
+    const int reach = position_max_length(config.position);
+    check(o.T <= reach, "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(), reach);
+    if (r.trains && r.resumed.empty() && config.position.name != "learned") { config.position.T_train = o.T; }
+    plan_rope_scaling(r, config.position);
+    r.largest_batch = o.B < 0;
+    check(o.B > 0 || o.list || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
+          "--total_batch, in training: give both, or a number");
+    o.B = std::max(o.B, 1);
+    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
+    const int ranks = comm().size;
+    const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
+    check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX / texts,
+          "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B,
+          o.T, of_ranks.c_str(), (long long)o.B * o.T * ranks);
+    r.samples = (int)(o.total_batch / o.T);
+    r.my_samples = r.samples / ranks;
+    r.texts = texts;
+    r.asked_leaves = o.leaves;
+    plan_batch(r, o.B);
+    if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
+    check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",
+          INT32_MAX, (long long)o.steps);
+}
+
+#endif
