@@ -26,6 +26,7 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <mutex>
 
 #include <link.h>
 #include <setjmp.h>

@@ -79,8 +79,10 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 
 inline std::vector<cudaStream_t> simt_streams;
+inline std::recursive_mutex simt_mutex;                         // a checkpoint is written by a thread of its own
 // Lets streams drawn at random take turns until `finished`.
 template <class F> void simt_run(F finished) {
+    const std::lock_guard<std::recursive_mutex> lock(simt_mutex);
     static uint64_t state = strtoull(getenv("SIMT_SEED") != nullptr ? getenv("SIMT_SEED") : "1", nullptr, 10);
     while (!finished()) {
         std::vector<cudaStream_t> busy;
@@ -109,6 +111,7 @@ inline void simt_run_all(bool blocking_only) {
     });
 }
 inline void simt_give(cudaStream_t s, const std::function<SimtTurn()>& work) {
+    const std::lock_guard<std::recursive_mutex> lock(simt_mutex);
     s->queue.push_back(work);
     s->given++;
 }
@@ -135,6 +138,7 @@ inline cudaError_t simt_waits() {
     return cudaErrorStreamCaptureUnsupported;
 }
 inline cudaError_t simt_enqueue(cudaStream_t stream, SimtWork kind, const std::function<void()>& work) {
+    const std::lock_guard<std::recursive_mutex> lock(simt_mutex);
     SimtCapture& c = simt_capture;
     if (c.stream != nullptr && stream == nullptr) { c.spoiled = true; return cudaErrorStreamCaptureImplicit; }
     if (c.stream == nullptr || stream != c.stream) {
