@@ -11,7 +11,6 @@
 #define LLMC_RUN_DATA_RECORD_H
 
 #include <atomic>
-#include <condition_variable>
 #include <mutex>
 #include <thread>
 
@@ -167,16 +166,29 @@ struct DataRecord {
         const Doing starting("starting the thread that checks the data");
         for (const DataFile& f : files) { total += f.sha256.empty() ? f.bytes : 0; }
         reading = true;
-        reader = std::thread([this] { read_all(); });
+        reader = std::thread([this] {
+            const sched_param priority = {};
+            sched_setscheduler(0, SCHED_IDLE, &priority);       // only what time training leaves over
+            read_until(INFINITY);
+        });
     }
 
-    // Waits for the thread, for so many seconds; false if there is more to read. Dies when a file that was read is not
-    // what it should be.
+    // Whether all is read; dies when a file that was read is not what it should be. With `seconds`, the caller has
+    // nothing better to do: it goes on for that long where the thread was, which may hardly run on a busy machine.
     bool wait(double seconds) {
         const Doing checking("checking the data");
+        if (seconds > 0 && reader.joinable()) {
+            stopping = true;
+            reader.join();
+            stopping = false;
+        }
         std::unique_lock<std::mutex> lock(mutex);
-        const auto time = std::chrono::duration<double>(seconds);
-        const bool read = changed.wait_for(lock, time, [this] { return !reading; });
+        if (seconds > 0 && reading) {
+            lock.unlock();
+            read_until(wall_seconds() + seconds);
+            lock.lock();
+        }
+        const bool read = !reading;
         std::vector<std::pair<std::string, std::string>> found;
         found.swap(findings);
         const std::string error = failure;
@@ -190,8 +202,7 @@ struct DataRecord {
 
 private:
     mutable std::mutex mutex;               // of all that the thread shares: files[].sha256 and what follows
-    std::condition_variable changed;
-    bool reading = false;
+    bool reading = false;                   // there is more to read
     std::vector<std::pair<std::string, std::string>> findings;      // flag, what is wrong with a file
     std::string failure;                    // why the thread ended early
     bool starved = false;                   // or that it found no memory
@@ -199,6 +210,10 @@ private:
     std::atomic<uint64_t> bytes_read{0};
     uint64_t total = 0;                     // bytes to read
     std::thread reader;
+    size_t current = 0;                     // where the reading is: in this file, `at` bytes of which are in `sum`
+    std::unique_ptr<File> file;
+    uint64_t at = 0;
+    Sha256 sum;
     Progress progress{"checking the data before the first checkpoint"};
 
     // A checkpoint whose state.json is too long to be read could not be resumed. The flags are in there too, and the
@@ -219,13 +234,13 @@ private:
         say("warning: --%s: %s", flag.c_str(), finding.c_str());
     }
 
-    void read_all() {
-        const sched_param priority = {};
-        sched_setscheduler(0, SCHED_IDLE, &priority);       // only what time training leaves over
+    void read_until(double time) {
         std::string error;
         bool no_memory = false;
         try {
-            for (DataFile& f : files) { if (f.sha256.empty() && !read_one(f)) { break; } }
+            for (; current < files.size(); current++) {
+                if (files[current].sha256.empty() && !read_one(files[current], time)) { return; }
+            }
         } catch (const Error& e) {
             error = e.what();
         } catch (const std::bad_alloc&) {
@@ -235,21 +250,24 @@ private:
         failure.swap(error);
         starved = no_memory;
         reading = false;
-        changed.notify_all();
     }
 
-    // Sums one file; false if it was told to stop.
-    bool read_one(DataFile& f) {
-        const File file(f.path);
+    // Sums a file, or goes on with that; false if it was told to stop, or the time has come.
+    bool read_one(DataFile& f, double time) {
+        if (at == 0) {
+            file = std::make_unique<File>(f.path);
+            sum = Sha256();
+        }
         std::vector<uint8_t> bytes(1 << 18);
-        Sha256 sum;
-        for (uint64_t at = 0; at < f.bytes; at += bytes.size()) {
-            if (stopping) { return false; }
+        while (at < f.bytes) {
+            if (stopping || wall_seconds() >= time) { return false; }
             const uint64_t n = std::min((uint64_t)bytes.size(), f.bytes - at);
-            file.read(bytes.data(), n, at);
+            file->read(bytes.data(), n, at);
             sum.update(bytes.data(), n);
+            at += n;
             bytes_read += n;
         }
+        at = 0;
         const std::string hex = sum.hex();
         const std::lock_guard<std::mutex> lock(mutex);
         f.sha256 = hex;
