@@ -363,7 +363,8 @@ def limits(place):
             ("--T", [2**20, 2**30]), ("--B", [2**20, 2**31 - 1]),
             ("--model", ["1,1,1048576", "100000,2,16", "2,2,65536"])])
         arguments = place.train(2, 2, flag, str(rng.choice(values)))
-        limit = [(resource.RLIMIT_AS, 1 << 30)] if flag == "--total_batch" else []      # else it trains for minutes
+        # some of these a large machine can do, in minutes or in gigabytes
+        limit = [(resource.RLIMIT_AS, 1 << 30)] if flag in ("--total_batch", "--T") else []
         at = arguments.index(flag)
         if at < len(arguments) - 2:
             del arguments[at:at + 2]
