@@ -500,6 +500,40 @@ class Training(unittest.TestCase):
         self.assertEqual(code, 2, output)
         self.assertIn("--B -1: takes the most sequences that divide --total_batch", output)
 
+    def test_a_job_of_slurm_goes_on_where_it_was_stopped(self):
+        """scripts/multi_node/slurm.sbatch: srun is a script that sends SIGUSR1 to the ranks once they have saved"""
+        script = os.path.join(ROOT, "scripts", "multi_node", "slurm.sbatch")
+        tools, out = self.out("tools"), self.out("job")
+        os.mkdir(tools)
+        srun = f"""#!/bin/sh
+            echo "$@" >>{tools}/calls
+            while [ "$1" != {TRAINER} ]; do shift; done
+            saved=$(ls {out} | grep step_ | tail -n 1)
+            {" ".join(mpirun(2))} "$@" & pid=$!
+            while kill -0 $pid && [ "$(ls {out} | grep step_ | tail -n 1)" = "$saved" ]; do sleep 0.1; done
+            kill -USR1 $pid
+            wait $pid; code=$?
+            exit ${{ENDS:-$code}}
+            """
+        for name, text in ("srun", srun), ("scontrol", f"#!/bin/sh\necho scontrol \"$@\" >>{tools}/calls\n"):
+            with open(os.path.join(tools, name), "w") as f:
+                f.write(text)
+            os.chmod(os.path.join(tools, name), 0o755)
+        environment = dict(ENVIRONMENT, SLURM_JOB_ID="77", PATH=tools + ":" + os.environ["PATH"])
+        words = ["bash", script, *self.command("job", steps=100000, every=10)]
+        for attempt in 1, 2:
+            p = subprocess.run(words, env=environment, timeout=LIMIT, **PIPES)
+            self.assertEqual(p.returncode, 0, p.stdout)
+            self.assertEqual("resumed from" in p.stdout, attempt == 2, p.stdout)
+        p = subprocess.run(words, env=dict(environment, ENDS="5"), timeout=LIMIT, **PIPES)
+        self.assertEqual(p.returncode, 5, p.stdout)
+        with open(os.path.join(tools, "calls")) as f:
+            calls = f.read().split("\n")
+        self.assertEqual(calls.count("scontrol requeue 77"), 2, calls)
+        self.assertTrue(calls[0].startswith("-K1 --mpi=pmix --cpu-bind=none " + TRAINER), calls)
+        p = subprocess.run(["bash", script], env=environment, **PIPES)
+        self.assertEqual(p.returncode, 2, p.stdout)
+
     def test_a_bad_flag_beside_ranks_starts_nothing(self):
         p = subprocess.run(self.command("bad", "--ranks", "2", "--nonsense", "1"), env=BARE, timeout=LIMIT, **PIPES)
         self.assertEqual((p.returncode, p.stdout.count("\n")), (2, 1), p.stdout)
