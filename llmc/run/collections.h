@@ -64,9 +64,11 @@ template <class Model> Embeddings encode(Model& model, const Documents& document
 // --encode: writes the embeddings into --out, by one rank
 template <class Model> void write_collection(Model& model, const Run& run, const Documents& documents, int max_tokens) {
     const Embeddings e = encode(model, documents, max_tokens);
-    if (e.stopped || comm().rank > 0) { return; }
+    if (e.stopped) { return; }
     const std::string path = run.o.out + "/embeddings.safetensors";
-    write_embeddings(path, e, {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}});
+    rank0_works([&] {
+        write_embeddings(path, e, {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}});
+    }, "embeddings");
     printf("wrote %s: %zu embeddings of %d channels\n", printable(path, LONGEST_MESSAGE).c_str(), e.size(), e.C);
 }
 

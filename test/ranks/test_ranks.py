@@ -57,6 +57,28 @@ def apart(commands, directories=None):
     return p.returncode, p.stdout
 
 
+def slow_disk(directory, seconds):
+    """words before a command whose first fsync of a model takes so long"""
+    source, library = os.path.join(directory, "slow.c"), os.path.join(directory, "slow.so")
+    with open(source, "w") as f:
+        f.write("""#include <stdio.h>
+                   #include <string.h>
+                   #include <unistd.h>
+                   #include <sys/syscall.h>
+                   int fsync(int fd) {
+                       static int slept;
+                       char link[64], path[4096] = "";
+                       snprintf(link, sizeof(link), "/proc/self/fd/%%d", fd);
+                       if (readlink(link, path, sizeof(path) - 1) > 0 && strstr(path, "safetensors") && !slept++) {
+                           sleep(%d);
+                       }
+                       return syscall(SYS_fsync, fd);
+                   }
+                """ % seconds)
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    return ["env", "LD_PRELOAD=" + library]
+
+
 def alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:
@@ -600,29 +622,9 @@ class Training(unittest.TestCase):
         self.assertLess(seconds, deadline + AFTER_DEADLINE)
         self.assertRegex(output, r"error: .*rank 0 waited 2 s for rank 1 ")
 
-    def slow_disk(self, seconds):
-        """words before a command whose first fsync of a model takes so long"""
-        source, library = self.out("slow.c"), self.out("slow.so")
-        with open(source, "w") as f:
-            f.write("""#include <stdio.h>
-                       #include <string.h>
-                       #include <unistd.h>
-                       #include <sys/syscall.h>
-                       int fsync(int fd) {
-                           static int slept;
-                           char link[64], path[4096] = "";
-                           snprintf(link, sizeof(link), "/proc/self/fd/%%d", fd);
-                           if (readlink(link, path, sizeof(path) - 1) > 0 && strstr(path, "safetensors") && !slept++) {
-                               sleep(%d);
-                           }
-                           return syscall(SYS_fsync, fd);
-                       }
-                    """ % seconds)
-        subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
-        return ["env", "LD_PRELOAD=" + library]
-
     def test_a_save_may_take_longer_than_the_timeout(self):
-        command = self.slow_disk(5) + self.command("slow", "--collective_timeout", "2", steps=4, every=2)
+        slow = slow_disk(self.directory.name, 5)
+        command = slow + self.command("slow", "--collective_timeout", "2", steps=4, every=2)
         begin = time.monotonic()
         code, output = run(2, *command)
         self.assertEqual(code, 0, output)
@@ -634,7 +636,8 @@ class Training(unittest.TestCase):
         """is not hidden by that: the saving rank, whose disk hangs too, notices it, and so do the others"""
         for victim in 1, 0:
             with self.subTest(victim=victim):
-                command = self.slow_disk(60) + self.command(f"slow{victim}", "--collective_timeout", "2", every=2)
+                slow = slow_disk(self.directory.name, 60)
+                command = slow + self.command(f"slow{victim}", "--collective_timeout", "2", every=2)
                 with started(2, *command) as (_, pids, until, end):
                     until(lambda _: any("safetensors" in f for _, _, files in os.walk(self.out(f"slow{victim}"))
                                         for f in files))
@@ -931,6 +934,12 @@ class Sharing(unittest.TestCase):
             self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"), files)
         self.assertEqual(found[2], found[1])
         self.assertEqual(found[3], found[1])
+        begin = time.monotonic()                        # one rank alone writes, however slow its disk
+        self.run_ok(2, *slow_disk(self.directory, 5), *use, "--encode", documents, "--out", self.path("slow"),
+                    "--collective_timeout", "2")
+        self.assertGreater(time.monotonic() - begin, 5, "the disk was not slow")
+        self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"),
+                               bytes_of(self.path("slow"), ".safetensors", ".ids"))
 
     def test_what_is_refused(self):
         """what ranks cannot share, and collections that are not the same on all of them"""
