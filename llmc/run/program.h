@@ -38,14 +38,17 @@ inline void check_host_memory(double bytes) {
 }
 
 // Refuses to begin where a limit of address space (ulimit -v) would make a library hang. bytes: what it takes in each
-// thread
-inline void check_address_space(size_t bytes) {
-    const size_t all = bytes * (size_t)max_threads();
-    if (all == 0) { return; }
+// thread, at its first product; besides: what the run has taken by then
+inline void check_address_space(size_t bytes, double besides) {
+    const size_t per_thread = (size_t)80 << 20;         // 8 MiB of stack, 64 MiB of the C library's heap, and some more
+    const size_t threads = (size_t)max_threads();
+    if (bytes == 0) { return; }
+    const size_t all = threads * bytes + (threads + 1) * per_thread + (size_t)besides;      // one is in the background
     void* p = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
-        die(EXIT_OUT_OF_MEMORY, "the matrix products want %s of address space, for %d threads; raise `ulimit -v`, take "
-            "fewer --threads, or build with BLAS=0", format_bytes((double)all).c_str(), max_threads());
+        die(EXIT_OUT_OF_MEMORY, "%s of address space are wanted, most of them for the matrix products of %d threads; "
+            "raise `ulimit -v`, take fewer --threads, or build with BLAS=0", format_bytes((double)all).c_str(),
+            max_threads());
     }
     munmap(p, all);
 }
