@@ -3,7 +3,7 @@
 # long evaluation, and what BERT's head saves by computing the masked tokens alone. The programs run in turns on this
 # machine, so that a ratio means something on a busy machine too.
 #
-#   dev/bench/run.sh [small|124M|memory|bert]...     default: all, about 10 minutes on 2 cores
+#   dev/bench/run.sh [small|124M|lengths|memory|bert]...     default: all but lengths, about 10 minutes on 2 cores
 #   THREADS=2 ROUNDS=2
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -72,6 +72,47 @@ def ours(shape, pos, extra=()):
     return B * T / statistics.median(ms[len(ms) // 4:]) * 1e3
 
 
+def cpu_seconds(command):
+    """of the process itself: other programs on the machine disturb it less than the time on the clock"""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(command)}\nended with status {status}")
+    return usage.ru_utime
+
+
+def lengths():
+    """milliseconds per step, per 16,384 evaluated tokens and per 100 generated ones; none and cable in turns, and the
+    least of the rounds"""
+    text = open(f"{OUT}/text.txt", errors="replace").read().encode("ascii", "replace").decode()
+    trainer = ["./train_gpt2", "--threads", THREADS]
+    best = {}
+    for r in range(ROUNDS):
+        for T, B, steps in (256, 8, 24), (1024, 2, 24), (4096, 1, 12):
+            for pos in ("none", "cable"):
+                out = f"{OUT}/lengths_{pos}_{T}"
+                shutil.rmtree(out, ignore_errors=True)
+                train = [*trainer, "--train_files", f"{OUT}/text.txt", "--model", "4,4,128", "--T", str(T), "--B",
+                         str(B), "--val_every", "0", "--sample_every", "0", "--recompute", "0", "--pos", pos,
+                         "--schedule", "constant"]
+                run([*train, "--steps", "2", "--checkpoint_every", "2", "--out", out])
+                use = [*trainer, "--load", f"{out}/step_00000002", "--val_files", f"{OUT}/text.txt"]
+                evaluate = [*use, "--eval_lengths", str(T), "--eval_tokens"]
+                generate = [*use, "--temperature", "0", "--generate", text[:T], "--tokens"]
+                pairs = {"training": ([*train, "--steps", str(steps + 1)], [*train, "--steps", "1"], steps),
+                         "evaluation": ([*evaluate, str(5 << 14)], [*evaluate, str(1 << 14)], 4),
+                         "generation": ([*generate, "401"], [*generate, "1"], 4)}
+                for what, (long, short, n) in pairs.items():
+                    ms = 1e3 * (cpu_seconds(long) - cpu_seconds(short)) / n
+                    best[what, T, pos] = min(ms, best.get((what, T, pos), ms))
+                print(f"  round {r + 1}/{ROUNDS} T {T} {pos} (load {os.getloadavg()[0]:.1f})", flush=True)
+    print("\n| T | | none, ms | cable, ms | cable over none |\n|---|---|---|---|---|")
+    for what, T, pos in best:
+        if pos == "none":
+            none, cable = best[what, T, "none"], best[what, T, "cable"]
+            print(f"| {T:,} | {what} | {none:.1f} | {cable:.1f} | {100 * (cable / none - 1):+.1f} % |")
+
+
 def bert_ms(share):
     """milliseconds per step when this share of the tokens is masked; with nearly all of them masked, this is what
     a head that computes every row costs"""
@@ -106,8 +147,8 @@ def processor():
 
 def main():
     wanted = sys.argv[1:] or ["small", "124M", "memory", "bert"]
-    if set(wanted) - {"small", "124M", "memory", "bert"}:
-        sys.exit(f"expected small, 124M, memory or bert, got {' '.join(wanted)}")
+    if set(wanted) - {"small", "124M", "lengths", "memory", "bert"}:
+        sys.exit(f"expected small, 124M, lengths, memory or bert, got {' '.join(wanted)}")
     make_data()
     pythons = {}
     for python in (sys.executable, shutil.which("python3")):
@@ -120,6 +161,8 @@ def main():
     print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler}; "
           f"{'OpenBLAS' if 'USE_CBLAS' in flags else 'portable matmul'}; PyTorch {', '.join(pythons)}; "
           f"float32, forward + backward + update; medians of {ROUNDS} rounds in turns", flush=True)
+    if "lengths" in wanted:
+        lengths()
     shapes = [s for s in SHAPES if s in wanted]
     columns = ["ours"] + list(pythons)
     total, done, start = len(shapes) * ROUNDS * 2 * len(columns), 0, time.time()
