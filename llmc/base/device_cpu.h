@@ -229,7 +229,7 @@ inline void wait_politely(char**) {}
 
 // of a block: it is memory like any other
 inline size_t device_shared_available() { return SIZE_MAX; }
-inline size_t device_memory_available() { return host_memory_available(); }
+inline size_t device_memory_available(size_t reserved = 0) { return host_memory_available(reserved); }
 // the most that the process has taken so far
 inline size_t device_memory_used() {
     struct rusage usage;

@@ -194,7 +194,7 @@ struct StepGraph {
 // ----------------------------------------------------------------------------------------------------------
 // the machine
 
-inline size_t device_memory_available() {
+inline size_t device_memory_available(size_t = 0) {
     size_t available, total;
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return available;

@@ -97,11 +97,12 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
     const double tokens = trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
     check_host_memory(tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1)));
     const double per_sequence = (double)activations / r.o.B;
-    check_memory(weights + (double)buffers + (trains ? (double)activations : 0.0), what, [&](double available) {
+    const double needed = weights + (double)buffers + (trains ? (double)activations : 0.0);
+    check_address_space(MATMUL_THREAD_BYTES, trains ? 0.0 : weights + (double)buffers + (double)activations);
+    check_memory(needed, memory_available(), what, [&](double available) {
         const auto estimate = [&](int B) { return per_sequence * B; };
         return trains ? plan_largest_batch(r, p, available, (double)buffers, estimate) : 0;
     });
-    check_address_space(MATMUL_THREAD_BYTES, weights + (double)buffers + (double)activations);
 }
 
 #endif

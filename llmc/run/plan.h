@@ -66,11 +66,15 @@ int plan_largest_batch(Run& r, const Parameters& p, double available, double buf
     return 0;
 }
 
+// Bytes that the weights and activations of this rank may take
+inline double memory_available() {
+    return (double)device_memory_available(address_space_of_threads(MATMUL_THREAD_BYTES)) / comm_sharing();
+}
+
 // --B -1: the same on all ranks. If nothing fits it is 1, and report_run() says so.
 template <class Bytes> void fit_batch(Run& r, const Parameters& p, double buffers, Bytes activations) {
     if (!r.largest_batch) { return; }
-    const double available = (double)device_memory_available() / comm_sharing();
-    const int mine = plan_largest_batch(r, p, available, buffers, activations);
+    const int mine = plan_largest_batch(r, p, memory_available(), buffers, activations);
     plan_batch(r, std::max(1, -comm_max(-mine, "the choice of --B")));
     r.o.notes.push_back(strprintf("--B -1 is %d here", r.o.B));
 }

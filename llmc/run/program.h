@@ -14,9 +14,17 @@
 #include "flag_parser.h"
 #include "guard.h"
 
+// Address space that the threads take besides the run's own arrays; product_bytes: a library's, in each thread, at its
+// first product
+inline size_t address_space_of_threads(size_t product_bytes) {
+    const size_t per_thread = (size_t)80 << 20;         // 8 MiB of stack, 64 MiB of the C library's heap, and some more
+    const size_t threads = (size_t)max_threads();
+    return product_bytes == 0 ? 0 : threads * product_bytes + (threads + 1) * per_thread;   // one is in the background
+}
+
 // Refuses what cannot fit before anything is allocated. smaller(available): the largest --B that would fit, or 0
-template <class Smaller> void check_memory(double bytes, const std::string& what, Smaller smaller) {
-    const double available = (double)device_memory_available() / comm_sharing();
+template <class Smaller>
+void check_memory(double bytes, double available, const std::string& what, Smaller smaller) {
     if (comm().rank == 0) {
         fprintf(stderr, "memory: %s needed (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(),
                 format_bytes(available).c_str());
@@ -37,13 +45,11 @@ inline void check_host_memory(double bytes) {
         "--total_batch", format_bytes(bytes).c_str(), format_bytes(available).c_str());
 }
 
-// Refuses to begin where a limit of address space (ulimit -v) would make a library hang. bytes: what it takes in each
-// thread, at its first product; besides: what the run has taken by then
-inline void check_address_space(size_t bytes, double besides) {
-    const size_t per_thread = (size_t)80 << 20;         // 8 MiB of stack, 64 MiB of the C library's heap, and some more
-    const size_t threads = (size_t)max_threads();
-    if (bytes == 0) { return; }
-    const size_t all = threads * bytes + (threads + 1) * per_thread + (size_t)besides;      // one is in the background
+// Refuses to begin where a limit of address space (ulimit -v) would make a library hang. besides: what the run has
+// taken by then
+inline void check_address_space(size_t product_bytes, double besides) {
+    if (product_bytes == 0) { return; }
+    const size_t all = address_space_of_threads(product_bytes) + (size_t)besides;
     void* p = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
         die(EXIT_OUT_OF_MEMORY, "%s of address space are wanted, most of them for the matrix products of %d threads; "
