@@ -39,7 +39,7 @@ struct Slice {
     size_t size() const { return end - begin; }
 };
 
-// Slices begin at multiples of so many elements, whatever the number of ranks: see NORM_CHUNK.
+// Slices begin at multiples of so many elements, whatever the number of ranks.
 constexpr size_t SLICE_UNIT = 16384;
 
 // Part i of n of a slice: their sizes differ by at most a unit.

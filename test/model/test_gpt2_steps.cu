@@ -2,6 +2,23 @@
 // learning.
 #include "test/model/gpt2_model.h"
 
+namespace {
+
+// got and want: gradients in the layout of the model; the same to the fixture's rounding, tensor by tensor
+void check_same_gradient(const Fixture& f, const Model& model, const std::vector<float>& got,
+                         const std::vector<float>& want) {
+    for (const FileTensor& t : model.files) {
+        std::vector<float> a, b;
+        for (size_t e : elements_of(model.table, t)) {
+            a.push_back(got[e]);
+            b.push_back(want[e]);
+        }
+        f.check_close("grad." + t.name, a, b);
+    }
+}
+
+} // namespace
+
 TEST_CASE("recomputing activations changes no bit", "[gpt2]") {
     Random random;
     INFO(random);
@@ -93,14 +110,7 @@ TEST_CASE("gpt2: micro-batches of a leaf are added up in one buffer", "[gpt2][en
             const std::vector<float> grads = gradient_of(model, acts, inputs, targets, 4, 0, &loss);
             if (leaf == 1) { whole = grads; }
             INFO(name << ", leaves of " << leaf);
-            for (const FileTensor& t : model.files) {
-                std::vector<float> got, want;
-                for (size_t e : elements_of(model.table, t)) {
-                    got.push_back(grads[e]);
-                    want.push_back(whole[e]);
-                }
-                f.check_close("grad." + t.name, got, want);
-            }
+            check_same_gradient(f, model, grads, whole);
         }
     }
 }
@@ -131,15 +141,7 @@ TEST_CASE("however a batch is cut into micro-batches, loss and gradient are the 
                 whole_loss = loss;
             }
             CHECK(std::fabs(loss - whole_loss) <= FIXTURE_MULTIPLE * f.read("error.loss")[0] * whole_loss);
-            for (const FileTensor& t : model.files) {
-                std::vector<float> got;
-                std::vector<float> want;
-                for (size_t e : elements_of(model.table, t)) {
-                    got.push_back(grads[e]);
-                    want.push_back(whole[e]);
-                }
-                f.check_close("grad." + t.name, got, want);
-            }
+            check_same_gradient(f, model, grads, whole);
         }
     }
 }
@@ -189,14 +191,7 @@ TEST_CASE("a head in chunks is the head at once", "[gpt2]") {
     acts.chunk = 5;
     const std::vector<float> chunked = gradient_of(model, acts, f.inputs, f.targets, 1, 0, &chunked_loss);
     CHECK(std::fabs(loss - chunked_loss) <= FIXTURE_MULTIPLE * f.read("error.loss")[0] * loss);
-    for (const FileTensor& t : model.files) {
-        std::vector<float> a, b;
-        for (size_t e : elements_of(model.table, t)) {
-            a.push_back(chunked[e]);
-            b.push_back(once[e]);
-        }
-        f.check_close("grad." + t.name, a, b);
-    }
+    check_same_gradient(f, model, chunked, once);
 }
 
 TEST_CASE("gpt2: a padded softmax is the softmax of a vocabulary of as many rows", "[gpt2][vocab_softmax]") {
