@@ -105,9 +105,9 @@ $(B)/simt/%.o: test/simt/%.cu $(B)/simt.flags
 $(B)/simt_asan/%.o: test/simt/%.cu $(B)/simt.flags
 	$(CCACHE) $(CXX) $(SIMT_FLAGS) -fno-omit-frame-pointer -fsanitize=address -x c++ -c $< -o $@
 $(B)/simt/train_%_fp32.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags
-	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS:-DUSE_MPI=-DUSE_MPI -DUSE_NCCL) -DPRECISION_FP32 -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(SIMT_FLAGS) -DUSE_NCCL $(MPI_CFLAGS) -DPRECISION_FP32 -x c++ -c $< -o $@
 $(B)/simt/train_%.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags
-	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(MPI_CFLAGS:-DUSE_MPI=-DUSE_MPI -DUSE_NCCL) -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(SIMT_FLAGS) -DUSE_NCCL $(MPI_CFLAGS) -x c++ -c $< -o $@
 $(B)/simt/%: $(B)/simt/%.o
 	$(CXX) $< -o $@ $(if $(findstring train_,$@),$(MPI_LIBS))
 $(B)/simt_asan/%: $(B)/simt_asan/%.o
@@ -133,7 +133,7 @@ demo:      ; @scripts/demo.sh          ## train four small models, compare how f
 demo-bert: ; @scripts/demo.sh bert     ## the same with train_bert, on masked bytes
 test:      ## build and run the tests (installs what is missing); ARGS='[tag]': only those, and only what they need
 simt:      ## the CUDA kernels and trainers on an emulated GPU (part of make test); ARGS: words in a test's name
-ranks:     ## one run on several processes, under mpirun (part of make test)
+ranks:     ## one run on several processes (part of make test)
 race:      ## the tests tagged [race] under ThreadSanitizer
 asan:      ## the tests tagged [asan] under AddressSanitizer
 ladders:   ## dev/cuda: each kernel from its simplest version to the fastest

@@ -619,7 +619,7 @@ int gpt2_main(int argc, char** argv) {
     // 1 what to do, and with which data
     const bool writes = o.is_given("generate") || !o.dump_bias.empty();
     check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: a text is written token "
-          "by token, which %d would only repeat; start it without mpirun", comm().size, comm().size);
+          "by token, which %d would only repeat; start it as one", comm().size, comm().size);
     begin_run(run, !o.eval_lengths.empty() || !o.hellaswag.empty() || writes,
               "--eval_lengths, --hellaswag, --generate and --dump_bias");
     GPT2Data data(run);

@@ -49,7 +49,7 @@ key=$(questions "$@" 2>/dev/null | cksum)
 program=build/probe.$$
 trap 'rm -f "$program" $config.new' EXIT
 # builds SOURCE FLAGS...
-builds() { printf '%s\n' "$1" | "${cxx[@]}" -x c++ - -o "$program" "${@:2}" >/dev/null 2>&1; }
+builds() { "${cxx[@]}" -x c++ - -o "$program" "${@:2}" <<<"$1" >/dev/null 2>&1; }
 # first SOURCE FLAGS...: prints the first of these strings of flags with which the source becomes a program
 first() {
     local flags
@@ -75,7 +75,7 @@ if [ "$BLAS" != 0 ]; then
         "$(packaged openblas)" -lopenblas)
 fi
 
-# Several ranks: MPI, and NCCL between GPUs, which MPI starts.
+# Several ranks: MPI, where mpirun or srun starts them by it, and NCCL between GPUs.
 mpi="" nccl=""
 if [ "$MPI" != 0 ]; then
     source=$'#define OMPI_SKIP_MPICXX 1\n#include <mpi.h>\nint main() { return MPI_Finalize(); }'
@@ -90,17 +90,15 @@ if [ "$MPI" != 0 ]; then
         mpi=$(first "$source" "$(mpicc -show 2>/dev/null | cut -s -d ' ' -f 2- || true)" \
             "$(packaged ompi-c)" "$(packaged mpich)")
     fi
-    mpirun=$OPENMPI_DIR/bin/mpirun              # of the same MPI, for --ranks
-    [ -n "$OPENMPI_DIR" ] || mpirun=$(dirname "$(command -v mpicc || echo /usr/bin/mpicc)")/mpirun
-    cuda=$(realpath -m "${NVCC:-/nowhere/bin/nvcc}")
+fi
+if [ -n "$NVCC" ] && [ "$NCCL" != 0 ]; then
+    cuda=$(realpath -m "$NVCC")
     cuda=${cuda%/bin/nvcc}
-    if [ -n "$mpi" ] && [ -n "$NVCC" ] && [ "$NCCL" != 0 ]; then
-        nccl=$(first $'#include <nccl.h>\nstatic_assert(NCCL_VERSION_CODE >= 21400);
-            int main() { int v; return ncclGetVersion(&v); }' \
-            "${NCCL_DIR:+-I$cuda/include $(library "$NCCL_DIR" -lnccl)}" \
-            "${NCCL_DIR:+-I$cuda/include $(library "$NCCL_DIR" -l:libnccl.so.2)}" \
-            "-I$cuda/include -lnccl" "$(library "$cuda" -lnccl)")
-    fi
+    nccl=$(first $'#include <nccl.h>\nstatic_assert(NCCL_VERSION_CODE >= 21400);
+        int main() { int v; return ncclGetVersion(&v); }' \
+        "${NCCL_DIR:+-I$cuda/include $(library "$NCCL_DIR" -lnccl)}" \
+        "${NCCL_DIR:+-I$cuda/include $(library "$NCCL_DIR" -l:libnccl.so.2)}" \
+        "-I$cuda/include -lnccl" "$(library "$cuda" -lnccl)")
 fi
 
 # Version 3 of Catch2 comes with a compiled main; version 2 has it in the header, test/main.cu.
@@ -123,7 +121,7 @@ esac
     echo "OMP := $openmp"
     echo "BLAS_CFLAGS := ${blas:+-DUSE_CBLAS }$(includes "$blas")"
     echo "BLAS_LIBS := $(linking "$blas")"
-    echo "MPI_CFLAGS := ${mpi:+-DUSE_MPI -DMPIRUN=\\\"$mpirun\\\" }$(includes "$mpi")"
+    echo "MPI_CFLAGS := ${mpi:+-DUSE_MPI }$(includes "$mpi")"
     echo "MPI_LIBS := $(linking "$mpi")"
     echo "NCCL_CFLAGS := ${nccl:+-DUSE_NCCL }$(includes "$nccl")"
     # nvcc wants the linker's flags in words of its own

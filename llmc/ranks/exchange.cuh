@@ -71,7 +71,6 @@ inline Slice exchange_slice(size_t n, int rank) {
 // ----------------------------------------------------------------------------------------------------------
 // the sum
 
-#if defined(USE_MPI)
 // The k-th `piece` elements of a slice
 inline Slice slice_piece(Slice s, size_t piece, size_t k) {
     return {std::min(s.begin + k * piece, s.end), std::min(s.begin + (k + 1) * piece, s.end)};
@@ -134,24 +133,18 @@ inline void group_gather(char* data, size_t element, Slice whole, const RankGrou
         comm_exchange(sends, receives, what, stream);
     }
 }
-#endif
 
 // data (n) -> this rank's slice of it is the sum over the ranks; the rest of data is then undefined.
 inline void exchange_sum(float* data, size_t n, const char* what, Stream stream) {
-    (void)data; (void)n; (void)what; (void)stream;
-#if defined(USE_MPI)
     Slice s = {0, n};
     for (const RankGroup& g : exchange_groups(comm().rank)) {
         if (g.size > 1) { group_sum(data, s, g, what, stream); }
         s = slice_part(s, g.index(comm().rank), g.size);
     }
-#endif
 }
 
 // data (n): every rank has set its slice; now all have the whole.
 template <class T> void exchange_gather(T* data, size_t n, const char* what, Stream stream) {
-    (void)data; (void)n; (void)what; (void)stream;
-#if defined(USE_MPI)
     Slice s = {0, n};
     std::vector<std::pair<RankGroup, Slice>> levels;
     for (const RankGroup& g : exchange_groups(comm().rank)) {
@@ -164,7 +157,6 @@ template <class T> void exchange_gather(T* data, size_t n, const char* what, Str
     }
 #if defined(USE_NCCL)
     if (comm().nccl) { nccl_wait(stream, what); }
-#endif
 #endif
 }
 

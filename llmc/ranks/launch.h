@@ -5,15 +5,6 @@
 #ifndef LLMC_RANKS_LAUNCH_H
 #define LLMC_RANKS_LAUNCH_H
 
-#include <climits>
-#include <csignal>
-
-#include <fcntl.h>
-#include <sched.h>
-#include <sys/prctl.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-
 #include "../base/parse.h"
 
 // by: "mpirun" also stands for srun with PMI; none of them if this process is alone
@@ -23,11 +14,21 @@ struct Launch {
     int local_rank = 0;                     // among the processes of this machine
     bool mpi = false;                       // the launcher has prepared MPI_Init
     int local_size = 1;                     // 0 = the launcher does not say; MPI tells it
+    // without MPI: where rank 0 listens, and the name of the run, by which its ranks know each other
+    std::string host = "", run = "";
+    int port = 0;                           // 0: the launcher does not say where
+    int listener = -1;                      // rank 0's socket, if it listens already
 };
 
 // The variables of a launcher, in the order in which they are looked for: mpirun inside a batch job, and torchrun as
 // the only task of a node, see the variables of Slurm, too. A launcher is recognised by the size, and by the rank where
 // other programs set the size as well; a missing local rank is 0.
+//
+//   started by                           the ranks talk by      rank 0 listens at
+//   mpirun, srun --mpi=pmix or pmi2      MPI                    -
+//   srun --mpi=none                      TCP                    the step's first node : a port made of job and step
+//   torchrun                             TCP                    MASTER_ADDR : MASTER_PORT + 1
+//   --ranks N, --gpus N (fork.h)         TCP                    127.0.0.1 : a free port
 struct LauncherRow { const char *by, *size, *rank, *local_rank, *local_size; bool rank_needed, mpi; };
 constexpr LauncherRow LAUNCHERS[] = {
     {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -37,6 +38,47 @@ constexpr LauncherRow LAUNCHERS[] = {
     {"torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", true, false},
     {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "", true, false},
 };
+
+// The first of Slurm's "node[07-09,12],login": node07
+inline std::string first_node(const std::string& list) {
+    std::string name;
+    bool inside = false, skip = false;      // brackets; what follows their first number
+    for (char c : list) {
+        if (c == ',' && !inside) { break; }
+        if (c == '[' || c == ']') { inside = c == '['; skip = false; continue; }
+        skip = skip || (inside && (c == '-' || c == ','));
+        if (!skip) { name += c; }
+    }
+    return name;
+}
+
+// Where the ranks meet that have not been prepared for MPI, if the launcher says it. get(name): as below
+template <class Get> void find_meeting(Launch& l, Get get) {
+    const auto text = [&](const char* name) { return std::string(get(name) != nullptr ? get(name) : ""); };
+    const auto number = [&](const char* name, int highest) {
+        int n = 0;
+        return parse_value(text(name), between(1, highest), n) ? n : 0;
+    };
+    if (strcmp(l.by, "torchrun") == 0) {
+        const int port = number("MASTER_PORT", 65534);
+        l.host = text("MASTER_ADDR");
+        if (l.host.empty() || port == 0) { return; }
+        l.port = port + 1;
+        // started anew after a failure, the ranks are not to meet those from before
+        const std::string id = text("TORCHELASTIC_RUN_ID"), times = text("TORCHELASTIC_RESTART_COUNT");
+        l.run = strprintf("torchrun %s at %s:%d", id.c_str(), l.host.c_str(), port);
+        if (!times.empty() && times != "0") { l.run += ", restart " + times; }
+    } else if (text("SLURM_STEP_NUM_TASKS") == std::to_string(l.size) &&
+               text("SLURM_PROCID") == std::to_string(l.rank)) {
+        // also srun --mpi=pmi2 and pmix, for a build without MPI
+        const int job = number("SLURM_JOB_ID", INT_MAX), step = number("SLURM_STEP_ID", INT_MAX);
+        l.host = first_node(text("SLURM_STEP_NODELIST"));
+        if (number("SLURM_STEP_NUM_NODES", INT_MAX) == 1) { l.host = "127.0.0.1"; }
+        if (l.host.empty() || job == 0) { return; }
+        l.port = 20000 + (int)((7 * (int64_t)job + step) % 12000);      // below the ports that systems give away
+        l.run = strprintf("Slurm's step %d.%d", job, step);
+    }
+}
 
 // get(name): the value of an environment variable, or null
 template <class Get> Launch find_launch(Get get) {
@@ -56,6 +98,7 @@ template <class Get> Launch find_launch(Get get) {
         l.local_rank = number(row.local_rank, 0, 0);
         l.local_size = number(row.local_size, 1, 0);
         l.mpi = row.mpi;
+        find_meeting(l, get);
         return l;
     }
     return Launch();
@@ -83,85 +126,24 @@ inline std::string shell_line(const Names& words) {
     return s;
 }
 
-// where a shell would find the program; "" if nowhere
-inline std::string find_in_path(const char* program) {
-    const char* path = getenv("PATH");
-    for (const char* at = path == nullptr ? "" : path; *at != '\0';) {
-        const size_t n = strcspn(at, ":");
-        const std::string place = std::string(at, n) + "/" + program;
-        if (n > 0 && access(place.c_str(), X_OK) == 0) { return place; }
-        at += n + (at[n] == ':');
-    }
-    return "";
-}
-
-// What mpirun needs to start n processes on this machine: variables "NAME=value" and its flags.
-struct MpirunWords { Names variables, flags; };
-inline MpirunWords mpirun_words(int n) {
-    MpirunWords w;
-#if !defined(MPICH_VERSION)                 // Open MPI
-    if (geteuid() == 0) { w.variables = {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"}; }
-    // Containers forbid a process to read the memory of another one. With that, messages are copied once, not twice.
-    char from = 0, to = 0;
-    const struct iovec here = {&to, 1}, there = {&from, 1};
-    const bool container = access("/.dockerenv", F_OK) == 0 || access("/run/.containerenv", F_OK) == 0;
-    if (container || process_vm_readv(getpid(), &here, 1, &there, 1, 0) != 1) {
-        w.variables.push_back("OMPI_MCA_btl_vader_single_copy_mechanism=none");
-    }
-    w.flags = {"--bind-to", "none"};        // else two ranks get one core each, and their threads share it
-    // It starts at most one process per core, and a core may have two of the processors that are counted here.
-    cpu_set_t processors;
-    const int count = sched_getaffinity(0, sizeof(processors), &processors) == 0 ? CPU_COUNT(&processors) : 1;
-    if (2 * n > count) { w.flags.push_back("--oversubscribe"); }
-    // It refuses to start without a way to other machines, although it needs none.
-    const bool remote = !find_in_path("ssh").empty() || !find_in_path("rsh").empty();
-    if (!remote) { w.flags.insert(w.flags.end(), {"--mca", "plm", "isolated"}); }
-#endif
-    w.flags.insert(w.flags.end(), {"-np", std::to_string(n)});
-    return w;
-}
-// program: the program and its flags
-inline std::string mpirun_line(int n, const Names& program, const std::string& mpirun = "mpirun") {
-    const MpirunWords w = mpirun_words(n);
-    Names words = w.variables;
-    words.push_back(mpirun);
-    words.insert(words.end(), w.flags.begin(), w.flags.end());
-    words.insert(words.end(), program.begin(), program.end());
-    return shell_line(words);
-}
-
-// Why the processes of this launcher cannot work together, and what to type instead. built: this program has MPI
-inline std::string launch_refusal(const Launch& l, bool built, const Names& program) {
-    std::string s = strprintf("%s started %d processes, each of which would train alone: ", l.by, l.size);
-    if (!built) {
-        s += "this program was built without MPI; install libopenmpi-dev, or give make OPENMPI_DIR=path, build again, "
-             "and ";
-    } else {
-        s += "they have not been prepared for MPI; ";
-    }
-    std::string line = mpirun_line(l.size, program);
-    if (l.mpi) { line = "start it as before"; }
-    if (strcmp(l.by, "srun") == 0) {
-        line = strprintf("srun --mpi=pmix -n %d %s (srun --mpi=list shows what it has), or inside an allocation: %s",
-                         l.size, shell_line(program).c_str(), line.c_str());
-    }
-    return s + (l.mpi ? "" : "type: ") + line;
+// Why the processes of this launcher cannot work together, and what to type instead
+inline std::string launch_refusal(const Launch& l, const Names& program) {
+    const std::string line = shell_line(program);
+    std::string why = "it does not say where rank 0 listens (MASTER_ADDR, MASTER_PORT)";
+    if (strcmp(l.by, "srun") == 0) { why = "it does not say where they run (SLURM_JOB_ID, SLURM_STEP_NODELIST)"; }
+    if (l.mpi) { why = "this program was built without MPI (libopenmpi-dev, or make OPENMPI_DIR=path)"; }
+    return strprintf("%s started %d processes, each of which would train alone: %s; type: %s --ranks %d, on several "
+                     "machines: srun --mpi=none -n %d %s", l.by, l.size, why.c_str(), line.c_str(), l.size, l.size,
+                     line.c_str());
 }
 
 // Ends a process whose launcher cannot be served; rank 0 alone says why.
-[[noreturn]] inline void refuse_launch(const Launch& l, bool built, const Names& program) {
+[[noreturn]] inline void refuse_launch(const Launch& l, const Names& program) {
     if (l.rank > 0) {
         sleep(1);                           // the launcher ends them all as soon as one has failed
         _exit(EXIT_BAD_INPUT);
     }
-    die(EXIT_BAD_INPUT, "%s", launch_refusal(l, built, program).c_str());
-}
-
-// MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends a process whose others never come.
-inline void comm_too_late(int) {            // in a signal handler: no printf
-    const char text[] = "error: MPI_Init or MPI_Finalize: the other ranks did not appear in time\n";
-    if (write(2, text, sizeof(text) - 1) < 0) { _exit(EXIT_DEVICE); }
-    _exit(EXIT_DEVICE);
+    die(EXIT_BAD_INPUT, "%s", launch_refusal(l, program).c_str());
 }
 
 // Why gradients cannot go from GPU to GPU, "" if they can. built: this program has NCCL; places: a number for each
@@ -176,91 +158,6 @@ inline std::string nccl_refusal(bool built, const std::vector<uint64_t>& places)
         }
     }
     return "";
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// --ranks N: the program starts itself again
-
-// The mpirun of the MPI that this program was built with, or one of the same name if it was carried to another machine.
-inline std::string find_mpirun(int n) {
-#if !defined(USE_MPI)
-    die(EXIT_BAD_INPUT, "--ranks %d: this program was built without MPI; install libopenmpi-dev, or give make "
-        "OPENMPI_DIR=path, and build again", n);
-#endif
-    std::string mpirun;
-#if defined(MPIRUN)
-    mpirun = MPIRUN;
-#endif
-    if (mpirun.empty() || access(mpirun.c_str(), X_OK) != 0) { mpirun = find_in_path("mpirun"); }
-    check(!mpirun.empty(), "--ranks %d: found no mpirun; install openmpi-bin, or that of the MPI that this program was "
-          "built with", n);
-    return mpirun;
-}
-
-// The program and its flags without --ranks N
-inline Names without_ranks(const Names& words) {
-    Names left;
-    for (size_t i = 0; i < words.size(); i++) {
-        if (words[i] == "--ranks") { i++; continue; }
-        left.push_back(words[i]);
-    }
-    char path[PATH_MAX] = "";
-    const bool found_in_path = left[0].find('/') == std::string::npos;
-    if (found_in_path && readlink("/proc/self/exe", path, sizeof(path) - 1) > 0) { left[0] = path; }
-    return left;
-}
-
-// In the child: becomes mpirun.
-[[noreturn]] inline void become(const Names& variables, const Names& words) {
-    setpgid(0, 0);                          // what a terminal sends reaches the parent alone, which passes it on
-    prctl(PR_SET_PDEATHSIG, SIGTERM);       // should the parent be killed
-    for (const std::string& v : variables) {
-        const size_t equals = v.find('=');
-        setenv(v.substr(0, equals).c_str(), v.c_str() + equals + 1, 1);
-    }
-    const int nothing = open("/dev/null", O_RDONLY);        // in another group than the terminal's: it may not read it
-    if (nothing >= 0) { dup2(nothing, 0); }
-    std::vector<char*> argv;
-    for (const std::string& w : words) { argv.push_back((char*)w.c_str()); }
-    argv.push_back(nullptr);
-    execv(argv[0], argv.data());
-    fprintf(stderr, "error: %s: %s\n", argv[0], strerror(errno));
-    _exit(EXIT_DEVICE);
-}
-
-// Runs `program` as n processes under mpirun and returns its exit code, 128 + number when a signal ended it. The
-// signals that ask a run to save and end are passed on as SIGUSR1, because mpirun keeps SIGTERM and SIGINT to itself
-// and ends the processes; a second SIGINT makes it do that.
-inline int run_under_mpirun(int n, const Names& program) {
-    const std::string mpirun = find_mpirun(n);
-    MpirunWords w = mpirun_words(n);
-    say("--ranks %d: %s", n, mpirun_line(n, program, mpirun).c_str());
-    Names words = {mpirun};
-    words.insert(words.end(), w.flags.begin(), w.flags.end());
-    words.insert(words.end(), program.begin(), program.end());
-    sigset_t awaited, before;
-    sigemptyset(&awaited);
-    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU, SIGCHLD}) {
-        struct sigaction action = {};
-        sigaction(number, nullptr, &action);
-        if (action.sa_handler != SIG_IGN) { sigaddset(&awaited, number); }      // nohup ignores SIGHUP
-    }
-    sigprocmask(SIG_BLOCK, &awaited, &before);
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child < 0) { die(EXIT_DEVICE, "--ranks: fork: %s", strerror(errno)); }
-    if (child == 0) {
-        sigprocmask(SIG_SETMASK, &before, nullptr);
-        become(w.variables, words);
-    }
-    for (int interrupts = 0, status = 0;;) {
-        int number = 0;
-        if (sigwait(&awaited, &number) != 0) { continue; }
-        interrupts += number == SIGINT;
-        if (number != SIGCHLD) { kill(child, interrupts > 1 ? SIGTERM : SIGUSR1); }
-        if (waitpid(child, &status, WNOHANG) != child) { continue; }
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
 }
 
 #endif

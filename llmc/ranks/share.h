@@ -23,8 +23,6 @@ bool share_pieces(size_t pieces, size_t most, const char* what, Work work, Take 
 
 // rows (ranks * n) on the device, of which this rank has computed the n from rank * n on: now all ranks have all.
 inline void share_rows(float* rows, size_t n, const char* what, Stream stream) {
-    (void)rows; (void)n; (void)what; (void)stream;
-#if defined(USE_MPI)
     const int ranks = comm().size, rank = comm().rank;
     if (ranks == 1) { return; }
     // a piece of each rank's at a time: comm_exchange takes comm().chunk bytes in all
@@ -41,7 +39,6 @@ inline void share_rows(float* rows, size_t n, const char* what, Stream stream) {
     }
 #if defined(USE_NCCL)
     if (comm().nccl) { nccl_wait(stream, what); }
-#endif
 #endif
 }
 

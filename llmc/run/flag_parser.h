@@ -19,12 +19,12 @@ const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch"
 
 // llm.c's flags that have no counterpart, and why
 const char* const refused_flags[][2] = {
-    {"-pn", "mpirun starts the processes"},
-    {"-pr", "mpirun starts the processes"},
-    {"-pg", "mpirun starts the processes"},
-    {"-pi", "mpirun starts the processes"},
-    {"-ps", "mpirun starts the processes"},
-    {"-pf", "mpirun starts the processes"},
+    {"-pn", "--gpus N or a launcher starts the processes"},
+    {"-pr", "--gpus N or a launcher starts the processes"},
+    {"-pg", "--gpus N or a launcher starts the processes"},
+    {"-pi", "--gpus N or a launcher starts the processes"},
+    {"-ps", "--gpus N or a launcher starts the processes"},
+    {"-pf", "--gpus N or a launcher starts the processes"},
 };
 
 // llm.c's flags that decide nothing here: the values that may be given, and what holds whatever they say

@@ -66,11 +66,12 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
     X(bool, deterministic, "", true, any(), FREE, \
       "GPU: 0 takes the fastest matmul algorithms; the bits may then differ from run to run") \
     X(int, ranks, "", 1, at_least(1), FREE, \
-      "processes that share the work: starts this program again under mpirun, and prints that line") \
+      "processes of this machine that share the work: starts them, and ends all if one fails") \
+    X(int, gpus, "", 1, at_least(1), FREE, "the same, on a GPU each") \
     X(bool, host_exchange, "", false, any(), FREE, \
       "GPUs: 1 = gradients go through the host, much slower, where NCCL is missing or cannot connect the ranks") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \
-      "seconds that a process started by mpirun waits for another one") \
+      "seconds that one of several processes waits for another one") \
     GROUP("Logs and checkpoints", BOTH) \
     X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
     X(int, resume, "-y", 0, between(0, 2), FREE, \

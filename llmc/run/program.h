@@ -11,6 +11,7 @@
 
 #include "../base/tensor.h"
 #include "../ranks/comm.h"
+#include "../ranks/fork.h"
 #include "flag_parser.h"
 #include "guard.h"
 
@@ -183,11 +184,14 @@ template <class Main> int run_program(Main program, Program trainer, int argc, c
         const Options o = flags_of_the_start(argc, argv, trainer);
         const Names words(argv, argv + argc);
         comm().timeout = o.collective_timeout;
-        if (o.ranks > 1 && !o.help && find_launch().size == 1) {
-            passes_code_on = true;
-            return run_under_mpirun(o.ranks, without_ranks(words));
+        Launch launch = find_launch();
+        const int ranks = std::max(o.ranks, o.gpus);
+        if (ranks > 1 && !o.help && launch.size == 1) {
+            int code = 0;
+            passes_code_on = fork_ranks(ranks, o.gpus > 1 ? "--gpus" : "--ranks", launch, code);
+            if (passes_code_on) { return code; }
         }
-        comm_init(words);
+        comm_init(launch, words);
         not_saved.clear();
         const int code = program(argc, argv);
         check(not_saved.empty(), "%s", not_saved.c_str());

@@ -100,8 +100,13 @@ template <class Files> void record_data(Run& r, const Files* files) {
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Doing looking("looking for a checkpoint");
     const Options& o = r.o;
-    check(!o.is_given("ranks") || o.ranks == comm().size, "--ranks %d: a launcher has started %d processes; leave out "
-          "one of the two", o.ranks, comm().size);
+    for (const auto& [flag, n] : {std::pair<const char*, int>("ranks", o.ranks), {"gpus", o.gpus}}) {
+        check(!o.is_given(flag) || n == comm().size, "--%s %d: a launcher has started %d processes; leave out one of "
+              "the two", flag, n, comm().size);
+    }
+#if !defined(CUDA_BUILD)
+    check(!o.is_given("gpus"), "--gpus: this program was built for CPUs; expected --ranks, or train_gpt2cu");
+#endif
     check_same_flags(o);
     const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
     check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,

@@ -1,13 +1,15 @@
-// comm_program.cu -- what test_ranks.py starts under mpirun: each run tests one mode, on as many ranks as mpirun gives.
+// comm_program.cu -- what test_ranks.py starts: each run tests one mode, on as many ranks as its launcher gives.
+// TIMEOUT in the environment is --collective_timeout.
 //
 //   comm_program sums [SEED]      slices; the tree over ranks and micro-batches, against a recursive sum of all leaves
 //   comm_program small            gather, max, broadcast, replicas, pieces and rows that are shared
 //   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
 //   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
 //   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
-//   comm_program ranks N MODE...  starts itself under mpirun, as --ranks N does
+//   comm_program MODE... --ranks N    multiplies itself, as a trainer does
 #include "llmc/base/gpu.h"
 #include "llmc/ranks/exchange.cuh"
+#include "llmc/ranks/fork.h"
 #include "llmc/ranks/share.h"
 
 // Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
@@ -245,12 +247,13 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
     try {
         const Names words(argv, argv + argc);
-        if (argc > 2 && words[1] == "ranks") {
-            Names program = words;
-            program.erase(program.begin() + 1, program.begin() + 3);
-            return run_under_mpirun(atoi(argv[2]), program);
+        Launch launch = find_launch();
+        if (getenv("TIMEOUT") != nullptr) { comm().timeout = atof(getenv("TIMEOUT")); }
+        if (argc > 3 && words[(size_t)argc - 2] == "--ranks") {
+            int code = 0;
+            if (fork_ranks(atoi(argv[argc - 1]), "--ranks", launch, code)) { return code; }
         }
-        comm_init(words);
+        comm_init(launch, words);
         return comm_finish(run(argc, argv));
     } catch (const Error& e) { return comm_report(e.code, e.what()); }
 }

@@ -1,4 +1,5 @@
-// test_launch.cu -- launch.h: from the variables of each launcher to rank and size, and the lines that are printed.
+// test_launch.cu -- launch.h: from the variables of each launcher to rank, size and meeting place, and the lines that
+// are printed.
 #include <map>
 
 #include "test/catch.h"
@@ -80,24 +81,62 @@ TEST_CASE("launch: a process that nobody has multiplied is alone", "[launch]") {
     }
 }
 
+TEST_CASE("launch: where the ranks meet without MPI", "[launch]") {
+    const Environment torch = {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node3"},
+                               {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "none"}};
+    Launch l = found(torch);
+    CHECK(l.host == "node3");
+    CHECK(l.port == 29501);
+    CHECK(l.run == "torchrun none at node3:29500");
+    CHECK(found(with(torch, {{"TORCHELASTIC_RESTART_COUNT", "2"}})).run != l.run);
+    CHECK(found(with(torch, {{"TORCHELASTIC_RUN_ID", "other"}})).run != l.run);
+    const Environment step = with(batch, {{"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_STEP_ID", "3"}, {"SLURM_PROCID", "5"},
+                                          {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"}});
+    l = found(step);
+    CHECK(l.host == "gpu07");
+    CHECK(l.port == 20000 + 7 * 77 + 3);
+    CHECK(l.run == "Slurm's step 77.3");
+    CHECK(found(with(step, {{"SLURM_STEP_NUM_NODES", "1"}})).host == "127.0.0.1");
+    CHECK(found(with(step, {{"SLURM_STEP_ID", "4"}})).port != l.port);
+    for (const char* job : {"77", "12000", "2147483647"}) {
+        const int port = found(with(step, {{"SLURM_JOB_ID", job}})).port;
+        CHECK((port >= 20000 && port < 32000));
+    }
+    // prepared for MPI, but a build without it goes on as if it were not
+    CHECK(found(with(step, {{"PMIX_RANK", "5"}})).port == l.port);
+    CHECK(found(with(step, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}})).port == l.port);
+    // mpirun, which Slurm has started as one task on each of 8 nodes
+    CHECK(found(with(step, {{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "64"}})).port == 0);
+    for (const char* missing : {"SLURM_JOB_ID", "SLURM_STEP_NODELIST"}) {
+        CHECK(found(with(step, {{missing, ""}})).port == 0);
+    }
+    for (const char* missing : {"MASTER_ADDR", "MASTER_PORT"}) { CHECK(found(with(torch, {{missing, ""}})).port == 0); }
+    CHECK(found(with(torch, {{"MASTER_PORT", "65535"}})).port == 0);
+}
+
+TEST_CASE("launch: the first node of a list", "[launch]") {
+    const std::pair<const char*, const char*> lists[] = {
+        {"node", "node"}, {"node7,node8", "node7"}, {"gpu[07-09,12],login", "gpu07"}, {"gpu[3,5-8]", "gpu3"},
+        {"r[1-2]n[04,06]-ib", "r1n04-ib"}, {"", ""}};
+    for (const auto& [list, first] : lists) { CHECK(first_node(list) == first); }
+}
+
 TEST_CASE("launch: a refusal has the line to type", "[launch]") {
     const Names program = {"./train_gpt2", "--out", "my run"};
     Launch l;
     l.size = 4;
-    for (const char* by : {"srun", "torchrun"}) {
+    for (const char* by : {"srun", "torchrun", "mpirun"}) {
         l.by = by;
-        const std::string s = launch_refusal(l, true, program);
+        l.mpi = l.by == std::string("mpirun");
+        const std::string s = launch_refusal(l, program);
         INFO(s);
         CHECK(has(s, std::string(by) + " started 4 processes"));
-        CHECK(has(s, "mpirun "));
-        CHECK(has(s, "-np 4 ./train_gpt2 --out 'my run'"));
-        CHECK(has(s, "srun --mpi=pmix -n 4 ./train_gpt2") == (l.by == std::string("srun")));
-        CHECK(!has(s, "libopenmpi-dev"));
-        CHECK(has(launch_refusal(l, false, program), "install libopenmpi-dev"));
+        CHECK(has(s, "type: ./train_gpt2 --out 'my run' --ranks 4"));
+        CHECK(has(s, "srun --mpi=none -n 4 ./train_gpt2 --out 'my run'"));
+        CHECK(has(s, "libopenmpi-dev") == l.mpi);
+        CHECK(has(s, "MASTER_ADDR") == (l.by == std::string("torchrun")));
+        CHECK(has(s, "SLURM_JOB_ID") == (l.by == std::string("srun")));
     }
-    l.by = "mpirun";
-    l.mpi = true;
-    CHECK(has(launch_refusal(l, false, program), "build again, and start it as before"));
 }
 
 TEST_CASE("launch: words as a shell takes them", "[launch]") {

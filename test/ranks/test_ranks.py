@@ -1,5 +1,6 @@
-"""test_ranks.py -- runs of several ranks under mpirun: they give the same bits as one rank, and if a rank dies, hangs
-or fails, all end soon and without success. Skips where there is no mpirun, or build/comm_program was built without MPI.
+"""test_ranks.py -- runs of several ranks under mpirun (test_start.py: by other launchers): they give the same bits as
+one rank, and if a rank dies, hangs or fails, all end soon and without success. Skips where there is no mpirun, or
+build/comm_program was built without MPI.
 
 Bits are compared, not numbers: no tolerance anywhere. A run must end within 10 s of a death and 5 s of a deadline."""
 import contextlib
@@ -28,7 +29,6 @@ ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROO
                    OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1",
                    OMPI_MCA_btl_vader_single_copy_mechanism="none",     # containers forbid it: a warning
                    OMPI_MCA_plm_rsh_agent="sh")                         # one machine: no ssh is needed
-BARE = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_")}       # what a user's shell has
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True, "errors": "replace"}
 LIMIT = 100             # seconds, for what should end by itself in a few
 AFTER_DEATH = 10        # seconds that the program promises
@@ -43,7 +43,8 @@ def mpirun(ranks):
 
 def run(ranks, *command):
     """exit code and output of a program that ends by itself"""
-    p = subprocess.run([*mpirun(ranks), *command], env=ENVIRONMENT, timeout=LIMIT, **PIPES)
+    words = mpirun(ranks) if ranks > 1 else []
+    p = subprocess.run([*words, *command], env=ENVIRONMENT, timeout=LIMIT, **PIPES)
     return p.returncode, p.stdout
 
 
@@ -90,6 +91,8 @@ def alive(pid):
 def processes(launcher):
     """{rank: pid} of the processes that a launcher has started, directly or through others"""
     found, waiting = {}, [launcher]
+    with contextlib.suppress(OSError), open(f"/proc/{launcher}/task/{launcher}/children") as f:
+        children = [int(child) for child in f.read().split()]
     while waiting:
         pid = waiting.pop()
         with contextlib.suppress(OSError):
@@ -99,7 +102,7 @@ def processes(launcher):
                 m = re.search(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", f.read())
             if m and pid != launcher:
                 found[int(m.group(1))] = pid
-    return found
+    return found or dict(enumerate(sorted(children)))       # a program that multiplies itself starts them in order
 
 
 @contextlib.contextmanager
@@ -245,56 +248,6 @@ class Collectives(unittest.TestCase):
                 self.assertEqual(run(3, COMM_PROGRAM, "exit", str(who), "75")[0], 75)
 
 
-def launcher(kind, ranks, *command):
-    """[(exit code, output)] of the processes that a launcher without MPI starts: srun --mpi=none, or torchrun"""
-    names = {"srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
-             "torchrun": ("WORLD_SIZE", "RANK", "LOCAL_RANK")}[kind]
-    started = [subprocess.Popen(command, env=dict(ENVIRONMENT, **dict(zip(names, (str(ranks), str(rank), str(rank))))),
-                                **PIPES) for rank in range(ranks)]
-    return [(p.communicate(timeout=LIMIT)[0], p.returncode)[::-1] for p in started]
-
-
-@unittest.skipIf(WITHOUT_COMM, WITHOUT_COMM)
-class Launchers(unittest.TestCase):
-    def test_a_launcher_that_cannot_be_served_is_refused_once(self):
-        """never N trainings that each take themselves for the only one"""
-        for kind in "srun", "torchrun":
-            for program in COMM_PROGRAM, COMM_ALONE:
-                with self.subTest(kind=kind, program=program):
-                    results = launcher(kind, 3, program, "small", "it's")
-                    self.assertEqual([code for code, _ in results], [2, 2, 2], results)
-                    self.assertEqual([bool(output) for _, output in results], [True, False, False], results)
-                    error = results[0][1]
-                    self.assertRegex(error, f"^error: {kind} started 3 processes, each of which would train alone")
-                    self.assertEqual("libopenmpi-dev" in error, program == COMM_ALONE, error)
-                    self.assertNotIn("ok", error)
-
-    def test_the_line_that_is_printed_works(self):
-        for kind in "srun", "torchrun":
-            error = launcher(kind, 3, COMM_PROGRAM, "small")[0][1]
-            line = re.search(r"(\S+=\S+ )*mpirun .* small", error).group(0)
-            p = subprocess.run(line, shell=True, env=BARE, timeout=LIMIT, **PIPES)
-            self.assertEqual((p.returncode, p.stdout), (0, "3 ranks, gradients by MPI\nok\n"), line)
-
-    def test_mpirun_without_mpi(self):
-        code, output = run(2, COMM_ALONE, "small")
-        self.assertEqual(code, 2, output)
-        self.assertEqual(re.findall("^error: (.*) processes, each .* install (.*?),", output, re.M),
-                         [("mpirun started 2", "libopenmpi-dev")], output)
-
-
-    def test_ranks_without_mpi_are_refused(self):
-        p = subprocess.run([COMM_ALONE, "ranks", "2"], **PIPES)
-        self.assertEqual(p.returncode, 2, p.stdout)
-        self.assertRegex(p.stdout, "^error: --ranks 2: this program was built without MPI; install libopenmpi-dev")
-
-    def test_the_code_of_the_ranks_is_that_of_the_program(self):
-        for words, code in (["small"], 0), (["exit", "1", "75"], 75), (["throw", "all"], 2):
-            p = subprocess.run([COMM_PROGRAM, "ranks", "3", *words], env=BARE, timeout=LIMIT, **PIPES)
-            self.assertEqual(p.returncode, code, p.stdout)
-            self.assertIn("\n3 ranks, gradients by MPI\n", p.stdout)
-
-
 def why_not_trainer():
     reason = WITHOUT_COMM or why_not(TRAINER)
     if reason is None and "--collective_timeout" not in subprocess.run([TRAINER, "--help"], **PIPES).stdout:
@@ -305,8 +258,11 @@ def why_not_trainer():
 WITHOUT_TRAINER = why_not_trainer()
 
 
-@unittest.skipIf(WITHOUT_TRAINER, WITHOUT_TRAINER)
-class Training(unittest.TestCase):
+class Runs(unittest.TestCase):
+    """small runs of train_gpt2, and how they are compared"""
+
+    EMULATED = {"trainer": SIMT_TRAINER, "model": "1,2,64", "T": 20, "steps": 2, "micro_batches": 4, "every": 2}
+
     def setUp(self):
         self.directory = tempfile.TemporaryDirectory()
         self.addCleanup(self.directory.cleanup)
@@ -350,6 +306,17 @@ class Training(unittest.TestCase):
         for name in tensors:
             self.assertTrue(tensors[name] == other_tensors[name], f"{name} of {b} is not that of {a}")
 
+    def interrupted(self, name, ranks, what, *flags, launcher=None):
+        """exit code, output and seconds of a long run after what(pids), which is called once it has a checkpoint"""
+        with started(ranks, *self.command(name, *flags, steps=2000, every=2),
+                     launcher=launcher) as (p, pids, until, end):
+            until(lambda _: os.path.isdir(os.path.join(self.out(name), "step_00000004")))
+            what({**pids, "mpirun": p.pid})
+            return end()
+
+
+@unittest.skipIf(WITHOUT_TRAINER, WITHOUT_TRAINER)
+class Training(Runs):
     def test_any_number_of_ranks_gives_the_same_bits(self):
         for pos in "cable", "t5":
             outputs = {ranks: self.train(ranks, f"{pos}{ranks}", "--pos", pos) for ranks in (1, 2, 4)}
@@ -474,22 +441,6 @@ class Training(unittest.TestCase):
                     self.assertEqual(found[0], (str(files), str(files * len(changed))))
                     self.assertEqual(output.count("loss "), 0, output)
 
-    def test_ranks_start_themselves(self):
-        """with the bits of one rank, on the line that is printed, and under the name that a shell finds"""
-        self.train(1, "alone")
-        words = self.command("two", "--ranks", "2")
-        path = os.path.dirname(TRAINER) + ":" + os.environ["PATH"]
-        p = subprocess.run([os.path.basename(TRAINER), *words[1:]], env=dict(BARE, PATH=path), timeout=LIMIT, **PIPES)
-        self.assertEqual(p.returncode, 0, p.stdout)
-        self.assert_same("alone", "two")
-        self.assertIn("2 ranks, ", p.stdout)
-        line = re.search("^--ranks 2: (.*)$", p.stdout, re.M).group(1)
-        self.assertRegex(line, "^(\\S+=\\S+ )*/\\S*mpirun .*-np 2 /.*/train_gpt2 ")
-        line = line.replace(self.out("two"), self.out("typed"))
-        p = subprocess.run(line, shell=True, env=BARE, timeout=LIMIT, **PIPES)
-        self.assertEqual(p.returncode, 0, p.stdout)
-        self.assert_same("alone", "typed")
-
     def test_the_largest_batch_divides_and_fits(self):
         """--B -1, and the --B that the message for too large a batch names"""
         self.train(1, "four", "--threads", "1", B=4)
@@ -556,47 +507,12 @@ class Training(unittest.TestCase):
         p = subprocess.run(["bash", script], env=environment, **PIPES)
         self.assertEqual(p.returncode, 2, p.stdout)
 
-    def test_a_bad_flag_beside_ranks_starts_nothing(self):
-        p = subprocess.run(self.command("bad", "--ranks", "2", "--nonsense", "1"), env=BARE, timeout=LIMIT, **PIPES)
-        self.assertEqual((p.returncode, p.stdout.count("\n")), (2, 1), p.stdout)
-        self.assertIn("--nonsense", p.stdout)
-        code, output = run(2, *self.command("both", "--ranks", "3"))
-        self.assertEqual(code, 2, output)
-        found = re.findall("^error: --ranks 3: a launcher has started 2 processes", output, re.M)
-        self.assertEqual(len(found), 1, output)
-
-    def test_signals_to_ranks_that_started_themselves(self):
-        for number in signal.SIGTERM, signal.SIGINT, signal.SIGUSR1:
-            with self.subTest(number=number):
-                name = f"signal{number}"
-                code, output, _ = self.interrupted(
-                    name, 2, lambda pids: os.kill(pids["mpirun"], number), "--ranks", "2", launcher=[])
-                self.assertEqual(code, 75, output)
-                step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
-                self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
-
-    def test_deaths_of_ranks_that_started_themselves(self):
-        for victim in 1, "mpirun":              # "mpirun" is the process that started it
-            with self.subTest(victim=victim):
-                code, output, seconds = self.interrupted(
-                    f"dead{victim}", 2, lambda pids: os.kill(pids[victim], signal.SIGKILL), "--ranks", "2", launcher=[])
-                self.assertNotEqual(code, 0, output)
-                self.assertLess(seconds, AFTER_DEATH)
-
     def test_divergence_is_reported_once(self):
         command = self.command("diverged", steps=100)
         command[command.index("--lr") + 1] = "1e30"
         code, output = run(2, *command)
         self.assertEqual(code, 3, output)
         self.assertEqual(output.count("error:"), 1, output)
-
-    def interrupted(self, name, ranks, what, *flags, launcher=None):
-        """exit code, output and seconds of a long run after what(pids), which is called once it has a checkpoint"""
-        with started(ranks, *self.command(name, *flags, steps=2000, every=2),
-                     launcher=launcher) as (p, pids, until, end):
-            until(lambda _: os.path.isdir(os.path.join(self.out(name), "step_00000004")))
-            what({**pids, "mpirun": p.pid})
-            return end()
 
     def test_a_dead_rank(self):
         """ends all ranks, and resuming from what was saved gives the bits of a run that was never interrupted"""
@@ -666,8 +582,6 @@ class Training(unittest.TestCase):
                 self.assertEqual(code, 75, output)
                 step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
                 self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
-
-    EMULATED = {"trainer": SIMT_TRAINER, "model": "1,2,64", "T": 20, "steps": 2, "micro_batches": 4, "every": 2}
 
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):

@@ -72,7 +72,7 @@ class Knobs(unittest.TestCase):
         return path
 
     def test_how_mpi_itself_was_compiled_is_left_out(self):
-        """MPICH's mpicc names -flto=auto, which nvcc refuses; and mpirun is the one beside mpicc"""
+        """MPICH's mpicc names -flto=auto, which nvcc refuses"""
         mpicc = self.put("mpi/bin/mpicc", "echo cc -flto=auto -ffat-lto-objects -g -O2 -Wl,-z,relro -Impi/include "
                                           "-Lmpi/lib -lmpich\n")
         compiler = self.put("compiler", "true\n")
@@ -81,7 +81,6 @@ class Knobs(unittest.TestCase):
         link = next(line for line in output.split("\n") if "-o train_gpt2" in line)
         self.assertIn("-Wl,-z,relro -Lmpi/lib -lmpich", link)
         self.assertNotRegex(output, "lto|-Impi/include.* -O2")
-        self.assertIn('-DMPIRUN=\\"%s/mpi/bin/mpirun\\"' % self.root, output)
 
     def test_an_nccl_without_a_link_to_its_newest_version(self):
         """as PyPI has it: libnccl.so.2 alone"""
@@ -90,6 +89,9 @@ class Knobs(unittest.TestCase):
         output = self.commands("train_gpt2cu", "CXX=" + compiler, "NVCC=cuda/bin/nvcc", "NCCL_DIR=/pip")
         self.assertIn("-L/pip/lib -Xlinker -rpath=/pip/lib -l:libnccl.so.2", output)
         self.assertIn("-DUSE_NCCL -Icuda/include -I/pip/include", output.replace(self.root + "/", ""))
+        output = self.commands("train_gpt2cu", "CXX=" + compiler, "NVCC=cuda/bin/nvcc", "NCCL_DIR=/pip", "MPI=0")
+        self.assertIn("-DUSE_NCCL", output)
+        self.assertNotIn("-DUSE_MPI", output)
 
     def test_each_knob_reaches_the_compiler(self):
         self.assertNotIn("-DFEW_POSITIONS", self.commands("train_gpt2"))

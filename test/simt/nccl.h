@@ -1,4 +1,5 @@
-// nccl.h -- stands in for NCCL on the emulated GPU: what llmc/ranks/nccl.h uses of it, over MPI.
+// nccl.h -- stands in for NCCL on the emulated GPU: what llmc/ranks/nccl.h uses of it, over files. The unique id is the
+// name of their directory.
 //
 // It is as strict and as slow as the real one may be. A communicator that does not block needs some time, drawn at
 // random, to accept each call, and refuses the next one before. Messages are exchanged when the stream comes to them,
@@ -12,7 +13,8 @@
 
 #include <memory>
 
-#include <mpi.h>
+#include <fcntl.h>
+#include <sched.h>
 
 enum ncclResult_t {
     ncclSuccess = 0,
@@ -47,6 +49,8 @@ struct SimtNccl {
     int depth = 0;                                  // of ncclGroupStart
     std::vector<SimtMessage> pending = {};
     bool finalized = false;
+    std::string directory = "";
+    std::map<std::string, int> numbers = {};        // of messages so far, by sender, receiver and type
 };
 using ncclComm_t = SimtNccl*;
 inline ncclComm_t simt_nccl = nullptr;              // the group calls name no communicator
@@ -63,13 +67,17 @@ inline const char* ncclGetErrorString(ncclResult_t e) {
 }
 inline const char* ncclGetLastError(ncclComm_t) { return "the emulated NCCL"; }
 
-// The host of a real machine is not needed for its GPU to go on: here the streams take turns while it waits for MPI.
-extern "C" inline __attribute__((used)) int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
+// The host of a real machine is not needed for its GPU to go on: here the streams take turns while it naps, which it
+// does when it waits for another rank.
+inline void simt_nap() {
     int turns = 3;
     const auto idle = [](cudaStream_t s) { return s->queue.empty(); };
     simt_run([&] { return turns-- == 0 || std::all_of(simt_streams.begin(), simt_streams.end(), idle); });
-    return PMPI_Test(request, done, status);
 }
+inline int simt_sched_yield() { simt_nap(); return sched_yield(); }
+inline int simt_usleep(useconds_t microseconds) { simt_nap(); return usleep(microseconds); }
+#define sched_yield simt_sched_yield
+#define usleep simt_usleep
 
 // The last call was accepted, or (a communicator that does not block) will be soon.
 inline ncclResult_t simt_accept(ncclComm_t c) {
@@ -86,12 +94,14 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* state) {
     return ncclSuccess;
 }
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-    memset(id->internal, 77, sizeof(id->internal));
-    return ncclSuccess;
+    *id = {};
+    strcpy(id->internal, access("/dev/shm", W_OK) == 0 ? "/dev/shm/simt_nccl.XXXXXX" : "/tmp/simt_nccl.XXXXXX");
+    return mkdtemp(id->internal) != nullptr ? ncclSuccess : ncclInternalError;
 }
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* c, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
-    if (id.internal[5] != 77 || rank < 0 || rank >= size) { return ncclInvalidArgument; }
+    if (access(id.internal, W_OK) != 0 || rank < 0 || rank >= size) { return ncclInvalidArgument; }
     *c = simt_nccl = new SimtNccl{rank, size, config->blocking != 0};
+    simt_nccl->directory = id.internal;
     return simt_accept(*c);
 }
 inline ncclResult_t ncclCommFinalize(ncclComm_t c) {
@@ -101,41 +111,49 @@ inline ncclResult_t ncclCommFinalize(ncclComm_t c) {
 }
 inline ncclResult_t ncclCommDestroy(ncclComm_t c) {
     if (c->polls > 0 || !c->finalized) { return ncclInvalidUsage; }
+    rmdir(c->directory.c_str());                    // unless a slower rank has still to read something
     delete c;
     return ncclSuccess;
 }
-inline ncclResult_t ncclCommAbort(ncclComm_t) { return ncclSuccess; }
+inline ncclResult_t ncclCommAbort(ncclComm_t c) {
+    for (const std::string& name : list_directory(c->directory)) { unlink((c->directory + "/" + name).c_str()); }
+    rmdir(c->directory.c_str());
+    return ncclSuccess;
+}
 
-// One group of messages on its way: all are started when the stream comes to them
+// One group of messages on its way. Each is sent or received by a turn of its own, drawn at random.
 struct SimtExchange {
     std::vector<SimtMessage> messages;
-    std::vector<MPI_Request> requests;
+    std::vector<std::string> files;                         // one for each, named when the group is complete
     bool hangs = false;
 
+    void send(const SimtMessage& m, const std::string& file) {
+        const std::string partial = file + ".partial";
+        const int fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0600);
+        io_write(fd, m.data, m.bytes, partial);
+        close(fd);
+        io_rename(partial, file);
+    }
     SimtTurn turn(ncclComm_t c) {
-        const int tag = 1000;                               // and the type, so that other types never meet
         if (hangs) { return SimtTurn::Later; }
-        for (size_t i = requests.size(); i < messages.size(); i++) {
-            const SimtMessage& m = messages[i];
-            requests.push_back(MPI_REQUEST_NULL);
-            if (m.send) {
-                MPI_Isend(m.data, (int)m.bytes, MPI_BYTE, m.peer, tag + m.type, MPI_COMM_WORLD, &requests.back());
+        c->draws++;
+        const size_t first = (size_t)(hash64(99, c->draws) % messages.size());
+        for (size_t k = 0; k < messages.size(); k++) {
+            const size_t i = (first + k) % messages.size();
+            if (files[i].empty() || (!messages[i].send && access(files[i].c_str(), R_OK) != 0)) { continue; }
+            if (messages[i].send) {
+                send(messages[i], files[i]);
             } else {
-                MPI_Irecv(m.data, (int)m.bytes, MPI_BYTE, m.peer, tag + m.type, MPI_COMM_WORLD, &requests.back());
+                const std::string text = read_file(files[i], 1u << 30);
+                if (text.size() != messages[i].bytes) { c->state = ncclInvalidUsage; }      // of another size
+                memcpy(messages[i].data, text.data(), std::min(text.size(), messages[i].bytes));
+                unlink(files[i].c_str());
             }
+            files[i].clear();
+            break;
         }
-        for (size_t i = 0; i < messages.size(); i++) {
-            if (requests[i] == MPI_REQUEST_NULL) { continue; }
-            MPI_Status status;
-            int done = 0, bytes = 0;
-            const int error = PMPI_Test(&requests[i], &done, &status);
-            if (error == MPI_SUCCESS && !done) { return SimtTurn::Later; }
-            if (error == MPI_SUCCESS && !messages[i].send) { MPI_Get_count(&status, MPI_BYTE, &bytes); }
-            const bool same = messages[i].send || bytes == (int)messages[i].bytes;
-            if (error != MPI_SUCCESS || !same) { c->state = ncclInvalidUsage; }         // of another size
-            requests[i] = MPI_REQUEST_NULL;
-        }
-        return SimtTurn::Done;
+        const bool all = std::all_of(files.begin(), files.end(), [](const std::string& f) { return f.empty(); });
+        return all ? SimtTurn::Done : SimtTurn::Later;
     }
 };
 inline ncclResult_t ncclGroupStart() {
@@ -147,7 +165,13 @@ inline ncclResult_t ncclGroupEnd() {
     ncclComm_t c = simt_nccl;
     if (c->depth-- != 1) { return ncclSuccess; }
     std::map<cudaStream_t, SimtExchange> exchanges;
-    for (const SimtMessage& m : c->pending) { exchanges[m.stream].messages.push_back(m); }
+    for (const SimtMessage& m : c->pending) {
+        int from = m.peer, to = c->rank;
+        if (m.send) { std::swap(from, to); }
+        const std::string name = strprintf("%s/%d.%d.%d", c->directory.c_str(), from, to, m.type);
+        exchanges[m.stream].messages.push_back(m);
+        exchanges[m.stream].files.push_back(name + "." + std::to_string(c->numbers[name]++));
+    }
     c->pending.clear();
     c->groups++;
     const char *plan = getenv("SIMT_NCCL"), *who = getenv("SIMT_NCCL_RANK");

@@ -1,0 +1,107 @@
+// ranks/fork.h -- --ranks N and --gpus N: the program multiplies itself on this machine, and its first process watches
+// over the ranks.
+#ifndef LLMC_RANKS_FORK_H
+#define LLMC_RANKS_FORK_H
+
+#include <csignal>
+
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+
+#include "rendezvous.h"
+
+constexpr double LAST_WORDS = 5;            // seconds that the ranks have to end after one has failed, before they must
+
+// In the process that is to be a rank
+inline void become_rank(pid_t parent, const sigset_t& signals) {
+    setpgid(0, 0);                          // what a terminal sends reaches the parent alone, which passes it on
+    prctl(PR_SET_PDEATHSIG, SIGTERM);       // should the parent be killed
+    if (getppid() != parent) { _exit(EXIT_DEVICE); }
+    const int nothing = open("/dev/null", O_RDONLY);        // in another group than the terminal's: it may not read it
+    if (nothing > 0) {
+        dup2(nothing, 0);
+        close(nothing);
+    }
+    sigprocmask(SIG_SETMASK, &signals, nullptr);
+}
+
+// Waits until all ranks have ended and returns the exit code of the first that failed, 128 + number if a signal ended
+// it. Passes on what asks a run to save and end.
+inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
+    int code = 0;
+    double failed = 0;                      // when the first of them did
+    for (size_t left = ranks.size(); left > 0;) {
+        const timespec patience = {0, 100000000};
+        const int number = sigtimedwait(&awaited, nullptr, &patience);
+        const bool late = code != 0 && wall_seconds() > failed + LAST_WORDS;
+        for (size_t r = 0; r < ranks.size(); r++) {
+            int status = 0;
+            if (ranks[r] < 0) { continue; }
+            if (number > 0 && number != SIGCHLD) { kill(ranks[r], number); }
+            if (late) { kill(ranks[r], SIGKILL); }
+            if (waitpid(ranks[r], &status, WNOHANG) != ranks[r]) { continue; }
+            const bool signaled = WIFSIGNALED(status);
+            if (signaled && !late) {
+                say("rank %zu (process %d) was ended by signal %d, %s; the others end, too", r, (int)ranks[r],
+                    WTERMSIG(status), strsignal(WTERMSIG(status)));
+            }
+            ranks[r] = -1;
+            left--;
+            if (code != 0) { continue; }
+            code = signaled ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            failed = wall_seconds();
+        }
+    }
+    return code;
+}
+
+// Starts n ranks, each of which returns false and goes on with what `launch` then says. The process that was started
+// returns true, after all of them have ended, and `code` is what it is to return. flag: as the user gave it. Called
+// before there are threads, which a fork would not take along.
+inline bool fork_ranks(int n, const char* flag, Launch& launch, int& code) {
+    Launch l;
+    l.by = flag;
+    l.size = n;
+    l.host = "127.0.0.1";
+    l.listener = listen_at(0, true);
+    if (l.listener < 0) { die(EXIT_DEVICE, "%s %d: cannot listen at 127.0.0.1: %s", flag, n, strerror(errno)); }
+    l.port = port_of(l.listener);
+    uint64_t secret = 0;
+    if (getrandom(&secret, sizeof(secret), 0) < 0) { secret = (uint64_t)getpid(); }
+    l.run = strprintf("%s %d of process %d, %016llx", flag, n, (int)getpid(), (unsigned long long)secret);
+    sigset_t awaited, before;
+    sigemptyset(&awaited);
+    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU, SIGCHLD}) {
+        struct sigaction action = {};
+        sigaction(number, nullptr, &action);
+        if (action.sa_handler != SIG_IGN) { sigaddset(&awaited, number); }      // nohup ignores SIGHUP
+    }
+    sigprocmask(SIG_BLOCK, &awaited, &before);
+    fflush(stdout);
+    const pid_t parent = getpid();
+    std::vector<pid_t> ranks;
+    std::string shown;
+    for (l.rank = 0; l.rank < n; l.rank++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            become_rank(parent, before);
+            if (l.rank > 0) { close(l.listener); }
+            launch = l;
+            return false;
+        }
+        if (child < 0) {
+            const int error = errno;
+            for (pid_t other : ranks) { kill(other, SIGKILL); }
+            die(EXIT_DEVICE, "%s %d: fork: %s", flag, n, strerror(error));
+        }
+        ranks.push_back(child);
+        shown += " " + std::to_string(child);
+    }
+    close(l.listener);
+    say("%s %d: the ranks are processes%s", flag, n, shown.c_str());
+    code = watch_ranks(ranks, awaited);
+    return true;
+}
+
+#endif
