@@ -26,7 +26,7 @@ LIBM_ALLOWED = {
     ("llmc/attention.cuh", "logf"): 1,              # once per row: the log-sum-exp
     ("llmc/attention/flash/forward.cuh", "logf"): 1,    # likewise
     ("llmc/attention/decode.cuh", "log2"): 1,       # on the host
-    ("llmc/attention/flash/skip.cuh", "log2f"): 1,  # on the host
+    ("llmc/position/encoding.cuh", "log2f"): 1,  # on the host
     ("llmc/classifier.cuh", "logf"): 1,             # once per row: the loss
     ("llmc/contrastive.cuh", "logf"): 1,            # likewise
     ("llmc/adamw.cuh", "pow"): 2,                   # once per update, on the host

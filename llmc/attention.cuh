@@ -38,8 +38,17 @@ struct AttentionDims {
     int T, t0, stride, NH, HS, OC;                          // OC: width of a row of qkv, with the encoding's columns
     float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
     const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
+    const int* first_key = nullptr;                         // of attention/skip.cuh, or null: all keys are visited
 
     __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
+    // where the keys of the tile of queries from i0 on begin
+    __device__ int first(int bh, int i0) const {
+#if defined(CUDA_BUILD)
+        return (void)bh, (void)i0, 0;                       // on a GPU the tensor-core kernels alone skip tiles
+#else
+        return first_key == nullptr ? 0 : first_key[bh * ceil_div(T, ATTENTION_TILE) + i0 / ATTENTION_TILE];
+#endif
+    }
     __host__ __device__ int C() const { return NH * HS; }
     __host__ __device__ int padded_HS() const { return round_up(HS, LANES); }      // whole registers, for block_matmul
 };
@@ -110,7 +119,8 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         largest[r] = -INFINITY;
         sum[r] = 0.0f;
     }
-    for (int j0 = 0; j0 < keys; j0 += TILE) {
+    // from the last tile to the first: a causal query then meets its own key, whose logit has no bias, in the first one
+    for (int j0 = round_up(keys, TILE) - TILE; j0 >= dims.first(bh, tile_begin); j0 -= TILE) {
         const int nj = imin(TILE, tokens - j0);
         const floatX* k = q + (size_t)j0 * dims.OC + C;
         __syncthreads();
@@ -236,6 +246,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
         load_tile(K_tile, block(k, j0, nj, 0, HS), 1.0f);
         for (int e = threadIdx.x; e < 2 * TILE * width; e += blockDim.x) { dK_tile[e] = 0.0f; }    // and dV_tile
         for (int i0 = Causal ? j0 : 0; i0 < T; i0 += TILE) {
+            if (j0 < dims.first(bh, i0)) { continue; }
             const int ni = imin(TILE, T - i0);
             __syncthreads();
             load_tile(Q_tile, block(q, i0, ni, 0, HS), dims.scale);

@@ -10,6 +10,8 @@
 #include "../position/table.h"
 #if defined(CUDA_BUILD)
 #include "flash/backward.cuh"
+#else
+#include "skip.cuh"
 #endif
 
 // The form of an encoding's bias
@@ -20,6 +22,17 @@ inline FlashBias find_flash_bias(const PositionConfig& position) {
         kind = decltype(std::declval<Type>().bias())::flash;
     });
     return kind;
+}
+
+// Tiles that the bias has zeroed are skipped from this length on; below it, finding them costs a GPU about what it
+// saves.
+constexpr int TILE_SKIP_T = 2048;
+inline bool skips_tiles(FlashBias kind, int T, const PositionConfig& config) {
+    return flash_skips(kind) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
+}
+// in units of log2: how far below the row's largest logit a skipped one is
+inline float tile_skip_tau(int T, const PositionConfig& config) {
+    return config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(T);
 }
 
 #if defined(CUDA_BUILD)
@@ -46,11 +59,6 @@ template <class Bias> FlashArgs flash_args(const Bias& bias, const AttentionDims
     return args;
 }
 
-// Tiles that the bias has zeroed are skipped from this length on; below it, finding them costs about what it saves.
-constexpr int TILE_SKIP_T = 2048;
-inline bool skips_tiles(FlashBias kind, int T, const PositionConfig& config) {
-    return flash_skips(kind) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
-}
 // the spans, and two floats for each
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)4 * B * NH * ceil_div(T, FLASH_TILE); }
 // Sets args.span from what qkv holds, so that the backward finds the same spans as the forward.
@@ -59,9 +67,23 @@ void choose_tiles(FlashArgs& args, float* scratch, const PositionConfig& config,
     if constexpr (flash_skips(Kind)) {
         if (scratch == nullptr || !skips_tiles(Kind, args.T, config)) { return; }
         float* key_norm = scratch + tile_skip_scratch(args.B, args.T, args.NH) / 2;     // after the spans
-        const float tau = config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(args.T);
         args.span = (const FlashSpan*)scratch;
-        flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tau, stream);
+        flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tile_skip_tau(args.T, config), stream);
+    }
+}
+#else
+// the first key of each tile of queries, and the longest keys
+inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, ATTENTION_TILE); }
+// Sets dims.first_key where a causal bias zeroes tiles.
+template <bool Causal, class Bias>
+void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Bias& bias,
+                  const PositionConfig& config, int B, Stream stream) {
+    if constexpr (Causal && flash_skips(Bias::flash)) {
+        if (scratch == nullptr || dims.t0 > 0 || !skips_tiles(Bias::flash, dims.T, config)) { return; }
+        float* key_norm = scratch + tile_skip_scratch(B, dims.T, dims.NH) / 2;
+        const float tau = 0.693147181f * tile_skip_tau(dims.T, config);
+        attention_skip((int*)scratch, key_norm, qkv, bias, dims, B, tau, stream);
+        dims.first_key = (const int*)scratch;
     }
 }
 #endif
@@ -70,13 +92,7 @@ void choose_tiles(FlashArgs& args, float* scratch, const PositionConfig& config,
 // forward
 
 // floats of scratch that attention_forward wants
-inline size_t attention_forward_scratch(int B, int T, int NH) {
-#if defined(CUDA_BUILD)
-    return tile_skip_scratch(B, T, NH);
-#else
-    return (void)B, (void)T, (void)NH, 0;
-#endif
-}
+inline size_t attention_forward_scratch(int B, int T, int NH) { return tile_skip_scratch(B, T, NH); }
 
 // out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it.
 // Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes the bits of other
@@ -84,10 +100,9 @@ inline size_t attention_forward_scratch(int B, int T, int NH) {
 template <bool Causal>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                        int t0, Stream stream) {
-    (void)scratch;
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
-        const AttentionDims dims = attention_dims(v, T, t0, position.score_factor(v.T));
+        AttentionDims dims = attention_dims(v, T, t0, position.score_factor(v.T));
 #if defined(CUDA_BUILD)
         constexpr FlashBias Kind = decltype(position.bias())::flash;
         if constexpr (flash_exists(Kind)) {                 // t0 > 0, a part of a text, is for the portable kernels
@@ -97,6 +112,8 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
             if (t0 == 0) { choose_tiles<Causal, Kind>(args, scratch, *v.config, stream); }
             if (t0 == 0 && flash_forward<Causal, Kind>(args, stream)) { return; }
         }
+#else
+        choose_tiles<Causal>(dims, scratch, qkv, bias, *v.config, B, stream);
 #endif
         portable_attention_forward<Causal>(out, lse, qkv, bias, dims, B, stream);
     });
@@ -106,13 +123,17 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 // of a batch, from its scratch; 1 where nothing could be skipped.
 inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS,
                               Stream stream) {
+    if (!skips_tiles(find_flash_bias(position), T, position)) { return 1.0; }
 #if defined(CUDA_BUILD)
-    if (!uses_flash(position, HS) || !skips_tiles(find_flash_bias(position), T, position)) { return 1.0; }
+    if (!uses_flash(position, HS)) { return 1.0; }
     std::vector<FlashSpan> span((size_t)NH * ceil_div(T, FLASH_TILE));
     copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
     return flash_live_share(span.data(), NH, T, causal);
 #else
-    return (void)scratch, (void)position, (void)causal, (void)T, (void)NH, (void)HS, (void)stream, 1.0;
+    if (!causal) { return (void)HS, 1.0; }
+    std::vector<int> first_key((size_t)NH * ceil_div(T, ATTENTION_TILE));
+    copy_to_host(first_key.data(), scratch, sizeof(int) * first_key.size(), stream);
+    return attention_live_share(first_key.data(), NH, T);
 #endif
 }
 
@@ -127,10 +148,10 @@ inline size_t attention_backward_scratch(const PositionConfig& position, int B, 
     if (kind != FlashBias::Unknown) {
         floats = std::max(floats, flash_backward_scratch(kind, B, T, NH) + tile_skip_scratch(B, T, NH));
     }
-#else
-    (void)position;
-#endif
     return floats;
+#else
+    return (void)position, floats + tile_skip_scratch(B, T, NH);
+#endif
 }
 
 // dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
@@ -141,7 +162,7 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
                         const float* lse, const PositionView& v, int B, int T, Stream stream) {
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
-        const AttentionDims dims = attention_dims(v, T, 0, position.score_factor(v.T));
+        AttentionDims dims = attention_dims(v, T, 0, position.score_factor(v.T));
 #if defined(CUDA_BUILD)
         constexpr FlashBias Kind = decltype(position.bias())::flash;
         if constexpr (flash_exists(Kind)) {
@@ -154,6 +175,9 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
             choose_tiles<Causal, Kind>(args, tiles, *v.config, stream);
             if (flash_backward<Causal, Kind>(args, scratch, stream)) { return; }
         }
+#else
+        float* tiles = scratch + portable_attention_backward_scratch(B, T, v.NH, v.HS);
+        choose_tiles<Causal>(dims, tiles, qkv, bias, *v.config, B, stream);
 #endif
         position.zero_bias_gradient(B, T, stream);          // the tensor-core kernels overwrite instead
         portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, bias, dims, B, stream);

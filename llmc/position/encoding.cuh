@@ -221,6 +221,13 @@ private:
 //   Toeplitz     table[h][table_zero + j - i]                       t5, kerple
 //   Unknown      any other: attention runs on the portable kernels, in every build
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Unknown };
+// The biases that decay without end, so that whole tiles have weights of 0 (flash/skip.cuh, attention/skip.cuh). The
+// others have heavy tails.
+__host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
+    return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
+}
+// of --tile_skip default, in units of log2: T keys that are so far below the largest are less than 2^-24 of a row's sum
+inline float flash_skip_tau(int T) { return 24.0f + log2f((float)T); }
 
 // What those kernels read of a bias, and where they leave its gradients; each form uses its own part.
 struct FlashBiasArgs {

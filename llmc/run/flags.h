@@ -61,8 +61,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
     X(int, recompute, "-r", 1, between(0, 2), FREE, "recompute in backward: 0 nothing, 1 GELU, 2 GELU and layernorm") \
     X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all") \
     X(Text, tile_skip, "", "default", one_of("exact|default|off"), FREE, \
-      "cable and alibi: leave out scores that the bias makes zero, on a GPU from T 2048 on and in generation; exact " \
-      "changes no bit") \
+      "cable and alibi: leave out scores that the bias makes zero, from T 2048 on (BERT: on a GPU) and in " \
+      "generation; exact changes no bit") \
     X(bool, deterministic, "", true, any(), FREE, \
       "GPU: 0 takes the fastest matmul algorithms; the bits may then differ from run to run") \
     X(int, ranks, "", 1, at_least(1), FREE, \

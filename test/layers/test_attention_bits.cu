@@ -35,7 +35,10 @@ void test_pieces(Random& random, const std::string& name, int stride, const std:
 }
 
 // dqkv (B,T,columns_of): without what lies after the encoding's columns
-struct Bits { std::vector<float> out, lse, dqkv; };
+struct Bits {
+    std::vector<float> out, lse, dqkv;
+    double live = 1.0;                                      // share of the tiles that the forward computed
+};
 size_t columns_of(const Layer& l) { return (size_t)(3 * l.C + l.tables.extra_columns); }
 Bits run_bits(const Layer& l, const std::vector<float>& qkv, const std::vector<float>& dout) {
     Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)l.s.B * l.s.NH * l.s.T), dqkv(qkv.size());
@@ -43,6 +46,26 @@ Bits run_bits(const Layer& l, const std::vector<float>& qkv, const std::vector<f
     l.forward(out, lse, d_qkv, 0, l.s.T);
     l.backward(dqkv, scratch, Array<float>(dout), d_qkv, out, lse);
     return {out.host(), lse.host(), columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l))};
+}
+// of a causal layer with scratch for the forward too, which may then skip tiles
+Bits run_skipping(Layer& l, TileSkip skip, const std::vector<float>& qkv, const std::vector<float>& dout) {
+    l.config.tile_skip = skip;
+    Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)l.s.B * l.s.NH * l.s.T), dqkv(qkv.size());
+    Array<float> scratch(l.backward_scratch()), tiles(attention_forward_scratch(l.s.B, l.s.T, l.s.NH));
+    with_position(l.view, [&](auto position) { position.prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0)); });
+    attention_forward<true>(out, lse, tiles, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0));
+    l.backward(dqkv, scratch, Array<float>(dout), d_qkv, out, lse);
+    const double live = live_tile_share(tiles, l.config, true, l.s.T, l.s.NH, l.s.HS, Stream(0));
+    return {out.host(), lse.host(), columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l)), live};
+}
+// |a - b| over |b|, of the Euclidean norms
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+    double difference = 0, size = 0;
+    for (size_t e = 0; e < a.size(); e++) {
+        difference += ((double)a[e] - b[e]) * ((double)a[e] - b[e]);
+        size += (double)b[e] * b[e];
+    }
+    return std::sqrt(difference / size);
 }
 
 } // namespace
@@ -120,6 +143,45 @@ TEST_CASE("attention: same bits for any number of threads", "[attention][encodin
             }
             return all;
         });
+    }
+}
+
+// Tiles that the bias has zeroed may be skipped; a far key that is long enough to matter keeps its tile.
+TEST_CASE("attention: --tile_skip exact changes no bit, default hardly any", "[attention][encodings]") {
+    Random random;
+    INFO(random);
+    const LayerShape s = {2, TILE_SKIP_T + 450, 2, 16};
+    for (const std::string& name : encodings()) {
+        const bool skips = flash_skips(find_flash_bias(parse_position(name, s.T)));
+        if (!skips && name != "none") { continue; }
+        for (bool far_key : {false, true}) {
+            INFO(name << ", far key " << far_key);
+            Layer l(name, s, true, random);
+            l.set_lengths({s.T, 801});
+            std::vector<float> qkv = l.draw_qkv(random);
+            const std::vector<float> dout = l.draw_dout(random);
+            for (size_t d = 0; far_key && d < (size_t)l.C; d++) {       // a key that the last 70 queries look for
+                qkv[10 * l.OC + l.C + d] = 5.0f;
+                for (size_t t = (size_t)s.T - 70; t < (size_t)s.T; t++) { qkv[t * l.OC + d] = 100.0f; }
+            }
+            const Bits off = run_skipping(l, TileSkip::Off, qkv, dout);
+            const Bits exact = run_skipping(l, TileSkip::Exact, qkv, dout);
+            const Bits some = run_skipping(l, TileSkip::Default, qkv, dout);
+            CHECK(off.live == 1.0);
+            CHECK((exact.live < 1.0) == skips);
+            CHECK((some.live < exact.live) == skips);
+            CHECK(same_bits(exact.out, off.out));
+            CHECK(same_bits(exact.lse, off.lse));
+            CHECK((exact.dqkv == off.dqkv));                // -fno-signed-zeros: 0 is -0
+            // what is left out of a row's sum is below 2^-24 of it
+            CHECK(relative_difference(some.out, off.out) <= 1e-7);
+            CHECK(relative_difference(some.dqkv, off.dqkv) <= 1e-7);
+            if (!far_key) { continue; }
+            qkv[10 * l.OC + l.C] = NAN;
+            for (TileSkip skip : {TileSkip::Exact, TileSkip::Default}) {
+                CHECK(std::isnan(run_skipping(l, skip, qkv, dout).out[((size_t)s.T - 1) * l.C]));
+            }
+        }
     }
 }
 

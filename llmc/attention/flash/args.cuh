@@ -11,11 +11,6 @@ constexpr bool flash_head_size(int HS) { return HS == 64 || HS == 128; }        
 __host__ __device__ constexpr bool flash_is_cable(FlashBias Kind) {
     return Kind == FlashBias::Distance || Kind == FlashBias::LogDistance;
 }
-// The biases that decay without end, so that whole tiles have weights of 0 (skip.cuh). The others have heavy tails, and
-// no spans.
-__host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
-    return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
-}
 // The first and the last tile of 64 keys that any of 64 queries needs. The queries' own tile is between the two.
 struct alignas(8) FlashSpan {
     int first, last;

@@ -14,8 +14,6 @@
 
 #include "tiles.cuh"
 
-inline float flash_skip_tau(int T) { return 24.0f + log2f((float)T); }
-
 // ----------------------------------------------------------------------------------------------------------
 // 1. the longest key of the tiles up to n, and from n on
 

@@ -1,0 +1,92 @@
+// attention/skip.cuh -- the tiles of keys that the bias has already zeroed, for the portable kernels of a CPU, causal:
+// found before attention runs, and then neither read nor computed.
+//
+// The bound is that of flash/skip.cuh, in natural units. With j the last key of tile n, all logits of query i in the
+// tiles 0 .. n are at most |scale q_i| max|k| + B_ij, and its largest logit is at least that of its own key, which has
+// no bias. Tiles more than tau below that are skipped. tau = 128 ln 2: fast_exp would return 0 for each of their keys,
+// and as the query's own tile is the first one of attention's loop, no bit differs. docs/attention.md, "Skipping tiles
+// with a bound".
+#ifndef LLMC_ATTENTION_SKIP_CUH
+#define LLMC_ATTENTION_SKIP_CUH
+
+#include "../attention.cuh"
+
+// first_key (B*NH,tiles): the first key that a tile of queries visits. key_norm, the same shape: the longest key of the
+// tiles 0 .. n. One block per (batch, head)
+template <class Bias>
+__global__ void attention_skip_kernel(int* first_key, float* key_norm, const floatX* qkv, Bias bias, AttentionDims dims,
+                                      float tau) {
+    constexpr int TILE = ATTENTION_TILE;
+    const int bh = blockIdx.x;
+    const int b = bh / dims.NH;
+    const int HS = dims.HS;
+    const int T = dims.tokens(b);
+    const int tiles = ceil_div(dims.T, TILE);
+    const floatX* q = qkv + (size_t)b * dims.stride * dims.OC + bh % dims.NH * HS;
+    const floatX* k = q + dims.C();
+    first_key += (size_t)bh * tiles;
+    key_norm += (size_t)bh * tiles;
+
+    // 1. the longest key of each tile, and then of the tiles up to n
+    for (int n = threadIdx.x; n < tiles; n += blockDim.x) {
+        float largest = 0.0f;
+        for (int j = n * TILE; j < imin((n + 1) * TILE, T); j++) {
+            const floatX* row = k + (size_t)j * dims.OC;
+            float sum = 0.0f;
+            for (int d = 0; d < HS; d++) { sum += (float)row[d] * (float)row[d]; }
+            if (!(sum < INFINITY)) { sum = INFINITY; }      // a NaN too: such a tile is never skipped
+            largest = sum <= largest ? largest : sum;
+        }
+        key_norm[n] = sqrtf(largest);
+    }
+    __syncthreads();
+    for (int n = 1; n < tiles && threadIdx.x == 0; n++) { key_norm[n] = fmaxf(key_norm[n - 1], key_norm[n]); }
+    __syncthreads();
+    // 2. the tiles that one of the 64 queries needs: the bound grows with n, so each query bisects what the queries
+    // before it would skip
+    for (int m = threadIdx.x; m < tiles; m += blockDim.x) {
+        int first = m;
+        for (int i = m * TILE; i < imin((m + 1) * TILE, T); i++) {
+            const floatX* row = q + (size_t)i * dims.OC;
+            const floatX* own_key = k + (size_t)i * dims.OC;
+            float norm = 0.0f;
+            float own = 0.0f;
+            for (int d = 0; d < HS; d++) {
+                norm += (float)row[d] * (float)row[d];
+                own += (float)row[d] * (float)own_key[d];
+            }
+            const float length = dims.scale * sqrtf(norm);
+            const float least = dims.scale * own - tau;
+            int low = 0;
+            int probe = first - 1;                          // mostly nothing before `first` is needed
+            while (low < first) {
+                const float B = bias.tile(bh, m * TILE, probe * TILE)(i - m * TILE, TILE - 1);
+                if (length * key_norm[probe] + B < least) { low = probe + 1; }
+                else { first = probe; }
+                probe = (low + first) / 2;
+            }
+        }
+        first_key[m] = first * TILE;
+    }
+}
+
+// first_key, key_norm (B*NH,ceil(T/ATTENTION_TILE))
+template <class Bias>
+void attention_skip(int* first_key, float* key_norm, const floatX* qkv, const Bias& bias, const AttentionDims& dims,
+                    int B, float tau, Stream stream) {
+    const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, 0, stream);
+    launch(attention_skip_kernel<Bias>, grid, first_key, key_norm, qkv, bias, dims, tau);
+}
+
+// The share of the tiles of a causal mask that is computed; first_key in host memory
+inline double attention_live_share(const int* first_key, int BNH, int T) {
+    const int tiles = ceil_div(T, ATTENTION_TILE);
+    double live = 0.0, all = 0.0;
+    for (int x = 0; x < BNH * tiles; x++) {
+        all += x % tiles + 1;
+        live += x % tiles + 1 - first_key[x] / ATTENTION_TILE;
+    }
+    return all > 0.0 ? live / all : 1.0;
+}
+
+#endif
