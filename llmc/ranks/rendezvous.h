@@ -5,6 +5,8 @@
 #ifndef LLMC_RANKS_RENDEZVOUS_H
 #define LLMC_RANKS_RENDEZVOUS_H
 
+#include <memory>
+
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
