@@ -39,8 +39,10 @@ inline void comm_init(const Launch& launch, const Names& program) {
     if (wire == nullptr) { wire = start_tcp(launch); }
     c.wire = wire;
     // Otherwise each process would take itself for the only one, train on all of the data and fight for --out.
-    check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d (is mpirun of "
-          "another MPI than the one this program was built with?)", launch.size, c.size);
+    if (c.size != launch.size && launch.rank > 0) { leave_to_rank0(); }
+    check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d (is it of another "
+          "MPI than the one this program was built with? srun --mpi=none, torchrun and --ranks need none)",
+          launch.size, c.size);
     if (c.rank != 0 && freopen("/dev/null", "w", stdout) == nullptr) {
         die(EXIT_DEVICE, "/dev/null: %s", strerror(errno));
     }

@@ -138,11 +138,12 @@ inline std::string launch_refusal(const Launch& l, const Names& program) {
 }
 
 // Ends a process whose launcher cannot be served; rank 0 alone says why.
+[[noreturn]] inline void leave_to_rank0() {
+    sleep(1);                               // the launcher ends them all as soon as one has failed
+    _exit(EXIT_BAD_INPUT);
+}
 [[noreturn]] inline void refuse_launch(const Launch& l, const Names& program) {
-    if (l.rank > 0) {
-        sleep(1);                           // the launcher ends them all as soon as one has failed
-        _exit(EXIT_BAD_INPUT);
-    }
+    if (l.rank > 0) { leave_to_rank0(); }
     die(EXIT_BAD_INPUT, "%s", launch_refusal(l, program).c_str());
 }
 

@@ -122,6 +122,18 @@ void test_sums(uint64_t seed) {
     }
 }
 
+// Ranks of one machine are numbered in their order.
+void test_machines() {
+    char name[256] = "";
+    gethostname(name, sizeof(name) - 1);
+    const uint64_t mine = checksum(std::string(name));
+    std::vector<uint64_t> all((size_t)comm().size);
+    comm_all_gather(all.data(), &mine, 1, "machines");
+    const auto here = [&](size_t ranks) { return (int)std::count(all.begin(), all.begin() + (ptrdiff_t)ranks, mine); };
+    expect(comm().local_rank == here((size_t)comm().rank), "local_rank", 1, 1);
+    expect(comm().local_size == here(all.size()), "local_size", 1, 1);
+}
+
 void test_small() {
     const int rank = comm().rank, size = comm().size;
     for (size_t n : {0, 1, 5, 1000}) {
@@ -203,6 +215,9 @@ void test_share() {
     }
     set_chunk(4000);
     for (size_t n : {0, 1, 166, 1000, 1001, 5003}) { test_rows(n); }
+    // more than what connections hold: none of the ranks may wait for the others to read
+    set_chunk(32 << 20);
+    test_rows(comm().chunk / sizeof(float) / (size_t)std::max(1, comm().size - 1));
     set_chunk(Comm().chunk);
 }
 
@@ -226,6 +241,7 @@ int run(int argc, char** argv) {
     if (mode == "sums") {
         test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10));
     } else if (mode == "small") {
+        test_machines();
         test_small();
         test_share();
     } else if (mode == "wait") {
