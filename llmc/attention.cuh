@@ -31,6 +31,12 @@
 
 constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
 constexpr int ATTENTION_THREADS = 64;
+// attention/skip.cuh: a causal query then meets its own key, whose logit has no bias, in the first tile
+#if defined(CUDA_BUILD)
+constexpr bool LAST_TILE_FIRST = false;                     // on a GPU the tensor-core kernels alone skip any
+#else
+constexpr bool LAST_TILE_FIRST = true;
+#endif
 
 // Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv buffer
 // (B,stride,OC).
@@ -43,11 +49,8 @@ struct AttentionDims {
     __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
     // where the keys of the tile of queries from i0 on begin
     __device__ int first(int bh, int i0) const {
-#if defined(CUDA_BUILD)
-        return (void)bh, (void)i0, 0;                       // on a GPU the tensor-core kernels alone skip tiles
-#else
-        return first_key == nullptr ? 0 : first_key[bh * ceil_div(T, ATTENTION_TILE) + i0 / ATTENTION_TILE];
-#endif
+        if (!LAST_TILE_FIRST || first_key == nullptr) { return 0; }
+        return first_key[bh * ceil_div(T, ATTENTION_TILE) + i0 / ATTENTION_TILE];
     }
     __host__ __device__ int C() const { return NH * HS; }
     __host__ __device__ int padded_HS() const { return round_up(HS, LANES); }      // whole registers, for block_matmul
@@ -119,8 +122,8 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         largest[r] = -INFINITY;
         sum[r] = 0.0f;
     }
-    // from the last tile to the first: a causal query then meets its own key, whose logit has no bias, in the first one
-    for (int j0 = round_up(keys, TILE) - TILE; j0 >= dims.first(bh, tile_begin); j0 -= TILE) {
+    for (int done = 0; done < keys - dims.first(bh, tile_begin); done += TILE) {
+        const int j0 = LAST_TILE_FIRST ? round_up(keys, TILE) - TILE - done : done;
         const int nj = imin(TILE, tokens - j0);
         const floatX* k = q + (size_t)j0 * dims.OC + C;
         __syncthreads();
