@@ -188,15 +188,17 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
             dSi[i0 + r] += t.gi[r] * sum;
         }
         __syncthreads();
-        // 2. one thread per key, queries in order: dS_j takes the opposite of what its queries took, summed for this
-        // tile in the first row of dlogit
-        for (int r = 0; r < ni; r++) {
-            const float weight = one_sided ? sign * t.gi[r] : -t.gi[r];
-            SIMD
-            for (int c = threadIdx.x; c < nj; c += blockDim.x) {
-                dlogit[c] = (r == 0 ? 0.0f : dlogit[c]) + weight * dlogit[r * ld + c];
+        // 2. a register of keys per thread, queries in order: dS_j takes the opposite of what its queries took. The
+        // tile's sums go into the first row of dlogit; the columns after nj are not read
+        for (int c = threadIdx.x * LANES; c < nj; c += blockDim.x * LANES) {
+            lanes sum = lanes{};
+            for (int r = 0; r < ni; r++) {
+                const float weight = one_sided ? sign * t.gi[r] : -t.gi[r];
+                sum += weight * load_lanes(dlogit + r * ld + c);
             }
+            store_lanes(dlogit + c, sum);
         }
+        __syncthreads();
         for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] += dlogit[c]; }
         __syncthreads();
     }
