@@ -143,8 +143,7 @@ test simt ranks race asan ladders: install
 edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what it costs to edit a header and run its tests, in CPU seconds
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
-ranks-long: train_gpt2 train_bert $(B)/comm_program      ## what ranks promise, at full length; PART=2/4: a part
-	@python3 test/ranks/ranks_long.py $(PART:%=--part %) $(ARGS)
+ranks-long: train_gpt2 train_bert ; @python3 test/ranks/ranks_long.py $(PART:%=--part %) $(ARGS)  ## at full length
 exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
 lint:      ; @python3 dev/lint.py      ## rules of the sources that no compiler checks
 gpu-check: ; @python3 dev/gpu_check.py $(ARGS)      ## on a machine with a GPU: correctness, speed and memory
@@ -155,7 +154,6 @@ mpi-found: ; @$(if $(MPI_CFLAGS),echo "$(MPI_CFLAGS) $(MPI_LIBS)",echo "no MPI f
 help:
 	@sed -n 's/^\([a-z-]*\): .*## /make \1\t/p' Makefile | expand -t 17
 	@sed -n '1s/.*targets. /\n/p; 2,9s/^# \{0,1\}//p' Makefile
-
 .PHONY: all $(PLAIN) mpi-found
 .SECONDARY:
 .DELETE_ON_ERROR:

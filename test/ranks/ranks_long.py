@@ -224,7 +224,7 @@ def run_case(promise, name, commit, memory):
         try:
             passed, what = 1, work(Case(directory, promise, name), name)
         except (Failure, AssertionError, OSError, subprocess.SubprocessError) as e:
-            passed, what = 0, " ".join(str(e).split()).encode("ascii", "replace").decode()
+            passed, what = 0, " ".join(str(e).split()).encode("ascii", "replace").decode()[-1000:]
     seconds = f"{time.monotonic() - begun:.1f}"
     record({"commit": commit, "promise": promise, "case": name, "passed": passed, "seconds": seconds, "what": what})
     if not passed:
@@ -247,8 +247,9 @@ def main():
     part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", options.part)
     if not part or int(part.group(1)) > int(part.group(2)):
         parser.error(f"--part: expected k/n with k <= n, got {options.part}")
-    if ranks_of.WITHOUT_TRAINER:
-        sys.exit(ranks_of.WITHOUT_TRAINER)
+    for trainer in TRAINERS.values():
+        if ranks_of.why_not(trainer):
+            sys.exit(ranks_of.why_not(trainer))
     commit = source_commit()
     done = {(r["promise"], r["case"]) for r in results()
             if r["passed"] == "1" and (options.any_commit or r["commit"] == commit)}

@@ -90,7 +90,7 @@ def alive(pid):
 
 def processes(launcher):
     """{rank: pid} of the processes that a launcher has started, directly or through others"""
-    found, waiting = {}, [launcher]
+    found, waiting, children = {}, [launcher], []
     with contextlib.suppress(OSError), open(f"/proc/{launcher}/task/{launcher}/children") as f:
         children = [int(child) for child in f.read().split()]
     while waiting:
