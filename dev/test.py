@@ -3,7 +3,7 @@
 
     dev/test.py test           every test: in C++, on the emulated GPU, and the scripts test/*/test_*.py
     dev/test.py simt           what runs on the emulated GPU
-    dev/test.py ranks          one run on several processes, under mpirun
+    dev/test.py ranks          one run on several processes
     dev/test.py race|asan      the tests tagged [race] or [asan], under ThreadSanitizer or AddressSanitizer
     dev/test.py ladders        dev/cuda/*.cu: on the CPU, on the emulated GPU, and with nvcc where it is
     dev/test.py KIND '[tag]'   the tests that Catch2 finds by these words; only files of C++ with such a tag are built

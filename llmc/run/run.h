@@ -100,7 +100,8 @@ template <class Files> void record_data(Run& r, const Files* files) {
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Doing looking("looking for a checkpoint");
     const Options& o = r.o;
-    for (const auto& [flag, n] : {std::pair<const char*, int>("ranks", o.ranks), {"gpus", o.gpus}}) {
+    const std::pair<const char*, int> numbers[] = {{"ranks", o.ranks}, {"gpus", o.gpus}};
+    for (const auto& [flag, n] : numbers) {
         check(!o.is_given(flag) || n == comm().size, "--%s %d: a launcher has started %d processes; leave out one of "
               "the two", flag, n, comm().size);
     }

@@ -93,6 +93,16 @@ def errors(results):
 
 @unittest.skipUnless(os.path.exists(COMM_ALONE), "SKIPPED: build/comm_program_alone is not built")
 class Launchers(unittest.TestCase):
+    torchrun = None
+
+    @classmethod
+    def setUpClass(cls):
+        """torchrun takes ten seconds to start, during which the other tests run"""
+        if TORCHRUN:
+            words = [TORCHRUN, "--no_python", "-r", "1", "-t", "1", "--nproc_per_node", "3",
+                     "--master_port", str(free_port()), COMM_ALONE, "small"]
+            cls.torchrun = subprocess.Popen(words, env=ENVIRONMENT, **PIPES)
+
     def test_sums_and_the_small_collectives(self):
         for kind, program, ranks, mode in ((torchrun, COMM_ALONE, 8, "small"), (torchrun, COMM_ALONE, 4, "sums"),
                                            (srun, COMM_PROGRAM, 3, "small"), (srun, COMM_PROGRAM, 3, "sums")):
@@ -102,11 +112,9 @@ class Launchers(unittest.TestCase):
 
     @unittest.skipUnless(TORCHRUN, "SKIPPED: there is no torchrun; dev/install.sh bench")
     def test_the_real_torchrun(self):
-        words = [TORCHRUN, "--no_python", "-r", "1", "-t", "1", "--nproc_per_node", "3",
-                 "--master_port", str(free_port())]
-        p = subprocess.run([*words, COMM_ALONE, "small"], env=ENVIRONMENT, timeout=LIMIT, **PIPES)
-        self.assertEqual(p.returncode, 0, p.stdout)
-        self.assertEqual(re.findall(r"\bok$|3 ranks.*$", p.stdout, re.M), ["3 ranks, gradients by TCP", "ok"])
+        output = self.torchrun.communicate(timeout=LIMIT)[0]
+        self.assertEqual(self.torchrun.returncode, 0, output)
+        self.assertEqual(re.findall(r"\bok$|3 ranks.*$", output, re.M), ["3 ranks, gradients by TCP", "ok"])
 
     def test_a_launcher_that_cannot_be_served_is_refused_once(self):
         """never N trainings that each take themselves for the only one; and the line that is printed works"""
