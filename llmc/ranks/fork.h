@@ -26,11 +26,12 @@ inline void become_rank(pid_t parent, const sigset_t& signals) {
     sigprocmask(SIG_SETMASK, &signals, nullptr);
 }
 
-// Waits until all ranks have ended and returns the exit code of the first that failed, 128 + number if a signal ended
-// it. Passes on what asks a run to save and end.
+// Waits until all ranks have ended and returns the exit code of the first that failed, or 128 + number if a signal
+// ended one: the others may miss it before that is noticed here. Passes on what asks a run to save and end.
 inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
     int code = 0;
     double failed = 0;                      // when the first of them did
+    bool killed = false;
     for (size_t left = ranks.size(); left > 0;) {
         const timespec patience = {0, 100000000};
         const int number = sigtimedwait(&awaited, nullptr, &patience);
@@ -48,9 +49,11 @@ inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
             }
             ranks[r] = -1;
             left--;
-            if (code != 0) { continue; }
+            const bool cause = signaled && !late && !killed;
+            if (code != 0 && !cause) { continue; }
+            if (code == 0) { failed = wall_seconds(); }
             code = signaled ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-            failed = wall_seconds();
+            killed = signaled;
         }
     }
     return code;

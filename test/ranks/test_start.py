@@ -156,9 +156,9 @@ class Launchers(unittest.TestCase):
                 results = end()
                 self.assertLess(time.monotonic() - begin, AFTER_DEATH)
                 self.assertEqual([code for code, _, _ in results], [-9 if r == victim else 5 for r in range(ranks)])
-                found = errors(results)
-                self.assertEqual(len(found), 1, found)
-                self.assertRegex(found[0], f"(sum of the gradients|stop signals): rank . *: rank {victim} is gone")
+                self.assertTrue(errors(results))        # on a slow machine more than one rank may say so
+                for error in errors(results):
+                    self.assertRegex(error, f"(sum of the gradients|stop signals): rank . *: rank {victim} is gone")
 
     def test_a_rank_that_hangs_is_named(self):
         with contextlib.ExitStack() as stack:           # both at the same time
@@ -173,9 +173,9 @@ class Launchers(unittest.TestCase):
                 results = end([r for r in range(ranks) if r != victim])
                 self.assertTrue(1 < time.monotonic() - begin < 2 + AFTER_DEADLINE)
                 self.assertEqual([code for code, _, _ in results], [5] * (ranks - 1), results)
-                found = errors(results)
-                self.assertEqual(len(found), 1, found)
-                self.assertRegex(found[0], f"(sum of the gradients|stop signals): rank . waited 2 s for rank {victim} ")
+                self.assertTrue(errors(results))
+                for error in errors(results):
+                    self.assertRegex(error, f"(sum of the gradients|stop signals): rank . waited 2 s for rank {victim}")
 
     def test_a_pause_ends_nothing(self):
         with started(torchrun, 3, COMM_ALONE, "wait", "3") as (runs, until, _):
