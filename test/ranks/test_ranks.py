@@ -165,13 +165,12 @@ WITHOUT_COMM = why_not_comm()
 @unittest.skipIf(WITHOUT_COMM, WITHOUT_COMM)
 class Collectives(unittest.TestCase):
     def test_sums_and_the_small_collectives(self):
-        for ranks in 1, 2, 3, 4, 8:
-            for mode in "sums", "small":
-                with self.subTest(ranks=ranks, mode=mode):
-                    code, output = run(ranks, COMM_PROGRAM, mode)
-                    self.assertEqual(code, 0, output)
-                    description = f"{ranks} ranks, gradients by MPI" if ranks > 1 else "1 rank"
-                    self.assertEqual(re.findall(r"^(?:ok|\d+ rank.*)$", output, re.M), [description, "ok"])
+        for ranks, mode in (1, "small"), (2, "sums"), (2, "small"), (3, "sums"), (3, "small"), (8, "sums"):
+            with self.subTest(ranks=ranks, mode=mode):
+                code, output = run(ranks, COMM_PROGRAM, mode)
+                self.assertEqual(code, 0, output)
+                description = f"{ranks} ranks, gradients by MPI" if ranks > 1 else "1 rank"
+                self.assertEqual(re.findall(r"^(?:ok|\d+ rank.*)$", output, re.M), [description, "ok"])
 
     def test_without_a_launcher(self):
         p = subprocess.run([COMM_PROGRAM, "sums"], env=ENVIRONMENT, **PIPES)
