@@ -11,7 +11,7 @@
 
 #include "rendezvous.h"
 
-constexpr double LAST_WORDS = 5;            // seconds that the ranks have to end after one has failed, before they must
+constexpr double LAST_WORDS = 3;            // seconds that the ranks have to end after one has failed, before they must
 
 // In the process that is to be a rank
 inline void become_rank(pid_t parent, const sigset_t& signals) {

@@ -6,6 +6,7 @@
 #include "../matmul.cuh"
 #include "../model.cuh"
 #include "../ranks/patience.h"
+#include "../ranks/replicas.cuh"
 #include "config.h"
 #include "data_record.h"
 #include "log.h"
@@ -121,12 +122,17 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     check(r.trains || o.list || !o.load.empty() || o.resume,
           "%s want a model: --load, or --steps to train one first", use_flags);
     const bool first = comm().rank == 0;                        // who writes, and finds what is there for all
-    // the directory is locked and put in order before a checkpoint is chosen from it
-    if (o.resume && !o.list && !o.check && first && is_directory(o.out)) {
-        r.lock = std::make_unique<OutputLock>(o.out);
-        clean_output_directory(o.out);
+    // the directory is locked and put in order before a checkpoint is chosen from it; all of its bytes are read
+    if (o.resume) {
+        rank0_works([&] {
+            if (!o.list && !o.check && is_directory(o.out)) {
+                r.lock = std::make_unique<OutputLock>(o.out);
+                clean_output_directory(o.out);
+            }
+            r.resumed = find_checkpoint(o.out, o.no_fallback);
+        }, "choice of the checkpoint");
     }
-    r.resumed = comm_text(o.resume && first ? find_checkpoint(o.out, o.no_fallback) : "", "choice of the checkpoint");
+    r.resumed = comm_text(r.resumed, "choice of the checkpoint");
     r.source = r.resumed.empty() ? find_weights(o.load) : r.resumed;
     check(o.resume != 2 || !r.resumed.empty(),
           "--resume 2: expected a checkpoint in %s, found none; is --out right, and its disk mounted?", o.out.c_str());
@@ -208,11 +214,11 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     if (r.record) { r.record->start(); }
 }
 
-// What is saved must be what every rank has.
+// All ranks must have the same parameters.
 inline void check_replicas(const Parameters& p) {
     std::string who;
     if (comm().size == 1) { return; }
-    const bool agree = comm_replicas_agree(comm_hash(p.master, p.table.total, p.stream), &who);
+    const bool agree = comm_replicas_agree(replica_hash(p.master, p.table.total, p.stream), &who);
     check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
 }
 
@@ -255,6 +261,7 @@ inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
     const int signal = comm_max((int)stop_signal, "signals");
     const bool last = step >= o.steps, stop = signal != 0;
     const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
+    if (step > r.first_step && step % REPLICAS_EVERY == 0) { check_replicas(p); }
     if (!o.out.empty() && step > r.first_step && (due || stop)) {
         // nothing is saved of a run on bad data; whoever stops it is not kept waiting
         while (comm_max(stop_signal == 0 && r.record && !r.record->wait(1.0), "the check of the data")) {}

@@ -58,9 +58,9 @@ def apart(commands, directories=None):
     return p.returncode, p.stdout
 
 
-def slow_disk(directory, seconds):
-    """words before a command whose first fsync of a model takes so long"""
-    source, library = os.path.join(directory, "slow.c"), os.path.join(directory, "slow.so")
+def slow_disk(directory, seconds, word="safetensors"):
+    """words before a command whose first fsync of a model, or of another path with this word, takes so long"""
+    source, library = os.path.join(directory, word + ".c"), os.path.join(directory, word + ".so")
     with open(source, "w") as f:
         f.write("""#include <stdio.h>
                    #include <string.h>
@@ -70,12 +70,12 @@ def slow_disk(directory, seconds):
                        static int slept;
                        char link[64], path[4096] = "";
                        snprintf(link, sizeof(link), "/proc/self/fd/%%d", fd);
-                       if (readlink(link, path, sizeof(path) - 1) > 0 && strstr(path, "safetensors") && !slept++) {
+                       if (readlink(link, path, sizeof(path) - 1) > 0 && strstr(path, "%s") && !slept++) {
                            sleep(%d);
                        }
                        return syscall(SYS_fsync, fd);
                    }
-                """ % seconds)
+                """ % (word, seconds))
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
     return ["env", "LD_PRELOAD=" + library]
 
@@ -142,6 +142,28 @@ def started(ranks, *command, launcher=None):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             p.wait()
+
+
+def flip_bits(pid, pattern):
+    """flips a bit in the middle of these bytes wherever they stand in the memory of a process; returns how often"""
+    flipped = 0
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for line in maps:
+            m = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
+            if not m:
+                continue
+            begin = int(m.group(1), 16)
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                memory.seek(begin)
+                data = memory.read(int(m.group(2), 16) - begin)
+                at = data.find(pattern)
+                while at >= 0:
+                    middle = at + len(pattern) // 2
+                    memory.seek(begin + middle)
+                    memory.write(bytes([data[middle] ^ 1]))
+                    flipped += 1
+                    at = data.find(pattern, at + 1)
+    return flipped
 
 
 def why_not(program):
@@ -548,6 +570,47 @@ class Training(Runs):
         self.assertGreater(time.monotonic() - begin, 5, "the disk was not slow")
         self.train(1, "fast", steps=4, every=2)
         self.assert_same("fast", "slow", step=4)
+
+    def test_a_choice_of_the_checkpoint_may_take_longer_than_the_timeout(self):
+        """rank 0 alone puts the directory in order and reads all bytes of the newest checkpoint"""
+        self.train(1, "whole", steps=4, every=2)
+        self.train(1, "tidied", steps=4, every=2)
+        shutil.rmtree(os.path.join(self.out("tidied"), "step_00000004"))
+        slow = slow_disk(self.directory.name, 4, "tidied")
+        begin = time.monotonic()
+        code, output = run(2, *slow, *self.command("tidied", "--collective_timeout", "2", "--resume", "1", steps=4,
+                                                   every=2))
+        self.assertEqual(code, 0, output)
+        self.assertGreater(time.monotonic() - begin, 4, "the disk was not slow")
+        self.assertIn("step_00000002", output)
+        self.assert_same("whole", "tidied", step=4)
+
+    def test_a_flipped_bit_is_found_within_100_steps(self):
+        """in the memory of one rank, of a run that saves nothing and whose weights stand still"""
+        def still(name, steps):
+            command = self.command(name, "--schedule", "constant", steps=steps, every=steps)
+            for flag, value in ("--lr", "1e-30"), ("--val_every", "0"):
+                command[command.index(flag) + 1] = value
+            return command
+
+        code, output = run(1, *still("weights", 2))
+        self.assertEqual(code, 0, output)
+        with open(os.path.join(self.out("weights"), "step_00000002", "model.safetensors"), "rb") as f:
+            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+            f.seek(header["transformer.wte.weight"]["data_offsets"][0] + 4096, os.SEEK_CUR)
+            weights = f.read(256)
+        with started(2, *still("flipped", 100000)) as (_, pids, until, end):
+            until(lambda text: re.search(r"^step +\d+/", text, re.M))
+            try:
+                flipped = flip_bits(pids[1], weights)
+            except PermissionError:
+                self.skipTest("SKIPPED: the memory of another process may not be written here")
+            self.assertGreater(flipped, 0)
+            code, output, _ = end()
+        self.assertEqual(code, 2, output)
+        self.assertEqual(len(re.findall("^error: .*the parameters differ from rank 0's on rank 1", output, re.M)), 1)
+        steps = [int(n) for n in re.findall(r"^step +(\d+)/", output, re.M)]
+        self.assertEqual(steps[-1] % 100, 0, output)
 
     def test_a_rank_that_hangs_while_another_one_saves(self):
         """is not hidden by that: the saving rank, whose disk hangs too, notices it, and so do the others"""
