@@ -205,6 +205,7 @@ void bert_describe(BERT& model, const BERTConfig& config) {
     }
     model.files.insert(model.files.end(), position.files.begin(), position.files.end());
     check_files(model);
+    model.table.lay_out_by_layer(model.first_position_param);
 }
 
 // What may be missing in weights from elsewhere: the encoding's tensors, and the head, which an encoder alone does not
@@ -272,6 +273,7 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
     const float eps = 1e-12f;
     Stream s = model.stream;
 
+    layer_ready(model, -1);                                     // on several ranks: the weights that others updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
     // learned and sinusoidal encodings add a row per position; the others do nothing here
     const auto embed = [&](auto pos) { pos.embed_forward(a.encoded(), B, T, 0, s); };
@@ -281,6 +283,7 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
     for (int l = 0; l < L; l++) {
         const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);                                          // (B,T,C)
         const PositionView position = position_view(model, acts, l, B, T);
+        layer_ready(model, l);
         // 1 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
         matmul_forward(a.qkv(l), view(x, N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);
         // 2 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
@@ -406,6 +409,7 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
         // 1 the product that made q, k, v: dqkv, and dsum around attention -> dresidual             (B,T,C)
         matmul_backward(a.dresidual(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), a.dsum(),
                         view(x, N, C), view(p.qkvw(l), OC, C), s);
+        layer_done(model, l);                                   // its gradients may set out for the other ranks
     }
     // the embeddings: through their normalization, then to the type, the positions and the tokens
     const DeviceBatch& batch = acts.batch;
@@ -432,6 +436,7 @@ size_t load_batch(BERT& model, Activations& acts, size_t slot, size_t of, const 
         picked.push_back((int)n);
         wanted.push_back(targets[n]);
     }
+    if (!backward) { settle_weights(model); }
     acts.batch.load(slot, of, tokens, nullptr, N, backward, model.stream);
     acts.batch.pick(slot, picked.data(), wanted.data(), wanted.size(), lengths, (size_t)B, model.stream);
     acts.kv_len = lengths != nullptr ? acts.batch.lengths : nullptr;
@@ -476,7 +481,7 @@ StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, co
         const int* lengths_i = lengths == nullptr ? nullptr : lengths + (size_t)i * B;
         const size_t M = load_batch(model, acts, (size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N,
                                     lengths_i, B, T, true, picked);
-        float* grads = gradient_begin(model, i);
+        float* grads = gradient_begin(model, i, micro_batches);
         BERTParams<float> d;
         bert_point(d, model.table, grads);
         bert_forward(model, acts, B, T);
@@ -538,7 +543,7 @@ StepGradient contrastive_gradient(BERT& model, Activations& acts, const Contrast
     // 3 each chunk again, and back through the model
     for (int i = 0; i < chunks; i++) {
         const int first = begin + i * acts.B, n = chunks == 1 ? std::min(acts.B, rows) : embed(i, true);
-        float* grads = gradient_begin(model, i);
+        float* grads = gradient_begin(model, i, chunks);
         const float* demb = c.demb + (size_t)first * C;                             // (n,C)
         pooling_backward(acts.a.dresidual(), demb, acts.batch.lengths, n, T, C, model.pooling, model.stream);
         bert_backward(model, acts, grads, n, T, recompute);

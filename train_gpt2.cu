@@ -170,6 +170,7 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
     model.files.push_back({"transformer.ln_f.bias", "lnfb", 0, 0, (size_t)C, false});
     model.files.insert(model.files.end(), position.files.begin(), position.files.end());
     check_files(model);
+    model.table.lay_out_by_layer(model.first_position_param);
 }
 
 // Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients.
@@ -235,6 +236,7 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
     const float eps = 1e-5f;
     Stream s = model.stream;
 
+    layer_ready(model, -1);                                     // on several ranks: the weights that others updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
     // learned and sinusoidal encodings add a row per position; the others do nothing here
     const auto embed = [&](auto pos) { pos.embed_forward(a.encoded(), B, T, t0, s); };
@@ -243,6 +245,7 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0, int stri
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);                         // (B,T,C)
         const PositionView position = position_view(model, acts, l, B, stride);
         floatX* new_rows = a.qkv(l) + (size_t)t0 * OC;
+        layer_ready(model, l);
         // 1 normalize the residual stream
         layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
         // 2 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
@@ -359,6 +362,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         // 1 through the first normalization, added to dresidual
         layernorm_backward(a.dresidual(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dln(), residual, a.ln1mean(l),
                            a.ln1rstd(l), p.ln1w(l), N, C, s);
+        layer_done(model, l);                                   // its gradients may set out for the other ranks
     }
     // what is left in dresidual belongs to the embeddings: rows of the same token are summed in a fixed order
     const DeviceBatch& batch = acts.batch;
@@ -381,6 +385,7 @@ void set_targets(const GPT2&, const int* stream, uint64_t, int n, int* tokens, i
 void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int* targets, const int*, int B, int T,
                     float* losses, float* hits) {
     const size_t N = (size_t)B * T;
+    settle_weights(model);
     acts.batch.load(0, 1, tokens, targets, N, false, model.stream);
     gpt2_forward(model, acts, B, T, 0, T);
     gpt2_head(model, acts, N, nullptr, nullptr, 0.0f);
@@ -393,6 +398,7 @@ void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int
 void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t0, std::vector<float>& logits,
                     StepGraph* graph = nullptr) {
     const int C = model.config.C, Vp = model.config.Vp();
+    settle_weights(model);
     acts.batch.load(0, 1, ids, nullptr, (size_t)n, false, model.stream);
     const auto step = [&] {
         gpt2_forward(model, acts, 1, n, t0, acts.T);
@@ -416,7 +422,7 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
     for (int i = 0; i < micro_batches; i++) {
         const int *tokens_i = tokens + i * N, *targets_i = targets + i * N;
         acts.batch.load((size_t)i, (size_t)micro_batches, tokens_i, targets_i, N, true, model.stream);
-        float* grads = gradient_begin(model, i);
+        float* grads = gradient_begin(model, i, micro_batches);
         GPT2Params<float> d;
         gpt2_point(d, model.table, grads);
         gpt2_forward(model, acts, B, T, 0, T);

@@ -41,8 +41,10 @@ __device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
 #endif
 
 // correction1, correction2: 1 / (1 - beta1^t), 1 / (1 - beta2^t)
-__global__ void adamw_kernel(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n, AdamW a,
-                             float correction1, float correction2, float lo, float hi, uint64_t key) {
+// `first`: which element of its tensor the first one is
+__global__ void adamw_kernel(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n,
+                             size_t first, AdamW a, float correction1, float correction2, float lo, float hi,
+                             uint64_t key) {
     const GridSpan s = grid_span(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         // 1 the moving averages of the gradient and of its square
@@ -59,33 +61,33 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
         w = w > hi ? hi : w;
         master[i] = w;
         // 4 and the copy that the layers compute with
-        store_weight(weights + i, w, key, i);
+        store_weight(weights + i, w, key, first + i);
     }
 }
 
-// One tensor of n elements, all arrays (n). weights may be master itself (float32 builds).
-inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n,
+// n elements of a tensor, from its element `first` on; all arrays (n). weights may be master itself (float32 builds).
+inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v, size_t n, size_t first,
                          const TensorSpec& spec, AdamW a, Stream stream) {
     if (!spec.decay) { a.weight_decay = 0.0f; }         // such as a LayerNorm's weight
     const float correction1 = (float)(1.0 / (1.0 - std::pow((double)a.beta1, a.t)));
     const float correction2 = (float)(1.0 / (1.0 - std::pow((double)a.beta2, a.t)));
-    launch(adamw_kernel, Grid::over(n, stream), weights, master, grads, m, v, n, a, correction1, correction2, spec.lo,
-           spec.hi, rounding_key(a.seed, a.t, spec.name));
+    launch(adamw_kernel, Grid::over(n, stream), weights, master, grads, m, v, n, first, a, correction1, correction2,
+           spec.lo, spec.hi, rounding_key(a.seed, a.t, spec.name));
 }
 
-__global__ void round_weights_kernel(floatX* weights, const float* master, size_t n, uint64_t key) {
+__global__ void round_weights_kernel(floatX* weights, const float* master, size_t n, size_t first, uint64_t key) {
     const GridSpan s = grid_span(n);
-    for (size_t i = s.begin; i < s.end; i += s.step) { store_weight(weights + i, master[i], key, i); }
+    for (size_t i = s.begin; i < s.end; i += s.step) { store_weight(weights + i, master[i], key, first + i); }
 }
-// The weights as update number t left them; for after master was initialised or loaded. Does nothing where the two are
-// one.
-inline void round_weights(floatX* weights, const float* master, const TensorTable& table, uint64_t seed, int t,
-                          Stream stream) {
+// The weights of a slice of the layout as update number t left them; for after master was initialised, loaded or sent.
+// Both arrays are laid out as the table says. Does nothing where the two are one.
+inline void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
+                          int t, Stream stream) {
     if ((const void*)weights == (const void*)master) { return; }
-    for (size_t i = 0; i < table.specs.size(); i++) {
-        const size_t at = table.offsets[i], n = table.specs[i].size();
-        const uint64_t key = rounding_key(seed, t, table.specs[i].name);
-        launch(round_weights_kernel, Grid::over(n, stream), weights + at, master + at, n, key);
+    for (const TensorPiece& piece : table.pieces(slice)) {
+        const uint64_t key = rounding_key(seed, t, table.specs[piece.tensor].name);
+        launch(round_weights_kernel, Grid::over(piece.size, stream), weights + piece.at, master + piece.at, piece.size,
+               piece.first, key);
     }
 }
 
@@ -93,7 +95,7 @@ inline void round_weights(floatX* weights, const float* master, const TensorTabl
 // of the gradient: squares are summed over chunks of a fixed size, then the chunks in order, so it does not depend on
 // threads or ranks
 
-constexpr size_t NORM_CHUNK = 16384;
+constexpr size_t NORM_CHUNK = SLICE_UNIT;
 
 // One block per chunk.
 __global__ void norm_kernel(double* partial, const float* grads, size_t n) {

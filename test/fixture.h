@@ -36,7 +36,7 @@ inline std::vector<size_t> elements_of(const TensorTable& table, const FileTenso
     const size_t index = (size_t)table.index(f.tensor);
     const TensorSpec& s = table.specs[index];
     const size_t cols = s.row_size();
-    const size_t at = table.offsets[index] + (size_t)f.layer * s.layer_size() + f.row0 * cols;
+    const size_t at = table.offset(index, f.layer) + f.row0 * cols;
     std::vector<size_t> e;
     for (size_t a = 0; a < (f.transposed ? cols : f.rows); a++) {
         const size_t inner = f.transposed ? f.rows : cols;

@@ -165,6 +165,7 @@ inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) {
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) {
     if (bytes > 0) { memcpy(to, from, bytes); }
 }
+inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) { copy_to_host(to, from, bytes, s); }
 inline void* pinned_malloc(size_t bytes) {
     void* p = malloc(imax(bytes, (size_t)1));
     if (p == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %s", format_bytes((double)bytes).c_str()); }
@@ -179,6 +180,12 @@ inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Str
 // the machine
 
 inline Stream device_stream() { return nullptr; }
+inline Stream second_stream() { return nullptr; }
+struct Event {          // everything was done when its call returned
+    void record(Stream) {}
+    void hold(Stream) const {}
+    void release() {}
+};
 struct StepGraph {      // on a CPU kernels run when they are launched: there is nothing to record
     template <class F> void run(Stream, F step) { step(); }
 };

@@ -121,7 +121,7 @@ inline void* device_malloc(size_t bytes) {
     return p;
 }
 inline void device_free(void* p) { cudaFree(p); }
-// The copies return when they are done, except copy_to_device_async.
+// The copies return when they are done, except copy_to_device_async and copy_on_device.
 inline void device_zero(void* p, size_t bytes, Stream s) { CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, s)); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s));
@@ -130,6 +130,9 @@ inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
 inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s));
     CUDA_CHECK(cudaStreamSynchronize(s));
+}
+inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s));
 }
 // Host memory that the device can copy from while the host continues; it must not change until the copy is done.
 inline void* pinned_malloc(size_t bytes) {
@@ -145,16 +148,33 @@ inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Str
 // ----------------------------------------------------------------------------------------------------------
 // streams
 
-// The stream of all work of this process. It waits for the null stream's work and the null stream for its own, but
-// unlike the null stream it can be recorded.
-inline Stream device_stream() {
-    static const Stream stream = [] {
-        Stream s;
-        CUDA_CHECK(cudaStreamCreate(&s));
-        return s;
-    }();
-    return stream;
+inline Stream new_stream() {
+    Stream s;
+    CUDA_CHECK(cudaStreamCreate(&s));
+    return s;
 }
+// The stream of this process's work. It waits for the null stream's work and the null stream for its own, but unlike
+// the null stream it can be recorded.
+inline Stream device_stream() { static const Stream s = new_stream(); return s; }
+// And of what runs beside it: what ranks send to each other
+inline Stream second_stream() { static const Stream s = new_stream(); return s; }
+
+// A point in a stream's work
+struct Event {
+    cudaEvent_t event = nullptr;
+    void record(Stream s) {
+        if (event == nullptr) { CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
+        CUDA_CHECK(cudaEventRecord(event, s));
+    }
+    // What s is given from now on waits for that point. Nothing does if none was recorded.
+    void hold(Stream s) const {
+        if (event != nullptr) { CUDA_CHECK(cudaStreamWaitEvent(s, event, 0)); }
+    }
+    void release() {
+        if (event != nullptr) { cudaEventDestroy(event); }
+        event = nullptr;
+    }
+};
 // The work of a step, recorded and then launched at once, so that its many small kernels do not wait for the host. A
 // step that differs from the last one only in its arguments updates the recording. A step must not wait, allocate, or
 // be the first to run a kernel.

@@ -1,8 +1,9 @@
 // base/tensor.h -- one table for every tensor.
 //
 // A TensorSpec says what a tensor is called, how large it is, how it starts and whether it decays. A TensorTable lays a
-// list of specs out in one allocation (each aligned to 256 bytes). Allocation, initial values, AdamW, gradient norms,
-// checkpoints, --list, gradient checks and test comparisons are all loops over specs, by name. A FileTensor says which
+// list of specs out in one allocation (each aligned to 256 bytes), parameters layer by layer. Allocation, initial
+// values, AdamW, gradient norms, checkpoints, --list, gradient checks and test comparisons are all loops over specs, by
+// name. A FileTensor says which
 // rows of which tensor a named tensor of a checkpoint file is.
 #ifndef LLMC_BASE_TENSOR_H
 #define LLMC_BASE_TENSOR_H
@@ -59,15 +60,88 @@ template <class T> struct LayerPointer {
     T* operator()(int layer = 0) const { return base + (size_t)layer * stride; }
 };
 
+// elements begin .. end - 1
+struct Slice {
+    size_t begin, end;
+    size_t size() const { return end - begin; }
+};
+// Ranks and the gradient's norm cut a layout at multiples of so many elements, whatever the number of ranks.
+constexpr size_t SLICE_UNIT = 16384;
+
+// Neighbouring elements of a tensor that lie side by side: first .. first + size - 1 of all its layers', at `at`.
+struct TensorPiece { size_t tensor, first, at, size; };
+
 struct TensorTable {
     std::vector<TensorSpec> specs;
-    std::vector<size_t> offsets;            // in float32 elements
+    std::vector<size_t> offsets;            // of each tensor's layer 0, in float32 elements
+    std::vector<size_t> strides;            // from a layer to the next; 0: one for the model
+    std::vector<Slice> blocks;              // of lay_out_by_layer(); none otherwise
     size_t total = 0;                       // float32 elements, alignment gaps included
 
     void add(const TensorSpec& spec) {
         specs.push_back(spec);
         offsets.push_back(total);
+        strides.push_back(spec.layers > 0 ? spec.layer_size() : 0);
         total += round_up(spec.floats(), (size_t)64);
+    }
+    // where a layer of tensor i begins
+    size_t offset(size_t i, int layer = 0) const { return offsets[i] + (size_t)layer * strides[i]; }
+
+    // Lays a model's parameters out in blocks that a step finishes one after the other: block 0 has the tensors from
+    // `encoding` on, block 1 those that the model has once, and block 2 + l those of layer l. Each is padded to whole
+    // SLICE_UNITs.
+    void lay_out_by_layer(size_t encoding) {
+        const auto close = [&](size_t begin) {
+            total = begin + round_up(total - begin, SLICE_UNIT);
+            blocks.push_back({begin, total});
+        };
+        const auto place = [&](size_t i, size_t floats) {
+            offsets[i] = total;
+            total += round_up(floats, (size_t)64);
+        };
+        blocks.clear();
+        total = 0;
+        int layers = 0;
+        for (size_t i = encoding; i < specs.size(); i++) { place(i, specs[i].floats()); }
+        close(0);
+        const size_t whole = total;
+        for (size_t i = 0; i < encoding; i++) {
+            layers = imax(layers, specs[i].layers);
+            if (specs[i].layers == 0) { place(i, specs[i].floats()); }
+        }
+        close(whole);
+        for (int l = 0; l < layers; l++) {
+            const size_t begin = total;
+            for (size_t i = 0; i < encoding; i++) {
+                if (specs[i].layers > 0) { place(i, specs[i].layer_size()); }
+            }
+            close(begin);
+        }
+        for (size_t i = 0; i < encoding; i++) {
+            if (specs[i].layers == 0) { continue; }
+            strides[i] = blocks.back().size();              // all layers are alike, and offsets[i] is the last one's
+            offsets[i] -= (size_t)(layers - 1) * strides[i];
+        }
+    }
+    // what lies in a slice of the layout, tensor by tensor
+    std::vector<TensorPiece> pieces(Slice slice) const {
+        std::vector<TensorPiece> all;
+        for (size_t i = 0; i < specs.size(); i++) {
+            const size_t n = specs[i].layer_size();
+            bool open = false;                              // the last piece is this tensor's
+            for (int l = 0; l < imax(specs[i].layers, 1); l++) {
+                const size_t at = offset(i, l);
+                const size_t begin = std::max(at, slice.begin), end = std::min(at + n, slice.end);
+                if (begin >= end) { continue; }
+                if (open && all.back().at + all.back().size == begin) {
+                    all.back().size += end - begin;
+                } else {
+                    all.push_back({i, (size_t)l * n + begin - at, begin, end - begin});
+                }
+                open = true;
+            }
+        }
+        return all;
     }
     // index of the tensor of that name, or -1
     int find(const std::string& name) const {
@@ -82,8 +156,7 @@ struct TensorTable {
     // the tensor of that name inside an allocation of this layout; null when `data` is null
     template <class T> LayerPointer<T> pointer(T* data, const std::string& name) const {
         const size_t i = (size_t)index(name);
-        const size_t stride = specs[i].layers > 0 ? specs[i].layer_size() : 0;
-        return {data == nullptr ? nullptr : data + offsets[i], stride};
+        return {data == nullptr ? nullptr : data + offsets[i], strides[i]};
     }
     // the same for a tensor whose elements are not the allocation's
     template <class T> LayerPointer<T> pointer_as(float* data, const std::string& name) const {

@@ -2,8 +2,9 @@
 //
 //   OUT/step_00001000/  model.safetensors        parameters under Hugging Face's names
 //                       config.json              the model's shape, transformers' keys plus "position"
-//                       optimizer_0.state        m.<tensor>, v.<tensor>: Adam's moments in the internal layout, flat,
-//                                                as a safetensors file that no glob for *.safetensors meets
+//                       optimizer_0.state        m.<tensor>, v.<tensor>: Adam's moments, tensor by tensor, flat, as a
+//                                                safetensors file that no glob for *.safetensors meets; of ranks that
+//                                                share them one file each, with m.<tensor>@<its first element>
 //                       state.json               the trainer's own: step, next sample, guard, options
 //                       manifest.json            size and checksum of each of the above, and its own checksum
 //
@@ -17,16 +18,14 @@
 #include "../base/common.h"
 #include "../base/json.h"
 #include "outdir.h"
+#include "moments.h"
 #include "safetensors.h"
-#include "../base/tensor.h"
 #include "weights.h"
 
 // What a checkpoint holds, as views of the trainer's (device) memory. No kernel may still be writing there.
-struct Checkpoint {
-    const TensorTable* table = nullptr;
+struct Checkpoint : Moments {
     const std::vector<FileTensor>* files = nullptr;                 // the names of the parameters in the file
     float* params = nullptr;                                        // (table->total)
-    float *m = nullptr, *v = nullptr;                               // likewise: Adam's moments; may be null
     Json config;                                                    // becomes config.json
     Json state;                                                     // becomes state.json
     std::vector<std::pair<std::string, std::string>> extra;         // further small files: name, contents
@@ -61,47 +60,6 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
     return items;
 }
 
-// A tensor's m or v: elements data[offset .. offset + size), a vector "m.<tensor>" in the file, which keeps our layout.
-struct MomentView { std::string name; size_t offset, size; float* data; };
-// all m, then all v; none of those that are null
-inline std::vector<MomentView> moment_views(const Checkpoint& c) {
-    std::vector<MomentView> views;
-    for (float* data : {c.m, c.v}) {
-        for (size_t i = 0; data != nullptr && i < c.table->specs.size(); i++) {
-            const TensorSpec& s = c.table->specs[i];
-            views.push_back({(data == c.m ? "m." : "v.") + s.name, c.table->offsets[i], s.size(), data});
-        }
-    }
-    return views;
-}
-
-constexpr const char* OPTIMIZER_FILE = "optimizer_0.state";
-constexpr const char* OLD_OPTIMIZER_FILE = "optimizer_0.safetensors";     // its name in checkpoints of before
-// the file of moments that a checkpoint has
-inline std::string optimizer_path(const std::string& dir) {
-    const std::string path = dir + "/" + OPTIMIZER_FILE, old = dir + "/" + OLD_OPTIMIZER_FILE;
-    return path_exists(old) && !path_exists(path) ? old : path;
-}
-
-// the moments as the items of a safetensors file
-inline std::vector<SafetensorsItem> optimizer_items(const Checkpoint& c) {
-    std::vector<SafetensorsItem> items;
-    for (const MomentView& view : moment_views(c)) {
-        items.push_back({view.name, {view.size}, [view](float* out, size_t first, size_t count) {
-            copy_to_host(out, view.data + view.offset + first, count * sizeof(float), Stream(0));
-        }});
-    }
-    return items;
-}
-
-// Where each tensor's piece begins in the whole tensor. Always 0 today: the format leaves room for an optimizer that is
-// split over ranks, and load_checkpoint() refuses such a piece.
-inline Json optimizer_metadata(const Checkpoint& c) {
-    Json starts = Json::object();
-    for (const TensorSpec& s : c.table->specs) { starts["start." + s.name] = "0"; }
-    return starts;
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // saving
 
@@ -109,25 +67,11 @@ inline Json optimizer_metadata(const Checkpoint& c) {
 inline uint64_t checkpoint_bytes(const Checkpoint& c) {
     uint64_t bytes = (1u << 20) + json_text(c.config, 2).size() + json_text(c.state, 2).size() + c.files->size() * 256;
     for (const FileTensor& f : *c.files) { bytes += file_view(*c.table, f).size() * sizeof(float); }
-    for (const MomentView& view : moment_views(c)) { bytes += view.size * sizeof(float); }
+    for (const float* moments : {c.m, c.v}) {
+        for (const TensorSpec& s : c.table->specs) { bytes += moments == nullptr ? 0 : s.size() * sizeof(float); }
+    }
     for (const auto& file : c.extra) { bytes += file.second.size(); }
     return bytes;
-}
-
-// Writes and fsyncs every file of a checkpoint into `dir`, which may not hold any yet, and the directory itself.
-inline void write_checkpoint_files(const std::string& dir, int step, const Checkpoint& c) {
-    std::vector<std::pair<std::string, FileSum>> sums;
-    io_mkdir(dir);
-    sums.push_back({"model.safetensors", write_safetensors(dir + "/model.safetensors", model_items(c))});
-    sums.push_back({"config.json", write_text(dir + "/config.json", json_text(c.config, 2) + "\n")});
-    if (c.m != nullptr || c.v != nullptr) {
-        const std::string name = OPTIMIZER_FILE;
-        sums.push_back({name, write_safetensors(dir + "/" + name, optimizer_items(c), optimizer_metadata(c))});
-    }
-    sums.push_back({"state.json", write_text(dir + "/state.json", json_text(c.state, 2) + "\n")});
-    for (const auto& file : c.extra) { sums.push_back({file.first, write_text(dir + "/" + file.first, file.second)}); }
-    write_text(dir + "/manifest.json", manifest_text(step, sums));      // last, as it sums the others
-    io_fsync_directory(dir);
 }
 
 // Deletes all but the last `keep` checkpoints up to `step`, which was just saved (keep 0: deletes none). Steps that are
@@ -156,46 +100,104 @@ inline void retire_checkpoints(const std::string& out, int step, int keep, int m
     check(failure.empty(), "%s", failure.c_str());
 }
 
-// Writes OUT/step_<step>, publishes it, then deletes old ones; returns its path. After an error the checkpoints of
-// before are still there (and the new one too, if only the fsync of its rename failed).
-inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep, int major) {
-    const std::string name = step_name(step), path = out + "/" + name;
-    const std::string temporary = out + "/.tmp_" + name, old = out + "/.old_" + name;
+using FileSums = std::vector<std::pair<std::string, FileSum>>;
+
+// A checkpoint on its way to OUT/step_<step>. begin() and publish() are rank 0's; write_part() is everybody's who holds
+// moments. After an error, to be followed by undo(), the checkpoints of before are still there (and the new one too, if
+// only the fsync of its rename failed).
+struct CheckpointSave {
+    std::string out, path, temporary, old;
+    int step;
+    const Checkpoint& c;
+    uint64_t bytes = 0, available = 0;      // it needs; the disk has
     bool aside = false;                     // the checkpoint of this name, if there is one, is called `old` now
     bool published = false;                 // the new one has the name
-    const uint64_t bytes = checkpoint_bytes(c);
-    const uint64_t available = check_disk_space(out, bytes);
-    try {
-        // 1 write under a temporary name
+
+    CheckpointSave(const std::string& out, int step, const Checkpoint& c)
+        : out(out), path(out + "/" + step_name(step)), temporary(out + "/.tmp_" + step_name(step)),
+          old(out + "/.old_" + step_name(step)), step(step), c(c) {}
+
+    // 1 makes a directory under a temporary name
+    void begin() {
+        bytes = checkpoint_bytes(c);
+        available = check_disk_space(out, bytes);
         remove_checkpoint_files(temporary);
-        write_checkpoint_files(temporary, step, c);
-        // 2 make room: a rename onto a directory that has files fails
-        if (name_is_taken(path)) {
+        io_mkdir(temporary);
+    }
+    // 2 writes and fsyncs a rank's files; rank 0 has all but the other ranks' moments
+    FileSums write_part(int rank) const {
+        FileSums sums;
+        const auto add = [&](const std::string& name, auto write) {
+            sums.push_back({name, write(temporary + "/" + name)});
+        };
+        const auto add_text = [&](const std::string& name, const std::string& text) {
+            add(name, [&](const std::string& to) { return write_text(to, text); });
+        };
+        if (rank == 0) {
+            add("model.safetensors", [&](const std::string& to) { return write_safetensors(to, model_items(c)); });
+            add_text("config.json", json_text(c.config, 2) + "\n");
+        }
+        if (c.m != nullptr || c.v != nullptr) {
+            add(optimizer_file(rank), [&](const std::string& to) {
+                return write_safetensors(to, optimizer_items(c), optimizer_metadata(c));
+            });
+        }
+        if (rank > 0) { return sums; }
+        add_text("state.json", json_text(c.state, 2) + "\n");
+        for (const auto& file : c.extra) { add_text(file.first, file.second); }
+        return sums;
+    }
+    // 3 makes it a checkpoint; sums: of all files
+    void publish(const FileSums& sums) {
+        write_text(temporary + "/manifest.json", manifest_text(step, sums));        // last, as it sums the others
+        io_fsync_directory(temporary);
+        if (name_is_taken(path)) {          // make room: a rename onto a directory that has files fails
             remove_checkpoint_files(old);
             io_rename(path, old);
             aside = true;
         }
-        // 3 publish. A kill between 2 and 3 leaves `old`, which clean_output_directory() puts back.
-        io_rename(temporary, path);
+        io_rename(temporary, path);         // a kill here leaves `old`, which clean_output_directory() puts back
         published = true;
         io_fsync_directory(out);
-    } catch (const Error& e) {
-        try {                               // take back a replacement that the disk did not confirm
+    }
+    // 4 now that the new one is safe, deletes old ones
+    void retire(int keep, int major) const {
+        try {
+            remove_checkpoint_files(old);
+            retire_checkpoints(out, step, keep, major);
+        } catch (const Error& e) {
+            say("warning: %s is saved, but old checkpoints could not be deleted: %s", path.c_str(), e.what());
+        }
+    }
+    // takes back what there is, and a replacement that the disk did not confirm
+    void undo() {
+        if (available == 0) { return; }     // nothing was begun
+        try {
             if (aside && published) { io_rename(path, temporary); }
             if (aside) { io_rename(old, path); }
             if (!published) { remove_checkpoint_files(temporary); }
             clean_output_directory(out);    // fsyncs the renames before it removes anything
         } catch (const Error&) {}           // the first error is the one to report
-        throw Error(e.code, strprintf("a checkpoint needs %s, %s were free: %s", format_bytes((double)bytes).c_str(),
-                                      format_bytes((double)available).c_str(), e.what()));
     }
-    try {                                   // 4 now that the new one is safe, delete
-        remove_checkpoint_files(old);
-        retire_checkpoints(out, step, keep, major);
+    std::string explain(const std::string& error) const {
+        if (available == 0) { return error; }
+        return strprintf("a checkpoint needs %s, %s were free: %s", format_bytes((double)bytes).c_str(),
+                         format_bytes((double)available).c_str(), error.c_str());
+    }
+};
+
+// All of it, by a process that holds everything; returns the checkpoint's path.
+inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep, int major) {
+    CheckpointSave save(out, step, c);
+    try {
+        save.begin();
+        save.publish(save.write_part(0));
     } catch (const Error& e) {
-        say("warning: %s is saved, but old checkpoints could not be deleted: %s", path.c_str(), e.what());
+        save.undo();
+        throw Error(e.code, save.explain(e.what()));
     }
-    return path;
+    save.retire(keep, major);
+    return save.path;
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -229,20 +231,9 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
     if (!c.config.is_null()) { check_config(config, c.config, config_path); }
     check_tensors(model, wanted);
     // 2 check the moments; a model that is only used has none
-    const std::vector<MomentView> moments = moment_views(c);
-    std::unique_ptr<Safetensors> optimizer;
-    if (!moments.empty()) {
-        optimizer = std::make_unique<Safetensors>(optimizer_path(dir));
-        std::vector<std::pair<std::string, Shape>> wanted_moments;
-        for (const MomentView& view : moments) { wanted_moments.push_back({view.name, {view.size}}); }
-        check_tensors(*optimizer, wanted_moments);
-        const Json starts = optimizer_metadata(c);
-        for (const auto& item : starts.items()) {
-            check(json_string(optimizer->metadata, item.key(), optimizer->file.path) == item.value(),
-                  "%s: %s: expected 0, as only whole tensors can be loaded", optimizer->file.path.c_str(),
-                  item.key().c_str());
-        }
-    }
+    const std::vector<MomentRun> moments = moment_runs(c);
+    std::unique_ptr<StoredMoments> stored;
+    if (!moments.empty()) { stored = std::make_unique<StoredMoments>(dir, c); }
     Json state = read_json(state_path);
 
     // 3 read
@@ -252,12 +243,7 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
             model.read_elements(e, out, first, count);
         });
     }
-    for (const MomentView& view : moments) {
-        const SafetensorsEntry& e = optimizer->entry(view.name);
-        const FileView flat = {view.offset, view.size, 1, true, false};     // a vector
-        load_view(view.data, flat, false,
-                  [&](float* out, size_t first, size_t count) { optimizer->read_elements(e, out, first, count); });
-    }
+    for (const MomentRun& run : moments) { stored->read(run); }
     c.state = std::move(state);
 }
 

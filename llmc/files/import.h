@@ -116,12 +116,6 @@ struct WeightSource {
     std::unique_ptr<LlmcModel> bin;             // this
 };
 
-inline bool starts_with(const std::string& s, const char* start) { return s.compare(0, strlen(start), start) == 0; }
-inline bool ends_with(const std::string& s, const char* end) {
-    const size_t n = strlen(end);
-    return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
-}
-
 constexpr const char *WEIGHTS_FILE = "model.safetensors", *INDEX_FILE = "model.safetensors.index.json";
 constexpr size_t MAX_SHARDS = 512;              // each is an open file
 

@@ -99,6 +99,12 @@ struct SafetensorsEntry {
     uint64_t bytes = 0;
 };
 
+inline bool starts_with(const std::string& s, const char* start) { return s.compare(0, strlen(start), start) == 0; }
+inline bool ends_with(const std::string& s, const char* end) {
+    const size_t n = strlen(end);
+    return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
+}
+
 // Bytes per element; 0: unknown. Types that only skipped buffers have (attention masks) are known too, as the layout
 // cannot be checked without their sizes.
 inline size_t safetensors_dtype_size(const std::string& dtype) {

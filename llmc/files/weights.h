@@ -29,8 +29,7 @@ inline FileView file_view(const TensorTable& table, const FileTensor& f) {
     // a vector cannot be transposed
     check(inside && !(f.transposed && s.cols == 0), "file tensor %s is not inside tensor %s", f.name.c_str(),
           s.name.c_str());
-    return {table.offsets[i] + (size_t)f.layer * s.layer_size() + f.row0 * s.row_size(), f.rows, s.row_size(),
-            s.cols == 0, f.transposed};
+    return {table.offset(i, f.layer) + f.row0 * s.row_size(), f.rows, s.row_size(), s.cols == 0, f.transposed};
 }
 
 // out (cols,rows) = in (rows,cols)^T, in tiles that keep both sides in the cache: row after row, every write would

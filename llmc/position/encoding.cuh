@@ -204,9 +204,7 @@ private:
         check(index < table.specs.size() && table.specs[index].name == name, "tensor %s is not where it was declared",
               name);
         if (data == nullptr) { return nullptr; }
-        const TensorSpec& s = table.specs[index];
-        E* first = (E*)(data + table.offsets[index]);
-        return s.layers > 0 ? first + (size_t)v.layer * s.layer_size() : first;
+        return (E*)(data + table.offsets[index]) + (size_t)v.layer * table.strides[index];
     }
 };
 

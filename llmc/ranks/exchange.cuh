@@ -19,6 +19,7 @@
 #ifndef LLMC_RANKS_EXCHANGE_H
 #define LLMC_RANKS_EXCHANGE_H
 
+#include "../base/tensor.h"
 #include "comm.h"
 
 // to += from
@@ -32,15 +33,6 @@ inline void add_to(float* to, const float* from, size_t n, Stream stream) {
 
 // ----------------------------------------------------------------------------------------------------------
 // who owns what
-
-// elements begin .. end - 1
-struct Slice {
-    size_t begin, end;
-    size_t size() const { return end - begin; }
-};
-
-// Slices begin at multiples of so many elements, whatever the number of ranks.
-constexpr size_t SLICE_UNIT = 16384;
 
 // Part i of n of a slice: their sizes differ by at most a unit.
 inline Slice slice_part(Slice s, int i, int n) {
@@ -71,39 +63,46 @@ inline Slice exchange_slice(size_t n, int rank) {
 // ----------------------------------------------------------------------------------------------------------
 // the sum
 
+// The parts of slice `whole` that the ranks of a group own
+inline std::vector<Slice> group_parts(Slice whole, const RankGroup& g) {
+    std::vector<Slice> parts;
+    for (int i = 0; i < g.size; i++) { parts.push_back(slice_part(whole, i, g.size)); }
+    return parts;
+}
 // The k-th `piece` elements of a slice
 inline Slice slice_piece(Slice s, size_t piece, size_t k) {
     return {std::min(s.begin + k * piece, s.end), std::min(s.begin + (k + 1) * piece, s.end)};
 }
 // How many elements of `element` bytes each of a group's ranks may send to each other one at a time, and in how many
-// turns they have sent all of `whole`: no turn needs more memory than comm().chunk bytes for what arrives.
+// turns they have sent all of their parts: no turn needs more memory than comm().chunk bytes for what arrives.
 struct Turns { size_t piece, count; };
-inline Turns exchange_turns(const RankGroup& g, Slice whole, size_t element) {
-    const size_t piece = std::max((size_t)1, comm().chunk / element / (size_t)(g.size - 1));
+inline Turns exchange_turns(const std::vector<Slice>& parts, size_t element) {
+    const size_t piece = std::max((size_t)1, comm().chunk / element / (parts.size() - 1));
     size_t longest = 0;
-    for (int i = 0; i < g.size; i++) { longest = std::max(longest, slice_part(whole, i, g.size).size()); }
+    for (const Slice& part : parts) { longest = std::max(longest, part.size()); }
     return {piece, ceil_div(longest, piece)};
 }
 
 // Slice `whole` of data -> this rank's part of it, summed over the group
 inline void group_sum(float* data, Slice whole, const RankGroup& g, const char* what, Stream stream) {
     Comm& c = comm();
-    const int me = g.index(c.rank);
-    const Turns turns = exchange_turns(g, whole, sizeof(float));
+    const size_t me = (size_t)g.index(c.rank);
+    const std::vector<Slice> slices = group_parts(whole, g);
+    const Turns turns = exchange_turns(slices, sizeof(float));
     if (c.inbox == nullptr) { c.inbox = (char*)device_malloc(c.chunk + sizeof(float) * (size_t)c.size); }
     for (size_t k = 0; k < turns.count; k++) {
-        const Slice mine = slice_piece(slice_part(whole, me, g.size), turns.piece, k);
+        const Slice mine = slice_piece(slices[me], turns.piece, k);
         const size_t n = mine.size();
         float* const own = data + mine.begin;
         // 1 what the ranks of the group have for this slice
         std::vector<Message> sends, receives;
         std::vector<float*> parts;
-        for (int i = 0; i < g.size; i++) {
+        for (size_t i = 0; i < slices.size(); i++) {
             parts.push_back(i == me ? own : (float*)c.inbox + n * receives.size());
             if (i == me) { continue; }
-            const Slice theirs = slice_piece(slice_part(whole, i, g.size), turns.piece, k);
-            sends.push_back({g.rank(i), data + theirs.begin, sizeof(float) * theirs.size()});
-            receives.push_back({g.rank(i), parts.back(), sizeof(float) * n});
+            const Slice theirs = slice_piece(slices[i], turns.piece, k);
+            sends.push_back({g.rank((int)i), data + theirs.begin, sizeof(float) * theirs.size()});
+            receives.push_back({g.rank((int)i), parts.back(), sizeof(float) * n});
         }
         comm_exchange(sends, receives, what, stream);
         // 2 the tree: neighbours, then pairs of them, and so on. Where this rank's own part takes part, the sum is left
@@ -117,24 +116,26 @@ inline void group_sum(float* data, Slice whole, const RankGroup& g, const char* 
     }
 }
 
-// Each rank's part of slice `whole` of data, whose elements have `element` bytes, goes to the whole group.
-inline void group_gather(char* data, size_t element, Slice whole, const RankGroup& g, const char* what, Stream stream) {
-    const int me = g.index(comm().rank);
-    const Turns turns = exchange_turns(g, whole, element);
+// Each rank's slice of data, whose elements have `element` bytes, goes to the whole group.
+inline void group_gather(char* data, size_t element, const std::vector<Slice>& slices, const RankGroup& g,
+                         const char* what, Stream stream) {
+    const size_t me = (size_t)g.index(comm().rank);
+    const Turns turns = exchange_turns(slices, element);
     for (size_t k = 0; k < turns.count; k++) {
-        const Slice mine = slice_piece(slice_part(whole, me, g.size), turns.piece, k);
+        const Slice mine = slice_piece(slices[me], turns.piece, k);
         std::vector<Message> sends, receives;
-        for (int i = 0; i < g.size; i++) {
+        for (size_t i = 0; i < slices.size(); i++) {
             if (i == me) { continue; }
-            const Slice theirs = slice_piece(slice_part(whole, i, g.size), turns.piece, k);
-            sends.push_back({g.rank(i), data + element * mine.begin, element * mine.size()});
-            receives.push_back({g.rank(i), data + element * theirs.begin, element * theirs.size()});
+            const Slice theirs = slice_piece(slices[i], turns.piece, k);
+            sends.push_back({g.rank((int)i), data + element * mine.begin, element * mine.size()});
+            receives.push_back({g.rank((int)i), data + element * theirs.begin, element * theirs.size()});
         }
         comm_exchange(sends, receives, what, stream);
     }
 }
 
-// data (n) -> this rank's slice of it is the sum over the ranks; the rest of data is then undefined.
+// data (n) -> this rank's slice of it is the sum over the ranks; the rest of data is then undefined. By NCCL, this and
+// the functions below return before the stream has come to it: see exchange_wait().
 inline void exchange_sum(float* data, size_t n, const char* what, Stream stream) {
     Slice s = {0, n};
     for (const RankGroup& g : exchange_groups(comm().rank)) {
@@ -153,11 +154,29 @@ template <class T> void exchange_gather(T* data, size_t n, const char* what, Str
     }
     for (size_t l = levels.size(); l-- > 0;) {                  // the last group's parts are the smallest
         const RankGroup& g = levels[l].first;
-        if (g.size > 1) { group_gather((char*)data, sizeof(T), levels[l].second, g, what, stream); }
+        if (g.size > 1) { group_gather((char*)data, sizeof(T), group_parts(levels[l].second, g), g, what, stream); }
     }
+}
+
+// The host waits until the device has come to `end`, after an exchange. The deadline counts from `own` on, where this
+// rank's work before the exchange ends.
+inline void exchange_wait(const Event& own, const Event& end, const char* what) {
+    (void)own; (void)end; (void)what;
 #if defined(USE_NCCL)
-    if (comm().nccl) { nccl_wait(stream, what); }
+    if (!comm().nccl) { return; }
+    nccl_wait(own, false, what);
+    nccl_wait(end, true, what);
 #endif
+}
+// Calls exchange(), which gives the stream an exchange, and waits for it.
+template <class Exchange> void exchange_now(const char* what, Stream stream, Exchange exchange) {
+    Event own, end;
+    own.record(stream);
+    exchange();
+    end.record(stream);
+    exchange_wait(own, end, what);
+    own.release();
+    end.release();
 }
 
 #endif

@@ -27,24 +27,19 @@ inline void nccl_settle(const char* what, int peer) {
         deadline.nap();
     }
 }
-// Waits until the device has finished what was given to the stream. Its own work, all that came before the first
-// exchange since the last call, has no deadline: only then does this rank wait for another one.
-inline cudaEvent_t& nccl_own_work() { static cudaEvent_t e = nullptr; return e; }
-inline void nccl_wait(Stream stream, const char* what) {
+// The host waits until the device has come to a point. others: other ranks are waited for, and that has a deadline.
+inline void nccl_wait(const Event& point, bool others, const char* what) {
     Deadline deadline(what, -1);
-    for (cudaEvent_t& own = nccl_own_work();;) {
-        const cudaError_t state = own != nullptr ? cudaEventQuery(own) : cudaStreamQuery(stream);
-        if (state != cudaSuccess && state != cudaErrorNotReady) { CUDA_CHECK(state); }
-        if (state == cudaSuccess && own == nullptr) { return; }
-        if (state == cudaSuccess) {
-            CUDA_CHECK(cudaEventDestroy(own));
-            own = nullptr;
-            deadline = Deadline(what, -1);
-        }
-        ncclResult_t error;                     // of another rank, perhaps: then the stream would never end
+    for (;;) {
+        const cudaError_t state = cudaEventQuery(point.event);
+        if (state == cudaSuccess) { return; }
+        if (state != cudaErrorNotReady) { CUDA_CHECK(state); }
+        ncclResult_t error;                     // of another rank, perhaps: then the point would never come
         nccl_check(ncclCommGetAsyncError(nccl_comm(), &error), what);
         nccl_check(error, what);
-        if (own != nullptr) { usleep(50); } else { deadline.nap(); }
+        if (others) { deadline.nap(); continue; }
+        comm().wire->watch(what);
+        usleep(50);
     }
 }
 
@@ -72,10 +67,6 @@ inline void nccl_stop() {
 // comm_exchange() from GPU to GPU. Returns once NCCL has accepted the calls; the stream keeps the order.
 inline void nccl_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, const char* what,
                           Stream stream) {
-    if (nccl_own_work() == nullptr) {
-        CUDA_CHECK(cudaEventCreateWithFlags(&nccl_own_work(), cudaEventDisableTiming));
-        CUDA_CHECK(cudaEventRecord(nccl_own_work(), stream));
-    }
     nccl_check(ncclGroupStart(), what);
     for (const Message& m : receives) {
         if (m.bytes > 0) { nccl_check(ncclRecv(m.data, m.bytes, ncclChar, m.peer, nccl_comm(), stream), what); }

@@ -1,4 +1,4 @@
-// ranks/patience.h -- work of one rank that the others wait for, however long it takes.
+// ranks/patience.h -- work of some ranks that the others wait for, however long it takes.
 #ifndef LLMC_RANKS_PATIENCE_H
 #define LLMC_RANKS_PATIENCE_H
 
@@ -6,14 +6,17 @@
 
 #include "comm.h"
 
-// A collective. Rank 0 does the work, in a thread, and its main thread tells the others all the while that it lives. So
-// --collective_timeout counts from the last of these ticks: a disk may be slow, but a rank that has stopped ends the
-// run. The work calls no collective. What it throws is thrown on rank 0.
-template <class Work> void rank0_works(Work work, const char* what) {
+// A collective. The ranks for which `mine` holds do the work, each in a thread, and their main threads tell the others
+// all the while that they live. So --collective_timeout counts from the last of these ticks: a disk may be slow, but a
+// rank that has stopped ends the run. The work calls no collective. What it throws is thrown on its rank.
+template <class Work> void ranks_work(bool mine, Work work, const char* what) {
     Comm& c = comm();
-    if (c.size == 1) { work(); return; }
+    if (c.size == 1) {
+        if (mine) { work(); }
+        return;
+    }
     std::future<void> result;
-    if (c.rank == 0) {
+    if (mine) {
 #if defined(CUDA_BUILD) && !defined(SIMT)
         int device = 0;                     // the current one of this thread
         CUDA_CHECK(cudaGetDevice(&device));
@@ -35,6 +38,18 @@ template <class Work> void rank0_works(Work work, const char* what) {
         throw;
     }
     if (result.valid()) { result.get(); }
+}
+
+template <class Work> void rank0_works(Work work, const char* what) { ranks_work(comm().rank == 0, work, what); }
+
+// The text of the lowest rank that has one, on all ranks; of a long one, its beginning
+inline std::string first_text(const std::string& mine, const char* what) {
+    struct Line { char text[2000]; } line = {};
+    snprintf(line.text, sizeof(line.text), "%s", mine.c_str());
+    std::vector<Line> all((size_t)comm().size);
+    comm_all_gather(all.data(), &line, 1, what);
+    for (const Line& l : all) { if (l.text[0] != 0) { return comm().size == 1 ? mine : l.text; } }
+    return "";
 }
 
 #endif

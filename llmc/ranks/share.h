@@ -2,7 +2,7 @@
 #ifndef LLMC_RANKS_SHARE_H
 #define LLMC_RANKS_SHARE_H
 
-#include "comm.h"
+#include "exchange.cuh"
 
 // A collective. work(i, out) computes the result of piece i, of at most `most` elements, on one of the ranks;
 // take(i, result) is called on every rank, for every piece, in their order. In round k, rank r computes piece
@@ -23,23 +23,12 @@ bool share_pieces(size_t pieces, size_t most, const char* what, Work work, Take 
 
 // rows (ranks * n) on the device, of which this rank has computed the n from rank * n on: now all ranks have all.
 inline void share_rows(float* rows, size_t n, const char* what, Stream stream) {
-    const int ranks = comm().size, rank = comm().rank;
+    const size_t ranks = (size_t)comm().size;
     if (ranks == 1) { return; }
-    // a piece of each rank's at a time: comm_exchange takes comm().chunk bytes in all
-    const size_t piece = std::max((size_t)1, comm().chunk / sizeof(float) / (size_t)(ranks - 1));
-    for (size_t i = 0; i < n; i += piece) {
-        const size_t bytes = sizeof(float) * std::min(piece, n - i);
-        std::vector<Message> sends, receives;
-        for (int r = 0; r < ranks; r++) {
-            if (r == rank) { continue; }
-            sends.push_back({r, rows + (size_t)rank * n + i, bytes});
-            receives.push_back({r, rows + (size_t)r * n + i, bytes});
-        }
-        comm_exchange(sends, receives, what, stream);
-    }
-#if defined(USE_NCCL)
-    if (comm().nccl) { nccl_wait(stream, what); }
-#endif
+    std::vector<Slice> of_rank;
+    for (size_t r = 0; r < ranks; r++) { of_rank.push_back({r * n, (r + 1) * n}); }
+    const RankGroup all = {0, 1, (int)ranks};
+    exchange_now(what, stream, [&] { group_gather((char*)rows, sizeof(float), of_rank, all, what, stream); });
 }
 
 #endif

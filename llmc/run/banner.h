@@ -59,6 +59,24 @@ inline std::string attention_note(const PositionConfig& position, const Gpu& gpu
     return what + slowly + strprintf(", at no more than %.0f instead of %.0f TFLOP/s", slow, fast);
 }
 
+// --as_ranks: what each of so many ranks holds and sends
+inline void report_ranks(const Run& r, const Parameters& p, double activations) {
+    const Options& o = r.o;
+    const int N = planned_ranks(r);
+    const double weights = weight_bytes(r, p);
+    const double sent = (double)(N - 1) / N * (double)p.table.total;        // elements, each way
+    const double sums = sent * sizeof(float);
+    const double back = sent * (double)(o.zero > 0 ? sizeof(floatX) : sizeof(float));
+    const auto line = [](const char* name, const std::string& text) { printf("%-10s %s\n", name, text.c_str()); };
+    printf("as %d ranks, --zero %d, with weights of %zu bytes:\n", N, o.zero, sizeof(floatX));
+    line("batch", strprintf("%d micro-batches of %d sequences on each rank, summed in %d leaves", r.micro_batches, o.B,
+                            r.micro_batches / r.leaf * N));
+    line("memory", format_bytes(weights + activations) + " on each: " + format_bytes(weights) +
+         " for the parameters, " + format_bytes(activations) + " of activations");
+    line("traffic", format_bytes(sums + back) + " an update leave each and reach it: " + format_bytes(sums) +
+         " of gradients, " + format_bytes(back) + (o.zero > 0 ? " of new weights" : " of their sums"));
+}
+
 // The last word of --check; an update takes `batch`.
 inline int report_check(const Run& r, const std::string& batch) {
     const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
@@ -89,8 +107,12 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
         fprintf(banner, "%s", s.c_str());
     }
     check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
-    const double copies = weight_copies(r), weights = weight_bytes(r, p);
-    std::string what = strprintf("%.0f %s of the parameters, ", copies, copies == 1 ? "copy" : "copies");
+    if (r.o.as_ranks > 0) {                                     // not for this machine
+        report_ranks(r, p, (double)activations + (double)buffers);
+        return;
+    }
+    const double weights = weight_bytes(r, p);
+    std::string what = format_bytes(weights) + " for the parameters, ";
     what += format_bytes((double)activations) + " of activations";
     if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
     // ids, targets, what was masked, and what DeviceBatch takes for each token of this rank's step

@@ -33,7 +33,6 @@ const NoOpFlag no_op_flags[] = {
     {"-h", 0, 1, "HellaSwag is scored if its file is given, --hellaswag FILE; --help lists the flags"},
     {"-w", 1, 1, "master weights are always float32"},
     {"-f", 0, 1, "the build fixes the precision of matmuls"},
-    {"-z", 0, 1, "the optimizer's state is not sharded"},
     {"-ge", -1, 2, "there is no choice of GELU fusion"},
     {"-lg", -1, INT_MAX, "no device statistics are printed"},
 };

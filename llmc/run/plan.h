@@ -12,10 +12,14 @@ inline void plan_rope_scaling(Run& r, PositionConfig& position) {
     r.o.rope_scaling = rope_scaling_text(position);
 }
 
-// The leaves of the tree that sums a step's gradient (model.cuh). A run that is resumed goes on with what it had.
+// The number of ranks to plan for: --as_ranks of --check, or those that there are
+inline int planned_ranks(const Run& r) { return r.o.as_ranks > 0 ? r.o.as_ranks : comm().size; }
+
+// The leaves of the tree that sums a step's gradient (ranks/parameters.cuh). A run that is resumed goes on with what it
+// had.
 inline void plan_leaves(Run& r) {
     Options& o = r.o;
-    const int ranks = comm().size, all = r.micro_batches * ranks;
+    const int ranks = planned_ranks(r), all = r.micro_batches * ranks;
     const auto fits = [&](int64_t leaves) {                     // every rank has 2^k of them
         const int64_t mine = leaves / ranks;
         return leaves % ranks == 0 && mine > 0 && all % leaves == 0 && (ranks == 1 || (mine & (mine - 1)) == 0);
@@ -46,10 +50,16 @@ inline void plan_batch(Run& r, int B) {
     plan_leaves(r);
 }
 
-// The copies of the parameters that the planned run holds in float32, and their bytes
-inline double weight_copies(const Run& r) { return r.trains ? 3 + gradient_buffers(r.micro_batches / r.leaf) : 1; }
+// Bytes that the planned run takes for the parameters on this rank, as parameters_allocate() will; of what ranks share,
+// the largest share.
 inline double weight_bytes(const Run& r, const Parameters& p) {
-    return (weight_copies(r) * 4.0 + (sizeof(floatX) == 2 ? 2.0 : 0.0)) * (double)p.table.total;
+    const int ranks = r.trains && r.o.zero > 0 ? planned_ranks(r) : 1;
+    const double all = (double)p.table.total, share = (double)largest_share(p.table, ranks);
+    const bool rounded = sizeof(floatX) != sizeof(float);       // the float32 weights are an array of their own
+    const double encoding = ranks > 1 ? (double)p.table.blocks[0].size() : 0.0;
+    const double weights = rounded ? sizeof(floatX) * all + 4.0 * (share + encoding) : 4.0 * all;
+    if (!r.trains) { return weights; }
+    return weights + 8.0 * share + 4.0 * gradient_buffers(r.micro_batches / r.leaf) * all;
 }
 
 // Plans the largest batch that divides the samples of a step and, with what the others take, fits into `available`
@@ -93,8 +103,10 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     check(o.B > 0 || o.list || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
           "--total_batch, in training: give both, or a number");
     o.B = std::max(o.B, 1);
-    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * comm().size; }
-    const int ranks = comm().size;
+    check(o.as_ranks == 0 || (o.check && r.trains && !r.largest_batch && comm().size == 1), "--as_ranks plans a "
+          "training on other machines: expected --check and a number as --B, in one process");
+    const int ranks = planned_ranks(r);
+    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * ranks; }
     const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
     check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX / texts,
           "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B,

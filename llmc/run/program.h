@@ -68,6 +68,10 @@ inline std::string not_saved;
 // SIGINT ends at once, unless a checkpoint is just being written: after that the run ends by itself.
 inline const int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
 inline volatile sig_atomic_t saving = 0;        // a checkpoint is being written
+struct Saving {
+    Saving() { saving = 1; }
+    ~Saving() { saving = 0; }
+};
 inline bool has_trained = false;                // the result is a checkpoint, and stdout only tells of it
 inline void catch_signals() {
     has_trained = true;

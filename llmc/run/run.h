@@ -144,13 +144,21 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
 // ----------------------------------------------------------------------------------------------------------
 // weights and checkpoints
 
-inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, const Json& config) {
+// params: the float32 weights, laid out as the table says
+inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* params, const Json& config) {
     Checkpoint c;
     c.table = &p.table;
     c.files = &p.files;
-    c.params = p.master;
+    c.params = params;
     c.m = p.m;
     c.v = p.v;
+    c.complete = !p.shares;
+    for (size_t b = 0; p.shares && b < p.owned.size(); b++) {
+        for (TensorPiece piece : p.table.pieces(p.owned[b])) {
+            piece.at = p.moment_at(b, piece.at);
+            c.held.push_back(piece);
+        }
+    }
     c.config = config;
     c.state = r.state.to_json(r.o);
     if (r.record) { c.state["data"] = r.record->json(); }
@@ -190,20 +198,21 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
               o.out.c_str());
     }
     p.leaf = r.leaf;
+    p.zero = o.zero;
     parameters_allocate(p, (uint64_t)o.seed, r.micro_batches);
     if (!r.resumed.empty()) {
-        Checkpoint c = checkpoint_view(r, p, config);
+        Checkpoint c = checkpoint_view(r, p, whole_master(p), config);
         load_checkpoint(r.resumed, c);
         r.state.from_json(c.state, o, r.resumed + "/state.json");
         if (r.record) { r.record->resume(c.state, r.resumed + "/state.json"); }
-        round_weights(p.weights, p.master, p.table, (uint64_t)o.seed, (int)r.state.updates, p.stream);
+        adopt_master(p, (uint64_t)o.seed, (int)r.state.updates);
         printf("resumed from %s\n", printable(r.resumed, LONGEST_MESSAGE).c_str());
     } else if (!o.load.empty()) {
-        load_weights(r.source, p.table, p.files, optional, p.master);
-        round_weights(p.weights, p.master, p.table, 0, 0, p.stream);
+        load_weights(r.source, p.table, p.files, optional, whole_master(p));
+        adopt_master(p, 0, 0);
     }
     if (r.lock != nullptr && o.checkpoint_every > 0) {
-        check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, config)), checkpoints_to_come(r));
+        check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, p.master, config)), checkpoints_to_come(r));
     }
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
@@ -215,33 +224,60 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
 }
 
 // All ranks must have the same parameters.
-inline void check_replicas(const Parameters& p) {
+inline void check_replicas(Parameters& p) {
     std::string who;
     if (comm().size == 1) { return; }
-    const bool agree = comm_replicas_agree(replica_hash(p.master, p.table.total, p.stream), &who);
+    settle_weights(p);
+    const size_t words = p.table.total * sizeof(floatX) / sizeof(float);
+    const bool agree = comm_replicas_agree(replica_hash((const float*)p.weights, words, p.stream), &who);
     check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
 }
 
-// Writes the checkpoint of step r.state.step; returns "", or on every rank why there is none.
-inline std::string save_run(const Run& r, const Parameters& p, const Json& config) {
+// The checksums of the files of moments that the other ranks have written, added to rank 0's own
+inline void gather_sums(FileSums& sums) {
+    std::vector<FileSum> all((size_t)comm().size);
+    comm_all_gather(all.data(), &sums.back().second, 1, "checkpoint");
+    for (int rank = 1; rank < comm().size && comm().rank == 0; rank++) {
+        sums.push_back({optimizer_file(rank), all[(size_t)rank]});
+    }
+}
+
+// Writes the checkpoint of step r.state.step; returns "", or on every rank why there is none. Ranks that share the
+// moments (--zero 1) write at the same time, each its own; else rank 0 writes all.
+inline std::string save_run(const Run& r, Parameters& p, const Json& config) {
     const Doing saving_step("saving a checkpoint");
-    std::string failure;
+    const bool first = comm().rank == 0;
     check_replicas(p);
-    rank0_works([&] {
-        try {
-            r.log->sync();
-            const Checkpoint c = checkpoint_view(r, p, config);
-            saving = 1;
-            const std::string path = save_checkpoint(r.o.out, (int)r.state.step, c, r.o.keep, r.o.major);
-            printf("saved %s\n", printable(path, LONGEST_MESSAGE).c_str());
-            saving = 0;
-        } catch (const Error& e) {
-            saving = 0;
-            if (e.code != EXIT_BAD_INPUT) { throw; }            // a device that fails is not the disk's fault
-            failure = strprintf("step %lld is not saved: %s", (long long)r.state.step, e.what());
-        }
-    }, "checkpoint");
-    return comm_text(failure, "checkpoint");
+    const Saving now;
+    const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
+    CheckpointSave save(r.o.out, (int)r.state.step, c);
+    FileSums sums;
+    const auto part = [&](bool mine, auto work) {               // returns why it failed, on some rank
+        std::string failure;
+        ranks_work(mine, [&] {
+            try {
+                work();
+            } catch (const Error& e) {
+                if (e.code != EXIT_BAD_INPUT) { throw; }        // a device that fails is not the disk's fault
+                failure = (first ? "" : strprintf("rank %d: ", comm().rank)) + e.what();
+            }
+        }, "checkpoint");
+        return first_text(failure, "checkpoint");
+    };
+    std::string failure = part(first, [&] { r.log->sync(); save.begin(); });
+    if (failure.empty()) { failure = part(first || p.shares, [&] { sums = save.write_part(comm().rank); }); }
+    if (failure.empty() && p.shares) { gather_sums(sums); }
+    if (failure.empty()) { failure = part(first, [&] { save.publish(sums); }); }
+    if (!failure.empty()) {
+        part(first, [&] { save.undo(); });
+        failure = first_text(first ? save.explain(failure) : "", "checkpoint");
+        return strprintf("step %lld is not saved: %s", (long long)r.state.step, failure.c_str());
+    }
+    part(first, [&] {
+        save.retire(r.o.keep, r.o.major);
+        printf("saved %s\n", printable(save.path, LONGEST_MESSAGE).c_str());
+    });
+    return "";
 }
 
 inline int stopped_by(const Run& r, int signal) {
@@ -255,7 +291,7 @@ inline int stopped_by(const Run& r, int signal) {
 }
 
 // Before the update of step r.state.step: saves when that is due. Returns -1 to go on, else the exit code of the run.
-inline int save_or_leave(Run& r, const Parameters& p, const Json& config) {
+inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     const Options& o = r.o;
     const int64_t step = r.state.step;
     const int signal = comm_max((int)stop_signal, "signals");

@@ -137,6 +137,60 @@ TEST_CASE("a table lays its tensors out without overlap, each 256-byte aligned",
     CHECK(throws_with([&] { t.index("d"); }, "no tensor named d") == EXIT_BAD_INPUT);
 }
 
+TEST_CASE("parameters are laid out layer by layer, in blocks of whole units", "[tensor][asan]") {
+    const size_t unit = SLICE_UNIT;
+    // of the model, of three layers, and an encoding's: one of each layer, and one that all share
+    TensorTable t = table_of({{"a", 0, 3, 5}, {"b", 3, 7, 0}, {"c", 3, unit, 2}, {"d", 0, unit, 1}, {"e", 3, 2, 0},
+                              {"f", 0, 100, 0}});
+    t.lay_out_by_layer(4);
+    const std::vector<size_t> sizes = {unit, 2 * unit, 3 * unit, 3 * unit, 3 * unit};
+    REQUIRE(t.blocks.size() == sizes.size());
+    size_t at = 0;
+    for (size_t b = 0; b < sizes.size(); b++) {
+        CHECK(t.blocks[b].begin == at);
+        CHECK(t.blocks[b].size() == sizes[b]);
+        at = t.blocks[b].end;
+    }
+    CHECK(t.total == at);
+    std::vector<int> taken(t.total);
+    for (size_t i = 0; i < t.specs.size(); i++) {
+        const size_t n = t.specs[i].layer_size();
+        for (int l = 0; l < imax(t.specs[i].layers, 1); l++) {
+            const size_t from = t.offset(i, l);
+            const bool of_encoding = i >= 4, of_model = t.specs[i].layers == 0;
+            size_t block = (size_t)l + 2;
+            if (of_encoding || of_model) { block = of_model && !of_encoding; }
+            CHECK((from % 64 == 0 || i == 4));                          // an encoding's layers are side by side
+            CHECK((from >= t.blocks[block].begin && from + n <= t.blocks[block].end));
+            for (size_t e = 0; e < n; e++) { taken[from + e]++; }
+            CHECK(t.pointer(taken.data(), t.specs[i].name)(l) == taken.data() + from);
+        }
+    }
+    CHECK(*std::max_element(taken.begin(), taken.end()) == 1);
+    // the pieces of all slices are all elements, each once, under its number in the tensor
+    for (size_t length : {unit, t.total, (size_t)1000}) {
+        std::vector<std::vector<int>> found(t.specs.size());
+        for (size_t i = 0; i < found.size(); i++) { found[i].resize(t.specs[i].size()); }
+        size_t pieces = 0;
+        bool right = true;
+        for (size_t begin = 0; begin < t.total; begin += length) {
+            const Slice slice = {begin, std::min(begin + length, t.total)};
+            for (const TensorPiece& p : t.pieces(slice)) {
+                right = right && p.at >= slice.begin && p.at + p.size <= slice.end;
+                const size_t n = t.specs[p.tensor].layer_size();
+                for (size_t e = p.first; e < p.first + p.size; e++) {
+                    right = right && p.at + (e - p.first) == t.offset(p.tensor, (int)(e / n)) + e % n;
+                    found[p.tensor][e]++;
+                }
+                pieces++;
+            }
+        }
+        for (const auto& f : found) { right = right && std::count(f.begin(), f.end(), 1) == (ptrdiff_t)f.size(); }
+        CHECK(right);
+        if (length == t.total) { CHECK(pieces == 3 + 3 + 4); }          // "e" has its layers side by side
+    }
+}
+
 TEST_CASE("initial values follow the table's rules", "[tensor][asan]") {
     const size_t rows = 1000, cols = 50;
     const TensorTable t = table_of({{"w", 2, rows + 3, cols, normal(0.02f)}, {"u", 0, rows, cols, uniform(-1, 3)},

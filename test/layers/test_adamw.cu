@@ -40,7 +40,7 @@ void test_adamw(Random& random, size_t n, bool decay, float lo, float hi) {
         std::vector<float> grads = random.normals(n, 0.3, std::pow(10.0, t % 4 - 2));
         if (n > 2) { grads[1] = 0; }
         const AdamW a = {0.05f, 0.9f, 0.95f, 1e-8f, 0.1f, t % 3 == 0 ? 0.25f : 1.0f, t};
-        adamw_update(w, w, Array<float>(grads), m, v, n, spec, a, Stream(0));
+        adamw_update(w, w, Array<float>(grads), m, v, n, 0, spec, a, Stream(0));
         want.step(grads, a, decay, lo, hi);
         plain.step(grads, a, decay, lo, hi);
         for (double x : want.w) { projected = projected || x == lo || x == hi; }
@@ -77,7 +77,7 @@ TEST_CASE("adamw's first step is lr towards the sign of the gradient, whatever i
     const std::vector<float> grads = {1e-3f, -1e-3f, 1e3f, -1e3f, 0.0f};
     const std::vector<float> w0(5, 1.0f);
     Array<float> w(w0), m(std::vector<float>(5, 0.0f)), v(std::vector<float>(5, 0.0f));
-    adamw_update(w, w, Array<float>(grads), m, v, 5, TensorSpec(), {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 1.0f, 1},
+    adamw_update(w, w, Array<float>(grads), m, v, 5, 0, TensorSpec(), {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 1.0f, 1},
                  Stream(0));
     const std::vector<float> got = w.host(), want = {0.99f, 1.01f, 0.99f, 1.01f, 1.0f};
     // eps is 1e-5 of the smallest gradient, which takes 1e-5 of lr
@@ -90,7 +90,7 @@ TEST_CASE("adamw writes weights and master alike", "[adamw]") {
     const size_t n = 100;
     const auto w0 = random.normals(n);
     Array<float> weights(n), master(w0), m(std::vector<float>(n, 0.0f)), v(std::vector<float>(n, 0.0f));
-    adamw_update(weights, master, Array<float>(random.normals(n)), m, v, n, TensorSpec(),
+    adamw_update(weights, master, Array<float>(random.normals(n)), m, v, n, 0, TensorSpec(),
                  {0.01f, 0.9f, 0.95f, 1e-8f, 0.0f, 1.0f, 1}, Stream(0));
     CHECK(same_bits(weights.host(), master.host()));
     CHECK_FALSE(same_bits(master.host(), w0));
@@ -138,7 +138,7 @@ TEST_CASE("gradient norm and update: same bits for any number of threads", "[ada
         const double norm = gradient_norm(partial, grads, n, Stream(0));
         TensorSpec spec;
         spec.decay = true;
-        adamw_update(w, w, grads, m, v, n, spec, {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), 3}, Stream(0));
+        adamw_update(w, w, grads, m, v, n, 0, spec, {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), 3}, Stream(0));
         std::vector<double> all = as<double>(w.host());
         all.push_back(norm);
         return all;

@@ -187,8 +187,10 @@ TEST_CASE("an update keeps BERT's padding at zero and every tensor within its bo
         std::vector<float> x = model.host(model.master);
         for (size_t i = 0; i < model.table.specs.size(); i++) {
             const TensorSpec& s = model.table.specs[i];
-            const float* w = x.data() + model.table.offsets[i];
-            CHECK((*std::min_element(w, w + s.size()) >= s.lo && *std::max_element(w, w + s.size()) <= s.hi));
+            for (int l = 0; l < std::max(s.layers, 1); l++) {
+                const float *w = x.data() + model.table.offset(i, l), *end = w + s.layer_size();
+                CHECK((*std::min_element(w, end) >= s.lo && *std::max_element(w, end) <= s.hi));
+            }
         }
         for (const FileTensor& f : model.files) { for (size_t e : elements_of(model.table, f)) { x[e] = 0; } }
         CHECK(worst_difference(x, std::vector<double>(x.size())) == 0);

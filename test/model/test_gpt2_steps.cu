@@ -286,8 +286,10 @@ TEST_CASE("an update keeps padding at zero and every tensor within its bounds", 
         CHECK(padding_is_zero);
         for (size_t i = 0; i < model.table.specs.size(); i++) {
             const TensorSpec& s = model.table.specs[i];
-            const float* w = x.data() + model.table.offsets[i];
-            CHECK((*std::min_element(w, w + s.size()) >= s.lo && *std::max_element(w, w + s.size()) <= s.hi));
+            for (int l = 0; l < std::max(s.layers, 1); l++) {
+                const float *w = x.data() + model.table.offset(i, l), *end = w + s.layer_size();
+                CHECK((*std::min_element(w, end) >= s.lo && *std::max_element(w, end) <= s.hi));
+            }
         }
     }
 }

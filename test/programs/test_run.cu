@@ -1512,7 +1512,7 @@ TEST_CASE("run: llm.c's letters", "[run]") {
         .set("--out", place / "names");
     const Outcome o = place.run(letters);
     REQUIRE(o.code == 0);
-    for (const char* flag : {"-h 1", "-z 1", "-f 0", "-w 1", "-ge 2", "-lg 10"}) {
+    for (const char* flag : {"-h 1", "-f 0", "-w 1", "-ge 2", "-lg 10"}) {
         CHECK(contains(o.out, std::string(flag) + " changes nothing: "));
     }
     REQUIRE(place.run(names).code == 0);

@@ -79,10 +79,10 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
     // this rank's slice has the sum, and then all of it
     const Slice slice = exchange_slice(n, c.rank);
     const uint64_t sent = c.sent;
-    exchange_sum(data, n, "sum", stream);
+    exchange_now("sum", stream, [&] { exchange_sum(data, n, "sum", stream); });
     copy_to_host(found.data(), data, sizeof(float) * n, stream);
     expect(std::equal(&found[slice.begin], &found[slice.end], &expected[slice.begin], same_bits), "exchange_sum", n, m);
-    exchange_gather(data, n, "sum", stream);
+    exchange_now("sum", stream, [&] { exchange_gather(data, n, "sum", stream); });
     copy_to_host(found.data(), data, sizeof(float) * n, stream);
     expect(std::equal(found.begin(), found.end(), expected.begin(), same_bits), "exchange_gather", n, m);
     // 2 (N - 1) / N of the array leave a rank, but for slices that are a unit longer than others
@@ -222,11 +222,14 @@ void test_share() {
 }
 
 [[noreturn]] void sum_for_ever() {
+    const char* what = "sum of the gradients";
     std::vector<float> ones(5000, 1.0f);
     comm().chunk = 4000;
     for (int i = 0;; i++) {
-        exchange_sum(ones.data(), ones.size(), "sum of the gradients", Stream());
-        exchange_gather(ones.data(), ones.size(), "sum of the gradients", Stream());
+        exchange_now(what, Stream(), [&] {
+            exchange_sum(ones.data(), ones.size(), what, Stream());
+            exchange_gather(ones.data(), ones.size(), what, Stream());
+        });
         comm_max(i, "stop signals");
         if (i == 3) { fprintf(stderr, "rank %d is process %d\n", comm().rank, (int)getpid()); }
     }

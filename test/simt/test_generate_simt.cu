@@ -80,7 +80,7 @@ struct SmallModel : GPT2 {
             }
         }
         copy_to_device(master, x.data(), sizeof(float) * x.size(), stream);
-        round_weights(weights, master, table, 1, 0, stream);
+        round_weights(weights, master, table, {0, table.total}, 1, 0, stream);
     }
     ~SmallModel() { parameters_free(*this); }
 };
@@ -194,7 +194,7 @@ KERNEL_TEST("evaluation and generation have float32 logits") {
     wte[5 * C] = wte[6 * C] = 1;
     wte[5 * C + 1] = 1.0f / 512;
     copy_to_device(model.master, x.data(), sizeof(float) * x.size(), model.stream);
-    round_weights(model.weights, model.master, model.table, 1, 0, model.stream);
+    round_weights(model.weights, model.master, model.table, {0, model.table.total}, 1, 0, model.stream);
     Activations acts = activations_describe(model, 1, T, Purpose::Generate, 0);
     activations_allocate(acts);
     const std::vector<int> ids = draws(T), fives((size_t)T, 5), sixes((size_t)T, 6);

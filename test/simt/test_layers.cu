@@ -407,7 +407,7 @@ KERNEL_TEST("adamw and the gradient norm") {
     }
     const double norm = gradient_norm(partial.p, grads.p, n, stream);
     EXPECT(std::fabs(norm / std::sqrt(squares) - 1) < EXACT, "norm %g, not %g", norm, std::sqrt(squares));
-    adamw_update(weights.p, master.p, grads.p, m.p, v.p, n, spec, a, stream);
+    adamw_update(weights.p, master.p, grads.p, m.p, v.p, n, 0, spec, a, stream);
     EXPECT_CLOSE(master.host(), w, EXACT);
     EXPECT_CLOSE(m.host(), wm, EXACT);
     EXPECT_CLOSE(v.host(), wv, EXACT);

@@ -117,11 +117,14 @@ class Training(unittest.TestCase):
                 f.write(TEXT)
             command = [BF16, "--check", "--model", "xl", "--T", "1024", "--B", "4", "--total_batch", str(1 << 20),
                        "--steps", "1", "--train_files", text, "--val_files", text]
-            for leaves, code, copies in ("-1", 0, 7), ("0", 4, 12):
+            for leaves, code, bytes_each in ("-1", 0, 30), ("0", 4, 50):
                 p = subprocess.run([*command, "--leaves", leaves], env=dict(os.environ, SIMT_MEMORY="80000000000"),
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
                 self.assertEqual(p.returncode, code, p.stdout)
-                self.assertIn(f"({copies} copies of the parameters, ", p.stdout)
+                found = float(re.search(r"\(([\d.]+) GB for the parameters, ", p.stdout).group(1))
+                self.assertAlmostEqual(found / (1.5604 * bytes_each), 1, delta=0.01)
+                # d84 at as many tokens on 8 GPUs of that size, with a leaf for each of them
+                d84 = [*command, "--model", "d84", "--leaves", "8", "--as_ranks", "8"]
 
     def test_accumulation_and_recompute(self):
         """micro-batches, recompute and several layers and heads, on the tensor-core kernels"""

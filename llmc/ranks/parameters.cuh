@@ -1,0 +1,365 @@
+// ranks/parameters.cuh -- a model's parameters with their moments; the sum of a step's gradients, whose order no split
+// into micro-batches or ranks changes; and the update.
+//
+// The layout has a block for each layer and two for the rest (base/tensor.h). On several ranks, the sum of a block sets
+// out as soon as its gradient is complete, in the backward of a step's last micro-batch; each rank updates its slice of
+// every block; and the new weights of a block are waited for where the next forward reads them. All that is done by a
+// stream of its own:
+//
+//     stream            forward 0 1 2 | backward 2 1 0 |                 | forward 0 1 2 | ...
+//     exchange_stream                       sum 2 1 0 1 0 | update | gather 1 0 0 1 2
+//                                               layers, then the rest         the rest, then layers
+//
+// ZeRO (Rajbhandari et al. 2020): with --zero 1 a rank holds the moments, and in bf16 builds the float32 weights, of
+// its slices only. With --zero 0 every rank holds all of them and updates all, and the gradient is what is gathered.
+// The bits are the same.
+#ifndef LLMC_RANKS_PARAMETERS_CUH
+#define LLMC_RANKS_PARAMETERS_CUH
+
+#include "../adamw.cuh"
+#include "exchange.cuh"
+
+struct Parameters {
+    TensorTable table;                                      // the trainer's own tensors, then the encoding's
+    size_t first_position_param = 0;                        // where those begin
+    std::vector<FileTensor> files;                          // the same tensors in a checkpoint
+    int leaf = 1;                                           // micro-batches whose gradients share a buffer
+    int zero = 0;                                           // --zero
+
+    void add_position(const std::vector<TensorSpec>& params) {
+        first_position_param = table.specs.size();
+        for (const TensorSpec& s : params) { table.add(s); }
+    }
+    floatX* weights = nullptr;                              // what the layers read: master, or its copy in bf16
+    float* master = nullptr;                                // float32 weights: see master_at()
+    float *m = nullptr, *v = nullptr;                       // AdamW's moments of what this rank updates: moment_at()
+    // gradient buffers: tree[k] holds the sum of 2^k leaves, the last one is being filled
+    std::vector<float*> tree;
+    double* norm_partial = nullptr;                         // partial sums of gradient_norm, one per chunk
+    double* loss_sums = nullptr;                            // after them: one sum of losses per micro-batch of a step
+    Stream stream = {}, exchange_stream = {};
+
+    // What this rank updates of each block, and where that begins in m and v
+    std::vector<Slice> owned;
+    std::vector<size_t> held;
+    bool shares = false;                                    // that is not all of it
+    bool shares_master = false;                             // nor has it float32 weights of the rest
+    // Element `at` of the layout, which this rank owns in block b: where it is in m and v, and in master. The encoding
+    // reads its float32 weights (block 0), so every rank has them all.
+    size_t moment_at(size_t b, size_t at) const { return held[b] + at - owned[b].begin; }
+    size_t master_at(size_t b, size_t at) const {
+        return shares_master && b > 0 ? table.blocks[0].size() + moment_at(b, at) - held[1] : at;
+    }
+
+    // The step in hand
+    bool closing = false;                                   // this backward is the step's last
+    std::vector<size_t> siblings;                           // the buffers that the last leaf's sum is still added to
+    std::vector<char> summed;                               // blocks that have set out
+    size_t norm_chunks = 0;                                 // of the slices of the rank that has most
+    std::vector<size_t> norm_order;                         // (ranks, norm_chunks): which chunk it is, or none
+    Event own_work, summed_all;                             // before the last sum set out, and after it
+    // The update before it
+    bool gathers = false;                                   // weights are on their way
+    Event updated, gathered;
+    std::vector<Event> ready;                               // of each block: this rank has its new weights
+};
+
+// A tensor that no FileTensor names would be lost in every checkpoint.
+inline void check_files(const Parameters& p) {
+    for (const TensorSpec& s : p.table.specs) {
+        const auto named = [&](const FileTensor& f) { return f.tensor == s.name; };
+        check(std::any_of(p.files.begin(), p.files.end(), named),
+              "tensor %s has no row in the trainer's table of files, so it would never be saved: add one",
+              s.name.c_str());
+    }
+}
+
+// Buffers of gradients that a step of so many leaves takes: one a level of the tree over them, and one to fill.
+inline int gradient_buffers(int leaves) {
+    int buffers = 0;
+    for (int n = 1; n < 2 * leaves; n *= 2) { buffers++; }
+    return buffers;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// who holds what
+
+// A rank's slice of a block of the layout
+inline Slice block_slice(const Slice& block, int rank) {
+    const Slice s = exchange_slice(block.size(), rank);
+    return {block.begin + s.begin, block.begin + s.end};
+}
+
+// The most that one of so many ranks updates
+inline size_t largest_share(const TensorTable& table, int ranks) {
+    size_t n = 0;
+    for (const Slice& block : table.blocks) { n += ceil_div(block.size() / SLICE_UNIT, (size_t)ranks) * SLICE_UNIT; }
+    return n;
+}
+
+inline void plan_slices(Parameters& p, bool trains) {
+    const int ranks = comm().size;
+    p.shares = trains && p.zero > 0 && ranks > 1;
+    p.shares_master = p.shares && sizeof(floatX) != sizeof(float);
+    size_t at = 0;
+    for (const Slice& block : p.table.blocks) {
+        p.owned.push_back(p.shares ? block_slice(block, comm().rank) : block);
+        p.held.push_back(at);
+        at += p.owned.back().size();
+    }
+    p.ready.resize(p.owned.size());
+    p.summed.resize(p.owned.size());
+    if (!p.shares) { return; }
+    p.norm_chunks = largest_share(p.table, ranks) / NORM_CHUNK;
+    for (int r = 0; r < ranks; r++) {
+        for (const Slice& block : p.table.blocks) {
+            const Slice s = block_slice(block, r);
+            for (size_t c = s.begin; c < s.end; c += NORM_CHUNK) { p.norm_order.push_back(c / NORM_CHUNK); }
+        }
+        p.norm_order.resize((size_t)(r + 1) * p.norm_chunks, SIZE_MAX);
+    }
+}
+
+// Float32 weights on the device, laid out as the table says, for whoever fills or reads them all: master, or where this
+// rank holds only a part of it the memory of gradients, between two steps.
+inline float* whole_master(Parameters& p) { return p.shares_master ? p.tree.back() : p.master; }
+// After whole_master() was filled: makes weights of it, as update number t left them. t = 0: rounds to the nearest
+inline void adopt_master(Parameters& p, uint64_t seed, int t) {
+    const float* from = whole_master(p);
+    round_weights(p.weights, from, p.table, {0, p.table.total}, seed, t, p.stream);
+    for (size_t b = 0; p.shares_master && b < p.owned.size(); b++) {
+        const Slice s = b == 0 ? p.table.blocks[0] : p.owned[b];
+        copy_on_device(p.master + p.master_at(b, s.begin), from + s.begin, sizeof(float) * s.size(), p.stream);
+    }
+}
+
+// Weights at their initial values; to train (micro_batches > 0) also the moments and the gradients.
+inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches) {
+    const size_t total = p.table.total, micro = (size_t)micro_batches;
+    const auto floats = [](size_t n) { return (float*)device_malloc(sizeof(float) * n); };
+    p.stream = device_stream();
+    p.exchange_stream = comm().size > 1 ? second_stream() : p.stream;
+    plan_slices(p, micro_batches > 0);
+    const size_t held = p.held.back() + p.owned.back().size();
+    p.master = floats(p.shares_master ? p.table.blocks[0].size() + held - p.held[1] : total);
+    p.weights = sizeof(floatX) == sizeof(float) ? (floatX*)p.master : (floatX*)device_malloc(sizeof(floatX) * total);
+    if (micro_batches > 0) {
+        p.m = floats(held);
+        p.v = floats(held);
+        p.norm_partial = (double*)device_malloc(sizeof(double) * (total / NORM_CHUNK + micro));
+        p.loss_sums = p.norm_partial + total / NORM_CHUNK;
+        const int buffers = gradient_buffers(micro_batches / p.leaf);
+        for (int k = 0; k < buffers; k++) { p.tree.push_back(floats(total)); }
+    }
+    std::vector<float> host(total);
+    init_tensors(host.data(), p.table, p.files, seed);
+    copy_to_device(whole_master(p), host.data(), sizeof(float) * total, p.stream);
+    adopt_master(p, seed, 0);
+}
+
+inline void parameters_free(Parameters& p) {
+    for (float* g : p.tree) { device_free(g); }
+    if ((void*)p.weights != (void*)p.master) { device_free(p.weights); }
+    for (void* x : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)p.norm_partial}) { device_free(x); }
+    for (Event* e : {&p.own_work, &p.summed_all, &p.updated, &p.gathered}) { e->release(); }
+    for (Event& e : p.ready) { e.release(); }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// a step's gradient: for each micro-batch i of n, gradient_begin, backward into what it returns, gradient_add; then
+// gradient_end. A leaf is p.leaf micro-batches, which backward adds up in one buffer; a tree sums the leaves.
+
+// on the device, of what this rank updates; its norm and the mean loss of so many targets
+struct StepGradient {
+    float* grads;
+    double norm, loss;
+    size_t targets;
+};
+
+// The buffer that micro-batch i of this rank's n adds its gradient to; zeroed for the first one of a leaf
+inline float* gradient_begin(Parameters& p, int i, int n) {
+    if (i % p.leaf == 0) { device_zero(p.tree.back(), sizeof(float) * p.table.total, p.stream); }
+    p.closing = i + 1 == n;
+    if (p.closing) {
+        // The last leaf meets the subtrees that wait for it: a sibling at each level until it is a left one itself, and
+        // from there on, if the leaves are not a power of two, the subtrees further left.
+        const int leaves = n / p.leaf, last = leaves - 1;
+        p.siblings.clear();
+        int k = 0;
+        for (; last >> k & 1; k++) { p.siblings.push_back((size_t)k); }
+        for (int j = k + 1; leaves >> j != 0; j++) {
+            if (leaves >> j & 1) { p.siblings.push_back((size_t)j); }
+        }
+        std::fill(p.summed.begin(), p.summed.end(), 0);
+    }
+    return p.tree.back();
+}
+
+constexpr const char* SUM_OF_GRADIENTS = "sum of the gradients";
+
+// The last micro-batch has left its gradient of block b: it is added to that of the other leaves, and sets out for the
+// sum over the ranks.
+inline void sum_block(Parameters& p, size_t b) {
+    const Slice block = p.table.blocks[b], own = p.owned[b];
+    float* sum = p.tree.back();
+    for (size_t k : p.siblings) {
+        add_to(p.tree[k] + block.begin, sum + block.begin, block.size(), p.stream);
+        sum = p.tree[k];
+    }
+    p.summed[b] = 1;
+    if (comm().size > 1) {
+        p.own_work.record(p.stream);
+        p.own_work.hold(p.exchange_stream);
+        exchange_sum(sum + block.begin, block.size(), SUM_OF_GRADIENTS, p.exchange_stream);
+        if (!p.shares) { exchange_gather(sum + block.begin, block.size(), SUM_OF_GRADIENTS, p.exchange_stream); }
+    }
+    double* const partial = p.norm_partial + own.begin / NORM_CHUNK;
+    gradient_norm_begin(partial, sum + own.begin, own.size(), p.exchange_stream);
+}
+// Called by a backward that will add nothing more to the gradients of layer l
+inline void layer_done(Parameters& p, int l) {
+    if (p.closing) { sum_block(p, (size_t)l + 2); }
+}
+
+// Micro-batch i of this rank's n is done. Leaves meet in a binary tree over their index: tree[k] holds the sum of 2^k
+// neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in tree.back().
+inline void gradient_add(Parameters& p, int i, int n) {
+    if ((i + 1) % p.leaf != 0) { return; }
+    float*& work = p.tree.back();
+    if (i + 1 == n) {
+        for (size_t b = 0; b < p.summed.size(); b++) { if (!p.summed[b]) { sum_block(p, b); } }
+        if (!p.siblings.empty()) { std::swap(p.tree[p.siblings.back()], work); }
+        p.closing = false;
+        return;
+    }
+    int k = 0;
+    for (const int leaf = i / p.leaf; leaf >> k & 1; k++) {
+        add_to(p.tree[(size_t)k], work, p.table.total, p.stream);
+        std::swap(p.tree[(size_t)k], work);
+    }
+    std::swap(p.tree[(size_t)k], work);
+}
+
+// Number of targets in a step, over all micro-batches of all ranks: what the sum of losses is divided by. n: of this
+// rank
+inline size_t count_targets(const int* targets, size_t n) {
+    size_t counted = 0;
+    for (size_t i = 0; i < n; i++) { counted += targets[i] != IGNORE_INDEX; }
+    std::vector<size_t> all((size_t)comm().size);
+    comm_all_gather(all.data(), &counted, 1, "number of targets");
+    return std::accumulate(all.begin(), all.end(), (size_t)0);
+}
+
+// The host waits for the weights that are on their way to this rank.
+inline void settle_weights(Parameters& p) {
+    if (!p.gathers) { return; }
+    exchange_wait(p.updated, p.gathered, "weights");
+    p.gathered.hold(p.stream);
+    p.gathers = false;
+}
+
+// The step's gradient, and its mean loss from the sums that loss_sum left for each micro-batch (NAN when nothing
+// was asked for): the one time in a step that the host waits for the device.
+inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
+    StepGradient g = {p.tree.back(), 0.0, NAN, counted};
+    const size_t n = (size_t)micro_batches, ranks = (size_t)comm().size;
+    const size_t chunks = p.table.total / NORM_CHUNK;
+    // 1 wait
+    if (ranks > 1) {
+        settle_weights(p);
+        p.summed_all.record(p.exchange_stream);
+        exchange_wait(p.own_work, p.summed_all, SUM_OF_GRADIENTS);
+        p.summed_all.hold(p.stream);
+    }
+    std::vector<double> sums(chunks + n);
+    copy_to_host(sums.data(), p.norm_partial, sizeof(double) * sums.size(), p.stream);
+    // 2 what the ranks have: their micro-batches' losses, and the norm's chunks of their slices
+    const size_t each = n + p.norm_chunks;
+    std::vector<double> mine(sums.begin() + (ptrdiff_t)chunks, sums.end()), all(each * ranks);
+    const auto order = p.norm_order.begin() + (ptrdiff_t)((size_t)comm().rank * p.norm_chunks);
+    for (size_t c = 0; c < p.norm_chunks; c++) { mine.push_back(order[c] < chunks ? sums[order[c]] : 0.0); }
+    comm_all_gather(all.data(), mine.data(), each, "losses");
+    double loss = 0.0;
+    for (size_t r = 0; r < ranks; r++) {
+        const double* of_rank = &all[r * each];
+        for (size_t i = 0; i < n; i++) { loss += of_rank[i]; }
+        for (size_t c = 0; c < p.norm_chunks; c++) {
+            const size_t chunk = p.norm_order[r * p.norm_chunks + c];
+            if (chunk < chunks) { sums[chunk] = of_rank[n + c]; }
+        }
+    }
+    g.norm = gradient_norm_end(sums.data(), chunks);
+    if (counted > 0) { g.loss = loss / (double)counted; }
+    return g;
+}
+
+// The name of the first tensor whose gradient is not finite, for the message of a skipped update.
+inline std::string first_bad_tensor(Parameters& p, const float* grads) {
+    size_t bad = p.table.specs.size();
+    for (const Slice& own : p.owned) {
+        for (const TensorPiece& piece : p.table.pieces(own)) {
+            if (piece.tensor >= bad) { continue; }
+            const double norm = gradient_norm(p.norm_partial, grads + piece.at, piece.size, p.stream);
+            if (!std::isfinite(norm)) { bad = piece.tensor; }
+        }
+    }
+    bad = (size_t)-comm_max(-(int)bad, "the tensor that is not finite");
+    return bad < p.table.specs.size() ? p.table.specs[bad].name : "";
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the update
+
+inline void update_parameters(Parameters& p, const float* grads, const AdamW& adamw) {
+    Stream s = p.exchange_stream;
+    // 1 what this rank updates
+    for (size_t b = 0; b < p.owned.size(); b++) {
+        for (const TensorPiece& piece : p.table.pieces(p.owned[b])) {
+            float* const master = p.master + p.master_at(b, piece.at);
+            const size_t moment = p.moment_at(b, piece.at);
+            adamw_update(p.weights + piece.at, master, grads + piece.at, p.m + moment, p.v + moment, piece.size,
+                         piece.first, p.table.specs[piece.tensor], adamw, s);
+        }
+    }
+    if (comm().size == 1) { return; }
+    p.updated.record(s);
+    p.updated.hold(p.stream);                   // the gradient's memory may be used again
+    if (!p.shares) { return; }
+    // 2 what the others have updated, in the order in which a forward reads it
+    for (size_t i = 0; i < p.owned.size(); i++) {
+        const size_t b = i < 2 ? 1 - i : i;
+        const Slice block = p.table.blocks[b];
+        if (b == 0) {
+            exchange_gather(p.master + block.begin, block.size(), "weights", s);
+            round_weights(p.weights, p.master, p.table, block, adamw.seed, adamw.t, s);
+        } else {
+            exchange_gather(p.weights + block.begin, block.size(), "weights", s);
+        }
+        p.ready[b].record(s);
+    }
+    p.gathered.record(s);
+    p.gathers = true;
+}
+
+// Called by a forward before it reads the weights of layer l, and before all else with l = -1, for the rest of them
+inline void layer_ready(Parameters& p, int l) {
+    if (!p.gathers) { return; }
+    for (size_t b = l < 0 ? 0 : (size_t)l + 2; b < (size_t)l + 3; b++) { p.ready[b].hold(p.stream); }
+}
+
+// A collective between two steps: whole_master() has all float32 weights.
+inline float* gather_master(Parameters& p) {
+    settle_weights(p);
+    float* const whole = whole_master(p);
+    if (!p.shares_master) { return whole; }
+    exchange_now("weights", p.stream, [&] {
+        for (size_t b = 0; b < p.owned.size(); b++) {
+            const Slice block = p.table.blocks[b], s = b == 0 ? block : p.owned[b];
+            copy_on_device(whole + s.begin, p.master + p.master_at(b, s.begin), sizeof(float) * s.size(), p.stream);
+            if (b > 0) { exchange_gather(whole + block.begin, block.size(), "weights", p.stream); }
+        }
+    });
+    return whole;
+}
+
+#endif
