@@ -173,12 +173,17 @@ struct TensorTable {
     }
 };
 
-// Initial values, on the host. An element is a function of (seed, its tensor's name in the file, its index there), so
-// tensors that two models share start equal whatever else the models have. What no FileTensor names (padding) stays 0.
-inline void init_tensors(float* data, const TensorTable& table, const std::vector<FileTensor>& files, uint64_t seed) {
+// Initial values of a part of the layout that cuts no tensor's layer, on the host: data (part). An element is a function
+// of (seed, its tensor's name in the file, its index there), so tensors that two models share start equal whatever else
+// the models have. What no FileTensor names (padding) stays 0.
+inline void init_tensors(float* data, Slice part, const TensorTable& table, const std::vector<FileTensor>& files,
+                         uint64_t seed) {
     for (const FileTensor& f : files) {
-        const TensorSpec& spec = table.specs[(size_t)table.index(f.tensor)];
-        float* out = table.pointer(data, f.tensor)(f.layer) + f.row0 * spec.row_size();
+        const size_t tensor = (size_t)table.index(f.tensor);
+        const TensorSpec& spec = table.specs[tensor];
+        const size_t at = table.offset(tensor, f.layer) + f.row0 * spec.row_size();
+        if (at < part.begin || at >= part.end) { continue; }
+        float* out = data + (at - part.begin);
         const uint64_t stream = checksum(f.name);
         const InitRule rule = f.init.value_or(spec.init);
         const size_t n = f.rows * spec.row_size();

@@ -151,9 +151,11 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
         const int buffers = gradient_buffers(micro_batches / p.leaf);
         for (int k = 0; k < buffers; k++) { p.tree.push_back(floats(total)); }
     }
-    std::vector<float> host(total);
-    init_tensors(host.data(), p.table, p.files, seed);
-    copy_to_device(whole_master(p), host.data(), sizeof(float) * total, p.stream);
+    for (const Slice& block : p.table.blocks) {                 // one at a time: the host has room for that
+        std::vector<float> host(block.size());
+        init_tensors(host.data(), block, p.table, p.files, seed);
+        copy_to_device(whole_master(p) + block.begin, host.data(), sizeof(float) * host.size(), p.stream);
+    }
     adopt_master(p, seed, 0);
 }
 

@@ -30,7 +30,7 @@ struct Answer {
     char refusal[508] = "";
 };
 // ... and then (ranks) of
-struct Place {
+struct RankPlace {
     char host[64] = "";                     // empty: the host of rank 0
     int32_t port = 0;
     int32_t local_rank = 0, local_size = 0;
@@ -236,10 +236,10 @@ inline void await_hellos(int listener, const Hello& mine, std::vector<Hello>& he
 }
 
 // Rank 0: waits for all, and tells each where the others are. If one does not come, the others end without a word.
-inline std::vector<Place> gather_places(int listener, const Hello& mine, TcpWire& wire) {
+inline std::vector<RankPlace> gather_places(int listener, const Hello& mine, TcpWire& wire) {
     const size_t size = wire.links.size();
     std::vector<Hello> hellos(size, mine);
-    std::vector<Place> places(size);
+    std::vector<RankPlace> places(size);
     Answer answer;
     try {
         await_hellos(listener, mine, hellos, wire);
@@ -249,7 +249,7 @@ inline std::vector<Place> gather_places(int listener, const Hello& mine, TcpWire
         throw;
     }
     for (size_t r = 0; r < size; r++) {
-        Place& p = places[r];
+        RankPlace& p = places[r];
         p.port = hellos[r].port;
         if (r > 0) { copy_text(p.host, sizeof(p.host), peer_of(wire.links[r].fd)); }
         for (size_t other = 0; other < size; other++) {
@@ -260,13 +260,13 @@ inline std::vector<Place> gather_places(int listener, const Hello& mine, TcpWire
     }
     for (size_t r = 1; r < size; r++) {
         write_whole(wire.links[r].fd, &answer, sizeof(answer), (int)r);
-        write_whole(wire.links[r].fd, places.data(), sizeof(Place) * size, (int)r);
+        write_whole(wire.links[r].fd, places.data(), sizeof(RankPlace) * size, (int)r);
     }
     return places;
 }
 // The others learn it from rank 0.
-inline std::vector<Place> ask_for_places(const Launch& l, const Hello& mine, TcpWire& wire) {
-    std::vector<Place> places(wire.links.size());
+inline std::vector<RankPlace> ask_for_places(const Launch& l, const Hello& mine, TcpWire& wire) {
+    std::vector<RankPlace> places(wire.links.size());
     Answer answer;
     int& fd = wire.links[0].fd;
     fd = connect_to(0, l.host, l.port);
@@ -276,7 +276,7 @@ inline std::vector<Place> ask_for_places(const Launch& l, const Hello& mine, Tcp
     if (answer.code != 0 && answer.refusal[0] == '\0') { _exit(answer.code); }
     answer.refusal[sizeof(answer.refusal) - 1] = '\0';
     check(answer.code == 0, "start: rank %d at %s:%d refuses this one: %s", 0, l.host.c_str(), l.port, answer.refusal);
-    read_whole(fd, places.data(), sizeof(Place) * places.size(), 0, longer);
+    read_whole(fd, places.data(), sizeof(RankPlace) * places.size(), 0, longer);
     return places;
 }
 
@@ -305,12 +305,12 @@ inline Wire* start_tcp(const Launch& l) {
     mine.rank = l.rank;
     mine.port = port_of(listener);
     // 2 where the others are
-    const std::vector<Place> places = first ? gather_places(listener, mine, *wire) : ask_for_places(l, mine, *wire);
+    const std::vector<RankPlace> places = first ? gather_places(listener, mine, *wire) : ask_for_places(l, mine, *wire);
     c.local_rank = places[(size_t)c.rank].local_rank;
     c.local_size = places[(size_t)c.rank].local_size;
     // 3 connections with them
     for (int r = 1; r < c.rank; r++) {
-        const Place& p = places[(size_t)r];
+        const RankPlace& p = places[(size_t)r];
         int& fd = wire->links[(size_t)r].fd;
         fd = connect_to(r, p.host[0] == '\0' ? l.host : p.host, p.port);
         write_whole(fd, &mine, sizeof(mine), r);

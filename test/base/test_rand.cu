@@ -198,7 +198,7 @@ TEST_CASE("initial values follow the table's rules", "[tensor][asan]") {
     const std::vector<FileTensor> files = {{"w0", "w", 0, 0, rows}, {"w1", "w", 1, 0, rows}, {"u", "u", 0, 0, rows},
                                            {"k", "k", 0, 0, 5}};
     std::vector<float> x(t.total, 0.0f);
-    init_tensors(x.data(), t, files, 5);
+    init_tensors(x.data(), {0, t.total}, t, files, 5);
     for (int l = 0; l < 2; l++) {
         const float* w = t.pointer(x.data(), "w")(l);
         double sum = 0, squares = 0;
@@ -223,10 +223,10 @@ TEST_CASE("initial values depend on seed and name alone, not on where a tensor l
     const TensorTable one = table_of({{"w", 0, 10, 8, normal(1)}});
     const TensorTable two = table_of({{"other", 0, 99, 3, normal(1)}, {"big", 2, 20, 8, normal(1)}});
     std::vector<float> a(one.total, 0.0f), b(two.total, 0.0f), c(one.total, 0.0f), d(one.total, 0.0f);
-    init_tensors(a.data(), one, {{"name", "w", 0, 0, 10}}, 1);
-    init_tensors(b.data(), two, {{"other", "other", 0, 0, 99}, {"name", "big", 1, 4, 10}}, 1);
-    init_tensors(c.data(), one, {{"name", "w", 0, 0, 10}}, 2);
-    init_tensors(d.data(), one, {{"nome", "w", 0, 0, 10}}, 1);
+    init_tensors(a.data(), {0, one.total}, one, {{"name", "w", 0, 0, 10}}, 1);
+    init_tensors(b.data(), {0, two.total}, two, {{"other", "other", 0, 0, 99}, {"name", "big", 1, 4, 10}}, 1);
+    init_tensors(c.data(), {0, one.total}, one, {{"name", "w", 0, 0, 10}}, 2);
+    init_tensors(d.data(), {0, one.total}, one, {{"nome", "w", 0, 0, 10}}, 1);
     const float* inside = two.pointer(b.data(), "big")(1) + 4 * 8;
     CHECK(memcmp(a.data(), inside, sizeof(float) * 80) == 0);
     CHECK(inside[-1] == 0.0f);

@@ -673,7 +673,7 @@ TEST_CASE("the columns of an encoding start as it says", "[positions]") {
     table.add(weight);
     table.add(bias);
     std::vector<float> x(table.total, 0.0f);
-    init_tensors(x.data(), table, t.files, 1);
+    init_tensors(x.data(), {0, table.total}, table, t.files, 1);
     for (int l = 0; l < 2; l++) {
         const float *w = table.pointer(x.data(), "qkvw")(l), *b = table.pointer(x.data(), "qkvb")(l);
         for (int row = 0; row < 48; row++) {
