@@ -618,7 +618,7 @@ class Training(Runs):
     def test_a_flipped_bit_is_found_within_100_steps(self):
         """in the memory of one rank, of a run that saves nothing and whose weights stand still"""
         def still(name, steps):
-            command = self.command(name, "--schedule", "constant", steps=steps, every=steps)
+            command = self.command(name, "--schedule", "constant", "--zero", "0", steps=steps, every=steps)
             for flag, value in ("--lr", "1e-30"), ("--val_every", "0"):
                 command[command.index(flag) + 1] = value
             return command
