@@ -173,9 +173,9 @@ struct TensorTable {
     }
 };
 
-// Initial values of a part of the layout that cuts no tensor's layer, on the host: data (part). An element is a function
-// of (seed, its tensor's name in the file, its index there), so tensors that two models share start equal whatever else
-// the models have. What no FileTensor names (padding) stays 0.
+// Initial values of a part of the layout that cuts no tensor's layer, on the host: data (part). An element is a
+// function of (seed, its tensor's name in the file, its index there), so tensors that two models share start equal
+// whatever else the models have. What no FileTensor names (padding) stays 0.
 inline void init_tensors(float* data, Slice part, const TensorTable& table, const std::vector<FileTensor>& files,
                          uint64_t seed) {
     for (const FileTensor& f : files) {
