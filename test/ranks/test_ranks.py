@@ -397,6 +397,23 @@ class Training(Runs):
         self.assertEqual(code, 2, output)
         self.assertIn("16 micro-batches on 4 ranks; expected one of 0, 4, 8, 16", output)
 
+    def test_a_plan_for_other_ranks(self):
+        """--check --as_ranks N says in one process what N ranks would hold, and what they would send"""
+        held = r"(\d[\d.]* \wB) for the parameters"
+        for zero in "0", "1":
+            for ranks in 2, 4:
+                flags = ["--check", "--zero", zero]
+                plan = self.train(1, "plan", *flags, "--as_ranks", str(ranks))
+                there = self.train(ranks, "plan", *flags)
+                self.assertEqual(re.findall(held, plan), re.findall(held, there))
+                self.assertIn(f"{8 // ranks} micro-batches of 1 sequences on each rank, summed in 8 leaves", plan)
+        # the parameters lie in 3 blocks of 16,384 elements, with padding; 3 / 4 of them leave a rank, and come back
+        self.assertIn("294.9 kB an update leave each and reach it: 147.5 kB of gradients, 147.5 kB of new weights", plan)
+        for flags in ["--as_ranks", "2"], ["--as_ranks", "2", "--check", "--steps", "0"]:
+            code, output = run(1, *self.command("plan", *flags))
+            self.assertEqual(code, 2, output)
+            self.assertIn("--as_ranks plans a training on other machines: expected --check", output)
+
     def test_the_data_matter(self):
         """the comparisons above would notice another order of the data"""
         self.train(1, "a")
