@@ -14,6 +14,7 @@ Stages, in order, each with a time cap; under 9 minutes altogether without the b
   train      tokens/s and memory of GPT-2 tiny, 124M, 350M and of BERT base
   eval       a randomly initialised 124M cable model at lengths up to 131,072
   pytorch    the same shapes in PyTorch, if python3 has it
+  exchange   NCCL between a GPU and itself, started, ended and aborted; two ranks on one GPU, through the host
   ranks      one GPU against two under mpirun, if there are two: the same bits
 
 Each result is written to dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained, and the .md
@@ -354,6 +355,7 @@ CPU = {t: "./train_" + t for t in TRAINERS}
 CPU_PLAIN = {t: path("plain", "train_" + t) for t in TRAINERS}
 CUDA = {t: f"./train_{t}cu" for t in TRAINERS}
 CUDA_FP32 = {t: path("fp32", f"train_{t}cu") for t in TRAINERS}
+COMM_PROGRAM = "build/comm_programcu"
 
 
 def kernel_tests():
@@ -405,6 +407,7 @@ def build(stage):
     work = [("trainers, CUDA bf16", make, cuda, *CUDA.values()),
             ("trainers, CUDA FP32", make, [*cuda, "-C", shadow("fp32"), "PRECISION=FP32"], *CUDA_FP32.values()),
             ("trainers, CPU", make, ["make", "-j2", *cpu], *CPU.values()),
+            ("the program of test/ranks", make, ["make", COMM_PROGRAM, "NVCC=" + compiler], COMM_PROGRAM),
             ("trainers, CPU, other rounding", make, cpu_plain, *CPU_PLAIN.values())]
     for name, causal in (("bench_causal", 1), ("bench_full", 0)):
         command = [*flags, f"-DCAUSAL={causal}", "dev/gpu_bench.cu", "-o", path(name), *libraries]
@@ -823,6 +826,21 @@ def pytorch(stage):
     json_lines(stage, [python, "dev/gpu_bench_pytorch.py"], 75)
 
 
+def exchange(stage):
+    """test/ranks/comm_program.cu on one GPU"""
+    def run(words, environment, expected):
+        result = stage.run([built(COMM_PROGRAM), *words], 10, env=environment, fine=None)
+        if "built without NCCL" in result.output:
+            return {"note": "built without NCCL"}
+        if result.code != 0 or expected not in result.output or not re.search("^ok$", result.output, re.M):
+            raise Failed(f"expected '{expected}' and ok, got exit code {result.code}\n{result.tail()}")
+        return {}
+    through_host = ({"HOST_EXCHANGE": "1"}, "2 ranks, gradients through the host")
+    stage.do_all([("NCCL, a GPU and itself", run, ["self"], {}, "1 rank"),
+                  ("two ranks on one GPU: sums", run, ["sums", "1", "--ranks", "2"], *through_host),
+                  ("two ranks on one GPU: small collectives", run, ["small", "1", "--ranks", "2"], *through_host)])
+
+
 def ranks(stage):
     """one rank against two, each with its GPU: the same losses and weights, bit for bit"""
     query = [stage.runner.which("nvidia-smi"), "--query-gpu=name", "--format=csv,noheader"]
@@ -861,8 +879,8 @@ def ranks(stage):
 
 # name, function, cap in seconds; at most 9 minutes without the build
 STAGES = [("device", device, 10), ("build", build, 1500), ("kernels", kernels, 70), ("losses", losses, 100),
-          ("sanitizer", sanitizer, 50), ("bench", bench, 90), ("train", training, 80), ("eval", evaluation, 40),
-          ("pytorch", pytorch, 75), ("ranks", ranks, 25)]
+          ("sanitizer", sanitizer, 50), ("bench", bench, 85), ("train", training, 75), ("eval", evaluation, 40),
+          ("pytorch", pytorch, 70), ("exchange", exchange, 15), ("ranks", ranks, 25)]
 STAGE_NAMES = [s[0] for s in STAGES]
 
 
@@ -878,7 +896,7 @@ def commit_and_sources(runner):
         commit += "-dirty"
     total = hashlib.sha256()
     names = ["Makefile", "train_gpt2.cu", "train_bert.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py",
-             "dev/gpu_check.py"]
+             "dev/gpu_check.py", "test/ranks/comm_program.cu"]
     for pattern in ("llmc/**/*", "test/simt/*"):
         names += [os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)]
     for name in sorted(names):

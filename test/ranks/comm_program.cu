@@ -3,6 +3,7 @@
 //
 //   comm_program sums [SEED]      slices; the tree over ranks and micro-batches, against a recursive sum of all leaves
 //   comm_program small            gather, max, broadcast, replicas, pieces and rows that are shared
+//   comm_program self             one rank, whose NCCL sends to itself: it starts, exchanges, and is ended or aborted
 //   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
 //   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
 //   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
@@ -221,6 +222,36 @@ void test_share() {
     set_chunk(Comm().chunk);
 }
 
+#if defined(USE_NCCL)
+// As between ranks: a communicator that does not block, made and ended twice, and aborted
+void test_self() {
+    check(comm().size == 1, "self: expected one rank, got %d", comm().size);
+    const size_t n = 100003;
+    const Stream stream = device_stream();
+    std::vector<float> sent(n), received(n);
+    for (size_t i = 0; i < n; i++) { sent[i] = leaf(1, i, i); }
+    float* data = (float*)device_malloc(2 * sizeof(float) * n);
+    for (bool aborts : {false, true, false}) {
+        ncclUniqueId id = {};
+        nccl_check(ncclGetUniqueId(&id), "NCCL's start");
+        nccl_start(id);
+        copy_to_device(data, sent.data(), sizeof(float) * n, stream);
+        device_zero(data + n, sizeof(float) * n, stream);
+        nccl_exchange({{0, data, sizeof(float) * n}}, {{0, data + n, sizeof(float) * n}}, "self", stream);
+        if (aborts) {
+            nccl_abort();
+        } else {
+            nccl_wait(stream, "self");
+            copy_to_host(received.data(), data + n, sizeof(float) * n, stream);
+            expect(std::equal(sent.begin(), sent.end(), received.begin(), same_bits), "what NCCL brought", n, 1);
+            nccl_stop();
+        }
+        expect(nccl_comm() == nullptr, "the end of NCCL", n, 1);
+    }
+    device_free(data);
+}
+#endif
+
 [[noreturn]] void sum_for_ever() {
     const char* what = "sum of the gradients";
     std::vector<float> ones(5000, 1.0f);
@@ -247,6 +278,12 @@ int run(int argc, char** argv) {
         test_machines();
         test_small();
         test_share();
+    } else if (mode == "self") {
+#if defined(USE_NCCL)
+        test_self();
+#else
+        die(EXIT_BAD_INPUT, "self: this program was built without NCCL");
+#endif
     } else if (mode == "wait") {
         comm().timeout = atof(value.c_str());
         sum_for_ever();
@@ -257,7 +294,7 @@ int run(int argc, char** argv) {
     } else if (mode == "exit") {
         return comm().rank == atoi(value.c_str()) ? atoi(argv[3]) : 0;
     } else {
-        die(EXIT_BAD_INPUT, "expected sums, small, wait, throw or exit, got '%s'", mode.c_str());
+        die(EXIT_BAD_INPUT, "expected sums, small, self, wait, throw or exit, got '%s'", mode.c_str());
     }
     printf("ok\n");
     return 0;

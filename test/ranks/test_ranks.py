@@ -231,6 +231,19 @@ class Collectives(unittest.TestCase):
             said = "expected the 4 processes that the launcher started, got 1" in p.stdout
             self.assertEqual(said, rank == "0", p.stdout)
 
+    def test_nccl_between_a_gpu_and_itself(self):
+        """as make gpu-check runs it, here with the stand-in for NCCL on the emulated GPU"""
+        with tempfile.TemporaryDirectory() as directory:
+            program = os.path.join(directory, "comm_program")
+            subprocess.run([os.environ.get("CXX", "c++"), "-std=c++17", "-O0", "-include", "test/simt/simt.h",
+                            "-Itest/simt", "-I.", "-DUSE_NCCL", "-x", "c++", "test/ranks/comm_program.cu", "-o",
+                            program], cwd=ROOT, check=True)
+            for seed in range(8):
+                with self.subTest(seed=seed):
+                    p = subprocess.run([program, "self"], env=dict(ENVIRONMENT, SIMT_GPUS="1", SIMT_SEED=str(seed)),
+                                       timeout=LIMIT, **PIPES)
+                    self.assertEqual((p.returncode, p.stdout), (0, "1 rank\nok\n"))
+
     def test_a_dead_rank(self):
         for ranks, victim in (2, 0), (2, 1), (4, 0), (4, 3):
             with self.subTest(ranks=ranks, victim=victim), \

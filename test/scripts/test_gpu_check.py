@@ -41,6 +41,7 @@ class Machine:
         self.programs = {"nvidia-smi", "nvcc", "compute-sanitizer", "python3", "mpirun"}
         self.skip_error = self.first = self.ranks_error = 0.0
         self.gpus, self.mpi, self.ranks_weight = 2, True, 1.1
+        self.exchange = (0, "ok\n")                     # of the program of test/ranks, after its first line
         self.slow, self.fail, self.test_code, self.bench_dies, self.torch = {}, None, 0, None, True
 
     def which(self, name):
@@ -82,13 +83,16 @@ class Machine:
         if program == "make":
             directory = command[command.index("-C") + 1] if "-C" in command else "."
             for target in command:
-                if target.startswith("train_"):
+                if target.startswith(("train_", "build/comm_")):
                     self.make(os.path.join(directory, target))
             return 0, ""
         if program == "nvcc":
             if "--version" not in command:
                 self.make(command[command.index("-o") + 1])
             return 0, "a\nCuda release 13.0\nBuild 1\n"
+        if program == "comm_programcu":
+            return self.exchange[0], ("2 ranks, gradients through the host by TCP\n" if "--ranks" in command else
+                                      "1 rank\n") + self.exchange[1]
         if program.startswith("test_"):
             self.make(command[command.index("--json") + 1], json.dumps(self.tests))
             return self.test_code, "sum ok\n"
@@ -354,6 +358,23 @@ class Failures(Case):
     def test_skipping_that_changes_a_bit(self):
         self.machine.skip_error = 1e-12
         self.failed("eval", "expected the same bits")
+
+    def test_exchange(self):
+        """NCCL on one GPU, and two ranks that share it"""
+        self.check()
+        self.assertEqual(len(self.ran("comm_programcu self")), 1)
+        self.assertEqual([c.split(" ", 1)[1] for c in self.ran("comm_programcu") if "--ranks 2" in c],
+                         ["sums 1 --ranks 2", "small 1 --ranks 2"])
+        for exchange, ok, words in (((1, "error: what NCCL brought: wrong\n"), False, "what NCCL brought"),
+                                    ((0, "error: then nothing\n"), False, "expected"),
+                                    ((2, "error: self: this program was built without NCCL\n"), True, "without NCCL")):
+            with self.subTest(exchange=exchange):
+                self.machine.exchange = exchange
+                code, _ = self.check("--only", "exchange", "--again", "exchange")
+                items = self.result()["stages"]["exchange"]["items"]
+                self.assertEqual([i["ok"] for i in items.values()], 3 * [ok], items)
+                self.assertEqual(code == 0, ok)
+                self.assertIn(words, str(items))
 
     def test_two_ranks_that_change_a_bit(self):
         self.machine.ranks_error = 1e-12

@@ -16,6 +16,8 @@
 #include <fcntl.h>
 #include <sched.h>
 
+#include "llmc/base/rand.h"
+
 enum ncclResult_t {
     ncclSuccess = 0,
     ncclInternalError = 3,
@@ -49,8 +51,9 @@ struct SimtNccl {
     int depth = 0;                                  // of ncclGroupStart
     std::vector<SimtMessage> pending = {};
     bool finalized = false;
+    bool aborted = false;
     std::string directory = "";
-    std::map<std::string, int> numbers = {};        // of messages so far, by sender, receiver and type
+    std::map<std::string, int> numbers = {};        // of messages so far, by sender, receiver, type and way
 };
 using ncclComm_t = SimtNccl*;
 inline ncclComm_t simt_nccl = nullptr;              // the group calls name no communicator
@@ -118,6 +121,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t c) {
 inline ncclResult_t ncclCommAbort(ncclComm_t c) {
     for (const std::string& name : list_directory(c->directory)) { unlink((c->directory + "/" + name).c_str()); }
     rmdir(c->directory.c_str());
+    c->aborted = true;                              // it stays, for the messages that are on their way
     return ncclSuccess;
 }
 
@@ -135,6 +139,7 @@ struct SimtExchange {
         io_rename(partial, file);
     }
     SimtTurn turn(ncclComm_t c) {
+        if (c->aborted) { return SimtTurn::Done; }
         if (hangs) { return SimtTurn::Later; }
         c->draws++;
         const size_t first = (size_t)(hash64(99, c->draws) % messages.size());
@@ -170,7 +175,8 @@ inline ncclResult_t ncclGroupEnd() {
         if (m.send) { std::swap(from, to); }
         const std::string name = strprintf("%s/%d.%d.%d", c->directory.c_str(), from, to, m.type);
         exchanges[m.stream].messages.push_back(m);
-        exchanges[m.stream].files.push_back(name + "." + std::to_string(c->numbers[name]++));
+        const int number = c->numbers[name + (m.send ? " sent" : " received")]++;       // a rank may send to itself
+        exchanges[m.stream].files.push_back(name + "." + std::to_string(number));
     }
     c->pending.clear();
     c->groups++;
