@@ -231,6 +231,7 @@ void test_self() {
     std::vector<float> sent(n), received(n);
     for (size_t i = 0; i < n; i++) { sent[i] = leaf(1, i, i); }
     float* data = (float*)device_malloc(2 * sizeof(float) * n);
+    Event end;
     for (bool aborts : {false, true, false}) {
         ncclUniqueId id = {};
         nccl_check(ncclGetUniqueId(&id), "NCCL's start");
@@ -241,13 +242,15 @@ void test_self() {
         if (aborts) {
             nccl_abort();
         } else {
-            nccl_wait(stream, "self");
+            end.record(stream);
+            nccl_wait(end, true, "self");
             copy_to_host(received.data(), data + n, sizeof(float) * n, stream);
             expect(std::equal(sent.begin(), sent.end(), received.begin(), same_bits), "what NCCL brought", n, 1);
             nccl_stop();
         }
         expect(nccl_comm() == nullptr, "the end of NCCL", n, 1);
     }
+    end.release();
     device_free(data);
 }
 #endif
