@@ -223,6 +223,8 @@ def run_case(promise, name, commit, memory):
     with tempfile.TemporaryDirectory(prefix="cable_ranks_", dir=memory) as directory:
         try:
             passed, what = 1, work(Case(directory, promise, name), name)
+        except subprocess.TimeoutExpired as e:
+            passed, what = 0, f"did not end within {e.timeout} s"
         except (Failure, AssertionError, OSError, subprocess.SubprocessError) as e:
             passed, what = 0, " ".join(str(e).split()).encode("ascii", "replace").decode()[-1000:]
     seconds = f"{time.monotonic() - begun:.1f}"
