@@ -11,7 +11,7 @@
 #   GPUS [8]                     processes on this machine
 #   NODES [1], NODE_RANK [0]     number of machines, and which of them this is
 #   MASTER_ADDR [127.0.0.1], MASTER_PORT [29500]
-#   TORCHRUN [torchrun]
+#   TORCHRUN [torchrun], TORCHRUN_FLAGS []     more words for it
 #   RESTARTS [3]                 after failures; RESTART_WAIT [10] seconds before each
 set -euo pipefail
 source "$(dirname "$0")/again.sh"
@@ -37,6 +37,7 @@ if [ $# -eq 0 ]; then
     sed -n '2,17s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
+TORCHRUN_FLAGS=${TORCHRUN_FLAGS:-}
 marks=$(mktemp -d)
 trap 'rm -rf "$marks"' EXIT
 # A signal to any rank saves and stops all of them.
@@ -45,7 +46,7 @@ launch() {
     rm -f "$marks"/*
     watched "${TORCHRUN:-torchrun}" --nnodes "${NODES:-1}" --node_rank "${NODE_RANK:-0}" \
         --nproc_per_node "${GPUS:-8}" --master_addr "${MASTER_ADDR:-127.0.0.1}" --master_port "${MASTER_PORT:-29500}" \
-        --no-python bash "$0" --rank "$marks" "$@"
+        $TORCHRUN_FLAGS --no_python bash "$0" --rank "$marks" "$@"
     if [ "$code" -eq 0 ] && [ -e "$marks/saved" ]; then code=75; fi
 }
 again "$@"

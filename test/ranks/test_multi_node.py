@@ -23,7 +23,7 @@ STEPS = 12
 TORCHRUN = f"""#!{sys.executable}
 import os, subprocess, sys
 words = sys.argv[1:]
-at = words.index("--no-python")
+at = words.index("--no_python")
 flags = dict(zip(words[:at:2], words[1:at:2]))
 assert flags["--nnodes"] == "1" and flags["--node_rank"] == "0", flags
 ranks = int(flags["--nproc_per_node"])
