@@ -34,6 +34,7 @@ inline void plan_leaves(Run& r) {
     if (o.leaves < 0) {
         o.leaves = 0;
         for (int n = 1; n <= 8 && all > 8; n *= 2) { if (fits(n)) { o.leaves = n; } }
+        if (ranks > 8 && all > ranks) { o.leaves = ranks; }     // one each, and so one buffer
     }
     std::string good = "0";
     for (int64_t n = ranks; n <= all; n *= 2) { if (fits(n)) { good += strprintf(", %lld", (long long)n); } }

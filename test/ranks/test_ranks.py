@@ -422,6 +422,8 @@ class Training(Runs):
                 self.assertIn(f"{8 // ranks} micro-batches of 1 sequences on each rank, summed in 8 leaves", plan)
         # three blocks of 16,384 elements, padding included; 3 / 4 of them leave a rank, and come back
         self.assertIn("294.9 kB an update leave each and reach it: 147.5 kB of gradients, 147.5 kB of new", plan)
+        plan = self.train(1, "plan", "--check", "--as_ranks", "16", micro_batches=32)
+        self.assertIn("2 micro-batches of 1 sequences on each rank, summed in 16 leaves", plan)
         for flags, B in (["--as_ranks", "2"], 1), (["--as_ranks", "2", "--check"], -1):
             code, output = run(1, *self.command("plan", *flags, B=B))
             self.assertEqual(code, 2, output)
