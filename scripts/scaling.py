@@ -62,6 +62,8 @@ def leaves_of(micro_batches, N):
     """what --leaves -1 makes of the micro-batches of a step, on each of N ranks"""
     if micro_batches <= 8:
         return micro_batches // N
+    if N > 8:
+        return 1
     fits = [n for n in (1, 2, 4, 8) if n % N == 0 and micro_batches % n == 0]
     return max(fits, default=micro_batches) // N
 
