@@ -40,6 +40,8 @@ enum ExitCode { EXIT_BAD_INPUT = 2, EXIT_DIVERGED = 3, EXIT_OUT_OF_MEMORY = 4, E
 // The signal that asked a training run to save and end, 0 = none (run/program.h sets it). Long loops look at it between
 // two batches; what they leave undone is done by the resumed run.
 inline volatile sig_atomic_t stop_signal = 0;
+// What a batch system and a terminal send to end a run
+inline const int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
 
 // A failure on its way to main(), which prints the message and exits with the code. It is thrown, so that files are
 // closed and locks released on the way, and so that a test can look at the message.

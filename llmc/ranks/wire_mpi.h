@@ -96,9 +96,23 @@ struct MpiWire : Wire {
     }
 };
 
+// A rank that a signal ends while it makes itself known to mpirun may leave that waiting forever (PMIx 4.2), long after
+// all ranks are gone. So signals wait until the rank is known.
+struct SignalsWait {
+    sigset_t before;
+    SignalsWait() {
+        sigset_t held;
+        sigemptyset(&held);
+        for (int number : STOP_SIGNALS) { sigaddset(&held, number); }
+        pthread_sigmask(SIG_BLOCK, &held, &before);
+    }
+    ~SignalsWait() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+};
+
 // Sets who this rank is, of how many.
 inline Wire* start_mpi() {
     Comm& c = comm();
+    const SignalsWait during_start;
     const auto before = signal(SIGALRM, mpi_too_late);
     alarm((unsigned)c.timeout);
     int provided;

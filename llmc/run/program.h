@@ -64,9 +64,8 @@ inline void check_address_space(size_t product_bytes, double besides) {
 // program.
 inline std::string not_saved;
 
-// What a batch system and a terminal send to end a run: each asks for a checkpoint and an end after this step. A second
-// SIGINT ends at once, unless a checkpoint is just being written: after that the run ends by itself.
-inline const int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
+// Each of STOP_SIGNALS asks for a checkpoint and an end after this step. A second SIGINT ends at once, unless a
+// checkpoint is just being written: after that the run ends by itself.
 inline volatile sig_atomic_t saving = 0;        // a checkpoint is being written
 struct Saving {
     Saving() { saving = 1; }

@@ -59,11 +59,18 @@ def apart(commands, directories=None):
     return p.returncode, p.stdout
 
 
+def preloaded(directory, name, text):
+    """words before a command whose functions of the same names are replaced by these"""
+    source, library = os.path.join(directory, name + ".c"), os.path.join(directory, name + ".so")
+    with open(source, "w") as f:
+        f.write(text)
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
+    return ["env", "LD_PRELOAD=" + library]
+
+
 def slow_disk(directory, seconds, word="safetensors"):
     """words before a command whose first fsync of a model, or of another path with this word, takes so long"""
-    source, library = os.path.join(directory, word + ".c"), os.path.join(directory, word + ".so")
-    with open(source, "w") as f:
-        f.write("""#include <stdio.h>
+    return preloaded(directory, word, """#include <stdio.h>
                    #include <string.h>
                    #include <unistd.h>
                    #include <sys/syscall.h>
@@ -77,8 +84,6 @@ def slow_disk(directory, seconds, word="safetensors"):
                        return syscall(SYS_fsync, fd);
                    }
                 """ % (word, seconds))
-    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library], check=True)
-    return ["env", "LD_PRELOAD=" + library]
 
 
 def tensors_of(directory):
@@ -302,6 +307,31 @@ class Collectives(unittest.TestCase):
                 wanted = "a mistake of all" if who == "all" else "a mistake of one"
                 wanted = wanted if who in ("0", "all") else f"rank {who}: {wanted}"
                 self.assertEqual(re.findall("^error: (.*a mistake of (?:one|all))", output, re.M), [wanted])
+
+    def test_a_signal_during_the_start(self):
+        """must not end a rank that MPI_Init is making known to mpirun, which might then wait forever"""
+        early = """#include <signal.h>
+                   #include <stdlib.h>
+                   #include <unistd.h>
+                   int PMPI_Init_thread(int*, char***, int, int*);
+                   int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+                       const char* rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK")
+                                                                         : getenv("PMI_RANK");
+                       const int mine = *rank == '1';
+                       if (mine) { raise(%d); }
+                       const int result = PMPI_Init_thread(argc, argv, required, provided);
+                       if (mine && write(2, "MPI knows it\\n", 13) < 0) { return -1; }
+                       return result;
+                   }
+                """
+        with tempfile.TemporaryDirectory() as directory:
+            words = preloaded(directory, "early", early % signal.SIGINT)
+            with started(2, *words, COMM_PROGRAM, "wait", "600") as (_, _, _, end):
+                code, output, seconds = end()
+        self.assertIn("MPI knows it", output)
+        self.assertEqual(code, 128 + signal.SIGINT, output)
+        self.assertNotIn("is process", output)
+        self.assertLess(seconds, AFTER_DEATH)
 
     def test_the_highest_exit_code(self):
         for who in 0, 2:
