@@ -21,7 +21,7 @@ expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstw
 $(foreach knob,NO_OMP BLAS MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
 
 # What this machine has; only asked when something is compiled.
-PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench gpu-check
+PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench gpu-check roofline
 ifneq ($(filter-out $(PLAIN),$(or $(MAKECMDGOALS),all)),)
 ASKED := CXX NVCC NO_OMP BLAS MPI NCCL OPENMPI_DIR NCCL_DIR
 $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f $(B)/config.mk)
@@ -59,7 +59,6 @@ $(call remember,cuda,$(NVCC) $(NVCC_FLAGS))
 endif
 export CCACHE_EXTRAFILES := $(B)/cpu.flags
 # the trainers -----------------------------------------------------------------------------------------------
-
 TRAINERS := train_gpt2 train_bert
 all:       ## train_gpt2 and train_bert, and with nvcc train_gpt2cu and train_bertcu
 all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json
@@ -145,6 +144,7 @@ fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at 
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
 ranks-long: train_gpt2 train_bert ; @python3 test/ranks/ranks_long.py $(PART:%=--part %) $(ARGS)  ## at full length
 exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
+roofline:  ; @python3 scripts/roofline.py $(ARGS)      ## a GPU's training step, kernel by kernel: a prediction
 lint:      ; @python3 dev/lint.py      ## rules of the sources that no compiler checks
 gpu-check: ; @python3 dev/gpu_check.py $(ARGS)      ## on a machine with a GPU: correctness, speed and memory
 bench:     ; @dev/bench/run.sh         ## speed and memory, beside PyTorch

@@ -31,6 +31,8 @@ import sys
 
 SIZES = {"tiny": (6, 8, 512), "small": (12, 12, 768), "medium": (24, 16, 1024), "large": (36, 20, 1280),
          "xl": (48, 25, 1600)}
+# heads' columns of qkv beside q, k and v, by encoding: position/cable.cuh declares them
+EXTRA_COLUMNS = {"cable": 2, "kcable": 2, "cable_nw": 1, "kcable_nw": 1, "cable_v1": 1, "fox": 1, "kcable_v1": 1}
 UNIT = 16384                                        # SLICE_UNIT: blocks of the layout are multiples of it
 COLUMNS = ("N", "B", "compute", "exchange", "gather", "exposed", "step", "tokens_per_s", "efficiency", "memory_gb")
 
@@ -48,7 +50,7 @@ def blocks(shape, vocabulary, pos, T):
     """elements of the encoding, of the rest and of a layer, in whole units"""
     L, NH, C = shape
     encoding = T * C if pos == "learned" else 0
-    columns = {"cable": 2 * NH, "cable_nw": NH}.get(pos, 0)             # more rows of the qkv matrix
+    columns = EXTRA_COLUMNS.get(pos, 0) * NH                            # more rows of the qkv matrix
     whole = lambda n: -(-n // UNIT) * UNIT
     return whole(encoding), whole(vocabulary * C + 2 * C), whole(12 * C * C + 13 * C + columns * (C + 1))
 
