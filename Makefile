@@ -21,8 +21,8 @@ expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstw
 $(foreach knob,NO_OMP BLAS MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
 
 # What this machine has; only asked when something is compiled.
-PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench gpu-check roofline
-ifneq ($(filter-out $(PLAIN),$(or $(MAKECMDGOALS),all)),)
+PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench gpu-check
+ifneq ($(filter-out $(PLAIN) roofline,$(or $(MAKECMDGOALS),all)),)
 ASKED := CXX NVCC NO_OMP BLAS MPI NCCL OPENMPI_DIR NCCL_DIR
 $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f $(B)/config.mk)
 include $(B)/config.mk
@@ -154,7 +154,7 @@ mpi-found: ; @$(if $(MPI_CFLAGS),echo "$(MPI_CFLAGS) $(MPI_LIBS)",echo "no MPI f
 help:
 	@sed -n 's/^\([a-z-]*\): .*## /make \1\t/p' Makefile | expand -t 17
 	@sed -n '1s/.*targets. /\n/p; 2,9s/^# \{0,1\}//p' Makefile
-.PHONY: all $(PLAIN) mpi-found
+.PHONY: all $(PLAIN) mpi-found roofline
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(wildcard $(B)/*.d $(B)/*/*.d $(B)/*/*/*.d)
