@@ -648,7 +648,7 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
         code = save_or_leave(run, model, bert_json(model.config));
         if (code >= 0) { break; }
         // 3 the gradient of a batch, and the update
-        const double start = wall_seconds();
+        const double start = start_step(run);
         double tokens_done = (double)o.total_batch;
         StepGradient gradient;
         if (pairs != nullptr) {

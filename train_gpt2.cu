@@ -574,7 +574,7 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         const int code = save_or_leave(run, model, gpt2_json(model.config, run.tokenizer.get()));
         if (code >= 0) { return code; }
         // 3 the gradient of a batch, and the update
-        const double start = wall_seconds();
+        const double start = start_step(run);
         const uint64_t first = run.first_sample(), seed = (uint64_t)o.seed;
         fill_batch(files, T, first, run.my_samples, seed, !o.overfit, tokens.data(), targets.data());
         const StepGradient gradient =

@@ -53,8 +53,7 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
 inline void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, size_t N, int C, float eps, Stream stream) {
     with_pack((size_t)C, [&](auto P) {
-        const auto kernel = layernorm_forward_kernel<P>;
-        launch(kernel, Grid(N, 32, 0, stream), out, mean, rstd, inp, weight, bias, C, eps);
+        launch(layernorm_forward_kernel<P>, Grid(N, 32, 0, stream), out, mean, rstd, inp, weight, bias, C, eps);
     });
 }
 
@@ -131,9 +130,8 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float
                                int C, Stream stream) {
     const size_t slabs = slab_count(N), stride = 2 * (size_t)C;
     with_pack((size_t)C, [&](auto P) {
-        const auto kernel = layernorm_backward_kernel<P>;
         const Grid grid(slabs, 32, sizeof(float) * stride, stream);
-        launch(kernel, grid, dinp, scratch, dout, inp, mean, rstd, weight, N, C);
+        launch(layernorm_backward_kernel<P>, grid, dinp, scratch, dout, inp, mean, rstd, weight, N, C);
     });
     add_slabs(dweight, scratch, slabs, stride, (size_t)C, stream);
     add_slabs(dbias, scratch + C, slabs, stride, (size_t)C, stream);

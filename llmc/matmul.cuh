@@ -121,6 +121,7 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     const int N = p.B.cols;
     check(p.A.cols == p.B.rows, "a product of a (%d,%d) and a (%d,%d) matrix", M, p.A.cols, p.B.rows, N);
     if (M == 0 || N == 0) { return; }
+    const ProfiledLaunch profiled("matmul_kernel", stream, M, N, p.A.cols);     // whoever computes it
 #if defined(MATMUL_CUBLASLT)
     const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32
     void* out = into_float ? (void*)p.sum : (void*)p.out;

@@ -4,6 +4,7 @@
     scripts/roofline.py --model small --T 1024 --B 64 --pos cable --gpu H200 -o roofline
     scripts/roofline.py --with all                what the changes of CHANGES would save, and the step with all of them
     scripts/roofline.py --references              the model against the figures that its constants were fitted to
+    scripts/roofline.py --measured FILE ...       beside what ./train_gpt2cu --profile 3 ... printed into FILE
 
 Each kernel has a row: how often a step calls it, what a call reads and writes beyond the L2 cache, its floating-point
 operations, and which limit its time follows from:
@@ -88,6 +89,17 @@ BIASES = {"none": "none", "learned": "none", "sinusoidal": "none", "rope": "none
           "cable": "distance", "cable_nw": "distance", "cable_v1": "distance", "fox": "distance",
           "kcable": "log", "kcable_nw": "log", "kcable_v1": "log",
           "t5": "toeplitz", "t5_clip": "toeplitz", "kerple": "toeplitz", "kerple_power": "toeplitz", "fire": None}
+# tensors that the encoding has for the whole model; their elements are few but for wpe's
+OWN_TENSORS = {"learned": 1, "t5": 1, "t5_clip": 1, "kerple": 2, "kerple_power": 2, "fire": 6}
+# short kernels of the encodings: calls of a forward and backward, and of each layer in it
+SHORT_KERNELS = {
+    "alibi": {"alibi_slopes_kernel": (1, 0)},
+    "rope": {"rope_table_kernel": (1, 0)},
+    "t5": {"toeplitz_fill_kernel": (1, 0), "t5_backward_kernel": (0, 1)},
+    "kerple": {"toeplitz_fill_kernel": (0, 1), "toeplitz_gradient_kernel": (0, 2)},
+    "fire": {f"fire_{name}_kernel": (0, 1) for name in ("forward", "breaks", "slopes", "reduce", "backward")},
+}
+SHORT_KERNELS.update(t5_clip=SHORT_KERNELS["t5"], kerple_power=SHORT_KERNELS["kerple"])
 
 # ----------------------------------------------------------------------------------------------------------
 # the code: what it does today, and what changes would make of it
@@ -173,10 +185,11 @@ def token_flops(s):
 # ----------------------------------------------------------------------------------------------------------
 # rows of the table
 
-# calls: in a step. The rest is of one call: bytes beyond the L2, FLOPs on the tensor cores, instructions of a thread
-# (all threads'), clocks summed over the SMs, seconds of a chain. memory: of FRACTIONS
-Row = collections.namedtuple("Row", "group kernel what calls bytes flops instructions clocks seconds memory",
-                             defaults=(0, 0, 0, 0, 0, "stream"))
+# calls: in a step. The rest is of one call: bytes beyond the L2, FLOPs on the tensor cores, instructions of all
+# threads, clocks summed over the SMs, seconds of a chain. memory: of FRACTIONS. shape: M x N x K of a product, * for
+# the tokens
+Row = collections.namedtuple("Row", "group kernel what calls bytes flops instructions clocks seconds memory shape",
+                             defaults=(0, 0, 0, 0, 0, "stream", "-"))
 row = Row
 
 
@@ -211,9 +224,10 @@ def product_rows(s, code):
         flops = 2 * n * out * inp
         of_gelu = {"fcw": 2 * n * out, "fcprojw": 2 * n * inp}          # what it reads or writes in the epilogues
         extra = 0 if code.gelu_pass else of_gelu.get(name, 0)
-        rows += [row("GEMM", "matmul_kernel", f"{name} forward", calls, operands + added + extra, flops),
-                 row("GEMM", "matmul_kernel", f"{name} dinp", calls, operands + extra, flops),
-                 row("GEMM", "matmul_kernel", f"{name} dweight", calls, gradient, flops)]
+        for what, bytes, shape in (("forward", operands + added + extra, f"*x{out}x{inp}"),
+                                   ("dinp", operands + extra, f"*x{inp}x{out}"),
+                                   ("dweight", gradient, f"{out}x{inp}x*")):
+            rows.append(row("GEMM", "matmul_kernel", f"{name} {what}", calls, bytes, flops, shape=shape))
     return rows
 
 
@@ -269,6 +283,14 @@ def attention_rows(s, code, gpu):
     forward, backward = 4 * pairs * HS, 10 * pairs * HS
     return [row("attention", "attention_forward_kernel", "portable", s.L, 4 * moved, forward, seconds=at(forward)),
             row("attention", "attention_backward_kernel", "portable", s.L, 8 * moved, backward, seconds=at(backward))]
+
+
+def short_rows(s):
+    """some read the gradients of a table of distances; of the others only the launch counts"""
+    tables = 4.0 * s.B * s.NH * (2 * s.T + 256)
+    reads = {"t5_backward_kernel": tables, "toeplitz_gradient_kernel": tables}
+    return [row("rest", kernel, "", once + each * s.L, reads.get(kernel, 0))
+            for kernel, (once, each) in SHORT_KERNELS.get(s.pos, {}).items()]
 
 
 def encoding_rows(s, gpu):
@@ -333,17 +355,22 @@ def ends_rows(s, code):
 
 def step_rows(s, code, gpu, micro_batches=1):
     rows = product_rows(s, code) + attention_rows(s, code, gpu) + layer_rows(s, code) + encoding_rows(s, gpu)
+    rows += short_rows(s)
     rows = [r._replace(calls=r.calls * micro_batches) for r in rows + ends_rows(s, code)]
     leaves, n = scaling.leaves_of(micro_batches, 1), float(elements(s))
     table = tensors(s).values()
-    launches = code.adamw_launches or sum(max(1, layers) for layers, _, _ in table)
+    blocks = s.L + 1 + (s.pos in OWN_TENSORS)                           # of the layout, without empty ones
+    more = OWN_TENSORS.get(s.pos, 0) - (s.pos == "learned")
+    launches = code.adamw_launches or sum(max(1, layers) for layers, _, _ in table) + more
     rows += [row("optimizer", "memset", "gradients", leaves, 4 * n),
-             row("optimizer", "norm_kernel", "", s.L + 2, 4 * n / (s.L + 2)),
+             row("optimizer", "norm_kernel", "", blocks, 4 * n / blocks),
              # gradient, master, m, v are read; master, m, v and the bf16 weights are written
              row("optimizer", "adamw_kernel", "", launches, 30 * n / launches, memory="states"),
              row("rest", "(host)", "end of the step", 1, seconds=CHAIN["host"])]
-    if leaves > 1:
-        rows.append(row("optimizer", "add_to_kernel", "sums of leaves", leaves - 1, 12 * n))
+    if leaves > 1:                                  # the last leaf's gradient joins the others' a block at a time
+        whole = sum((i ^ (i + 1)).bit_length() - 1 for i in range(leaves - 1))
+        calls = whole + (leaves - 1 - whole) * blocks
+        rows.append(row("optimizer", "add_to_kernel", "sums of leaves", calls, 12 * n * (leaves - 1) / calls))
     return rows
 
 
@@ -445,7 +472,8 @@ def commit():
     try:
         head = ask("rev-parse", "--short", "HEAD")
         if head.returncode == 0:
-            return head.stdout.strip() + ("+" if ask("status", "--porcelain", "-uno").stdout.strip() else "")
+            changed = ask("status", "--porcelain", "-uno", ":!dev/results").stdout.strip()
+            return head.stdout.strip() + ("+" if changed else "")
     except OSError:
         pass
     return "unknown"
@@ -497,8 +525,51 @@ def savings(args, gpu):
     yield f"{'all':16} {'':6} {first - before:6.2f}  of {first:.2f} ms: {before:.2f} (predicted)"
 
 
+def measured(path):
+    """(kernel, shape) -> calls, ms: the last table of --profile in what a trainer printed"""
+    try:
+        with open(path) as f:
+            text = f.read()
+    except OSError as e:
+        raise scaling.BadInput(f"{path}: {e.strerror}")
+    table = text.rpartition("\nprofile of step ")[2] if "profile of step " in text else ""
+    found = re.findall(r"^(\S+) +(-|\d+x\d+x\d+) +(\d+|-) +(-?[\d.]+) +-?[\d.]+% ", table, re.M)
+    if not found:
+        raise scaling.BadInput(f"--measured {path}: expected the output of a run with --profile, got no table in it")
+    return {(kernel, shape): (0 if calls == "-" else int(calls), float(ms)) for kernel, shape, calls, ms in found}
+
+
+def compared(rows, gpu, code, profile):
+    """(kernel, shape) -> calls and ms predicted, calls and ms measured, bytes and FLOPs of all calls; a product that
+    is measured counts for the one that is predicted with its shape"""
+    table = {}
+    for r in rows:
+        entry = table.setdefault((r.kernel, r.shape), [0, 0.0, 0, 0.0, 0, 0])
+        ms = 1e3 * seconds_of(r, gpu, code)[0]
+        for k, each in (0, 1), (1, ms), (4, r.bytes), (5, r.flops):
+            entry[k] += r.calls * each
+    for (kernel, shape), (calls, ms) in profile.items():
+        M, N, K = shape.split("x") if "x" in shape else ("-",) * 3
+        names = [(kernel, s) for s in (f"*x{N}x{K}", f"{M}x{N}x*", shape) if (kernel, s) in table]
+        entry = table.setdefault(names[0] if names else (kernel, shape), [0, 0.0, 0, 0.0, 0, 0])
+        entry[2] += calls
+        entry[3] += ms
+    return table
+
+
+def comparison(rows, gpu, code, profile):
+    """yields lines"""
+    yield (f"{'kernel':30} {'M x N x K':>18} {'calls':>6} {'found':>6} {'predicted':>10} {'measured':>9} {'error':>7} "
+           f"{'GB/s':>7} {'TFLOP/s':>8}")
+    for (kernel, shape), (calls, ms, found, took, bytes, flops) in compared(rows, gpu, code, profile).items():
+        error = f"{100 * (ms / took - 1):+.0f}%" if took > 0 and ms > 0 else "-"
+        per_ms = lambda amount: amount / took / 1e6 if took > 0 else 0.0
+        yield (f"{kernel:30} {shape:>18} {calls:6} {found:6} {ms:10.3f} {took:9.3f} {error:>7} {per_ms(bytes):7.0f} "
+               f"{per_ms(flops) / 1e3:8.1f}")
+
+
 def shape(args, code):
-    return shape_of(args.shape, args.B, args.T, args.pos, columns=code.columns)
+    return shape_of(args.shape, args.B, args.T, args.pos, args.vocabulary, code.columns)
 
 
 def draw(bars, title, path):
@@ -544,6 +615,8 @@ def parse(argv):
                    help="changes, joined by commas; all, or none: " + ", ".join(CHANGES))
     p.add_argument("--decode", action="store_true", help="a token that is generated after T others, instead of a step")
     p.add_argument("--references", action="store_true", help="the model against what its constants were fitted to")
+    p.add_argument("--measured", metavar="FILE", help="what a run with --profile printed: beside the prediction")
+    whole("--vocabulary", VOCABULARY, "tokens; 256 where a text is read as bytes")
     p.add_argument("-o", dest="out", default="", help="PATH.csv and PATH.png")
     args = p.parse_args(argv)
     names = {"all": list(CHANGES), "none": [], "": []}.get(args.changes, args.changes.split(","))
@@ -585,6 +658,8 @@ def report(args):
         return
     for line in [*summary(s, rows, gpu, code, args.micro_batches), *savings(args, gpu)]:
         print("# " + line)
+    for line in comparison(rows, gpu, code, measured(args.measured)) if args.measured else ():
+        print(line)
     if args.out:
         write(args, table, gpu, code)
 

@@ -96,6 +96,7 @@ inline size_t host_memory_available(size_t reserved = 0) {
 #else
 #include "device_cpu.h"
 #endif
+#include "profile.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // packs
@@ -129,7 +130,8 @@ template <class F> void with_pack(size_t n, F f) {
 //   launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N);
 //
 // The arguments are converted to the kernel's parameters, and a wrong number of them does not compile. An error names
-// the line of the call.
+// the line of the call, and --profile the kernel, as it is written there.
+#define launch(...) launch_kernel(#__VA_ARGS__, __VA_ARGS__)
 
 struct Grid {
     size_t blocks;
@@ -176,12 +178,15 @@ template <class Block> void launch_on_cpu(const Grid& grid, const Block& block) 
 }
 #endif
 
-template <class... P, class... A> void launch(void (*kernel)(P...), const Grid& grid, A... args) {
+// text: the arguments of launch() as they are written
+template <class... P, class... A>
+void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A... args) {
     static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
     if (grid.blocks == 0) { return; }
     if (grid.blocks > INT32_MAX) {
         die_at(grid.file, grid.line, EXIT_BAD_INPUT, "expected at most %d blocks, got %zu", INT32_MAX, grid.blocks);
     }
+    const ProfiledLaunch profiled(text, grid.stream);
 #if defined(CUDA_BUILD)
     last_launch = {(const void*)kernel, grid.file, grid.line, grid.blocks, grid.threads, grid.shared_bytes};
 #endif

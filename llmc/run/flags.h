@@ -76,6 +76,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
       "GPUs: 1 = gradients go through the host, much slower, where NCCL is missing or cannot connect the ranks") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \
       "seconds that one of several processes waits for another one") \
+    X(int, profile, "", 0, at_least(0), FREE, \
+      "print the time of each kernel of step N, which takes a little longer for it; 0 = of none") \
     GROUP("Logs and checkpoints", BOTH) \
     X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
     X(int, resume, "-y", 0, between(0, 2), FREE, \

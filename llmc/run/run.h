@@ -326,6 +326,12 @@ inline int leave_use(const Run& r) {
 // ----------------------------------------------------------------------------------------------------------
 // the end of a step
 
+// When a step begins; --profile looks at its kernels from here on.
+inline double start_step(const Run& r) {
+    if (r.o.profile == r.state.step + 1) { profile_begin(); }
+    return wall_seconds();
+}
+
 // Judges the gradient of a step that began at `start` (wall_seconds) and took so many tokens, applies it, reports and
 // counts the step. token_flops: see flops_per_token in gpu.h
 inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens,
@@ -352,6 +358,7 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
         update_parameters(p, gradient.grads, adamw);
     }
     const double seconds = wall_seconds() - start;
+    const std::string kernels = profile.on ? profile_end(start) : "";
     r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
     s.ms = 1e3 * seconds;
     s.tok_per_s = tokens / seconds;
@@ -364,6 +371,10 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     const bool shown = (s.step + 1) % o.log_every == 0 || s.step == r.first_step || s.step + 1 == o.steps;
     if (shown || verdict.skip) {
         printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
+        fflush(stdout);
+    }
+    if (!kernels.empty() && comm().rank == 0) {
+        printf("profile of step %lld, by %s\n%s", (long long)s.step + 1, PROFILED_BY, kernels.c_str());
         fflush(stdout);
     }
     if (r.record) { r.record->wait(0); }

@@ -17,6 +17,7 @@ import roofline  # noqa: E402
 import scaling  # noqa: E402
 
 TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
+BERT = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_BERT", "./train_bert")))
 H200 = roofline.GPUS["H200"]
 
 
@@ -34,6 +35,12 @@ def step(gpu, names=(), **more):
     code = roofline.code_with(names)
     return sum(roofline.totals(rows_of(code=code, gpu=roofline.GPUS[gpu], **more)[1], roofline.GPUS[gpu],
                                code).values())
+
+
+def built(*names):
+    """those of the encodings that the trainer has: with FEW_POSITIONS=1 none and cable"""
+    text = subprocess.run([TRAINER, "--help"], capture_output=True, text=True, timeout=100).stdout
+    return [name for name in names if re.search(rf"^  {name} ", text, re.M)]
 
 
 def one(rows, kernel, what=None):
@@ -131,15 +138,17 @@ class Counts(unittest.TestCase):
         self.assertEqual(one(rows, "adamw_kernel").calls, 12 * 12 + 3)
         self.assertEqual(one(rows, "classifier_kernel").calls, 13)
         self.assertEqual(sum(r.calls for r in rows if r.kernel == "matmul_kernel"), 3 * (13 + 4 * 12))
-        _, rows = rows_of(micro_batches=4)
+        s, rows = rows_of(micro_batches=4)
         self.assertEqual(one(rows, "flash_forward_kernel").calls, 48)
-        self.assertEqual(one(rows, "add_to_kernel").calls, 3)
+        add = one(rows, "add_to_kernel")                # leaves 0 + 1, and (0 + 1) + (2 + 3) with 13 blocks twice
+        self.assertEqual(add.calls, 1 + 2 * 13)
+        self.assertAlmostEqual(add.calls * add.bytes, 3 * 12 * roofline.elements(s))
         self.assertEqual(one(rows, "adamw_kernel").calls, one(rows_of()[1], "adamw_kernel").calls)
 
     @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
     def test_tensors_are_the_trainers(self):
         """--list: a line for each tensor, with its shape"""
-        for pos in ("cable", "kcable_nw", "alibi", "learned"):
+        for pos in built("cable", "kcable_nw", "alibi", "learned"):
             with self.subTest(pos=pos), tempfile.TemporaryDirectory() as folder:
                 p = subprocess.run([TRAINER, "--list", "--model", "3,2,64", "--T", "32", "--pos", pos], cwd=folder,
                                    capture_output=True, text=True, timeout=100)
@@ -226,6 +235,94 @@ class Gpus(unittest.TestCase):
             ms[name] = sum(roofline.totals(rows, gpu, roofline.TODAY).values())
             self.assertGreater(ms[name], read_once / gpu.gbs / 1e6)
         self.assertTrue(1.1 < ms["H100"] / ms["H200"] < 1.432)
+
+
+class Profile(unittest.TestCase):
+    """--profile of the trainers, and beside the prediction"""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.text = os.path.join(self.folder, "text.txt")
+        with open(self.text, "w") as f:
+            f.write("".join(f"line {n}, and {n * n} its square.\n" for n in range(2000)))
+
+    def train(self, program, name, *flags):
+        """the path of what it printed"""
+        path = os.path.join(self.folder, name + ".txt")
+        with open(path, "w") as f:
+            words = ["--train_files", self.text, "--val_files", self.text, "--T", "64", "--steps", "3", "--B", "2"]
+            code = subprocess.run([program, *words, "--val_every", "0", *flags], stdout=f, stderr=subprocess.STDOUT,
+                                  timeout=200).returncode
+        self.assertEqual(code, 0, read(path))
+        return path
+
+    @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
+    def test_kernels_are_called_as_often_as_predicted(self):
+        """all but attention's, which a CPU computes by others"""
+        for pos in built(*roofline.BIASES):
+            for recompute, batch in ((1, 128), (2, 512)) if pos == "cable" else ((1, 128),):
+                with self.subTest(pos=pos, recompute=recompute):
+                    path = self.train(TRAINER, "run", "--model", "3,3,192", "--pos", pos, "--sample_every", "0",
+                                      "--recompute", str(recompute), "--total_batch", str(batch), "--profile", "2")
+                    text = read(path)
+                    self.assertEqual(text.count("profile of step 2, by the clock"), 1)
+                    self.assertLess(text.index("step    2/3"), text.index("profile of step 2"))
+                    s = roofline.shape_of((3, 3, 192), 2, 64, pos, 256)
+                    rows = roofline.step_rows(s, roofline.TODAY._replace(recompute=recompute), H200, batch // 128)
+                    profile = roofline.measured(path)
+                    found = {k: v[0] for k, v in profile.items() if not k[0].startswith(("attention_", "("))}
+                    rows = [r for r in rows if r.group != "attention" and r.kernel not in ("memset", "(host)")]
+                    table = roofline.compared(rows, H200, roofline.TODAY, {k: v for k, v in profile.items()
+                                                                           if k in found})
+                    self.assertEqual({k: v[2] for k, v in table.items()}, {k: v[0] for k, v in table.items()})
+                    self.assertEqual(sum(found.values()), sum(r.calls for r in rows))
+                    self.assertEqual(profile["attention_forward_kernel", "-"][0], 3 * batch // 128)
+                    # the host's part is what remains of the step
+                    shares = [float(x) for x in re.findall(r" (-?[\d.]+)% +\S+$", text, re.M)]
+                    self.assertAlmostEqual(sum(shares), 100, delta=0.06 * len(shares))
+                    self.assertTrue(all(ms >= 0 for _, ms in profile.values()), profile)
+
+    @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
+    def test_it_changes_no_bit_and_is_off_by_default(self):
+        printed = []
+        for name, flags in ("with", ("--profile", "2")), ("without", ()):
+            out = os.path.join(self.folder, name)
+            printed.append(read(self.train(TRAINER, name, "--model", "1,2,64", "--out", out, "--checkpoint_every", "3",
+                                           "--sample_every", "0", *flags)))
+            weights = glob.glob(os.path.join(out, "step_*", "*.safetensors"))
+            self.assertTrue(weights)
+        self.assertEqual(["profile of step" in text for text in printed], [True, False])
+        for path in glob.glob(os.path.join(self.folder, "with", "step_*", "*.safetensors")):
+            with open(path, "rb") as a, open(path.replace("/with/", "/without/"), "rb") as b:
+                self.assertEqual(a.read(), b.read(), path)
+
+    @unittest.skipUnless(os.path.exists(BERT), "SKIPPED: make train_bert")
+    def test_bert(self):
+        profile = roofline.measured(self.train(BERT, "bert", "--model", "2,2,64", "--profile", "3"))
+        self.assertEqual(profile["gelu_erf_backward_kernel", "-"][0], 3)        # two layers and the head
+        self.assertEqual(profile["attention_backward_kernel", "-"][0], 2)
+
+    def test_measured_beside_predicted(self):
+        path = os.path.join(self.folder, "printed.txt")
+        with open(path, "w") as f:
+            f.write("step 1/9 | loss 3\nprofile of step 3, by events\nkernel  M x N x K  calls  ms  share  TFLOP/s\n"
+                    "flash_forward_kernel   -   12   12.000   8.0%   -\n"
+                    "matmul_kernel   65536x3072x768   12   4.000   3.0%   927.713\n"
+                    "some_new_kernel   -   2   0.500   0.3%   -\n"
+                    "(host)   -   -   1.000   0.7%   -\nstep 4/9 | loss 2\n")
+        s, rows = rows_of()
+        table = roofline.compared(rows, H200, roofline.TODAY, roofline.measured(path))
+        self.assertEqual(table["flash_forward_kernel", "-"][2:4], [12, 12.0])
+        self.assertEqual(table["matmul_kernel", "*x3072x768"][0:4:2], [24, 12])          # and fcprojw's dinp
+        self.assertEqual(table["some_new_kernel", "-"][:4], [0, 0.0, 2, 0.5])
+        code, output = Program.run_main(self, "--measured", path)
+        self.assertEqual(code, 0, output)
+        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +5\.975 +12\.000 +-50% +2142 +103\.2")
+        code, output = Program.run_main(self, "--measured", self.text)
+        self.assertEqual(code, 2, output)
+        self.assertIn("got no table", output)
 
 
 class Program(unittest.TestCase):

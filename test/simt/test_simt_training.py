@@ -20,8 +20,9 @@ import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "dev"))
+sys.path[:0] = [os.path.join(ROOT, "dev"), os.path.join(ROOT, "scripts")]
 import gpu_check  # noqa: E402
+import roofline  # noqa: E402
 
 CPU = os.path.join(ROOT, "train_gpt2")
 FP32, BF16 = (os.path.join(ROOT, "build", "simt", name) for name in ("train_gpt2_fp32", "train_gpt2"))
@@ -131,6 +132,24 @@ class Training(unittest.TestCase):
             with self.subTest(extra=extra):
                 simt, cpu = (losses(program, "cable", lr="1e-3", extra=extra, **shape) for program in (BF16, CPU))
                 self.assertLess(deviation(simt, cpu), 2.0 ** -10)
+
+    @needs(BF16)
+    def test_profile(self):
+        """--profile counts every kernel, the tensor-core ones too, as often as scripts/roofline.py predicts it"""
+        with tempfile.TemporaryDirectory() as out:
+            text, printed = out + "/text.txt", out + "/printed.txt"
+            with open(text, "wb") as f:
+                f.write(TEXT)
+            with open(printed, "w") as f:
+                f.write(run(BF16, "--train_files", text, "--val_files", text, "--model", "2,2,128", "--T", "66", "--B",
+                            "1", "--steps", "1", "--profile", "1", "--val_every", "0", "--sample_every", "0"))
+            code, gpu = roofline.TODAY, roofline.GPUS["H200"]
+            rows = roofline.step_rows(roofline.shape_of((2, 2, 128), 1, 66, "cable", 256), code, gpu)
+            rows = [r for r in rows if r.kernel not in ("memset", "(host)")]
+            profile = {k: v for k, v in roofline.measured(printed).items() if k[0] != "(host)"}
+            table = roofline.compared(rows, gpu, code, profile)
+            self.assertEqual({k: v[2] for k, v in table.items()}, {k: v[0] for k, v in table.items()})
+            self.assertTrue(all(ms > 0 for _, ms in profile.values()), profile)
 
     @needs(CPU, FP32, BF16)
     def test_use_of_a_trained_model(self):
