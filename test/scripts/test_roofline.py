@@ -270,12 +270,12 @@ class Profile(unittest.TestCase):
                     self.assertEqual(text.count("profile of step 2, by the clock"), 1)
                     self.assertLess(text.index("step    2/3"), text.index("profile of step 2"))
                     s = roofline.shape_of((3, 3, 192), 2, 64, pos, 256)
-                    rows = roofline.step_rows(s, roofline.TODAY._replace(recompute=recompute), H200, batch // 128)
+                    code = roofline.code_with(roofline.LANDED)._replace(recompute=recompute)
+                    rows = roofline.step_rows(s, code, H200, batch // 128)
                     profile = roofline.measured(path)
                     found = {k: v[0] for k, v in profile.items() if not k[0].startswith(("attention_", "("))}
                     rows = [r for r in rows if r.group != "attention" and r.kernel not in ("memset", "(host)")]
-                    table = roofline.compared(rows, H200, roofline.TODAY, {k: v for k, v in profile.items()
-                                                                           if k in found})
+                    table = roofline.compared(rows, H200, code, {k: v for k, v in profile.items() if k in found})
                     self.assertEqual({k: v[2] for k, v in table.items()}, {k: v[0] for k, v in table.items()})
                     self.assertEqual(sum(found.values()), sum(r.calls for r in rows))
                     self.assertEqual(profile["attention_forward_kernel", "-"][0], 3 * batch // 128)
