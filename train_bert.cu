@@ -606,12 +606,11 @@ StepGradient masked_step(BERT& model, Activations& acts, const Run& run, const T
                          std::vector<int>& tokens, std::vector<int>& targets) {
     const Options& o = run.o;
     const int T = acts.T;
-    const uint64_t sample = run.first_sample(), seed = (uint64_t)o.seed;
-    fill_batch(files, T, sample, run.my_samples, seed, !o.overfit, ids.data(), targets.data());
     for (int i = 0; i < run.my_samples; i++) {
         const size_t row = (size_t)i * T;
-        mask_tokens(model.config.special, seed, sample + (uint64_t)i, 0, T, &ids[row], &tokens[row], &targets[row],
-                    o.mask_share);
+        const uint64_t sample = run.sample(i), seed = (uint64_t)o.seed;
+        fill_batch(files, T, sample, 1, seed, !o.overfit, &ids[row], &targets[row]);
+        mask_tokens(model.config.special, seed, sample, 0, T, &ids[row], &tokens[row], &targets[row], o.mask_share);
     }
     return bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute);
 }

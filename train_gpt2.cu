@@ -575,8 +575,10 @@ int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, con
         if (code >= 0) { return code; }
         // 3 the gradient of a batch, and the update
         const double start = start_step(run);
-        const uint64_t first = run.first_sample(), seed = (uint64_t)o.seed;
-        fill_batch(files, T, first, run.my_samples, seed, !o.overfit, tokens.data(), targets.data());
+        for (int i = 0; i < run.my_samples; i++) {
+            const size_t row = (size_t)i * T;
+            fill_batch(files, T, run.sample(i), 1, (uint64_t)o.seed, !o.overfit, &tokens[row], &targets[row]);
+        }
         const StepGradient gradient =
             gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute);
         finish_step(run, model, gradient, start, (double)o.total_batch, token_flops);

@@ -80,14 +80,14 @@ __global__ void round_weights_kernel(floatX* weights, const float* master, size_
     for (size_t i = s.begin; i < s.end; i += s.step) { store_weight(weights + i, master[i], key, first + i); }
 }
 // The weights of a slice of the layout as update number t left them; for after master was initialised, loaded or sent.
-// Both arrays are laid out as the table says. Does nothing where the two are one.
+// weights: laid out as the table says; master (slice). Does nothing where the two are one.
 inline void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
                           int t, Stream stream) {
-    if ((const void*)weights == (const void*)master) { return; }
+    if ((const void*)(weights + slice.begin) == (const void*)master) { return; }
     for (const TensorPiece& piece : table.pieces(slice)) {
         const uint64_t key = rounding_key(seed, t, table.specs[piece.tensor].name);
-        launch(round_weights_kernel, Grid::over(piece.size, stream), weights + piece.at, master + piece.at, piece.size,
-               piece.first, key);
+        launch(round_weights_kernel, Grid::over(piece.size, stream), weights + piece.at,
+               master + (piece.at - slice.begin), piece.size, piece.first, key);
     }
 }
 

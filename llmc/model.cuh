@@ -5,7 +5,7 @@
 
 #include "classifier.cuh"
 #include "embedding.cuh"
-#include "ranks/parameters.cuh"
+#include "ranks/gradients.cuh"
 #include "position/table.h"
 
 // ----------------------------------------------------------------------------------------------------------

@@ -219,32 +219,51 @@ inline void check_tensors(const Safetensors& file, const std::vector<std::pair<s
     }
 }
 
-// Restores params, m and v bit for bit, and state, from a directory that find_checkpoint() returned. Everything is
-// checked, against c.config too unless that is null, before the first element of the trainer's memory changes.
-inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
-    // 1 check the configuration and the parameters
-    const Safetensors model(dir + "/model.safetensors");
-    std::vector<std::pair<std::string, Shape>> wanted;
-    for (const FileTensor& f : *c.files) { wanted.push_back({f.name, file_view(*c.table, f).shape()}); }
-    const std::string config_path = dir + "/config.json", state_path = dir + "/state.json";
-    const Json config = read_json(config_path);
-    if (!c.config.is_null()) { check_config(config, c.config, config_path); }
-    check_tensors(model, wanted);
-    // 2 check the moments; a model that is only used has none
-    const std::vector<MomentRun> moments = moment_runs(c);
+// A directory that find_checkpoint() returned, for a model with c's tensors. Everything is checked, against c.config
+// too unless that is null, before the first element of the trainer's memory changes.
+struct CheckpointReader {
+    const Checkpoint& c;
+    Safetensors model;
+    std::vector<MomentRun> moments;
     std::unique_ptr<StoredMoments> stored;
-    if (!moments.empty()) { stored = std::make_unique<StoredMoments>(dir, c); }
-    Json state = read_json(state_path);
+    Json state;
 
-    // 3 read
-    for (const FileTensor& f : *c.files) {
-        const SafetensorsEntry& e = model.entry(f.name);
-        load_view(c.params, file_view(*c.table, f), f.transposed, [&](float* out, size_t first, size_t count) {
-            model.read_elements(e, out, first, count);
-        });
+    CheckpointReader(const std::string& dir, const Checkpoint& c)
+        : c(c), model(dir + "/model.safetensors"), moments(moment_runs(c)) {
+        // 1 the configuration and the parameters
+        std::vector<std::pair<std::string, Shape>> wanted;
+        for (const FileTensor& f : *c.files) { wanted.push_back({f.name, file_view(*c.table, f).shape()}); }
+        const std::string config_path = dir + "/config.json";
+        const Json config = read_json(config_path);
+        if (!c.config.is_null()) { check_config(config, c.config, config_path); }
+        check_tensors(model, wanted);
+        // 2 the moments; a model that is only used has none
+        if (!moments.empty()) { stored = std::make_unique<StoredMoments>(dir, c); }
+        state = read_json(dir + "/state.json");
     }
-    for (const MomentRun& run : moments) { stored->read(run); }
-    c.state = std::move(state);
+    // data (part), on the device: the parameters of a part of the layout that cuts no tensor's layer
+    void read_parameters(float* data, Slice part) const {
+        for (const FileTensor& f : *c.files) {
+            FileView view = file_view(*c.table, f);
+            if (view.offset < part.begin || view.offset >= part.end) { continue; }
+            view.offset -= part.begin;
+            const SafetensorsEntry& e = model.entry(f.name);
+            load_view(data, view, f.transposed, [&](float* out, size_t first, size_t count) {
+                model.read_elements(e, out, first, count);
+            });
+        }
+    }
+    void read_moments() const {
+        for (const MomentRun& run : moments) { stored->read(run); }
+    }
+};
+
+// Restores params, m and v bit for bit, and state.
+inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
+    CheckpointReader reader(dir, c);
+    reader.read_parameters(c.params, {0, c.table->total});
+    reader.read_moments();
+    c.state = std::move(reader.state);
 }
 
 #endif

@@ -249,53 +249,68 @@ inline std::string name_list(const std::vector<std::string>& names) {
     return names.size() <= 4 ? s : s + strprintf(" and %zu more", names.size() - 4);
 }
 
-// Fills params (table.total, device memory) from `path`. Tensors in `optional`, the encoding's, may be missing and then
+// The weights at `path` for a model with these tensors. Tensors in `optional`, the encoding's, may be missing and then
 // keep their initial values; learned positions of the source are dropped if the model has another encoding. Both are
 // reported on stderr.
+struct WeightReader {
+    const TensorTable& table;
+    WeightSource source;
+    std::vector<std::pair<const FileTensor*, SourceTensor>> found;
+    bool complete = true;                           // none is missing
+
+    WeightReader(const std::string& path, const TensorTable& table, const std::vector<FileTensor>& files,
+                 const std::vector<FileTensor>& optional)
+        : table(table), source(open_weights(path, true)) {
+        const char* p = source.path.c_str();
+        std::vector<SourceTensor> tensors = source_tensors(source);
+        std::vector<std::string> kept, missing, unknown;
+        // 1 find each tensor of the model in the source; what is found is removed from `tensors`
+        for (const FileTensor& f : files) {
+            const std::string name = strip_prefix(f.name);
+            const auto t =
+                std::find_if(tensors.begin(), tensors.end(), [&](const SourceTensor& t) { return t.name == name; });
+            if (t == tensors.end()) {
+                const auto same = [&](const FileTensor& o) { return o.name == f.name; };
+                const bool may = std::any_of(optional.begin(), optional.end(), same);
+                (may ? kept : missing).push_back(f.name);       // the encoding's may be missing, others may not
+                continue;
+            }
+            FileView view = file_view(table, f);
+            view.transposed = f.transposed && !t->internal_layout;      // as this source has it
+            check(t->shape == view.shape(), "%s: %s: expected shape %s, got %s", p, name.c_str(),
+                  shape_text(view.shape()).c_str(), shape_text(t->shape).c_str());
+            found.push_back({&f, *t});
+            tensors.erase(t);                           // what is left at the end is unknown
+        }
+        check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
+        // 2 what is left must be known to be superfluous
+        for (const SourceTensor& t : tensors) {
+            if (t.name == "wpe.weight" || t.name == "embeddings.position_embeddings.weight") {
+                say("%s: its learned positions (wpe) are not used, as the model has another encoding; --pos learned "
+                    "uses them", p);
+            } else {
+                unknown.push_back(t.name);
+            }
+        }
+        check(unknown.empty(), "%s: holds tensors that this model does not have: %s", p, name_list(unknown).c_str());
+        if (!kept.empty()) { say("%s: lacks %s; they keep their initial values", p, name_list(kept).c_str()); }
+        complete = kept.empty();
+    }
+    // data (part), on the device: the parameters of a part of the layout that cuts no tensor's layer
+    void read(float* data, Slice part) const {
+        for (const auto& [f, tensor] : found) {
+            FileView view = file_view(table, *f);
+            if (view.offset < part.begin || view.offset >= part.end) { continue; }
+            view.offset -= part.begin;
+            load_view(data, view, f->transposed && !tensor.internal_layout, tensor.read);
+        }
+    }
+};
+
+// params (table.total), on the device: all of them
 inline void load_weights(const std::string& path, const TensorTable& table, const std::vector<FileTensor>& files,
                          const std::vector<FileTensor>& optional, float* params) {
-    const WeightSource source = open_weights(path, true);
-    const char* p = source.path.c_str();
-    std::vector<SourceTensor> tensors = source_tensors(source);
-    std::vector<std::pair<const FileTensor*, SourceTensor>> found;
-    std::vector<std::string> kept, missing, unknown;
-    // 1 find each tensor of the model in the source; what is found is removed from `tensors`
-    for (const FileTensor& f : files) {
-        const std::string name = strip_prefix(f.name);
-        const auto t =
-            std::find_if(tensors.begin(), tensors.end(), [&](const SourceTensor& t) { return t.name == name; });
-        if (t == tensors.end()) {
-            const bool may =
-                std::any_of(optional.begin(), optional.end(), [&](const FileTensor& o) { return o.name == f.name; });
-            (may ? kept : missing).push_back(f.name);       // the encoding's may be missing, others may not
-            continue;
-        }
-        FileView view = file_view(table, f);
-        view.transposed = f.transposed && !t->internal_layout;      // as this source has it
-        check(t->shape == view.shape(), "%s: %s: expected shape %s, got %s", p, name.c_str(),
-              shape_text(view.shape()).c_str(), shape_text(t->shape).c_str());
-        found.push_back({&f, *t});
-        tensors.erase(t);                           // what is left at the end is unknown
-    }
-    check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
-    // 2 what is left must be known to be superfluous
-    for (const SourceTensor& t : tensors) {
-        if (t.name == "wpe.weight" || t.name == "embeddings.position_embeddings.weight") {
-            say("%s: its learned positions (wpe) are not used, as the model has another encoding; --pos learned uses "
-                "them", p);
-        } else {
-            unknown.push_back(t.name);
-        }
-    }
-    check(unknown.empty(), "%s: holds tensors that this model does not have: %s", p, name_list(unknown).c_str());
-    // 3 read
-    if (!kept.empty()) {
-        say("%s: lacks %s; they keep their initial values", p, name_list(kept).c_str());
-    }
-    for (const auto& pair : found) {
-        load_view(params, file_view(table, *pair.first), pair.first->transposed && !pair.second.internal_layout,
-                  pair.second.read);
-    }
+    WeightReader(path, table, files, optional).read(params, {0, table.total});
 }
 
 // The shape of the model that load_weights() will fill: config.json of a checkpoint or Hugging Face directory (or

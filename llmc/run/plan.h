@@ -15,7 +15,7 @@ inline void plan_rope_scaling(Run& r, PositionConfig& position) {
 // The number of ranks to plan for: --as_ranks of --check, or those that there are
 inline int planned_ranks(const Run& r) { return r.o.as_ranks > 0 ? r.o.as_ranks : comm().size; }
 
-// The leaves of the tree that sums a step's gradient (ranks/parameters.cuh). A run that is resumed goes on with what it
+// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh). A run that is resumed goes on with what it
 // had.
 inline void plan_leaves(Run& r) {
     Options& o = r.o;

@@ -58,9 +58,9 @@ struct Run {
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
-    // Of this rank, in the next step
-    uint64_t first_sample() const {
-        return (o.overfit ? 0 : state.sample) + (uint64_t)comm().rank * (uint64_t)my_samples;
+    // The i-th of this rank in the next step
+    uint64_t sample(int i) const {
+        return (o.overfit ? 0 : state.sample) + (uint64_t)comm().rank * (uint64_t)my_samples + (uint64_t)i;
     }
 };
 
@@ -199,17 +199,23 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     }
     p.leaf = r.leaf;
     p.zero = o.zero;
-    parameters_allocate(p, (uint64_t)o.seed, r.micro_batches);
+    const uint64_t seed = (uint64_t)o.seed;
+    parameters_allocate(p, seed, r.micro_batches);
     if (!r.resumed.empty()) {
-        Checkpoint c = checkpoint_view(r, p, whole_master(p), config);
-        load_checkpoint(r.resumed, c);
-        r.state.from_json(c.state, o, r.resumed + "/state.json");
-        if (r.record) { r.record->resume(c.state, r.resumed + "/state.json"); }
-        adopt_master(p, (uint64_t)o.seed, (int)r.state.updates);
+        const Checkpoint c = checkpoint_view(r, p, nullptr, config);
+        const CheckpointReader reader(r.resumed, c);
+        r.state.from_json(reader.state, o, r.resumed + "/state.json");
+        if (r.record) { r.record->resume(reader.state, r.resumed + "/state.json"); }
+        const auto fill = [&](float* data, Slice block) { reader.read_parameters(data, block); };
+        set_master(p, seed, (int)r.state.updates, fill);
+        reader.read_moments();
         printf("resumed from %s\n", printable(r.resumed, LONGEST_MESSAGE).c_str());
     } else if (!o.load.empty()) {
-        load_weights(r.source, p.table, p.files, optional, whole_master(p));
-        adopt_master(p, 0, 0);
+        const WeightReader reader(r.source, p.table, p.files, optional);
+        set_master(p, 0, 0, [&](float* data, Slice block) {
+            if (!reader.complete) { fill_initially(p, data, block, seed); }
+            reader.read(data, block);
+        });
     }
     if (r.lock != nullptr && o.checkpoint_every > 0) {
         check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, p.master, config)), checkpoints_to_come(r));
