@@ -60,7 +60,9 @@ inline double weight_bytes(const Run& r, const Parameters& p) {
     const double encoding = ranks > 1 ? (double)p.table.blocks[0].size() : 0.0;
     const double weights = rounded ? sizeof(floatX) * all + 4.0 * (share + encoding) : 4.0 * all;
     if (!r.trains) { return weights; }
-    return weights + 8.0 * share + 4.0 * gradient_buffers(r.micro_batches / r.leaf) * all;
+    const double buffers = gradient_buffers(r.micro_batches / r.leaf);
+    const double gradients = r.o.zero == 2 ? buffers * share + (double)work_floats(p.table) : buffers * all;
+    return weights + 8.0 * share + 4.0 * gradients;
 }
 
 // Plans the largest batch that divides the samples of a step and, with what the others take, fits into `available`

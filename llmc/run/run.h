@@ -43,7 +43,7 @@ struct Run {
     Gpu gpu;
     bool trains = false;                                        // else a model is used, listed or checked
     int samples = 0;                                            // of an update
-    int my_samples = 0, micro_batches = 0;                      // of them, this rank's: neighbours in their order
+    int my_samples = 0, micro_batches = 0;                      // of them, this rank's
     int texts = 1;                                              // sequences in a sample
     int asked_leaves = -1;                                      // --leaves
     bool largest_batch = false;                                 // --B -1, which is 1 until fit_batch()
@@ -58,9 +58,11 @@ struct Run {
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
-    // The i-th of this rank in the next step
+    // The i-th of this rank in the next step: see gradients.cuh
     uint64_t sample(int i) const {
-        return (o.overfit ? 0 : state.sample) + (uint64_t)comm().rank * (uint64_t)my_samples + (uint64_t)i;
+        const int rank = comm().rank, turn = i / o.B * comm().size + rank;
+        const int number = o.zero == 2 ? turn * o.B + i % o.B : rank * my_samples + i;
+        return (o.overfit ? 0 : state.sample) + (uint64_t)number;
     }
 };
 
@@ -255,7 +257,9 @@ inline std::string save_run(const Run& r, Parameters& p, const Json& config) {
     const bool first = comm().rank == 0;
     check_replicas(p);
     const Saving now;
-    const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
+    std::vector<float> host;
+    Checkpoint c = checkpoint_view(r, p, gather_master(p, first, host), config);
+    c.on_host = !host.empty();
     CheckpointSave save(r.o.out, (int)r.state.step, c);
     FileSums sums;
     const auto part = [&](bool mine, auto work) {               // returns why it failed, on some rank

@@ -2,6 +2,7 @@
 // TIMEOUT in the environment is --collective_timeout.
 //
 //   comm_program sums [SEED]      slices; the tree over ranks and micro-batches, against a recursive sum of all leaves
+//   comm_program gradients [SEED] the sum of a step's gradients at each level of ZeRO, and the bytes that it sends
 //   comm_program small            gather, max, broadcast, replicas, pieces and rows that are shared
 //   comm_program self             one rank, whose NCCL sends to itself: it starts, exchanges, and is ended or aborted
 //   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
@@ -11,6 +12,7 @@
 #include "llmc/base/gpu.h"
 #include "llmc/ranks/exchange.cuh"
 #include "llmc/ranks/fork.h"
+#include "llmc/ranks/gradients.cuh"
 #include "llmc/ranks/share.h"
 
 // Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
@@ -120,6 +122,122 @@ void test_sums(uint64_t seed) {
         for (size_t n : {SLICE_UNIT - 1, SLICE_UNIT, SLICE_UNIT + 1, 3 * SLICE_UNIT + 17}) { test_sum(seed + n, n, 2); }
         set_chunk(Comm().chunk);
         test_sum(seed, comm().chunk / sizeof(float) + 77, 1);
+    }
+}
+
+// Parameters without a model, of so many blocks of one to two units
+struct Bare : Parameters {
+    Bare(int L, int level, int micro_batches, int micro_batches_of_a_leaf) {
+        table.add({"rest", 0, SLICE_UNIT + 100, 0});
+        table.add({"layers", L, 300, 64});
+        add_position({{"encoding", L, 77, 0}});
+        table.lay_out_by_layer(first_position_param);
+        zero = level;
+        leaf = micro_batches_of_a_leaf;
+        parameters_allocate(*this, 1, micro_batches);
+    }
+    ~Bare() { parameters_free(*this); }
+};
+
+// Element j of micro-batch i's gradient: a leaf, but drawn faster
+float gradient(uint64_t seed, size_t i, size_t j) {
+    static const std::vector<float> pool = [] {
+        std::vector<float> x(100003);
+        for (size_t k = 0; k < x.size(); k++) { x[k] = leaf(1, 0, k); }
+        return x;
+    }();
+    return pool[((seed + i) * 31337 + j) % pool.size()];
+}
+float sum_in_order(const std::vector<float>& x) { return std::accumulate(x.begin(), x.end(), 0.0f); }
+
+// The sum of element j over a step. --zero 0 and 1 add the micro-batches of a leaf in their order, and sum the leaves
+// in a tree; --zero 2 sums as many neighbours as there are leaves in a tree, and adds these sums in their order.
+float sum_of_step(uint64_t seed, size_t micro_batches, size_t leaves, int zero, size_t j) {
+    const size_t ranks = (size_t)comm().size, groups = zero == 2 ? micro_batches / leaves : leaves;
+    const size_t each = micro_batches / groups;
+    std::vector<float> sums;
+    for (size_t first = 0; first < micro_batches; first += each) {
+        std::vector<float> group, turns;
+        for (size_t i = first; i < first + each; i++) { group.push_back(gradient(seed, i, j)); }
+        if (zero < 2) {
+            sums.push_back(sum_in_order(group));
+            continue;
+        }
+        for (size_t i = 0; i < each; i += ranks) { turns.push_back(tree_of_leaves(group, i, i + ranks)); }
+        sums.push_back(tree_of_leaves(turns, 0, turns.size()));
+        const bool one_tree = (ranks & (ranks - 1)) == 0;
+        expect(!one_tree || same_bits(sums.back(), tree_of_leaves(group, 0, each)), "the tree of turns", j, each);
+    }
+    return zero == 2 ? sum_in_order(sums) : tree_of_leaves(sums, 0, sums.size());
+}
+
+// Steps of n micro-batches on each rank, in so many leaves (0: each is one). The second finds nothing of the first.
+void test_steps(int steps, uint64_t seed, int zero, int L, int n, int leaves) {
+    const Comm& c = comm();
+    const size_t size = (size_t)c.size, rank = (size_t)c.rank;
+    const size_t all = (size_t)n * size;
+    const size_t cut = leaves == 0 ? all : (size_t)leaves;
+    Bare p(L, zero, n, (int)(all / cut));
+    const size_t total = p.table.total;
+    float* given = (float*)device_malloc(sizeof(float) * total * (size_t)n);
+    std::vector<float> host(total);
+    std::vector<double> losses((size_t)n);
+    for (int step = 0; step < steps; step++, seed += 1000) {
+        const auto loss_of = [&](size_t i) { return (double)gradient(seed, i, total) / (1.0 + (double)i); };
+        double loss = 0;
+        for (size_t i = 0; i < all; i++) { loss += loss_of(i); }
+        for (size_t i = 0; i < (size_t)n; i++) {
+            const size_t number = zero == 2 ? i * size + rank : rank * (size_t)n + i;
+            for (size_t j = 0; j < total; j++) { host[j] = gradient(seed, number, j); }
+            copy_to_device(given + i * total, host.data(), sizeof(float) * total, p.stream);
+            losses[i] = loss_of(number);
+        }
+        copy_to_device(p.loss_sums, losses.data(), sizeof(double) * losses.size(), p.stream);
+        const uint64_t sent = c.sent;
+        for (int i = 0; i < n; i++) {
+            float* grads = gradient_begin(p, i, n);
+            const auto add = [&](size_t b) {
+                const Slice block = p.table.blocks[b];
+                float* to = grads + (p.work != nullptr ? p.work_at(b) : block.begin);
+                add_to(to, given + (size_t)i * total + block.begin, block.size(), p.stream);
+            };
+            add(1);                                             // as the head does
+            for (int l = L - 1; l >= 0; l--) {
+                add((size_t)l + 2);
+                layer_done(p, l);
+            }
+            add(0);
+            gradient_add(p, i, n);
+        }
+        const StepGradient g = gradient_end(p, n, 1);
+        size_t leaves_rank = 0;                                 // floats of one exchange
+        for (size_t b = 0; b < p.owned.size(); b++) {
+            const Slice own = p.owned[b], block = p.table.blocks[b];
+            const size_t share = block_slice(block, c.rank).size();
+            leaves_rank += block.size() - share;
+            if (zero == 0) { leaves_rank += (size - 1) * share; }
+            copy_to_host(host.data(), g.grads + p.gradient_at(b, own.begin), sizeof(float) * own.size(), p.stream);
+            for (size_t j = 0; j < own.size(); j += 1 + (j + seed) % 41) {
+                const float wanted = sum_of_step(seed, all, cut, zero, own.begin + j);
+                expect(same_bits(host[j], wanted), "a step's sum", (size_t)zero, (size_t)n);
+            }
+        }
+        expect(g.loss == loss, "a step's loss", (size_t)zero, (size_t)n);
+        expect(comm_replicas_agree(checksum(&g.norm, sizeof(g.norm))), "a step's norm", (size_t)zero, (size_t)n);
+        const uint64_t wanted = sizeof(float) * leaves_rank * (size_t)(zero == 2 ? n : 1);
+        expect(c.node > 0 || c.sent - sent == wanted, "the bytes of a step", (size_t)zero, (size_t)n);
+    }
+    device_free(given);
+}
+
+void test_gradients(uint64_t seed) {
+    const int size = comm().size;
+    for (int zero : {0, 1, 2}) {
+        test_steps(2, seed, zero, 3, 4, 0);
+        if (comm().node > 0) { continue; }
+        test_steps(1, seed, zero, 1, 2, size);
+        test_steps(1, seed, zero, 1, 6, 2 * size);
+        if (size == 1) { test_steps(1, seed, zero, 2, 3, 0); }
     }
 }
 
@@ -277,6 +395,12 @@ int run(int argc, char** argv) {
     comm_connect_devices(getenv("HOST_EXCHANGE") != nullptr);
     if (mode == "sums") {
         test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10));
+    } else if (mode == "gradients") {
+        for (int node : {0, 2}) {                               // flat, and as if there were machines of 2 ranks
+            if (node > 0 && (comm().size % node != 0 || node == comm().size)) { continue; }
+            comm().node = node;
+            test_gradients(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10));
+        }
     } else if (mode == "small") {
         test_machines();
         test_small();
@@ -297,7 +421,7 @@ int run(int argc, char** argv) {
     } else if (mode == "exit") {
         return comm().rank == atoi(value.c_str()) ? atoi(argv[3]) : 0;
     } else {
-        die(EXIT_BAD_INPUT, "expected sums, small, self, wait, throw or exit, got '%s'", mode.c_str());
+        die(EXIT_BAD_INPUT, "expected sums, gradients, small, self, wait, throw or exit, got '%s'", mode.c_str());
     }
     printf("ok\n");
     return 0;

@@ -217,7 +217,8 @@ WITHOUT_COMM = why_not_comm()
 @unittest.skipIf(WITHOUT_COMM, WITHOUT_COMM)
 class Collectives(unittest.TestCase):
     def test_sums_and_the_small_collectives(self):
-        for ranks, mode in (1, "small"), (2, "sums"), (2, "small"), (3, "sums"), (3, "small"), (8, "sums"):
+        for ranks, mode in ((1, "small"), (2, "sums"), (2, "small"), (3, "sums"), (3, "small"), (8, "sums"),
+                            (1, "gradients"), (3, "gradients"), (4, "gradients")):
             with self.subTest(ranks=ranks, mode=mode):
                 code, output = run(ranks, COMM_PROGRAM, mode)
                 self.assertEqual(code, 0, output)
@@ -236,8 +237,9 @@ class Collectives(unittest.TestCase):
             said = "expected the 4 processes that the launcher started, got 1" in p.stdout
             self.assertEqual(said, rank == "0", p.stdout)
 
-    def test_nccl_between_a_gpu_and_itself(self):
-        """as make gpu-check runs it, here with the stand-in for NCCL on the emulated GPU"""
+    def test_nccl_on_the_emulated_gpu(self):
+        """with the stand-in for NCCL: between a GPU and itself, as make gpu-check runs it, and a step's sum of
+        gradients, where a missing wait finds memory that another stream has still to read or to write"""
         with tempfile.TemporaryDirectory() as directory:
             program = os.path.join(directory, "comm_program")
             subprocess.run([os.environ.get("CXX", "c++"), "-std=c++17", "-O0", "-include", "test/simt/simt.h",
@@ -248,6 +250,11 @@ class Collectives(unittest.TestCase):
                     p = subprocess.run([program, "self"], env=dict(ENVIRONMENT, SIMT_GPUS="1", SIMT_SEED=str(seed)),
                                        timeout=LIMIT, **PIPES)
                     self.assertEqual((p.returncode, p.stdout), (0, "1 rank\nok\n"))
+            for ranks, seed in (2, 1), (2, 2), (3, 3):
+                with self.subTest(ranks=ranks, seed=seed):
+                    p = subprocess.run([program, "gradients", "--ranks", str(ranks)], timeout=LIMIT,
+                                       env=dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed)), **PIPES)
+                    self.assertEqual((p.returncode, p.stdout.split("\n")[-2]), (0, "ok"), p.stdout)
 
     def test_a_dead_rank(self):
         for ranks, victim in (2, 0), (2, 1), (4, 0), (4, 3):
@@ -440,10 +447,26 @@ class Training(Runs):
         self.assertEqual(code, 2, output)
         self.assertIn("16 micro-batches on 4 ranks; expected one of 0, 4, 8, 16", output)
 
+    def test_zero_2(self):
+        """with --leaves 0, here the default, the bits of the other levels, of more layers than have memory, and of one;
+        else those of --zero 2 on any number of ranks"""
+        for model in "3,2,32", "1,2,32":
+            self.train(1, "0" + model, "--zero", "0", model=model)
+            for ranks in (1, 2, 4) if model == "3,2,32" else (2,):
+                with self.subTest(ranks=ranks, model=model):
+                    self.train(ranks, f"{ranks}_{model}", "--zero", "2", model=model)
+                    self.assert_same("0" + model, f"{ranks}_{model}")
+        for ranks in 1, 2, 4:
+            self.train(ranks, f"leaves{ranks}", "--zero", "2", micro_batches=16)
+        for ranks in 2, 4:
+            self.assert_same("leaves1", f"leaves{ranks}")
+        self.train(1, "leaves", "--zero", "1", micro_batches=16)
+        self.assertNotEqual(self.result("leaves")[0], self.result("leaves1")[0])
+
     def test_a_plan_for_other_ranks(self):
         """--check --as_ranks N says in one process what N ranks would hold, and what they would send"""
         held = r"(\d[\d.]* \wB) for the parameters"
-        for zero in "0", "1":
+        for zero in "0", "2", "1":
             for ranks in 2, 4:
                 flags = ["--check", "--zero", zero]
                 plan = self.train(1, "plan", *flags, "--as_ranks", str(ranks))
@@ -452,6 +475,9 @@ class Training(Runs):
                 self.assertIn(f"{8 // ranks} micro-batches of 1 sequences on each rank, summed in 8 leaves", plan)
         # three blocks of 16,384 elements, padding included; 3 / 4 of them leave a rank, and come back
         self.assertIn("294.9 kB an update leave each and reach it: 147.5 kB of gradients, 147.5 kB of new", plan)
+        # with --zero 2 they leave in each micro-batch, of which there are two
+        plan = self.train(1, "plan", "--check", "--as_ranks", "4", "--zero", "2")
+        self.assertIn("442.4 kB an update leave each and reach it: 294.9 kB of gradients, 147.5 kB of new", plan)
         plan = self.train(1, "plan", "--check", "--as_ranks", "16", micro_batches=32)
         self.assertIn("2 micro-batches of 1 sequences on each rank, summed in 16 leaves", plan)
         for flags, B in (["--as_ranks", "2"], 1), (["--as_ranks", "2", "--check"], -1):
@@ -467,7 +493,7 @@ class Training(Runs):
 
     def test_resume_on_another_number_of_ranks_and_another_level_of_zero(self):
         self.train(1, "whole")
-        for before, zero_before, after, zero_after in (1, 1, 4, 1), (4, 1, 2, 1), (2, 1, 4, 0), (2, 0, 1, 1):
+        for before, zero_before, after, zero_after in (1, 1, 4, 1), (4, 1, 2, 2), (2, 2, 4, 0), (2, 0, 1, 2):
             with self.subTest(before=before, zero_before=zero_before, after=after, zero_after=zero_after):
                 name = f"{before}_{zero_before}_{after}_{zero_after}"
                 self.train(before, name, "--zero", str(zero_before))
@@ -753,10 +779,10 @@ class Training(Runs):
                 self.assert_same("1", name, step=2)
 
         # a bf16 build's ranks hold the float32 weights of their shares alone; a run goes on with another number of them
-        bf16 = {**self.EMULATED, "trainer": BF16_TRAINER}
+        bf16 = {**self.EMULATED, "trainer": BF16_TRAINER, "model": "3,2,64"}
         constant = ["--schedule", "constant"]
         self.train(1, "bf16", *constant, **{**bf16, "steps": 4})
-        for before, after, zero, seed in (2, 1, "1", 1), (4, 2, "1", 2), (1, 4, "1", 3), (2, 2, "0", 4):
+        for before, after, zero, seed in (2, 4, "2", 1), (4, 2, "1", 2), (1, 2, "2", 3), (2, 1, "0", 4):
             with self.subTest(before=before, after=after, zero=zero), \
                     mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed)):
                 name = f"bf16_{before}_{after}_{zero}"
@@ -947,12 +973,13 @@ class Sharing(unittest.TestCase):
         """and what a run writes that is resumed on another number of ranks"""
         for ranks in 1, 2, 4:
             self.bert(ranks, f"mlm{ranks}", steps=6, every=3)
+        self.bert(2, "mlm2z", "--zero", "2", steps=6, every=3)
         for before, after in (1, 2), (4, 1):
             out = f"mlm{before}_{after}"
             self.bert(before, out, steps=3, every=3)
             output = self.bert(after, out, "--resume", "1", "--allow_change", "steps", steps=6, every=3)
             self.assertIn("step_00000003", output)
-        for out in "mlm2", "mlm4", "mlm1_2", "mlm4_1":
+        for out in "mlm2", "mlm4", "mlm2z", "mlm1_2", "mlm4_1":
             with self.subTest(out=out):
                 self.assert_same_files(self.checkpoint("mlm1", 6), self.checkpoint(out, 6))
                 if "_" not in out:
@@ -986,6 +1013,9 @@ class Sharing(unittest.TestCase):
                            "--B", "1", "--total_batch", "96", "--steps", "1", "--val_every", "0")
         self.assertEqual(code, 2, output)
         self.assertIn("--total_batch 96: not a multiple of --B x --T = 1 x 32 x 2 ranks = 64 tokens", output)
+        code, output = run(1, BERT_TRAINER, "--pairs", self.path("groups2.txt"), "--zero", "2")
+        self.assertEqual(code, 2, output)
+        self.assertIn("--pairs: expected --zero 0 or 1, got 2", output)
 
     def test_embeddings_search_and_predictions(self):
         """of documents that make some twenty batches, which 3 ranks do not divide"""
