@@ -84,6 +84,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
     X(int, resume, "-y", 0, between(0, 2), FREE, \
       "1 = continue from the newest good checkpoint in --out, if any; 2 = there must be one") \
     X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
+    X(bool, checkpoint_async, "", false, any(), FREE, \
+      "1 = train on while a checkpoint is written, from a copy in the host's memory; the files are the same") \
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
     X(int, major, "-nm", 0, at_least(0), FREE, "never delete the checkpoints of every Nth step; 0 = none is special") \
     X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \

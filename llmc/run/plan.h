@@ -65,6 +65,26 @@ inline double weight_bytes(const Run& r, const Parameters& p) {
     return weights + 8.0 * share + 4.0 * gradients;
 }
 
+// Bytes of the host's memory that --checkpoint_async takes: of each rank, where those of a machine share rank 0's part;
+// with --as_ranks, of rank 0 on a machine of its own
+inline double snapshot_bytes(const Run& r, const Parameters& p) {
+    const Options& o = r.o;
+    if (!r.trains || !o.checkpoint_async || o.checkpoint_every == 0 || o.out.empty()) { return 0.0; }
+    const int ranks = planned_ranks(r), here = o.as_ranks > 0 ? 1 : comm().local_size;
+    const double all = (double)p.table.total;
+    const double moments = o.zero > 0 && ranks > 1 ? (double)largest_share(p.table, ranks) : all / here;
+    return 4.0 * all / here + 8.0 * moments;
+}
+// What of it is the memory that the weights are in, too
+inline double snapshot_on_device(const Run& r, const Parameters& p) {
+#if defined(CUDA_BUILD)
+    (void)r, (void)p;
+    return 0.0;
+#else
+    return snapshot_bytes(r, p);
+#endif
+}
+
 // Plans the largest batch that divides the samples of a step and, with what the others take, fits into `available`
 // bytes; returns it, or 0 if none does. activations(B): bytes for B sequences. Smaller batches take more gradients.
 template <class Bytes>
@@ -73,7 +93,8 @@ int plan_largest_batch(Run& r, const Parameters& p, double available, double buf
         if (r.my_samples % B != 0) { continue; }
         try {
             plan_batch(r, B);
-            if (weight_bytes(r, p) + buffers + (double)activations(B) <= available) { return B; }
+            const double besides = buffers + snapshot_on_device(r, p);
+            if (weight_bytes(r, p) + besides + (double)activations(B) <= available) { return B; }
         } catch (const Error&) {}                               // --leaves, or a size beyond all bounds
     }
     return 0;

@@ -38,12 +38,15 @@ void check_memory(double bytes, double available, const std::string& what, Small
         format_bytes(available).c_str(), hint.c_str());
 }
 
-// The same for the host, which holds the ids and targets of all micro-batches of a step at once.
-inline void check_host_memory(double bytes) {
-    const double available = (double)host_memory_available() / comm().local_size;
+// The same for the host, which holds the ids and targets of all micro-batches of a step at once, and the snapshot of
+// --checkpoint_async, 0 if there is none.
+inline void check_host_memory(double tokens, double snapshot) {
+    const double available = (double)host_memory_available() / comm().local_size, bytes = tokens + snapshot;
     if (bytes <= available) { return; }
-    die(EXIT_OUT_OF_MEMORY, "the tokens of a step need %s of the host's memory, but %s are available; try a smaller "
-        "--total_batch", format_bytes(bytes).c_str(), format_bytes(available).c_str());
+    const std::string and_copy = " and the copy of --checkpoint_async need ";
+    die(EXIT_OUT_OF_MEMORY, "the tokens of a step%s%s of the host's memory, but %s are available; try a smaller "
+        "--total_batch%s", snapshot > 0 ? and_copy.c_str() : " need ", format_bytes(bytes).c_str(),
+        format_bytes(available).c_str(), snapshot > 0 ? " or --checkpoint_async 0" : "");
 }
 
 // Refuses to begin where a limit of address space (ulimit -v) would make a library hang. besides: what the run has
@@ -67,13 +70,10 @@ inline std::string not_saved;
 // Each of STOP_SIGNALS asks for a checkpoint and an end after this step. A second SIGINT ends at once, unless a
 // checkpoint is just being written: after that the run ends by itself.
 inline volatile sig_atomic_t saving = 0;        // a checkpoint is being written
-struct Saving {
-    Saving() { saving = 1; }
-    ~Saving() { saving = 0; }
-};
 inline bool has_trained = false;                // the result is a checkpoint, and stdout only tells of it
 inline void catch_signals() {
     has_trained = true;
+    saving = 0;
     struct sigaction action = {};
     action.sa_handler = [](int number) {
         if (number == SIGINT && stop_signal != 0 && !saving) {

@@ -12,6 +12,7 @@
 #include "log.h"
 #include "program.h"
 #include "same_on_ranks.h"
+#include "save.h"
 #include "schedule.h"
 #include "vocabulary.h"
 
@@ -55,6 +56,9 @@ struct Run {
     RunState state;
     std::unique_ptr<DataRecord> record;                         // of the rank that writes checkpoints
     std::unique_ptr<Log> log;
+    std::shared_ptr<SaveInHand> save;                           // while a checkpoint is being written
+    std::shared_ptr<Snapshot> snapshot;                         // with --checkpoint_async
+    bool said_waiting = false;                                  // for a checkpoint
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
@@ -222,6 +226,11 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     if (r.lock != nullptr && o.checkpoint_every > 0) {
         check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, p.master, config)), checkpoints_to_come(r));
     }
+    if (o.checkpoint_async && o.checkpoint_every > 0 && !o.out.empty() && r.trains) {
+        const size_t moments = p.held.back() + p.owned.back().size();
+        const size_t weights = first ? p.table.total : 0;       // that this rank saves
+        r.snapshot = std::make_shared<Snapshot>(weights, first || p.shares ? moments : 0);
+    }
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
     r.first_step = r.state.step;
@@ -241,53 +250,46 @@ inline void check_replicas(Parameters& p) {
     check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
 }
 
-// The checksums of the files of moments that the other ranks have written, added to rank 0's own
-inline void gather_sums(FileSums& sums) {
-    std::vector<FileSum> all((size_t)comm().size);
-    comm_all_gather(all.data(), &sums.back().second, 1, "checkpoint");
-    for (int rank = 1; rank < comm().size && comm().rank == 0; rank++) {
-        sums.push_back({optimizer_file(rank), all[(size_t)rank]});
-    }
+// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1, 2) write at the same time, each its
+// own; else rank 0 writes all.
+inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on) {
+    const Doing saving_step("saving a checkpoint");
+    const double begun = wall_seconds();
+    check_replicas(p);
+    std::vector<float> host;
+    Checkpoint c = checkpoint_view(r, p, gather_master(p, comm().rank == 0, host), config);
+    c.on_host = !host.empty();
+    r.save = std::make_shared<SaveInHand>(r.o, (int)r.state.step, c, p.shares, trains_on ? r.snapshot : nullptr);
+    r.save->host = std::move(host);
+    r.save->begin(*r.log, begun);
 }
 
-// Writes the checkpoint of step r.state.step; returns "", or on every rank why there is none. Ranks that share the
-// moments (--zero 1) write at the same time, each its own; else rank 0 writes all.
-inline std::string save_run(const Run& r, Parameters& p, const Json& config) {
+// Goes on with the checkpoint in hand, if there is one: to its end, or as far as the disk has come. must: an error if
+// it cannot be saved
+inline void go_on_saving(Run& r, bool to_the_end, bool must) {
+    if (!r.save) { return; }
     const Doing saving_step("saving a checkpoint");
-    const bool first = comm().rank == 0;
-    check_replicas(p);
-    const Saving now;
-    std::vector<float> host;
-    Checkpoint c = checkpoint_view(r, p, gather_master(p, first, host), config);
-    c.on_host = !host.empty();
-    CheckpointSave save(r.o.out, (int)r.state.step, c);
-    FileSums sums;
-    const auto part = [&](bool mine, auto work) {               // returns why it failed, on some rank
-        std::string failure;
-        ranks_work(mine, [&] {
-            try {
-                work();
-            } catch (const Error& e) {
-                if (e.code != EXIT_BAD_INPUT) { throw; }        // a device that fails is not the disk's fault
-                failure = (first ? "" : strprintf("rank %d: ", comm().rank)) + e.what();
-            }
-        }, "checkpoint");
-        return first_text(failure, "checkpoint");
-    };
-    std::string failure = part(first, [&] { r.log->sync(); save.begin(); });
-    if (failure.empty()) { failure = part(first || p.shares, [&] { sums = save.write_part(comm().rank); }); }
-    if (failure.empty() && p.shares) { gather_sums(sums); }
-    if (failure.empty()) { failure = part(first, [&] { save.publish(sums); }); }
-    if (!failure.empty()) {
-        part(first, [&] { save.undo(); });
-        failure = first_text(first ? save.explain(failure) : "", "checkpoint");
-        return strprintf("step %lld is not saved: %s", (long long)r.state.step, failure.c_str());
+    const Options& o = r.o;
+    if (!r.save->go_on(to_the_end)) { return; }
+    const std::shared_ptr<SaveInHand> done = std::move(r.save);
+    const int64_t step = r.state.step, of = done->save.step;
+    const bool first = comm().rank == 0, last = of >= o.steps;
+    std::string failure;
+    if (!done->failure.empty()) { failure = strprintf("step %d is not saved: ", (int)of) + done->failure; }
+    check(failure.empty() || !(must || o.on_save_error == "stop"), "%s", failure.c_str());
+    if (last) { not_saved = failure; }
+    if (first && failure.empty()) {
+        const std::string held_up = done->snapshot ? strprintf("; training waited %.2f s", done->waited) : "";
+        printf("saved %s in %.2f s%s\n", printable(done->save.path, LONGEST_MESSAGE).c_str(),
+               wall_seconds() - done->begun, held_up.c_str());
+    } else if (first) {
+        const int64_t from = of == step ? step + 1 : step;      // no checkpoint is due, or was tried, before
+        const int64_t due_in = std::min(round_up(from, (int64_t)o.checkpoint_every), o.steps) - step;
+        const std::string when = due_in > 0 ? strprintf("in %lld steps", (long long)due_in) : "now";
+        std::string next = "what else was asked for is done first";
+        if (!last) { next = "training goes on, the next checkpoint is due " + when; }
+        say("warning: %s; %s (--on_save_error stop would end it)", failure.c_str(), next.c_str());
     }
-    part(first, [&] {
-        save.retire(r.o.keep, r.o.major);
-        printf("saved %s\n", printable(save.path, LONGEST_MESSAGE).c_str());
-    });
-    return "";
 }
 
 inline int stopped_by(const Run& r, int signal) {
@@ -308,20 +310,20 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     const bool last = step >= o.steps, stop = signal != 0;
     const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
     if (step > r.first_step && step % REPLICAS_EVERY == 0) { check_replicas(p); }
-    if (!o.out.empty() && step > r.first_step && (due || stop)) {
+    const bool saves = !o.out.empty() && step > r.first_step && (due || stop);
+    go_on_saving(r, false, false);
+    if (saves) {
+        if (r.save && !stop && !last && !r.said_waiting && comm().rank == 0) {
+            say("warning: training waits, as step %d is still being saved: --checkpoint_every %d is too often for this "
+                "disk", r.save->save.step, o.checkpoint_every);
+            r.said_waiting = true;
+        }
+        go_on_saving(r, true, false);
         // nothing is saved of a run on bad data; whoever stops it is not kept waiting
         while (comm_max(stop_signal == 0 && r.record && !r.record->wait(1.0), "the check of the data")) {}
-        const std::string failure = save_run(r, p, config);
-        check(failure.empty() || !(stop || o.on_save_error == "stop"), "%s", failure.c_str());
-        if (last) { not_saved = failure; }
-        if (!failure.empty() && comm().rank == 0) {
-            const int64_t due_in = std::min((int64_t)o.checkpoint_every, o.steps - step);
-            std::string next = "what else was asked for is done first";
-            if (!last) {
-                next = strprintf("training goes on, the next checkpoint is due in %lld steps", (long long)due_in);
-            }
-            say("warning: %s; %s (--on_save_error stop would end it)", failure.c_str(), next.c_str());
-        }
+        const bool trains_on = r.snapshot && !stop && !last;
+        begin_save(r, p, config, trains_on);
+        go_on_saving(r, !trains_on || !r.save->failure.empty(), stop);
     }
     if (!stop) { return last ? 0 : -1; }
     return stopped_by(r, signal);
@@ -392,6 +394,7 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     r.state.step++;
     r.state.sample += (uint64_t)r.samples;
     if (r.state.guard.diverged()) {
+        go_on_saving(r, true, false);
         die(EXIT_DIVERGED, "%d updates in a row were skipped, the last at step %lld: %s", MAX_BAD_STEPS,
             (long long)s.step + 1, s.skipped.c_str());
     }

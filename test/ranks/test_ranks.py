@@ -746,6 +746,57 @@ class Training(Runs):
                 self.assertLess(seconds, 2 + AFTER_DEADLINE)
                 self.assertRegex(output, f"error: .*checkpoint: rank {1 - victim} waited 2 s for rank {victim} ")
 
+    def test_training_goes_on_while_a_checkpoint_is_written(self):
+        """the files are the same; a second checkpoint waits for the first, and a run that ends waits, too"""
+        shape = {"steps": 6, "every": 2}
+        self.train(1, "waits", **shape)
+        trains_on = ["--checkpoint_async", "1"]
+        slow = slow_disk(self.directory.name, 4)
+        for ranks in 1, 2, 4:
+            with self.subTest(ranks=ranks):
+                name = f"trains_on{ranks}"
+                command = self.command(name, *trains_on, **shape)
+                code, output = run(ranks, *(slow if ranks == 2 else []), *command)
+                self.assertEqual(code, 0, output)
+                self.assert_same("waits", name, step=6)
+                for step in 2, 4:
+                    expected, found = (tensors_of(os.path.join(self.out(out), f"step_{step:08d}"))
+                                       for out in ("waits", name))
+                    self.assertTrue(found == expected, f"step {step}")
+                self.assertEqual(output.count("; training waited "), 2, output)
+                if ranks == 2:
+                    self.assertLess(output.index("\nstep    3/6 "), output.index("\nsaved "), output)
+                    self.assertEqual(output.count("warning: training waits, as step 2 is still being saved"), 1, output)
+
+    def test_a_death_while_a_checkpoint_is_written(self):
+        """and training goes on: what is left is no checkpoint, and the resumed run removes it"""
+        self.train(1, "whole", steps=4, every=2)
+        slow = slow_disk(self.directory.name, 60)
+        for ranks, victim in (1, 0), (2, 1):
+            with self.subTest(ranks=ranks):
+                name = f"dies{ranks}"
+                command = self.command(name, "--checkpoint_async", "1", steps=4, every=2)
+                with started(ranks, *slow, *command) as (_, pids, until, end):
+                    until(lambda text: "\nstep    3/4 " in text)
+                    self.assertTrue(os.path.isdir(os.path.join(self.out(name), ".tmp_step_00000002")))
+                    os.kill(pids[victim], signal.SIGKILL)
+                    self.assertLess(end()[2], AFTER_DEATH)
+                self.assertFalse(os.path.exists(os.path.join(self.out(name), "step_00000002")))
+                self.train(ranks, name, "--resume", "1", "--checkpoint_async", "1", steps=4, every=2)
+                self.assert_same("whole", name, step=4)
+                self.assertEqual([entry for entry in os.listdir(self.out(name)) if entry.startswith(".tmp")], [])
+
+    def test_a_signal_while_a_checkpoint_is_written(self):
+        command = slow_disk(self.directory.name, 3) + self.command("signal", "--checkpoint_async", "1", steps=2000,
+                                                                   every=2)
+        with started(2, *command) as (_, pids, until, end):
+            until(lambda text: "\nstep    3/2000 " in text)
+            os.kill(pids[1], signal.SIGTERM)
+            code, output, _ = end()
+        self.assertEqual(code, 75, output)
+        step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
+        self.assertRegex(output, rf"(?s)\nsaved .*step_00000002 in .*\nsaved .*step_{step:08d} in ")
+
     def test_the_others_never_start(self):
         begin = time.monotonic()
         command = self.command("start", "--collective_timeout", "2")
