@@ -485,6 +485,30 @@ class Training(Runs):
             self.assertEqual(code, 2, output)
             self.assertIn("--as_ranks plans a training on other machines: expected --check", output)
 
+    def test_the_memory_of_a_copy(self):
+        """what --checkpoint_async takes is planned, and refused where there is no room for it"""
+        def check(trains_on, gigabytes):
+            command = self.command("plan", "--check", "--threads", "1", "--checkpoint_async", trains_on,
+                                   model="2,2,2048")
+            code, output = run(1, "sh", "-c", f'ulimit -v {round(1e6 * gigabytes)}; exec "$@"', "sh", *command)
+            needed, available = re.search(r"memory: ([\d.]+) GB needed.*, ([\d.]+) GB available", output).groups()
+            return float(needed), float(available), code, output
+
+        room = 10
+        (without, available, code, output), (needed, _, code1, output1) = check("0", room), check("1", room)
+        self.assertEqual((code, code1), (0, 0), output + output1)
+        self.assertIn(" GB for --checkpoint_async), ", output1)
+        # weights and moments in float32
+        self.assertAlmostEqual(needed - without, 12 * 2 * 12 * 2048 ** 2 * 1e-9, delta=0.15)
+        room -= (available - (without + needed) / 2) * 1e9 / 1.024e9
+        self.assertEqual(check("0", room)[2], 0)
+        _, _, code, output = check("1", room)
+        self.assertEqual(code, 4, output)
+        self.assertIn("error: the run needs ", output)
+        plan = self.train(1, "plan", "--check", "--checkpoint_async", "1", "--as_ranks", "2", model="2,2,2048")
+        share = float(re.search(r"snapshot +([\d.]+) MB of the host's memory on rank 0", plan).group(1))
+        self.assertAlmostEqual(share, 8 * 2 * 12 * 2048 ** 2 * 1e-6, delta=20)     # half of the moments
+
     def test_the_data_matter(self):
         """the comparisons above would notice another order of the data"""
         self.train(1, "a")
