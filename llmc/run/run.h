@@ -250,8 +250,8 @@ inline void check_replicas(Parameters& p) {
     check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
 }
 
-// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1, 2) write at the same time, each its
-// own; else rank 0 writes all.
+// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1 and 2) write their own at the same
+// time; else rank 0 writes all.
 inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on) {
     const Doing saving_step("saving a checkpoint");
     const double begun = wall_seconds();
@@ -274,14 +274,11 @@ inline void go_on_saving(Run& r, bool to_the_end, bool must) {
     const std::shared_ptr<SaveInHand> done = std::move(r.save);
     const int64_t step = r.state.step, of = done->save.step;
     const bool first = comm().rank == 0, last = of >= o.steps;
-    std::string failure;
-    if (!done->failure.empty()) { failure = strprintf("step %d is not saved: ", (int)of) + done->failure; }
+    const std::string& failure = done->failure;
     check(failure.empty() || !(must || o.on_save_error == "stop"), "%s", failure.c_str());
     if (last) { not_saved = failure; }
     if (first && failure.empty()) {
-        const std::string held_up = done->snapshot ? strprintf("; training waited %.2f s", done->waited) : "";
-        printf("saved %s in %.2f s%s\n", printable(done->save.path, LONGEST_MESSAGE).c_str(),
-               wall_seconds() - done->begun, held_up.c_str());
+        done->say_saved();
     } else if (first) {
         const int64_t from = of == step ? step + 1 : step;      // no checkpoint is due, or was tried, before
         const int64_t due_in = std::min(round_up(from, (int64_t)o.checkpoint_every), o.steps) - step;

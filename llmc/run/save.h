@@ -91,6 +91,11 @@ struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
         if (stage == Done) { saving = 0; }
         return stage == Done;
     }
+    void say_saved() const {
+        const std::string held_up = snapshot ? strprintf("; training waited %.2f s", waited) : "";
+        printf("saved %s in %.2f s%s\n", printable(save.path, LONGEST_MESSAGE).c_str(), wall_seconds() - begun,
+               held_up.c_str());
+    }
 
 private:
     std::future<void> thread;               // of this rank, if it has one in this stage
@@ -118,7 +123,10 @@ private:
     }
     void next() {
         if (stage == Retire || stage == Undo) {
-            if (stage == Undo) { failure = first_text(first ? save.explain(failure) : "", "checkpoint"); }
+            if (stage == Undo) {
+                failure = strprintf("step %d is not saved: ", save.step) +
+                          first_text(first ? save.explain(failure) : "", "checkpoint");
+            }
             stage = Done;
         } else if (!failure.empty()) {
             start(Undo, first, [this] { save.undo(); });

@@ -779,7 +779,7 @@ class Training(Runs):
         for ranks in 1, 2, 4:
             with self.subTest(ranks=ranks):
                 name = f"trains_on{ranks}"
-                command = self.command(name, *trains_on, **shape)
+                command = self.command(name, *trains_on, "--zero", "2" if ranks == 4 else "1", **shape)
                 code, output = run(ranks, *(slow if ranks == 2 else []), *command)
                 self.assertEqual(code, 0, output)
                 self.assert_same("waits", name, step=6)
@@ -839,6 +839,18 @@ class Training(Runs):
                 self.assertEqual(code, 75, output)
                 step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
                 self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
+
+    @unittest.skipUnless(os.path.exists(BF16_TRAINER), "SKIPPED: build/simt/train_gpt2 is not built")
+    def test_training_goes_on_on_the_emulator(self):
+        """in bf16 the float32 weights, too, are copied from the device; with --zero 2 rank 0's host has them first"""
+        shape = {**self.EMULATED, "trainer": BF16_TRAINER, "every": 1}
+        for ranks, zero in (1, "1"), (2, "2"):
+            for trains_on in "0", "1":
+                with mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(ranks)):
+                    self.train(ranks, f"{ranks}_{trains_on}", "--zero", zero, "--checkpoint_async", trains_on, **shape)
+            found = [tensors_of(os.path.join(self.out(f"{ranks}_{trains_on}"), "step_00000001"))
+                     for trains_on in "01"]
+            self.assertTrue(found[0] == found[1], f"{ranks} ranks, --zero {zero}")
 
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):
