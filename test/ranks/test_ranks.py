@@ -255,6 +255,12 @@ class Collectives(unittest.TestCase):
                     p = subprocess.run([program, "gradients", "--ranks", str(ranks)], timeout=LIMIT,
                                        env=dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed)), **PIPES)
                     self.assertEqual((p.returncode, p.stdout.split("\n")[-2]), (0, "ok"), p.stdout)
+            # a sum of the first micro-batch with --zero 2, for whose end the later ones' own work waits: the levels
+            # before have 32 and 16 groups of messages
+            p = subprocess.run([program, "gradients", "--ranks", "2"], timeout=LIMIT,
+                               env=dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_NCCL="hang:50", TIMEOUT="2"), **PIPES)
+            self.assertEqual(p.returncode, 5, p.stdout)
+            self.assertRegex(p.stdout, "error: .*sum of the gradients: rank [01] waited 2 s for")
 
     def test_a_dead_rank(self):
         for ranks, victim in (2, 0), (2, 1), (4, 0), (4, 3):
