@@ -42,11 +42,35 @@ def mpirun(ranks):
     return [MPIRUN] + oversubscribe + ["-np", str(ranks)]
 
 
+def ended(words):
+    """exit code and output of what ends by itself. Open MPI 4.1's mpirun sometimes waits forever although its ranks
+    have gone, for a lock in PMIx 4.2; it is then started once more. A rank that hangs is a failure."""
+    for left in 1, 0:
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            p = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                code, what = p.wait(LIMIT), ""
+            except subprocess.TimeoutExpired:
+                ranks = processes(p.pid) if words[0] == MPIRUN else {"": p.pid}
+                what = f"{' '.join(words)}: not ended after {LIMIT} s"
+                for rank, pid in ranks.items():
+                    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as f:
+                        what += f"; rank {rank}, process {pid}, waits in {f.read()}"
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                p.kill()
+                code = p.wait()
+                print(what, file=sys.stderr)
+            log.seek(0)
+            output = log.read()
+        if not what:
+            return code, output
+        assert left and not ranks, f"{what}\n{output}"
+
+
 def run(ranks, *command):
     """exit code and output of a program that ends by itself"""
-    words = mpirun(ranks) if ranks > 1 else []
-    p = subprocess.run([*words, *command], env=ENVIRONMENT, timeout=LIMIT, **PIPES)
-    return p.returncode, p.stdout
+    return ended([*(mpirun(ranks) if ranks > 1 else []), *command])
 
 
 def apart(commands, directories=None):
@@ -55,8 +79,7 @@ def apart(commands, directories=None):
     for n, command in enumerate(commands):
         place = ["-wdir", directories[n]] if directories else []
         words += [":"] * (n > 0) + ["-np", "1", *place, *command]
-    p = subprocess.run(words, env=ENVIRONMENT, timeout=LIMIT, **PIPES)
-    return p.returncode, p.stdout
+    return ended(words)
 
 
 def preloaded(directory, name, text):
