@@ -70,7 +70,7 @@ $(TRAINERS:%=$(B)/%.o): $(B)/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
 	@dev/install.sh --check build
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) -x c++ -c $< -o $@
 $(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags
-	@$(if $(NVCC),true,echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)
+	@$(if $(NVCC),dev/install.sh --check build,echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MT $@ -MF $(B)/$@.d $< -o $@ $(CUDA_LIBS)
 
 # For editors: how each source is compiled
@@ -100,7 +100,7 @@ $(B)/asan/%: $(B)/asan/%.o $(B)/test/main.o
 	$(CXX) -fsanitize=address,undefined $(OMP) $(LINKED) -lpthread
 # On the emulated GPU: the kernel tests, and the trainers in their CUDA text; past the end of shared memory with asan.
 $(B)/simt/%.o: test/simt/%.cu $(B)/simt.flags
-	$(CCACHE) $(CXX) $(SIMT_FLAGS) -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(if $(findstring wavefronts,$@),-fsanitize=thread) -x c++ -c $< -o $@
 $(B)/simt_asan/%.o: test/simt/%.cu $(B)/simt.flags
 	$(CCACHE) $(CXX) $(SIMT_FLAGS) -fno-omit-frame-pointer -fsanitize=address -x c++ -c $< -o $@
 $(B)/simt/train_%_fp32.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags

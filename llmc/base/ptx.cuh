@@ -10,6 +10,9 @@
 #include "device.h"
 
 #if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 && !defined(PRECISION_FP32)
+#error "bf16 needs a GPU of compute capability 8.0 or higher; for older ones: make PRECISION=FP32 ARCH=sm_75"
+#endif
 
 // ----------------------------------------------------------------------------------------------------------
 // arithmetic
