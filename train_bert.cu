@@ -321,7 +321,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
     Stream s = model.stream;
     const size_t chunk = (size_t)acts.chunk_of(backward);
     for (size_t n = 0; n < M; n += chunk) {
-        const size_t rows = std::min(chunk, M - n);
+        const size_t rows = std::min(chunk, acts.batch.picks - n);      // M - n, and some without a target
         float *losses = a.losses() + n, *hits = a.hits() + n;
         const int *picked = acts.batch.picked + n, *targets = acts.batch.targets + n;
         // 1 the hidden states of the masked tokens                                                 (rows,C)
@@ -355,7 +355,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         matmul_backward(a.dhead(), d.headw(), d.headb(), a.scratch(), a.dheadgelu(), nullptr,
                         view(a.picked(), rows, C), view(p.headw(), C, C), s);
         // 1 back to where the rows came from
-        scatter_rows(dhidden, a.dhead(), picked, rows, C, s);
+        scatter_rows(dhidden, a.dhead(), picked, std::min(rows, M - n), C, s);
     }
 }
 
@@ -439,7 +439,7 @@ size_t load_batch(BERT& model, Activations& acts, size_t slot, size_t of, const 
     }
     if (!backward) { settle_weights(model); }
     acts.batch.load(slot, of, tokens, nullptr, N, backward, model.stream);
-    acts.batch.pick(slot, picked.data(), wanted.data(), wanted.size(), lengths, (size_t)B, model.stream);
+    acts.batch.pick(slot, picked, wanted, N, lengths, (size_t)B, model.stream);
     acts.kv_len = lengths != nullptr ? acts.batch.lengths : nullptr;
     return wanted.size();
 }

@@ -14,6 +14,55 @@
 
 #include "base/fastmath.h"
 
+// What a block finds in a row: its largest logit, which is the target's or that of its rival, the largest of the
+// others; and the sum of e^(logit - largest), where no exponential overflows. V need not be a multiple of a pack.
+struct RowSoftmax { float target_logit, rival, largest, sum; };
+template <class Logit> __device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V) {
+    const float target_logit = (float)x[target];
+    float rival = -INFINITY;
+    float sum = 0.0f;
+#if defined(CUDA_BUILD)
+    // All in one pass, because reading the row takes longer than a few more exponentials: a thread's sum refers to the
+    // largest logit that it has met so far.
+    float top = target_logit;
+    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
+        const Pack<PACK> xs = load_pack<PACK>(x + v);
+        UNROLL
+        for (int e = 0; e < PACK; e++) {
+            const bool other = v + e < V && v + e != target;
+            rival = other && xs.x[e] > rival ? xs.x[e] : rival;
+        }
+        if (rival > top) {
+            sum *= fast_exp(top - rival);
+            top = rival;
+        }
+        UNROLL
+        for (int e = 0; e < PACK; e++) { sum += v + e < V ? fast_exp(xs.x[e] - top) : 0.0f; }
+    }
+    rival = block_max(rival);
+    const float largest = fmaxf(target_logit, rival);
+    sum = block_sum(sum * fast_exp(top - largest));
+#else
+    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
+        const Pack<PACK> xs = load_pack<PACK>(x + v);
+        UNROLL
+        for (int e = 0; e < PACK; e++) {
+            const bool other = v + e < V && v + e != target;
+            rival = other && xs.x[e] > rival ? xs.x[e] : rival;
+        }
+    }
+    rival = block_max(rival);
+    const float largest = target_logit > rival ? target_logit : rival;
+    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
+        const Pack<PACK> xs = load_pack<PACK>(x + v);
+        UNROLL
+        for (int e = 0; e < PACK; e++) { sum += v + e < V ? fast_exp(xs.x[e] - largest) : 0.0f; }
+    }
+    sum = block_sum(sum);
+#endif
+    return {target_logit, rival, largest, sum};
+}
+
 // One block per row. logits (N,Vp) become their gradient when `backward`, and stay as they are otherwise.
 template <class Logit>
 __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, const int* targets, float dloss, int V,
@@ -28,41 +77,21 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
         for (int v = threadIdx.x; v < Vp && backward; v += blockDim.x) { x[v] = (Logit)0.0f; }
         return;                         // the whole block returns: no thread is left waiting
     }
-    // 1. the largest logit, which is subtracted so that no exponential overflows (Vp is a multiple of a pack, V need
-    // not be): the target's, or the largest of the others, its rival
-    const float target_logit = (float)x[target];
-    float rival = -INFINITY;
-    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
-        const Pack<PACK> xs = load_pack<PACK>(x + v);
-        UNROLL
-        for (int e = 0; e < PACK; e++) {
-            const bool other = v + e < V && v + e != target;
-            rival = other && xs.x[e] > rival ? xs.x[e] : rival;
-        }
-    }
-    rival = block_max(rival);
-    const float largest = target_logit > rival ? target_logit : rival;
-    // 2. the sum of exponentials, and the loss
-    float sum = 0.0f;
-    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
-        const Pack<PACK> xs = load_pack<PACK>(x + v);
-        UNROLL
-        for (int e = 0; e < PACK; e++) { sum += v + e < V ? fast_exp(xs.x[e] - largest) : 0.0f; }
-    }
-    sum = block_sum(sum);
+    // 1. the softmax's parts, and the loss
+    const RowSoftmax found = row_softmax(x, target, V);
     if (threadIdx.x == 0) {             // in double, so that it does not matter in which order the three are added
-        losses[row] = (float)((double)logf(sum) + ((double)largest - (double)target_logit));
-        if (hits != nullptr) { hits[row] = target_logit > rival ? 1.0f : 0.0f; }
+        losses[row] = (float)((double)logf(found.sum) + ((double)found.largest - (double)found.target_logit));
+        if (hits != nullptr) { hits[row] = found.target_logit > found.rival ? 1.0f : 0.0f; }
     }
     if (!backward) { return; }
     __syncthreads();                    // everyone has read x[target]
-    // 3. the gradient
-    const float scale = dloss / sum;        // the softmax's divisor and dloss in one factor
+    // 2. the gradient
+    const float scale = dloss / found.sum;        // the softmax's divisor and dloss in one factor
     for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {
         Pack<PACK> xs = load_pack<PACK>(x + v);
         UNROLL
         for (int e = 0; e < PACK; e++) {
-            const float p = fast_exp(xs.x[e] - largest) * scale;
+            const float p = fast_exp(xs.x[e] - found.largest) * scale;
             const float d = v + e == target ? p - dloss : p;
             xs.x[e] = v + e < V ? d : 0.0f;
         }

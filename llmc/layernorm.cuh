@@ -17,7 +17,7 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
     const size_t row = blockIdx.x;
     const floatX* x = inp + row * C;        // (C): this block's row
     floatX* o = out + row * C;              // (C)
-    // 1. the mean. The threads of the block take packs of P neighbouring channels in turn; block_sum adds up what
+    // 1. the mean. The threads of the block take packs of P neighbouring channels in turn; warp_sum adds up what
     // they have found and gives every one of them the total.
     float sum = 0.0f;
     for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
@@ -25,7 +25,7 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
         UNROLL
         for (int e = 0; e < P; e++) { sum += xs.x[e]; }
     }
-    const float m = block_sum(sum) / C;                             // the same number in every thread
+    const float m = warp_sum(sum) / C;                              // the same number in every thread
     // 2. the variance, from the differences: sum(x^2) - C m^2 would cancel
     float squares = 0.0f;
     for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
@@ -33,7 +33,7 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
         UNROLL
         for (int e = 0; e < P; e++) { squares += (xs.x[e] - m) * (xs.x[e] - m); }
     }
-    const float s = 1.0f / sqrtf(block_sum(squares) / C + eps);     // 1 / standard deviation
+    const float s = 1.0f / sqrtf(warp_sum(squares) / C + eps);      // 1 / standard deviation
     // 3. the output: normalised, then scaled and shifted per channel
     for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
         Pack<P> xs = load_pack<P>(x + c);
@@ -57,12 +57,12 @@ inline void layernorm_forward(floatX* out, float* mean, float* rstd, const float
     });
 }
 
-// One block per slab of rows; on a GPU a block is one warp. Its sums of dweight and dbias are collected in shared
-// memory and go to partial (slabs,2C).
+// One block per slab of rows, which its warps take in turn; on a CPU a block is one thread. Their sums of dweight and
+// dbias are collected in shared memory, added up and go to partial (slabs,2C).
 //
 // Every row adds to the same C numbers of dweight and dbias. If each block added its rows to them in memory, the order
-// would be that in which the blocks happen to finish, and two runs would differ in their last bits. So each block has
-// a row of partial to itself, and add_slabs() adds these up in their order.
+// would be that in which the blocks happen to finish, and two runs would differ in their last bits. So each warp has
+// sums of its own, each block a row of partial, and add_slabs() adds these up in their order.
 template <int P>
 __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp,
                                           const float* mean, const float* rstd, const floatX* weight, size_t N, int C) {
@@ -70,11 +70,16 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
     const size_t begin = blockIdx.x * length;
     const size_t end = imin(begin + length, N);
     const int packs = C / P;
-    float* dw = dynamic_shared();           // element e of pack k at e * packs + k: neighbouring threads, other banks
+    const int lanes = imin((int)blockDim.x, 32);
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int warps = ceil_div((int)blockDim.x, 32);
+    float* sums = dynamic_shared();         // (warps,2,C)
+    float* dw = sums + warp * 2 * C;        // element e of pack k at e * packs + k: neighbouring threads, other banks
     float* db = dw + C;                     // likewise
-    for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) { dw[c] = 0.0f; }
+    for (int c = threadIdx.x; c < warps * 2 * C; c += blockDim.x) { sums[c] = 0.0f; }
     __syncthreads();
-    for (size_t row = begin; row < end; row++) {
+    for (size_t row = begin + warp; row < end; row += warps) {
         const floatX* x = inp + row * C;
         const floatX* dy = dout + row * C;
         floatX* dx = dinp + row * C;
@@ -84,7 +89,7 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
         // a thread takes the same channels in every row.
         float sum = 0.0f;
         float sum_n = 0.0f;
-        for (int k = threadIdx.x; k < packs; k += blockDim.x) {
+        for (int k = lane; k < packs; k += lanes) {
             const Pack<P> xs = load_pack<P>(x + k * P);
             const Pack<P> dys = load_pack<P>(dy + k * P);
             const Pack<P> w = load_pack<P>(weight + k * P);
@@ -98,10 +103,10 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
                 db[e * packs + k] += dys.x[e];
             }
         }
-        const float mean_dn = block_sum(sum) / C;           // what a shift of the whole row would change
-        const float mean_dnn = block_sum(sum_n) / C;        // what stretching it would
+        const float mean_dn = warp_sum(sum) / C;            // what a shift of the whole row would change
+        const float mean_dnn = warp_sum(sum_n) / C;         // what stretching it would
         // 2. dinp, which accumulates: the residual stream has a gradient already
-        for (int k = threadIdx.x; k < packs; k += blockDim.x) {
+        for (int k = lane; k < packs; k += lanes) {
             const Pack<P> xs = load_pack<P>(x + k * P);
             const Pack<P> dys = load_pack<P>(dy + k * P);
             const Pack<P> w = load_pack<P>(weight + k * P);
@@ -115,12 +120,15 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
             store_pack<P>(dx + k * P, dxs);
         }
     }
-    // 3. the slab's sums, back in the order of the channels
+    // 3. the slab's sums: over the warps, in their order, and back in the order of the channels
     __syncthreads();
     partial += (size_t)blockIdx.x * 2 * C;          // (2C): dweight, then dbias
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        partial[c] = dw[c % P * packs + c / P];
-        partial[C + c] = db[c % P * packs + c / P];
+    for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) {
+        const int channel = c % C;
+        const float* from = sums + (c - channel) + channel % P * packs + channel / P;
+        float sum = from[0];
+        for (int w = 1; w < warps; w++) { sum += from[w * 2 * C]; }
+        partial[c] = sum;
     }
 }
 
@@ -130,7 +138,11 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float
                                int C, Stream stream) {
     const size_t slabs = slab_count(N), stride = 2 * (size_t)C;
     with_pack((size_t)C, [&](auto P) {
-        const Grid grid(slabs, 32, sizeof(float) * stride, stream);
+        // four warps hide the latency of memory, where the block gets room for their sums without asking
+        const size_t each = sizeof(float) * stride, room = 48 << 10;
+        int warps = 4;
+        while (warps > 1 && each * warps > room) { warps /= 2; }
+        const Grid grid(slabs, 32 * warps, each * warps, stream);
         launch(layernorm_backward_kernel<P>, grid, dinp, scratch, dout, inp, mean, rstd, weight, N, C);
     });
     add_slabs(dweight, scratch, slabs, stride, (size_t)C, stream);

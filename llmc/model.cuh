@@ -55,12 +55,17 @@ struct DeviceBatch {
         copy(first, slot, plan.first.data(), plan.first.size(), stream);
         groups = plan.groups();
     }
-    // Of the batch just loaded, where only some rows have a target: these, and their targets (n each); and how long
-    // each of B sequences is (null: all of them full).
-    void pick(size_t slot, const int* host_picked, const int* host_targets, size_t n, const int* host_lengths, size_t B,
-              Stream stream) {
-        copy(picked, slot, host_picked, n, stream);
-        copy(targets, slot, host_targets, n, stream);
+    // Of `of` rows just loaded, where only some have a target: these, and their targets; and how long each of B
+    // sequences is (null: all of them full). `picks` of them lie on the device: the last ones have no target, and are
+    // there so that matrix products come in few sizes.
+    size_t picks = 0;
+    void pick(size_t slot, std::vector<int> host_picked, std::vector<int> host_targets, size_t of,
+              const int* host_lengths, size_t B, Stream stream) {
+        picks = imin(round_up(host_picked.size(), ROW_SIZES), of);
+        host_picked.resize(picks, 0);
+        host_targets.resize(picks, IGNORE_INDEX);
+        copy(picked, slot, host_picked.data(), picks, stream);
+        copy(targets, slot, host_targets.data(), picks, stream);
         if (host_lengths != nullptr) { copy(lengths, slot, host_lengths, B, stream); }
     }
 

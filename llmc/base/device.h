@@ -189,19 +189,20 @@ void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A..
     const ProfiledLaunch profiled(text, grid.stream);
 #if defined(CUDA_BUILD)
     last_launch = {(const void*)kernel, grid.file, grid.line, grid.blocks, grid.threads, grid.shared_bytes};
+    if (grid.shared_bytes > STATIC_AND_DYNAMIC - MOST_STATIC) {         // more than this must be asked for
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
+                   "shared memory of the kernel", grid.file, grid.line);
+    }
 #endif
 #if defined(SIMT)
     // the emulator runs the block's threads as fibers, and the kernel when its stream comes to it
     const auto run = [=] {
         const auto block = [=] { kernel(static_cast<P>(args)...); };
-        simt_launch(grid.blocks, grid.threads, grid.shared_bytes, block, grid.file, grid.line);
+        simt_launch((const void*)kernel, grid.blocks, grid.threads, grid.shared_bytes, block, grid.file, grid.line);
     };
-    cuda_check(simt_enqueue(grid.stream, SimtWork::Kernel, run), "kernel launch", grid.file, grid.line);
+    simt_enqueue(grid.stream, SimtWork::Kernel, run);
+    cuda_check(cudaGetLastError(), "kernel launch", grid.file, grid.line);
 #elif defined(CUDA_BUILD)
-    if (grid.shared_bytes > 48 << 10) {         // more than this must be asked for
-        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
-                   "shared memory of the kernel", grid.file, grid.line);
-    }
     kernel<<<(unsigned)grid.blocks, grid.threads, grid.shared_bytes, grid.stream>>>(static_cast<P>(args)...);
     cuda_check(cudaGetLastError(), "kernel launch", grid.file, grid.line);
 #elif defined(RACE_THREADS)

@@ -17,6 +17,7 @@ struct NoStream;                                        // never defined: a stre
 using Stream = NoStream*;
 struct BlockIndex { unsigned x; };
 inline thread_local BlockIndex blockIdx, gridDim;
+constexpr size_t ROW_SIZES = 1;                         // any number of rows will do
 constexpr int PACK = 1;                                 // the compiler vectorizes loops over single elements
 
 // ----------------------------------------------------------------------------------------------------------
@@ -45,6 +46,7 @@ template <class T, class Op> T block_reduce(T x, Op op) {
     return r;
 }
 template <class T> T block_sum(T x) { return block_reduce(x, [](T a, T b) { return a + b; }); }
+template <class T> T warp_sum(T x) { return block_sum(x); }         // a block is one warp here
 inline float block_max(float x) { return block_reduce(x, [](float a, float b) { return a > b ? a : b; }); }
 template <class T> T block_scan(T x) {
     static T partial[RACE_THREADS];
@@ -85,6 +87,7 @@ __forceinline__ lanes load_lanes(const float* p) {
     return v;
 }
 __forceinline__ void store_lanes(float* p, lanes v) { memcpy(p, &v, sizeof(v)); }
+template <class T> T warp_sum(T x) { return x; }
 template <class T> T block_sum(T x) { return x; }
 inline float block_max(float x) { return x; }
 template <class T> T block_scan(T x) { return x; }

@@ -10,6 +10,7 @@ __device__ inline lanes load_lanes(const float* p) { return *p; }
 __device__ inline void store_lanes(float* p, lanes v) { *p = v; }
 constexpr int MICRO_M = 4;                  // block_matmul: rows and columns of one thread's fragment
 constexpr int MICRO_N = 4;
+constexpr size_t ROW_SIZES = 256;           // numbers of rows that vary from step to step are rounded up to a multiple
 constexpr int PACK = 16 / sizeof(floatX);   // 16 bytes, the most that one load instruction moves
 
 #if defined(SIMT)
@@ -18,6 +19,9 @@ inline float* dynamic_shared() { return (float*)simt_dynamic_shared(); }
 extern __shared__ float4 dynamic_shared_memory[];
 __device__ inline float* dynamic_shared() { return (float*)dynamic_shared_memory; }
 #endif
+
+// Shared memory that a block gets without asking for more, and what our kernels have of it as static one, at most
+constexpr size_t STATIC_AND_DYNAMIC = 48 << 10, MOST_STATIC = 4 << 10;
 
 // ----------------------------------------------------------------------------------------------------------
 // the threads of a grid and of a block
@@ -28,6 +32,11 @@ __device__ inline GridSpan grid_span(size_t n) {
     return {(size_t)blockIdx.x * blockDim.x + threadIdx.x, n, (size_t)gridDim.x * blockDim.x};
 }
 
+// Sum over the threads of the warp, which all of them get; every lane must call it.
+template <class T> __device__ inline T warp_sum(T x) {
+    for (int o = 16; o > 0; o /= 2) { x += __shfl_xor_sync(~0u, x, o); }
+    return x;
+}
 // Sum (max) over the threads of the block, which all of them get; every thread must call it.
 template <class T, class Op> __device__ inline T block_reduce(T x, T identity, Op op) {
     __shared__ T partial[32];                               // of each warp; a block has at most 1,024 threads
@@ -96,6 +105,7 @@ inline std::string last_launch_text() {
 #define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
 inline void cuda_check(cudaError_t e, const char* what, const char* file, int line) {
     if (e == cudaSuccess) { return; }
+    cudaGetLastError();                     // it is reported here, and is not to be taken for the next launch's
     const char* error = cudaGetErrorString(e);
     if (e == cudaErrorMemoryAllocation) { die_at(file, line, EXIT_OUT_OF_MEMORY, "%s: %s", what, error); }
     die_at(file, line, EXIT_DEVICE, "%s: %s%s", what, error, last_launch_text().c_str());
@@ -110,6 +120,7 @@ inline void* device_malloc(size_t bytes) {
     const size_t size = imax(bytes, (size_t)1);
     const cudaError_t e = cudaMalloc(&p, size);
     if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError();                 // as cuda_check() does
         size_t available = 0, total = 0;
         cudaMemGetInfo(&available, &total);
         die(EXIT_OUT_OF_MEMORY, "cannot allocate %s on the GPU, %s of %s are available; try a smaller --B, --T or "
@@ -225,12 +236,12 @@ inline size_t device_memory_used() {
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return total - available;
 }
-// bytes of a block
+// bytes of dynamic shared memory that a block can have
 inline size_t device_shared_available() {
     int device = 0, bytes = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return (size_t)bytes;
+    return (size_t)bytes - MOST_STATIC;
 }
 inline int max_threads() { return 1; }
 inline void set_threads(int) {}

@@ -34,6 +34,7 @@ inline void nccl_wait(const Event& point, bool others, const char* what) {
         const cudaError_t state = cudaEventQuery(point.event);
         if (state == cudaSuccess) { return; }
         if (state != cudaErrorNotReady) { CUDA_CHECK(state); }
+        cudaGetLastError();                     // not an error, and no launch's
         ncclResult_t error;                     // of another rank, perhaps: then the point would never come
         nccl_check(ncclCommGetAsyncError(nccl_comm(), &error), what);
         nccl_check(error, what);

@@ -103,6 +103,7 @@ TEST_CASE("fast_log1p is within 4 ulp", "[device]") {
     CHECK(worst_ulps(f, exact, 0.5f, FLT_MAX, random) <= 4);
     CHECK(worst_ulps(f, exact, -2 * TINY, -0.899f, random) <= 4);
     CHECK(fast_log1p(0.0f) == 0.0f);
+    CHECK(std::isnan(fast_log1p(NAN)));
 }
 
 TEST_CASE("sigmoid is within 4 ulp, softplus within 8", "[device]") {
@@ -121,6 +122,7 @@ TEST_CASE("sigmoid is within 4 ulp, softplus within 8", "[device]") {
     CHECK(worst_ulps(softplus_f, softplus_exact, TINY, FLT_MAX, random) <= 8);
     CHECK(worst_ulps(softplus_f, softplus_exact, -TINY, -86, random) <= 8);
     CHECK(softplus(-1000.0f) == 0.0f);
+    CHECK(std::isnan(softplus(NAN)));
 }
 
 TEST_CASE("gaussian is within 3 ulp, normal_cdf within 8, in the left tail too", "[device]") {

@@ -9,8 +9,10 @@
 //   warp collectives   are complete when every lane of the mask waits at the same line; if no thread can run and some
 //                      wait, the launch fails with an Error that says who waits where
 //   cp.async           poisons its destination when it is issued and writes it when its group is waited for
-// Blocks run one after the other in random order. Streams are in order, so every call of the runtime is complete on
-// return, unless its stream is captured. SIMT_LAUNCHES=FILE says which kernels a program launched, and how often.
+//   approximations     (ex2, rcp) are off by as much as the PTX ISA lets them, each argument by another amount
+//                      (SIMT_MATH=7 gives other errors)
+// Blocks run one after the other in random order. What a stream is given is done late (simt_runtime.h).
+// SIMT_LAUNCHES=FILE says which kernels a program launched, and how often. wavefronts.h counts bank conflicts.
 #ifndef TEST_SIMT_H
 #define TEST_SIMT_H
 

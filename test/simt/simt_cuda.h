@@ -140,8 +140,28 @@ struct SimtLaunches {
 };
 inline SimtLaunches simt_launches;
 
-inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const std::function<void()>& body,
-                        const char* file, int line) {
+// Dynamic shared memory that a kernel has asked for. Until it has, it gets 48 kB, and the static one counts, too.
+inline std::map<const void*, size_t> simt_opted_in;
+inline void simt_check_shared(const void* kernel, size_t dynamic_bytes, size_t static_bytes, const char* file,
+                              int line) {
+    const auto asked = simt_opted_in.find(kernel);
+    const bool opted_in = asked != simt_opted_in.end() && dynamic_bytes <= asked->second;
+    const size_t most = opted_in ? SIMT_MAX_SHARED : 48 << 10;
+    if (dynamic_bytes + static_bytes > most) {
+        die_at(file, line, EXIT_DEVICE, "%zu bytes of dynamic and %zu of static shared memory a block: expected at "
+               "most %zu in all (%s)", dynamic_bytes, static_bytes, most, opted_in ? "there is no more" :
+               "cudaFuncSetAttribute asks for more");
+    }
+}
+// Bytes of static shared memory that the block which has just run has written
+inline size_t simt_static_written(SimtMemory m) {
+    size_t words = 0;
+    for (size_t i = 0; i + 4 <= m.bytes; i += 4) { words += simt_bits<unsigned>(*(const float*)(m.begin + i)) != ~0u; }
+    return 4 * words;
+}
+
+inline void simt_launch(const void* kernel, size_t blocks, int threads, size_t shared_bytes,
+                        const std::function<void()>& body, const char* file, int line) {
     static const SimtMemory fixed = simt_static_shared();
     if (simt.body != nullptr) { die_at(file, line, EXIT_DEVICE, "a kernel cannot launch a kernel"); }
     if (threads < 32 || threads > 1024 || threads % 32 != 0 || shared_bytes > SIMT_MAX_SHARED) {
@@ -170,7 +190,9 @@ inline void simt_launch(size_t blocks, int threads, size_t shared_bytes, const s
         if (fixed.bytes > 0) { memset(fixed.begin, 0xff, fixed.bytes); }
         const unsigned sticky[] = {0, 7, 8};
         simt.sticky = b == 0 ? 8 : sticky[simt.draw(3)];    // 8: one block must show a missing barrier too
+        if (b == 0) { simt_check_shared(kernel, shared_bytes, 0, file, line); }
         simt_block(order[b], threads, file, line);
+        if (b == 0) { simt_check_shared(kernel, shared_bytes, simt_static_written(fixed), file, line); }
     }
 }
 

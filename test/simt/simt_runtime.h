@@ -26,6 +26,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventDefault = 0 };
 enum cudaDeviceAttr {
     cudaDevAttrClockRate,
@@ -75,8 +76,25 @@ inline const char* cudaGetErrorString(cudaError_t e) {
     }
 }
 inline const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+// What a call returned stays the last error until it is asked for, and the next launch would be blamed for it. CUDA
+// says that cudaErrorNotReady is not kept; here it is, so that nobody relies on it.
+inline cudaError_t simt_last_error = cudaSuccess;
+inline cudaError_t simt_error(cudaError_t e) {
+    if (e != cudaSuccess) { simt_last_error = e; }
+    return e;
+}
+inline cudaError_t cudaPeekAtLastError() { return simt_last_error; }
+inline cudaError_t cudaGetLastError() {
+    const cudaError_t e = simt_last_error;
+    simt_last_error = cudaSuccess;
+    return e;
+}
+
+template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute, int bytes) {
+    if (bytes < 0 || (size_t)bytes > SIMT_MAX_SHARED) { return simt_error(cudaErrorInvalidValue); }
+    simt_opted_in[(const void*)kernel] = (size_t)bytes;
+    return cudaSuccess;
+}
 
 inline std::vector<cudaStream_t> simt_streams;
 inline std::recursive_mutex simt_mutex;                         // a checkpoint is written by a thread of its own
@@ -135,12 +153,15 @@ inline SimtCapture simt_capture;
 inline cudaError_t simt_waits() {
     if (simt_capture.stream == nullptr) { return cudaSuccess; }
     simt_capture.spoiled = true;
-    return cudaErrorStreamCaptureUnsupported;
+    return simt_error(cudaErrorStreamCaptureUnsupported);
 }
 inline cudaError_t simt_enqueue(cudaStream_t stream, SimtWork kind, const std::function<void()>& work) {
     const std::lock_guard<std::recursive_mutex> lock(simt_mutex);
     SimtCapture& c = simt_capture;
-    if (c.stream != nullptr && stream == nullptr) { c.spoiled = true; return cudaErrorStreamCaptureImplicit; }
+    if (c.stream != nullptr && stream == nullptr) {
+        c.spoiled = true;
+        return simt_error(cudaErrorStreamCaptureImplicit);
+    }
     if (c.stream == nullptr || stream != c.stream) {
         if (stream == nullptr) {                                            // the null stream: all others are done
             simt_run_all(true);
@@ -150,7 +171,7 @@ inline cudaError_t simt_enqueue(cudaStream_t stream, SimtWork kind, const std::f
         }
         return cudaSuccess;
     }
-    if (c.spoiled) { return cudaErrorStreamCaptureInvalidated; }
+    if (c.spoiled) { return simt_error(cudaErrorStreamCaptureInvalidated); }
     c.graph->nodes.push_back({kind, work});
     return cudaSuccess;
 }
@@ -160,7 +181,7 @@ enum cudaStreamCaptureMode {
     cudaStreamCaptureModeRelaxed
 };
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
-    if (s == nullptr || simt_capture.stream != nullptr) { return cudaErrorStreamCaptureUnsupported; }
+    if (s == nullptr || simt_capture.stream != nullptr) { return simt_error(cudaErrorStreamCaptureUnsupported); }
     simt_capture.stream = s;
     simt_capture.graph = new SimtGraph();
     simt_capture.spoiled = false;
@@ -168,9 +189,9 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode)
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
     *graph = nullptr;
-    if (s == nullptr || s != simt_capture.stream) { return cudaErrorInvalidValue; }
+    if (s == nullptr || s != simt_capture.stream) { return simt_error(cudaErrorInvalidValue); }
     simt_capture.stream = nullptr;
-    if (simt_capture.spoiled) { delete simt_capture.graph; return cudaErrorStreamCaptureInvalidated; }
+    if (simt_capture.spoiled) { delete simt_capture.graph; return simt_error(cudaErrorStreamCaptureInvalidated); }
     *graph = simt_capture.graph;
     return cudaSuccess;
 }
@@ -187,7 +208,7 @@ inline cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, 
     bool same = exec->nodes.size() == graph->nodes.size();
     for (size_t n = 0; same && n < graph->nodes.size(); n++) { same = exec->nodes[n].first == graph->nodes[n].first; }
     *why = {!same, nullptr, nullptr};
-    if (!same) { return cudaErrorGraphExecUpdateFailure; }
+    if (!same) { return simt_error(cudaErrorGraphExecUpdateFailure); }
     simt_capture.updated++;
     *exec = *graph;
     return cudaSuccess;
@@ -218,7 +239,7 @@ template <class T> cudaError_t cudaMalloc(T** p, size_t bytes) {
     cudaMemGetInfo(&available, &total);
     void* q = nullptr;
     if (bytes == 0) { return cudaSuccess; }
-    if (bytes > available || posix_memalign(&q, 256, bytes) != 0) { return cudaErrorMemoryAllocation; }
+    if (bytes > available || posix_memalign(&q, 256, bytes) != 0) { return simt_error(cudaErrorMemoryAllocation); }
     memset(q, 0xff, bytes);
     simt_allocations[q] = bytes;
     *p = (T*)q;
@@ -228,7 +249,7 @@ inline cudaError_t cudaFree(void* p) {
     if (p == nullptr) { return cudaSuccess; }
     if (const cudaError_t e = simt_waits()) { return e; }
     simt_run_all(false);
-    if (simt_allocations.erase(p) == 0) { return cudaErrorInvalidValue; }
+    if (simt_allocations.erase(p) == 0) { return simt_error(cudaErrorInvalidValue); }
     free(p);
     return cudaSuccess;
 }
@@ -238,7 +259,7 @@ template <class T> cudaError_t cudaMallocHost(T** p, size_t bytes) {
     if (const cudaError_t e = simt_waits()) { return e; }
     *p = (T*)malloc(bytes > 0 ? bytes : 1);
     if (*p != nullptr) { simt_pinned[(const char*)*p] = bytes; }
-    return *p != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+    return *p != nullptr ? cudaSuccess : simt_error(cudaErrorMemoryAllocation);
 }
 inline cudaError_t cudaFreeHost(void* p) {
     simt_run_all(false);
@@ -289,7 +310,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     int turns = 3;
     simt_run([&] { return s->queue.empty() || turns-- == 0; });
-    return s->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+    return s->queue.empty() ? cudaSuccess : simt_error(cudaErrorNotReady);
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     cudaStreamSynchronize(s);
@@ -327,7 +348,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     int turns = 3;
     simt_run([&] { return e->complete() || turns-- == 0; });
-    return e->complete() ? cudaSuccess : cudaErrorNotReady;
+    return e->complete() ? cudaSuccess : simt_error(cudaErrorNotReady);
 }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     *ms = (float)(1000 * (to->seconds - from->seconds));
@@ -344,7 +365,7 @@ inline cudaError_t cudaGetDevice(int* device) { *device = simt_device; return cu
 inline cudaError_t cudaSetDevice(int device) {
     int count;
     cudaGetDeviceCount(&count);
-    if (device < 0 || device >= count) { return cudaErrorInvalidValue; }
+    if (device < 0 || device >= count) { return simt_error(cudaErrorInvalidValue); }
     simt_device = device;
     return cudaSuccess;
 }

@@ -4,7 +4,9 @@
 // Tolerances are measured: the exact softmax with its weights rounded to bf16 (what the second matmul is fed) and its
 // output rounded to bf16 has some error; the kernel may have twice that. lse: the same with float32 logits.
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <set>
 
 #include "llmc/attention/flash/forward.cuh"
 #include "test/simt/kernel_test.h"
@@ -343,6 +345,38 @@ KERNEL_TEST("flash forward: distance against float64") { every_length(FlashBias:
 KERNEL_TEST("flash forward: log distance against float64") { every_length(FlashBias::LogDistance); }
 KERNEL_TEST("flash forward: log distance, the weight inside") { every_length(FlashBias::LogDistance, true); }
 KERNEL_TEST("flash forward: toeplitz against float64") { every_length(FlashBias::Toeplitz); }
+
+__global__ void place_kernel(int* out, FlashArgs args, int turns) {
+    const FlashPlace place(args, turns);
+    if (threadIdx.x == 0) { out[blockIdx.x] = place.bh * turns + place.turn; }
+}
+KERNEL_TEST("blocks: every head's every turn comes once, few heads at a time, the longest rows first") {
+    for (const auto& shape : {std::array<int, 3>{1, 1, 1}, {3, 5, 7}, {64, 12, 16}, {7, 13, 100}, {2, 3, 600}}) {
+        const int BNH = shape[0] * shape[1], turns = shape[2];
+        const int heads = std::max(1, FLASH_WAVE / turns);
+        const size_t blocks = (size_t)BNH * turns;
+        FlashArgs args = {};
+        args.B = shape[0];
+        args.NH = shape[1];
+        DeviceArray<int> out(blocks);
+        launch(place_kernel, Grid(blocks, 32, 0, Stream(0)), out.p, args, turns);
+        const std::vector<int> places = out.host();
+        std::vector<int> sorted = places;
+        std::sort(sorted.begin(), sorted.end());
+        for (size_t k = 0; k < blocks; k++) { EXPECT(sorted[k] == (int)k, "turn %d comes %zu", sorted[k], k); }
+        for (size_t begin = 0; begin < blocks; begin += FLASH_WAVE) {
+            const size_t end = std::min(begin + FLASH_WAVE, blocks);
+            std::set<int> met;
+            for (size_t k = begin; k < end; k++) { met.insert(places[k] / turns); }
+            EXPECT((int)met.size() <= 2 * heads, "blocks %zu to %zu read %zu heads", begin, end, met.size());
+        }
+        std::vector<int> last((size_t)BNH, -1);
+        for (int place : places) {
+            EXPECT(place % turns == last[place / turns] + 1, "turn %d after %d", place % turns, last[place / turns]);
+            last[place / turns] = place % turns;
+        }
+    }
+}
 
 KERNEL_TEST("flash forward: sequences that end earlier") {
     Worst worst;

@@ -8,6 +8,7 @@
 #include "llmc/embedding.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
+#include "llmc/model.cuh"
 #include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
 #include "test/simt/kernel_test.h"
@@ -80,6 +81,21 @@ KERNEL_TEST("an error of CUDA names the call site, the last kernel and its shape
     EXPECT(memory.find("cannot allocate") == 0 && memory.find("are available; try a smaller --B") != std::string::npos,
            "%s", memory.c_str());
     device_free(device_malloc(0));
+    launch(block_kernel, Grid(2, 32, 0, stream), out.p, in.p);      // which is not to be blamed for what failed before
+}
+
+// static shared memory counts, too, and block_kernel has some
+KERNEL_TEST("shared memory: up to 48 kB, and more") {
+    for (size_t bytes = 48 << 10; bytes + 2048 > 48 << 10; bytes -= 128) {
+        DeviceArray<float> in(normals(192, 1)), out(4 * 192);
+        launch(block_kernel, Grid(2, 32, bytes, stream), out.p, in.p);
+    }
+    DeviceArray<float> in(normals(192, 1)), out(4 * 192);
+    const size_t most = device_shared_available();
+    launch(block_kernel, Grid(2, 32, most, stream), out.p, in.p);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    EXPECT(!error_of([&] { launch(block_kernel, Grid(2, 32, most + MOST_STATIC, stream), out.p, in.p); }).empty(),
+           "%zu bytes of dynamic shared memory and some static", most + MOST_STATIC);
 }
 
 static void check_layernorm(int N, int C) {
@@ -128,7 +144,7 @@ static void check_layernorm(int N, int C) {
 }
 KERNEL_TEST("layernorm") {
     // rows on 16 bytes and not; more slabs than slab_sum has warps
-    for (int C : {1, 48, 300, 520}) { check_layernorm(C == 48 ? 300 : 3, C); }
+    for (int C : {1, 48, 300, 520, 2000, 6144}) { check_layernorm(C == 48 ? 300 : 3, C); }
 }
 
 static void check_gelu(int N) {
@@ -285,6 +301,35 @@ static void check_contrastive(int Q, int M, int C) {
 KERNEL_TEST("contrastive loss") {
     check_contrastive(3, 5, 7);
     check_contrastive(5, 70, 37);           // two tiles of candidates
+}
+
+// whose products would else have another number of rows at every step, and cuBLASLt look for another algorithm
+KERNEL_TEST("masked rows come in few numbers, the last of them without a target") {
+    const size_t N = 1000;
+    DeviceBatch batch;
+    batch.allocate(N);
+    const std::vector<int> tokens(N, 1);
+    struct Case { size_t targets, rows; };
+    for (const Case& c : {Case{0, 0}, {1, 256}, {150, 256}, {256, 256}, {257, 512}, {800, 1000}, {1000, 1000}}) {
+        std::vector<int> picked, targets;
+        for (size_t k = 0; k < c.targets; k++) {
+            picked.push_back((int)k);
+            targets.push_back((int)k + 7);
+        }
+        batch.load(0, 1, tokens.data(), nullptr, N, false, stream);
+        batch.pick(0, picked, targets, N, nullptr, 1, stream);
+        EXPECT(batch.picks == c.rows, "%zu targets: %zu rows", c.targets, batch.picks);
+        std::vector<int> rows(N), wanted(N);
+        copy_to_host(rows.data(), batch.picked, sizeof(int) * batch.picks, stream);
+        copy_to_host(wanted.data(), batch.targets, sizeof(int) * batch.picks, stream);
+        for (size_t k = 0; k < batch.picks; k++) {
+            const int row = k < c.targets ? (int)k : 0;
+            const int target = k < c.targets ? (int)k + 7 : IGNORE_INDEX;
+            EXPECT(rows[k] == row && wanted[k] == target, "row %zu of %zu is row %d with target %d", k,
+                   batch.picks, rows[k], wanted[k]);
+        }
+    }
+    batch.release();
 }
 
 KERNEL_TEST("classifier") {

@@ -32,4 +32,22 @@ struct FlashArgs : FlashBiasArgs {
     bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten
 };
 
+// Which sequence and head a block works on, and its turn among the `turns` blocks of that head, the longest first.
+//
+// Blocks start in the order of their numbers, FLASH_WAVE or so at a time. These should share as few heads as possible,
+// so that L2 holds the keys and values that they all read: with all heads side by side it would not, and each tile
+// would be fetched from memory once per block that reads it.
+constexpr int FLASH_WAVE = 512;
+struct FlashPlace {
+    int bh, turn;
+    __device__ FlashPlace(const FlashArgs& args, int turns) {
+        const int heads = imax(1, FLASH_WAVE / turns);                      // of a group
+        const int first = (int)blockIdx.x / (heads * turns) * heads;        // of this block's group
+        const int size = imin(heads, args.B * args.NH - first);             // the last one may have fewer
+        const int place = (int)blockIdx.x - first * turns;
+        bh = first + place % size;
+        turn = place / size;
+    }
+};
+
 #endif

@@ -42,8 +42,8 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
     constexpr int TILE = FLASH_TILE;
     constexpr int STRIP = FLASH_STRIP;
     constexpr bool cable = flash_is_cable(Kind);
-    const FlashBlock block(args);
-    const int n = blockIdx.x / (args.B * args.NH);          // this block's tile of keys
+    const FlashBlock block(args, ceil_div(args.T, TILE));
+    const int n = block.turn;                               // this block's tile of keys
     const int j0 = n * TILE;
     const int C = args.NH * HS;
     const int lane = threadIdx.x % 32;
@@ -187,8 +187,8 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
     constexpr int TILE = FLASH_TILE;
     constexpr int STRIP = FLASH_STRIP;
     constexpr bool cable = flash_is_cable(Kind);
-    const FlashBlock block(args);
-    const int m = block.tiles - 1 - blockIdx.x / (args.B * args.NH);    // this block's tile of queries, longest first
+    const FlashBlock block(args, ceil_div(args.T, TILE));
+    const int m = block.tiles - 1 - block.turn;             // this block's tile of queries
     const int i0 = m * TILE;
     const int C = args.NH * HS;
     const int lane = threadIdx.x % 32;
@@ -317,14 +317,13 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, float* sla
         else { step(std::false_type(), n, K_tile, stage); }
         if (Kind == FlashBias::Toeplitz) {
             __syncthreads();                                // the tile of dlogit is complete
-            diagonals.add(n, stage, n == begin);
+            diagonals.add(n, n == begin);
         }
     }
     // 6. store
     if (Kind == FlashBias::Toeplitz && begin < end) {       // no tile on the right takes the last diagonals 64 .. 126
         __syncthreads();
-        const float* carry = diagonals.carry + (stage ^ 1) * 64;
-        if (threadIdx.x < 63) { diagonals.slab[end * TILE + threadIdx.x] = carry[threadIdx.x]; }
+        if (threadIdx.x < 63) { diagonals.slab[end * TILE + threadIdx.x] = diagonals.carry[threadIdx.x]; }
     }
     bf16* dq = args.dqkv + (size_t)(block.b * args.stride + i0) * args.OC + block.h * HS;
     flash_store<HS>(dq, args.OC, args.T - i0, Q_tile, dQ, args.scale);

@@ -225,13 +225,14 @@ __global__ void __launch_bounds__(FLASH_THREADS, HS == 64 ? 3 : 2) flash_forward
     bf16* Q_tile = (bf16*)dynamic_shared();                 // (TILE,HS)
     bf16* KV = Q_tile + TILE * HS;                          // two stages of K_tile (TILE,HS), V_tile (TILE,HS)
     float* tile_biases = (float*)(KV + 4 * TILE * HS);      // two stages of (FLASH_TILE_BIAS)
-    const int BNH = args.B * args.NH;
-    const int bh = blockIdx.x % BNH;
+    const int tiles = ceil_div(args.T, TILE);
+    const FlashPlace place(args, tiles);
+    const int bh = place.bh;
     const int b = bh / args.NH;
     const int C = args.NH * HS;
     const int thread = threadIdx.x;
     const int lane = thread % 32;
-    const int m = ceil_div(args.T, TILE) - 1 - (int)(blockIdx.x / BNH);     // this block's tile of queries
+    const int m = tiles - 1 - place.turn;                   // this block's tile of queries
     const int i0 = m * TILE;
     const int row0 = thread / 32 * 16;                      // this warp's first row,
     const int row = row0 + lane / 4;                        // this lane's first of two: row and row + 8

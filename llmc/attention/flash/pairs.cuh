@@ -189,12 +189,13 @@ __device__ inline float quad_sum(float x) {
 // ----------------------------------------------------------------------------------------------------------
 // What both kernels must agree on: which sequence and head a block works on, where its rows are, which tiles meet
 
-struct FlashBlock {
-    int bh, b, h;
+struct FlashBlock : FlashPlace {
+    int b, h;
     int keys;                       // this sequence's tokens, kv_len applied
     int tiles;                      // of 64 rows in T
 
-    __device__ FlashBlock(const FlashArgs& args) : bh(blockIdx.x % (args.B * args.NH)) {
+    // one of `turns` blocks of a head
+    __device__ FlashBlock(const FlashArgs& args, int turns) : FlashPlace(args, turns) {
         b = bh / args.NH;
         h = bh % args.NH;
         keys = flash_tokens(args, b);
@@ -233,34 +234,39 @@ __device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) 
     return args.table[(size_t)h * args.table_entries + entry];
 }
 
-// The diagonals of a 64 x 64 tile of dlogit, one per thread. Diagonals 64.. go on in the next tile to the right as 0..
-// docs/attention.md, "The gradient of a Toeplitz table".
+// The diagonals of a 64 x 64 tile of dlogit, two per thread: k and k + 64. The latter goes on in the next tile to the
+// right as k. docs/attention.md, "The gradient of a Toeplitz table".
 struct FlashDiagonals {
-    float* dlogit;                  // (64,64), column c at c ^ 8 (r & 7), to keep the banks apart
-    float* carry;                   // (2,64)
+    float* dlogit;                  // (64,64), in the order of at(), which keeps the banks apart
+    float* carry;                   // (64): of the last tile, diagonals 64 ..; 127 is none, and 0
     float* slab;                    // ((tiles+1)*64): diagonal k of tile n, j - i = 64 (n - m) + k - 63, at 64 n + k
 
+    // eight rows at the columns 0, 2, 4, 6 are 32 banks, and so are 32 neighbouring columns of one row
+    __device__ static int at(int r, int c) { return r * FLASH_TILE + (c ^ ((r & 7) * 8 | (r >> 2 & 1))); }
     __device__ void put(int r, int c, float x0, float x1) const {
-        float* to = dlogit + r * FLASH_TILE + (c ^ (r & 7) * 8);
-        to[0] = x0;
-        to[1] = x1;
+        dlogit[at(r, c)] = x0;
+        dlogit[at(r, c + 1)] = x1;
     }
     // the sums of tile n; first: it has no tile to its left, whose diagonals would go on here
-    __device__ void add(int n, int stage, bool first) const {
+    __device__ void add(int n, bool first) const {
         const int k = threadIdx.x;
-        const int r0 = imax(63 - k, 0);                     // diagonal k is c - r = k - 63: its rows
-        const int r1 = imin(64, 127 - k);
-        float sum = 0.0f;
-        for (int r = r0; r < r1; r++) { sum += dlogit[r * FLASH_TILE + ((r + k - 63) ^ (r & 7) * 8)]; }
-        if (k >= 64) { carry[stage * 64 + k - 64] = sum; }      // k = 127 is not a diagonal: 0
-        else { slab[n * 64 + k] = first ? sum : sum + carry[(stage ^ 1) * 64 + k]; }
+        if (k >= 64) { return; }
+        float left = 0.0f;
+        float right = 0.0f;
+        for (int r = 0; r < 64; r++) {                      // neighbouring lanes read neighbouring columns
+            const int c = r + k - 63;
+            const float x = dlogit[at(r, c & 63)];
+            if (c >= 0) { left += x; } else { right += x; }
+        }
+        slab[n * 64 + k] = first ? left : left + carry[k];
+        carry[k] = right;
     }
 };
 
 // dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0.
 template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs args, const float* slab) {
-    const FlashBlock block(args);
-    const int column = blockIdx.x / (args.B * args.NH) * blockDim.x + threadIdx.x;
+    const FlashBlock block(args, (int)gridDim.x / (args.B * args.NH));
+    const int column = block.turn * blockDim.x + threadIdx.x;
     if (column >= args.table_entries) { return; }
     float sum = 0.0f;
     for (int m = 0; m < block.tiles; m++) {
