@@ -8,6 +8,7 @@ SIGHUP are passed on to the commands as SIGTERM, upon which a trainer saves a ch
 """
 import collections
 import glob
+import itertools
 import json
 import os
 import re
@@ -27,8 +28,8 @@ FREE = ("B", "allow_change", "checkpoint_async", "checkpoint_every", "keep", "lo
 
 # One process. flags: {flag: value}, None for a switch; marker: a .done file that is written after success and holds the
 # flags, or a glob of the files that the command makes; flops: its share of the progress; ranks: whether it uses all
-# GPUs of its slot
-Command = collections.namedtuple("Command", "title program flags out marker flops ranks", defaults=(False,))
+# GPUs of its slot; parts: {length: flops} of an evaluation at several lengths, in this order
+Command = collections.namedtuple("Command", "title program flags out marker flops ranks parts", defaults=(False, {}))
 Job = collections.namedtuple("Job", "label heading commands")
 Failure = collections.namedtuple("Failure", "label what code log tail")
 
@@ -210,11 +211,19 @@ class Progress:
             print(text, end="", flush=True)
             return
         step = re.match(r"step +(\d+)/(\d+) \| loss +([\d.]+)", text)
+        windows = re.match(r"evaluating at T = (\d+): (\d+)%", text)
         if step:
             self.parts[label] = command.flops * int(step[1]) / int(step[2])
-            if self.due():
-                others = f" (and {len(self.parts) - 1} more)" * (len(self.parts) > 1)
-                self.say(f"{label}: step {step[1]} of {step[2]}, loss {step[3]}{others}")
+            self.say_part(label, f"step {step[1]} of {step[2]}, loss {step[3]}")
+        elif windows and int(windows[1]) in command.parts:
+            T, share = int(windows[1]), int(windows[2]) / 100
+            before = itertools.takewhile(lambda length: length != T, command.parts)
+            self.parts[label] = sum(command.parts[t] for t in before) + share * command.parts[T]
+            self.say_part(label, f"{command.title} at T = {T:,}, {windows[2]}%")
+
+    def say_part(self, label, what):
+        if self.due():
+            self.say(f"{label}: {what}" + f" (and {len(self.parts) - 1} more)" * (len(self.parts) > 1))
 
     def due(self):
         return time.time() - self.last >= (0.5 if self.terminal else 10)

@@ -23,9 +23,13 @@ continues and skips what is finished. A run that fails does not keep the others 
 shown at the end, and the exit code is not 0. A directory that was begun with other settings is refused. Longer studies
 grow from shorter ones: the same command with more encodings, seeds, lengths or sizes only trains what is new.
 
+Windows that do not overlap charge a model for the beginning of each, where it has seen little. Two more evaluations of
+every run tell that apart, and can be asked for later: --sliding S moves the windows by S tokens and scores the last S
+of each; --positions has the loss by position in the window, at the trained length and the longest one.
+
 OUT/study.md and study.csv have the mean, the standard deviation and the number of seeds for each length, and study.png
-draws them. Each names the commit and the command. A run is in OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and
-plot.py read it too.
+and study_positions.png draw them. Each names the commit and the command. A run is in
+OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too.
 """
 import argparse
 import collections
@@ -112,6 +116,8 @@ def parse(argv):
     p.add_argument("--eval_lengths", nargs="+", type=integers, default=[], metavar="T",
                    help="lengths to evaluate at [the trained ones, 2 and 4 times the longest]")
     p.add_argument("--eval_tokens", default="0", help="evaluate at most this many tokens; 0 = all [0]")
+    p.add_argument("--sliding", type=int, default=0, metavar="S", help="also perplexity in windows S tokens apart")
+    p.add_argument("--positions", action="store_true", help="also the loss by position in the window")
     p.add_argument("--out", default="run/study", help="directory of the runs and results [run/study]")
     p.add_argument("--trainer", default="", help="program that trains and evaluates [train_gpt2 of this repository]")
     p.add_argument("--jobs", type=int, default=0, help="runs at a time [1; with GPUs: one for each]")
@@ -126,6 +132,12 @@ def parse(argv):
     args.encodings, args.models = list(dict.fromkeys(args.encodings)), list(dict.fromkeys(args.models))
     if min(args.lengths + args.eval_lengths) < 1 or args.jobs < 0:
         raise BadInput("--lengths, --eval_lengths, --jobs: expected positive numbers")
+    if args.sliding and "eval.stride" in args.flags:
+        raise BadInput("--sliding is an evaluation besides that of windows that do not overlap: expected no "
+                       "--eval.stride")
+    if args.sliding < 0 or args.sliding >= max(args.eval_lengths):
+        raise BadInput(f"--sliding {args.sliding}: expected fewer tokens than the longest of --eval_lengths, "
+                       f"{max(args.eval_lengths)}")
     args.trainer = shlex.quote(os.path.abspath(args.trainer or os.path.join(runqueue.ROOT, "train_gpt2")))
     args.command = shlex.join(["scripts/study.py", *argv])
     return args
@@ -181,22 +193,37 @@ def flops(run, args, tokens, T, passes):
     return passes * tokens * runqueue.forward_flops(L, C, T, 256 if text else 50304)
 
 
+def evaluation(title, run, args, where, lengths, **more):
+    """the command that evaluates a run at some lengths; more: flags besides those of all evaluations"""
+    flags = {k: args.flags[k] for k in ("val_files", "threads") if k in args.flags}
+    flags.update({k[len("eval."):]: v for k, v in args.flags.items() if k.startswith("eval.")})
+    flags.update(load=run_directory(run, args), eval_lengths=",".join(map(str, lengths)), eval_tokens=args.eval_tokens,
+                 out=where, **more)
+    tokens, stride = int(args.eval_tokens) or 100_000, int(flags.get("stride", 0))
+    cost = {T: flops(run, args, tokens * max(1, T // stride if stride else 1), T, 1) for T in lengths}
+    return Command(title, args.trainer, flags, where, os.path.join(where, "eval.done"), sum(cost.values()), parts=cost)
+
+
 def commands_of(run, args):
-    """training and evaluation of one run"""
+    """Training and evaluations of one run. Each evaluation has a directory and a .done file of its own, so that one
+    more does not repeat the others."""
     out = run_directory(run, args)
     trains = {k: v for k, v in args.flags.items() if not k.startswith("eval.")}
     total = int(trains["total_batch"])
     trains["B"] = str(runqueue.largest_divisor(total // run.T, int(trains["B"]) * max(args.lengths) // run.T))
     trains.update(model=run.model, pos=run.pos, T=str(run.T), seed=str(run.seed), resume="1", out=out)
-    evaluates = {k: trains[k] for k in ("val_files", "threads") if k in trains}
-    evaluates.update({k[len("eval."):]: v for k, v in args.flags.items() if k.startswith("eval.")})
-    where = os.path.join(out, "eval", slug(report.data_name(evaluates.get("val_files", "default_val"))))
-    evaluates.update(load=out, eval_lengths=",".join(map(str, args.eval_lengths)), eval_tokens=args.eval_tokens,
-                     out=where)
     cost = flops(run, args, int(trains.get("steps", 1)) * total, run.T, 3)
-    scored = sum(flops(run, args, int(args.eval_tokens) or 100_000, T, 1) for T in args.eval_lengths)
-    return [Command("train", args.trainer, trains, out, os.path.join(out, "train.done"), cost),
-            Command("evaluate", args.trainer, evaluates, where, os.path.join(where, "eval.done"), scored)]
+    where = os.path.join(out, "eval", slug(report.data_name(args.flags.get("eval.val_files") or
+                                                            args.flags.get("val_files", "default_val"))))
+    commands = [Command("train", args.trainer, trains, out, os.path.join(out, "train.done"), cost),
+                evaluation("evaluate", run, args, where, args.eval_lengths)]
+    if args.sliding:
+        commands.append(evaluation("sliding", run, args, f"{where}.stride{args.sliding}", args.eval_lengths,
+                                   stride=str(args.sliding)))
+    if args.positions:
+        lengths = sorted({run.T, max(args.eval_lengths)})
+        commands.append(evaluation("positions", run, args, where + ".positions", lengths, curve=None))
+    return commands
 
 
 def jobs_of(args):
@@ -247,19 +274,49 @@ def perplexities(command):
     return found
 
 
+def octaves(losses):
+    """{(first, last): mean loss} of the positions 1, 2, 3-4, 5-8, ... that have one"""
+    found = {}
+    for t, loss in enumerate(losses, start=1):
+        if isinstance(loss, (int, float)):
+            last = 1 << (t - 1).bit_length()
+            found.setdefault((last // 2 + 1, min(last, len(losses))), []).append(loss)
+    return {positions: statistics.fmean(values) for positions, values in found.items()}
+
+
+def position_losses(command):
+    """{T: {(first, last): mean loss of these positions}}"""
+    found = {}
+    for r in plot.read_log(command.out):
+        T = plot.number(r, "T")
+        if r.get("kind") == "curve" and T and isinstance(r.get("loss"), list):
+            found[int(T)] = octaves(r["loss"])
+    return found
+
+
+# Of all runs. cells and sliding: {(model, trained length, encoding): {T: [perplexity for each seed]}}, in windows that
+# do not overlap and in sliding ones; positions: {the same: {T: {(first, last): [loss for each seed]}}}
+Results = collections.namedtuple("Results", "cells sliding positions commits")
+
+
 def gather(jobs):
-    """({(model, trained length, encoding): {T: [perplexity for each seed]}}, the commits of the runs)"""
-    cells, commits = {}, {}
+    """the Results of what is finished"""
+    results, commits = Results({}, {}, {}, []), {}
     for run, job in jobs.items():
-        train, evaluate = job.commands
-        row = cells.setdefault((run.model, run.T, run.pos), {})
-        if runqueue.is_done(train) and runqueue.is_done(evaluate):
-            commits.update({runqueue.commit_of(c): None for c in job.commands})
-            wanted = integers(evaluate.flags["eval_lengths"])
-            for T, ppl in perplexities(evaluate).items():
-                if T in wanted:
+        rows = [found.setdefault((run.model, run.T, run.pos), {}) for found in results[:3]]
+        finished = {c.title: c for c in job.commands if runqueue.is_done(c)}
+        if "train" not in finished or "evaluate" not in finished:
+            continue
+        commits.update({runqueue.commit_of(c): None for c in finished.values()})
+        for title, row in zip(("evaluate", "sliding"), rows):
+            for T, ppl in perplexities(finished[title]).items() if title in finished else ():
+                if T in integers(finished[title].flags["eval_lengths"]):
                     row.setdefault(T, []).append(ppl)
-    return cells, list(commits)
+        for T, losses in position_losses(finished["positions"]).items() if "positions" in finished else ():
+            for positions, loss in losses.items():
+                rows[2].setdefault(T, {}).setdefault(positions, []).append(loss)
+    results.commits.extend(commits)
+    return results
 
 
 def spread(values):
@@ -274,31 +331,60 @@ def cell(values):
     return f"{statistics.fmean(values):.2f}{deviation} ({len(values)})"
 
 
-def markdown(args, cells, commits):
+def table(args, head, rows):
+    """lines of Markdown; rows: {(model, trained length, encoding): its cells}"""
     several = len(args.models) > 1
-    head = ["size"] * several + ["trained at", "encoding"] + [f"{T:,}" for T in args.eval_lengths]
+    head = ["size"] * several + ["trained at", "encoding"] + head
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for (model, T, pos), values in rows.items():
+        lines.append("| " + " | ".join([model] * several + [f"{T:,}", pos] + values) + " |")
+    return lines
+
+
+def range_text(positions):
+    return "-".join(f"{t:,}" for t in dict.fromkeys(positions))
+
+
+def markdown(args, results):
     steps = f"{int(args.flags['steps']):,} steps" if "steps" in args.flags else "one pass over the data in steps"
     data = os.path.basename(args.flags.get("val_files", "the validation data"))
     lines = [f"Perplexity on {data} at each length: mean ± standard deviation (number of seeds). Trained for "
              f"{steps} of {int(args.flags['total_batch']):,} tokens, size {', '.join(args.models)}.", "",
-             f"Commit {', '.join(commits)}:", "", f"    {args.command}", "",
-             "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for (model, T, pos), row in cells.items():
-        values = [cell(row.get(length, [])) for length in args.eval_lengths]
-        lines.append("| " + " | ".join([model] * several + [f"{T:,}", pos] + values) + " |")
+             f"Commit {', '.join(results.commits)}:", "", f"    {args.command}", ""]
+    lengths = [f"{T:,}" for T in args.eval_lengths]
+    of_lengths = lambda cells: {key: [cell(row.get(T, [])) for T in args.eval_lengths] for key, row in cells.items()}
+    lines += table(args, lengths, of_lengths(results.cells))
+    if any(results.sliding.values()):
+        lines += ["", f"The same in windows {args.sliding:,} tokens apart, of which only the last {args.sliding:,} "
+                  "count: each token sees the rest of its window.", ""]
+        lines += table(args, lengths, of_lengths(results.sliding))
+    for T in sorted({T for of_T in results.positions.values() for T in of_T}):
+        rows = {key: of_T[T] for key, of_T in results.positions.items() if T in of_T}
+        columns = sorted({positions for row in rows.values() for positions in row})
+        lines += ["", f"Loss in nats by position in windows of {T:,} tokens that do not overlap.", ""]
+        lines += table(args, [range_text(p) for p in columns],
+                       {key: [cell(row.get(p, [])) for p in columns] for key, row in rows.items()})
     return "\n".join(lines) + "\n"
 
 
-def write_csv(path, args, cells, commits):
+def write_csv(path, args, results):
     with open(path, "w", newline="") as f:
         w = csv.writer(f, lineterminator="\n")
-        w.writerow(["model", "trained_at", "encoding", "T", "mean", "std", "n", "commit", "command"])
-        for (model, trained, pos), row in cells.items():
-            for T, values in sorted(row.items()):
-                deviation = spread(values)
-                w.writerow([model, trained, pos, T, f"{statistics.fmean(values):.6g}",
-                            "" if deviation is None else f"{deviation:.6g}", len(values), " ".join(commits),
-                            args.command])
+        w.writerow(["model", "trained_at", "encoding", "T", "mean", "std", "n", "commit", "command", "what",
+                    "positions"])
+
+        def write(key, T, values, what, positions=""):
+            deviation = spread(values)
+            w.writerow([*key, T, f"{statistics.fmean(values):.6g}", "" if deviation is None else f"{deviation:.6g}",
+                        len(values), " ".join(results.commits), args.command, what, positions])
+
+        for key in results.cells:
+            for what, cells in ("ppl", results.cells), (f"ppl, stride {args.sliding}", results.sliding):
+                for T, values in sorted(cells.get(key, {}).items()):
+                    write(key, T, values, what)
+            for T, of_positions in sorted(results.positions.get(key, {}).items()):
+                for positions, values in sorted(of_positions.items()):
+                    write(key, T, values, "loss", range_text(positions).replace(",", ""))
 
 
 def colours_of(encodings):
@@ -311,50 +397,103 @@ def colours_of(encodings):
     return found
 
 
-def draw(args, cells, commits):
-    """a panel for each size and trained length; a line for each encoding, its band the standard deviation"""
-    rows, columns = len(args.models), len(args.lengths)
-    fig, axes = plot.figure(1.8 + 3.6 * columns, 0.9 + 3.4 * rows, nrows=rows, ncols=columns, sharex=True, sharey=True,
-                            squeeze=False)
-    colours, lines, shown = colours_of(args.encodings), {}, []
-    for (model, trained, pos), row in cells.items():
-        if not row:
-            continue
-        ax, (colour, marker) = axes[args.models.index(model)][args.lengths.index(trained)], colours[pos]
-        x = sorted(row)
-        mean = [statistics.fmean(row[T]) for T in x]
-        band = [spread(row[T]) or 0 for T in x]
-        lines[pos], = ax.plot(x, mean, color=colour, marker=marker, markersize=5, label=plot.literal(pos))
-        ax.fill_between(x, [max(m - s, m / 10) for m, s in zip(mean, band)], [m + s for m, s in zip(mean, band)],
-                        color=colour, alpha=0.2, linewidth=0)
-        shown += mean
+def panels(args, plot_row, rows):
+    """A panel for each size and trained length, in which plot_row(ax, row, label, colour, marker) draws each encoding
+    and returns its line. Returns (figure, axes, the lines)."""
+    several = len(args.models) > 1
+    fig, axes = plot.figure(1.8 + 3.6 * len(args.lengths), 0.9 + 3.4 * len(args.models), nrows=len(args.models),
+                            ncols=len(args.lengths), sharex=True, sharey=True, squeeze=False)
+    colours, lines = colours_of(args.encodings), {}
+    for (model, trained, pos), row in rows.items():
+        if row:
+            ax = axes[args.models.index(model)][args.lengths.index(trained)]
+            lines[pos] = plot_row(ax, row, plot.literal(pos), *colours[pos])
     for model, of_model in zip(args.models, axes):
         for T, ax in zip(args.lengths, of_model):
-            plot.length_axis(ax, args.eval_lengths)
-            plot.perplexity_axis(ax, shown)
-            plot.mark_trained(ax, [T])
-            ax.set_ylabel("perplexity" if ax is of_model[0] else "")
-            ax.set_title(plot.literal(f"trained at {T:,}" + f", {model}" * (rows > 1)), fontsize=11)
-    axes[-1][columns // 2].set_xlabel("evaluation length T (tokens)")
-    plot.legend_beside(axes[rows // 2][-1], [(line.get_ydata()[-1], line) for line in lines.values()])
+            ax.set_title(plot.literal(f"trained at {T:,}" + f", {model}" * several), fontsize=11)
+    return fig, axes, lines
+
+
+def sign(args, fig, axes, lines, commits):
+    """the legend, and where the figure is from"""
+    plot.legend_beside(axes[len(axes) // 2][-1], [(line.get_ydata()[-1], line) for line in lines.values()])
     wrapped = textwrap.wrap(f"commit {', '.join(commits)}: {args.command}", int(23 * fig.get_size_inches()[0]))
     fig.suptitle(plot.literal("\n".join(wrapped)), fontsize=6, color="#555555", x=0.01, ha="left")
     return fig
 
 
+def draw(args, results):
+    """perplexity by length: a line for each encoding, its band the standard deviation; sliding windows are dashed"""
+    shown = []
+
+    def plot_row(ax, row, label, colour, marker):
+        cells, slid = row
+        x = sorted(cells)
+        mean = [statistics.fmean(cells[T]) for T in x]
+        band = [spread(cells[T]) or 0 for T in x]
+        line, = ax.plot(x, mean, color=colour, marker=marker, markersize=5, label=label)
+        ax.fill_between(x, [max(m - s, m / 10) for m, s in zip(mean, band)], [m + s for m, s in zip(mean, band)],
+                        color=colour, alpha=0.2, linewidth=0)
+        dashed = [statistics.fmean(slid[T]) for T in sorted(slid)]
+        ax.plot(sorted(slid), dashed, color=colour, linewidth=1, linestyle="--", label="_sliding")
+        shown.extend(mean + dashed)
+        return line
+
+    rows = {key: (row, results.sliding.get(key, {})) for key, row in results.cells.items() if row}
+    fig, axes, lines = panels(args, plot_row, rows)
+    for of_model in axes:
+        for T, ax in zip(args.lengths, of_model):
+            plot.length_axis(ax, args.eval_lengths)
+            plot.perplexity_axis(ax, shown)
+            plot.mark_trained(ax, [T])
+            ax.set_ylabel("perplexity" if ax is of_model[0] else "")
+    dashed = f"; dashed: windows {args.sliding:,} apart" if any(results.sliding.values()) else ""
+    axes[-1][len(args.lengths) // 2].set_xlabel("evaluation length T (tokens)" + dashed)
+    return sign(args, fig, axes, lines, results.commits)
+
+
+def draw_positions(args, results):
+    """the loss by position in the longest windows that an encoding has, the mean over the seeds"""
+    drawn = []
+
+    def plot_row(ax, of_lengths, label, colour, marker):
+        points = [(math.sqrt(first * last), statistics.fmean(losses))
+                  for (first, last), losses in sorted(of_lengths[max(of_lengths)].items())]
+        drawn.append(points)
+        line, = ax.plot(*zip(*points), color=colour, marker=marker, markersize=4, label=label)
+        return line
+
+    fig, axes, lines = panels(args, plot_row, results.positions)
+    for of_model in axes:
+        for T, ax in zip(args.lengths, of_model):
+            plot.length_axis(ax, [x for points in drawn for x, _ in points] + [T])
+            ticks = [1 << n for n in range(0, max(args.eval_lengths).bit_length(), 2)]
+            ax.set_xticks(ticks)
+            ax.set_xticklabels([f"{t:,}" for t in ticks])
+            plot.mark_trained(ax, [T])
+            ax.set_ylabel("loss (nats per token)" if ax is of_model[0] else "")
+    plot.loss_axis(axes[0][0], drawn)
+    axes[-1][len(args.lengths) // 2].set_xlabel(f"position in windows of up to {max(args.eval_lengths):,} tokens")
+    return sign(args, fig, axes, lines, results.commits)
+
+
 def write_results(args, jobs):
-    cells, commits = gather(jobs)
-    if not any(cells.values()):
+    results = gather(jobs)
+    if not any(results.cells.values()):
         return
-    text, path = markdown(args, cells, commits), os.path.join(args.out, "study")
+    text, path = markdown(args, results), os.path.join(args.out, "study")
     with open(path + ".md", "w") as f:
         f.write(text)
-    write_csv(path + ".csv", args, cells, commits)
+    write_csv(path + ".csv", args, results)
     print("\n" + text)
     written = f"{path}.md, {path}.csv"
     try:
-        draw(args, cells, commits).savefig(path + ".png", metadata={"Description": f"{commits}: {args.command}"})
-        written += f", {path}.png"
+        figures = {path + ".png": draw}
+        if any(results.positions.values()):
+            figures[path + "_positions.png"] = draw_positions
+        for name, drawing in figures.items():
+            drawing(args, results).savefig(name, metadata={"Description": f"{results.commits}: {args.command}"})
+            written += f", {name}"
     except ImportError as e:
         print(f"study.py: no figure: {e}; it needs matplotlib (apt install python3-matplotlib)", file=sys.stderr)
     print(f"wrote {written}")

@@ -65,8 +65,14 @@ if "eval_lengths" in flags:
     with open(os.path.join(out, "log.jsonl"), "a") as f:
         for T in map(int, flags["eval_lengths"].split(",")):
             ppl = 10 + seed ** 2 + T / 64
+            stride = min(T, int(flags.get("stride", T)))
             if "limited" not in flags["load"] or T <= 64:
-                f.write(json.dumps({"kind": "extrapolation", "pos": "x", "T": T, "stride": T, "ppl": ppl}) + "\n")
+                ppl -= 1 - stride / T
+                f.write(json.dumps({"kind": "extrapolation", "pos": "x", "T": T, "stride": stride, "ppl": ppl}) + "\n")
+                if "curve" in flags:
+                    losses = [seed + 1 / (t + 1) for t in range(T)]
+                    losses[1] = None
+                    f.write(json.dumps({"kind": "curve", "pos": "x", "T": T, "stride": T, "loss": losses}) + "\n")
 else:
     checkpoint = os.path.join(out, "steps")
     stopped = []
@@ -183,6 +189,45 @@ class TestTable(Fake):
         self.assertIn("| 64 | two | 12.00 (1) |", self.read("s", "study.md"))
         self.assertEqual(len(self.calls()), 7)
 
+    def test_sliding_windows_and_positions(self):
+        self.study("--encodings", "one", "limited", "--eval_lengths", "32", "64", "128")
+        self.assertEqual(len(self.calls(of="evaluate")), 4)
+        words = ("--encodings", "one", "limited", "--eval_lengths", "32", "64", "128", "--sliding", "48", "--positions")
+        r = self.study(*words)
+        # what there was stays valid: nothing is trained or evaluated twice
+        self.assertEqual((len(self.calls()), len(self.calls(of="evaluate"))), (4, 4 + 2 * 4))
+        flags = [c["flags"] for c in self.calls(of="evaluate")][4:]
+        self.assertEqual({(f.get("stride"), f.get("curve"), f["eval_lengths"]) for f in flags},
+                         {("48", None, "32,64,128"), (None, True, "64,128")})
+        with open(self.path("s", "study.csv"), newline="") as f:
+            rows = {(row["encoding"], row["T"], row["what"], row["positions"]): row for row in csv.DictReader(f)}
+        of = lambda pos, T, what="ppl", positions="": float(rows[pos, str(T), what, positions]["mean"])
+        ppl = lambda T: 10 + (1 + 4) / 2 + T / 64
+        self.assertAlmostEqual(of("one", 128), ppl(128), 4)
+        self.assertAlmostEqual(of("one", 128, "ppl, stride 48"), ppl(128) - 1 + 48 / 128, 4)
+        self.assertAlmostEqual(of("one", 32, "ppl, stride 48"), ppl(32), 4)
+        loss = lambda ts: sum(1.5 + 1 / t for t in ts) / len(ts)
+        for T, positions, ts in (64, "1", [1]), (64, "3-4", [3, 4]), (64, "33-64", range(33, 65)), (
+                128, "65-128", range(65, 129)):
+            self.assertAlmostEqual(of("one", T, "loss", positions), loss(ts), 5)
+        self.assertNotIn(("one", "64", "loss", "2"), rows)                          # no token was scored there
+        self.assertEqual({T for pos, T, _, _ in rows if pos == "limited"}, {"32", "64"})
+        self.assertEqual(rows["one", "64", "loss", "1"]["n"], "2")
+        table = self.read("s", "study.md")
+        self.assertIn("| 64 | one | 13.00 ± 2.12 (2) | 13.25 ± 2.12 (2) | 13.88 ± 2.12 (2) |\n"
+                      "| 64 | limited | 13.00 ± 2.12 (2) | 13.25 ± 2.12 (2) | - |\n", table)
+        self.assertIn("windows of 64 tokens that do not overlap.\n\n"
+                      "| trained at | encoding | 1 | 3-4 | 5-8 | 9-16 | 17-32 | 33-64 |\n", table)
+        self.assertIn(table, r.stdout)
+        # another stride is another evaluation, and without them the table is what it was
+        self.study(*words[:-2], "32")
+        self.assertEqual(len(self.calls(of="evaluate")), 12 + 4)
+        self.study(*words[:-3])
+        self.assertEqual((len(self.calls()), len(self.calls(of="evaluate"))), (4, 16))
+        self.assertNotIn("apart", self.read("s", "study.md"))
+        for wrong in ("--sliding", "128"), ("--sliding", "-1"), ("--sliding", "16", "--eval.stride", "16"):
+            self.assertIn("--sliding", self.study(*words[:-3], *wrong, code=2).stderr)
+
     def draw(self, *words):
         with mock.patch.object(sys, "stdout", io.StringIO()):
             args = study.parse(["--models", "2,4,64", "--trainer", self.fake, "--steps", "1", *words])
@@ -199,23 +244,46 @@ class TestTable(Fake):
         values = {"alibi": [5.0, 7.0], "alibi:slopes=geometric": [4.0], "cable": [3.0, 3.5]}
         cells = {("2,4,64", T, pos): {64: v, 128: [x + 1 for x in v]} for pos, v in values.items() for T in (64, 128)}
         del cells["2,4,64", 128, "cable"]
-        fig = study.draw(args, cells, ["abc"])
+        sliding = {("2,4,64", 64, "cable"): {64: [2.0], 128: [2.0, 3.0]}}
+        fig = study.draw(args, study.Results(cells, sliding, {}, ["abc"]))
         left, right = fig.axes
         self.assertEqual([[line.get_label() for line in ax.lines if len(line.get_xdata()) == 2 and
                            not line.get_label().startswith("_")] for ax in (left, right)],
                          [list(values), list(values)[:2]])
+        dashed = [line for line in left.lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 2]
+        self.assertEqual([line.get_xydata().tolist() for line in dashed if line.get_xdata()[1] == 128],
+                         [[[64, 2.0], [128, 2.5]]])
         self.assertEqual(list(left.lines[0].get_ydata()), [6.0, 7.0])
         edges = sorted({round(y, 3) for _, y in left.collections[0].get_paths()[0].vertices})
         deviation = math.sqrt(2)
         self.assertEqual((edges[0], edges[-1]), (round(6 - deviation, 3), round(7 + deviation, 3)))
-        self.assertEqual(len({line.get_color() for line in left.lines[:3]}), 3)
+        self.assertEqual(len({line.get_color() for line in left.lines if line.get_label() in values}), 3)
         self.assertIn("abc", fig._suptitle.get_text())
         self.assertIn("scripts/study.py", fig._suptitle.get_text())
+        args = self.draw("--encodings", "one", "two", "--lengths", "64", "--eval_lengths", "64", "128")
+        of_length = {64: {(1, 1): [9.0], (5, 8): [9.0]}, 128: {(1, 1): [5.0, 6.0], (5, 8): [2.0]}}
+        positions = {("2,4,64", 64, "one"): of_length, ("2,4,64", 64, "two"): {}}
+        fig = study.draw_positions(args, study.Results({}, {}, positions, ["abc"]))
+        line, = (line for line in fig.axes[0].lines if line.get_label() in ("one", "two"))
+        self.assertEqual(line.get_xydata().tolist(), [[1.0, 5.5], [math.sqrt(40), 2.0]])   # of the longest windows
         study.write_results(args, study.jobs_of(args))                              # nothing is finished: no table
         self.assertFalse(glob.glob(self.path("s", "study.*")))
 
 
 class TestQueue(Fake):
+    def test_progress_of_an_evaluation(self):
+        progress = runqueue.Progress(1000, False)
+        progress.last = time.time() + 1000                                          # it is never due
+        command = runqueue.Command("sliding", "x", {}, "", "x.done", 400, parts={64: 100, 128: 300})
+        for text, done in (("evaluating at T = 64: 50%, ETA 9s\n", 50), ("evaluating at T = 128: 50%, ETA 9s\n", 250),
+                           ("evaluating at T = 256: 50%, ETA 9s\n", 250)):
+            progress.line(text, "one", command)
+            self.assertEqual(progress.parts["one"], done)
+        progress.last = 0
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            progress.line("evaluating at T = 128: 75%, ETA 9s\n", "one", command)
+        self.assertRegex(out.getvalue(), r"\[ 32%, \d:\d\d left\] one: sliding at T = 128, 75%")
+
     def test_two_at_a_time_share_the_cores(self):
         # each of a pair waits until the other one runs
         with mock.patch.dict(os.environ):
@@ -459,25 +527,35 @@ class TestTrainer(Folder):
         text = "".join(f"line {n} of a text, {n * n} its square.\n" for n in range(400))
         command = [sys.executable, os.path.join(SCRIPTS, "study.py"), "--encodings", "cable", "learned", "fox",
                    "--seeds", "1", "2", "--lengths", "8", "16", "--models", "1,2,32", "--eval_lengths", "8", "16,32",
-                   "--eval_tokens", "200", "--steps", "5", "--train_files", self.write("a.txt", text), "--val_files",
-                   self.write("b_val.txt", text[:3000]), "--trainer", TRAINER, "--out", self.path("s"), "--jobs", "2"]
+                   "--sliding", "4", "--positions", "--eval_tokens", "200", "--steps", "5", "--train_files",
+                   self.write("a.txt", text), "--val_files", self.write("b_val.txt", text[:3000]), "--trainer",
+                   TRAINER, "--out", self.path("s"), "--jobs", "2"]
         env = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
         r = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
         with open(self.path("s", "study.csv"), newline="") as f:
             rows = list(csv.DictReader(f))
         # learned has no positions beyond those it was trained with
-        self.assertEqual(len(rows), 2 * 2 * 3 + 1 + 2)
+        count = lambda what: sum(row["what"] == what for row in rows)
+        self.assertEqual((count("ppl"), count("ppl, stride 4")), 2 * (2 * 2 * 3 + 1 + 2,))
+        octaves = {8: 4, 16: 5, 32: 6}
+        self.assertEqual(count("loss"), 2 * (octaves[8] + octaves[16] + 2 * octaves[32]) + octaves[8] + octaves[16])
         self.assertEqual({row["n"] for row in rows}, {"2"})
         values = []
         for seed in (1, 2):
             log = self.lines("s", "1x2x32", "fox-T16", f"seed_{seed}", "eval", "b", "log.jsonl")
             values += [record["ppl"] for record in log if record["T"] == 32]
-        found, = [row for row in rows if (row["encoding"], row["trained_at"], row["T"]) == ("fox", "16", "32")]
+        of_32 = {row["what"] + row["positions"]: row for row in rows
+                 if (row["encoding"], row["trained_at"], row["T"]) == ("fox", "16", "32")}
+        found = of_32["ppl"]
+        # the octaves of a window's positions are all of it, but for the last window, which is cut short
+        losses = [float(of_32["loss" + p]["mean"]) for p in ("1", "2", "3-4", "5-8", "9-16", "17-32")]
+        mean = sum(n * loss for n, loss in zip((1, 1, 2, 4, 8, 16), losses)) / 32
+        self.assertAlmostEqual(mean, math.log(float(found["mean"])), 1)
         self.assertAlmostEqual(float(found["mean"]), sum(values) / 2, 3)
         self.assertAlmostEqual(float(found["std"]), abs(values[0] - values[1]) / math.sqrt(2), 3)
         tables, silent = report.gather(report.find_runs([self.path("s")]))
-        table, = [t for t in tables if t.ours]
+        table, _ = sorted((t for t in tables if t.ours), key=lambda t: t.key.metric)     # and that of sliding windows
         self.assertEqual((table.key.evaluated_on, table.values(("cable_v1", 16), 32), silent), ("b", values, []))
         if os.path.exists(self.path("s", "study.png")):
             with open(self.path("s", "study.png"), "rb") as f:
