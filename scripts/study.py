@@ -294,16 +294,28 @@ def position_losses(command):
     return found
 
 
+def speeds(command):
+    """{T: {key of SPEEDS: value}} as an evaluation has measured it"""
+    found = {}
+    for r in plot.read_log(command.out):
+        T, values = plot.number(r, "T"), {key: plot.number(r, key) for key in SPEEDS}
+        if r.get("kind") == "evaluation_speed" and T and None not in values.values():
+            found[int(T)] = values
+    return found
+
+
 # Of all runs. cells and sliding: {(model, trained length, encoding): {T: [perplexity for each seed]}}, in windows that
-# do not overlap and in sliding ones; positions: {the same: {T: {(first, last): [loss for each seed]}}}
-Results = collections.namedtuple("Results", "cells sliding positions commits")
+# do not overlap and in sliding ones; positions: {the same: {T: {(first, last): [loss for each seed]}}}; speeds: {the
+# same: {T: {key of SPEEDS: [value for each seed]}}}, of windows that do not overlap
+Results = collections.namedtuple("Results", "cells sliding positions speeds commits")
+SPEEDS = {"tok_per_s": "Tokens per second", "mem": "Memory in MB at the end"}
 
 
 def gather(jobs):
     """the Results of what is finished"""
-    results, commits = Results({}, {}, {}, []), {}
+    results, commits = Results({}, {}, {}, {}, []), {}
     for run, job in jobs.items():
-        rows = [found.setdefault((run.model, run.T, run.pos), {}) for found in results[:3]]
+        rows = [found.setdefault((run.model, run.T, run.pos), {}) for found in results[:4]]
         finished = {c.title: c for c in job.commands if runqueue.is_done(c)}
         if "train" not in finished or "evaluate" not in finished:
             continue
@@ -315,6 +327,9 @@ def gather(jobs):
         for T, losses in position_losses(finished["positions"]).items() if "positions" in finished else ():
             for positions, loss in losses.items():
                 rows[2].setdefault(T, {}).setdefault(positions, []).append(loss)
+        for T, values in speeds(finished["evaluate"]).items():
+            for name, value in values.items():
+                rows[3].setdefault(T, {}).setdefault(name, []).append(value)
     results.commits.extend(commits)
     return results
 
@@ -324,11 +339,11 @@ def spread(values):
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def cell(values):
+def cell(values, digits=2):
     if not values:
         return "-"
-    deviation = f" ± {spread(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{deviation} ({len(values)})"
+    deviation = f" ± {spread(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):,.{digits}f}{deviation} ({len(values)})"
 
 
 def table(args, head, rows):
@@ -364,6 +379,11 @@ def markdown(args, results):
         lines += ["", f"Loss in nats by position in windows of {T:,} tokens that do not overlap.", ""]
         lines += table(args, [range_text(p) for p in columns],
                        {key: [cell(row.get(p, [])) for p in columns] for key, row in rows.items()})
+    for name, what in SPEEDS.items() if any(results.speeds.values()) else ():
+        shown = lambda row, T: [v / (1e6 if name == "mem" else 1) for v in row.get(T, {}).get(name, [])]
+        lines += ["", f"{what} of the evaluations in windows that do not overlap, at each length.", ""]
+        lines += table(args, lengths, {key: [cell(shown(row, T), 0) for T in args.eval_lengths]
+                                       for key, row in results.speeds.items()})
     return "\n".join(lines) + "\n"
 
 
@@ -385,6 +405,9 @@ def write_csv(path, args, results):
             for T, of_positions in sorted(results.positions.get(key, {}).items()):
                 for positions, values in sorted(of_positions.items()):
                     write(key, T, values, "loss", range_text(positions).replace(",", ""))
+            for T, measured in sorted(results.speeds.get(key, {}).items()):
+                for name, values in measured.items():
+                    write(key, T, values, name)
 
 
 def colours_of(encodings):

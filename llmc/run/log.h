@@ -226,11 +226,15 @@ struct Log {
     }
 
     // Any other object with a "kind". Its "step" lets resuming tell whether it stays. A record of no step that a
-    // resumed run finds there is not written again, as a finished run that is repeated evaluates again. NaN becomes
-    // null.
+    // resumed run finds there is not written again, as a finished run that is repeated evaluates again; another time
+    // makes no other record. NaN becomes null.
     void record(const Json& j) {
-        const std::string line = json_text(j);
-        if (stepless.count(line) == 0) { json_log.append(line); }
+        if (stepless.empty() || stepless.count(untimed(j)) == 0) { json_log.append(json_text(j)); }
+    }
+
+    static std::string untimed(Json j) {
+        for (const char* key : {"ms", "tok_per_s", "mem"}) { j.erase(key); }
+        return json_text(j);
     }
 
     void find_stepless(const std::string& path) {
@@ -238,7 +242,7 @@ struct Log {
         const std::string text = read_file(path, UINT64_MAX);
         for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
             const std::string line = text.substr(at, end - at);
-            if (json_log_step(line) == -1) { stepless.insert(line); }
+            if (json_log_step(line) == -1) { stepless.insert(untimed(Json::parse(line))); }
         }
     }
 

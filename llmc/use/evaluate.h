@@ -29,12 +29,30 @@ constexpr int EVALUATION_TOKENS = 2048;
 
 struct Evaluation {
     int T = 0, stride = 0;
+    int B = 0;                                  // windows that a rank takes at once
     uint64_t windows = 0, tokens = 0;
+    double seconds = 0;                         // from the first window to the last
     int last_rank = 0;                          // that has computed the last windows
     double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats; no tokens: NAN
     std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
     bool stopped = false;                       // by a signal, before the end: nothing above holds
 };
+
+// Window w of an evaluation of `total` targets: its T tokens and targets, of which those are ignored that the window
+// before it has scored, or that come after the end. Returns how many tokens it has.  stream (T+1): scratch
+template <class Model>
+int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint64_t w, uint64_t total,
+                std::vector<int>& stream, int* tokens, int* targets) {
+    const uint64_t start = w * e.stride, n = std::min((uint64_t)e.T, total - start);
+    const uint64_t first = w == 0 ? 0 : (uint64_t)(e.T - e.stride);
+    std::fill(stream.begin(), stream.end(), 0);
+    files.read(start, n + 1, stream.data());
+    set_targets(model, stream.data(), start, e.T, tokens, targets);
+    for (int t = 0; t < e.T; t++) {
+        targets[t] = (uint64_t)t < n && (uint64_t)t >= first ? targets[t] : IGNORE_INDEX;
+    }
+    return (int)n;
+}
 
 // Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
 template <class Model, class Acts>
@@ -49,6 +67,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     e.windows = total <= (uint64_t)T ? 1 : 1 + ceil_div(total - T, (uint64_t)e.stride);
     const size_t ranks = (size_t)comm().size;
     const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
+    e.B = most;
     std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T), lengths((size_t)most);
     acts.watched_lengths = lengths.data();
     e.last_rank = (int)((ceil_div(e.windows, (uint64_t)most) - 1) % (uint64_t)comm().size);
@@ -58,20 +77,14 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     std::vector<double> sum((size_t)T, 0.0);
     std::vector<uint64_t> count((size_t)T, 0);
     Progress progress(strprintf("evaluating at T = %d", T));
+    const double begin = wall_seconds();
     for (uint64_t round = 0; round < e.windows; round += (uint64_t)most * ranks) {      // a batch of windows per rank
         if ((e.stopped = comm_stops())) { return e; }
         const uint64_t w = std::min(e.windows, round + (uint64_t)most * (uint64_t)comm().rank);
         const int B = (int)std::min((uint64_t)most, e.windows - w);
         for (int b = 0; b < B; b++) {
-            const uint64_t start = (w + b) * e.stride, n = std::min((uint64_t)T, total - start);
-            // what the window before has scored already is context here
-            const uint64_t first = w + b == 0 ? 0 : (uint64_t)(T - e.stride);
-            lengths[(size_t)b] = (int)n;
-            std::fill(stream.begin(), stream.end(), 0);
-            files.read(start, n + 1, stream.data());
-            int* row = targets.data() + (size_t)b * T;
-            set_targets(model, stream.data(), start, T, tokens.data() + (size_t)b * T, row);
-            for (int t = 0; t < T; t++) { row[t] = (uint64_t)t < n && (uint64_t)t >= first ? row[t] : IGNORE_INDEX; }
+            const size_t row = (size_t)b * T;
+            lengths[(size_t)b] = read_window(model, files, e, w + b, total, stream, &tokens[row], &targets[row]);
         }
         const auto end = targets.begin() + (long)B * T;
         if (std::any_of(targets.begin(), end, [](int t) { return t != IGNORE_INDEX; })) {
@@ -91,6 +104,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
         }
         progress.update(std::min(e.windows, round + (uint64_t)most * ranks), e.windows);
     }
+    e.seconds = wall_seconds() - begin;
     for (uint64_t n : count) { e.tokens += n; }
     for (int t = 0; t < T; t++) { e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN); }
     for (double s : sum) { e.loss += s / (double)e.tokens; }        // NAN of no tokens: masking may draw none of few
@@ -115,6 +129,13 @@ inline Json evaluation_json(const Evaluation& e, const PositionConfig& position)
 }
 inline Json curve_json(const Evaluation& e, const PositionConfig& position) {
     const Json j = {{"kind", "curve"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"loss", e.curve}};
+    return with_stretch(j, position, e.T);
+}
+// How fast that was: the time, the tokens scored per second, and the memory in bytes, as a train record has it
+inline Json speed_json(const Evaluation& e, const PositionConfig& position, double mem) {
+    const Json j = {{"kind", "evaluation_speed"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"B", e.B},
+                    {"ranks", comm().size}, {"tokens", e.tokens}, {"ms", 1e3 * e.seconds},
+                    {"tok_per_s", (double)e.tokens / e.seconds}, {"mem", mem}};
     return with_stretch(j, position, e.T);
 }
 
@@ -159,6 +180,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         activations_allocate(acts);
         const auto watch = heads ? watch_heads(model, acts, B, T) : nullptr;
         const Evaluation e = evaluate(model, acts, files, T, stride, limit);
+        const double mem = (double)device_memory_used();
         const int HS = model.config.C / model.config.NH;
         const PositionConfig& last = *layer_position(model, acts, model.config.L - 1, B, T).bias().config;
         const double mine = live_tile_share(acts.a.attscratch(), last, model.config.causal, T, model.config.NH, HS,
@@ -180,6 +202,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
                (unsigned long long)e.tokens, e.loss, std::exp(e.loss), more.c_str());
         fflush(stdout);
         log.record(evaluation_json(e, position));
+        log.record(speed_json(e, position, mem));
         if (watch) { report_heads(watch->heads, model.config.NH, position, T, e.stride, log); }
         if (!curve) { continue; }
         log.record(curve_json(e, position));

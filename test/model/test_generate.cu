@@ -437,6 +437,27 @@ TEST_CASE("probes: each cell is the score of its own prompts", "[evaluate][probe
     }
 }
 
+// Takes the records of speed from a log, one after each perplexity of 299 tokens, and checks them.
+void check_speeds(Records& log) {
+    std::vector<Json> speeds;
+    const auto is_speed = [](const Json& j) { return j.at("kind") == "evaluation_speed"; };
+    std::copy_if(log.lines.begin(), log.lines.end(), std::back_inserter(speeds), is_speed);
+    log.lines.erase(std::remove_if(log.lines.begin(), log.lines.end(), is_speed), log.lines.end());
+    REQUIRE(speeds.size() == log.lines.size() / 2);
+    for (size_t i = 0; i < speeds.size(); i++) {
+        const Json& j = speeds[i];
+        const int T = T_TRAIN << i, windows = (int)ceil_div(299, T);
+        CHECK(j.at("T") == T);
+        CHECK(j.at("B") == std::min(EVALUATION_TOKENS / T, windows));
+        CHECK(j.at("tokens") == 299);
+        CHECK(j.at("ranks") == 1);
+        const double rate = j.at("tok_per_s"), seconds = j.at("ms").get<double>() / 1e3;
+        CHECK((seconds > 0 && seconds < 600));
+        CHECK(std::fabs(rate * seconds - 299) <= 1e-9 * 299);
+        CHECK(j.at("mem").get<double>() >= 1e6);                    // of the whole process
+    }
+}
+
 TEST_CASE("evaluate: every encoding runs at two and four times the trained length", "[encodings][evaluate][asan]") {
     const TempDir dir;
     write_shard(dir / "a.bin", random_ids(300, 5));
@@ -453,6 +474,7 @@ TEST_CASE("evaluate: every encoding runs at two and four times the trained lengt
         const auto is_head = [](const Json& j) { return j.at("kind") == "head"; };
         std::copy_if(log.lines.begin(), log.lines.end(), std::back_inserter(heads), is_head);
         log.lines.erase(std::remove_if(log.lines.begin(), log.lines.end(), is_head), log.lines.end());
+        check_speeds(log);
         CHECK(heads.size() == log.lines.size() / 2 * (size_t)(model.config.L * model.config.NH));
         for (const Json& j : heads) {
             double weight = 0;

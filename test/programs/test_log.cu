@@ -200,6 +200,8 @@ TEST_CASE("log: a finished run that is repeated has its evaluations once", "[log
         Log log(dir.path, repeated == 0 ? -1 : 8);
         run(log, repeated == 0 ? 0 : 8, INT64_MAX, 8);
         log.record(one);
+        log.record({{"kind", "evaluation_speed"}, {"T", 16}, {"ms", 2.5 + repeated}, {"tok_per_s", 7 + repeated},
+                    {"mem", 9 + repeated}});
         if (repeated == 2) { log.record(two); }                             // asked for the last time only
     }
     const std::string text = read_file(dir.path + "/log.jsonl");
@@ -208,6 +210,10 @@ TEST_CASE("log: a finished run that is repeated has its evaluations once", "[log
         REQUIRE(at != std::string::npos);
         CHECK(text.find(json_text(j), at + 1) == std::string::npos);
     }
+    const size_t speed = text.find("evaluation_speed");                     // of the first time, and no other
+    REQUIRE(speed != std::string::npos);
+    CHECK(contains(text.substr(speed), "\"ms\":2.5"));
+    CHECK(text.find("evaluation_speed", speed + 1) == std::string::npos);
     { Log(dir.path, INT64_MAX).record(one); }                               // a use of the model adds to the log
     CHECK(read_file(dir.path + "/log.jsonl") == text + json_text(one) + "\n");
 }

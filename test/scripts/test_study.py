@@ -69,6 +69,9 @@ if "eval_lengths" in flags:
             if "limited" not in flags["load"] or T <= 64:
                 ppl -= 1 - stride / T
                 f.write(json.dumps({"kind": "extrapolation", "pos": "x", "T": T, "stride": stride, "ppl": ppl}) + "\n")
+                if "measured" in flags["load"]:
+                    f.write(json.dumps({"kind": "evaluation_speed", "T": T, "ms": 3, "tok_per_s": 1000 * seed + T,
+                                        "mem": 2e6 * seed + 4e5}) + "\n")
                 if "curve" in flags:
                     losses = [seed + 1 / (t + 1) for t in range(T)]
                     losses[1] = None
@@ -228,6 +231,21 @@ class TestTable(Fake):
         for wrong in ("--sliding", "128"), ("--sliding", "-1"), ("--sliding", "16", "--eval.stride", "16"):
             self.assertIn("--sliding", self.study(*words[:-3], *wrong, code=2).stderr)
 
+    def test_speed_and_memory(self):
+        self.write("encodings", "one measured")
+        self.study("--encodings", "one", "measured", "--eval_lengths", "64", "128", "--sliding", "32")
+        self.assertIn("Tokens per second of the evaluations in windows that do not overlap, at each length.\n\n"
+                      "| trained at | encoding | 64 | 128 |\n|---|---|---|---|\n| 64 | one | - | - |\n"
+                      "| 64 | measured | 1,564 ± 707 (2) | 1,628 ± 707 (2) |\n", self.read("s", "study.md"))
+        self.assertIn("| 64 | measured | 3 ± 1 (2) | 3 ± 1 (2) |\n", self.read("s", "study.md"))
+        with open(self.path("s", "study.csv"), newline="") as f:
+            rows = {(row["encoding"], row["T"], row["what"]): row for row in csv.DictReader(f)}
+        self.assertEqual(float(rows["measured", "128", "tok_per_s"]["mean"]), 1628)
+        self.assertEqual(float(rows["measured", "128", "mem"]["mean"]), 3.4e6)
+        self.assertNotIn(("one", "64", "mem"), rows)
+        self.study("--encodings", "one")
+        self.assertNotIn("Memory", self.read("s", "study.md"))
+
     def draw(self, *words):
         with mock.patch.object(sys, "stdout", io.StringIO()):
             args = study.parse(["--models", "2,4,64", "--trainer", self.fake, "--steps", "1", *words])
@@ -245,7 +263,7 @@ class TestTable(Fake):
         cells = {("2,4,64", T, pos): {64: v, 128: [x + 1 for x in v]} for pos, v in values.items() for T in (64, 128)}
         del cells["2,4,64", 128, "cable"]
         sliding = {("2,4,64", 64, "cable"): {64: [2.0], 128: [2.0, 3.0]}}
-        fig = study.draw(args, study.Results(cells, sliding, {}, ["abc"]))
+        fig = study.draw(args, study.Results(cells, sliding, {}, {}, ["abc"]))
         left, right = fig.axes
         self.assertEqual([[line.get_label() for line in ax.lines if len(line.get_xdata()) == 2 and
                            not line.get_label().startswith("_")] for ax in (left, right)],
@@ -263,7 +281,7 @@ class TestTable(Fake):
         args = self.draw("--encodings", "one", "two", "--lengths", "64", "--eval_lengths", "64", "128")
         of_length = {64: {(1, 1): [9.0], (5, 8): [9.0]}, 128: {(1, 1): [5.0, 6.0], (5, 8): [2.0]}}
         positions = {("2,4,64", 64, "one"): of_length, ("2,4,64", 64, "two"): {}}
-        fig = study.draw_positions(args, study.Results({}, {}, positions, ["abc"]))
+        fig = study.draw_positions(args, study.Results({}, {}, positions, {}, ["abc"]))
         line, = (line for line in fig.axes[0].lines if line.get_label() in ("one", "two"))
         self.assertEqual(line.get_xydata().tolist(), [[1.0, 5.5], [math.sqrt(40), 2.0]])   # of the longest windows
         study.write_results(args, study.jobs_of(args))                              # nothing is finished: no table
@@ -540,11 +558,12 @@ class TestTrainer(Folder):
         self.assertEqual((count("ppl"), count("ppl, stride 4")), 2 * (2 * 2 * 3 + 1 + 2,))
         octaves = {8: 4, 16: 5, 32: 6}
         self.assertEqual(count("loss"), 2 * (octaves[8] + octaves[16] + 2 * octaves[32]) + octaves[8] + octaves[16])
+        self.assertEqual((count("tok_per_s"), count("mem")), 2 * (count("ppl"),))
         self.assertEqual({row["n"] for row in rows}, {"2"})
         values = []
         for seed in (1, 2):
             log = self.lines("s", "1x2x32", "fox-T16", f"seed_{seed}", "eval", "b", "log.jsonl")
-            values += [record["ppl"] for record in log if record["T"] == 32]
+            values += [record["ppl"] for record in log if record["kind"] == "extrapolation" and record["T"] == 32]
         of_32 = {row["what"] + row["positions"]: row for row in rows
                  if (row["encoding"], row["trained_at"], row["T"]) == ("fox", "16", "32")}
         found = of_32["ppl"]
