@@ -1055,6 +1055,33 @@ class Sharing(unittest.TestCase):
                 self.assertEqual(other, first)
         self.assertGreater(len({tuple(r["nll"]) for r in found[1][1] if r["kind"] == "hellaswag_example"}), 20)
 
+    def test_tasks_and_probes(self):
+        """every file and every cell of a probe: the ranks share its batches, of which there may be fewer than ranks"""
+        tasks = self.path("tasks")
+        subprocess.run([sys.executable, os.path.join(ROOT, "data", "tasks.py"), "--out", tasks, "--tasks", "reverse",
+                        "--length", "10", "--examples", "2000", "--test_examples", "300"], check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        train = os.path.join(tasks, "reverse_train.bin")
+        self.run_ok(1, TRAINER, "--train_files", train, "--model", "2,2,32", "--T", "22", "--B", "16", "--steps", "30",
+                    "--lr", "1e-2", "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "30", "--out",
+                    self.path("reverses"))
+        load = [TRAINER, "--load", os.path.join(self.path("reverses"), "step_00000030"), "--T", "22", "--tasks",
+                os.path.join(tasks, "reverse_test_*.bin"), "--val_files", self.text, "--probe", "mqar", "--probe_lengths",
+                "45,300", "--probe_examples", "61"]
+        found = {}
+        for ranks in 1, 2, 3:
+            output = self.run_ok(ranks, *load, "--out", self.path(f"asked{ranks}"))
+            tables = [line for line in output.splitlines() if re.match(r"(reverse_test_\d+\.bin|mqar) +\d", line)]
+            found[ranks] = tables, self.log(f"asked{ranks}", "task", "probe")
+            self.assertEqual(len(tables), 4 + 2, output)
+        records = found[1][1]
+        self.assertEqual([r["kind"] for r in records], 4 * ["task"] + 2 * 5 * ["probe"])
+        self.assertEqual({r["examples"] for r in records}, {300, 61})
+        self.assertGreater(len({r["loss"] for r in records}), 13)
+        self.assertTrue(any(0 < r["accuracy"] < 1 for r in records))
+        for ranks in 2, 3:
+            self.assertEqual(found[ranks], found[1], ranks)
+
     def test_a_signal_amid_an_evaluation(self):
         """Each evaluation takes minutes, and one rank gets the signal: all leave it, and what it would have said is not
         logged. They run at the same time, as each shows only after ten seconds where it is."""
