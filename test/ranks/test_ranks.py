@@ -1066,8 +1066,8 @@ class Sharing(unittest.TestCase):
                     "--lr", "1e-2", "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "30", "--out",
                     self.path("reverses"))
         load = [TRAINER, "--load", os.path.join(self.path("reverses"), "step_00000030"), "--T", "22", "--tasks",
-                os.path.join(tasks, "reverse_test_*.bin"), "--val_files", self.text, "--probe", "mqar", "--probe_lengths",
-                "45,300", "--probe_examples", "61"]
+                os.path.join(tasks, "reverse_test_*.bin"), "--val_files", self.text, "--probe", "mqar",
+                "--probe_lengths", "45,300", "--probe_examples", "61"]
         found = {}
         for ranks in 1, 2, 3:
             output = self.run_ok(ranks, *load, "--out", self.path(f"asked{ranks}"))
