@@ -13,13 +13,14 @@ notice are built, and without optimization; a fault that does not compile is no 
 several times as long as without the fault. `survived`: all pass, so a test is missing, or the change changes nothing;
 survivors.tsv says which. Before it meets a fault, a test must pass without one.
 
-Each result is appended to dev/results/mutations.csv with its commit; a case that is there is not run again for the same
-commit. The exit code is 1 if a known fault survived.
+Each result is appended to dev/results/mutations.csv with its commit; a case that is there is not run again unless the
+sources or the tests have changed since. The exit code is 1 if a known fault survived, 2 if a test fails without one.
 """
 import argparse
 import collections
 import contextlib
 import csv
+import functools
 import os
 import queue
 import random
@@ -120,8 +121,8 @@ TESTS = [
     (r"train_bert\.cu", "build/test/model/test_bert build/test/model/test_bert_padding "
      "build/test/model/test_bert_steps " + BERT_RUN),
 ]
-# The encodings that a build with few of them lacks; other files are tested by the faster build.
-ALL_POSITIONS = r"llmc/position/(?!cable|none|encoding).*"
+# Files whose tests want more encodings than the faster build has: those of the encodings, and what test_ranks.py runs
+ALL_POSITIONS = r"llmc/position/(?!cable|none|encoding).*|llmc/ranks/.*"
 
 
 class BadInput(Exception):
@@ -446,6 +447,13 @@ def commit():
     return (said("rev-parse", "--short=10", "HEAD").strip() or "unknown") + ("+" if changed else "")
 
 
+def unchanged_since(there):
+    """whether what a fault is planted in and what should notice it are as they were in that commit"""
+    return subprocess.run(["git", "diff", "--quiet", there, "HEAD", "--", "llmc", "data", "test", "Makefile",
+                           "train_gpt2.cu", "train_bert.cu", ":!test/mutations"], cwd=ROOT,
+                          stderr=subprocess.DEVNULL).returncode == 0
+
+
 def results_of(path):
     if not os.path.exists(path):
         return []
@@ -523,10 +531,13 @@ class Campaign:
     def __init__(self, args, faults):
         self.args, self.here, self.lock = args, commit(), threading.Lock()
         self.counts, self.began, self.ran, self.total = collections.Counter(), time.time(), 0, len(faults)
-        self.waiting, self.wrong = queue.Queue(), None
-        done = {(r["id"], r["commit"]): r["result"] for r in results_of(args.results)}
+        self.waiting, self.wrong = queue.Queue(), []
+        valid = functools.lru_cache(maxsize=None)(unchanged_since)
+        done = {} if args.ci or self.here.endswith("+") else {
+            (r["id"], r["file"], r["before"], r["after"]): r["result"]
+            for r in results_of(args.results) if r["commit"] == self.here or valid(r["commit"])}
         for fault in faults:
-            result = None if args.ci or self.here.endswith("+") else done.get((fault.id, self.here))
+            result = done.get((fault.id, fault.file, fault.before, fault.after))
             if result is None:
                 self.waiting.put(fault)
             else:
@@ -542,13 +553,10 @@ class Campaign:
 
     def work(self, number):
         with contextlib.ExitStack() as logs:
-            try:
-                self.try_faults(number, {}, logs)
-            except BadInput as e:
-                self.wrong = e
+            self.try_faults(number, {}, logs)
 
     def try_faults(self, number, trees, logs):
-        while self.wrong is None:
+        while True:
             try:
                 fault = self.waiting.get_nowait()
             except queue.Empty:
@@ -559,7 +567,12 @@ class Campaign:
             if name not in trees:
                 trees[name] = Tree(os.path.join(ROOT, "build", "mutations", name), few)
                 logs.enter_context(trees[name].log)
-            result = trees[name].try_fault(fault)
+            try:
+                result = trees[name].try_fault(fault)
+            except BadInput as e:                       # its test fails without it; the others may go on
+                print(f"error: {fault.id}: {e}", file=sys.stderr, flush=True)
+                self.wrong.append(fault.id)
+                continue
             with self.lock:
                 self.ran += 1
                 if not self.args.ci:
@@ -574,7 +587,7 @@ class Campaign:
         for t in threads:
             t.join()
         if self.wrong:
-            raise self.wrong
+            raise BadInput(f"not tried, because a test fails without a fault: {', '.join(self.wrong)}")
 
 
 def main(argv=None):

@@ -74,6 +74,22 @@ class Mutate(unittest.TestCase):
         self.assertEqual([r["result"] for r in rows], ["killed by t.py", "tried idle"])
         self.assertIn("minus, data/sum.py: killed by t.py", text)
 
+    def test_what_has_changed_is_done_again(self):
+        def commit(name, text):
+            self.put(name, text)
+            for words in (["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "-m", name]):
+                subprocess.run(["git", *words], cwd=self.root, check=True)
+            head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=self.root, check=True, stdout=subprocess.PIPE)
+            mutate.commit = lambda: head.stdout.decode().strip()
+
+        commit("test/t.py", "a test\n")
+        self.run_main(known=self.SEEN)
+        with mock.patch.object(mutate.Tree, "try_fault", side_effect=lambda fault: f"tried {fault.id}"):
+            commit("docs/page.md", "a page\n")
+            self.assertEqual(len(self.run_main(known=self.SEEN)[2]), 1)
+            commit("test/t.py", "another test\n")
+            self.assertEqual(self.run_main(known=self.SEEN)[2][1:][0]["result"], "tried minus")
+
     def test_what_is_refused(self):
         cases = [(self.SEEN.replace("10 * a + b", "a * b"), (), "expected its text once in data/sum.py, got 0"),
                  (self.SEEN.replace("10 * a + b", "a +"), (), "got 2"), (self.SEEN * 2, (), "an id appears twice"),
