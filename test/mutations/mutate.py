@@ -447,11 +447,20 @@ def commit():
     return (said("rev-parse", "--short=10", "HEAD").strip() or "unknown") + ("+" if changed else "")
 
 
-def unchanged_since(there):
-    """whether what a fault is planted in and what should notice it are as they were in that commit"""
-    return subprocess.run(["git", "diff", "--quiet", there, "HEAD", "--", "llmc", "data", "test", "Makefile",
-                           "train_gpt2.cu", "train_bert.cu", ":!test/mutations"], cwd=ROOT,
-                          stderr=subprocess.DEVNULL).returncode == 0
+@functools.lru_cache(maxsize=None)
+def changed_since(there):
+    """the files that are not as they were in that commit; None where nothing knows it"""
+    p = subprocess.run(["git", "diff", "--name-only", there, "HEAD"], cwd=ROOT, stdout=subprocess.PIPE,
+                       stderr=subprocess.DEVNULL, universal_newlines=True)
+    return None if p.returncode else p.stdout.split()
+
+
+def stands(row, here):
+    """whether a row says what would come out today: neither sources, nor its tests, nor what tests share has changed"""
+    files = [] if row["commit"] == here else changed_since(row["commit"])
+    words = r"llmc/|data/|train_|Makefile|test/(?!mutations/|\w+/test_)|" + "|".join(
+        rf"test/(\w+/)*{re.escape(os.path.basename(word))}\b" for word in re.split(r"[ +:]", row["tests"]))
+    return files is not None and not any(re.match(words, name) for name in files)
 
 
 def results_of(path):
@@ -532,10 +541,9 @@ class Campaign:
         self.args, self.here, self.lock = args, commit(), threading.Lock()
         self.counts, self.began, self.ran, self.total = collections.Counter(), time.time(), 0, len(faults)
         self.waiting, self.wrong = queue.Queue(), []
-        valid = functools.lru_cache(maxsize=None)(unchanged_since)
         done = {} if args.ci or self.here.endswith("+") else {
             (r["id"], r["file"], r["before"], r["after"]): r["result"]
-            for r in results_of(args.results) if r["commit"] == self.here or valid(r["commit"])}
+            for r in results_of(args.results) if stands(r, self.here)}
         for fault in faults:
             result = done.get((fault.id, fault.file, fault.before, fault.after))
             if result is None:

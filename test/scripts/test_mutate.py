@@ -81,14 +81,18 @@ class Mutate(unittest.TestCase):
                 subprocess.run(["git", *words], cwd=self.root, check=True)
             head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=self.root, check=True, stdout=subprocess.PIPE)
             mutate.commit = lambda: head.stdout.decode().strip()
+            mutate.changed_since.cache_clear()
 
-        commit("test/t.py", "a test\n")
+        commit("test/scripts/t.py", "a test\n")
         self.run_main(known=self.SEEN)
         with mock.patch.object(mutate.Tree, "try_fault", side_effect=lambda fault: f"tried {fault.id}"):
-            commit("docs/page.md", "a page\n")
-            self.assertEqual(len(self.run_main(known=self.SEEN)[2]), 1)
-            commit("test/t.py", "another test\n")
-            self.assertEqual(self.run_main(known=self.SEEN)[2][1:][0]["result"], "tried minus")
+            for other in ("docs/page.md", "test/scripts/test_other.py"):
+                commit(other, "nothing that matters\n")
+                self.assertEqual(len(self.run_main(known=self.SEEN)[2]), 1)
+            for number, what in enumerate(("test/scripts/t.py", "test/shared.h", "llmc/model.cuh"), 2):
+                commit(what, "something else\n")
+                self.assertEqual(self.run_main(known=self.SEEN)[2][1:][0]["result"], "tried minus")
+                self.assertEqual(len(self.run_main(known=self.SEEN)[2]), number)
 
     def test_what_is_refused(self):
         cases = [(self.SEEN.replace("10 * a + b", "a * b"), (), "expected its text once in data/sum.py, got 0"),
