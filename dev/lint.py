@@ -39,6 +39,7 @@ LIBM_ALLOWED = {
     ("llmc/position/rope.cuh", "cos"): 1,
     ("llmc/position/rope.cuh", "log"): 1,           # once per length, on the host
     ("llmc/position/alibi.cuh", "exp2"): 1,         # once per head
+    ("llmc/position/alibi.cuh", "log"): 1,          # likewise
     ("llmc/position/fire.cuh", "log1p"): 1,         # once per entry of a table, in double
     ("llmc/position/sandwich.cuh", "pow"): 1,       # once per thread of a kernel that fills a table, in double
     ("llmc/position/sandwich.cuh", "cos"): 1,       # once per frequency and distance of that table

@@ -93,12 +93,16 @@ BIASES = {"none": "none", "learned": "none", "sinusoidal": "none", "rope": "none
           "cable": "distance", "cable_nw": "distance", "cable_v1": "distance", "fox": "distance",
           "kcable": "log", "kcable_nw": "log", "kcable_v1": "log",
           "t5": "toeplitz", "t5_clip": "toeplitz", "kerple": "toeplitz", "kerple_power": "toeplitz", "fire": "fire",
-          "sandwich": "toeplitz"}
+          "sandwich": "toeplitz", "alibi_trained": "toeplitz", "alibi_random": "linear"}
 # tensors that the encoding has for the whole model; their elements are few but for wpe's
-OWN_TENSORS = {"learned": 1, "t5": 1, "t5_clip": 1, "kerple": 2, "kerple_power": 2, "fire": 6, "ssmax": 1}
+OWN_TENSORS = {"learned": 1, "t5": 1, "t5_clip": 1, "kerple": 2, "kerple_power": 2, "fire": 6, "ssmax": 1,
+               "alibi_trained": 1}
 # short kernels of the encodings: calls of a forward and backward, and of each layer in it
 SHORT_KERNELS = {
     "alibi": {"alibi_slopes_kernel": (1, 0)},
+    "alibi_random": {"alibi_random_kernel": (1, 0)},
+    "alibi_trained": {"alibi_slopes_kernel": (1, 0), "toeplitz_fill_kernel": (0, 1),
+                      "toeplitz_gradient_kernel": (0, 1)},
     "rope": {"rope_table_kernel": (1, 0)},
     "t5": {"toeplitz_fill_kernel": (1, 0), "t5_backward_kernel": (0, 1)},
     "kerple": {"toeplitz_fill_kernel": (0, 1), "toeplitz_gradient_kernel": (0, 2)},

@@ -159,7 +159,8 @@ inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std:
 // The forms that hyperparameters choose between, besides the defaults. Tests of all encodings add them.
 inline const char* const oracle_forms[] = {"kcable:weight=inside", "alibi:slopes=geometric",
                                            "t5:buckets=12,distance=40", "t5_clip:K=20,scale=C,layers=own",
-                                           "sinusoidal:scale=1,embed=sqrt", "rope:p=0.5", "sandwich:d=6"};
+                                           "sinusoidal:scale=1,embed=sqrt", "rope:p=0.5", "sandwich:d=6",
+                                           "alibi_random:seed=7,mean=0.3"};
 
 // ----------------------------------------------------------------------------------------------------------
 // the encodings
@@ -218,6 +219,35 @@ struct AlibiOracle : NoOracle {
     }
 };
 inline const bool alibi_oracle = register_oracle<AlibiOracle>("alibi");
+
+// the slopes times what a layer has learned
+struct AlibiTrainedOracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const R slope = o.parameter("alibi_r", (size_t)h) * (R)oracle_alibi_slopes(o.NH)[(size_t)h];
+        return each_pair(o, [&](int i, int j) { return -slope * R(std::abs(i - j)); });
+    }
+};
+inline const bool alibi_trained_oracle = register_oracle<AlibiTrainedOracle>("alibi_trained");
+
+// Number h of a stream of SplitMix64 (Steele et al. 2014), as rand.h chains it: in [0, 1)
+inline double oracle_uniform(uint64_t seed, uint64_t h) {
+    uint64_t x = seed;
+    for (const uint64_t word : {h, uint64_t(0), uint64_t(0)}) {
+        x += 11400714819323198485u;
+        x = (x ^ x >> 30) * 13787848793156543929u;
+        x = (x ^ x >> 27) * 10723151780598845931u;
+        x = (x ^ x >> 31) ^ word;
+    }
+    return std::ldexp((double)(x >> 11), -53);
+}
+struct AlibiRandomOracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const double u = oracle_uniform((uint64_t)o.value("seed"), (uint64_t)h);
+        const R slope = (R)(-o.value("mean") * std::log(1 - u));
+        return each_pair(o, [&](int i, int j) { return -slope * R(std::abs(i - j)); });
+    }
+};
+inline const bool alibi_random_oracle = register_oracle<AlibiRandomOracle>("alibi_random");
 
 // Su et al.: the pair (2i, 2i+1) of q and k turned by t theta^(-2i/HS), and its stretches beyond the trained length
 struct RopeOracle : NoOracle {

@@ -34,7 +34,7 @@ CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_n
 POSITIONS = {**CABLES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "rope": {"theta": 10000.0, "p": 1.0},
              "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
              "t5_clip": {"K": None, "scale": "HS", "layers": "shared"}, "kerple": {}, "kerple_power": {}, "fire": {},
-             "sandwich": {"d": 128}, "ssmax": {}}
+             "alibi_trained": {}, "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128}, "ssmax": {}}
 BIASES = [name for name in POSITIONS if name not in ("none", "sinusoidal", "rope", "ssmax")]
 WORDS = {"weight": ("inside", "outside"), "embed": ("sqrt", "plain"), "slopes": ("press", "geometric"),
          "scale": ("HS", "C"), "layers": ("shared", "own")}
@@ -155,6 +155,17 @@ def alibi_slopes(NH, geometric):
     return torch.tensor(slopes + [2.0 ** (-4.0 * (h + 1) / p) for h in range(0, 2 * (NH - p), 2)], dtype=torch.float64)
 
 
+def random_slopes(NH, seed, mean):
+    """drawn from the exponential distribution of this mean: head h has number h of the stream `seed`"""
+    def mixed(x):                                   # SplitMix64's finalizer
+        x = (x + 0x9E3779B97F4A7C15) % 2 ** 64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2 ** 64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2 ** 64
+        return x ^ x >> 31
+    uniform = [(mixed(mixed(mixed(seed) ^ h)) >> 11) * 2.0 ** -53 for h in range(NH)]
+    return torch.tensor([-mean * math.log(1 - u) for u in uniform], dtype=torch.float64)
+
+
 def sandwich_bias(distance, NH, d):
     """the product of sinusoidal embeddings of width d this far apart, less d/2, times NH / (8h) of the heads h = 1 ..
     NH; distance (B,rows,columns)"""
@@ -269,6 +280,26 @@ class Kerple(nn.Module):
         return -r1 * d ** r2 if self.power else -r1 * torch.log(1 + r2 * d)
 
 
+class Alibi(nn.Module):
+    """-m_h |i-j|, with a factor r of each slope that is learned, or drawn slopes, or those that were published"""
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        if config.position["name"] == "alibi_trained":
+            self.r = nn.Parameter(torch.ones(config.n_head))
+
+    def forward(self, d):
+        position, NH = self.config.position, self.config.n_head
+        if position["name"] == "alibi_random":
+            slopes = random_slopes(NH, int(position["seed"]), position["mean"])
+        else:
+            slopes = alibi_slopes(NH, position.get("slopes") == "geometric")
+        slopes = slopes.to(d.device)
+        if hasattr(self, "r"):
+            slopes = slopes * self.r
+        return -slopes[:, None, None] * d.abs()[:, None]
+
+
 class Fire(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -338,6 +369,8 @@ class CableAttention(nn.Module):
             self.cable = Cable(config)
         elif self.name.startswith("kerple"):
             self.kerple = Kerple(config)
+        elif self.name.startswith("alibi"):
+            self.alibi = Alibi(config)
         elif self.name == "fire":
             self.fire = Fire(config)
         elif self.name == "t5_clip" and config.position["layers"] == "own":
@@ -353,9 +386,8 @@ class CableAttention(nn.Module):
             return self.kerple(d)
         if self.name == "fire":
             return self.fire(row, column)
-        if self.name == "alibi":
-            slopes = alibi_slopes(self.config.n_head, position["slopes"] == "geometric").to(d.device)
-            return -slopes[:, None, None] * d.abs()[:, None]
+        if self.name.startswith("alibi"):
+            return self.alibi(d)
         if self.name == "sandwich":
             return sandwich_bias(d, self.config.n_head, int(position["d"])).to(dtype)
         if self.name == "t5":

@@ -19,11 +19,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 POSITIONS = ("none learned sinusoidal rope alibi t5 t5_clip kerple kerple_power sandwich fire "
-             "cable cable_nw kcable kcable_nw cable_v1 kcable_v1 ssmax").split()
+             "cable cable_nw kcable kcable_nw cable_v1 kcable_v1 ssmax alibi_trained alibi_random").split()
 # Hyperparameters besides t5_clip's K: today's defaults, and what a config.json without the key means, which is older
 DEFAULTS = {"rope": {"theta": 10000.0, "p": 1.0}, "sinusoidal": {"scale": 0.1, "embed": "plain"},
             "kcable": {"weight": "outside"}, "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
-            "t5_clip": {"scale": "HS", "layers": "shared"}, "sandwich": {"d": 128}}
+            "t5_clip": {"scale": "HS", "layers": "shared"}, "sandwich": {"d": 128},
+            "alibi_random": {"seed": 42, "mean": 0.125}}
 OLD_DEFAULTS = {**DEFAULTS, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "kcable": {"weight": "inside"}}
 CABLES = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1")
 BIASES = [name for name in POSITIONS if name not in ("none", "learned", "sinusoidal", "rope", "ssmax")]
@@ -130,6 +131,33 @@ def alibi_slopes(NH, geometric=False):
     p = NH if geometric else 2 ** int(math.log2(NH))
     slopes = [2.0 ** (-8.0 * (h + 1) / p) for h in range(p)]
     return torch.tensor(slopes + [2.0 ** (-4.0 * (h + 1) / p) for h in range(0, 2 * (NH - p), 2)], dtype=torch.float64)
+
+
+def uniform01(seed, stream):
+    """what llmc/base/rand.h draws: in [0, 1), with 53 bits of SplitMix64"""
+    x = seed
+    for word in (stream, 0, 0):
+        x = (x + 0x9E3779B97F4A7C15) & (1 << 64) - 1
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
+        x = x ^ x >> 31 ^ word
+    return (x >> 11) / 2 ** 53
+
+
+class Alibi(nn.Module):
+    """-m_h |i-j|; m_h published, or r_h times that with r_h learned, or drawn from an exponential distribution"""
+    def __init__(self, position, NH):
+        super().__init__()
+        if position["name"] == "alibi_random":
+            uniform = torch.tensor([uniform01(int(position["seed"]), h) for h in range(NH)], dtype=torch.float64)
+            self.slopes = -position["mean"] * torch.log1p(-uniform)
+        else:
+            self.slopes = alibi_slopes(NH, position.get("slopes") == "geometric")
+        self.r = nn.Parameter(torch.ones(NH)) if position["name"] == "alibi_trained" else None
+
+    def forward(self, x):
+        slopes = self.slopes.to(x) if self.r is None else self.slopes.to(x) * self.r
+        return -slopes[:, None, None] * distances(x.shape[1], x.device).abs().to(x.dtype)
 
 
 def sandwich_bias(distance, NH, d):
@@ -298,6 +326,8 @@ class Attention(nn.Module):
             self.cable = Cable(name, C, NH, config.position.get("weight") == "inside")
         elif name.startswith("kerple"):
             self.kerple = Kerple(name == "kerple_power", NH)
+        elif name.startswith("alibi"):
+            self.alibi = Alibi(config.position, NH)
         elif name == "fire":
             self.fire = Fire(NH)
         if config.position.get("layers") == "own":
@@ -315,9 +345,8 @@ class Attention(nn.Module):
         if self.name == "fire":
             return self.fire(x)
         d = distances(x.shape[1], x.device)
-        if self.name == "alibi":
-            slopes = alibi_slopes(self.config.n_head, self.config.position["slopes"] == "geometric")
-            return -slopes.to(x)[:, None, None] * d.abs().to(x.dtype)
+        if self.name.startswith("alibi"):
+            return self.alibi(x)
         if self.name == "sandwich":
             return sandwich_bias(d, self.config.n_head, int(self.config.position["d"])).to(x)
         table = self.t5[0] if isinstance(self.t5, list) else self.t5

@@ -22,7 +22,7 @@ __host__ __device__ inline uint64_t hash64(uint64_t seed, uint64_t a, uint64_t b
 }
 
 // uniform in [0, 1), with 53 bits
-inline double uniform01(uint64_t seed, uint64_t a, uint64_t b = 0) {
+__host__ __device__ inline double uniform01(uint64_t seed, uint64_t a, uint64_t b = 0) {
     return (double)(hash64(seed, a, b) >> 11) * 0x1p-53;
 }
 

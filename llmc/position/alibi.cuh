@@ -1,13 +1,21 @@
-// position/alibi.cuh -- attention with linear biases (Press et al. 2022): B_ij = -m_h |i-j|, nothing learned.
+// position/alibi.cuh -- attention with linear biases (Press et al. 2022): B_ij = -m_h |i-j|.
 //
-//   m_h = 2^(-8(h+1)/NH)     When NH is not a power of two: the slopes of the next lower power p, then every other one
-//                            of the slopes of 2p. slopes=geometric: 2^(-8(h+1)/NH) for every NH, as the paper's code.
+//   alibi:           m_h = 2^(-8(h+1)/NH), nothing learned. When NH is not a power of two: the slopes of the next lower
+//                    power p, then every other one of the slopes of 2p. slopes=geometric: 2^(-8(h+1)/NH) for every NH,
+//                    as the paper's code.
+//   alibi_random:    m_h drawn once from the exponential distribution of this mean, a function of (seed, h); nothing
+//                    learned. The paper tried this distribution; its mean is ours, about that of the slopes above.
+//   alibi_trained:   B_ij = -r_h m_h |i-j|, m_h alibi's, r_h >= 0 learned by each layer from 1 on; dr_h = -m_h |i-j|
+//                    times dlogit, summed along diagonals (toeplitz.cuh). Learned as a factor, steep and flat slopes
+//                    change at the same rate.
 #ifndef LLMC_POSITION_ALIBI_CUH
 #define LLMC_POSITION_ALIBI_CUH
 
 #include <cmath>
 
+#include "../base/rand.h"
 #include "key_max.cuh"
+#include "toeplitz.cuh"
 
 // m_h; in double, which is exact where the exponent is whole
 __host__ __device__ inline float alibi_slope(int h, int NH, bool geometric = false) {
@@ -18,6 +26,14 @@ __host__ __device__ inline float alibi_slope(int h, int NH, bool geometric = fal
 }
 static __global__ void alibi_slopes_kernel(float* slopes, int NH, bool geometric) {
     for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = alibi_slope(h, NH, geometric); }
+}
+
+// m_h of alibi_random
+__host__ __device__ inline float alibi_random_slope(int h, uint64_t seed, double mean) {
+    return (float)(-mean * log(1.0 - uniform01(seed, (uint64_t)h)));
+}
+static __global__ void alibi_random_kernel(float* slopes, int NH, uint64_t seed, double mean) {
+    for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = alibi_random_slope(h, seed, mean); }
 }
 
 struct LinearBias : BiasFunctor {
@@ -49,6 +65,57 @@ struct Alibi : Encoding {
         launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, v.config->value("slopes") == 1);
     }
     LinearBias bias() const { return {{}, slopes, v.NH}; }
+};
+
+struct AlibiRandom : Alibi {
+    using Alibi::Alibi;
+
+    static void defaults(PositionConfig& config) { config.values = {{"seed", 42}, {"mean", 0.125}}; }
+    template <class Tensors> void declare(Tensors& t) {
+        const double seed = t.config->value("seed");
+        check(seed == std::floor(seed) && seed < 0x1p53, "--pos alibi_random: expected a whole seed, got %g", seed);
+        Alibi::declare(t);
+    }
+    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+        update_key_max(*this, qkv, B, T, start, stream);
+        if (v.layer > 0 || !start.begins()) { return; }
+        launch(alibi_random_kernel, Grid(1, 32, 0, stream), slopes, v.NH, (uint64_t)v.config->value("seed"),
+               v.config->value("mean"));
+    }
+};
+
+// B_ij of head h at distance i - j, and dB * dB_ij/dr
+struct AlibiTrainedValue {
+    const float *slopes, *r;    // (NH)
+    __device__ float operator()(int h, int distance) const { return -(r[h] * slopes[h]) * fabsf((float)distance); }
+};
+struct AlibiTrainedTerm {
+    const float* slopes;
+    __device__ float operator()(int h, int distance, float dB) const {
+        return -(dB * slopes[h]) * fabsf((float)distance);
+    }
+};
+
+struct AlibiTrained : Toeplitz {
+    using Toeplitz::Toeplitz;
+    float* slopes = nullptr;                                // (NH): alibi's
+    Parameter r;                                            // (NH), for each layer
+
+    template <class Tensors> void declare(Tensors& t) {
+        const size_t NH = (size_t)t.dims.NH;
+        t.cached(slopes, "alibi_slopes", Per::Model, NH, 0);
+        t.param(r, "alibi_r", "alibi.r", Per::Layer, NH, 0, {constant(1), false, 0.0f});
+        declare_table(t, Per::Layer);
+    }
+    void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
+        if (v.layer == 0 && start.begins()) {
+            launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, false);
+        }
+        fill_table(AlibiTrainedValue{slopes, r.value}, start, stream);
+    }
+    void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
+        sum_diagonals(r.grad, AlibiTrainedTerm{slopes}, B, stream);
+    }
 };
 
 #endif

@@ -35,6 +35,8 @@
     X(kcable_nw,    KCableNW,     "kcable with g = 1") \
     X(cable_v1,     CableV1,      "cable with softplus biases and g = 1 (arXiv version); fox is the same") \
     X(alibi,        Alibi,        "-m_h |i-j|, fixed slopes; slopes=geometric: 2^(-8(h+1)/NH) for every NH") \
+    X(alibi_trained, AlibiTrained, "alibi with a factor of each slope that every layer learns") \
+    X(alibi_random, AlibiRandom,  "alibi with slopes drawn by `seed` from the exponential distribution of `mean`") \
     X(rope,         Rope,         "q and k, or a share p of them, turned by t * theta^(-2i/HS); see --rope_scaling") \
     X(t5,           T5,           "a learned bias for each of `buckets` logarithmic classes of i-j up to `distance`") \
     X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last beyond (scale=C, layers=own)") \
@@ -70,7 +72,7 @@ constexpr PositionAlias position_aliases[] = {{"fox", "cable_v1"}};
 // the table, as --help prints it
 inline std::string position_help() {
     std::string s;
-    for (const PositionRow& row : position_rows) { s += strprintf("  %-13s %s\n", row.name, row.help); }
+    for (const PositionRow& row : position_rows) { s += strprintf("  %-14s %s\n", row.name, row.help); }
     return s;
 }
 

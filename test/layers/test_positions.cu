@@ -541,6 +541,37 @@ TEST_CASE("alibi's slopes", "[positions]") {
                                            0.70710678118f, 0.35355339059f, 0.17677669529f, 0.08838834764f});
 }
 
+TEST_CASE("alibi's random slopes", "[positions]") {
+    const auto slopes = [](const char* pos, int NH) {
+        Fixture f(parse_position(pos, 2), 1, 2, NH, 2, true, 1);
+        f.prepare(2, 0);
+        const std::vector<float> b = f.bias();
+        std::vector<float> m;
+        for (int h = 0; h < NH; h++) { m.push_back(-b[(size_t)h * 4 + 2]); }    // i = 1, j = 0
+        return m;
+    };
+    const int NH = 4000;
+    const std::vector<float> m = slopes("alibi_random", NH), again = slopes("alibi_random:seed=42,mean=0.125", NH);
+    CHECK(m == again);
+    CHECK(slopes("alibi_random:seed=43", 8) != std::vector<float>(m.begin(), m.begin() + 8));
+    CHECK(slopes("alibi_random", 8) == std::vector<float>(m.begin(), m.begin() + 8));   // whatever NH is
+    const std::vector<float> twice = slopes("alibi_random:mean=0.25", 8);
+    for (int h = 0; h < 8; h++) { CHECK(twice[(size_t)h] == 2 * m[(size_t)h]); }
+    // An exponential distribution: its mean, its deviation, which equals the mean, and a share of 1/e above it. Five
+    // deviations of the estimates: 1, sqrt(2) and 0.48 over sqrt(NH)
+    double sum = 0, squares = 0;
+    int above = 0;
+    for (float x : m) {
+        CHECK(x > 0);
+        sum += x / 0.125;
+        above += x > 0.125;
+    }
+    for (float x : m) { squares += (x / 0.125 - sum / NH) * (x / 0.125 - sum / NH); }
+    CHECK(std::fabs(sum / NH - 1) <= 5 / std::sqrt(NH));
+    CHECK(std::fabs(std::sqrt(squares / NH) - 1) <= 5 * std::sqrt(2.0) / std::sqrt(NH));
+    CHECK(std::fabs((double)above / NH - std::exp(-1)) <= 5 * 0.48 / std::sqrt(NH));
+}
+
 TEST_CASE("t5's buckets", "[positions]") {
     // the reference code's, in exact arithmetic
     struct Bucket { int first, bucket; };
@@ -625,6 +656,7 @@ TEST_CASE("what encodings refuse", "[positions]") {
     }
     CHECK(throws_with([&] { tables("t5:buckets=30"); }, "buckets in fours up to 128, got 30") == EXIT_BAD_INPUT);
     CHECK(throws_with([&] { tables("t5:distance=16"); }, "above half of the 32 buckets") == EXIT_BAD_INPUT);
+    CHECK(throws_with([&] { tables("alibi_random:seed=0.5"); }, "a whole seed, got 0.5") == EXIT_BAD_INPUT);
     CHECK(throws_with([&] { tables("sandwich:d=5"); }, "an even d up to 65536, got 5") == EXIT_BAD_INPUT);
     CHECK(throws_with([&] { parse_position("kcable:weight=within", 4); },
                       "weight: expected outside|inside, got 'within'") == EXIT_BAD_INPUT);
@@ -698,6 +730,8 @@ TEST_CASE("the tensors of encodings", "[positions]") {
     CHECK(names("t5_clip") == "t5.weight | t5 0 15x3");
     CHECK(names("t5_clip:layers=own") == "h.0.attn.t5.weight | t5 2 15x3");
     CHECK(names("kerple") == "h.0.attn.kerple.r1 h.0.attn.kerple.r2 | kerple_r1 2 3x0| kerple_r2 2 3x0");
+    CHECK(names("alibi_trained") == "h.0.attn.alibi.r | alibi_r 2 3x0");
+    CHECK(position_tables(parse_position("alibi_trained", 8), d).params[0].lo == 0.0f);
     CHECK(names("fire") == "h.0.attn.fire.c h.0.attn.fire.l h.0.attn.fire.mlp.0.weight h.0.attn.fire.mlp.0.bias "
                            "h.0.attn.fire.mlp.2.weight h.0.attn.fire.mlp.2.bias | fire_c 2 1x0| fire_l 2 1x0"
                            "| fire_w1 2 32x1| fire_b1 2 32x0| fire_w2 2 3x32| fire_b2 2 3x0");

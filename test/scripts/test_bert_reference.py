@@ -198,6 +198,11 @@ def fire(weights, h, i, j):
     return sum(w2[h][k] * max(0.0, w1[k] * y + b1[k]) for k in range(32)) + b2[h]
 
 
+# what rand.h draws for three heads, by seed
+UNIFORM = {42: (0.3869742762400409, 0.577125795355946, 0.025461786751653892),
+           7: (0.609394524568175, 0.43775600474440823, 0.5069350657438018)}
+
+
 def bias_in_loops(model, layer, idx):
     """B_ij (NH,T,T) for all i and j, from the formulas"""
     name, NH, T = model.config.position["name"], model.config.num_attention_heads, idx.shape[1]
@@ -227,6 +232,11 @@ def bias_in_loops(model, layer, idx):
                     B[h, i, j] = -(2.0 ** -4, 2.0 ** -8, 2.0 ** -2)[h] * abs(d)
                     if model.config.position["slopes"] == "geometric":
                         B[h, i, j] = -(2.0 ** (-8 * (h + 1) / 3)) * abs(d)
+                elif name == "alibi_trained":
+                    B[h, i, j] = -attention.alibi.r[h] * (2.0 ** -4, 2.0 ** -8, 2.0 ** -2)[h] * abs(d)
+                elif name == "alibi_random":
+                    position = model.config.position
+                    B[h, i, j] = position["mean"] * math.log(1 - UNIFORM[position["seed"]][h]) * abs(d)
                 elif name == "sandwich":
                     dim = model.config.position["d"]
                     waves = sum(math.cos(d / 10000 ** (2 * k / dim)) - 1 for k in range(dim // 2))
@@ -252,7 +262,7 @@ class TestEncodings(Case):
     def test_biases(self):
         for position in POSITIONS + [{"name": "t5_clip", "K": 4}, {"name": "t5_clip", "K": 4, "layers": "own"},
                                      {"name": "kcable", "weight": "outside"}, {"name": "alibi", "slopes": "geometric"},
-                                     {"name": "sandwich", "d": 6}]:
+                                     {"name": "alibi_random", "seed": 7, "mean": 0.3}, {"name": "sandwich", "d": 6}]:
             model = bert(position)
             idx = tokens(1, 13)
             for layer in (0, 1):

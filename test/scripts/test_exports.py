@@ -73,7 +73,8 @@ FACTOR = 8                                              # bounds are this many t
 V = 300                                                 # vocabulary of models that print ids, not text
 # forms of the encodings other than the default ones
 OPTIONS = ["t5_clip:K=5", "rope:theta=50", "rope:p=0.25", "kcable:weight=inside", "alibi:slopes=geometric",
-           "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own", "sinusoidal:scale=1,embed=sqrt"]
+           "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own", "sinusoidal:scale=1,embed=sqrt",
+           "alibi_random:seed=7,mean=0.3"]
 # every hook; columns, a rotation and a table of one layer alone
 COMPOSED = ["sinusoidal+rope:theta=50+ssmax+cable,sinusoidal+t5_clip:K=5"]
 SCALINGS = ("pi", "ntk:3", "yarn")
