@@ -567,8 +567,7 @@ Json bert_json(const BERTConfig& c) {
     Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
                          mask_json(c.position.mask));
     if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
-    const Json scaling = rope_scaling_json(c.position, c.T);
-    if (!scaling.is_null()) { j["rope_scaling"] = scaling; }
+    set_rope_json(j, c.position, c.T);
     return j;
 }
 

@@ -471,8 +471,7 @@ Json gpt2_json(const GPT2Config& c, const Tokenizer* tokenizer) {
         j["vocab_softmax"] = "padded";
         j["vocab_used"] = c.V;
     }
-    const Json scaling = rope_scaling_json(c.position, c.T);
-    if (!scaling.is_null()) { j["rope_scaling"] = scaling; }
+    set_rope_json(j, c.position, c.T);
     return j;
 }
 

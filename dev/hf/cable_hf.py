@@ -74,11 +74,25 @@ def check_mask(window, sinks, name):
     return window, sinks
 
 
-def with_rope_scaling(config):
+def base_of(position):
+    """rope's base theta, None where there is no rope, or several with different ones"""
+    parts = [part for layer in position.get("layers", [[position]]) for part in layer]
+    found = {float(part["theta"]) for part in parts if part["name"] == "rope"}
+    return found.pop() if len(found) == 1 else None
+
+
+def check_base(rope_theta, position):
+    base = base_of(position)
+    if rope_theta is not None and base is not None and float(rope_theta) != base:
+        raise ValueError(f"config.json: rope_theta: expected {base}, which position has, got {rope_theta}")
+
+
+def with_rope(config):
     """a configuration to be written: `stretch` is our name for it in memory, as the library changes what is called
-    rope_scaling"""
-    stretch = config.pop("stretch", None)
-    return {**config, "rope_scaling": stretch} if stretch else config
+    rope_scaling; rope_theta repeats what the encoding has"""
+    stretch, base = config.pop("stretch", None), base_of(config["position"])
+    config = {**config, "rope_scaling": stretch} if stretch else config
+    return config if base is None else {**config, "rope_theta": base}
 
 
 class CableConfig(PretrainedConfig):
@@ -91,12 +105,13 @@ class CableConfig(PretrainedConfig):
 
     def __init__(self, n_layer=12, n_head=12, n_embd=768, vocab_size=50257, n_positions=1024, position=None,
                  layer_norm_epsilon=1e-5, rope_scaling=None, activation_function="gelu_new", use_cache=True,
-                 vocab_softmax="used", window=0, sinks=0, document_mask=None, **others):
+                 vocab_softmax="used", window=0, sinks=0, document_mask=None, rope_theta=None, **others):
         self.n_layer, self.n_head, self.n_embd = n_layer, n_head, n_embd
         self.vocab_size, self.n_positions = vocab_size, n_positions
         self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
         self.document_mask = document_mask          # the token that begins a document, beyond which no query sees
         self.position = check_position(position or {"name": "cable"}, rope_scaling)
+        check_base(rope_theta, self.position)
         self.layer_norm_epsilon, self.vocab_softmax = layer_norm_epsilon, vocab_softmax
         if vocab_softmax not in ("used", "padded"):
             raise ValueError(f"config.json: vocab_softmax: expected used or padded, got {vocab_softmax!r}")
@@ -107,7 +122,7 @@ class CableConfig(PretrainedConfig):
         super().__init__(**others)
 
     def to_dict(self):
-        return with_rope_scaling(super().to_dict())
+        return with_rope(super().to_dict())
 
 
 class CableBertConfig(PretrainedConfig):
@@ -120,7 +135,7 @@ class CableBertConfig(PretrainedConfig):
     def __init__(self, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
                  max_position_embeddings=512, vocab_size=30522, type_vocab_size=2, hidden_act="gelu",
                  layer_norm_eps=1e-12, pad_token_id=0, position=None, rope_scaling=None, window=0,
-                 sinks=0, **others):
+                 sinks=0, rope_theta=None, **others):
         self.hidden_size, self.num_hidden_layers = hidden_size, num_hidden_layers
         self.num_attention_heads, self.intermediate_size = num_attention_heads, intermediate_size
         self.max_position_embeddings = max_position_embeddings
@@ -128,13 +143,14 @@ class CableBertConfig(PretrainedConfig):
         self.hidden_act, self.layer_norm_eps = hidden_act, layer_norm_eps
         self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
         self.position = check_position(position or {"name": "cable"}, rope_scaling)
+        check_base(rope_theta, self.position)
         if hidden_act != "gelu":
             raise ValueError(f"config.json: hidden_act: expected gelu, got {hidden_act!r}")
         self.stretch = rope_scaling
         super().__init__(pad_token_id=pad_token_id, **others)
 
     def to_dict(self):
-        return with_rope_scaling(super().to_dict())
+        return with_rope(super().to_dict())
 
 
 # ---- the encodings ----

@@ -97,6 +97,7 @@ struct PositionConfig {
     RopeScaling scaling = RopeScaling::None;        // config.json's rope_scaling; not part of the encoding's identity
     double scaling_factor = 0;                      // 0: max(1, T / original_length()) at each length
     int T_original = 0;                             // the length that is stretched; 0: T_train
+    double other_theta = 0;                         // --rope_theta, where the evaluated checkpoint has another; else 0
     TileSkip tile_skip = TileSkip::Default;         // not part of it either
     AttentionMask mask;                             // nor this, which config.json keeps
     // Several encodings, "rope+cable" in one layer or "rope,none" in turns (position/table.h): `name` is this text, and

@@ -1,8 +1,8 @@
-// position/rope_scaling.h -- how rope is stretched (rope.cuh): as --rope_scaling says it, as config.json keeps it by
-// Hugging Face's names, and as log.jsonl names it:
+// position/rope_scaling.h -- rope's base and how rope is stretched (rope.cuh): as --rope_theta and --rope_scaling say
+// it, as config.json keeps it by Hugging Face's names, and as log.jsonl names it:
 //
-//   --rope_scaling yarn:4
-//   "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
+//   --rope_theta 500000 --rope_scaling yarn:4
+//   "rope_theta": 500000, "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
 #ifndef LLMC_POSITION_ROPE_SCALING_H
 #define LLMC_POSITION_ROPE_SCALING_H
 
@@ -71,6 +71,54 @@ inline void parse_rope_scaling(const std::string& text, PositionConfig& position
     position.scaling_factor = colon == std::string::npos ? 0.0 : strtod(text.c_str() + colon + 1, nullptr);
     check(position.scaling == RopeScaling::None || position.has("rope"),
           "--rope_scaling %s: only rope can be stretched, and the encoding is %s", text.c_str(), position.name.c_str());
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the base theta. It is one of rope's hyperparameters, which config.json has with the encoding, and once more as
+// "rope_theta", where other programs look for it.
+
+// Of all ropes of `position`; 0: there is none, or they have several
+inline double rope_theta(const PositionConfig& position) {
+    double theta = 0;
+    bool same = true;
+    position.each([&](const PositionConfig& c) {
+        if (c.name != "rope") { return; }
+        same = same && (theta == 0 || theta == c.value("theta"));
+        theta = c.value("theta");
+    });
+    return same ? theta : 0;
+}
+
+// Gives each rope of `position` the base theta; whether that changed any.
+inline bool set_rope_theta(PositionConfig& position, double theta) {
+    bool changed = false;
+    const auto set = [&](PositionConfig& c) {
+        for (Hyperparameter& h : c.values) {
+            if (c.name != "rope" || h.key != "theta" || h.value == theta) { continue; }
+            h.value = theta;
+            changed = true;
+        }
+    };
+    set(position);
+    for (PositionConfig& part : position.parts) { set(part); }
+    return changed;
+}
+
+// The "rope_theta" of a config.json, if any, must be the base that its encoding has.
+inline void check_rope_theta(const Json& config, const PositionConfig& position, const std::string& what) {
+    const double theta = rope_theta(position);
+    if (theta == 0 || !config.contains("rope_theta")) { return; }
+    const double found = json_number(config, "rope_theta", what);
+    check(found == theta, "%s: rope_theta: expected %.9g, which position has, got %.9g; --rope_theta changes both",
+          what.c_str(), theta, found);
+}
+
+// What config.json says of rope besides the encoding
+inline void set_rope_json(Json& config, const PositionConfig& position, int T) {
+    const double theta = rope_theta(position);
+    const Json scaling = rope_scaling_json(position, T);
+    if (theta > 0) { config["rope_theta"] = theta; }
+    if (!scaling.is_null()) { config["rope_scaling"] = scaling; }
 }
 
 #endif

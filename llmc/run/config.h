@@ -226,6 +226,26 @@ inline void restretch(const Options& o, const std::string& path, PositionConfig&
         was.c_str(), path.c_str(), found.original_length());
 }
 
+// --rope_theta: the base of all ropes. `path`: the checkpoint, if any, that was trained with position's; another one is
+// taken and said, but refused by --resume.
+inline void rebase(const Options& o, const std::string& path, PositionConfig& position) {
+    if (o.rope_theta == 0) { return; }
+    check(position.has("rope"), "--rope_theta %.9g: only rope has a base, and the encoding is %s", o.rope_theta,
+          position.name.c_str());
+    position.each([&](const PositionConfig& c) {
+        const bool free = c.name != "rope" || !path.empty() || !c.values[0].given;
+        check(free, "--rope_theta %.9g: --pos %s gives rope a base, too", o.rope_theta, o.pos.c_str());
+    });
+    const std::string was = position_text(position);
+    if (!set_rope_theta(position, o.rope_theta) || path.empty()) { return; }
+    check(!o.resume || may_change(o, "rope_theta"), "--rope_theta %.9g: the run to be resumed had %s (%s); give that, "
+          "or --allow_change rope_theta", o.rope_theta, was.c_str(), path.c_str());
+    position.other_theta = o.rope_theta;
+    if (comm().rank > 0) { return; }
+    say("--rope_theta %.9g: taken instead of that of %s, which %s was trained with", o.rope_theta, was.c_str(),
+        path.c_str());
+}
+
 // The model's configuration: `c` as the flags have it, or that of the checkpoint or weights at `path` (if any), which
 // must agree with the flags and the data. data_vocab: what the data wants of the model, 0: there is none.
 template <class Config>
@@ -238,6 +258,7 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
         c.position = parse_layers(o.pos, c.T, c.L);
         c.position.T_original = c.T;
         parse_rope_scaling(o.rope_scaling, c.position);
+        rebase(o, "", c.position);
         c.position.mask = resolve_mask(o, AttentionMask(), path);
         return c;
     }
@@ -266,6 +287,8 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     c.position.T_original = trained;
     if (j.contains("rope_scaling")) { rope_scaling_from_json(j["rope_scaling"], c.position, path); }
     if (o.is_given("rope_scaling")) { restretch(o, path, c.position); }
+    check_rope_theta(j, c.position, path);
+    rebase(o, j.contains("position") ? path : "", c.position);
     c.position.mask = resolve_mask(o, mask_from_json(j, path), path);
     return c;
 }

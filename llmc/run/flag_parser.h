@@ -261,6 +261,11 @@ inline std::string banner_line(const char* label, const std::string& text) {
     return banner_line(label, words_of(text));
 }
 
+// Whether --allow_change names the flag
+inline bool may_change(const Options& o, const char* flag) {
+    return std::find(o.allow_change.begin(), o.allow_change.end(), flag) != o.allow_change.end();
+}
+
 // Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
 // or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
 // options in which -1 is replaced by the number it stands for: a total batch of B*T is another one when B changes.
@@ -270,9 +275,7 @@ inline void check_resumed_options(const Options& now, const Json& saved, const s
     const Json defaults = options_json(Options(now.program));
     check(saved.is_object(), "%s: expected an object of flags", what.c_str());
     for (const OptionRow& row : option_rows(now.program)) {
-        const Names& allow = now.allow_change;
-        const bool allowed = std::find(allow.begin(), allow.end(), row.name) != allow.end();
-        if (row.on_resume == FREE || allowed) { continue; }
+        if (row.on_resume == FREE || may_change(now, row.name)) { continue; }
         const Json& was = saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name);
         const Json& is = current.at(row.name);
         check(was == is, "--%s %s: the run to be resumed had %s (%s); give that, or --allow_change %s", row.name,

@@ -33,6 +33,8 @@ constexpr int MOST_WINDOW = 1 << 30;
       "initial weights: a checkpoint, a safetensors directory or llm.c's .bin; -e d12 means --model d12") \
     X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), SAME, \
       "how rope is stretched, kept by the checkpoints of a run; s is T / the length of before unless given") \
+    X(double, rope_theta, "", 0, at_least(0), FREE, \
+      "rope's base, instead of --pos rope:theta's or the checkpoint's, and kept like it; 0 = that one") \
     X(int, window, "", 0, between(0, MOST_WINDOW), SAME, \
       "a query sees the W - 1 keys before it and its own (BERT: also those after it); 0 = all. Kept by checkpoints, " \
       "which can be evaluated with another one") \

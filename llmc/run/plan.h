@@ -4,8 +4,9 @@
 
 #include "run.h"
 
-// A model that is trained has one factor. The flag then says what holds, which --resume compares.
+// A model that is trained has one base, and one factor. --rope_scaling then says what holds, which --resume compares.
 inline void plan_rope_scaling(Run& r, PositionConfig& position) {
+    if (r.trains) { position.other_theta = 0; }
     if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
         position.scaling_factor = std::max(1.0, (double)r.o.T / position.original_length());
     }

@@ -18,8 +18,7 @@ constexpr const char* PLANS_KEY = "plans";
 
 // Dies if a run that is resumed had other plans, unless --allow_change plans. now: as state.json will have it
 inline void check_resumed_plans(const Run& r, const std::string& now) {
-    const Names& allow = r.o.allow_change;
-    const bool allowed = std::find(allow.begin(), allow.end(), PLANS_KEY) != allow.end();
+    const bool allowed = may_change(r.o, PLANS_KEY);
     const auto text = [](const std::string& s) { return s.empty() ? std::string("none") : s; };
     check(r.resumed.empty() || allowed || now == r.state.plans,
           "--plans: the run to be resumed had %s, this one has %s, and its bits would differ; give the file that it "

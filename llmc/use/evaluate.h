@@ -112,10 +112,12 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     return e;
 }
 
-// A record of log.jsonl, and how rope was stretched at this length, if it was, and the window, if there was one
+// A record of log.jsonl, and how rope was stretched at this length, if it was, its base, if that is not the
+// checkpoint's, and the window, if there was one
 inline Json with_stretch(Json record, const PositionConfig& position, int T) {
     const Json stretch = rope_scaling_json(position, T);
     if (!stretch.is_null()) { record["rope_scaling"] = stretch; }
+    if (position.other_theta > 0) { record["rope_theta"] = position.other_theta; }
     if (position.mask.window > 0) { record["window"] = position.mask.window; }
     if (position.mask.sinks > 0) { record["sinks"] = position.mask.sinks; }
     if (position.mask.by_document()) { record["document_mask"] = true; }

@@ -86,6 +86,7 @@ TEST_CASE("args: values of every kind", "[args]") {
     CHECK(o.eval_lengths == std::vector<int>{64, 128, 16384});
     CHECK(o.allow_change == std::vector<std::string>{"lr", "steps"});
     CHECK(o.rope_scaling == "yarn:2.5");
+    CHECK(parse({"--rope_theta", "5e5"}).rope_theta == 500000);
     CHECK((o.steps == 0 && o.val_batches == -1));
     CHECK(parse({"--rope_scaling", "ntk"}).rope_scaling == "ntk");
     CHECK(parse({"--generate", "-- \n-5"}).generate == "-- \n-5");

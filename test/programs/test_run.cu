@@ -674,6 +674,88 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
     }
 }
 
+TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags base = place.base.without("--out").with("--model 1,2,32 --T 16 --lr 1e-2");
+    REQUIRE(place.run(base.with("--pos rope").set("--out", place / "short")).code == 0);
+    const std::string old = step_dir(place / "short", 12);
+    CHECK(config_of(old).at("rope_theta") == 10000);
+    struct Use { std::string out, err; Json record; };
+    const auto evaluate = [&](const std::string& step, const char* flags) {
+        const std::string log = place / "use";
+        const Outcome o = place.run(Flags().set("--load", step).set("--val_files", place / "val.txt").set("--out", log)
+                                        .with("--eval_lengths 48 --threads 2").with(flags));
+        INFO(o.err);
+        REQUIRE(o.code == 0);
+        return Use{o.out, o.err, of_kind(json_lines(log + "/log.jsonl"), "extrapolation").back()};
+    };
+    // evaluated with another base, which is said and logged; the checkpoint's own changes nothing
+    const Use plain = evaluate(old, ""), same = evaluate(old, "--rope_theta 10000");
+    const Use other = evaluate(old, "--rope_theta 50");
+    CHECK(same.record == plain.record);
+    CHECK(!contains(same.err, "taken instead"));
+    CHECK(!plain.record.contains("rope_theta"));
+    CHECK(other.record.at("rope_theta") == 50);
+    CHECK(other.record.at("loss") != plain.record.at("loss"));
+    CHECK(contains(other.out, "rope:theta=50,p=1"));
+    CHECK(contains(other.err, "--rope_theta 50: taken instead of that of rope:theta=10000,p=1, which " + old));
+    // trained on with it: its checkpoints have it
+    const std::string out = place / "long";
+    const Flags tune = base.without("--model").set("--load", old).with("--rope_theta 50").set("--out", out);
+    REQUIRE(place.run(tune).code == 0);
+    const Json config = config_of(step_dir(out, 12));
+    CHECK(config.at("rope_theta") == 50);
+    CHECK(config.at("position").at("theta") == 50);
+    const Use kept = evaluate(step_dir(out, 12), "");
+    CHECK(!kept.record.contains("rope_theta"));
+    CHECK(evaluate(step_dir(out, 12), "--rope_theta 50").record == kept.record);
+    CHECK(evaluate(step_dir(out, 12), "--rope_theta 10000").record.at("loss") != kept.record.at("loss"));
+    // resumed with and without the flag to the same bits; another base is refused
+    const auto unbroken = bits(step_dir(out, 12));
+    for (const Flags& resume : {tune.without("--load").with("--resume 1"),
+                                tune.without("--load").without("--rope_theta").with("--resume 1")}) {
+        TempDir::remove(step_dir(out, 12));
+        REQUIRE(place.run(resume).code == 0);
+        check_same(unbroken, bits(step_dir(out, 12)));
+        const Flags changed = resume.without("--rope_theta").with("--rope_theta 60");
+        check_refused(place, {changed, {"--rope_theta 60", "rope:theta=50,p=1", "--allow_change rope_theta"}});
+        CHECK(place.run(changed.with("--allow_change rope_theta")).code == 0);
+    }
+    // a new model, and one whose layers have ropes of several bases
+    REQUIRE(place.run(base.with("--pos rope:theta=50").set("--out", place / "key")).code == 0);
+    REQUIRE(place.run(base.with("--pos rope --rope_theta 50").set("--out", place / "flag")).code == 0);
+    check_same(bits(step_dir(place / "key", 12)), bits(step_dir(place / "flag", 12)));
+    const Flags two = base.without("--model").with("--model 2,2,32");
+    REQUIRE(place.run(two.with("--pos rope+cable,rope:theta=5").set("--out", place / "two")).code == 0);
+    CHECK(!config_of(step_dir(place / "two", 12)).contains("rope_theta"));
+    const Use both = evaluate(step_dir(place / "two", 12), "--rope_theta 50");
+    CHECK(contains(both.out, "cable+rope:theta=50,p=1,rope:theta=50,p=1"));
+    CHECK(both.record.at("loss") != evaluate(step_dir(place / "two", 12), "").record.at("loss"));
+}
+
+TEST_CASE("run: a base that does not fit the model is refused", "[run][rope_scaling]") {
+    if (!have_program()) { return; }
+    Place place;
+    REQUIRE(place.run(place.base.with("--pos rope").set("--out", place / "plain")).code == 0);
+    REQUIRE(place.run(place.base.with("--pos alibi").set("--out", place / "alibi")).code == 0);
+    const Flags a = Flags().with("--generate a --rope_theta 50");
+    check_refused(place, {a.set("--load", step_dir(place / "alibi", 12)), {"--rope_theta 50: only rope has a base",
+                                                                           "alibi"}});
+    check_refused(place, {place.base.with("--rope_theta 50"), {"only rope has a base", "cable"}});
+    check_refused(place, {place.base.with("--pos rope:theta=40 --rope_theta 50"), {"--rope_theta 50",
+                                                                                   "rope:theta=40"}});
+    check_refused(place, {place.base.with("--pos rope --rope_theta -1"), {"--rope_theta", "-1"}});
+    check_refused(place, {place.base.with("--pos rope --rope_theta nan"), {"--rope_theta", "nan"}});
+    Json j = config_of(step_dir(place / "plain", 12));
+    j["rope_theta"] = 500000;
+    io_mkdir(place / "edited");
+    write_file(place / "edited/model.safetensors", read_file(step_dir(place / "plain", 12) + "/model.safetensors"));
+    write_file(place / "edited/config.json", json_text(j));
+    check_refused(place, {Flags().set("--load", place / "edited").with("--generate a"),
+                          {"edited: rope_theta: expected 10000", "got 500000"}});
+}
+
 TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
     if (!have_program()) { return; }
     Place place;

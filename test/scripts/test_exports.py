@@ -213,9 +213,10 @@ class Exports(Case):
         for scaling in SCALINGS:
             with self.subTest(scaling=scaling):
                 step = train(self.dir, "long_" + scaling, "rope", "--load", short, "--rope_scaling", scaling,
-                             "--lr", "1e-2", steps=3)
+                             "--rope_theta", "500", "--lr", "1e-2", steps=3)
                 model = load_checkpoint(step)
                 self.assertEqual(model.config.rope_scaling["original_max_position_embeddings"], 8)
+                self.assertEqual(model.config.position["theta"], 500)
                 exact = doubled(model)
                 found = trainer_curves(self.dir, step, [T, 2 * T])
                 self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
@@ -531,8 +532,18 @@ class Transformers(Case):
         short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "16", "--lr", "1e-2")
         for scaling in SCALINGS:
             with self.subTest(scaling=scaling):
-                flags = ("--load", short, "--rope_scaling", scaling, "--lr", "1e-2")
-                self.compare_export(train(self.dir, "run_" + scaling, "rope", *flags, steps=3))
+                flags = ("--load", short, "--rope_scaling", scaling, "--rope_theta", "500", "--lr", "1e-2")
+                step = train(self.dir, "run_" + scaling, "rope", *flags, steps=3)
+                self.compare_export(step)
+                self.assertEqual(self.load(step).config.to_dict()["rope_theta"], 500)
+        path = os.path.join(step, "config.json")
+        with open(path) as f:
+            stored = json.load(f)
+        self.assertEqual(stored["rope_theta"], 500)
+        with open(path, "w") as f:
+            json.dump({**stored, "rope_theta": 10000}, f)
+        with self.assertRaisesRegex(ValueError, "rope_theta: expected 500.0, which position has, got 10000"):
+            self.load(step)
 
     def test_windowed_checkpoint_is_the_export(self):
         mask = ("--window", "7", "--sinks", "2")

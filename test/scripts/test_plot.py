@@ -98,6 +98,13 @@ class TestPlot(unittest.TestCase):
         self.assertEqual([y for _, y in plotted(plot.plot_curve([run]))["rope, yarn, T = 4"]], [4, 3, 2, 1])
         self.assertEqual(plot.style("rope, yarn"), plot.STYLES["rope"])
         self.assertEqual(plot.stretch_of({"window": 64, "sinks": 4, **stretch}), ", yarn, window 64+4")
+        self.assertEqual(plot.stretch_of({"rope_theta": 500000.0, **stretch}), ", yarn, theta 500000")
+
+    def test_documents_apart_are_a_line_of_their_own(self):
+        run = self.log("run", self.record(256, 90), {**self.record(256, 7), "window": 64, "document_mask": True})
+        self.assertEqual(plotted(plot.plot_lengths([run])),
+                         {"cable": [(256, 90)], "cable, window 64+0, documents apart": [(256, 7)]})
+        self.assertEqual(plot.style("cable, documents apart"), plot.STYLES["cable"])
 
     def test_curve(self):
         run = self.log("run", {"kind": "curve", "pos": "alibi", "T": 4, "loss": [4, 3, 2, None]},
