@@ -147,6 +147,13 @@ inline void check_model_type(const Json& j, const ConfigKeys& keys, const std::s
           "other trainer?)", what.c_str(), keys.type, keys.cable, json_excerpt(type).c_str());
 }
 
+// Rope's base is not compared: no tensor depends on it, and --rope_theta may change it, which run/config.h judges.
+inline Json without_theta(Json position) {
+    if (position.is_object()) { position.erase("theta"); }
+    if (position.is_structured()) { for (Json& item : position) { item = without_theta(item); } }
+    return position;
+}
+
 // An error unless the configuration `found` fits the model `wanted`. A configuration of other software has no
 // "position", which fits any encoding.
 inline void check_config(const Json& found, const Json& wanted, const std::string& what) {
@@ -167,7 +174,7 @@ inline void check_config(const Json& found, const Json& wanted, const std::strin
     }
     if (!found.contains("position") || !wanted.contains("position")) { return; }
     // the encoding: its name and all hyperparameters
-    const Json &have = found["position"], &want = wanted["position"];
+    const Json have = without_theta(found["position"]), want = without_theta(wanted["position"]);
     check(have.is_object() && want.is_object(), "%s: position: expected an object, got %s", what.c_str(),
           json_excerpt(have).c_str());
     // a hyperparameter that the file lacks is younger than the file: the model took it as it was then (run/config.h)
