@@ -135,8 +135,8 @@ def styles_of(keys):
 
 
 def stretch_of(record):
-    """", yarn" of an evaluation for which rope was stretched, ", theta 500000" of one with another base, ", window 64+4"
-    of one with a window and sinks, ", documents apart" of one with a mask of documents"""
+    """", yarn" of an evaluation for which rope was stretched, ", theta 500000" of one with another base, ", window
+    64+4" of one with a window and sinks, ", documents apart" of one with a mask of documents"""
     stretch, theta, window = (record.get(key) for key in ("rope_scaling", "rope_theta", "window"))
     text = f", {stretch.get('rope_type')}" if isinstance(stretch, dict) else ""
     text += f", theta {theta:.9g}" if isinstance(theta, (int, float)) else ""

@@ -76,7 +76,8 @@ def check_mask(window, sinks, name):
 
 def base_of(position):
     """rope's base theta, None where there is no rope, or several with different ones"""
-    parts = [part for layer in position.get("layers", [[position]]) for part in layer]
+    layers = position["layers"] if position["name"] == "layers" else [[position]]
+    parts = [part for layer in layers for part in layer]
     found = {float(part["theta"]) for part in parts if part["name"] == "rope"}
     return found.pop() if len(found) == 1 else None
 

@@ -690,7 +690,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
         REQUIRE(o.code == 0);
         return Use{o.out, o.err, of_kind(json_lines(log + "/log.jsonl"), "extrapolation").back()};
     };
-    // evaluated with another base, which is said and logged; the checkpoint's own changes nothing
+    // 1 evaluated with another base, which is said and logged; the checkpoint's own changes nothing
     const Use plain = evaluate(old, ""), same = evaluate(old, "--rope_theta 10000");
     const Use other = evaluate(old, "--rope_theta 50");
     CHECK(same.record == plain.record);
@@ -700,7 +700,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     CHECK(other.record.at("loss") != plain.record.at("loss"));
     CHECK(contains(other.out, "rope:theta=50,p=1"));
     CHECK(contains(other.err, "--rope_theta 50: taken instead of that of rope:theta=10000,p=1, which " + old));
-    // trained on with it: its checkpoints have it
+    // 2 trained on with it: its checkpoints have it
     const std::string out = place / "long";
     const Flags tune = base.without("--model").set("--load", old).with("--rope_theta 50").set("--out", out);
     REQUIRE(place.run(tune).code == 0);
@@ -711,7 +711,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     CHECK(!kept.record.contains("rope_theta"));
     CHECK(evaluate(step_dir(out, 12), "--rope_theta 50").record == kept.record);
     CHECK(evaluate(step_dir(out, 12), "--rope_theta 10000").record.at("loss") != kept.record.at("loss"));
-    // resumed with and without the flag to the same bits; another base is refused
+    // 3 resumed with and without the flag to the same bits; another base is refused
     const auto unbroken = bits(step_dir(out, 12));
     for (const Flags& resume : {tune.without("--load").with("--resume 1"),
                                 tune.without("--load").without("--rope_theta").with("--resume 1")}) {
@@ -722,7 +722,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
         check_refused(place, {changed, {"--rope_theta 60", "rope:theta=50,p=1", "--allow_change rope_theta"}});
         CHECK(place.run(changed.with("--allow_change rope_theta")).code == 0);
     }
-    // a new model, and one whose layers have ropes of several bases
+    // 4 a new model, and one whose layers have ropes of several bases
     REQUIRE(place.run(base.with("--pos rope:theta=50").set("--out", place / "key")).code == 0);
     REQUIRE(place.run(base.with("--pos rope --rope_theta 50").set("--out", place / "flag")).code == 0);
     check_same(bits(step_dir(place / "key", 12)), bits(step_dir(place / "flag", 12)));
