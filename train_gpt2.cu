@@ -529,7 +529,8 @@ void use_model(GPT2& model, const Run& run, const TokenFiles* val, const HellaSw
         acts.release();
     }
     if (!o.eval_lengths.empty()) {
-        evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads, *run.log);
+        evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads, *run.log,
+                         o.token_losses ? o.out : "");
     }
     if (!tasks.empty()) { evaluate_tasks(model, tasks, run.state.step, *run.log); }
     if (!o.probe.empty()) {
@@ -664,6 +665,8 @@ int gpt2_main(int argc, char** argv) {
     const bool writes = o.is_given("generate") || !o.dump_bias.empty();
     check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: a text is written token "
           "by token, which %d would only repeat; start it as one", comm().size, comm().size);
+    check(!o.token_losses || !o.eval_lengths.empty(), "--token_losses: expected --eval_lengths, for losses to write");
+    check(!o.token_losses || !o.out.empty(), "--token_losses: give the directory to write to with --out");
     const bool evaluates = !o.eval_lengths.empty() || !o.hellaswag.empty() || !o.tasks.empty() || !o.probe.empty();
     begin_run(run, evaluates || writes, "--eval_lengths, --hellaswag, --tasks, --probe, --generate and --dump_bias");
     GPT2Data data(run);

@@ -15,6 +15,7 @@
 #define LLMC_USE_EVALUATE_H
 
 #include "../base/json.h"
+#include "../files/safetensors.h"
 #include "../model.cuh"
 #include "../position/rope_scaling.h"
 #include "../text/dataloader.h"
@@ -55,8 +56,10 @@ int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint
 }
 
 // Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
+// token_losses: if not null, gets the loss of every target, in their order
 template <class Model, class Acts>
-Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit) {
+Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit,
+                    std::vector<float>* token_losses = nullptr) {
     const Doing evaluating("evaluating");
     check(files.tokens >= 2, "%s %s: %llu tokens are too few to evaluate on", files.flag.c_str(), files.pattern.c_str(),
           (unsigned long long)files.tokens);
@@ -99,6 +102,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
         for (size_t n = 0; n < all_losses.size(); n++) {                                // in the stream's order
             if (all_losses[n] == -INFINITY) { continue; }
             sum[n % T] += all_losses[n];
+            if (token_losses != nullptr) { token_losses->push_back(all_losses[n]); }
             e.accuracy += all_hits[n];
             count[n % T]++;
         }
@@ -141,6 +145,20 @@ inline Json speed_json(const Evaluation& e, const PositionConfig& position, doub
     return with_stretch(j, position, e.T);
 }
 
+// DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats, that of the data's second token first. It
+// appears whole or not at all.
+inline void write_token_losses(const std::string& directory, const Evaluation& e, const std::vector<float>& losses) {
+    if (comm().rank > 0) { return; }
+    const std::string path = directory + strprintf("/token_losses_%d_%d.safetensors", e.T, e.stride);
+    const auto fill = [&](float* out, size_t row0, size_t rows) {
+        std::copy_n(losses.begin() + (long)row0, rows, out);
+    };
+    io_mkdirs(directory);
+    write_safetensors(path + ".tmp", {{"losses", {losses.size()}, fill}});
+    io_rename(path + ".tmp", path);
+    printf("%17s wrote %s\n", "", printable(path, LONGEST_MESSAGE).c_str());
+}
+
 // A row for each head, printed and logged
 template <class Log>
 void report_heads(const std::vector<HeadStatistics>& heads, int NH, const PositionConfig& position, int T,
@@ -161,10 +179,10 @@ void report_heads(const std::vector<HeadStatistics>& heads, int NH, const Positi
 }
 
 // Perplexity at each length, printed as a table and logged; if asked for, also the loss by position and where each head
-// looks. A length beyond the encoding's reach prints "-" and why.
+// looks. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of write_token_losses, or ""
 template <class Model, class Log>
 void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride,
-                      uint64_t limit, bool curve, bool heads, Log& log) {
+                      uint64_t limit, bool curve, bool heads, Log& log, const std::string& losses_to = "") {
     const PositionConfig& position = model.config.position;
     const int reach = position_max_length(position);
     check(*std::min_element(lengths.begin(), lengths.end()) <= reach,
@@ -181,7 +199,9 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         auto acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
         activations_allocate(acts);
         const auto watch = heads ? watch_heads(model, acts, B, T) : nullptr;
-        const Evaluation e = evaluate(model, acts, files, T, stride, limit);
+        std::vector<float> token_losses;
+        std::vector<float>* wanted = losses_to.empty() ? nullptr : &token_losses;
+        const Evaluation e = evaluate(model, acts, files, T, stride, limit, wanted);
         const double mem = (double)device_memory_used();
         const int HS = model.config.C / model.config.NH;
         const PositionConfig& last = *layer_position(model, acts, model.config.L - 1, B, T).bias().config;
@@ -205,6 +225,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         fflush(stdout);
         log.record(evaluation_json(e, position));
         log.record(speed_json(e, position, mem));
+        if (!losses_to.empty()) { write_token_losses(losses_to, e, token_losses); }
         if (watch) { report_heads(watch->heads, model.config.NH, position, T, e.stride, log); }
         if (!curve) { continue; }
         log.record(curve_json(e, position));

@@ -150,6 +150,7 @@ struct Expected {
     uint64_t windows = 0, tokens = 0;
     double loss = 0;
     std::vector<double> sum, count;
+    std::vector<float> each;                    // the loss of every target
 };
 
 // From the definition: each target is scored once, by the first window that holds it, given the tokens of that window
@@ -171,6 +172,7 @@ Expected by_definition(GPT2& model, const std::vector<int>& stream, int T, int s
         forward_losses(model, acts, stream.data() + start, targets.data(), nullptr, 1, n, losses.data(), nullptr);
         acts.release();
         e.loss += losses.back() / (double)e.tokens;
+        e.each.push_back(losses.back());
         e.sum[(size_t)n - 1] += losses.back();
         e.count[(size_t)n - 1]++;
         e.windows = (uint64_t)(start / stride) + 1;
@@ -193,7 +195,8 @@ TEST_CASE("evaluate: every target is scored once, with the context its window gi
             INFO(pos << ", stride " << stride << ", limit " << limit << ", B " << B);
             Activations acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
             activations_allocate(acts);
-            const Evaluation e = evaluate(model, acts, files, T, stride, limit);
+            std::vector<float> each;
+            const Evaluation e = evaluate(model, acts, files, T, stride, limit, &each);
             acts.release();
             const Expected want = by_definition(model, stream, T, step, limit);
             CHECK(e.T == T);
@@ -201,6 +204,11 @@ TEST_CASE("evaluate: every target is scored once, with the context its window gi
             CHECK(e.tokens == want.tokens);
             CHECK(e.windows == want.windows);
             CHECK(std::fabs(e.loss - want.loss) <= 2e-6 * want.loss);
+            REQUIRE(each.size() == want.each.size());
+            for (size_t n = 0; n < each.size(); n++) {
+                INFO("target " << n);
+                CHECK(std::fabs(each[n] - want.each[n]) <= 1e-5 * want.each[n]);
+            }
             REQUIRE(e.curve.size() == (size_t)T);
             for (int t = 0; t < T; t++) {
                 INFO("position " << t);

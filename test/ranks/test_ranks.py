@@ -1043,12 +1043,17 @@ class Sharing(unittest.TestCase):
             output = self.run_ok(ranks, TRAINER, "--load", os.path.join(self.path("swag1"), "step_00000002"),
                                  "--val_files", self.text, "--T", "48", "--B", "5", "--out", self.path(out),
                                  "--eval_lengths", "16,48,200", "--eval_tokens", "20000", "--curve", "--stride", "11",
-                                 *hellaswag)
+                                 "--token_losses", *hellaswag)
             tables = [line for line in output.splitlines() if re.match(r"HellaSwag: |.*positions| +\d+ +\d+ ", line)]
             self.assertEqual(len(tables), 1 + 3 + 3 * 8, output)
             records = self.log(out, "hellaswag_example", "hellaswag", "extrapolation", "curve")
             self.assertEqual(len(records), examples + 1 + 3 + 3)
-            found[ranks] = tables, records
+            losses = []
+            for T in 16, 48, 200:
+                with open(os.path.join(self.path(out), f"token_losses_{T}_11.safetensors"), "rb") as f:
+                    losses.append(f.read())
+            self.assertGreater(min(map(len, losses)), 4 * 20000)
+            found[ranks] = tables, records, losses
         for results in trained, found:
             first, *others = results.values()
             for other in others:

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""longppl.py -- LongPPL (Fang et al. 2024): perplexity over the tokens that need a long context.
+
+    scripts/longppl.py keys EVALUATOR --val_files b.txt --long 4096 --short 512 --stride 256 -o keys.json
+    scripts/longppl.py score keys.json run/cable/step_00002000 run/rope/step_00002000 --out run/longppl
+
+The perplexity over all tokens hardly says whether a model uses what stands far back, because few tokens depend on it.
+`keys` finds those of one text, once, by the losses of one model, the evaluator, with a long and with a short context:
+
+    key token   loss(short) - loss(long) > alpha   and   -loss(long) > beta         alpha = 2, beta = -2, in nats
+
+so the far context makes it much likelier, and then it is likely. `score` measures other models on these tokens in the
+long context: LongPPL = exp(mean of their losses), beside the perplexity over all tokens that could have been keys.
+
+Both let the trainer evaluate (--eval_lengths, --stride, --token_losses), in windows of which the last --stride tokens
+count: they see more than long - stride tokens, or more than short - stride. Only tokens whose long window holds more
+than --short tokens before them can be keys, so not those of the text's beginning. The file names the text by its
+checksum, its evaluator and all settings; `score` refuses another text. What is there is not evaluated again.
+"""
+import argparse
+import glob
+import hashlib
+import json
+import math
+import os
+import shlex
+import struct
+import subprocess
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    sys.exit("longppl.py: it needs numpy (apt install python3-numpy)")
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import runqueue  # noqa: E402
+from runqueue import BadInput, Command, Job  # noqa: E402
+
+
+def read_losses(path):
+    """the float32 tensor `losses` of a safetensors file"""
+    with open(path, "rb") as f:
+        size, = struct.unpack("<Q", f.read(8))
+        entry = json.loads(f.read(size))["losses"]
+        begin, end = entry["data_offsets"]
+        f.seek(8 + size + begin)
+        losses = np.frombuffer(f.read(end - begin), dtype="<f4")
+    if entry["dtype"] != "F32" or len(losses) * 4 != end - begin:
+        raise BadInput(f"{path}: damaged: expected the losses of --token_losses")
+    return losses
+
+
+def contexts(tokens, T, stride):
+    """how many tokens stand before each target in its window, as llmc/use/evaluate.h moves them"""
+    n = np.arange(tokens)
+    window = np.maximum(0, -(-(n + 1 - T) // stride))       # the first one that holds the target
+    return n - window * stride + 1
+
+
+def key_tokens(long_losses, short_losses, candidate, alpha, beta):
+    """which tokens are keys"""
+    return candidate & (short_losses - long_losses > alpha) & (-long_losses > beta)
+
+
+def perplexity(losses, chosen):
+    """exp(mean loss) of the chosen tokens, None of none"""
+    return math.exp(losses[chosen].astype(np.float64).mean()) if chosen.any() else None
+
+
+# ----------------------------------------------------------------------------------------------------------
+# evaluations
+
+def checksum(path):
+    found = hashlib.sha256()
+    try:
+        with open(path, "rb") as f:
+            for block in iter(lambda: f.read(1 << 20), b""):
+                found.update(block)
+    except OSError as e:
+        raise BadInput(f"{path}: {e.strerror}; --val_files: expected one file")
+    return found.hexdigest()
+
+
+def weights_of(checkpoint):
+    """what tells a checkpoint, or the newest one of a run, from others of the same name: its manifest's checksum"""
+    found = sorted(glob.glob(os.path.join(glob.escape(checkpoint), "step_*", "manifest.json")))
+    path = (found or [os.path.join(checkpoint, "manifest.json")])[-1]
+    return checksum(path) if os.path.exists(path) else ""
+
+
+def evaluation(args, checkpoint, T, stride, place):
+    """the command that writes the losses of all tokens, into a directory of this text, model and settings"""
+    flags = {"load": checkpoint, "val_files": args.val_files, "eval_lengths": str(T), "stride": str(stride),
+             "eval_tokens": str(args.eval_tokens), "token_losses": None}
+    identity = json.dumps([flags, args.text_sum, weights_of(checkpoint)])
+    where = os.path.join(place, hashlib.sha256(identity.encode()).hexdigest()[:16])
+    return Command("losses", shlex.quote(args.trainer), {**flags, "out": where}, where,
+                   os.path.join(where, "eval.done"), T, parts={T: T})
+
+
+def losses_of(args, wanted):
+    """{key: losses}; wanted: {key: (checkpoint, T, stride, directory)}"""
+    commands = {key: evaluation(args, *what) for key, what in wanted.items()}
+    jobs = [Job(f"{c.flags['load']}, T {c.flags['eval_lengths']}", "", [c]) for c in commands.values()]
+    slots = runqueue.slots(args.jobs, os.path.basename(args.trainer).endswith("cu"))
+    code = runqueue.Queue("longppl.py", jobs, slots, cwd=os.getcwd()).run()
+    if code:
+        raise SystemExit(code)
+    name = lambda c: f"token_losses_{c.flags['eval_lengths']}_{c.flags['stride']}.safetensors"
+    return {key: read_losses(os.path.join(c.out, name(c))) for key, c in commands.items()}
+
+
+def find_keys(args):
+    if not 0 < args.stride <= args.short < args.long:
+        raise BadInput(f"expected 0 < --stride <= --short < --long, got {args.stride}, {args.short}, {args.long}")
+    args.text_sum = checksum(args.val_files)
+    where = args.keep or args.output + ".losses"
+    found = losses_of(args, {T: (args.evaluator, T, args.stride, where) for T in (args.long, args.short)})
+    long_losses, short_losses = found[args.long], found[args.short]
+    candidates = contexts(len(long_losses), args.long, args.stride) > args.short
+    keys = key_tokens(long_losses, short_losses, candidates, args.alpha, args.beta)
+    record = {"val_files": args.val_files, "sha256": args.text_sum, "evaluator": args.evaluator,
+              "weights": weights_of(args.evaluator), "long": args.long, "short": args.short, "stride": args.stride,
+              "eval_tokens": args.eval_tokens, "alpha": args.alpha, "beta": args.beta, "tokens": len(keys),
+              "candidates": int(candidates.sum()), "keys": np.flatnonzero(keys).tolist()}
+    os.makedirs(os.path.dirname(os.path.abspath(args.output)), exist_ok=True)
+    runqueue.write_whole(args.output, json.dumps(record) + "\n")
+    print(f"{args.output}: {len(record['keys']):,} key tokens of {record['candidates']:,} that see more than "
+          f"{args.short:,} tokens ({len(record['keys']) / max(1, record['candidates']):.2%})")
+
+
+def score(args):
+    keys = runqueue.read_object(args.keys)
+    if not isinstance(keys.get("keys"), list):
+        raise BadInput(f"{args.keys}: expected a file that `longppl.py keys` has written")
+    args.val_files, args.eval_tokens = args.val_files or keys["val_files"], keys["eval_tokens"]
+    args.text_sum = checksum(args.val_files)
+    if args.text_sum != keys["sha256"]:
+        raise BadInput(f"{args.val_files}: expected the text of {args.keys} (SHA-256 {keys['sha256'][:12]}...), got "
+                       f"another one ({args.text_sum[:12]}...)")
+    found = losses_of(args, {c: (c, keys["long"], keys["stride"], args.out) for c in args.checkpoints})
+    rows = []
+    for checkpoint, losses in found.items():
+        if len(losses) != keys["tokens"]:
+            raise BadInput(f"{checkpoint}: expected the losses of {keys['tokens']:,} tokens, as in {args.keys}, got "
+                           f"{len(losses):,}; has it another vocabulary?")
+        chosen = np.zeros(len(losses), dtype=bool)
+        chosen[keys["keys"]] = True
+        candidate = contexts(len(losses), keys["long"], keys["stride"]) > keys["short"]
+        rows.append((checkpoint, perplexity(losses, chosen), perplexity(losses, candidate)))
+    shown = lambda v: "-" if v is None else f"{v:.4f}"
+    lines = [f"LongPPL over {len(keys['keys']):,} key tokens of {keys['candidates']:,}, windows of {keys['long']:,} "
+             f"tokens; the keys are those of {keys['evaluator']} ({keys['short']:,} tokens, alpha {keys['alpha']:g}, "
+             f"beta {keys['beta']:g}).", "", "| model | LongPPL | perplexity |", "|---|---|---|"]
+    lines += [f"| {checkpoint} | {shown(of_keys)} | {shown(of_all)} |" for checkpoint, of_keys, of_all in rows]
+    os.makedirs(args.out, exist_ok=True)
+    runqueue.write_whole(os.path.join(args.out, "longppl.md"), "\n".join(lines) + "\n")
+    runqueue.write_whole(os.path.join(args.out, "longppl.json"), json.dumps(
+        [{"checkpoint": c, "longppl": k, "ppl": p, "keys": os.path.abspath(args.keys)} for c, k, p in rows]) + "\n")
+    print("\n" + "\n".join(lines))
+
+
+def parse(argv):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = p.add_subparsers(dest="command", required=True)
+    keys = commands.add_parser("keys", help="find the key tokens of a text")
+    keys.add_argument("evaluator", help="checkpoint whose losses decide")
+    keys.add_argument("--val_files", required=True, help="the text: one file")
+    keys.add_argument("--long", type=int, required=True, help="tokens of the long context")
+    keys.add_argument("--short", type=int, required=True, help="tokens of the short one")
+    keys.add_argument("--stride", type=int, required=True, help="tokens that each window scores")
+    keys.add_argument("--eval_tokens", type=int, default=0, help="only so many tokens of the text; 0 = all [0]")
+    keys.add_argument("--alpha", type=float, default=2.0, help="least gain by the long context, in nats [2]")
+    keys.add_argument("--beta", type=float, default=-2.0, help="least log-likelihood in the long context [-2]")
+    keys.add_argument("-o", "--output", required=True, help="the file of the keys")
+    keys.add_argument("--keep", default="", help="directory of the losses [OUTPUT.losses]")
+    keys.set_defaults(run=find_keys)
+    of = commands.add_parser("score", help="LongPPL of checkpoints")
+    of.add_argument("keys", help="file of the keys")
+    of.add_argument("checkpoints", nargs="+")
+    of.add_argument("--val_files", default="", help="where the text is now [as when the keys were found]")
+    of.add_argument("--out", default="run/longppl", help="directory of losses and results [run/longppl]")
+    of.set_defaults(run=score)
+    for parser in keys, of:
+        parser.add_argument("--trainer", default=os.path.join(runqueue.ROOT, "train_gpt2"),
+                            help="program that evaluates [train_gpt2 of this repository]")
+        parser.add_argument("--jobs", type=int, default=0, help="evaluations at a time [1; with GPUs: one for each]")
+    return p.parse_args(argv)
+
+
+def main(argv):
+    args = parse(argv)
+    args.trainer = os.path.abspath(args.trainer)
+    try:
+        args.run(args)
+        return 0
+    except BadInput as e:
+        print(f"longppl.py: {e}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""test_longppl.py -- longppl.py: which tokens are keys, and LongPPL, against plain loops over the trainer's losses."""
+import glob
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import longppl  # noqa: E402
+import numpy as np  # noqa: E402
+
+TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
+
+
+class TestKeys(unittest.TestCase):
+    def test_contexts(self):
+        for tokens, T, stride in (20, 8, 3), (20, 8, 8), (5, 8, 3), (17, 4, 1), (24, 8, 4), (9, 8, 7):
+            seen = []
+            for n in range(tokens):             # the first window that holds the target, in plain steps
+                start = 0
+                while n >= start + T:
+                    start += stride
+                seen.append(n - start + 1)
+            self.assertEqual(longppl.contexts(tokens, T, stride).tolist(), seen, (tokens, T, stride))
+
+    def test_thresholds(self):
+        # long, short, can be one: a gain of 2.5 and a log-likelihood of -1.5 is a key, at the thresholds none is
+        rows = [(1.5, 4.0, True, True), (1.5, 4.0, False, False), (1.5, 3.5, True, False), (2.0, 9.0, True, False),
+                (1.5, 1.0, True, False), (1.75, 4.0, True, True), (2.25, 9.0, True, False)]
+        long_losses, short_losses, candidate, expected = zip(*rows)
+        found = longppl.key_tokens(np.array(long_losses), np.array(short_losses), np.array(candidate), 2, -2)
+        self.assertEqual(found.tolist(), list(expected))
+
+    def test_perplexity(self):
+        losses = np.array([1, 2, 6, 3], dtype=np.float32)
+        self.assertAlmostEqual(longppl.perplexity(losses, np.array([True, False, False, True])), math.exp(2), 12)
+        self.assertIsNone(longppl.perplexity(losses, np.zeros(4, dtype=bool)))
+
+
+@unittest.skipUnless(os.path.exists(TRAINER), "the trainer is not built")
+class TestTrainer(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = os.path.realpath(folder.name)
+        with open(os.path.join(ROOT, "LICENSE"), "rb") as f:
+            text = f.read()
+        for name, content in ("train.txt", text), ("val.txt", text[:900]), ("other.txt", text[1:901]):
+            with open(cls.path(name), "wb") as f:
+                f.write(content)
+        for pos, seed in ("cable", 1), ("none", 2):
+            cls.run_it(TRAINER, "--train_files", "train.txt", "--model", "1,2,32", "--T", "32", "--B", "4", "--steps",
+                       "20", "--lr", "1e-2", "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "20",
+                       "--pos", pos, "--seed", str(seed), "--out", pos)
+
+    @classmethod
+    def path(cls, *names):
+        return os.path.join(cls.folder, *names)
+
+    @classmethod
+    def run_it(cls, *words, code=0):
+        r = subprocess.run(words, cwd=cls.folder, capture_output=True, text=True, timeout=120,
+                           env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if r.returncode != code or "Traceback" in r.stderr:
+            raise AssertionError(f"{words}: exit code {r.returncode}\n{r.stdout}{r.stderr}")
+        return r
+
+    def longppl(self, *words, code=0):
+        return self.run_it(sys.executable, os.path.join(ROOT, "scripts", "longppl.py"), *words, "--trainer", TRAINER,
+                           code=code)
+
+    def losses(self, checkpoint, T, stride):
+        """those of --token_losses, read without longppl.py, and the loss in the log beside them"""
+        out = self.path("mine", f"{checkpoint}_{T}")
+        self.run_it(TRAINER, "--load", checkpoint, "--val_files", "val.txt", "--eval_lengths", str(T), "--stride",
+                    str(stride), "--token_losses", "--out", out)
+        with open(os.path.join(out, f"token_losses_{T}_{stride}.safetensors"), "rb") as f:
+            data = f.read()
+        header = 8 + struct.unpack("<Q", data[:8])[0]
+        with open(os.path.join(out, "log.jsonl")) as f:
+            *_, logged = (r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation")
+        return list(struct.unpack(f"<{(len(data) - header) // 4}f", data[header:])), logged
+
+    def test_keys_and_scores(self):
+        keys = ("keys", "cable", "--val_files", "val.txt", "--long", "128", "--short", "16", "--stride", "8", "--alpha",
+                "0.01", "--beta", "-3.5", "-o", "keys.json")
+        said = self.longppl(*keys).stdout
+        (long_losses, logged), (short_losses, _) = (self.losses("cable", T, 8) for T in (128, 16))
+        self.assertEqual(len(long_losses), 899)
+        self.assertAlmostEqual(sum(long_losses) / 899, logged, 5)
+        expected, candidates = [], []
+        for n in range(899):
+            start = 0
+            while n >= start + 128:
+                start += 8
+            if n - start + 1 > 16:
+                candidates.append(n)
+                if short_losses[n] - long_losses[n] > 0.01 and -long_losses[n] > -3.5:
+                    expected.append(n)
+        with open(self.path("keys.json")) as f:
+            found = json.load(f)
+        self.assertEqual(found["keys"], expected)
+        self.assertEqual(found["candidates"], len(candidates))
+        self.assertTrue(20 < len(expected) < len(candidates) - 20, len(expected))
+        self.assertIn(f"{len(expected)} key tokens of {len(candidates)}", said)
+        # two models on these tokens
+        r = self.longppl("score", "keys.json", "cable", "none", "--out", "scores")
+        with open(self.path("scores", "longppl.json")) as f:
+            rows = json.load(f)
+        for row, checkpoint in zip(rows, ("cable", "none")):
+            losses, _ = self.losses(checkpoint, 128, 8)
+            mean = lambda chosen: sum(losses[n] for n in chosen) / len(chosen)
+            self.assertAlmostEqual(row["longppl"], math.exp(mean(expected)), 4)
+            self.assertAlmostEqual(row["ppl"], math.exp(mean(candidates)), 4)
+            self.assertIn(f"| {checkpoint} | {row['longppl']:.4f} | {row['ppl']:.4f} |\n", r.stdout)
+        self.assertNotAlmostEqual(rows[0]["longppl"], rows[1]["longppl"], 2)
+        # what is there is not evaluated again
+        times = lambda: {p: os.stat(p).st_mtime_ns for p in glob.glob(self.path("scores", "*", "*.safetensors"))}
+        before = times()
+        self.assertEqual(len(before), 2)
+        self.longppl("score", "keys.json", "cable", "none", "--out", "scores")
+        self.assertEqual(times(), before)
+        # another text is another question, under the same name too
+        r = self.longppl("score", "keys.json", "cable", "--val_files", "other.txt", code=2)
+        self.assertIn("other.txt: expected the text of keys.json", r.stderr)
+        # no key: no LongPPL
+        self.longppl(*keys[:-5], "99", *keys[-4:-1], "none.json")
+        self.assertIn("| cable | - | ", self.longppl("score", "none.json", "cable", "--out", "scores").stdout)
+
+    def test_refusals(self):
+        for words in (("--long", "16", "--short", "16", "--stride", "8"), ("--long", "32", "--short", "16", "--stride",
+                                                                           "17")):
+            r = self.longppl("keys", "cable", "--val_files", "val.txt", *words, "-o", "x.json", code=2)
+            self.assertIn("expected 0 < --stride <= --short < --long", r.stderr)
+        r = self.longppl("keys", "cable", "--val_files", "no.txt", "--long", "32", "--short", "16", "--stride", "8",
+                         "-o", "x.json", code=2)
+        self.assertIn("no.txt: No such file", r.stderr)
+        r = self.longppl("score", "val.txt", "cable", code=2)
+        self.assertIn("expected a file that `longppl.py keys` has written", r.stderr)
+        r = subprocess.run([TRAINER, "--load", "cable", "--val_files", "val.txt", "--eval_lengths", "32",
+                            "--token_losses"], cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(r.returncode, 2, r.stderr)
+        self.assertIn("--token_losses: give the directory to write to with --out", r.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
