@@ -193,3 +193,12 @@ TEST_CASE("mlm: golden values, so that later versions can resume a run", "[mlm]"
                       "expected a share of the tokens from 0 to 1, got 1.5") == 2);
     CHECK(throws_with([&] { mask(SpecialTokens{}, ids, 42, 7); }, "expected a vocabulary with [MASK]") == 2);
 }
+
+TEST_CASE("mlm: a text for --predict is wrapped in [CLS] and [SEP]; [MASK] in it is that token", "[mlm]") {
+    const Tokenizer bytes = Tokenizer::bytes();
+    const SpecialTokens s = special_tokens(bytes);
+    const auto ids = [&](const std::string& text) { return text_ids(text, s, bytes); };
+    CHECK(ids("a[MASK]bc[MASK][MASK]") == std::vector<int>{s.cls, 'a', s.mask, 'b', 'c', s.mask, s.mask, s.sep});
+    CHECK(ids("[MASK") == std::vector<int>{s.cls, '[', 'M', 'A', 'S', 'K', s.sep});
+    CHECK(ids("") == std::vector<int>{s.cls, s.sep});
+}
