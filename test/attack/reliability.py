@@ -20,8 +20,9 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "test", "ranks"))
-import ranks_long                                           # noqa: E402  the commit of the sources, rows of a CSV
+sys.path[:0] = [os.path.join(ROOT, "test"), os.path.join(ROOT, "test", "ranks")]
+import ranks_long                                           # noqa: E402  the commit of the sources
+import ledger                                               # noqa: E402
 
 CSV = os.path.join(ROOT, "dev", "results", "reliability.csv")
 REPORT = os.path.join(ROOT, "dev", "results", "reliability.md")
@@ -206,7 +207,7 @@ def due(part, rows, commit):
 
 
 def report():
-    rows = ranks_long.results(CSV)
+    rows = ledger.read(CSV)
     lines = ["# What is promised, and what the tests saw", "",
              "Written by `make reliability`, from `reliability.csv`. Cases are those since a part last failed.", "",
              "| promise | proved by | cases | failures | on | not covered |", "|---|---|---|---|---|---|"]
@@ -237,7 +238,7 @@ def report():
 def run(parts, form, minutes):
     """runs each; (passed, failed, left for lack of time)"""
     commit = ranks_long.source_commit() if form == "full" else ""
-    rows = ranks_long.results(CSV)
+    rows = ledger.read(CSV)
     if form == "full":
         chosen, parts = len(parts), [p for p in parts if due(p, rows, commit)]
         print(f"{chosen} parts, {chosen - len(parts)} of them done already, on {commit}", flush=True)
@@ -268,14 +269,15 @@ def run(parts, form, minutes):
             print(f"{text[-4000:]}\n{getattr(part, form)}: exit code {code}", flush=True)
         if form == "full" and cases + failures:
             what = " ".join(re.findall(r"\d+ edges|[1-9]\d* cases are left", text))
-            ranks_long.record({"commit": commit, "part": part.name, "cases": cases, "failures": failures,
-                               "seconds": f"{seconds:.1f}", "what": what}, CSV)
+            ledger.append(CSV, {"commit": commit, "part": part.name, "cases": cases, "failures": failures,
+                                "seconds": f"{seconds:.1f}", "what": what})
     return passed, failed, len(late)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default="1/1", help="k/n: every n-th part, from the k-th on")
+    parser.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="k/n",
+                        help="every n-th part, from the k-th on")
     parser.add_argument("--only", nargs="+", metavar="P1", help="these promises, or parts by name")
     parser.add_argument("--minutes", type=float, default=58, help="no part begins that would end later")
     parser.add_argument("--short", action="store_true")
@@ -284,9 +286,6 @@ def main():
     if options.report:
         report()
         return
-    at = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", options.part)
-    if not at or int(at.group(1)) > int(at.group(2)):
-        parser.error(f"--part: expected k/n with k <= n, got {options.part}")
     known = {*PROMISES, *(p.name for p in PARTS)}
     for name in options.only or []:
         if name not in known:
@@ -295,7 +294,7 @@ def main():
     parts = [p for p in PARTS if getattr(p, form)]
     if options.only:
         parts = [p for p in parts if p.name in options.only or set(p.promises.split()) & set(options.only)]
-    passed, failed, left = run(parts[int(at.group(1)) - 1::int(at.group(2))], form, options.minutes)
+    passed, failed, left = run(ledger.share(options.part, parts), form, options.minutes)
     if form == "full":
         report()
         print(f"{left} parts are left")

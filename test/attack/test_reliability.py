@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """test_reliability.py -- the scoreboard of promises counts what its parts print, and calls nothing proved that did not
 run."""
+import argparse
 import contextlib
 import io
 import os
@@ -32,7 +33,7 @@ class Reliability(unittest.TestCase):
             return reliability.run(parts, form, minutes), said.getvalue()
 
     def rows(self):
-        rows = reliability.ranks_long.results(reliability.CSV)
+        rows = reliability.ledger.read(reliability.CSV)
         return [(r["part"], r["cases"], r["failures"], r["what"]) for r in rows]
 
     def test_what_the_parts_print(self):
@@ -76,6 +77,21 @@ class Reliability(unittest.TestCase):
         self.assertFalse(reliability.due(part, [row, dict(row, what="")], "a"))
         self.assertTrue(reliability.due(part, [row, dict(row, what="")], "b"))
 
+    def test_parts_and_rows(self):
+        ledger, path = reliability.ledger, os.path.join(self.directory.name, "rows.csv")
+        things = list(range(11))
+        for n in range(1, 14):
+            shares = [ledger.share(ledger.part_of(f"{k}/{n}"), things) for k in range(1, n + 1)]
+            self.assertEqual(sorted(x for s in shares for x in s), things)
+            self.assertLessEqual(max(map(len, shares)) - min(map(len, shares)), 1)
+        for text in "0/2", "3/2", "1", "1/0", "-1/2", "1/2x", "1/ 2", "":
+            self.assertRaisesRegex(argparse.ArgumentTypeError, "expected k/n with k <= n, got " + text,
+                                   ledger.part_of, text)
+        self.assertEqual(ledger.read(path), [])
+        ledger.append(path, {"b": 'a "word", é', "a": 1}, ["a", "b"])
+        ledger.append(path, {"a": 2, "b": ""})
+        self.assertEqual(ledger.read(path), [{"a": "1", "b": 'a "word", é'}, {"a": "2", "b": ""}])
+
     def test_a_parser_is_fuzzed_until_its_hour_is_full(self):
         part = reliability.Part("fuzz json", "P19", None, "", 10, "executions")
         row = {"commit": "a", "part": "fuzz json", "cases": "5", "failures": "0", "seconds": "1800",
@@ -86,8 +102,9 @@ class Reliability(unittest.TestCase):
 
     def test_the_report(self):
         def row(part, cases, failures):
-            reliability.ranks_long.record({"commit": "0123456789", "part": part, "cases": cases, "failures": failures,
-                                           "seconds": "60", "what": "77 edges"}, reliability.CSV)
+            reliability.ledger.append(reliability.CSV, {
+                "commit": "0123456789", "part": part, "cases": cases, "failures": failures, "seconds": "60",
+                "what": "77 edges"})
         row("kills of processes", 10, 3)
         row("kills of processes", 20, 0)
         row("kills of processes", 5, 0)

@@ -34,6 +34,9 @@ import time
 import xml.etree.ElementTree
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+sys.path.insert(0, os.path.join(ROOT, "test"))
+import ledger       # noqa: E402
+
 HERE = os.path.join(ROOT, "test", "mutations")
 KNOWN, SURVIVORS = os.path.join(HERE, "known.tsv"), os.path.join(HERE, "survivors.tsv")
 RESULTS = os.path.join(ROOT, "dev", "results", "mutations.csv")
@@ -463,25 +466,9 @@ def stands(row, here):
     return files is not None and not any(re.match(words, name) for name in files)
 
 
-def results_of(path):
-    if not os.path.exists(path):
-        return []
-    with open(path, newline="", encoding="utf-8") as f:
-        return list(csv.DictReader(f))
-
-
 def latest(results):
     """fault -> its last row that says anything"""
     return {(r["id"], r["file"], r["before"], r["after"]): r for r in results}
-
-
-def append(path, row):
-    new = not os.path.exists(path)
-    with open(path, "a", newline="", encoding="utf-8") as f:
-        writer = csv.DictWriter(f, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 def summary(path, survivors):
@@ -489,7 +476,7 @@ def summary(path, survivors):
     why = {(name, file): (kind, text) for _, (name, file, kind, text) in rows_of(survivors, 4)}
     found = collections.defaultdict(collections.Counter)
     unexplained = []
-    for row in latest(results_of(path)).values():
+    for row in latest(ledger.read(path)).values():
         result = row["result"].split(" by ")[0]
         if result == "survived":
             kind, _ = why.get((row["id"], row["file"]), ("unexplained", ""))
@@ -509,19 +496,12 @@ def summary(path, survivors):
     return int(score < SCORE or bool(unexplained))
 
 
-def part_of(text):
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise argparse.ArgumentTypeError(f"expected k/n with k in 1..n, got {text}")
-    return int(found[1]), int(found[2])
-
-
 def chosen(args):
     if args.ci:
         cheap = read_known(args.known, cheap=True)
         return random.Random(commit().rstrip("+")).sample(cheap, min(3, len(cheap)))
     if args.again:
-        faults = list(again(results_of(args.results)))
+        faults = list(again(ledger.read(args.results)))
     elif args.seed is not None:
         faults = draw(args.seed, args.count)
     else:
@@ -531,8 +511,7 @@ def chosen(args):
         if unknown:
             raise BadInput(f"--only: there is no fault {', '.join(sorted(unknown))}")
         faults = [f for f in faults if f.id in args.only]
-    k, n = args.part
-    return faults[k - 1::n]
+    return ledger.share(args.part, faults)
 
 
 class Campaign:
@@ -543,7 +522,7 @@ class Campaign:
         self.waiting, self.wrong = queue.Queue(), []
         done = {} if args.ci or self.here.endswith("+") else {
             (r["id"], r["file"], r["before"], r["after"]): r["result"]
-            for r in results_of(args.results) if stands(r, self.here)}
+            for r in ledger.read(args.results) if stands(r, self.here)}
         for fault in faults:
             result = done.get((fault.id, fault.file, fault.before, fault.after))
             if result is None:
@@ -584,8 +563,8 @@ class Campaign:
             with self.lock:
                 self.ran += 1
                 if not self.args.ci:
-                    append(self.args.results, dict(fault._asdict(), result=result, commit=self.here,
-                                                   seconds=round(time.time() - start)))
+                    row = dict(fault._asdict(), result=result, commit=self.here, seconds=round(time.time() - start))
+                    ledger.append(self.args.results, row, COLUMNS)
                 self.say(fault, result)
 
     def run(self):
@@ -605,7 +584,7 @@ def main(argv=None):
     p.add_argument("--count", type=int, default=20, help="so many [20]")
     p.add_argument("--again", action="store_true", help="the survivors in the CSV instead")
     p.add_argument("--ci", action="store_true", help="3 cheap ones of the list, drawn by the commit")
-    p.add_argument("--part", type=part_of, default=(1, 1), metavar="k/n", help="every n-th, from the k-th on")
+    p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="k/n", help="every n-th, from the k-th on")
     p.add_argument("--only", nargs="+", metavar="ID", help="these alone")
     p.add_argument("--jobs", type=int, default=1, help="faults at a time [1]")
     p.add_argument("--full", action="store_true", help="build all encodings, also for files that need few")

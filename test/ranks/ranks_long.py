@@ -17,7 +17,6 @@ Each case is drawn from its name alone, and appended to the CSV under the commit
 has passed there is not run again, so that one run goes on where another stopped; --any_commit takes what passed
 on other commits, too."""
 import argparse
-import csv
 import hashlib
 import os
 import random
@@ -28,7 +27,9 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.dirname(HERE)]
+import ledger                                               # noqa: E402
 import test_ranks as ranks_of                               # noqa: E402  its launchers, processes and limits
 
 RESULTS = os.path.join(ranks_of.ROOT, "dev", "results", "ranks_long.csv")
@@ -192,26 +193,9 @@ def source_commit():
     return git("log", "-1", "--format=%h", "--abbrev=10", "--", *SOURCES)
 
 
-def results(path=RESULTS):
-    if not os.path.exists(path):
-        return []
-    with open(path, newline="", encoding="ascii") as f:
-        return list(csv.DictReader(f))
-
-
-def record(row, path=RESULTS):
-    """appends a row; its keys are the columns"""
-    fresh = not os.path.exists(path)
-    with open(path, "a", newline="", encoding="ascii") as f:
-        writer = csv.DictWriter(f, list(row), lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def summary():
     """the last result of each case counts, on whatever commit"""
-    last = {(r["promise"], r["case"]): r for r in results()}
+    last = {(r["promise"], r["case"]): r for r in ledger.read(RESULTS)}
     print("| promise | cases | ran | failed | commits |\n|---|---|---|---|---|")
     for promise in ("bits", "signals", "deaths"):
         mine = [r for (p, _), r in last.items() if p == promise]
@@ -235,7 +219,8 @@ def run_case(promise, name, commit, memory):
         except (Failure, AssertionError, OSError, subprocess.SubprocessError) as e:
             passed, what = 0, " ".join(str(e).split()).encode("ascii", "replace").decode()[-1000:]
     seconds = f"{time.monotonic() - begun:.1f}"
-    record({"commit": commit, "promise": promise, "case": name, "passed": passed, "seconds": seconds, "what": what})
+    ledger.append(RESULTS, {"commit": commit, "promise": promise, "case": name, "passed": passed, "seconds": seconds,
+                            "what": what})
     if not passed:
         print(f"FAILED {promise} {name}: {what}", flush=True)
     return passed == 1
@@ -243,7 +228,8 @@ def run_case(promise, name, commit, memory):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default="1/1", help="k/n: every n-th case, from the k-th on")
+    parser.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="k/n",
+                        help="every n-th case, from the k-th on")
     parser.add_argument("--only", choices=["bits", "signals", "deaths"])
     parser.add_argument("--case", help="this one alone; with --only")
     parser.add_argument("--minutes", type=float, default=58, help="no case begins later")
@@ -253,17 +239,14 @@ def main():
     if options.summary:
         summary()
         return
-    part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", options.part)
-    if not part or int(part.group(1)) > int(part.group(2)):
-        parser.error(f"--part: expected k/n with k <= n, got {options.part}")
     for trainer in TRAINERS.values():
         if ranks_of.why_not(trainer):
             sys.exit(ranks_of.why_not(trainer))
     commit = source_commit()
-    done = {(r["promise"], r["case"]) for r in results()
+    done = {(r["promise"], r["case"]) for r in ledger.read(RESULTS)
             if r["passed"] == "1" and (options.any_commit or r["commit"] == commit)}
-    wanted = cases()[int(part.group(1)) - 1::int(part.group(2))]
-    wanted = [c for c in wanted if options.only in (None, c[0]) and options.case in (None, c[1])]
+    wanted = [c for c in ledger.share(options.part, cases())
+              if options.only in (None, c[0]) and options.case in (None, c[1])]
     due = [c for c in wanted if c not in done or options.case]
     print(f"{len(wanted)} cases, {len(wanted) - len(due)} of them done already, on {commit}", flush=True)
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
