@@ -132,9 +132,8 @@ def parse(argv):
     args.encodings, args.models = list(dict.fromkeys(args.encodings)), list(dict.fromkeys(args.models))
     if min(args.lengths + args.eval_lengths) < 1 or args.jobs < 0:
         raise BadInput("--lengths, --eval_lengths, --jobs: expected positive numbers")
-    if args.sliding and "eval.stride" in args.flags:
-        raise BadInput("--sliding is an evaluation besides that of windows that do not overlap: expected no "
-                       "--eval.stride")
+    if (args.sliding or args.positions) and "eval.stride" in args.flags:
+        raise BadInput("--sliding and --positions stand beside windows that do not overlap: expected no --eval.stride")
     if args.sliding < 0 or args.sliding >= max(args.eval_lengths):
         raise BadInput(f"--sliding {args.sliding}: expected fewer tokens than the longest of --eval_lengths, "
                        f"{max(args.eval_lengths)}")
@@ -306,7 +305,7 @@ def speeds(command):
 
 # Of all runs. cells and sliding: {(model, trained length, encoding): {T: [perplexity for each seed]}}, in windows that
 # do not overlap and in sliding ones; positions: {the same: {T: {(first, last): [loss for each seed]}}}; speeds: {the
-# same: {T: {key of SPEEDS: [value for each seed]}}}, of windows that do not overlap
+# same: {T: {key of SPEEDS: [value for each seed]}}}, of the evaluations of cells
 Results = collections.namedtuple("Results", "cells sliding positions speeds commits")
 SPEEDS = {"tok_per_s": "Tokens per second", "mem": "Memory in MB at the end"}
 
@@ -381,7 +380,7 @@ def markdown(args, results):
                        {key: [cell(row.get(p, [])) for p in columns] for key, row in rows.items()})
     for name, what in SPEEDS.items() if any(results.speeds.values()) else ():
         shown = lambda row, T: [v / (1e6 if name == "mem" else 1) for v in row.get(T, {}).get(name, [])]
-        lines += ["", f"{what} of the evaluations in windows that do not overlap, at each length.", ""]
+        lines += ["", f"{what} of the evaluations in the first table.", ""]
         lines += table(args, lengths, {key: [cell(shown(row, T), 0) for T in args.eval_lengths]
                                        for key, row in results.speeds.items()})
     return "\n".join(lines) + "\n"

@@ -230,11 +230,13 @@ class TestTable(Fake):
         self.assertNotIn("apart", self.read("s", "study.md"))
         for wrong in ("--sliding", "128"), ("--sliding", "-1"), ("--sliding", "16", "--eval.stride", "16"):
             self.assertIn("--sliding", self.study(*words[:-3], *wrong, code=2).stderr)
+        self.assertIn("expected no --eval.stride", self.study(*words[:-3], "--positions", "--eval.stride", "16",
+                                                              code=2).stderr)
 
     def test_speed_and_memory(self):
         self.write("encodings", "one measured")
         self.study("--encodings", "one", "measured", "--eval_lengths", "64", "128", "--sliding", "32")
-        self.assertIn("Tokens per second of the evaluations in windows that do not overlap, at each length.\n\n"
+        self.assertIn("Tokens per second of the evaluations in the first table.\n\n"
                       "| trained at | encoding | 64 | 128 |\n|---|---|---|---|\n| 64 | one | - | - |\n"
                       "| 64 | measured | 1,564 ± 707 (2) | 1,628 ± 707 (2) |\n", self.read("s", "study.md"))
         self.assertIn("| 64 | measured | 3 ± 1 (2) | 3 ± 1 (2) |\n", self.read("s", "study.md"))
