@@ -34,10 +34,10 @@ LIBM_ALLOWED = {
     ("llmc/position/sinusoidal.cuh", "pow"): 1,     # once per channel of a table, in double
     ("llmc/position/sinusoidal.cuh", "sin"): 1,
     ("llmc/position/sinusoidal.cuh", "cos"): 1,
-    ("llmc/position/rope.cuh", "pow"): 2,           # once per angle of a table, in double
+    ("llmc/position/rope.cuh", "pow"): 2,           # once per pair, on the host
     ("llmc/position/rope.cuh", "sin"): 1,
     ("llmc/position/rope.cuh", "cos"): 1,
-    ("llmc/position/rope.cuh", "log"): 1,           # once per length, on the host
+    ("llmc/position/rope.cuh", "log"): 2,           # once per length, on the host
     ("llmc/position/alibi.cuh", "exp2"): 1,         # once per head
     ("llmc/position/alibi.cuh", "log"): 1,          # likewise
     ("llmc/position/fire.cuh", "log1p"): 1,         # once per entry of a table, in double

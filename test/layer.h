@@ -47,14 +47,26 @@ inline float draw_parameter(const TensorSpec& p, Random& random) {
     return (float)random.uniform(lo + 0.05 * (hi - lo), hi - 0.05 * (hi - lo));
 }
 
+// Gives LongRoPE a factor for each pair of HS channels.
+inline void draw_factors(PositionConfig& config, int HS) {
+    config.short_factor.clear();
+    config.long_factor.clear();
+    for (int i = 0; i < HS / 2; i++) {
+        config.short_factor.push_back(1 + 0.05 * i);
+        config.long_factor.push_back(i == 0 ? 0.5 : 1 + i);
+    }
+}
+
 // What an oracle is told of a configuration; its sizes, parameters and columns are left to fill in
 inline OracleLayer<double> oracle_of(const PositionConfig& config) {
     OracleLayer<double> o;
     o.name = config.name;
     o.T_train = config.T_train;
     o.values.insert(config.values.begin(), config.values.end());
-    const char* scaling[] = {"none", "pi", "ntk", "yarn"};
+    const char* scaling[] = {"none", "pi", "ntk", "yarn", "longrope"};
     o.scaling = scaling[(int)config.scaling];
+    o.short_factor = config.short_factor;
+    o.long_factor = config.long_factor;
     o.stretch = config.scaling_factor > 0 ? config.scaling_factor : 1.0;
     return o;
 }

@@ -36,8 +36,9 @@ template <class R> struct OracleLayer {
     std::map<std::string, std::vector<R>> params;           // parameters of this layer by tensor name, row-major
     int width = 0;                                          // how many columns of qkv the encoding asked for,
     std::vector<R> columns;                                 // and what the matmul wrote there, (T,width)
-    std::string scaling = "none";                           // --rope_scaling: none, pi, ntk, yarn,
-    double stretch = 1;                                     // and its factor
+    std::string scaling = "none";                           // --rope_scaling: none, pi, ntk, yarn, longrope,
+    double stretch = 1;                                     // its factor,
+    std::vector<double> short_factor, long_factor;          // and those of longrope's pairs
 
     double value(const std::string& key) const { return values.at(key); }
     R parameter(const std::string& tensor, size_t element) const { return params.at(tensor).at(element); }
@@ -60,6 +61,8 @@ inline OracleLayer<float> rounded(const OracleLayer<double>& o) {
     f.columns.assign(o.columns.begin(), o.columns.end());
     f.scaling = o.scaling;
     f.stretch = o.stretch;
+    f.short_factor = o.short_factor;
+    f.long_factor = o.long_factor;
     return f;
 }
 
@@ -268,6 +271,9 @@ struct RopeOracle : NoOracle {
                 const double gamma = std::min(1.0, std::max(0.0, (turns - 1) / 31));
                 angle = t * (gamma * plain + (1 - gamma) * plain / stretch);
             }
+            if (o.scaling == "longrope") {                  // those of long texts where o.T is beyond T_train
+                angle = t / (o.T <= o.T_train ? o.short_factor : o.long_factor).at((size_t)i) * plain;
+            }
             const double c = std::cos(angle), s = std::sin(angle);
             const double a = x[(size_t)(2 * i)], b = x[(size_t)(2 * i + 1)];
             y[(size_t)(2 * i)] = a * c - b * s;
@@ -276,6 +282,9 @@ struct RopeOracle : NoOracle {
         return y;
     }
     static double score_factor(const OracleLayer<double>& o) {
+        if (o.scaling == "longrope" && o.stretch > 1) {     // the square of the factor on each of q and k
+            return std::pow(std::sqrt(1 + std::log(o.stretch) / std::log(o.T_train)), 2);
+        }
         return o.scaling == "yarn" ? std::pow(0.1 * std::log(o.stretch) + 1, 2) : 1.0;
     }
 };

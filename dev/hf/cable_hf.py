@@ -38,7 +38,7 @@ POSITIONS = {**CABLES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}
 BIASES = [name for name in POSITIONS if name not in ("none", "sinusoidal", "rope", "ssmax")]
 WORDS = {"weight": ("inside", "outside"), "embed": ("sqrt", "plain"), "slopes": ("press", "geometric"),
          "scale": ("HS", "C"), "layers": ("shared", "own")}
-SCALINGS = ("linear", "ntk", "yarn")
+SCALINGS = ("linear", "ntk", "yarn", "longrope")
 
 
 def check_position(position, rope_scaling):
@@ -222,6 +222,9 @@ def rope_frequencies(config, length):
         turns = trained * f / (2 * math.pi)         # full turns within the trained length
         gamma = ((turns - 1) / 31).clamp(0, 1)
         return gamma * f + (1 - gamma) * f / s, (0.1 * math.log(s) + 1) ** 2
+    if kind == "longrope":
+        factors = scaling["long_factor" if length > trained else "short_factor"]
+        return f / torch.tensor(factors, dtype=torch.float64), 1 + math.log(s) / math.log(trained)
     return f, 1.0
 
 
@@ -431,10 +434,14 @@ class CableAttention(nn.Module):
     def attend(self, x, q, k, v, rows, cache, t5):
         """x (B,T,C), q, k, v (B,NH,T,HS) -> (B,T,C)"""
         B, T, C = x.shape
-        HS, S, g = q.shape[-1], None, None
+        HS, S, g, f = q.shape[-1], None, None, None
+        # longrope turns all keys by other angles once a text is long: its cache has them as they are
+        turned_late = (self.rope.stretch or {}).get("rope_type") == "longrope"
         if self.rope.position["name"] == "rope":
-            f, factor = rope_frequencies(self.rope, rows.past + T)
-            q, k = rotate(q, rows.position, f) * factor, rotate(k, rows.position, f)
+            length = int(rows.key_position.max()) + 1 if turned_late else rows.past + T
+            f, factor = rope_frequencies(self.rope, length)
+            q = rotate(q, rows.position, f) * factor
+            k = k if turned_late else rotate(k, rows.position, f)
         if self.name in CABLES:
             b, g = self.cable(x, rows.is_token)
             S = b.cumsum(-1, dtype=torch.float64)
@@ -448,6 +455,8 @@ class CableAttention(nn.Module):
                 more.append(split(rows.begin[:, None].double().expand(B, k.shape[1], T), k.dtype))
             k, v = cache.update(torch.cat((k, *more), dim=-1), v, self.index)
             S, k = None if S is None else join(k[..., HS:HS + n]), k[..., :HS]
+        if f is not None and turned_late:
+            k = rotate(k, rows.key_position, f)
         out = []
         for first in range(0, T, ROWS):
             last = min(first + ROWS, T)

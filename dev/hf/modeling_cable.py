@@ -28,7 +28,7 @@ DEFAULTS = {"rope": {"theta": 10000.0, "p": 1.0}, "sinusoidal": {"scale": 0.1, "
 OLD_DEFAULTS = {**DEFAULTS, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "kcable": {"weight": "inside"}}
 CABLES = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1")
 BIASES = [name for name in POSITIONS if name not in ("none", "learned", "sinusoidal", "rope", "ssmax")]
-ROPE_TYPES = {"default": None, "linear": "pi", "ntk": "ntk", "yarn": "yarn"}
+ROPE_TYPES = {"default": None, "linear": "pi", "ntk": "ntk", "yarn": "yarn", "longrope": "longrope"}
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 
 
@@ -88,14 +88,15 @@ class CableConfig:
         return None
 
     def stretch(self, T, asked=None):
-        """how rope is stretched at T tokens: (pi | ntk | yarn or None, factor, original length). asked: as forward()
-        has it, instead of what the checkpoint has settled"""
-        stored = self.rope_scaling or {}
+        """how rope is stretched at T tokens: (pi | ntk | yarn | longrope or None, factor, original length, longrope's
+        factor of each pair). asked: as forward() has it, instead of what the checkpoint has settled"""
+        stored = asked if isinstance(asked, dict) else self.rope_scaling or {}
         original = stored.get("original_max_position_embeddings", self.n_positions)
-        if asked is None and stored:
+        if stored and not isinstance(asked, tuple):
             asked = (ROPE_TYPES[stored.get("rope_type") or stored["type"]], float(stored["factor"]))
         scaling, s = asked or (None, None)
-        return scaling, max(1.0, T / original) if s is None else s, original
+        s = max(1.0, T / original) if s is None else s
+        return scaling, s, original, stored.get("long_factor" if T > original else "short_factor")
 
 
 def distances(T, device=None):
@@ -182,8 +183,9 @@ def t5_bucket(distance, causal, buckets=32, max_distance=128):
     return first + torch.where(d < exact, d, large)
 
 
-def rope_frequencies(HS, theta, T_original, scaling=None, s=1.0):
-    """radians a token for each pair of the HS channels that are turned (HS/2), float64, and the factor on q.k"""
+def rope_frequencies(HS, theta, T_original, scaling=None, s=1.0, factors=None):
+    """radians a token for each pair of the HS channels that are turned (HS/2), float64, and the factor on q.k; factors:
+    longrope's"""
     i = torch.arange(0, HS, 2, dtype=torch.float64)
     if scaling == "ntk":
         theta = theta * s ** (HS / (HS - 2))
@@ -194,6 +196,8 @@ def rope_frequencies(HS, theta, T_original, scaling=None, s=1.0):
         turns = T_original * f / (2 * math.pi)      # full turns within the original length
         gamma = ((turns - 1) / 31).clamp(0, 1)
         return gamma * f + (1 - gamma) * f / s, (0.1 * math.log(s) + 1) ** 2
+    if scaling == "longrope":
+        return f / torch.tensor(factors, dtype=torch.float64), 1 + math.log(s) / math.log(T_original)
     return f, 1.0
 
 
@@ -363,9 +367,9 @@ class Attention(nn.Module):
         """q, k (B,NH,T,HS) as rope makes them, where the layer has it"""
         if self.rope.position["name"] != "rope":
             return q, k
-        scaling, s, original = self.rope.stretch(q.shape[2], rope_scaling)
+        scaling, s, original, factors = self.rope.stretch(q.shape[2], rope_scaling)
         R = 2 * math.ceil(self.rope.position["p"] * q.shape[3] / 2)
-        f, factor = rope_frequencies(R, self.rope.position["theta"], original, scaling, s)
+        f, factor = rope_frequencies(R, self.rope.position["theta"], original, scaling, s, factors)
         return rotate(q, f) * factor, rotate(k, f)
 
     def score_scale(self):
@@ -457,7 +461,8 @@ class CableGPT2(nn.Module):
         return self.transformer.ln_f(x)
 
     def forward(self, idx, targets=None, rope_scaling=None):
-        """rope_scaling: (pi | ntk | yarn, factor or None for T / original length), instead of what the checkpoint has.
+        """rope_scaling: (pi | ntk | yarn, factor or None for T / original length), or an object as config.json has it,
+        longrope's, too, instead of what the checkpoint has.
         Returns logits (B,T,V) and the mean loss over the targets that are not -1 (None without targets)."""
         logits = self.hidden(idx, rope_scaling) @ self.transformer.wte.weight.t()
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)

@@ -8,7 +8,7 @@
 #include "common.h"
 
 // What a value may be: bounds of a number (or of each one in a list), or the choices of a text. A choice may end in
-// "[:s]", an optional factor: "pi[:s]" admits pi and pi:4.
+// "[:s]", an optional factor: "pi[:s]" admits pi and pi:4; or in "[:FILE]", a path.
 struct Range {
     double lo = -INFINITY, hi = INFINITY;
     bool or_minus_one = false;              // -1 stands for "work it out" or "all"
@@ -119,8 +119,11 @@ inline bool parse_value(const std::string& text, const Range& r, std::string& va
         const std::string choice(at, strcspn(at, "|["));        // without its "[:s]"
         if (text == choice) { return true; }
         double factor;
-        const bool scaled = at[choice.size()] == '[' && text.compare(0, choice.size() + 1, choice + ":") == 0;
-        if (scaled && parse_value(text.substr(choice.size() + 1), at_least(1), factor)) { return true; }
+        const char* more = at + choice.size();
+        if (*more != '[' || text.compare(0, choice.size() + 1, choice + ":") != 0) { continue; }
+        const std::string rest = text.substr(choice.size() + 1);
+        const bool path = strncmp(more, "[:FILE]", 7) == 0;
+        if (path ? !rest.empty() : parse_value(rest, at_least(1), factor)) { return true; }
     }
     return r.choices == nullptr;
 }

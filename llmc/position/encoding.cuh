@@ -21,7 +21,7 @@
 #include "../base/tensor.h"
 #include "documents.cuh"
 
-enum class RopeScaling { None, PI, NTK, YaRN };
+enum class RopeScaling { None, PI, NTK, YaRN, LongRoPE };
 enum class TileSkip { Off, Exact, Default };        // of tiles that the bias has zeroed: attention/flash/skip.cuh
 
 // A number, positive where --pos gives it, or one of the words of `choices`, "plain|sqrt", kept as the word's number.
@@ -97,6 +97,7 @@ struct PositionConfig {
     RopeScaling scaling = RopeScaling::None;        // config.json's rope_scaling; not part of the encoding's identity
     double scaling_factor = 0;                      // 0: max(1, T / original_length()) at each length
     int T_original = 0;                             // the length that is stretched; 0: T_train
+    std::vector<double> short_factor, long_factor;  // of LongRoPE, for each pair, up to that length and beyond it
     double other_theta = 0;                         // --rope_theta, where the evaluated checkpoint has another; else 0
     TileSkip tile_skip = TileSkip::Default;         // not part of it either
     AttentionMask mask;                             // nor this, which config.json keeps
@@ -122,6 +123,8 @@ struct PositionConfig {
             part.T_original = T_original;
             part.scaling = scaling;
             part.scaling_factor = scaling_factor;
+            part.short_factor = short_factor;
+            part.long_factor = long_factor;
             part.tile_skip = tile_skip;
             part.mask = mask;
         }

@@ -7,6 +7,8 @@
 //   ntk (bloc97 2023)           theta' = theta * s^(R/(R-2))
 //   yarn (Peng et al. 2023)     gamma f_i + (1 - gamma) f_i / s, gamma = clamp((T_original f_i / 2 pi - 1) / 31, 0, 1),
 //                               and q.k times (0.1 ln s + 1)^2
+//   longrope (Ding et al. 2024) f_i / factor_i from a file, which has one list for texts of up to T_original tokens and
+//                               one for longer texts, and q.k times 1 + ln s / ln T_original
 //   backward: dq and dk are turned back. saves rope_table (T,R): cos and sin of each pair, shared by heads and layers.
 #ifndef LLMC_POSITION_ROPE_CUH
 #define LLMC_POSITION_ROPE_CUH
@@ -15,23 +17,43 @@
 
 #include "encoding.cuh"
 
-// One block per pair: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is off by 0.004 at t = 100,000.
-static __global__ void rope_table_kernel(float* table, int T, Start start, int R, double theta,
-                                         double T_original, double s, RopeScaling scaling) {
-    const int t0 = start.position();
-    const int i = blockIdx.x;
+// Radians per token of each of the R/2 pairs, in a text of T tokens
+static std::vector<double> rope_frequencies(const PositionConfig& config, int R, int T) {
+    const double T_original = config.original_length();
+    const double s = config.stretch(T);
+    double theta = config.value("theta");
     // ntk stretches theta, so that fast pairs keep their speed and slow ones turn s times as slowly
-    if (scaling == RopeScaling::NTK && R > 2) { theta *= pow(s, (double)R / (R - 2)); }
-    double f = pow(theta, -2.0 * i / R);
-    if (scaling == RopeScaling::PI) { f /= s; }
-    // yarn: pairs that turn at least 32 times within the original length keep their speed, those below one turn slow
-    // down
-    if (scaling == RopeScaling::YaRN) {
-        const double turns = T_original * f / 6.283185307179586476925286766559; // within that length
-        const double ramp = (turns - 1.0) / 31.0;
-        const double gamma = clamp(ramp, 0.0, 1.0);
-        f = gamma * f + (1.0 - gamma) * f / s;
+    if (config.scaling == RopeScaling::NTK && R > 2) { theta *= pow(s, (double)R / (R - 2)); }
+    std::vector<double> frequencies;
+    for (int i = 0; i < R / 2; i++) {
+        double f = pow(theta, -2.0 * i / R);
+        if (config.scaling == RopeScaling::PI) { f /= s; }
+        // yarn: pairs that turn at least 32 times within the original length keep their speed, those below one turn
+        // slow down
+        if (config.scaling == RopeScaling::YaRN) {
+            const double turns = T_original * f / 6.283185307179586476925286766559; // within that length
+            const double ramp = (turns - 1.0) / 31.0;
+            const double gamma = clamp(ramp, 0.0, 1.0);
+            f = gamma * f + (1.0 - gamma) * f / s;
+        }
+        if (config.scaling == RopeScaling::LongRoPE) {
+            f /= (T > T_original ? config.long_factor : config.short_factor)[(size_t)i];
+        }
+        frequencies.push_back(f);
     }
+    return frequencies;
+}
+
+constexpr int ROPE_LAUNCH = 64;                             // pairs of a launch: all of a head of up to 128 channels
+struct RopeFrequencies { double of[ROPE_LAUNCH]; };
+
+// One block per pair, of which `first` is block 0's: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is
+// off by 0.004 at t = 100,000.
+static __global__ void rope_table_kernel(float* table, int T, Start start, int R, int first,
+                                         RopeFrequencies frequencies) {
+    const int t0 = start.position();
+    const int i = first + blockIdx.x;
+    const double f = frequencies.of[blockIdx.x];
     for (int t = t0 + (int)threadIdx.x; t < t0 + T; t += blockDim.x) {
         table[(size_t)t * R + 2 * i] = (float)cos(t * f);
         table[(size_t)t * R + 2 * i + 1] = (float)sin(t * f);
@@ -70,16 +92,30 @@ struct Rope : Encoding {
               "choose another --model", C, NH, HS);
         const double p = t.config->value("p");
         check(p <= 1, "--pos rope:p=%g: expected the share of a head's channels that are turned, at most 1", p);
-        check(p == 1 || t.config->scaling != RopeScaling::YaRN, "--rope_scaling yarn: expected rope with p = 1, got "
-              "%g: yarn's factor is for all of q.k", p);
+        const PositionConfig& c = *t.config;
+        const bool yarn = c.scaling == RopeScaling::YaRN, longrope = c.scaling == RopeScaling::LongRoPE;
+        const char* kind = yarn ? "yarn" : "longrope";
+        check(p == 1 || !(yarn || longrope), "--rope_scaling %s: expected rope with p = 1, got %g: %s's factor is for "
+              "all of q.k", kind, p, kind);
+        const size_t pairs = (size_t)HS / 2;
+        const size_t shorts = c.short_factor.size(), longs = c.long_factor.size();
+        check(!longrope || (shorts == pairs && longs == pairs), "--rope_scaling longrope: expected short_factor and "
+              "long_factor to have %zu numbers, one for each pair of a head's %d channels, got %zu and %zu", pairs, HS,
+              shorts, longs);
+        check(!longrope || c.original_length() > 1, "--rope_scaling longrope: expected an original length of at least "
+              "2 tokens, got %d", c.original_length());
         t.cached(table, "rope_table", Per::Model, (size_t)t.dims.T, (size_t)turned(*t.config, HS));
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const int R = turned(*v.config, v.HS);
         if (v.layer == 0) {                                 // the table is shared: the first layer fills it
-            const PositionConfig& c = *v.config;
-            launch(rope_table_kernel, Grid((size_t)R / 2, 128, 0, stream), table, T, start, R, c.value("theta"),
-                   (double)c.original_length(), c.stretch(v.T), c.scaling);
+            const std::vector<double> frequencies = rope_frequencies(*v.config, R, v.T);
+            for (int first = 0; first < R / 2; first += ROPE_LAUNCH) {
+                const int pairs = imin(ROPE_LAUNCH, R / 2 - first);
+                RopeFrequencies some = {};
+                std::copy_n(frequencies.begin() + first, pairs, some.of);
+                launch(rope_table_kernel, Grid((size_t)pairs, 128, 0, stream), table, T, start, R, first, some);
+            }
         }
         launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), qkv, table, T, start, v.T, v.NH, v.HS, R, v.OC,
                1.0f);
@@ -90,8 +126,11 @@ struct Rope : Encoding {
                turned(*v.config, v.HS), v.OC, -1.0f);
     }
     float score_factor(int T) const {
-        if (v.config->scaling != RopeScaling::YaRN) { return 1.0f; }
-        const double m = 0.1 * std::log(v.config->stretch(T)) + 1.0;
+        const PositionConfig& c = *v.config;
+        const double log_s = std::log(c.stretch(T));
+        if (c.scaling == RopeScaling::LongRoPE) { return (float)(1.0 + log_s / std::log((double)c.original_length())); }
+        if (c.scaling != RopeScaling::YaRN) { return 1.0f; }
+        const double m = 0.1 * log_s + 1.0;
         return (float)(m * m);
     }
 };

@@ -3,6 +3,12 @@
 //
 //   --rope_theta 500000 --rope_scaling yarn:4
 //   "rope_theta": 500000, "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
+//
+//   --rope_scaling longrope:FILE
+//   "rope_scaling": {"rope_type": "longrope", "factor": 4, "original_max_position_embeddings": 1024,
+//                    "short_factor": [1, ...], "long_factor": [1.03, ...]}
+// FILE has such an object. Of its keys, rope_type, factor (it is T / the original length then) and
+// original_max_position_embeddings (that of the model) may be missing.
 #ifndef LLMC_POSITION_ROPE_SCALING_H
 #define LLMC_POSITION_ROPE_SCALING_H
 
@@ -13,44 +19,71 @@ struct RopeScalingName { RopeScaling scaling; const char *flag, *file; };
 constexpr RopeScalingName rope_scaling_names[] = {{RopeScaling::None, "none", "default"},
                                                   {RopeScaling::PI, "pi", "linear"},
                                                   {RopeScaling::NTK, "ntk", "ntk"},
-                                                  {RopeScaling::YaRN, "yarn", "yarn"}};
+                                                  {RopeScaling::YaRN, "yarn", "yarn"},
+                                                  {RopeScaling::LongRoPE, "longrope", "longrope"}};
 
 inline const RopeScalingName& rope_scaling_name(RopeScaling scaling) {
     for (const RopeScalingName& n : rope_scaling_names) { if (n.scaling == scaling) { return n; } }
     die(EXIT_BAD_INPUT, "rope_scaling: there is no kind %d", (int)scaling);
 }
 
-// "yarn:4": as --rope_scaling has it
+// "yarn:4", as --rope_scaling has it; "longrope:4#5d3a9c01", whose last part is a checksum of the factors
 inline std::string rope_scaling_text(const PositionConfig& position) {
-    const std::string kind = rope_scaling_name(position.scaling).flag;
-    return position.scaling_factor > 0 ? kind + strprintf(":%.9g", position.scaling_factor) : kind;
+    std::string text = rope_scaling_name(position.scaling).flag;
+    if (position.scaling_factor > 0) { text += strprintf(":%.9g", position.scaling_factor); }
+    if (position.scaling != RopeScaling::LongRoPE) { return text; }
+    uint64_t sum = 0;
+    for (const std::vector<double>* factors : {&position.short_factor, &position.long_factor}) {
+        sum = checksum(factors->data(), sizeof(double) * factors->size(), sum);
+    }
+    return text + strprintf("#%08x", (unsigned)sum);
 }
 
 // As it is at T tokens. null: rope turns as it did from the start
 inline Json rope_scaling_json(const PositionConfig& position, int T) {
     if (position.scaling == RopeScaling::None) { return Json(); }
-    return {{"rope_type", rope_scaling_name(position.scaling).file}, {"factor", position.stretch(T)},
-            {"original_max_position_embeddings", position.original_length()}};
+    Json j = {{"rope_type", rope_scaling_name(position.scaling).file}, {"factor", position.stretch(T)},
+              {"original_max_position_embeddings", position.original_length()}};
+    if (position.scaling == RopeScaling::LongRoPE) {
+        j["short_factor"] = position.short_factor;
+        j["long_factor"] = position.long_factor;
+    }
+    return j;
+}
+
+// The factors of LongRoPE under `key`; how many there must be is rope.cuh's to check
+inline std::vector<double> rope_factors(const Json& j, const char* key, const std::string& what) {
+    const Json& list = json_at(j, key, what);
+    check(list.is_array(), "%s: %s: expected a list of numbers, got %s", what.c_str(), key, json_excerpt(list).c_str());
+    std::vector<double> factors;
+    for (const Json& item : list) {
+        const double factor = item.is_number() ? item.get<double>() : NAN;
+        check(std::isfinite(factor) && factor > 0, "%s: %s: expected positive numbers, got %s as number %zu",
+              what.c_str(), key, json_excerpt(item).c_str(), factors.size() + 1);
+        factors.push_back(factor);
+    }
+    return factors;
 }
 
 // Sets how `position` is stretched from the "rope_scaling" of a config.json, which may be null.
 inline void rope_scaling_from_json(const Json& j, PositionConfig& position, const std::string& what) {
     if (j.is_null()) { return; }
     check(j.is_object(), "%s: rope_scaling: expected an object, got %s", what.c_str(), json_excerpt(j).c_str());
+    const std::string type = json_string(j, j.contains("rope_type") ? "rope_type" : "type", what);
     for (const auto& item : j.items()) {
         const std::string& key = item.key();
-        check(key == "rope_type" || key == "type" || key == "factor" || key == "original_max_position_embeddings",
-              "%s: rope_scaling: expected rope_type, factor and original_max_position_embeddings, got '%s'",
-              what.c_str(), printable(key).c_str());
+        const bool factors = type == "longrope" && (key == "short_factor" || key == "long_factor");
+        check(key == "rope_type" || key == "type" || key == "factor" || key == "original_max_position_embeddings" ||
+              factors, "%s: rope_scaling: expected rope_type, factor and original_max_position_embeddings, and of "
+              "longrope short_factor and long_factor, got '%s'", what.c_str(), printable(key).c_str());
     }
-    const std::string type = json_string(j, j.contains("rope_type") ? "rope_type" : "type", what);
     bool found = false;
     for (const RopeScalingName& n : rope_scaling_names) {
         if (type != n.file) { continue; }
         position.scaling = n.scaling;
         found = true;
     }
-    check(found, "%s: rope_scaling: expected rope_type linear, ntk or yarn, got '%s'", what.c_str(),
+    check(found, "%s: rope_scaling: expected rope_type linear, ntk, yarn or longrope, got '%s'", what.c_str(),
           printable(type).c_str());
     if (position.scaling == RopeScaling::None) { return; }
     check(position.has("rope"), "%s: rope_scaling: only rope can be stretched, and the encoding is %s", what.c_str(),
@@ -61,16 +94,37 @@ inline void rope_scaling_from_json(const Json& j, PositionConfig& position, cons
     if (j.contains("original_max_position_embeddings")) {
         position.T_original = (int)json_int(j, "original_max_position_embeddings", 1, INT32_MAX, what);
     }
+    if (position.scaling != RopeScaling::LongRoPE) { return; }
+    position.short_factor = rope_factors(j, "short_factor", what);
+    position.long_factor = rope_factors(j, "long_factor", what);
+}
+
+// --rope_scaling longrope:FILE -> the factors of each pair, the original length if the file has it, and s
+inline void read_longrope(const std::string& path, PositionConfig& position) {
+    Json j = read_json(path);
+    check(j.is_object(), "%s: expected an object with short_factor and long_factor, got %s", path.c_str(),
+          json_excerpt(j).c_str());
+    const bool has_factor = j.contains("factor");
+    if (!has_factor) { j["factor"] = 1; }
+    if (!j.contains("rope_type") && !j.contains("type")) { j["rope_type"] = "longrope"; }
+    rope_scaling_from_json(j, position, path);
+    check(position.scaling == RopeScaling::LongRoPE, "%s: expected rope_type longrope", path.c_str());
+    if (!has_factor) { position.scaling_factor = 0; }
 }
 
 // --rope_scaling ntk:4 -> how, and the factor s (0: T / T_original at each length)
 inline void parse_rope_scaling(const std::string& text, PositionConfig& position) {
     const size_t colon = text.find(':');
-    const std::string kind = text.substr(0, colon);
+    const std::string kind = text.substr(0, colon), rest = colon == std::string::npos ? "" : text.substr(colon + 1);
     for (const RopeScalingName& n : rope_scaling_names) { if (kind == n.flag) { position.scaling = n.scaling; } }
-    position.scaling_factor = colon == std::string::npos ? 0.0 : strtod(text.c_str() + colon + 1, nullptr);
     check(position.scaling == RopeScaling::None || position.has("rope"),
           "--rope_scaling %s: only rope can be stretched, and the encoding is %s", text.c_str(), position.name.c_str());
+    const bool longrope = position.scaling == RopeScaling::LongRoPE;
+    position.scaling_factor = longrope ? 0.0 : strtod(rest.c_str(), nullptr);
+    if (longrope && !rest.empty()) { read_longrope(rest, position); }
+    const bool known = !rest.empty() || !position.long_factor.empty();
+    check(!longrope || known, "--rope_scaling longrope: expected longrope:FILE, with the factors of each pair, as the "
+          "model has none");
 }
 
 // ----------------------------------------------------------------------------------------------------------

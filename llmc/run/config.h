@@ -216,6 +216,9 @@ void parse_model(const std::string& text, const std::string& prefix, const std::
 inline void restretch(const Options& o, const std::string& path, PositionConfig& position) {
     const PositionConfig found = position;
     parse_rope_scaling(o.rope_scaling, position);
+    check(position.T_original == found.T_original, "--rope_scaling %s: expected original_max_position_embeddings %d, "
+          "the original length of %s, got %d", o.rope_scaling.c_str(), found.T_original, path.c_str(),
+          position.T_original);
     if (found.scaling == RopeScaling::None) { return; }
     if (position.scaling == found.scaling && position.scaling_factor == 0) {
         position.scaling_factor = found.scaling_factor;

@@ -31,8 +31,9 @@ constexpr int MOST_WINDOW = 1 << 30;
       "positional encoding: NAME[:key=value,...]; A+B: both in every layer; A,A,B: the layers take turns") \
     X(Text, load, "-e", "", any(), FREE, \
       "initial weights: a checkpoint, a safetensors directory or llm.c's .bin; -e d12 means --model d12") \
-    X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), SAME, \
-      "how rope is stretched, kept by the checkpoints of a run; s is T / the length of before unless given") \
+    X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]|longrope[:FILE]"), SAME, \
+      "how rope is stretched, kept by the checkpoints of a run; s is T / the length of before unless given; FILE: " \
+      "JSON with LongRoPE's factors") \
     X(double, rope_theta, "", 0, at_least(0), FREE, \
       "rope's base, instead of --pos rope:theta's or the checkpoint's, and kept like it; 0 = that one") \
     X(int, window, "", 0, between(0, MOST_WINDOW), SAME, \

@@ -120,7 +120,7 @@ bool fuzz_position(const std::string& bytes) {
     return accepts([&] {
         PositionConfig config = json ? position_from_json(parse_json(text, "p"), T, "p") : parse_position(text, T);
         std::string value;
-        const bool known = parse_value(scaling, one_of("none|pi[:s]|ntk[:s]|yarn[:s]"), value);
+        const bool known = parse_value(scaling, one_of("none|pi[:s]|ntk[:s]|yarn[:s]|longrope"), value);
         check(known, "--rope_scaling %s", scaling.c_str());
         parse_rope_scaling(value, config);
         must(config.scaling_factor == 0 || (std::isfinite(config.scaling_factor) && config.scaling_factor >= 1),

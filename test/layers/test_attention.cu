@@ -152,13 +152,14 @@ TEST_CASE("attention oracle: gradients through every encoding are the loss's der
 TEST_CASE("attention: rope's scalings, forward and backward", "[attention]") {
     Random random;
     INFO(random);
-    for (RopeScaling scaling : {RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN}) {
+    for (RopeScaling scaling : {RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN, RopeScaling::LongRoPE}) {
         for (bool causal : {true, false}) {
             INFO("scaling " << (int)scaling << (causal ? ", causal" : ", bidirectional"));
             Layer few("rope", {2, 6, 2, 4}, causal, random, 0, 37), many("rope", {2, 70, 2, 16}, causal, random, 0, 37);
             for (Layer* l : {&few, &many}) {
                 l->config.scaling = scaling;
                 l->config.scaling_factor = 3.0;
+                draw_factors(l->config, l->s.HS);
                 l->set_lengths({l->s.T, l->s.T - 2});
             }
             check_oracle(few, random);

@@ -155,12 +155,14 @@ TEST_CASE("rope's scalings beyond the trained length", "[attention][asan]") {
     Random random;
     INFO(random);
     const LayerShape s = {1, 64, 2, 8};
-    for (RopeScaling scaling : {RopeScaling::None, RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN}) {
+    for (RopeScaling scaling : {RopeScaling::None, RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN,
+                                RopeScaling::LongRoPE}) {
         for (double factor : {0.0, 3.0}) {
             INFO("scaling " << (int)scaling << ", factor " << factor);
             Layer l("rope", s, true, random, 0, 37);
             l.config.scaling = scaling;
             l.config.scaling_factor = factor;
+            draw_factors(l.config, s.HS);
             const std::vector<float> qkv = l.draw_qkv(random);
             Array<float> out((size_t)s.T * l.C), d_qkv(qkv);
             l.forward(out, nullptr, d_qkv, 0, s.T);

@@ -263,10 +263,11 @@ TEST_CASE("decode: kcable at its extremes", "[decode]") {
 TEST_CASE("decode: rope's factor on the scores beyond the trained length", "[decode]") {
     Random random;
     INFO(random);
-    for (RopeScaling scaling : {RopeScaling::None, RopeScaling::PI, RopeScaling::YaRN}) {
+    for (RopeScaling scaling : {RopeScaling::None, RopeScaling::PI, RopeScaling::YaRN, RopeScaling::LongRoPE}) {
         Cache c("rope", {1, 2, 8}, 70, 90, random);
         c.config.scaling = scaling;
         c.config.scaling_factor = 3;
+        draw_factors(c.config, 8);
         c.prepare(0, 70);
         // the angles differ from the oracle's: attention_forward is what it is compared with
         const std::vector<float> forward = c.forward(69);

@@ -623,12 +623,15 @@ TEST_CASE("q.k of rope depends on i - j alone", "[positions]") {
 }
 
 TEST_CASE("rope's scalings", "[positions]") {
-    for (RopeScaling scaling : {RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN}) {
+    for (RopeScaling scaling : {RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN, RopeScaling::LongRoPE}) {
         for (double s : {0.0, 4.0}) {
-            for (const Sizes& shape : {Sizes{130, 1, 2}, Sizes{130, 2, 16}, Sizes{20, 2, 16}}) {    // 20: s = 1
+            // 20: s = 1; 160: more pairs than a launch takes
+            for (const Sizes& shape : {Sizes{130, 1, 2}, Sizes{130, 2, 16}, Sizes{20, 2, 16}, Sizes{37, 2, 16},
+                                       Sizes{40, 1, 160}}) {
                 PositionConfig config = parse_position("rope:theta=5000", 37);
                 config.scaling = scaling;
                 config.scaling_factor = s;
+                draw_factors(config, shape.HS);
                 Fixture f(config, 1, shape.T, shape.NH, shape.HS, true, 60);
                 const OracleLayer<double> o = f.oracle();
                 INFO(o.scaling << " stretch " << o.stretch << " T " << shape.T << " HS " << shape.HS);
@@ -649,6 +652,22 @@ TEST_CASE("what encodings refuse", "[positions]") {
     PositionConfig yarn = parse_position("rope:p=0.4", 4);
     yarn.scaling = RopeScaling::YaRN;
     CHECK(throws_with([&] { position_tables(yarn, d); }, "expected rope with p = 1") == EXIT_BAD_INPUT);
+    yarn.scaling = RopeScaling::LongRoPE;
+    CHECK(throws_with([&] { position_tables(yarn, d); }, "longrope: expected rope with p = 1") == EXIT_BAD_INPUT);
+    PositionConfig longrope = parse_position("rope", 4);
+    longrope.scaling = RopeScaling::LongRoPE;
+    draw_factors(longrope, 4);
+    CHECK_NOTHROW(position_tables(longrope, d));
+    longrope.T_original = 1;
+    CHECK(throws_with([&] { position_tables(longrope, d); }, "at least 2 tokens, got 1") == EXIT_BAD_INPUT);
+    longrope.T_original = 4;
+    for (std::vector<double>* factors : {&longrope.short_factor, &longrope.long_factor}) {
+        const std::vector<double> kept = *factors;
+        factors->push_back(1);
+        CHECK(throws_with([&] { position_tables(longrope, d); }, "2 numbers, one for each pair of a head's 4 channels")
+              == EXIT_BAD_INPUT);
+        *factors = kept;
+    }
     CHECK(throws_with([&] { tables("t5_clip:K=2.5"); }, "whole number") == EXIT_BAD_INPUT);
     for (const char* K : {"0x10", "inf", "nan", " 5", "5x", "-5", "0", ""}) {
         CHECK(throws_with([&] { parse_position(std::string("t5_clip:K=") + K, 4); },

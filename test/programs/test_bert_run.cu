@@ -446,14 +446,20 @@ TEST_CASE("bert_run: every use of a checkpoint stretches rope as it was trained"
         const std::vector<float> rows = read_embeddings(out + "/embeddings.safetensors").rows;
         return std::vector<std::string>{losses.out, log, answer.out, bytes_of(rows)};
     };
-    for (const char* scaling : {"pi:4", "ntk:4", "yarn:4"}) {
+    const std::vector<double> short_factor(8, 1.5), long_factor = {1, 1, 2, 2, 3, 4, 4, 4};
+    write_file(place / "factors.json", json_text(Json{{"short_factor", short_factor}, {"long_factor", long_factor}}));
+    const std::string longrope = "longrope:" + place / "factors.json";
+    int runs = 0;
+    for (const std::string& scaling : {std::string("pi:4"), std::string("ntk:4"), std::string("yarn:4"), longrope}) {
         INFO(scaling);
-        const std::string out = place / scaling, given = std::string("--rope_scaling ") + scaling;
+        const std::string out = place / ("long" + std::to_string(runs++)), given = "--rope_scaling " + scaling;
         REQUIRE(place.run(base.without("--model").set("--load", place / "short").with("--T 64 --B 2").with(given)
                               .set("--out", out)).code == 0);
         const Json config = parse_json(read_file(step_dir(out, 12) + "/config.json"), "config");
         CHECK(config.at("rope_scaling").at("original_max_position_embeddings") == 16);
-        const auto stored = used(out, ""), flag = used(out, given.c_str());
+        // what has no factor of its own takes the checkpoint's
+        const auto stored = used(out, ""), flag = used(out, scaling == longrope ? "--rope_scaling longrope"
+                                                                               : given.c_str());
         const auto none = used(out, "--rope_scaling none");
         for (size_t i = 0; i < stored.size(); i++) {
             INFO("use " << i);

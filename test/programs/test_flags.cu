@@ -89,6 +89,9 @@ TEST_CASE("args: values of every kind", "[args]") {
     CHECK(parse({"--rope_theta", "5e5"}).rope_theta == 500000);
     CHECK((o.steps == 0 && o.val_batches == -1));
     CHECK(parse({"--rope_scaling", "ntk"}).rope_scaling == "ntk");
+    for (const char* good : {"longrope", "longrope:4", "longrope:a:b[].json"}) {
+        CHECK(parse({"--rope_scaling", good}).rope_scaling == good);
+    }
     CHECK(parse({"--generate", "-- \n-5"}).generate == "-- \n-5");
 }
 
@@ -215,7 +218,8 @@ TEST_CASE("args: malformed and out-of-range values name the flag, the value and 
     for (const char* bad : {"", "cos", "cosine|linear", "cosinelinear", "|"}) {
         refused({"-k", bad}, "one of cosine|linear");
     }
-    for (const char* bad : {"pi:", "pi:x", "pi:0", "pi:nan", "none:2", "yarn:2:3", "pi[:s]", "Pi"}) {
+    for (const char* bad : {"pi:", "pi:x", "pi:0", "pi:nan", "none:2", "yarn:2:3", "pi[:s]", "Pi", "longrope:",
+                            "longropes"}) {
         refused({"--rope_scaling", bad}, "one of none|pi[:s]");
     }
     refused({"-b", std::string(10000, '9')}, "(10000 bytes)");

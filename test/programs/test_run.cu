@@ -674,6 +674,135 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
     }
 }
 
+TEST_CASE("run: LongRoPE's factors are read once, and belong to the checkpoint", "[run][rope_scaling]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags base = place.base.without("--out").with("--model 1,2,32 --lr 1e-2");
+    REQUIRE(place.run(base.with("--pos rope --T 16").set("--out", place / "short")).code == 0);
+    const std::string old = step_dir(place / "short", 12), file = place / "factors.json";
+    const std::vector<double> short_factor(8, 1.5), long_factor = {1, 1, 2, 2, 3, 4, 4, 4.125};
+    Json factors = {{"short_factor", short_factor}, {"long_factor", long_factor}};
+    write_file(file, json_text(factors));
+    const auto evaluate = [&](const std::string& step, const std::string& flags) {
+        const Outcome o = place.run(Flags().set("--load", step).set("--val_files", place / "val.txt")
+                                        .with("--eval_lengths 16,96 --threads 2").with(flags));
+        INFO(o.err);
+        REQUIRE(o.code == 0);
+        return o;
+    };
+    // 1 evaluated by the factors for short texts and for long ones
+    const auto losses = [&](const Json& changed) {
+        write_file(place / "other.json", json_text(changed));
+        return evaluate(old, "--rope_scaling longrope:" + place / "other.json").out;
+    };
+    const auto lines_of = [](const std::string& out) {
+        const size_t at = out.find("\n      16 ");
+        return std::make_pair(out.substr(at, out.find('\n', at + 1) - at), out.substr(out.find("\n      96 ")));
+    };
+    const auto plain = lines_of(losses(factors));
+    Json other = factors;
+    other["short_factor"][0] = 5;
+    CHECK(lines_of(losses(other)).first != plain.first);
+    CHECK(lines_of(losses(other)).second == plain.second);
+    other = factors;
+    other["long_factor"][0] = 5;
+    CHECK(lines_of(losses(other)).first == plain.first);
+    CHECK(lines_of(losses(other)).second != plain.second);
+    other = factors;
+    other["factor"] = 6;                                    // as 96 is of 16
+    CHECK(lines_of(losses(other)).second == plain.second);
+    // with all factors 1 and s 1 it is the plain rope
+    const std::vector<double> ones(8, 1.0);
+    const Json one = {{"rope_type", "longrope"}, {"factor", 1}, {"short_factor", ones}, {"long_factor", ones},
+                      {"original_max_position_embeddings", 16}};
+    CHECK(lines_of(losses(one)) == lines_of(evaluate(old, "").out));
+    // 2 trained on: the checkpoint has what is needed, and the file may go
+    const std::string out = place / "long";
+    const Flags tune = base.without("--model").set("--load", old).with("--T 64 --B 2").set("--out", out)
+        .set("--rope_scaling", "longrope:" + file);
+    const Outcome o = place.run(tune);
+    REQUIRE(o.code == 0);
+    CHECK(contains(o.out, "longrope:4#"));
+    const Json want = {{"rope_type", "longrope"}, {"factor", 4}, {"original_max_position_embeddings", 16},
+                       {"short_factor", short_factor}, {"long_factor", long_factor}};
+    CHECK(config_of(step_dir(out, 12)).at("rope_scaling") == want);
+    const std::string kept = evaluate(step_dir(out, 12), "").out;
+    CHECK(evaluate(step_dir(out, 12), "--rope_scaling longrope").out == kept);
+    CHECK(evaluate(step_dir(out, 12), "--rope_scaling longrope:" + file).out == kept);
+    const Outcome yarn = evaluate(step_dir(out, 12), "--rope_scaling yarn:4");
+    CHECK(yarn.out != kept);
+    CHECK(contains(yarn.err, "--rope_scaling yarn:4: taken instead of longrope:4#"));
+    // 3 resumed to the same bits without the flag, with the file, and once it is gone; other factors are refused
+    const auto unbroken = bits(step_dir(out, 12));
+    const Flags resume = tune.without("--load").without("--rope_scaling").with("--resume 1");
+    const auto check_resumed = [&](const Flags& flags) {
+        TempDir::remove(step_dir(out, 12));
+        REQUIRE(place.run(flags).code == 0);
+        check_same(unbroken, bits(step_dir(out, 12)));
+    };
+    check_resumed(resume.set("--rope_scaling", "longrope:" + file));
+    check_refused(place, {resume.set("--rope_scaling", "longrope:" + place / "other.json"),
+                          {"--rope_scaling", "longrope:1#", "longrope:4#", "--allow_change rope_scaling"}});
+    TempDir::remove(file);
+    check_resumed(resume);
+    check_resumed(resume.set("--rope_scaling", "longrope"));
+    check_refused(place, {resume.set("--rope_scaling", "longrope:" + file), {"factors.json"}});
+}
+
+TEST_CASE("run: factors that LongRoPE cannot use are refused before anything is allocated", "[run][rope_scaling]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags base = place.base.with("--model 1,2,32 --pos rope --T 16");
+    REQUIRE(place.run(base.set("--out", place / "plain")).code == 0);
+    const std::string file = place / "factors.json", good = "[1,1,1,1,1,1,1,1]";
+    const Flags load = Flags().set("--load", step_dir(place / "plain", 12)).with("--generate a")
+        .set("--rope_scaling", "longrope:" + file);
+    const auto refused = [&](const std::string& text, const char* message) {
+        INFO(text);
+        write_file(file, text);
+        for (const Flags& flags : {load, base.set("--rope_scaling", "longrope:" + file)}) {
+            const Outcome o = place.run(flags);
+            INFO(o.err);
+            CHECK(o.code == 2);
+            CHECK(contains(o.err, message));
+            CHECK(!contains(o.err, "memory:"));
+        }
+    };
+    const auto lists = [](const std::string& a, const std::string& b) {
+        return "{\"short_factor\": " + a + ", \"long_factor\": " + b + "}";
+    };
+    refused(lists("[1,1,1,1]", good), "8 numbers, one for each pair of a head's 16 channels, got 4 and 8");
+    refused(lists(good, "[1,1,1,1,1,1,1,1,1]"), "got 8 and 9");
+    refused(lists(good, "[]"), "got 8 and 0");
+    refused(lists("[1,1,0,1,1,1,1,1]", good), "factors.json: short_factor: expected positive numbers, got 0 as number");
+    refused(lists(good, "[1,1,1,1,1,1,1,-2.5]"), "long_factor: expected positive numbers, got -2.5 as number 8");
+    refused(lists(good, "[1,1,1,1,1,1,1,1e999]"), "factors.json: not valid JSON");
+    refused(lists(good, "[1,1,1,1,1,1,1,NaN]"), "factors.json: not valid JSON");
+    refused(lists(good, "[1,1,1,1,1,1,1,\"2\"]"), "got \"2\" as number 8");
+    refused(lists(good, "[1,1,1,1,1,1,1,null]"), "got null as number 8");
+    refused(lists(good, "2"), "long_factor: expected a list of numbers, got 2");
+    refused("{\"short_factor\": " + good + "}", "the key \"long_factor\" is missing");
+    refused("[1, 2]", "factors.json: expected an object with short_factor and long_factor, got an array of 2");
+    refused("{\"rope_type\": \"yarn\", \"factor\": 2}", "factors.json: expected rope_type longrope");
+    const std::string both = "\"short_factor\": " + good + ", \"long_factor\": " + good;
+    refused("{" + both + ", \"factor\": 0.5}", "expected a factor of at least 1, got 0.5");
+    refused("{" + both + ", \"original_max_position_embeddings\": 0}", "an integer from 1");
+    refused("{" + both + ", \"beta_fast\": 1}", "'beta_fast'");
+    // the original length of a checkpoint is known; that of a new model is what the file says
+    write_file(file, "{" + both + ", \"original_max_position_embeddings\": 8}");
+    check_refused(place, {load, {"expected original_max_position_embeddings 16", "got 8"}});
+    write_file(place / "one.json", "{" + both + ", \"original_max_position_embeddings\": 1}");
+    check_refused(place, {base.set("--rope_scaling", "longrope:" + place / "one.json"), {"at least 2 tokens, got 1"}});
+    REQUIRE(place.run(base.set("--rope_scaling", "longrope:" + file).set("--out", place / "new")).code == 0);
+    const Json stored = config_of(step_dir(place / "new", 12)).at("rope_scaling");
+    CHECK(stored.at("original_max_position_embeddings") == 8);
+    CHECK(stored.at("factor") == 2);
+    TempDir::remove(file);
+    check_refused(place, {load, {"factors.json"}});
+    check_refused(place, {base.with("--rope_scaling longrope"), {"expected longrope:FILE"}});
+    check_refused(place, {base.with("--pos cable --rope_scaling longrope:x"), {"only rope can be stretched"}});
+}
+
 TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     if (!have_program()) { return; }
     Place place;
@@ -908,10 +1037,14 @@ TEST_CASE("run: a stretch of rope that this project does not know is refused", "
         write_file(dir + "/config.json", json_text(j));
         check_refused(place, {Flags().set("--load", dir).with("--generate a"), {"edited", "rope_scaling", message}});
     };
-    refused({{"rope_type", "dynamic"}, {"factor", 2}}, "expected rope_type linear, ntk or yarn, got 'dynamic'");
+    refused({{"rope_type", "dynamic"}, {"factor", 2}},
+            "expected rope_type linear, ntk, yarn or longrope, got 'dynamic'");
     refused({{"rope_type", "yarn"}, {"factor", 0.5}}, "expected a factor of at least 1, got 0.5");
     refused({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 16}}, "'beta_fast'");
     refused("yarn", "expected an object");
+    refused({{"rope_type", "longrope"}, {"factor", 2}, {"short_factor", {1, 2}}, {"long_factor", {1, 0}}},
+            "long_factor: expected positive numbers, got 0 as number 2");
+    refused({{"rope_type", "yarn"}, {"factor", 2}, {"long_factor", {1, 2}}}, "'long_factor'");
 }
 
 TEST_CASE("run: the rows that a softmax sees belong to the checkpoint", "[run][vocab_softmax]") {

@@ -54,7 +54,8 @@ if has_torch:
     import torch
     import torch.nn.functional as F
     sys.path.insert(0, os.path.join(ROOT, "dev", "hf"))
-    from modeling_cable import POSITIONS, CableConfig, CableGPT2, load_checkpoint, read_safetensors, save_checkpoint
+    from modeling_cable import (POSITIONS, CableConfig, CableGPT2, load_checkpoint, read_safetensors, rope_frequencies,
+                                save_checkpoint)
     import export
 if has_transformers:
     import transformers
@@ -77,7 +78,9 @@ OPTIONS = ["t5_clip:K=5", "rope:theta=50", "rope:p=0.25", "kcable:weight=inside"
            "alibi_random:seed=7,mean=0.3"]
 # every hook; columns, a rotation and a table of one layer alone
 COMPOSED = ["sinusoidal+rope:theta=50+ssmax+cable,sinusoidal+t5_clip:K=5"]
-SCALINGS = ("pi", "ntk:3", "yarn")
+SCALINGS = ("pi", "ntk:3", "yarn", "longrope:factors.json")
+# of the 8 pairs of a head of 16 channels
+FACTORS = {"short_factor": [1 + 0.05 * i for i in range(8)], "long_factor": [1 + i for i in range(7)] + [0.5]}
 NO_EFFECT = "fire.mlp.2.bias"                           # adds the same to every score of a row: softmax ignores it
 with open(os.path.join(ROOT, "LICENSE"), "rb") as source:
     TEXT = source.read()
@@ -152,6 +155,8 @@ class Case(unittest.TestCase):
         self.dir = self.temporary.name
         with open(os.path.join(self.dir, "text.txt"), "wb") as f:
             f.write(TEXT)
+        with open(os.path.join(self.dir, "factors.json"), "w") as f:
+            json.dump(FACTORS, f)
         header = struct.pack("<5i", 20240520, 1, len(TEXT), V, V - 1).ljust(1024, b"\0")
         with open(os.path.join(self.dir, "text.bin"), "wb") as f:       # the same text as ids of a vocabulary of V
             f.write(header + struct.pack(f"<{len(TEXT)}H", *TEXT))
@@ -192,6 +197,12 @@ class Exports(Case):
             self.compare_curves(trainer_curves(self.dir, load, [2 * T], "--rope_scaling", scaling),
                                 lambda x: model(x, rope_scaling=stretch)[0],
                                 lambda x: exact(x, rope_scaling=stretch)[0])
+        if model.config.position["p"] == 1:             # by the factors for short texts, and for long ones
+            for length, factor in ((T, 1.0), (2 * T, 2.0)):
+                stretch = {"rope_type": "longrope", "factor": factor, "original_max_position_embeddings": T, **FACTORS}
+                self.compare_curves(trainer_curves(self.dir, load, [length], "--rope_scaling", "longrope:factors.json"),
+                                    lambda x: model(x, rope_scaling=stretch)[0],
+                                    lambda x: exact(x, rope_scaling=stretch)[0])
 
     def test_trained(self):
         for pos in self.cases():
@@ -529,7 +540,7 @@ class Transformers(Case):
                     self.compare_export(train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2"))
 
     def test_stretched_checkpoint_is_the_export(self):
-        short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "16", "--lr", "1e-2")
+        short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "4", "--lr", "1e-2")
         for scaling in SCALINGS:
             with self.subTest(scaling=scaling):
                 flags = ("--load", short, "--rope_scaling", scaling, "--rope_theta", "500", "--lr", "1e-2")
@@ -544,6 +555,40 @@ class Transformers(Case):
             json.dump({**stored, "rope_theta": 10000}, f)
         with self.assertRaisesRegex(ValueError, "rope_theta: expected 500.0, which position has, got 10000"):
             self.load(step)
+
+    @unittest.skipUnless(has_transformers and importlib.util.find_spec("transformers.modeling_rope_utils"),
+                         "SKIPPED: this transformers is older than its LongRoPE")
+    def test_longrope_is_theirs(self):
+        """our angles, and factor on q.k, against transformers' own for texts up to the original length and beyond it"""
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+        theirs = ROPE_INIT_FUNCTIONS["longrope"]
+        model = self.load(train(self.dir, "run", "rope", "--model", "1,3,48", steps=1))
+        beside = sys.modules[type(model).__module__]    # the checkpoint's cable_hf.py
+        for factor, length in ((4.0, 16), (4.0, 17), (1.0, 17)):
+            stretch = {"rope_type": "longrope", "factor": factor, "original_max_position_embeddings": 16, **FACTORS}
+            config = transformers.LlamaConfig(hidden_size=48, num_attention_heads=3, max_position_embeddings=64,
+                                              rope_parameters={**stretch, "rope_theta": 500.0})
+            inv_freq, attention = theirs(config, "cpu", seq_len=length)
+            shape = {"n_head": 3, "n_embd": 48, "position": {"name": "rope", "theta": 500.0, "p": 1.0}}
+            kind, s, original, factors = CableConfig(**shape, rope_scaling=stretch).stretch(length)
+            found = [rope_frequencies(16, 500.0, original, kind, s, factors),
+                     beside.rope_frequencies(beside.CableConfig(**shape, rope_scaling=stretch), length)]
+            for f, on_scores in found:
+                self.assertLess(greatest(f / inv_freq.double() - 1), 8 * 2.0 ** -23)
+                self.assertAlmostEqual(on_scores, attention ** 2, places=12)
+
+    def test_longrope_goes_from_short_to_long_with_a_cache(self):
+        """once a text is long, all its keys turn by the factors for long texts: in one layer, as without a cache"""
+        short = train(self.dir, "short", "rope", "--model", "1,3,48", "--T", "16", "--lr", "1e-2")
+        model = self.load(train(self.dir, "long", "rope", "--load", short, "--rope_scaling", "longrope:factors.json"))
+        ids = torch.tensor([list(TEXT[:T])])
+        with torch.no_grad():
+            begun = model(ids[:, :9], use_cache=True)
+            cached = model(ids[:, 9:], past_key_values=begun.past_key_values).logits
+            whole, exact = model(ids).logits, doubled(model)(ids).logits
+            self.assertGreater(greatest(model(ids[:, :9]).logits - whole[:, :9]), 1e-3)
+        bound = FACTOR * max(greatest(whole - exact), steps_of(greatest(exact)))
+        self.assertLess(greatest(cached - exact[:, 9:]), bound)
 
     def test_windowed_checkpoint_is_the_export(self):
         mask = ("--window", "7", "--sinks", "2")
