@@ -626,7 +626,8 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
     const int B = acts.B, T = acts.T;
     const int L = model.config.L, C = model.config.C;
     // each layer's products have C * (OC + 9 C) weights; the head sees masked tokens only, and is not counted
-    const double token_flops = flops_per_token((double)L * C * (model.OC + 9.0 * C), L, C, T, false);
+    const double keys = keys_per_query(T, false, o.window, o.sinks);
+    const double token_flops = flops_per_token((double)L * C * (model.OC + 9.0 * C), L, C, keys);
     std::vector<int> ids(pairs != nullptr ? 0 : (size_t)run.my_samples * T);            // (my_samples,T): this rank's
     std::vector<int> tokens(ids.size()), targets(ids.size());                           // masked ids; what was there
     GroupBatch batch;

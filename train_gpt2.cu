@@ -574,7 +574,9 @@ void print_sample(GPT2& model, const Run& run) {
 double gpt2_token_flops(const GPT2& model, int T) {
     const double C = model.config.C, V = model.config.V;
     const int L = model.config.L;
-    return flops_per_token(C * (V + L * (model.OC + 9 * C)), L, (int)C, T, true);
+    const AttentionMask& mask = model.config.position.mask;
+    const double keys = keys_per_query(T, true, mask.window, mask.sinks);
+    return flops_per_token(C * (V + L * (model.OC + 9 * C)), L, (int)C, keys);
 }
 
 // Trains from the run's state to o.steps; returns the exit code.

@@ -52,13 +52,27 @@ inline double peak_flops(const Gpu& gpu, bool bf16) {
     return NAN;
 }
 
-// FLOPs of training on one token, recomputation not counted: Chowdhery et al. 2022 (PaLM), appendix B, but with half
-// the attention where it is causal. matmul_weights: elements of all weights that a token's vector is multiplied with
-// (the tied embedding once, as the head; tables that are only looked up not at all), each one FMA in the forward and
-// two in the backward. Attention is two products of C numbers with each key seen, three times over: 12 C per key and
-// layer. A query of a causal model sees (T + 1) / 2 keys on average.
-inline double flops_per_token(double matmul_weights, int L, int C, int T, bool causal) {
-    return 6.0 * matmul_weights + 12.0 * L * C * (causal ? (T + 1) / 2.0 : T);
+// How many of T keys a query sees on average: those before it and its own if causal, else all; with a window of W those
+// closer than W, and the first tokens, the sinks. Documents, which only the data knows, are not told apart.
+inline double keys_per_query(int T, bool causal, int window, int sinks) {
+    double seen = 0;
+    for (int64_t i = 0; i < T; i++) {
+        const int64_t reach = window > 0 ? window : T;
+        const int64_t first = std::max<int64_t>(0, i - reach + 1);
+        const int64_t last = causal ? i : std::min<int64_t>(T - 1, i + reach - 1);
+        const int64_t sinks_before = std::min<int64_t>(sinks, first);
+        const int64_t sinks_after = causal ? 0 : std::max<int64_t>(0, std::min(sinks, T) - 1 - last);
+        seen += (double)(last - first + 1 + sinks_before + sinks_after);
+    }
+    return seen / T;
+}
+
+// FLOPs of training on one token, recomputation not counted: Chowdhery et al. 2022 (PaLM), appendix B, but with the
+// keys that are seen only. matmul_weights: elements of all weights that a token's vector is multiplied with (the tied
+// embedding once, as the head; tables that are only looked up not at all), each one FMA in the forward and two in the
+// backward. Attention is two products of C numbers with each key seen, three times over: 12 C per key and layer.
+inline double flops_per_token(double matmul_weights, int L, int C, double keys) {
+    return 6.0 * matmul_weights + 12.0 * L * C * keys;
 }
 
 // The fraction of `peak` FLOP/s that is used; NAN when the peak is unknown

@@ -86,11 +86,32 @@ TEST_CASE("gpu: the work of a token is what a step counts", "[gpu]") {
             const int V = 101, OC = 3 * C + 8;
             const double weights = (double)V * C + L * ((double)OC * C + 9.0 * C * C);
             const double counted = counted_flops(L, C, T, V, OC, causal);
-            CHECK(T * flops_per_token(weights, L, C, T, causal) == Approx(counted).epsilon(1e-12));
+            const double keys = keys_per_query(T, causal, 0, 0);
+            CHECK(T * flops_per_token(weights, L, C, keys) == Approx(counted).epsilon(1e-12));
         }
     }
     // GPT-2 124M at 1024 tokens: 6 x 123.5M weights and 12 x 12 x 768 x 512.5
-    CHECK(flops_per_token(123.53e6, 12, 768, 1024, true) == Approx(797.86e6).epsilon(1e-4));
+    CHECK(flops_per_token(123.53e6, 12, 768, 512.5) == Approx(797.86e6).epsilon(1e-4));
+}
+
+TEST_CASE("gpu: keys outside the window are no work", "[gpu]") {
+    for (bool causal : {true, false}) {
+        for (int T : {1, 2, 9, 64}) {
+            for (int window : {0, 1, 3, 8, 9, 200, 1 << 30}) {
+                for (int sinks : {0, 1, 4, 70}) {
+                    if (sinks > 0 && window == 0) { continue; }
+                    INFO(T << " tokens, window " << window << "+" << sinks << (causal ? ", causal" : ""));
+                    double seen = 0;
+                    for (int i = 0; i < T; i++) {
+                        for (int j = 0; j < (causal ? i + 1 : T); j++) {
+                            seen += window == 0 || std::abs(i - j) < window || j < sinks;
+                        }
+                    }
+                    CHECK(keys_per_query(T, causal, window, sinks) == Approx(seen / T).epsilon(1e-12));
+                }
+            }
+        }
+    }
 }
 
 TEST_CASE("gpu: its line", "[gpu]") {
