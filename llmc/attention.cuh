@@ -148,8 +148,10 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         largest[r] = LEAST_LOGIT;
         sum[r] = 0.0f;
     }
+    if constexpr (Bias::counts_gates) { bias.begin(bh, i0, ni); }
+    constexpr bool last_first = LAST_TILE_FIRST || Bias::counts_gates;
     for (int done = 0; done < keys - dims.first(bh, tile_begin); done += TILE) {
-        const int j0 = LAST_TILE_FIRST ? round_up(keys, TILE) - TILE - done : done;
+        const int j0 = last_first ? round_up(keys, TILE) - TILE - done : done;
         const int nj = imin(TILE, tokens - j0);
         if (dims.hides_all(mask, i0, ni, j0, nj)) { continue; }
         const floatX* k = q + (size_t)j0 * dims.OC + C;
@@ -164,6 +166,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         if (dims.hides_any(mask, i0, ni, j0, nj)) {
             hide_pairs(transposed(view(scores, nj, ni, TILE)), mask, i0, j0);
         }
+        if constexpr (Bias::counts_gates) { bias.add(scores, TILE, bh, i0, ni, j0, nj); }
         const auto tile = bias.tile(bh, i0, j0);
         for (int r = threadIdx.x; r < ni; r += blockDim.x) { shrink[r] = largest[r]; }
         for (int c = 0; c < nj; c++) {
@@ -295,17 +298,21 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
             __syncthreads();
             // 3. P = e^(logit - lse) and dlogit = P (dP - row_dot)
             if (dims.hides_any(mask, i0, ni, j0, nj)) { hide_pairs(view(P, ni, nj, TILE), mask, i0, j0); }
-            const auto tile = bias.tile(bh, i0, j0);
-            for (int r = 0; r < ni; r++) {
-                const float lse_i = lse[i0 + r];
-                const float row_dot_i = row_dot[i0 + r];
-                SIMD
-                for (int c = threadIdx.x; c < nj; c += blockDim.x) {
-                    float logit = P[r * TILE + c] + tile(r, c);
-                    logit = Causal && j0 + c > i0 + r ? -INFINITY : logit;
-                    const float p = fast_exp(logit - lse_i);
-                    P[r * TILE + c] = p;
-                    dlogit[r * TILE + c] = p * (dlogit[r * TILE + c] - row_dot_i);
+            if constexpr (Bias::counts_gates) {
+                bias.backward_rows(P, dlogit, TILE, bh, i0, ni, j0, nj, lse + i0, row_dot + i0);
+            } else {
+                const auto tile = bias.tile(bh, i0, j0);
+                for (int r = 0; r < ni; r++) {
+                    const float lse_i = lse[i0 + r];
+                    const float row_dot_i = row_dot[i0 + r];
+                    SIMD
+                    for (int c = threadIdx.x; c < nj; c += blockDim.x) {
+                        float logit = P[r * TILE + c] + tile(r, c);
+                        logit = Causal && j0 + c > i0 + r ? -INFINITY : logit;
+                        const float p = fast_exp(logit - lse_i);
+                        P[r * TILE + c] = p;
+                        dlogit[r * TILE + c] = p * (dlogit[r * TILE + c] - row_dot_i);
+                    }
                 }
             }
             __syncthreads();

@@ -31,7 +31,7 @@ STYLES = {          # colour, marker
     "alibi": (GREEN, "v"), "alibi_trained": ("#00614A", "<"), "alibi_random": ("#7FCFB5", ">"),
     "kerple": (PURPLE, "P"), "kerple_power": ("#8E4585", "p"), "fire": (ORANGE, "*"),
     "t5": (RED, "X"), "t5_clip": ("#96290A", "x"), "rope": (BLACK, "<"), "learned": (GREY, "h"),
-    "sinusoidal": ("#B0A080", ">"), "ssmax": ("#6B5B00", "2"), "none": ("#C9B400", "1")}
+    "sinusoidal": ("#B0A080", ">"), "ssmax": ("#6B5B00", "2"), "cope": ("#7A3E9D", "3"), "none": ("#C9B400", "1")}
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 4)))
 

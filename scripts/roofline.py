@@ -93,10 +93,10 @@ BIASES = {"none": "none", "learned": "none", "sinusoidal": "none", "rope": "none
           "cable": "distance", "cable_nw": "distance", "cable_v1": "distance", "fox": "distance",
           "kcable": "log", "kcable_nw": "log", "kcable_v1": "log",
           "t5": "toeplitz", "t5_clip": "toeplitz", "kerple": "toeplitz", "kerple_power": "toeplitz", "fire": "fire",
-          "sandwich": "toeplitz", "alibi_trained": "toeplitz", "alibi_random": "linear"}
+          "sandwich": "toeplitz", "alibi_trained": "toeplitz", "alibi_random": "linear", "cope": None}
 # tensors that the encoding has for the whole model; their elements are few but for wpe's
 OWN_TENSORS = {"learned": 1, "t5": 1, "t5_clip": 1, "kerple": 2, "kerple_power": 2, "fire": 6, "ssmax": 1,
-               "alibi_trained": 1}
+               "alibi_trained": 1, "cope": 1}
 # short kernels of the encodings: calls of a forward and backward, and of each layer in it
 SHORT_KERNELS = {
     "alibi": {"alibi_slopes_kernel": (1, 0)},
@@ -326,6 +326,13 @@ def encoding_rows(s, gpu):
     if s.pos == "ssmax":
         return [row(g, "ssmax_forward_kernel", "q", s.L, 4.0 * N * s.C),
                 row(g, "ssmax_backward_kernel", "dq, ds", s.L, 6.0 * N * s.C)]
+    if s.pos == "cope":                             # of 64 positions: q times their embeddings, twice; back into both
+        z, e = 4.0 * N * s.NH * 64, s.C // s.NH * 64
+        pairs = N * s.NH * e
+        return [row(g, "cope_forward_kernel", "q.e", 2 * s.L, 2.0 * N * s.C + z, instructions=4 * pairs),
+                row(g, "cope_dq_kernel", "", s.L, 4.0 * N * s.C + z, instructions=3 * pairs),
+                row(g, "cope_de_kernel", "sequence by sequence", s.L, 2.0 * N * s.C + z, instructions=6 * pairs),
+                row(g, "cope_reduce_kernel", "", s.L, 4.0 * s.B * s.NH * e)]
     if s.pos in ("learned", "sinusoidal"):
         rows = [row(g, f"{s.pos}_forward_kernel", "a row per position", 1, 4.0 * N * s.C)]
         return rows + [row(g, "learned_backward_kernel", "", 1, 2.0 * N * s.C)] * (s.pos == "learned")

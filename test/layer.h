@@ -24,6 +24,7 @@ inline std::vector<std::string> encodings_of_models() {
 #if !defined(FEW_POSITIONS)
     all.push_back("rope+cable_nw");
     all.push_back("ssmax+rope+cable");
+    all.push_back("ssmax+cope:npos=5,none");
     all.push_back("sinusoidal+kerple+rope:theta=100,sinusoidal+t5_clip:K=9,layers=own");
 #endif
     return all;
@@ -37,6 +38,11 @@ inline std::vector<std::string> encodings_and_forms() {
         if (std::find(all.begin(), all.end(), name) != all.end()) { all.push_back(form); }
     }
     return all;
+}
+
+// Which of causal and bidirectional an encoding has a meaning in
+inline std::vector<bool> directions(const std::string& name) {
+    return position_causal_only(parse_position(name, 64)) ? std::vector<bool>{true} : std::vector<bool>{true, false};
 }
 
 // One element of a parameter: normal, or inside its bounds where it has some
@@ -189,6 +195,33 @@ struct AttentionLayer {
         const double factor = part == 0 ? oracle_query_factor(o, h, seen(b, t, o.T)) : 1.0;
         for (double& e : v) { e *= factor; }
         return part < 2 ? oracle_rotate(o, v, t) : v;
+    }
+    // (T,HS): q or k of a head as attention takes it
+    std::vector<double> vectors(const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h,
+                                int part) const {
+        std::vector<double> x;
+        for (int t = 0; t < o.T; t++) {
+            const std::vector<double> v = vector(o, qkv, b, h, t, part);
+            x.insert(x.end(), v.begin(), v.end());
+        }
+        return x;
+    }
+    // cope's oracle of a head, of the queries from `first` on
+    template <class R>
+    CopeHead<R> cope(const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h, int first = 0) const {
+        const R scale = R(oracle_score_factor(o) / std::sqrt((double)s.HS));
+        const auto seen_by = [&](int i, int j) { return sees(b, i, j); };
+        return CopeHead<R>(as<R>(vectors(o, qkv, b, h, 0)), as<R>(vectors(o, qkv, b, h, 1)),
+                           as<R>(o.params.at("cope_e")), scale, (size_t)o.T, (size_t)s.HS, seen_by, (size_t)first);
+    }
+    // the bias (T,T) of a head
+    std::vector<double> bias(const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h,
+                             int first = 0) const {
+        return find_oracle(o.name).reads_scores ? cope<double>(o, qkv, b, h, first).bias : oracle_bias(o, h);
+    }
+    std::vector<float> float_bias(const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h,
+                                  int first = 0) const {
+        return find_oracle(o.name).reads_scores ? cope<float>(o, qkv, b, h, first).bias : oracle_bias(rounded(o), h);
     }
 };
 

@@ -89,6 +89,8 @@ struct NoOracle {
     }
     // q or k (HS) of a head at position t, as the scores take it
     static std::vector<double> rotate(const OracleLayer<double>&, const std::vector<double>& x, int) { return x; }
+    // whether the bias depends on q and k: then it is that of CopeHead, not of bias()
+    static constexpr bool reads_scores = false;
     // what q.k is multiplied by, besides 1/sqrt(HS)
     static double score_factor(const OracleLayer<double>&) { return 1.0; }
     // what q of head h is multiplied by where it sees so many keys
@@ -104,7 +106,7 @@ struct PositionOracle {
     std::function<std::vector<double>(const OracleLayer<double>&, const std::vector<double>&, int)> rotate, embed;
     std::function<double(const OracleLayer<double>&)> score_factor;
     std::function<double(const OracleLayer<double>&, int, int)> query_factor;
-    bool has_bias, slow;
+    bool has_bias, slow, reads_scores;
 };
 
 inline std::map<std::string, PositionOracle>& oracle_registry() {
@@ -121,6 +123,7 @@ template <class Oracle> bool register_oracle(const std::string& name) {
     o.query_factor = Oracle::query_factor;
     o.has_bias = &Oracle::template bias<double> != &NoOracle::bias<double>;
     o.slow = Oracle::slow;
+    o.reads_scores = Oracle::reads_scores;
     return oracle_registry().emplace(name, o).second;
 }
 
@@ -163,7 +166,7 @@ inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std:
 inline const char* const oracle_forms[] = {"kcable:weight=inside", "alibi:slopes=geometric",
                                            "t5:buckets=12,distance=40", "t5_clip:K=20,scale=C,layers=own",
                                            "sinusoidal:scale=1,embed=sqrt", "rope:p=0.5", "sandwich:d=6",
-                                           "alibi_random:seed=7,mean=0.3"};
+                                           "alibi_random:seed=7,mean=0.3", "cope:npos=5"};
 
 // ----------------------------------------------------------------------------------------------------------
 // the encodings
@@ -369,6 +372,82 @@ struct SandwichOracle : NoOracle {
     }
 };
 inline const bool sandwich_oracle = register_oracle<SandwichOracle>("sandwich");
+
+// Golovneva et al.: B_ij = q_i.e[p_ij] with p_ij the sum of sigmoid(score_it) over the t from j to i that i sees
+struct CopeOracle : NoOracle {
+    static constexpr bool reads_scores = true;
+};
+inline const bool cope_oracle = register_oracle<CopeOracle>("cope");
+
+// One head: q, k (T,HS) as attention takes them, e (HS,npos). Sums of gates are float64 for both R.
+template <class R> struct CopeHead {
+    size_t T, HS, npos;
+    R scale;
+    std::vector<R> q, k, e;
+    std::vector<R> gate, bias;                              // (T,T), 0 where hidden
+    std::vector<double> position;                           // before the limit
+
+    // sees(i, j): of j <= i
+    template <class Sees>
+    CopeHead(const std::vector<R>& q, const std::vector<R>& k, const std::vector<R>& e, R scale, size_t T, size_t HS,
+             Sees sees, size_t first = 0)
+        : T(T), HS(HS), npos(e.size() / HS), scale(scale), q(q), k(k), e(e), gate(T * T), bias(T * T),
+          position(T * T) {
+        for (size_t i = first; i < T; i++) {
+            for (size_t t = 0; t <= i; t++) {
+                R score = 0;
+                for (size_t d = 0; d < HS; d++) { score += scale * q[i * HS + d] * k[t * HS + d]; }
+                gate[i * T + t] = sees((int)i, (int)t) ? 1 / (1 + std::exp(-score)) : R(0);
+            }
+            double sum = 0;
+            for (size_t j = i + 1; j-- > 0;) {
+                sum += gate[i * T + j];
+                position[i * T + j] = sum;
+                const size_t f = below(i, j);
+                const R w = weight(i, j);
+                for (size_t d = 0; d < HS; d++) {           // q.((1 - w) e[f] + w e[f + 1])
+                    bias[i * T + j] += q[i * HS + d] * ((1 - w) * e[d * npos + f] + w * e[d * npos + f + 1]);
+                }
+            }
+        }
+    }
+    double limited(size_t i, size_t j) const { return std::min(position[i * T + j], (double)(npos - 1)); }
+    size_t below(size_t i, size_t j) const { return std::min((size_t)limited(i, j), npos - 2); }
+    R weight(size_t i, size_t j) const { return (R)(limited(i, j) - (double)below(i, j)); }
+    // How near a position is to an integer up to npos - 1, where its derivative jumps; but for 0
+    double nearest_kink() const {
+        double nearest = 1;
+        for (double p : position) {
+            const double whole = std::round(p);
+            if (p > 0 && whole > 0 && whole < npos) { nearest = std::min(nearest, std::fabs(p - whole)); }
+        }
+        return nearest;
+    }
+    // dq, dk (T,HS), de (HS,npos) += what dB (T,T), 0 where hidden, is in them
+    void backward(const std::vector<R>& dB, std::vector<R>& dq, std::vector<R>& dk, std::vector<R>& de) const {
+        for (size_t i = 0; i < T; i++) {
+            double through = 0;                             // sum of dp_ij over the j up to t, whose positions count t
+            for (size_t j = 0; j <= i; j++) {
+                const size_t f = below(i, j);
+                const R w = weight(i, j), d_logit = dB[i * T + j];
+                R slope = 0;                                // of B_ij in p_ij
+                for (size_t d = 0; d < HS; d++) {
+                    const R low = e[d * npos + f], high = e[d * npos + f + 1], q_d = q[i * HS + d];
+                    dq[i * HS + d] += d_logit * ((1 - w) * low + w * high);
+                    de[d * npos + f] += d_logit * (1 - w) * q_d;
+                    de[d * npos + f + 1] += d_logit * w * q_d;
+                    slope += q_d * (high - low);
+                }
+                through += position[i * T + j] < npos - 1 ? d_logit * slope : R(0);
+                const R g = gate[i * T + j], d_score = (R)through * g * (1 - g);
+                for (size_t d = 0; d < HS; d++) {
+                    dq[i * HS + d] += d_score * scale * k[j * HS + d];
+                    dk[j * HS + d] += d_score * scale * q[i * HS + d];
+                }
+            }
+        }
+    }
+};
 
 // Li et al.: an MLP 1 -> 32 -> NH of the normalised log-distance
 struct FireOracle : NoOracle {

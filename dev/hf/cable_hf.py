@@ -34,7 +34,8 @@ CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_n
 POSITIONS = {**CABLES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "rope": {"theta": 10000.0, "p": 1.0},
              "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
              "t5_clip": {"K": None, "scale": "HS", "layers": "shared"}, "kerple": {}, "kerple_power": {}, "fire": {},
-             "alibi_trained": {}, "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128}, "ssmax": {}}
+             "alibi_trained": {}, "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128},
+             "cope": {"npos": 64}, "ssmax": {}}
 BIASES = [name for name in POSITIONS if name not in ("none", "sinusoidal", "rope", "ssmax")]
 WORDS = {"weight": ("inside", "outside"), "embed": ("sqrt", "plain"), "slopes": ("press", "geometric"),
          "scale": ("HS", "C"), "layers": ("shared", "own")}
@@ -145,6 +146,9 @@ class CableBertConfig(PretrainedConfig):
         self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
         self.position = check_position(position or {"name": "cable"}, rope_scaling)
         check_base(rope_theta, self.position)
+        turns = self.position.get("layers", [[self.position]])
+        if isinstance(turns, list) and any(part["name"] == "cope" for layer in turns for part in layer):
+            raise ValueError("config.json: position cope: expected a causal model")
         if hidden_act != "gelu":
             raise ValueError(f"config.json: hidden_act: expected gelu, got {hidden_act!r}")
         self.stretch = rope_scaling
@@ -288,6 +292,23 @@ class SSMax(nn.Module):
         return q * self.s[:, None, None] * torch.log(n.to(q.dtype))
 
 
+class Cope(nn.Module):
+    """q_i.e[p_ij], where p_ij counts the keys t from j to i by sigmoid(score_it); e is linear between whole p"""
+    def __init__(self, config):
+        super().__init__()
+        self.e = nn.Parameter(torch.zeros(config.n_embd // config.n_head, int(config.position["npos"])))
+
+    def forward(self, q, scores, hidden):
+        gates = torch.sigmoid(scores)
+        if hidden is not None:
+            gates = gates.masked_fill(hidden, 0)
+        last = self.e.shape[1] - 1
+        p = gates.flip(-1).cumsum(-1, dtype=torch.float64).flip(-1).clamp(max=last).to(scores.dtype)
+        below = p.detach().floor().clamp(max=last - 1)
+        z, n = q @ self.e.to(q.dtype), below.long()
+        return z.gather(-1, n) * (below + 1 - p) + z.gather(-1, n + 1) * (p - below)
+
+
 class Kerple(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -393,6 +414,8 @@ class CableAttention(nn.Module):
             self.alibi = Alibi(config)
         elif self.name == "fire":
             self.fire = Fire(config)
+        elif self.name == "cope":
+            self.cope = Cope(config)
         elif self.name == "t5_clip" and config.position["layers"] == "own":
             self.t5 = t5_table(config)
 
@@ -427,6 +450,8 @@ class CableAttention(nn.Module):
         bias = self.bias(row, column, S_row, S_col, g, t5, dtype)
         if bias is not None:
             scores = scores + bias.to(dtype)
+        if self.name == "cope":
+            scores = scores + self.cope(q.to(dtype), scores, hidden)
         if hidden is not None:                      # not -inf: a row of padding may see no key at all
             scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
         return (F.softmax(scores, dim=-1) @ v.to(dtype)).to(v.dtype)

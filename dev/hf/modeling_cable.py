@@ -18,16 +18,17 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-POSITIONS = ("none learned sinusoidal rope alibi t5 t5_clip kerple kerple_power sandwich fire "
+POSITIONS = ("none learned sinusoidal rope alibi t5 t5_clip kerple kerple_power sandwich cope fire "
              "cable cable_nw kcable kcable_nw cable_v1 kcable_v1 ssmax alibi_trained alibi_random").split()
 # Hyperparameters besides t5_clip's K: today's defaults, and what a config.json without the key means, which is older
 DEFAULTS = {"rope": {"theta": 10000.0, "p": 1.0}, "sinusoidal": {"scale": 0.1, "embed": "plain"},
             "kcable": {"weight": "outside"}, "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
-            "t5_clip": {"scale": "HS", "layers": "shared"}, "sandwich": {"d": 128},
+            "t5_clip": {"scale": "HS", "layers": "shared"}, "sandwich": {"d": 128}, "cope": {"npos": 64},
             "alibi_random": {"seed": 42, "mean": 0.125}}
 OLD_DEFAULTS = {**DEFAULTS, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "kcable": {"weight": "inside"}}
 CABLES = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1")
 BIASES = [name for name in POSITIONS if name not in ("none", "learned", "sinusoidal", "rope", "ssmax")]
+CAUSAL_ONLY = ("cope",)                             # a key after the query has no position
 ROPE_TYPES = {"default": None, "linear": "pi", "ntk": "ntk", "yarn": "yarn", "longrope": "longrope"}
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 
@@ -65,6 +66,8 @@ class CableConfig:
             raise ValueError(f"position {name!r}: expected one of {', '.join(POSITIONS)}")
         if self.n_embd % self.n_head != 0:
             raise ValueError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
+        if name in CAUSAL_ONLY and not self.causal:
+            raise ValueError(f"position {name}: expected a causal model")
         self.position = {**OLD_DEFAULTS.get(name, {}), **self.position}
         if name == "t5_clip":
             self.position["K"] = int(self.position.get("K", self.n_positions - 1))
@@ -272,6 +275,21 @@ class SSMax(nn.Module):
         return q * self.s[:, None, None] * torch.log(n.to(q.dtype))
 
 
+class Cope(nn.Module):
+    """q_i.e[p_ij], where p_ij counts the keys t from j to i by sigmoid(score_it); e is linear between whole p"""
+    def __init__(self, HS, npos):
+        super().__init__()
+        self.e = nn.Parameter(torch.zeros(HS, npos))
+
+    def forward(self, q, scores):
+        """q (B,NH,T,HS), scores (B,NH,T,T), -inf where a key is not seen"""
+        last = self.e.shape[1] - 1
+        p = torch.sigmoid(scores).flip(-1).cumsum(-1).flip(-1).clamp(max=last)
+        below = p.detach().floor().clamp(max=last - 1)
+        z, n = q @ self.e, below.long()
+        return z.gather(-1, n) * (below + 1 - p) + z.gather(-1, n + 1) * (p - below)
+
+
 class Kerple(nn.Module):
     def __init__(self, power, NH):
         super().__init__()
@@ -334,6 +352,8 @@ class Attention(nn.Module):
             self.alibi = Alibi(config.position, NH)
         elif name == "fire":
             self.fire = Fire(NH)
+        elif name == "cope":
+            self.cope = Cope(C // NH, int(config.position["npos"]))
         if config.position.get("layers") == "own":
             self.t5 = nn.Embedding(t5_rows(config), NH)
             nn.init.normal_(self.t5.weight, std=0.02)
@@ -341,7 +361,8 @@ class Attention(nn.Module):
             self.t5 = [t5]                          # in a list: the table is the model's, not a layer's submodule
 
     def bias(self, x):
-        """B_ij of x (B,T,C), the layer's input: (B or absent,NH,T,T), or None where nothing is added to the scores"""
+        """B_ij of x (B,T,C), the layer's input: (B or absent,NH,T,T), or None where nothing is added to the scores; nor
+        for cope, which forward() adds"""
         if self.name in CABLES:
             return self.cable(x)
         if self.name.startswith("kerple"):
@@ -386,13 +407,15 @@ class Attention(nn.Module):
         bias, hidden = self.bias(x), hidden_pairs(self.whole, T, x.device, begin)
         if self.ssmax is not None:
             q = self.ssmax(q, hidden)
-        if self.sdpa and bias is None and config.window == 0 and begin is None:
+        if self.sdpa and bias is None and self.name != "cope" and config.window == 0 and begin is None:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=config.causal)
         else:
             scores = (q @ k.transpose(-2, -1)) * self.score_scale()
             if bias is not None:
                 scores = scores + bias
             scores = scores.masked_fill(hidden, float("-inf"))
+            if self.name == "cope":
+                scores = scores + self.cope(q, scores)
             y = F.softmax(scores, dim=-1) @ v
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
@@ -476,6 +499,8 @@ class CableGPT2(nn.Module):
         for block in self.transformer.h[:layer]:
             x = block(x, begin=begin)
         block, T = self.transformer.h[layer], idx.shape[1]
+        if block.attn.name == "cope":
+            raise ValueError("cope: what it adds to a score depends on other scores, which bias() does not have")
         bias = block.attn.bias(block.ln_1(x))
         return x.new_zeros(self.config.n_head, T, T) if bias is None else bias.reshape(self.config.n_head, T, T)
 

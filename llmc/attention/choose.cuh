@@ -127,7 +127,9 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 #else
         choose_tiles<Causal>(dims, scratch, qkv, bias, *v.config, B, stream);
 #endif
-        portable_attention_forward<Causal>(out, lse, qkv, bias, dims, B, stream);
+        if constexpr (Causal || !decltype(position)::causal_only) {
+            portable_attention_forward<Causal>(out, lse, qkv, bias, dims, B, stream);
+        }
     });
 }
 
@@ -195,7 +197,11 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
         choose_tiles<Causal>(dims, tiles, qkv, bias, *v.config, B, stream);
 #endif
         position.zero_bias_gradient(B, T, stream);          // the tensor-core kernels overwrite instead
-        portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, bias, dims, B, stream);
+        position.begin_backward(qkv, B, T, stream);
+        if constexpr (Causal || !decltype(position)::causal_only) {
+            portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, bias, dims, B, stream);
+        }
+        position.end_backward(dqkv, qkv, B, T, stream);
     });
 }
 

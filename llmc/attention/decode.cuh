@@ -228,6 +228,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     for (int c = threadIdx.x; c < nj && mask.exists(); c += blockDim.x) {
         if (mask.hides(t0, j0 + c, begin)) { scores[c] = -INFINITY; }
     }
+    if constexpr (Bias::counts_gates) { bias.add_split(scores, O, bh, t0, split, nj); }
     // 4. exponentials and their sum
     const float largest = decode_max(scores, nj);
     const float reference = largest > -INFINITY ? largest : 0.0f;       // a split without a finite logit weighs nothing
@@ -330,6 +331,7 @@ inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, con
         dims.scale = v.score_factor * position.score_factor(v.T) / sqrtf((float)v.HS);
         dims.mask = v.mask.within(v.T);
         choose_window(dims, position);
+        position.begin_decode(qkv, B, start, splits, dims.scale, stream);
         const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);
         launch(attention_decode_kernel<std::decay_t<decltype(bias)>>, grid, scratch, qkv, bias, dims, BNH);
     });

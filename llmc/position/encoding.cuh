@@ -343,6 +343,7 @@ struct FlashBiasArgs {
 // (forward) or c (backward): no branches, no libm.
 struct BiasFunctor {
     static constexpr FlashBias flash = FlashBias::Unknown;  // or the form it has; fill() then says with which arrays
+    static constexpr bool counts_gates = false;             // B depends on the scores of other keys: cope.cuh alone
     void fill(FlashBiasArgs&) const {}
     // dlogit (ni, nj), row stride ld: the gradient of the loss in the logits of queries i0.. and keys j0.., zero where
     // masked. In shared memory; called by all threads of the one block that owns bh, once per tile, in a fixed order.
@@ -379,9 +380,15 @@ struct Encoding {
     void prepare_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
     // before the attention's backward: zeroes what the bias functor sums into
     void zero_bias_gradient(int /*B*/, int /*T*/, Stream) const {}
+    // Of a bias that counts gates, around the portable attention's backward and before a token is decoded. end_backward
+    // adds to the gradients of q and k as attention took them.
+    void begin_backward(const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
+    void end_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
+    void begin_decode(const floatX* /*qkv*/, int /*B*/, Start, int /*splits*/, float /*scale*/, Stream) const {}
     NoBias bias() const { return {}; }
     float score_factor(int /*T*/) const { return 1.0f; }                    // multiplies 1/sqrt(HS)
     static constexpr bool scales_queries = false;           // prepare_forward multiplies q by numbers and does no more
+    static constexpr bool causal_only = false;              // it has no meaning for a key after the query
 };
 
 // The encoding, its pointers set

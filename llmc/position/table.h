@@ -9,6 +9,7 @@
 #include "../base/parse.h"
 #include "alibi.cuh"
 #include "cable.cuh"
+#include "cope.cuh"
 #include "fire.cuh"
 #include "kerple.cuh"
 #include "learned.cuh"
@@ -43,6 +44,7 @@
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \
     X(kerple_power, KerplePower,  "-r1 |i-j|^r2") \
     X(sandwich,     Sandwich,     "(pe_i.pe_j - d/2) NH/8h, h = 1 .. NH, of sines and cosines pe of width d") \
+    X(cope,         Cope,         "q_i.e[p_ij]: p_ij counts the keys from j to i by sigmoid(q_i.k_t); causal alone") \
     X(fire,         Fire,         "an MLP of the log-distance, normalised by the later position") \
     X(learned,      Learned,      "a table wpe[t] added to the token embedding; nothing beyond the trained length") \
     X(sinusoidal,   Sinusoidal,   "0.1 times sines and cosines of t, added to the token embedding") \
@@ -94,6 +96,15 @@ template <class F> void with_position(const PositionView& view, F f) {
     });
 }
 
+// Whether one of them has a meaning in causal models alone
+inline bool position_causal_only(const PositionConfig& config) {
+    bool found = false;
+    config.each([&](const PositionConfig& c) {
+        with_position_type(c, [&](auto type) { found = found || decltype(type)::type::causal_only; });
+    });
+    return found;
+}
+
 // Which of L layers have this part of `config`
 inline std::vector<int> layers_of_part(const PositionConfig& config, int part, int L) {
     std::vector<int> layers;
@@ -119,6 +130,8 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
         t.suffix = part_suffix(part++);
         with_position_type(c, [&](auto type) {
             typename decltype(type)::type encoding{PositionView()};
+            check(dims.causal || !position_causal_only(c), "--pos %s: expected a causal model, as train_gpt2 has: "
+                  "positions are counted from a query backwards, and keys after it have none", c.name.c_str());
             encoding.declare(t);
         });
     });
@@ -217,7 +230,7 @@ inline PositionConfig parse_one_position(const std::string& text, int T_train, A
 // several encodings: in one layer, "rope+cable", or in layers that take turns, "rope,rope,rope,none"
 
 // What an encoding has a hand in. Two in one layer have different ones.
-enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_Q = 8 };
+enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_Q = 8, COUNTS_GATES = 16 };
 inline int position_hooks(const PositionConfig& config) {
     int hooks = 0;
     with_position_type(config, [&](auto type) {
@@ -226,6 +239,7 @@ inline int position_hooks(const PositionConfig& config) {
         const bool embeds = !std::is_same_v<decltype(&Type::embed_forward), decltype(&Encoding::embed_forward)>;
         const bool prepares = !std::is_same_v<decltype(&Type::prepare_forward), decltype(&Encoding::prepare_forward)>;
         hooks |= embeds ? CHANGES_EMBEDDINGS : 0;
+        hooks |= Bias::counts_gates ? COUNTS_GATES : 0;
         if (Bias::flash != FlashBias::None) { hooks |= ADDS_BIAS; }
         else if (Type::scales_queries) { hooks |= SCALES_Q; }
         else if (prepares) { hooks |= TURNS_QK; }
@@ -254,7 +268,10 @@ inline void check_hooks(const std::vector<PositionConfig>& layer, const std::str
         const char* name = layer[i].name.c_str();
         check(mine != 0 || layer.size() == 1, "%s: %s adds nothing to another encoding", what.c_str(), name);
         for (size_t j = 0; j < i; j++) {
-            const int both = mine & position_hooks(layer[j]);
+            const int others = position_hooks(layer[j]), both = mine & others;
+            const bool turned = ((mine | others) & TURNS_QK) != 0 && ((mine | others) & COUNTS_GATES) != 0;
+            check(!turned, "%s: %s and %s do not go together: a turned query would read another position embedding at "
+                  "each place of the text", what.c_str(), layer[j].name.c_str(), name);
             check(both == 0, "%s: %s and %s both %s, and a layer has room for one that does", what.c_str(),
                   layer[j].name.c_str(), name, both == 0 ? "" : does.at(both));
         }

@@ -58,6 +58,7 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
         const int seen = Causal ? i0 + ni : T;
         __syncthreads();
         load_tile_transposed(Q_T, block(q, i0, ni, 0, HS), dims.scale);
+        if constexpr (Bias::counts_gates) { bias.begin_upwards(bh, i0, ni); }
         for (int n = threadIdx.x; i0 % LIVE_TILE == 0 && n < live_tiles; n += blockDim.x) { live[n] = 0.0f; }
         for (int j0 = 0; j0 < seen; j0 += TILE) {
             const int nj = imin(TILE, T - j0);
@@ -69,6 +70,7 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
             block_matmul(view(P, nj, round_up(ni, LANES), TILE), view(K_tile, nj, HS, width), view(Q_T, HS, TILE));
             __syncthreads();
             if (dims.hides_any(mask, i0, ni, j0, nj)) { hide_pairs(transposed(view(P, nj, ni, TILE)), mask, i0, j0); }
+            if constexpr (Bias::counts_gates) { bias.add_upwards(P, TILE, bh, i0, ni, j0, nj); }
             // 2. weights; a thread or SIMD lane per query sums its entropy
             const auto tile = bias.tile(bh, i0, j0);
             for (int r = threadIdx.x; r < ni; r += blockDim.x) {

@@ -28,6 +28,7 @@ struct Layer : AttentionLayer {
         // at small T, L = 512 |l| lies among the positions, but on none of them: there max(L, i) has no derivative
         if (p.name == "fire_l") { host(p.name)[0] = sign * (stride < 100 ? stride / 2 + 0.5f : 300.5f) / 512; }
         if (p.name == "fire_b1") { keep_off_fire_kinks(random); }
+        for (size_t e = 0; e < p.size() && p.name == "cope_e"; e++) { host(p.name)[e] *= 0.3f; }
     }
     // float32, double and the differences of through_bias must agree on which units of fire are on: none is near its
     // kink
@@ -49,7 +50,21 @@ struct Layer : AttentionLayer {
     }
 
     // q, k, v and the encoding's columns; the padding columns, the rows after T and q, k, v of padding tokens are NaN
-    std::vector<float> draw_qkv(Random& random) const {
+    std::vector<float> draw_qkv(Random& random) {
+        std::vector<float> x = draw_any_qkv(random);
+        while (cope_kink(x) < (s.T < 10 ? 2e-3 : 1e-5)) { x = draw_any_qkv(random); }
+        return x;
+    }
+    // how near a position of cope's is to a kink; a short sequence is what the oracle's differences are taken of
+    double cope_kink(const std::vector<float>& qkv) {
+        double nearest = 1;
+        for (int bh = 0; bh < s.B * s.NH && params.find("cope_e") >= 0; bh++) {
+            const OracleLayer<double> o = oracle(qkv, bh / s.NH, tokens(bh / s.NH));
+            nearest = std::min(nearest, cope<double>(o, qkv, bh / s.NH, bh % s.NH).nearest_kink());
+        }
+        return nearest;
+    }
+    std::vector<float> draw_any_qkv(Random& random) const {
         std::vector<float> x((size_t)s.B * stride * OC, NAN);
         for (int b = 0; b < s.B; b++) {
             for (int t = 0; t < s.T; t++) {
@@ -90,17 +105,6 @@ struct Layer : AttentionLayer {
     size_t backward_scratch() const { return attention_backward_scratch(config, s.B, s.T, s.NH, s.HS); }
 };
 
-// (T,HS): part 0, 1, 2 is q, k, v of head h of sequence b, turned if the encoding turns it
-inline std::vector<double> head(const Layer& l, const OracleLayer<double>& o, const std::vector<float>& qkv, int b,
-                                int h, int part) {
-    std::vector<double> x;
-    for (int t = 0; t < o.T; t++) {
-        const std::vector<double> v = l.vector(o, qkv, b, h, t, part);
-        x.insert(x.end(), v.begin(), v.end());
-    }
-    return x;
-}
-
 // every result of a layer by double and float32 loops; dqkv (B,T,OC) with zeros in the padding, grads as the table lays
 // them out. A sequence is computed as if it were alone, with as many tokens as it has: after them all is 0.
 struct LayerOracle {
@@ -130,18 +134,19 @@ private:
                   int b, int h, bool with_gradients) {
         const size_t T = (size_t)o.T, HS = (size_t)l.s.HS;
         const size_t C = (size_t)l.C;
-        const std::vector<double> q = head(l, o, qkv, b, h, 0), k = head(l, o, qkv, b, h, 1);
-        const std::vector<double> v = head(l, o, qkv, b, h, 2);
+        const std::vector<double> q = l.vectors(o, qkv, b, h, 0), k = l.vectors(o, qkv, b, h, 1);
+        const std::vector<double> v = l.vectors(o, qkv, b, h, 2);
         std::vector<double> dy;
         for (size_t t = 0; t < T; t++) {
             for (size_t d = 0; d < HS; d++) { dy.push_back(dout[((size_t)b * l.s.T + t) * C + h * HS + d]); }
         }
         const double scale = oracle_score_factor(o) / std::sqrt((double)HS);
-        const std::vector<double> bias = l.hidden(oracle_bias(o, h), b, o.T);
-        const HeadOracle<double> want(q, k, v, bias, dy, scale, T, HS, l.causal);
-        const std::vector<float> f32_bias = l.hidden(oracle_bias(rounded(o), h), b, o.T);
-        const HeadOracle<float> plain(as<float>(q), as<float>(k), as<float>(v), f32_bias, as<float>(dy), (float)scale,
+        const std::vector<double> bias = l.hidden(l.bias(o, qkv, b, h), b, o.T);
+        HeadOracle<double> want(q, k, v, bias, dy, scale, T, HS, l.causal);
+        const std::vector<float> f32_bias = l.hidden(l.float_bias(o, qkv, b, h), b, o.T);
+        HeadOracle<float> plain(as<float>(q), as<float>(k), as<float>(v), f32_bias, as<float>(dy), (float)scale,
                                       T, HS, l.causal);
+        if (find_oracle(o.name).reads_scores) { through_scores(l, o, qkv, want, plain, b, h); }
         store(l, o, want, plain, b, h);
         if (with_gradients) { through_queries(l, o, qkv, want, plain, b, h); }
         if (!with_gradients || !find_oracle(o.name).has_bias) { return; }
@@ -158,6 +163,20 @@ private:
             const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
             const size_t at = ((size_t)b * l.s.T + t) * l.OC + 3 * C + c;
             through_bias(o, o.columns[e], h, want, plain, dqkv[at], plain_dqkv[at]);
+        }
+    }
+    // += what goes through cope's gates and positions, and the gradient of its embeddings
+    void through_scores(const Layer& l, const OracleLayer<double>& o, const std::vector<float>& qkv,
+                        HeadOracle<double>& want, HeadOracle<float>& plain, int b, int h) {
+        const CopeHead<double> exact = l.cope<double>(o, qkv, b, h);
+        std::vector<double> de(exact.e.size());
+        std::vector<float> plain_de(de.size());
+        exact.backward(want.dbias, want.dq, want.dk, de);
+        l.cope<float>(o, qkv, b, h).backward(plain.dbias, plain.dq, plain.dk, plain_de);
+        for (size_t e = 0; e < de.size(); e++) {            // the encoding's only parameter
+            grads[e] += de[e];
+            plain_grads[e] += plain_de[e];
+            slopes[e] = std::max(slopes[e], largest(exact.q));
         }
     }
     // the results of one head to their places in those of the layer

@@ -138,7 +138,7 @@ TEST_CASE("attention oracle: gradients through every encoding are the loss's der
     Random random;
     INFO(random);
     for (const std::string& name : encodings_and_forms()) {
-        for (bool causal : {true, false}) {
+        for (bool causal : directions(name)) {
             INFO(name << (causal ? ", causal" : ", bidirectional"));
             Layer l(name, {2, 6, 2, 4}, causal, random);
             l.set_lengths({6, 4});
@@ -174,7 +174,7 @@ TEST_CASE("attention, small shapes, every encoding, both directions", "[attentio
     INFO(random);
     for (const std::string& name : encodings_and_forms()) {
         const bool slow = find_oracle(name).slow;
-        for (bool causal : {true, false}) {
+        for (bool causal : directions(name)) {
             test_layer(random, name, slow ? LayerShape{1, 15, 2, 8} : LayerShape{1, 37, 2, 8}, causal);
             test_layer(random, name, {2, 5, 3, 4}, causal);
             test_layer(random, name, {1, 1, 1, 2}, causal);
@@ -186,7 +186,7 @@ TEST_CASE("attention, every encoding, both directions, across tiles and chunks",
     Random random;
     INFO(random);
     for (const std::string& name : encodings()) {
-        for (bool causal : {true, false}) {
+        for (bool causal : directions(name)) {
             test_layer(random, name, {1, 2, 3, 64}, causal);
             if (find_oracle(name).slow) { test_layer(random, name, {1, 67, 1, 16}, causal); }
             else { test_layer(random, name, {1, 130, 2, 16}, causal); }
@@ -199,7 +199,7 @@ TEST_CASE("attention, sequences that end earlier, every encoding, both direction
     Random random;
     INFO(random);
     for (const std::string& name : encodings_and_forms()) {
-        for (bool causal : {true, false}) {
+        for (bool causal : directions(name)) {
             if (!find_oracle(name).slow) { test_layer(random, name, {4, 37, 2, 8}, causal, {37, 1, 20, 32}); }
             test_layer(random, name, {4, 5, 1, 4}, causal, {5, 1, 3, 0});
         }
@@ -210,7 +210,7 @@ TEST_CASE("attention, sequences that end in other tiles, every encoding, both di
     Random random;
     INFO(random);
     for (const std::string& name : encodings()) {
-        for (bool causal : {true, false}) {
+        for (bool causal : directions(name)) {
             if (find_oracle(name).slow) { test_layer(random, name, {2, 70, 1, 16}, causal, {66, 30}); }
             else { test_layer(random, name, {3, 150, 1, 16}, causal, {129, 64, 150}); }
         }
@@ -318,7 +318,7 @@ TEST_CASE("attention: a window and sinks, every encoding, both directions", "[at
     INFO(random);
     for (const std::string& name : encodings()) {
         const bool slow = find_oracle(name).slow;
-        for (bool causal : {true, false}) {
+        for (bool causal : directions(name)) {
             test_mask(random, name, {1, 21, 2, 8}, causal, {1, 0});
             test_mask(random, name, {2, 37, 2, 8}, causal, {7, 3}, {37, 20});
             if (slow) { continue; }

@@ -173,8 +173,8 @@ TEST_CASE("rope's scalings beyond the trained length", "[attention][asan]") {
             const std::vector<double> zeros((size_t)s.T * s.HS), bias = oracle_bias(o, 0);
             const double scale = oracle_score_factor(o) / std::sqrt((double)s.HS);
             for (int h = 0; h < s.NH; h++) {
-                const auto q = head(l, o, qkv, 0, h, 0), k = head(l, o, qkv, 0, h, 1);
-                const auto v = head(l, o, qkv, 0, h, 2);
+                const auto q = l.vectors(o, qkv, 0, h, 0), k = l.vectors(o, qkv, 0, h, 1);
+                const auto v = l.vectors(o, qkv, 0, h, 2);
                 const HeadOracle<double> a(q, k, v, bias, zeros, scale, s.T, s.HS, true);
                 const HeadOracle<float> f(as<float>(q), as<float>(k), as<float>(v), as<float>(bias), as<float>(zeros),
                                           (float)scale, s.T, s.HS, true);

@@ -33,6 +33,7 @@ struct Cache : AttentionLayer {
         if (p.name == "kerple_r1") { return (float)random.uniform(0.1, 0.6); }
         if (p.name == "kerple_r2") { return (float)random.uniform(0.1, 0.5); }
         if (p.name == "fire_c") { return (float)random.uniform(0.05, 0.5); }
+        if (p.name == "cope_e") { return 0.1f * random.normal(); }
         if (p.name == "fire_l") { return 0.3f; }              // L is 153.6: some queries are below it, some above
         return draw_parameter(p, random);
     }
@@ -116,8 +117,8 @@ void check_row(Cache& c, int t0) {
     for (int b = 0; b < c.s.B; b++) {
         const OracleLayer<double> o = c.oracle(c.host_qkv, b, t0 + 1);
         for (int h = 0; h < c.s.NH; h++) {
-            const std::vector<double> y = c.row<double>(o, b, h, t0, oracle_bias(o, h), logit);
-            const std::vector<float> f = c.row<float>(o, b, h, t0, oracle_bias(rounded(o), h), logit);
+            const std::vector<double> y = c.row<double>(o, b, h, t0, c.bias(o, c.host_qkv, b, h, t0), logit);
+            const std::vector<float> f = c.row<float>(o, b, h, t0, c.float_bias(o, c.host_qkv, b, h, t0), logit);
             want.insert(want.end(), y.begin(), y.end());
             plain.insert(plain.end(), f.begin(), f.end());
         }

@@ -71,14 +71,6 @@ struct Statistics : AttentionLayer {
         watch.add(0, view, prepared, lse, s.B, lengths.data(), Stream(0));
         got = watch.heads;
     }
-    std::vector<double> rows(const OracleLayer<double>& o, int b, int h, int part) const {
-        std::vector<double> x;
-        for (int t = 0; t < o.T; t++) {
-            const std::vector<double> v = vector(o, qkv, b, h, t, part);
-            x.insert(x.end(), v.begin(), v.end());
-        }
-        return x;
-    }
 
     void check_head(int h) {
         HeadLoops<double> want(s.T);
@@ -86,10 +78,10 @@ struct Statistics : AttentionLayer {
         int queries = 0;
         for (int b = 0; b < s.B; b++) {
             const OracleLayer<double> o = oracle(qkv, b, tokens(b));
-            const std::vector<double> q = rows(o, b, h, 0), k = rows(o, b, h, 1);
+            const std::vector<double> q = vectors(o, qkv, b, h, 0), k = vectors(o, qkv, b, h, 1);
             const double scale = oracle_score_factor(o) / std::sqrt((double)s.HS);
-            want.add(q, k, hidden(oracle_bias(o, h), b, o.T), scale, o.T, s.HS, causal);
-            plain.add(as<float>(q), as<float>(k), hidden(oracle_bias(rounded(o), h), b, o.T), (float)scale, o.T, s.HS,
+            want.add(q, k, hidden(bias(o, qkv, b, h), b, o.T), scale, o.T, s.HS, causal);
+            plain.add(as<float>(q), as<float>(k), hidden(float_bias(o, qkv, b, h), b, o.T), (float)scale, o.T, s.HS,
                       causal);
             queries += o.T;
         }
@@ -167,7 +159,7 @@ TEST_CASE("heads: every encoding's statistics are those of the T x T matrix", "[
     INFO(random);
     const int T = 512;
     for (const std::string& name : encodings_and_forms()) {
-        for (bool causal : {true, false}) {
+        for (bool causal : directions(name)) {
             const AttentionMask mask = causal ? AttentionMask{} : AttentionMask{100, 4};
             INFO(name << (causal ? ", causal" : ", bidirectional, a window of 100 and 4 sinks"));
             Statistics layer(name, {1, T, 2, 16}, causal, mask, {T}, random);

@@ -348,6 +348,7 @@ TEST_CASE("every encoding agrees with its oracle", "[positions][encodings]") {
     const size_t kind = GENERATE_COPY(range((size_t)0, names.size()));
     const bool causal = GENERATE(true, false);
     const std::string name = names[kind];
+    if (!causal && directions(name).size() == 1) { return; }
     for (const Sizes& s : {Sizes{1, 1, 8}, Sizes{2, 3, 2}, Sizes{37, 1, 37}, Sizes{37, 3, 8}, Sizes{130, 3, 2}}) {
         if (name.substr(0, 4) == "rope" && s.HS % 2 != 0) { continue; }
         Fixture f(configured(name, s.T), 2, s.T, s.NH, s.HS, causal, 10 + (uint64_t)kind);

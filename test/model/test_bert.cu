@@ -11,6 +11,7 @@ TEST_CASE("BERT's weights decay, and nothing else", "[bert]") {
 
 TEST_CASE("every tensor of BERT's table is in a checkpoint, but for padding", "[bert][encodings]") {
     for (const std::string& name : encodings()) {
+        if (directions(name).size() == 1) { continue; }
         for (const BERTConfig& c :
              {small_config(name, 37), small_config(name, 16, 3, 6, 12, 257), small_config(name, 8, 1, 1, 2, 128)}) {
             INFO(name << ", C " << c.C);

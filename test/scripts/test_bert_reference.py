@@ -35,7 +35,8 @@ if "torch" not in missing():
     sys.path.insert(0, os.path.join(HERE, "..", "..", "dev", "hf"))
     import modeling_cable
     import modeling_cable_bert as reference
-    from modeling_cable import CABLES, POSITIONS, read_safetensors
+    from modeling_cable import CABLES, CAUSAL_ONLY, read_safetensors
+    POSITIONS = [name for name in modeling_cable.POSITIONS if name not in CAUSAL_ONLY]
     torch.set_flush_denormal(True)                  # as in the trainers
     torch.set_num_threads(1)
 needs_torch = unittest.skipUnless("torch" not in missing(), "PyTorch is not installed; set PYTORCH_PYTHON")

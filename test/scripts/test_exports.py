@@ -75,7 +75,7 @@ V = 300                                                 # vocabulary of models t
 # forms of the encodings other than the default ones
 OPTIONS = ["t5_clip:K=5", "rope:theta=50", "rope:p=0.25", "kcable:weight=inside", "alibi:slopes=geometric",
            "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own", "sinusoidal:scale=1,embed=sqrt",
-           "alibi_random:seed=7,mean=0.3"]
+           "alibi_random:seed=7,mean=0.3", "cope:npos=6"]
 # every hook; columns, a rotation and a table of one layer alone
 COMPOSED = ["sinusoidal+rope:theta=50+ssmax+cable,sinusoidal+t5_clip:K=5"]
 SCALINGS = ("pi", "ntk:3", "yarn", "longrope:factors.json")
@@ -334,7 +334,7 @@ class Exports(Case):
     def compare_bias(self, load, model, exact):
         """--dump_bias gives PyTorch's bias, up to the diagonal"""
         ids = torch.tensor([list(b"Permission is hereby")])
-        if model.config.position["name"] in ("none", "learned", "sinusoidal", "rope", "ssmax"):
+        if model.config.position["name"] in ("none", "learned", "sinusoidal", "rope", "ssmax", "cope"):
             return
         words = " ".join(map(str, ids[0].tolist()))
         trainer(self.dir, "--load", load, "--dump_bias", "1,2," + words, "--out", "bias")

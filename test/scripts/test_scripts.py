@@ -195,7 +195,8 @@ class TestCommands(unittest.TestCase):
         self.assertEqual([c.T for c in paper.rows_of("figure5")], 2 * [512, 1024, 2048, 4096, 8192])
         self.assertEqual({f["--steps"] for f in self.trains("figure5") + self.trains("sweep")}, {"5000"})
         swept = {r.pos.partition(":")[0] for r in paper.rows_of("sweep")}
-        self.assertEqual(set(report.plot.STYLES) - swept, {"learned", "ssmax", "alibi_trained", "alibi_random"})
+        others = {"learned", "ssmax", "alibi_trained", "alibi_random", "cope"}
+        self.assertEqual(set(report.plot.STYLES) - swept, others)
         for experiment, data in (("arxiv_figure3", "fineweb-edu"), ("arxiv_figure4", "wikitext-103")):
             rows = paper.rows_of(experiment)
             self.assertEqual({(r.data, r.T) for r in rows}, {(data, 512), (data, 1024)})

@@ -47,6 +47,7 @@ struct DecodeLayer {
                 float value = x[e];
                 if (kerple) { value = 0.1f + 0.2f * std::fabs(x[e]); }      // both of its parameters are positive
                 if (spec.name == "fire_l") { value = 0.3f; }
+                if (spec.name == "cope_e") { value = 0.1f * x[e]; }
                 host(spec.name)[e] = value;
             }
         }
@@ -115,13 +116,25 @@ struct DecodeLayer {
         }
         return o;
     }
+    std::vector<double> cope_bias(const OracleLayer<double>& o, const std::vector<float>& x, int b, int h) const {
+        std::vector<double> qk[2];
+        for (int t = 0; t <= s.t0; t++) {
+            for (int p = 0; p < 2; p++) {
+                const float* row = &x[((size_t)b * s.stride + t) * OC + p * C + h * s.HS];
+                qk[p].insert(qk[p].end(), row, row + s.HS);
+            }
+        }
+        return CopeHead<double>(qk[0], qk[1], o.params.at("cope_e"), 1 / std::sqrt((double)s.HS), (size_t)s.t0 + 1,
+                                (size_t)s.HS, [](int, int) { return true; }, (size_t)s.t0).bias;
+    }
     std::vector<double> want() {
         const std::vector<float> x = to_float(qkv->host());
         std::vector<double> out;
         for (int b = 0; b < s.B; b++) {
             const OracleLayer<double> o = oracle(b);
             for (int h = 0; h < s.NH; h++) {
-                const std::vector<double> B = oracle_bias(o, h);
+                const std::vector<double> B = find_oracle(o.name).reads_scores ? cope_bias(o, x, b, h)
+                                                                               : oracle_bias(o, h);
                 const float* k = &x[(size_t)b * s.stride * OC + C + h * s.HS];
                 const float* q = k + (size_t)s.t0 * OC - C;
                 const float* v = k + C;

@@ -1,0 +1,315 @@
+// position/cope.cuh -- contextual position encoding (CoPE, Golovneva et al. 2024): a key's position is a count of the
+// keys that the query chooses to count.
+//
+//   g_ij = sigmoid(s_ij)                     s_ij: the score, q_i.k_j / sqrt(HS); 0 where i does not see j
+//   p_ij = min(sum of g_it for t = j .. i, npos - 1)
+//   B_ij = q_i.e[p_ij]                       e (HS,npos), one for each layer and all its heads, linear between integers
+//
+// The gates take the scaled score and q.e is not divided by sqrt(HS), as in the authors' program with --cope-nodiv.
+// With z_i = e^T q_i, computed once for each query, f = floor(p_ij) and w = p_ij - f:
+//
+//   B_ij = z_i[f] + w (z_i[f+1] - z_i[f])
+//   backward: dz_i[f] += (1 - w) dlogit_ij     dz_i[f+1] += w dlogit_ij     dq_i += e dz_i     de += sum_i q_i dz_i^T
+//     dp_ij = dlogit_ij (z_i[f+1] - z_i[f]), 0 at the last position
+//     ds_it = dlogit_it + g_it (1 - g_it) sum of dp_ij for j <= t
+//
+// B depends on the scores of other keys, so the portable attention kernels hand this functor whole tiles of scores
+// (counts_gates). The forward meets the keys from the query downwards and sums the gates as it goes. The backward meets
+// them upwards: a sum that starts at the forward's total and loses each gate, and a sum of dp. All are float64: a
+// position is a difference of two sums over the text, and rows of dlogit cancel. Causal models only: a key after the
+// query has no count.
+#ifndef LLMC_POSITION_COPE_CUH
+#define LLMC_POSITION_COPE_CUH
+
+#include <cmath>
+
+#include "key_max.cuh"
+
+constexpr int COPE_TILE = 128;                      // as wide as a tile of the attention kernels may be
+constexpr int COPE_ROWS = LANES > 1 ? 8 : 1;        // of e, whose gradients a block sums
+constexpr int COPE_MOST = 4096;                     // positions; a block keeps COPE_ROWS times as many doubles
+
+struct CopeBias : BiasFunctor {
+    static constexpr bool counts_gates = true;
+    const float* z;             // (B*NH,T,npos)
+    float* dz;
+    double* total;              // (B*NH,T): the sum of a query's gates
+    double *rest, *dgate;       // (B*NH,T): of the backward, gates that are still to come, dp so far
+    const double* split_gates;  // (B*NH,ceil(T/DECODE_SPLIT)), while decoding
+    int npos, T;
+
+    struct Tile { __device__ float operator()(int, int) const { return 0.0f; } };
+    __device__ Tile tile(int, int, int) const { return {}; }        // all of B is in the scores by then
+
+    // A position as the number of an interval and a place in it. A NaN is the last one, its score a NaN anyway.
+    __device__ float limit(double count) const { return (float)(count < npos - 1 ? count : npos - 1); }
+    __device__ int interval(float position) const { return imin((int)position, npos - 2); }
+    __device__ float at(const float* z_i, float position) const {
+        const int f = interval(position);
+        return z_i[f] + (position - (float)f) * (z_i[f + 1] - z_i[f]);
+    }
+
+    // forward: before the first tile of the queries i0 .. i0+ni-1
+    __device__ void begin(int bh, int i0, int ni) const {
+        for (int r = threadIdx.x; r < ni; r += blockDim.x) { total[(size_t)bh * T + i0 + r] = 0.0; }
+    }
+    // scores (keys, queries), row stride ld, += B. -inf where hidden; keys after the query are not counted. The tiles
+    // of a query come from its own key downwards; each thread has its queries.
+    __device__ void add(float* scores, int ld, int bh, int i0, int ni, int j0, int nj) const {
+        double* count = total + (size_t)bh * T + i0;
+        const float* z_0 = z + ((size_t)bh * T + i0) * npos;
+        for (int c = nj - 1; c >= 0; c--) {
+            float* row = scores + c * ld;
+            SIMD
+            for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+                const float gate = sigmoid(row[r]);
+                count[r] += (double)(j0 + c <= i0 + r ? gate : 0.0f);
+                row[r] += at(z_0 + (size_t)r * npos, limit(count[r]));
+            }
+        }
+    }
+    // The same after a forward pass, with the tiles of a query upwards
+    __device__ void begin_upwards(int bh, int i0, int ni) const {
+        const size_t row = (size_t)bh * T + i0;
+        for (int r = threadIdx.x; r < ni; r += blockDim.x) { rest[row + r] = total[row + r]; }
+    }
+    __device__ void add_upwards(float* scores, int ld, int bh, int i0, int ni, int j0, int nj) const {
+        double* count = rest + (size_t)bh * T + i0;
+        const float* z_0 = z + ((size_t)bh * T + i0) * npos;
+        for (int c = 0; c < nj; c++) {
+            float* row = scores + c * ld;
+            SIMD
+            for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+                const float gate = sigmoid(row[r]);
+                row[r] += at(z_0 + (size_t)r * npos, limit(count[r]));
+                count[r] -= (double)(j0 + c <= i0 + r ? gate : 0.0f);
+            }
+        }
+    }
+    // backward: P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the gradient of
+    // the scores. lse, row_dot: of the queries from i0 on. The tiles of a query come upwards; a thread has a query.
+    __device__ void backward_rows(float* P, float* dscore, int ld, int bh, int i0, int ni, int j0, int nj,
+                                  const float* lse, const float* row_dot) const {
+        for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+            const size_t row = (size_t)bh * T + i0 + r;
+            const float* z_i = z + row * npos;
+            float* p = P + r * ld;
+            float* ds = dscore + r * ld;
+            float gate[COPE_TILE], place[COPE_TILE], slope[COPE_TILE];
+            const int seen = imin(nj, i0 + r + 1 - j0);
+            // 1. the gates, and the logits of their positions
+            SIMD
+            for (int c = 0; c < seen; c++) { gate[c] = sigmoid(p[c]); }
+            double count = rest[row];
+            for (int c = 0; c < seen; c++) {
+                place[c] = limit(count);
+                const int f = interval(place[c]);
+                slope[c] = count < npos - 1 ? z_i[f + 1] - z_i[f] : 0.0f;
+                p[c] += at(z_i, place[c]);
+                count -= (double)gate[c];
+            }
+            rest[row] = count;
+            // 2. P = e^(logit - lse) and dlogit = P (dP - row_dot)
+            SIMD
+            for (int c = 0; c < seen; c++) {
+                p[c] = fast_exp(p[c] - lse[r]);
+                ds[c] = p[c] * (ds[c] - row_dot[r]);
+            }
+            for (int c = seen; c < nj; c++) {
+                p[c] = 0.0f;
+                ds[c] = 0.0f;
+            }
+            // 3. dz, by runs of keys in one interval, and the scores' part through the gates
+            float* dz_i = dz + row * npos;
+            double through = dgate[row];
+            for (int c = 0; c < seen;) {
+                const int f = interval(place[c]);
+                float low = 0.0f, high = 0.0f;
+                for (; c < seen && interval(place[c]) == f; c++) {
+                    const float w = place[c] - (float)f;
+                    low += (1.0f - w) * ds[c];
+                    high += w * ds[c];
+                    through += (double)(ds[c] * slope[c]);
+                    ds[c] += (float)through * (gate[c] * (1.0f - gate[c]));
+                }
+                dz_i[f] += low;
+                dz_i[f + 1] += high;
+            }
+            dgate[row] = through;
+        }
+    }
+    // decoding: scores (nj) of the query at t0 and the keys of a split += B. room: for nj floats, in shared memory
+    __device__ void add_split(float* scores, float* room, int bh, int t0, int split, int nj) const {
+        const int splits = t0 / DECODE_SPLIT + 1;
+        const double* gates = split_gates + (size_t)bh * ceil_div(T, DECODE_SPLIT);
+        double count = 0.0;                                 // of the splits nearer to the query
+        for (int s = split + 1 + (int)threadIdx.x; s < splits; s += blockDim.x) { count += gates[s]; }
+        count = block_sum(count);
+        SIMD
+        for (int c = threadIdx.x; c < nj; c += blockDim.x) { room[c] = sigmoid(scores[c]); }
+        __syncthreads();
+        for (int c = nj - 1; c >= 0 && threadIdx.x == 0; c--) {
+            count += (double)room[c];
+            room[c] = limit(count);
+        }
+        __syncthreads();
+        const float* z_i = z + ((size_t)bh * T + t0) * npos;
+        for (int c = threadIdx.x; c < nj; c += blockDim.x) { scores[c] += at(z_i, room[c]); }
+    }
+};
+
+// z (B*NH,stride,npos) of the tokens from `start` on. One block per token; shared memory: npos floats
+static __global__ void cope_forward_kernel(float* z, const floatX* qkv, const float* e, int T, Start start, int stride,
+                                           int NH, int HS, int OC, int npos) {
+    const size_t b = blockIdx.x / T;
+    const size_t t = (size_t)(blockIdx.x % T + start.position());
+    float* sum = dynamic_shared();
+    for (int h = 0; h < NH; h++) {
+        const floatX* q = qkv + (b * stride + t) * OC + h * HS;
+        for (int n = threadIdx.x; n < npos; n += blockDim.x) { sum[n] = 0.0f; }
+        for (int d = 0; d < HS; d++) {
+            const float q_d = (float)q[d];
+            SIMD
+            for (int n = threadIdx.x; n < npos; n += blockDim.x) { sum[n] += q_d * e[d * npos + n]; }
+        }
+        float* z_h = z + ((b * NH + h) * stride + t) * npos;
+        for (int n = threadIdx.x; n < npos; n += blockDim.x) { z_h[n] = sum[n]; }
+    }
+}
+
+// dq += e dz. One block per token; those after a sequence's end have dz = 0
+static __global__ void cope_dq_kernel(floatX* dqkv, const float* dz, const float* e, int T, int NH, int HS, int OC,
+                                      int npos) {
+    const size_t b = blockIdx.x / T;
+    const size_t t = blockIdx.x % T;
+    floatX* dq = dqkv + (b * T + t) * OC;
+    for (int c = threadIdx.x; c < NH * HS; c += blockDim.x) {
+        const float* dz_h = dz + ((b * NH + c / HS) * T + t) * npos;
+        const float* e_d = e + c % HS * npos;
+        float sum = 0.0f;
+        for (int n = 0; n < npos; n++) { sum += dz_h[n] * e_d[n]; }
+        dq[c] = (floatX)((float)dq[c] + sum);
+    }
+}
+
+// parts (B*NH,HS,npos): q^T dz of a sequence and a head. One block for COPE_ROWS of HS; shared memory: as many rows of
+// npos doubles
+static __global__ void cope_de_kernel(float* parts, const floatX* qkv, const float* dz, const int* kv_len, int T,
+                                      int NH, int HS, int OC, int npos) {
+    const int groups = ceil_div(HS, COPE_ROWS);
+    const int bh = blockIdx.x / groups;
+    const int d0 = blockIdx.x % groups * COPE_ROWS;
+    const int rows = imin(COPE_ROWS, HS - d0);
+    const int tokens = kv_len == nullptr ? T : clamp(kv_len[bh / NH], 0, T);
+    double* sum = (double*)dynamic_shared();
+    for (int x = threadIdx.x; x < rows * npos; x += blockDim.x) { sum[x] = 0.0; }
+    __syncthreads();
+    for (int t = 0; t < tokens; t++) {
+        const floatX* q = qkv + ((size_t)(bh / NH) * T + t) * OC + bh % NH * HS + d0;
+        const float* dz_t = dz + ((size_t)bh * T + t) * npos;
+        for (int k = 0; k < rows; k++) {
+            const double q_d = (double)(float)q[k];
+            SIMD
+            for (int n = threadIdx.x; n < npos; n += blockDim.x) { sum[k * npos + n] += q_d * (double)dz_t[n]; }
+        }
+    }
+    __syncthreads();
+    float* part = parts + ((size_t)bh * HS + d0) * npos;
+    for (int x = threadIdx.x; x < rows * npos; x += blockDim.x) { part[x] = (float)sum[x]; }
+}
+// de (HS,npos) += the parts, in their order
+static __global__ void cope_reduce_kernel(float* de, const float* parts, int BNH, int count) {
+    const GridSpan s = grid_span((size_t)count);
+    for (size_t x = s.begin; x < s.end; x += s.step) {
+        double sum = 0.0;
+        for (int bh = 0; bh < BNH; bh++) { sum += (double)parts[(size_t)bh * count + x]; }
+        de[x] += (float)sum;
+    }
+}
+
+// gates (BNH,ceil(stride/DECODE_SPLIT)): the sum over each split of the gates of the query at t0. One block per split
+// and (batch, head), as in attention/decode.cuh; shared memory: the query
+static __global__ void cope_split_gates_kernel(double* gates, const floatX* qkv, Start start, AttentionMask mask,
+                                               int stride, int NH, int HS, int OC, float scale, int BNH) {
+    const int bh = blockIdx.x % BNH;
+    const int split = blockIdx.x / BNH;
+    const int t0 = start.position();
+    const int j0 = split * DECODE_SPLIT;
+    const int end = imin(j0 + DECODE_SPLIT, t0 + 1);
+    if (j0 > t0) { return; }                                // a recorded step has the blocks that later tokens need
+    float* query = dynamic_shared();
+    const floatX* q = qkv + (size_t)(bh / NH) * stride * OC + bh % NH * HS;
+    const floatX* k = q + NH * HS;
+    mask = mask.of((size_t)(bh / NH), stride);
+    const int begin = mask.begin(t0);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) { query[d] = scale * (float)q[(size_t)t0 * OC + d]; }
+    __syncthreads();
+    double sum = 0.0;
+    for (int j = j0 + (int)threadIdx.x; j < end; j += blockDim.x) {
+        if (mask.exists() && mask.hides(t0, j, begin)) { continue; }
+        float score = 0.0f;
+        for (int d = 0; d < HS; d++) { score += query[d] * (float)k[(size_t)j * OC + d]; }
+        sum += (double)sigmoid(score);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { gates[(size_t)bh * ceil_div(stride, DECODE_SPLIT) + split] = sum; }
+}
+
+struct Cope : Encoding {
+    using Encoding::Encoding;
+    static constexpr bool causal_only = true;
+    Parameter e;                                            // (HS,npos)
+    float *z = nullptr, *dz = nullptr, *parts = nullptr;
+    double *total = nullptr, *rest = nullptr, *dgate = nullptr, *split_gates = nullptr;
+
+    static void defaults(PositionConfig& config) { config.values = {{"npos", 64}}; }
+    static int positions(const PositionConfig& config) {
+        const double n = config.value("npos");
+        check(n == std::floor(n) && n >= 2 && n <= COPE_MOST, "--pos cope: npos: expected a whole number from 2 to %d, "
+              "got %g", COPE_MOST, n);
+        return (int)n;
+    }
+    template <class Tensors> void declare(Tensors& t) {
+        const size_t BNH = (size_t)t.dims.B * t.dims.NH, T = (size_t)t.dims.T;
+        const size_t npos = (size_t)positions(*t.config), HS = (size_t)(t.dims.C / t.dims.NH);
+        t.param(e, "cope_e", "cope.e", Per::Layer, HS, npos, {constant(0.0f)});
+        t.cached(total, "cope_total", Per::Layer, BNH, T);
+        t.scratch(z, "cope_z", BNH * T, npos);
+        t.scratch(dz, "cope_dz", BNH * T, npos);
+        t.scratch(rest, "cope_rest", BNH, T);
+        t.scratch(dgate, "cope_dgate", BNH, T);
+        t.scratch(parts, "cope_de", BNH * HS, npos);
+        if (t.dims.decodes) { t.scratch(split_gates, "cope_split_gates", BNH, ceil_div(T, (size_t)DECODE_SPLIT)); }
+    }
+    int npos() const { return positions(*v.config); }
+    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+        const Grid grid((size_t)B * T, 64, sizeof(float) * npos(), stream);
+        launch(cope_forward_kernel, grid, z, qkv, e.value, T, start, v.T, v.NH, v.HS, v.OC, npos());
+    }
+    void begin_backward(const floatX* qkv, int B, int T, Stream stream) const {
+        const size_t rows = (size_t)B * v.NH * T;
+        const Grid grid((size_t)B * T, 64, sizeof(float) * npos(), stream);        // z was another layer's since
+        launch(cope_forward_kernel, grid, z, qkv, e.value, T, Start(0), v.T, v.NH, v.HS, v.OC, npos());
+        device_zero(dz, sizeof(float) * rows * npos(), stream);
+        copy_on_device(rest, total, sizeof(double) * rows, stream);
+        device_zero(dgate, sizeof(double) * rows, stream);
+    }
+    void end_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
+        const int BNH = B * v.NH, n = npos();
+        launch(cope_dq_kernel, Grid((size_t)B * T, 64, 0, stream), dqkv, dz, e.value, T, v.NH, v.HS, v.OC, n);
+        const Grid grid((size_t)BNH * ceil_div(v.HS, COPE_ROWS), 64, sizeof(double) * COPE_ROWS * n, stream);
+        launch(cope_de_kernel, grid, parts, qkv, dz, v.kv_len, T, v.NH, v.HS, v.OC, n);
+        const int count = v.HS * n;
+        launch(cope_reduce_kernel, Grid::over((size_t)count, stream), e.grad, parts, BNH, count);
+    }
+    void begin_decode(const floatX* qkv, int B, Start start, int splits, float scale, Stream stream) const {
+        const Grid grid((size_t)B * v.NH * splits, 128, sizeof(float) * v.HS, stream);
+        launch(cope_split_gates_kernel, grid, split_gates, qkv, start, v.mask.within(v.T), v.T, v.NH, v.HS, v.OC,
+               scale, B * v.NH);
+    }
+    CopeBias bias() const {
+        return {{}, z, dz, total, rest, dgate, split_gates, npos(), v.T};
+    }
+};
+
+#endif
