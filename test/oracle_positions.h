@@ -432,7 +432,8 @@ template <class R> struct CopeHead {
                 const R w = weight(i, j), d_logit = dB[i * T + j];
                 R slope = 0;                                // of B_ij in p_ij
                 for (size_t d = 0; d < HS; d++) {
-                    const R low = e[d * npos + f], high = e[d * npos + f + 1], q_d = q[i * HS + d];
+                    const R low = e[d * npos + f], high = e[d * npos + f + 1];
+                    const R q_d = q[i * HS + d];
                     dq[i * HS + d] += d_logit * ((1 - w) * low + w * high);
                     de[d * npos + f] += d_logit * (1 - w) * q_d;
                     de[d * npos + f + 1] += d_logit * w * q_d;

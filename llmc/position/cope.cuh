@@ -259,8 +259,10 @@ struct Cope : Encoding {
     using Encoding::Encoding;
     static constexpr bool causal_only = true;
     Parameter e;                                            // (HS,npos)
-    float *z = nullptr, *dz = nullptr, *parts = nullptr;
-    double *total = nullptr, *rest = nullptr, *dgate = nullptr, *split_gates = nullptr;
+    float *z = nullptr, *dz = nullptr;                      // (B*NH,T,npos)
+    float* parts = nullptr;                                 // (B*NH,HS,npos)
+    double *total = nullptr, *split_gates = nullptr;        // (B*NH,T), (B*NH,ceil(T/DECODE_SPLIT))
+    double *rest = nullptr, *dgate = nullptr;               // (B*NH,T)
 
     static void defaults(PositionConfig& config) { config.values = {{"npos", 64}}; }
     static int positions(const PositionConfig& config) {

@@ -677,6 +677,13 @@ TEST_CASE("what encodings refuse", "[positions]") {
     CHECK(throws_with([&] { tables("t5:buckets=30"); }, "buckets in fours up to 128, got 30") == EXIT_BAD_INPUT);
     CHECK(throws_with([&] { tables("t5:distance=16"); }, "above half of the 32 buckets") == EXIT_BAD_INPUT);
     CHECK(throws_with([&] { tables("alibi_random:seed=0.5"); }, "a whole seed, got 0.5") == EXIT_BAD_INPUT);
+    for (const char* npos : {"1", "4097", "2.5"}) {
+        CHECK(throws_with([&] { tables((std::string("cope:npos=") + npos).c_str()); },
+                          std::string("a whole number from 2 to 4096, got ") + npos) == EXIT_BAD_INPUT);
+    }
+    d.causal = false;
+    CHECK(throws_with([&] { tables("none,cope"); }, "--pos cope: expected a causal model") == EXIT_BAD_INPUT);
+    d.causal = true;
     CHECK(throws_with([&] { tables("sandwich:d=5"); }, "an even d up to 65536, got 5") == EXIT_BAD_INPUT);
     CHECK(throws_with([&] { parse_position("kcable:weight=within", 4); },
                       "weight: expected outside|inside, got 'within'") == EXIT_BAD_INPUT);
@@ -710,6 +717,11 @@ TEST_CASE("several encodings in one model", "[positions]") {
     CHECK(parse_position("rope,rope:theta=5", 8).parts.size() == 2);
     CHECK(refused("alibi+cable", "alibi and cable both add a bias"));
     CHECK(refused("rope+rope:theta=5", "rope and rope both turn q and k"));
+    CHECK(refused("alibi+cope", "alibi and cope both add a bias"));
+    CHECK(refused("rope+cope", "rope and cope do not go together"));
+    CHECK(refused("cope+rope", "cope and rope do not go together"));
+    CHECK(text("cope:npos=8,rope+cable") == "cope:npos=8,cable+rope:theta=10000,p=1");
+    CHECK(text("ssmax+cope") == "cope:npos=64+ssmax");
     CHECK(refused("ssmax+ssmax", "ssmax and ssmax both scale q"));
     CHECK(refused("learned+sinusoidal", "learned and sinusoidal both change the embeddings"));
     CHECK(refused("none+cable", "none adds nothing"));

@@ -152,6 +152,31 @@ static double through_bias(const OracleLayer<double>& o, double& x, const std::v
     return gradient;
 }
 
+// cope's oracle of a head; of another encoding one that nobody looks at
+static CopeHead<double> cope_of(const OracleLayer<double>& o, const std::vector<double>& q,
+                                const std::vector<double>& k, double scale) {
+    const auto e = o.params.find("cope_e");
+    return CopeHead<double>(q, k, e == o.params.end() ? std::vector<double>((size_t)2 * HS) : e->second, scale, T, HS,
+                            [](int, int) { return true; });
+}
+// Adds its part to the gradients of a head; de gets that of the embeddings, sizes the magnitudes that it sums.
+static void add_cope(CopeHead<double> cope, HeadOracle<double>& want, std::vector<double>& de,
+                     std::vector<double>& sizes) {
+    de.resize(cope.e.size());
+    sizes.resize(de.size());
+    std::vector<double> magnitudes = want.dbias, unused((size_t)T * HS);
+    cope.backward(want.dbias, want.dq, want.dk, de);
+    for (double& x : magnitudes) { x = std::fabs(x); }
+    for (double& x : cope.q) { x = std::fabs(x); }
+    cope.backward(magnitudes, unused, unused, sizes);
+}
+
+static Deviation of_embeddings(const std::vector<float>& got, const std::vector<double>& de,
+                               const std::vector<double>& sizes) {
+    const double largest = *std::max_element(sizes.begin(), sizes.end());
+    return {"a parameter's gradient", largest_difference(got, de) / largest, BF16 / 2};
+}
+
 static std::vector<Deviation> deviations(Layer& layer) {
     std::vector<float> out, dqkv;
     if (layer.causal) { layer.run<true>(out, dqkv); } else { layer.run<false>(out, dqkv); }
@@ -165,21 +190,12 @@ static std::vector<Deviation> deviations(Layer& layer) {
         const std::vector<double> q = part(x, layer.OC, h * HS);
         const std::vector<double> k = part(x, layer.OC, C + h * HS);
         const std::vector<double> v = part(x, layer.OC, 2 * C + h * HS);
+        const CopeHead<double> cope = cope_of(o, q, k, scale);
         const bool reads_scores = find_oracle(o.name).reads_scores;
-        const std::vector<double> e = reads_scores ? o.params.at("cope_e") : std::vector<double>((size_t)2 * HS);
-        CopeHead<double> cope(q, k, e, scale, T, HS, [](int, int) { return true; });
-        const std::vector<double> bias = reads_scores ? cope.bias : oracle_bias(o, h);
-        HeadOracle<double> want(q, k, v, bias, part(dy, C, h * HS), scale, T, HS, layer.causal);
+        HeadOracle<double> want(q, k, v, reads_scores ? cope.bias : oracle_bias(o, h), part(dy, C, h * HS), scale, T,
+                                HS, layer.causal);
         dB.push_back(want.dbias);
-        if (reads_scores) {
-            de.resize(e.size());
-            sizes.resize(e.size());
-            cope.backward(want.dbias, want.dq, want.dk, de);
-            std::vector<double> nowhere((size_t)T * HS), also((size_t)T * HS), magnitudes = want.dbias;
-            for (double& x : magnitudes) { x = std::fabs(x); }
-            for (double& x : cope.q) { x = std::fabs(x); }
-            cope.backward(magnitudes, nowhere, also, sizes);
-        }
+        if (reads_scores) { add_cope(cope, want, de, sizes); }
         found.push_back({"out", relative_l2(part(out, C, h * HS), want.out), 2 * BF16});
         const std::vector<double>* gradients[] = {&want.dq, &want.dk, &want.dv};
         const char* names[] = {"dq", "dk", "dv"};
@@ -197,11 +213,7 @@ static std::vector<Deviation> deviations(Layer& layer) {
         }
     }
     const std::vector<float> grads = layer.grads->host();
-    if (!de.empty()) {
-        double off = 0;
-        for (size_t e = 0; e < de.size(); e++) { off = std::max(off, std::fabs(grads[e] - de[e])); }
-        found.push_back({"a parameter's gradient", off / *std::max_element(sizes.begin(), sizes.end()), BF16 / 2});
-    }
+    if (!de.empty()) { found.push_back(of_embeddings(grads, de, sizes)); }
     if (!find_oracle(o.name).has_bias) { return found; }
     for (size_t p = 0; p < layer.tables.params.size(); p++) {
         double worst = 0, largest = 0;
