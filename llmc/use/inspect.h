@@ -26,10 +26,13 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
         check(bias.flash != FlashBias::None, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
         check(!bias.counts_gates, "--dump_bias: %s has no matrix to write: it adds to a score what depends on others, "
               "and keeps none of it", view.config->name.c_str());
-        float* out = (float*)device_malloc(sizeof(float) * T * T);
-        launch(bias_matrix_kernel<std::decay_t<decltype(bias)>>, Grid((size_t)T, 128, 0, stream), out, bias, head, T);
-        copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
-        device_free(out);
+        if constexpr (!decltype(position.bias())::counts_gates) {
+            using Bias = std::decay_t<decltype(bias)>;
+            float* out = (float*)device_malloc(sizeof(float) * T * T);
+            launch(bias_matrix_kernel<Bias>, Grid((size_t)T, 128, 0, stream), out, bias, head, T);
+            copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
+            device_free(out);
+        }
     });
     return host;
 }
