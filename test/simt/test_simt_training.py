@@ -357,7 +357,8 @@ class Bert(unittest.TestCase):
                     self.assertLess(x, (32 if tensor == "kerple" else 8) * gradient, tensor)
 
     def test_masked_tokens(self):
-        self.check_all(encodings(), "1,1,64", 80, "--B", "1")
+        causal_only = ("cope",)
+        self.check_all([name for name in encodings() if name not in causal_only], "1,1,64", 80, "--B", "1")
 
     def test_head_size_128(self):
         self.check_all(built("none", "cable", "alibi", "t5", "fire"), "1,1,128", 80, "--B", "1")
