@@ -380,10 +380,8 @@ struct Encoding {
     void prepare_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
     // before the attention's backward: zeroes what the bias functor sums into
     void zero_bias_gradient(int /*B*/, int /*T*/, Stream) const {}
-    // Of a bias that counts gates, around the portable attention's backward and before a token is decoded. end_backward
-    // adds to the gradients of q and k as attention took them.
-    void begin_backward(const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
-    void end_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
+    void begin_backward(const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}       // around the portable
+    void end_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int, int, Stream) const {}   // attention's, on its q, k
     void begin_decode(const floatX* /*qkv*/, int /*B*/, Start, int /*splits*/, float /*scale*/, Stream) const {}
     NoBias bias() const { return {}; }
     float score_factor(int /*T*/) const { return 1.0f; }                    // multiplies 1/sqrt(HS)
