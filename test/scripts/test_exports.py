@@ -852,7 +852,9 @@ class BertForMaskedLM(Case):
         return os.path.join(self.dir, chosen["--out"], "step_00000020")
 
     def test_checkpoint_is_the_export(self):
-        steps = [(pos, self.train_encoding(pos)) for pos in [*POSITIONS, *OPTIONS, *COMPOSED] if pos != "learned"]
+        # learned has no position at twice the length, and cope none for a key after the query
+        steps = [(pos, self.train_encoding(pos)) for pos in [*POSITIONS, *OPTIONS, *COMPOSED]
+                 if not pos.startswith(("learned", "cope"))]
         short = self.train_encoding("rope", "--T", "20", "--out", "short")
         steps += [(scaling, self.train_encoding("rope", "--load", short, "--rope_scaling", scaling, "--out",
                                                 "run_" + scaling)) for scaling in SCALINGS]
