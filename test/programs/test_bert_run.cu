@@ -427,7 +427,7 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
 TEST_CASE("bert_run: every use of a checkpoint stretches rope as it was trained", "[bert_run][rope_scaling]") {
     if (!have_bert()) { return; }
     Bert place;
-    const Flags base = place.base.without("--out").with("--model 2,2,32 --lr 1e-2 --val_every 0");
+    const Flags base = place.base.without("--out").with("--model 2,2,32 --lr 3e-3 --val_every 0");
     REQUIRE(place.run(base.with("--pos rope --T 16 --B 8 --steps 400 --checkpoint_every 400 --final_lr 0.1")
                           .set("--out", place / "short")).code == 0);
     write_file(place / "docs.txt", words(300, 5) + "\nthe cable\n");
@@ -598,7 +598,9 @@ TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_ru
         printf("beyond what was said: %.1f MB, of 4000 groups %.1f MB\n", few / 1e6, many / 1e6);
     }
     CHECK(few > 0);
-    CHECK(many - few < 30e6);    // measured: 18 MB, nearly all of it tokens on their way to the device
+    // Measured: 18 to 34 MB, nearly all of it tokens on their way to the device; of the short run the last, highest
+    // value is not always seen. Scores that were not announced would add 64 MB.
+    CHECK(many - few < 50e6);
 }
 
 double ndcg_of(const std::string& out, size_t at) {
