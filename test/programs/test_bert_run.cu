@@ -592,15 +592,15 @@ TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_ru
         REQUIRE((unit == 'k' || unit == 'M'));
         return most - wanted * (unit == 'k' ? 1e3 : 1e6);
     };
-    const double few = more_than_said(16), many = more_than_said(4000);     // whose scores are 64 MB
+    double few = 0;             // of the most in so short a run a look may come too late: the largest of five runs
+    for (int run = 0; run < 5; run++) { few = std::max(few, more_than_said(16)); }
+    const double many = more_than_said(4000);               // whose scores are 64 MB
     INFO(few / 1e6 << " MB and " << many / 1e6 << " MB");
     if (getenv("CABLE_TEST_ERRORS") != nullptr) {
         printf("beyond what was said: %.1f MB, of 4000 groups %.1f MB\n", few / 1e6, many / 1e6);
     }
     CHECK(few > 0);
-    // Measured: 18 to 34 MB, nearly all of it tokens on their way to the device; of the short run the last, highest
-    // value is not always seen. Scores that were not announced would add 64 MB.
-    CHECK(many - few < 50e6);
+    CHECK(many - few < 30e6);    // measured: 18 to 27 MB, nearly all of it tokens on their way to the device
 }
 
 double ndcg_of(const std::string& out, size_t at) {

@@ -718,21 +718,20 @@ class Transformers(Case):
 
     @unittest.skipIf(has_torch and torch.__version__ < "2", "SKIPPED: float32 sums of PyTorch 1 err up to 9 times more")
     def test_very_long_rows(self):
-        """logits and every gradient have 4 times the error of the T x T form at 4,096 at most, at 16,384 8 times: the
-        errors of sums over T tokens grow like sqrt(T); 5.1 times was measured"""
+        """logits and every gradient, up to 16,384 tokens, have 4 times the error of the T x T form there at most"""
         for name in ("cable", "cable_nw"):
             reference, out = self.random_pair(name)
             ids = torch.randint(256, (1, 16384))
             exact = self.results(doubled(reference), ids[:, :4096], reference=True)
-            own = self.errors(self.results(reference, ids[:, :4096], reference=True), exact)
             double = self.results(self.load(out).double(), ids[:, :4096])
             self.assertLess(max(self.errors(double, exact).values()), 1e-11)
             for length in (4096, 16384):
                 with self.subTest(pos=name, T=length):
                     want = exact if length == 4096 else self.results(self.load(out).double(), ids)
+                    reference.zero_grad()
+                    own = self.errors(self.results(reference, ids[:, :length], reference=True), want)
                     for key, error in self.errors(self.results(self.load(out), ids[:, :length]), want).items():
-                        grown = math.sqrt(length / 4096)
-                        self.assertLessEqual(error, 4 * grown * max(own[key], steps_of(1)), key)
+                        self.assertLessEqual(error, 4 * max(own[key], steps_of(1)), key)
 
     def test_bfloat16(self):
         """CABLE adds nothing to the error that bfloat16 has without an encoding, in rows where S is large"""
