@@ -9,17 +9,17 @@
     test/mutations/mutate.py --summary              the score of all in the CSV; the survivors that nothing explains
 
 A fault changes one text of one file. Of the copies, which are in build/mutations, only the tests of TESTS that should
-notice are built, and without optimization; a fault that does not compile is no fault. `killed`: a test fails, or takes
-several times as long as without the fault. `survived`: all pass, so a test is missing, or the change changes nothing;
-survivors.tsv says which. Before it meets a fault, a test must pass without one.
+notice are built, as make builds them by itself; a fault that does not compile is no fault. `killed`: a test fails, or
+takes several times as long as without the fault. `survived`: all pass, so a test is missing, or the change changes
+nothing; survivors.tsv says which. Without the fault every named test must have passed, and none of those that let it
+survive may have been skipped. Anything else is an error, and no result.
 
 Each result is appended to dev/results/mutations.csv with its commit; a case that is there is not run again unless the
-sources or the tests have changed since. The exit code is 1 if a known fault survived, 2 if a test fails without one.
+sources or the tests have changed since. The exit code is 1 if a known fault survived, 2 after an error.
 """
 import argparse
 import collections
 import contextlib
-import csv
 import functools
 import os
 import queue
@@ -31,18 +31,18 @@ import subprocess
 import sys
 import threading
 import time
-import xml.etree.ElementTree
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-sys.path.insert(0, os.path.join(ROOT, "test"))
+sys.path[:0] = [os.path.join(ROOT, "test"), os.path.join(ROOT, "dev")]
 import ledger       # noqa: E402
+import test as runner       # noqa: E402, dev/test.py
 
 HERE = os.path.join(ROOT, "test", "mutations")
 KNOWN, SURVIVORS = os.path.join(HERE, "known.tsv"), os.path.join(HERE, "survivors.tsv")
 RESULTS = os.path.join(ROOT, "dev", "results", "mutations.csv")
 COLUMNS = ["id", "file", "line", "before", "after", "tests", "result", "seconds", "commit"]
 SCORE = 0.97                                        # of the faults that change something, at least so many are killed
-LIMIT = 1200                                        # seconds for a build, or for a test without a fault
+LIMIT = 3600                                        # seconds for a build, or for a test without a fault
 SPARE = 60                                          # with a fault it may take five times as long, and this
 
 Fault = collections.namedtuple("Fault", "id file line before after tests")
@@ -124,8 +124,6 @@ TESTS = [
     (r"train_bert\.cu", "build/test/model/test_bert build/test/model/test_bert_padding "
      "build/test/model/test_bert_steps " + BERT_RUN),
 ]
-# Files whose tests want more encodings than the faster build has: those of the encodings, and what test_ranks.py runs
-ALL_POSITIONS = r"llmc/position/(?!cable|none|encoding).*|llmc/ranks/.*"
 
 
 class BadInput(Exception):
@@ -302,14 +300,11 @@ def again(results):
 # running them
 
 class Tree:
-    """a copy; its builds are kept, so that a fault costs what it changes. few: which encodings are built; None: as make
-    builds by itself, so that a cache of the compiler knows what is without a fault"""
-    green, locks = {}, collections.defaultdict(threading.Lock)      # test -> the seconds it takes without a fault
-    left_out = {}                                                   # test -> what says which of its cases not to run
+    """a copy; its builds are kept, so that a fault costs what it changes"""
+    green, locks = {}, collections.defaultdict(threading.Lock)      # test -> (its Result, its seconds) without a fault
 
-    def __init__(self, path, few):
-        self.path, self.few, self.python = path, few, python()
-        self.knobs = [] if few is None else ["CXXFLAGS=-O1", f"FEW_POSITIONS={int(few)}"]
+    def __init__(self, path):
+        self.path, self.python = path, python()
         tracked = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                                  check=True, stdout=subprocess.PIPE).stdout.decode().split("\0")
         for name in filter(None, tracked):
@@ -364,60 +359,71 @@ class Tree:
             p.wait()
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def run_one(self, test, limit, words=("--abort",)):
-        """passed, the name of the test that failed, or 'does not compile'"""
-        name, *needed = test.split("+")
-        program, _, what = name.partition(":")
-        script = program.endswith(".py")
-        targets = needed if script else [program, *needed]
-        if targets and self.command(["make", *self.knobs, *targets], LIMIT) != 0:
-            return "does not compile"
-        command = [os.path.join(self.path, program)]
-        if script:
-            command = [self.python, program, "-f"]
-        elif not program.startswith("build/simt"):
-            command += [*words, *(Tree.left_out.get(test, []) if self.few else [])]
+    def build(self, test):
+        """whether make builds what the test needs"""
+        program, *needed = test.split("+")
+        program = program.partition(":")[0]
+        targets = needed if program.endswith(".py") else [program, *needed]
+        code = self.command(["make", *targets], LIMIT) if targets else 0
+        if code is None:
+            raise BadInput(f"{test}: expected a build within {LIMIT} s; see {self.log.name}")
+        return code == 0
+
+    def run_test(self, test, limit):
+        """(exit code, None where it did not end; the Result of dev/test.py, None where no test ran)"""
+        program, _, what = test.partition("+")[0].partition(":")
+        if program.endswith(".py"):
+            command, read = [self.python, program, "-v", "-f"], runner.read_unittest
+        elif program.startswith("build/simt"):
+            command, read = [os.path.join(self.path, program)], runner.read_kernel_tests
+        else:
+            command, read = [os.path.join(self.path, program), "--abort"], runner.read_catch
+        before = os.path.getsize(self.log.name)
         code = self.command([*command, *filter(None, [what])], limit)
-        late = ", which did not end" if code is None else ""
-        return "passed" if code == 0 else os.path.basename(program) + late
+        with open(self.log.name, "rb") as f:
+            f.seek(before)
+            return code, read(f.read().decode(errors="replace"), code)
 
     def check_green(self, test):
-        """the seconds it takes without a fault; once for all trees. A build of few encodings leaves out tests that
-        want others."""
-        with Tree.locks[test, self.few]:
-            if (test, self.few) not in Tree.green:
-                start, report = time.time(), self.path + ".xml"
-                found = self.run_one(test, LIMIT)
-                if found != "passed" and self.few and ".py" not in test and "/simt/" not in test:
-                    self.run_one(test, LIMIT, ["--reporter", "xml", "--out", report])
-                    Tree.left_out[test] = failed_tests(report)
-                    found = self.run_one(test, LIMIT)
-                if found != "passed":
-                    raise BadInput(f"{test}: expected to pass without a fault, got {found}; see {self.log.name}")
-                Tree.green[test, self.few] = time.time() - start
-        return Tree.green[test, self.few]
+        """its Result without a fault, and the seconds it takes; once for all trees"""
+        with Tree.locks[test]:
+            if test not in Tree.green:
+                expected = f"{test}: expected tests that pass without a fault"
+                if not self.build(test):
+                    raise BadInput(f"{expected}, which does not compile; see {self.log.name}")
+                start = time.time()
+                code, result = self.run_test(test, LIMIT)
+                if code != 0:
+                    end = "no end" if code is None else f"exit code {code}"
+                    raise BadInput(f"{expected}, got {end}; see {self.log.name}")
+                if result is None or result.passed == 0:
+                    why = "; ".join(result.skipped) if result else ""
+                    raise BadInput(f"{expected}, and none ran{why and ': ' + why}; see {self.log.name}")
+                Tree.green[test] = result, time.time() - start
+        return Tree.green[test]
 
     def try_fault(self, fault):
         """killed by which test, survived, does not compile"""
-        limits = [SPARE + 5 * self.check_green(test) for test in fault.tests.split()]
+        green = {test: self.check_green(test) for test in fault.tests.split()}
         self.plant(fault)
         try:
             if fault.file.endswith(".py") and not compiles(os.path.join(self.path, fault.file)):
                 return "does not compile"
-            for test, limit in zip(fault.tests.split(), limits):
-                found = self.run_one(test, limit)
-                if found != "passed":
-                    return found if found == "does not compile" else f"killed by {found}"
-            return "survived"
+            for test, (result, seconds) in green.items():
+                if not self.build(test):
+                    return "does not compile"
+                code, found = self.run_test(test, SPARE + 5 * seconds)
+                if code != 0:
+                    name = os.path.basename(test.partition("+")[0].partition(":")[0])
+                    return f"killed by {name}" + (", which did not end" if code is None else "")
+                if found != result:
+                    raise BadInput(f"{test}: expected {result}, as without the fault, got {found} and exit code 0")
         finally:
             self.restore(fault.file)
-
-
-def failed_tests(report):
-    """Catch2's words for all but those that failed; the report is its XML"""
-    names = [case.get("name") for case in xml.etree.ElementTree.parse(report).iter("TestCase")
-             if case.find("OverallResult").get("success") != "true"]
-    return ["~" + re.sub(r'([\\,\["~*])', r"\\\1", name) for name in names]
+        skipped = [f"{test}: {why}" for test, (result, _) in green.items() for why in result.skipped]
+        if skipped:
+            raise BadInput(f"no test has seen it, but some were skipped: {'; '.join(skipped)}")
+        return "survived"
 
 
 def compiles(path):
@@ -539,42 +545,36 @@ class Campaign:
             print(f"  {fault.file}:{fault.line}\n- {fault.before.strip()}\n+ {fault.after.strip()}", flush=True)
 
     def work(self, number):
-        with contextlib.ExitStack() as logs:
-            self.try_faults(number, {}, logs)
-
-    def try_faults(self, number, trees, logs):
-        while True:
-            try:
-                fault = self.waiting.get_nowait()
-            except queue.Empty:
-                return
-            few = None if self.args.ci else not self.args.full and re.match(ALL_POSITIONS, fault.file) is None
-            name = f"{number}{'_few' if few else ''}"
-            start = time.time()
-            if name not in trees:
-                trees[name] = Tree(os.path.join(ROOT, "build", "mutations", name), few)
-                logs.enter_context(trees[name].log)
-            try:
-                result = trees[name].try_fault(fault)
-            except BadInput as e:                       # its test fails without it; the others may go on
-                print(f"error: {fault.id}: {e}", file=sys.stderr, flush=True)
-                self.wrong.append(fault.id)
-                continue
-            with self.lock:
-                self.ran += 1
-                if not self.args.ci:
-                    row = dict(fault._asdict(), result=result, commit=self.here, seconds=round(time.time() - start))
-                    ledger.append(self.args.results, row, COLUMNS)
-                self.say(fault, result)
+        tree = Tree(os.path.join(ROOT, "build", "mutations", str(number)))
+        with tree.log:
+            while True:
+                try:
+                    fault = self.waiting.get_nowait()
+                except queue.Empty:
+                    return
+                start = time.time()
+                try:
+                    result = tree.try_fault(fault)
+                except BadInput as e:                   # no result; the others are tried
+                    print(f"error: {fault.id}: {e}", file=sys.stderr, flush=True)
+                    self.wrong.append(fault.id)
+                    continue
+                with self.lock:
+                    self.ran += 1
+                    if not self.args.ci:
+                        seconds = round(time.time() - start)
+                        row = dict(fault._asdict(), result=result, commit=self.here, seconds=seconds)
+                        ledger.append(self.args.results, row, COLUMNS)
+                    self.say(fault, result)
 
     def run(self):
-        threads = [threading.Thread(target=self.work, args=(i,)) for i in range(self.args.jobs)]
+        threads = [threading.Thread(target=self.work, args=(i,)) for i in range(min(self.args.jobs, self.waiting.qsize()))]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
         if self.wrong:
-            raise BadInput(f"not tried, because a test fails without a fault: {', '.join(self.wrong)}")
+            raise BadInput(f"no result: {', '.join(self.wrong)}")
 
 
 def main(argv=None):
@@ -587,7 +587,6 @@ def main(argv=None):
     p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="k/n", help="every n-th, from the k-th on")
     p.add_argument("--only", nargs="+", metavar="ID", help="these alone")
     p.add_argument("--jobs", type=int, default=1, help="faults at a time [1]")
-    p.add_argument("--full", action="store_true", help="build all encodings, also for files that need few")
     p.add_argument("--list", action="store_true", help="print the faults and run nothing")
     p.add_argument("--summary", action="store_true", help="print the score of all in the CSV and run nothing")
     p.add_argument("--results", default=RESULTS, metavar="FILE", help="the CSV [dev/results/mutations.csv]")

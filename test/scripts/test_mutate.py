@@ -22,14 +22,13 @@ class Mutate(unittest.TestCase):
         self.addCleanup(self.directory.cleanup)
         self.root = self.directory.name
         self.put("data/sum.py", "def total(a, b):\n    return 10 * a + b\n\n\ndef idle(a):\n    return a + 0\n")
-        self.put("t.py", "import sys\nsys.path.insert(0, 'data')\nimport sum\nassert sum.total(2, 3) == 23\n")
+        self.put_test("self.assertEqual(sum.total(2, 3), 23)")
         for words in (["init", "-q"], ["add", "."]):
             subprocess.run(["git", *words], cwd=self.root, check=True)
         for name, value in (("ROOT", self.root), ("TESTS", [(r"data/.*\.py", "t.py")]),
                             ("commit", lambda: "0123456789")):
             self.patch(mutate, name, value)
-        for name in ("green", "left_out"):
-            self.patch(mutate.Tree, name, {})
+        self.patch(mutate.Tree, "green", {})
 
     def patch(self, *words):
         patch = mock.patch.object(*words)
@@ -42,6 +41,12 @@ class Mutate(unittest.TestCase):
         with open(path, "w") as f:
             f.write(text)
         return path
+
+    def put_test(self, line, more=""):
+        """t.py: a test of this line, which sees data/sum.py as `sum`, and what `more` adds to its class"""
+        self.put("t.py", "import sys, time, unittest\nsys.path.insert(0, 'data')\nimport sum\n\n\n"
+                         f"class Sum(unittest.TestCase):\n    def test(self):\n        {line}\n{more}\n\n"
+                         "unittest.main()\n")
 
     def run_main(self, *words, known=""):
         """(exit code, what it printed, the rows of its CSV)"""
@@ -63,7 +68,7 @@ class Mutate(unittest.TestCase):
         self.assertEqual((code, [r["result"] for r in rows]), (1, ["killed by t.py", "survived"]))
         self.assertIn("1 killed, 1 survived", text)
         self.assertIn("data/sum.py:6\n- a + 0\n+ a - 0", text)
-        with open(os.path.join(self.root, "build", "mutations", "0_few", "data", "sum.py")) as f:
+        with open(os.path.join(self.root, "build", "mutations", "0", "data", "sum.py")) as f:
             self.assertIn("10 * a + b", f.read())                        # the copy is whole again
         self.assertEqual(self.run_main("--only", "minus", known=self.SEEN + self.UNSEEN)[0], 0)
 
@@ -104,15 +109,50 @@ class Mutate(unittest.TestCase):
                 self.assertEqual((code, rows), (2, []))
                 self.assertIn(said, text)
 
+    def refused(self, known, why):
+        code, text, rows = self.run_main(known=known)
+        self.assertEqual((code, rows), (2, []), text)
+        self.assertIn(why, text)
+        self.assertRegex(text, r"error: no result: \w+")
+
     def test_tests_that_fail_by_themselves(self):
-        self.put("t.py", "raise SystemExit(1)\n")
-        code, text, rows = self.run_main(known=self.SEEN)
-        self.assertEqual((code, rows), (2, []))
-        self.assertIn("t.py: expected to pass without a fault, got t.py", text)
+        self.put_test("self.fail()")
+        self.refused(self.SEEN, "t.py: expected tests that pass without a fault, got exit code 1")
+
+    def test_tests_that_do_not_run(self):
+        self.put_test("self.skipTest('SKIPPED: no GPU')")
+        self.refused(self.SEEN, "and none ran: no GPU; see")
+        self.put("t.py", "pass\n")
+        self.refused(self.SEEN, "and none ran; see")
+        self.put_test("self.assertEqual(sum.total(2, 3), 23)",
+                      "    @unittest.skip('no GPU')\n    def test_on_a_gpu(self):\n        pass\n")
+        self.refused(self.UNSEEN, "no test has seen it, but some were skipped: t.py: no GPU")
+        self.assertEqual(self.run_main(known=self.SEEN)[0], 0)              # one that has seen it is enough
+
+    def test_programs_of_cpp(self):
+        """their last lines, as Catch2 prints them"""
+        self.put("Makefile", "build/%: % ; cp $< $@\n")
+        seen, blind = self.SEEN.replace("b\t\t", "b\tbuild/t\t"), self.UNSEEN.replace("t.py", "build/t")
+        passed, failed = "All tests passed (3 assertions in 2 test cases)", "test cases: 2 | 1 passed | 1 failed"
+        for alone, planted, code, wanted in (
+                ((passed, 0), (failed, 1), 0, "killed by t"), ((passed, 0), (passed, 0), 1, "survived"),
+                (("No tests ran", 0), ("No tests ran", 0), 2, "none ran"),
+                ((failed, 1), (failed, 1), 2, "that pass without a fault, got exit code 1"),
+                ((passed, 0), ("No tests ran", 0), 2, "got None and exit code 0")):
+            with self.subTest(alone=alone, planted=planted):
+                script = "".join(f"{word} echo '{said}'; exit {n}\n{end}" for word, (said, n), end in (
+                    ("if grep -q '10 [*] a [+] b' data/sum.py && grep -q 'a [+] 0' data/sum.py; then", alone, "else"),
+                    ("", planted, "fi\n")))
+                os.chmod(self.put("t", "#!/bin/sh\n" + script), 0o755)
+                mutate.Tree.green.clear()
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(os.path.join(self.root, "results.csv"))
+                found, text, rows = self.run_main(known=seen if code == 0 else blind)
+                self.assertEqual((found, len(rows)), (code, int(code != 2)), text)
+                self.assertIn(wanted, text)
 
     def test_a_fault_without_an_end(self):
-        self.put("t.py", "import sys, time\nsys.path.insert(0, 'data')\nimport sum\nif sum.total(2, 3) != 23:\n"
-                         "    time.sleep(60)\n")
+        self.put_test("time.sleep(0 if sum.total(2, 3) == 23 else 60)")
         with mock.patch.object(mutate, "SPARE", 1):
             code, _, rows = self.run_main(known=self.SEEN)
         self.assertEqual((code, rows[0]["result"]), (0, "killed by t.py, which did not end"))
@@ -144,8 +184,7 @@ class Mutate(unittest.TestCase):
         self.assertRegex(text, r"all +1 +0 +100.0% +1 +0")
         self.put("data/sum.py", "# two\n# lines\n\ndef total(a, b):\n    return 10 * a + b\n\n\n"
                                 "def idle(a):\n    return a + 0\n")
-        self.put("t.py", "import sys\nsys.path.insert(0, 'data')\nimport sum\nassert sum.total(2, 3) == 23\n"
-                         "assert ' + 0' in open('data/sum.py').read()\n")
+        self.put_test("self.assertIn(' + 0', open('data/sum.py').read())")
         with mock.patch.object(mutate, "commit", lambda: "1123456789"):
             code, text, rows = self.run_main("--again")
         self.assertEqual([(r["id"], r["line"], r["result"]) for r in rows[2:]], [("idle", "9", "killed by t.py")], text)
