@@ -568,7 +568,8 @@ class Campaign:
                     self.say(fault, result)
 
     def run(self):
-        threads = [threading.Thread(target=self.work, args=(i,)) for i in range(min(self.args.jobs, self.waiting.qsize()))]
+        jobs = min(self.args.jobs, self.waiting.qsize())
+        threads = [threading.Thread(target=self.work, args=(i,)) for i in range(jobs)]
         for t in threads:
             t.start()
         for t in threads:
