@@ -543,10 +543,25 @@ def read_safetensors(path):
     return tensors
 
 
+# Keys of transformers' GPT2Config and BertConfig that make another model of the same tensors, and what is computed here
+COMPUTED = {"activation_function": "gelu_new", "hidden_act": "gelu", "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False, "position_embedding_type": "absolute",
+            "tie_word_embeddings": True, "is_decoder": False, "add_cross_attention": False}
+
+
+def read_config(directory):
+    path = os.path.join(directory, "config.json")
+    with open(path) as f:
+        stored = json.load(f)
+    for key, value in COMPUTED.items():
+        if stored.get(key, value) != value:
+            raise ValueError(f"{path}: {key}: expected {value!r}, which is what is computed here, got {stored[key]!r}")
+    return stored
+
+
 def load_checkpoint(directory):
     """config.json and model.safetensors of a checkpoint, or of a Hugging Face GPT-2 (position `learned`)"""
-    with open(os.path.join(directory, "config.json")) as f:
-        stored = json.load(f)
+    stored = read_config(directory)
     known = {k: stored[k] for k in CableConfig.__dataclass_fields__ if k in stored}
     known.setdefault("position", {"name": "learned"})
     model = CableGPT2(CableConfig(**known))

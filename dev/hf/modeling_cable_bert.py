@@ -12,7 +12,6 @@ load_checkpoint() reads what the trainer writes, and with position `learned` thi
 What lies after a sequence's length is not a key of the attention, not a target, and in no mean: it changes nothing
 before it.
 """
-import json
 import math
 import os
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from modeling_cable import (Attention, CableConfig, Kerple, hidden_pairs, read_safetensors,
+from modeling_cable import (Attention, CableConfig, Kerple, hidden_pairs, read_config, read_safetensors,
                             save_checkpoint, sinusoids, t5_rows)
 
 
@@ -45,8 +44,6 @@ class CableBertConfig:
     architectures: list = field(default_factory=lambda: ["BertForMaskedLM"])
 
     def __post_init__(self):
-        if self.hidden_act != "gelu":
-            raise ValueError(f"hidden_act {self.hidden_act!r}: BERT here has gelu alone")
         self.position = self.encoding().position    # checked, its defaults filled in
 
     def encoding(self):
@@ -214,8 +211,7 @@ def contrastive_loss(queries, documents, positives=None, temperature=0.05):
 
 def load_checkpoint(directory):
     """config.json and model.safetensors of a checkpoint, or of a Hugging Face BertForMaskedLM (position `learned`)"""
-    with open(os.path.join(directory, "config.json")) as f:
-        stored = json.load(f)
+    stored = read_config(directory)
     if stored.get("model_type") not in ("bert", "cable_bert"):
         raise ValueError(f"{directory}/config.json: model_type is {stored.get('model_type')!r}, not 'bert' or "
                          "'cable_bert'")

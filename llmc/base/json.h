@@ -49,6 +49,9 @@ template <class J = Json> J parse_json(const std::string& text, const std::strin
         }
         return true;
     };
+    // the library would skip it, but not every reader of the file does
+    check(text.compare(0, 3, "\xEF\xBB\xBF") != 0, "%s: begins with a byte order mark (BOM); save it as UTF-8 without "
+          "one", what.c_str());
     try {
         return J::parse(text, watch);
     } catch (const nlohmann::json::exception& e) {

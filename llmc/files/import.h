@@ -6,6 +6,7 @@
 #ifndef LLMC_FILES_IMPORT_H
 #define LLMC_FILES_IMPORT_H
 
+#include <map>
 #include <memory>
 
 #include "../base/common.h"
@@ -208,14 +209,40 @@ inline std::string strip_prefix(std::string name) {
     return name;
 }
 
-// What Hugging Face's files hold besides a model's parameters: causal masks, output matrices that are wte once more,
-// and the heads of other tasks.
+// What Hugging Face's files hold that is no parameter of ours: causal masks, and the heads of other tasks.
 inline bool is_skipped(const std::string& name) {
     const bool mask = ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     const bool positions = name == "embeddings.position_ids";
-    const bool tied = name == "lm_head.weight" || starts_with(name, "cls.predictions.decoder.");
     const bool other_task = starts_with(name, "pooler.") || starts_with(name, "cls.seq_relationship.");
-    return mask || positions || tied || other_task;
+    return mask || positions || other_task;
+}
+
+// The tensors of an output layer, and those of the same model that they repeat
+const std::map<std::string, std::string> TIED = {
+    {"lm_head.weight", "wte.weight"}, {"cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"},
+    {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
+
+// Removes from the list what is tied to another tensor of it; an error if the two differ, which is another model.
+inline void drop_tied(std::vector<SourceTensor>& list, const std::string& path) {
+    for (const auto& [name, of] : TIED) {
+        const auto find = [&](const std::string& n) {
+            return std::find_if(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == n; });
+        };
+        const auto head = find(name), kept = find(of);
+        if (head == list.end()) { continue; }
+        bool same = kept != list.end() && head->shape == kept->shape;
+        const size_t total = same ? shape_size(head->shape, name.c_str()) : 0;
+        std::vector<float> a(std::min(total, COPY_BLOCK)), b(a.size());
+        for (size_t at = 0; same && at < total; at += a.size()) {
+            const size_t n = std::min(a.size(), total - at);
+            head->read(a.data(), at, n);
+            kept->read(b.data(), at, n);
+            same = std::equal(a.begin(), a.begin() + (ptrdiff_t)n, b.begin());
+        }
+        check(same, "%s: %s: expected what %s holds, as the model has one tensor for both; the two differ",
+              path.c_str(), name.c_str(), of.c_str());
+        list.erase(head);
+    }
 }
 
 // the tensors of a source, which must outlive their readers
@@ -239,6 +266,7 @@ inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
             }});
         }
     }
+    drop_tied(list, s.path);
     return list;
 }
 
@@ -326,6 +354,7 @@ inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_K
     check(j.is_object(), "%s: expected an object with the model's shape, got %s", config.c_str(),
           json_excerpt(j).c_str());
     check_model_type(j, keys, config);
+    check_computed(j, keys, config);
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { json_int(j, key, 1, INT32_MAX, config); }
     return j;
 }

@@ -147,6 +147,71 @@ inline void check_model_type(const Json& j, const ConfigKeys& keys, const std::s
           "other trainer?)", what.c_str(), keys.type, keys.cable, json_excerpt(type).c_str());
 }
 
+// Every key of config.json has one of these meanings; any other one is refused, as it may change what the model
+// computes. The lists have what GPT2Config, BertConfig and PretrainedConfig of transformers 2 to 5 write.
+//
+// 1 keys that change the result: their values with which transformers computes what our kernels compute
+inline const Json& computed_values() {
+    static const Json table = parse_json(R"json({
+        "activation_function": ["gelu_new", "gelu_pytorch_tanh"],   "hidden_act": ["gelu"],
+        "layer_norm_epsilon": [1e-5],                               "layer_norm_eps": [1e-12],
+        "scale_attn_weights": [true],                               "scale_attn_by_inverse_layer_idx": [false],
+        "position_embedding_type": ["absolute"],                    "tie_word_embeddings": [true],
+        "is_decoder": [false],                                      "is_encoder_decoder": [false],
+        "add_cross_attention": [false],                             "causal": [true],
+        "pruned_heads": [{}, null],                                 "per_layer_config": [{}, null],
+        "quantization_config": [null]
+    })json", "computed_values");
+    return table;
+}
+// 2 keys that do not. Of extents, the tensors' shapes decide; dropout is only for training, where we have none.
+constexpr const char* HARMLESS_KEYS =
+    // extents, files, types of numbers, and what transformers has done with the model
+    " n_ctx n_inner intermediate_size type_vocab_size model_type architectures transformers_version _name_or_path"
+    " name_or_path _commit_hash torch_dtype dtype use_bfloat16 reorder_and_upcast_attn chunk_size_feed_forward"
+    " attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset"
+    " gradient_checkpointing torchscript xla_device tf_legacy_loss tie_encoder_decoder"
+    // training
+    " initializer_range resid_pdrop embd_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob"
+    // what a call returns
+    " use_cache output_past output_attentions output_hidden_states output_scores return_dict return_dict_in_generate"
+    // tokens
+    " bos_token_id eos_token_id eos_token_ids pad_token_id sep_token_id decoder_start_token_id tokenizer_class prefix"
+    // the heads of other tasks
+    " summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj classifier_dropout"
+    " directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type"
+    " id2label label2id num_labels _num_labels problem_type finetuning_task task_specific_params"
+    // how transformers generates
+    " do_sample early_stopping max_length min_length num_beams num_beam_groups num_return_sequences temperature top_k"
+    " top_p typical_p diversity_penalty repetition_penalty length_penalty exponential_decay_length_penalty"
+    " no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids suppress_tokens begin_suppress_tokens"
+    " forced_bos_token_id forced_eos_token_id remove_invalid_values ";
+// 3 keys of ours, which their readers check; a file that has no "position" is not ours
+constexpr const char* OUR_KEYS =
+    " position rope_scaling rope_theta window sinks document_mask vocab_softmax vocab_used pooling auto_map ";
+
+// An error if transformers would compute something else from this configuration than we do.
+inline void check_computed(const Json& j, const ConfigKeys& keys, const std::string& what) {
+    const auto listed = [](const char* list, const std::string& key) {
+        return key.find(' ') == std::string::npos && strstr(list, (" " + key + " ").c_str()) != nullptr;
+    };
+    for (const auto& item : j.items()) {
+        const std::string& key = item.key();
+        const auto computed = computed_values().find(key);
+        if (computed != computed_values().end()) {
+            const bool same = std::find(computed->begin(), computed->end(), item.value()) != computed->end();
+            check(same, "%s: %s: expected %s, which is what is computed here, got %s", what.c_str(), key.c_str(),
+                  json_excerpt(computed->front()).c_str(), json_excerpt(item.value()).c_str());
+            continue;
+        }
+        const auto extents = {keys.L, keys.NH, keys.C, keys.V, keys.T};
+        const bool extent = std::find(extents.begin(), extents.end(), key) != extents.end();
+        const bool ours = j.contains("position") && listed(OUR_KEYS, key);
+        check(extent || ours || listed(HARMLESS_KEYS, key), "%s: \"%s\" is not a known key of a %s, and may change "
+              "what the model computes; remove it if it does not", what.c_str(), printable(key).c_str(), keys.type);
+    }
+}
+
 // Rope's base is not compared: no tensor depends on it, and --rope_theta may change it, which run/config.h judges.
 inline Json without_theta(Json position) {
     if (position.is_object()) { position.erase("theta"); }
@@ -165,13 +230,7 @@ inline void check_config(const Json& found, const Json& wanted, const std::strin
         check(have == want, "%s: %s: expected %lld, got %lld (--model)", what.c_str(), key, (long long)want,
               (long long)have);
     }
-    // what our kernels compute is fixed: another activation or epsilon is another model
-    for (const char* key : {"activation_function", "layer_norm_epsilon", "hidden_act", "layer_norm_eps",
-                            "intermediate_size"}) {
-        if (!found.contains(key) || !wanted.contains(key)) { continue; }
-        check(found[key] == wanted[key], "%s: %s: expected %s, got %s", what.c_str(), key,
-              json_excerpt(wanted[key]).c_str(), json_excerpt(found[key]).c_str());
-    }
+    check_computed(found, keys, what);
     if (!found.contains("position") || !wanted.contains("position")) { return; }
     // the encoding: its name and all hyperparameters
     const Json have = without_theta(found["position"]), want = without_theta(wanted["position"]);

@@ -837,7 +837,7 @@ std::vector<SafetensorsItem> hf_items(const std::string& prefix, bool buffers) {
         if (!buffers) { continue; }
         items.push_back({strprintf("%sh.%d.attn.bias", prefix.c_str(), l), {1, 1, 1}, ones});
         items.push_back({strprintf("%sh.%d.attn.masked_bias", prefix.c_str(), l), {}, ones});
-        if (l == 0) { items.push_back({"lm_head.weight", {1}, ones}); }
+        if (l == 0) { items.push_back({"lm_head.weight", items[0].shape, items[0].fill}); }     // wte once more
     }
     return items;
 }
@@ -969,12 +969,72 @@ TEST_CASE("import: foreign weights that do not fit are refused before anything c
     items[0].shape = {V, 1};
     items[0].fill = none;
     refused(items, "wte.weight: expected shape (11, 8), got (11, 1)");
+    for (const Shape& shape : {Shape{V, C}, Shape{1}}) {
+        items = hf_items("", false);
+        items.push_back({"lm_head.weight", shape, none});           // not tied, whatever config.json says
+        refused(items, "lm_head.weight: expected what wte.weight holds");
+    }
     throws_with([&] { load_into(model, dir.path + "/none"); }, "cannot open");
     io_mkdirs(dir.path + "/empty");
     throws_with([&] { load_into(model, dir.path + "/empty"); },
                 "expected model.safetensors, model.safetensors.index.json or step_* checkpoints, got none of them");
     write_text(dir.path + "/text", std::string(2000, 'x'));
     throws_with([&] { load_into(model, dir.path + "/text"); }, "magic");
+}
+
+TEST_CASE("import: config.json must be of the model that is computed here") {
+    TempDir dir;
+    write_safetensors(dir.path + "/model.safetensors", hf_items("", false));
+    // 1 as they are published: openai-community/gpt2 and gpt2-xl, distilgpt2, bert-base-uncased and -chinese
+    const char* gpt2_text = R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+        "n_positions": 1024, "output_past": true, "resid_pdrop": 0.1, "summary_activation": null,
+        "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
+        "summary_use_proj": true, "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
+        "vocab_size": 50257, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}})";
+    const char* bert_text = R"({"architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
+        "directionality": "bidi", "gradient_checkpointing": false, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 512, "model_type": "bert", "num_attention_heads": 12, "num_hidden_layers": 12,
+        "pad_token_id": 0, "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3,
+        "pooler_size_per_head": 128, "pooler_type": "first_token_transform", "position_embedding_type": "absolute",
+        "transformers_version": "4.6.0.dev0", "type_vocab_size": 2, "use_cache": true, "vocab_size": 30522})";
+    // 2 what transformers computes otherwise, and keys that may be anything
+    struct Change { const ConfigKeys& keys; const char *key, *value, *message; };
+    const Change changes[] = {
+        {GPT2_KEYS, "activation_function", "\"relu\"", "activation_function: expected \"gelu_new\""},
+        {GPT2_KEYS, "layer_norm_epsilon", "1e-6", "layer_norm_epsilon: expected 1e-05"},
+        {GPT2_KEYS, "scale_attn_weights", "false", "scale_attn_weights: expected true"},
+        {GPT2_KEYS, "scale_attn_by_inverse_layer_idx", "true", "scale_attn_by_inverse_layer_idx: expected false"},
+        {GPT2_KEYS, "tie_word_embeddings", "false", "tie_word_embeddings: expected true"},
+        {GPT2_KEYS, "add_cross_attention", "true", "add_cross_attention: expected false"},
+        {GPT2_KEYS, "per_layer_config", "{\"0\": {\"layer_norm_epsilon\": 1}}", "per_layer_config: expected"},
+        {GPT2_KEYS, "quantization_config", "{\"bits\": 8}", "quantization_config: expected null"},
+        {GPT2_KEYS, "num_hidden_layers", "2", "\"num_hidden_layers\" is not a known key"},    // n_layer's other name
+        {GPT2_KEYS, "auto_map", "{}", "\"auto_map\" is not a known key"},
+        {GPT2_KEYS, "window", "3", "\"window\" is not a known key"},
+        {GPT2_KEYS, "n_ctx n_inner", "0", "\"n_ctx n_inner\" is not a known key"},
+        {GPT2_KEYS, "sc\\u001bale", "1", "\"sc\\x1bale\" is not a known key of a gpt2, and may change what"},
+        {BERT_KEYS, "hidden_act", "\"gelu_new\"", "hidden_act: expected \"gelu\""},
+        {BERT_KEYS, "layer_norm_eps", "1e-5", "layer_norm_eps: expected 1e-12"},
+        {BERT_KEYS, "position_embedding_type", "\"relative_key\"", "position_embedding_type: expected \"absolute\""},
+        {BERT_KEYS, "is_decoder", "true", "is_decoder: expected false"},
+        {BERT_KEYS, "embedding_size", "128", "\"embedding_size\" is not a known key of a bert"}};
+    for (const Change& c : changes) {
+        const bool bert = c.keys.type == std::string("bert");
+        const std::string text = bert ? bert_text : gpt2_text;
+        write_text(dir.path + "/config.json", text);
+        CHECK(read_config(dir.path, c.keys)["vocab_size"] == (bert ? 30522 : 50257));
+        Json changed = parse_json(text, "");
+        changed[parse_json("\"" + std::string(c.key) + "\"", "").get<std::string>()] = parse_json(c.value, "");
+        write_text(dir.path + "/config.json", changed.dump());
+        INFO(c.key);
+        CHECK(throws_with([&] { read_config(dir.path, c.keys); }, c.message) == EXIT_BAD_INPUT);
+    }
+    // 3 a file that begins with a byte order mark
+    write_text(dir.path + "/config.json", "\xEF\xBB\xBF" + std::string(gpt2_text));
+    throws_with([&] { read_config(dir.path); }, "config.json: begins with a byte order mark (BOM)");
 }
 
 TEST_CASE("import: a checkpoint of ours, named by its directory or its run's, is verified first") {
@@ -1144,7 +1204,7 @@ TEST_CASE("config: what transformers reads, and what must agree") {
     Json other = ours;
     other["activation_function"] = "relu";
     throws_with([&] { check_config(other, ours, "dir/config.json"); },
-                "dir/config.json: activation_function: expected \"gelu_new\", got \"relu\"");
+                "activation_function: expected \"gelu_new\", which is what is computed here, got \"relu\"");
     other = ours;
     other.erase("n_head");
     throws_with([&] { check_config(other, ours, "dir/config.json"); }, "n_head");

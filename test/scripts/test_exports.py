@@ -442,6 +442,14 @@ class Authors(Case):
         self.assertIn("expected a GPT-2 with CABLE", refused.stderr)
 
 
+def change_config(directory, **changes):
+    path = os.path.join(directory, "config.json")
+    with open(path) as f:
+        stored = json.load(f)
+    with open(path, "w") as f:
+        json.dump({**stored, **changes}, f)
+
+
 def randomize(model):
     """moves every tensor away from its initial value, so that none can be left out unnoticed"""
     stream = torch.Generator().manual_seed(7)
@@ -484,6 +492,34 @@ class Transformers(Case):
         found = trainer_curves(self.dir, path, [T // 2, T], "--pos", "learned")
         self.compare_curves(found, lambda x: model(x).logits, lambda x: exact(x).logits)
         self.assertEqual(trainer_curves(self.dir, path, [T // 2, T]), found)
+
+    def test_import_of_another_model(self):
+        """the same tensors, of which transformers computes something else: refused, as is a head of its own"""
+        model, path = self.make_gpt2()
+        model.save_pretrained(path)
+        ids = torch.tensor([list(TEXT[:T])])
+        for key, value in (("activation_function", "relu"), ("scale_attn_weights", False),
+                           ("scale_attn_by_inverse_layer_idx", True), ("layer_norm_epsilon", 1e-2),
+                           ("tie_word_embeddings", False)):
+            with self.subTest(key=key):
+                model.config.save_pretrained(path)
+                change_config(path, **{key: value})
+                if key != "tie_word_embeddings":        # the file lacks the head, which is drawn at random
+                    other = transformers.GPT2LMHeadModel.from_pretrained(path).eval()
+                    self.assertGreater(greatest(other(ids).logits - model(ids).logits), 1e-4)
+                refused = subprocess.run([TRAINER, "--load", path, "--generate", "a"], stderr=subprocess.PIPE)
+                self.assertEqual(refused.returncode, 2)
+                self.assertIn(f"config.json: {key}: expected", refused.stderr.decode())
+                if key != "layer_norm_epsilon":         # PyTorch's model takes it
+                    with self.assertRaisesRegex(ValueError, f"config.json: {key}: expected"):
+                        load_checkpoint(path)
+
+    def test_saved_again(self):
+        """what transformers saves of a checkpoint, the trainer loads"""
+        flags = ("--model", "2,3,48", "--lr", "1e-2", "--window", "9")
+        step, again = train(self.dir, "run", "rope+cable_nw", *flags), os.path.join(self.dir, "again")
+        self.load(step).save_pretrained(again)
+        self.assertEqual(trainer_curves(self.dir, again, [T]), trainer_curves(self.dir, step, [T]))
 
     def test_import_llmc(self):
         """the same weights in llm.c's .bin of version 3 give the same bits"""
