@@ -29,6 +29,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -342,8 +343,7 @@ class Tree:
         """0, an exit code, or None where it took too long; its output goes to the log"""
         self.log.write(f"\n$ {' '.join(words)}\n".encode())
         self.log.flush()
-        scratch = os.path.join(self.path, "build", "tmp")
-        os.makedirs(scratch, exist_ok=True)
+        scratch = tempfile.mkdtemp()                    # a short path: tests look at the width of what is printed
         environment = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert", "OMP_WAIT_POLICY": "passive",
                        "CCACHE_NOHASHDIR": "1", **os.environ, "TMPDIR": scratch}
         p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
