@@ -58,8 +58,9 @@ inline std::vector<double> rope_factors(const Json& j, const char* key, const st
     std::vector<double> factors;
     for (const Json& item : list) {
         const double factor = item.is_number() ? item.get<double>() : NAN;
-        check(std::isfinite(factor) && factor > 0, "%s: %s: expected positive numbers, got %s as number %zu",
-              what.c_str(), key, json_excerpt(item).c_str(), factors.size() + 1);
+        check(std::isfinite(factor) && factor >= 1e-290,        // so that a place / factor, an angle, is finite
+              "%s: %s: expected numbers of at least 1e-290, got %s as number %zu", what.c_str(), key,
+              json_excerpt(item).c_str(), factors.size() + 1);
         factors.push_back(factor);
     }
     return factors;

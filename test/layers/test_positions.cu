@@ -6,6 +6,8 @@
 // squares, which is the size of a sum of as many roundings. POSITION_ERRORS=1 prints what was measured.
 #include "test/layer.h"
 
+#include "llmc/position/rope_scaling.h"
+
 namespace {
 
 constexpr int TILE = 64;
@@ -574,29 +576,34 @@ TEST_CASE("alibi's random slopes", "[positions]") {
 }
 
 TEST_CASE("t5's buckets", "[positions]") {
-    // the reference code's, in exact arithmetic
-    struct Bucket { int first, bucket; };
-    const std::vector<Bucket> causal = {{0, 0}, {1, 1}, {2, 2}, {7, 7}, {8, 8}, {15, 15}, {16, 16}, {19, 17}, {21, 18},
-        {24, 19}, {27, 20}, {31, 21}, {35, 22}, {40, 23}, {46, 24}, {52, 25}, {59, 26}, {67, 27}, {77, 28}, {87, 29},
-        {99, 30}, {113, 31}};
-    const std::vector<Bucket> both = {{0, 0}, {1, 1}, {7, 7}, {8, 8}, {12, 9}, {16, 10}, {23, 11}, {32, 12}, {46, 13},
-        {64, 14}, {91, 15}};
-    const int T = 200;
-    for (bool is_causal : {true, false}) {
-        Fixture f(parse_position("t5", T), 1, T, 1, 2, is_causal, 1);
-        for (size_t e = 0; e < 32; e++) { f.master_host[f.params.offsets[0] + e] = (float)e; }
-        f.master->set(f.master_host);
-        f.prepare(T, 0);
-        const std::vector<float> b = f.bias();
-        const auto at = [&](int n) { return n >= 0 ? b[(size_t)n * T] : b[(size_t)-n]; };     // i - j = n
-        for (const Bucket& bucket : is_causal ? causal : both) {
-            INFO("distance " << bucket.first);
-            CHECK(at(bucket.first) == (float)bucket.bucket);
-            if (bucket.first == 0) { continue; }
-            CHECK(at(bucket.first - 1) == (float)(bucket.bucket - 1));
-            if (!is_causal) { CHECK(at(-bucket.first) == (float)(bucket.bucket + 16)); }
+    const auto power = [](int base, int exponent) {
+        unsigned __int128 x = 1;
+        for (int n = 0; n < exponent; n++) { x *= (unsigned)base; }
+        return x;
+    };
+    const int T = 340;
+    struct Form { const char* name; int buckets, distance; };
+    // of both, some distances that begin a bucket are powers that floating point may miss: 32 and 64; 20, 40, 80, 160
+    for (const Form& form : {Form{"t5", 32, 128}, Form{"t5:buckets=20,distance=320", 20, 320}}) {
+        for (bool causal : {true, false}) {
+            Fixture f(parse_position(form.name, T), 1, T, 1, 2, causal, 1);
+            for (int e = 0; e < form.buckets; e++) { f.master_host[f.params.offsets[0] + (size_t)e] = (float)e; }
+            f.master->set(f.master_host);
+            f.prepare(T, 0);
+            const std::vector<float> b = f.bias();
+            const int side = causal ? form.buckets : form.buckets / 2, exact = side / 2;
+            for (int d = 0; d < T; d++) {
+                // the last k with exact (distance / exact)^(k / exact) <= d, both sides to the power of `exact`
+                const auto reached = power(std::min(d, form.distance), exact);
+                int bucket = d;
+                for (int k = 0; k < exact && d >= exact; k++) {
+                    bucket = power(form.distance, k) * power(exact, exact - k) <= reached ? exact + k : bucket;
+                }
+                INFO(form.name << (causal ? " causal" : " bidirectional") << ", distance " << d);
+                CHECK(b[(size_t)d * T] == (float)bucket);
+                if (!causal) { CHECK(b[(size_t)d] == (float)(d > 0 ? side + bucket : 0)); }
+            }
         }
-        CHECK(at(T - 1) == (is_causal ? 31.0f : 15.0f));
     }
 }
 
@@ -639,6 +646,39 @@ TEST_CASE("rope's scalings", "[positions]") {
                 check_forward(f);
                 CHECK(Rope(f.view()).score_factor(shape.T) == Approx(oracle_score_factor(o)).epsilon(1e-6));
             }
+        }
+    }
+}
+
+TEST_CASE("each of LongRoPE's factors is in its checksum", "[positions]") {
+    PositionConfig config = parse_position("rope", 37);
+    config.scaling = RopeScaling::LongRoPE;
+    draw_factors(config, 8);
+    const std::string text = rope_scaling_text(config);
+    for (std::vector<double>* factors : {&config.short_factor, &config.long_factor}) {
+        for (double& factor : *factors) {
+            const double kept = factor;
+            factor = std::nextafter(kept, 2 * kept);
+            CHECK(rope_scaling_text(config) != text);
+            factor = kept;
+        }
+    }
+    CHECK(rope_scaling_text(config) == text);
+}
+
+TEST_CASE("ssmax starts where s log n is 1 on average over the trained length", "[positions]") {
+    for (int T : {1, 2, 37, 1024}) {
+        for (bool causal : {true, false}) {
+            PositionDims d;
+            d.NH = d.C = d.L = 1;
+            d.causal = causal;
+            const InitRule init = position_tables(parse_position("ssmax", T), d).params.at(0).init;
+            double mean = 0;
+            const int tokens = std::max(T, 2);              // a query that sees one key has log n = 0
+            for (int i = 0; i < tokens; i++) { mean += std::log(causal ? i + 1.0 : tokens) / tokens; }
+            INFO("T " << T << (causal ? " causal" : " bidirectional"));
+            REQUIRE(init.kind == Init::Constant);
+            CHECK(init.a * mean == Approx(1).epsilon(FLT_EPSILON));
         }
     }
 }

@@ -774,8 +774,10 @@ TEST_CASE("run: factors that LongRoPE cannot use are refused before anything is 
     refused(lists("[1,1,1,1]", good), "8 numbers, one for each pair of a head's 16 channels, got 4 and 8");
     refused(lists(good, "[1,1,1,1,1,1,1,1,1]"), "got 8 and 9");
     refused(lists(good, "[]"), "got 8 and 0");
-    refused(lists("[1,1,0,1,1,1,1,1]", good), "factors.json: short_factor: expected positive numbers, got 0 as number");
-    refused(lists(good, "[1,1,1,1,1,1,1,-2.5]"), "long_factor: expected positive numbers, got -2.5 as number 8");
+    refused(lists("[1,1,0,1,1,1,1,1]", good), "factors.json: short_factor: expected numbers of at least "
+            "1e-290, got 0 as number 3");
+    refused(lists(good, "[1,1,1,1,1,1,1,-2.5]"), "1e-290, got -2.5 as number 8");
+    refused(lists("[1,1e-300,1,1,1,1,1,1]", good), "1e-290, got 1e-300 as number 2");
     refused(lists(good, "[1,1,1,1,1,1,1,1e999]"), "factors.json: not valid JSON");
     refused(lists(good, "[1,1,1,1,1,1,1,NaN]"), "factors.json: not valid JSON");
     refused(lists(good, "[1,1,1,1,1,1,1,\"2\"]"), "got \"2\" as number 8");
@@ -1043,7 +1045,7 @@ TEST_CASE("run: a stretch of rope that this project does not know is refused", "
     refused({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 16}}, "'beta_fast'");
     refused("yarn", "expected an object");
     refused({{"rope_type", "longrope"}, {"factor", 2}, {"short_factor", {1, 2}}, {"long_factor", {1, 0}}},
-            "long_factor: expected positive numbers, got 0 as number 2");
+            "long_factor: expected numbers of at least 1e-290, got 0 as number 2");
     refused({{"rope_type", "yarn"}, {"factor", 2}, {"long_factor", {1, 2}}}, "'long_factor'");
 }
 
