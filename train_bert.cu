@@ -222,10 +222,9 @@ std::vector<FileTensor> optional_files(const BERT& model) {
     return list;
 }
 
-// Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients, of which there
-// may be memory for a few layers at a time.
-template <class T> void bert_point(BERTParams<T>& p, const TensorTable& table, T* data, int slots = ALL_LAYERS) {
-#define X(name, ...) p.name = table.pointer(data, #name, slots);
+// Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients.
+template <class T> void bert_point(BERTParams<T>& p, const TensorTable& table, T* data) {
+#define X(name, ...) p.name = table.pointer(data, #name);
     BERT_PARAMS(X)
 #undef X
 }
@@ -371,7 +370,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
 void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, int recompute) {
     const BERTParams<floatX>& p = model.params;
     BERTParams<float> d;
-    bert_point(d, model.table, grads, model.slots);
+    bert_point(d, model.table, grads);
     const BERTActs& a = acts.a;
     const int L = model.config.L, C = model.config.C;
     const size_t N = (size_t)B * T, bytes = sizeof(floatX) * N * C;
@@ -487,7 +486,7 @@ StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, co
         bert_forward(model, acts, B, T);
         float* grads = gradient_begin(model, i, micro_batches);
         BERTParams<float> d;
-        bert_point(d, model.table, grads, model.slots);
+        bert_point(d, model.table, grads);
         device_zero(acts.a.dresidual(), sizeof(floatX) * N * model.config.C, model.stream);
         bert_head(model, acts, M, &d, acts.a.dresidual(), dloss);
         bert_backward(model, acts, grads, B, T, recompute);
@@ -701,7 +700,6 @@ void check_flags(const Options& o) {
     check(!documents || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
     check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos,
           "--predict: there is no [MASK] in the text");
-    check(o.pairs.empty() || o.zero < 2, "--pairs: expected --zero 0 or 1, got 2, where ranks take turns");
     check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
           "--val_every: --pairs has no validation; --corpus, --queries and --qrels measure what it learns");
 }

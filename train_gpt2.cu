@@ -179,10 +179,9 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
     model.table.lay_out_by_layer(model.first_position_param);
 }
 
-// Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients, of which there
-// may be memory for a few layers at a time.
-template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T* data, int slots = ALL_LAYERS) {
-#define X(name, ...) p.name = table.pointer(data, #name, slots);
+// Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients.
+template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T* data) {
+#define X(name, ...) p.name = table.pointer(data, #name);
     GPT2_PARAMS(X)
 #undef X
 }
@@ -333,7 +332,7 @@ void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>
 void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, int recompute) {
     const GPT2Params<floatX>& p = model.params;
     GPT2Params<float> d;
-    gpt2_point(d, model.table, grads, model.slots);
+    gpt2_point(d, model.table, grads);
     const GPT2Acts& a = acts.a;
     const int L = model.config.L, C = model.config.C;
     const size_t N = (size_t)B * T;
@@ -445,7 +444,7 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
         gpt2_forward(model, acts, B, T, 0, T);
         float* grads = gradient_begin(model, i, micro_batches);
         GPT2Params<float> d;
-        gpt2_point(d, model.table, grads, model.slots);
+        gpt2_point(d, model.table, grads);
         gpt2_head(model, acts, N, &d, acts.a.dln(), dloss);
         gpt2_backward(model, acts, grads, B, T, recompute);
         loss_sum(model.loss_sums + i, acts.a.losses(), N, model.stream);

@@ -10,16 +10,15 @@ tokens; without any, --tflops and --overhead_us are assumed. Prints CSV; -o PATH
 needs matplotlib). All times are ms of a step:
 
     compute      what one GPU needs for 1/N of the micro-batches
-    exchange     sums of the gradients: inside the nodes, then over them, and the additions; with --zero 2 of every
-                 micro-batch
-    gather       the new weights (--zero 1 and 2) or the sums (--zero 0), the other way
+    exchange     sums of the gradients: inside the nodes, then over them, and the additions
+    gather       the new weights (--zero 1) or the sums (--zero 0), the other way
     exposed      what of both the step waits for; the rest hides behind the last backward and the next forward
     efficiency   tokens/s, over N times those of one GPU with the largest micro-batch
     memory_gb    the parameters, moments and gradients of a rank; activations are not in it: ./train_gpt2cu --check
                  --as_ranks N has both
 
 --measured FILE@N prints the model's error against a run of N ranks. What it leaves out: the optimizer's step, which
-gets N times shorter with --zero 1 and 2, other users of the links, slow ranks, and the SMs that NCCL takes.
+gets N times shorter with --zero 1, other users of the links, slow ranks, and the SMs that NCCL takes.
 """
 import argparse
 import collections
@@ -35,7 +34,6 @@ SIZES = {"tiny": (6, 8, 512), "small": (12, 12, 768), "medium": (24, 16, 1024), 
 # heads' columns of qkv beside q, k and v, by encoding: position/cable.cuh declares them
 EXTRA_COLUMNS = {"cable": 2, "kcable": 2, "cable_nw": 1, "kcable_nw": 1, "cable_v1": 1, "fox": 1, "kcable_v1": 1}
 UNIT = 16384                                        # SLICE_UNIT: blocks of the layout are multiples of it
-SLOTS = 2                                           # layers whose gradients a rank holds at a time with --zero 2
 COLUMNS = ("N", "B", "compute", "exchange", "gather", "exposed", "step", "tokens_per_s", "efficiency", "memory_gb")
 
 # Bytes/s and seconds. fold: bytes of memory that adding an element moves (add_to_kernel: two are read, one written);
@@ -81,10 +79,7 @@ def memory(parts, L, N, leaves, element, zero):
     weights = 4 * total
     if element < 4:
         weights = element * total + 4 * (share + (encoding if ranks > 1 else 0))
-    gradients = buffers(leaves) * total
-    if zero == 2 and ranks > 1:
-        gradients = buffers(leaves) * share + encoding + rest + min(SLOTS, L) * layer
-    return weights + 8 * share + 4 * gradients
+    return weights + 8 * share + 4 * buffers(leaves) * total
 
 
 def transfer(elements, element, N, m, adds):
@@ -114,23 +109,6 @@ def exposed_sum(parts, L, N, m, backward):
     return free + rest + encoding - backward
 
 
-def exposed_sums(parts, L, N, m, forward, backward, micro_batches):
-    """--zero 2: the same in every micro-batch. A layer's backward waits for the memory of the layer SLOTS before it,
-    the first one's for all that the micro-batch before has sent."""
-    encoding, rest, layer = (transfer(n, 4, N, m, True) for n in parts)
-    now = free = 0.0
-    for _ in range(micro_batches):
-        now = max(now + forward, free)
-        ends = []
-        for k in range(L):
-            now = max(now, ends[k - SLOTS]) if k >= SLOTS else now
-            now += backward / L
-            free = max(free, now) + layer
-            ends.append(free)
-        free += rest + encoding
-    return free - micro_batches * (forward + backward)
-
-
 def exposed_gather(parts, L, N, m, element, forward):
     """The rest comes first, then a layer at a time, for which its forward waits."""
     encoding, rest, layer = (transfer(n, element, N, m, False) for n in parts)
@@ -147,20 +125,15 @@ def predict(shape, parts, N, samples, T, B, m, compute, element=2, zero=1, overl
         return None
     L, mine = shape[0], samples // N
     B = max(b for b in range(1, min(B, mine) + 1) if mine % b == 0)
-    sums = mine // B if zero == 2 else 1                                # of a gradient in a step
     micro = compute.fixed + compute.token * B * T
     back = element if zero else 4
     exchange = gather = exposed = 0.0
     if N > 1:
         exchange, gather = ((L * transfer(parts[2], size, N, m, adds) + transfer(parts[0], size, N, m, adds) +
                              transfer(parts[1], size, N, m, adds)) for size, adds in ((4, True), (back, False)))
-        exchange *= sums
         exposed = exchange + gather
         if overlap:
-            summed = exposed_sum(parts, L, N, m, micro * 2 / 3)
-            if zero == 2:
-                summed = exposed_sums(parts, L, N, m, micro / 3, micro * 2 / 3, sums)
-            exposed = summed + exposed_gather(parts, L, N, m, back, micro / 3)
+            exposed = exposed_sum(parts, L, N, m, micro * 2 / 3) + exposed_gather(parts, L, N, m, back, micro / 3)
     computing = micro * (mine // B)
     step = computing + exposed
     return dict(N=N, B=B, compute=computing * 1e3, exchange=exchange * 1e3, gather=gather * 1e3,
@@ -266,7 +239,7 @@ def parse(argv):
     number("--latency_us", 20, "of a turn inside a machine")
     number("--nic_latency_us", 40, "of a turn between machines")
     number("--chunk_mb", 32, "MB that arrive in a turn; through the host it is 4")
-    p.add_argument("--zero", type=int, choices=(0, 1, 2), default=1, help="as the trainer's [1]")
+    p.add_argument("--zero", type=int, choices=(0, 1), default=1, help="as the trainer's [1]")
     p.add_argument("--element", type=int, choices=(2, 4), default=2, help="bytes of a weight: bf16 2, float32 4 [2]")
     p.add_argument("--overlap", type=int, choices=(0, 1), default=1,
                    help="1 = sums and gathers hide behind layers, as by NCCL; 0 = as through the host [1]")

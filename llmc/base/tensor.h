@@ -53,14 +53,11 @@ struct FileTensor {
     std::optional<InitRule> init = {};      // how it starts, if not as the whole tensor does
 };
 
-// The address of a tensor: p(l) is layer l. A stride of 0 shares one layer's memory among all layers; `slots` is the
-// number of layers that there is memory for, which they take in turn.
-constexpr int ALL_LAYERS = INT32_MAX;
+// The address of a tensor: p(l) is layer l. A stride of 0 shares one layer's memory among all layers.
 template <class T> struct LayerPointer {
     T* base = nullptr;
     size_t stride = 0;
-    int slots = ALL_LAYERS;
-    T* operator()(int layer = 0) const { return base + (size_t)(layer % slots) * stride; }
+    T* operator()(int layer = 0) const { return base + (size_t)layer * stride; }
 };
 
 // elements begin .. end - 1
@@ -157,16 +154,16 @@ struct TensorTable {
         return i;
     }
     // the tensor of that name inside an allocation of this layout; null when `data` is null
-    template <class T> LayerPointer<T> pointer(T* data, const std::string& name, int slots = ALL_LAYERS) const {
+    template <class T> LayerPointer<T> pointer(T* data, const std::string& name) const {
         const size_t i = (size_t)index(name);
-        return {data == nullptr ? nullptr : data + offsets[i], strides[i], slots};
+        return {data == nullptr ? nullptr : data + offsets[i], strides[i]};
     }
     // the same for a tensor whose elements are not the allocation's
     template <class T> LayerPointer<T> pointer_as(float* data, const std::string& name) const {
         const LayerPointer<float> p = pointer(data, name);
         const size_t element = specs[(size_t)index(name)].element;
         check(element == sizeof(T), "%s: expected elements of %zu bytes, got %zu", name.c_str(), sizeof(T), element);
-        return {(T*)p.base, p.stride, p.slots};
+        return {(T*)p.base, p.stride};
     }
     // number of elements of all tensors, gaps not counted
     size_t elements() const {

@@ -26,7 +26,6 @@
 struct Checkpoint : Moments {
     const std::vector<FileTensor>* files = nullptr;                 // the names of the parameters in the file
     float* params = nullptr;                                        // (table->total)
-    bool on_host = false;                                           // that they are
     Json config;                                                    // becomes config.json
     Json state;                                                     // becomes state.json
     std::vector<std::pair<std::string, std::string>> extra;         // further small files: name, contents

@@ -16,7 +16,7 @@
 struct Moments {
     const TensorTable* table = nullptr;
     float *m = nullptr, *v = nullptr;                               // may be null
-    bool moments_on_host = false;                                   // that they are
+    bool on_host = false;                                           // they, and the parameters, are
     bool complete = true;                                           // they have all, as `table`; else
     std::vector<TensorPiece> held;                                  // this, at these places of theirs
 };
@@ -89,7 +89,7 @@ inline void fetch_floats(float* out, const float* from, size_t n, bool on_host) 
 inline std::vector<SafetensorsItem> optimizer_items(const Moments& c) {
     std::vector<SafetensorsItem> items;
     for (const MomentRun& run : moment_runs(c)) {
-        const bool on_host = c.moments_on_host;
+        const bool on_host = c.on_host;
         items.push_back({run.file_name(), {run.size}, [run, on_host](float* out, size_t first, size_t count) {
             const size_t begin = run.first + first;
             run.each(begin, begin + count, [&](const float* data, size_t from, size_t n) {

@@ -1,15 +1,8 @@
 // ranks/gradients.cuh -- the sum of a step's gradients over its micro-batches, n on each of N ranks, in an order that
 // does not depend on N.
 //
-// --zero 0 and 1: the micro-batches of a rank are neighbours. Backward adds p.leaf of them up in one buffer, a leaf; a
-// binary tree sums the rank's leaves and goes on over the ranks, once a step.
-//
-// --zero 2: the ranks take turns, micro-batch i of rank r is number i N + r of the step. Each N neighbours are summed
-// over the ranks at once, in a binary tree. A rank keeps the sums of its slices, which go on in the tree until it has
-// n / p.leaf of them; the p.leaf trees of a step are added up in their order. So no rank ever has a whole gradient:
-// layer l's has the memory of that of layer l + 2, which has been summed by then.
-//
-// If p.leaf is 1, both are the tree over all micro-batches of the step, with the same bits.
+// The micro-batches of a rank are neighbours. Backward adds p.leaf of them up in one buffer, a leaf; a binary tree sums
+// the rank's leaves and continues over the ranks, once a step.
 #ifndef LLMC_RANKS_GRADIENTS_CUH
 #define LLMC_RANKS_GRADIENTS_CUH
 
@@ -38,20 +31,11 @@ inline std::vector<size_t> siblings_of(int leaf, int leaves) {
     return found;
 }
 
-// The memory that micro-batch i of this rank's n adds its gradient to, of p.slots layers at a time; a leaf's first one
-// finds zeros there. Called after the forward, which need not wait for the exchange of the micro-batch before it.
+// The memory that micro-batch i of this rank's n adds its gradient to; a leaf's first one finds zeros there.
 inline float* gradient_begin(Parameters& p, int i, int n) {
     const int leaves = n / p.leaf;
     p.closing = i + 1 == n;
     std::fill(p.summed.begin(), p.summed.end(), 0);
-    if (p.work != nullptr) {
-        const bool last = i % leaves + 1 == leaves;
-        p.siblings = siblings_of(i % leaves, leaves);
-        p.sum_to = last ? p.tree.size() - 1 : p.siblings.size();
-        p.sum_adds = last && i >= leaves;
-        for (size_t b = 0; b < 2 + (size_t)p.slots; b++) { p.sums[b].end.hold(p.stream); }
-        return p.work;
-    }
     if (p.closing) { p.siblings = siblings_of(leaves - 1, leaves); }
     if (i % p.leaf == 0) { device_zero(p.tree.back(), sizeof(float) * p.table.total, p.stream); }
     return p.tree.back();
@@ -79,62 +63,14 @@ inline void sum_block(Parameters& p, size_t b) {
     gradient_norm_begin(partial, sum + own.begin, own.size(), p.exchange_stream);
 }
 
-// The host waits until the last sum of block b is over. So it is at most a micro-batch ahead, and notices that another
-// rank is gone while this one's own work waits for that, too.
-inline void settle_sum(Parameters& p, size_t b) {
-    Parameters::BlockSum& sum = p.sums[b];
-    if (!sum.under_way) { return; }
-    settle_weights(p);
-    exchange_wait(sum.own, sum.end, SUM_OF_GRADIENTS);
-    sum.under_way = false;
-}
-// --zero 2: a micro-batch has left its gradient of block b in `work`, which is summed, added to that of the others, and
-// zeroed for what comes next.
-inline void sum_work(Parameters& p, size_t b) {
-    const Slice block = p.table.blocks[b], own = p.owned[b];
-    const Stream s = p.exchange_stream;
-    float* const data = p.work + p.work_at(b);
-    float* const mine = data + (own.begin - block.begin);
-    float* const to = p.tree[p.sum_to] + p.held[b];
-    settle_sum(p, b);
-    p.sums[b].own.record(p.stream);
-    p.sums[b].own.hold(s);
-    exchange_sum(data, block.size(), SUM_OF_GRADIENTS, s);
-    for (size_t k : p.siblings) { add_to(mine, p.tree[k] + p.held[b], own.size(), s); }
-    if (p.sum_adds) {
-        add_to(to, mine, own.size(), s);
-    } else {
-        copy_on_device(to, mine, sizeof(float) * own.size(), s);
-    }
-    if (p.closing) { gradient_norm_begin(p.norm_partial + own.begin / NORM_CHUNK, to, own.size(), s); }
-    device_zero(data, sizeof(float) * block.size(), s);
-    p.sums[b].end.record(s);
-    p.sums[b].under_way = comm().size > 1;
-    p.summed[b] = 1;
-}
-
-// A backward will add nothing more to the gradient of block b.
-inline void block_done(Parameters& p, size_t b) {
-    if (p.work != nullptr) {
-        sum_work(p, b);
-    } else if (p.closing) {
-        sum_block(p, b);
-    }
-}
-// Called by a backward that will add nothing more to the gradients of layer l, and goes on with layer l - 1
-inline void layer_done(Parameters& p, int l) {
-    const size_t b = (size_t)l + 2;
-    block_done(p, b);
-    if (p.work == nullptr || l == 0) { return; }
-    const size_t before = b - 1 + (size_t)p.slots;              // what had the memory of layer l - 1
-    if (before < p.sums.size()) { p.sums[before].end.hold(p.stream); }
-}
+// Called by a backward that will add nothing more to the gradients of layer l, and continues with layer l - 1
+inline void layer_done(Parameters& p, int l) { if (p.closing) { sum_block(p, (size_t)l + 2); } }
 
 // Micro-batch i of this rank's n is done. Leaves meet in a binary tree over their index: tree[k] holds the sum of 2^k
 // neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in tree.back().
 inline void gradient_add(Parameters& p, int i, int n) {
-    for (size_t b = 0; b < p.summed.size(); b++) { if (!p.summed[b]) { block_done(p, b); } }
-    if (p.work != nullptr || (i + 1) % p.leaf != 0) { return; }
+    for (size_t b = 0; p.closing && b < p.summed.size(); b++) { if (!p.summed[b]) { sum_block(p, b); } }
+    if ((i + 1) % p.leaf != 0) { return; }
     float*& leaf = p.tree.back();
     if (p.closing) {
         if (!p.siblings.empty()) { std::swap(p.tree[p.siblings.back()], leaf); }
@@ -167,9 +103,6 @@ inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counte
     // 1 wait
     if (ranks > 1) {
         settle_weights(p);
-        for (size_t b = p.sums.size(); b-- > 2;) { settle_sum(p, b); }      // in the order in which they set out
-        for (size_t b : {0, 1}) { settle_sum(p, b); }
-        if (p.work != nullptr) { p.own_work.record(p.stream); }
         p.summed_all.record(p.exchange_stream);
         exchange_wait(p.own_work, p.summed_all, SUM_OF_GRADIENTS);
         p.summed_all.hold(p.stream);
@@ -184,7 +117,7 @@ inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counte
     comm_all_gather(all.data(), mine.data(), each, "losses");
     double loss = 0.0;
     for (size_t i = 0; i < n * ranks; i++) {                    // in their order in the step
-        loss += p.work != nullptr ? all[i % ranks * each + i / ranks] : all[i / n * each + i % n];
+        loss += all[i / n * each + i % n];
     }
     for (size_t r = 0; r < ranks; r++) {
         const double* of_rank = &all[r * each];
@@ -204,8 +137,7 @@ inline std::string first_bad_tensor(Parameters& p, const float* grads) {
     for (size_t b = 0; b < p.owned.size(); b++) {
         for (const TensorPiece& piece : p.table.pieces(p.owned[b])) {
             if (piece.tensor >= bad) { continue; }
-            const float* from = grads + p.gradient_at(b, piece.at);
-            const double norm = gradient_norm(p.norm_partial, from, piece.size, p.stream);
+            const double norm = gradient_norm(p.norm_partial, grads + piece.at, piece.size, p.stream);
             if (!std::isfinite(norm)) { bad = piece.tensor; }
         }
     }

@@ -11,8 +11,7 @@
 //                                               layers, then the rest         the rest, then layers
 //
 // ZeRO (Rajbhandari et al. 2020): with --zero 1 a rank holds the moments, and in bf16 builds the float32 weights, of
-// its slices only; with --zero 2 also the sums of gradients, which set out in every micro-batch. With --zero 0 every
-// rank holds all of them and updates all, and the gradient is what is gathered.
+// its slices only. With --zero 0 every rank holds all of them and updates all, and the gradient is what is gathered.
 #ifndef LLMC_RANKS_PARAMETERS_CUH
 #define LLMC_RANKS_PARAMETERS_CUH
 
@@ -34,12 +33,8 @@ struct Parameters {
     float* master = nullptr;                                // float32 weights: see master_at()
     float *m = nullptr, *v = nullptr;                       // AdamW's moments of what this rank updates: moment_at()
     AdamWTable update;                                      // what that is
-    // gradient buffers: tree[k] holds the sum of 2^k leaves, the last one is being filled. With --zero 2 they have this
-    // rank's slices alone, as m and v, and backward fills `work`, which has room for the two blocks of what is no layer
-    // and for `slots` layers.
-    std::vector<float*> tree;
-    float* work = nullptr;
-    int slots = ALL_LAYERS;
+    std::vector<float*> tree;                               // gradients: tree[k] holds the sum of 2^k leaves, the last
+                                                            // one is being filled
     double* norm_partial = nullptr;                         // partial sums of gradient_norm, one per chunk
     double* loss_sums = nullptr;                            // after them: one sum of losses per micro-batch of a step
     Stream stream = {}, exchange_stream = {};
@@ -55,23 +50,11 @@ struct Parameters {
     size_t master_at(size_t b, size_t at) const {
         return shares_master && b > 0 ? table.blocks[0].size() + moment_at(b, at) - held[1] : at;
     }
-    // and in the step's gradient
-    size_t gradient_at(size_t b, size_t at) const { return work != nullptr ? moment_at(b, at) : at; }
-    // where block b begins in `work`
-    size_t work_at(size_t b) const { return table.blocks[b < 2 ? b : 2 + (b - 2) % (size_t)slots].begin; }
 
     // The step in hand
     bool closing = false;                                   // this backward is the step's last
     std::vector<size_t> siblings;                           // the buffers that this leaf's sum is still added to
     std::vector<char> summed;                               // blocks that have set out
-    // --zero 2: the buffer that the sum comes to, and whether it is added there; the blocks that are on their way
-    struct BlockSum {
-        Event own, end;                                     // before and after what other ranks have a part in
-        bool under_way = false;                             // the host has not waited for it
-    };
-    size_t sum_to = 0;
-    bool sum_adds = false;
-    std::vector<BlockSum> sums;
     size_t norm_chunks = 0;                                 // of the slices of the rank that has most
     std::vector<size_t> norm_order;                         // (ranks, norm_chunks): which chunk it is, or none
     Event own_work, summed_all;                             // before the last sum set out, and after it
@@ -114,10 +97,6 @@ inline size_t largest_share(const TensorTable& table, int ranks) {
     return n;
 }
 
-// The floats of Parameters::work
-inline int gradient_slots(const TensorTable& table) { return std::min(2, (int)table.blocks.size() - 2); }
-inline size_t work_floats(const TensorTable& table) { return table.blocks[1 + (size_t)gradient_slots(table)].end; }
-
 inline void plan_slices(Parameters& p, bool trains) {
     const int ranks = comm().size;
     p.shares = trains && p.zero > 0 && ranks > 1;
@@ -130,7 +109,6 @@ inline void plan_slices(Parameters& p, bool trains) {
     }
     p.ready.resize(p.owned.size());
     p.summed.resize(p.owned.size());
-    p.sums.resize(p.owned.size());
     if (!p.shares) { return; }
     p.norm_chunks = largest_share(p.table, ranks) / NORM_CHUNK;
     for (int r = 0; r < ranks; r++) {
@@ -145,12 +123,7 @@ inline void plan_slices(Parameters& p, bool trains) {
 // Room for all float32 weights of block b between two steps: in master, or where this rank holds only a part of it, in
 // the memory of gradients.
 inline float* whole_master(Parameters& p, size_t b) {
-    if (p.shares_master && p.work != nullptr) { return p.work + p.work_at(b); }
     return (p.shares_master ? p.tree.back() : p.master) + p.table.blocks[b].begin;
-}
-// After its use: gradients are added to what is there.
-inline void clear_work(Parameters& p) {
-    if (p.work != nullptr) { device_zero(p.work, sizeof(float) * work_floats(p.table), p.stream); }
 }
 // Calls fill(data, block), which sets the float32 weights of a block in data (block) on the device, for one block after
 // the other, and makes weights of them as update number t left them. t = 0: rounds to the nearest
@@ -164,7 +137,6 @@ template <class Fill> void set_master(Parameters& p, uint64_t seed, int t, Fill 
         const float* from = data + (held.begin - block.begin);
         copy_on_device(p.master + p.master_at(b, held.begin), from, sizeof(float) * held.size(), p.stream);
     }
-    clear_work(p);
 }
 // data (block), on the device: the initial values of a block
 inline void fill_initially(const Parameters& p, float* data, Slice block, uint64_t seed) {
@@ -177,7 +149,7 @@ inline void fill_initially(const Parameters& p, float* data, Slice block, uint64
 inline void plan_update(Parameters& p) {
     for (size_t b = 0; b < p.owned.size(); b++) {
         for (const TensorPiece& piece : p.table.pieces(p.owned[b])) {
-            p.update.add(p.table.specs[piece.tensor], piece, p.master_at(b, piece.at), p.gradient_at(b, piece.at),
+            p.update.add(p.table.specs[piece.tensor], piece, p.master_at(b, piece.at), piece.at,
                          p.moment_at(b, piece.at));
         }
     }
@@ -199,13 +171,9 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
         p.v = floats(held);
         p.norm_partial = (double*)device_malloc(sizeof(double) * (total / NORM_CHUNK + micro));
         p.loss_sums = p.norm_partial + total / NORM_CHUNK;
-        if (p.zero == 2) {
-            p.slots = gradient_slots(p.table);
-            p.work = floats(work_floats(p.table));
-        }
         plan_update(p);
         const int buffers = gradient_buffers(micro_batches / p.leaf);
-        for (int k = 0; k < buffers; k++) { p.tree.push_back(floats(p.work != nullptr ? held : total)); }
+        for (int k = 0; k < buffers; k++) { p.tree.push_back(floats(total)); }
     }
     set_master(p, seed, 0, [&](float* data, Slice block) { fill_initially(p, data, block, seed); });
 }
@@ -213,13 +181,9 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
 inline void parameters_free(Parameters& p) {
     for (float* g : p.tree) { device_free(g); }
     if ((void*)p.weights != (void*)p.master) { device_free(p.weights); }
-    for (void* x : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)p.work, (void*)p.norm_partial}) { device_free(x); }
+    for (void* x : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)p.norm_partial}) { device_free(x); }
     p.update.release();
     for (Event* e : {&p.own_work, &p.summed_all, &p.updated, &p.gathered}) { e->release(); }
-    for (Parameters::BlockSum& sum : p.sums) {
-        sum.own.release();
-        sum.end.release();
-    }
     for (Event& e : p.ready) { e.release(); }
 }
 
@@ -264,11 +228,8 @@ inline void settle_weights(Parameters& p) {
     p.gathers = false;
 }
 
-// A collective between two steps: all float32 weights, laid out as the table says, on the device or, where that has no
-// room for them, on the host of the rank that `saves`: then in `host`.
-inline float* gather_master(Parameters& p, bool saves, std::vector<float>& host) {
-    const bool through_host = p.shares_master && p.work != nullptr;
-    if (through_host && saves) { host.resize(p.table.total); }
+// A collective between two steps: all float32 weights, laid out as the table says
+inline float* gather_master(Parameters& p) {
     settle_weights(p);
     for (size_t b = 0; p.shares_master && b < p.owned.size(); b++) {
         const Slice block = p.table.blocks[b], held = b == 0 ? block : p.owned[b];
@@ -278,11 +239,8 @@ inline float* gather_master(Parameters& p, bool saves, std::vector<float>& host)
         if (b > 0) {
             exchange_now("weights", p.stream, [&] { exchange_gather(whole, block.size(), "weights", p.stream); });
         }
-        if (!host.empty()) { copy_to_host(&host[block.begin], whole, sizeof(float) * block.size(), p.stream); }
     }
-    if (!through_host) { return whole_master(p, 0); }
-    clear_work(p);
-    return host.data();
+    return whole_master(p, 0);
 }
 
 #endif

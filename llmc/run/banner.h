@@ -74,7 +74,7 @@ inline void report_ranks(const Run& r, const Parameters& p, double activations) 
     const int N = planned_ranks(r);
     const double weights = weight_bytes(r, p);
     const double sent = (double)(N - 1) / N * (double)p.table.total;        // elements, each way
-    const double sums = sent * sizeof(float) * (o.zero == 2 ? r.micro_batches : 1);
+    const double sums = sent * sizeof(float);
     const double back = sent * (double)(o.zero > 0 ? sizeof(floatX) : sizeof(float));
     const auto line = [](const char* name, const std::string& text) { printf("%-10s %s\n", name, text.c_str()); };
     printf("as %d ranks, --zero %d, with weights of %zu bytes:\n", N, o.zero, sizeof(floatX));

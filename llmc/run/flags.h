@@ -83,9 +83,8 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int, ranks, "", 1, at_least(1), FREE, \
       "processes of this machine that share the work: starts them, and ends all if one fails") \
     X(int, gpus, "", 1, at_least(1), FREE, "the same, on a GPU each") \
-    X(int, zero, "-z", 1, between(0, 2), FREE, \
-      "several ranks: 1 = each holds the optimizer's state of its share of the parameters; 2 = the gradients of its " \
-      "share, too, which takes an exchange in every micro-batch; 0 = all of it; same bits (2: with --leaves 0)") \
+    X(int, zero, "-z", 1, between(0, 1), FREE, \
+      "several ranks: 1 = each holds the optimizer's state of its share of the parameters; 0 = all of it; same bits") \
     X(int, as_ranks, "", 0, at_least(0), FREE, \
       "with --check: plan for so many ranks, and print what each needs and sends; 0 = for those that there are") \
     X(bool, host_exchange, "", false, any(), FREE, \

@@ -16,6 +16,13 @@ inline void plan_rope_scaling(Run& r, PositionConfig& position) {
 // The number of ranks to plan for: --as_ranks of --check, or those that there are
 inline int planned_ranks(const Run& r) { return r.o.as_ranks > 0 ? r.o.as_ranks : comm().size; }
 
+// A flag of the run that is resumed, which is a number; if it does not say, `otherwise`
+inline int resumed_flag(const Run& r, const char* name, int otherwise) {
+    const std::string path = r.resumed + "/state.json";
+    const Json options = json_at(read_json(path), "options", path);
+    return options.contains(name) ? (int)json_int(options, name, 0, INT32_MAX, path) : otherwise;
+}
+
 // The leaves of the tree that sums a step's gradient (ranks/gradients.cuh). A run that is resumed goes on with what it
 // had.
 inline void plan_leaves(Run& r) {
@@ -27,10 +34,8 @@ inline void plan_leaves(Run& r) {
     };
     if (!r.trains) { o.leaves = 0; }
     if (o.leaves < 0 && !r.resumed.empty()) {
-        const std::string path = r.resumed + "/state.json";
-        const Json options = json_at(read_json(path), "options", path);
-        const int64_t was = options.contains("leaves") ? json_int(options, "leaves", 0, INT32_MAX, path) : 0;
-        if (was == 0 || fits(was)) { o.leaves = (int)was; }
+        const int was = resumed_flag(r, "leaves", 0);
+        if (was == 0 || fits(was)) { o.leaves = was; }
     }
     if (o.leaves < 0) {
         o.leaves = 0;
@@ -62,8 +67,7 @@ inline double weight_bytes(const Run& r, const Parameters& p) {
     const double weights = rounded ? sizeof(floatX) * all + 4.0 * (share + encoding) : 4.0 * all;
     if (!r.trains) { return weights; }
     const double buffers = gradient_buffers(r.micro_batches / r.leaf);
-    const double gradients = r.o.zero == 2 ? buffers * share + (double)work_floats(p.table) : buffers * all;
-    return weights + 8.0 * share + 4.0 * gradients;
+    return weights + 8.0 * share + 4.0 * buffers * all;
 }
 
 // Bytes of the host's memory that --checkpoint_async takes: of each rank, where those of a machine share rank 0's part;
@@ -157,6 +161,10 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     r.samples = (int)(o.total_batch / o.T);
     r.my_samples = r.samples / ranks;
     r.texts = texts;
+    if (r.trains && !r.resumed.empty() && resumed_flag(r, "zero", 1) == 2) {
+        o.notes.push_back(strprintf("--zero 2 of the resumed run is --zero %d now, which may round sums otherwise",
+                                    o.zero));
+    }
     r.asked_leaves = o.leaves;
     plan_batch(r, o.B);
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }

@@ -65,9 +65,7 @@ struct Run {
 
     // The i-th of this rank in the next step: see gradients.cuh
     uint64_t sample(int i) const {
-        const int rank = comm().rank, turn = i / o.B * comm().size + rank;
-        const int number = o.zero == 2 ? turn * o.B + i % o.B : rank * my_samples + i;
-        return (o.overfit ? 0 : state.sample) + (uint64_t)number;
+        return (o.overfit ? 0 : state.sample) + (uint64_t)(comm().rank * my_samples + i);
     }
 };
 
@@ -250,17 +248,14 @@ inline void check_replicas(Parameters& p) {
     check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
 }
 
-// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1 and 2) write their own at the same
+// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1) write their own at the same
 // time; else rank 0 writes all.
 inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on) {
     const Doing saving_step("saving a checkpoint");
     const double begun = wall_seconds();
     check_replicas(p);
-    std::vector<float> host;
-    Checkpoint c = checkpoint_view(r, p, gather_master(p, comm().rank == 0, host), config);
-    c.on_host = !host.empty();
+    const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
     r.save = std::make_shared<SaveInHand>(r.o, (int)r.state.step, c, p.shares, trains_on ? r.snapshot : nullptr);
-    r.save->host = std::move(host);
     r.save->begin(*r.log, begun);
 }
 

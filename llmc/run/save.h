@@ -36,13 +36,13 @@ struct Snapshot {
     void take(Checkpoint& c) const {
         if (weights > 0) { fetch_floats(params, c.params, weights, c.on_host); }
         if (moments > 0) {
-            fetch_floats(m, c.m, moments, c.moments_on_host);
-            fetch_floats(v, c.v, moments, c.moments_on_host);
+            fetch_floats(m, c.m, moments, c.on_host);
+            fetch_floats(v, c.v, moments, c.on_host);
         }
         c.params = params;
         c.m = m;
         c.v = v;
-        c.on_host = c.moments_on_host = true;
+        c.on_host = true;
     }
 };
 
@@ -52,7 +52,6 @@ struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
     const TensorTable table;                // c's: a thread may outlive the model, if an error ends the run
     const std::vector<FileTensor> files;
     Checkpoint c;
-    std::vector<float> host;                // its parameters, if they are here
     CheckpointSave save;
     const int keep, major;
     const bool first = comm().rank == 0, shares;
@@ -74,10 +73,7 @@ struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
         saving = 1;
         start(Begin, first, [this, &log] { log.sync(); save.begin(); });
         while (!stage_is_done(true)) {}
-        if (failure.empty() && snapshot) {
-            snapshot->take(c);
-            host = std::vector<float>();
-        }
+        if (failure.empty() && snapshot) { snapshot->take(c); }
         next();
         waited = wall_seconds() - begun;
     }

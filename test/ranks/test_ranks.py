@@ -278,12 +278,6 @@ class Collectives(unittest.TestCase):
                     p = subprocess.run([program, "gradients", "--ranks", str(ranks)], timeout=LIMIT,
                                        env=dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed)), **PIPES)
                     self.assertEqual((p.returncode, p.stdout.split("\n")[-2]), (0, "ok"), p.stdout)
-            # a sum of the first micro-batch with --zero 2, for whose end the later ones' own work waits: the levels
-            # before have 32 and 16 groups of messages
-            p = subprocess.run([program, "gradients", "--ranks", "2"], timeout=LIMIT,
-                               env=dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_NCCL="hang:50", TIMEOUT="2"), **PIPES)
-            self.assertEqual(p.returncode, 5, p.stdout)
-            self.assertRegex(p.stdout, "error: .*sum of the gradients: rank [01] waited 2 s for")
 
     def test_a_dead_rank(self):
         for ranks, victim in (2, 0), (2, 1), (4, 0), (4, 3):
@@ -476,26 +470,10 @@ class Training(Runs):
         self.assertEqual(code, 2, output)
         self.assertIn("16 micro-batches on 4 ranks; expected one of 0, 4, 8, 16", output)
 
-    def test_zero_2(self):
-        """with --leaves 0, here the default, the bits of the other levels, of more layers than have memory, and of one;
-        else those of --zero 2 on any number of ranks"""
-        for model in "3,2,32", "1,2,32":
-            self.train(1, "0" + model, "--zero", "0", model=model)
-            for ranks in (1, 2, 4) if model == "3,2,32" else (2,):
-                with self.subTest(ranks=ranks, model=model):
-                    self.train(ranks, f"{ranks}_{model}", "--zero", "2", model=model)
-                    self.assert_same("0" + model, f"{ranks}_{model}")
-        for ranks in 1, 2, 4:
-            self.train(ranks, f"leaves{ranks}", "--zero", "2", micro_batches=16)
-        for ranks in 2, 4:
-            self.assert_same("leaves1", f"leaves{ranks}")
-        self.train(1, "leaves", "--zero", "1", micro_batches=16)
-        self.assertNotEqual(self.result("leaves")[0], self.result("leaves1")[0])
-
     def test_a_plan_for_other_ranks(self):
         """--check --as_ranks N says in one process what N ranks would hold, and what they would send"""
         held = r"(\d[\d.]* \wB) for the parameters"
-        for zero in "0", "2", "1":
+        for zero in "0", "1":
             for ranks in 2, 4:
                 flags = ["--check", "--zero", zero]
                 plan = self.train(1, "plan", *flags, "--as_ranks", str(ranks))
@@ -504,9 +482,6 @@ class Training(Runs):
                 self.assertIn(f"{8 // ranks} micro-batches of 1 sequences on each rank, summed in 8 leaves", plan)
         # three blocks of 16,384 elements, padding included; 3 / 4 of them leave a rank, and come back
         self.assertIn("294.9 kB an update leave each and reach it: 147.5 kB of gradients, 147.5 kB of new", plan)
-        # with --zero 2 they leave in each micro-batch, of which there are two
-        plan = self.train(1, "plan", "--check", "--as_ranks", "4", "--zero", "2")
-        self.assertIn("442.4 kB an update leave each and reach it: 294.9 kB of gradients, 147.5 kB of new", plan)
         plan = self.train(1, "plan", "--check", "--as_ranks", "16", micro_batches=32)
         self.assertIn("2 micro-batches of 1 sequences on each rank, summed in 16 leaves", plan)
         for flags, B in (["--as_ranks", "2"], 1), (["--as_ranks", "2", "--check"], -1):
@@ -546,7 +521,7 @@ class Training(Runs):
 
     def test_resume_on_another_number_of_ranks_and_another_level_of_zero(self):
         self.train(1, "whole")
-        for before, zero_before, after, zero_after in (1, 1, 4, 1), (4, 1, 2, 2), (2, 2, 4, 0), (2, 0, 1, 2):
+        for before, zero_before, after, zero_after in (1, 1, 4, 1), (4, 1, 2, 0), (2, 0, 1, 1):
             with self.subTest(before=before, zero_before=zero_before, after=after, zero_after=zero_after):
                 name = f"{before}_{zero_before}_{after}_{zero_after}"
                 self.train(before, name, "--zero", str(zero_before))
@@ -819,7 +794,7 @@ class Training(Runs):
         for ranks in 1, 2, 4:
             with self.subTest(ranks=ranks):
                 name = f"trains_on{ranks}"
-                command = self.command(name, *trains_on, "--zero", "2" if ranks == 4 else "1", **shape)
+                command = self.command(name, *trains_on, **shape)
                 code, output = run(ranks, *(slow if ranks == 2 else []), *command)
                 self.assertEqual(code, 0, output)
                 self.assert_same("waits", name, step=6)
@@ -882,15 +857,15 @@ class Training(Runs):
 
     @unittest.skipUnless(os.path.exists(BF16_TRAINER), "SKIPPED: build/simt/train_gpt2 is not built")
     def test_training_goes_on_on_the_emulator(self):
-        """in bf16 the float32 weights, too, are copied from the device; with --zero 2 rank 0's host has them first"""
+        """in bf16 the float32 weights, too, are copied from the device"""
         shape = {**self.EMULATED, "trainer": BF16_TRAINER, "every": 1}
-        for ranks, zero in (1, "1"), (2, "2"):
+        for ranks in 1, 2:
             for trains_on in "0", "1":
                 with mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(ranks)):
-                    self.train(ranks, f"{ranks}_{trains_on}", "--zero", zero, "--checkpoint_async", trains_on, **shape)
+                    self.train(ranks, f"{ranks}_{trains_on}", "--checkpoint_async", trains_on, **shape)
             found = [tensors_of(os.path.join(self.out(f"{ranks}_{trains_on}"), "step_00000001"))
                      for trains_on in "01"]
-            self.assertTrue(found[0] == found[1], f"{ranks} ranks, --zero {zero}")
+            self.assertTrue(found[0] == found[1], f"{ranks} ranks")
 
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):
@@ -909,7 +884,7 @@ class Training(Runs):
         bf16 = {**self.EMULATED, "trainer": BF16_TRAINER, "model": "3,2,64"}
         constant = ["--schedule", "constant"]
         self.train(1, "bf16", *constant, **{**bf16, "steps": 4})
-        for before, after, zero, seed in (2, 4, "2", 1), (4, 2, "1", 2), (1, 2, "2", 3), (2, 1, "0", 4):
+        for before, after, zero, seed in (2, 4, "1", 1), (1, 2, "1", 3), (2, 1, "0", 4):
             with self.subTest(before=before, after=after, zero=zero), \
                     mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed)):
                 name = f"bf16_{before}_{after}_{zero}"
@@ -1132,13 +1107,12 @@ class Sharing(unittest.TestCase):
         """and what a run writes that is resumed on another number of ranks"""
         for ranks in 1, 2, 4:
             self.bert(ranks, f"mlm{ranks}", steps=6, every=3)
-        self.bert(2, "mlm2z", "--zero", "2", steps=6, every=3)
         for before, after in (1, 2), (4, 1):
             out = f"mlm{before}_{after}"
             self.bert(before, out, steps=3, every=3)
             output = self.bert(after, out, "--resume", "1", "--allow_change", "steps", steps=6, every=3)
             self.assertIn("step_00000003", output)
-        for out in "mlm2", "mlm4", "mlm2z", "mlm1_2", "mlm4_1":
+        for out in "mlm2", "mlm4", "mlm1_2", "mlm4_1":
             with self.subTest(out=out):
                 self.assert_same_files(self.checkpoint("mlm1", 6), self.checkpoint(out, 6))
                 if "_" not in out:
@@ -1172,9 +1146,6 @@ class Sharing(unittest.TestCase):
                            "--B", "1", "--total_batch", "96", "--steps", "1", "--val_every", "0")
         self.assertEqual(code, 2, output)
         self.assertIn("--total_batch 96: not a multiple of --B x --T = 1 x 32 x 2 ranks = 64 tokens", output)
-        code, output = run(1, BERT_TRAINER, "--pairs", self.path("groups2.txt"), "--zero", "2")
-        self.assertEqual(code, 2, output)
-        self.assertIn("--pairs: expected --zero 0 or 1, got 2", output)
 
     def test_embeddings_search_and_predictions(self):
         """of documents that make some twenty batches, which 3 ranks do not divide"""
