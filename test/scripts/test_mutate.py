@@ -131,7 +131,7 @@ class Mutate(unittest.TestCase):
 
     def test_programs_of_cpp(self):
         """their last lines, as Catch2 prints them"""
-        self.put("Makefile", "build/%: % ; cp $< $@\n")
+        self.put("Makefile", "build/%: % ; mkdir -p build; cp $< $@\n")
         seen, blind = self.SEEN.replace("b\t\t", "b\tbuild/t\t"), self.UNSEEN.replace("t.py", "build/t")
         passed, failed = "All tests passed (3 assertions in 2 test cases)", "test cases: 2 | 1 passed | 1 failed"
         for alone, planted, code, wanted in (
