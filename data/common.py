@@ -9,51 +9,21 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import importlib
 import json
 import os
 import shutil
-import signal
-import stat
 import struct
 import sys
 import time
 
-EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 75
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
+from console import BadInput, Interrupted, clean, need, open_regular, run, say, terminal  # noqa: E402,F401
+
 HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS = 1024, 20240520, 1, 2
 EVAL_MAGIC = 20240522
 TEMPORARY = ".part-"
 MANIFEST = "manifest.json"
 SHARD_TOKENS = 100_000_000
-
-
-class BadInput(Exception):
-    pass
-
-
-class Interrupted(Exception):
-    """a stop from which the same command, run again, continues"""
-
-
-def need(module):
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise BadInput(f"Python's module {module} is missing: pip install -r data/requirements.txt") from None
-
-
-def open_regular(path):
-    """path opened for reading; only a regular file, because a pipe or a device could block"""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadInput(f"{path}: expected a regular file")
-        return open(path, "rb")
-    except OSError as e:
-        raise BadInput(f"{path}: {e.strerror}") from None
-
-
-def say(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 def human(n, unit="B"):
@@ -103,34 +73,6 @@ def add_stream_flags(p, seed=42, val_tokens=SHARD_TOKENS, window_mb=256):
     p.add_argument("--no_shuffle", action="store_true", help="keep the documents in the order of the source")
     p.add_argument("--window_mb", type=positive, default=window_mb, help="MB of text shuffled at once; memory is at "
                    f"most about three times this, plus 150 MB per worker [{window_mb}]")
-
-
-def run(main, argv=None):
-    """main(argv), with errors in one line and the trainer's exit codes: 2 bad input, 75 interrupted and resumable"""
-    def stop(number, _):
-        raise KeyboardInterrupt(signal.Signals(number).name)
-    signal.signal(signal.SIGTERM, stop)
-    for stream in (sys.stdout, sys.stderr):     # a name that the locale cannot print is no reason to stop
-        with contextlib.suppress(AttributeError):       # of a test, which has put something else in its place
-            stream.reconfigure(errors="backslashreplace")
-    code = 0
-    try:
-        main(sys.argv[1:] if argv is None else argv)
-    except BadInput as e:
-        say(f"error: {e}")
-        code = EXIT_BAD_INPUT
-    except Interrupted as e:
-        say(f"interrupted: {e}; run the same command again to continue")
-        code = EXIT_INTERRUPTED
-    except KeyboardInterrupt:
-        say("interrupted; run the same command again to continue")
-        code = EXIT_INTERRUPTED
-    except MemoryError:
-        say("error: out of memory; try a smaller --window_mb or fewer --workers")
-        code = EXIT_BAD_INPUT
-    except BrokenPipeError:
-        code = EXIT_BAD_INPUT
-    sys.exit(code)
 
 
 # Files that exist whole or not at all ---------------------------------------------------------------------------------
@@ -378,8 +320,8 @@ class Progress:
         with contextlib.suppress(BadInput):
             interval = 0.5 if sys.stderr.isatty() else 10
             if takes_long:
-                self.bar = need("tqdm").tqdm(total=total or None, desc=description, unit="B", unit_scale=True,
-                                             smoothing=0.05, mininterval=interval)
+                self.bar = need("tqdm").tqdm(total=total or None, desc=clean(description), unit="B", unit_scale=True,
+                                             smoothing=0.05, mininterval=interval, file=terminal(sys.stderr))
         self.tokens, self.start = 0, time.monotonic()
 
     def update(self, position, tokens):
@@ -393,9 +335,10 @@ class Progress:
     def write(self, text, file=None):
         """prints a line above the bar"""
         if self.bar is not None:
-            self.bar.write(text, file=file)
-        else:
-            print(text, file=file, flush=True)
+            self.bar.clear()
+        print(text, file=file, flush=True)
+        if self.bar is not None:
+            self.bar.refresh()
 
     def close(self):
         if self.bar is not None:

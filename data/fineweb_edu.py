@@ -20,7 +20,6 @@ and manifest.json. --seed shuffles the documents: groups of about 1,000 over the
 within windows of --window_mb. The same seed gives the same shards on every machine and for any number of workers.
 """
 import os
-import sys
 
 from build import Stream, build, numbered, stream_kwargs
 from common import add_stream_flags, natural, parser, run
@@ -54,4 +53,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main)

@@ -14,7 +14,6 @@ An ending begins with a space.
 import glob
 import os
 import struct
-import sys
 
 from common import EVAL_MAGIC, BadInput, Manifest, locked, parser, run, say, sha256_of, write_file
 from download import download, vocabulary
@@ -106,4 +105,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main)

@@ -20,7 +20,6 @@ Writes, with manifest.json:
 In the header of a shard, int32 [5] is the number of documents per group (1, or 3 in triplets), [6] that of documents.
 """
 import os
-import sys
 
 from build import Stream, build, numbered, single
 from common import SHARD_TOKENS, BadInput, parser, positive, run, say
@@ -142,4 +141,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main)

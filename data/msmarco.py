@@ -17,7 +17,6 @@ negative, which is never cut in two. In the header, int32 [5] is 3, the document
 documents.
 """
 import os
-import sys
 
 from build import Stream, build, numbered, stream_kwargs
 from common import add_stream_flags, natural, parser, positive, run
@@ -75,4 +74,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main)

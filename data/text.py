@@ -26,7 +26,6 @@ Pairs of fewer than 4 and 8 words (a title: 1 and 8) are skipped, and so is one 
 decides the order of the documents, and so which are held out; --encoding, --tokenizer, --shard_tokens, --val_tokens
 and --workers play no part.
 """
-import sys
 
 from build import Stream, build, numbered, stream_kwargs
 from common import BadInput, add_stream_flags, natural, parser, run
@@ -66,4 +65,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main)

@@ -8,7 +8,6 @@ Tokens    32,768 for validation and 305,260 for training (GPT-2's); a document i
 Time      seconds
 """
 import os
-import sys
 
 from build import MAX_SHARD_TOKENS, Stream, build
 from common import BadInput, parser, run, say, sha256_of
@@ -42,4 +41,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main)

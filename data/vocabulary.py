@@ -16,7 +16,6 @@ machine may empty.
 """
 import hashlib
 import os
-import sys
 import tempfile
 
 from common import BadInput, locked, parser, run, say, write_file
@@ -70,4 +69,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main)

@@ -25,7 +25,6 @@ With --documents article, each article is a document with its own <|endoftext|>.
 import io
 import os
 import re
-import sys
 
 from build import Stream, build, numbered
 from common import SHARD_TOKENS, BadInput, need, parser, positive, run, say
@@ -226,4 +225,4 @@ def check_unknown(reader, paths, size):
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main)

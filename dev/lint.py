@@ -46,6 +46,9 @@ LIBM_ALLOWED = {
     ("llmc/position/t5.cuh", "pow"): 1,             # once per bucket, on the host
 }
 
+# where the scripts are that a user starts
+CONSOLE = ("scripts/", "data/")
+
 MAX_COLUMNS = 120
 MAX_LINES_HEADER, MAX_LINES_TRAINER, MAX_LINES_FUNCTION = 400, 850, 60
 CPP = (".cu", ".cuh", ".h", ".c")
@@ -231,6 +234,14 @@ def check_python(path, text):
             report(path, number, f"{count} conditional expressions on a line: at most one")
 
 
+def check_console(path, text):
+    """scripts that a user starts let console.py print and end them"""
+    program = text.partition('\nif __name__ == "__main__":\n')[2]
+    if path.startswith(CONSOLE) and program and not re.fullmatch(r"    (console\.)?run\(main\)\n", program):
+        report(path, text.count("\n"), "a script ends with console.run(main), which keeps control characters from the "
+               "terminal: scripts/console.py")
+
+
 def check_citations(path, text):
     """comments and documents name only files that exist"""
     names = {os.path.basename(t) for t in tracked}
@@ -298,6 +309,7 @@ def main():
             check_lines(path, text)
         if path.endswith(".py"):
             check_python(path, text)
+            check_console(path, text)
         if path.startswith(("llmc/", "train_")):
             check_includes(path, without_comments(text, strings=False))
             check_code(path, without_comments(text))

@@ -1,35 +1,57 @@
 #!/usr/bin/env python3
-"""log_to_tensorboard.py -- a run's log.jsonl as curves:  scripts/log_to_tensorboard.py RUN_DIR [tensorboard|wandb]"""
+"""log_to_tensorboard.py -- a run's log.jsonl as curves, for tensorboard --logdir RUN_DIR or for wandb:
+
+    scripts/log_to_tensorboard.py RUN_DIR [tensorboard|wandb]
+
+Needs that package and no other.
+"""
+import os
 import sys
+import time
 
-from plot import BadInput, number, read_log
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import console  # noqa: E402
+from console import BadInput  # noqa: E402
+from plot import number, read_log  # noqa: E402
 
 
-def main(run, to="tensorboard"):
-    records, step = read_log(run), 0
-    if to == "wandb":
-        import wandb
-        writer = wandb.init(project="cable.c", name=run)
-        put, close = lambda name, value, at: writer.log({name: value}, step=at), writer.finish
-    else:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            from tensorboardX import SummaryWriter
-        writer = SummaryWriter(run)
-        put, close = writer.add_scalar, writer.close
-    for r in records:
+def tensorboard(run):
+    """(put, close): put({name: value}, step)"""
+    writer = console.need("tensorboard.summary.writer.event_file_writer").EventFileWriter(run)
+    Event = console.need("tensorboard.compat.proto.event_pb2").Event
+    Summary = console.need("tensorboard.compat.proto.summary_pb2").Summary
+
+    def put(values, step):
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+    return put, writer.close
+
+
+def wandb(run):
+    writer = console.need("wandb").init(project="cable.c", name=run)
+    return writer.log, writer.finish
+
+
+def main(argv):
+    if len(argv) not in (1, 2) or argv[1:] not in ([], ["tensorboard"], ["wandb"]):
+        raise BadInput(f"expected a run and where its log goes to:\n{__doc__}")
+    run, to = argv[0], wandb if argv[1:] == ["wandb"] else tensorboard
+    records = read_log(run)
+    put, close = to(run)
+    step, shown = 0, time.monotonic()
+    for n, r in enumerate(records):
         step = max(step, int(number(r, "step") or 0))       # evaluations have no step: they belong to the last one
-        for key in sorted(r.keys() - {"step", "T"}):
-            if number(r, key) is not None:
-                put(f"{r.get('kind')}/{key}" + (f" at T {r['T']}" if "T" in r else ""), number(r, key), step)
+        where = f" at T {r['T']}" if "T" in r else ""
+        values = {f"{r.get('kind')}/{key}{where}": number(r, key) for key in sorted(r.keys() - {"step", "T"})
+                  if number(r, key) is not None}
+        if values:
+            put(values, step)
+        if time.monotonic() - shown > 2:
+            shown = time.monotonic()
+            console.say(f"{n:,} of {len(records):,} records")
     close()
+    print(f"{run}: {len(records):,} records for {to.__name__}")
 
 
 if __name__ == "__main__":
-    try:
-        if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["tensorboard"], ["wandb"]):
-            raise BadInput(__doc__)
-        main(*sys.argv[1:])
-    except (BadInput, ImportError) as e:
-        sys.exit(f"{e}" + ("; pip install tensorboardX, or wandb" if isinstance(e, ImportError) else ""))
+    console.run(main)

@@ -35,6 +35,7 @@ except ImportError:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+import console  # noqa: E402
 import runqueue  # noqa: E402
 from runqueue import BadInput, Command, Job  # noqa: E402
 
@@ -193,13 +194,8 @@ def parse(argv):
 def main(argv):
     args = parse(argv)
     args.trainer = os.path.abspath(args.trainer)
-    try:
-        args.run(args)
-        return 0
-    except BadInput as e:
-        print(f"longppl.py: {e}", file=sys.stderr)
-        return 2
+    args.run(args)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    console.run(main)

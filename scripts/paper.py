@@ -71,6 +71,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+import console  # noqa: E402
 import runqueue  # noqa: E402
 from runqueue import BadInput, Command, Job, arguments  # noqa: E402
 
@@ -644,33 +645,26 @@ def check_arguments(args):
 
 def main(argv):
     args = parse(argv)
-    try:
-        check_arguments(args)
-        if args.rows:
-            for experiment in [args.experiment] if args.experiment else EXPERIMENTS:
-                for row in rows_of(experiment, args.how):
-                    print(f"scripts/paper.py {row_name(row)}" + " --as run" * (args.how == "run"))
-            return 0
-        rows, unknown = select(with_encodings(rows_of(args.experiment, args.how), args), args.words)
-        if unknown or not rows:
-            every = rows_of(args.experiment, args.how)
-            known = [", ".join(dict.fromkeys(str(getattr(r, f)) for r in every)) for f in ("data", "model", "pos")]
-            raise BadInput(f"{args.experiment} {' '.join(unknown or args.words)}: no such row; {args.experiment} has "
-                           f"data {known[0]}; sizes {known[1]}; encodings {known[2]}")
-        if args.fineweb == "1BT":
-            smaller = lambda r: tuple("fineweb-1B" if e == "fineweb" else e for e in r.evaluations)
-            rows = [r._replace(evaluations=smaller(r)) for r in rows]
-        if not args.dry_run:
-            return run_all(rows, args)
-        show(rows, args)
+    check_arguments(args)
+    if args.rows:
+        for experiment in [args.experiment] if args.experiment else EXPERIMENTS:
+            for row in rows_of(experiment, args.how):
+                print(f"scripts/paper.py {row_name(row)}" + " --as run" * (args.how == "run"))
         return 0
-    except BadInput as e:
-        print(f"paper.py: {e}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:                     # as in `paper.py ... | head`
-        sys.stdout = open(os.devnull, "w")
-        return 0
+    rows, unknown = select(with_encodings(rows_of(args.experiment, args.how), args), args.words)
+    if unknown or not rows:
+        every = rows_of(args.experiment, args.how)
+        known = [", ".join(dict.fromkeys(str(getattr(r, f)) for r in every)) for f in ("data", "model", "pos")]
+        raise BadInput(f"{args.experiment} {' '.join(unknown or args.words)}: no such row; {args.experiment} has "
+                       f"data {known[0]}; sizes {known[1]}; encodings {known[2]}")
+    if args.fineweb == "1BT":
+        smaller = lambda r: tuple("fineweb-1B" if e == "fineweb" else e for e in r.evaluations)
+        rows = [r._replace(evaluations=smaller(r)) for r in rows]
+    if not args.dry_run:
+        return run_all(rows, args)
+    show(rows, args)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    console.run(main)

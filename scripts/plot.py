@@ -21,6 +21,10 @@ import statistics
 import sys
 import zlib
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import console  # noqa: E402
+from console import BadInput  # noqa: E402
+
 # Okabe and Ito's colours, which stay distinct under the common colour blindnesses, and shades between them. Every
 # encoding has one colour and one marker, the same in every figure.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
@@ -34,10 +38,6 @@ STYLES = {          # colour, marker
     "sinusoidal": ("#B0A080", ">"), "ssmax": ("#6B5B00", "2"), "cope": ("#7A3E9D", "3"), "none": ("#C9B400", "1")}
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 4)))
-
-
-class BadInput(Exception):
-    pass
 
 
 def number(record, key):
@@ -54,10 +54,10 @@ def literal(s):
 
 def read_text(path, hint):
     try:
-        with open(path, "rb") as f:
+        with console.open_regular(path) as f:
             return f.read()
-    except OSError as e:
-        raise BadInput(f"{path}: {e.strerror}; {hint}")
+    except BadInput as e:
+        raise BadInput(f"{e}; {hint}") from None
 
 
 def read_log(run):
@@ -159,9 +159,8 @@ def encoding_of(run, log):
 
 
 def figure(width=8.0, height=4.5, **kwargs):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    console.need("matplotlib").use("Agg")
+    plt = console.need("matplotlib.pyplot")
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
                          "grid.color": "#DDDDDD", "grid.linewidth": 0.7, "axes.axisbelow": True,
                          "legend.frameon": False, "lines.linewidth": 1.8, "savefig.dpi": 150})
@@ -545,30 +544,24 @@ FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "p
            "heads": plot_heads, "bias": plot_bias}
 
 
-def main():
+def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figure", choices=FIGURES)
     parser.add_argument("input", nargs="+", help="run directories, or for bias one JSON file")
     parser.add_argument("-o", "--out", help="the image to write, .png, .svg or .pdf")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     first = args.input[0]
     beside = os.path.join(first, args.figure) if os.path.isdir(first) else os.path.splitext(first)[0]
     out = args.out or beside + ".png"
+    if args.figure == "bias" and len(args.input) > 1:
+        raise BadInput("bias: expected one JSON file, got " + ", ".join(args.input))
+    fig = FIGURES[args.figure](args.input)
     try:
-        if args.figure == "bias" and len(args.input) > 1:
-            raise BadInput("bias: expected one JSON file, got " + ", ".join(args.input))
-        FIGURES[args.figure](args.input).savefig(out)
-        print(out)
-        return 0
-    except ImportError as e:
-        message = f"{e}; figures need matplotlib (apt: python3-matplotlib)"
-    except BadInput as e:
-        message = str(e)
-    except (OSError, ValueError) as e:              # savefig: unwritable path, unknown image type
-        message = f"{out}: {e}"
-    print(f"plot.py: {message}", file=sys.stderr)
-    return 2
+        fig.savefig(out)
+    except (OSError, ValueError) as e:              # unwritable path, unknown image type
+        raise BadInput(f"{out}: {e}")
+    print(out)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

@@ -25,8 +25,10 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+import console  # noqa: E402
 import plot  # noqa: E402
-from plot import BadInput, number  # noqa: E402
+from console import BadInput  # noqa: E402
+from plot import number  # noqa: E402
 
 NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fineweb": "fineweb-10B",
          "wikitext103_raw": "wikitext-103", "wikitext2_raw": "wikitext-2", "wikitext103": "wikitext-103, word-level",
@@ -55,7 +57,7 @@ Run = collections.namedtuple("Run", "path model trained_on pos T seed steps toke
 
 
 def complain(text):
-    print(f"report.py: {text}", file=sys.stderr)
+    console.say(f"report.py: {text}")
 
 
 def data_name(pattern):
@@ -69,20 +71,10 @@ def data_name(pattern):
 # ----------------------------------------------------------------------------------------------------------
 # runs
 
-def read_json(path):
-    try:
-        data = json.loads(plot.read_text(path, "a checkpoint has it"))
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise BadInput(f"{path}: damaged: expected a JSON object")
-    return data
-
-
 def newest_options(path):
     """the flags that wrote the newest checkpoint in a directory, or this checkpoint itself"""
     checkpoints = sorted(glob.glob(os.path.join(glob.escape(path), "step_*")))
-    options = read_json(os.path.join((checkpoints or [path])[-1], "state.json")).get("options")
+    options = console.read_object(os.path.join((checkpoints or [path])[-1], "state.json")).get("options")
     return options if isinstance(options, dict) else {}
 
 
@@ -124,8 +116,8 @@ def encoding_of(options, config):
 
 def read_run(path, checkpoint):
     """the Run; raises BadInput with the reason if it does not count"""
-    config = read_json(os.path.join(checkpoint, "config.json"))
-    state = read_json(os.path.join(checkpoint, "state.json"))
+    config = console.read_object(os.path.join(checkpoint, "config.json"))
+    state = console.read_object(os.path.join(checkpoint, "state.json"))
     options = state.get("options")
     family = "bert" if config.get("model_type") in ("bert", "cable_bert") else "gpt2"
     try:
@@ -652,23 +644,14 @@ def report(args):
     return 0
 
 
-def main():
+def main(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                 allow_abbrev=False)
     p.add_argument("directory", nargs="+", help="directories to search for runs, at any depth")
     p.add_argument("-o", "--out", help="directory to write report.md and the figures to")
     p.add_argument("--only_runs", action="store_true", help="show only tables that have runs")
-    try:
-        return report(p.parse_args())
-    except BrokenPipeError:                     # as in `report.py ... | head`
-        sys.stdout = open(os.devnull, "w")
-        return 0
-    except ImportError as e:
-        complain(f"{e}; figures need matplotlib (apt install python3-matplotlib)")
-    except (BadInput, OSError) as e:
-        complain(e)
-    return 2
+    return report(p.parse_args(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

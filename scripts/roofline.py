@@ -26,6 +26,7 @@ import re
 import subprocess
 import sys
 
+import console
 import scaling
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
@@ -614,12 +615,8 @@ def shape(args, code):
 
 def draw(bars, title, path):
     """bars: name -> ms by group"""
-    try:
-        import matplotlib
-    except ImportError:
-        raise scaling.BadInput("the figure needs matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    console.need("matplotlib").use("Agg")
+    plt = console.need("matplotlib.pyplot")
     colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#000000"]
     groups = list(dict.fromkeys(group for ms in bars.values() for group, _ in ms.most_common()))
     fig, ax = plt.subplots(figsize=(10, 1.6 + 0.6 * len(bars)))
@@ -722,16 +719,8 @@ def write(args, table, gpu, code):
 
 
 def main(argv):
-    try:
-        report(parse(argv))
-        return 0
-    except scaling.BadInput as e:
-        print(f"roofline.py: {e}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
-        return 0
+    report(parse(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    console.run(main)

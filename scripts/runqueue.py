@@ -20,8 +20,12 @@ import sys
 import threading
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import console  # noqa: E402
+from console import BadInput, write_whole  # noqa: E402
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-INTERRUPTED = 75                        # the trainer's exit code too
+INTERRUPTED = console.EXIT_INTERRUPTED
 # flags that change only speed, places or what is shown: a run may go on with other values
 FREE = ("B", "allow_change", "checkpoint_async", "checkpoint_every", "keep", "load", "log_every", "out", "profile",
         "recompute", "resume", "sample_every", "threads", "tile_skip", "val_batches", "val_every")
@@ -32,10 +36,6 @@ FREE = ("B", "allow_change", "checkpoint_async", "checkpoint_every", "keep", "lo
 Command = collections.namedtuple("Command", "title program flags out marker flops ranks parts", defaults=(False, {}))
 Job = collections.namedtuple("Job", "label heading commands")
 Failure = collections.namedtuple("Failure", "label what code log tail")
-
-
-class BadInput(Exception):
-    pass
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -94,12 +94,6 @@ def is_done(command):
     if not command.marker.endswith(".done"):
         return bool(glob.glob(command.marker))
     return read_object(command.marker) == settings_of(command)
-
-
-def write_whole(path, text):
-    with open(path + ".tmp", "w") as f:
-        f.write(text)
-    os.replace(path + ".tmp", path)
 
 
 def commit():
@@ -234,8 +228,9 @@ class Progress:
         ran = self.ran + part
         left = (time.time() - self.start) * (self.total - self.done - part) / ran if ran else 0
         eta = f", {duration(left)} left" if ran else ""
-        before, after = ("\r\033[K", "\n" * stays) if self.terminal else ("", "\n")
-        print(f"{before}[{100 * (self.done + part) / self.total:3.0f}%{eta}] {what}", end=after, flush=True)
+        self.clear()
+        print(f"[{100 * (self.done + part) / self.total:3.0f}%{eta}] {what}",
+              end="\n" if stays or not self.terminal else "", flush=True)
 
     def finished(self, label, command, ran):
         self.parts.pop(label, None)
@@ -244,7 +239,7 @@ class Progress:
 
     def clear(self):
         if self.terminal and not self.verbose:
-            print("\r\033[K", end="", flush=True)
+            print("\r\033[K", end="", flush=True, file=console.terminal(sys.stdout))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,10 @@ import os
 import statistics
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import console  # noqa: E402
+from console import BadInput  # noqa: E402
+
 SIZES = {"tiny": (6, 8, 512), "small": (12, 12, 768), "medium": (24, 16, 1024), "large": (36, 20, 1280),
          "xl": (48, 25, 1600)}
 # heads' columns of qkv beside q, k and v, by encoding: position/cable.cuh declares them
@@ -40,10 +44,6 @@ COLUMNS = ("N", "B", "compute", "exchange", "gather", "exposed", "step", "tokens
 # chunk: bytes that arrive at a time
 Machine = collections.namedtuple("Machine", "node nvlink nic memory latency nic_latency fold chunk")
 Compute = collections.namedtuple("Compute", "fixed token")      # seconds of a micro-batch, and of each token in it
-
-
-class BadInput(Exception):
-    pass
 
 
 def blocks(shape, vocabulary, pos, T):
@@ -194,12 +194,8 @@ def assumed(shape, vocabulary, T, tflops, overhead_us):
 # ----------------------------------------------------------------------------------------------------------
 
 def draw(rows, title, path):
-    try:
-        import matplotlib
-    except ImportError:
-        raise BadInput("the figure needs matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    console.need("matplotlib").use("Agg")
+    plt = console.need("matplotlib.pyplot")
     fig, axes = plt.subplots(1, 2, figsize=(10, 4))
     N = [r["N"] for r in rows]
     axes[0].plot(N, [100 * r["efficiency"] for r in rows], "o-", color="#0072B2")
@@ -293,16 +289,8 @@ def report(args):
 
 
 def main(argv):
-    try:
-        report(parse(argv))
-        return 0
-    except BadInput as e:
-        print(f"scaling.py: {e}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
-        return 0
+    report(parse(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    console.run(main)

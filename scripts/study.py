@@ -46,6 +46,7 @@ import textwrap
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+import console  # noqa: E402
 import plot  # noqa: E402
 import report  # noqa: E402
 import runqueue  # noqa: E402
@@ -516,34 +517,27 @@ def write_results(args, jobs):
         for name, drawing in figures.items():
             drawing(args, results).savefig(name, metadata={"Description": f"{results.commits}: {args.command}"})
             written += f", {name}"
-    except ImportError as e:
-        print(f"study.py: no figure: {e}; it needs matplotlib (apt install python3-matplotlib)", file=sys.stderr)
+    except BadInput as e:
+        console.say(f"study.py: no figure: {e}")
     print(f"wrote {written}")
 
 
 def main(argv):
-    try:
-        args = parse(argv)
-        resolve(args)
-        jobs = jobs_of(args)
-        if args.dry_run:
-            for job in jobs.values():
-                print("\n".join(shlex.join(arguments(c)) for c in job.commands))
-            return 0
-        slots = runqueue.slots(args.jobs, args.trainer.rstrip("'").endswith("cu"))
-        runqueue.refuse_changes(jobs.values())
-        check(jobs)
-        code = runqueue.Queue("study.py", jobs.values(), slots, args.verbose, cwd=os.getcwd()).run()
-        if code != runqueue.INTERRUPTED:
-            write_results(args, jobs)
-        return code
-    except (BadInput, plot.BadInput) as e:
-        print(f"study.py: {e}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:                     # as in `study.py --dry_run ... | head`
-        sys.stdout = open(os.devnull, "w")
+    args = parse(argv)
+    resolve(args)
+    jobs = jobs_of(args)
+    if args.dry_run:
+        for job in jobs.values():
+            print("\n".join(shlex.join(arguments(c)) for c in job.commands))
         return 0
+    slots = runqueue.slots(args.jobs, args.trainer.rstrip("'").endswith("cu"))
+    runqueue.refuse_changes(jobs.values())
+    check(jobs)
+    code = runqueue.Queue("study.py", jobs.values(), slots, args.verbose, cwd=os.getcwd()).run()
+    if code != runqueue.INTERRUPTED:
+        write_results(args, jobs)
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    console.run(main)

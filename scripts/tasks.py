@@ -38,6 +38,8 @@ sys.path.insert(0, os.path.join(ROOT, "data"))              # before this direct
 sys.path.append(HERE)
 sys.dont_write_bytecode = True
 
+import console                  # noqa: E402
+from console import BadInput    # noqa: E402
 import tasks as generators      # noqa: E402  data/tasks.py
 
 SOURCES = ["llmc", "train_gpt2.cu", "data/tasks.py"]
@@ -49,10 +51,6 @@ MULTIPLES = (1, 2, 4, 8)
 LEARNED = 0.95
 
 Case = collections.namedtuple("Case", "task pos seed")
-
-
-class BadInput(Exception):
-    pass
 
 
 def encodings(trainer):
@@ -278,7 +276,7 @@ def report(args, order):
     try:
         draw(rows, order, stem + ".png")
         print(f"{stem}.md, {stem}.png")
-    except ImportError as e:
+    except BadInput as e:
         print(f"{stem}.md; no figure: {e}")
 
 
@@ -330,8 +328,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except BadInput as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
+    console.run(main)

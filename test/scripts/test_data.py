@@ -435,7 +435,7 @@ class Restart(Case):
                         time.sleep(1)
                     f(writer, array)
                 with mock.patch.object(common.ShardWriter, "append", append), contextlib.redirect_stderr(io.StringIO()):
-                    common.run(lambda _: self.build(f"o{number}", self.paths), [])
+                    common.run(lambda _: self.build(f"o{number}", self.paths))
             self.assertEqual(forked(child), 75)
             self.nothing_but_whole_shards(f"o{number}")
             self.build(f"o{number}", self.paths)

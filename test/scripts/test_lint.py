@@ -50,6 +50,7 @@ PLANTS = [
     ("scripts/report.py", "def f():\n" + "    pass\n" * 60, "a function of 61 lines"),
     ("scripts/report.py", "x = 1 if f else 2 if g else 3\n", "2 conditional expressions"),
     ("scripts/report.py", "def f(:\n", "not Python"),
+    ("data/text.py", "    print()\n", "a script ends with console.run(main)"),
     ("README.md", "See [the page](docs/nowhere.md).\n", "docs/nowhere.md is named"),
     ("llmc/base/json.h", "// TO" + "DO later\n", "left-over"),
     ("scripts/demo.sh", "# FIX" + "ME\n", "left-over"),

@@ -13,6 +13,7 @@ import unittest
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import console  # noqa: E402
 import roofline  # noqa: E402
 import scaling  # noqa: E402
 
@@ -350,7 +351,7 @@ class Program(unittest.TestCase):
     def run_main(self, *words):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = roofline.main(list(words))
+            code = console.code_of(roofline.main, list(words))
         return code, out.getvalue() + err.getvalue()
 
     def test_table_and_figure(self):

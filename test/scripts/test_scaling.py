@@ -13,6 +13,7 @@ import unittest
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import console  # noqa: E402
 import scaling  # noqa: E402
 
 TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
@@ -50,7 +51,7 @@ class Scaling(unittest.TestCase):
     def run_main(self, *words):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = scaling.main(list(words))
+            code = console.code_of(scaling.main, list(words))
         return code, out.getvalue() + err.getvalue()
 
     def test_arithmetic_by_hand(self):

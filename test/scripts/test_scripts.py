@@ -23,6 +23,7 @@ from unittest import mock
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
+import console  # noqa: E402
 import log_to_tensorboard  # noqa: E402
 import paper  # noqa: E402
 import report  # noqa: E402
@@ -47,7 +48,7 @@ def called(main, *args):
     """what main(args) returns and prints"""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(list(args))
+        code = console.code_of(main, list(args))
     return code, out.getvalue(), err.getvalue()
 
 
@@ -629,8 +630,7 @@ class TestReport(Folder):
         return self.path(name)
 
     def report(self, *args, code=0):
-        with mock.patch.object(sys, "argv", ["report.py", self.folder, *args]):
-            found, out, err = called(lambda _: report.main())
+        found, out, err = called(report.main, self.folder, *args)
         self.assertEqual(found, code, err)
         return out, err
 
@@ -875,14 +875,13 @@ class TestReport(Folder):
         for text in ("good/log.jsonl: lines skipped because they are not JSON objects: 1 (line 2)",
                      "good: an evaluation without length or perplexity", "half: unfinished, at step 4 of 10",
                      "mute: finished, but not evaluated", "twin: the same as", "broken/step_00000010/state.json",
-                     "torn/step_00000010/config.json: damaged", "early: has a log but no checkpoint"):
+                     "torn/step_00000010/config.json: expected a JSON object", "early: has a log but no checkpoint"):
             self.assertIn(text, err)
         self.assertNotIn("99.00", out)
         self.assertEqual(len(err.splitlines()), 8, err)
 
     def test_refusals(self):
-        with mock.patch.object(sys, "argv", ["report.py", self.path("nowhere")]):
-            code, _, err = called(lambda _: report.main())
+        code, _, err = called(report.main, self.path("nowhere"))
         self.assertEqual((code, "nowhere: no such directory" in err), (2, True))
         self.report("--only_runs", code=2)
 
@@ -946,47 +945,55 @@ class TestHeads(Folder):
 
 
 class TestTensorboard(Folder):
-    def fake(self, name):
-        calls = []
-        module = types.ModuleType(name)
-
+    def modules(self, calls):
+        """what a fake tensorboard or wandb would be imported as"""
         class Writer:
             def __init__(self, run):
                 calls.append(("open", run))
 
-            def add_scalar(self, name, value, step):
-                calls.append((name, value, step))
+            def add_event(self, event):
+                calls.append(({v["tag"]: v["simple_value"] for v in event["summary"]["value"]}, event["step"]))
 
             def log(self, values, step):
-                calls.extend((k, v, step) for k, v in values.items())
+                calls.append((values, step))
 
             def close(self):
                 calls.append("closed")
             finish = close
-        module.SummaryWriter = Writer
-        module.init = lambda project, name: Writer(name)
-        return module, calls
+        Value, found = dict, {}
+        proto = {"event_pb2": {"Event": dict}, "summary_pb2": {"Summary": type("Summary", (dict,), {"Value": Value})}}
+        for name, content in (("tensorboard.summary.writer.event_file_writer", {"EventFileWriter": Writer}),
+                              *((f"tensorboard.compat.proto.{k}", v) for k, v in proto.items()),
+                              ("wandb", {"init": lambda project, name: Writer(name)})):
+            found[name] = types.SimpleNamespace(**content)
+        return {**dict.fromkeys(("torch", "tensorboard", "tensorboard.summary", "tensorboard.summary.writer",
+                                 "tensorboard.compat", "tensorboard.compat.proto")), **found}
 
     def test_both(self):
         self.write("log.jsonl", '{"kind":"train","step":3,"loss":2.5,"lr":0.1}\n{"kind":\n'
                                 '{"kind":"val","step":4,"loss":null}\n'
                                 '{"kind":"extrapolation","pos":"cable","T":64,"ppl":7}\n')
-        expected = [("open", self.folder), ("train/loss", 2.5, 3), ("train/lr", 0.1, 3),
-                    ("extrapolation/ppl at T 64", 7.0, 4), "closed"]
-        for name, to in (("tensorboardX", ()), ("wandb", ("wandb",))):
-            module, calls = self.fake(name)
-            hidden = {"torch": None, "torch.utils": None, "torch.utils.tensorboard": None}
-            with mock.patch.dict(sys.modules, {**hidden, name: module}), contextlib.redirect_stderr(io.StringIO()):
-                log_to_tensorboard.main(self.folder, *to)
-            self.assertEqual(calls, expected, name)
+        for to in ("tensorboard", "wandb"):
+            calls = []
+            with mock.patch.dict(sys.modules, self.modules(calls)):     # None: an import of torch would fail
+                code, out, _ = called(log_to_tensorboard.main, self.folder, to)
+            self.assertEqual((code, calls), (0, [("open", self.folder), ({"train/loss": 2.5, "train/lr": 0.1}, 3),
+                                                 ({"extrapolation/ppl at T 64": 7.0}, 4), "closed"]), to)
+            self.assertIn("3 records", out)
+
+    def test_progress(self):
+        self.write("log.jsonl", 5 * '{"kind":"train","step":3,"loss":2.5}\n')
+        clock = mock.patch("time.monotonic", iter(range(0, 99, 2)).__next__)
+        with clock, mock.patch.dict(sys.modules, self.modules([])):
+            self.assertIn("3 of 5 records\n", called(log_to_tensorboard.main, self.folder)[2])
 
     def test_refusals(self):
         self.write("wandb.py", "raise ImportError('there is no wandb')")
         self.write("run/log.jsonl", "")
-        for args, naming in (((self.path("run"), "wandb"), "pip install"), ((self.path("nowhere"),), "nowhere"),
+        for args, naming in (((self.path("run"), "wandb"), "pip install wandb"), ((self.path("nowhere"),), "nowhere"),
                              ((), "RUN_DIR"), (("a", "excel"), "RUN_DIR")):
             r = script("log_to_tensorboard.py", *args, env={"PYTHONPATH": self.folder})
-            self.assertEqual(r.returncode, 1, args)
+            self.assertEqual(r.returncode, 2, args)
             self.assertIn(naming, r.stderr)
             self.assertNotIn("Traceback", r.stderr)
 

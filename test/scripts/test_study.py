@@ -182,7 +182,7 @@ class TestTable(Fake):
                       "| 64 | limited | 18.00 ± 7.94 (3) | - |\n", r.stdout)
         table = self.read("s", "study.md")
         self.assertIn(table, r.stdout)
-        self.assertIn("no figure: no matplotlib here", r.stderr)
+        self.assertIn("no figure: Python's module matplotlib is missing: apt install", r.stderr)
         self.assertRegex(table, r"Commit [0-9a-f]{10}(-dirty)?:\n\n    scripts/study.py --seeds 1 2 4 ")
         self.assertIn("Perplexity on b.txt at each length: mean ± standard deviation (number of seeds). Trained for 4 "
                       "steps of 512 tokens", table)
@@ -527,9 +527,8 @@ class TestPaper(unittest.TestCase):
                          ["rope", "fox", "kcable:weight=inside"])
         self.assertEqual(pos("table1", "medium", "none"), ["none"])
         self.assertNotIn("none", pos("table1", "medium"))
-        with contextlib.redirect_stderr(io.StringIO()) as err:
-            self.assertEqual(paper.main(["quick", "foxy", "--dry_run", "--trainer", TRAINER]), 2)
-        self.assertIn("no such row", err.getvalue())
+        self.assertRaisesRegex(runqueue.BadInput, "no such row", paper.main,
+                               ["quick", "foxy", "--dry_run", "--trainer", TRAINER])
 
 
 @unittest.skipUnless(os.path.exists(TRAINER), "the trainer is not built")

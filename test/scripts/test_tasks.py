@@ -18,6 +18,7 @@ sys.dont_write_bytecode = True
 
 import common                   # noqa: E402
 import tasks                    # noqa: E402
+import console                  # noqa: E402
 
 
 def read_rows(path):
@@ -111,10 +112,10 @@ class Files(unittest.TestCase):
 
     def write(self, *more, code=0):
         said = io.StringIO()
-        with contextlib.redirect_stderr(said), self.assertRaises(SystemExit) as end:
-            common.run(tasks.main, ["--out", self.out, "--length", "4", "--examples", "40", "--test_examples", "10",
-                                    *more])
-        self.assertEqual(end.exception.code, code, said.getvalue())
+        with contextlib.redirect_stderr(said):
+            found = console.code_of(tasks.main, ["--out", self.out, "--length", "4", "--examples", "40",
+                                                 "--test_examples", "10", *more])
+        self.assertEqual(found, code, said.getvalue())
         return said.getvalue()
 
     def verify(self, *paths, code=0):
@@ -190,9 +191,8 @@ class Training(unittest.TestCase):
         if not os.path.exists(trainer):
             self.skipTest("make train_gpt2 first")
         with tempfile.TemporaryDirectory() as out, contextlib.redirect_stderr(io.StringIO()):
-            with self.assertRaises(SystemExit):
-                common.run(tasks.main, ["--out", out, "--tasks", "copy", "--length", "3", "--examples", "40000",
-                                        "--test_examples", "100"])
+            console.code_of(tasks.main, ["--out", out, "--tasks", "copy", "--length", "3", "--examples", "40000",
+                                         "--test_examples", "100"])
             r = subprocess.run(
                 [trainer, "--train_files", f"{out}/copy_train.bin", "--tasks", f"{out}/copy_test_*.bin",
                  "--T", "8", "--model", "2,2,64", "--pos", "learned", "--B", "64", "--steps", "700", "--lr", "5e-3",
@@ -264,7 +264,7 @@ class Table(unittest.TestCase):
         self.assertEqual(len(first), 6)
         text = self.run_it(*few)                # the rest
         self.assertIn("12 cases, 6 of them to run", text)
-        self.assertIn("no figure: hidden", text)
+        self.assertIn("no figure: Python's module matplotlib is missing", text)
         self.assertEqual(len({(r["task"], r["pos"], r["seed"]) for r in self.rows()}), 12)
         self.assertIn("12 cases, 0 of them to run", self.run_it(*few))
         rows = self.rows()

@@ -1,0 +1,88 @@
+"""test_console.py -- scripts/console.py: no script prints a control character, and every error is a line and an exit
+code."""
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import console  # noqa: E402
+
+FOLDERS = ("scripts", "data", "dev", "dev/hf", "dev/bench")
+CONTROLS = {chr(c) for c in (*range(32), *range(127, 160))} - {"\n", "\t"}
+
+
+def programs():
+    """the scripts that end with console.run; dev/lint.py says which must"""
+    found = []
+    for path in sorted(p for folder in FOLDERS for p in glob.glob(os.path.join(ROOT, folder, "*.py"))):
+        with open(path, encoding="utf-8") as f:
+            if "run(main)\n" in f.read().partition('\nif __name__ == "__main__":')[2]:
+                found.append(path)
+    return found
+
+
+def ended(code):
+    """what a program that imports console and runs this code prints, and its exit code"""
+    program = f"import sys\nsys.path.insert(0, {os.path.join(ROOT, 'scripts')!r})\nimport console\n{code}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+class TestConsole(unittest.TestCase):
+    def test_every_script_escapes_what_it_was_given(self):
+        self.assertGreater(len(programs()), 18)
+        for path in programs():
+            r = subprocess.run([sys.executable, path, "\x1b[2J\x9b\u202e.json", "--no\x1b[2J\x07"], text=True,
+                               stdin=subprocess.DEVNULL, capture_output=True, cwd=tempfile.gettempdir())
+            text = r.stdout + r.stderr
+            self.assertEqual(set(text) & {*CONTROLS, "\u202e"}, set(), (path, text))
+            self.assertNotIn("Traceback", text, path)
+
+    def test_streams(self):
+        r = ended("console.clean_streams()\nprint('a\\x1b[2J\\tb\\x9b\\r', '\\u202e', 'ü')\n"
+                  "print('\\x07', file=sys.stderr)\nconsole.terminal(sys.stdout).write('\\x1b[K')\n"
+                  "print('\\udc80')\nraise ValueError('\\x1b')")
+        self.assertEqual(r.stdout, "a\\x1b[2J\tb\\x9b\\r \\u202e ü\n\x1b[K\\udc80\n")
+        self.assertTrue(r.stderr.startswith("\\x07\n"))
+        self.assertTrue(r.stderr.endswith("ValueError: \\x1b\n"))
+
+    def test_exit_codes(self):
+        for raised, code, text in (
+                ("console.BadInput('a\\x1b')", 2, "<string>: a\\x1b\n"),
+                ("console.Interrupted('lost')", 75, "<string>: interrupted: lost; run the same command again to"),
+                ("KeyboardInterrupt", 75, "interrupted; run the same command again"),
+                ("MemoryError", 4, "out of memory"), ("BrokenPipeError", 0, ""),
+                ("OSError(13, 'Permission denied', 'x/y')", 2, "<string>: x/y: Permission denied\n")):
+            r = ended(f"def main(argv):\n    raise {raised}\nconsole.run(main)")
+            self.assertEqual(r.returncode, code, r.stderr)
+            self.assertIn(text, r.stderr)
+            self.assertEqual(r.stderr.count("\n"), int(code != 0), r.stderr)
+        self.assertEqual([ended(f"console.run(lambda argv: {n})").returncode for n in (None, 0, 3)], [0, 0, 3])
+        piped = f"import sys\nsys.path.insert(0, {os.path.join(ROOT, 'scripts')!r})\nimport console\n" \
+                "console.run(lambda argv: print('line\\n' * 100000))"
+        r = subprocess.run(["bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, piped],
+                           capture_output=True, text=True)
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (0, "line\n", ""))
+
+    def test_objects(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "a.json")
+            for text in (b"", b"{", b"[1]", b"\xff", b"[" * 100000, b'{"a":' * 100000, b"1" * 5000, b"\xef\xbb\xbf{}"):
+                with open(path, "wb") as f:
+                    f.write(text)
+                with self.assertRaisesRegex(console.BadInput, "a.json: expected a JSON object") as caught:
+                    console.read_object(path)
+                self.assertLess(len(str(caught.exception)), 300)
+            console.write_whole(path, '{"a": "ü"}')
+            self.assertEqual((console.read_object(path), os.listdir(folder)), ({"a": "ü"}, ["a.json"]))
+            os.mkfifo(os.path.join(folder, "fifo"))
+            for name in ("fifo", "none", "a\0b", "."):
+                self.assertRaises(console.BadInput, console.read_object, os.path.join(folder, name))
+            self.assertRaisesRegex(console.BadInput, "a regular file", console.read_object, "/dev/zero")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
