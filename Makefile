@@ -141,6 +141,7 @@ test simt ranks race asan ladders: install
 edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what it costs to edit a header and run its tests, in CPU seconds
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
+one-file:  train_gpt2 ; @python3 dev/one_file.py $(ARGS)   ## dev/gpt2_cable.cpp beside train_gpt2: the same losses
 ranks-long: train_gpt2 train_bert ; @python3 test/ranks/ranks_long.py $(PART:%=--part %) $(ARGS)  ## at full length
 reliability: ; @python3 test/attack/reliability.py $(PART:%=--part %) $(ARGS)  ## each promise and what its tests saw
 mutations: ; @python3 test/mutations/mutate.py $(PART:%=--part %) $(ARGS)  ## plants faults: does a test see them?

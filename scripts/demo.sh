@@ -7,6 +7,7 @@
 #   scripts/demo.sh            GPT-2; results in build/demo: a table, lengths.png, one directory per model
 #   scripts/demo.sh bert       BERT, on masked bytes; results in build/demo_bert
 #   scripts/demo.sh tasks      tasks with one right answer, at longer lengths than trained; results in build/demo_tasks
+#   scripts/demo.sh text       only the text that they learn: build/demo_text/train.txt and val.txt
 #   DEMO_STEPS=400 ...         a shorter training
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,9 +19,29 @@ case $kind in
     gpt2) steps=${DEMO_STEPS:-800} encodings=(cable alibi rope sinusoidal) out=build/demo options=(--sample_every 0) ;;
     bert) steps=${DEMO_STEPS:-800} encodings=(cable alibi sinusoidal learned) out=build/demo_bert options=() ;;
     tasks) steps=${DEMO_STEPS:-1200} trainer=train_gpt2 out=build/demo_tasks ;;
-    *) echo "scripts/demo.sh $kind: expected gpt2, bert or tasks"; exit 2 ;;
+    text) steps=1 out=build/demo_text ;;
+    *) echo "scripts/demo.sh $kind: expected gpt2, bert, tasks or text"; exit 2 ;;
 esac
 [[ $steps =~ ^[1-9][0-9]{0,5}$ ]] || { echo "DEMO_STEPS=$steps: expected a number of training steps"; exit 2; }
+
+# The corpus: every tenth block of 4096 bytes is held out, so that both parts hold every kind of text.
+write_text() {
+    rm -rf "$out"
+    mkdir -p "$out"
+    find . \( -name .git -o -name build -o -name fixtures -o -name '.?*' \) -prune -o -type f -print |
+        grep -E '(\.(cu|cuh|h|py|sh|md)|/Makefile)$' | LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat >"$out/corpus.txt"
+    "$(dev/install.sh --python)" - "$out" <<'PYTHON'
+import sys
+out = sys.argv[1]
+text = open(out + "/corpus.txt", "rb").read()
+blocks = [text[i:i + 4096] for i in range(0, len(text), 4096)]
+for name, part in (("train", [b for i, b in enumerate(blocks) if i % 10 != 5]), ("val", blocks[5::10])):
+    with open(f"{out}/{name}.txt", "wb") as f:
+        f.write(b"".join(part))
+    print(f"{out}/{name}.txt: {sum(map(len, part)):,} bytes")
+PYTHON
+}
+if [ "$kind" = text ]; then write_text; exit; fi
 
 dev/install.sh demo
 python=$(dev/install.sh --python matplotlib numpy)
@@ -35,21 +56,7 @@ if [ "$kind" = tasks ]; then
     exec "$python" scripts/tasks.py --out "$out" --pos cable,t5,rope --tasks sort,reverse --seeds 1 --steps "$steps"
 fi
 
-# The corpus: every tenth block of 4096 bytes is held out, so that both parts hold every kind of text.
-rm -rf "$out"
-mkdir -p "$out"
-find . \( -name .git -o -name build -o -name fixtures -o -name '.?*' \) -prune -o -type f -print |
-    grep -E '(\.(cu|cuh|h|py|sh|md)|/Makefile)$' | LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat >"$out/corpus.txt"
-"$python" - "$out" <<'PYTHON'
-import sys
-out = sys.argv[1]
-text = open(out + "/corpus.txt", "rb").read()
-blocks = [text[i:i + 4096] for i in range(0, len(text), 4096)]
-for name, part in (("train", [b for i, b in enumerate(blocks) if i % 10 != 5]), ("val", blocks[5::10])):
-    with open(f"{out}/{name}.txt", "wb") as f:
-        f.write(b"".join(part))
-    print(f"{out}/{name}.txt: {sum(map(len, part)):,} bytes")
-PYTHON
+write_text
 
 # Reads a trainer's output; shows one line of progress over all models. Evaluating at one length counts as $eval steps.
 eval=$((steps / 40 + 1))

@@ -52,6 +52,8 @@ PLANTS = [
     ("scripts/report.py", "def f(:\n", "not Python"),
     ("data/text.py", "    print()\n", "a script ends with console.run(main)"),
     ("README.md", "See [the page](docs/nowhere.md).\n", "docs/nowhere.md is named"),
+    ("README.md", "| [gelu.cuh](llmc/gelu.cuh) | 7 | GELU |\n", "lines, not 7"),
+    ("dev/gpt2_cable.cpp", "\n" * 300, "700 are the limit"),
     ("llmc/base/json.h", "// TO" + "DO later\n", "left-over"),
     ("scripts/demo.sh", "# FIX" + "ME\n", "left-over"),
     ("llmc/base/json.h", "// see /wo" + "rk/notes\n", "a path of one machine"),
