@@ -61,13 +61,9 @@ def buffers(leaves):
 
 
 def leaves_of(micro_batches, N):
-    """what --leaves -1 makes of the micro-batches of a step, on each of N ranks"""
-    if micro_batches <= 8:
-        return micro_batches // N
-    if N > 8:
-        return 1
-    fits = [n for n in (1, 2, 4, 8) if n % N == 0 and micro_batches % n == 0]
-    return max(fits, default=micro_batches) // N
+    """what --leaves -1 makes of the micro-batches of a step, on each of N ranks; 1 where it is refused, and --leaves N
+    is the least that is not"""
+    return math.gcd(micro_batches, 8) // N or 1
 
 
 def memory(parts, L, N, leaves, element, zero):

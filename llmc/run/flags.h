@@ -49,7 +49,7 @@ constexpr int MOST_WINDOW = 1 << 30;
       "tokens in an update: a multiple of B x T x the number of ranks; -1 = one such product") \
     X(int, leaves, "", -1, minus_one_or(0), FREE, \
       "sum gradients over so many equal parts of an update, each added up in one buffer, in a tree; 0 = each " \
-      "micro-batch is one; -1 = 0 for up to 8 micro-batches, then at most 8, or one a rank if there are more ranks") \
+      "micro-batch is one; -1 = the most of 1, 2, 4 and 8 that divide the micro-batches") \
     X(int64_t, steps, "-x", -1, minus_one_or(0), SAME, "number of updates; -1 = one pass over the data") \
     X(bool, overfit, "-a", false, any(), SAME, "1 = train on one batch over and over") \
     X(int64_t, seed, "", 42, at_least(0), SAME, "seed of the initial weights, the order of samples and generation") \

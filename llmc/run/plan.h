@@ -23,30 +23,35 @@ inline int resumed_flag(const Run& r, const char* name, int otherwise) {
     return options.contains(name) ? (int)json_int(options, name, 0, INT32_MAX, path) : otherwise;
 }
 
-// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh). A run that is resumed goes on with what it
-// had.
+// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh): as many whatever the number of ranks is, so
+// that the bits are the same; a number of ranks that cannot have that tree is refused. A run that is resumed continues
+// with what it had.
 inline void plan_leaves(Run& r) {
     Options& o = r.o;
-    const int ranks = planned_ranks(r), all = r.micro_batches * ranks;
+    const int asked = o.leaves, ranks = planned_ranks(r);
+    const int all = r.micro_batches * ranks;
+    r.leaf = 1;
+    if (!r.trains) { o.leaves = 0; return; }
+    if (o.leaves < 0 && !r.resumed.empty()) {
+        const int was = resumed_flag(r, "leaves", 0);
+        o.leaves = was;
+        if (was == 0) { return; }                               // of each micro-batch, on that number of ranks
+        if (all % was != 0) { o.leaves = -1; }                  // other micro-batches than it had
+    }
+    if (o.leaves < 0) { for (o.leaves = 8; all % o.leaves != 0; o.leaves /= 2) {} }
+    if (o.leaves == 0) { o.leaves = all; }
     const auto fits = [&](int64_t leaves) {                     // every rank has 2^k of them
         const int64_t mine = leaves / ranks;
         return leaves % ranks == 0 && mine > 0 && all % leaves == 0 && (ranks == 1 || (mine & (mine - 1)) == 0);
     };
-    if (!r.trains) { o.leaves = 0; }
-    if (o.leaves < 0 && !r.resumed.empty()) {
-        const int was = resumed_flag(r, "leaves", 0);
-        if (was == 0 || fits(was)) { o.leaves = was; }
+    std::string good;
+    for (int64_t n = ranks; n <= all; n *= 2) {
+        if (fits(n)) { good += strprintf("%s%lld", good.empty() ? "" : ", ", (long long)n); }
     }
-    if (o.leaves < 0) {
-        o.leaves = 0;
-        for (int n = 1; n <= 8 && all > 8; n *= 2) { if (fits(n)) { o.leaves = n; } }
-        if (ranks > 8 && all > ranks) { o.leaves = ranks; }     // one each, and so one buffer
-    }
-    std::string good = "0";
-    for (int64_t n = ranks; n <= all; n *= 2) { if (fits(n)) { good += strprintf(", %lld", (long long)n); } }
-    check(o.leaves == 0 || fits(o.leaves), "--leaves %d: a step has %d micro-batches on %s; expected one of %s",
-          o.leaves, all, ranks == 1 ? "1 rank" : strprintf("%d ranks", ranks).c_str(), good.c_str());
-    r.leaf = o.leaves == 0 ? 1 : all / o.leaves;
+    check(fits(o.leaves), "--leaves %d%s: the %d micro-batches of a step on %s; expected one of %s, for all runs that "
+          "are to have the same bits", asked, asked > 0 ? "" : strprintf(" is %d here", o.leaves).c_str(), all,
+          ranks == 1 ? "1 rank" : strprintf("%d ranks", ranks).c_str(), good.c_str());
+    r.leaf = all / o.leaves;
 }
 
 // Micro-batches of B sequences, which divide r.my_samples

@@ -70,7 +70,7 @@ class Case:
 
     def command(self, out, trainer, steps, every, *flags, B=1, samples=8):
         quiet = ["--sample_every", "7"] if trainer == "gpt2" else []
-        return [TRAINERS[trainer], "--train_files", self.text, "--val_files", self.text, "--model", "2,2,32", "--T",
+        return [TRAINERS[trainer], "--train_files", self.text, "--val_files", self.text, "--model", "2,4,96", "--T",
                 "32", "--B", str(B), "--total_batch", str(32 * samples), "--steps", str(steps), "--lr", "1e-2",
                 "--warmup", "2", "--val_every", "5", "--val_batches", "3", "--checkpoint_every", str(every),
                 "--threads", "1", "--out", os.path.join(self.directory, out), *quiet, *flags]

@@ -391,7 +391,7 @@ class Runs(unittest.TestCase):
         with open(os.path.join(ROOT, "LICENSE"), "rb") as source, open(self.text, "wb") as f:
             f.write(source.read() * 10)
 
-    def command(self, name, *flags, trainer=TRAINER, model="2,2,32", T=32, steps=10, micro_batches=8, every=5, B=1):
+    def command(self, name, *flags, trainer=TRAINER, model="2,4,96", T=32, steps=10, micro_batches=8, every=5, B=1):
         """8 micro-batches of one sequence: 8, 4 or 2 per rank"""
         return [trainer, "--train_files", self.text, "--val_files", self.text, "--model", model, "--T", str(T),
                 "--B", str(B), "--total_batch", str(T * micro_batches), "--steps", str(steps), "--lr", "1e-2",
@@ -447,10 +447,18 @@ class Training(Runs):
                                      outputs[ranks])
 
     def test_three_ranks(self):
-        """6 micro-batches are not a power of two, but the 2 of each rank are"""
+        """of 6 micro-batches each has two leaves; two ranks would sum 3 and 3 leaves, which is another tree"""
         for ranks in 1, 3:
-            self.train(ranks, str(ranks), micro_batches=6)
+            self.train(ranks, str(ranks), "--leaves", "6", micro_batches=6)
         self.assert_same("1", "3")
+        for ranks, flags, good in (3, [], "3, 6"), (2, ["--leaves", "0"], "2"):
+            code, output = run(ranks, *self.command("bad", *flags, micro_batches=6))
+            self.assertEqual(code, 2, output)
+            self.assertRegex(output, f"error: --leaves (-1 is 2|0 is 6) here: the 6 micro-batches of a step on {ranks} "
+                                     f"ranks; expected one of {good}, for all runs")
+        for ranks in 1, 2:
+            self.train(ranks, f"default{ranks}", micro_batches=6)
+        self.assert_same("default1", "default2")
 
     def test_leaves(self):
         """16 micro-batches in 8 leaves, whose sums every number of ranks that divides them adds up in the same order"""
@@ -468,7 +476,7 @@ class Training(Runs):
         self.assert_same("tree1", "tree")
         code, output = run(4, *self.command("bad", "--leaves", "2", micro_batches=16))
         self.assertEqual(code, 2, output)
-        self.assertIn("16 micro-batches on 4 ranks; expected one of 0, 4, 8, 16", output)
+        self.assertIn("--leaves 2: the 16 micro-batches of a step on 4 ranks; expected one of 4, 8, 16,", output)
 
     def test_a_plan_for_other_ranks(self):
         """--check --as_ranks N says in one process what N ranks would hold, and what they would send"""
@@ -481,8 +489,9 @@ class Training(Runs):
                 self.assertEqual(re.findall(held, plan), re.findall(held, there))
                 self.assertIn(f"{8 // ranks} micro-batches of 1 sequences on each rank, summed in 8 leaves", plan)
         # three blocks of 16,384 elements, padding included; 3 / 4 of them leave a rank, and come back
+        plan = self.train(1, "plan", "--check", "--as_ranks", "4", model="2,2,32")
         self.assertIn("294.9 kB an update leave each and reach it: 147.5 kB of gradients, 147.5 kB of new", plan)
-        plan = self.train(1, "plan", "--check", "--as_ranks", "16", micro_batches=32)
+        plan = self.train(1, "plan", "--check", "--as_ranks", "16", "--leaves", "16", micro_batches=32)
         self.assertIn("2 micro-batches of 1 sequences on each rank, summed in 16 leaves", plan)
         for flags, B in (["--as_ranks", "2"], 1), (["--as_ranks", "2", "--check"], -1):
             code, output = run(1, *self.command("plan", *flags, B=B))
@@ -979,7 +988,7 @@ class Sharing(unittest.TestCase):
         return output
 
     def command(self, out, *flags, trainer=TRAINER, steps=2, every=2, T=32, samples=8, val="text.txt"):
-        return [trainer, "--train_files", self.text, "--val_files", self.path(val), "--model", "2,2,32", "--T", str(T),
+        return [trainer, "--train_files", self.text, "--val_files", self.path(val), "--model", "2,4,96", "--T", str(T),
                 "--B", "1", "--total_batch", str(T * samples), "--steps", str(steps), "--lr", "1e-2", "--warmup", "1",
                 "--schedule", "constant", "--checkpoint_every", str(every), "--out", self.path(out), *flags]
 
