@@ -38,17 +38,21 @@ RACE_FLAGS = $(CXX_BASE) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(CPPFLAGS)
 SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 ASAN_FLAGS = $(CXX_BASE) $(SANITIZE) $(OMP) $(CPPFLAGS)
 SIMT_FLAGS = $(CXX_BASE) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(CPPFLAGS)
-# ARCH, or the GPU that is here, or A100 and H100 with PTX for what comes after. -ftz: llmc/base/denormals.h
+# ARCH, or the GPU that is here, or A100 and H100 with PTX for what comes after
 GENCODE = $(if $(or $(ARCH),$(GPU_ARCH)),-arch=$(or $(ARCH),$(GPU_ARCH)),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)
-NVCC_BASE = -std=c++17 -ftz=true $(filter -D%,$(CXX_BASE)) -Xcompiler -Wall,-Wextra $(MPI_CFLAGS) $(NCCL_CFLAGS)
-NVCC_FLAGS = $(NVCC_BASE) -O3 --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) \
+# How all CUDA code is compiled; dev/gpu_check.py and dev/ptxas_budget.py read it here. -ftz: llmc/base/denormals.h
+NVCC_CODE := -std=c++17 -ftz=true -O3 -Xcompiler -Wall,-Wextra
+NVCC_BASE = $(NVCC_CODE) $(filter -D%,$(CXX_BASE)) $(MPI_CFLAGS) $(NCCL_CFLAGS)
+NVCC_FLAGS = $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) \
     $(OMP:%=-Xcompiler %) $(NVCCFLAGS)
 CUDA_LIBS = -lcublasLt -lcublas $(CUDA_RANK_LIBS)
 
 # $(call remember,NAME,COMMAND): build/NAME.flags changes when COMMAND does, and what depends on it is built anew. So is
 # a build directory that was carried to another processor (-march=native); ccache looks at that file, too.
-remember = $(shell printf '%s\n' '$(2)' | cmp -s - $(B)/$(1).flags || printf '%s\n' '$(2)' >$(B)/$(1).flags)
+# Several makes may remember at the same time.
+remember = $(shell cd $(B); printf '%s\n' '$(2)' >$(1).$$$$; \
+    if cmp -s $(1).$$$$ $(1).flags; then rm $(1).$$$$; else mv $(1).$$$$ $(1).flags; fi)
 ifdef PROCESSOR
 $(call remember,cpu,$(CXX) $(CPU_FLAGS) $(CPU_LIBS) $(PROCESSOR))
 $(call remember,race,$(CXX) $(RACE_FLAGS))
@@ -121,7 +125,7 @@ $(B)/fuzz: test/fuzz/fuzz_files.cu
 $(B)/ladders/%_simt: dev/cuda/%.cu $(B)/simt.flags
 	$(CXX) $(SIMT_FLAGS) -MF $@.d -x c++ $< -x none -o $@
 $(B)/ladders/%cu: dev/cuda/%.cu $(B)/cuda.flags
-	$(NVCC) $(NVCC_BASE) -arch=$(or $(ARCH),$(GPU_ARCH),sm_90a) $(if $(GPU_ARCH),-O3,-ptx) -I. -MMD -MF $@.d $< -o $@
+	$(NVCC) $(NVCC_BASE) -arch=$(or $(ARCH),$(GPU_ARCH),sm_90a) $(if $(GPU_ARCH),,-ptx) -I. -MMD -MF $@.d $< -o $@
 $(B)/ladders/%: dev/cuda/%.cu $(B)/cpu.flags
 	$(CXX) $(CPU_FLAGS) -I. -MF $@.d -x c++ $< -x none -o $@ $(CPU_LIBS)
 

@@ -18,9 +18,9 @@ if [ "${1:-}" = --commands ]; then
         printf '%s\n  {"directory": "%s", "file": "%s", "command": "c++ %s -x c++ -c %s"}' \
             "$comma" "$3" "$source" "$flags" "$source"
         comma=","
-    done >"$2.new"
-    printf '\n]\n' >>"$2.new"
-    mv "$2.new" "$2"
+    done >"$2.$$"
+    printf '\n]\n' >>"$2.$$"
+    mv "$2.$$" "$2"
     exit
 fi
 
@@ -46,8 +46,9 @@ questions() {
 key=$(questions "$@" 2>/dev/null | cksum)
 [ "$(head -n 1 $config 2>/dev/null)" != "# $key" ] || exit 0
 
+# Several makes may ask at the same time: each writes files of its own, and the last to rename its answers wins.
 program=build/probe.$$
-trap 'rm -f "$program" $config.new' EXIT
+trap 'rm -f "$program" $config.$$' EXIT
 # builds SOURCE FLAGS...
 builds() { "${cxx[@]}" -x c++ - -o "$program" "${@:2}" <<<"$1" >/dev/null 2>&1; }
 # first SOURCE FLAGS...: prints the first of these strings of flags with which the source becomes a program
@@ -128,5 +129,5 @@ esac
     echo "CUDA_RANK_LIBS := $(linking "$mpi $nccl" | sed -e 's/-Wl,/-Xlinker /g' -e 's/-pthread/-Xcompiler -pthread/g')"
     echo "CATCH_LIBS := $catch"
     echo "GPU_ARCH := $gpu"
-} >$config.new
-mv $config.new $config
+} >$config.$$
+mv $config.$$ $config

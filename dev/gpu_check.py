@@ -6,21 +6,27 @@
 
 Stages, in order, each with a time cap; what is not known of an untried machine comes first:
   device     GPU, driver, compiler, headers; without the headers nothing else starts
+  trainer    the bf16 trainer of GPT-2, with two encodings only, which takes a fraction of the time; the probes
+  step       124M with 65,536 tokens a step, drawn as frequent as words are: tokens/s, and the time of each kernel
+             beside scripts/roofline.py's prediction
+  rates      the clocks of single instructions that dev/sass_bound.py assumes
   build      trainers for the CPU (two builds that round differently) and for CUDA (bf16, FP32); kernel tests; benchmark
-  kernels    every kernel test of test/simt on the hardware, four at a time
+  kernels    every kernel test of test/simt on the hardware, each in a process of its own
   losses     20 steps on the CPU and in CUDA, FP32 and bf16: GPT-2 with every encoding; BERT with some of them, on
              masked tokens and on pairs
-  step       124M with 65,536 tokens a step, drawn as frequent as words are: tokens/s, the time of each kernel beside
-             scripts/roofline.py's prediction, and PyTorch with torch.compile at the same batch, CABLE in its two ways
   racecheck  compute-sanitizer's racecheck of the tensor-core attention
+  ncu        Nsight Compute's counters of attention and the classifier
+  torch      the step of 124M in PyTorch with torch.compile at the same batch, CABLE in its two ways
   bench      attention forward and backward with each encoding, and a cuBLASLt product for comparison
   train      tokens/s and memory of GPT-2 tiny, 124M, 350M and of BERT base
   eval       a randomly initialised 124M cable model at lengths up to 131,072
   pytorch    the shapes of bench in PyTorch, if python3 has it, and a step of BERT base
   exchange   NCCL between a GPU and itself, started, ended and aborted; two ranks on one GPU, through the host
-  ranks      one GPU against two under mpirun, if there are two: the same bits
+  ranks      one GPU against two, if there are two: the same bits
   sanitizer  memcheck, racecheck, synccheck and initcheck of the short kernel tests
-  probes     one instruction at a time: wgmma's descriptors, TMA, and the rates that dev/sass_bound.py assumes
+  probes     wgmma's descriptors and TMA, one instruction at a time
+
+It compiles by itself, without make, by the flags that the Makefile names.
 
 Each result is written to dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained, and the .md
 after each stage; --copy keeps a second copy of both. A rerun does only what is missing; a failed result stays until
@@ -38,6 +44,7 @@ import argparse
 import array
 import concurrent.futures
 import fcntl
+import functools
 import glob
 import hashlib
 import itertools
@@ -58,6 +65,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gpu_report import markdown  # noqa: E402
+from ptxas_budget import makefile  # noqa: E402
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 FORMAT = "gpu-check 1"
@@ -376,11 +384,13 @@ def path(*names):
 
 
 TRAINERS = ("gpt2", "bert")
-CPU = {t: "./train_" + t for t in TRAINERS}
+CPU = {t: path("cpu", "train_" + t) for t in TRAINERS}
 CPU_PLAIN = {t: path("plain", "train_" + t) for t in TRAINERS}
-CUDA = {t: f"./train_{t}cu" for t in TRAINERS}
+CUDA = {t: path("bf16", f"train_{t}cu") for t in TRAINERS}
 CUDA_FP32 = {t: path("fp32", f"train_{t}cu") for t in TRAINERS}
-COMM_PROGRAM = "build/comm_programcu"
+FIRST_TRAINER = path("first", "train_gpt2cu")           # with none and cable only
+COMM_PROGRAM = path("comm_program")
+PROBES = path("gpu_probes")
 
 
 def kernel_tests():
@@ -391,66 +401,86 @@ def kernel_tests():
     return found
 
 
-def shadow(name):
-    """a directory in which make builds the same sources with other flags, by the same Makefile"""
-    directory = os.path.join(ROOT, path(name))
-    os.makedirs(directory, exist_ok=True)
-    for entry in ("Makefile", "train_gpt2.cu", "train_bert.cu", "llmc", "dev", "test"):
-        link = os.path.join(directory, entry)
-        if not os.path.lexists(link):
-            os.symlink(os.path.join(ROOT, entry), link)
-    return path(name)
+def nccl(runner):
+    """the compiler's flags for NCCL: NCCL_DIR's, else those of the package that PyTorch brings; none without it"""
+    find = "import importlib.util as u; print(*u.find_spec('nvidia.nccl').submodule_search_locations)"
+    directory = os.environ.get("NCCL_DIR")
+    if not directory:
+        found = runner.run([runner.which("python3") or sys.executable, "-c", find], 20)
+        directory = found.output.strip() if found.code == 0 else ""
+    library = next(iter(sorted(glob.glob(os.path.join(directory, "lib", "libnccl.so*")))), None)
+    if not directory or not library or not os.path.exists(os.path.join(directory, "include", "nccl.h")):
+        return []
+    return ["-DUSE_NCCL", "-I" + os.path.join(directory, "include"), "-Xlinker", library,
+            "-Xlinker", "-rpath=" + os.path.dirname(library)]
 
 
-def stamp(product):
-    """the checksum of the sources that a product was built from"""
-    try:
-        with open(os.path.join(ROOT, product + ".sources")) as f:
-            return f.read()
-    except OSError:
-        return None
+def cuda_line(runner, source, product, *more):
+    """nvcc's line, with the flags of the product; -arch=sm_90a would compile twice, for compute_90, too"""
+    arch = architecture(runner)
+    code = ["-gencode", f"arch={arch.replace('sm', 'compute')},code={arch}"]
+    return [nvcc(runner), *makefile("NVCC_CODE"), *code, "-Xcompiler", "-fopenmp", "-I.", source, "-o", product, *more,
+            "-lcublasLt", "-lcublas"]
+
+
+def cpu_line(runner, trainer, product, *flags):
+    compiler = os.environ.get("CXX") or runner.which("g++") or runner.which("clang++") or "g++"
+    return [compiler, "-std=c++17", "-fopenmp", *flags, "-I.", "-x", "c++", f"train_{trainer}.cu", "-o", product,
+            "-lpthread"]
+
+
+def compile_all(stage, work):
+    """work: [(name, command)], the longest first; what was built from the same sources stays"""
+    sources = stage.check.report.data["sources"]
+
+    def stamp(product):                                 # by a checksum: a copied tree may have other times
+        return os.path.join(ROOT, product + ".sources")
+
+    def up_to_date(product):
+        if not os.path.exists(os.path.join(ROOT, product)) or not os.path.exists(stamp(product)):
+            return False
+        with open(stamp(product)) as f:
+            return f.read() == sources
+
+    def compile_one(command):
+        product = command[command.index("-o") + 1]
+        os.makedirs(os.path.dirname(os.path.join(ROOT, product)), exist_ok=True)
+        stage.run(command, 840)
+        if not os.path.exists(os.path.join(ROOT, product)):
+            raise Failed(f"{' '.join(command)}: exit code 0, but {product} is not there")
+        write_atomically(stamp(product), sources)
+        return {"product": product}
+    for name, command in work:
+        if not up_to_date(command[command.index("-o") + 1]):
+            stage.items.pop(name, None)
+    stage.do_all([(name, compile_one, command) for name, command in work], workers=max(2, os.cpu_count() or 2))
+
+
+def trainer(stage):
+    work = [("GPT-2, CUDA bf16, two encodings",
+             cuda_line(stage.runner, "train_gpt2.cu", FIRST_TRAINER, "-DFEW_POSITIONS"))]
+    if architecture(stage.runner).startswith("sm_90"):  # wgmma is of this one only
+        work.append(("probes", cuda_line(stage.runner, "dev/gpu_probes.cu", PROBES, "-ldl")))
+    compile_all(stage, work)
 
 
 def build(stage):
-    compiler, arch = nvcc(stage.runner), architecture(stage.runner)
-    cuda = ["make", "-j2", "train_gpt2cu", "train_bertcu", "NVCC=" + compiler, "ARCH=" + arch]
-    cpu = ["train_gpt2", "train_bert"]
-    # no OpenBLAS, no FMA, the narrowest vectors: the same sums, rounded at other places
-    plain = "-O2 -ffp-contract=off" + (" -march=x86-64-v2" if platform.machine() == "x86_64" else "")
-    flags = [compiler, "-std=c++17", "-O3", "-arch=" + arch, "-Xcompiler", "-Wall,-Wextra,-fopenmp", "-I."]
-    libraries = ["-lcublasLt", "-lcublas"]
-
-    def make(command, *products):
-        stage.run(command, 840)
-        for product in products:
-            if not os.path.exists(os.path.join(ROOT, product)):
-                raise Failed(f"{' '.join(command)}: exit code 0, but {product} is not there")
-            write_atomically(os.path.join(ROOT, product + ".sources"), stage.check.report.data["sources"])
-        return {"products": products}
-    cpu_plain = ["make", "-j2", "-C", shadow("plain"), *cpu, "BLAS=0", "CXXFLAGS=" + plain]
-    work = [("trainers, CUDA bf16", make, cuda, *CUDA.values()),
-            ("trainers, CUDA FP32", make, [*cuda, "-C", shadow("fp32"), "PRECISION=FP32"], *CUDA_FP32.values()),
-            ("trainers, CPU", make, ["make", "-j2", *cpu], *CPU.values()),
-            ("the program of test/ranks", make, ["make", COMM_PROGRAM, "NVCC=" + compiler], COMM_PROGRAM),
-            ("trainers, CPU, other rounding", make, cpu_plain, *CPU_PLAIN.values())]
-    for name, causal in (("bench_causal", 1), ("bench_full", 0)):
-        command = [*flags, f"-DCAUSAL={causal}", "dev/gpu_bench.cu", "-o", path(name), *libraries]
-        work.append((name, make, command, path(name)))
-    if arch.startswith("sm_90"):                        # wgmma is of this one only
-        target = path("gpu_probes")
-        code = ["-gencode", "arch=compute_90a,code=sm_90a"]
-        command = [compiler, "-std=c++17", "-O3", *code, "-I.", "dev/gpu_probes.cu", "-ldl", "-o", target]
-        work.append(("probes", make, command, target))
-    for name, source in kernel_tests().items():
-        target = path("test_" + name)
-        work.append(("kernel test " + name, make, [*flags, "-Itest/simt", source, "-o", target, *libraries], target))
-
-    def up_to_date(product):
-        return stamp(product) == stage.check.report.data["sources"] and os.path.exists(os.path.join(ROOT, product))
-    for name, _, _, *products in work:                  # by their sources: a copied tree may have other times
-        if not all(up_to_date(p) for p in products):
-            stage.items.pop(name, None)
-    stage.do_all(work, workers=max(2, min(8, (os.cpu_count() or 2) // 2)))
+    line, communicator = functools.partial(cuda_line, stage.runner), nccl(stage.runner)
+    # no FMA, the narrowest vectors, each sum in its own order: the same results, rounded at other places
+    plain = ["-O2", "-ffp-contract=off", *(["-march=x86-64-v2"] if platform.machine() == "x86_64" else [])]
+    work = []
+    for t in TRAINERS:
+        source = f"train_{t}.cu"
+        work += [(f"{t}, CUDA bf16", line(source, CUDA[t], *communicator)),
+                 (f"{t}, CUDA FP32", line(source, CUDA_FP32[t], "-DPRECISION_FP32")),
+                 (f"{t}, CPU", cpu_line(stage.runner, t, CPU[t], *makefile("OPT"))),
+                 (f"{t}, CPU, other rounding", cpu_line(stage.runner, t, CPU_PLAIN[t], *plain))]
+    tests = sorted(kernel_tests().items(), key=lambda item: (not item[0].startswith("flash"), item))
+    work += [("kernel test " + name, line(source, path("test_" + name), "-Itest/simt")) for name, source in tests]
+    work += [("bench_causal", line("dev/gpu_bench.cu", path("bench_causal"), "-DCAUSAL=1")),
+             ("bench_full", line("dev/gpu_bench.cu", path("bench_full"), "-DCAUSAL=0")),
+             ("the program of test/ranks", line("test/ranks/comm_program.cu", COMM_PROGRAM, *communicator))]
+    compile_all(stage, work)
 
 
 def built(product):
@@ -462,15 +492,17 @@ def built(product):
 # ---------------------------------------------------------------------------------------------------------
 # kernels, sanitizer
 
-def read_tests(report, result):
-    """the tests of one binary, from its --json file; Failed with what it printed if it died before it wrote that"""
+def read_test(report, result):
+    """the test of a binary's --json file; Failed with what it printed if it died before it wrote that"""
     try:
         with open(os.path.join(ROOT, report)) as f:
-            return [dict(t, ok=t["status"] in ("ok", "skipped"), ms=float(t["ms"])) for t in json.load(f)]
+            test, = json.load(f)
+        return {"status": test["status"], "ms": float(test["ms"]), "info": test["info"]}
     except (OSError, ValueError, KeyError, TypeError):
-        raise Failed(f"exit code {result.code} and no results in {report}; it printed:\n{result.tail()}")
+        raise Failed(f"exit code {result.code} and no result in {report}; it printed:\n{result.tail()}")
 
 
+TEST_S = 40                         # the cap of a test
 FIRST = ("ptx", "matmul", "layers", "adamw", "decode", "generate")     # what attention builds on, then attention
 
 
@@ -483,22 +515,34 @@ def in_order(names):
 
 
 def kernels(stage):
-    def test(name):
-        binary, report = built(path("test_" + name)), path(f"test_{name}.json")
-        if os.path.exists(os.path.join(ROOT, report)):
-            os.remove(os.path.join(ROOT, report))
-        result = stage.run([binary, "--json", report], 60, fine=None)
-        tests = read_tests(report, result)
-        bad = [t["name"] for t in tests if not t["ok"]]
-        record = {"tests": tests, "ok": result.code == 0 and not bad and len(tests) > 0}
-        if not record["ok"]:
-            names = ", ".join(bad) or "none named"
-            record["error"] = f"exit code {result.code}; failed: {names}, of {len(tests)} tests\n{result.tail(25)}"
-        return record
-    found = kernel_tests()
+    """A process for each test: all cores work, one test at its cap ends no other, and each result is kept at once."""
+    two_threads = {"OMP_NUM_THREADS": "2"}              # of an oracle
+    found, work = kernel_tests(), []
     if not found:
         raise Failed("test/simt/test_*.cu: no kernel test found")
-    stage.do_all([(name, test, name) for name in in_order(found)], workers=4)
+
+    def test(binary, name):
+        report = path("tests", re.sub(r"\W+", "_", f"{binary} {name}") + ".json")
+        os.makedirs(os.path.join(ROOT, path("tests")), exist_ok=True)
+        if os.path.exists(os.path.join(ROOT, report)):
+            os.remove(os.path.join(ROOT, report))
+        result = stage.run([built(path("test_" + binary)), "--json", report, name], TEST_S, fine=None, env=two_threads)
+        record = read_test(report, result)
+        record["ok"] = result.code == 0 and record["status"] in ("ok", "skipped")
+        if not record["ok"]:
+            record["error"] = f"exit code {result.code}; {record['status']}: {record['info']}\n{result.tail(25)}"
+        return record
+
+    def names(binary):
+        listed = stage.run([built(path("test_" + binary)), "--list"], 10).output.split("\n")
+        if not listed[0]:
+            raise Failed("expected --list to name tests, got none")
+        work.extend((f"{binary}: {name}", test, binary, name) for name in listed if name)
+        return {"status": "ok", "tests": len([name for name in listed if name])}
+    for binary in in_order(found):
+        stage.items.pop(binary, None)
+        stage.do(binary, names, binary)
+    stage.do_all(work, workers=max(2, min(8, (os.cpu_count() or 2) // 2)))
 
 
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")        # in this order: time may not suffice for all
@@ -515,8 +559,9 @@ def sanitized(stage, kinds, chosen):
 
     def check(kind, name):
         """runs the longest of the short tests of a binary, or the shortest of all if none is short"""
-        done = stage.check.report.stage("kernels")["items"].get(name, {})
-        tests = [t for t in done.get("tests", []) if t["status"] == "ok"]
+        known = stage.check.report.stage("kernels")["items"].items()
+        tests = [dict(r, name=key[len(name) + 2:]) for key, r in known
+                 if key.startswith(name + ": ") and r.get("status") == "ok"]
         if not tests:
             return {"test": None}
         short = [t for t in tests if t["ms"] <= SHORT_MS]
@@ -537,6 +582,34 @@ def racecheck(stage):
     sanitized(stage, ("racecheck",), [name for name in in_order(kernel_tests()) if name.startswith("flash")])
 
 
+COUNTED = "flash_forward_kernel|flash_backward_dkdv_kernel|flash_backward_dq_kernel|classifier_kernel"
+SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats", "Occupancy", "LaunchStats")
+
+
+def counters(stage):
+    """Nsight Compute's counters of the first launch of each kernel that COUNTED names, in a model of one layer"""
+    tool = stage.runner.which("ncu")
+    if not tool:
+        stage.record["note"] = "ncu (Nsight Compute) is not installed"
+        return
+    write_data()
+
+    def count():
+        model = ["--model", "1,12,768", "--pos", "cable", "--T", "1024", "--B", "64", "--steps", "1"]
+        arguments = ["--train_files", path("tokens.bin"), "--val_files", path("tokens.bin"), "--val_every", "0",
+                     "--sample_every", "0", *model]
+        command = [tool, "--clock-control", "none", "--kernel-name", "regex:" + COUNTED, "--launch-count", "1",
+                   "--filter-mode", "per-launch-config", *(word for s in SECTIONS for word in ("--section", s)),
+                   built(FIRST_TRAINER), *arguments]
+        result = stage.run(command, 40, fine=None)
+        if "ERR_NVGPUCTRPERM" in result.output:         # containers often may not read the counters
+            return {"note": "the driver does not let this user read the counters (ERR_NVGPUCTRPERM)"}
+        if result.code != 0 or not re.search(COUNTED, result.output):
+            raise Failed(f"expected counters of {COUNTED}, got exit code {result.code}\n{result.tail()}")
+        return {"lines": [x.rstrip() for x in result.output.split("\n") if not x.startswith("==PROF==")][-400:]}
+    stage.do_all([("counters", count)])
+
+
 def sanitizer(stage):
     names = sorted(kernel_tests(), key=lambda name: (not name.startswith("flash"), name))
     sanitized(stage, SANITIZERS, names)
@@ -553,6 +626,7 @@ def encodings(text):
     return names
 
 
+@functools.lru_cache(None)
 def write_data():
     """writes the sources as text and as groups of pieces of it, and drawn tokens of GPT-2's and BERT's vocabularies"""
     os.makedirs(os.path.join(ROOT, WORK), exist_ok=True)
@@ -802,18 +876,21 @@ STEP = ("124M, 65,536 tokens", "gpt2", "small", "tokens.bin", 1024, 64,
 PROFILED = 10                                           # the step of --profile
 
 
+def batch_of_step(check):
+    return check.report.stage("step")["items"].get(f"{STEP[0]} cable", {}).get("B", STEP[5])
+
+
 def step(stage):
-    """one step of 124M, kernel by kernel, and PyTorch beside it"""
-    measure_training(stage, [STEP])
-    B = stage.items.get(f"{STEP[0]} cable", {}).get("B", STEP[5])
+    """one step of 124M, kernel by kernel"""
+    measure_training(stage, [STEP], {"gpt2": FIRST_TRAINER})
 
     def profile():
-        out, printed = path("step", "profile"), path("profile.txt")
+        B, out, printed = batch_of_step(stage.check), path("step", "profile"), path("profile.txt")
         tokens = path("tokens.bin")
         arguments = ["--train_files", tokens, "--val_files", tokens, "--model", "small", "--pos", "cable",
                      "--T", "1024", "--B", str(B), "--steps", str(PROFILED + 1), "--profile", str(PROFILED),
                      "--plans", path("plans")]
-        result = train(stage, CUDA["gpt2"], out, arguments, 40)
+        result = train(stage, FIRST_TRAINER, out, arguments, 40)
         if "profile of step " not in result.output:
             raise Failed(f"expected a table from --profile {PROFILED}, got none\n{result.tail()}")
         write_atomically(os.path.join(ROOT, printed), result.output)
@@ -825,16 +902,21 @@ def step(stage):
         return {"predicted_for": gpu, "lines": result.output.rpartition("profile of step ")[2].split("\n")[:80],
                 "beside": beside.output.rstrip().split("\n")[-90:]}
     stage.do_all([("profile", profile)])
+
+
+def torch_step(stage):
+    write_data()
     if torch_version(stage):
         python = stage.runner.which("python3") or sys.executable
-        json_lines(stage, [python, "dev/gpu_bench_pytorch.py", "--step", str(B), "--tokens", path("tokens.bin")], 260)
+        json_lines(stage, [python, "dev/gpu_bench_pytorch.py", "--step", str(batch_of_step(stage.check)), "--tokens",
+                           path("tokens.bin")], 260)
 
 
 def training(stage):
-    measure_training(stage, SIZES[:-1] if stage.check.options.quick else SIZES)
+    measure_training(stage, SIZES[:-1] if stage.check.options.quick else SIZES, CUDA)
 
 
-def measure_training(stage, sizes):
+def measure_training(stage, sizes, programs):
     write_data()
     batches = {}
 
@@ -844,7 +926,7 @@ def measure_training(stage, sizes):
         while True:
             arguments = ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", encoding,
                          "--T", str(T), "--B", str(b), "--steps", str(TRAIN_STEPS), *flags]
-            result = train(stage, CUDA[trainer], out, arguments, 40, fine=(0, OUT_OF_MEMORY),
+            result = train(stage, programs[trainer], out, arguments, 40, fine=(0, OUT_OF_MEMORY),
                            beside=memory_watch(stage.runner))
             if result.code == 0:
                 break
@@ -944,25 +1026,19 @@ def ranks(stage):
     """one rank against two, each with its GPU: the same losses and weights, bit for bit"""
     query = [stage.runner.which("nvidia-smi"), "--query-gpu=name", "--format=csv,noheader"]
     gpus = stage.run(query, 10).output.strip().split("\n")
-    launcher = stage.runner.which("mpirun")
-    if len(gpus) < 2 or not launcher:
-        stage.record["note"] = "needs two GPUs, found one" if len(gpus) < 2 else "mpirun is not installed"
+    if len(gpus) < 2:
+        stage.record["note"] = "needs two GPUs, found one"
         return
-    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}    # as in many containers
-    probe = stage.run([launcher, "-np", "2", built(CUDA["gpt2"]), "--list"], 15, env=environment, fine=None)
-    if "built without MPI" in probe.output:
-        stage.record["note"] = "the trainers are built without MPI"
-        return
+    exchange = [] if nccl(stage.runner) else ["--host_exchange", "1"]
     write_data()
 
     def run(trainer, count):
         text, out = path("text.txt"), path(f"ranks_{trainer}_{count}")
         shutil.rmtree(os.path.join(ROOT, out), ignore_errors=True)
-        launch = [launcher, "-np", str(count)] if count > 1 else []
         arguments = ["--train_files", text, "--val_files", text, "--val_every", "0", "--model", MODEL, "--T", str(T),
-                     "--B", str(B), "--total_batch", str(2 * B * T), "--steps", str(STEPS),
+                     "--B", str(B), "--total_batch", str(2 * B * T), "--steps", str(STEPS), "--gpus", str(count),
                      "--checkpoint_every", str(STEPS), "--out", out]
-        result = stage.run([*launch, built(CUDA[trainer]), *arguments], 30, env=environment)
+        result = stage.run([built(CUDA[trainer]), *arguments, *(exchange if count > 1 else [])], 30)
         with open(os.path.join(ROOT, out, f"step_{STEPS:08d}", "model.safetensors"), "rb") as f:
             return losses_of(out), hashlib.sha256(f.read()).hexdigest(), "NCCL" in result.output
 
@@ -976,23 +1052,27 @@ def ranks(stage):
     stage.do_all([(trainer, compare, trainer) for trainer in TRAINERS])
 
 
-def probes(stage):
-    """what the next kernels depend on (dev/gpu_probes.cu); an answer that differs is a finding, not an error of ours"""
+def probe(stage, kinds):
+    """dev/gpu_probes.cu; an answer that differs is a finding, not an error of ours"""
     if not architecture(stage.runner).startswith("sm_90"):
         stage.record["note"] = "wgmma's probes are for compute capability 9.0"
         return
-    json_lines(stage, [built(path("gpu_probes"))], 40)
+    json_lines(stage, [built(PROBES), "--kinds", kinds], 40)
     for r in stage.items.values():
         if not r["ok"] and not r.get("not_built"):
             r.update(ok=True, finding=r.pop("error", "wrong"))
     stage.check.report.save()
 
 
-# name, function, cap in seconds; with the 2-3 minutes that 16 cores build for, all of them fit into three visits of 10
-STAGES = [("device", device, 60), ("build", build, 1500), ("kernels", kernels, 120), ("losses", losses, 130),
-          ("step", step, 340), ("racecheck", racecheck, 60), ("bench", bench, 85), ("train", training, 75),
-          ("eval", evaluation, 40), ("pytorch", pytorch, 120), ("exchange", exchange, 15), ("ranks", ranks, 25),
-          ("sanitizer", sanitizer, 60), ("probes", probes, 45)]
+# name, function, cap in seconds; with a minute for `trainer` and three for `build`, on 16 cores, all of them fit into
+# two visits of 9.5 minutes
+STAGES = [("device", device, 30), ("trainer", trainer, 600), ("step", step, 90),
+          ("rates", functools.partial(probe, kinds="rate"), 20), ("build", build, 1500), ("kernels", kernels, 110),
+          ("losses", losses, 110), ("racecheck", racecheck, 40), ("ncu", counters, 45), ("torch", torch_step, 140),
+          ("bench", bench, 70), ("train", training, 50), ("eval", evaluation, 35), ("pytorch", pytorch, 60),
+          ("exchange", exchange, 10), ("ranks", ranks, 20), ("sanitizer", sanitizer, 30),
+          ("probes", functools.partial(probe, kinds="wgmma,tma"), 30)]
+BUILDS = ("trainer", "build")                           # what they made may be gone: each run looks
 STAGE_NAMES = [s[0] for s in STAGES]
 
 
@@ -1007,10 +1087,8 @@ def commit_and_sources(runner):
     if head.code == 0 and status.output.strip():
         commit += "-dirty"
     total = hashlib.sha256()
-    names = ["Makefile", "train_gpt2.cu", "train_bert.cu", "dev/gpu_bench.cu", "dev/gpu_bench_pytorch.py",
-             "dev/gpu_check.py", "dev/gpu_probes.cu",
-             "dev/gpu_probes.cuh", "test/ranks/comm_program.cu"]
-    for pattern in ("llmc/**/*", "test/simt/*"):
+    names = []
+    for pattern in ("Makefile", "train_*.cu", "dev/gpu_*", "llmc/**/*", "test/simt/*", "test/ranks/comm_program.cu"):
         names += [os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern), recursive=True)]
     for name in sorted(names):
         full = os.path.join(ROOT, name)
@@ -1078,8 +1156,8 @@ class Check:
         wanted = [s for s in self.stages if not self.options.only or s[0] in self.options.only]
         if self.report.kept:
             self.say(f"continuing with {self.report.path}")
-        again = lambda name: name in ("device", "build") and self.status(name) == "failed"      # may be right by now
-        todo = [s for s in wanted if self.status(s[0]) in ("unfinished", "not run") or s[0] == "build" or again(s[0])]
+        again = lambda name: name == "device" and self.status(name) == "failed"         # may be right by now
+        todo = [s for s in wanted if self.status(s[0]) in ("unfinished", "not run") or s[0] in BUILDS or again(s[0])]
         for i, (name, work, cap) in enumerate(todo):
             self.remaining = sum(s[2] for s in todo[i + 1:])
             left = self.ends - self.clock() if self.ends else cap
@@ -1124,15 +1202,15 @@ def parse(arguments):
 def plan(runner):
     """for a machine with nvcc and Python, but without our headers, that runs a command for 10 minutes at most"""
     commit = commit_and_sources(runner)[0]
-    command = f"COMMIT={commit} python3 dev/gpu_check.py --minutes 9.5 --results {WORK}/results --copy $OUT"
+    results = os.path.join(WORK, "results")
     return f"""Here, where the headers of xxHash and nlohmann-json are:
   dev/gpu_pack.sh                     # writes {HEADERS}, which git ignores: carry it along
-There, three times; each takes at most 10 minutes and goes on where the last one ended, as long as build/ is kept.
+There, twice, one soon after the other; each takes at most 10 minutes, and the second continues where the first ended.
 $OUT is a folder that comes back: each result is copied there as soon as it is known.
-  {command}     # device, build, kernels, losses
-  {command}     # step, racecheck, bench, train
-  {command}     # the rest, and what is unfinished
-Then put the .json and .md of $OUT into dev/results/ and commit them."""
+  COMMIT={commit} python3 dev/gpu_check.py --minutes 9.5 --results {results} --copy $OUT
+After the first visit put what $OUT brought into {results} here, which git ignores too, and carry that folder
+along with {HEADERS}: a machine that starts from nothing then compiles again, but measures nothing twice.
+After the second put the .json and .md of $OUT into dev/results/ and commit them."""
 
 
 def main(arguments, runner=None):

@@ -2,8 +2,8 @@
 // NOT ONE OF THEM HAS RUN: they were written after the PTX ISA, and compiled.
 //
 //   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -I. dev/gpu_probes.cu -ldl -o gpu_probes
-//   gpu_probes [--skip FILE]       every probe, each in a process of its own with 20 s   FILE: keys to leave out
-//   gpu_probes --only KEY          one
+//   gpu_probes [--kinds rate,tma] [--skip FILE]    each in a process of its own with 20 s   FILE: keys to leave out
+//   gpu_probes --only KEY                          one
 //
 //   rate      clocks of an SM per instruction of a warp, beside what dev/sass_bound.py assumes
 //   wgmma     one m64n64k16 for each layout that a descriptor names; A and B hold small integers, so all bits are known
@@ -198,8 +198,9 @@ void run_apart(const char* program, const std::string& key) {
 
 int main(int argc, char** argv) {
     std::set<std::string> skip;
-    std::string only;
+    std::string only, kinds = "rate,wgmma,tma";
     for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--kinds") == 0) { kinds = argv[i + 1]; }
         if (strcmp(argv[i], "--only") == 0) { only = argv[i + 1]; }
         FILE* f = strcmp(argv[i], "--skip") == 0 ? fopen(argv[i + 1], "r") : nullptr;
         for (char line[512]; f != nullptr && fgets(line, sizeof(line), f) != nullptr;) {
@@ -210,7 +211,8 @@ int main(int argc, char** argv) {
     }
     try {
         for (const Probe& probe : all_probes()) {
-            if (only.empty() && skip.count(probe.key) == 0) { run_apart(argv[0], probe.key); }
+            const bool wanted = kinds.find(probe.key.substr(0, probe.key.find(' '))) != std::string::npos;
+            if (only.empty() && wanted && skip.count(probe.key) == 0) { run_apart(argv[0], probe.key); }
             if (only == probe.key) { printf("{\"key\": \"%s\", %s}\n", only.c_str(), probe.run().c_str()); }
         }
     } catch (const std::exception& e) {

@@ -68,7 +68,8 @@ def ratios(data):
             ratio = found[key]["ms"] / none["ms"]
             target = RATIO_TARGETS.get((key[6], key[0], key[1]))
             rows.append((f"{key[6]} / none, time: {shape_text(key)}", f"{ratio:.3f}", at_most(ratio, target)))
-    trained = {(r["size"], r["pos"]): r for r in good(data, "train", "tokens_per_s") + ours(data)}
+    ours = good(data, "train", "tokens_per_s") + good(data, "step", "tokens_per_s")
+    trained = {(r["size"], r["pos"]): r for r in ours}
     for (size, pos), r in sorted(trained.items()):
         none = trained.get((size, "none"))
         if pos != "none" and none and none["B"] == r["B"]:
@@ -81,11 +82,6 @@ def ratios(data):
     return rows + pytorch_ratios(data, found, trained)
 
 
-def ours(data):
-    """the records of the stage `step` that our trainer made"""
-    return [r for r in good(data, "step", "tokens_per_s") if "backend" not in r]
-
-
 def pytorch_ratios(data, found, trained):
     rows = []
     for key, theirs in attention(data, "pytorch"):
@@ -93,8 +89,7 @@ def pytorch_ratios(data, found, trained):
         if ours:
             what = f"PyTorch {theirs['backend']} / ours, time: {key[6]}, {shape_text(key)}"
             rows.append((what, f"{theirs['ms'] / ours['ms']:.3f}", ""))
-    steps = [r for r in good(data, "step", "tokens_per_s") if "backend" in r]
-    for theirs in good(data, "pytorch", "tokens_per_s") + steps:
+    for theirs in good(data, "pytorch", "tokens_per_s") + good(data, "torch", "tokens_per_s"):
         ours = trained.get((theirs.get("size"), theirs.get("pos")))
         if ours:
             what = (f"ours / PyTorch {theirs['backend']}, tokens/s: {theirs['size']} {theirs['pos']}, T={theirs['T']}, "
@@ -127,7 +122,7 @@ def attention_section(data):
 
 def training_section(data):
     rows = []
-    for r in good(data, "train", "tokens_per_s") + ours(data):
+    for r in good(data, "train", "tokens_per_s") + good(data, "step", "tokens_per_s"):
         mfu = f"{100 * r['mfu']:.1f}%" if "mfu" in r else "n/a"
         rows.append((r["size"], r["pos"], r["T"], r["B"], f"{r['tokens_per_s']:,.0f}", mfu, r.get("peak_mib") or "n/a"))
     if not rows:
@@ -143,6 +138,11 @@ def step_section(data):
         return []
     return ["## A step of 124M, kernel by kernel", "", f"Beside the prediction for one {r['predicted_for']}, which was "
             "made before any measurement (scripts/roofline.py).", "", "```", *r["lines"], "", *r["beside"], "```", ""]
+
+
+def counters_section(data):
+    lines = next((r["lines"] for r in good(data, "ncu", "lines")), [])
+    return ["## Counters (Nsight Compute)", "", "```", *lines, "```", ""] if lines else []
 
 
 def evaluation_section(data):
@@ -174,13 +174,13 @@ def losses_section(data):
 
 
 def ranks_section(data):
-    rows = [(trainer, len(r["losses"]), "NCCL" if r["nccl"] else "MPI")
+    rows = [(trainer, len(r["losses"]), "NCCL" if r["nccl"] else "host")
             for trainer, r in sorted(items(data, "ranks").items()) if r.get("ok")]
     return ["## Two ranks: the bits of one", ""] + table(("trainer", "steps", "library"), rows) if rows else []
 
 
 def probes_section(data):
-    found = sorted(items(data, "probes").items())
+    found = sorted([*items(data, "rates").items(), *items(data, "probes").items()])
     rates = [(n[len("rate "):], f"{r['clocks']:.3f}", f"{r['assumed']:.3f}", f"{r['clocks'] / r['assumed']:.2f}")
              for n, r in found if "clocks" in r]
     others = [(n, r.get("finding", "as documented")) for n, r in found if "clocks" not in r]
@@ -196,8 +196,8 @@ def sanitizer_result(record):
 
 
 def kernels_section(data):
-    rows = [(f"{binary}: {t['name']}", t["status"], f"{t['ms']:.1f}", t.get("info", ""))
-            for binary, r in sorted(items(data, "kernels").items()) for t in r.get("tests", [])]
+    rows = [(name, r["status"], f"{r['ms']:.1f}", r["info"])
+            for name, r in sorted(items(data, "kernels").items()) if "ms" in r]
     if not rows:
         return []
     lines = []
@@ -252,7 +252,7 @@ def markdown(data, order):
     if rows:
         lines += ["## Ratios", ""] + table(("", "ratio", "target"), rows)
     for section in (attention_section, training_section, step_section, evaluation_section, losses_section,
-                    ranks_section, probes_section, kernels_section):
+                    ranks_section, probes_section, counters_section, kernels_section):
         lines += section(data)
     lines += ["## Stages", ""] + table(("stage", "status", "seconds", "results", ""), stage_rows(data, order))
     return "\n".join(lines).rstrip() + "\n"

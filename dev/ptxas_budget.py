@@ -31,6 +31,12 @@ INSTRUCTIONS = {"HMMA": "tensor cores are not used", "LDGSTS": "cp.async became 
 TENSOR_CORE = re.compile(r"flash_(forward|backward_dkdv|backward_dq)_kernel\b")
 
 
+def makefile(name):
+    """the words of a variable that the Makefile sets to plain words"""
+    with open(os.path.join(ROOT, "Makefile")) as f:
+        return re.search(rf"^{name} := (.*)$", f.read(), re.M).group(1).split()
+
+
 def stop(text):
     print(f"ptxas_budget: {text}", file=sys.stderr)
     sys.exit(1)
@@ -136,7 +142,7 @@ def compile_all(nvcc, directory):
     for source in (os.path.join(ROOT, "train_gpt2.cu"), os.path.join(ROOT, "train_bert.cu")):  # causal, bidirectional
         objects.append(os.path.join(directory, os.path.basename(source) + ".o"))
         print(f"compiling {os.path.relpath(source, ROOT)} for {', '.join(ARCHS)}", flush=True)
-        p = subprocess.run([nvcc, "-std=c++17", "-ftz=true", "-O3", "--threads", "2", *gencode, "-Xptxas", "-v",
+        p = subprocess.run([nvcc, *makefile("NVCC_CODE"), "--threads", "2", *gencode, "-Xptxas", "-v",
                             "-I", ROOT, "-I", os.path.join(ROOT, "llmc"), "-c", source, "-o", objects[-1]],
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
         if p.returncode != 0:

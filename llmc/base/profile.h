@@ -1,6 +1,7 @@
 // base/profile.h -- how long each kernel of a step takes (--profile N): between two events of its stream on a GPU, by
 // the clock on a CPU, where a kernel is done when its launch returns. Included only by device.h, whose launch() is the
-// one place where kernels start. A step that is not profiled asks one bool per launch.
+// one place where kernels start. What two events with nothing between them are apart is subtracted. A step that is not
+// profiled asks one bool per launch.
 #ifndef LLMC_BASE_PROFILE_H
 #define LLMC_BASE_PROFILE_H
 
@@ -12,21 +13,25 @@
 constexpr const char* PROFILED_BY = "events";
 struct ProfileClock {
     cudaEvent_t from = nullptr, to = nullptr;
+    cudaEvent_t after = nullptr;
     void start(Stream s) {
-        CUDA_CHECK(cudaEventCreate(&from));
-        CUDA_CHECK(cudaEventCreate(&to));
+        for (cudaEvent_t* e : {&from, &to, &after}) { CUDA_CHECK(cudaEventCreate(e)); }
         CUDA_CHECK(cudaEventRecord(from, s));
     }
-    void stop(Stream s) { cudaEventRecord(to, s); }         // the launch has reported its error already
-    double milliseconds() {
+    void stop(Stream s) {                                   // the launch has reported its error already
+        cudaEventRecord(to, s);
+        cudaEventRecord(after, s);
+    }
+    static double between(cudaEvent_t a, cudaEvent_t b) {
         float ms = 0.0f;
-        CUDA_CHECK(cudaEventSynchronize(to));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, from, to));
+        CUDA_CHECK(cudaEventSynchronize(b));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, a, b));
         return ms;
     }
+    double milliseconds() const { return between(from, to); }
+    double empty() const { return between(to, after); }     // of a pair with nothing between
     void release() {
-        if (from != nullptr) { cudaEventDestroy(from); }
-        if (to != nullptr) { cudaEventDestroy(to); }
+        for (cudaEvent_t e : {from, to, after}) { if (e != nullptr) { cudaEventDestroy(e); } }
     }
 };
 #else
@@ -35,7 +40,8 @@ struct ProfileClock {
     double from = 0.0, to = 0.0;
     void start(Stream) { from = wall_seconds(); }
     void stop(Stream) { to = wall_seconds(); }
-    double milliseconds() { return 1e3 * (to - from); }
+    double milliseconds() const { return 1e3 * (to - from); }
+    double empty() const { return 0.0; }
     void release() {}
 };
 #endif
@@ -76,17 +82,25 @@ private:
 };
 
 inline void profile_begin() { profile.on = true; }
+// The median of all empty pairs: they stand in the stream as the launches do.
+inline double profile_empty_ms() {
+    std::vector<double> ms;
+    for (const ProfileEntry& e : profile.entries) { ms.push_back(e.clock.empty()); }
+    std::sort(ms.begin(), ms.end());
+    return ms.empty() ? 0.0 : ms[ms.size() / 2];
+}
 // What was launched since profile_begin(), as a table, one line for each kernel and shape in the order of their first
 // calls; start: when the step began (wall_seconds). Waits for the device.
 inline std::string profile_end(double start) {
     struct Sum { size_t calls = 0; double ms = 0.0; };
     std::map<std::tuple<std::string, int, int, int>, Sum> sums;
     std::vector<const ProfileEntry*> order;
+    const double empty = profile_empty_ms();
     double all = 0.0;
     for (ProfileEntry& e : profile.entries) {
         Sum& sum = sums[{e.kernel, e.M, e.N, e.K}];
         if (sum.calls++ == 0) { order.push_back(&e); }
-        const double ms = e.clock.milliseconds();
+        const double ms = std::max(0.0, e.clock.milliseconds() - empty);
         sum.ms += ms;
         all += ms;
     }

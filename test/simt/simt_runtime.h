@@ -312,8 +312,12 @@ inline cudaError_t cudaDeviceSynchronize() {
 inline cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = new SimtEvent(); return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
+// A record takes this long by the events' own clock.
+inline double simt_record_seconds = 0.0, simt_recorded_seconds = 0.0;
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
-    const auto stamp = [seconds = e->seconds] { *seconds = wall_seconds(); };
+    const auto stamp = [seconds = e->seconds] {
+        *seconds = wall_seconds() + (simt_recorded_seconds += simt_record_seconds);
+    };
     const cudaError_t result = simt_enqueue(s, SimtWork::Event, stamp);
     e->stream = s;
     e->position = s == nullptr ? 0 : s->given;

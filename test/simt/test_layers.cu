@@ -84,6 +84,21 @@ KERNEL_TEST("an error of CUDA names the call site, the last kernel and its shape
     launch(block_kernel, Grid(2, 32, 0, stream), out.p, in.p);      // which is not to be blamed for what failed before
 }
 
+#if defined(SIMT)
+KERNEL_TEST("a profile's times are without those of the events themselves") {
+    DeviceArray<float> in(normals(192, 1)), out(4 * 192);
+    simt_record_seconds = 1000.0;
+    profile_begin();
+    for (int k = 0; k < 3; k++) { launch(block_kernel, Grid(2, 32, 0, stream), out.p, in.p); }
+    const double milliseconds = profile.entries[0].clock.milliseconds();
+    const std::string text = profile_end(wall_seconds());
+    simt_record_seconds = 0.0;
+    double found = -1.0;
+    sscanf(text.c_str() + text.find("block_kernel"), "%*s %*s %*s %lf", &found);
+    EXPECT(milliseconds >= 1e6, "expected records that take 1000 s, got %g ms", milliseconds);
+    EXPECT(found >= 0.0 && found < 5e5, "three launches: %g ms\n%s", found, text.c_str());
+}
+#endif
 // static shared memory counts, too, and block_kernel has some
 KERNEL_TEST("shared memory: up to 48 kB, and more") {
     for (size_t bytes = 48 << 10; bytes + 2048 > 48 << 10; bytes -= 128) {
