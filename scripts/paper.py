@@ -13,14 +13,18 @@ table2                 BERT: masked tokens, then MS MARCO's triplets, then nDCG@
 bert_curves            Figures 5 and 6: only the trainings of table2; scripts/report.py draws their losses
 generalization         of the arXiv version: models trained on FineWeb-Edu, tested on HellaSwag, FineWeb, and WikiText-2
                        and WikiText-103, both raw and word-level (--fineweb 1BT: a smaller sample of FineWeb)
-arxiv_figure3, _4      of the arXiv version: trained at 512, on FineWeb-Edu (medium) and WikiText-103 (tiny)
+long                   table1's cable, alibi and rope at 131,072 tokens: the "more than 100K" of its Limitations
 figure3                tokens/s and memory at 512, 1,024 and 2,048 tokens in training, 30 steps on tiny Shakespeare, and
-                       in unbatched generation
+                       in unbatched generation (also the arXiv version's Figure 4)
 figure4                kernel CABLE with the weight outside and inside the logarithm, and of the arXiv version
-figure5                of the arXiv version: models trained at 512, 1,024 ... 8,192, for 5,000 steps
-sweep                  the same for every encoding (Figure 4 of ALiBi's paper)
+arxiv_figure1          of the arXiv version, and its abstract: trained at 512 and 1,024 on FineWeb-Edu (medium)
+arxiv_figure3          the same on WikiText-103 (tiny): 5,000 steps, perplexity up to 16,384 tokens
+arxiv_figure5          cable_v1 and sinusoidal trained at 512, 1,024 ... 8,192
+arxiv_figure6          cable_v1 and kcable_v1 trained at 512 and 1,024
+sweep                  arxiv_figure5 for every encoding (Figure 4 of ALiBi's paper)
 bias                   of the arXiv version: images of bias matrices: the mean over the heads of three layers for 512
-                       tokens, and a grid of all layers and heads for a sentence
+                       tokens, divided by its maximum (Figure 7), and a grid of all layers and heads for 4 tokens
+                       (Figure 8)
 small, quick           the comparison on two CPU cores: scripts/reproduce_small.sh
 
 --as printed (the default) is what the papers print, --as run what the authors' code does where the two differ:
@@ -38,10 +42,9 @@ small, quick           the comparison on two CPU cores: scripts/reproduce_small.
 Words after the experiment select rows by data set, size, encoding, trained length and tokens per step; without a word
 of a kind, all of that kind are selected that the papers have. Rows that the papers lack (t5 with logarithmic buckets,
 kerple_power, most encodings of BERT, BERT's other number of tokens, any other encoding of the trainer's) have to be
-named. After an interruption run the
-same command again: it skips finished parts, continues training from the newest checkpoint, and lets rows that have the
-same model (table1, figure4, bias; table2, bert_curves; figure5, sweep) share its run. --set FLAG=VALUE replaces a flag
-of the trainer, --set pairs.FLAG=VALUE one of the fine-tuning.
+named. After an interruption run the same command again: it skips finished parts, continues training from the newest
+checkpoint, and lets rows that have the same model (table1, long, bias; table2, bert_curves; arxiv_figure3, 5, 6, sweep)
+share its run. --set FLAG=VALUE replaces a flag of the trainer, --set pairs.FLAG=VALUE one of the fine-tuning.
 
 The arithmetic. A step on FineWeb-Edu is 524,288 tokens, on WikiText-103 131,072 (the only size that fits the paper's
 epochs). FLOPs per token are 6 (12 L C^2 + V C) + 6 L C T: forward and backward, causal. Hours are those of ONE GPU that
@@ -67,6 +70,7 @@ import collections
 import csv
 import os
 import shlex
+import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -138,6 +142,8 @@ ADAM = {"weight_decay": "0", "beta1": "0.9", "beta2": "0.999"}
 RECIPE_BERT = dict(RECIPE, lr="1e-4", **ADAM)
 RECIPE_PAIRS = dict(RECIPE, lr="2e-5", **ADAM)
 LENGTHS = (512, 1024, 2048, 4096, 8192, 15360)
+ARXIV_LENGTHS = (*LENGTHS[:-1], 16384)  # of the arXiv version's models on WikiText-103
+LONG = 131072
 RETRIEVAL_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 SLIDING_TOKENS = 1 << 20                # a sliding window costs T / stride times as much per token
 WINDOWS_AS_RUN = 1000                   # the most that the authors' code evaluates at each length
@@ -149,9 +155,7 @@ BEYOND = ("t5", "kerple_power")         # encodings that the papers' perplexity 
 EVERY = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1", "alibi", "fire", "t5_clip", "t5",
          "kerple", "kerple_power", "rope", "sinusoidal", "none")
 
-# "The quick brown fox jumps over the lazy dog, and the dog sleeps on." in GPT-2's tokens
-BIAS_TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
-BIAS_IDS = "464 2068 7586 21831 18045 625 262 16931 3290 11 290 262 3290 44263 319 13"
+BIAS_TEXT, BIAS_IDS = "The quick brown fox", "464 2068 7586 21831"         # the same in GPT-2's tokens
 
 # The comparison on two CPU cores has its own model, steps and lengths.
 Small = collections.namedtuple("Small", "model T B steps lr eval_tokens lengths encodings seeds")
@@ -206,8 +210,13 @@ def every_encoding(how):
                               for pos in EVERY))
 
 
-def trained_at(experiment, data, model, encodings, lengths, steps):
-    return [Row(experiment, data, model, pos, T, 0, steps, LENGTHS, (data,), ()) for pos in encodings for T in lengths]
+def trained_at(experiment, data, model, encodings, trained, steps=0, lengths=LENGTHS):
+    return [Row(experiment, data, model, pos, T, 0, steps, lengths, (data,), ()) for pos in encodings for T in trained]
+
+
+def arxiv_wikitext(experiment, encodings, trained):
+    """section 5.1 of the arXiv version"""
+    return trained_at(experiment, "wikitext-103", "tiny", encodings, trained, 5000, ARXIV_LENGTHS)
 
 
 def rows_of(experiment, how="printed"):
@@ -223,9 +232,14 @@ def rows_of(experiment, how="printed"):
     if experiment == "generalization":
         return of("arxiv-1", (1024,), ("hellaswag", "fineweb", "wikitext-2", "wikitext-2-words", "wikitext-103",
                                        "wikitext-103-words"), ("t5",))
-    if experiment in ("arxiv_figure3", "arxiv_figure4"):
-        data, model = ("fineweb-edu", "medium") if experiment == "arxiv_figure3" else ("wikitext-103", "tiny")
-        return trained_at(experiment, data, model, paper_rows("arxiv-1", how)["fineweb-edu", "medium"], (512, 1024), 0)
+    if experiment == "long":
+        encodings = [NAMES[how].get(pos, pos) for pos in ("cable", "alibi", "rope")]
+        return trained_at(experiment, "fineweb-edu", "medium", encodings, (1024,), lengths=(LONG,))
+    if experiment in ("arxiv_figure1", "arxiv_figure3"):
+        encodings = paper_rows("arxiv-1", how)["fineweb-edu", "medium"]
+        if experiment == "arxiv_figure1":
+            return trained_at(experiment, "fineweb-edu", "medium", encodings, (512, 1024))
+        return arxiv_wikitext(experiment, encodings, (512, 1024))
     if experiment == "figure3":
         encodings = ["none"] + paper_rows("1", how)["fineweb-edu", "medium"]
         return [Row(experiment, "tinyshakespeare", model, pos, T, 0, 30, (), ("generate",), ())
@@ -233,10 +247,12 @@ def rows_of(experiment, how="printed"):
     if experiment == "figure4":
         inside = ("kcable:weight=inside",) if how == "printed" else ()
         encodings = ("cable", "cable_nw", "kcable", *inside, "kcable_nw", "cable_v1", "kcable_v1")
-        return trained_at(experiment, "wikitext-103", "tiny", encodings, (1024,), 0)
-    if experiment in ("figure5", "sweep"):
-        encodings = ("cable_v1", "sinusoidal") if experiment == "figure5" else every_encoding(how)
-        return trained_at(experiment, "wikitext-103", "tiny", encodings, (512, 1024, 2048, 4096, 8192), 5000)
+        return trained_at(experiment, "wikitext-103", "tiny", encodings, (1024,))
+    if experiment in ("arxiv_figure5", "sweep"):
+        encodings = ("cable_v1", "sinusoidal") if experiment == "arxiv_figure5" else every_encoding(how)
+        return arxiv_wikitext(experiment, encodings, (512, 1024, 2048, 4096, 8192))
+    if experiment == "arxiv_figure6":
+        return arxiv_wikitext(experiment, ("cable_v1", "kcable_v1"), (512, 1024))
     if experiment == "bias":
         names = [NAMES[how].get(pos, pos) for pos in ("cable", "cable_v1", "alibi", "kerple", "t5", "fire")]
         return [Row(experiment, "fineweb-edu", "medium", pos, 1024, 0, 0, (), ("bias",), ())
@@ -247,8 +263,9 @@ def rows_of(experiment, how="printed"):
 
 
 BERT = ("table2", "bert_curves")
-EXPERIMENTS = ("table1", "table2", "table3", "table4", "generalization", "arxiv_figure3", "arxiv_figure4", "figure3",
-               "figure4", "figure5", "sweep", "bert_curves", "bias", "small", "quick")
+AT_LENGTHS = ("arxiv_figure1", "arxiv_figure3", "arxiv_figure5", "arxiv_figure6", "sweep")
+EXPERIMENTS = ("table1", "table2", "table3", "table4", "long", "generalization", "figure3", "figure4", *AT_LENGTHS,
+               "bert_curves", "bias", "small", "quick")
 
 
 def select(rows, words):
@@ -383,7 +400,7 @@ def retrieval(row, args, run, out, lengths):
 
 def bias_commands(row, args, run, out):
     """The commands that write bias matrices as JSON and draw them: for the first, middle and last layer the mean over
-    heads for 512 tokens of the validation split, and for a sentence a grid of all layers and heads."""
+    heads for 512 tokens of the validation split, and for four tokens a grid of all layers and heads."""
     L = shape(args.set.get("model", row.model))[0]
     text = BIAS_TEXT if args.tokenizer or DATA[row.data].vocab == 256 else BIAS_IDS
     T = args.set.get("bias_tokens", "512")
@@ -399,7 +416,7 @@ def bias_commands(row, args, run, out):
         matrix = os.path.join(out, name + ".json")
         what = "grid of all heads" if layer == "all" else f"mean bias of layer {layer}"
         commands.append(Command(what, args.evaluator, flags, out, os.path.join(out, name + ".done"), 0))
-        draw = f"{args.python} scripts/plot.py bias {shlex.quote(matrix)}"
+        draw = f"{args.python} scripts/plot.py bias {shlex.quote(matrix)}" + " --normalize" * (head == "mean")
         commands.append(Command("image", draw, {}, out, matrix[:-len(".json")] + ".png", 0))
     return commands
 
@@ -435,6 +452,8 @@ def perplexity(row, args, what, run):
     if s:
         return [command(f"evaluate on {what}", what, lengths,
                         {"eval_tokens": str(s.eval_tokens), **given, "curve": None})]
+    if row.experiment == "long":            # beside the evaluation of table1, of the same run
+        what += ".long"
     stride = str(max(1, min(lengths) // 2))
     sliding = command(f"sliding windows on {what}", f"{what}.sliding", lengths,
                       {"eval_tokens": str(SLIDING_TOKENS), **given, "stride": stride})
@@ -534,7 +553,7 @@ def arithmetic(row, args, commands):
 
 
 def row_name(row):
-    T = [str(row.T)] if row.experiment in ("figure3", "figure5", "sweep", "arxiv_figure3", "arxiv_figure4") else []
+    T = [str(row.T)] if row.experiment in ("figure3", *AT_LENGTHS) else []
     batch = [str(row.batch)] if row.batch else []
     return " ".join([row.experiment, row.data, row.model, row.pos, *T, *batch])
 
@@ -550,9 +569,20 @@ def show(rows, args):
 
 # ----------------------------------------------------------------------------------------------------------
 
+def check_drawing(rows, args):
+    """refuses images for which --python has no matplotlib, rather than after the training"""
+    if not any("bias" in row.evaluations for row in rows):
+        return
+    probe = subprocess.run([*shlex.split(args.python), "-c", "import matplotlib"], capture_output=True)
+    if probe.returncode:
+        raise BadInput(f"bias: {args.python} has no matplotlib, which draws its images: "
+                       f"{console.PACKAGES['matplotlib']}, or give another --python")
+
+
 def run_all(rows, args):
     """Runs each row with each seed; returns the exit code. The loop over seeds is the outer one, so that an early end
     leaves comparisons of all encodings."""
+    check_drawing(rows, args)
     slots = runqueue.slots(args.jobs, args.trainer.endswith("cu"), args.gpus)
     jobs = []
     for row, seed in ((row, seed) for seed in args.seeds for row in rows):

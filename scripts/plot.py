@@ -5,7 +5,8 @@
     python3 scripts/plot.py curve   RUN_DIR [RUN_DIR ...] -o curve.png     loss against position in the sequence
     python3 scripts/plot.py probe   RUN_DIR [RUN_DIR ...] -o probe.png     right answers by length and depth (--probe)
     python3 scripts/plot.py heads   RUN_DIR [RUN_DIR ...] -o heads.png     where each head looks (--heads)
-    python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat maps of the bias (--dump_bias)
+    python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat maps of the bias (--dump_bias); with
+                                                                           --normalize divided by its largest magnitude
 
 Without -o the figure goes beside its input. Lines of a log that are not JSON objects (torn by a crash) are counted and
 reported; a record that was written twice, as a resumed run does, counts as last written. Exit code 2: bad input.
@@ -485,6 +486,12 @@ def plot_heads(runs):
     return fig
 
 
+def normalized(rows):
+    """a matrix divided by its largest magnitude"""
+    largest = max(abs(v) for r in rows for v in r if math.isfinite(v)) or 1
+    return [[v / largest for v in r] for r in rows]
+
+
 def plot_bias_grid(data):
     """one small map per head, a row per layer, all in one scale of colours"""
     matrices = data["matrices"]
@@ -505,12 +512,15 @@ def plot_bias_grid(data):
         if m["head"] == heads[0]:
             ax.set_ylabel(f"layer {m['layer']}", fontsize=8)
     bar = fig.colorbar(image, ax=axes, shrink=0.85, extend="min" if finite[0] < low else "neither")
-    bar.set_label(f"{data.get('pos', 'bias')} (nats)")
+    bar.set_label(f"{data.get('pos', 'bias')} ({data['unit']})")
     return fig
 
 
-def plot_bias(paths):
+def plot_bias(paths, normalize=False):
     data = read_bias(paths[0])
+    data["unit"] = "divided by the largest magnitude" if normalize else "nats"
+    for m in data.get("matrices", [data]) if normalize else ():
+        m["bias"] = normalized(m["bias"])
     if "matrices" in data:
         return plot_bias_grid(data)
     rows, tokens = data["bias"], data.get("tokens") or []
@@ -525,7 +535,7 @@ def plot_bias(paths):
     else:
         image = ax.imshow(rows, cmap="viridis", vmin=low, vmax=high if high > low else low + 1, interpolation="nearest")
     bar = fig.colorbar(image, shrink=0.85, extend="min" if finite[0] < low else "neither")
-    bar.set_label("bias added to the scaled score (nats)")
+    bar.set_label(f"bias added to the scaled score ({data['unit']})")
     if len(tokens) == T and T <= 48:
         shown = [literal(str(t).replace("\n", "↵").replace(" ", "␣").replace("\t", "⇥")) for t in tokens]
         size = 10 if T <= 24 else 7
@@ -549,13 +559,16 @@ def main(argv):
     parser.add_argument("figure", choices=FIGURES)
     parser.add_argument("input", nargs="+", help="run directories, or for bias one JSON file")
     parser.add_argument("-o", "--out", help="the image to write, .png, .svg or .pdf")
+    parser.add_argument("--normalize", action="store_true", help="bias: divide each matrix by its largest magnitude")
     args = parser.parse_args(argv)
     first = args.input[0]
     beside = os.path.join(first, args.figure) if os.path.isdir(first) else os.path.splitext(first)[0]
     out = args.out or beside + ".png"
     if args.figure == "bias" and len(args.input) > 1:
         raise BadInput("bias: expected one JSON file, got " + ", ".join(args.input))
-    fig = FIGURES[args.figure](args.input)
+    if args.normalize and args.figure != "bias":
+        raise BadInput(f"--normalize: expected the figure bias, got {args.figure}")
+    fig = FIGURES[args.figure](args.input, *[True] * args.normalize)
     try:
         fig.savefig(out)
     except (OSError, ValueError) as e:              # unwritable path, unknown image type

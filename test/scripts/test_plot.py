@@ -172,6 +172,10 @@ class TestPlot(unittest.TestCase):
         data["bias"] = [[0, 7, 7], [-1, 0, 7], [-3, -2, 0]]         # above the diagonal, where the mask is
         full = plot.plot_bias([self.file("full.json", data)]).axes[0].images[0].get_array().filled(9).tolist()
         self.assertEqual(full, shown)
+        self.draw("bias", self.file("bias.json", {**data, "bias": [[0], [-1, 0], [-4, -2, 0]]}), "--normalize")
+        fig = plot.plot_bias([self.path("bias.json")], True)
+        shown = fig.axes[0].images[0].get_array().filled(9).tolist()
+        self.assertEqual(shown, [[0, 9, 9], [-0.25, 0, 9], [-1, -0.5, 0]])
 
     def test_probe(self):
         cells = [{"kind": "probe", "probe": kind, "pos": "cable", "T": T, "depth": d, "exact_share": T / 1000 + d / 10}
@@ -211,6 +215,10 @@ class TestPlot(unittest.TestCase):
         values = [ax.images[0].get_array().filled(9).tolist() for ax in axes if ax.images]
         self.assertEqual(values, [[[0, 9], [-n - 1, 0]] for n in range(6)])
         self.assertEqual(len({ax.images[0].get_clim() for ax in axes if ax.images}), 1)     # one scale of colours
+        axes = plot.plot_bias([self.path("grid.json")], True).axes
+        values = [ax.images[0].get_array().filled(9).tolist() for ax in axes if ax.images]
+        self.assertEqual(values, 6 * [[[0, 9], [-1, 0]]])
+        self.refused("lengths", self.path("grid.json"), "--normalize", naming="--normalize: expected the figure bias")
         grid["matrices"][4]["bias"] = [[0], [1]]
         self.refused("bias", self.file("ragged_grid.json", grid), naming="row 1")
         self.refused("bias", self.file("torn.json", '{"bias": [[0'), naming="torn.json")

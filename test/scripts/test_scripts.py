@@ -193,18 +193,31 @@ class TestCommands(unittest.TestCase):
     def test_what_stands_beside_the_tables(self):
         commands = [flags_of(c) for c in dry("table1", "medium", "cable")[1] if "--eval_lengths" in c]
         self.assertEqual([("--curve" in f, f.get("--stride")) for f in commands], [(True, None), (False, "256")])
-        self.assertEqual([c.T for c in paper.rows_of("figure5")], 2 * [512, 1024, 2048, 4096, 8192])
-        self.assertEqual({f["--steps"] for f in self.trains("figure5") + self.trains("sweep")}, {"5000"})
+        self.assertEqual([c.T for c in paper.rows_of("arxiv_figure5")], 2 * [512, 1024, 2048, 4096, 8192])
         swept = {r.pos.partition(":")[0] for r in paper.rows_of("sweep")}
         others = {"learned", "ssmax", "alibi_trained", "alibi_random", "cope"}
         self.assertEqual(set(report.plot.STYLES) - swept, others)
-        for experiment, data in (("arxiv_figure3", "fineweb-edu"), ("arxiv_figure4", "wikitext-103")):
+        for experiment, data in (("arxiv_figure1", "fineweb-edu"), ("arxiv_figure3", "wikitext-103")):
             rows = paper.rows_of(experiment)
             self.assertEqual({(r.data, r.T) for r in rows}, {(data, 512), (data, 1024)})
+        self.assertEqual([(r.pos, r.T) for r in paper.rows_of("arxiv_figure6")],
+                         [(pos, T) for pos in ("cable_v1", "kcable_v1") for T in (512, 1024)])
+        for experiment in ("arxiv_figure3", "arxiv_figure5", "arxiv_figure6", "sweep"):     # section 5.1
+            self.assertEqual({f["--steps"] for f in self.trains(experiment)}, {"5000"})
+            whole = [flags_of(c) for c in dry(experiment)[1] if "--curve" in c]
+            self.assertEqual({f["--eval_lengths"] for f in whole}, {"512,1024,2048,4096,8192,16384"})
         speed = paper.rows_of("figure3")
         self.assertEqual({r.T for r in speed}, {512, 1024, 2048})
-        outs = [f["--out"] for e in ("figure3", "figure5", "arxiv_figure4") for f in self.trains(e)]
+        places = lambda experiment: {(f["--out"], f["--pos"], f["--T"]) for f in self.trains(experiment)}
+        self.assertEqual(places("arxiv_figure3") | places("arxiv_figure6") <= places("sweep") | places("arxiv_figure5"),
+                         True)                              # the same model is trained once
+        outs = [f["--out"] for e in ("figure3", "figure4", "sweep") for f in self.trains(e)]
         self.assertEqual(len(set(outs)), len(outs))
+        both = {e: [flags_of(c) for c in dry(e, "medium", "cable", "alibi", "rope")[1] if "--load" in c]
+                for e in ("table1", "long")}
+        loaded, written = ({e: {f[flag] for f in both[e]} for e in both} for flag in ("--load", "--out"))
+        self.assertEqual((loaded["table1"], written["table1"] & written["long"]), (loaded["long"], set()))
+        self.assertEqual([f["--eval_lengths"] for f in both["long"]], 6 * ["131072"])
         tested = [c[c.index("--out") + 1] for c in dry("generalization", "small", "rope")[1] if "--load" in c]
         self.assertEqual([os.path.basename(t) for t in tested if not t.endswith(".sliding")],
                          ["hellaswag", "fineweb", "wikitext-2", "wikitext-2-words", "wikitext-103",
@@ -215,7 +228,9 @@ class TestCommands(unittest.TestCase):
         bias = [flags_of(c) for c in dry("bias", "kerple_power")[1] if "--dump_bias" in c]
         self.assertEqual([f["--dump_bias"].rpartition(",")[0] for f in bias[:3]], ["0,mean", "12,mean", "23,mean"])
         self.assertEqual({f["--T"] for f in bias[:3]}, {"512"})
-        self.assertTrue(bias[3]["--dump_bias"].startswith("all,all,464 2068"))
+        self.assertEqual(bias[3]["--dump_bias"], "all,all,464 2068 7586 21831")             # T = 4
+        drawn = [c for c in dry("bias", "kerple_power")[1] if "scripts/plot.py" in c]
+        self.assertEqual(["--normalize" in c for c in drawn], [True, True, True, False])
 
     def test_recipe(self):
         steps = {("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
@@ -318,18 +333,24 @@ class TestCommands(unittest.TestCase):
             with mock.patch.object(os, "geteuid", lambda: user):
                 self.assertEqual("OMPI_ALLOW_RUN_AS_ROOT=1" in dry("table1", "tiny", "rope", "--gpus", "2")[1][1],
                                  allowed)
-        code, _, err = called(paper.main, "figure5", "8192", "--gpus", "64", "--dry_run")
+        code, _, err = called(paper.main, "arxiv_figure5", "8192", "--gpus", "64", "--dry_run")
         self.assertEqual((code, "--gpus 64" in err), (2, True), err)
 
     def test_refusals(self):
         for args, naming in ((("table1", "huge"), "huge"), (("table1", "fineweb-edu", "tiny"), "no such row"),
                              (("table9",), "table9"), (("table1", "--set", "stepz=4"), "stepz"),
                              (("table1", "--seeds", "a"), "--seeds"), ((), "expected an experiment"),
-                             (("figure5", "512", "--set", "model=big"), "model=big")):
+                             (("arxiv_figure5", "512", "--set", "model=big"), "model=big")):
             r = script("paper.py", *args, "--dry_run")
             self.assertEqual(r.returncode, 2, args)
             self.assertIn(naming, r.stderr)
             self.assertNotIn("Traceback", r.stderr)
+        # without matplotlib nothing is trained that would have to be drawn
+        bare = f"{shlex.quote(sys.executable)} -S -E"
+        r = script("paper.py", "bias", "cable", "--python", bare, "--trainer", "false", "--set", "train_files=x",
+                   "--set", "val_files=x")
+        self.assertEqual((r.returncode, r.stdout), (2, ""), r.stderr)
+        self.assertIn("bias: " + sys.executable + " -S -E has no matplotlib", r.stderr)
 
     def test_data_commands(self):
         seen = set()
@@ -663,7 +684,7 @@ class TestReport(Folder):
             numbers = [float(r["value"]) for r in csv.DictReader(f)]
         shown = [float(x) for x in re.findall(r"\*(-?[\d.]+)\*", out)]
         self.assertEqual(sorted(shown), sorted(numbers))
-        self.assertEqual(len(numbers), 370)
+        self.assertEqual(len(numbers), 374)
 
     def test_printed_and_run_stay_apart(self):
         for n, (name, pos) in enumerate((("t5_clip", "t5_clip"), ("as_run/t5_clip", "t5_clip:K=256,scale=C,layers=own"),
@@ -685,10 +706,15 @@ class TestReport(Folder):
 
     def test_numbers_in_the_text(self):
         tiny = {"model": (6, 8, 512), "train": "wikitext103_raw_train_*.bin", "what": "wikitext-103"}
-        self.run_of("a", pos="cable_v1", ppl={8192: 21.5}, **tiny)
+        self.run_of("a", pos="cable_v1", ppl={8192: 21.5, 16384: 20.5}, **tiny)
+        self.run_of("c", pos="cable_v1", ppl={512: 25.5, 8192: 22.5}, T=512, **tiny)
         self.run_of("b", pos="sinusoidal", ppl={8192: 23.5}, T=8192, **tiny)
         out, _ = self.report()
         self.assertIn("| gpt2:tiny | cable_v1 | 1,024 | 8,192 | ppl on wikitext-103 | *22.22* | 21.50 |", out)
+        self.assertIn("| gpt2:tiny | cable_v1 | 1,024 | 16,384 | ppl on wikitext-103 | *21.97* | 20.50 |", out)
+        for T, theirs, ours in (("512", "25.12", "25.50"), ("8,192", "22.86", "22.50")):
+            self.assertIn(f"| gpt2:tiny | cable_v1 | 512 | {T} | ppl on wikitext-103 | *{theirs}* | {ours} |", out)
+        self.assertIn("| gpt2:tiny | cable_v1 | 1,024 | 1,024 | ppl on wikitext-103 | *23.75* | - |", out)
         self.assertIn("| gpt2:tiny | sinusoidal | 8,192 | 8,192 | ppl on wikitext-103 | *22.81* | 23.50 |", out)
         self.assertIn("*-0.65* | - |", out)
 
