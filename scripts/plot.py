@@ -81,16 +81,24 @@ def read_log(run):
     return records
 
 
-def of_kind(run, log, kind):
-    found = [r for r in log if r.get("kind") == kind]
-    if not found:
-        raise BadInput(f"{run}: no record of kind \"{kind}\" in its log; {HINTS[kind]}")
-    return found
+def runs_with(runs, kind):
+    """(run, its records of this kind) of each run that has any; a directory without any is skipped with a note"""
+    found = {}
+    for run in runs:
+        is_run = not os.path.isdir(run) or os.path.exists(os.path.join(run, "log.jsonl"))
+        found[run] = [r for r in read_log(run) if r.get("kind") == kind] if is_run else []
+    missing = [run for run, records in found.items() if not records]
+    what = f"no records of kind \"{kind}\""
+    if len(missing) == len(found):
+        raise BadInput(f"{', '.join(missing)}: {what}; {HINTS[kind]}")
+    for run in missing:
+        console.say(f"skipped {run}: {what}")
+    return [(run, records) for run, records in found.items() if records]
 
 
-HINTS = {"train": "has the run made a step?", "extrapolation": "run the trainer with --eval_lengths",
-         "curve": "run the trainer with --curve", "probe": "run the trainer with --probe",
-         "head": "run the trainer with --eval_lengths and --heads"}
+LOAD = "they are written to --out: train_gpt2 --load RUN --val_files FILE --out RUN_eval "
+HINTS = {"extrapolation": LOAD + "--eval_lengths 128,256", "curve": LOAD + "--eval_lengths 128,256 --curve",
+         "probe": LOAD + "--probe needle", "head": LOAD + "--eval_lengths 128,256 --heads"}
 
 
 def series(records, kind, key):
@@ -230,7 +238,7 @@ def plot_train(runs):
     for key, run, log in zip(keys, runs, logs):
         train, val, lr = series(log, "train", "loss"), series(log, "val", "loss"), series(log, "train", "lr")
         if not train and not val:
-            raise BadInput(f"{run}: no record of kind \"train\" or \"val\" in its log; {HINTS['train']}")
+            raise BadInput(f"{run}: no record of kind \"train\" or \"val\" in its log; has the run made a step?")
         colour, name = styles[key][0], literal(run_name(run))
         if train:
             steps, raw = zip(*train)
@@ -256,8 +264,8 @@ def plot_train(runs):
 def extrapolation_lines(runs):
     """{(label, style, stride or None): {T: ppl}} and the trained lengths. None: windows that do not overlap."""
     last, trained = {}, []
-    for run in runs:
-        for r in of_kind(run, read_log(run), "extrapolation"):
+    for run, found in runs_with(runs, "extrapolation"):
+        for r in found:
             T, stride = number(r, "T"), number(r, "stride")
             if T and T > 0 and "pos" in r:
                 last[run, str(r["pos"]) + stretch_of(r), T, stride or T] = r
@@ -312,17 +320,19 @@ def geometric_bins(values, per_octave=4):
     return list(zip(middle, (statistics.fmean(v for _, v in b) for b in bins)))
 
 
-def loss_axis(ax, lines):
-    """from the lowest loss to well above the lowest of the worst line: what is between the lines shows, while the first
-    positions, which have seen nothing yet, and what has diverged leave the frame at the top, where a note says so"""
+def loss_axis(ax, lines, models):
+    """One model's losses are shown whole. Of several, from the lowest loss to well above the lowest of the worst line:
+    what is between the lines shows, while the first positions, which have seen nothing yet, and what has diverged leave
+    the frame at the top, and a note says so in the corner that falling losses leave free."""
     lowest = [min(v for _, v in points) for points in lines]
     low, highest = min(lowest), max(v for points in lines for _, v in points)
-    high = min(highest, low + max(2.5 * (max(lowest) - low), 0.15 * (highest - low)))
+    shown = max(2.5 * (max(lowest) - low), 0.15 * (highest - low))
+    high = highest if models == 1 else min(highest, low + shown)
     margin = 0.04 * (high - low) or 0.5
     ax.set_ylim(low - margin, high + margin)
     if high < highest:
-        ax.annotate(f"cut off at the top; the highest loss is {highest:.3g}", (0, 1), xycoords="axes fraction",
-                    ha="left", va="bottom", fontsize=9, color="#555555")
+        ax.annotate(f"cut off at the top; the highest loss is {highest:.3g}", (0, 0), xycoords="axes fraction",
+                    xytext=(4, 4), textcoords="offset points", fontsize=9, color="#555555")
 
 
 def legend_of_curves(ax, ends, dashes):
@@ -337,14 +347,13 @@ def legend_of_curves(ax, ends, dashes):
 def plot_curve(runs):
     fig, ax = figure(8, 4.5)
     last, trained = {}, []
-    for run in runs:
-        log = read_log(run)
-        for r in of_kind(run, log, "curve"):
+    for run, found in runs_with(runs, "curve"):
+        for r in found:
             points = geometric_bins(r["loss"]) if isinstance(r.get("loss"), list) else []
             if not points:
                 raise BadInput(f"{run}: a curve record of {r.get('pos')} holds no list of losses")
             last[run, str(r.get("pos")) + stretch_of(r), len(r["loss"])] = points
-        trained += [T for T in (number(r, "T_train") for r in log) if T]
+        trained += [T for T in (number(r, "T_train") for r in read_log(run)) if T]
     keys, lengths = list(dict.fromkeys(key[:2] for key in last)), sorted({T for _, _, T in last})
     labels, styles = named_apart(keys), styles_of(keys)
     dashes = {T: LINE_STYLES[n % len(LINE_STYLES)] for n, T in enumerate(lengths)}
@@ -357,7 +366,7 @@ def plot_curve(runs):
         ends[run, pos] = points[-1][1], name, colour, marker
     length_axis(ax, [2 ** n for n in range(int(math.log2(lengths[-1])) + 1)])
     mark_trained(ax, [T for T in trained if T <= lengths[-1]])
-    loss_axis(ax, list(last.values()))
+    loss_axis(ax, list(last.values()), len(keys))
     ax.set_xlabel("position in the sequence, from 1")
     ax.set_ylabel("loss (nats per token)")
     legend_of_curves(ax, ends.values(), dashes)
@@ -397,12 +406,12 @@ def triangle(path, rows):
 def probe_cells(runs):
     """{(run, encoding, kind): {(T, depth): share of right answers}}"""
     found = {}
-    for run in runs:
-        log = read_log(run)
-        for r in of_kind(run, log, "probe"):
+    for run, records in runs_with(runs, "probe"):
+        for r in records:
             T, depth, share = (number(r, key) for key in ("T", "depth", "exact_share"))
             if None not in (T, depth, share):
-                found.setdefault((run_name(run), encoding_of(run, log), str(r.get("probe"))), {})[T, depth] = share
+                name = run_name(run), encoding_of(run, records), str(r.get("probe"))
+                found.setdefault(name, {})[T, depth] = share
     if not found:
         raise BadInput("no probe has a length, a depth and a share of right answers")
     return found
@@ -448,8 +457,8 @@ HEAD_STATISTICS = (
 def head_records(runs):
     """{(run, encoding, T): {(layer, head): record}}, the last record of a head"""
     found = {}
-    for run in runs:
-        for r in of_kind(run, read_log(run), "head"):
+    for run, records in runs_with(runs, "head"):
+        for r in records:
             T, layer, head = (number(r, key) for key in ("T", "layer", "head"))
             if None in (T, layer, head) or any(number(r, key) is None for key in ("entropy", "window90", "live_tiles")):
                 continue

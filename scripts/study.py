@@ -445,6 +445,13 @@ def sign(args, fig, axes, lines, commits):
     return fig
 
 
+def fill_band(ax, x, mean, values, colour):
+    """the standard deviation of the seeds around their mean; above 0, as the axis may be logarithmic"""
+    band = [spread(of_seeds) or 0 for of_seeds in values]
+    ax.fill_between(x, [max(m - s, m / 10) for m, s in zip(mean, band)], [m + s for m, s in zip(mean, band)],
+                    color=colour, alpha=0.2, linewidth=0)
+
+
 def draw(args, results):
     """perplexity by length: a line for each encoding, its band the standard deviation; sliding windows are dashed"""
     shown = []
@@ -453,10 +460,8 @@ def draw(args, results):
         cells, slid = row
         x = sorted(cells)
         mean = [statistics.fmean(cells[T]) for T in x]
-        band = [spread(cells[T]) or 0 for T in x]
         line, = ax.plot(x, mean, color=colour, marker=marker, markersize=5, label=label)
-        ax.fill_between(x, [max(m - s, m / 10) for m, s in zip(mean, band)], [m + s for m, s in zip(mean, band)],
-                        color=colour, alpha=0.2, linewidth=0)
+        fill_band(ax, x, mean, [cells[T] for T in x], colour)
         dashed = [statistics.fmean(slid[T]) for T in sorted(slid)]
         ax.plot(sorted(slid), dashed, color=colour, linewidth=1, linestyle="--", label="_sliding")
         shown.extend(mean + dashed)
@@ -476,14 +481,16 @@ def draw(args, results):
 
 
 def draw_positions(args, results):
-    """the loss by position in the longest windows that an encoding has, the mean over the seeds"""
+    """the loss by position in the longest windows that an encoding has, its band the standard deviation"""
     drawn = []
 
     def plot_row(ax, of_lengths, label, colour, marker):
-        points = [(math.sqrt(first * last), statistics.fmean(losses))
-                  for (first, last), losses in sorted(of_lengths[max(of_lengths)].items())]
-        drawn.append(points)
-        line, = ax.plot(*zip(*points), color=colour, marker=marker, markersize=4, label=label)
+        bins = sorted(of_lengths[max(of_lengths)].items())
+        x = [math.sqrt(first * last) for (first, last), _ in bins]
+        mean = [statistics.fmean(losses) for _, losses in bins]
+        drawn.append(list(zip(x, mean)))
+        line, = ax.plot(x, mean, color=colour, marker=marker, markersize=4, label=label)
+        fill_band(ax, x, mean, [losses for _, losses in bins], colour)
         return line
 
     fig, axes, lines = panels(args, plot_row, results.positions)
@@ -495,7 +502,7 @@ def draw_positions(args, results):
             ax.set_xticklabels([f"{t:,}" for t in ticks])
             plot.mark_trained(ax, [T])
             ax.set_ylabel("loss (nats per token)" if ax is of_model[0] else "")
-    plot.loss_axis(axes[0][0], drawn)
+    plot.loss_axis(axes[0][0], drawn, len(args.encodings))
     axes[-1][len(args.lengths) // 2].set_xlabel(f"position in windows of up to {max(args.eval_lengths):,} tokens")
     return sign(args, fig, axes, lines, results.commits)
 
@@ -532,6 +539,10 @@ def main(argv):
         return 0
     slots = runqueue.slots(args.jobs, args.trainer.rstrip("'").endswith("cu"))
     runqueue.refuse_changes(jobs.values())
+    try:
+        console.need("matplotlib")
+    except BadInput as e:
+        console.say(f"study.py: there will be no figure: {e}")
     check(jobs)
     code = runqueue.Queue("study.py", jobs.values(), slots, args.verbose, cwd=os.getcwd()).run()
     if code != runqueue.INTERRUPTED:

@@ -109,7 +109,9 @@ class TestPlot(unittest.TestCase):
     def test_curve(self):
         run = self.log("run", {"kind": "curve", "pos": "alibi", "T": 4, "loss": [4, 3, 2, None]},
                        {"kind": "curve", "pos": "cable", "T": 4, "loss": [4, 3, 2.5, 2]})
-        self.draw("curve", run)
+        skipped = [self.log("trained", {"kind": "train", "step": 0, "loss": 3}), self.folder.name]
+        self.assertEqual(self.draw("curve", *skipped, run),
+                         "".join(f'skipped {path}: no records of kind "curve"\n' for path in skipped))
         lines = plotted(plot.plot_curve([run]))
         self.assertEqual([y for _, y in lines["cable, T = 4"]], [4, 3, 2.5, 2])
         self.assertEqual([round(x, 9) for x, _ in lines["alibi, T = 4"]], [1, 2, 3])
@@ -162,6 +164,9 @@ class TestPlot(unittest.TestCase):
         self.assertGreater(0.06 / (high - low), 0.08)           # on a full axis it would be 0.015
         self.assertLess(low, 1.33)
         self.assertIn("highest loss is 5.36", " ".join(text.get_text() for text in fig.axes[0].texts))
+        alone = plot.plot_curve([self.log("one", {"kind": "curve", "pos": "cable", "T": 128, "loss": losses(1.3)})])
+        low, high = alone.axes[0].get_ylim()                    # one model's losses are shown whole
+        self.assertTrue(low < 1.34 and high > 5.3, (low, high))
 
     def test_bias(self):
         data = {"pos": "cable", "layer": 0, "head": 1, "tokens": ["a", " $\\b$", "\n"]}
@@ -206,7 +211,7 @@ class TestPlot(unittest.TestCase):
     def test_refusals(self):
         self.refused("train", self.path("nowhere"), naming="nowhere")
         self.refused("train", self.log("empty"), naming="no record")
-        self.refused("lengths", self.train_log(), naming="--eval_lengths")
+        self.refused("lengths", self.train_log(), naming="--out RUN_eval --eval_lengths")
         self.refused("lengths", self.log("reach", self.record(256, None)), naming="perplexity")
         self.refused("curve", self.train_log(), naming="--curve")
         grid = {"pos": "cable", "matrices": [{"layer": n // 3, "head": n % 3, "bias": [[0], [-n - 1, 0]]}

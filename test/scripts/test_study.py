@@ -282,10 +282,16 @@ class TestTable(Fake):
         self.assertIn("scripts/study.py", fig._suptitle.get_text())
         args = self.draw("--encodings", "one", "two", "--lengths", "64", "--eval_lengths", "64", "128")
         of_length = {64: {(1, 1): [9.0], (5, 8): [9.0]}, 128: {(1, 1): [5.0, 6.0], (5, 8): [2.0]}}
-        positions = {("2,4,64", 64, "one"): of_length, ("2,4,64", 64, "two"): {}}
+        positions = {("2,4,64", 64, "one"): of_length, ("2,4,64", 64, "two"): {128: {(1, 1): [99.0], (5, 8): [2.5]}}}
         fig = study.draw_positions(args, study.Results({}, {}, positions, {}, ["abc"]))
-        line, = (line for line in fig.axes[0].lines if line.get_label() in ("one", "two"))
+        axes = fig.axes[0]
+        line, = (line for line in axes.lines if line.get_label() == "one")
         self.assertEqual(line.get_xydata().tolist(), [[1.0, 5.5], [math.sqrt(40), 2.0]])   # of the longest windows
+        band = {round(y, 3) for _, y in axes.collections[0].get_paths()[0].vertices}
+        self.assertEqual(band, {2.0, round(5.5 - math.sqrt(0.5), 3), round(5.5 + math.sqrt(0.5), 3)})
+        fig.canvas.draw()
+        note, = (text.get_window_extent() for text in axes.texts if "cut off" in text.get_text())
+        self.assertFalse(note.overlaps(axes.title.get_window_extent()))
         study.write_results(args, study.jobs_of(args))                              # nothing is finished: no table
         self.assertFalse(glob.glob(self.path("s", "study.*")))
 
@@ -352,6 +358,7 @@ class TestQueue(Fake):
         self.study("--encodings", "one", "--lr", "1e-3", "--val_every", "3")        # changes no result
         self.study("--encodings", "one", "--lr", "2e-3", "--allow_change", "lr")
         r = self.study("--encodings", "unknown", "--flub", "3", code=2)
+        self.assertIn("there will be no figure: Python's module matplotlib is missing", r.stderr)   # before any run
         self.assertIn("nothing was started, because the trainer refuses:\n  unknown, T 64, seed 1: error: expected "
                       "another flag", r.stderr)
 
