@@ -42,6 +42,26 @@ class TestKeys(unittest.TestCase):
         self.assertIsNone(longppl.perplexity(losses, np.zeros(4, dtype=bool)))
 
 
+    def test_the_newest_checkpoint_identifies_a_run(self):
+        with tempfile.TemporaryDirectory() as run:
+            seen = []
+            for step in (10, 9, 20):
+                os.mkdir(os.path.join(run, f"step_{step:08d}"))
+                with open(os.path.join(run, f"step_{step:08d}", "manifest.json"), "w") as f:
+                    f.write(f'{{"step": {step}}}')
+                seen.append(longppl.weights_of(run))
+            self.assertEqual([a == b for a, b in zip(seen, seen[1:])], [True, False])
+            self.assertEqual(seen[-1], longppl.weights_of(os.path.join(run, "step_00000020")))
+
+    def test_the_windows_of_the_authors_program(self):
+        """--short K + d - 1 gives a token the K to K + d - 1 tokens before it that their program gives it"""
+        K, d, tokens = 12, 5, 90
+        theirs = {at: at - start for start in range(0, tokens + 1 - K, d)
+                  for at in range(start + K, min(start + K + d, tokens + 1))}
+        ours = dict(enumerate(longppl.contexts(tokens, K + d - 1, d).tolist(), 1))      # target n is token n + 1
+        self.assertEqual({at: ours[at] for at in theirs}, theirs)
+
+
 @unittest.skipUnless(os.path.exists(TRAINER), "the trainer is not built")
 class TestTrainer(unittest.TestCase):
     @classmethod
