@@ -3,6 +3,21 @@
 #include "test/catch.h"
 #include "test/files.h"
 
+TEST_CASE("data record: the blocks that are compared at the start begin and end the file", "[data_record]") {
+    TempDir dir;
+    for (const size_t bytes : {65536 * 64 + 1, 65536 * 70}) {
+        std::string text(bytes, 'a');
+        write_file(dir / "a.txt", text);
+        const uint64_t sum = sampled_sum(File(dir / "a.txt"));
+        for (const size_t at : {(size_t)0, (size_t)65535, bytes - 65536, bytes - 1}) {
+            text[at] = 'b';
+            write_file(dir / "a.txt", text);
+            CHECK(sampled_sum(File(dir / "a.txt")) != sum);
+            text[at] = 'a';
+        }
+    }
+}
+
 TEST_CASE("data record: who waits takes over from the thread, wherever it is, and the sums are those of the files",
           "[data_record]") {
     TempDir dir;

@@ -115,15 +115,21 @@ TEST_CASE("guard: at z 6, of 10,000 steps of a falling, noisy loss only the spik
 
 TEST_CASE("guard: a level that has moved is accepted before it ends the run", "[guard]") {
     static_assert(LEVEL_SHIFT_STEPS < MAX_BAD_STEPS, "a level shift would be taken for a divergence");
-    Guard g = full_guard(4, 4);
-    int skipped = 0;
-    for (int i = 0; i < 400; i++) {
-        skipped += g.judge(noisy_loss(i) + 2, noisy_norm(i)).skip;
-        REQUIRE(!g.diverged());
+    for (const double loss_shift : {2.0, 0.0}) {
+        const double norm_shift = 2.0 - loss_shift;
+        INFO("loss + " << loss_shift << ", norm + " << norm_shift);
+        Guard g = full_guard(4, 4);
+        int skipped = 0;
+        for (int i = 0; i < 400; i++) {
+            skipped += g.judge(noisy_loss(i) + loss_shift, noisy_norm(i) + norm_shift).skip;
+            REQUIRE(!g.diverged());
+        }
+        CHECK(skipped == LEVEL_SHIFT_STEPS - 1);
+        CHECK(g.level_shifts == 1);
+        // and the guard is awake again at the new level
+        CHECK(g.judge(30.0, 0.5 + norm_shift).skip);
+        CHECK(g.judge(3.0 + loss_shift, 30.0).skip);
     }
-    CHECK(skipped == LEVEL_SHIFT_STEPS - 1);
-    CHECK(g.level_shifts == 1);
-    CHECK(g.judge(30.0, 0.5).skip); // and the guard is awake again at the new level
 }
 
 TEST_CASE("guard: state survives JSON bit for bit, at every phase of the window", "[guard]") {

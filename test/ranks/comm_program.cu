@@ -161,6 +161,23 @@ float sum_of_step(uint64_t seed, size_t micro_batches, size_t leaves, size_t j) 
     return tree_of_leaves(sums, 0, sums.size());
 }
 
+// Each rank has an element that is not finite, in the last tensor that it owns: all name the first of these tensors.
+void test_bad_tensor(Parameters& p, float* grads) {
+    expect(first_bad_tensor(p, grads).empty(), "a tensor that is finite", 1, 1);
+    const float bad = INFINITY;
+    size_t tensor = p.table.specs.size(), at = 0;
+    for (const Slice& own : p.owned) {
+        for (const TensorPiece& piece : p.table.pieces(own)) {
+            if (tensor < p.table.specs.size() && piece.tensor < tensor) { continue; }
+            tensor = piece.tensor;
+            at = piece.at + piece.size - 1;
+        }
+    }
+    if (tensor < p.table.specs.size()) { copy_to_device(grads + at, &bad, sizeof(bad), p.stream); }
+    const size_t first = (size_t)-comm_max(-(int)tensor, "the first tensor");
+    expect(first_bad_tensor(p, grads) == p.table.specs[first].name, "the tensor that is not finite", first, 1);
+}
+
 // Steps of n micro-batches on each rank, in so many leaves (0: each is one). The second finds nothing of the first.
 void test_steps(int steps, uint64_t seed, int zero, int L, int n, int leaves) {
     const Comm& c = comm();
@@ -215,6 +232,7 @@ void test_steps(int steps, uint64_t seed, int zero, int L, int n, int leaves) {
         expect(comm_replicas_agree(checksum(&g.norm, sizeof(g.norm))), "a step's norm", (size_t)zero, (size_t)n);
         const bool counted = c.sent - sent == sizeof(float) * leaves_rank;
         expect(c.node > 0 || counted, "the bytes of a step", (size_t)zero, (size_t)n);
+        test_bad_tensor(p, g.grads);
     }
     device_free(given);
     parameters_free(p);                     // not after an error, as that would wait for what is on its way

@@ -5,6 +5,7 @@ A test that needs tiktoken, tokenizers, pyarrow, zstandard or requests is skippe
 encoding of bytes.
 """
 import bz2
+import collections
 import contextlib
 import glob
 import gzip
@@ -961,6 +962,15 @@ class Pairs(Case):
         self.assertEqual((len(train), queries), (1, ["The same query again and again."]))
         self.assertIn("8 pairs skipped", self.said)
 
+    def test_a_paragraph_without_an_end_is_bounded(self):
+        import pairs
+        piece = collections.namedtuple("Piece", "text first last")
+        pieces = [piece(b"0123456789", True, False), *(piece(b"abc", False, False) for _ in range(9)),
+                  piece(b"xyz", False, True), piece(b"next", True, True)]
+        with mock.patch.object(pairs, "MOST_PARAGRAPH", 12):
+            for whole in (False, True):
+                self.assertEqual(list(pairs.paragraphs(pieces, whole)), [b"0123456789abxyz", b"next"])
+
     def test_odd_text(self):
         words = "w" * 100 + " "
         path = self.file("a.txt", ("A query of some words. " + words * 3000).encode() + b"\n\nBad \xff byte in it. " +
@@ -1425,6 +1435,31 @@ class WithoutAVocabulary(unittest.TestCase):
         group = b"abc\0abcd\0abcde\0"
         ids, = encoding.encode_pieces(self.Bytes, [(group, True, True)], 6)
         self.assertEqual(list(ids), [101, *b"abc", 102, 101, *b"abcd", 102, 101, *b"abcd", 102, 101, 102])
+
+    def test_a_name_twice_in_the_corpus_of_mldr(self):
+        import mldr
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:
+            data = {"shards": [{"stream": "corpus", "ids": {"file": name}} for name in ("a.ids", "b.ids")]}
+            def check(*names):
+                for shard, text in zip(data["shards"], names):
+                    write(os.path.join(folder, shard["ids"]["file"]), text)
+                mldr.check_names(folder, data, {"test": {"x", "z"}})
+            check(b"x\ny\n", b"z\n")
+            self.assertIn("every judged document is among the 3", said.getvalue())
+            with self.assertRaisesRegex(common.BadInput, "1 documents of the corpus share a name"):
+                check(b"x\ny\n", b"z\ny\n")
+            with self.assertRaisesRegex(common.BadInput, "1 documents judged in test are not in the corpus, e.g. z"):
+                check(b"x\ny\n", b"w\n")
+
+    def test_the_room_for_a_download_is_what_is_still_to_come(self):
+        import download
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "f")
+            write(path + download.PARTIAL, bytes(100))
+            for free, error in ((899, common.BadInput), (900, ConnectionError)):
+                with mock.patch.object(download.shutil, "disk_usage", lambda _: mock.Mock(free=free)), \
+                        mock.patch.object(download, "session", side_effect=ConnectionError):
+                    self.assertRaises(error, download.download, "http://127.0.0.1/f", path, 1000)
 
     def test_an_ending_of_hellaswag_begins_with_a_space(self):
         import hellaswag

@@ -1,6 +1,7 @@
 """test_plot.py -- scripts/plot.py draws every figure from a small log and refuses bad input in words."""
 import importlib.util
 import json
+import math
 import os
 import struct
 import subprocess
@@ -154,6 +155,9 @@ class TestPlot(unittest.TestCase):
             self.assertLess(bins[-1][1], 2.5, T)                # alone, the last position would be 9
             self.assertTrue(all(a < b for (a, _), (b, _) in zip(bins, bins[1:])))
         self.assertEqual(len(plot.geometric_bins([1.0] * 4)), 4)
+        # four bins an octave: 54 to 63, then 64 on, which joins them until it has half as many positions
+        for T, mean in ((64, 19 / 11), (67, 22 / 14), (68, 13 / 5), (70, 15 / 7)):
+            self.assertAlmostEqual(plot.geometric_bins([1.0] * (T - 1) + [9.0])[-1][1], mean, 12, T)
 
     def test_curve_shows_small_differences(self):
         losses = lambda end: [end + 4 / t for t in range(1, 129)]
@@ -174,6 +178,13 @@ class TestPlot(unittest.TestCase):
         self.draw("bias", self.file("bias.json", data))
         shown = plot.plot_bias([self.path("bias.json")]).axes[0].images[0].get_array().filled(9).tolist()
         self.assertEqual(shown, [[0, 9, 9], [-1, 0, 9], [-3, -2, 0]])
+        # the colours: without the lowest 2 %; both signs around white
+        colours = lambda rows: plot.plot_bias([self.file("c.json", {"bias": rows})]).axes[0].images[0]
+        penalties = [[-float(i - j) for j in range(i + 1)] for i in range(20)]
+        penalties[19][0] = -1000
+        self.assertEqual(colours(penalties).get_clim(), (-17, 0))           # of 210, four are lower
+        both = colours([[1], [-2, 0.5]])
+        self.assertEqual((both.get_clim(), both.get_cmap().name), ((-2, 2), "PuOr_r"))
         data["bias"] = [[0, 7, 7], [-1, 0, 7], [-3, -2, 0]]         # above the diagonal, where the mask is
         full = plot.plot_bias([self.file("full.json", data)]).axes[0].images[0].get_array().filled(9).tolist()
         self.assertEqual(full, shown)
@@ -193,6 +204,7 @@ class TestPlot(unittest.TestCase):
             for row, expected in zip(found, ([6.4, 11.4, 16.4 if last > 0 else -1], [first, 17.8, 22.8])):
                 for x, y in zip(row, expected):
                     self.assertAlmostEqual(x, y)
+        self.assertEqual({ax.images[0].get_clim() for ax in plot.plot_probe([run]).axes if ax.images}, {(0, 100)})
         self.refused("probe", self.train_log(), naming="--probe")
 
     def test_heads(self):
@@ -203,6 +215,8 @@ class TestPlot(unittest.TestCase):
         self.draw("heads", run)
         shown = [ax.images[0].get_array().tolist() for ax in plot.plot_heads([run]).axes]
         self.assertEqual(len(shown), 8)                                 # four statistics of two models
+        self.assertEqual([ax.images[0].get_clim() for ax in plot.plot_heads([run]).axes],
+                         2 * [(0, 100), (0, math.log(512)), (0, 512), (0, 100)])
         self.assertEqual(shown[1], [[1] * 3, [2] * 3])                  # layer 0 at the bottom
         self.assertEqual(shown[2], [[0, 10, 20], [1, 11, 21]])
         self.assertAlmostEqual(shown[4][1][2], 12)

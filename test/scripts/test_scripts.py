@@ -90,6 +90,20 @@ class Folder(unittest.TestCase):
         return self.path(name)
 
 
+class TestQueue(Folder):
+    def test_another_file_is_another_evaluation(self):
+        flags = {"load": "run", "val_files": "a.bin", "eval_lengths": "512", "out": "o"}
+        done = runqueue.Command("evaluate", "./train_gpt2", flags, self.folder, self.path("eval.done"), 0)
+        self.write("eval.done", json.dumps(runqueue.settings_of(done)) + "\n")
+        found = lambda **changed: runqueue.is_done(done._replace(flags={**flags, **changed}))
+        self.assertEqual([found(), found(load="moved"), found(val_files="b.bin"), found(eval_lengths="1024")],
+                         [True, True, False, False])
+        # a training may be validated on another file
+        settings = [runqueue.settings_of(done._replace(flags={**flags, "resume": "1", "val_files": name}))
+                    for name in ("a.bin", "b.bin")]
+        self.assertEqual(settings[0], settings[1])
+
+
 class TestCommands(unittest.TestCase):
     def every_command(self, *more):
         """the commands of every row, also of those that have to be named"""

@@ -112,6 +112,33 @@ TEST_CASE("shards: every window and every stretch of the stream holds the right 
     CHECK(throws_with([&] { files.windows(INT_MAX); }, "at least 2147483648 tokens") == 2);
 }
 
+TEST_CASE("shards: a read of several chunks holds the right ids, at each width", "[data]") {
+    TempDir dir;
+    const uint64_t n = 6 * 16384 + 100;                         // 6, 12 and 24 chunks of 16 KiB
+    std::vector<uint8_t> bytes;
+    std::vector<uint16_t> narrow;
+    std::vector<uint32_t> wide;
+    const auto id = [](uint64_t i) { return (i * 7 + i / 251) % 251; };         // no two chunks are equal
+    for (uint64_t i = 0; i < n; i++) {
+        bytes.push_back((uint8_t)id(i));
+        narrow.push_back((uint16_t)id(i));
+        wide.push_back((uint32_t)id(i));
+    }
+    write_file(dir / "1.txt", bytes_of(bytes));
+    write_file(dir / "2.bin", header_bytes({SHARD_MAGIC, 1, (int)n}) + bytes_of(narrow));
+    write_file(dir / "4.bin", header_bytes({SHARD_MAGIC_UINT32, SHARD_VERSION_UINT32, (int)n}) + bytes_of(wide));
+    for (const char* name : {"1.txt", "2.bin", "4.bin"}) {
+        INFO(name);
+        const TokenFiles files(dir / name, "--train_files");
+        REQUIRE(files.tokens == n);
+        std::vector<int> out(n - 3);
+        files.read(3, out.size(), out.data());
+        size_t wrong = 0;
+        for (size_t i = 0; i < out.size(); i++) { wrong += (uint64_t)out[i] != id(i + 3); }
+        CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("shards: the vocabulary of the header, or GPT-2's and llama-3's where it names none", "[data]") {
     TempDir dir;
     std::vector<uint16_t> narrow(20000, 50256);
