@@ -38,6 +38,7 @@ inline void comm_init(const Launch& launch, const Names& program) {
     if (wire == nullptr && launch.port == 0) { refuse_launch(launch, program); }
     if (wire == nullptr) { wire = start_tcp(launch); }
     c.wire = wire;
+    c.spins = c.local_size <= sysconf(_SC_NPROCESSORS_ONLN);
     // Otherwise each process would take itself for the only one, train on all of the data and fight for --out.
     if (c.size != launch.size && launch.rank > 0) { leave_to_rank0(); }
     check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d (is it of another "

@@ -6,12 +6,23 @@
 #include <csignal>
 
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/wait.h>
 
 #include "rendezvous.h"
 
 constexpr double LAST_WORDS = 3;            // seconds that the ranks have to end after one has failed, before they must
+constexpr int CROWD = 8;                    // ranks on a core, at the most
+constexpr double LEAST_RANK = 64e6;         // bytes of memory that the smallest rank takes
+
+// Why n ranks cannot be started here, "" if they can. crowded: the user has said that ranks may share a core
+inline std::string crowd_refusal(int n, const char* flag, int cores, double memory, bool crowded) {
+    const int most = std::max(1, (int)std::min((double)cores * CROWD, memory / LEAST_RANK));
+    if (n <= (crowded ? most : std::min(cores, most))) { return ""; }
+    return strprintf("%s %d: this machine has %d core%s and %s of free memory; expected at most %d, or, with "
+                     "CABLE_OVERSUBSCRIBE=1 in the environment, %d (%d on a core, and %s for each)", flag, n, cores,
+                     cores == 1 ? "" : "s", format_bytes(memory).c_str(), std::min(cores, most), most, CROWD,
+                     format_bytes(LEAST_RANK).c_str());
+}
 
 // In the process that is to be a rank
 inline void become_rank(pid_t parent, const sigset_t& signals) {
@@ -59,20 +70,30 @@ inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
     return code;
 }
 
+// The cores that this process may use
+inline int cores_here() {
+    cpu_set_t set;
+    const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;        // not of more than 1,024 cores
+    return known ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 // Starts n ranks, each of which returns false and goes on with what `launch` then says. The process that was started
 // returns true, after all of them have ended, and `code` is what it is to return. flag: as the user gave it. Called
 // before there are threads, which a fork would not take along.
 inline bool fork_ranks(int n, const char* flag, Launch& launch, int& code) {
+    const char* crowded = getenv("CABLE_OVERSUBSCRIBE");
+    const std::string why = crowd_refusal(n, flag, cores_here(), (double)host_memory_available(),
+                                          crowded != nullptr && strcmp(crowded, "1") == 0);
+    check(why.empty(), "%s", why.c_str());
     Launch l;
     l.by = flag;
     l.size = n;
     l.host = "127.0.0.1";
-    l.listener = listen_at(0, true);
+    l.listener = listen_at(l.host, 0);
     if (l.listener < 0) { die(EXIT_DEVICE, "%s %d: cannot listen at 127.0.0.1: %s", flag, n, strerror(errno)); }
     l.port = port_of(l.listener);
-    uint64_t secret = 0;
-    if (getrandom(&secret, sizeof(secret), 0) < 0) { secret = (uint64_t)getpid(); }
-    l.run = strprintf("%s %d of process %d, %016llx", flag, n, (int)getpid(), (unsigned long long)secret);
+    l.run = strprintf("%s %d of process %d", flag, n, (int)getpid());
+    l.secret = random_text();
     sigset_t awaited, before;
     sigemptyset(&awaited);
     for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU, SIGCHLD}) {

@@ -14,8 +14,9 @@ struct Launch {
     int local_rank = 0;                     // among the processes of this machine
     bool mpi = false;                       // the launcher has prepared MPI_Init
     int local_size = 1;                     // 0 = the launcher does not say; MPI tells it
-    // without MPI: where rank 0 listens, and the name of the run, by which its ranks know each other
+    // without MPI: where rank 0 listens, the name of the run, and what only its ranks know
     std::string host = "", run = "";
+    std::string secret = "";
     int port = 0;                           // 0: the launcher does not say where
     int listener = -1;                      // rank 0's socket, if it listens already
 };
@@ -27,7 +28,7 @@ struct Launch {
 //   started by                           the ranks talk by      rank 0 listens at
 //   mpirun, srun --mpi=pmix or pmi2      MPI                    -
 //   srun --mpi=none                      TCP                    the step's first node : a port made of job and step
-//   torchrun                             TCP                    MASTER_ADDR : MASTER_PORT + 1
+//   torchrun; a pod of Kubernetes        TCP                    MASTER_ADDR : MASTER_PORT + 1
 //   --ranks N, --gpus N (fork.h)         TCP                    127.0.0.1 : a free port
 struct LauncherRow { const char *by, *size, *rank, *local_rank, *local_size; bool rank_needed, mpi; };
 constexpr LauncherRow LAUNCHERS[] = {
@@ -59,6 +60,7 @@ template <class Get> void find_meeting(Launch& l, Get get) {
         int n = 0;
         return parse_value(text(name), between(1, highest), n) ? n : 0;
     };
+    l.secret = text("CABLE_SECRET");
     if (strcmp(l.by, "torchrun") == 0) {
         const int port = number("MASTER_PORT", 65534);
         l.host = text("MASTER_ADDR");
@@ -89,7 +91,6 @@ template <class Get> Launch find_launch(Get get) {
     };
     for (const LauncherRow& row : LAUNCHERS) {
         if (number(row.size, 1, 0) == 0 || (row.rank_needed && number(row.rank, 0, -1) < 0)) { continue; }
-        if (strcmp(row.by, "torchrun") == 0 && get(row.local_rank) == nullptr) { continue; }    // a pod of Kubernetes
         Launch l;
         l.size = number(row.size, 1, 1);
         if (l.size == 1) { return l; }      // asked for
@@ -129,7 +130,8 @@ inline std::string shell_line(const Names& words) {
 // Why the processes of this launcher cannot work together, and what to type instead
 inline std::string launch_refusal(const Launch& l, const Names& program) {
     const std::string line = shell_line(program);
-    std::string why = "it does not say where rank 0 listens (MASTER_ADDR, MASTER_PORT)";
+    std::string why = "it does not say where rank 0 listens (MASTER_ADDR, MASTER_PORT; or are WORLD_SIZE and RANK set "
+                      "by mistake?)";
     if (strcmp(l.by, "srun") == 0) { why = "it does not say where they run (SLURM_JOB_ID, SLURM_STEP_NODELIST)"; }
     if (l.mpi) { why = "this program was built without MPI (libopenmpi-dev, or make OPENMPI_DIR=path)"; }
     return strprintf("%s started %d processes, each of which would train alone: %s; type: %s --ranks %d, on several "

@@ -1,22 +1,30 @@
 // ranks/rendezvous.h -- how ranks that were started without MPI find each other: all connect to rank 0, whose place the
 // launcher names. It tells each of them where the others are, and each connects to those of lower numbers.
 //
-// Whoever connects says first which run it is of, of how many ranks, and which one. Another run's is refused.
+// Whoever listens says a number that it has drawn, and whoever connects a hash of that number and the run's secret: a
+// stranger can neither know nor repeat it. Then it says which run it is of, of how many ranks, and which one. Rank 0
+// proves in the same way that it knows the secret. What follows is not encrypted.
 #ifndef LLMC_RANKS_RENDEZVOUS_H
 #define LLMC_RANKS_RENDEZVOUS_H
 
 #include <memory>
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 
+#include "../base/sha256.h"
 #include "launch.h"
+#include "sockets.h"
 #include "wire_tcp.h"
 
+// What whoever listens says first
+struct Greeting {
+    char magic[16] = "cable.c ranks 2";
+    char drawn[32] = "";
+};
 struct Hello {
-    char magic[16] = "cable.c ranks 1";
+    char proof[64] = "";                    // for the number in the greeting
+    char drawn[32] = "";                    // for rank 0 to prove itself
     char run[96] = "";                      // for messages
     uint64_t run_hash = 0;
     uint64_t machine = 0;                   // the same for ranks of one machine
@@ -26,8 +34,9 @@ struct Hello {
 };
 // What rank 0 answers when all are there. A rank whose refusal is empty but whose code is not 0 ends without a word.
 struct Answer {
+    char proof[64] = "";                    // none in a refusal
     int32_t code = 0;
-    char refusal[508] = "";
+    char refusal[444] = "";
 };
 // ... and then (ranks) of
 struct RankPlace {
@@ -42,6 +51,30 @@ inline void copy_text(char* to, size_t room, const std::string& text) {
     memcpy(to, text.data(), std::min(text.size(), room - 1));
 }
 
+// 32 hexadecimal digits that nobody can guess
+inline std::string random_text() {
+    uint64_t drawn[2];
+    check(getrandom(drawn, sizeof(drawn), 0) == (ssize_t)sizeof(drawn), "getrandom: %s", strerror(errno));
+    return strprintf("%016llx%016llx", (unsigned long long)drawn[0], (unsigned long long)drawn[1]);
+}
+inline void draw(char (&to)[32]) { memcpy(to, random_text().data(), sizeof(to)); }
+
+// What only those who know the secret can say to a number that another one has drawn
+inline void prove(char (&proof)[64], const std::string& secret, const char (&drawn)[32]) {
+    Sha256 sum;
+    sum.update((const uint8_t*)secret.data(), secret.size());
+    sum.update((const uint8_t*)drawn, sizeof(drawn));
+    memcpy(proof, sum.hex().data(), sizeof(proof));
+}
+// The time that it takes tells nothing of where they differ.
+inline bool proves(const char (&proof)[64], const std::string& secret, const char (&drawn)[32]) {
+    char expected[64];
+    prove(expected, secret, drawn);
+    int differ = 0;
+    for (size_t i = 0; i < sizeof(proof); i++) { differ |= proof[i] ^ expected[i]; }
+    return differ == 0;
+}
+
 // Two containers on one machine count as two.
 inline uint64_t this_machine() {
     char name[256] = "", boot[64] = "";
@@ -53,126 +86,17 @@ inline uint64_t this_machine() {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// sockets
-
-// Listens on all addresses, or only within this machine; port 0: any that is free. -1 and errno if that cannot be
-inline int listen_at(int port, bool local) {
-    const int family = local ? AF_INET : AF_INET6;
-    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    sockaddr_in6 any6 = {};                 // takes IPv4, too
-    any6.sin6_family = AF_INET6;
-    any6.sin6_port = htons((uint16_t)port);
-    sockaddr_in any4 = {};
-    any4.sin_family = AF_INET;
-    any4.sin_port = any6.sin6_port;
-    any4.sin_addr.s_addr = htonl(local ? INADDR_LOOPBACK : INADDR_ANY);
-    const auto bound = [&](const void* address, size_t bytes) {
-        const int one = 1, zero = 0;
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof(zero));
-        return bind(fd, (const sockaddr*)address, (socklen_t)bytes) == 0 && listen(fd, 1024) == 0;
-    };
-    if (fd >= 0 && !local && bound(&any6, sizeof(any6))) { return fd; }
-    if (!local && errno != EADDRINUSE) {    // a machine without IPv6
-        if (fd >= 0) { close(fd); }
-        fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        local = true;
-    }
-    if (fd >= 0 && local && bound(&any4, sizeof(any4))) { return fd; }
-    const int error = errno;
-    if (fd >= 0) { close(fd); }
-    errno = error;
-    return -1;
-}
-inline int port_of(int fd) {
-    sockaddr_storage a = {};
-    socklen_t bytes = sizeof(a);
-    getsockname(fd, (sockaddr*)&a, &bytes);
-    return ntohs(a.ss_family == AF_INET6 ? ((sockaddr_in6&)a).sin6_port : ((sockaddr_in&)a).sin_port);
-}
-// the address at the other end; "" if it is this machine
-inline std::string peer_of(int fd) {
-    sockaddr_storage a = {};
-    socklen_t bytes = sizeof(a);
-    char host[NI_MAXHOST] = "";
-    getpeername(fd, (sockaddr*)&a, &bytes);
-    getnameinfo((sockaddr*)&a, bytes, host, sizeof(host), nullptr, 0, NI_NUMERICHOST);
-    const std::string name = host;
-    const bool loopback = name == "::1" || name.find("127.") == 0 || name.find("::ffff:127.") == 0;
-    return loopback ? "" : name;
-}
-inline void prepare_socket(int fd) {
-    const int one = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));        // notices a machine that is switched off
-}
-
-// One attempt, of a second at most. -1, and `why`
-inline int try_to_connect(const std::string& host, int port, std::string& why) {
-    addrinfo hints = {}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    if (const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) {
-        why = gai_strerror(error);
-        return -1;
-    }
-    int fd = -1;
-    for (addrinfo* a = found; a != nullptr && fd < 0; a = a->ai_next) {
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0) { why = strerror(errno); continue; }
-        int error = connect(fd, a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
-        if (error == EINPROGRESS) {
-            pollfd asked = {fd, POLLOUT, 0};
-            socklen_t bytes = sizeof(error);
-            error = ETIMEDOUT;
-            if (poll(&asked, 1, 1000) > 0) { getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes); }
-        }
-        if (error == 0) { continue; }
-        why = strerror(error);
-        close(fd);
-        fd = -1;
-    }
-    freeaddrinfo(found);
-    return fd;
-}
-inline int connect_to(int rank, const std::string& host, int port) {
-    Deadline deadline("start", rank);
-    for (std::string why;;) {
-        const int fd = try_to_connect(host, port, why);
-        if (fd >= 0) { prepare_socket(fd); return fd; }
-        deadline.missing = strprintf("%d at %s:%d (%s)", rank, host.c_str(), port, why.c_str());
-        deadline.nap();
-        usleep(20000);
-    }
-}
-
-// All of `bytes`. from: a rank
-inline void read_whole(int fd, void* data, size_t bytes, int from, double longer) {
-    Deadline deadline("start", from);
-    deadline.longer = longer;
-    for (size_t at = 0; at < bytes;) {
-        const ssize_t n = recv(fd, (char*)data + at, bytes - at, MSG_DONTWAIT);
-        if (n > 0) { at += (size_t)n; continue; }
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) { deadline.nap(); continue; }
-        die(EXIT_DEVICE, "start: rank %d: rank %d is gone", comm().rank, from);
-    }
-}
-inline void write_whole(int fd, const void* data, size_t bytes, int to) {
-    Deadline deadline("start", to);
-    for (size_t at = 0; at < bytes;) {
-        const ssize_t n = send(fd, (const char*)data + at, bytes - at, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n > 0) { at += (size_t)n; continue; }
-        if (errno != EAGAIN && errno != EINTR) { return; }          // whoever is gone will be missed soon
-        deadline.nap();
-    }
-}
-
-// ----------------------------------------------------------------------------------------------------------
 // who is who
 
-// Why this is not a rank that is awaited, "" if it is. mine: what this rank says of itself
-inline std::string hello_refusal(const Hello& mine, const Hello& theirs, const std::vector<TcpLink>& links) {
-    if (memcmp(mine.magic, theirs.magic, sizeof(mine.magic)) != 0) {
-        return "expected a rank of this program, got something else, or another version";
+// Somebody who has connected, has been told a number, and has said so many bytes of its hello
+struct Caller { int fd; Greeting told; Hello hello; size_t got; };
+
+// Why this is not a rank that is awaited, "" if it is. mine: what this rank says of itself. Strangers learn nothing.
+inline std::string hello_refusal(const Hello& mine, const Caller& caller, const std::string& secret,
+                                 const std::vector<TcpLink>& links) {
+    const Hello& theirs = caller.hello;
+    if (!proves(theirs.proof, secret, caller.told.drawn)) {
+        return "expected a rank that knows the run's secret (CABLE_SECRET), got another one, or another program";
     }
     const auto shown = [](const Hello& h) {
         return strprintf("%.*s with %d ranks", (int)sizeof(h.run), h.run, h.size);
@@ -187,17 +111,15 @@ inline std::string hello_refusal(const Hello& mine, const Hello& theirs, const s
     return "";
 }
 
-// Somebody who has connected, and has said so many bytes of its hello
-struct Caller { int fd; Hello hello; size_t got; };
-
 // false: no more comes of this caller, who has been taken for a rank or refused.
-inline bool hear_caller(Caller& caller, const Hello& mine, std::vector<Hello>& hellos, TcpWire& wire) {
+inline bool hear_caller(Caller& caller, const Hello& mine, const std::string& secret, std::vector<Hello>& hellos,
+                        TcpWire& wire) {
     const ssize_t n = recv(caller.fd, (char*)&caller.hello + caller.got, sizeof(Hello) - caller.got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) { return true; }
     if (n <= 0) { close(caller.fd); return false; }
     caller.got += (size_t)n;
     if (caller.got < sizeof(Hello)) { return true; }
-    const std::string refusal = hello_refusal(mine, caller.hello, wire.links);
+    const std::string refusal = hello_refusal(mine, caller, secret, wire.links);
     if (refusal.empty()) {
         wire.links[(size_t)caller.hello.rank].fd = caller.fd;
         hellos[(size_t)caller.hello.rank] = caller.hello;
@@ -215,15 +137,21 @@ inline bool hear_caller(Caller& caller, const Hello& mine, std::vector<Hello>& h
 }
 
 // Waits until all ranks of higher numbers have said hello.
-inline void await_hellos(int listener, const Hello& mine, std::vector<Hello>& hellos, TcpWire& wire) {
+inline void await_hellos(int listener, const Hello& mine, const std::string& secret, std::vector<Hello>& hellos,
+                         TcpWire& wire) {
     std::vector<Caller> callers;
     for (Deadline deadline("start", -1);; deadline.nap()) {
         for (int fd; (fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;) {
             prepare_socket(fd);
-            callers.push_back({fd, Hello(), 0});
+            callers.push_back({fd, Greeting(), Hello(), 0});
+            draw(callers.back().told.drawn);
+            write_whole(fd, &callers.back().told, sizeof(Greeting), -1);
+            if (callers.size() <= wire.links.size() + 64) { continue; }
+            close(callers[0].fd);           // who connects and says nothing takes nobody's place
+            callers.erase(callers.begin());
         }
         for (size_t i = callers.size(); i-- > 0;) {
-            if (!hear_caller(callers[i], mine, hellos, wire)) { callers.erase(callers.begin() + (ptrdiff_t)i); }
+            if (!hear_caller(callers[i], mine, secret, hellos, wire)) { callers.erase(callers.begin() + (ptrdiff_t)i); }
         }
         deadline.missing.clear();
         for (int r = mine.rank + 1; r < mine.size; r++) {
@@ -236,16 +164,21 @@ inline void await_hellos(int listener, const Hello& mine, std::vector<Hello>& he
 }
 
 // Rank 0: waits for all, and tells each where the others are. If one does not come, the others end without a word.
-inline std::vector<RankPlace> gather_places(int listener, const Hello& mine, TcpWire& wire) {
+inline std::vector<RankPlace> gather_places(int listener, const Hello& mine, const std::string& secret,
+                                            TcpWire& wire) {
     const size_t size = wire.links.size();
     std::vector<Hello> hellos(size, mine);
     std::vector<RankPlace> places(size);
     Answer answer;
+    const auto say_answer = [&](size_t r) {
+        prove(answer.proof, secret, hellos[r].drawn);
+        write_whole(wire.links[r].fd, &answer, sizeof(answer), (int)r);
+    };
     try {
-        await_hellos(listener, mine, hellos, wire);
+        await_hellos(listener, mine, secret, hellos, wire);
     } catch (const Error& e) {
         answer.code = e.code;
-        for (const TcpLink& l : wire.links) { if (l.fd >= 0) { write_whole(l.fd, &answer, sizeof(answer), -1); } }
+        for (size_t r = 1; r < size; r++) { if (wire.links[r].fd >= 0) { say_answer(r); } }
         throw;
     }
     for (size_t r = 0; r < size; r++) {
@@ -259,25 +192,40 @@ inline std::vector<RankPlace> gather_places(int listener, const Hello& mine, Tcp
         }
     }
     for (size_t r = 1; r < size; r++) {
-        write_whole(wire.links[r].fd, &answer, sizeof(answer), (int)r);
+        say_answer(r);
         write_whole(wire.links[r].fd, places.data(), sizeof(RankPlace) * size, (int)r);
     }
     return places;
 }
-// The others learn it from rank 0.
+// The others learn it from rank 0, to which they have connected.
 inline std::vector<RankPlace> ask_for_places(const Launch& l, const Hello& mine, TcpWire& wire) {
     std::vector<RankPlace> places(wire.links.size());
     Answer answer;
-    int& fd = wire.links[0].fd;
-    fd = connect_to(0, l.host, l.port);
-    write_whole(fd, &mine, sizeof(mine), 0);
+    const int fd = wire.links[0].fd;
     const double longer = 5;                // rank 0 knows better who is missing
     read_whole(fd, &answer, sizeof(answer), 0, longer);
-    if (answer.code != 0 && answer.refusal[0] == '\0') { _exit(answer.code); }
     answer.refusal[sizeof(answer.refusal) - 1] = '\0';
-    check(answer.code == 0, "start: rank %d at %s:%d refuses this one: %s", 0, l.host.c_str(), l.port, answer.refusal);
+    check(proves(answer.proof, l.secret, mine.drawn), "start: rank 0 at %s:%d refuses this one: %s", l.host.c_str(),
+          l.port, answer.refusal[0] == '\0' ? "it does not know the run's secret" : answer.refusal);
+    if (answer.code != 0) { _exit(answer.code); }
     read_whole(fd, places.data(), sizeof(RankPlace) * places.size(), 0, longer);
     return places;
+}
+
+// Connects to a rank, and waits for what it says first: if another program has its port, not for long.
+inline Greeting greet(int& fd, int rank, const std::string& host, int port) {
+    Greeting g;
+    fd = connect_to(rank, host, port);
+    const char expected[sizeof(g.magic)] = "cable.c ranks 2";
+    const double patience = 10;
+    bool is = true;
+    try {
+        read_whole(fd, &g, sizeof(g), rank, std::min(0.0, patience - comm().timeout));
+        is = memcmp(g.magic, expected, sizeof(expected)) == 0;
+    } catch (const Error&) { is = false; }
+    check(is, "start: rank %d: expected rank %d at %s:%d, got no greeting: has another program the port, or another "
+          "version of this one?", comm().rank, rank, host.c_str(), port);
+    return g;
 }
 
 // Sets who this rank is, of how many.
@@ -285,38 +233,54 @@ inline Wire* start_tcp(const Launch& l) {
     Comm& c = comm();
     c.rank = l.rank;
     c.size = l.size;
+    check(l.size <= 1 << 16, "start: expected at most %d ranks, got %d", 1 << 16, l.size);
+    const bool known = is_loopback(l.host) || l.secret.size() >= 16;
+    if (!known && l.rank > 0) { leave_to_rank0(); }
+    check(known, "start: strangers could join the ranks at %s: give them all a secret of 16 characters or more, by "
+          "CABLE_SECRET in the environment: export CABLE_SECRET=$(openssl rand -hex 16)", l.host.c_str());
     rlimit files = {};                      // one for each rank
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
     auto wire = std::make_unique<TcpWire>((size_t)l.size);
-    // 1 who this rank is, and where it listens
-    const bool first = l.rank == 0, local = l.host == "127.0.0.1";
-    int listener = first ? l.listener : -1;
-    if (listener < 0) { listener = listen_at(first ? l.port : 0, local); }
+    // 1 who this rank is, and where it listens: at the address by which it has reached rank 0
+    const bool first = l.rank == 0;
+    Hello mine;
+    int listener = l.listener;
+    if (first && listener < 0) { listener = listen_at(l.host, l.port); }
+    if (!first) {
+        int& fd = wire->links[0].fd;
+        const Greeting g = greet(fd, 0, l.host, l.port);
+        prove(mine.proof, l.secret, g.drawn);
+        const std::string here = peer_of(fd, getsockname);
+        listener = listen_at(here.empty() ? l.host : here, 0);
+    }
     check(listener >= 0, "start: rank %d cannot listen at port %d: %s (MASTER_PORT + 1, or made of the job's number: "
           "start it with another one)", l.rank, first ? l.port : 0, strerror(errno));
-    Hello mine;
+    draw(mine.drawn);
     copy_text(mine.run, sizeof(mine.run), l.run);
     mine.run_hash = checksum(l.run);
     mine.machine = this_machine();
     mine.size = l.size;
     mine.rank = l.rank;
     mine.port = port_of(listener);
+    if (!first) { write_whole(wire->links[0].fd, &mine, sizeof(mine), 0); }
     // 2 where the others are
-    const std::vector<RankPlace> places = first ? gather_places(listener, mine, *wire) : ask_for_places(l, mine, *wire);
+    const std::vector<RankPlace> places = first ? gather_places(listener, mine, l.secret, *wire)
+                                                : ask_for_places(l, mine, *wire);
     c.local_rank = places[(size_t)c.rank].local_rank;
     c.local_size = places[(size_t)c.rank].local_size;
     // 3 connections with them
     for (int r = 1; r < c.rank; r++) {
         const RankPlace& p = places[(size_t)r];
         int& fd = wire->links[(size_t)r].fd;
-        fd = connect_to(r, p.host[0] == '\0' ? l.host : p.host, p.port);
+        const Greeting g = greet(fd, r, p.host[0] == '\0' ? l.host : p.host, p.port);
+        prove(mine.proof, l.secret, g.drawn);
         write_whole(fd, &mine, sizeof(mine), r);
     }
     std::vector<Hello> hellos(wire->links.size());
-    if (!first) { await_hellos(listener, mine, hellos, *wire); }
+    if (!first) { await_hellos(listener, mine, l.secret, hellos, *wire); }
     close(listener);
     return wire.release();
 }

@@ -35,6 +35,8 @@ struct Wire {
 
     // Called all the while that this rank waits, for another one or for its GPU. An Error if a rank is gone.
     virtual void watch(const char* what) { (void)what; }
+    // Sleeps so long; a wire that can wake this rank when something arrives sleeps until then.
+    virtual void rest(double seconds) { usleep((useconds_t)(1e6 * seconds)); }
     // Gives another rank so much time to end this one.
     virtual void listen(double seconds) { usleep((useconds_t)(1e6 * seconds)); }
     // Ends the other ranks, and may end this one, too.
@@ -48,6 +50,7 @@ struct Wire {
 struct Comm {
     int rank = 0, size = 1;                 // 0 .. size - 1
     int local_rank = 0, local_size = 1;     // among the ranks of this machine
+    bool spins = false;                     // a short wait does not give up the core, which is this rank's own
     double timeout = 600;                   // seconds that a rank waits for another one: --collective_timeout
     int node = 0;                           // see comm_find_nodes()
     size_t chunk = 4 << 20;                 // bytes that are on their way to a rank at a time; MPI counts in an int
@@ -68,8 +71,8 @@ struct Deadline {
     double longer = 0;                      // seconds beyond comm().timeout
     std::string missing;                    // the ranks that are, if that is known
     Deadline(const char* what, int peer) : what(what), peer(peer) {}
-    // Called each time that the event has not happened yet.
-    void nap() {
+    // Called each time that the event has not happened yet. by_wire: it is the wire that brings it
+    void nap(bool by_wire = false) {
         const Comm& c = comm();
         const double now = wall_seconds();
         waited += std::min(now - last, 1.0);
@@ -83,8 +86,9 @@ struct Deadline {
         }
         if (c.wire != nullptr) { c.wire->watch(what); }
         // Short waits are the rule and must be noticed at once; long ones must not keep a core busy.
-        if (waited < 2e-3) { sched_yield(); return; }
-        usleep(waited < 1 ? 50 : 1000);
+        const double pause = waited < 1 ? 50e-6 : 1e-3;
+        if (c.spins && waited < 2e-3) { sched_yield(); return; }
+        if (by_wire) { c.wire->rest(pause); } else { usleep((useconds_t)(1e6 * pause)); }
     }
 };
 
@@ -122,7 +126,7 @@ template <class Done> void wire_wait(Wire& wire, Done done, const char* what, in
     Deadline deadline(what, peer);
     for (RollCall roll_call(wire); !done();) {
         deadline.missing = roll_call.missing(deadline.waited);
-        deadline.nap();
+        deadline.nap(true);
     }
 }
 

@@ -40,6 +40,7 @@ struct TcpLink {
 };
 
 struct TcpWire : Wire {
+    static constexpr uint64_t MOST = 1 << 30;   // bytes in a message
     std::vector<TcpLink> links;             // (ranks); this rank's own is not used
 
     explicit TcpWire(size_t ranks) : Wire("TCP"), links(ranks) {}
@@ -65,12 +66,12 @@ struct TcpWire : Wire {
     }
     void frame_begins(int rank) {
         TcpLink& l = links[(size_t)rank];
-        if (l.frame.kind < TcpFrame::Data || l.frame.kind > TcpFrame::Bye || l.frame.bytes > (uint64_t)1 << 40) {
+        if (l.frame.kind < TcpFrame::Data || l.frame.kind > TcpFrame::Bye || l.frame.bytes > MOST) {
             die(EXIT_DEVICE, "rank %d: what comes from rank %d is not a message", comm().rank, rank);
         }
         if (l.frame.kind != TcpFrame::Data) { return; }
         l.keep = l.wanted.empty() || !l.kept.empty();
-        if (l.keep) { l.body.resize(l.frame.bytes); return; }
+        if (l.keep) { l.body.clear(); return; }
         check_size(rank, l.wanted.front().bytes, l.frame.bytes);
     }
     void frame_ends(int rank) {
@@ -94,8 +95,10 @@ struct TcpWire : Wire {
             char* to = (char*)&l.frame + l.got;
             size_t room = head - l.got;
             if (l.got >= head) {
+                const size_t have = l.body.size();      // the room grows with what is there, not with what is announced
+                if (l.keep && have == l.got - head) { l.body.resize(std::min(l.frame.bytes, 2 * have + 65536)); }
                 to = (l.keep ? l.body.data() : (char*)l.wanted.front().data) + (l.got - head);
-                room = head + l.frame.bytes - l.got;
+                room = head + (l.keep ? l.body.size() : l.frame.bytes) - l.got;
             }
             const ssize_t n = recv(l.fd, to, room, MSG_DONTWAIT);
             if (n < 0 && errno == EINTR) { continue; }
@@ -140,8 +143,8 @@ struct TcpWire : Wire {
         }
     }
 
-    // Reads and sends what can be at once, with every rank.
-    void turn() {
+    // Reads and sends what can be, with every rank. Waits so many milliseconds for the first of it.
+    void turn(int patience = 0) {
         std::vector<pollfd> asked;
         std::vector<int> ranks;
         for (int r = 0; r < comm().size; r++) {
@@ -152,7 +155,7 @@ struct TcpWire : Wire {
             asked.push_back({l.fd, (short)(in + out), 0});
             ranks.push_back(r);
         }
-        if (poll(asked.data(), asked.size(), 0) <= 0) { return; }
+        if (poll(asked.data(), asked.size(), patience) <= 0) { return; }
         for (size_t i = 0; i < asked.size(); i++) {
             if (asked[i].revents & ~POLLOUT) { receive(ranks[i]); }
             if (asked[i].revents & (POLLOUT | POLLERR | POLLHUP)) { send_some(ranks[i]); }
@@ -242,6 +245,7 @@ struct TcpWire : Wire {
         turn();
         check_gone(what, false);
     }
+    void rest(double) override { turn(100); }
     void listen(double seconds) override {
         const double end = wall_seconds() + seconds;
         try {

@@ -11,6 +11,7 @@
 #   GPUS [8]                     processes on this machine
 #   NODES [1], NODE_RANK [0]     number of machines, and which of them this is
 #   MASTER_ADDR [127.0.0.1], MASTER_PORT [29500]
+#   CABLE_SECRET                 for several machines: 16 characters or more, the same on all of them
 #   TORCHRUN [torchrun], TORCHRUN_FLAGS []     more words for it
 #   RESTARTS [3]                 after failures; RESTART_WAIT [10] seconds before each
 set -euo pipefail
@@ -34,7 +35,7 @@ if [ "${1:-}" = --rank ]; then
     exit 0
 fi
 if [ $# -eq 0 ]; then
-    sed -n '2,17s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,18s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 TORCHRUN_FLAGS=${TORCHRUN_FLAGS:-}

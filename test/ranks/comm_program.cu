@@ -381,6 +381,12 @@ void test_self() {
 }
 #endif
 
+// Work of its own, amid which a rank looks after the others
+[[noreturn]] void work_for_ever() {
+    fprintf(stderr, "rank %d is process %d\n", comm().rank, (int)getpid());
+    for (;; usleep(1000)) { comm().wire->watch("own work"); }
+}
+
 [[noreturn]] void sum_for_ever() {
     const char* what = "sum of the gradients";
     std::vector<float> ones(5000, 1.0f);
@@ -422,6 +428,8 @@ int run(int argc, char** argv) {
     } else if (mode == "wait") {
         comm().timeout = atof(value.c_str());
         sum_for_ever();
+    } else if (mode == "work") {
+        work_for_ever();
     } else if (mode == "throw") {
         if (value == "all") { die(EXIT_BAD_INPUT, "a mistake of all"); }
         if (comm().rank == atoi(value.c_str())) { die(EXIT_OUT_OF_MEMORY, "a mistake of one"); }
@@ -429,7 +437,7 @@ int run(int argc, char** argv) {
     } else if (mode == "exit") {
         return comm().rank == atoi(value.c_str()) ? atoi(argv[3]) : 0;
     } else {
-        die(EXIT_BAD_INPUT, "expected sums, gradients, small, self, wait, throw or exit, got '%s'", mode.c_str());
+        die(EXIT_BAD_INPUT, "expected sums, gradients, small, self, wait, work, throw or exit, got '%s'", mode.c_str());
     }
     printf("ok\n");
     return 0;

@@ -3,7 +3,8 @@
 #include <map>
 
 #include "test/catch.h"
-#include "llmc/ranks/launch.h"
+#include "llmc/ranks/comm.h"
+#include "llmc/ranks/fork.h"
 
 namespace {
 using Environment = std::map<std::string, std::string>;
@@ -43,6 +44,7 @@ TEST_CASE("launch: every launcher is recognised by its variables", "[launch]") {
         {"srun --mpi=pmix", with(step, {{"PMIX_RANK", "5"}}), "srun --mpi=pmix", true, 0},
         {"srun --mpi=none", step, "srun", false, 0},
         {"torchrun", torch, "torchrun", false, 4},
+        {"a pod of Kubernetes", {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "pod-0"}}, "torchrun", false, 0},
         {"torchrun as the only task of each node",
          with(with(batch, {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}}), torch), "torchrun", false, 4},
     };
@@ -52,7 +54,8 @@ TEST_CASE("launch: every launcher is recognised by its variables", "[launch]") {
         CHECK(std::string(l.by) == row.by);
         CHECK(l.rank == 5);
         CHECK(l.size == 8);
-        CHECK(l.local_rank == (has(row.what, "pmi2") || has(row.what, "MPICH") ? l.local_rank : 1));
+        const bool silent = has(row.what, "pmi2") || has(row.what, "MPICH") || has(row.what, "pod");
+        CHECK((silent || l.local_rank == 1));
         CHECK(l.local_size == row.local_size);
         CHECK(l.mpi == row.mpi);
     }
@@ -68,7 +71,6 @@ TEST_CASE("launch: a process that nobody has multiplied is alone", "[launch]") {
         {"mpirun -np 1 in a step of many tasks",
          with(batch, {{"SLURM_STEP_NUM_TASKS", "8"}, {"OMPI_COMM_WORLD_SIZE", "1"}})},
         {"torchrun of one process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}},
-        {"a pod that will start torchrun", {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "pod-0"}}},
         {"a notebook's leftover", {{"WORLD_SIZE", "4"}}},
         {"numbers that are none", {{"OMPI_COMM_WORLD_SIZE", "many"}, {"PMI_SIZE", "-4"}, {"WORLD_SIZE", ""}}},
     };
@@ -83,8 +85,9 @@ TEST_CASE("launch: a process that nobody has multiplied is alone", "[launch]") {
 
 TEST_CASE("launch: where the ranks meet without MPI", "[launch]") {
     const Environment torch = {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node3"},
-                               {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "none"}};
+                               {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "none"}, {"CABLE_SECRET", "s"}};
     Launch l = found(torch);
+    CHECK(l.secret == "s");
     CHECK(l.host == "node3");
     CHECK(l.port == 29501);
     CHECK(l.run == "torchrun none at node3:29500");
@@ -148,4 +151,22 @@ TEST_CASE("launch: NCCL is refused for a reason, never left out in silence", "[l
     CHECK(nccl_refusal(true, {1, 2, 3, 4}).empty());
     CHECK(has(nccl_refusal(false, {1, 2}), "built without NCCL"));
     CHECK(has(nccl_refusal(true, {7, 1, 2, 1, 7}), "ranks 1 and 3 share a GPU"));
+}
+
+TEST_CASE("launch: more ranks than cores can carry or memory can hold are refused", "[launch]") {
+    const auto refused = [](int n, int cores, double memory, bool crowded) {
+        return crowd_refusal(n, "--ranks", cores, memory, crowded);
+    };
+    const double much = 1e12;
+    for (int n : {1, 2}) { CHECK(refused(n, 2, much, false).empty()); }
+    for (int n : {3, 16, 17, 1000, 100000, INT_MAX}) {
+        CHECK(refused(n, 2, much, true).empty() == (n <= 16));
+        CHECK(has(refused(n, 2, much, false), strprintf("--ranks %d: this machine has 2 cores and 1.0 TB", n)));
+    }
+    const std::string s = refused(1000, 64, 20 * LEAST_RANK, true);
+    INFO(s);
+    CHECK(has(s, "expected at most 20, or, with CABLE_OVERSUBSCRIBE=1 in the environment, 20 (8 on a core, and 64"));
+    CHECK(refused(20, 64, 20 * LEAST_RANK, false).empty());
+    CHECK(!refused(21, 64, 20 * LEAST_RANK, false).empty());
+    CHECK(!refused(2, 1, 0, true).empty());
 }

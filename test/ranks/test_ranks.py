@@ -27,7 +27,7 @@ SIMT_TRAINER = os.path.join(ROOT, "build", "simt", "train_gpt2_fp32")
 BF16_TRAINER = os.path.join(ROOT, "build", "simt", "train_gpt2")
 MPIRUN = shutil.which("mpirun")
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                   OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1",
+                   OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1", CABLE_OVERSUBSCRIBE="1",
                    OMPI_MCA_btl_vader_single_copy_mechanism="none",     # containers forbid it: a warning
                    OMPI_MCA_plm_rsh_agent="sh")                         # one machine: no ssh is needed
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True, "errors": "replace"}
@@ -681,7 +681,7 @@ class Training(Runs):
         with open(os.path.join(tools, "calls")) as f:
             calls = f.read().split("\n")
         self.assertEqual(calls.count("scontrol requeue 77"), 2, calls)
-        self.assertTrue(calls[0].startswith("-K1 --mpi=pmix --cpu-bind=none " + TRAINER), calls)
+        self.assertTrue(calls[0].startswith("-K1 --mpi=none --cpu-bind=none --cpus-per-task=1 " + TRAINER), calls)
         p = subprocess.run(["bash", script], env=environment, **PIPES)
         self.assertEqual(p.returncode, 2, p.stdout)
 

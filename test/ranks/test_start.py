@@ -3,11 +3,13 @@ the variables that they set, or by --ranks N and --gpus N. Builds with and witho
 
 As in test_ranks.py, bits are compared, and a run must end within 10 s of a death and 5 s of a deadline."""
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,11 @@ def free_port():
 def torchrun(ranks, rank, port, **more):
     return {"WORLD_SIZE": ranks, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "7", **more}
+
+
+def pod(ranks, rank, port, **more):
+    """of Kubernetes, which says nothing of local ranks"""
+    return {k: v for k, v in torchrun(ranks, rank, port, **more).items() if "LOCAL" not in k and "ELASTIC" not in k}
 
 
 def srun(ranks, rank, port, **more):
@@ -105,7 +112,8 @@ class Launchers(unittest.TestCase):
 
     def test_sums_and_the_small_collectives(self):
         for kind, program, ranks, mode in ((torchrun, COMM_ALONE, 8, "small"), (torchrun, COMM_ALONE, 4, "sums"),
-                                           (srun, COMM_PROGRAM, 3, "small"), (srun, COMM_PROGRAM, 3, "sums")):
+                                           (srun, COMM_PROGRAM, 3, "small"), (srun, COMM_PROGRAM, 3, "sums"),
+                                           (pod, COMM_ALONE, 2, "small")):
             with self.subTest(kind=kind, ranks=ranks), started(kind, ranks, program, mode) as (_, _, end):
                 first = (0, f"{ranks} ranks, gradients by TCP\nok\n")
                 self.assertEqual(outputs(end()), [first] + [(0, "")] * (ranks - 1))
@@ -147,9 +155,9 @@ class Launchers(unittest.TestCase):
                     self.assertTrue(found[0].startswith("error: " + wanted), found)
 
     def test_a_dead_rank_is_named(self):
-        for ranks, victim in (2, 1), (4, 0), (4, 2):
-            with self.subTest(ranks=ranks, victim=victim), \
-                    started(torchrun, ranks, COMM_ALONE, "wait", "600") as (runs, until, end):
+        for ranks, victim, mode in (2, 1, "wait"), (4, 0, "wait"), (4, 2, "wait"), (3, 1, "work"):
+            with self.subTest(ranks=ranks, victim=victim, mode=mode), \
+                    started(torchrun, ranks, COMM_ALONE, mode, "600") as (runs, until, end):
                 until("is process")
                 runs[victim].kill()
                 begin = time.monotonic()
@@ -158,7 +166,8 @@ class Launchers(unittest.TestCase):
                 self.assertEqual([code for code, _, _ in results], [-9 if r == victim else 5 for r in range(ranks)])
                 self.assertTrue(errors(results))        # on a slow machine more than one rank may say so
                 for error in errors(results):
-                    self.assertRegex(error, f"(sum of the gradients|stop signals): rank . *: rank {victim} is gone")
+                    self.assertRegex(error, f"(sum of the gradients|stop signals|own work): rank . *: rank {victim} is "
+                                            "gone")
 
     def test_a_rank_that_hangs_is_named(self):
         with contextlib.ExitStack() as stack:           # both at the same time
@@ -236,14 +245,94 @@ class Launchers(unittest.TestCase):
             for s in strangers:
                 s.close()
 
-    def test_a_port_that_is_taken(self):
+    def test_strangers_learn_nothing(self):
+        """and are refused, whatever they claim: one without the secret, one that repeats what it has heard of another
+        rank, and one that listens in place of rank 0"""
+        port, secret = free_port(), "ba5e" * 8
+        hello = struct.Struct("64s32s96sQQiiii")
+        with started(torchrun, [torchrun(2, 0, port, CABLE_SECRET=secret)], COMM_ALONE, "small") as (_, _, end):
+            def call(proof):
+                """what rank 0 answers, and the number that it has drawn"""
+                deadline = time.monotonic() + LIMIT
+                s = socket.socket()
+                self.addCleanup(s.close)
+                while s.connect_ex(("127.0.0.1", port + 1)) != 0:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+                greeting = s.recv(48, socket.MSG_WAITALL)
+                self.assertEqual(greeting[:16].rstrip(b"\0"), b"cable.c ranks 2")
+                s.sendall(hello.pack(proof(greeting[16:]), b"0" * 32, b"run", 0, 0, 2, 1, 1, 0))
+                return s.recv(512, socket.MSG_WAITALL), greeting[16:]
+
+            def known(drawn):
+                return hashlib.sha256(secret.encode() + drawn).hexdigest().encode()
+
+            answer, heard = call(lambda drawn: b"")
+            repeated, drawn = call(lambda drawn: known(heard))
+            for a in answer, repeated:
+                self.assertIn(b"expected a rank that knows the run's secret", a)
+                self.assertEqual((a[:64], b"torchrun" in a or secret.encode() in a), (bytes(64), False), a)
+            self.assertNotEqual(heard, drawn)
+            self.assertIn(b"expected a rank of torchrun 7", call(known)[0])     # only now is the run named
+            for other in {}, {"CABLE_SECRET": secret[:-1] + "f"}:
+                with started(None, [torchrun(2, 1, port, **other)], COMM_ALONE, "small") as (_, _, refused):
+                    code, text, _ = refused()[0]
+                self.assertEqual(code, 2, text)
+                self.assertIn("refuses this one: expected a rank that knows the run's secret", text)
+            with started(None, [torchrun(2, 1, port, CABLE_SECRET=secret)], COMM_ALONE, "small") as (_, _, other):
+                self.assertEqual(outputs(other()), [(0, "")])
+            code, text, _ = end()[0]
+            self.assertEqual((code, secret in text), (0, False), text)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             s.listen()
-            with started(torchrun, [torchrun(2, 0, s.getsockname()[1] - 1)], COMM_ALONE, "small") as (_, _, end):
+            variables = [torchrun(2, 1, s.getsockname()[1] - 1, CABLE_SECRET=secret)]
+            with started(None, variables, COMM_ALONE, "small") as (_, _, end):
+                rank = s.accept()[0]
+                rank.sendall(b"cable.c ranks 2\0" + b"0" * 32)
+                rank.recv(hello.size, socket.MSG_WAITALL)
+                rank.sendall(bytes(512))                    # welcome
                 code, text, _ = end()[0]
-        self.assertEqual(code, 2, text)
+                rank.close()
+            self.assertEqual(code, 2, text)
+            self.assertIn("it does not know the run's secret", text)
+
+    def test_a_secret_is_wanted_where_strangers_could_come(self):
+        for secret in {}, {"CABLE_SECRET": "short"}:
+            variables = [torchrun(2, r, 1234, MASTER_ADDR="node.invalid", **secret) for r in range(2)]
+            with started(None, variables, COMM_ALONE, "small") as (_, _, end):
+                results = end()
+            self.assertEqual([code for code, _, _ in results], [2, 2], results)
+            self.assertEqual(len(errors(results)), 1, results)
+            self.assertIn("strangers could join the ranks at node.invalid: give them all a secret", errors(results)[0])
+
+    def test_the_address_where_a_rank_listens(self):
+        """is MASTER_ADDR, and no other one of the machine"""
+        port = free_port()
+        with started(torchrun, [torchrun(2, 0, port, MASTER_ADDR="127.0.0.2")], COMM_ALONE, "small") as (_, _, end):
+            deadline = time.monotonic() + LIMIT
+            with socket.socket() as s:
+                while s.connect_ex(("127.0.0.2", port + 1)) != 0:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+            with socket.socket() as s:
+                self.assertNotEqual(s.connect_ex(("127.0.0.1", port + 1)), 0)
+            with started(None, [torchrun(2, 1, port, MASTER_ADDR="127.0.0.2")], COMM_ALONE, "small") as (_, _, other):
+                self.assertEqual(outputs(other()), [(0, "")])
+            self.assertEqual(end()[0][0], 0)
+
+    def test_a_port_that_is_taken(self):
+        """ends all ranks, though --collective_timeout has ten minutes left"""
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            s.listen()
+            variables = [torchrun(2, r, s.getsockname()[1] - 1) for r in range(2)]
+            with started(None, variables, COMM_ALONE, "small") as (_, _, end):
+                (code, text, _), (other_code, other_text, seconds) = end()
+        self.assertEqual((code, other_code), (2, 2), text + other_text)
         self.assertIn("start: rank 0 cannot listen at port", text)
+        self.assertIn("got no greeting: has another program the port", other_text)
+        self.assertLess(seconds, 10 + AFTER_DEATH)
 
 
 def multiplied(ranks, *command):
@@ -254,6 +343,30 @@ def multiplied(ranks, *command):
 
 @unittest.skipUnless(os.path.exists(COMM_ALONE), "SKIPPED: build/comm_program_alone is not built")
 class Multiplied(unittest.TestCase):
+    def test_more_ranks_than_cores_are_refused(self):
+        """before the first of them is started, unless the environment allows it"""
+        one_core = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+        for allowed in "0", "1":
+            p = subprocess.run([*one_core, COMM_ALONE, "small", "--ranks", "2"], timeout=LIMIT, **PIPES,
+                               env=dict(ENVIRONMENT, CABLE_OVERSUBSCRIBE=allowed))
+            self.assertEqual(p.returncode, 2 if allowed == "0" else 0, p.stdout)
+            self.assertEqual("the ranks are processes" in p.stdout, allowed == "1", p.stdout)
+            self.assertEqual("error: --ranks 2: this machine has 1 core and " in p.stdout, allowed == "0", p.stdout)
+
+    def test_waiting_ranks_sleep(self):
+        def switches(pid):
+            with open(f"/proc/{pid}/status") as f:
+                return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", f.read(), re.M).group(1))
+
+        with test_ranks.started(3, COMM_ALONE, "wait", "600", "--ranks", "3", launcher=[]) as (_, pids, until, _):
+            until(lambda text: text.count("is process") == 3)
+            os.kill(pids[1], signal.SIGSTOP)
+            time.sleep(0.2)
+            before = [switches(pids[r]) for r in (0, 2)]
+            time.sleep(1)
+            for rank, b in zip((0, 2), before):
+                self.assertLess(switches(pids[rank]) - b, 50)       # it looks up ten times a second
+
     def test_the_code_of_the_ranks_is_that_of_the_program(self):
         for words, code in (["small"], 0), (["exit", "1", "75"], 75), (["throw", "all"], 2), (["throw", "1"], 4):
             found, text = multiplied(3, COMM_ALONE, *words)
