@@ -972,8 +972,8 @@ def evaluation(stage):
         def row(line, seconds):
             if re.match(r"\s*\d+ +\d+ +\d+ +\d+ +[\d.]+ +[\d.]+\b", line):
                 rows.append((int(line.split()[0]), seconds))
-                if "live" in line:                      # after the numbers, if tiles were skipped
-                    live.append(f"T = {line.split()[0]}: " + line.split("   ")[-1].strip())
+            elif rows and "tiles live" in line:
+                live.append(f"T = {rows[-1][0]}: {line.strip()}")
         found = evaluate(path("eval"), LENGTHS, EVALUATED, "default", on_line=row)
         if [t for t, _ in rows] != list(LENGTHS):
             raise Failed(f"expected a table of the lengths {list(LENGTHS)}, got {[t for t, _ in rows]}")

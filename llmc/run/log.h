@@ -28,7 +28,7 @@ struct StepRecord {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// the console: a line of at most 100 columns for each step, the same columns in every line
+// the console: a line of at most 79 columns for each step, the same columns in every line
 
 // x in `width` columns, with as many decimals as they have room for: 0.512, 29.55, 295.5, 12345
 inline std::string fixed_width(double x, int width) {
@@ -49,10 +49,11 @@ inline std::string z_text(double z) {
     const int decimals = std::fabs(z) < 9.95 ? 1 : 0;
     return strprintf("%6s", strprintf(" %+.*fz", decimals, z).c_str());
 }
-// The time that is left, in at most five columns: 42s, 9m59s, 42m, 1h15m, 27h
+// The time that is left, in at most three columns up to 99 days: 42s, 75m, 27h, 12d
 inline std::string time_left(double seconds) {
-    if (seconds >= 36000) { return strprintf("%.0fh", seconds / 3600); }
-    return seconds >= 600 && seconds < 3570 ? strprintf("%.0fm", seconds / 60) : format_duration(seconds);
+    if (seconds < 99.5) { return strprintf("%.0fs", seconds); }
+    if (seconds < 99.5 * 60) { return strprintf("%.0fm", seconds / 60); }
+    return seconds < 99.5 * 3600 ? strprintf("%.0fh", seconds / 3600) : strprintf("%.0fd", seconds / 86400);
 }
 // The beginning of a console line: `done` of the run's steps are done
 inline std::string step_text(int64_t done, int64_t steps) {
@@ -60,17 +61,13 @@ inline std::string step_text(int64_t done, int64_t steps) {
     return strprintf("step %*lld/%s | ", std::max(4, (int)total.size()), (long long)done, total.c_str());
 }
 
-// step  1000/18865 | loss 3.424958 +1.2z | norm 0.512 -0.3z | lr 6.00e-4 |  425k tok/s 41% MFU | 1h15m
-// The loss stands in llm.c's columns, which scripts read. The step counts from 1: it is done when its line appears.
+// step  1000/18865 | loss 3.424958 +1.2z | norm 0.512 |  425k tok/s 41% MFU | 75m
+// The loss stands in llm.c's columns, which scripts read. The step counts from 1: it is done when its line appears. The
+// learning rate, the milliseconds and the norm's z-score are in log.jsonl.
 inline std::string step_line(const StepRecord& r, int64_t steps, double seconds_left) {
-    const std::string mfu = std::isfinite(r.mfu) ? strprintf("%2.0f%%", 100 * r.mfu) : "n/a";
-    std::string lr = strprintf("%.2e", r.lr);
-    const size_t exponent = lr.find('e') + 2;
-    if (lr[exponent] == '0') { lr.erase(exponent, 1); }                 // 6.00e-04 -> 6.00e-4
-    const std::string speed = r.mfu < 0 ? fixed_width(r.ms, 4) + " ms" : mfu + " MFU";  // a CPU has no MFU
+    const std::string mfu = std::isfinite(r.mfu) ? strprintf("%3.0f%% MFU", 100 * r.mfu) : " n/a MFU";
     return step_text(r.step + 1, steps) + "loss " + fixed_width(r.loss, 8) + z_text(r.loss_z) +
-           " | norm " + fixed_width(r.norm, 5) + z_text(r.norm_z) + " | lr " + lr +
-           " | " + rate_text(r.tok_per_s) + " tok/s " + speed +
+           " | norm " + fixed_width(r.norm, 5) + " | " + rate_text(r.tok_per_s) + " tok/s" + (r.mfu < 0 ? "" : mfu) +
            " | " + time_left(seconds_left) + (r.skipped.empty() ? "" : "\n  SKIPPED: " + r.skipped);
 }
 

@@ -163,14 +163,14 @@ inline void write_token_losses(const std::string& directory, const Evaluation& e
 template <class Log>
 void report_heads(const std::vector<HeadStatistics>& heads, int NH, const PositionConfig& position, int T,
                   int stride, Log& log) {
-    printf("%8s %6s %8s %8s %9s %10s %9s %7s %17s %10s\n", "layer", "head", "sink 1", "sink 4", "entropy", "distance",
+    printf("%5s %4s %7s %7s %7s %8s %8s %6s %12s %6s\n", "layer", "head", "sink 1", "sink 4", "entropy", "distance",
            "window90", "tiles", "g", "S");
     for (size_t i = 0; i < heads.size(); i++) {
         const HeadStatistics& s = heads[i];
         const int l = (int)i / NH, h = (int)i % NH;
-        const std::string g = s.g.count > 0 ? strprintf("%.3f to %.3f", s.g.least, s.g.most) : "-";
+        const std::string g = s.g.count > 0 ? strprintf("%.2f to %.2f", s.g.least, s.g.most) : "-";
         const std::string S = s.g.count > 0 ? strprintf("%.1f", s.S.sum / (double)s.S.count) : "-";
-        printf("%8d %6d %7.1f%% %7.1f%% %9.3f %10.1f %9d %6.1f%% %17s %10s\n", l, h, 100 * s.of_sinks(1),
+        printf("%5d %4d %6.1f%% %6.1f%% %7.3f %8.1f %8d %5.1f%% %12s %6s\n", l, h, 100 * s.of_sinks(1),
                100 * s.of_sinks(4), s.entropy / (double)s.queries, s.distance(), s.window90(), 100 * s.live_tiles(),
                g.c_str(), S.c_str());
         log.record(with_stretch(head_json(s, l, h, position, T, stride), position, T));
@@ -187,12 +187,11 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
     const int reach = position_max_length(position);
     check(*std::min_element(lengths.begin(), lengths.end()) <= reach,
           "--eval_lengths: %s reaches %d tokens, every length is beyond that", position.name.c_str(), reach);
-    printf("%8s %8s %10s %12s %10s %10s   (%s, trained at %d)\n", "T", "stride", "windows", "tokens", "loss", "ppl",
-           position_text(position).c_str(), position.T_train);
+    printf("%s, trained at %d\n%8s %8s %10s %12s %10s %10s\n", position_text(position).c_str(), position.T_train, "T",
+           "stride", "windows", "tokens", "loss", "ppl");
     for (int T : lengths) {
         if (T > reach) {
-            printf("%8d %8s %10s %12s %10s %10s   %s has no positions beyond %d\n", T, "-", "-", "-", "-", "-",
-                   position.name.c_str(), reach);
+            printf("%8d %8s   %s has no positions beyond %d\n", T, "-", position.name.c_str(), reach);
             continue;
         }
         const int B = std::max(1, EVALUATION_TOKENS / T);
@@ -213,15 +212,15 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         acts.release();
         if (e.stopped) { return; }
         if (e.tokens == 0) {
-            printf("%8d %8d %10llu %12d %10s %10s   no loss: nothing to predict\n", e.T, e.stride,
-                   (unsigned long long)e.windows, 0, "-", "-");
+            printf("%8d %8d %10llu %12d   no loss: nothing to predict\n", e.T, e.stride,
+                   (unsigned long long)e.windows, 0);
             log.record(evaluation_json(e, position));
             continue;
         }
-        std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
-        if (live < 1.0) { more += strprintf("   last layer: %.1f%% of the tiles live", 100 * live); }
+        const std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
         printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows,
                (unsigned long long)e.tokens, e.loss, std::exp(e.loss), more.c_str());
+        if (live < 1.0) { printf("%17s last layer: %.1f%% of the tiles live\n", "", 100 * live); }
         fflush(stdout);
         log.record(evaluation_json(e, position));
         log.record(speed_json(e, position, mem));

@@ -143,10 +143,10 @@ void evaluate_probes(Model& model, const TokenFiles& files, const std::string& k
                      uint64_t seed, uint64_t examples, int64_t step, Log& log) {
     const PositionConfig& position = model.config.position;
     const int reach = position_max_length(position);
-    printf("%-10s %8s", kind.c_str(), "T");
+    printf("%s, trained at %d: right answers by depth, of %llu each\n%-10s %8s", position_text(position).c_str(),
+           position.T_train, (unsigned long long)examples, kind.c_str(), "T");
     for (double depth : PROBE_DEPTHS) { printf(" %8.0f%%", 100 * depth); }
-    printf("   right answers by depth, of %llu each (%s, trained at %d)\n", (unsigned long long)examples,
-           position_text(position).c_str(), position.T_train);
+    printf("\n");
     for (int T : lengths) {
         if (T > reach) {
             printf("%-10s %8d   %s has no positions beyond %d\n", kind.c_str(), T, position.name.c_str(), reach);

@@ -108,14 +108,14 @@ template <class Model, class Log>
 void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t step, Log& log) {
     const PositionConfig& position = model.config.position;
     const int reach = position_max_length(position);
-    printf("%-28s %8s %8s %10s %10s %10s %10s   (%s, trained at %d)\n", "task", "length", "T", "examples", "exact",
-           "tokens", "loss", position_text(position).c_str(), position.T_train);
+    printf("%s, trained at %d\n%-24s %7s %7s %8s %8s %8s %8s\n", position_text(position).c_str(), position.T_train,
+           "task", "length", "T", "examples", "exact", "tokens", "loss");
     for (const TokenFiles& files : tasks) {
         const int T = files.row - 1, length = files.shards[0].length;
         const std::string name = files.pattern.substr(files.pattern.rfind('/') + 1);
         if (T > reach) {
-            printf("%-28s %8d %8d %10s %10s %10s %10s   %s has no positions beyond %d\n", name.c_str(), length, T, "-",
-                   "-", "-", "-", position.name.c_str(), reach);
+            printf("%-24s %7d %7d   %s has no positions beyond %d\n", name.c_str(), length, T,
+                   position.name.c_str(), reach);
             continue;
         }
         auto acts = activations_describe(model, std::max(1, EVALUATION_TOKENS / T), T, Purpose::Evaluate, 0);
@@ -123,7 +123,7 @@ void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t 
         const TaskScore s = evaluate_task(model, acts, files);
         acts.release();
         if (s.stopped) { return; }
-        printf("%-28s %8d %8d %10llu %9.2f%% %9.2f%% %10.4f\n", name.c_str(), length, T, (unsigned long long)s.examples,
+        printf("%-24s %7d %7d %8llu %7.2f%% %7.2f%% %8.4f\n", name.c_str(), length, T, (unsigned long long)s.examples,
                100 * s.exact_share(), 100.0 * (double)s.hits / (double)s.tokens, s.loss);
         fflush(stdout);
         log.record(task_json(s, files, position, step));

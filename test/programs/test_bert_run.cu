@@ -389,8 +389,7 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
                            strprintf("%8d %8d %10d %12d %10.4f %10.4f   %.2f%% right\n", T, T,
                                      found[i].at("windows").get<int>(), tokens, loss, std::exp(loss), 100 * accuracy)));
         }
-        CHECK(contains(o.out, strprintf("%8d %8s %10s %12s %10s %10s   learned has no positions beyond 32", 64, "-",
-                                        "-", "-", "-", "-")) == (pos == "learned"));
+        CHECK(contains(o.out, "      64        -   learned has no positions beyond 32\n") == (pos == "learned"));
         CHECK(list_directory(out).size() == 4);             // the run itself is left alone
     }
     // 2 nothing but lengths out of reach

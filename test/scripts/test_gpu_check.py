@@ -185,9 +185,9 @@ class Machine:
             if length:
                 at += 1 + int(length) / 131072
                 # the line that evaluate_lengths prints
-                live = "   last layer: 34.5% of the tiles live" if int(length) >= 32768 else ""
-                on_line(f"{int(length):8d} {int(length):8d} {8:10d} {131072:12d} {10.8:10.4f} {50000.0:10.4f}{live}",
-                        at)
+                on_line(f"{int(length):8d} {int(length):8d} {8:10d} {131072:12d} {10.8:10.4f} {50000.0:10.4f}", at)
+                if int(length) >= 32768:
+                    on_line("                  last layer: 34.5% of the tiles live", at)
         return 0, ""
 
 
