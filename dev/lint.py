@@ -3,6 +3,7 @@
 code 1 if there is any.
 
     dev/lint.py [ROOT] [--only PATH...]     checks only the files whose path begins with PATH
+    dev/lint.py --words                     also lists the phrases that docs/CONTRIBUTING.md would replace: no findings
 """
 import ast
 import os
@@ -56,9 +57,13 @@ SOURCES = CPP + (".py", ".sh", "Makefile", ".ci/run")
 TEXT = SOURCES + (".md", ".yml", ".json", ".txt", ".csv", ".gitignore", "LICENSE")
 # files of libraries, users and other projects, which comments and documents may name although they are not here
 FOREIGN = {"mpi.h", "nccl.h", "cblas.h", "cublasLt.h", "cuda_runtime.h", "cuda_bf16.h", "xxhash.h", "json.hpp",
-           "README.md", "sqrt.cuh", "rmsnorm.cuh", "test_rmsnorm.cu", "test_rmsnorm_simt.cu"}
+           "README.md", "sqrt.cuh", "gated.cuh", "rmsnorm.cuh", "test_rmsnorm.cu", "test_rmsnorm_simt.cu"}
 
-findings = []
+# phrases of prose that are usually better said otherwise: the table in docs/CONTRIBUTING.md
+WORDS = re.compile(r"\b(of which|others|alone|so many|ask(s|ed)? for|(go|goes|going|went) on|in hand|anew|besides|"
+                   r"taken, and said|(?<![Tt]here )(is|are) no (?!longer|more))\b")
+
+findings, phrases = [], []
 tracked = set()
 
 
@@ -288,6 +293,16 @@ def check_text(path, text):
             report(path, limit + 1, f"{count} lines, {limit} are the limit")
 
 
+def check_words(path, text):
+    """notes WORDS in comments and pages"""
+    prose = enumerate(text.split("\n"), 1)
+    if path.endswith(CPP):
+        prose = comments(text)
+    elif not path.endswith(".md"):                                      # comments and doc strings, roughly
+        prose = ((number, line) for number, line in prose if "#" in line or '"' not in line.strip('" '))
+    phrases.extend((path, number, m.group(0)) for number, line in prose for m in WORDS.finditer(line))
+
+
 def tracked_files(root):
     """the files that git tracks or would track; in a copy without git, all files"""
     git = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE,
@@ -302,7 +317,7 @@ def tracked_files(root):
 
 
 def main():
-    args = sys.argv[1:]
+    args = [a for a in sys.argv[1:] if a != "--words"]
     only = args[args.index("--only") + 1:] if "--only" in args else [""]
     args = args[:args.index("--only")] if "--only" in args else args
     root = os.path.normpath(args[0] if args else os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
@@ -315,6 +330,8 @@ def main():
             text = f.read()
         count += 1
         check_text(path, text)
+        if path.endswith(SOURCES + (".md",)) and path not in ("dev/lint.py", "docs/CONTRIBUTING.md"):
+            check_words(path, text)
         if path.endswith(CPP + (".md",)):
             check_citations(path, text)
         if path.endswith(".md"):
@@ -329,7 +346,10 @@ def main():
             check_code(path, without_comments(text))
     for path, line, rule in findings:
         print(f"{path}:{line}: {rule}")
-    print(f"lint: {count} files, {len(findings)} finding{'s' if len(findings) != 1 else ''}")
+    for path, line, phrase in phrases if "--words" in sys.argv else []:
+        print(f"{path}:{line}: \"{phrase}\": docs/CONTRIBUTING.md has what to write instead")
+    print(f"lint: {count} files, {len(findings)} finding{'s' if len(findings) != 1 else ''}; "
+          f"{len(phrases)} phrases to replace (--words)")
     return 1 if findings or count == 0 else 0
 
 

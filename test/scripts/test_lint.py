@@ -136,6 +136,14 @@ class Lint(unittest.TestCase):
                 self.assertEqual(lint(self.root, path)[1], before)
                 self.restore(path, size)
 
+    def test_phrases_are_listed_and_are_not_findings(self):
+        for path, plant, phrases in (("docs/new.md", "Two, of which one goes on.\nThere is no third.\n", 2),
+                                     ("llmc/new.txt", "anew\n", 0), ("llmc/base/new.h", "int besides; // anew\n", 1)):
+            self.append(path, plant)
+            code, text = lint(self.root, path, "--words")
+            self.assertEqual((code, text.count(path + ":")), (0, phrases), text)
+            self.assertIn(f" 0 findings; {phrases} phrases", text)
+
     def test_without_any_file_it_does_not_pass(self):
         with tempfile.TemporaryDirectory() as empty:
             self.assertEqual(lint(empty)[0], 1)
