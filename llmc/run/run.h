@@ -6,7 +6,6 @@
 #include "../matmul.cuh"
 #include "../model.cuh"
 #include "../ranks/patience.h"
-#include "../ranks/replicas.cuh"
 #include "config.h"
 #include "data_record.h"
 #include "log.h"
@@ -114,6 +113,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
 #if !defined(CUDA_BUILD)
     check(!o.is_given("gpus"), "--gpus: this program was built for CPUs; expected --ranks, or train_gpt2cu");
 #endif
+    check_same_program();
     check_same_flags(o);
     const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
     check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,
@@ -138,6 +138,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     }
     r.resumed = comm_text(r.resumed, "choice of the checkpoint");
     r.source = r.resumed.empty() ? find_weights(o.load) : r.resumed;
+    if (!r.source.empty()) { check_same_model(r.resumed.empty() ? "--load" : "--resume", r.source); }
     check(o.resume != 2 || !r.resumed.empty(),
           "--resume 2: expected a checkpoint in %s, found none; is --out right, and its disk mounted?", o.out.c_str());
     if (o.resume && r.resumed.empty() && first && !o.list) {
@@ -201,6 +202,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
               "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give another directory",
               o.out.c_str());
     }
+    if (!o.out.empty() && r.trains && o.zero > 0 && o.checkpoint_every > 0) { check_shared_directory(o.out); }
     p.leaf = r.leaf;
     p.zero = o.zero;
     const uint64_t seed = (uint64_t)o.seed;
@@ -221,6 +223,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
             reader.read(data, block);
         });
     }
+    check_same_loaded(p, !r.resumed.empty(), r.state.to_json(o));
     if (r.lock != nullptr && o.checkpoint_every > 0) {
         check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, p.master, config)), checkpoints_to_come(r));
     }

@@ -619,6 +619,81 @@ class Training(Runs):
                     self.assertEqual(found[0], (str(files), str(files * len(changed))))
                     self.assertEqual(output.count("loss "), 0, output)
 
+    def refused_apart(self, error, *flags, commands=None):
+        """of two ranks whose directories are not the same one"""
+        command = self.command("", *flags, steps=2)
+        command[command.index("--out") + 1] = "run"
+        code, output = apart(commands(command) if commands else [command, command], self.places)
+        self.assertEqual(code, 2, output)
+        self.assertEqual(len(re.findall(f"^error: {error}", output, re.M)), 1, output)
+        self.assertNotIn("loss ", output)
+
+    def fresh_places(self):
+        self.places = [self.out("here"), self.out("there")]
+        for place in self.places:
+            shutil.rmtree(place, ignore_errors=True)
+            os.mkdir(place)
+
+    def checkpoint_at(self, place, of, step, to):
+        shutil.copytree(os.path.join(self.out(of), f"step_{step:08d}"), os.path.join(self.places[place], to))
+
+    SAME = "expected the same on all ranks, got"
+
+    def test_another_model_on_a_rank_is_an_error(self):
+        """each rank has a disk of its own, and finds under the same path what the other one does not: nothing is
+        trained, and both are named"""
+        self.train(1, "one", steps=2, every=1)
+        self.train(1, "two", "--seed", "43", steps=2, every=1)
+        resume = ["--resume", "1"]
+        for zero in "0", "1":
+            self.fresh_places()
+            for place, of in enumerate(("one", "two")):
+                self.checkpoint_at(place, of, 2, "model")
+            self.refused_apart(f"--load: {self.SAME} model, checksum .* on rank 1 and model, checksum .* on rank 0",
+                               "--load", "model", "--zero", zero)
+            for place, of in enumerate(("one", "two")):
+                self.checkpoint_at(place, of, 1, "run/step_00000001")
+            self.refused_apart(f"--resume: {self.SAME} run/step_00000001, checksum .* on rank 1", *resume, "--zero",
+                               zero)
+        # another newest checkpoint: of a --load directory, and of --resume, which rank 0 chooses
+        for place, step in enumerate((1, 2)):
+            self.checkpoint_at(place, "one", step, f"newest/step_{step:08d}")
+        self.refused_apart(f"--load: {self.SAME} newest/step_00000002, checksum .* on rank 1 and newest/step_00000001, "
+                           "checksum .* on rank 0", "--load", "newest")
+        shutil.rmtree(os.path.join(self.places[1], "run"))
+        self.checkpoint_at(1, "one", 2, "run/step_00000002")
+        self.refused_apart(f"--resume: {self.SAME} no model at run/step_00000001 on rank 1", *resume)
+
+    def test_another_content_on_a_rank_is_an_error(self):
+        """under the same manifest, a bit of a moment, of the weights or of the state is another one"""
+        self.train(1, "one", steps=2, every=1)
+        loaded = "what was loaded: " + self.SAME
+        for name, before, error in (("optimizer_0.state", None, loaded), ("state.json", b'"updates": 1', loaded),
+                                    ("model.safetensors", None, "--resume: " + self.SAME)):
+            self.fresh_places()
+            for place in 0, 1:
+                self.checkpoint_at(place, "one", 1, "run/step_00000001")
+            path = os.path.join(self.places[1], "run", "step_00000001", name)
+            with open(path, "rb") as f:
+                data = bytearray(f.read())
+            data[data.index(before) + len(before) - 1 if before else -5] ^= 1
+            with open(path, "wb") as f:
+                f.write(data)
+            self.refused_apart(error, "--resume", "1", "--zero", "0")
+
+    def test_another_program_or_directory_on_a_rank_is_an_error(self):
+        """before anything is trained, though nothing is saved for five steps"""
+        self.fresh_places()
+        self.refused_apart("--out run: rank 1 cannot write there, or not read what rank 0 has written",
+                           "--collective_timeout", "4")
+        other = self.out("other")
+        shutil.copyfile(TRAINER, other)
+        with open(other, "ab") as f:
+            f.write(b"#")
+        os.chmod(other, 0o755)
+        self.refused_apart(f"the program: {self.SAME} a file of .* bytes, checksum .* on rank 1 and a file of ",
+                           commands=lambda command: [command, [other, *command[1:]]])
+
     def test_the_largest_batch_divides_and_fits(self):
         """--B -1, and the --B that the message for too large a batch names"""
         self.train(1, "four", "--threads", "1", B=4)
