@@ -65,6 +65,7 @@ EXPOSED = 0.40              # share of attention's memory time that its tiles do
 CHAIN = {"chunk": 2.5e-6,   # a chunk of 128 tokens of cable_forward_kernel or cable_backward_kernel: scans, barriers
          "row": 0.12e-6,    # a row of dout that embedding_backward_kernel adds for a token, one after the other
          "loss": 0.6e-6,    # 1,024 losses of loss_sum_kernel
+         "dots": 0.2e-6,    # 1,024 numbers of ssmax_gradient_kernel, four loads at a time
          "host": 1.0e-3}    # a step's end: the host waits, then reads and sorts the tokens of the next step
 HOT = 0.038                 # share of the most frequent token: 2,500 of 65,536
 HOTS = 0.44                 # of all that have more than 64 of 65,536, by Zipf's law
@@ -326,7 +327,8 @@ def encoding_rows(s, gpu):
         return [row(g, "rope_kernel", "q, k and back", 2 * s.L, 8.0 * N * s.C)]
     if s.pos == "ssmax":
         return [row(g, "ssmax_forward_kernel", "q", s.L, 4.0 * N * s.C),
-                row(g, "ssmax_backward_kernel", "dq, ds", s.L, 6.0 * N * s.C)]
+                row(g, "ssmax_backward_kernel", "dq, dots", s.L, 6.0 * N * s.C + 4.0 * N * s.NH),
+                row(g, "ssmax_gradient_kernel", "ds", s.L, 4.0 * N * s.NH, seconds=CHAIN["dots"] * math.ceil(N / 1024))]
     if s.pos == "cope":                             # of 64 positions: q times their embeddings, twice; back into both
         z, e = 4.0 * N * s.NH * 64, s.C // s.NH * 64
         pairs = N * s.NH * e

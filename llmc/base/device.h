@@ -101,9 +101,9 @@ inline size_t host_memory_available(size_t reserved = 0) {
 // ----------------------------------------------------------------------------------------------------------
 // packs
 
-// P neighbouring elements as float32. On a GPU they are loaded and stored by one instruction when P is PACK, and must
-// then start on 16 bytes. A CPU's compiler does that by itself, so there PACK is 1.
-template <int P, class T> struct alignas(P == 1 ? alignof(T) : 16) PackWords { T x[P]; };
+// P neighbouring elements as float32. On a GPU they are loaded and stored by one instruction, and must start on their
+// size, of PACK elements 16 bytes. A CPU's compiler does that by itself, so there PACK is 1.
+template <int P, class T> struct alignas(imin(P * sizeof(T), (size_t)16)) PackWords { T x[P]; };
 template <int P> struct Pack { float x[P]; };
 template <int P, class T> __device__ __forceinline__ Pack<P> load_pack(const T* p) {
     const PackWords<P, T> words = *(const PackWords<P, T>*)p;

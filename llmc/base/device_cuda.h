@@ -233,12 +233,12 @@ inline size_t device_memory_used() {
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return total - available;
 }
-// bytes of dynamic shared memory that a block can have
+// bytes of shared memory that a block can have, all of them dynamic if its kernel has no static ones
 inline size_t device_shared_available() {
     int device = 0, bytes = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return (size_t)bytes - MOST_STATIC;
+    return (size_t)bytes;
 }
 inline int max_threads() { return 1; }
 inline void set_threads(int) {}

@@ -16,6 +16,7 @@
 #include <cmath>
 
 #include "encoding.cuh"
+#include "heads.cuh"
 
 // Radians per token of each of the R/2 pairs, in a text of T tokens
 static std::vector<double> rope_frequencies(const PositionConfig& config, int R, int T) {
@@ -60,21 +61,31 @@ static __global__ void rope_table_kernel(float* table, int T, Start start, int R
     }
 }
 
-// One block per token: the 2 NH heads of q and k lie side by side. sign = -1 turns back.
+// The 2 NH heads of q and k lie side by side. sign = -1 turns back.
+template <int P>
 static __global__ void rope_kernel(floatX* qkv, const float* table, int T, Start start, int stride, int NH, int HS,
                                    int R, int OC, float sign) {
-    const size_t b = blockIdx.x / T;
-    const size_t t = blockIdx.x % T + start.position();
-    const float* angle = table + t * R;                     // the same for all heads
-    for (int h = 0; h < 2 * NH; h++) {
-        floatX* x = qkv + (b * stride + t) * OC + (size_t)h * HS;
-        for (int i = threadIdx.x; i < R / 2; i += blockDim.x) {
-            const float c = angle[2 * i];
-            const float s = sign * angle[2 * i + 1];        // a turn back has the other sine
-            const float x0 = (float)x[2 * i];
-            const float x1 = (float)x[2 * i + 1];
-            x[2 * i] = (floatX)(x0 * c - x1 * s);
-            x[2 * i + 1] = (floatX)(x0 * s + x1 * c);
+    const HeadWalk walk(T, R / P);
+    const size_t t0 = walk.t + start.position();
+    for (int r = walk.first; r < walk.tokens * 2 * NH; r += walk.step) {
+        const int head = r % (2 * NH);
+        const size_t t = t0 + r / (2 * NH);
+        floatX* x = qkv + (walk.b * stride + t) * OC + (size_t)head * HS;
+        const float* angle = table + t * R;                 // the same for all heads
+        SIMD
+        for (int d = walk.lane * P; d < R; d += walk.lanes * P) {
+            Pack<P> v = load_pack<P>(x + d);
+            const Pack<P> a = load_pack<P>(angle + d);
+            UNROLL
+            for (int e = 0; e < P; e += 2) {
+                const float c = a.x[e];
+                const float s = sign * a.x[e + 1];          // a turn back has the other sine
+                const float x0 = v.x[e];
+                const float x1 = v.x[e + 1];
+                v.x[e] = x0 * c - x1 * s;
+                v.x[e + 1] = x0 * s + x1 * c;
+            }
+            store_pack<P>(x + d, v);
         }
     }
 }
@@ -117,13 +128,20 @@ struct Rope : Encoding {
                 launch(rope_table_kernel, Grid((size_t)pairs, 128, 0, stream), table, T, start, R, first, some);
             }
         }
-        launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), qkv, table, T, start, v.T, v.NH, v.HS, R, v.OC,
-               1.0f);
+        turn(qkv, B, T, start, v.T, 1.0f, stream);
     }
     // A rotation's transpose is its inverse.
     void prepare_backward(floatX* dqkv, const floatX*, int B, int T, Stream stream) const {
-        launch(rope_kernel, Grid((size_t)B * T, 32, 0, stream), dqkv, table, T, 0, T, v.NH, v.HS,
-               turned(*v.config, v.HS), v.OC, -1.0f);
+        turn(dqkv, B, T, 0, T, -1.0f, stream);
+    }
+    void turn(floatX* x, int B, int T, Start start, int stride, float sign, Stream stream) const {
+        const int R = turned(*v.config, v.HS);
+        constexpr int WIDE = imax(PACK, 2);                 // whole pairs
+        const auto by = [&](auto P) {
+            launch(rope_kernel<P>, head_grid(B, T, 0, stream), x, table, T, start, stride, v.NH, v.HS, R, v.OC, sign);
+        };
+        if (R % WIDE == 0 && v.HS % WIDE == 0) { by(std::integral_constant<int, WIDE>()); }
+        else { by(std::integral_constant<int, 2>()); }
     }
     float score_factor(int T) const {
         const PositionConfig& c = *v.config;

@@ -13,6 +13,7 @@
 #include <cmath>
 
 #include "encoding.cuh"
+#include "heads.cuh"
 
 // The keys that queries see
 struct SSMaxKeys {
@@ -38,33 +39,80 @@ struct SSMaxKeys {
     }
 };
 
-// One block per token
-static __global__ void ssmax_forward_kernel(floatX* qkv, const float* s, SSMaxKeys keys, int T, Start start, int HS,
-                                            int C, int OC) {
-    const size_t b = blockIdx.x / T;
-    const int t = (int)(blockIdx.x % T) + start.position();
-    const float log_n = keys.log_count(b, t, start.position() + T);
-    floatX* q = qkv + (b * keys.stride + t) * OC;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { q[c] = (floatX)(s[c / HS] * log_n * (float)q[c]); }
+// log_n (HEAD_TOKENS), in shared memory: of the tokens that the block walks over
+__device__ inline void ssmax_log_counts(float* log_n, const SSMaxKeys& keys, const HeadWalk& walk, int t0, int T) {
+    for (int i = threadIdx.x; i < walk.tokens; i += blockDim.x) {
+        log_n[i] = keys.log_count(walk.b, t0 + walk.t + i, T);
+    }
+    __syncthreads();
 }
 
-// One block per head, the only one that adds to ds_h
-static __global__ void ssmax_backward_kernel(floatX* dqkv, float* ds, const floatX* qkv, const float* s, SSMaxKeys keys,
-                                             int B, int T, int HS, int OC) {
+template <int P>
+static __global__ void ssmax_forward_kernel(floatX* qkv, const float* s, SSMaxKeys keys, int T, Start start, int NH,
+                                            int HS, int OC) {
+    float* log_n = dynamic_shared();
+    const HeadWalk walk(T, HS / P);
+    const int t0 = start.position();
+    ssmax_log_counts(log_n, keys, walk, t0, t0 + T);
+    for (int r = walk.first; r < walk.tokens * NH; r += walk.step) {
+        const int i = r / NH;
+        const int h = r % NH;
+        floatX* q = qkv + (walk.b * keys.stride + t0 + walk.t + i) * OC + (size_t)h * HS;
+        const float factor = s[h] * log_n[i];
+        for (int d = walk.lane * P; d < HS; d += walk.lanes * P) {
+            Pack<P> x = load_pack<P>(q + d);
+            UNROLL
+            for (int e = 0; e < P; e++) { x.x[e] = factor * x.x[e]; }
+            store_pack<P>(q + d, x);
+        }
+    }
+}
+
+// dots (NH,N): dq'.q' of each head and token, summed over the channels of each thread, then over the threads
+template <int P>
+static __global__ void ssmax_backward_kernel(floatX* dqkv, float* dots, const floatX* qkv, const float* s,
+                                             SSMaxKeys keys, size_t N, int T, int NH, int HS, int OC) {
+    float* log_n = dynamic_shared();
+    float* parts = log_n + HEAD_TOKENS;                     // (tokens,NH,lanes)
+    const HeadWalk walk(T, HS / P);
+    ssmax_log_counts(log_n, keys, walk, 0, T);
+    const size_t row0 = walk.b * T + walk.t;
+    for (int r = walk.first; r < walk.tokens * NH; r += walk.step) {
+        const int i = r / NH;
+        const int h = r % NH;
+        const floatX* q = qkv + (row0 + i) * OC + (size_t)h * HS;
+        floatX* dq = dqkv + (row0 + i) * OC + (size_t)h * HS;
+        const bool counts = log_n[i] > 0.0f;                // one key, or padding: q does not matter
+        const float factor = s[h] * log_n[i];
+        float dot = 0.0f;
+        for (int d = walk.lane * P; d < HS; d += walk.lanes * P) {
+            const Pack<P> x = load_pack<P>(q + d);
+            Pack<P> dx = load_pack<P>(dq + d);
+            UNROLL
+            for (int e = 0; e < P; e++) {
+                dot += counts ? dx.x[e] * x.x[e] : 0.0f;
+                dx.x[e] = counts ? factor * dx.x[e] : 0.0f;
+            }
+            store_pack<P>(dq + d, dx);
+        }
+        parts[r * walk.lanes + walk.lane] = dot;
+    }
+    __syncthreads();
+    for (int k = threadIdx.x; k < walk.tokens * NH; k += blockDim.x) {
+        const int i = k % walk.tokens;                      // neighbouring threads store neighbouring tokens
+        const int h = k / walk.tokens;
+        const float* part = parts + (i * NH + h) * walk.lanes;
+        float dot = part[0];
+        for (int lane = 1; lane < walk.lanes; lane++) { dot += part[lane]; }
+        dots[h * N + row0 + i] = dot;
+    }
+}
+
+// One block per head, the only one that adds to ds_h. dots (NH,N)
+static __global__ void ssmax_gradient_kernel(float* ds, const float* dots, const float* s, size_t N) {
     const int h = blockIdx.x;
     double sum = 0.0;
-    for (int row = threadIdx.x; row < B * T; row += blockDim.x) {
-        const float log_n = keys.log_count((size_t)(row / T), row % T, T);
-        const floatX* q = qkv + (size_t)row * OC + h * HS;
-        floatX* dq = dqkv + (size_t)row * OC + h * HS;
-        float dot = 0.0f;
-        for (int d = 0; d < HS && log_n > 0.0f; d++) {      // 0: one key, or padding: q does not matter
-            dot += (float)dq[d] * (float)q[d];
-            dq[d] = (floatX)(s[h] * log_n * (float)dq[d]);
-        }
-        for (int d = 0; d < HS && !(log_n > 0.0f); d++) { dq[d] = (floatX)0.0f; }
-        sum += (double)dot;
-    }
+    for (size_t row = threadIdx.x; row < N; row += blockDim.x) { sum += (double)dots[h * N + row]; }
     sum = block_sum(sum);
     if (threadIdx.x == 0) { ds[h] += (float)(sum / (double)s[h]); }
 }
@@ -73,6 +121,7 @@ struct SSMax : Encoding {
     using Encoding::Encoding;
     static constexpr bool scales_queries = true;
     Parameter s;                                            // (NH)
+    float* dots = nullptr;                                  // (NH,B T): dq'.q' of each query
 
     // where s starts: 1 / mean of log n
     static float start_of(int T_train, bool causal) {
@@ -82,15 +131,22 @@ struct SSMax : Encoding {
     template <class Tensors> void declare(Tensors& t) {
         const float start = start_of(t.config->T_train, t.dims.causal);
         t.param(s, "ssmax", "ssmax.s", Per::Layer, (size_t)t.dims.NH, 0, {constant(start), false, 1e-3f});
+        t.scratch(dots, "ssmax_dots", (size_t)t.dims.NH, (size_t)t.dims.B * t.dims.T);
     }
     SSMaxKeys keys() const { return {v.mask, v.kv_len, v.T, v.causal}; }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
-        launch(ssmax_forward_kernel, Grid((size_t)B * T, 64, 0, stream), qkv, s.value, keys(), T, start, v.HS, v.C,
-               v.OC);
+        with_pack((size_t)v.HS, [&](auto P) {
+            launch(ssmax_forward_kernel<P>, head_grid(B, T, HEAD_TOKENS, stream), qkv, s.value, keys(), T, start, v.NH,
+                   v.HS, v.OC);
+        });
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
-        launch(ssmax_backward_kernel, Grid((size_t)v.NH, 128, 0, stream), dqkv, s.grad, qkv, s.value, keys(), B, T,
-               v.HS, v.OC);
+        const size_t N = (size_t)B * T, parts = (size_t)HEAD_TOKENS * v.NH * HEAD_LANES;
+        with_pack((size_t)v.HS, [&](auto P) {
+            launch(ssmax_backward_kernel<P>, head_grid(B, T, HEAD_TOKENS + parts, stream), dqkv, dots, qkv, s.value,
+                   keys(), N, T, v.NH, v.HS, v.OC);
+        });
+        launch(ssmax_gradient_kernel, Grid((size_t)v.NH, 1024, 0, stream), s.grad, dots, s.value, N);
     }
 };
 

@@ -106,11 +106,15 @@ KERNEL_TEST("shared memory: up to 48 kB, and more") {
         launch(block_kernel, Grid(2, 32, bytes, stream), out.p, in.p);
     }
     DeviceArray<float> in(normals(192, 1)), out(4 * 192);
-    const size_t most = device_shared_available();
-    launch(block_kernel, Grid(2, 32, most, stream), out.p, in.p);
+    const size_t all = device_shared_available();
+    launch(block_kernel, Grid(2, 32, all - MOST_STATIC, stream), out.p, in.p);
     CUDA_CHECK(cudaDeviceSynchronize());
-    EXPECT(!error_of([&] { launch(block_kernel, Grid(2, 32, most + MOST_STATIC, stream), out.p, in.p); }).empty(),
-           "%zu bytes of dynamic shared memory and some static", most + MOST_STATIC);
+    EXPECT(!error_of([&] { launch(block_kernel, Grid(2, 32, all, stream), out.p, in.p); }).empty(),
+           "%zu bytes of dynamic shared memory and some static", all);
+    // the portable attention has none, and on sm_75 its backward needs all 64 kB
+    DeviceArray<floatX> rows(inputs(64, 1)), row(inputs(32, 2));
+    launch(add_row_kernel, Grid(2, 32, all, stream), rows.p, row.p, 32);
+    CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 static void check_layernorm(int N, int C) {
@@ -504,6 +508,126 @@ KERNEL_TEST("adamw and the gradient norm") {
     EXPECT_CLOSE(m.host(), wm, EXACT);
     EXPECT_CLOSE(v.host(), wv, EXACT);
     EXPECT_CLOSE(weights.host(), w, 2 * ROUNDED);          // rounded stochastically
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// what is done to q and k, and documents
+
+// Two sequences of 13 tokens, in rows that hold more
+struct Queries {
+    static constexpr int B = 2, T = 13;
+    static constexpr int NH = 3;
+    int HS, C, OC;
+    PositionConfig config;
+    PositionView view;
+    Queries(const char* name, int HS) : HS(HS), C(NH * HS), OC(round_up(3 * C, 8)), config(parse_position(name, 64)) {
+        view.config = &config;
+        view.L = 1;
+        view.NH = NH;
+        view.HS = HS;
+        view.C = C;
+        view.B = B;
+        view.OC = OC;
+    }
+    size_t at(int b, int stride, int t, int head) const { return ((size_t)b * stride + t) * OC + (size_t)head * HS; }
+};
+
+static void check_rope(int HS, const char* name) {
+    const Queries x(name, HS);
+    const int stride = 20, t0 = 5;
+    const int R = Rope::turned(x.config, HS);
+    Rope rope(x.view);
+    DeviceArray<float> table(normals((size_t)stride * R, 1));
+    rope.table = table.p;
+    const std::vector<float> angle = table.host();
+    for (float sign : {1.0f, -1.0f}) {
+        DeviceArray<floatX> qkv(inputs((size_t)x.B * stride * x.OC, 2));
+        Doubles want = doubles(qkv);
+        for (int row = 0; row < x.B * x.T; row++) {
+            const int t = t0 + row % x.T;
+            for (int h = 0; h < 2 * x.NH; h++) {
+                double* v = &want[x.at(row / x.T, stride, t, h)];
+                for (int i = 0; i < R; i += 2) {
+                    const double c = angle[(size_t)t * R + i], s = sign * angle[(size_t)t * R + i + 1];
+                    const double x0 = v[i], x1 = v[i + 1];
+                    v[i] = x0 * c - x1 * s;
+                    v[i + 1] = x0 * s + x1 * c;
+                }
+            }
+        }
+        rope.turn(qkv.p, x.B, x.T, t0, stride, sign, stream);
+        EXPECT_CLOSE(qkv.host(), want, ROUNDED);
+    }
+}
+// heads by pairs and by packs, of more packs than threads share one, and not turned to their end
+KERNEL_TEST("rope: the turns of q and k") {
+    for (int HS : {20, 64, 80}) { for (const char* name : {"rope", "rope:p=0.5"}) { check_rope(HS, name); } }
+}
+
+static void check_ssmax(int HS, bool causal) {
+    Queries x("ssmax", HS);
+    const int N = x.B * x.T;
+    const std::vector<int> lengths = {x.T, 9};
+    DeviceArray<int> kv_len(lengths);
+    x.view.causal = causal;
+    x.view.T = x.T;
+    x.view.kv_len = kv_len.p;
+    SSMax ssmax(x.view);
+    DeviceArray<float> s(std::vector<float>{0.3f, 0.5f, 0.7f}), ds(normals(x.NH, 1)), dots((size_t)x.NH * N);
+    ssmax.s = {s.p, ds.p};
+    ssmax.dots = dots.p;
+    DeviceArray<floatX> qkv(inputs((size_t)N * x.OC, 2)), dqkv(inputs((size_t)N * x.OC, 3));
+    const Doubles scaled = doubles(qkv);
+    const std::vector<float> size = s.host();
+    Doubles q = scaled, dq = doubles(dqkv);
+    Doubles sum = converted<double>(ds.host());
+    for (int row = 0; row < N; row++) {
+        const int b = row / x.T, t = row % x.T;
+        const int seen = causal ? t + 1 : lengths[(size_t)b];
+        for (int h = 0; h < x.NH; h++) {
+            const double factor = t < lengths[(size_t)b] ? size[(size_t)h] * std::log((double)seen) : 0;
+            const size_t first = x.at(b, x.T, t, h);
+            for (size_t e = first; e < first + HS; e++) {
+                if (factor > 0) { sum[(size_t)h] += dq[e] * scaled[e] / size[(size_t)h]; }
+                q[e] *= factor;
+                dq[e] *= factor;
+            }
+        }
+    }
+    ssmax.prepare_backward(dqkv.p, qkv.p, x.B, x.T, stream);
+    EXPECT_CLOSE(dqkv.host(), dq, ROUNDED);
+    EXPECT_CLOSE(ds.host(), sum, EXACT);
+    ssmax.prepare_forward(qkv.p, x.B, x.T, 0, stream);
+    EXPECT_CLOSE(qkv.host(), q, ROUNDED);
+}
+KERNEL_TEST("ssmax: q and its gradient times s log n, and the gradient of s") {
+    for (int HS : {20, 64, 80}) { for (bool causal : {true, false}) { check_ssmax(HS, causal); } }
+}
+
+// Tokens that all threads have a piece of, the last one a shorter one; then some that continue the text
+KERNEL_TEST("documents: each token knows where its own begins") {
+    const int B = 2, stride = 1040;
+    const int end_of_text = 7;
+    for (int T : {1, 100, 1000}) {
+        for (int t0 : {0, 40}) {
+            for (int rare : {2, 40, 900}) {
+                std::vector<int> tokens, want(B * stride, -1), before(B * stride, -1);
+                for (int b = 0; b < B; b++) {
+                    int begin = 0;
+                    if (t0 > 0) { before[b * stride + t0 - 1] = begin = want[b * stride + t0 - 1] = 11 + b; }
+                    for (int t = t0; t < t0 + T; t++) {
+                        const bool ends = uniform01(1, (uint64_t)(T + t0 + rare), tokens.size()) * rare < 1;
+                        tokens.push_back(ends ? end_of_text : 8);
+                        if (ends) { begin = t; }
+                        want[b * stride + t] = begin;
+                    }
+                }
+                DeviceArray<int> documents(before), ids(tokens);
+                find_documents(documents.p, ids.p, end_of_text, B, T, t0, stride, stream);
+                EXPECT(documents.host() == want, "T %d, t0 %d, every %dth", T, t0, rare);
+            }
+        }
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------
