@@ -103,7 +103,10 @@ constexpr size_t FLOAT_ROWS = sizeof(float) / sizeof(floatX);
 // of training, takes the same memory for FLOAT_ROWS times fewer rows of float32.
 inline size_t logit_rows(size_t N, size_t Vp, Purpose purpose) {
     const size_t wanted = purpose == Purpose::Train ? N : FLOAT_ROWS * N;
-    return std::max(FLOAT_ROWS, std::min(wanted, LOGITS_BOUND / Vp));
+    const size_t most = std::max(FLOAT_ROWS, std::min(wanted, LOGITS_BOUND / Vp));
+    // A GPU gets equal parts, in whole tiles of its products; a CPU keeps the order of its sums.
+    if (PACK == 1 || wanted <= most || most < 128) { return most; }
+    return round_up(ceil_div(wanted, ceil_div(wanted, most / 128 * 128)), (size_t)128);
 }
 
 // how many layers' worth of an activation exist

@@ -351,6 +351,14 @@ KERNEL_TEST("contrastive loss") {
 }
 
 // whose products would else have another number of rows at every step, and cuBLASLt look for another algorithm
+KERNEL_TEST("a head's rows are cut into equal parts of whole tiles") {
+    for (size_t N : {1000, 5336, 5337, 65536, 100000}) {
+        const size_t most = LOGITS_BOUND / 50304, rows = logit_rows(N, 50304, Purpose::Train);
+        const size_t parts = ceil_div(N, rows);
+        EXPECT(N <= most ? rows == N : rows <= most && rows % 128 == 0, "%zu tokens: %zu rows", N, rows);
+        EXPECT(parts * rows - N < 128 * parts, "%zu tokens: %zu rows", N, rows);
+    }
+}
 KERNEL_TEST("masked rows come in few numbers, the last of them without a target") {
     const size_t N = 1000;
     DeviceBatch batch;
