@@ -32,7 +32,7 @@ import sys
 from ptxas_budget import ROOT, compiler_version, demangle
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from roofline import GPUS  # noqa: E402
+from roofline import COPY, GPUS  # noqa: E402
 
 UPDATE = "dev/sass_bound.py --update train_gpt2cu train_bertcu"
 ARCH = "sm_90a"
@@ -474,8 +474,8 @@ def bounds(flash, gpu):
 
 
 def memory_budget(kernel, gpu):
-    """instructions of a thread that the SMs issue while memory delivers an element"""
-    return kernel.bytes / (gpu.gbs * 1e9) * gpu.sms * gpu.ghz * 1e9 * 4 * 32
+    """instructions of a thread that the SMs issue while memory delivers an element, as fast as to a copy"""
+    return kernel.bytes / (gpu.gbs * 1e9 * COPY) * gpu.sms * gpu.ghz * 1e9 * 4 * 32
 
 
 # ----------------------------------------------------------------------------------------------------------------------

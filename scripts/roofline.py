@@ -2,20 +2,22 @@
 """roofline.py -- predicts the time of a training step of train_gpt2cu, kernel by kernel: a model, not a measurement.
 
     scripts/roofline.py --model small --T 1024 --B 64 --pos cable --gpu H200 -o roofline
-    scripts/roofline.py --with all                what the changes of CHANGES would save, and the step with all of them
-    scripts/roofline.py --references              the model against the figures that its constants were fitted to
+    scripts/roofline.py --with all                the step with all of CHANGES, which the sources do not have
+    scripts/roofline.py --references              the model beside other estimates and llm.c's published times
     scripts/roofline.py --measured FILE ...       beside what ./train_gpt2cu --profile 3 ... printed into FILE
 
 Each kernel has a row: how often a step calls it, what a call reads and writes beyond the L2 cache, its floating-point
 operations, and which limit its time follows from:
 
-    tensor     FLOPs over the tensor cores' peak           memory     bytes over the bandwidth of the datasheet
-    issue      instructions over 4 warps per SM and clock  pipe       clocks of the tensor-core attention's tiles
+    tensor     FLOPs over what a large product reaches     memory     bytes over what a copy reaches
+    issue      instructions over 4 warps per SM and clock  attention  FLOPs over the published rates of FlashAttention-2
     latency    a chain of dependent loads, or the host
 
-Each limit is reached to a stated fraction (FRACTIONS). Shapes are read from the table of tensors in train_gpt2.cu;
-sizes by name and the layout's arithmetic are those of scaling.py. -o PATH writes PATH.csv and PATH.png (which needs
-matplotlib). What it leaves out: other GPUs (scaling.py has the exchange), checkpoints, evaluation, --tile_skip.
+Each limit is reached to a fraction between two stated ones (RATES), so each time is a range. The errors are taken as
+independent of each other: the step's is the root of the sum of their squares. Shapes are read from the table of
+tensors in train_gpt2.cu; sizes by name and the layout's arithmetic are those of scaling.py. -o PATH writes PATH.csv and
+PATH.png (which needs matplotlib). What it leaves out: other GPUs (scaling.py has the exchange), checkpoints,
+evaluation, --tile_skip.
 """
 import argparse
 import collections
@@ -33,35 +35,41 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 VOCABULARY = 50257
 
 # ----------------------------------------------------------------------------------------------------------
-# the GPUs. tflops, gbs: datasheets, dense bf16 with float32 sums, and the memory's GB/s. ghz: assumed under load; the
-# tensor peak belongs to the clock in GPU_RATES of llmc/base/gpu.h. mma: FLOPs of mma.sync per SM and clock, which a
-# Hopper GPU issues at 62.5 % of wgmma's rate (a B200's was taken for the same). fed: how much nearer to its peak a
-# product comes than on an H100; fitted for the A100 to the 300 ms of llm.c's run_gpt2_124M.sh, a guess for the 4090.
+# the GPUs. tflops, gbs: datasheets, dense bf16 with float32 sums, and the memory's GB/s; product, copy: what was
+# measured of them on an H200, by other programs than these (a bf16 product of 8,192^3 at 770 to 800 TFLOP/s, copies at
+# 4.3 TB/s, 1.98 GHz, 60 MB of L2). Of another GPU the same shares are taken, a guess. mma: FLOPs of mma.sync per SM and
+# clock, which a Hopper GPU issues at 62.5 % of wgmma's rate (a B200's was taken for the same). fed: how much nearer to
+# its peak a product comes than on an H100; fitted for the A100 to the 300 ms of llm.c's run_gpt2_124M.sh, a guess for
+# the 4090.
 Gpu = collections.namedtuple("Gpu", "tflops gbs sms ghz mma l2 fed source")
 GPUS = {
-    "A100": Gpu(312, 2039, 108, 1.41, 2048, 40e6, 1.15, "NVIDIA A100 80GB SXM datasheet"),
-    "H100": Gpu(989.4, 3352, 132, 1.755, 2560, 50e6, 1.0, "NVIDIA H100 SXM5 datasheet"),
-    "H200": Gpu(989.4, 4800, 132, 1.755, 2560, 50e6, 1.0, "NVIDIA H200 SXM datasheet"),
+    "A100": Gpu(312, 2039, 108, 1.41, 2048, 40e6, 1.3, "NVIDIA A100 80GB SXM datasheet"),
+    "H100": Gpu(989.4, 3352, 132, 1.98, 2560, 50e6, 1.0, "NVIDIA H100 SXM5 datasheet"),
+    "H200": Gpu(989.4, 4800, 132, 1.98, 2560, 60e6, 1.0, "NVIDIA H200 SXM datasheet"),
     "B200": Gpu(2250, 8000, 148, 1.85, 2560, 126e6, 1.0, "NVIDIA HGX B200 datasheet"),
-    "4090": Gpu(165.2, 1008, 128, 2.52, 512, 72e6, 1.3, "NVIDIA Ada GPU architecture paper, appendix A"),
+    "4090": Gpu(165.2, 1008, 128, 2.52, 512, 72e6, 1.2, "NVIDIA Ada GPU architecture paper, appendix A"),
 }
-# What is reached of each limit. No GPU has confirmed one of them: they reproduce the figures of REFERENCES.
-FRACTIONS = {
-    "tensor": (0.65, "cuBLASLt's first heuristic; a product of K = 768 to 3,072"),
-    "tuned": (0.68, "algorithms measured once and kept (the change `plans`)"),
-    "issue": (0.86, "elementwise kernels that wait for instructions"),
-    "pipe": (0.80, "of the clocks that the limiting pipe of a tile of attention needs"),
-    "pipes": (0.70, "the same where several pipes are near their limits (the change `rows32`)"),
-    "stream": (0.90, "elementwise kernels, 16 bytes a load"),
-    "rows": (0.69, "one warp per row, three passes over it (layernorm_forward_kernel)"),
-    "columns": (0.80, "2-byte loads down the columns (slab_sums_kernel)"),
-    "lone_warps": (0.39, "8 warps per SM (layernorm_backward_kernel): 2.3 times the memory's time"),
-    "four_warps": (0.85, "4 warps per block (the change `layernorm`)"),
-    "states": (0.85, "seven arrays side by side (adamw_kernel)"),
-    "library": (0.80, "llm.c's elementwise and row kernels (the reference only)"),
+PRODUCT = (770 + 800) / 2 / 989.4       # measured on an H200, of the datasheet's TFLOP/s
+COPY = 4300 / 4800                      # likewise, of its GB/s
+# What is reached of each limit: at least, at most, and of what. No GPU has confirmed one of them for these kernels.
+Rate = collections.namedtuple("Rate", "least most what")
+RATES = {
+    "tensor": Rate(0.68, 0.82, "of a large product, by cuBLASLt's first heuristic with K = 768 to 3,072"),
+    "tuned": Rate(0.71, 0.85, "of a large product, by algorithms measured once and kept (--plans)"),
+    "issue": Rate(0.75, 0.95, "of the clocks, by elementwise kernels that wait for instructions"),
+    "stream": Rate(0.92, 1.0, "of a copy, by elementwise kernels, 16 bytes a load"),
+    "rows": Rate(0.70, 0.85, "of a copy, by one warp per row, three passes over it (layernorm_forward_kernel)"),
+    "columns": Rate(0.75, 0.95, "of a copy, by 2-byte loads down the columns (slab_sums_kernel)"),
+    "warps": Rate(0.80, 0.97, "of a copy, by four warps per block (layernorm_backward_kernel)"),
+    "states": Rate(0.85, 0.97, "of a copy, by seven arrays side by side (adamw_kernel)"),
+    "library": Rate(0.75, 0.92, "of a copy, by llm.c's elementwise and row kernels (the reference only)"),
 }
+# TFLOP/s of attention on an H100, causal, head size 64, T 1,024. Forward: FlashAttention-2, by mma.sync as here, has
+# 229 and FlashAttention-3, by wgmma, 265 (Shah et al. 2024, figure 5). Backward: FlashAttention-2 has 238 without a
+# mask (figure 6) and loses a quarter to the mask forwards (229 of 306); counted for its five products, where ours are
+# seven. With T they grow as FlashAttention-2's do there, by T / (T + 340).
+ATTENTION = {"forward": (229, 265), "backward": (170, 205)}
 LAUNCH = 2e-6               # seconds between the end of a kernel and the next one's work
-EXPOSED = 0.40              # share of attention's memory time that its tiles do not hide
 CHAIN = {"chunk": 2.5e-6,   # a chunk of 128 tokens of cable_forward_kernel or cable_backward_kernel: scans, barriers
          "row": 0.12e-6,    # a row of dout that embedding_backward_kernel adds for a token, one after the other
          "loss": 0.6e-6,    # 1,024 losses of loss_sum_kernel
@@ -69,26 +77,20 @@ CHAIN = {"chunk": 2.5e-6,   # a chunk of 128 tokens of cable_forward_kernel or c
          "host": 1.0e-3}    # a step's end: the host waits, then reads and sorts the tokens of the next step
 HOT = 0.038                 # share of the most frequent token: 2,500 of 65,536
 HOTS = 0.44                 # of all that have more than 64 of 65,536, by Zipf's law
+HOT_PART = 64               # EMBEDDING_PART: rows that one block adds
 PORTABLE = 0.15             # of the float32 peak (256 FLOPs per SM and clock): attention's portable kernels, a guess
+TOGETHER = 512              # blocks of attention that run at a time share as few heads as they can
 
-# Instructions per element in SASS for sm_90a (nvcc 13.0), counted at the sources of commit ff047c6; and in those with
-# the change `fast_functions`, whose e^x is within 4 ulp. The classifier's go over three loops, and then over two.
-INSTRUCTIONS = {
-    "gelu_forward_kernel": (45.6, 19.6),
-    "gelu_backward_kernel": (54.5, 28.8),
-    "classifier_kernel": (75.2, 43.4),
-}
-# Upper bounds in TFLOP/s of full tiles on an H200 at 1.755 GHz, forward and backward (2.5 times the forward's FLOPs):
-# from the clocks of the pipes of a tile (SASS). Shared memory limits all of them.
-BOUND_CLOCK = 132 * 1.755e9
+# Instructions per element in SASS for sm_90a (nvcc 13.0), by dev/sass_bound.py; the classifier's over its two loops
+INSTRUCTIONS = {"gelu_forward_kernel": 19.6, "gelu_backward_kernel": 28.8, "classifier_kernel": 33.0}
+# Upper bounds of full tiles in TFLOP/s on an H200 by dev/sass_bound.py, forward and backward (2.5 times the forward's
+# FLOPs). Only their ratios count here: what a bias or larger heads may cost.
 BOUNDS = {
-    64: {"none": (380, 285), "linear": (357, 267), "distance": (357, 261), "log": (357, 235), "toeplitz": (339, 210),
-         "fire": (315, 213)},
-    128: {"none": (380, 234), "distance": (368, 225), "fire": (344, 205)},
+    64: {"none": (669, 478), "linear": (669, 434), "distance": (669, 395), "log": (520, 319), "toeplitz": (669, 329),
+         "fire": (584, 279)},
+    128: {"none": (423, 261), "linear": (395, 250), "distance": (395, 246), "log": (395, 246), "toeplitz": (397, 245),
+          "fire": (388, 231)},
 }
-# With 32 rows per warp, head size 64, as dev/sass_bound.py counts them; 128 keeps 16. The goal was 550, 400 for none
-ROWS32 = {"none": (593, 424), "linear": (593, 385), "distance": (593, 350), "log": (461, 283), "toeplitz": (593, 292),
-          "fire": (518, 247)}       # of its tiles without a break
 
 # --pos: the form of its bias in the tensor-core kernels (None: portable kernels)
 BIASES = {"none": "none", "learned": "none", "sinusoidal": "none", "rope": "none", "ssmax": "none", "alibi": "linear",
@@ -114,43 +116,26 @@ SHORT_KERNELS = {
 SHORT_KERNELS.update(t5_clip=SHORT_KERNELS["t5"], kerple_power=SHORT_KERNELS["kerple"])
 
 # ----------------------------------------------------------------------------------------------------------
-# the code: as it was when it was reviewed, and what changes have made and would make of it
+# the code as it is, and what changes would make of it
 
-Code = collections.namedtuple("Code", "functions recompute products norm order columns rows32 bias_pass gelu_bias "
-                              "gelu_pass logit_reads first_beta adamw_launches hot_part")
-TODAY = Code(functions=0,               # index into INSTRUCTIONS
-             recompute=1,               # --recompute
-             products="tensor",         # of FRACTIONS
-             norm="lone_warps",         # likewise
-             order=0,                   # 0: (batch, head) fastest; else so many blocks share as few heads as they can
+Code = collections.namedtuple("Code", "recompute products columns bias_pass gelu_bias gelu_pass first_beta backward")
+TODAY = Code(recompute=0,               # --recompute
+             products="tensor",         # of RATES
              columns=8,                 # the width of a row of qkv is a multiple of it
-             rows32=False,              # 128 queries per block, 32 rows per warp
              bias_pass=True,            # bias gradients read dout once more
              gelu_bias=False,           # but fcb's comes from GELU's backward
              gelu_pass=True,            # GELU is a kernel of its own, forwards and backwards
-             logit_reads=3,             # passes of the classifier that read the logits
              first_beta=1,              # 0: the first product into a gradient overwrites it
-             adamw_launches=0,          # 0: one for each tensor of each layer
-             hot_part=0)                # 0: one block adds all rows of a token; else so many, and the sums are added
-Change = collections.namedtuple("Change", "replaces low high why")      # low, high: ms saved of 143, by the review
+             backward=7)                # products of attention's backward
+Change = collections.namedtuple("Change", "replaces why")
 CHANGES = {
-    "fast_functions": Change(dict(functions=1), 8, 13, "exp, tanh and 1/x by ex2.approx and rcp.approx"),
-    "block_order": Change(dict(order=512), 3, 7, "512 blocks share few heads, so that K and V stay in the L2"),
-    "online_softmax": Change(dict(logit_reads=2), 0, 3, "the classifier's largest logit and its sum in one pass"),
-    "no_recompute": Change(dict(recompute=0), 2, 3, "--recompute 0 where it fits"),
-    "plans": Change(dict(products="tuned"), 3, 5, "tuned cuBLASLt plans: --plans FILE"),
-    "layernorm": Change(dict(norm="four_warps"), 3, 3, "4 warps per block"),
-    "columns64": Change(dict(columns=64), 0, 2, "rows of qkv start on a sector"),
-    "rows32": Change(dict(rows32=True), 3, 6, "stage 1.5: 128-query blocks, 32 rows per warp"),
-    "gelu_bias": Change(dict(gelu_bias=True), 1, 2, "the MLP's first bias gradient from GELU's backward"),
-    "epilogues": Change(dict(bias_pass=False, gelu_pass=False, first_beta=0), 5, 8,
+    "plans": Change(dict(products="tuned"), "tuned cuBLASLt algorithms: --plans FILE"),
+    "columns64": Change(dict(columns=64), "rows of qkv start on a sector"),
+    "gelu_bias": Change(dict(gelu_bias=True), "the MLP's first bias gradient from GELU's backward"),
+    "epilogues": Change(dict(bias_pass=False, gelu_pass=False, first_beta=0),
                         "GELU in the products, bias gradients fused"),
-    "one_adamw": Change(dict(adamw_launches=1), 0.3, 0.7, "AdamW in one launch"),
-    "hot_tokens": Change(dict(hot_part=64), 0.2, 0.4, "embedding_backward: frequent tokens by several blocks"),
+    "five_products": Change(dict(backward=5), "attention's backward in one kernel, P and dP computed once"),
 }
-# the names of CHANGES that the sources have: the default of --with
-LANDED = ("fast_functions", "block_order", "layernorm", "online_softmax", "no_recompute", "plans", "rows32",
-          "one_adamw", "hot_tokens")
 
 
 def code_with(names):
@@ -204,71 +189,97 @@ def token_flops(s):
 # rows of the table
 
 # calls: in a step. The rest is of one call: bytes beyond the L2, FLOPs on the tensor cores, instructions of all
-# threads, clocks summed over the SMs, seconds of a chain. memory: of FRACTIONS. shape: M x N x K of a product, * for
-# the tokens
-Row = collections.namedtuple("Row", "group kernel what calls bytes flops instructions clocks seconds memory shape",
-                             defaults=(0, 0, 0, 0, 0, "stream", "-"))
+# threads, (least, most) TFLOP/s of attention, seconds of a chain. memory: of RATES. shape: M x N x K of a product, *
+# for the tokens. waste: FLOPs of whole tiles, on all SMs, for each that is wanted
+Row = collections.namedtuple("Row", "group kernel what calls bytes flops instructions rates seconds memory shape waste",
+                             defaults=(0, 0, 0, None, 0, "stream", "-", 1.0))
 row = Row
 
 
+def ends(r, gpu, code):
+    """the shortest and the longest time of a call, and what limits it"""
+    limits = {}
+
+    def add(name, amount, least, most):
+        if amount:
+            limits[name] = (amount / most, amount / least)
+    tensor, memory, issue = RATES[code.products], RATES[r.memory], RATES["issue"]
+    if r.rates:
+        add("attention", r.flops / 1e12, *r.rates)
+    else:
+        peak = gpu.tflops * 1e12 * PRODUCT * gpu.fed
+        add("tensor", r.flops * r.waste, peak * tensor.least, peak * tensor.most)
+    add("memory", r.bytes, *(gpu.gbs * 1e9 * COPY * x for x in memory[:2]))
+    add("issue", r.instructions / 32, *(gpu.sms * 4 * gpu.ghz * 1e9 * x for x in issue[:2]))
+    add("latency", r.seconds, 1, 1)
+    limit = max(limits, key=lambda name: sum(limits[name]), default="latency")
+    gap = LAUNCH if r.kernel != "(host)" else 0.0
+    return [seconds + gap for seconds in limits.get(limit, (0.0, 0.0))], limit
+
+
 def seconds_of(r, gpu, code):
-    """the time of a call, and what limits it"""
-    reached = lambda name: FRACTIONS[name][0]
-    limits = {"tensor": r.flops / (gpu.tflops * 1e12 * gpu.fed * reached(code.products)),
-              "memory": r.bytes / (gpu.gbs * 1e9 * reached(r.memory)),
-              "issue": r.instructions / 32 / (gpu.sms * 4 * gpu.ghz * 1e9 * reached("issue")),
-              "pipe": r.clocks / (gpu.sms * gpu.ghz * 1e9 * reached("pipes" if code.rows32 else "pipe")),
-              "latency": r.seconds}
-    limit = max(limits, key=limits.get)
-    exposed = EXPOSED * limits["memory"] if r.clocks and limit == "pipe" else 0.0
-    return limits[limit] + exposed + (LAUNCH if r.kernel != "(host)" else 0.0), limit
+    """the time of a call, the middle of its range, and what limits it"""
+    times, limit = ends(r, gpu, code)
+    return sum(times) / 2, limit
+
+
+def chunk_of(s):
+    """rows that the head takes at a time: logit_rows() of llmc/model.cuh"""
+    N, most = s.B * s.T, (256 << 20) // s.Vp
+    return N if N <= most else math.ceil(math.ceil(N / math.ceil(N / (most // 128 * 128))) / 128) * 128
 
 
 def chunks_of(s):
-    """how many parts the head cuts the rows into: LOGITS_BOUND of llmc/model.cuh"""
-    return math.ceil(s.B * s.T / ((256 << 20) // s.Vp))
+    return math.ceil(s.B * s.T / chunk_of(s))
 
 
-def product_rows(s, code):
+def waste_of(M, N, gpu, split=False):
+    """of whole tiles of 128 x 256 over all SMs; split: K is long, and parts of it are tiles of their own"""
+    def tiles(a, b):
+        return math.ceil(M / a) * math.ceil(N / b)
+    least = min(tiles(128, 256), tiles(256, 128))
+    waves = least if split else math.ceil(least / gpu.sms) * gpu.sms
+    return waves * 128 * 256 / (M * N)
+
+
+def product_rows(s, code, gpu):
     """forward, back to the input, into the weight's gradient; the head does its three a chunk of logits at a time"""
     N, rows = s.B * s.T, []
     for name, (times, out, inp) in products(s).items():
         head = name == "wte"
         calls = chunks_of(s) if head else times
         n = N / calls if head else N
+        tall = chunk_of(s) if head else N                               # all but the last
         operands = 2 * (n * inp + out * inp + n * out)
         added = 2 * n * out if name in ("attprojw", "fcprojw") else 0   # the residual stream
         gradient = 2 * n * (inp + out) + 4 * out * inp * (1 + code.first_beta)
         flops = 2 * n * out * inp
         of_gelu = {"fcw": 2 * n * out, "fcprojw": 2 * n * inp}          # what it reads or writes in the epilogues
         extra = 0 if code.gelu_pass else of_gelu.get(name, 0)
-        for what, bytes, shape in (("forward", operands + added + extra, f"*x{out}x{inp}"),
-                                   ("dinp", operands + extra, f"*x{inp}x{out}"),
-                                   ("dweight", gradient, f"{out}x{inp}x*")):
-            rows.append(row("GEMM", "matmul_kernel", f"{name} {what}", calls, bytes, flops, shape=shape))
+        for what, bytes, shape, waste in (
+                ("forward", operands + added + extra, f"*x{out}x{inp}", waste_of(tall, out, gpu)),
+                ("dinp", operands + extra, f"*x{inp}x{out}", waste_of(tall, inp, gpu) * math.ceil(out / 64) * 64 / out),
+                ("dweight", gradient, f"{out}x{inp}x*", waste_of(out, inp, gpu, True))):
+            rows.append(row("GEMM", "matmul_kernel", f"{name} {what}", calls, bytes, flops, shape=shape, waste=waste))
     return rows
 
 
-def tile_clocks(kind, HS, gpu, rows32):
-    """clocks of a tile of 64 x 64 pairs, forward and backward: by the bound, or by mma.sync where that is slower"""
-    none = BOUNDS[HS]["none"]
-    scaled = (b * n / m for b, n, m in zip(BOUNDS[64][kind], none, BOUNDS[64]["none"]))
-    bounds = BOUNDS[HS].get(kind) or tuple(scaled)
-    if rows32 and HS == 64:
-        bounds = ROWS32[kind]
-    flops = 4 * 64 * 64 * HS                                            # two products; backward 5, of which 7 are done
-    by_bound = [flops * f * BOUND_CLOCK / (b * 1e12) for f, b in zip((1, 2.5), bounds)]
-    return [max(c, flops * f / gpu.mma) for c, f in zip(by_bound, (1, 3.5))]
+def attention_rates(kind, HS, T, gpu):
+    """(least, most) TFLOP/s, forward and backward. A bias costs nothing, or what its limiting pipe grows by."""
+    h100 = GPUS["H100"]
+    speed = gpu.sms * gpu.ghz * gpu.mma / (h100.sms * h100.ghz * h100.mma) * (T / (T + 340)) / (1024 / (1024 + 340))
+    of_none = [b / n for b, n in zip(BOUNDS[HS][kind], BOUNDS[64]["none"])]
+    return [(least * speed * share, most * speed) for (least, most), share in zip(ATTENTION.values(), of_none)]
 
 
 def flash_rows(s, code, gpu):
     HS, N, BNH = s.C // s.NH, s.B * s.T, s.B * s.NH
     kind = BIASES[s.pos]
     tiles = math.ceil(s.T / 64)
-    forward, backward = (BNH * tiles * (tiles + 1) / 2 * c for c in tile_clocks(kind, HS, gpu, code.rows32))
-    per_block = 2 if code.rows32 and HS == 64 else 1                    # tiles of queries
+    forward, backward = attention_rates(kind, HS, s.T, gpu)
+    per_block = 2 if HS == 64 else 1                                    # tiles of queries
     # K and V of all heads between two visits, or of a group: beyond the L2, each tile of queries reads them anew
-    reuse = 4.0 * s.T * HS * (min(max(1, code.order * per_block // tiles), BNH) if code.order else BNH)
+    reuse = 4.0 * s.T * HS * min(max(1, TOGETHER * per_block // tiles), BNH)
     again = (tiles / per_block + 1) / 2 if reuse > gpu.l2 else 1
     half = 1 + 16 / (2 * HS) if s.OC % 16 else 1                        # every second row half a sector off
     x, q = 2.0 * N * s.C, 2.0 * N * s.C * half                          # an array of bf16; a third of qkv
@@ -280,13 +291,13 @@ def flash_rows(s, code, gpu):
     parts = math.ceil(tiles / slabs)                                    # launches of the dq kernel
     g = "attention"
     rows = [row(g, "flash_forward_kernel", kind, s.L, q + 2 * q * again + x + per_query / 4,
-                2 * product, clocks=forward),
+                2 * product, rates=forward),
             row(g, "flash_backward_prepare_kernel", "row sums of dout * out", s.L, 2 * x + extra * per_query),
             row(g, "flash_backward_dkdv_kernel", kind, s.L, 4 * q + (q + x + per_query) * again,
-                4 * product, clocks=backward * 4 / 7),
-            row(g, "flash_backward_dq_kernel", kind, s.L * parts,
-                (2 * q + x + 2 * q * again + per_query + slab) / parts, 3 * product / parts,
-                clocks=backward * 3 / 7 / parts)]
+                (code.backward - 3) * product if code.backward > 5 else 5 * product, rates=backward)]
+    if code.backward > 5:
+        rows.append(row(g, "flash_backward_dq_kernel", kind, s.L * parts,
+                        (2 * q + x + 2 * q * again + per_query + slab) / parts, 3 * product / parts, rates=backward))
     if slab:
         rows.append(row(g, "flash_backward_table_kernel", "diagonals", s.L * parts, slab / parts))
     if kind == "fire":
@@ -303,8 +314,8 @@ def attention_rows(s, code, gpu):
     at = lambda flops: flops / (256 * gpu.sms * gpu.ghz * 1e9 * PORTABLE)
     moved = 2.0 * N * s.C
     forward, backward = 4 * pairs * HS, 10 * pairs * HS
-    return [row("attention", "attention_forward_kernel", "portable", s.L, 4 * moved, forward, seconds=at(forward)),
-            row("attention", "attention_backward_kernel", "portable", s.L, 8 * moved, backward, seconds=at(backward))]
+    return [row("attention", "attention_forward_kernel", "portable", s.L, 4 * moved, seconds=at(forward)),
+            row("attention", "attention_backward_kernel", "portable", s.L, 8 * moved, seconds=at(backward))]
 
 
 def short_rows(s):
@@ -347,11 +358,11 @@ def layer_rows(s, code):
     N, calls = s.B * s.T, 2 * s.L + 1
     x, wide = 2.0 * N * s.C, 4 * N * s.C
     slabs = min(math.ceil(N / 32), 1024)                                # MAX_SLABS of llmc/base/reduce.cuh
-    forward, backward = (INSTRUCTIONS[f"gelu_{way}_kernel"][code.functions] * wide for way in ("forward", "backward"))
+    forward, backward = (INSTRUCTIONS[f"gelu_{way}_kernel"] * wide for way in ("forward", "backward"))
     rows = [row("layernorm forward", "layernorm_forward_kernel", "", calls + 2 * s.L * (code.recompute > 1), 2 * x,
                 memory="rows"),
             row("layernorm backward", "layernorm_backward_kernel", "", calls, 4 * x + 8.0 * slabs * s.C,
-                memory=code.norm),
+                memory="warps"),
             row("layernorm backward", "add_slabs_kernel", "of layernorm", 2 * calls, 4.0 * slabs * s.C)]
     if code.gelu_pass:
         again = s.L * (code.recompute > 0)
@@ -380,13 +391,13 @@ def ends_rows(s, code):
     groups = s.V * (1 - math.exp(-N / s.V))                             # distinct tokens, were all equally frequent
     logits = float(N) * s.Vp / chunks
     # one read and the write go to memory; a block's row stays in the L2 between its passes
-    issue = INSTRUCTIONS["classifier_kernel"][code.functions] * (0.4 + 0.2 * code.logit_reads) * logits
+    issue = INSTRUCTIONS["classifier_kernel"] * logits
     chain, parts = HOT * N, []
-    if code.hot_part and chain > code.hot_part:
-        sums = 4.0 * HOTS * N / code.hot_part * s.C                     # written, and then read
+    if chain > HOT_PART:
+        sums = 4.0 * HOTS * N / HOT_PART * s.C                     # written, and then read
         parts = [row("rest", "embedding_hot_kernel", "sums of parts", 1, sums,
-                     seconds=math.ceil(chain / code.hot_part) * CHAIN["row"])]
-        chain = code.hot_part
+                     seconds=math.ceil(chain / HOT_PART) * CHAIN["row"])]
+        chain = HOT_PART
     return [row("rest", "embedding_forward_kernel", "", 1, 2 * x),
             row("classifier", "classifier_kernel", "", chunks, 4.0 * logits, instructions=issue),
             row("rest", "loss_sum_kernel", "", 1, 4.0 * N, seconds=CHAIN["loss"] * math.ceil(N / 1024)),
@@ -396,18 +407,15 @@ def ends_rows(s, code):
 
 
 def step_rows(s, code, gpu, micro_batches=1):
-    rows = product_rows(s, code) + attention_rows(s, code, gpu) + layer_rows(s, code) + encoding_rows(s, gpu)
+    rows = product_rows(s, code, gpu) + attention_rows(s, code, gpu) + layer_rows(s, code) + encoding_rows(s, gpu)
     rows += short_rows(s)
     rows = [r._replace(calls=r.calls * micro_batches) for r in rows + ends_rows(s, code)]
     leaves, n = scaling.leaves_of(micro_batches, 1), float(elements(s))
-    table = tensors(s).values()
     blocks = s.L + 1 + (s.pos in OWN_TENSORS)                           # of the layout, without empty ones
-    more = OWN_TENSORS.get(s.pos, 0) - (s.pos == "learned")
-    launches = code.adamw_launches or sum(max(1, layers) for layers, _, _ in table) + more
     rows += [row("optimizer", "memset", "gradients", leaves, 4 * n),
              row("optimizer", "norm_kernel", "", blocks, 4 * n / blocks),
              # gradient, master, m, v are read; master, m, v and the bf16 weights are written
-             row("optimizer", "adamw_kernel", "", launches, 30 * n / launches, memory="states"),
+             row("optimizer", "adamw_kernel", "", 1, 30 * n, memory="states"),
              row("rest", "(host)", "end of the step", 1, seconds=CHAIN["host"])]
     if leaves > 1:                                  # the last leaf's gradient joins the others' a block at a time
         whole = sum((i ^ (i + 1)).bit_length() - 1 for i in range(leaves - 1))
@@ -437,15 +445,14 @@ def llmc_rows(s, gpu):
     """GPT-2 124M by run_gpt2_124M.sh: -r 0, cuDNN's attention, a fused residual and layernorm, tanhf in GELU"""
     N, HS, calls = s.B * s.T, s.C // s.NH, 2 * s.L + 1
     x, wide, n = 2.0 * N * s.C, 4.0 * N * s.C, float(elements(s) + s.T * s.C)
-    code = TODAY._replace(recompute=0)
     pairs = s.B * s.NH * s.T * s.T / 2
-    # H100: 373 TFLOP/s without a mask at head size 64, T 1024 (FlashAttention-3, figure 5), 0.65 of it causal; backward
-    # 0.8 of that. Otherwise 0.38 of the tensor peak, a guess
-    rate = 373e12 * 0.65 if gpu.tflops == GPUS["H100"].tflops else 0.38e12 * gpu.tflops
+    # H100, causal, head size 64, T 1,024: forward 288 TFLOP/s; backward 348 without a mask, of which three quarters are
+    # taken (Shah et al. 2024, figures 5 and 6). Otherwise 0.4 of the tensor peak, a guess
+    forward, backward = (288e12, 261e12) if gpu.tflops == GPUS["H100"].tflops else (0.4e12 * gpu.tflops,) * 2
     lib = dict(memory="library")
-    rows = product_rows(s, code)
-    rows += [row("attention", "cuDNN", "forward", s.L, seconds=4 * pairs * HS / rate),
-             row("attention", "cuDNN", "backward", s.L, seconds=10 * pairs * HS / (0.8 * rate)),
+    rows = product_rows(s, TODAY, gpu)
+    rows += [row("attention", "cuDNN", "forward", s.L, seconds=4 * pairs * HS / forward),
+             row("attention", "cuDNN", "backward", s.L, seconds=10 * pairs * HS / backward),
              row("GELU", "gelu_forward", "", s.L, 2 * 2 * wide, instructions=40 * wide, **lib),
              row("GELU", "gelu_backward", "", s.L, 3 * 2 * wide, instructions=70 * wide, **lib),
              row("layernorm forward", "fused_residual_forward", "", calls, 4 * x, **lib),
@@ -461,13 +468,10 @@ def llmc_rows(s, gpu):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# what the constants were fitted to: no measurement of this code is among them
+# other figures for the same step: none is a measurement of this code
 
-# ms of a step of GPT-2 124M with cable at T 1024, B 64 on one H200, by a review of the sources and of the SASS at
-# commit ff047c6; where it gave a range, the middle. The review's total is 143 (135 to 160).
-REFERENCES = {"GEMM": 76, "attention": 28, "GELU": 14, "classifier": 9.5, "layernorm backward": 5.8,
-              "bias gradients": 3.2, "layernorm forward": 1.6, "optimizer": 1.5, "rest": 2}
-REFERENCE_TOTAL = 143
+# A second estimate of a step of GPT-2 124M with cable at T 1024, B 64 on one H200, by other means: 128 ms (116 to 143).
+REFERENCE = (116, 128, 143)
 # llm.c on an H100, B 64, T 1024: 468 thousand tokens/s on one GPU. Ten billion tokens in 45 minutes on eight
 # (KellerJordan/modded-nanogpt, README) are 463.
 # A100: "~300 ms" for 524,288 tokens on eight, in the same repository's run_gpt2_124M.sh.
@@ -482,31 +486,42 @@ def totals(rows, gpu, code):
     return ms
 
 
+def range_of(rows, gpu, code):
+    """(least, middle, most) ms of all rows. Rows with the same rates err together, others independently."""
+    middle, errors = 0.0, collections.Counter()
+    for r in rows:
+        (shortest, longest), limit = ends(r, gpu, code)
+        middle += r.calls * (shortest + longest) / 2 * 1e3
+        errors[limit, r.memory if limit == "memory" else ""] += r.calls * (longest - shortest) / 2 * 1e3
+    error = math.sqrt(sum(e * e for e in errors.values()))
+    return middle - error, middle, middle + error
+
+
 def references():
-    """yields (what, figure, prediction) for each reference"""
+    """yields (what, figure, (least, middle, most)) for each reference"""
     s, gpu = shape_of(scaling.SIZES["small"], 64, 1024, "cable"), GPUS["H200"]
-    ms = totals(step_rows(s, TODAY, gpu), gpu, TODAY)
-    for group, figure in REFERENCES.items():
-        yield group, figure, ms[group]
-    yield "step", REFERENCE_TOTAL, sum(ms.values())
+    yield "second estimate", REFERENCE[1], range_of(step_rows(s, TODAY, gpu), gpu, TODAY)
     s = shape_of(scaling.SIZES["small"], 64, 1024, "none")
     for name, figure in LLMC.items():
-        yield f"llm.c, {name}", figure, sum(totals(llmc_rows(s, GPUS[name]), GPUS[name], TODAY).values())
+        yield f"llm.c, {name}", figure, range_of(llmc_rows(s, GPUS[name]), GPUS[name], TODAY)
 
 
 # ----------------------------------------------------------------------------------------------------------
 # what is printed
 
-COLUMNS = ("kernel", "what", "group", "calls", "MB", "GFLOP", "limit", "ms", "share")
+COLUMNS = ("kernel", "what", "group", "calls", "MB", "GFLOP", "limit", "ms", "least", "most", "share")
 
 
 def table_of(rows, gpu, code):
-    """COLUMNS of each row: MB and GFLOP are of a call, ms and share of all its calls in a step"""
-    timed = [(r, *seconds_of(r, gpu, code)) for r in rows]
-    whole = sum(r.calls * seconds for r, seconds, _ in timed)
-    return [dict(kernel=r.kernel, what=r.what, group=r.group, calls=r.calls, MB=r.bytes / 1e6, GFLOP=r.flops / 1e9,
-                 limit=limit, ms=r.calls * seconds * 1e3, share=r.calls * seconds / whole)
-            for r, seconds, limit in timed]
+    """COLUMNS of each row: MB and GFLOP are of a call; ms, their range and share of all its calls in a step"""
+    table = []
+    for r in rows:
+        (shortest, longest), limit = ends(r, gpu, code)
+        least, most = (1e3 * r.calls * seconds for seconds in (shortest, longest))
+        table.append(dict(kernel=r.kernel, what=r.what, group=r.group, calls=r.calls, MB=r.bytes / 1e6,
+                          GFLOP=r.flops / 1e9, limit=limit, ms=(least + most) / 2, least=least, most=most))
+    whole = sum(r["ms"] for r in table)
+    return [dict(r, share=r["ms"] / whole) for r in table]
 
 
 def commit():
@@ -525,45 +540,50 @@ def commit():
 def assumptions(gpu_name, gpu, s, code, changes):
     """yields lines"""
     yield "A PREDICTION, not a measurement: nothing of this has run on a GPU"
-    yield (f"commit {commit()}, {gpu_name}: {gpu.tflops:g} TFLOP/s bf16, {gpu.gbs:g} GB/s ({gpu.source}); {gpu.sms} "
-           f"SMs at {gpu.ghz:g} GHz, {gpu.l2 / 1e6:g} MB of L2, mma.sync {gpu.mma} FLOPs per SM and clock, products "
-           f"{gpu.fed:g} times as near to the peak as on an H100")
+    yield (f"commit {commit()}, {gpu_name}: {gpu.tflops:g} TFLOP/s bf16, {gpu.gbs:g} GB/s ({gpu.source}), of which a "
+           f"large product reaches {gpu.tflops * PRODUCT * gpu.fed:.0f} and a copy {gpu.gbs * COPY:.0f}; {gpu.sms} SMs "
+           f"at {gpu.ghz:g} GHz, {gpu.l2 / 1e6:g} MB of L2, mma.sync {gpu.mma} FLOPs per SM and clock")
     yield f"L {s.L}, NH {s.NH}, C {s.C}, OC {s.OC}, V {s.V:,} padded to {s.Vp:,}, B {s.B}, T {s.T}, {s.pos}, bf16"
     yield f"changes: {', '.join(changes) or 'none'}; recompute {code.recompute}"
-    for name, (fraction, what) in FRACTIONS.items():
-        yield f"reached of {name}: {fraction:g}; {what}"
-    yield (f"between kernels {LAUNCH * 1e6:g} us; {EXPOSED:g} of attention's memory time is not hidden; the portable "
-           f"attention reaches {PORTABLE:g} of the float32 peak")
-    yield "chains: " + ", ".join(f"{name} {seconds * 1e6:g} us" for name, seconds in CHAIN.items())
-    for name, counts in INSTRUCTIONS.items():
-        yield f"{name}: {counts[code.functions]:g} instructions per element"
+    for name, rate in RATES.items():
+        yield f"{name}: {rate.least:g} to {rate.most:g} {rate.what}"
+    if BIASES[s.pos] is not None and s.C // s.NH in BOUNDS:
+        each = zip(ATTENTION, attention_rates(BIASES[s.pos], s.C // s.NH, s.T, gpu))
+        yield "attention: " + ", ".join(f"{way} {least:.0f} to {most:.0f} TFLOP/s" for way, (least, most) in each)
+    yield (f"between kernels {LAUNCH * 1e6:g} us; the portable attention reaches {PORTABLE:g} of the float32 peak; "
+           "chains: " + ", ".join(f"{name} {seconds * 1e6:g} us" for name, seconds in CHAIN.items()))
+    for name, count in INSTRUCTIONS.items():
+        yield f"{name}: {count:g} instructions per element"
 
 
 def summary(s, rows, gpu, code, micro_batches):
     """yields lines: ms by group, and what follows from the step's"""
-    ms = totals(rows, gpu, code)
-    whole = sum(ms.values())
-    for group, value in ms.most_common():
-        yield f"{group:20} {value:9.2f} ms {100 * value / whole:5.1f} %"
-    tokens = s.B * s.T * micro_batches / whole * 1e3
-    mfu = 100 * tokens * token_flops(s) / (gpu.tflops * 1e12)
-    yield f"{'step':20} {whole:9.2f} ms, {tokens:,.0f} tokens/s, MFU {mfu:.1f} % (predicted)"
+    groups = {}
+    for r in rows:
+        groups.setdefault(r.group, []).append(r)
+    ranges = {group: range_of(each, gpu, code) for group, each in groups.items()}
+    ranges["step"] = range_of(rows, gpu, code)
+    for group, (least, ms, most) in sorted(ranges.items(), key=lambda item: (item[0] == "step", -item[1][1])):
+        yield f"{group:20} {ms:7.1f} ms, {least:6.1f} to {most:6.1f} {100 * ms / ranges['step'][1]:5.1f} %"
+    for what, ms in zip(("at best", "middle", "at worst"), ranges["step"]):
+        tokens = s.B * s.T * micro_batches / ms * 1e3
+        yield (f"{'predicted, ' + what:20} {tokens:9,.0f} tokens/s, MFU "
+               f"{100 * tokens * token_flops(s) / (gpu.tflops * 1e12):.1f} %")
     parts = scaling.blocks((s.L, s.NH, s.C), s.V, s.pos, s.T)
     leaves = scaling.leaves_of(micro_batches, 1)
     yield f"parameters, moments and gradients: {scaling.memory(parts, s.L, 1, leaves, 2, 1) / 1e9:.2f} GB"
 
 
 def savings(args, gpu):
-    """yields lines: what each change saves alone and after those before it, beside the review's estimate"""
+    """yields lines: what each change would save by itself and after those before it"""
     def step(names):
         code = code_with(names)
         return sum(totals(step_rows(shape(args, code), code, gpu, args.micro_batches), gpu, code).values())
     first = before = step(())
-    yield f"{'change':16} {'alone':>6} {'after':>6}  review     why"
+    yield f"{'change':16} {'itself':>6} {'after':>6}  ms saved"
     for k, (name, change) in enumerate(CHANGES.items(), 1):
         after = step(list(CHANGES)[:k])
-        alone = first - step([name])
-        yield f"{name:16} {alone:6.2f} {before - after:6.2f}  {change.low:g} to {change.high:<5g} {change.why}"
+        yield f"{name:16} {first - step([name]):6.2f} {before - after:6.2f}  {change.why}"
         before = after
     yield f"{'all':16} {'':6} {first - before:6.2f}  of {first:.2f} ms: {before:.2f} (predicted)"
 
@@ -615,8 +635,8 @@ def shape(args, code):
     return shape_of(args.shape, args.B, args.T, args.pos, args.vocabulary, code.columns)
 
 
-def draw(bars, title, path):
-    """bars: name -> ms by group"""
+def draw(bars, ranges, title, path):
+    """bars: name -> ms by group; ranges: name -> (least, middle, most) of their sum"""
     console.need("matplotlib").use("Agg")
     plt = console.need("matplotlib.pyplot")
     colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#000000"]
@@ -627,9 +647,10 @@ def draw(bars, title, path):
         widths = [ms[group] for ms in bars.values()]
         ax.barh(list(bars), widths, left=left, color=colour, label=group)
         left = [a + b for a, b in zip(left, widths)]
-    for at, whole in enumerate(left):
-        ax.text(whole, at, f" {whole:.0f} ms", va="center")
-    ax.set_xlim(0, 1.12 * max(left))
+    for at, (least, whole, most) in enumerate(ranges.values()):
+        ax.errorbar(whole, at, xerr=[[whole - least], [most - whole]], color="black", capsize=4)
+        ax.text(most, at, f"  {least:.0f} to {most:.0f} ms", va="center")
+    ax.set_xlim(0, 1.3 * max(left))
     ax.set_xlabel("ms of a step, predicted")
     ax.invert_yaxis()
     ax.legend(ncol=5, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)
@@ -649,11 +670,11 @@ def parse(argv):
     whole("--B", 64, "sequences in a micro-batch")
     whole("--micro_batches", 1, "in a step")
     p.add_argument("--gpu", default="H200", choices=sorted(GPUS), help="[H200]")
-    p.add_argument("--recompute", type=int, choices=(0, 1, 2), help="as the trainer's [1]")
-    p.add_argument("--with", dest="changes", default=",".join(LANDED), metavar="NAMES",
-                   help="changes, joined by commas; all, or none: " + ", ".join(CHANGES))
+    p.add_argument("--recompute", type=int, choices=(0, 1, 2), default=0, help="as the trainer's [0]")
+    p.add_argument("--with", dest="changes", default="none", metavar="NAMES",
+                   help="changes, joined by commas; all, or none [none]: " + ", ".join(CHANGES))
     p.add_argument("--decode", action="store_true", help="a token that is generated after T others, instead of a step")
-    p.add_argument("--references", action="store_true", help="the model against what its constants were fitted to")
+    p.add_argument("--references", action="store_true", help="the model beside other figures")
     p.add_argument("--measured", metavar="FILE", help="what a run with --profile printed: beside the prediction")
     whole("--vocabulary", VOCABULARY, "tokens; 256 where a text is read as bytes")
     p.add_argument("-o", dest="out", default="", help="PATH.csv and PATH.png")
@@ -676,21 +697,21 @@ def parse(argv):
 def report(args):
     gpu, code = GPUS[args.gpu], code_with(args.changes)
     if args.references:
-        print("# what the constants were fitted to, ms: no measurement of this code is among them")
-        for what, figure, predicted in references():
-            print(f"{what:20} {figure:8.2f} predicted {predicted:8.2f} {predicted / figure - 1:+.1%}")
+        print("# ms of a step; no measurement of this code is among them")
+        for what, figure, (least, ms, most) in references():
+            print(f"{what:20} {figure:6.1f} predicted {ms:6.1f}, {least:6.1f} to {most:6.1f} {ms / figure - 1:+.1%}")
         return
-    if args.recompute is not None:
-        code = code._replace(recompute=args.recompute)
+    code = code._replace(recompute=args.recompute)
     s = shape(args, code)
     rows = decode_rows(s, gpu) if args.decode else step_rows(s, code, gpu, args.micro_batches)
     table = table_of(rows, gpu, code)
     for line in assumptions(args.gpu, gpu, s, code, args.changes):
         print("# " + line)
-    print(f"{'kernel':30} {'what':24} {'calls':>5} {'MB':>9} {'GFLOP':>9} {'limit':>8} {'ms':>8} {'share':>6}")
+    print(f"{'kernel':30} {'what':24} {'calls':>5} {'MB':>9} {'GFLOP':>9} {'limit':>9} {'ms':>8} "
+          f"{'least':>8} {'most':>8} {'share':>6}")
     for r in table:
-        print(f"{r['kernel']:30} {r['what']:24} {r['calls']:5} {r['MB']:9.1f} {r['GFLOP']:9.1f} {r['limit']:>8} "
-              f"{r['ms']:8.3f} {100 * r['share']:5.1f}%")
+        print(f"{r['kernel']:30} {r['what']:24} {r['calls']:5} {r['MB']:9.1f} {r['GFLOP']:9.1f} "
+              f"{r['limit']:>9} {r['ms']:8.3f} {r['least']:8.3f} {r['most']:8.3f} {100 * r['share']:5.1f}%")
     if args.decode:
         whole = sum(r["ms"] for r in table)
         print(f"# a token after {s.T} others, one sequence: {whole:.3f} ms, {1e3 / whole:,.0f} tokens/s (predicted)")
@@ -711,13 +732,13 @@ def write(args, table, gpu, code):
         out = csv.writer(f, lineterminator="\n")
         out.writerow(COLUMNS)
         out.writerows([f"{r[c]:.5g}" if isinstance(r[c], float) else r[c] for c in COLUMNS] for r in table)
-    bars = {}
+    bars, ranges = {}, {}
     for name, names in (("the code", args.changes), ("all changes", list(CHANGES))):
         with_them = code_with(names)
         rows = step_rows(shape(args, with_them), with_them, gpu, args.micro_batches)
-        bars[name] = totals(rows, gpu, with_them)
-    draw(bars, f"A prediction, not a measurement: a step of {args.model}, {args.pos}, T {args.T}, B {args.B} on one "
-         f"{args.gpu}; commit {commit()}", args.out + ".png")
+        bars[name], ranges[name] = totals(rows, gpu, with_them), range_of(rows, gpu, with_them)
+    draw(bars, ranges, f"A prediction, not a measurement: a step of {args.model}, {args.pos}, T {args.T}, B {args.B} "
+         f"on one {args.gpu}; commit {commit()}", args.out + ".png")
 
 
 def main(argv):

@@ -1,5 +1,5 @@
 """test_roofline.py -- scripts/roofline.py: its rows against arithmetic done by hand, the trainer's --list, the sources
-and the figures that its constants were fitted to; its table, figure and bad input."""
+and other figures for the same step; its table, figure and bad input."""
 import contextlib
 import csv
 import glob
@@ -51,31 +51,43 @@ def one(rows, kernel, what=None):
 
 
 class References(unittest.TestCase):
-    def test_every_group_is_within_5_percent_and_llmc_within_10(self):
-        found = list(roofline.references())
-        self.assertEqual(len(found), len(roofline.REFERENCES) + 1 + len(roofline.LLMC))
-        for what, figure, predicted in found:
+    def test_other_figures_are_in_the_range_or_share_some_of_it(self):
+        (_, middle, ours), *llmc = list(roofline.references())
+        self.assertEqual(middle, roofline.REFERENCE[1])
+        self.assertLess(ours[0], roofline.REFERENCE[2])
+        self.assertLess(abs(ours[1] / middle - 1), 0.1)
+        self.assertEqual(len(llmc), len(roofline.LLMC))
+        for what, figure, (least, ms, most) in llmc:
             with self.subTest(what=what):
-                self.assertLess(abs(predicted / figure - 1), 0.10 if what.startswith("llm.c") else 0.05)
+                self.assertTrue(least < figure < most)
+                self.assertLess(abs(ms / figure - 1), 0.05)
+
+    def test_ranges(self):
+        """errors of one rate add up, those of two are perpendicular; a step's is wider than any group's"""
+        code, gpu = roofline.TODAY, H200
+        rate = roofline.RATES["stream"]
+        copy = roofline.row("", "a", "", 2, bytes=4.3e9)
+        for (least, most), (a, b) in zip([roofline.ends(copy, gpu, code)[0]], [(rate.most, rate.least)]):
+            self.assertAlmostEqual(least, 1e-3 / a + 2e-6)
+            self.assertAlmostEqual(most, 1e-3 / b + 2e-6)
+        one, two = roofline.range_of([copy], gpu, code), roofline.range_of([copy, copy], gpu, code)
+        self.assertAlmostEqual(two[2] - two[1], 2 * (one[2] - one[1]))
+        other = roofline.range_of([copy, copy._replace(memory="rows")], gpu, code)
+        apart = roofline.range_of([copy._replace(memory="rows")], gpu, code)
+        self.assertAlmostEqual((other[2] - other[1]) ** 2, (one[2] - one[1]) ** 2 + (apart[2] - apart[1]) ** 2)
 
     def test_no_group_is_left_out(self):
+        groups = {r.group for r in rows_of()[1]}
+        self.assertEqual(len(groups), 9)
         for pos in roofline.BIASES:
-            groups = {r.group for r in rows_of(pos=pos)[1]}
-            self.assertEqual(groups, set(roofline.REFERENCES), pos)
+            self.assertEqual({r.group for r in rows_of(pos=pos)[1]}, groups, pos)
 
     def test_changes(self):
-        """each saves what the review expects, alone or after those before it, and the finished step is below 115 ms"""
-        first = before = step("H200")
-        for k, (name, change) in enumerate(roofline.CHANGES.items(), 1):
-            with self.subTest(change=name):
-                now = step("H200", list(roofline.CHANGES)[:k])
-                saved = sorted((first - step("H200", [name]), before - now))
-                self.assertGreater(saved[1] + 0.05, change.low)
-                self.assertLess(saved[0] - 0.05, change.high)
-                before = now
-        self.assertLess(before, 115)
-        self.assertGreater(before, 95)
-        self.assertTrue(set(roofline.LANDED) <= set(roofline.CHANGES))
+        """each saves something, but for columns64, which trades a wider product for aligned rows"""
+        for name in roofline.CHANGES:
+            saved = step("H200") - step("H200", [name])
+            self.assertTrue(0.5 < saved < 10 or (name == "columns64" and abs(saved) < 1), (name, saved))
+        self.assertLess(step("H200", list(roofline.CHANGES)), 125)
 
 
 class Counts(unittest.TestCase):
@@ -103,7 +115,7 @@ class Counts(unittest.TestCase):
         n = roofline.elements(s)
         for kernel, what, calls, bytes in (
                 ("layernorm_forward_kernel", "", 5, 2 * x), ("layernorm_backward_kernel", "", 5, 4 * x + 32 * 1024),
-                ("gelu_forward_kernel", "", 4, 8 * x), ("gelu_backward_kernel", "", 2, 12 * x),
+                ("gelu_forward_kernel", "", 2, 8 * x), ("gelu_backward_kernel", "", 2, 12 * x),
                 ("matmul_kernel", "fcw forward", 2, 5 * x + 2 * 512 * 128),
                 ("matmul_kernel", "fcprojw forward", 2, 6 * x + 2 * 512 * 128),         # it adds the residual stream
                 ("matmul_kernel", "fcw dinp", 2, 5 * x + 2 * 512 * 128),
@@ -125,30 +137,38 @@ class Counts(unittest.TestCase):
         self.assertAlmostEqual(norm.calls * norm.bytes, 4 * n)
 
     def test_keys_leave_the_cache(self):
-        """B 64: 201 MB of K and V between two visits, so each of 16 tiles of queries reads them; B 8 fits in 50 MB"""
+        """17 MB of K and V at T 1,024 stay, 67 MB at T 131,072 do not: each second tile of queries reads them again"""
         q = 2 * 65536 * 768 * 9 / 8
-        whole = one(rows_of()[1], "flash_forward_kernel").bytes
-        grouped = one(rows_of(code=roofline.code_with(["block_order"]))[1], "flash_forward_kernel").bytes
-        self.assertAlmostEqual(whole - grouped, (8.5 - 1) * 2 * q)
-        small = rows_of(B=8)[1], rows_of(B=8, code=roofline.code_with(["block_order"]))[1]
-        self.assertEqual(*(one(rows, "flash_forward_kernel").bytes for rows in small))
+        self.assertEqual(one(rows_of()[1], "flash_forward_kernel").bytes, 3 * q + q * 8 / 9 + 4 * 65536 * 12)
+        q = 2 * 262144 * 768 * 9 / 8
+        long = one(rows_of(B=1, T=262144)[1], "flash_forward_kernel").bytes
+        self.assertEqual(long, q + 2 * q * 1024.5 + q * 8 / 9 + 4 * 262144 * 12)
 
     def test_hot_tokens(self):
-        """2,490 rows one after the other; then 64, and the sums of 39 parts. 66 tokens have no hot one"""
-        whole = one(rows_of()[1], "embedding_backward_kernel")
-        self.assertAlmostEqual(whole.seconds, 0.038 * 65536 * 0.12e-6)
-        code = roofline.code_with(["hot_tokens"])
-        rows = rows_of(code=code)[1]
+        """2,490 rows: 64 one after the other, and the sums of 39 parts. 66 tokens have no hot one"""
+        rows = rows_of()[1]
         self.assertAlmostEqual(one(rows, "embedding_backward_kernel").seconds, 64 * 0.12e-6)
         self.assertAlmostEqual(one(rows, "embedding_hot_kernel").seconds, 39 * 0.12e-6)
-        few = rows_of(B=1, T=66, code=code)[1]
+        few = rows_of(B=1, T=66)[1]
         self.assertNotIn("embedding_hot_kernel", [r.kernel for r in few])
-        self.assertIn("EMBEDDING_PART = 64;", read("llmc/embedding.cuh"))
+        self.assertIn(f"EMBEDDING_PART = {roofline.HOT_PART};", read("llmc/embedding.cuh"))
+
+    def test_the_head_and_its_tiles(self):
+        """13 parts of 5,120 rows, not 12 of 5,336 and a rest; 2,328 columns are ten tiles of 256, or 19 of 128"""
+        s = rows_of()[0]
+        self.assertEqual((roofline.chunk_of(s), roofline.chunks_of(s)), (5120, 13))
+        self.assertEqual(roofline.chunk_of(s._replace(B=1)), 1024)
+        qkv = one(rows_of()[1], "matmul_kernel", "qkvw forward")
+        tiles = min(512 * 10, 256 * 19)
+        self.assertAlmostEqual(qkv.waste, -(-tiles // 132) * 132 * 128 * 256 / (65536 * 2328))
+        head = one(rows_of()[1], "matmul_kernel", "wte dinp")             # 40 x 3 tiles for 132 SMs
+        self.assertAlmostEqual(head.waste, 132 / 120)
+        self.assertAlmostEqual(one(rows_of()[1], "matmul_kernel", "fcw dweight").waste, 1)
 
     def test_calls(self):
-        """tensors: 12 in each layer and 3; the head sees 5,336 rows at a time; micro-batches share one update"""
+        """all tensors are updated at once; the head sees 5,120 rows at a time; micro-batches share one update"""
         _, rows = rows_of()
-        self.assertEqual(one(rows, "adamw_kernel").calls, 12 * 12 + 3)
+        self.assertEqual(one(rows, "adamw_kernel").calls, 1)
         self.assertEqual(one(rows, "classifier_kernel").calls, 13)
         self.assertEqual(sum(r.calls for r in rows if r.kernel == "matmul_kernel"), 3 * (13 + 4 * 12))
         s, rows = rows_of(micro_batches=4)
@@ -220,24 +240,35 @@ class Sources(unittest.TestCase):
 
 class Gpus(unittest.TestCase):
     def test_limits(self):
-        """a row by each limit, on an H200: 65 % of 989.4 TFLOP/s, 90 % of 4.8 TB/s, 86 % of 528 warps a clock"""
+        """a row by each limit, on an H200: 75 % of 785 TFLOP/s, 96 % of 4.3 TB/s, 85 % of 528 warps a clock"""
         for what, row, expected in (
-                ("tensor", roofline.row("", "", "", 1, flops=989.4e9 * 0.65), 1e-3),
-                ("memory", roofline.row("", "", "", 1, bytes=4.8e9 * 0.9), 1e-3),
-                ("issue", roofline.row("", "", "", 1, instructions=32 * 528 * 1.755e6 * 0.86), 1e-3),
-                ("pipe", roofline.row("", "", "", 1, clocks=132 * 1.755e6 * 0.8, bytes=4.8e9 * 0.45), 1.2e-3),
-                ("latency", roofline.row("", "", "", 1, seconds=1e-3), 1e-3)):
+                ("tensor", roofline.row("", "", "", 1, flops=785e9), (1 / 0.82, 1 / 0.68)),
+                ("tensor", roofline.row("", "", "", 1, flops=785e9, waste=1.5), (1.5 / 0.82, 1.5 / 0.68)),
+                ("memory", roofline.row("", "", "", 1, bytes=4.3e9, flops=1e9), (1, 1 / 0.92)),
+                ("issue", roofline.row("", "", "", 1, instructions=32 * 528 * 1.98e6), (1 / 0.95, 1 / 0.75)),
+                ("attention", roofline.row("", "", "", 1, flops=2e11, rates=(100, 200), bytes=1e9), (1, 2)),
+                ("latency", roofline.row("", "", "", 1, seconds=1e-3), (1, 1))):
             with self.subTest(limit=what):
-                seconds, limit = roofline.seconds_of(row, H200, roofline.TODAY)
+                times, limit = roofline.ends(row, H200, roofline.TODAY)
                 self.assertEqual(limit, what)
-                self.assertAlmostEqual(seconds, expected + 2e-6, places=9)
+                for got, ms in zip(times, expected):
+                    self.assertAlmostEqual(got, 1e-3 * ms + 2e-6, places=9)
+                self.assertAlmostEqual(roofline.seconds_of(row, H200, roofline.TODAY)[0], sum(times) / 2)
 
-    def test_tiles_have_the_clocks_of_the_review(self):
-        """d 64 forward: 640 clocks of shared memory, none; mma.sync alone would take 410 on an H200, 2,048 on a 4090"""
-        self.assertAlmostEqual(roofline.tile_clocks("none", 64, H200, False)[0], 640, delta=1)
-        self.assertAlmostEqual(roofline.tile_clocks("none", 64, roofline.GPUS["4090"], False)[0], 2048, delta=1)
-        self.assertAlmostEqual(roofline.tile_clocks("none", 64, H200, True)[0], 409.6, delta=0.1)
-        self.assertEqual(*(roofline.tile_clocks("distance", 128, H200, rows32) for rows32 in (False, True)))
+    def test_attention_has_the_published_rates(self):
+        """at T 1,024; 16,384 tokens go 1.3 times as fast; a bias may cost what its pipe grows by; seven products"""
+        none = roofline.attention_rates("none", 64, 1024, H200)
+        self.assertEqual([tuple(round(x) for x in each) for each in none], [(229, 265), (170, 205)])
+        long = roofline.attention_rates("none", 64, 16384, H200)
+        self.assertAlmostEqual(long[0][0] / 299, 1, delta=0.01)             # FlashAttention-2's, figure 5
+        (least, most), _ = cable = roofline.attention_rates("distance", 64, 1024, H200)
+        self.assertEqual((round(least), round(most)), (229, 265))
+        self.assertAlmostEqual(cable[1][0] / none[1][0], 395 / 478)
+        rows = rows_of()[1]
+        flops = [one(rows, f"flash_backward_{k}_kernel").flops for k in ("dkdv", "dq")]
+        self.assertEqual(sum(flops), 7 * 64 * 12 * 1024 * 1025 * 64)
+        five = rows_of(code=roofline.code_with(["five_products"]))[1]
+        self.assertEqual(one(five, "flash_backward_dkdv_kernel").flops, 5 * 64 * 12 * 1024 * 1025 * 64)
 
     def test_ratios(self):
         a100, h100, h200, b200, ada = (step(name) for name in ("A100", "H100", "H200", "B200", "4090"))
@@ -292,7 +323,7 @@ class Profile(unittest.TestCase):
                     self.assertEqual(text.count("profile of step 2, by the clock"), 1)
                     self.assertLess(text.index("step    2/3"), text.index("profile of step 2"))
                     s = roofline.shape_of((3, 3, 192), 2, 64, pos, 256)
-                    code = roofline.code_with(roofline.LANDED)._replace(recompute=recompute)
+                    code = roofline.TODAY._replace(recompute=recompute)
                     rows = roofline.step_rows(s, code, H200, batch // 128)
                     profile = roofline.measured(path)
                     found = {k: v[0] for k, v in profile.items() if not k[0].startswith(("attention_", "("))}
@@ -341,7 +372,7 @@ class Profile(unittest.TestCase):
         self.assertEqual(table["some_new_kernel", "-"][:4], [0, 0.0, 2, 0.5])
         code, output = Program.run_main(self, "--measured", path, "--with", "none")
         self.assertEqual(code, 0, output)
-        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +5\.975 +12\.000 +-50% +2142 +103\.2")
+        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +5\.064 +12\.000 +-58% +444 +103\.2")
         code, output = Program.run_main(self, "--measured", self.text)
         self.assertEqual(code, 2, output)
         self.assertIn("got no table", output)
@@ -357,10 +388,10 @@ class Program(unittest.TestCase):
     def test_table_and_figure(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "a")
-            code, output = self.run_main("--B", "8", "--with", "fast_functions,block_order", "-o", path)
+            code, output = self.run_main("--B", "8", "--with", "plans,columns64", "-o", path)
             self.assertEqual(code, 0, output)
             self.assertIn("A PREDICTION, not a measurement", output)
-            self.assertIn("changes: fast_functions, block_order", output)
+            self.assertIn("changes: plans, columns64", output)
             self.assertIn("gelu_forward_kernel: 19.6 instructions", output)
             with open(path + ".csv", newline="") as f:
                 self.assertRegex(f.readline(), "^# A PREDICTION, not a measurement.*commit ")
