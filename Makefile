@@ -48,7 +48,7 @@ NVCC_FLAGS = $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)
     $(OMP:%=-Xcompiler %) $(NVCCFLAGS)
 CUDA_LIBS = -lcublasLt -lcublas $(CUDA_RANK_LIBS)
 
-# $(call remember,NAME,COMMAND): build/NAME.flags changes when COMMAND does, and what depends on it is built anew. So is
+# $(call remember,NAME,COMMAND): build/NAME.flags changes when COMMAND does, which rebuilds what depends on it. So is
 # a build directory that was carried to another processor (-march=native); ccache looks at that file, too.
 # Several makes may remember at the same time.
 remember = $(shell cd $(B); printf '%s\n' '$(2)' >$(1).$$$$; \
@@ -80,7 +80,7 @@ $(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags
 $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ dev/cuda/)
 	@dev/configure.sh --commands $@ '$(CURDIR)' '$(CPU_FLAGS) -I.' '$(SIMT_FLAGS)'
 
-# tests: each file is a program, linked with the main of Catch2; dev/test.py asks for those that it wants to run ---
+# tests: each file is a program, linked with the main of Catch2; dev/test.py makes those that it wants to run ---
 # What trains is optimized as it ships; a test that drives programs or reads files need not be.
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main programs/%,$*),-O0,$(if $(filter files/% text/%,$*),-O1)) \

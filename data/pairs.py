@@ -168,7 +168,7 @@ def build_pairs(directory, prefix, rule, stream, val_pairs):
                 if found[key]:
                     say(f"{found[key]:,} {text}")
             if not found["train_pairs"]:
-                raise BadInput(f"{', '.join(stream.paths[:3])}: {found['val_pairs']} pairs, of which --val_pairs "
+                raise BadInput(f"{', '.join(stream.paths[:3])}: {found['val_pairs']} pairs; --val_pairs "
                                f"{val_pairs} leaves none to train on")
             manifest.data["files"] = out.finish()
         except BaseException:

@@ -17,8 +17,8 @@ modsum    0714=0782            the sum of the digits up to each one, modulo 10
 recall    c7a3F0=a3F0c7        the values that belong to keys, asked in another order; only the values count
 
 TASK_train.bin has examples of 1 to --length symbols (addition: bits; recall: pairs), every length equally often.
-TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times --length. Example k of a file depends on
-the task, the length, --seed and k alone, on every machine. No test example is among the training examples: an eighth
+TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times --length. Example k of a file depends only
+on the task, the length, --seed and k, on every machine. No test example is among the training examples: an eighth
 of all questions of at least 8 symbols, chosen by checksum, is for testing, and the rest for training.
 """
 import hashlib
@@ -39,7 +39,7 @@ HELD_OUT, HELD_OUT_SYMBOLS = 8, 8       # one question in 8, of those that have 
 
 
 class Draws:
-    """the random numbers of one example: a function of its name alone"""
+    """the random numbers of one example, a function of its name"""
 
     def __init__(self, name):
         self.stream, self.words, self.at = hashlib.shake_128(name.encode()), (), 0
@@ -126,7 +126,7 @@ def is_held_out(task, question):
 
 
 def example(task, split, length, seed, k):
-    """(question, answer) number k; split: train, with up to `length` symbols, or test, with exactly so many"""
+    """(question, answer) number k; split: train, with up to `length` symbols, or test, with exactly that many"""
     for attempt in range(1000):
         draws = Draws(f"{task} {split} {length} {seed} {k} {attempt}")
         n = 1 + draws.below(length) if split == "train" else length
@@ -137,7 +137,7 @@ def example(task, split, length, seed, k):
 
 
 def row(task, question, answer, tokens):
-    """the ids of an example in a row of so many tokens; the ones of the answer carry the mark ANSWER"""
+    """the ids of an example in a row of this many tokens; the ones of the answer carry the mark ANSWER"""
     ids = list(f"\n{question}=".encode())
     for i, c in enumerate(answer.encode()):
         ids.append(c if task == "recall" and i % 2 == 0 else c + ANSWER)       # a key of recall is given
@@ -191,7 +191,7 @@ def main(argv):
     with locked(args.out):
         manifest = Manifest(args.out, settings, {"name": "tasks"})
         manifest.load()
-        manifest.data["complete"] = True        # after each file: the directory has those tasks that were asked for
+        manifest.data["complete"] = True        # after each file: the directory has the requested tasks
         there = {s["file"] for s in manifest.data["shards"]}
         for task in args.tasks:
             length = trained_length(task, args.length)

@@ -115,7 +115,7 @@ def check_eval(f, header, _):
 
 
 def check_example(data, position, end, number):
-    """one context and four endings, each a length and so many tokens, fill data[position:end]"""
+    """one context and four endings, each a length and that many tokens, fill data[position:end]"""
     for _ in range(5):
         n = struct.unpack_from("<H", data, position)[0] if position + 2 <= end else 65535
         last = position + 2 + 2 * n

@@ -24,7 +24,7 @@ make build/fuzz || { echo "0 passed, 1 failed"; exit 1; }
 TMPDIR=$(if [ -w /dev/shm ]; then mktemp -d /dev/shm/fuzz_XXXXXX; else mktemp -d; fi)
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
-# With the bounds on one allocation and on all: an input of 4 kB is no reason to take more.
+# With the bounds on one allocation and on all: an input of 4 kB is not a reason to take more.
 export ASAN_OPTIONS=quarantine_size_mb=8:detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
 limits=(-max_len=4096 -timeout=5 -rss_limit_mb=256 -malloc_limit_mb=32)
 

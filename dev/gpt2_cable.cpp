@@ -258,7 +258,7 @@ void attention_backward(Reals& dqkv, std::vector<double>& dS, Reals& dg, const R
                 mean += p[j] * dp[j];
             }
             for (int j = 0; j <= i; j++) {
-                // forward: p = softmax(logit). A logit raises its own weight and lowers those of all the others
+                // forward: p = softmax(logit). A logit raises its own weight and lowers all the rest
                 const real dlogit = p[j] * (dp[j] - mean);
                 // forward: logit_ij = scale q_i . k_j ...
                 add_scaled(dq + i * 3 * C, scale * dlogit, k + j * 3 * C, HS);

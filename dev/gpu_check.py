@@ -360,7 +360,7 @@ def device(stage):
                          "nlohmann-json3-dev, or run dev/gpu_pack.sh where they are and carry build/gpu_headers along"
                          f"\n{r.tail(4)}")
         return {}
-    stage.items.pop("headers", None)                    # tried anew in each run
+    stage.items.pop("headers", None)                    # tried again in each run
     stage.do_all([("nvidia-smi", query), ("nvcc", compiler), ("headers", headers)])
 
 

@@ -8,7 +8,7 @@
 #   dev/install.sh --python MODULE...     print a python3 that has these modules; exit code 1 if there is none
 #
 # A need counts as met when the thing works, wherever it came from; so a machine without apt needs no packages of ours.
-# The tests of data/ want the libraries of data/requirements.txt besides: in an environment of their own, build/venv.
+# The tests of data/ also want the libraries of data/requirements.txt: in an environment of their own, build/venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -125,7 +125,7 @@ data_libraries() {
     echo "installing the libraries of data/requirements.txt in build/venv"
     { python3 -m venv build/venv.new && build/venv.new/bin/pip install -q --disable-pip-version-check --retries 1 \
         -r data/requirements.txt; } >build/venv.log 2>&1 ||
-        { tail -n 3 build/venv.log; echo "going on without them"; return 0; }
+        { tail -n 3 build/venv.log; echo "continuing without them"; return 0; }
     rm -rf build/venv
     mv build/venv.new build/venv
 }
@@ -137,7 +137,7 @@ printf '%s\n' "${reasons[@]}"
 # Cannot install: fatal only if something is needed.
 give_up() {
     echo "$1"
-    if [ ${#missing[@]} -eq 0 ]; then echo "going on without: ${all[*]}"; exit 0; fi
+    if [ ${#missing[@]} -eq 0 ]; then echo "continuing without: ${all[*]}"; exit 0; fi
     exit 1
 }
 command="apt-get install ${all[*]}"

@@ -67,7 +67,7 @@ def blocks_of(page, text):
                 raise Failure(f"{place}: this code block has no end")
             found.append(Block(place, marks, lines[at:end]))
             marks, at = [], end + 1
-        elif line.startswith("```"):                    # not marked: for the reader alone
+        elif line.startswith("```"):                    # not marked: only for the reader
             at = next((k for k in range(at, len(lines)) if lines[k].startswith("```")), len(lines) - 1) + 1
         elif marks:
             raise Failure(f"{place}: expected a code block after the mark, got {line!r}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """sass_bound.py -- what the instructions of a kernel allow at best, counted in its SASS (no GPU needed), against
-dev/sass_budget.json. Upper bounds that name the limiting pipe: nothing was measured, and they are no speeds.
+dev/sass_budget.json. Upper bounds that name the limiting pipe: nothing was measured, and they are not speeds.
 
     dev/sass_bound.py PROGRAM...               programs that nvcc made, such as train_gpt2cu train_bertcu
     dev/sass_bound.py --sass FILE...           what `cuobjdump -sass` printed for one architecture

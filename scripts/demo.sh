@@ -63,7 +63,7 @@ eval=$((steps / 40 + 1))
 model_work=$((steps + eval * ${#lengths[@]}))
 work=$((model_work * ${#encodings[@]})) work_before=0 start=$SECONDS shown=-9
 if [ -t 1 ]; then before='\r\033[K' after='' every=1; else before='' after='\n' every=5; fi
-show() {    # what is going on, the work done in this model
+show() {    # what is being done, the work done in this model
     local finished=$((work_before + $2)) left
     [ $((SECONDS - shown)) -ge $every ] || return 0
     shown=$SECONDS

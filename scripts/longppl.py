@@ -87,7 +87,7 @@ def checksum(path):
 
 
 def weights_of(checkpoint):
-    """what tells a checkpoint, or the newest one of a run, from others of the same name: its manifest's checksum"""
+    """what tells a checkpoint, or the newest one of a run, from another of the same name: its manifest's checksum"""
     found = sorted(glob.glob(os.path.join(glob.escape(checkpoint), "step_*", "manifest.json")))
     path = (found or [os.path.join(checkpoint, "manifest.json")])[-1]
     return checksum(path) if os.path.exists(path) else ""
@@ -174,7 +174,7 @@ def parse(argv):
     keys.add_argument("--long", type=int, required=True, help="tokens of the long context")
     keys.add_argument("--short", type=int, required=True, help="tokens of the short one")
     keys.add_argument("--stride", type=int, required=True, help="tokens that each window scores")
-    keys.add_argument("--eval_tokens", type=int, default=0, help="only so many tokens of the text; 0 = all [0]")
+    keys.add_argument("--eval_tokens", type=int, default=0, help="only this many tokens of the text; 0 = all [0]")
     keys.add_argument("--alpha", type=float, default=2.0, help="least gain by the long context, in nats [2]")
     keys.add_argument("--beta", type=float, default=-2.0, help="least log-likelihood in the long context [-2]")
     keys.add_argument("-o", "--output", required=True, help="the file of the keys")

@@ -191,7 +191,7 @@ def paper_rows(table, how):
 
 
 def bert_rows(experiment, how):
-    """the paper's encodings and all others, with both numbers of tokens per step"""
+    """the paper's encodings and all the rest, with both numbers of tokens per step"""
     (data, model), encodings = next(iter(paper_rows("2", how).items()))
     beyond = [pos for pos in every_encoding(how) if pos not in encodings]
     if how == "run":
@@ -482,7 +482,7 @@ def evaluation(row, args, what, run):
 
 
 def run_directory(row, args, seed, data):
-    top = ("figure3",) if row.experiment == "figure3" else (data,)      # 30 steps make no model that others could share
+    top = ("figure3",) if row.experiment == "figure3" else (data,)      # a model of 30 steps is not worth sharing
     if args.how == "run":
         top = ("as_run", *top)
     model, T = args.set.get("model", row.model), int(args.set.get("T", row.T))

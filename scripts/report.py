@@ -417,7 +417,7 @@ def draw_lengths(table):
 # the loss at each position, beside a table of perplexities
 
 def curve_length(table):
-    """the longest windows of which there is a curve"""
+    """the longest windows that have a curve"""
     return max((T for seeds in table.curves.values() for curves in seeds.values() for T in curves), default=0)
 
 

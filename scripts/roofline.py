@@ -673,7 +673,7 @@ def parse(argv):
     p.add_argument("--recompute", type=int, choices=(0, 1, 2), default=0, help="as the trainer's [0]")
     p.add_argument("--with", dest="changes", default="none", metavar="NAMES",
                    help="changes, joined by commas; all, or none [none]: " + ", ".join(CHANGES))
-    p.add_argument("--decode", action="store_true", help="a token that is generated after T others, instead of a step")
+    p.add_argument("--decode", action="store_true", help="a token generated after T earlier ones, instead of a step")
     p.add_argument("--references", action="store_true", help="the model beside other figures")
     p.add_argument("--measured", metavar="FILE", help="what a run with --profile printed: beside the prediction")
     whole("--vocabulary", VOCABULARY, "tokens; 256 where a text is read as bytes")
@@ -714,7 +714,7 @@ def report(args):
               f"{r['limit']:>9} {r['ms']:8.3f} {r['least']:8.3f} {r['most']:8.3f} {100 * r['share']:5.1f}%")
     if args.decode:
         whole = sum(r["ms"] for r in table)
-        print(f"# a token after {s.T} others, one sequence: {whole:.3f} ms, {1e3 / whole:,.0f} tokens/s (predicted)")
+        print(f"# a token after {s.T} earlier, one sequence: {whole:.3f} ms, {1e3 / whole:,.0f} tokens/s (predicted)")
         return
     for line in [*summary(s, rows, gpu, code, args.micro_batches), *savings(args, gpu)]:
         print("# " + line)

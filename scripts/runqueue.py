@@ -3,7 +3,7 @@ it that nothing is done twice and nothing is lost.
 
 A job is a list of commands, such as a training and its evaluations; a slot (some cores, or GPUs) takes the next job as
 soon as it is free. A command that succeeded leaves a .done file with its settings and is skipped from then on. A job
-that fails does not keep the others from running; what its command printed last is shown at the end. Ctrl-C, SIGTERM and
+that fails does not keep the rest from running; what its command printed last is shown at the end. Ctrl-C, SIGTERM and
 SIGHUP are passed on to the commands as SIGTERM, upon which a trainer saves a checkpoint; the same command continues.
 """
 import collections
@@ -26,7 +26,7 @@ from console import BadInput, write_whole  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERRUPTED = console.EXIT_INTERRUPTED
-# flags that change only speed, places or what is shown: a run may go on with other values
+# flags that change only speed, places or what is shown: a run may continue with other values
 FREE = ("B", "allow_change", "checkpoint_async", "checkpoint_every", "keep", "load", "log_every", "out", "profile",
         "recompute", "resume", "sample_every", "threads", "tile_skip", "val_batches", "val_every")
 

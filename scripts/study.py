@@ -19,12 +19,12 @@ A file has the same names, and a table for the evaluations:
 
 --jobs N runs N at a time, each on its share of the cores. With a trainer whose name ends in cu, each run has one GPU
 (CUDA_VISIBLE_DEVICES), and as many run as there are GPUs. Ctrl-C lets each run save a checkpoint; the same command
-continues and skips what is finished. A run that fails does not keep the others from running: what it printed last is
+continues and skips what is finished. A run that fails does not keep the rest from running: what it printed last is
 shown at the end, and the exit code is not 0. A directory that was begun with other settings is refused. Longer studies
 grow from shorter ones: the same command with more encodings, seeds, lengths or sizes only trains what is new.
 
 Windows that do not overlap charge a model for the beginning of each, where it has seen little. Two more evaluations of
-every run tell that apart, and can be asked for later: --sliding S moves the windows by S tokens and scores the last S
+every run tell that apart, and can be added later: --sliding S moves the windows by S tokens and scores the last S
 of each; --positions has the loss by position in the window, at the trained length and the longest one.
 
 OUT/study.md and study.csv have the mean, the standard deviation and the number of seeds for each length, and study.png
@@ -61,7 +61,7 @@ DEFAULTS = {"B": "8", "lr": "1e-3", "warmup": "0", "final_lr": "0.1", "weight_de
 
 
 # ----------------------------------------------------------------------------------------------------------
-# what was asked for
+# what was requested
 
 def words_of_file(path):
     """the flags that a TOML file stands for"""
@@ -206,7 +206,7 @@ def evaluation(title, run, args, where, lengths, **more):
 
 def commands_of(run, args):
     """Training and evaluations of one run. Each evaluation has a directory and a .done file of its own, so that one
-    more does not repeat the others."""
+    more does not repeat the rest."""
     out = run_directory(run, args)
     trains = {k: v for k, v in args.flags.items() if not k.startswith("eval.")}
     total = int(trains["total_batch"])
@@ -370,7 +370,7 @@ def markdown(args, results):
     of_lengths = lambda cells: {key: [cell(row.get(T, [])) for T in args.eval_lengths] for key, row in cells.items()}
     lines += table(args, lengths, of_lengths(results.cells))
     if any(results.sliding.values()):
-        lines += ["", f"The same in windows {args.sliding:,} tokens apart, of which only the last {args.sliding:,} "
+        lines += ["", f"The same in windows {args.sliding:,} tokens apart; only the last {args.sliding:,} of each "
                   "count: each token sees the rest of its window.", ""]
         lines += table(args, lengths, of_lengths(results.sliding))
     for T in sorted({T for of_T in results.positions.values() for T in of_T}):

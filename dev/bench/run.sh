@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # run.sh -- `make bench`: training speed compared with PyTorch's, what CABLE and ALiBi cost over no encoding, the memory
-# of a long evaluation, and what BERT's head saves by computing the masked tokens alone. The programs run in turns on
+# of a long evaluation, and what BERT's head saves by computing only the masked tokens. The programs run in turns on
 # this machine, so that a ratio means something on a busy machine too.
 #
 #   dev/bench/run.sh [256|1024|4096|124M|lengths|memory|bert]...     default: all but lengths, 25 minutes on 2 cores
 #   THREADS=2 ROUNDS=2 CSV=FILE        THREADS=1 counts CPU time, which other programs disturb less than the clock
-#   FORMS=eager,compiled               those of bench_pytorch.py to compare with, of which the faster one counts
+#   FORMS=eager,compiled               those of bench_pytorch.py to compare with; the faster one counts
 #   PYTORCH_PYTHON=PATH                the PyTorch to compare with, instead of that of dev/hf/requirements.txt
 #
 # 256, 1024 and 4096 are lengths of the small model, L4 NH4 C128. The share of the peak is the time that the step's
@@ -45,7 +45,7 @@ ENCODINGS = ("none", "alibi", "cable")
 
 
 def make_data():
-    """text for the byte model, random tokens for the others: speed does not depend on what they are"""
+    """text for the byte model, random tokens for the rest: speed does not depend on what they are"""
     os.makedirs(OUT, exist_ok=True)
     with open(f"{OUT}/text.txt", "wb") as f:
         for directory in ("llmc", "test", "scripts", "."):
@@ -75,7 +75,7 @@ def run(command):
 
 
 def trainer(shape, pos, steps, *extra):
-    """the command of a run of so many steps, and where its files are"""
+    """the command of a run of this many steps, and where its files are"""
     model, _, T, B, data = SHAPES[shape][:5]
     out = f"{OUT}/{shape}_{pos}"
     shutil.rmtree(out, ignore_errors=True)

@@ -19,7 +19,7 @@ struct Scan {
     floatX* dqkv;               // (B,T,OC)
     float *dS, *db;             // (B,NH,T): db is scratch
     double* carry;              // (B,NH,chunks), scratch
-    float *g, *dg;              // (B,NH,T): CABLE's weights, of which only the shipped kernel knows
+    float *g, *dg;              // (B,NH,T): CABLE's weights, which only the shipped kernel knows
     const floatX* qkv;          // (B,T,OC)
     int B, T, NH, C, OC;
 
@@ -113,7 +113,7 @@ void cable_scan2(const Scan& p, Stream stream) {
 // ----------------------------------------------------------------------------------------------------------
 // rung 3: chunks, with float64 origins
 //
-// A block scans one chunk of 128 tokens and knows nothing of the others; then one thread per head adds up the totals of
+// A block scans one chunk of 128 tokens and knows nothing of the rest; then one thread per head adds up the totals of
 // the chunks, the origins. So time is parallel too, and the serial part is 128 times shorter: short enough for float64.
 // S_i - S_j = float(origin_i - origin_j) + offset_i - offset_j is as good at token 100,000 as it was at token 100, for
 // the offsets never grow beyond a chunk's, and the large numbers cancel before anything is rounded to float32. (On a
@@ -159,7 +159,7 @@ __global__ void backward_chunk_kernel(Scan p) {
         const int t = end - 1 - base - (int)threadIdx.x;
         const float dS = t >= begin ? p.dS[bh * p.T + t] : 0.0f;
         const float db = after + block_scan(dS);
-        if (t >= begin) { p.db[bh * p.T + t] = db; }        // of this chunk's tokens alone
+        if (t >= begin) { p.db[bh * p.T + t] = db; }        // of only this chunk's tokens
         if (t == begin) { p.carry[blockIdx.x] = (double)db; }
         after += block_sum(dS);
     }
@@ -192,7 +192,7 @@ void cable_scan3(const Scan& p, Stream stream) {
 //
 // The chunks and origins of rung 3, but one block per (batch, head) that takes its chunks in turn. A model has
 // hundreds of (batch, head) pairs, which fill a GPU; and a block that carries the sum itself needs no second kernel
-// and can go on at any token t0, from the bits that the call before left: a prefill, then token after token, gives
+// and can continue at any token t0, from the bits that the call before left: a prefill, then token after token, gives
 // the S of one long call. The backward has no such tail to keep and scans in float64 throughout, since dS, whose sum
 // is 0, cancels.
 
@@ -204,7 +204,7 @@ void cable_scan4(const Scan& p, Stream stream) {
 
 // ----------------------------------------------------------------------------------------------------------
 
-// z, dS (heads,T). Sums of R that begin anew every `chunk` tokens, where their total so far goes to a double
+// z, dS (heads,T). Sums of R that begin again every `chunk` tokens, where their total so far goes to a double
 template <class R> struct Oracle {
     std::vector<double> S;
     std::vector<R> dz;

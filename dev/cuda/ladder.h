@@ -17,7 +17,7 @@
 // A rung starts with NaN where it is to write, so that an element which it leaves out is found.
 template <class T> void poison(DeviceArray<T>& a) { a.set(std::vector<T>(a.n, (T)NAN)); }
 
-// n normal draws, rounded to floatX: what is rounded before the oracle sees it is no error of the kernel
+// n normal draws, rounded to floatX: what is rounded before the oracle sees it is not an error of the kernel
 inline std::vector<floatX> inputs(size_t n, uint64_t stream, double std = 1.0, double mean = 0.0) {
     return as<floatX>(normals(n, stream, std, mean));
 }

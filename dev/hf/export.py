@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""export.py -- what a checkpoint needs besides itself for other libraries.
+"""export.py -- what other libraries need beside a checkpoint.
 
     dev/hf/export.py STEP OUT                       STEP: run/cable/step_00001000, or run/cable: its newest checkpoint
 

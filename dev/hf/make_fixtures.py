@@ -1,7 +1,7 @@
 """make_fixtures.py -- writes test/fixtures: what test_gpt2 and test_bert compare the trainers with.
 
 Regenerate with `python3 dev/hf/make_fixtures.py` (PyTorch 1.13 or later). The weights are the same on every version;
-errors, and the last bits of results, depend on it. `--only bert_` writes the files of that prefix alone.
+errors, and the last bits of results, depend on it. `--only bert_` writes only the files of that prefix.
 A file holds one model with large random weights, so that every path carries weight in the result, its inputs, and what
 modeling_cable.py or modeling_cable_bert.py makes of them in float64, rounded to float32.
 gpt2_<encoding>, bert_<encoding>:
@@ -46,13 +46,13 @@ SCALING = T_LONG / T
 WINDOW, SINKS = 9, 3
 DOCUMENT = 7                                        # documents begin with it: three in the inputs
 RUNS = 8                                            # a single run's error may be small by luck
-TARGETS = 0.2                                       # share of positions that BERT is asked for
+TARGETS = 0.2                                       # share of positions that BERT has to predict
 LENGTHS = (T, 23)
 QUERY_LENGTHS, DOCUMENT_LENGTHS, POSITIVES, TEMPERATURE = (5, 9), (37, 1, 24, 16), (2, 0), np.float32(0.05)
 
 
 def position_of(name):
-    if name == "layers":                            # every hook; columns, a rotation and parameters of one layer alone
+    if name == "layers":                            # every hook; columns, a rotation and parameters of only one layer
         layers = ("cable", "rope", "sinusoidal"), ("kerple", "sinusoidal")
         return {"name": name, "layers": [[position_of(part) for part in layer] for layer in layers]}
     few = {"npos": 6} if name == "cope" else {}     # so that positions reach the last one

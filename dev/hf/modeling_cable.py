@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 POSITIONS = ("none learned sinusoidal rope alibi t5 t5_clip kerple kerple_power sandwich cope fire "
              "cable cable_nw kcable kcable_nw cable_v1 kcable_v1 ssmax alibi_trained alibi_random").split()
-# Hyperparameters besides t5_clip's K: today's defaults, and what a config.json without the key means, which is older
+# Hyperparameters but t5_clip's K: today's defaults, and what a config.json without the key means, which is older
 DEFAULTS = {"rope": {"theta": 10000.0, "p": 1.0}, "sinusoidal": {"scale": 0.1, "embed": "plain"},
             "kcable": {"weight": "outside"}, "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
             "t5_clip": {"scale": "HS", "layers": "shared"}, "sandwich": {"d": 128}, "cope": {"npos": 64},
@@ -110,7 +110,7 @@ def distances(T, device=None):
 
 def hidden_pairs(config, T, device=None, begin=None):
     """what a query does not see, (T,T), or (B,1,T,T) with documents that begin at begin (B,T): later keys, if causal,
-    those before its document, and those outside the window that are no sinks"""
+    those before its document, and those outside the window that are not sinks"""
     d, j = distances(T, device), torch.arange(T, device=device)
     hidden = d < 0 if config.causal else torch.zeros_like(d, dtype=torch.bool)
     if begin is not None:
@@ -131,7 +131,7 @@ def document_begins(config, idx):
 
 def alibi_slopes(NH, geometric=False):
     """2^(-8(h+1)/NH); NH no power of 2: those of the next lower power p, then every other one of 2p's, unless
-    `geometric` asks for the formula as it stands"""
+    `geometric` is the formula as it stands"""
     p = NH if geometric else 2 ** int(math.log2(NH))
     slopes = [2.0 ** (-8.0 * (h + 1) / p) for h in range(p)]
     return torch.tensor(slopes + [2.0 ** (-4.0 * (h + 1) / p) for h in range(0, 2 * (NH - p), 2)], dtype=torch.float64)

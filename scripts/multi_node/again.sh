@@ -30,7 +30,7 @@ again() {
         launch "$@" --resume 1
         if $stopped || [[ $code =~ ^[0234]$ ]]; then break; fi
         if [ "$code" -eq 75 ]; then
-            echo "stopped with a checkpoint; going on from it" >&2
+            echo "stopped with a checkpoint; continuing from it" >&2
             continue
         fi
         [ "$left" -gt 0 ] || break

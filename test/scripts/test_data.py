@@ -984,7 +984,7 @@ class Pairs(Case):
                          ["A query of some words.\t" + ("and more " * 9)[:-1]])
         few = self.file("s.txt", "few words")
         said = self.script("text", "--out", self.path("n"), "--pairs", "halves", few, code=2)
-        self.assertIn("0 pairs, of which --val_pairs 1000 leaves none to train on", said)
+        self.assertIn("0 pairs; --val_pairs 1000 leaves none to train on", said)
         self.assertEqual(os.listdir(self.path("n")), [])
 
     @needs_real("vocab.txt")
