@@ -35,7 +35,7 @@ struct BERTConfig {
     int C = 768;                                        // channels
     PositionConfig position;                            // the encoding and its hyperparameters
     SpecialTokens special;                              // [CLS], [SEP], [MASK], [PAD]
-    double mask_share = 0.15;                           // of the tokens, those that are asked for
+    double mask_share = 0.15;                           // of the tokens, those to be predicted
     std::string pooling;                                // that contrastive training has used; empty: none yet
     static constexpr bool causal = false;               // a token sees the whole sequence
     int Vp() const { return round_up(V, 128); }         // rows of wte; matrix products like whole tiles
@@ -275,9 +275,9 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
     const float eps = 1e-12f;
     Stream s = model.stream;
 
-    layer_ready(model, -1);                                     // on several ranks: the weights that others updated
+    layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
-    // learned and sinusoidal encodings add a row per position; the others do nothing here
+    // learned and sinusoidal encodings add a row per position; the rest do nothing here
     with_positions(layer_position(model, acts, 0, B, T), [&](auto e) { e.embed_forward(a.encoded(), B, T, 0, s); });
     add_row(a.encoded(), p.typew(), N, C, s);                   // every token is of type 0
     layernorm_forward(a.emb(), a.embmean(), a.embrstd(), a.encoded(), p.embw(), p.embb(), N, C, eps, s);
@@ -535,7 +535,7 @@ StepGradient contrastive_gradient(BERT& model, Activations& acts, const Contrast
         bert_embed(c.emb + (size_t)first * C, model, acts, slot, 2 * (size_t)chunks, ids, lengths, n, T, backward);
         return n;
     };
-    // 1 embed every row: one chunk alone can stay where it is for the backward
+    // 1 embed every row: a single chunk can stay where it is for the backward
     for (int i = 0; i < chunks; i++) { embed(i, chunks == 1); }
     share_rows(c.emb, (size_t)rows / (size_t)ranks * C, "embeddings of the batch", model.stream);
     // 2 the loss of each query, and the gradient of each embedding
@@ -671,7 +671,7 @@ int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, con
     }
     buffers.release();
     if (swapped > 0) {
-        printf("%lld groups were exchanged for others: their batch had one of their texts already\n",
+        printf("%lld groups were replaced: their batch had one of their texts already\n",
                (long long)swapped);
     }
     return code;
@@ -708,7 +708,7 @@ void check_flags(const Options& o) {
 void check_reach(const Options& o, const BERTConfig& c, const Tokenizer* tokenizer) {
     const char* name = c.position.name.c_str();
     const int reach = position_max_length(c.position);
-    int shortest = 0;                                   // --encode takes the first length, the others all that fit
+    int shortest = 0;                                   // --encode takes the first length, the rest all that fit
     if (!o.eval_lengths.empty()) {
         const auto least = std::min_element(o.eval_lengths.begin(), o.eval_lengths.end());
         shortest = o.encode.empty() ? *least : o.eval_lengths[0];
@@ -721,7 +721,7 @@ void check_reach(const Options& o, const BERTConfig& c, const Tokenizer* tokeniz
     check(n <= (size_t)reach, "--predict: %s has no positions beyond %d, got a text of %zu tokens", name, reach, n);
 }
 
-// The token files that the flags ask for, opened and checked before any work; null where none is read
+// The token files that the flags name, opened and checked before any work; null where none is read
 struct BERTData {
     std::unique_ptr<TokenFiles> train, val;
 

@@ -249,9 +249,9 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start, int
         find_documents(a.documents(), acts.batch.tokens, mask.end_of_text, B, T, start, stride, s);
         acts.documents = a.documents();
     }
-    layer_ready(model, -1);                                     // on several ranks: the weights that others updated
+    layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
-    // learned and sinusoidal encodings add a row per position; the others do nothing here
+    // learned and sinusoidal encodings add a row per position; the rest do nothing here
     const auto embed = [&](auto pos) { pos.embed_forward(a.encoded(), B, T, start, s); };
     with_positions(layer_position(model, acts, 0, B, stride), embed);
     for (int l = 0; l < L; l++) {
@@ -628,7 +628,7 @@ std::string gpt2_help() {
            "  ./train_gpt2 --load run/cable/step_00002000 --generate \"Once upon a time\" --tokens 200 --top_k 40\n";
 }
 
-// The data that the flags ask for, opened and checked before any work; null where none is read
+// The data that the flags name, opened and checked before any work; null where none is read
 struct GPT2Data {
     std::unique_ptr<TokenFiles> train, val;
     std::unique_ptr<HellaSwag> hellaswag;

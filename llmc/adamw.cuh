@@ -61,7 +61,7 @@ struct AdamWTable {
     AdamWPiece* on_device = nullptr;
     size_t blocks = 0;
 
-    // at: what it is of its tensor, and its place in weights; the others' places follow
+    // at: what it is of its tensor, and its place in weights; the places of the rest follow
     void add(const TensorSpec& spec, const TensorPiece& at, size_t master, size_t grad, size_t moment) {
         pieces.push_back({at.at, master, grad, moment, at.size, at.first, blocks, checksum(spec.name), spec.lo, spec.hi,
                           spec.decay});

@@ -33,7 +33,7 @@ constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so n
 constexpr int ATTENTION_THREADS = 64;
 // attention/skip.cuh: a causal query then meets its own key, whose logit has no bias, in the first tile
 #if defined(CUDA_BUILD)
-constexpr bool LAST_TILE_FIRST = false;                     // on a GPU the tensor-core kernels alone skip any
+constexpr bool LAST_TILE_FIRST = false;                     // on a GPU only the tensor-core kernels skip any
 #else
 constexpr bool LAST_TILE_FIRST = true;
 #endif

@@ -99,7 +99,7 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
     }
 }
 
-// losses (N) float32; hits (N) or null: 1 where the target's logit exceeds all others; logits (N,Vp), Vp a multiple
+// losses (N) float32; hits (N) or null: 1 where the target's logit exceeds the rest; logits (N,Vp), Vp a multiple
 // of 8, floatX or float32, become their gradient when `backward`; targets (N)
 template <class Logit>
 void classifier(float* losses, float* hits, Logit* logits, const int* targets, float dloss, size_t N, int V, int Vp,

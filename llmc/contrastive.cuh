@@ -154,7 +154,7 @@ inline void contrastive_forward_backward(float* losses, float* demb, float* scra
     launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, n, inverse_norm, C);
 }
 
-// What a step holds besides the activations of a chunk: embeddings and their gradients, of all rows
+// What a step holds in addition to a chunk's activations: embeddings and their gradients, of all rows
 struct ContrastiveBuffers {
     float *emb = nullptr, *demb = nullptr;
     float *losses = nullptr, *scratch = nullptr;

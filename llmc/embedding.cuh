@@ -3,8 +3,8 @@
 //   (EmbeddingPlan), so that each row of dwte has one block, which adds in the order of the rows: no atomics, and the
 //   same bits every time.
 //   Of 65,536 tokens of English 2,500 are " the", and a GPU would wait for that block. There, more than EMBEDDING_PART
-//   rows of a token are cut into parts of so many rows. Each part has a block, which sums its rows in their order from
-//   0; then the parts are added to dwte in their order. The order of a token's sum depends on its rows alone.
+//   rows of a token are cut into parts this long. Each part has a block, which sums its rows in their order from
+//   0; then the parts are added to dwte in their order. The order of a token's sum depends only on its rows.
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
 

@@ -23,7 +23,7 @@
 #define MATMUL_CBLAS 1
 #endif
 
-// Bytes of the device that products take besides their arrays
+// Bytes of the device that products take in addition to their arrays
 #if defined(MATMUL_CUBLASLT)
 constexpr size_t MATMUL_WORKSPACE = LT_WORKSPACE;
 #else

@@ -1,4 +1,4 @@
-// model.cuh -- what every trainer's model is made of besides its parameters (ranks/parameters.cuh): the tokens of a
+// model.cuh -- what every trainer's model has in addition to its parameters (ranks/parameters.cuh): the tokens of a
 // batch, and the activations of one shape.
 #ifndef LLMC_MODEL_CUH
 #define LLMC_MODEL_CUH
@@ -97,7 +97,7 @@ enum class Purpose { Train, Evaluate, Generate };
 // Elements of logits that are held at one time. A GPU likes long products.
 constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;
 
-// A row of logits in float32 takes so many rows of floatX.
+// A row of logits in float32 takes this many rows of floatX.
 constexpr size_t FLOAT_ROWS = sizeof(float) / sizeof(floatX);
 // Rows of a buffer for the logits of N tokens. Training holds them as floatX; evaluation, also that between two steps
 // of training, takes the same memory for FLOAT_ROWS times fewer rows of float32.
@@ -188,7 +188,7 @@ struct LayerPosition {
     int OC() const { return views[0].OC; }
 };
 
-// Calls f(encoding) with each of them, the one with a bias last: it may read what the others have made of q and k.
+// Calls f(encoding) with each of them, the one with a bias last: it may read what the rest have made of q and k.
 template <class F> void with_positions(const LayerPosition& layer, F f) {
     for (int i = layer.count - 1; i >= 0; i--) { with_position(layer.views[(size_t)i], f); }
 }

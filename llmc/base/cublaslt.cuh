@@ -5,7 +5,7 @@
 // type. The same bits: NVIDIA promises them for the same library, GPU and algorithm, on one stream with one workspace.
 // The algorithm is the first that the heuristic names, a function of the library, the GPU and the shape. So a run that
 // is resumed repeats the run that never stopped. lt_tune() measures which of the first sixteen is the fastest for each
-// product that has been asked for, and lt_know() takes such choices over: run/plans.h keeps them in a file. The bias's
+// product that was requested, and lt_know() takes such choices over: run/plans.h keeps them in a file. The bias's
 // gradient is not fused (BGRADB): its order of summation would be the library's, and it would overwrite, not add. GELU
 // is not fused: the backward wants the values before it, so the fused product would write both arrays too and save one
 // read of fch. It would also take GELU of sums that were not rounded, while the backward differentiates at the rounded
@@ -46,7 +46,7 @@ struct LtPlan {
     cublasLtMatrixLayout_t out = nullptr;
     cublasLtMatmulAlgo_t algo = {};
     bool supported = false;                                 // false: the library has no algorithm for it
-    LtProduct product = {};                                 // as it was asked for first
+    LtProduct product = {};                                 // as it was first requested
     int calls = 0;
 };
 // An algorithm that was measured. The library describes it by numbers that hold for its version and GPU only.
@@ -114,7 +114,7 @@ inline cublasStatus_t lt_run(const CublasLt& lt, const LtPlan& plan, const cubla
                           plan.out, p.out, plan.out, &algo, lt.workspace, LT_WORKSPACE, lt.stream);
 }
 
-// cuBLASLt counts columns first, so it is asked for out^T = B^T A^T, whose arrays are the same: `first` is B, `second`
+// cuBLASLt counts columns first, so it gets out^T = B^T A^T, whose arrays are the same: `first` is B, `second`
 // A.
 inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataType_t type, const LtProduct& p) {
     cublasLtMatrixLayout_t layout = nullptr;
@@ -123,7 +123,7 @@ inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataT
     LT_CHECK(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, leading_dimension(m)));
     return layout;
 }
-// The bias of this call; all else of a plan depends on shapes alone
+// The bias of this call; all else of a plan depends only on shapes
 inline void lt_set_bias(const LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof(p.bias)));
 }
@@ -190,7 +190,7 @@ inline cublasLtMatmulAlgo_t lt_chosen(const CublasLt& lt, const LtPlan& plan, co
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(lt.handle, plan.op, plan.first, plan.second, plan.out,
                                                           plan.out, &algo, &result);
     check(status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= LT_WORKSPACE,
-          "--plans: %s refuses the algorithm that the file has for %s; without the file it is chosen anew",
+          "--plans: %s refuses the algorithm that the file has for %s; without the file it is chosen again",
           c.place.c_str(), c.product.c_str());
     return algo;
 }
@@ -246,7 +246,7 @@ inline std::string lt_place(const Gpu& g) {
     return strprintf("%s, %d SMs, cuBLASLt %zu", g.name.c_str(), g.sms, cublasLtGetVersion());
 }
 
-// From now on products are computed by these choices, and others by the heuristic's first algorithm.
+// From now on products are computed by these choices, and the rest by the heuristic's first algorithm.
 inline void lt_know(const std::vector<LtChoice>& choices) {
     CublasLt& lt = cublaslt();
     lt.known.clear();
@@ -282,9 +282,9 @@ inline std::vector<double> lt_times(const CublasLt& lt, const LtPlan& plan, int 
     return best;
 }
 
-// The choices for all products that have been asked for since lt_know(): those it was given, and for the others the
+// The choices for all products that were requested since lt_know(): those it was given, and for the rest the
 // fastest algorithm, or the heuristic's first where none is 1 % faster. What is measured reads and writes the arrays of
-// the product that was asked for first, which must still be there, and leaves anything in its output. say(done, of,
+// the product that was requested first, which must still be there, and leaves anything in its output. say(done, of,
 // choice, calls) is called after each product that was measured.
 template <class Say> std::vector<LtChoice> lt_tune(const std::string& place, Say say) {
     CublasLt& lt = cublaslt();

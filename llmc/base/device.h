@@ -189,7 +189,7 @@ void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A..
     const ProfiledLaunch profiled(text, grid.stream);
 #if defined(CUDA_BUILD)
     last_launch = {(const void*)kernel, grid.file, grid.line, grid.blocks, grid.threads, grid.shared_bytes};
-    if (grid.shared_bytes > STATIC_AND_DYNAMIC - MOST_STATIC) {         // more than this must be asked for
+    if (grid.shared_bytes > STATIC_AND_DYNAMIC - MOST_STATIC) {         // more than this must be requested
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
                    "shared memory of the kernel", grid.file, grid.line);
     }

@@ -136,8 +136,8 @@ inline std::string architectures_text(const char* list) {
             "make train_gpt2cu ARCH=%s", architectures_text(built_for).c_str(), g.name.c_str(), g.major, g.minor, words,
             gpu_arch(g).c_str());
     case GpuFailure::InUse:
-        die(EXIT_DEVICE, "the GPU cannot be used now (%s): another process may hold it alone; nvidia-smi names the "
-            "processes and the compute mode", words);
+        die(EXIT_DEVICE, "the GPU cannot be used now (%s): another process may hold it exclusively; nvidia-smi names "
+            "the processes and the compute mode", words);
     case GpuFailure::Other: break;
     }
     die(EXIT_DEVICE, "the GPU cannot be used (%s): nvidia-smi and the kernel's log (dmesg) may tell why", words);

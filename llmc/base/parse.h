@@ -41,7 +41,7 @@ inline Range a_switch() {
     return r;
 }
 
-// The types that a flag may have, besides bool, int, int64_t and double
+// The types that a flag may have in addition to bool, int, int64_t and double
 using Text = std::string;
 using Ints = std::vector<int>;                              // "1,2,3"
 using Names = std::vector<std::string>;
@@ -84,7 +84,7 @@ template <class V> std::string option_wanted(const Range& r, const V& value) {
 inline bool in_range(double v, const Range& r) { return (v >= r.lo && v <= r.hi) || (r.or_minus_one && v == -1); }
 
 inline bool parse_value(const std::string& text, const Range& r, double& value) {
-    // strtod alone would also take " 5", "nan", "infinity" and hexadecimal
+    // strtod itself would also take " 5", "nan", "infinity" and hexadecimal
     if (text.empty() || text.find_first_not_of("0123456789+-.eE") != std::string::npos) { return false; }
     char* end = nullptr;
     value = strtod(text.c_str(), &end);
@@ -92,7 +92,7 @@ inline bool parse_value(const std::string& text, const Range& r, double& value) 
 }
 
 inline bool parse_value(const std::string& text, const Range& r, int64_t& value) {
-    // strtoll alone would also take " 5" and "+5"; errno says that a number is too large for it
+    // strtoll itself would also take " 5" and "+5"; errno says that a number is too large for it
     if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos) { return false; }
     char* end = nullptr;
     errno = 0;

@@ -65,7 +65,7 @@ struct Slice {
     size_t begin, end;
     size_t size() const { return end - begin; }
 };
-// Ranks and the gradient's norm cut a layout at multiples of so many elements, whatever the number of ranks.
+// Ranks and the gradient's norm cut a layout at multiples of this many elements, whatever the number of ranks.
 constexpr size_t SLICE_UNIT = 16384;
 
 // Neighbouring elements of a tensor that lie side by side: first .. first + size - 1 of all its layers', at `at`.

@@ -32,7 +32,7 @@ struct Checkpoint : Moments {
 };
 
 // The parameters as the items of a safetensors file. Nothing is copied yet: each item fetches its rows from the device
-// when write_safetensors() asks for them. FileTensors that are transposed are (out,in) here, as our matmul has them,
+// when write_safetensors() wants them. FileTensors that are transposed are (out,in) here, as our matmul has them,
 // and (in,out) in Hugging Face's GPT-2 file.
 inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
     auto turned = std::make_shared<std::vector<float>>();           // the transposed matrix that is being written
@@ -87,7 +87,7 @@ inline void retire_checkpoints(const std::string& out, int step, int keep, int m
                 steps.end());
     if (steps.empty()) { return; }
     verify_checkpoint(out + "/" + step_name(step));     // delete nothing before the new one was read back
-    std::string failure;                                // one that cannot be deleted does not keep the others
+    std::string failure;                                // one that cannot be deleted does not keep the rest
     for (int s : steps) {
         const std::string trash = out + "/.trash_" + step_name(s);      // one rename, so that it never looks half there
         try {
@@ -150,7 +150,7 @@ struct CheckpointSave {
     }
     // 3 makes it a checkpoint; sums: of all files
     void publish(const FileSums& sums) {
-        write_text(temporary + "/manifest.json", manifest_text(step, sums));        // last, as it sums the others
+        write_text(temporary + "/manifest.json", manifest_text(step, sums));        // last, as it sums the rest
         io_fsync_directory(temporary);
         if (name_is_taken(path)) {          // make room: a rename onto a directory that has files fails
             remove_checkpoint_files(old);

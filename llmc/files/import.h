@@ -33,7 +33,7 @@ struct SourceTensor {
 struct LlmcModel {
     File file;
     int version, max_T, V, L, NH, C;
-    int Vp;                     // rows of wte in the file, of which V are used
+    int Vp;                     // rows of wte in the file; the first V are used
 
     explicit LlmcModel(const std::string& path) : file(path) {
         const char* p = path.c_str();
@@ -155,7 +155,7 @@ inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& 
             tensors++;
         }
     }
-    for (const auto& item : map.items()) {      // a tensor is in one file alone: so many have no file
+    for (const auto& item : map.items()) {      // a tensor is in only one file: this many have none
         if (tensors == map.size()) { break; }
         const std::string name = item.value().get<std::string>();
         const size_t i = (size_t)(std::lower_bound(names.begin(), names.end(), name) - names.begin());
@@ -209,7 +209,7 @@ inline std::string strip_prefix(std::string name) {
     return name;
 }
 
-// What Hugging Face's files hold that is no parameter of ours: causal masks, and the heads of other tasks.
+// What Hugging Face's files hold that is not a parameter of ours: causal masks, and the heads of other tasks.
 inline bool is_skipped(const std::string& name) {
     const bool mask = ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     const bool positions = name == "embeddings.position_ids";
@@ -254,7 +254,7 @@ inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
             const Safetensors* file = shard.get();
             const std::string name = strip_prefix(e.name);
             if (is_skipped(name)) { continue; }
-            // two tensors whose names differ by the prefix alone would overwrite each other
+            // two tensors whose names differ only by the prefix would overwrite each other
             const bool twice = std::any_of(list.begin(), list.end(), [&](const auto& t) { return t.name == name; });
             check(!twice, "%s: holds %s with and without the prefix transformer. or bert.", s.path.c_str(),
                   printable(name).c_str());
@@ -300,7 +300,7 @@ struct WeightReader {
             if (t == tensors.end()) {
                 const auto same = [&](const FileTensor& o) { return o.name == f.name; };
                 const bool may = std::any_of(optional.begin(), optional.end(), same);
-                (may ? kept : missing).push_back(f.name);       // the encoding's may be missing, others may not
+                (may ? kept : missing).push_back(f.name);       // the encoding's may be missing, the rest may not
                 continue;
             }
             FileView view = file_view(table, f);

@@ -76,7 +76,7 @@ inline std::vector<std::string> optimizer_paths(const std::string& dir) {
         const bool moments = starts_with(name, "optimizer_") && ends_with(name, ".state");
         if (moments || name == OLD_OPTIMIZER_FILE) { paths.push_back(dir + "/" + name); }
     }
-    check(!paths.empty(), "%s: has no optimizer_0.state, without which training cannot go on", dir.c_str());
+    check(!paths.empty(), "%s: has no optimizer_0.state, without which training cannot continue", dir.c_str());
     return paths;
 }
 

@@ -223,7 +223,7 @@ inline void clean_output_directory(const std::string& out) {
 // The free bytes of the disk that `out` is on; an error if `count` checkpoints of `bytes` each do not fit.
 inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t count = 1) {
     struct statvfs st;
-    check(statvfs(out.c_str(), &st) == 0, "%s: cannot ask for free space: %s", out.c_str(), strerror(errno));
+    check(statvfs(out.c_str(), &st) == 0, "%s: cannot tell the free space: %s", out.c_str(), strerror(errno));
     const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;     // without what is reserved for root
     const double wanted = (double)bytes * (double)count;
     const std::string who = count == 1 ? "a checkpoint needs" : strprintf("%lld checkpoints need", (long long)count);

@@ -285,7 +285,7 @@ private:
 // writing
 
 // A float32 tensor to be written. fill(out, row0, rows) produces rows row0 .. row0 + rows - 1; the first extent of the
-// shape counts the rows. It is called in order, and every row is asked for once.
+// shape counts the rows. It is called in order, and every row is requested once.
 struct SafetensorsItem {
     std::string name;
     Shape shape;
@@ -308,7 +308,7 @@ inline std::string safetensors_header(const std::vector<SafetensorsItem>& items,
     return text;
 }
 
-// Writes and fsyncs the file. `metadata`: strings besides "format".
+// Writes and fsyncs the file. `metadata`: strings in addition to "format".
 inline FileSum write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
                                  const Json& metadata = Json::object()) {
     const std::string header = safetensors_header(items, metadata);

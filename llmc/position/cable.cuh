@@ -24,7 +24,7 @@ template <class F> __device__ inline void each(float* x, int begin, int end, F f
     for (int t = begin + (int)threadIdx.x; t < end; t += blockDim.x) { x[t] = f(x[t]); }
 }
 
-// One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, going on from S at t0 - 1.
+// One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1.
 __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T,
                                      Start first, int stride, int NH, int C, int OC, bool softplus_b, bool weighted) {
     const int t0 = first.position();
@@ -87,7 +87,7 @@ __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const 
     dg += bh * T;
     // 1. db_t = sum_{k>=t} dS_k, from the last token to the first. Pieces are aligned, so that padding changes no
     // grouping
-    double after = 0.0;                                     // sum of dS after the tokens in hand
+    double after = 0.0;                                     // sum of dS after the current tokens
     const int threads = (int)blockDim.x;
     for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {
         const int t = base + threads - 1 - (int)threadIdx.x;

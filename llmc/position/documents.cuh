@@ -17,8 +17,8 @@ struct Start {
     bool recorded() const { return now != nullptr; }
 };
 
-// One block per sequence: where the documents of the tokens t0 .. t0+T-1 begin, going on from t0 - 1. Each thread looks
-// through a piece of them, and then knows from the others' what began before its own.
+// One block per sequence: where the documents of the tokens t0 .. t0+T-1 begin, continuing from t0 - 1. Each thread
+// looks through a piece of them, and then knows from the earlier pieces what began before its own.
 static __global__ void documents_kernel(int* documents, const int* tokens, int T, Start first, int stride,
                                         int end_of_text) {
     const int t0 = first.position();

@@ -43,7 +43,7 @@ struct Hyperparameter {
 // A window of W shows a causal query its own key and the W - 1 before it, a bidirectional one W - 1 on either side;
 // sinks are the first tokens (Xiao et al. 2024). A query always sees its own key. Documents are told apart in causal
 // models alone, where end_of_text is given: each begins with that token. Otherwise a sequence is one document. The rule
-// is for attention alone: CABLE's sums run on, as only their differences count.
+// is only for attention: CABLE's sums run on, as only their differences count.
 struct AttentionMask {
     int window = 0;
     int sinks = 0;
@@ -55,7 +55,7 @@ struct AttentionMask {
     }
     __host__ __device__ bool by_document() const { return end_of_text >= 0; }
     __host__ __device__ bool exists() const { return window > 0 || by_document(); }
-    // the mask of so many tokens: none, where it hides nothing; what is not 0 is a window, if there is a mask
+    // the mask of this many tokens: none, where it hides nothing; what is not 0 is a window, if there is a mask
     __host__ __device__ AttentionMask within(int tokens) const {
         AttentionMask mask = *this;
         if (window > 0 && window < tokens && sinks < tokens) { return mask; }
@@ -63,7 +63,7 @@ struct AttentionMask {
         mask.sinks = 0;
         return mask;
     }
-    // that of sequence b alone
+    // that of sequence b
     __device__ AttentionMask of(size_t b, int stride) const {
         AttentionMask mask = *this;
         if (documents != nullptr) { mask.documents += b * stride; }
@@ -102,7 +102,7 @@ struct PositionConfig {
     TileSkip tile_skip = TileSkip::Default;         // not part of it either
     AttentionMask mask;                             // nor this, which config.json keeps
     // Several encodings, "rope+cable" in one layer or "rope,none" in turns (position/table.h): `name` is this text, and
-    // layer l has the parts pattern[l % pattern.size()], of which the one with a bias comes first. Empty: this is one.
+    // layer l has the parts pattern[l % pattern.size()], the one with a bias first. Empty: this is one.
     std::vector<PositionConfig> parts;
     std::vector<std::vector<int>> pattern;
 
@@ -145,7 +145,7 @@ struct PositionConfig {
 struct PositionDims {
     int L = 0;                                      // layers
     int NH = 0, C = 0;                              // heads, channels
-    int B = 0, T = 0;                               // capacity of the activations; 0: only the parameters are asked for
+    int B = 0, T = 0;                               // capacity of the activations; 0: only the parameters are needed
     bool causal = true;
     bool decodes = false;                           // attention_decode will run over these activations
     std::string layer_prefix = "transformer.h.", layer_suffix = ".attn.";
@@ -181,7 +181,7 @@ struct PositionView {
 // collects the list before anything is allocated, PositionBinder then sets the pointers of an encoding that is bound to
 // a layer.
 
-// A learned tensor of the layer in hand; float32 in every build
+// A learned tensor of the current layer; float32 in every build
 struct Parameter {
     float* value = nullptr;
     float* grad = nullptr;                          // null while evaluating
@@ -201,7 +201,7 @@ struct PositionTables {
     const PositionConfig* config = nullptr;
     std::vector<int> columns_of;                    // (L): of the qkv matmul, after the 3C of q, k and v
     int extra_columns = 0;                          // the most of them
-    std::vector<int> layers;                        // those that have the encoding in hand
+    std::vector<int> layers;                        // those that have the current encoding
     std::string suffix;                             // of its tensors' names
     std::vector<TensorSpec> params, acts;
     std::vector<FileTensor> files;
@@ -287,7 +287,7 @@ struct PositionBinder {
     }
 
 private:
-    // the layer in hand of the tensor with this name, from this index on; null where there is no data
+    // the current layer of the tensor with this name, from this index on; null where there is no data
     template <class E> E* pointer(const TensorTable& table, float* data, size_t& index, const char* name) const {
         while (index < table.specs.size() && table.specs[index].name != name + v.suffix) { index++; }
         check(index < table.specs.size(), "tensor %s is not where it was declared", name);
@@ -309,7 +309,7 @@ private:
 //   Unknown      any other (cope): attention runs on the portable kernels, in every build
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unknown };
 // The biases that decay without end, so that whole tiles have weights of 0 (flash/skip.cuh, attention/skip.cuh). The
-// others have heavy tails.
+// rest have heavy tails.
 __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
 }
@@ -334,7 +334,7 @@ struct FlashBiasArgs {
     const float *dpsi, *dnorm;              // as the table, (2,T+128): derivatives, position/fire.cuh
     float *dS, *dg;                         // (B*NH,stride), overwritten, before the suffix sum
     float* dtable;                          // (B*NH,table_entries), overwritten
-    double* sums;                           // Fire: (B*NH,FIRE_SLOTS,33,4), of which the first slots are overwritten
+    double* sums;                           // Fire: (B*NH,FIRE_SLOTS,33,4); the first slots are overwritten
 };
 
 // To derive a functor from; being an aggregate, its initializer then begins with {} for this base. It has a member
@@ -343,7 +343,7 @@ struct FlashBiasArgs {
 // (forward) or c (backward): no branches, no libm.
 struct BiasFunctor {
     static constexpr FlashBias flash = FlashBias::Unknown;  // or the form it has; fill() then says with which arrays
-    static constexpr bool counts_gates = false;             // B depends on the scores of other keys: cope.cuh alone
+    static constexpr bool counts_gates = false;             // B depends on the scores of other keys: only cope.cuh
     void fill(FlashBiasArgs&) const {}
     // dlogit (ni, nj), row stride ld: the gradient of the loss in the logits of queries i0.. and keys j0.., zero where
     // masked. In shared memory; called by all threads of the one block that owns bh, once per tile, in a fixed order.

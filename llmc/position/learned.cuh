@@ -44,7 +44,7 @@ struct Learned : Encoding {
     static int max_length(const PositionConfig& config) { return config.T_train; }
 
     void embed_forward(floatX* x, int B, int T, Start start, Stream stream) const {
-        check(T <= v.config->T_train - start.t0, "--pos learned has %d positions, position %d was asked for; use a "
+        check(T <= v.config->T_train - start.t0, "--pos learned has %d positions, position %d is needed; use a "
               "shorter --T or another encoding", v.config->T_train, start.t0 + T - 1);
         launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, wpe.value, T, start, v.C, v.mask, v.T);
     }

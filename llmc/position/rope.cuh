@@ -1,7 +1,7 @@
 // position/rope.cuh -- rotary embedding (Su et al. 2021): consecutive pairs of q and k, never v, are turned by t * f_i.
 //
 //   f_i = theta^(-2i/R), theta = 10000, R = HS: the hyperparameter p turns the first R = p HS channels of each head and
-//   leaves the others alone. A model of the length T_original is stretched s times, T / T_original or as given, for
+//   leaves the rest unturned. A model of the length T_original is stretched s times, T / T_original or as given, for
 //   longer texts. It may be trained on; T_original stays.
 //   pi (Chen et al. 2023)       f_i / s
 //   ntk (bloc97 2023)           theta' = theta * s^(R/(R-2))
@@ -48,7 +48,7 @@ static std::vector<double> rope_frequencies(const PositionConfig& config, int R,
 constexpr int ROPE_LAUNCH = 64;                             // pairs of a launch: all of a head of up to 128 channels
 struct RopeFrequencies { double of[ROPE_LAUNCH]; };
 
-// One block per pair, of which `first` is block 0's: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is
+// One block per pair, from `first` on: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is
 // off by 0.004 at t = 100,000.
 static __global__ void rope_table_kernel(float* table, int T, Start start, int R, int first,
                                          RopeFrequencies frequencies) {

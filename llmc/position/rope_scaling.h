@@ -168,7 +168,7 @@ inline void check_rope_theta(const Json& config, const PositionConfig& position,
           what.c_str(), theta, found);
 }
 
-// What config.json says of rope besides the encoding
+// What config.json says of rope in addition to the encoding
 inline void set_rope_json(Json& config, const PositionConfig& position, int T) {
     const double theta = rope_theta(position);
     const Json scaling = rope_scaling_json(position, T);

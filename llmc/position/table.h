@@ -44,11 +44,11 @@
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \
     X(kerple_power, KerplePower,  "-r1 |i-j|^r2") \
     X(sandwich,     Sandwich,     "(pe_i.pe_j - d/2) NH/8h, h = 1 .. NH, of sines and cosines pe of width d") \
-    X(cope,         Cope,         "q_i.e[p_ij]: p_ij counts the keys from j to i by sigmoid(q_i.k_t); causal alone") \
+    X(cope,         Cope,         "q_i.e[p_ij]: p_ij counts the keys from j to i by sigmoid(q_i.k_t); causal only") \
     X(fire,         Fire,         "an MLP of the log-distance, normalised by the later position") \
     X(learned,      Learned,      "a table wpe[t] added to the token embedding; nothing beyond the trained length") \
     X(sinusoidal,   Sinusoidal,   "0.1 times sines and cosines of t, added to the token embedding") \
-    X(ssmax,        SSMax,        "no position: q times s_h log n, n the keys that it sees (with others: rope+ssmax)") \
+    X(ssmax,        SSMax,        "no position: q times s_h log n, n the keys that it sees (also as rope+ssmax)") \
     X(kcable_v1,    KCableV1,     "kcable with softplus biases and g = 1 (arXiv version)")
 #endif
 
@@ -96,7 +96,7 @@ template <class F> void with_position(const PositionView& view, F f) {
     });
 }
 
-// Whether one of them has a meaning in causal models alone
+// Whether one of them has a meaning only in causal models
 inline bool position_causal_only(const PositionConfig& config) {
     bool found = false;
     config.each([&](const PositionConfig& c) {

@@ -1,4 +1,4 @@
-// position/toeplitz.cuh -- biases that depend on i - j alone: a table for each head, its gradient summed along
+// position/toeplitz.cuh -- biases that depend only on i - j: a table for each head, its gradient summed along
 // diagonals.
 //
 //   B_ij = table[h][T-1 + j - i]: T columns when causal (j <= i), else 2T-1. 128 columns more are what the masked end

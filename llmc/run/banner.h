@@ -12,7 +12,7 @@ inline std::string thousands(uint64_t n) {
     return s;
 }
 
-// The samples of one pass over the files. Unlike files.windows(T), it is no error when there is none.
+// The samples of one pass over the files. Unlike files.windows(T), none is not an error.
 inline uint64_t epoch_samples(const TokenFiles& files, int T) {
     uint64_t n = 0;
     for (const Shard& s : files.shards) { n += s.windows(T); }
@@ -68,7 +68,7 @@ inline std::string attention_note(const PositionConfig& position, const Gpu& gpu
     return what + slowly + strprintf(", at no more than %.0f instead of %.0f TFLOP/s", slow, fast);
 }
 
-// --as_ranks: what each of so many ranks holds and sends
+// --as_ranks: what each of this many ranks holds and sends
 inline void report_ranks(const Run& r, const Parameters& p, double activations) {
     const Options& o = r.o;
     const int N = planned_ranks(r);

@@ -25,7 +25,7 @@ struct Collections {
         corpus = std::make_unique<Documents>(o.corpus, "--corpus", special, 1, words);
         qrels = read_qrels(o.qrels);
     }
-    // A collective: all ranks must have the same ones, of which each reads its share.
+    // A collective: all ranks must have the same ones; each reads its share.
     void compare() const {
         for (const Documents* d : {encode.get(), corpus.get(), queries.get()}) {
             if (d != nullptr) { check_same_files(d->flag, file_paths(*d)); }

@@ -141,7 +141,7 @@ inline void resolve_documents(Options& o, PositionConfig& position, const std::s
     check(token < 0 || data < 0 || data == token, "%s: the data's documents begin with token %d, those that the model "
           "was trained with, with %d", path.c_str(), data, token);
     check(token < 0 || !position.has("fire"), "--document_mask 1: fire divides by the position in the sequence, which "
-          "goes on from document to document; expected another encoding");
+          "continues from document to document; expected another encoding");
 }
 
 // What --pos says of a model of L layers
@@ -284,7 +284,7 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     if (j.contains("position")) {
         c.position = position_from_json(j["position"], trained, path);
         if (o.is_given("pos")) { check_position(o.pos, c.position, path); }
-    } else {                    // a model of another program: learned positions, unless another encoding is asked for
+    } else {                    // a model of another program: learned positions, unless another encoding is requested
         c.position = parse_layers(o.is_given("pos") ? o.pos : "learned", trained, c.L);
     }
     c.position.T_original = trained;

@@ -93,7 +93,7 @@ inline std::map<std::string, std::string> listed_sums(const std::string& directo
 // The files of a run, on the rank that writes its checkpoints.
 struct DataRecord {
     std::vector<DataFile> files;
-    Names allowed;                          // --allow_change: flags whose files may be others
+    Names allowed;                          // --allow_change: flags whose files may differ
 
     explicit DataRecord(const Names& allowed) : allowed(allowed) {}
     DataRecord(const DataRecord&) = delete;
@@ -210,7 +210,7 @@ private:
     std::atomic<uint64_t> bytes_read{0};
     uint64_t total = 0;                     // bytes to read
     std::thread reader;
-    size_t current = 0;                     // where the reading is: in this file, `at` bytes of which are in `sum`
+    size_t current = 0;                     // where the reading is: in this file; `at` of its bytes are in `sum`
     std::unique_ptr<File> file;
     uint64_t at = 0;
     Sha256 sum;
@@ -252,7 +252,7 @@ private:
         reading = false;
     }
 
-    // Sums a file, or goes on with that; false if it was told to stop, or the time has come.
+    // Sums a file, or continues; false if it was told to stop, or the time has come.
     bool read_one(DataFile& f, double time) {
         if (at == 0) {
             file = std::make_unique<File>(f.path);

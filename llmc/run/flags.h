@@ -48,7 +48,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, \
       "tokens in an update: a multiple of B x T x the number of ranks; -1 = one such product") \
     X(int, leaves, "", -1, minus_one_or(0), FREE, \
-      "sum gradients over so many equal parts of an update, each added up in one buffer, in a tree; 0 = each " \
+      "sum gradients over this many equal parts of an update, each added up in one buffer, in a tree; 0 = each " \
       "micro-batch is one; -1 = the most of 1, 2, 4 and 8 that divide the micro-batches") \
     X(int64_t, steps, "-x", -1, minus_one_or(0), SAME, "number of updates; -1 = one pass over the data") \
     X(bool, overfit, "-a", false, any(), SAME, "1 = train on one batch over and over") \
@@ -86,7 +86,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int, zero, "-z", 1, between(0, 1), FREE, \
       "several ranks: 1 = each holds the optimizer's state of its share of the parameters; 0 = all of it; same bits") \
     X(int, as_ranks, "", 0, at_least(0), FREE, \
-      "with --check: plan for so many ranks, and print what each needs and sends; 0 = for those that there are") \
+      "with --check: plan for this many ranks, and print what each needs and sends; 0 = as many as there are") \
     X(bool, host_exchange, "", false, any(), FREE, \
       "GPUs: 1 = gradients go through the host, much slower, where NCCL is missing or cannot connect the ranks") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \
@@ -132,7 +132,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, tasks, "", "", any(), FREE, \
       "test files of data/tasks.py, a quoted glob: share of the examples whose whole answer is right, per file") \
     X(Text, probe, "", "", one_of("passkey|needle|mqar|induction|copy"), FREE, \
-      "plant a passage in windows of --val_files and ask for it at their end: right answers by length and depth") \
+      "plant a passage in windows of --val_files and test for it at their end: right answers by length and depth") \
     X(Ints, probe_lengths, "", {}, at_least(1), FREE, "lengths of its windows; none = --T") \
     X(int, probe_examples, "", 64, at_least(1), FREE, "its windows of each length and depth") \
     X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \

@@ -98,7 +98,7 @@ struct Guard {
         }
         v.loss_z = loss.z(step_loss);
         v.norm_z = norm.z(step_norm);
-        const bool loss_spike = skip_loss_z > 0 && v.loss_z > skip_loss_z; // a z of nan is no spike
+        const bool loss_spike = skip_loss_z > 0 && v.loss_z > skip_loss_z; // a z of nan is not a spike
         const bool norm_spike = skip_norm_z > 0 && v.norm_z > skip_norm_z;
         if (loss_spike || norm_spike) {
             spikes_in_a_row++;

@@ -134,7 +134,7 @@ struct LogFile {
         pending += line + "\n";
         try { flush(); } catch (const Error& e) {
             if (failing) { return; }
-            say("warning: %s; the run goes on, its log is kept and written when it can be", e.what());
+            say("warning: %s; the run continues, and its log is written when it can be", e.what());
         }
     }
     // What a failed write leaves of a line is taken back, if need be the next time.
@@ -183,8 +183,8 @@ struct Log {
     LogFile main_log, json_log;
     std::set<std::string> stepless;                     // what log.jsonl has that belongs to no step: evaluations
 
-    // resume_step < 0 starts the logs anew, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
-    // otherwise the run goes on with this step.
+    // resume_step < 0 starts new logs, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
+    // otherwise the run continues with this step.
     explicit Log(const std::string& out, int64_t resume_step = -1) {
         if (out.empty()) { return; }
         io_mkdirs(out);

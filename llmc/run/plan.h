@@ -95,7 +95,7 @@ inline double snapshot_on_device(const Run& r, const Parameters& p) {
 #endif
 }
 
-// Plans the largest batch that divides the samples of a step and, with what the others take, fits into `available`
+// Plans the largest batch that divides the samples of a step and, with what the rest take, fits into `available`
 // bytes; returns it, or 0 if none does. activations(B): bytes for B sequences. Smaller batches take more gradients.
 template <class Bytes>
 int plan_largest_batch(Run& r, const Parameters& p, double available, double buffers, Bytes activations) {
@@ -133,7 +133,7 @@ template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffe
 }
 
 // The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
-// data (0: there is none). A sample is `texts` texts of T tokens, of which --total_batch counts one.
+// data (0: there is none). A sample is `texts` texts of T tokens; --total_batch counts one of them.
 template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, int texts = 1) {
     Options& o = r.o;
     o.T = config.T;

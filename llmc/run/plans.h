@@ -44,7 +44,7 @@ inline std::vector<LtChoice> parse_plans(const std::string& text, const std::str
     const Json& plans = json_at(file, "plans", path);
     check(plans.is_array(), "%s: \"plans\": expected an array, got %s", path.c_str(), json_excerpt(plans).c_str());
     check(json_string(file, "checksum", path) == sum_text(checksum(json_text(plans))),
-          "%s: the checksum is wrong, the file is damaged; without it the plans are measured anew", path.c_str());
+          "%s: the checksum is wrong, the file is damaged; without it the plans are measured again", path.c_str());
     std::vector<LtChoice> choices;
     for (const Json& j : plans) {
         const Json& numbers = json_at(j, "algorithm", path);

@@ -15,7 +15,7 @@
 #include "flag_parser.h"
 #include "guard.h"
 
-// Address space that the threads take besides the run's own arrays; product_bytes: a library's, in each thread, at its
+// Address space that the threads take beyond the run's own arrays; product_bytes: a library's, in each thread, at its
 // first product
 inline size_t address_space_of_threads(size_t product_bytes) {
     const size_t per_thread = (size_t)80 << 20;         // 8 MiB of stack, 64 MiB of the C library's heap, and some more
@@ -67,7 +67,7 @@ inline void check_address_space(size_t product_bytes, double besides) {
 // program.
 inline std::string not_saved;
 
-// Each of STOP_SIGNALS asks for a checkpoint and an end after this step. A second SIGINT ends at once, unless a
+// Each of STOP_SIGNALS requests a checkpoint and an end after this step. A second SIGINT ends at once, unless a
 // checkpoint is just being written: after that the run ends by itself.
 inline volatile sig_atomic_t saving = 0;        // a checkpoint is being written
 inline bool has_trained = false;                // the result is a checkpoint, and stdout only tells of it
@@ -125,7 +125,7 @@ inline void open_closed_descriptors() {
     }
 }
 
-// Prints an error and returns its code; asks for no memory if there is none.
+// Prints an error and returns its code; takes no memory if there is none.
 inline int report_error(int code, const char* message) {
     try { return comm_report(code, message); } catch (const std::bad_alloc&) {}
     fprintf(stderr, "error: %s\n", message);
@@ -164,7 +164,7 @@ inline void report_sudden_ends() {
         _exit(code);
     });
     const auto ended = [](int code, void*) {
-        if (code != EXIT_FAILURE || passes_code_on) { return; }         // 1 is no code of ours
+        if (code != EXIT_FAILURE || passes_code_on) { return; }         // 1 is not a code of ours
         fprintf(stderr, "error: a library ended the program while %s: no memory, or no thread?\n", doing);
         _exit(EXIT_OUT_OF_MEMORY);
     };

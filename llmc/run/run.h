@@ -16,7 +16,7 @@
 #include "vocabulary.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the state of a run: all that resuming needs besides the weights and moments
+// the state of a run: all that resuming needs but the weights and moments
 
 struct RunState {
     int64_t step = 0;           // the next step
@@ -39,7 +39,7 @@ struct RunState {
     }
 };
 
-// A run of a trainer: its flags and all that belongs to it besides the model.
+// A run of a trainer: its flags and all that belongs to it but the model.
 struct Run {
     Options o;
     Gpu gpu;
@@ -50,7 +50,7 @@ struct Run {
     bool largest_batch = false;                                 // --B -1, which is 1 until fit_memory()
     int asked_leaves = -1, leaf = 1;                            // --leaves; micro-batches that share a gradient
     std::unique_ptr<OutputLock> lock;
-    std::string resumed, source;                                // the checkpoint to go on with; where weights come from
+    std::string resumed, source;                                // the checkpoint to continue; where weights come from
     std::unique_ptr<Tokenizer> tokenizer;
     std::string data;                                           // for the banner: see data_text
     RunState state;
@@ -101,7 +101,7 @@ template <class Files> void record_data(Run& r, const Files* files) {
     r.record->add(files->flag.substr(2), file_paths(*files));
 }
 
-// Settles what there is to do. `uses`: the flags ask for a use of a trained model; use_flags names them.
+// Settles what there is to do. `uses`: the flags request a use of a trained model; use_flags names them.
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Doing looking("looking for a checkpoint");
     const Options& o = r.o;
@@ -199,7 +199,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
         if (!r.lock) { r.lock = std::make_unique<OutputLock>(o.out); }
         clean_output_directory(o.out);
         check(o.resume || list_checkpoints(o.out).empty(),
-              "--out %s: holds checkpoints of an earlier run; go on with it by --resume 1, or give another directory",
+              "--out %s: holds checkpoints of an earlier run; continue it with --resume 1, or give another directory",
               o.out.c_str());
     }
     if (!o.out.empty() && r.trains && o.zero > 0 && o.checkpoint_every > 0) { check_shared_directory(o.out); }
@@ -262,7 +262,7 @@ inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on
     r.save->begin(*r.log, begun);
 }
 
-// Goes on with the checkpoint in hand, if there is one: to its end, or as far as the disk has come. must: an error if
+// Continues the current checkpoint, if there is one: to its end, or as far as the disk has come. must: an error if
 // it cannot be saved
 inline void go_on_saving(Run& r, bool to_the_end, bool must) {
     if (!r.save) { return; }
@@ -281,8 +281,8 @@ inline void go_on_saving(Run& r, bool to_the_end, bool must) {
         const int64_t from = of == step ? step + 1 : step;      // no checkpoint is due, or was tried, before
         const int64_t due_in = std::min(round_up(from, (int64_t)o.checkpoint_every), o.steps) - step;
         const std::string when = due_in > 0 ? strprintf("in %lld steps", (long long)due_in) : "now";
-        std::string next = "what else was asked for is done first";
-        if (!last) { next = "training goes on, the next checkpoint is due " + when; }
+        std::string next = "what else was requested is done first";
+        if (!last) { next = "training continues, the next checkpoint is due " + when; }
         say("warning: %s; %s (--on_save_error stop would end it)", failure.c_str(), next.c_str());
     }
 }
@@ -292,12 +292,12 @@ inline int stopped_by(const Run& r, int signal) {
     const std::string where = step >= r.o.steps ? "after the last step" : strprintf("before step %lld", step + 1);
     if (comm().rank == 0) {
         say("stopped by signal %d %s%s", signal, where.c_str(),
-            r.o.out.empty() ? "; without --out nothing is kept" : "; go on with --resume 1");
+            r.o.out.empty() ? "; without --out nothing is kept" : "; continue with --resume 1");
     }
     return EXIT_INTERRUPTED;
 }
 
-// Before the update of step r.state.step: saves if that is due. Returns -1 to go on, else the run's exit code.
+// Before the update of step r.state.step: saves if that is due. Returns -1 to continue, else the run's exit code.
 inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     const Options& o = r.o;
     const int64_t step = r.state.step;
@@ -339,7 +339,7 @@ inline double start_step(const Run& r) {
     return wall_seconds();
 }
 
-// Judges the gradient of a step that began at `start` (wall_seconds) and took so many tokens, applies it, reports and
+// Judges the gradient of a step that began at `start` (wall_seconds) and took this many tokens, applies it, reports and
 // counts the step. token_flops: see flops_per_token in gpu.h
 inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens,
                         double token_flops) {

@@ -1,10 +1,10 @@
 // run/save.h -- a checkpoint on its way to the disk: the run waits for it, or trains on (--checkpoint_async).
 //
-// The ranks go through its stages together. Threads do what the disk makes slow; the main threads, which alone call
-// collectives, meet when those of a stage have ended:
+// The ranks go through its stages together. Threads do what the disk makes slow; only the main threads call
+// collectives, and they meet when the threads of a stage have ended:
 //
 //     Begin     rank 0 syncs the log and makes a directory under a temporary name; always waited for
-//     Write     each rank writes its part: from a snapshot, if training goes on meanwhile
+//     Write     each rank writes its part: from a snapshot, if training continues meanwhile
 //     Publish   rank 0 makes it a checkpoint
 //     Retire    rank 0 deletes old ones
 //     Undo      after an error, rank 0 takes back what there is

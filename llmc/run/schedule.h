@@ -1,4 +1,4 @@
-// run/schedule.h -- the learning rate as a pure function of the step, so that a resumed run needs no state to go on.
+// run/schedule.h -- the learning rate as a pure function of the step, so that a resumed run needs no state to continue.
 //
 //   warm-up:  lr * (step + 1) / warmup         while step < warmup
 //   after it: min + f(x) * (lr - min)          min = final_lr * lr, x in [0, 1] the part of the decay already done

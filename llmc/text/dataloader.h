@@ -18,7 +18,7 @@
 //   byte 1024         the ids, below 32768; the bit 32768 marks the tokens of the answer
 //
 // A sample is a window of T + 1 tokens at stride T inside one shard: T inputs, and T targets shifted by one. A sample
-// of a shard in rows is a row, of which only the answer is a target. Which window is sample number i is a pure function
+// of a shard in rows is a row, and only its answer is a target. Which window is sample number i is a pure function
 // of (seed, i), so that neither ranks nor batch sizes nor restarts change the order.
 #ifndef LLMC_TEXT_DATALOADER_H
 #define LLMC_TEXT_DATALOADER_H
@@ -289,7 +289,7 @@ inline uint64_t sample_window(uint64_t index, uint64_t windows, uint64_t seed, b
     return shuffle ? permute(index % windows, windows, seed, index / windows) : index % windows;
 }
 
-// inputs, targets (count,T): samples first_index .. first_index + count - 1 of the run. Each rank asks for its own rows
+// inputs, targets (count,T): samples first_index .. first_index + count - 1 of the run. Each rank reads its own rows
 // of the batch.
 inline void fill_batch(const TokenFiles& files, int T, uint64_t first_index, int count, uint64_t seed, bool shuffle,
                        int* inputs, int* targets) {

@@ -208,7 +208,7 @@ private:
         }
     };
 
-    // Calls end(at) where a document ends, and byte(c) for the others; the last newline may be missing.
+    // Calls end(at) where a document ends, and byte(c) for the rest; the last newline may be missing.
     template <class Byte, class End> int scan_text(const DocumentFile& f, Lines& lines, Byte byte, End end) const {
         scan(f, [&](uint64_t at, int c) {
             const bool ends = c == '\n' || c == '\t';
@@ -328,7 +328,7 @@ struct GroupBatch {
     int T = 0;                              // of the longest row, rounded up to a multiple of 8, at most max_tokens
     std::vector<int> ids;                   // (rows,T), [PAD] after the end of each row
     std::vector<int> lengths;               // (rows)
-    int swapped = 0;                        // groups that were exchanged for others
+    int swapped = 0;                        // groups that were replaced
 };
 
 // Adds the texts of group `drawn`, whole, to `seen`; false, and adds none, if one of them is there already or the group

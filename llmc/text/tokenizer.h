@@ -159,7 +159,7 @@ private:
     }
 
     // the one tokenizer file of a directory; two are an error, since nobody could tell which was meant. transformers
-    // writes tokenizer.json beside the others, too.
+    // writes tokenizer.json beside the rest, too.
     static std::string find_in(const std::string& directory) {
         std::string found;
         for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
@@ -262,7 +262,7 @@ private:
             check(tokens == listed, "%s: a token has a line end in it", path.c_str());
         }
     }
-    // An error where tokenizer.json asks for something that is not computed here. A key that is absent or null there
+    // An error where tokenizer.json needs something that is not computed here. A key that is absent or null there
     // has the value that is; an empty key means the part itself.
     struct Setting { const char *part, *key; nlohmann::json value; };
     void check_settings(const nlohmann::json& j, const std::vector<Setting>& settings) const {
@@ -285,7 +285,7 @@ private:
             const std::string content = json_string(added, "content", path);
             const int id = (int)json_int(added, "id", 0, vocab_size(), path);
             const bool known = id < vocab_size() && tokens[(size_t)id] == content;
-            check(json_bool(added, "special", path), "%s: added_tokens: expected special tokens alone, got \"%s\"",
+            check(json_bool(added, "special", path), "%s: added_tokens: expected only special tokens, got \"%s\"",
                   path.c_str(), printable(content).c_str());
             check(known || (id == vocab_size() && !content.empty() && id < MAX_TOKENS),
                   "%s: added_tokens: \"%s\" has the id %d of another token", path.c_str(), printable(content).c_str(),

@@ -39,8 +39,8 @@ struct Evaluation {
     bool stopped = false;                       // by a signal, before the end: nothing above holds
 };
 
-// Window w of an evaluation of `total` targets: its T tokens and targets, of which those are ignored that the window
-// before it has scored, or that come after the end. Returns how many tokens it has.  stream (T+1): scratch
+// Window w of an evaluation of `total` targets: its T tokens and targets. What the window before it has scored is
+// ignored, and so is what comes after the end. Returns how many tokens it has.  stream (T+1): scratch
 template <class Model>
 int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint64_t w, uint64_t total,
                 std::vector<int>& stream, int* tokens, int* targets) {
@@ -178,7 +178,7 @@ void report_heads(const std::vector<HeadStatistics>& heads, int NH, const Positi
     fflush(stdout);
 }
 
-// Perplexity at each length, printed as a table and logged; if asked for, also the loss by position and where each head
+// Perplexity at each length, printed as a table and logged; if requested, also the loss by position and where each head
 // looks. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of write_token_losses, or ""
 template <class Model, class Log>
 void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride,

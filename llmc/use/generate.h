@@ -72,7 +72,7 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
         char* rest = nullptr;
         const long id = strtol(word.c_str(), &rest, 10);
         check(*rest == '\0' && id >= 0 && id < V,
-              "--generate: '%s' is no token id below %d; without text (%s) it takes ids, as in \"15496 995\"",
+              "--generate: '%s' is not a token id below %d; without text (%s) it takes ids, as in \"15496 995\"",
               word.substr(0, 40).c_str(), V, why.c_str());
         ids.push_back((int)id);
         at = end;
@@ -105,7 +105,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     const Doing generating("generating");
     const int64_t reach = position_max_length(model.config.position);
     check(n <= reach - (int64_t)prompt.size(),
-          "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; ask for fewer with --tokens",
+          "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; give a smaller --tokens",
           prompt.size(), (long long)n, model.config.position.name.c_str(), (long long)reach);
     auto acts = activations_describe(model, 1, (int)prompt.size() + (int)n, Purpose::Generate, 0);
     activations_allocate(acts);

@@ -7,7 +7,7 @@
 //   distance   = mean sum_j P_ij |i - j|
 //   window90   = the least W for which the keys that --window W leaves, |i - j| < W, have 90 % of all weight
 //   live_tiles = the share of tiles of 64 queries and 64 keys (causal: of those on and below the diagonal) in which a
-//                weight is above 2^-24 / T: without the others no sum of a row would change in float32
+//                weight is above 2^-24 / T: without the rest no sum of a row would change in float32
 #ifndef LLMC_USE_HEADS_H
 #define LLMC_USE_HEADS_H
 

@@ -77,7 +77,7 @@ struct HellaSwagScore {
     double accuracy() const { return (double)correct / examples; }
 };
 
-// Whether x[i] is smaller than all others of the n: a tie is no answer.
+// Whether x[i] is smaller than the rest of the n: a tie is not an answer.
 inline bool is_least(const float* x, int n, int i) {
     bool least = true;
     for (int k = 0; k < n; k++) { least = least && (k == i || x[i] < x[k]); }

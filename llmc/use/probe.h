@@ -1,4 +1,4 @@
-// use/probe.h -- how far back a model finds what it needs: a passage is planted at some depth of a text, and asked for
+// use/probe.h -- how far back a model finds what it needs: a passage is planted at some depth of a text, and wanted
 // at its end.
 //
 //   kind        planted                                      at the end, the answer in brackets
@@ -6,7 +6,7 @@
 //   passkey     the same, in a text that repeats 24 tokens   the 8 tokens [the 4]
 //   induction   a b                                          a [b]
 //   mqar        8 pairs, all keys different                  the pairs in another order: key [value] key [value] ...
-//   copy        32 drawn tokens                              the first 8 of them [the others]
+//   copy        32 drawn tokens                              the first 8 of them [the rest]
 //
 // (mqar: multi-query associative recall, Arora et al. 2023; induction: Olsson et al. 2022.) Any vocabulary will do:
 // text and drawn tokens are those of a data set, at places that are a function of (seed, kind, T, depth, example), so

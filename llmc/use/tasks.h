@@ -2,7 +2,7 @@
 // answer is right.
 //
 // The files are those of data/tasks.py: examples in rows, with the tokens of the answer marked (text/dataloader.h). An
-// answer is right if each of its tokens has a greater logit than all others, given the right tokens before it. Where
+// answer is right if each of its tokens has a greater logit than all the rest, given the right tokens before it. Where
 // that holds for every token, greedy decoding writes exactly this answer, and nowhere else: the first wrong token ends
 // the agreement of the two. So one forward pass measures what a generation token by token would.
 #ifndef LLMC_USE_TASKS_H

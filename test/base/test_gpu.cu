@@ -149,7 +149,7 @@ TEST_CASE("gpu: every failure has a hint", "[gpu]") {
                       "make train_gpt2cu ARCH=sm_90a") == EXIT_DEVICE);
     CHECK(throws_with(fail(GpuFailure::NoCode, turing),
                       "Tesla T4 has compute capability 7.5 (CUDA's words): expected 8.0 or newer") == EXIT_DEVICE);
-    CHECK(throws_with(fail(GpuFailure::InUse, h100), "another process may hold it alone") == EXIT_DEVICE);
+    CHECK(throws_with(fail(GpuFailure::InUse, h100), "another process may hold it exclusively") == EXIT_DEVICE);
     CHECK(throws_with(fail(GpuFailure::Other, h100), "the GPU cannot be used (CUDA's words)") == EXIT_DEVICE);
     CHECK(gpu_arch(gpu("x", 8, 9, 1, 1)) == "sm_89");
     CHECK(gpu_arch(gpu("x", 10, 0, 1, 1)) == "sm_100a");

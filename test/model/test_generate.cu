@@ -797,7 +797,7 @@ TEST_CASE("generate: a prompt is bytes or ids", "[generate][asan]") {
     CHECK(prompt_ids(" 0,60  7,", V) == std::vector<int>{0, 60, 7});
     for (const char* bad : {"61", "-1", "abc", "1x", "3 4 99999999999999999999", "1.5", "0x1"}) {
         INFO(bad);
-        CHECK(throws_with([&] { prompt_ids(bad, V); }, "is no token id below 61") == EXIT_BAD_INPUT);
+        CHECK(throws_with([&] { prompt_ids(bad, V); }, "is not a token id below 61") == EXIT_BAD_INPUT);
     }
     CHECK(throws_with([&] { prompt_ids(std::string(10000, 'x'), V); }, "xxx'") == EXIT_BAD_INPUT);
     // text, where there is a tokenizer that takes it

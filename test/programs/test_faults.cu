@@ -782,7 +782,7 @@ TEST_CASE("faults: --on_save_error", "[faults]") {
         CHECK(u.run({"--on_save_error", "warn"}) == 0);
         CHECK(u.count(" tok/s ") == 6);
         CHECK(contains(u.text, "warning: step 2 is not saved: a checkpoint needs 1."));
-        CHECK(contains(u.text, "training goes on, the next checkpoint is due in 2 steps"));
+        CHECK(contains(u.text, "training continues, the next checkpoint is due in 2 steps"));
         CHECK(contains(u.text, "saved " + u.step_dir(4)));
         CHECK_FALSE(path_exists(u.step_dir(2)));
     }

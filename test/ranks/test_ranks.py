@@ -1179,7 +1179,7 @@ class Sharing(unittest.TestCase):
                         self.assertLess(seconds, AFTER_DEATH)
                         continue
                     self.assertEqual(code, 75, output)
-                    self.assertIn(f"stopped by signal {int(signal.SIGTERM)} {where}; go on with --resume 1", output)
+                    self.assertIn(f"stopped by signal {int(signal.SIGTERM)} {where}; continue with --resume 1", output)
                     with open(os.path.join(command[command.index("--out") + 1], "log.jsonl"), encoding="ascii") as f:
                         self.assertNotIn(f'"kind":"{kind}"', f.read().replace(" ", ""))
 

@@ -664,7 +664,7 @@ TEST_CASE("tokenizer: transformers' tokenizer.json, and ones that say something 
         {good, "/model/merges", "[[\"t\", 1]]", "merges: expected two tokens, got an array of 2"},
         {good, "/added_tokens/0/id", "259", "\"id\": expected an integer from 0 to 258, got 259"},
         {good, "/added_tokens/0/id", "5", "added_tokens: \"<|endoftext|>\" has the id 5 of another token"},
-        {good, "/added_tokens/0/special", "false", "added_tokens: expected special tokens alone"},
+        {good, "/added_tokens/0/special", "false", "added_tokens: expected only special tokens"},
         {good, "/added_tokens", "7", "added_tokens: expected a list, got 7"},
         {bert, "/normalizer/lowercase", "false", "normalizer.lowercase: expected true, got false"},
         {bert, "/normalizer/strip_accents", "false", "normalizer.strip_accents: expected true, got false"},
