@@ -1,4 +1,4 @@
-// base/sha256.h -- SHA-256 (FIPS 180-4), by which the manifest of data/ names the contents of a shard.
+// base/sha256.h -- SHA-256 (FIPS 180-4), by which ranks prove that they know the secret of a run.
 #ifndef LLMC_BASE_SHA256_H
 #define LLMC_BASE_SHA256_H
 

@@ -238,7 +238,6 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     int64_t keep_before = INT64_MAX;                            // a use of a model adds to the logs
     if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
     r.log = std::make_unique<Log>(first ? o.out : "", keep_before);
-    if (r.record) { r.record->start(); }
 }
 
 // All ranks must have the same parameters.
@@ -314,8 +313,6 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
             r.said_waiting = true;
         }
         go_on_saving(r, true, false);
-        // nothing is saved of a run on bad data; whoever stops it is not kept waiting
-        while (comm_max(stop_signal == 0 && r.record && !r.record->wait(1.0), "the check of the data")) {}
         const bool trains_on = r.snapshot && !stop && !last;
         begin_save(r, p, config, trains_on);
         go_on_saving(r, !trains_on || !r.save->failure.empty(), stop);
@@ -384,7 +381,6 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
         printf("profile of step %lld, by %s\n%s", (long long)s.step + 1, PROFILED_BY, kernels.c_str());
         fflush(stdout);
     }
-    if (r.record) { r.record->wait(0); }
     r.log->train(s);
     r.state.step++;
     r.state.sample += (uint64_t)r.samples;

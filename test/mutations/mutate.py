@@ -83,7 +83,7 @@ TESTS = [
     (r"llmc/base/gpu\.h", "build/test/base/test_gpu build/simt/test_layers " + RUN),
     (r"llmc/base/json\.h", "build/test/files/test_checkpoint"),
     (r"llmc/base/parse\.h", "build/test/programs/test_flags build/test/files/test_safetensors"),
-    (r"llmc/base/sha256\.h", "build/test/programs/test_data_record " + RUN),
+    (r"llmc/base/sha256\.h", "build/test/text/test_tokenizer"),
     (r"llmc/base/profile\.h", f"build/test/base/test_device {SIMT_TRAINING}:Training.test_profile"
      "+build/simt/train_gpt2+train_gpt2 " + RUN),
     (r"llmc/base/.*", "build/test/base/test_device build/test/files/test_safetensors " + RUN),

@@ -1,4 +1,4 @@
-// test_data_record.cu -- the data is summed in the background, and whoever has to wait for it goes on with that itself.
+// test_data_record.cu -- the checksum of a file's blocks, and how many files a checkpoint can list.
 #include "llmc/run/data_record.h"
 #include "test/catch.h"
 #include "test/files.h"
@@ -18,32 +18,25 @@ TEST_CASE("data record: the blocks that are compared at the start begin and end 
     }
 }
 
-TEST_CASE("data record: who waits takes over from the thread, wherever it is, and the sums are those of the files",
-          "[data_record]") {
-    TempDir dir;
-    std::vector<std::string> paths, sums;
-    for (const size_t bytes : {20000000, 0, 1, 7000000}) {
-        std::string text(bytes, 'a');
-        for (size_t i = 0; i < bytes; i += 101) { text[i] = (char)(i % 251); }
-        paths.push_back(dir / strprintf("%zu.txt", paths.size()));
-        write_file(paths.back(), text);
-        Sha256 sum;
-        sum.update((const uint8_t*)text.data(), bytes);
-        sums.push_back(sum.hex());
-    }
-    const auto threads = [] { return list_directory("/proc/self/task").size(); };
-    const size_t before = threads();
-    for (const double begun : {0.0, 0.02, 30.0}) {              // seconds that the thread has for itself
-        DataRecord record{Names()};
-        record.add("train_files", paths);
-        record.start();
-        for (const double until = wall_seconds() + begun; wall_seconds() < until && !record.wait(0);) { usleep(1000); }
-        int slices = 0;
-        while (!record.wait(0.002)) {
-            slices++;
-            REQUIRE(threads() == before);
-        }
-        CHECK((slices > 0 || begun > 0));
-        for (size_t i = 0; i < paths.size(); i++) { CHECK(record.files[i].sha256 == sums[i]); }
-    }
+TEST_CASE("data record: more files than a checkpoint can list are refused", "[data_record]") {
+    const TempDir dir;
+    const std::string path = dir / (std::string(240, 'x') + ".bin");
+    write_file(path, "one");
+    const auto add = [&](DataRecord& record, const char* flag, size_t files) {
+        record.add(flag, std::vector<std::string>(files, path));
+    };
+    DataRecord many({}), record({});
+    std::string said;
+    try { add(many, "train_files", 12000); } catch (const Error& e) { said = e.what(); }
+    int most = 0, got = 0;
+    REQUIRE(sscanf(said.c_str(), "--train_files: expected at most %d files, for which a checkpoint's list of them has "
+                   "room, got %d; join them", &most, &got) == 2);
+    CHECK(got == 12000);
+    add(record, "train_files", (size_t)most - 100);         // as many as that have room
+    const std::string text = json_text(Json{{"data", record.json()}}, 2);
+    CHECK(text.size() < JSON_MAX_BYTES - 250000);
+    CHECK(text.size() > JSON_MAX_BYTES - 500000);
+    CHECK(parse_json(text, "state").at("data").at("train_files").size() == (size_t)most - 100);
+    // the files of all flags together
+    CHECK(throws_with([&] { add(record, "val_files", 1000); }, "--val_files: expected at most") == EXIT_BAD_INPUT);
 }

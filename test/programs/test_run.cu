@@ -3,9 +3,7 @@
 #include <cfloat>
 
 #include "test/programs/program.h"
-#include "llmc/base/sha256.h"
 #include "llmc/files/outdir.h"
-#include "llmc/run/data_record.h"
 #include "llmc/text/tokenizer.h"
 
 namespace {
@@ -551,86 +549,6 @@ TEST_CASE("run: a checkpoint of --zero 2, which there was, is resumed with a not
     check_refused(place, {place.resume.set("--zero", "2"), {"--zero", "0", "1"}});
     const Outcome o = place.run(place.resume);
     CHECK((o.code == 0 && contains(o.out, "--zero 2 of the resumed run is --zero 1 now")));
-}
-
-TEST_CASE("run: the whole of the data is checked before the first checkpoint", "[run]") {
-    if (!have_program()) { return; }
-    ShardedPlace place;
-    // 1 against the manifest beside it
-    Json manifest = {{"shards", Json::array()}};
-    for (int i = 0; i < 3; i++) {
-        Sha256 sum;
-        const std::string bytes = read_file(place.data(i));
-        sum.update((const uint8_t*)bytes.data(), bytes.size());
-        manifest["shards"].push_back({{"file", std::to_string(i) + ".txt"}, {"sha256", sum.hex()}});
-    }
-    const std::string listed = json_text(manifest);
-    const Flags fresh = place.flags.set("--out", place / "fresh");
-    write_file(place / "data/manifest.json", listed);
-    REQUIRE(place.run(fresh).code == 0);
-    TempDir::remove(place / "fresh");
-    std::string damaged = read_file(place.data(1));
-    damaged[1000] ^= 1;
-    write_file(place.data(1), damaged);
-    check_refused(place, {fresh, {place.data(1), "expected sha256", "manifest.json", "got"}});
-    CHECK(list_directory(place / "fresh") == std::vector<std::string>{".lock", "log.jsonl", "main.log"});
-    TempDir::remove(place / "fresh");
-    const Outcome allowed = place.run(fresh.set("--allow_change", "train_files"));
-    CHECK(allowed.code == 0);
-    CHECK(contains(allowed.err, "warning: --train_files: " + place.data(1)));
-    // 2 against the run to be resumed, between the blocks that are compared at the start
-    io_unlink(place / "data/manifest.json");
-    write_file(place.data(1), words(9000000, 3));
-    const Flags large = place.flags.set("--out", place / "large"), resume = large.set("--resume", "1");
-    REQUIRE(place.run(large).code == 0);
-    const auto whole = bits(step_dir(place / "large", 8));
-    TempDir::remove(step_dir(place / "large", 8));
-    patch_file(place.data(1), "#", 100000);
-    check_refused(place, {resume, {place.data(1) + " has other contents than when the run began"}});
-    CHECK(!path_exists(step_dir(place / "large", 8)));
-    write_file(place.data(1), words(9000000, 3));
-    CHECK(place.run(resume).code == 0);
-    CHECK(whole.at("model.safetensors") == bits(step_dir(place / "large", 8)).at("model.safetensors"));
-    // 3 the sum of the checkpoint is taken while time and inode are those of then
-    TempDir::remove(step_dir(place / "large", 8));
-    const std::string path = step_dir(place / "large", 4) + "/state.json";
-    struct stat st;
-    REQUIRE(stat(place.data(1).c_str(), &st) == 0);
-    Json state = parse_json(read_file(path), "state");
-    Json& file = state["data"]["train_files"][1];
-    file["mtime"] = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    file["inode"] = (uint64_t)st.st_ino;
-    file["sha256"] = "taken over";
-    rewrite_in_checkpoint(step_dir(place / "large", 4), 4, "state.json", json_text(state, 2));
-    REQUIRE(place.run(resume).code == 0);
-    const Json after = parse_json(read_file(step_dir(place / "large", 8) + "/state.json"), "state");
-    CHECK(after.at("data").at("train_files")[1].at("sha256") == "taken over");
-}
-
-TEST_CASE("run: more files than a checkpoint can list are refused", "[run][data_record]") {
-    const TempDir dir;
-    const std::string path = dir / (std::string(40, 'x') + ".bin");
-    write_file(path, "one");
-    size_t most = 0;
-    for (size_t n = 16000; most == 0; n -= 500) {           // the most that is taken, in steps of 500
-        DataRecord record({});
-        try { record.add("train_files", std::vector<std::string>(n, path)); } catch (const Error& e) {
-            CHECK(e.code == EXIT_BAD_INPUT);
-            CHECK(contains(e.what(), "--train_files: expected at most "));
-            CHECK(contains(e.what(), strprintf("got %zu; join them", n)));
-            continue;
-        }
-        most = n;
-        for (DataFile& f : record.files) { f.sha256 = std::string(64, 'a'); }
-        const std::string text = json_text(Json{{"data", record.json()}}, 2);
-        CHECK(text.size() < JSON_MAX_BYTES - 250000);
-        CHECK(text.size() > JSON_MAX_BYTES - 500000);
-        CHECK(parse_json(text, "state").at("data").at("train_files").size() == n);
-        // the files of all flags together
-        const std::vector<std::string> more(n, path);
-        CHECK(throws_with([&] { record.add("val_files", more); }, "--val_files: expected at most") == EXIT_BAD_INPUT);
-    }
-    CHECK(most > 8000);
 }
 
 static Json config_of(const std::string& step) {

@@ -1,5 +1,6 @@
 // From text to ids and back: merges and pieces, every kind of tokenizer file, and bad files are refused.
 #include "llmc/base/rand.h"
+#include "llmc/base/sha256.h"
 #include "test/fuzz/fuzz_tokenizer.cu"
 #include "test/catch.h"
 #include "test/files.h"
@@ -107,50 +108,13 @@ std::string token_text(const Tokenizer& t, const std::string& text) {      // "t
     return joined(parts);
 }
 
-// SHA-256 (FIPS 180-4): the expected results for whole files are given as hashes.
-std::string sha256(std::string s) {
-    const auto root = [](double x, double power) {
-        const double r = std::pow(x, power);
-        return (uint32_t)((r - std::floor(r)) * 4294967296.0);
-    };
-    const auto rotate = [](uint32_t x, int n) { return x >> n | x << (32 - n); };
-    uint32_t k[64], h[8];
-    for (int p = 2, n = 0; n < 64; p++) {               // the constants: fractional parts of roots of primes
-        bool prime = true;
-        for (int q = 2; q * q <= p; q++) { prime = prime && p % q != 0; }
-        if (!prime) { continue; }
-        if (n < 8) { h[n] = root(p, 0.5); }
-        k[n++] = root(p, 1.0 / 3);
+// the expected results for whole files are given as hashes
+std::string sha256(const std::string& s) {
+    Sha256 sum;
+    for (size_t at = 0; at < s.size(); at += 100) {         // in pieces that are not whole blocks
+        sum.update((const uint8_t*)s.data() + at, std::min((size_t)100, s.size() - at));
     }
-    const uint64_t bits = 8 * (uint64_t)s.size();
-    s += '\x80';
-    while (s.size() % 64 != 56) { s += '\0'; }
-    for (int i = 7; i >= 0; i--) { s += (char)(bits >> 8 * i); }
-    for (size_t block = 0; block < s.size(); block += 64) {
-        uint32_t w[64], v[8];
-        for (size_t i = 0; i < 16; i++) {
-            w[i] = 0;
-            for (size_t b = 0; b < 4; b++) { w[i] = w[i] << 8 | (unsigned char)s[block + 4 * i + b]; }
-        }
-        for (int i = 16; i < 64; i++) {
-            w[i] = w[i - 16] + (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) + w[i - 7] +
-                   (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
-        }
-        std::copy(h, h + 8, v);
-        for (int i = 0; i < 64; i++) {
-            const uint32_t a = v[7] + (rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25)) +
-                               ((v[4] & v[5]) ^ (~v[4] & v[6])) + k[i] + w[i];
-            const uint32_t b = (rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22)) +
-                               ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
-            for (int j = 7; j > 0; j--) { v[j] = v[j - 1]; }
-            v[4] += a;
-            v[0] = a + b;
-        }
-        for (int i = 0; i < 8; i++) { h[i] += v[i]; }
-    }
-    std::string hex;
-    for (const uint32_t x : h) { hex += strprintf("%08x", x); }
-    return hex;
+    return sum.hex();
 }
 
 } // namespace

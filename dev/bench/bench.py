@@ -1,0 +1,253 @@
+"""bench.py -- what dev/bench/run.sh measures: it builds the trainers, finds PyTorch and starts this."""
+import csv
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import time
+
+OUT = "build/bench"
+THREADS, ROUNDS, PYTORCH = os.environ["THREADS"], int(os.environ.get("ROUNDS", "2")), os.environ["PYTORCH_PYTHON"]
+CPU_TIME, FORMS = THREADS == "1", os.environ.get("FORMS", "eager,compiled")
+# --model, V, T, B, data, steps of ours, steps of PyTorch
+TEXT = f"{OUT}/text.txt"
+SHAPES = {"256": ("4,4,128", 256, 256, 8, TEXT, 24, 10), "1024": ("4,4,128", 256, 1024, 2, TEXT, 16, 8),
+          "4096": ("4,4,128", 256, 4096, 1, TEXT, 8, 5), "124M": ("12,12,768", 50257, 64, 4, f"{OUT}/random.bin", 7, 4)}
+ENCODINGS = ("none", "alibi", "cable")
+
+
+def make_data():
+    """text for the byte model, random tokens for the rest: speed does not depend on what they are"""
+    os.makedirs(OUT, exist_ok=True)
+    with open(f"{OUT}/text.txt", "wb") as f:
+        for directory in ("llmc", "test", "scripts", "."):
+            for name in sorted(os.listdir(directory)):
+                if name.endswith((".h", ".cuh", ".cu", ".py", ".md")):
+                    f.write(open(os.path.join(directory, name), "rb").read())
+    random.seed(42)
+    n = 50000
+    with open(f"{OUT}/random.bin", "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253))
+        f.write(struct.pack(f"<{n}H", *(random.randrange(50257) for _ in range(n))))
+    with open(f"{OUT}/bert.bin", "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, n, 30522, 102, *[0] * 251))
+        f.write(struct.pack(f"<{n}H", *(random.randrange(1000, 30522) for _ in range(n))))
+
+
+def run(command):
+    """the output of a command and its peak memory in bytes"""
+    with open(f"{OUT}/output.txt", "w+") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        out.seek(0)
+        text = out.read()
+    if status != 0:
+        sys.exit(f"{' '.join(command)}\n{text[-2000:]}\nended with status {status}")
+    return text, usage.ru_maxrss * 1024
+
+
+def trainer(shape, pos, steps, *extra):
+    """the command of a run of this many steps, and where its files are"""
+    model, _, T, B, data = SHAPES[shape][:5]
+    out = f"{OUT}/{shape}_{pos}"
+    shutil.rmtree(out, ignore_errors=True)
+    return ["./train_gpt2", "--threads", THREADS, "--train_files", data, "--val_files", data, "--model", model, "--pos",
+            pos, "--T", str(T), "--B", str(B), "--steps", str(steps), "--val_every", "0", "--sample_every", "0",
+            "--recompute", "0", "--out", out, *extra], out
+
+
+def ours(shape, pos):
+    """tokens/s of train_gpt2: of the median step, without the first quarter, which warms up; or by CPU time"""
+    T, B, steps = SHAPES[shape][2], SHAPES[shape][3], SHAPES[shape][5]
+    if CPU_TIME:
+        long, short = (cpu_seconds(trainer(shape, pos, n)[0]) for n in (steps + 1, 1))
+        return B * T * steps / (long - short)
+    command, out = trainer(shape, pos, steps)
+    run(command)
+    ms = [r["ms"] for r in map(json.loads, open(f"{out}/log.jsonl")) if r["kind"] == "train"]
+    return B * T / statistics.median(ms[len(ms) // 4:]) * 1e3
+
+
+def flops(shape):
+    """of a token's products, forward and backward: six for each weight, and seven of C x T / 2 for causal attention"""
+    model, V, T = SHAPES[shape][:3]
+    L, _, C = map(int, model.split(","))
+    return 6 * (12 * L * C * C + V * C) + 7 * C * T * L
+
+
+def cpu_seconds(command):
+    """of the process itself: other programs on the machine disturb it less than the time on the clock"""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(command)}\nended with status {status}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def lengths():
+    """milliseconds per step, per 16,384 evaluated tokens and per 100 generated ones; none and cable in turns, and the
+    least of the rounds"""
+    text = open(f"{OUT}/text.txt", errors="replace").read().encode("ascii", "replace").decode()
+    trainer = ["./train_gpt2", "--threads", THREADS]
+    best = {}
+    for r in range(ROUNDS):
+        for T, B, steps in (256, 8, 24), (1024, 2, 24), (4096, 1, 12):
+            for pos in ("none", "cable"):
+                out = f"{OUT}/lengths_{pos}_{T}"
+                shutil.rmtree(out, ignore_errors=True)
+                train = [*trainer, "--train_files", f"{OUT}/text.txt", "--model", "4,4,128", "--T", str(T), "--B",
+                         str(B), "--val_every", "0", "--sample_every", "0", "--recompute", "0", "--pos", pos,
+                         "--schedule", "constant"]
+                run([*train, "--steps", "2", "--checkpoint_every", "2", "--out", out])
+                use = [*trainer, "--load", f"{out}/step_00000002", "--val_files", f"{OUT}/text.txt"]
+                evaluate = [*use, "--eval_lengths", str(T), "--eval_tokens"]
+                generate = [*use, "--temperature", "0", "--generate", text[:T], "--tokens"]
+                pairs = {"training": ([*train, "--steps", str(steps + 1)], [*train, "--steps", "1"], steps),
+                         "evaluation": ([*evaluate, str(5 << 14)], [*evaluate, str(1 << 14)], 4),
+                         "generation": ([*generate, "401"], [*generate, "1"], 4)}
+                for what, (long, short, n) in pairs.items():
+                    ms = 1e3 * (cpu_seconds(long) - cpu_seconds(short)) / n
+                    best[what, T, pos] = min(ms, best.get((what, T, pos), ms))
+                print(f"  round {r + 1}/{ROUNDS} T {T} {pos} (load {os.getloadavg()[0]:.1f})", flush=True)
+    print("\n| T | | none, ms | cable, ms | cable over none |\n|---|---|---|---|---|")
+    for what, T, pos in best:
+        if pos == "none":
+            none, cable = best[what, T, "none"], best[what, T, "cable"]
+            print(f"| {T:,} | {what} | {none:.1f} | {cable:.1f} | {100 * (cable / none - 1):+.1f} % |")
+
+
+def bert_ms(share):
+    """milliseconds per step when this share of the tokens is masked; with nearly all of them masked, this is what
+    a head that computes every row costs"""
+    out = f"{OUT}/bert_{share}"
+    shutil.rmtree(out, ignore_errors=True)
+    run(["./train_bert", "--train_files", f"{OUT}/bert.bin", "--model", "4,4,256", "--T", "128", "--B", "8",
+         "--steps", "9", "--val_every", "0", "--mask_share", share, "--out", out])
+    records = map(json.loads, open(f"{out}/log.jsonl"))
+    return statistics.median([r["ms"] for r in records if r["kind"] == "train"][2:])
+
+
+def pytorch(shape, pos):
+    """({form: tokens/s} of the same model in PyTorch, its version)"""
+    model, V, T, B, _, _, steps = SHAPES[shape]
+    text, _ = run([PYTORCH, "dev/bench/bench_pytorch.py", "--model", model, "--vocab", str(V), "--T", str(T),
+                   "--B", str(B), "--pos", pos, "--steps", str(steps), "--threads", THREADS,
+                   "--forms", FORMS, *["--cpu_time"] * CPU_TIME])
+    found = re.findall(r"^pytorch (\S+) (\w+) \S+ tokens/s (\d+)", text, re.M)
+    return {form: float(x) for _, form, x in found}, found[0][0]
+
+
+PEAK = """
+import sys, time, %s
+n, best = 1024, 1e9
+%s
+for _ in range(10):
+    start = time.%s()
+    a @ a
+    best = min(best, time.%s() - start)
+print(2e-9 * n ** 3 / best)
+"""
+
+
+def peak():
+    """GFLOP/s of a product of two matrices, the better of PyTorch's and NumPy's"""
+    clock, best = "process_time" if CPU_TIME else "perf_counter", 0.0
+    for module, make in (("torch", f"torch.set_num_threads({THREADS}); a = torch.randn(n, n)"),
+                         ("numpy", "a = numpy.random.rand(n, n).astype('f')")):
+        python = PYTORCH if module == "torch" else sys.executable
+        p = subprocess.run([python, "-c", PEAK % (module, make, clock, clock)],
+                           env=dict(os.environ, OPENBLAS_NUM_THREADS=THREADS), stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, universal_newlines=True)
+        best = max(best, float(p.stdout)) if p.returncode == 0 else best
+    return best
+
+
+def processor():
+    try:
+        return re.search(r"model name\s*: (.*)", open("/proc/cpuinfo").read()).group(1)
+    except (OSError, AttributeError):
+        return platform.processor()
+
+
+def commit():
+    p = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], stdout=subprocess.PIPE,
+                       universal_newlines=True)
+    return p.stdout.strip()
+
+
+def compare(shapes):
+    """prints the table of tokens/s, and writes it to CSV"""
+    speed, peaks, version, start = {}, [], "", time.time()
+    turns = [(r, shape, pos) for r in range(ROUNDS) for shape in shapes for pos in ENCODINGS]
+    for done, (r, shape, pos) in enumerate(turns, 1):
+        if pos == ENCODINGS[0]:
+            peaks.append(peak())
+        speed.setdefault((shape, pos, "ours"), []).append(ours(shape, pos))
+        forms, version = pytorch(shape, pos)
+        for form, x in forms.items():
+            speed.setdefault((shape, pos, form), []).append(x)
+        left = (time.time() - start) / done * (len(turns) - done)
+        print(f"  {done}/{len(turns)} {shape} {pos}: ours {speed[shape, pos, 'ours'][-1]:.0f}, " +
+              ", ".join(f"{form} {x:.0f}" for form, x in forms.items()) +
+              f" tokens/s (load {os.getloadavg()[0]:.1f}; {left / 60:.0f} min left)", flush=True)
+    columns = ["model", "T", "encoding", "ours", "PyTorch", "form", "ratio", "over none, %", "share of the peak"]
+    rows, top = [], max(peaks)
+    for shape in shapes:
+        model, _, T = SHAPES[shape][:3]
+        for pos in ENCODINGS:
+            x = statistics.median(speed[shape, pos, "ours"])
+            y, form = max((statistics.median(speed[key]), key[2]) for key in speed
+                          if key[:2] == (shape, pos) and key[2] != "ours")
+            more = statistics.median(n / c for n, c in zip(speed[shape, "none", "ours"], speed[shape, pos, "ours"])) - 1
+            rows.append([model, T, pos, f"{x:.0f}", f"{y:.0f}", form, f"{x / y:.2f}", f"{100 * more:+.1f}",
+                         f"{1e-9 * x * flops(shape) / top:.2f}"])
+    machine = (f"{processor()}, {os.cpu_count()} cores, {THREADS} threads, PyTorch {version}, peak {top:.0f} GFLOP/s, "
+               f"{'CPU time' if CPU_TIME else 'wall-clock time'}, medians of {ROUNDS} rounds, "
+               f"load {os.getloadavg()[0]:.0f}")
+    command = f"THREADS={THREADS} ROUNDS={ROUNDS} FORMS={FORMS} dev/bench/run.sh {' '.join(sys.argv[1:])}".strip()
+    print(f"\n{machine}; commit {commit()}; {command}\n")
+    for row in [columns, ["---"] * len(columns), *rows]:
+        print("| " + " | ".join(map(str, row)) + " |")
+    if os.environ.get("CSV"):
+        with open(os.environ["CSV"], "w", newline="") as f:
+            w = csv.writer(f, lineterminator="\n")
+            w.writerow([*columns, "machine", "commit", "command"])
+            w.writerows([*row, machine, commit(), command] for row in rows)
+
+
+def main():
+    wanted = sys.argv[1:] or [*SHAPES, "memory", "bert"]
+    if set(wanted) - {*SHAPES, "lengths", "memory", "bert"}:
+        sys.exit(f"expected {', '.join(SHAPES)}, lengths, memory or bert, got {' '.join(wanted)}")
+    make_data()
+    compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout
+    flags = open("build/cpu.flags").read()
+    print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler.splitlines()[0]}; "
+          f"{'OpenBLAS' if 'USE_CBLAS' in flags else 'portable matmul'}; float32, training", flush=True)
+    if "lengths" in wanted:
+        lengths()
+    shapes = [s for s in SHAPES if s in wanted]
+    if shapes:
+        compare(shapes)
+    if "memory" in wanted:
+        command, out = trainer("256", "cable", 2, "--checkpoint_every", "2")
+        run(command)
+        _, used = run(["./train_gpt2", "--load", f"{out}/step_00000002", "--val_files", TEXT, "--eval_lengths", "16384",
+                       "--eval_tokens", "32768"])
+        print(f"evaluation of 4,4,128 V256 at T = 16,384: peak {used / 1e6:.0f} MB resident")
+    if "bert" in wanted:
+        pairs = [(bert_ms("0.15"), bert_ms("0.999")) for _ in range(ROUNDS)]
+        saved = statistics.median(1 - a / b for a, b in pairs)
+        masked, every = (statistics.median(column) for column in zip(*pairs))
+        print(f"BERT 4,4,256 V30522 T128 B8: {masked:.0f} ms per step if the head computes the masked 15 %, "
+              f"{every:.0f} ms if it computes all tokens: {100 * saved:.0f} % less")
+
+
+if __name__ == "__main__":
+    main()
