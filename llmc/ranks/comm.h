@@ -159,18 +159,25 @@ inline int comm_device() {
 #endif
 }
 
-// comm().node = g when the ranks are numbered machine after machine with g = 2^k of them on each, and there are several
-// machines; else 0. exchange.cuh then sums on each machine first.
+// A rank's machine: how many ranks it has, and which of them this one is
+struct OnMachine { int size, rank; };
+// g when the ranks are numbered machine after machine with g = 2^k of them on each, and there are several machines;
+// else 0
+inline int ranks_of_each_machine(const std::vector<OnMachine>& ranks) {
+    const int size = (int)ranks.size(), g = ranks[0].size;
+    bool regular = (g & (g - 1)) == 0 && g > 1 && g < size;
+    for (int r = 0; r < size; r++) {
+        regular = regular && ranks[(size_t)r].size == g && ranks[(size_t)r].rank == r % g;
+    }
+    return regular ? g : 0;
+}
+// Sets comm().node: exchange.cuh then sums on each machine first.
 inline void comm_find_nodes() {
     Comm& c = comm();
-    const int mine[2] = {c.local_size, c.local_rank}, g = c.local_size;
-    std::vector<int> all(2 * (size_t)c.size);
-    comm_all_gather(all.data(), mine, 2, "start");
-    bool regular = (g & (g - 1)) == 0 && g > 1 && g < c.size;
-    for (int r = 0; r < c.size; r++) {
-        regular = regular && all[2 * (size_t)r] == g && all[2 * (size_t)r + 1] == r % g;
-    }
-    c.node = comm_max(!regular, "start") ? 0 : g;
+    const OnMachine mine = {c.local_size, c.local_rank};
+    std::vector<OnMachine> all((size_t)c.size);
+    comm_all_gather(all.data(), &mine, 1, "start");
+    c.node = ranks_of_each_machine(all);
 }
 
 // Called after the device is chosen. Gradients go from GPU to GPU by NCCL, and where that cannot be they go through the
@@ -190,10 +197,8 @@ inline void comm_connect_devices(bool through_host) {
     int device = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, device));
-    char place[256] = "";                   // machine and GPU: two ranks with the same one share it
-    gethostname(place, sizeof(place) - 65);
-    strcat(place, id);
-    const uint64_t mine = checksum(place);
+    // two ranks with the same one share a GPU
+    const uint64_t mine = checksum(id, strlen(id), this_machine());
     comm_all_gather(all.data(), &mine, 1, "start");
 #endif
     const std::string why = nccl_refusal(built, all);

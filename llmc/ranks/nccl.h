@@ -7,6 +7,8 @@
 
 #include <nccl.h>
 
+constexpr int NCCL_BLOCKS = 16;         // at most, of threads that exchange: the backward has the other multiprocessors
+
 // the communicator of all ranks; null before nccl_start() and after nccl_stop()
 inline ncclComm_t& nccl_comm() { static ncclComm_t c = nullptr; return c; }
 
@@ -48,6 +50,7 @@ inline void nccl_wait(const Event& point, bool others, const char* what) {
 inline void nccl_start(const ncclUniqueId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    config.maxCTAs = NCCL_BLOCKS;
     nccl_check(ncclCommInitRankConfig(&nccl_comm(), comm().size, id, comm().rank, &config), "NCCL's start");
     nccl_settle("NCCL's start", -1);
 }

@@ -147,6 +147,22 @@ TEST_CASE("launch: words as a shell takes them", "[launch]") {
           "a 'b c' '' 'it'\\''s' --x=1,2 '$HOME' 'd/*.bin'");
 }
 
+TEST_CASE("launch: ranks are summed on each machine first where that is the same tree", "[launch]") {
+    const auto found = [](const std::vector<int>& machines) {       // so many ranks on each, one after the other
+        std::vector<OnMachine> ranks;
+        for (int size : machines) { for (int r = 0; r < size; r++) { ranks.push_back({size, r}); } }
+        return ranks_of_each_machine(ranks);
+    };
+    for (int g : {2, 4, 8}) {
+        for (size_t machines : {2, 3, 5}) { CHECK(found(std::vector<int>(machines, g)) == g); }
+    }
+    for (int g : {1, 3, 5, 6, 7, 12}) { CHECK(found({g, g}) == 0); }
+    for (const auto& machines : {std::vector<int>{1}, {8}, {4, 2}, {2, 4}, {2, 2, 3}, {1, 2}}) {
+        CHECK(found(machines) == 0);
+    }
+    CHECK(ranks_of_each_machine({{2, 0}, {2, 0}, {2, 1}, {2, 1}}) == 0);     // dealt out in turns
+}
+
 TEST_CASE("launch: NCCL is refused for a reason, never left out in silence", "[launch]") {
     CHECK(nccl_refusal(true, {1, 2, 3, 4}).empty());
     CHECK(has(nccl_refusal(false, {1, 2}), "built without NCCL"));

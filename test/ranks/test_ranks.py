@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -278,6 +279,30 @@ class Collectives(unittest.TestCase):
                     p = subprocess.run([program, "gradients", "--ranks", str(ranks)], timeout=LIMIT,
                                        env=dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed)), **PIPES)
                     self.assertEqual((p.returncode, p.stdout.split("\n")[-2]), (0, "ok"), p.stdout)
+            # two machines of one name, and a GPU of the same number on each
+            boot = preloaded(directory, "boot", """#define _GNU_SOURCE
+                #include <dlfcn.h>
+                #include <stdlib.h>
+                #include <string.h>
+                int open(const char* path, int flags, int mode) {
+                    int (*next)(const char*, int, int) = (int (*)(const char*, int, int))dlsym(RTLD_NEXT, "open");
+                    return next(strstr(path, "boot_id") ? getenv("BOOT_ID") : path, flags, mode);
+                }
+                """)
+            machines = [os.path.join(directory, name) for name in ("first", "second")]
+            for name in machines:
+                with open(name, "w") as f:
+                    f.write(name)
+            for places, code in (machines, 0), ([machines[0]] * 2, 2):
+                with socket.socket() as s:
+                    s.bind(("127.0.0.1", 0))
+                    port = s.getsockname()[1] - 1
+                where = dict(ENVIRONMENT, SIMT_GPUS="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2")
+                ranks = [subprocess.Popen([*boot, program, "gradients"], env=dict(where, BOOT_ID=place, RANK=str(rank)),
+                                          **PIPES) for rank, place in enumerate(places)]
+                outputs = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
+                self.assertEqual([rank.returncode for rank in ranks], [code] * 2, outputs)
+                self.assertEqual("ranks 0 and 1 share a GPU" in outputs[0], code == 2, outputs)
 
     def test_a_dead_rank(self):
         for ranks, victim in (2, 0), (2, 1), (4, 0), (4, 3):

@@ -28,8 +28,9 @@ enum ncclResult_t {
 };
 enum ncclDataType_t { ncclChar = 0, ncclFloat = 7 };
 struct ncclUniqueId { char internal[128]; };
-struct ncclConfig_t { int blocking; };
-#define NCCL_CONFIG_INITIALIZER { 1 }
+struct ncclConfig_t { int blocking, maxCTAs; };
+#define NCCL_CONFIG_UNDEF_INT INT_MIN
+#define NCCL_CONFIG_INITIALIZER { 1, NCCL_CONFIG_UNDEF_INT }
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 18
 #define NCCL_VERSION_CODE 21800
@@ -103,6 +104,8 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* c, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
     if (access(id.internal, W_OK) != 0 || rank < 0 || rank >= size) { return ncclInvalidArgument; }
+    const int most = 32;                            // blocks: the real one takes as many as it likes, unless it is told
+    if (config->maxCTAs < 1 || config->maxCTAs > most) { return ncclInvalidArgument; }
     *c = simt_nccl = new SimtNccl{rank, size, config->blocking != 0};
     simt_nccl->directory = id.internal;
     return simt_accept(*c);
