@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -23,7 +24,9 @@ LARGEST_JSON = 1 << 28                                                  # bytes
 # all controls but tab and newline, and the marks that reorder a line
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 PACKAGES = {"matplotlib": "apt install python3-matplotlib", "numpy": "apt install python3-numpy",
-            "tensorboard": "pip install tensorboard", "wandb": "pip install wandb"}
+            "tensorboard": "pip install tensorboard", "wandb": "pip install wandb",
+            "torch": "apt install python3-torch", "xxhash": "apt install python3-xxhash, or pip install xxhash"}
+TENSOR_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 class BadInput(Exception):
@@ -67,6 +70,13 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+def reason(error):
+    """what an exception says: the file and what is wrong with it; the name of one that nobody expects"""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) if isinstance(error, (OSError, BadInput)) else f"{type(error).__name__}: {error}"
+
+
 def code_of(main, argv):
     """the exit code of main(argv); an error is one line on stderr, which begins with the name of main's file"""
     try:
@@ -82,7 +92,7 @@ def code_of(main, argv):
     except MemoryError:
         code, what = EXIT_OUT_OF_MEMORY, "out of memory"
     except OSError as e:
-        code, what = EXIT_BAD_INPUT, f"{e.filename}: {e.strerror}" if e.filename else e
+        code, what = EXIT_BAD_INPUT, reason(e)
     except BadInput as e:
         code, what = EXIT_BAD_INPUT, e
     say(f"{os.path.basename(main.__code__.co_filename)}: {what}")
@@ -138,6 +148,34 @@ def read_object(path):
     if len(text) > LARGEST_JSON:
         raise BadInput(f"{path}: expected at most {LARGEST_JSON >> 20} MB of JSON, got more")
     return parse_object(text, path)
+
+
+def read_tensors(f, path):
+    """{name: (dtype, shape, first byte, byte after the last)} of an open safetensors file, which they must fill"""
+    length, start = os.fstat(f.fileno()).st_size, f.read(8)
+    data = 8 + int.from_bytes(start, "little")
+    if len(start) < 8 or data > min(length, LARGEST_JSON):
+        raise BadInput(f"{path}: expected a safetensors file, got something else, or it was cut short")
+    whole = lambda values: isinstance(values, list) and all(type(n) is int and n >= 0 for n in values)
+    tensors = []
+    for name, entry in parse_object(f.read(data - 8), path).items():
+        if name == "__metadata__":
+            continue
+        dtype, shape, offsets = ((entry.get(key) if isinstance(entry, dict) else None)
+                                 for key in ("dtype", "shape", "data_offsets"))
+        if not (isinstance(dtype, str) and dtype in TENSOR_BYTES and whole(shape) and whole(offsets) and
+                len(offsets) == 2 and offsets[1] - offsets[0] == math.prod(shape) * TENSOR_BYTES[dtype]):
+            raise BadInput(f"{path}: {name[:80]}: expected a tensor's dtype, shape and data_offsets, got "
+                           f"{json.dumps(entry)[:120]}")
+        tensors.append((data + offsets[0], data + offsets[1], name, dtype, shape))
+    end = data
+    for first, last, name, *_ in sorted(tensors):
+        if first != end:
+            raise BadInput(f"{path}: {name[:80]}: expected its data at byte {end:,}, got {first:,}")
+        end = last
+    if end != length:
+        raise BadInput(f"{path}: expected {end:,} bytes, as its header says, got {length:,}")
+    return {name: (dtype, shape, first, last) for first, last, name, dtype, shape in sorted(tensors)}
 
 
 def write_whole(path, text):

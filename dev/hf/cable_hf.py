@@ -27,6 +27,8 @@ from transformers.modeling_outputs import (BaseModelOutput, BaseModelOutputWithP
 ROWS = 256                                          # queries in a block
 # Before 4.45 each model had to say itself what generate() gives it.
 OLD_GENERATE = tuple(int(n) for n in transformers.__version__.split(".")[:2]) < (4, 45)
+# What past_key_values is called since 5.24; both names are taken.
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 # The hyperparameters of each encoding, with what stands for a key that config.json lacks: the file is older than it.
 CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_nw": {}, "cable_v1": {}, "fox": {},
@@ -100,14 +102,14 @@ def with_rope(config):
 class CableConfig(PretrainedConfig):
     """GPT-2 with an encoding of cable.c"""
     model_type = "cable"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = [CACHE]
     attribute_map = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
                      "max_position_embeddings": "n_positions"}
     causal = True
 
     def __init__(self, n_layer=12, n_head=12, n_embd=768, vocab_size=50257, n_positions=1024, position=None,
                  layer_norm_epsilon=1e-5, rope_scaling=None, activation_function="gelu_new", use_cache=True,
-                 vocab_softmax="used", window=0, sinks=0, document_mask=None, rope_theta=None, **others):
+                 vocab_softmax="used", window=0, sinks=0, document_mask=None, rope_theta=None, **rest):
         self.n_layer, self.n_head, self.n_embd = n_layer, n_head, n_embd
         self.vocab_size, self.n_positions = vocab_size, n_positions
         self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
@@ -121,7 +123,7 @@ class CableConfig(PretrainedConfig):
         if activation_function != "gelu_new":
             raise ValueError(f"config.json: activation_function: expected gelu_new, got {activation_function!r}")
         self.use_cache, self.stretch = use_cache, rope_scaling
-        super().__init__(**others)
+        super().__init__(**rest)
 
     def to_dict(self):
         return with_rope(super().to_dict())
@@ -137,7 +139,7 @@ class CableBertConfig(PretrainedConfig):
     def __init__(self, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
                  max_position_embeddings=512, vocab_size=30522, type_vocab_size=2, hidden_act="gelu",
                  layer_norm_eps=1e-12, pad_token_id=0, position=None, rope_scaling=None, window=0,
-                 sinks=0, rope_theta=None, **others):
+                 sinks=0, rope_theta=None, **rest):
         self.hidden_size, self.num_hidden_layers = hidden_size, num_hidden_layers
         self.num_attention_heads, self.intermediate_size = num_attention_heads, intermediate_size
         self.max_position_embeddings = max_position_embeddings
@@ -152,7 +154,7 @@ class CableBertConfig(PretrainedConfig):
         if hidden_act != "gelu":
             raise ValueError(f"config.json: hidden_act: expected gelu, got {hidden_act!r}")
         self.stretch = rope_scaling
-        super().__init__(pad_token_id=pad_token_id, **others)
+        super().__init__(pad_token_id=pad_token_id, **rest)
 
     def to_dict(self):
         return with_rope(super().to_dict())
@@ -555,8 +557,27 @@ def shared_t5(config):
     return None
 
 
+def mean_loss(logits, labels, count):
+    """over the labels that are not -100; count: over how many, where a batch comes in several calls"""
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100,
+                           reduction="mean" if count is None else "sum")
+    return loss if count is None else loss / count
+
+
 class CableBase(PreTrainedModel):
     supports_gradient_checkpointing = True
+
+    def wants_hidden_states(self, asked, rest):
+        """whether a call returns hidden states; an error if `rest`, its further arguments, would change the result"""
+        attentions = rest.pop("output_attentions", None)
+        if getattr(self.config, "output_attentions", False) if attentions is None else attentions:
+            raise ValueError("output_attentions: expected False, because attention runs over blocks of queries and "
+                             "keeps no weights")
+        rest.pop("cache_position", None)          # of some versions: it repeats what the cache knows
+        unknown = [name for name, value in rest.items() if value is not None]
+        if unknown:
+            raise TypeError(f"{type(self).__name__} does not compute with {', '.join(unknown)}; leave it out")
+        return getattr(self.config, "output_hidden_states", False) if asked is None else asked
 
     def _init_weights(self, module):
         if isinstance(module, (nn.Linear, nn.Embedding, Conv1D)):
@@ -568,9 +589,9 @@ class CableBase(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     @classmethod
-    def from_pretrained(cls, *arguments, output_loading_info=False, **others):
+    def from_pretrained(cls, *arguments, output_loading_info=False, **rest):
         """A tensor that the file lacks would be drawn at random, which is an error here."""
-        model, info = super().from_pretrained(*arguments, output_loading_info=True, **others)
+        model, info = super().from_pretrained(*arguments, output_loading_info=True, **rest)
         if info["missing_keys"]:
             raise ValueError(f"the checkpoint lacks {', '.join(sorted(info['missing_keys'])[:4])}")
         return (model, info) if output_loading_info else model
@@ -648,10 +669,11 @@ class CableModel(CableBase):
         return self.wte
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
-                output_hidden_states=None, **ignored):
+                output_hidden_states=None, return_dict=True, cache=None, **rest):
+        wants_hidden_states = self.wants_hidden_states(output_hidden_states, rest)
         recompute = self.gradient_checkpointing and self.training
         use_cache = (self.config.use_cache if use_cache is None else use_cache) and not recompute
-        cache = past_key_values
+        cache = past_key_values if cache is None else cache
         if cache is None and use_cache and not self.training:
             cache = DynamicCache()
         rows = Rows(input_ids, attention_mask, position_ids, 0 if cache is None else cache.get_seq_length())
@@ -666,8 +688,9 @@ class CableModel(CableBase):
             x = checkpoint(block, x, rows, None, t5, use_reentrant=False) if recompute else block(x, rows, cache, t5)
         x = self.ln_f(x)
         hidden.append(x)
-        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache,
-                                       hidden_states=tuple(hidden) if output_hidden_states else None)
+        hidden = tuple(hidden) if wants_hidden_states else None
+        output = BaseModelOutputWithPast(last_hidden_state=x, hidden_states=hidden, **{CACHE: cache})
+        return output if return_dict else output.to_tuple()
 
 
 class CableForCausalLM(CableBase, GenerationMixin):
@@ -683,16 +706,17 @@ class CableForCausalLM(CableBase, GenerationMixin):
         return self.transformer.wte
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, labels=None,
-                use_cache=None, output_hidden_states=None, logits_to_keep=0, return_dict=True, **ignored):
+                use_cache=None, output_hidden_states=None, logits_to_keep=0, return_dict=True, cache=None,
+                num_items_in_batch=None, **rest):
         """labels as in transformers: input_ids, or -100 where there is no loss; they are shifted here"""
         found = self.transformer(input_ids, attention_mask, position_ids, past_key_values, use_cache,
-                                 output_hidden_states)
+                                 output_hidden_states, cache=cache, **rest)
         kept = found.last_hidden_state[:, -logits_to_keep:] if logits_to_keep else found.last_hidden_state
         logits, loss = kept @ self.transformer.wte.weight.t(), None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values,
-                                        hidden_states=found.hidden_states)
+            loss = mean_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=found.hidden_states,
+                                        **{CACHE: found.get(CACHE)})
         return output if return_dict else output.to_tuple()
 
     if OLD_GENERATE:
@@ -762,7 +786,8 @@ class CableBertModel(CableBase):
         return self.embeddings["word_embeddings"]
 
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-                output_hidden_states=None, return_dict=True, **ignored):
+                output_hidden_states=None, return_dict=True, **rest):
+        wants_hidden_states = self.wants_hidden_states(output_hidden_states, rest)
         rows, e = Rows(input_ids, attention_mask, position_ids, 0), self.embeddings
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = add_position(e["word_embeddings"](input_ids), rows.position, self.config)
@@ -773,7 +798,7 @@ class CableBertModel(CableBase):
             recompute = self.gradient_checkpointing and self.training
             x = checkpoint(layer, x, rows, t5, use_reentrant=False) if recompute else layer(x, rows, t5)
         hidden.append(x)
-        output = BaseModelOutput(last_hidden_state=x, hidden_states=tuple(hidden) if output_hidden_states else None)
+        output = BaseModelOutput(last_hidden_state=x, hidden_states=tuple(hidden) if wants_hidden_states else None)
         return output if return_dict else output.to_tuple()
 
 
@@ -804,11 +829,11 @@ class CableBertForMaskedLM(CableBase):
         return self.bert.embeddings["word_embeddings"]
 
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, labels=None,
-                output_hidden_states=None, return_dict=True, **ignored):
-        found = self.bert(input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states)
+                output_hidden_states=None, return_dict=True, num_items_in_batch=None, **rest):
+        found = self.bert(input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states, **rest)
         logits, loss = self.cls["predictions"](found.last_hidden_state, self.get_input_embeddings().weight), None
         if labels is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
+            loss = mean_loss(logits, labels, num_items_in_batch)
         output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
         return output if return_dict else output.to_tuple()
 # )py"

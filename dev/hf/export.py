@@ -4,16 +4,27 @@
     dev/hf/export.py STEP OUT                       STEP: run/cable/step_00001000, or run/cable: its newest checkpoint
 
 A checkpoint is its own export: AutoModelForCausalLM.from_pretrained(STEP, trust_remote_code=True). This script writes a
-copy of an old checkpoint, from before the trainers wrote cable_hf.py, that transformers loads the same way; and of a
-BERT, old or not, a copy that SentenceTransformer("OUT", trust_remote_code=True) loads: modules.json and 1_Pooling,
-with the pooling that it was trained with.
+copy with today's cable_hf.py, which an old checkpoint needs for new versions of transformers; and of a BERT, old or
+not, a copy that SentenceTransformer("OUT", trust_remote_code=True) loads: modules.json and 1_Pooling, with the pooling
+that it was trained with. A retriever's copy leaves out the head of masked language modelling, which --pairs does not
+train.
+
+The checkpoint is compared with its manifest. One without a manifest, which PyTorch has saved, is taken as it is.
 """
+import ast
 import json
 import os
+import re
 import shutil
+import struct
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(HERE)), "scripts"))
+
+import console                  # noqa: E402
+from console import BadInput    # noqa: E402
+
 CODE = "cable_hf.py"
 COPIED = ("encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json",
           "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -22,23 +33,79 @@ CLASSES = {"cable": {"AutoConfig": "cable_hf.CableConfig", "AutoModel": "cable_h
            "cable_bert": {"AutoConfig": "cable_hf.CableBertConfig", "AutoModel": "cable_hf.CableBertModel",
                           "AutoModelForMaskedLM": "cable_hf.CableBertForMaskedLM"}}
 TYPES = {"gpt2": "cable", "bert": "cable_bert", "cable": "cable", "cable_bert": "cable_bert"}
+HEAD = "cls."                                           # how the names of BERT's head begin
 
 
 def newest(directory):
     """the checkpoint itself, or the last one of a run"""
     if os.path.exists(os.path.join(directory, "config.json")):
         return directory
-    steps = sorted(d for d in os.listdir(directory) if d.startswith("step_"))
+    steps = sorted(d for d in os.listdir(directory) if re.fullmatch(r"step_\d{8,}", d))
     if not steps:
-        raise ValueError(f"{directory}: expected a checkpoint (config.json) or a run with step_* in it, got neither")
+        raise BadInput(f"{directory}: expected a checkpoint (config.json) or a run with step_* in it, got neither")
     return os.path.join(directory, steps[-1])
+
+
+def open_own(path):
+    """a file of the checkpoint: a link could lead to any file of the system, which the copy would give away"""
+    if os.path.islink(path):
+        raise BadInput(f"{path}: expected a regular file, got a link")
+    return console.open_regular(path)
+
+
+def read_own(path):
+    with open_own(path) as f:
+        return f.read()
+
+
+def verified(source):
+    """the names of the checkpoint's files, after all that is copied has been compared with the manifest"""
+    path = os.path.join(source, "manifest.json")
+    if not os.path.lexists(path):
+        return [name for name in os.listdir(source) if name != CODE]
+    xxhash, text = console.need("xxhash"), read_own(path)
+    summed = text[:text.rfind(b',\n "checksum": ')]       # its last line is the checksum of what stands before it
+    own = xxhash.xxh3_64_hexdigest(summed + b"\n}")
+    if text != summed + f',\n "checksum": "xxh3:{own}"\n}}\n'.encode():
+        raise BadInput(f"{path}: its checksum does not match its contents (damaged, or edited?)")
+    listed, needed = console.parse_object(text, path).get("files"), ("config.json", "model.safetensors")
+    if not isinstance(listed, dict) or not all(isinstance(listed.get(name), dict) for name in needed):
+        raise BadInput(f"{path}: expected the size and checksum of {' and '.join(needed)}")
+    for name in (*needed, *COPIED):
+        if name not in listed:
+            continue
+        found, size = xxhash.xxh3_64(), 0
+        with open_own(os.path.join(source, name)) as f:
+            for block in iter(lambda: f.read(1 << 20), b""):
+                found.update(block)
+                size += len(block)
+        got = {"bytes": size, "checksum": "xxh3:" + found.hexdigest()}
+        if got != listed[name]:
+            raise BadInput(f"{os.path.join(source, name)}: expected {listed[name]}, as the manifest says, got {got} "
+                           "(damaged?)")
+    return list(listed)
+
+
+def check_encoding(config, path):
+    """what cable_hf.py checks of a config.json; its checks need nothing that this Python may lack"""
+    with open(os.path.join(HERE, CODE), encoding="utf-8") as f:
+        module = ast.parse(f.read())
+    wanted = "CABLES POSITIONS WORDS SCALINGS check_position check_mask base_of check_base".split()
+    names = lambda node: {getattr(part, "id", getattr(part, "name", "")) for part in getattr(node, "targets", [node])}
+    module.body = [node for node in module.body if names(node) & set(wanted)]
+    code = {}
+    exec(compile(module, CODE, "exec"), code)
+    try:
+        code["check_mask"](config.get("window", 0), config.get("sinks", 0), config["position"].get("name"))
+        position = code["check_position"](config["position"], config.get("rope_scaling"))
+        code["check_base"](config.get("rope_theta"), position)
+    except (ValueError, TypeError, KeyError, AttributeError) as e:      # the values may be of any type
+        raise BadInput(f"{path}: {str(e).replace('config.json: ', '')}") from None
 
 
 def write_json(path, value):
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as f:
-        json.dump(value, f, indent=2)
-        f.write("\n")
+    console.write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_sentence_transformer(out, source, config):
@@ -53,59 +120,88 @@ def write_sentence_transformer(out, source, config):
                    {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length":
                     config["max_position_embeddings"], "pad_token": "[PAD]", "unk_token": "[UNK]",
                     "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"})
-    pooling = config.get("pooling", "mean")             # what --pairs has trained
+    pooling = config.get("pooling", "mean")
     write_json(os.path.join(out, "1_Pooling", "config.json"),
                {"word_embedding_dimension": config["hidden_size"], "pooling_mode_cls_token": pooling == "cls",
                 "pooling_mode_mean_tokens": pooling == "mean", "pooling_mode_max_tokens": False,
                 "pooling_mode_mean_sqrt_len_tokens": False})
 
 
+def copy_weights(source, out, left_out):
+    """model.safetensors without the tensors whose names begin with left_out; under its name only when it is whole"""
+    path, partial = os.path.join(source, "model.safetensors"), os.path.join(out, "model.safetensors.partial")
+    with open_own(path) as f, open(partial, "wb") as copy:
+        header, kept, end = {"__metadata__": {"format": "pt"}}, [], 0
+        for name, (dtype, shape, first, last) in console.read_tensors(f, path).items():
+            if left_out is None or not name.startswith(left_out):
+                header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + last - first]}
+                kept.append((first, last))
+                end += last - first
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)                 # the data starts aligned
+        copy.write(struct.pack("<Q", len(text)) + text)
+        for first, last in kept:
+            f.seek(first)
+            for n in range(first, last, 1 << 20):
+                copy.write(f.read(min(1 << 20, last - n)))
+    os.replace(partial, os.path.join(out, "model.safetensors"))
+
+
+def read_config(source):
+    """config.json and what is to be written: cable, cable_bert, or None for a model of transformers' own"""
+    path = os.path.join(source, "config.json")
+    config = console.parse_object(read_own(path), path)
+    kind, position = TYPES.get(str(config.get("model_type"))), config.get("position")
+    if kind is None or not isinstance(position, dict):
+        raise BadInput(f"{path}: expected a checkpoint of train_gpt2 or train_bert, whose position names its "
+                       f"encoding, got model_type {config.get('model_type')!r}, position {position!r}")
+    if kind == "cable_bert":
+        for key in ("max_position_embeddings", "hidden_size"):
+            if type(config.get(key)) is not int:
+                raise BadInput(f"{path}: {key}: expected an integer, got {config.get(key)!r}")
+        if config.get("pooling", "mean") not in ("mean", "cls"):
+            raise BadInput(f"{path}: pooling: expected mean or cls, got {config['pooling']!r}")
+    if position.get("name") != "learned":
+        check_encoding(config, path)
+    elif config.get("window"):
+        raise BadInput(f"{path}: learned positions with a window of {config['window']}: transformers has no such model")
+    elif config.get("document_mask") is not None:
+        raise BadInput(f"{path}: learned positions with documents apart: transformers has no such model")
+    return config, kind
+
+
 def export(source, out):
     source = newest(source)
-    path = os.path.join(source, "config.json")
-    with open(path) as f:
-        config = json.load(f)
-    kind, position = TYPES.get(config.get("model_type")), config.get("position")
-    if kind is None or not isinstance(position, dict):
-        raise ValueError(f"{path}: expected a checkpoint of train_gpt2 or train_bert, whose position names its "
-                         f"encoding, got model_type {config.get('model_type')!r}, position {position!r}")
-    if position.get("name") == "learned" and config.get("window"):
-        raise ValueError(f"{path}: learned positions with a window of {config['window']}: transformers has no such "
-                         "model")
-    if position.get("name") == "learned" and config.get("document_mask") is not None:
-        raise ValueError(f"{path}: learned positions with documents apart: transformers has no such model")
     if os.path.exists(os.path.join(out, "model.safetensors")):
-        raise ValueError(f"{out}: already holds a model; give another directory")
+        raise BadInput(f"{out}: already holds a model; give another directory")
+    files = {name: read_own(os.path.join(source, name)) for name in verified(source) if name in COPIED}
+    config, kind = read_config(source)
+    with open_own(os.path.join(source, "model.safetensors")) as f:
+        console.read_tensors(f, f.name)
     os.makedirs(out, exist_ok=True)
-    if position.get("name") != "learned":
+    if config["position"]["name"] != "learned":
         config.update(model_type=kind, architectures=[list(CLASSES[kind].values())[-1].split(".")[1]],
                       auto_map=CLASSES[kind])
-        has_code = os.path.exists(os.path.join(source, CODE))
-        shutil.copyfile(os.path.join(source if has_code else HERE, CODE), os.path.join(out, CODE))
-    for name in COPIED:
-        if os.path.exists(os.path.join(source, name)):
-            shutil.copyfile(os.path.join(source, name), os.path.join(out, name))
+        shutil.copyfile(os.path.join(HERE, CODE), os.path.join(out, CODE))
+    retriever = "pooling" in config                     # what --pairs has trained
+    if retriever:
+        config["architectures"] = ["BertModel" if config["model_type"] == "bert" else "CableBertModel"]
+    for name, text in files.items():
+        with open(os.path.join(out, name), "wb") as f:
+            f.write(text)
     write_json(os.path.join(out, "config.json"), config)
     if kind == "cable_bert":
         write_sentence_transformer(out, source, config)
-    # last, under its name only when whole: an interrupted export is seen to be none
-    weights = os.path.join(out, "model.safetensors")
-    shutil.copyfile(os.path.join(source, "model.safetensors"), weights + ".partial")
-    os.replace(weights + ".partial", weights)
+    copy_weights(source, out, HEAD if retriever else None)      # last: an interrupted export is seen to be none
     return source
 
 
-def main():
-    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
+def main(argv):
+    if len(argv) != 2 or argv[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
-    try:
-        print(f"{export(*sys.argv[1:])} -> {sys.argv[2]}")
-    except (OSError, ValueError) as e:
-        print(f"export.py: {e}", file=sys.stderr)
-        return 2
-    return 0
+    print(f"{export(*argv)} -> {argv[1]}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

@@ -3,9 +3,12 @@
 # and test_tokenizer_export.py, in a Python environment of its own; and test_gpu_bench_pytorch.py, which wants a PyTorch
 # of this year. The environment is made once (a minute, 5 GB) and kept under the hash of what is in it.
 #
+# Then the tests of transformers run once more in a copy with the newest releases, where there are newer ones.
+#
 #   dev/hf/exports.sh [TEST...]       make exports; TEST: a class or Class.test of test_exports.py
 #   dev/hf/exports.sh --python        makes the environment where it is missing, and prints its python
-#   dev/hf/exports.sh --ci            where the environment cannot be made within 3 minutes, says so and skips
+#   dev/hf/exports.sh --ci            only the pinned releases; where the environment cannot be made within 3 minutes,
+#                                     says so and skips
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -33,6 +36,36 @@ make_environment() {
         --overrides "$made/left_out.txt" -r "$requirements"
     mv -T "$made/env" "$environment" 2>/dev/null || [ -d "$environment" ]       # or another run was faster
 }
+versions() {
+    "$1" - "$requirements" <<'PYTHON'
+import importlib.metadata as metadata
+import platform
+import sys
+
+names = [line.split("==")[0].split("[")[0] for line in open(sys.argv[1]) if "==" in line]
+print(", ".join([f"Python {platform.python_version()}"] + [f"{name} {metadata.version(name)}" for name in names]))
+PYTHON
+}
+
+# A copy with the newest releases of all but PyTorch; what has not changed is linked. Prints its python, or nothing if
+# no release is newer.
+make_newest() {
+    local made newest=$environment-newest names upgraded
+    made=$(mktemp -d "$cache/making.XXXXXX")
+    cp -al "$environment" "$made/env"
+    echo 'triton; sys_platform == "never"' >"$made/left_out.txt"
+    grep '^torch==' "$requirements" >"$made/pinned.txt"
+    mapfile -t names < <(sed -n 's/==.*//p' "$requirements")
+    mapfile -t upgraded < <(printf -- '--upgrade-package=%s\n' "${names[@]%%[*}")
+    UV_CACHE_DIR=$made/cache "$made/env/bin/uv" pip install -q --python "$made/env/bin/python" -c "$made/pinned.txt" \
+        --overrides "$made/left_out.txt" "${upgraded[@]}" "${names[@]}" >&2 || { rm -rf "$made"; return 1; }
+    rm -rf "$newest"
+    if [ "$(versions "$made/env/bin/python")" != "$(versions "$environment/bin/python")" ]; then
+        mv "$made/env" "$newest"
+        echo "$newest/bin/python"
+    fi
+    rm -rf "$made"
+}
 if [ "${1:-}" = --make ]; then make_environment; exit; fi
 if [ "${1:-}" = --python ]; then
     [ -d "$environment" ] || make_environment >&2
@@ -59,14 +92,7 @@ if [ ! -d "$environment" ]; then
     echo "installed in $((SECONDS - start)) s"
 fi
 python=$environment/bin/python
-"$python" - "$requirements" <<'PYTHON'
-import importlib.metadata as metadata
-import platform
-import sys
-
-names = [line.split("==")[0].split("[")[0] for line in open(sys.argv[1]) if "==" in line]
-print(", ".join([f"Python {platform.python_version()}"] + [f"{name} {metadata.version(name)}" for name in names]))
-PYTHON
+versions "$python"
 dev/install.sh build
 make -s train_gpt2 train_bert
 export PYTORCH_PYTHON=$python
@@ -85,4 +111,9 @@ for i in "${!parts[@]}"; do
     cat "$logs/$i"
     [ -e "$logs/$i.ok" ] || code=1
 done
+[ -z "$ci" ] || exit $code
+newest=$(make_newest) || { echo "the newest releases could not be installed"; exit 1; }
+if [ -z "$newest" ]; then echo "no release is newer"; exit $code; fi
+versions "$newest"
+PYTORCH_PYTHON=$newest $exports Transformers BertForMaskedLM SentenceTransformers HellaSwag || code=1
 exit $code

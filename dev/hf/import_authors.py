@@ -14,88 +14,115 @@ import os
 import re
 import sys
 
-import torch
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(os.path.dirname(os.path.dirname(HERE)), "scripts")]
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from modeling_cable import CableConfig, CableGPT2, read_safetensors, save_checkpoint
+import console                          # noqa: E402
+from console import BadInput            # noqa: E402
+
+torch = console.need("torch")
+from modeling_cable import DTYPES, CableConfig, CableGPT2, read_safetensors, save_checkpoint    # noqa: E402
 
 VOCAB = 50257                                               # GPT-2's
 LINEAR = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
 BUFFERS = re.compile(r"(^|\.)(cached_[^.]*|bias_mask|attn\.bias|attn\.masked_bias)$|^lm_head\.weight$")
+WTE, LAYER = "transformer.wte.weight", "transformer.h."
+
+
+def is_whole(t):
+    """a dense tensor of real numbers that has its own memory for each of them"""
+    if not isinstance(t, torch.Tensor) or t.layout != torch.strided or t.is_quantized or t.is_complex():
+        return False
+    storage = t.untyped_storage() if hasattr(t, "untyped_storage") else t.storage()
+    return t.device.type == "cpu" and t.numel() * t.element_size() <= storage.nbytes()
 
 
 def read_state(path):
     """{name from "transformer." or "lm_head." on: tensor}"""
-    if path.endswith(".safetensors"):
-        state = read_safetensors(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        for key in ("model", "state_dict", "model_state_dict"):
-            state = state[key] if isinstance(state.get(key), dict) else state
+    with console.open_regular(path) as f:
+        if path.endswith(".safetensors"):
+            unknown = {dtype for dtype, *_ in console.read_tensors(f, path).values()} - set(DTYPES)
+            if unknown:
+                raise BadInput(f"{path}: expected tensors of {', '.join(DTYPES)}, got {', '.join(unknown)}")
+            state = read_safetensors(path)
+        else:
+            try:
+                state = torch.load(f, map_location="cpu", weights_only=True)
+            except Exception as e:                          # a damaged file can raise anything
+                what = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+                raise BadInput(f"{path}: expected a state dict that torch.save() wrote ({what})") from None
+    for key in ("model", "state_dict", "model_state_dict"):
+        state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
+    if not isinstance(state, dict) or not all(isinstance(n, str) and is_whole(t) for n, t in state.items()):
+        raise BadInput(f"{path}: expected the names and tensors of a model, got something else")
     # DistributedDataParallel and torch.compile put words before the names
     return {re.sub(r"^.*?(?=transformer\.|lm_head\.)", "", name): t for name, t in state.items()}
 
 
-def convert(state):
-    """the tensors by this repository's names"""
-    ours = {}
-    for name, t in state.items():
-        if BUFFERS.search(name):
-            continue
-        t = t.float()
-        if LINEAR.search(name):
-            t = t.t().contiguous()
-        ours[name.replace(".cable_layer_scale.", ".cable.s.").replace(".cable_layer.", ".cable.c.")] = t
-    return ours
+def expect_shape(state, name, shape):
+    """None in the shape: any size; returns the shape"""
+    found = state.get(name)
+    if found is None:
+        raise BadInput(f"expected a GPT-2 with CABLE, but there is no {name}")
+    if found.dim() != len(shape) or any(w not in (None, n) for w, n in zip(shape, found.shape)) or not found.numel():
+        raise BadInput(f"{name}: expected {' x '.join(str(n or 'any') for n in shape)}, got {list(found.shape)}")
+    return found.shape
+
+
+def config_of(state, T):
+    """the model that a state dict with this repository's names is of; what memory it takes is in the file"""
+    layers = {name[len(LAYER):].partition(".")[0] for name in state if name.startswith(LAYER)}
+    C = expect_shape(state, WTE, (None, None))[1]
+    NH = expect_shape(state, LAYER + "0.attn.cable.c.weight", (None, C))[0]
+    if layers != {str(layer) for layer in range(len(layers))}:
+        raise BadInput(f"expected the layers 0 to {len(layers) - 1}, got {', '.join(sorted(layers))[:80]}")
+    rows = (VOCAB + 127) // 128 * 128                       # with padding
+    if state[WTE].shape[0] != rows:
+        raise BadInput(f"{WTE}: expected {rows} rows, GPT-2's {VOCAB} and padding, got {state[WTE].shape[0]}")
+    for layer in range(len(layers)):
+        expect_shape(state, f"{LAYER}{layer}.attn.c_attn.weight", (3 * C, C))
+        expect_shape(state, f"{LAYER}{layer}.mlp.c_fc.weight", (4 * C, C))
+    weighted = LAYER + "0.attn.cable.s.weight" in state
+    return CableConfig(n_layer=len(layers), n_head=NH, n_embd=C, vocab_size=rows, n_positions=T,
+                       position={"name": "cable" if weighted else "cable_nw"})
 
 
 def import_state(state, T=1024):
-    ours = convert(state)
+    state = {name.replace(".cable_layer_scale.", ".cable.s.").replace(".cable_layer.", ".cable.c."): t
+             for name, t in state.items() if not BUFFERS.search(name)}
     try:
-        rows, C = ours["transformer.wte.weight"].shape
-        NH = ours["transformer.h.0.attn.cable.c.weight"].shape[0]
-    except KeyError as missing:
-        raise ValueError(f"expected a GPT-2 with CABLE, but there is no {missing}") from None
-    L = 1 + max(int(name.split(".")[2]) for name in ours if name.startswith("transformer.h."))
-    if rows != (VOCAB + 127) // 128 * 128:
-        raise ValueError(f"transformer.wte.weight: expected 50304 rows, GPT-2's {VOCAB} and padding, got {rows}")
-    weighted = "transformer.h.0.attn.cable.s.weight" in ours
-    model = CableGPT2(CableConfig(n_layer=L, n_head=NH, n_embd=C, vocab_size=rows, n_positions=T,
-                                  position={"name": "cable" if weighted else "cable_nw"}))
-    try:
-        model.load_state_dict(ours)
-    except RuntimeError as e:
-        raise ValueError(str(e)) from None
+        model = CableGPT2(config_of(state, T))
+        model.load_state_dict({name: t.float().t().contiguous() if LINEAR.search(name) else t.float()
+                               for name, t in state.items()})
+    except (RuntimeError, ValueError) as e:                 # a name or a shape
+        raise BadInput(" ".join(str(e).split())[:400]) from None
     return model
 
 
 def write(model, out):
     if os.path.exists(os.path.join(out, "model.safetensors")):
-        raise ValueError(f"{out}: already holds a model; give another directory")
+        raise BadInput(f"{out}: already holds a model; give another directory")
     save_checkpoint(model, out)
     path = os.path.join(out, "config.json")
-    with open(path) as f:
-        config = json.load(f)
-    config.update(vocab_softmax="padded", vocab_used=VOCAB)
-    with open(path, "w") as f:
-        json.dump(config, f, indent=2)
-        f.write("\n")
+    config = {**console.read_object(path), "vocab_softmax": "padded", "vocab_used": VOCAB}
+    console.write_whole(path, json.dumps(config, indent=2) + "\n")
 
 
-def main():
-    if len(sys.argv) not in (3, 4) or sys.argv[1].startswith("-"):
-        print("usage: dev/hf/import_authors.py FILE OUT [trained length]", file=sys.stderr)
+def main(argv):
+    if len(argv) not in (2, 3) or argv[0].startswith("-"):
+        print(__doc__, file=sys.stderr)
         return 2
+    if len(argv) == 3 and not re.fullmatch(r"[1-9]\d{0,8}", argv[2]):
+        raise BadInput(f"expected the trained length, a number of tokens, got {argv[2]}")
+    state = read_state(argv[0])
     try:
-        model = import_state(read_state(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) == 4 else 1024)
-        write(model, sys.argv[2])
-    except (ValueError, OSError) as e:
-        print(f"error: {sys.argv[1]}: {e}", file=sys.stderr)
-        return 2
+        model = import_state(state, int(argv[2]) if len(argv) == 3 else 1024)
+    except BadInput as e:
+        raise BadInput(f"{argv[0]}: {e}") from None
+    write(model, argv[1])
     c = model.config
-    print(f"{sys.argv[1]} -> {sys.argv[2]}: {c.position['name']}, L {c.n_layer}, NH {c.n_head}, C {c.n_embd}")
-    return 0
+    print(f"{argv[0]} -> {argv[1]}: {c.position['name']}, L {c.n_layer}, NH {c.n_head}, C {c.n_embd}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

@@ -4,13 +4,16 @@ PyTorch reads the checkpoints of every encoding with dev/hf/modeling_cable.py, a
 with transformers' own GPT-2 and BERT. The trainer reads what transformers saves, and scores HellaSwag as PyTorch does.
 Every bound is a multiple of an error measured here: how far PyTorch's own results in float32 are from float64.
 """
+import contextlib
 import copy
 import importlib.util
+import io
 import json
 import logging
 import math
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -55,8 +58,9 @@ if has_torch:
     import torch.nn.functional as F
     sys.path.insert(0, os.path.join(ROOT, "dev", "hf"))
     from modeling_cable import (POSITIONS, CableConfig, CableGPT2, load_checkpoint, read_safetensors, rope_frequencies,
-                                save_checkpoint)
+                                save_checkpoint, write_safetensors)
     import export
+    import console
 if has_transformers:
     import transformers
     transformers.utils.logging.disable_progress_bar()
@@ -382,6 +386,48 @@ class Exports(Case):
             self.assertNotIn("Traceback", refused.stderr)
 
 
+    def test_damaged_checkpoints(self):
+        """what is damaged, cut, unknown or leads elsewhere is refused in one line before anything is written"""
+        def change(name, edit):
+            def damage(step):
+                with open(os.path.join(step, name), "rb") as f:
+                    text = f.read()
+                with open(os.path.join(step, name), "wb") as f:
+                    f.write(edit(text))
+            return damage
+
+        def flip(at):
+            return lambda text: text[:at] + bytes([text[at] ^ 1]) + text[at + 1:]
+
+        def no_manifest(damage):
+            return lambda step: (os.remove(os.path.join(step, "manifest.json")), damage(step))
+
+        def place(name, make):
+            return lambda step: make(os.path.join(step, name))
+        weights, link = "model.safetensors", lambda path: os.symlink("/etc/passwd", path)
+        unknown = change("config.json", lambda text: text.replace(b'"cable"', b'"cables"'))
+        shape = change(weights, lambda text: text.replace(b'"shape":[', b'"shape":[2,', 1))
+        cases = ((change(weights, flip(9000)), "checksum"), (change(weights, lambda text: text[:-1]), "13631"),
+                 (change("manifest.json", flip(150)), "manifest.json"),
+                 (change("manifest.json", lambda text: text + b" "), "manifest.json"),
+                 (unknown, "config.json: expected {"),
+                 (no_manifest(unknown), "position 'cables'"), (no_manifest(shape), "shape"),
+                 (no_manifest(change(weights, lambda text: text[:-1])), "13,632 bytes"),
+                 (no_manifest(change(weights, lambda text: text[:7])), "cut short"),
+                 (no_manifest(place("vocab.txt", link)), "vocab.txt: expected a regular file, got a link"),
+                 (no_manifest(place("vocab.txt", os.mkfifo)), "vocab.txt: expected a regular file"),
+                 (no_manifest(change("config.json", lambda text: b"[" * 100000)), "expected a JSON object"))
+        for n, (damage, naming) in enumerate(cases):
+            step, out = (os.path.join(self.dir, kind + str(n)) for kind in ("step", "out"))
+            shutil.copytree(os.path.join(ROOT, "test", "fixtures", "old_train_gpt2", "step_00000020"), step)
+            damage(step)
+            said = io.StringIO()
+            with self.subTest(naming=naming), contextlib.redirect_stderr(said):
+                self.assertEqual((console.code_of(export.main, [step, out]), os.path.exists(out)), (2, False))
+                self.assertEqual(said.getvalue().count("\n"), 1, said.getvalue())
+                self.assertIn(naming, said.getvalue())
+
+
 @unittest.skipUnless(has_torch, NO_TORCH)
 class Authors(Case):
     """dev/hf/import_authors.py on a state dict with the names and shapes of the released ones"""
@@ -440,6 +486,40 @@ class Authors(Case):
             self.assertNotIn("Traceback", refused.stderr)
         refused = self.run_script({k: t for k, t in state.items() if "cable" not in k}, out)
         self.assertIn("expected a GPT-2 with CABLE", refused.stderr)
+
+    def test_hostile_files(self):
+        """refused in one line, at once, whatever the file asks for"""
+        import import_authors
+        model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=50304, n_positions=T))
+        state = {name.replace("_orig_mod.", ""): t for name, t in self.state_of(model).items()}
+        wte, cable = "transformer.wte.weight", "transformer.h.0.attn.cable_layer.weight"
+        far = "transformer.h.1000000000.attn.c_attn.weight"
+        states = [{**state, **change} for change in (
+            {far: torch.zeros(24, 8)}, {"transformer.h.x.attn.c_attn.weight": torch.zeros(24, 8)},
+            {wte: torch.zeros(1).expand(50304, 1 << 30)}, {wte: torch.zeros(50304)}, {wte: "wte"},
+            {cable: torch.zeros(0, 8)}, {cable: torch.zeros(3, 8)}, {cable: torch.zeros(8)}, {3: torch.zeros(1)},
+            {"transformer.h.0.mlp.c_fc.weight": torch.zeros(2, 2, 2)})]
+        files = [("s.pt", None, {"model": s}) for s in (*states, [1], {})]
+        out, path = os.path.join(self.dir, "out"), os.path.join(self.dir, "good.safetensors")
+        write_safetensors(path, {name: t.contiguous() for name, t in state.items()})
+        with open(path, "rb") as f:
+            good = f.read()
+        size = 8 + struct.unpack("<Q", good[:8])[0]
+        files += [(name, text, None) for name in ("s.pt", "s.safetensors") for text in (
+            b"", b"PK\3\4", good[:7], good[:-1], good[:size], good[:8] + b"[" * (size - 8) + good[size:],
+            good.replace(b'"F32"', b'"I16"', 1), good.replace(b"[0,", b"[4,", 1),
+            good.replace(b"[50304,8]", b"[50304,9]"))]
+        for n, (name, text, value) in enumerate(files):
+            path = os.path.join(self.dir, name)
+            if value is None:
+                with open(path, "wb") as f:
+                    f.write(text)
+            else:
+                torch.save(value, path)
+            said = io.StringIO()
+            with self.subTest(n=n), contextlib.redirect_stderr(said):
+                self.assertEqual((console.code_of(import_authors.main, [path, out]), os.path.exists(out)), (2, False))
+                self.assertRegex(said.getvalue(), r"\Aimport_authors.py: [^\n]*s\.(pt|safetensors): [^\n]*\n\Z")
 
 
 def change_config(directory, **changes):
@@ -565,9 +645,8 @@ class Transformers(Case):
         self.assertTrue(all(map(math.isfinite, losses)))
         self.assertLess(sum(losses[-5:]) / 5, losses[0] - 1)
 
-    def load(self, step, auto=None):
-        auto = auto or transformers.AutoModelForCausalLM
-        return auto.from_pretrained(step, trust_remote_code=True).eval()
+    def load(self, step, **settings):
+        return transformers.AutoModelForCausalLM.from_pretrained(step, trust_remote_code=True, **settings).eval()
 
     def test_checkpoint_is_the_export(self):
         """a checkpoint gives the reference's logits, cached, padded and in batches, and the trainer's greedy text"""
@@ -635,7 +714,7 @@ class Transformers(Case):
             transformers.AutoModelForCausalLM.from_pretrained(step, trust_remote_code=False)
         with self.assertRaisesRegex(ValueError, "learned positions with a window"):
             self.load(step)
-        with self.assertRaisesRegex(ValueError, "learned positions with a window of 7"):
+        with self.assertRaisesRegex(console.BadInput, "learned positions with a window of 7"):
             export.export(step, os.path.join(self.dir, "out"))
 
     def test_checkpoint_of_documents_is_the_export(self):
@@ -646,7 +725,7 @@ class Transformers(Case):
         step = train(self.dir, "learned", "learned", "--model", "1,1,8", "--document_mask", "1", steps=1)
         with self.assertRaisesRegex(ValueError, "learned positions with a window or documents apart"):
             self.load(step)
-        with self.assertRaisesRegex(ValueError, "learned positions with documents apart"):
+        with self.assertRaisesRegex(console.BadInput, "learned positions with documents apart"):
             export.export(step, os.path.join(self.dir, "out"))
 
     def compare_export(self, step):
@@ -823,10 +902,31 @@ class Transformers(Case):
         with self.assertRaisesRegex(ValueError, "lacks"):
             self.load(step)
 
+    def test_further_arguments(self):
+        """no argument is swallowed: it counts, or it is refused"""
+        out, ids = self.random_pair("cable")[1], torch.tensor([list(TEXT[:T])])
+        model, refused = self.load(out), (TypeError, ValueError)
+        for part in (model, model.transformer):
+            for name, value in (("output_attentions", True), ("inputs_embeds", torch.zeros(1, T, 16)),
+                                ("token_type_ids", torch.ones_like(ids))):
+                with self.subTest(name=name), self.assertRaisesRegex(refused, name):
+                    part(ids, **{name: value})
+            self.assertIsInstance(part(ids, return_dict=False, output_attentions=False, inputs_embeds=None), tuple)
+        with self.assertRaisesRegex(refused, "output_attentions"):
+            self.load(out, output_attentions=True)(ids)
+        self.assertEqual(len(self.load(out, output_hidden_states=True)(ids).hidden_states), 2)
+        # transformers' Trainer, where a batch comes in several calls
+        parts, count = (ids[:, :9], ids[:, 9:]), T - 2
+        means = sum(model(part, labels=part).loss * (part.shape[1] - 1) for part in parts) / count
+        sums = sum(model(part, labels=part, num_items_in_batch=count).loss for part in parts)
+        self.assertLess(greatest(means - sums), FACTOR * steps_of(means.item()))
+
     def test_old_checkpoint(self):
         """dev/hf/export.py makes of an old checkpoint one that transformers loads"""
-        old = os.path.join(ROOT, "test", "fixtures", "old_train_gpt2", "step_00000020")
-        out = os.path.join(self.dir, "out")
+        old, out = (os.path.join(self.dir, name) for name in ("old", "out"))
+        shutil.copytree(os.path.join(ROOT, "test", "fixtures", "old_train_gpt2", "step_00000020"), old)
+        with open(os.path.join(old, export.CODE), "w") as f:
+            f.write("raise ImportError('of before')\n")
         export.export(old, out)
         ids = torch.tensor([list(b"the cable of a")])
         with torch.no_grad():
@@ -899,6 +999,9 @@ class BertForMaskedLM(Case):
             with self.subTest(name=name):
                 model = transformers.AutoModelForMaskedLM.from_pretrained(step, trust_remote_code=True)
                 self.compare(step, model.eval())
+        for name, value in (("output_attentions", True), ("inputs_embeds", torch.zeros(1, 4, 48))):
+            with self.assertRaisesRegex((TypeError, ValueError), name):
+                model(torch.zeros(1, 4, dtype=torch.long), **{name: value})
         with self.assertRaisesRegex(ValueError, "trust_remote_code"):
             transformers.AutoModelForMaskedLM.from_pretrained(step, trust_remote_code=False)
 
@@ -930,6 +1033,8 @@ class SentenceTransformers(Case):
                 found = torch.tensor(self.load(out).encode(self.TEXTS))
                 (want, single), exact = embed(self.TEXTS), FACTOR * steps_of(1)
                 self.assertLess(greatest(found - want), max(FACTOR * greatest(single - want), greatest(want) * exact))
+                info = transformers.AutoModel.from_pretrained(out, trust_remote_code=True, output_loading_info=True)[1]
+                self.assertEqual((list(info["missing_keys"]), list(info["unexpected_keys"])), ([], []))
 
     @unittest.skipUnless(has_mteb, "SKIPPED: mteb is not installed; make exports installs it")
     def test_mteb(self):

@@ -253,11 +253,13 @@ class ExportsEnvironment(unittest.TestCase):
             f.write("#!/bin/sh\n" + script)
         os.chmod(path, 0o755)
 
-    def run_in_fake_environment(self, script, *words):
-        """with this script as the python of the environment, and a make that has nothing to do"""
+    def run_in_fake_environment(self, script, *words, install="exit 0\n"):
+        """with these scripts as python and uv of the environment, and a make that has nothing to do"""
         with open(os.path.join(ROOT, "dev", "hf", "requirements.txt"), "rb") as f:
             text = f"Python {sys.version.split()[0]}\n".encode() + f.read()
-        self.fake(os.path.join(self.cache, "exports-" + hashlib.sha256(text).hexdigest()[:16], "bin", "python"), script)
+        bin_of = os.path.join(self.cache, "exports-" + hashlib.sha256(text).hexdigest()[:16], "bin")
+        self.fake(os.path.join(bin_of, "python"), script)
+        self.fake(os.path.join(bin_of, "uv"), install)
         tools = os.path.join(self.directory.name, "tools")
         self.fake(os.path.join(tools, "make"), "")
         return self.run_script(*words, PATH=f"{tools}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
@@ -274,6 +276,22 @@ class ExportsEnvironment(unittest.TestCase):
             code, output = self.run_in_fake_environment(script)
             self.assertEqual((code, re.findall(r"^ran (test_\w+\.py)$", output, re.M)),
                              (int(failing != "none"), everything), output)
+    def test_newer_releases_are_tested_too(self):
+        """in a copy, which leaves the pinned ones as they are"""
+        script, tests = 'echo "ran ${1##*/}"\n', r"^ran (test_exports.py)$"
+        newer = """cd "${0%/*}"; rm python; echo '#!/bin/sh' >python; chmod +x python
+                   echo 'echo "newer ${1##*/}"; case $1 in *.py) exit 3;; esac' >>python\n"""
+        code, output = self.run_in_fake_environment(script, install=newer)
+        self.assertEqual((code, re.findall(tests, output, re.M)), (1, ["test_exports.py"] * 2), output)
+        self.assertTrue(output.endswith("newer -\nnewer test_exports.py\n"), output)
+        code, output = self.run_in_fake_environment(script, install="echo no network; exit 1\n")
+        self.assertEqual(code, 1)
+        self.assertTrue(output.endswith("no network\nthe newest releases could not be installed\n"), output)
+        self.assertEqual(sorted(name.partition("-")[0] for name in os.listdir(self.cache)), ["exports", "exports"])
+        code, output = self.run_in_fake_environment(script, "--ci", install=newer)
+        self.assertEqual((code, "newer" in output), (0, False), output)
+
+    def test_one_class_runs_only_with_the_pinned_releases(self):
         code, output = self.run_in_fake_environment('echo "ran ${1##*/}"\nexit 0\n', "HF")
         self.assertEqual((code, re.findall(r"^ran (test_\w+\.py)$", output, re.M)), (0, ["test_exports.py"]), output)
 
