@@ -26,7 +26,6 @@ import json
 import math
 import os
 import shlex
-import struct
 import subprocess
 import sys
 
@@ -44,15 +43,12 @@ from runqueue import BadInput, Command, Job  # noqa: E402
 
 def read_losses(path):
     """the float32 tensor `losses` of a safetensors file"""
-    with open(path, "rb") as f:
-        size, = struct.unpack("<Q", f.read(8))
-        entry = json.loads(f.read(size))["losses"]
-        begin, end = entry["data_offsets"]
-        f.seek(8 + size + begin)
-        losses = np.frombuffer(f.read(end - begin), dtype="<f4")
-    if entry["dtype"] != "F32" or len(losses) * 4 != end - begin:
-        raise BadInput(f"{path}: damaged: expected the losses of --token_losses")
-    return losses
+    with console.open_regular(path) as f:
+        dtype, shape, first, last = console.read_tensors(f, path).get("losses", ("", [], 0, 0))
+        if dtype != "F32" or len(shape) != 1:
+            raise BadInput(f"{path}: expected a row of F32, the losses of --token_losses")
+        f.seek(first)
+        return np.frombuffer(f.read(last - first), dtype="<f4")
 
 
 def contexts(tokens, T, stride):
@@ -77,12 +73,9 @@ def perplexity(losses, chosen):
 
 def checksum(path):
     found = hashlib.sha256()
-    try:
-        with open(path, "rb") as f:
-            for block in iter(lambda: f.read(1 << 20), b""):
-                found.update(block)
-    except OSError as e:
-        raise BadInput(f"{path}: {e.strerror}; --val_files: expected one file")
+    with console.open_regular(path) as f:
+        for block in iter(lambda: f.read(1 << 20), b""):
+            found.update(block)
     return found.hexdigest()
 
 
@@ -106,18 +99,61 @@ def evaluation(args, checkpoint, T, stride, place):
 def losses_of(args, wanted):
     """{key: losses}; wanted: {key: (checkpoint, T, stride, directory)}"""
     commands = {key: evaluation(args, *what) for key, what in wanted.items()}
+    known = {key for key, c in commands.items() if runqueue.is_done(c)}
     jobs = [Job(f"{c.flags['load']}, T {c.flags['eval_lengths']}", "", [c]) for c in commands.values()]
     slots = runqueue.slots(args.jobs, os.path.basename(args.trainer).endswith("cu"))
     code = runqueue.Queue("longppl.py", jobs, slots, cwd=os.getcwd()).run()
     if code:
         raise SystemExit(code)
-    name = lambda c: f"token_losses_{c.flags['eval_lengths']}_{c.flags['stride']}.safetensors"
-    return {key: read_losses(os.path.join(c.out, name(c))) for key, c in commands.items()}
+    return {key: verified_losses(c, key in known) for key, c in commands.items()}
+
+
+def verified_losses(command, known):
+    """What an evaluation has written, with its checksum beside it from then on, in the form of sha256sum. It must agree
+    if the evaluation is known."""
+    name = f"token_losses_{command.flags['eval_lengths']}_{command.flags['stride']}.safetensors"
+    path = os.path.join(command.out, name)
+    line, kept = f"{checksum(path)}  {name}\n", path + ".sha256"
+    if known and os.path.exists(kept):
+        with console.open_regular(kept) as f:
+            if f.read(1000) != line.encode():
+                raise BadInput(f"{path}: damaged: its checksum is not that of {kept}; remove {command.out} to evaluate "
+                               "again")
+    else:
+        runqueue.write_whole(kept, line)
+    return read_losses(path)
+
+
+# what a file of keys has, beside the checksum of the rest
+KEYS = {"val_files": str, "sha256": str, "evaluator": str, "weights": str, "long": int, "short": int, "stride": int,
+        "eval_tokens": int, "alpha": float, "beta": float, "tokens": int, "candidates": int, "keys": list}
+
+
+def keys_text(record):
+    text = json.dumps(record)
+    return json.dumps({**record, "checksum": hashlib.sha256(text.encode()).hexdigest()}) + "\n"
+
+
+def read_keys(path):
+    found = console.read_object(path)
+    record = {name: value for name, value in found.items() if name != "checksum"}
+    if {name: type(value) for name, value in record.items()} != KEYS or "checksum" not in found:
+        raise BadInput(f"{path}: expected a file that this version of `longppl.py keys` has written")
+    if keys_text(record) != json.dumps(found) + "\n":
+        raise BadInput(f"{path}: damaged: its checksum does not match its contents; write it again with `keys`")
+    ids = record["keys"]
+    if not (0 < record["stride"] <= record["short"] < record["long"] and all(type(n) is int for n in ids) and
+            all(a < b for a, b in zip([-1, *ids], [*ids, record["tokens"]]))):
+        raise BadInput(f"{path}: expected keys from 0 to {record['tokens'] - 1:,} in their order, and 0 < stride <= "
+                       "short < long")
+    return record
 
 
 def find_keys(args):
     if not 0 < args.stride <= args.short < args.long:
         raise BadInput(f"expected 0 < --stride <= --short < --long, got {args.stride}, {args.short}, {args.long}")
+    if not math.isfinite(args.alpha) or not math.isfinite(args.beta):
+        raise BadInput(f"--alpha, --beta: expected numbers, got {args.alpha}, {args.beta}")
     args.text_sum = checksum(args.val_files)
     where = args.keep or args.output + ".losses"
     found = losses_of(args, {T: (args.evaluator, T, args.stride, where) for T in (args.long, args.short)})
@@ -129,15 +165,13 @@ def find_keys(args):
               "eval_tokens": args.eval_tokens, "alpha": args.alpha, "beta": args.beta, "tokens": len(keys),
               "candidates": int(candidates.sum()), "keys": np.flatnonzero(keys).tolist()}
     os.makedirs(os.path.dirname(os.path.abspath(args.output)), exist_ok=True)
-    runqueue.write_whole(args.output, json.dumps(record) + "\n")
+    runqueue.write_whole(args.output, keys_text(record))
     print(f"{args.output}: {len(record['keys']):,} key tokens of {record['candidates']:,} that see more than "
           f"{args.short:,} tokens ({len(record['keys']) / max(1, record['candidates']):.2%})")
 
 
 def score(args):
-    keys = runqueue.read_object(args.keys)
-    if not isinstance(keys.get("keys"), list):
-        raise BadInput(f"{args.keys}: expected a file that `longppl.py keys` has written")
+    keys = read_keys(args.keys)
     args.val_files, args.eval_tokens = args.val_files or keys["val_files"], keys["eval_tokens"]
     args.text_sum = checksum(args.val_files)
     if args.text_sum != keys["sha256"]:
@@ -152,6 +186,8 @@ def score(args):
         chosen = np.zeros(len(losses), dtype=bool)
         chosen[keys["keys"]] = True
         candidate = contexts(len(losses), keys["long"], keys["stride"]) > keys["short"]
+        if (chosen & ~candidate).any():
+            raise BadInput(f"{args.keys}: expected keys that see more than {keys['short']:,} tokens")
         rows.append((checkpoint, perplexity(losses, chosen), perplexity(losses, candidate)))
     shown = lambda v: "-" if v is None else f"{v:.4f}"
     lines = [f"LongPPL over {len(keys['keys']):,} key tokens of {keys['candidates']:,}, windows of {keys['long']:,} "

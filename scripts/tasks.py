@@ -2,7 +2,7 @@
 """tasks.py -- which encodings answer longer questions than they have learned from? Trains a small model for every
 encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length, and keeps a CSV, a table and a figure.
 
-    scripts/tasks.py                                all cases that dev/results/tasks.csv lacks, on all cores
+    scripts/tasks.py                                all cases that build/tasks/tasks.csv lacks, on all cores
     scripts/tasks.py --part 2/4                     the second of four parts, each of at most two hours on two cores
     scripts/tasks.py --pos cable,rope --tasks copy --seeds 1 --out build/mine    some of them, with results of their own
     scripts/tasks.py --summary                      only the table and the figure of what there is
@@ -21,6 +21,7 @@ import collections
 import concurrent.futures
 import csv
 import fcntl
+import io
 import json
 import os
 import re
@@ -45,6 +46,8 @@ import tasks as generators      # noqa: E402  data/tasks.py
 SOURCES = ["llmc", "train_gpt2.cu", "data/tasks.py"]
 FIELDS = ["commit", "task", "pos", "seed", "trained", "length", "T", "examples", "exact", "tokens", "accuracy", "loss",
           "steps", "seconds"]
+NUMBERS = {"seed": r"-?\d{1,18}", **dict.fromkeys(("trained", "examples"), r"[1-9]\d{0,8}"),
+           **dict.fromkeys(("length", "exact"), r"\d{1,9}")}
 LENGTH, EXAMPLES, TEST_EXAMPLES = 10, 100_000, 500
 MODEL, B, STEPS, LR = "3,4,64", 64, 1500, "1e-3"
 MULTIPLES = (1, 2, 4, 8)
@@ -55,9 +58,12 @@ Case = collections.namedtuple("Case", "task pos seed")
 
 def encodings(trainer):
     """the names that train_gpt2 --help lists, in its order"""
-    text = subprocess.run([trainer, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    block = text[text.index("(--pos):") + 8:text.index("Sizes for --model")]
-    return re.findall(r"^  (\w+) ", block, flags=re.M)
+    text = subprocess.run([trainer, "--help"], stdout=subprocess.PIPE, text=True, errors="replace").stdout
+    block = text.partition("(--pos):")[2].partition("Sizes for --model")[0]
+    found = re.findall(r"^  (\w+) ", block, flags=re.M)
+    if not found:
+        raise BadInput(f"{trainer}: expected train_gpt2, whose --help lists the encodings")
+    return found
 
 
 def source_commit():
@@ -72,22 +78,36 @@ def source_commit():
 def read_results(path):
     if not os.path.exists(path):
         return []
-    with open(path, newline="", encoding="ascii") as f:
-        rows = list(csv.DictReader(f))
-    if rows and list(rows[0]) != FIELDS:
-        raise BadInput(f"{path}: expected the columns {','.join(FIELDS)}, got {','.join(rows[0])}")
+    with console.open_regular(path) as f:
+        text = f.read().decode("ascii", "backslashreplace")
+    lines = text.splitlines(keepends=True)
+    if lines and lines[0].strip() != ",".join(FIELDS):
+        raise BadInput(f"{path}: expected the columns {','.join(FIELDS)}, got {lines[0].strip()[:200]}")
+    rows = []
+    for n, line in enumerate(lines[1:], 2):
+        row = dict(zip(FIELDS, next(csv.reader([line.replace("\0", "\\0")]), [])))
+        whole = line.endswith("\n") and len(row) == len(FIELDS)
+        if not whole or not all(re.fullmatch(pattern, row[key]) for key, pattern in NUMBERS.items()):
+            raise BadInput(f"{path}: line {n}: expected {len(FIELDS)} columns of a case, got {line.strip()[:80]!r}; "
+                           "remove the lines of its case, and the same command runs it again")
+        rows.append(row)
     return rows
 
 
 def append_results(path, rows):
-    """adds the rows of a case in one write, also beside another process that does the same"""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "a", newline="", encoding="ascii") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        writer = csv.DictWriter(f, FIELDS, lineterminator="\n")
-        if f.tell() == 0:
-            writer.writeheader()
-        writer.writerows(rows)
+    """adds the rows of a case; a kill at any moment leaves all of them or none, also beside another process"""
+    directory = os.path.dirname(os.path.abspath(path))
+    os.makedirs(directory, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(read_results(path) + rows)
+        console.write_whole(path, text.getvalue())
+    finally:
+        os.close(lock)
 
 
 # One case -------------------------------------------------------------------------------------------------------------
@@ -139,6 +159,8 @@ class Runs:
             raise BadInput(f"{' '.join(case[:2])}: exit code {p.returncode}: {text[-600:]}")
         with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
             records = [r for r in map(json.loads, f) if r["kind"] == "task"]
+        if not records:
+            raise BadInput(f"{out}/log.jsonl: expected the results of the tasks, got none (is the disk full?)")
         rows = [{"commit": self.commit, "task": case.task, "pos": case.pos, "seed": case.seed,
                  "trained": generators.trained_length(case.task, LENGTH), "steps": self.args.steps,
                  "seconds": f"{time.monotonic() - begun:.0f}", "accuracy": f"{r['accuracy']:.4f}",
@@ -270,8 +292,7 @@ def report(args, order):
         raise BadInput(f"{args.csv}: no results yet")
     text = table(rows, order)
     stem = os.path.splitext(args.csv)[0]
-    with open(stem + ".md", "w", encoding="ascii") as f:
-        f.write(text)
+    console.write_whole(stem + ".md", text)
     print(text)
     try:
         draw(rows, order, stem + ".png")
@@ -298,13 +319,19 @@ def parse(argv):
     p.add_argument("--steps", type=int, default=STEPS, help=f"training steps of {B} examples [{STEPS}]")
     p.add_argument("--examples", type=int, default=EXAMPLES, help=f"training examples of each task [{EXAMPLES}]")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time, of one thread each [all cores]")
-    p.add_argument("--out", help="directory of the runs; also of tasks.csv [build/tasks, dev/results/tasks.csv]")
+    p.add_argument("--out", default=os.path.join(ROOT, "build", "tasks"),
+                   help="directory of the runs and of tasks.csv [build/tasks]")
     p.add_argument("--again", action="store_true", help="also run the cases that the CSV has")
     p.add_argument("--summary", action="store_true", help="run nothing; write the table and the figure")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
-    args.csv = os.path.join(args.out or os.path.join(ROOT, "dev", "results"), "tasks.csv")
-    args.out = os.path.abspath(args.out or os.path.join(ROOT, "build", "tasks"))
+    for name in ("steps", "examples", "jobs"):
+        if getattr(args, name) < 1:
+            raise BadInput(f"--{name}: expected at least 1, got {getattr(args, name)}")
+    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", args.seeds):
+        raise BadInput(f"--seeds: expected numbers separated by commas, got {args.seeds}")
+    args.csv = os.path.join(args.out, "tasks.csv")
+    args.out = os.path.abspath(args.out)
     args.data = os.path.join(args.out, "data")
     return args
 

@@ -1,5 +1,7 @@
 """test_longppl.py -- longppl.py: which tokens are keys, and LongPPL, against plain loops over the trainer's losses."""
+import contextlib
 import glob
+import io
 import json
 import math
 import os
@@ -11,6 +13,7 @@ import unittest
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import console  # noqa: E402
 import longppl  # noqa: E402
 import numpy as np  # noqa: E402
 
@@ -153,6 +156,51 @@ class TestTrainer(unittest.TestCase):
         self.longppl(*keys[:-5], "99", *keys[-4:-1], "none.json")
         self.assertIn("| cable | - | ", self.longppl("score", "none.json", "cable", "--out", "scores").stdout)
 
+    def test_damage(self):
+        """a changed bit, a number out of range or a file that never ends is refused in one line"""
+        def called(*words, code=2):
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+                found = console.code_of(longppl.main, [*words, "--trainer", TRAINER])
+            self.assertEqual((found, said.getvalue().count("\n")), (code, int(code != 0)), said.getvalue())
+            return said.getvalue()
+        model, keys = self.path("cable"), self.path("damage.json")
+        score = ("score", keys, model, "--out", self.path("damaged"))
+        called("keys", model, "--val_files", self.path("val.txt"), "--long", "128", "--short", "16", "--stride", "8",
+               "--alpha", "0.01", "--beta", "-3.5", "-o", keys, code=0)
+        called(*score, code=0)
+        with open(keys) as f:
+            good = f.read()
+        record = {k: v for k, v in json.loads(good).items() if k != "checksum"}
+        os.mkfifo(self.path("fifo"))
+        changed = [longppl.keys_text({**record, **change}) for change in (
+            {"keys": [-1]}, {"keys": [899]}, {"keys": [40, 40]}, {"keys": ["40"]}, {"keys": [3]}, {"stride": 0},
+            {"long": 16}, {"tokens": 10 ** 15}, {"alpha": None}, {"val_files": "/dev/zero"},
+            {"val_files": self.path("fifo")}, {"val_files": "a\0b"}, {"sha256": "0" * 64}, {"more": 1})]
+        for text in (*changed, good.replace('"keys": [', '"keys": [-1, '), good.replace(": 128", ": 129"), "", "[]",
+                     "{}", good[:-9], "[" * 100000, "\0"):
+            with self.subTest(text=text[:40]):
+                with open(keys, "w") as f:
+                    f.write(text)
+                called(*score)
+        with open(keys, "w") as f:
+            f.write(good)
+        path, = glob.glob(self.path("damaged", "*", "*.safetensors"))
+        with open(path, "rb") as f:
+            data = f.read()
+        for damaged, naming in ((data[:-1] + bytes([data[-1] ^ 1]), "damaged"), (data[:-1], "bytes"),
+                                (b"", "cut short"), (data.replace(b"[899]", b"[898]"), "shape"),
+                                (data.replace(b"losses", b"gains!"), "F32")):
+            with open(path, "wb") as f:
+                f.write(damaged)
+            if naming != "damaged":                             # seen without a checksum, too
+                os.remove(path + ".sha256")
+            self.assertIn(naming, called(*score))
+        with open(path, "wb") as f:
+            f.write(data)
+        os.remove(path + ".sha256")
+        called(*score, code=0)
+
     def test_refusals(self):
         for words in (("--long", "16", "--short", "16", "--stride", "8"), ("--long", "32", "--short", "16", "--stride",
                                                                            "17")):
@@ -162,7 +210,7 @@ class TestTrainer(unittest.TestCase):
                          "-o", "x.json", code=2)
         self.assertIn("no.txt: No such file", r.stderr)
         r = self.longppl("score", "val.txt", "cable", code=2)
-        self.assertIn("expected a file that `longppl.py keys` has written", r.stderr)
+        self.assertIn("val.txt: expected a JSON object", r.stderr)
         r = subprocess.run([TRAINER, "--load", "cable", "--val_files", "val.txt", "--eval_lengths", "32",
                             "--token_losses"], cwd=self.folder, capture_output=True, text=True)
         self.assertEqual(r.returncode, 2, r.stderr)
