@@ -596,6 +596,8 @@ def setting(text):
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected FLAG=VALUE, got {text}")
+    if value.lower().strip("+-") in ("nan", "inf", "infinity"):
+        raise argparse.ArgumentTypeError(f"{name}: expected a number, got {value}")
     return name, value
 
 

@@ -26,6 +26,7 @@ from console import BadInput, write_whole  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERRUPTED = console.EXIT_INTERRUPTED
+LONGEST_LINE = 500                                      # characters of a failed command's output that are shown
 # flags that change only speed, places or what is shown: a run may continue with other values
 FREE = ("B", "allow_change", "checkpoint_async", "checkpoint_every", "keep", "load", "log_every", "out", "profile",
         "recompute", "resume", "sample_every", "threads", "tile_skip", "val_batches", "val_every")
@@ -73,7 +74,7 @@ def has_data(files):
     try:
         with open(os.path.join(os.path.dirname(files), "manifest.json")) as f:
             complete = json.load(f)["complete"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         complete = True
     return complete and bool(glob.glob(files))
 
@@ -83,7 +84,7 @@ def read_object(path):
     try:
         with open(path) as f:
             found = json.loads(f.readline())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -111,7 +112,7 @@ def commit_of(command):
     try:
         with open(command.marker) as f:
             return f.read().split("\n")[1].partition(" ")[2] or "unknown"
-    except (OSError, IndexError):
+    except (OSError, IndexError, ValueError):
         return "unknown"
 
 
@@ -310,7 +311,7 @@ class Queue:
             try:
                 self.run_job(job, environment)
             except Exception as e:                                      # as when a log cannot be written
-                self.fail(Failure(job.label, f"{type(e).__name__}: {e}", 1, "", []))
+                self.fail(Failure(job.label, console.reason(e), 1, "", []))
             with self.lock:
                 self.progress.parts.pop(job.label, None)
 
@@ -351,7 +352,7 @@ class Queue:
             process = self.start(words, command, label, environment)
             for text in process.stdout if process else ():
                 f.write(text)
-                tail.append(text)
+                tail.append(text[-LONGEST_LINE:])
                 with self.lock:
                     self.progress.line(text, label, command)
         if not process:

@@ -57,6 +57,7 @@ Run = collections.namedtuple("Run", "pos seed T model")
 # flags of the trainer that study.py gives itself, and where their values come from
 OWN = {"pos": "--encodings", "layers": "--encodings", "seed": "--seeds", "T": "--lengths", "model": "--models",
        "out": "--out", "resume": "nothing: study.py resumes by itself", "load": "nothing: every run starts afresh"}
+COUNTS = ("B", "total_batch", "steps", "eval_tokens", "eval.stride")    # what is computed with here
 DEFAULTS = {"B": "8", "lr": "1e-3", "warmup": "0", "final_lr": "0.1", "weight_decay": "0.1", "val_every": "0"}
 
 
@@ -71,11 +72,14 @@ def words_of_file(path):
         raise BadInput(f"{path}: reading TOML needs Python 3.11 or later, this is {sys.version.split()[0]}; give its "
                        "settings as flags instead")
     try:
-        with open(path, "rb") as f:
+        with console.open_regular(path) as f:
             settings = tomllib.load(f)
-    except (OSError, ValueError) as e:
-        raise BadInput(f"{path}: {getattr(e, 'strerror', None) or e}")
-    settings.update({f"eval.{k}": v for k, v in settings.pop("eval", {}).items()})
+    except (ValueError, RecursionError) as e:
+        raise BadInput(f"{path}: {e}")
+    table = settings.pop("eval", {})
+    if not isinstance(table, dict):
+        raise BadInput(f"{path}: eval: expected a table, [eval], got {table!r}")
+    settings.update({f"eval.{k}": v for k, v in table.items()})
     words = []
     for name, value in settings.items():
         if isinstance(value, dict):
@@ -164,6 +168,12 @@ def resolve(args):
     args.encodings = list(dict.fromkeys(e for pos in args.encodings for e in (encodings if pos == "all" else [pos])))
     longest = max(args.lengths)
     flags = {**DEFAULTS, **args.flags}
+    for name, value in {**flags, "eval_tokens": args.eval_tokens}.items():
+        if name in COUNTS and not re.fullmatch(r"\d{1,18}", value or ""):
+            raise BadInput(f"--{name}: expected a number, got {value}")
+    for model in args.models:
+        if model not in args.sizes and not re.fullmatch(r"\d{1,6},\d{1,6},\d{1,6}", model):
+            raise BadInput(f"--models: expected L,NH,C or one of {', '.join(args.sizes)}, got {model}")
     if "--sample_every" in text:
         flags.setdefault("sample_every", "0")
     flags.setdefault("total_batch", str(int(flags["B"]) * longest))

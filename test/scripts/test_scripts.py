@@ -353,6 +353,7 @@ class TestCommands(unittest.TestCase):
     def test_refusals(self):
         for args, naming in ((("table1", "huge"), "huge"), (("table1", "fineweb-edu", "tiny"), "no such row"),
                              (("table9",), "table9"), (("table1", "--set", "stepz=4"), "stepz"),
+                             (("table1", "--set", "lr=nan"), "lr: expected a number, got nan"),
                              (("table1", "--seeds", "a"), "--seeds"), ((), "expected an experiment"),
                              (("arxiv_figure5", "512", "--set", "model=big"), "model=big")):
             r = script("paper.py", *args, "--dry_run")

@@ -88,7 +88,7 @@ else:
         with open(os.path.join(out, "log.jsonl"), "a") as f:
             f.write(json.dumps({"kind": "train", "step": step}) + "\n")
         if flags["pos"] == "fails" and step == 1:
-            print("out of luck", flush=True)
+            print("x" * 3_000_000 + "\nout of luck", flush=True)
             sys.exit(3)
         if flags["pos"] in ("slow", "deaf") and step == 1 and not begin:
             open(at("running"), "a").close()
@@ -368,10 +368,15 @@ class TestQueue(Fake):
         for seed in (1, 2):
             self.assertIn(f"fails, T 64, seed {seed}: train ended with exit code 3; s/2x4x64/fails-T64/seed_{seed}/"
                           "output.log ends with\n    step 1/4 | loss 2.5 | norm 1\n    step 2/4 | loss 2.5 | norm 1\n"
-                          "    out of luck\n", r.stderr)
+                          f"    {'x' * 499}\n    out of luck\n", r.stderr)
         self.assertIn("| 64 | fails | - | - | - |\n| 64 | one | 13.50 ± 2.12 (2) |", r.stdout)
         self.assertEqual(len(self.calls(of="evaluate")), 4)
         self.assertIn("run the same command again", r.stderr)
+
+    def test_deep_json_is_not_an_object(self):
+        self.assertEqual(runqueue.read_object(self.write("train.done", "[" * 100_000)), {})
+        path = self.write("data/manifest.json", "[" * 100_000)
+        self.assertTrue(runqueue.has_data(os.path.relpath(path, ROOT)))
 
     def interrupted(self, how, *words):
         """the output of a study that is sent how(process) while the run `slow` or `deaf` is running"""
@@ -478,6 +483,14 @@ class TestWords(Fake):
                               (("--resume", "1"), "resumes by itself"), (("--jobs", "-1"), "expected positive")):
             r = self.study("--encodings", "one", *words, code=2)
             self.assertIn(naming, r.stderr)
+        for words, naming in ((("--B", "x"), "--B: expected a number, got x"), (("--steps", "1e3"), "--steps"),
+                              (("--total_batch", "q"), "--total_batch"), (("--eval_tokens", "-1"), "--eval_tokens"),
+                              (("--eval.stride", "z"), "--eval.stride"), (("--B",), "--B: expected a number")):
+            self.assertRaisesRegex(study.BadInput, naming, self.parsed, "--encodings", "one", "--lengths", "64", *words)
+        for model in ("huge", "1,2", "1,2,x"):
+            args = study.parse(["--encodings", "one", "--lengths", "64", "--models", model, "--trainer", self.fake])
+            self.assertRaisesRegex(study.BadInput, "--models: expected L,NH,C or one of tiny, small, got " + model,
+                                   study.resolve, args)
         self.assertEqual(self.calls(), [])
 
     def test_a_file_has_the_same_names(self):
@@ -499,6 +512,11 @@ class TestWords(Fake):
         self.assertIn("study.toml --seeds 3", args.command)
         self.write("study.toml", text.replace("[eval]", "[other]"))
         self.assertRaisesRegex(study.BadInput, "the only table", study.parse, [path])
+        for text, naming in (("eval = 5", r"eval: expected a table, \[eval\], got 5"),
+                             ("a = " + "[" * 20000, "recursion"), ("a = \xff", "study.toml: ")):
+            self.write("study.toml", text)
+            self.assertRaisesRegex(study.BadInput, naming, study.parse, [path])
+        self.assertRaisesRegex(study.BadInput, "expected a regular file", study.parse, ["/dev/zero"])
 
     def test_flags_that_a_run_may_change_are_the_trainers(self):
         with open(os.path.join(ROOT, "llmc", "run", "flags.h")) as f:
