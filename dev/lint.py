@@ -48,7 +48,7 @@ LIBM_ALLOWED = {
 }
 
 # where the scripts are that a user starts
-CONSOLE = ("scripts/", "data/")
+CONSOLE = ("scripts/", "data/", "dev/hf/export.py", "dev/hf/import_authors.py")
 
 MAX_COLUMNS = 120
 MAX_LINES_HEADER, MAX_LINES_TRAINER, MAX_LINES_ONE_FILE, MAX_LINES_FUNCTION = 400, 850, 700, 60
@@ -331,6 +331,8 @@ def main():
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
             text = f.read()
         count += 1
+        if text.startswith("#!") != os.access(os.path.join(root, path), os.X_OK):
+            report(path, 1, "a file is executable if it begins with #!, and only then")
         check_text(path, text)
         if path.endswith(SOURCES + (".md",)) and path not in ("dev/lint.py", "docs/CONTRIBUTING.md"):
             check_words(path, text)

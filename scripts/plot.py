@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """plot.py -- figures from a run's log.jsonl. Needs matplotlib and nothing else.
 
     python3 scripts/plot.py train   RUN_DIR [RUN_DIR ...] -o train.png     training and validation loss, learning rate

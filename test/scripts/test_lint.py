@@ -50,6 +50,7 @@ PLANTS = [
     ("scripts/report.py", "def f():\n" + "    pass\n" * 60, "a function of 61 lines"),
     ("scripts/report.py", "x = 1 if f else 2 if g else 3\n", "2 conditional expressions"),
     ("scripts/report.py", "def f(:\n", "not Python"),
+    ("scripts/new.sh", "#!/bin/sh\n", "a file is executable if it begins with #!"),
     ("scripts/study.py", "    print()\n", "a script ends with console.run(main)"),
     ("README.md", "See [the page](docs/nowhere.md).\n", "docs/nowhere.md is named"),
     ("README.md", "| [gelu.cuh](llmc/gelu.cuh) | 7 | GELU |\n", "lines, not 7"),
