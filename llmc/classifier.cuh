@@ -14,6 +14,11 @@
 
 #include "base/fastmath.h"
 
+// Tests of single elements cost as much as the arithmetic, so a pack is tested: whether it holds that element. Where a
+// pack is one element (on a CPU), every one is asked.
+__device__ inline bool pack_holds(int v, int element) { return PACK == 1 || (element >= v && element < v + PACK); }
+__device__ inline bool pack_ends(int v, int V) { return PACK == 1 || v + PACK > V; }
+
 // What a block finds in a row: its largest logit, which is the target's or that of its rival, the largest of the
 // others; and the sum of e^(logit - largest), where no exponential overflows. V need not be a multiple of a pack.
 struct RowSoftmax { float target_logit, rival, largest, sum; };
@@ -26,18 +31,24 @@ template <class Logit> __device__ inline RowSoftmax row_softmax(const Logit* x, 
     // largest logit that it has met so far.
     float top = target_logit;
     for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
-        const Pack<PACK> xs = load_pack<PACK>(x + v);
-        UNROLL
-        for (int e = 0; e < PACK; e++) {
-            const bool other = v + e < V && v + e != target;
-            rival = other && xs.x[e] > rival ? xs.x[e] : rival;
+        Pack<PACK> xs = load_pack<PACK>(x + v);
+        if (pack_ends(v, V)) {
+            UNROLL
+            for (int e = 0; e < PACK; e++) { xs.x[e] = v + e < V ? xs.x[e] : -INFINITY; }       // whose e^x is 0
+        }
+        if (pack_holds(v, target)) {
+            UNROLL
+            for (int e = 0; e < PACK; e++) { rival = v + e != target ? fmaxf(rival, xs.x[e]) : rival; }
+        } else {
+            UNROLL
+            for (int e = 0; e < PACK; e++) { rival = fmaxf(rival, xs.x[e]); }
         }
         if (rival > top) {
             sum *= fast_exp(top - rival);
             top = rival;
         }
         UNROLL
-        for (int e = 0; e < PACK; e++) { sum += v + e < V ? fast_exp(xs.x[e] - top) : 0.0f; }
+        for (int e = 0; e < PACK; e++) { sum += fast_exp(xs.x[e] - top); }
     }
     rival = block_max(rival);
     const float largest = fmaxf(target_logit, rival);
@@ -90,10 +101,14 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
     for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {
         Pack<PACK> xs = load_pack<PACK>(x + v);
         UNROLL
-        for (int e = 0; e < PACK; e++) {
-            const float p = fast_exp(xs.x[e] - found.largest) * scale;
-            const float d = v + e == target ? p - dloss : p;
-            xs.x[e] = v + e < V ? d : 0.0f;
+        for (int e = 0; e < PACK; e++) { xs.x[e] = fast_exp(xs.x[e] - found.largest) * scale; }
+        if (pack_holds(v, target)) {
+            UNROLL
+            for (int e = 0; e < PACK; e++) { xs.x[e] = v + e == target ? xs.x[e] - dloss : xs.x[e]; }
+        }
+        if (pack_ends(v, V)) {
+            UNROLL
+            for (int e = 0; e < PACK; e++) { xs.x[e] = v + e < V ? xs.x[e] : 0.0f; }
         }
         store_pack<PACK>(x + v, xs);
     }

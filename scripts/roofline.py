@@ -82,7 +82,7 @@ PORTABLE = 0.15             # of the float32 peak (256 FLOPs per SM and clock): 
 TOGETHER = 512              # blocks of attention that run at a time share as few heads as they can
 
 # Instructions per element in SASS for sm_90a (nvcc 13.0), by dev/sass_bound.py; the classifier's over its two loops
-INSTRUCTIONS = {"gelu_forward_kernel": 19.6, "gelu_backward_kernel": 28.8, "classifier_kernel": 33.0}
+INSTRUCTIONS = {"gelu_forward_kernel": 18.6, "gelu_backward_kernel": 27.8, "classifier_kernel": 27.8}
 # Upper bounds of full tiles in TFLOP/s on an H200 by dev/sass_bound.py, forward and backward (2.5 times the forward's
 # FLOPs). Only their ratios count here: what a bias or larger heads may cost.
 BOUNDS = {
@@ -564,7 +564,7 @@ def summary(s, rows, gpu, code, micro_batches):
     ranges = {group: range_of(each, gpu, code) for group, each in groups.items()}
     ranges["step"] = range_of(rows, gpu, code)
     for group, (least, ms, most) in sorted(ranges.items(), key=lambda item: (item[0] == "step", -item[1][1])):
-        yield f"{group:20} {ms:7.1f} ms, {least:6.1f} to {most:6.1f} {100 * ms / ranges['step'][1]:5.1f} %"
+        yield f"{group:20} {ms:8.2f} ms, {least:6.1f} to {most:6.1f} {100 * ms / ranges['step'][1]:5.1f} %"
     for what, ms in zip(("at best", "middle", "at worst"), ranges["step"]):
         tokens = s.B * s.T * micro_batches / ms * 1e3
         yield (f"{'predicted, ' + what:20} {tokens:9,.0f} tokens/s, MFU "

@@ -47,7 +47,10 @@ __host__ __device__ inline float fast_reciprocal(float x) {
 __host__ __device__ inline float fast_exp(float x) {
 #if defined(FAST_INSTRUCTIONS)
     // e^x = 2^y 2^rest = 2^y (1 + rest ln 2): y is x / ln 2 rounded, and rest what was lost by that
-    const float y = x * 1.44269502f;
+    float y = x * 1.44269502f;
+#if defined(__CUDACC__)
+    asm("" : "+f"(y));                                      // -y is y's sign, not a second product
+#endif
     const float rest = fused_madd(x, 1.92596303e-8f, fused_madd(x, 1.44269502f, -y));
     const float e = ex2(y);
     return fabsf(x) < 88.5f ? fused_madd(e, rest * 0.693147181f, e) : e;        // beyond, there may be inf - inf

@@ -392,7 +392,7 @@ class Program(unittest.TestCase):
             self.assertEqual(code, 0, output)
             self.assertIn("A PREDICTION, not a measurement", output)
             self.assertIn("changes: plans, columns64", output)
-            self.assertIn("gelu_forward_kernel: 19.6 instructions", output)
+            self.assertIn("gelu_forward_kernel: 18.6 instructions", output)
             with open(path + ".csv", newline="") as f:
                 self.assertRegex(f.readline(), "^# A PREDICTION, not a measurement.*commit ")
                 rows = list(csv.DictReader(f))
