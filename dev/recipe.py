@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""recipe.py -- follows docs/new_encoding.md and docs/new_kernel.md to the letter, so that they cannot rot.
+"""recipe.py -- follows docs/new_encoding.md, docs/new_kernel.md and README.md to the letter, so that they cannot rot.
 
-    python3 dev/recipe.py [--full] [--keep DIRECTORY]
+    python3 dev/recipe.py [--full] [--keep DIRECTORY]     the pages that add code, in a copy of the sources
+    python3 dev/recipe.py --here                          README.md, after `make demo`, with what this tree has built
 
-Copies the sources to an empty directory and takes the marked code blocks of the pages in their order: writes files and
-inserts lines, then runs commands. A mark is an HTML comment on the line before the block, which a reader does not see:
+Takes the marked code blocks of the pages in their order: writes files and inserts lines, then runs commands. --here
+runs them in a directory of links to this tree, so that what they write to run/ is gone afterwards. A mark is an HTML
+comment on the line before the block, which a reader does not see:
 
     <!-- file: PATH -->                         the block is the file
     <!-- insert: PATH after "TEXT" -->          the block goes after the one line of PATH that contains TEXT
@@ -27,7 +29,7 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PAGES = ["docs/new_encoding.md", "docs/new_kernel.md"]
+PAGES, HERE = ["docs/new_encoding.md", "docs/new_kernel.md"], ["README.md"]
 MARK = re.compile(r"<!-- (file|insert|run|launches)\b:? *(.*?) *-->$")
 FEW = " FEW_POSITIONS=1"
 
@@ -91,6 +93,12 @@ def copy_sources(target):
         shutil.copytree(ROOT, target, ignore=leave, dirs_exist_ok=True)
 
 
+def link_sources(target):
+    for name in os.listdir(ROOT):
+        if name not in (".git", "run"):
+            os.symlink(os.path.join(ROOT, name), os.path.join(target, name))
+
+
 def python_with(module):
     """a python3 that has this module, or None"""
     chooser = [os.path.join(ROOT, "dev", "install.sh"), "--python", module]
@@ -101,8 +109,8 @@ def python_with(module):
 
 
 class Recipe:
-    def __init__(self, directory, full):
-        self.directory, self.full = directory, full
+    def __init__(self, directory, full, here=False):
+        self.directory, self.full, self.here = directory, full, here
         self.passed = self.failed = self.skipped = 0
 
     def at(self, path):
@@ -168,7 +176,9 @@ class Recipe:
 
     def run(self, words, block):
         prints, module = self.parse(r'(?:prints "(.*)"|needs (\w+)|)', words, block, 'prints "TEXT" or needs MODULE')
-        environment = {**os.environ, "MAKEFLAGS": "OPT=-O1"}       # half the time of the compiler, the same tests
+        environment = dict(os.environ)
+        if not self.here:
+            environment["MAKEFLAGS"] = "OPT=-O1"                    # half the time of the compiler, the same tests
         if module:
             python = python_with(module)
             if python is None:
@@ -219,28 +229,34 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--full", action="store_true", help="with all encodings in the table")
     parser.add_argument("--keep", metavar="DIRECTORY", help="an empty directory for the copy, which is then left there")
+    parser.add_argument("--here", action="store_true", help="README.md, in a directory of links to this tree")
     args = parser.parse_args()
     start = time.monotonic()
+    pages = HERE if args.here else PAGES
     directory = args.keep or tempfile.mkdtemp(prefix="recipe_")
-    recipe = Recipe(directory, args.full)
+    recipe = Recipe(directory, args.full, args.here)
     try:
         if args.keep and os.path.isdir(args.keep) and os.listdir(args.keep):
             raise Failure(f"--keep {args.keep}: expected an empty directory")
-        recipe.step("copy the sources", lambda: copy_sources(directory))
+        if args.here:
+            recipe.step("link the sources", lambda: link_sources(directory))
+        else:
+            recipe.step("copy the sources", lambda: copy_sources(directory))
         blocks = []
-        for page in PAGES:
+        for page in pages:
             with open(recipe.at(page), encoding="utf-8") as f:
                 blocks += blocks_of(page, f.read())
-        findings = recipe.lint(None)
         changes = [b for b in blocks if b.marks[0][0] in ("file", "insert")]
+        findings = recipe.lint(None) if changes else None
         for block in changes:
             recipe.follow(block)
-        recipe.step("dev/lint.py accepts what was added", lambda: recipe.lint(findings))
+        if changes:
+            recipe.step("dev/lint.py accepts what was added", lambda: recipe.lint(findings))
         for block in blocks:
             if block not in changes:
                 recipe.follow(block)
         if len(blocks) == len(changes):
-            raise Failure(f"{', '.join(PAGES)}: expected blocks marked run, got none")
+            raise Failure(f"{', '.join(pages)}: expected blocks marked run, got none")
     except Failure as failure:
         if recipe.failed == 0:
             recipe.failed = 1

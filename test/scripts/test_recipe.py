@@ -61,6 +61,12 @@ class Recipe(unittest.TestCase):
         self.follow("<!-- run: needs no_such_module -->", "false")
         self.assertEqual(self.recipe.skipped, 1)
 
+    def test_what_runs_here_leaves_nothing_here(self):
+        recipe.link_sources(self.recipe.directory)
+        self.follow("<!-- run -->", "mkdir run", "echo written >run/log", "cmp README.md build/../README.md")
+        self.assertEqual(self.read("run/log"), "written\n")
+        self.assertFalse(os.path.islink(self.recipe.at("run")))
+
     def test_full_table(self):
         for full, wanted in ((False, "make test FEW_POSITIONS=1 A=2\n"), (True, "make test A=2\n")):
             self.recipe.full = full
