@@ -261,14 +261,21 @@ def check_citations(path, text):
 
 
 def check_line_counts(root, path, text):
-    """a table of what to read, | [file](file) | lines |, gives about as many lines as the file has"""
+    """a table of what to read, | [file](file) | lines | or | `f` and `g` in [file](file) | lines + lines |, gives about
+    as many lines as the file or the functions have"""
     for number, line in enumerate(text.split("\n"), 1):
-        m = re.match(r"\| \[[^]]+\]\(([^)]+)\) \| (\d+) \|", line)
-        if m and m.group(1) in tracked:
-            with open(os.path.join(root, m.group(1)), encoding="utf-8") as f:
-                lines = f.read().count("\n")
-            if abs(lines - int(m.group(2))) > lines / 10:
-                report(path, number, f"{m.group(1)} has {lines} lines, not {m.group(2)}")
+        m = re.match(r"\| (?:`(\w+)` and `(\w+)` in )?\[[^]]+\]\(([^)]+)\) \| (\d+)(?: \+ (\d+))? \|", line)
+        if not m or m.group(3) not in tracked:
+            continue
+        with open(os.path.join(root, m.group(3)), encoding="utf-8") as f:
+            source = f.read()
+        lines = {m.group(3): source.count("\n")}
+        if m.group(1):
+            lines = {name: count for _, count, head, _ in functions(source) for name in m.group(1, 2)
+                     if name + "(" in head}
+        for (name, count), said in zip(lines.items(), m.group(4, 5)):
+            if abs(count - int(said)) > count / 10:
+                report(path, number, f"{name} has {count} lines, not {said}")
 
 
 def check_text(path, text):

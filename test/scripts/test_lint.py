@@ -55,6 +55,7 @@ PLANTS = [
     ("README.md", "See [the page](docs/nowhere.md).\n", "docs/nowhere.md is named"),
     ("README.md", "| [gelu.cuh](llmc/gelu.cuh) | 7 | GELU |\n", "lines, not 7"),
     ("README.md", "\n" * 160, "160 are the limit"),
+    ("README.md", "| `gpt2_forward` and `gpt2_backward` in [x](train_gpt2.cu) | 55 + 7 | steps |\n", "lines, not 7"),
     ("dev/gpt2_cable.cpp", "\n" * 300, "700 are the limit"),
     ("llmc/base/json.h", "// TO" + "DO later\n", "left-over"),
     ("scripts/demo.sh", "# FIX" + "ME\n", "left-over"),
