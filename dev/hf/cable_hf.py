@@ -41,7 +41,13 @@ POSITIONS = {**CABLES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}
 BIASES = [name for name in POSITIONS if name not in ("none", "sinusoidal", "rope", "ssmax")]
 WORDS = {"weight": ("inside", "outside"), "embed": ("sqrt", "plain"), "slopes": ("press", "geometric"),
          "scale": ("HS", "C"), "layers": ("shared", "own")}
-SCALINGS = ("linear", "ntk", "yarn", "longrope")
+SCALINGS = ("linear", "ntk", "yarn_paper", "longrope")
+
+
+def renamed(rope_scaling):
+    """an older file's "yarn" is the paper's; transformers' has another ramp"""
+    old = rope_scaling and rope_scaling.get("rope_type") == "yarn"
+    return {**rope_scaling, "rope_type": "yarn_paper"} if old else rope_scaling
 
 
 def check_position(position, rope_scaling):
@@ -114,7 +120,8 @@ class CableConfig(PretrainedConfig):
         self.vocab_size, self.n_positions = vocab_size, n_positions
         self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
         self.document_mask = document_mask          # the token that begins a document, beyond which no query sees
-        self.position = check_position(position or {"name": "cable"}, rope_scaling)
+        self.stretch = renamed(rope_scaling)
+        self.position = check_position(position or {"name": "cable"}, self.stretch)
         check_base(rope_theta, self.position)
         self.layer_norm_epsilon, self.vocab_softmax = layer_norm_epsilon, vocab_softmax
         if vocab_softmax not in ("used", "padded"):
@@ -122,7 +129,7 @@ class CableConfig(PretrainedConfig):
         self.activation_function = activation_function
         if activation_function != "gelu_new":
             raise ValueError(f"config.json: activation_function: expected gelu_new, got {activation_function!r}")
-        self.use_cache, self.stretch = use_cache, rope_scaling
+        self.use_cache = use_cache
         super().__init__(**rest)
 
     def to_dict(self):
@@ -146,14 +153,14 @@ class CableBertConfig(PretrainedConfig):
         self.vocab_size, self.type_vocab_size = vocab_size, type_vocab_size
         self.hidden_act, self.layer_norm_eps = hidden_act, layer_norm_eps
         self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
-        self.position = check_position(position or {"name": "cable"}, rope_scaling)
+        self.stretch = renamed(rope_scaling)
+        self.position = check_position(position or {"name": "cable"}, self.stretch)
         check_base(rope_theta, self.position)
         turns = self.position.get("layers", [[self.position]])
         if isinstance(turns, list) and any(part["name"] == "cope" for layer in turns for part in layer):
             raise ValueError("config.json: position cope: expected a causal model")
         if hidden_act != "gelu":
             raise ValueError(f"config.json: hidden_act: expected gelu, got {hidden_act!r}")
-        self.stretch = rope_scaling
         super().__init__(pad_token_id=pad_token_id, **rest)
 
     def to_dict(self):
@@ -224,7 +231,7 @@ def rope_frequencies(config, length):
     f = theta ** (-i / R)
     if kind == "linear":
         return f / s, 1.0
-    if kind == "yarn":
+    if kind == "yarn_paper":
         turns = trained * f / (2 * math.pi)         # full turns within the trained length
         gamma = ((turns - 1) / 31).clamp(0, 1)
         return gamma * f + (1 - gamma) * f / s, (0.1 * math.log(s) + 1) ** 2

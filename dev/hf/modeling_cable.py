@@ -29,7 +29,8 @@ OLD_DEFAULTS = {**DEFAULTS, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "kcab
 CABLES = ("cable", "cable_nw", "kcable", "kcable_nw", "cable_v1", "kcable_v1")
 BIASES = [name for name in POSITIONS if name not in ("none", "learned", "sinusoidal", "rope", "ssmax")]
 CAUSAL_ONLY = ("cope",)                             # a key after the query has no position
-ROPE_TYPES = {"default": None, "linear": "pi", "ntk": "ntk", "yarn": "yarn", "longrope": "longrope"}
+ROPE_TYPES = {"default": None, "linear": "pi", "ntk": "ntk", "yarn_paper": "yarn", "longrope": "longrope",
+              "yarn": "yarn"}                           # as older files have it
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 
 

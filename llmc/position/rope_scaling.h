@@ -2,7 +2,11 @@
 // it, as config.json keeps it by Hugging Face's names, and as log.jsonl names it:
 //
 //   --rope_theta 500000 --rope_scaling yarn:4
-//   "rope_theta": 500000, "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
+//   "rope_theta": 500000,
+//   "rope_scaling": {"rope_type": "yarn_paper", "factor": 4, "original_max_position_embeddings": 1024}
+//
+// (not "yarn", as older files have it: transformers' YaRN has another ramp than the paper's, over the numbers of the
+// pairs instead of their turns)
 //
 //   --rope_scaling longrope:FILE
 //   "rope_scaling": {"rope_type": "longrope", "factor": 4, "original_max_position_embeddings": 1024,
@@ -19,7 +23,7 @@ struct RopeScalingName { RopeScaling scaling; const char *flag, *file; };
 constexpr RopeScalingName rope_scaling_names[] = {{RopeScaling::None, "none", "default"},
                                                   {RopeScaling::PI, "pi", "linear"},
                                                   {RopeScaling::NTK, "ntk", "ntk"},
-                                                  {RopeScaling::YaRN, "yarn", "yarn"},
+                                                  {RopeScaling::YaRN, "yarn", "yarn_paper"},
                                                   {RopeScaling::LongRoPE, "longrope", "longrope"}};
 
 inline const RopeScalingName& rope_scaling_name(RopeScaling scaling) {
@@ -70,7 +74,8 @@ inline std::vector<double> rope_factors(const Json& j, const char* key, const st
 inline void rope_scaling_from_json(const Json& j, PositionConfig& position, const std::string& what) {
     if (j.is_null()) { return; }
     check(j.is_object(), "%s: rope_scaling: expected an object, got %s", what.c_str(), json_excerpt(j).c_str());
-    const std::string type = json_string(j, j.contains("rope_type") ? "rope_type" : "type", what);
+    std::string type = json_string(j, j.contains("rope_type") ? "rope_type" : "type", what);
+    if (type == "yarn") { type = "yarn_paper"; }
     for (const auto& item : j.items()) {
         const std::string& key = item.key();
         const bool factors = type == "longrope" && (key == "short_factor" || key == "long_factor");
@@ -84,7 +89,7 @@ inline void rope_scaling_from_json(const Json& j, PositionConfig& position, cons
         position.scaling = n.scaling;
         found = true;
     }
-    check(found, "%s: rope_scaling: expected rope_type linear, ntk, yarn or longrope, got '%s'", what.c_str(),
+    check(found, "%s: rope_scaling: expected rope_type linear, ntk, yarn_paper or longrope, got '%s'", what.c_str(),
           printable(type).c_str());
     if (position.scaling == RopeScaling::None) { return; }
     check(position.has("rope"), "%s: rope_scaling: only rope can be stretched, and the encoding is %s", what.c_str(),

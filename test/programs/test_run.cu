@@ -570,7 +570,7 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
     };
     struct Kind { const char *flag, *settled, *type; double factor; };
     for (const Kind& k : {Kind{"pi:4", "pi:4", "linear", 4}, Kind{"ntk:3.5", "ntk:3.5", "ntk", 3.5},
-                          Kind{"yarn", "yarn:4", "yarn", 4}}) {
+                          Kind{"yarn", "yarn:4", "yarn_paper", 4}}) {
         INFO(k.flag);
         // trained on at four times the length
         const std::string out = place / (std::string("long_") + k.type);
@@ -585,6 +585,15 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
         // used without the flag as with it, and not as without a stretch
         const std::string plain = evaluate(step_dir(out, 12), "").out;
         CHECK(evaluate(step_dir(out, 12), ("--rope_scaling " + std::string(k.settled)).c_str()).out == plain);
+        if (k.type == std::string("yarn_paper")) {              // an older file calls it yarn
+            Json older = config_of(step_dir(out, 12));
+            older["rope_scaling"]["rope_type"] = "yarn";
+            const std::string dir = place / "older";
+            io_mkdir(dir);
+            write_file(dir + "/model.safetensors", read_file(step_dir(out, 12) + "/model.safetensors"));
+            write_file(dir + "/config.json", json_text(older));
+            CHECK(evaluate(dir, "").out == plain);
+        }
         const Outcome other = evaluate(step_dir(out, 12), "--rope_scaling none");
         CHECK(other.out != plain);
         CHECK(contains(other.err, "--rope_scaling none: taken instead of " + std::string(k.settled)));
@@ -922,7 +931,7 @@ TEST_CASE("run: HellaSwag and --generate stretch rope as the checkpoint says, an
     };
     struct Kind { const char *flag, *settled, *type; double factor; };
     for (const Kind& k : {Kind{"pi:4", "pi:4", "linear", 4}, Kind{"ntk:3.5", "ntk:3.5", "ntk", 3.5},
-                          Kind{"yarn", "yarn:4", "yarn", 4}}) {
+                          Kind{"yarn", "yarn:4", "yarn_paper", 4}}) {
         INFO(k.flag);
         const std::string out = place / k.type, step = step_dir(out, 12);
         REQUIRE(place.run(base.without("--model").without("--pos").set("--load", place / "short").set("--out", out)
@@ -970,7 +979,7 @@ TEST_CASE("run: a stretch of rope that this project does not know is refused", "
         check_refused(place, {Flags().set("--load", dir).with("--generate a"), {"edited", "rope_scaling", message}});
     };
     refused({{"rope_type", "dynamic"}, {"factor", 2}},
-            "expected rope_type linear, ntk, yarn or longrope, got 'dynamic'");
+            "expected rope_type linear, ntk, yarn_paper or longrope, got 'dynamic'");
     refused({{"rope_type", "yarn"}, {"factor", 0.5}}, "expected a factor of at least 1, got 0.5");
     refused({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 16}}, "'beta_fast'");
     refused("yarn", "expected an object");
