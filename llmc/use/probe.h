@@ -5,13 +5,14 @@
 //   needle      8 tokens of text, then 4 drawn ones          the 8 tokens [the 4]
 //   passkey     the same, in a text that repeats 24 tokens   the 8 tokens [the 4]
 //   induction   a b                                          a [b]
-//   mqar        8 pairs, all keys different                  the pairs in another order: key [value] key [value] ...
+//   mqar        8 pairs, all 16 tokens different             the pairs in another order: key [value] key [value] ...
 //   copy        32 drawn tokens                              the first 8 of them [the rest]
 //
 // (mqar: multi-query associative recall, Arora et al. 2023; induction: Olsson et al. 2022.) Any vocabulary will do:
 // text and drawn tokens are those of a data set, at places that are a function of (seed, kind, T, depth, example), so
 // every model is asked the same. A prompt fills a window of T + 1 tokens; depth is where the passage stands in the
-// text, 0 at its beginning and 1 right before the question. Answers are judged as in use/tasks.h.
+// text, 0 at its beginning and 1 right before the question. induction's a and mqar's pairs stand nowhere else, so that
+// there is one answer. Answers are judged as in use/tasks.h.
 #ifndef LLMC_USE_PROBE_H
 #define LLMC_USE_PROBE_H
 
@@ -54,24 +55,34 @@ struct ProbeDraws {
         }
         return ids;
     }
+    // id, or another token in its place if it is among those that are `taken`
+    int free_of(const std::vector<int>& taken, int id) {
+        for (int attempt = 0; std::find(taken.begin(), taken.end(), id) != taken.end(); attempt++) {
+            check(attempt < 10000, "--probe: expected more than %zu different tokens in %s", taken.size(),
+                  files.pattern.c_str());
+            id = text(1)[0];
+        }
+        return id;
+    }
 };
 
 // What is planted, and the question at the end with its answer marked
 struct ProbePassage {
     std::vector<int> planted, asked;
     std::vector<bool> answer;                   // of asked
+    std::vector<int> taken;                     // tokens that stand nowhere else
 };
 
 inline ProbePassage probe_passage(const std::string& kind, ProbeDraws& draws) {
     ProbePassage p;
     if (kind == "mqar") {
         const size_t pairs = 8;
-        const std::vector<int> keys = draws.different(pairs), values = draws.tokens(pairs);
+        p.taken = draws.different(2 * pairs);   // the keys, then the values
         const uint64_t order = draws.below(1ull << 32);
         for (size_t i = 0; i < pairs; i++) {
             const size_t j = (size_t)permute(i, pairs, order, 0);
-            p.planted.insert(p.planted.end(), {keys[i], values[i]});
-            p.asked.insert(p.asked.end(), {keys[j], values[j]});
+            p.planted.insert(p.planted.end(), {p.taken[i], p.taken[pairs + i]});
+            p.asked.insert(p.asked.end(), {p.taken[j], p.taken[pairs + j]});
             p.answer.insert(p.answer.end(), {false, true});
         }
         return p;
@@ -80,6 +91,7 @@ inline ProbePassage probe_passage(const std::string& kind, ProbeDraws& draws) {
     if (kind == "induction") {
         given = 1;
         p.planted = draws.different(2);
+        p.taken = {p.planted[0]};
     } else if (kind == "copy") {
         p.planted = draws.tokens(32);
     } else {                                    // needle, passkey
@@ -106,9 +118,7 @@ inline ProbePrompt probe_prompt(const TokenFiles& files, const std::string& kind
     const size_t around = (size_t)T + 1 - used;
     std::vector<int> text = draws.text(kind == "passkey" ? std::min(around, (size_t)24) : around);
     for (size_t i = 0; text.size() < around; i++) { text.push_back(text[i]); }
-    for (size_t i = 0; kind == "induction" && i < around; i++) {        // a stands nowhere else
-        while (text[i] == p.planted[0]) { text[i] = draws.text(1)[0]; }
-    }
+    for (int& id : text) { id = draws.free_of(p.taken, id); }
     // 2 the passage in it, and the question after it
     const size_t place = (size_t)std::llround(depth * (double)around);
     std::vector<int> ids(text.begin(), text.begin() + (long)place);

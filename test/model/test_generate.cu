@@ -237,6 +237,11 @@ TEST_CASE("evaluate: a window longer than the data, and data of a token", "[eval
     CHECK(std::fabs(e.loss - want.loss) <= 2e-6 * want.loss);
     CHECK(throws_with([&] { evaluate(model, acts, one, 64, 0, 0); }, "1 tokens are too few") == EXIT_BAD_INPUT);
     acts.release();
+    std::vector<float> losses((1u << 20) + 1000);               // more than write_safetensors takes at once
+    for (size_t i = 0; i < losses.size(); i++) { losses[i] = (float)i; }
+    printed([&] { write_token_losses(dir.path, e, losses); });
+    const std::string file = read_file(dir / "token_losses_64_8.safetensors");
+    CHECK(memcmp(file.data() + file.size() - 4 * losses.size(), losses.data(), 4 * losses.size()) == 0);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -331,6 +336,8 @@ TEST_CASE("tasks: an answer is right where greedy decoding writes it", "[evaluat
     REQUIRE(log.lines.size() == (bounded ? 1u : 2u));
     CHECK((text.find("has no positions beyond") != std::string::npos) == bounded);
     CHECK(log.lines[0]["exact"] == exact);
+    CHECK(log.lines[0]["exact_share"] == (double)exact / count);
+    CHECK(log.lines[0]["accuracy"] == (double)hits / (double)tokens);
     CHECK(log.lines[0]["length"] == 10);
     CHECK(log.lines[0]["file"] == "copy_test_0010.bin");
     for (const Json& line : log.lines) { CHECK(line["exact"] == exact); }       // padding changes no answer
@@ -387,6 +394,7 @@ TEST_CASE("probes: the passage stands at its depth, and its answer is all that i
                     std::map<int, int> value_of;
                     for (size_t i = 0; i < planted.size(); i += 2) { value_of[planted[i]] = planted[i + 1]; }
                     CHECK(value_of.size() == 8);
+                    for (int id : planted) { CHECK(std::count(ids.begin(), ids.end(), id) == 2); }
                     for (size_t i = asked; i < ids.size(); i += 2) { CHECK(value_of.at(ids[i]) == ids[i + 1]); }
                 }
                 if (std::string(row.kind) == "induction") {
@@ -401,12 +409,35 @@ TEST_CASE("probes: the passage stands at its depth, and its answer is all that i
     }
     const ProbePrompt repeated = probe_prompt(files, "passkey", 257, 1.0, 5, 3);
     for (size_t i = 24; i < 200; i++) { CHECK(repeated.tokens[i] == repeated.tokens[i - 24]); }
+}
+
+TEST_CASE("probes: each depth draws its own, from every place of the data", "[evaluate][probe][asan]") {
+    const TempDir dir;
+    const std::vector<int> stream = random_ids(900, 8);
+    write_shard(dir / "a.bin", stream);
+    const TokenFiles files(dir / "a.bin", "--val_files");
+    std::set<std::vector<int>> questions;
+    for (const double depth : PROBE_DEPTHS) {
+        const std::vector<int> tokens = probe_prompt(files, "needle", 100, depth, 5, 3).tokens;
+        questions.insert({tokens.end() - 11, tokens.end()});
+    }
+    CHECK(questions.size() == std::size(PROBE_DEPTHS));
+    ProbeDraws draws{files, 7};
+    std::set<std::vector<int>> places;
+    for (int i = 0; i < 100; i++) { places.insert(draws.text(898)); }
+    CHECK(places.size() == 3);
+    CHECK(draws.text(900) == stream);
     CHECK(throws_with([&] { probe_prompt(files, "copy", 70, 0.5, 1, 0); },
                       "copy takes at least 71 tokens, got 70") == 2);
     CHECK(throws_with([&] { probe_prompt(files, "needle", 1000, 0.5, 1, 0); }, "a.bin has 900 tokens") == 2);
     write_shard(dir / "b.bin", std::vector<int>(900, 7));
     const TokenFiles one(dir / "b.bin", "--val_files");
-    CHECK(throws_with([&] { probe_prompt(one, "mqar", 99, 0.5, 1, 0); }, "expected 8 different tokens") == 2);
+    CHECK(throws_with([&] { probe_prompt(one, "mqar", 99, 0.5, 1, 0); }, "expected 16 different tokens") == 2);
+    std::vector<int> sixteen(900);
+    for (size_t i = 0; i < sixteen.size(); i++) { sixteen[i] = (int)i % 16; }
+    write_shard(dir / "c.bin", sixteen);
+    const TokenFiles few(dir / "c.bin", "--val_files");
+    CHECK(throws_with([&] { probe_prompt(few, "mqar", 99, 0.5, 1, 0); }, "more than 16 different tokens in") == 2);
 }
 
 TEST_CASE("probes: each cell is the score of its own prompts", "[evaluate][probe][asan]") {

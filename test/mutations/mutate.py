@@ -116,7 +116,6 @@ TESTS = [
     (r"llmc/ranks/(launch|fork)\.h", "build/test/ranks/test_launch test/ranks/test_start.py" + RANKS),
     (r"llmc/ranks/nccl\.h", "test/ranks/test_ranks.py:Collectives.test_nccl_on_the_emulated_gpu"),
     (r"llmc/ranks/(rendezvous|wire_tcp)\.h", "test/ranks/test_start.py" + RANKS),
-    (r"llmc/ranks/(parameters|gradients|share|replicas).*", "test/ranks/test_ranks.py:Training" + RANKS),
     (r"llmc/ranks/.*", "test/ranks/test_ranks.py:Collectives" + RANKS + " test/ranks/test_ranks.py:Training" + RANKS),
     (r"llmc/contrastive\.cuh", "build/test/layers/test_contrastive"),
     (r"llmc/model\.cuh", "build/test/model/test_gpt2 build/test/model/test_retrieval " + RUN),
