@@ -151,7 +151,7 @@ reliability: ; @python3 test/attack/reliability.py $(PART:%=--part %) $(ARGS)  #
 mutations: ; @python3 test/mutations/mutate.py $(PART:%=--part %) $(ARGS)  ## plants faults: does a test see them?
 exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
 roofline:  ; @python3 scripts/roofline.py $(ARGS)      ## a GPU's training step, kernel by kernel: a prediction
-lint:      ; @python3 dev/lint.py      ## rules of the sources that no compiler checks
+lint:      ; @python3 dev/figures.py --check && python3 dev/lint.py   ## rules of the sources that no compiler checks
 gpu-check: ; @python3 dev/gpu_check.py $(ARGS)      ## on a machine with a GPU: correctness, speed and memory
 bench:     ; @dev/bench/run.sh         ## speed and memory, beside PyTorch
 install:   ; @dev/install.sh $(if $(ARGS),unit,test)            ## what the tests need from the system
