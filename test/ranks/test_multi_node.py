@@ -84,7 +84,7 @@ class MultiNode(unittest.TestCase):
     def check_ended(self, code, output):
         """once stopped, resumed once, and at the end; by two ranks each time"""
         self.assertEqual(code, 0, output)
-        self.assertEqual(output.count("stopped with a checkpoint; going on"), 1, output)
+        self.assertEqual(output.count("stopped with a checkpoint; continuing"), 1, output)
         self.assertEqual(output.count("resumed from"), 1, output)
         self.assertIn("2 ranks", output)
         self.assertTrue(os.path.isdir(os.path.join(self.at("run"), f"step_{STEPS:08d}")), output)
@@ -158,7 +158,7 @@ class MultiNode(unittest.TestCase):
         output = p.communicate()[0]
         late.cancel()
         self.assertEqual(p.returncode, 75, output)
-        self.assertNotIn("going on", output)
+        self.assertNotIn("continuing from it", output)
 
     def test_help(self):
         for script in "mpirun.sh", "torchrun.sh":
