@@ -1760,12 +1760,12 @@ TEST_CASE("run: the leaves of a step are recorded, kept by --resume and refused 
         return bits(step_dir(out, 4));
     };
     // 1 eight leaves, unless the flag says otherwise; each cut adds in another order
-    const auto eight = run("eight", "", "8"), tree = run("tree", "--leaves 0", "0");
+    const auto eight = run("eight", "", "8"), tree = run("tree", "--leaves 0", "48");
     const auto one = run("one", "--leaves 1", "1");
     check_same(eight, run("asked", "--leaves 8", "8"));
     check_same(tree, run("all", "--leaves 48", "48"));              // each micro-batch is a leaf
     for (const auto& other : {tree, one}) { CHECK(other.at("model.safetensors") != eight.at("model.safetensors")); }
-    CHECK(run("few", "--B 6", "0").size() == 4);                    // 8 micro-batches: a tree anyway
+    CHECK(run("few", "--B 6", "8").size() == 4);                    // a leaf for each of 8 micro-batches
     // 2 a run goes on with its own leaves, those of a checkpoint from before the flag are 0
     TempDir::remove(step_dir(place / "one", 4));
     check_same(one, run("one", "--resume 1", "1"));
@@ -1780,8 +1780,8 @@ TEST_CASE("run: the leaves of a step are recorded, kept by --resume and refused 
     CHECK(run("all", "--resume 1 --B 2", "8").size() == 4);
     // 4 what cannot be
     const Flags elsewhere = flags.set("--out", place / "elsewhere");
-    check_refused(place, {elsewhere.with("--leaves 5"), {"--leaves 5", "48 micro-batches", "0, 1, 2, 4, 8, 16"}});
-    check_refused(place, {elsewhere.with("--leaves 96"), {"--leaves 96", "0, 1, 2, 4, 8, 16"}});
+    check_refused(place, {elsewhere.with("--leaves 5"), {"--leaves 5", "48 micro-batches", "1, 2, 4, 8, 16"}});
+    check_refused(place, {elsewhere.with("--leaves 96"), {"--leaves 96", "1, 2, 4, 8, 16"}});
 }
 
 TEST_CASE("run: llm.c's letters", "[run]") {
