@@ -206,9 +206,11 @@ TEST_CASE("evaluate: every target is scored once, with the context its window gi
             CHECK(e.windows == want.windows);
             CHECK(std::fabs(e.loss - want.loss) <= 2e-6 * want.loss);
             REQUIRE(each.size() == want.each.size());
+            // a small loss is the difference of two large logits, and as inexact as these: 2.3e-7 was measured at 0.017
+            const double rounding = FLT_EPSILON * *std::max_element(want.each.begin(), want.each.end());
             for (size_t n = 0; n < each.size(); n++) {
-                INFO("target " << n);
-                CHECK(std::fabs(each[n] - want.each[n]) <= 1e-5 * want.each[n]);
+                INFO("target " << n << ", " << std::fabs(each[n] - want.each[n]) / rounding << " roundings");
+                CHECK(std::fabs(each[n] - want.each[n]) <= 1e-5 * want.each[n] + rounding);
             }
             REQUIRE(e.curve.size() == (size_t)T);
             for (int t = 0; t < T; t++) {
