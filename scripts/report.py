@@ -457,7 +457,7 @@ def draw_positions(table):
                         label=plot.literal(label_of(table, row)))
         ends.append((mean[-1][1], line))
         lines.append(mean)
-    plot.loss_axis(ax, lines)
+    plot.loss_axis(ax, lines, len(lines))
     plot.length_axis(ax, [n for n in (4 ** k for k in range(12)) if n <= curve_length(table)])
     plot.mark_trained(ax, [T for T in table.trained() if T <= curve_length(table)])
     ax.set_xlabel("position in the sequence, from 1")

@@ -1186,7 +1186,7 @@ class Sharing(unittest.TestCase):
 
         load = ["--load", os.path.join(self.path("use"), "step_00000002"), "--val_files", self.path("long.txt")]
         long, after = "evaluating at T = 32", "after the last step"
-        cases = [(3, long, after, "val", resumed("validation", "-1", "--val_every", "2")),
+        cases = [(2, long, after, "val", resumed("validation", "-1", "--val_every", "2")),
                  (2, "HellaSwag", after, "hellaswag",
                   resumed("hellaswag", "1", "--val_every", "2", "--hellaswag", self.path("long.bin"))),
                  (2, long, after, "extrapolation", resumed("use", "1", "--val_every", "0", "--eval_lengths", "32")),

@@ -93,7 +93,8 @@ class Scaling(unittest.TestCase):
             with self.subTest(pos=pos, N=N, zero=zero):
                 p = subprocess.run([TRAINER, "--check", "--as_ranks", str(N), "--model", "6,8,512", "--pos", pos,
                                     "--train_files", text, "--val_files", text, "--T", "64", "--B", "1",
-                                    "--steps", "1", "--zero", str(zero), "--total_batch", str(64 * batch)],
+                                    "--steps", "1", "--zero", str(zero), "--total_batch", str(64 * batch),
+                                    *["--leaves", str(N)] * (N > 8)],
                                    capture_output=True, text=True, timeout=100)
                 self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
                 said, unit = re.search(r"on each: ([\d.]+) ([MG]B) for the parameters", p.stdout).groups()
