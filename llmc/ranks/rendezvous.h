@@ -88,7 +88,7 @@ inline uint64_t this_machine() {
 // ----------------------------------------------------------------------------------------------------------
 // who is who
 
-// Somebody who has connected, has been told a number, and has said so many bytes of its hello
+// Somebody who has connected, has been told a number, and has sent this many bytes of its hello
 struct Caller { int fd; Greeting told; Hello hello; size_t got; };
 
 // Why this is not a rank that is awaited, "" if it is. mine: what this rank says of itself. Strangers learn nothing.

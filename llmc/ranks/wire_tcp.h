@@ -143,7 +143,7 @@ struct TcpWire : Wire {
         }
     }
 
-    // Reads and sends what can be, with every rank. Waits so many milliseconds for the first of it.
+    // Reads and sends what can be, with every rank. Waits at most this many milliseconds for the first of it.
     void turn(int patience = 0) {
         std::vector<pollfd> asked;
         std::vector<int> ranks;

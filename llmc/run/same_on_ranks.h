@@ -69,7 +69,7 @@ inline void check_same_files(const std::string& flag, const std::vector<std::str
                                     (unsigned)sum));
 }
 
-// The model that a flag makes every rank read, of which a manifest sums all bytes
+// The model that a flag makes every rank read; a manifest has the checksum of all its bytes
 inline void check_same_model(const std::string& flag, const std::string& path) {
     if (comm().size == 1) { return; }
     uint64_t sum = 0;

@@ -148,7 +148,7 @@ TEST_CASE("launch: words as a shell takes them", "[launch]") {
 }
 
 TEST_CASE("launch: ranks are summed on each machine first where that is the same tree", "[launch]") {
-    const auto found = [](const std::vector<int>& machines) {       // so many ranks on each, one after the other
+    const auto found = [](const std::vector<int>& machines) {       // ranks on each, in order
         std::vector<OnMachine> ranks;
         for (int size : machines) { for (int r = 0; r < size; r++) { ranks.push_back({size, r}); } }
         return ranks_of_each_machine(ranks);
