@@ -25,11 +25,11 @@ import csv
 import math
 import os
 import re
-import subprocess
 import sys
 
 import console
 import scaling
+from ledger import commit
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 VOCABULARY = 50257
@@ -522,19 +522,6 @@ def table_of(rows, gpu, code):
                           GFLOP=r.flops / 1e9, limit=limit, ms=(least + most) / 2, least=least, most=most))
     whole = sum(r["ms"] for r in table)
     return [dict(r, share=r["ms"] / whole) for r in table]
-
-
-def commit():
-    """of the working tree; + where it has other changes"""
-    ask = lambda *words: subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
-    try:
-        head = ask("rev-parse", "--short", "HEAD")
-        if head.returncode == 0:
-            changed = ask("status", "--porcelain", "-uno", ":!dev/results").stdout.strip()
-            return head.stdout.strip() + ("+" if changed else "")
-    except OSError:
-        pass
-    return "unknown"
 
 
 def assumptions(gpu_name, gpu, s, code, changes):

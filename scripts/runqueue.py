@@ -22,6 +22,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import console  # noqa: E402
+import ledger  # noqa: E402
 from console import BadInput, write_whole  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -95,16 +96,6 @@ def is_done(command):
     if not command.marker.endswith(".done"):
         return bool(glob.glob(command.marker))
     return read_object(command.marker) == settings_of(command)
-
-
-def commit():
-    """the commit of this repository, with -dirty if its files differ from it"""
-    try:
-        found = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-                               capture_output=True, text=True)
-    except OSError:
-        return "unknown"
-    return found.stdout.strip() or "unknown"
 
 
 def commit_of(command):
@@ -365,7 +356,7 @@ class Queue:
             if code == 0:
                 if command.marker.endswith(".done"):
                     done = json.dumps(settings_of(command), sort_keys=True)
-                    write_whole(command.marker, f"{done}\ncommit {commit()}\n")
+                    write_whole(command.marker, f"{done}\ncommit {ledger.commit()}\n")
                 return True
             if not self.stopping or code not in (INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM):
                 self.lost[command.marker] = label

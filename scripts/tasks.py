@@ -19,9 +19,6 @@ seed it says "not learned" and the best that was reached, because its errors at 
 import argparse
 import collections
 import concurrent.futures
-import csv
-import fcntl
-import io
 import json
 import os
 import re
@@ -40,6 +37,7 @@ sys.path.append(HERE)
 sys.dont_write_bytecode = True
 
 import console                  # noqa: E402
+import ledger                   # noqa: E402
 from console import BadInput    # noqa: E402
 import tasks as generators      # noqa: E402  data/tasks.py
 
@@ -66,48 +64,8 @@ def encodings(trainer):
     return found
 
 
-def source_commit():
-    """of the sources that decide the results, with a + if they differ from it; none: not in a repository"""
-    def git(*words):
-        return subprocess.run(["git", "-C", ROOT, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              text=True).stdout.strip()
-    changed = git("status", "--porcelain", "--", *SOURCES)
-    return (git("log", "-1", "--format=%h", "--abbrev=10", "--", *SOURCES) or "none") + ("+" if changed else "")
-
-
-def read_results(path):
-    if not os.path.exists(path):
-        return []
-    with console.open_regular(path) as f:
-        text = f.read().decode("ascii", "backslashreplace")
-    lines = text.splitlines(keepends=True)
-    if lines and lines[0].strip() != ",".join(FIELDS):
-        raise BadInput(f"{path}: expected the columns {','.join(FIELDS)}, got {lines[0].strip()[:200]}")
-    rows = []
-    for n, line in enumerate(lines[1:], 2):
-        row = dict(zip(FIELDS, next(csv.reader([line.replace("\0", "\\0")]), [])))
-        whole = line.endswith("\n") and len(row) == len(FIELDS)
-        if not whole or not all(re.fullmatch(pattern, row[key]) for key, pattern in NUMBERS.items()):
-            raise BadInput(f"{path}: line {n}: expected {len(FIELDS)} columns of a case, got {line.strip()[:80]!r}; "
-                           "remove the lines of its case, and the same command runs it again")
-        rows.append(row)
-    return rows
-
-
-def append_results(path, rows):
-    """adds the rows of a case; a kill at any moment leaves all of them or none, also beside another process"""
-    directory = os.path.dirname(os.path.abspath(path))
-    os.makedirs(directory, exist_ok=True)
-    lock = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(read_results(path) + rows)
-        console.write_whole(path, text.getvalue())
-    finally:
-        os.close(lock)
+def read_results(args):
+    return ledger.read(args.csv, FIELDS, NUMBERS)
 
 
 # One case -------------------------------------------------------------------------------------------------------------
@@ -166,7 +124,7 @@ class Runs:
                  "seconds": f"{time.monotonic() - begun:.0f}", "accuracy": f"{r['accuracy']:.4f}",
                  "loss": f"{r['loss']:.4f}", **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")}}
                 for r in records]
-        append_results(self.args.csv, rows)
+        ledger.append(self.args.csv, rows, FIELDS)
         return rows
 
 
@@ -182,13 +140,13 @@ def prepare(args, names):
 
 def work(args, cases):
     """runs what is missing; returns whether all of it ran"""
-    there = {Case(r["task"], r["pos"], int(r["seed"])) for r in read_results(args.csv)}
+    there = {Case(r["task"], r["pos"], int(r["seed"])) for r in read_results(args)}
     missing = [c for c in cases if args.again or c not in there]
     print(f"{len(cases)} cases, {len(missing)} of them to run", flush=True)
     if not missing:
         return True
     prepare(args, sorted({c.task for c in missing}))
-    runs = Runs(args, source_commit())
+    runs = Runs(args, ledger.commit(*SOURCES))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, runs.stop)
     begun = time.monotonic()
@@ -287,7 +245,7 @@ def draw(rows, order, path):
 
 
 def report(args, order):
-    rows = read_results(args.csv)
+    rows = read_results(args)
     if not rows:
         raise BadInput(f"{args.csv}: no results yet")
     text = table(rows, order)
@@ -315,7 +273,8 @@ def parse(argv):
     p.add_argument("--pos", help="encodings, separated by commas [all of train_gpt2 --help]")
     p.add_argument("--tasks", help="tasks, separated by commas [all of data/tasks.py]")
     p.add_argument("--seeds", default="1,2,3", help="seeds of the models [1,2,3]")
-    p.add_argument("--part", default="1/1", metavar="K/N", help="run the Kth of N parts of the cases [1/1]")
+    p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N",
+                   help="run the Kth of N parts of the cases [1/1]")
     p.add_argument("--steps", type=int, default=STEPS, help=f"training steps of {B} examples [{STEPS}]")
     p.add_argument("--examples", type=int, default=EXAMPLES, help=f"training examples of each task [{EXAMPLES}]")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time, of one thread each [all cores]")
@@ -341,13 +300,10 @@ def main(argv):
     if not os.path.exists(args.trainer):
         raise BadInput(f"{args.trainer}: no such program; build it with: make train_gpt2")
     order = encodings(args.trainer)
-    part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.part)
-    if not part or int(part[1]) > int(part[2]):
-        raise BadInput(f"--part: expected K/N with K from 1 to N, got {args.part}")
     pos, names = chosen(args.pos, order, "--pos"), chosen(args.tasks, generators.TASKS, "--tasks")
     seeds = [int(s) for s in args.seeds.split(",")]
     cases = [Case(t, p, s) for s in seeds for p in pos for t in names]
-    if not args.summary and not work(args, cases[int(part[1]) - 1::int(part[2])]):
+    if not args.summary and not work(args, ledger.share(args.part, cases)):
         print("interrupted; run the same command again to continue")
         return 75
     report(args, order)

@@ -12,6 +12,9 @@ import subprocess
 import sys
 import time
 
+sys.path.append("scripts")
+import ledger   # noqa: E402
+
 OUT = "build/bench"
 THREADS, ROUNDS, PYTORCH = os.environ["THREADS"], int(os.environ.get("ROUNDS", "2")), os.environ["PYTORCH_PYTHON"]
 CPU_TIME, FORMS = THREADS == "1", os.environ.get("FORMS", "eager,compiled")
@@ -175,12 +178,6 @@ def processor():
         return platform.processor()
 
 
-def commit():
-    p = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], stdout=subprocess.PIPE,
-                       universal_newlines=True)
-    return p.stdout.strip()
-
-
 def compare(shapes):
     """prints the table of tokens/s, and writes it to CSV"""
     speed, peaks, version, start = {}, [], "", time.time()
@@ -211,14 +208,14 @@ def compare(shapes):
                f"{'CPU time' if CPU_TIME else 'wall-clock time'}, medians of {ROUNDS} rounds, "
                f"load {os.getloadavg()[0]:.0f}")
     command = f"THREADS={THREADS} ROUNDS={ROUNDS} FORMS={FORMS} dev/bench/run.sh {' '.join(sys.argv[1:])}".strip()
-    print(f"\n{machine}; commit {commit()}; {command}\n")
+    print(f"\n{machine}; commit {ledger.commit()}; {command}\n")
     for row in [columns, ["---"] * len(columns), *rows]:
         print("| " + " | ".join(map(str, row)) + " |")
     if os.environ.get("CSV"):
         with open(os.environ["CSV"], "w", newline="") as f:
             w = csv.writer(f, lineterminator="\n")
             w.writerow([*columns, "machine", "commit", "command"])
-            w.writerows([*row, machine, commit(), command] for row in rows)
+            w.writerows([*row, machine, ledger.commit(), command] for row in rows)
 
 
 def main():

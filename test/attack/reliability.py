@@ -20,8 +20,8 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(ROOT, "test"), os.path.join(ROOT, "test", "ranks")]
-import ranks_long                                           # noqa: E402  the commit of the sources
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import console                                              # noqa: E402
 import ledger                                               # noqa: E402
 
 CSV = os.path.join(ROOT, "dev", "results", "reliability.csv")
@@ -237,7 +237,7 @@ def report():
 
 def run(parts, form, minutes):
     """runs each; (passed, failed, left for lack of time)"""
-    commit = ranks_long.source_commit() if form == "full" else ""
+    commit = ledger.commit("llmc", "train_gpt2.cu", "train_bert.cu", clean=True) if form == "full" else ""
     rows = ledger.read(CSV)
     if form == "full":
         chosen, parts = len(parts), [p for p in parts if due(p, rows, commit)]
@@ -269,20 +269,20 @@ def run(parts, form, minutes):
             print(f"{text[-4000:]}\n{getattr(part, form)}: exit code {code}", flush=True)
         if form == "full" and cases + failures:
             what = " ".join(re.findall(r"\d+ edges|[1-9]\d* cases are left", text))
-            ledger.append(CSV, {"commit": commit, "part": part.name, "cases": cases, "failures": failures,
-                                "seconds": f"{seconds:.1f}", "what": what})
+            ledger.append(CSV, [{"commit": commit, "part": part.name, "cases": cases, "failures": failures,
+                                 "seconds": f"{seconds:.1f}", "what": what}])
     return passed, failed, len(late)
 
 
-def main():
+def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="k/n",
+    parser.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N",
                         help="every n-th part, from the k-th on")
     parser.add_argument("--only", nargs="+", metavar="P1", help="these promises, or parts by name")
     parser.add_argument("--minutes", type=float, default=58, help="no part begins that would end later")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--report", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.report:
         report()
         return
@@ -299,8 +299,8 @@ def main():
         report()
         print(f"{left} parts are left")
     print(f"{passed} passed, {failed} failed")
-    sys.exit(failed > 0)
+    return failed > 0
 
 
 if __name__ == "__main__":
-    main()
+    console.run(main)

@@ -28,7 +28,7 @@ class Reliability(unittest.TestCase):
         parts = [reliability.Part(f"part {i}", "P1", command, command, 10, kind)
                  for i, (kind, command) in enumerate(commands)]
         with mock.patch.object(reliability, "programs", lambda *_: ["help"]), \
-                mock.patch.object(reliability.ranks_long, "source_commit", lambda: "0123456789"), \
+                mock.patch.object(reliability.ledger, "commit", lambda *_, **__: "0123456789"), \
                 contextlib.redirect_stdout(io.StringIO()) as said:
             return reliability.run(parts, form, minutes), said.getvalue()
 
@@ -85,11 +85,11 @@ class Reliability(unittest.TestCase):
             self.assertEqual(sorted(x for s in shares for x in s), things)
             self.assertLessEqual(max(map(len, shares)) - min(map(len, shares)), 1)
         for text in "0/2", "3/2", "1", "1/0", "-1/2", "1/2x", "1/ 2", "":
-            self.assertRaisesRegex(argparse.ArgumentTypeError, "expected k/n with k <= n, got " + text,
+            self.assertRaisesRegex(argparse.ArgumentTypeError, "expected K/N with K from 1 to N, got " + text,
                                    ledger.part_of, text)
         self.assertEqual(ledger.read(path), [])
-        ledger.append(path, {"b": 'a "word", é', "a": 1}, ["a", "b"])
-        ledger.append(path, {"a": 2, "b": ""})
+        ledger.append(path, [{"b": 'a "word", é', "a": 1}], ["a", "b"])
+        ledger.append(path, [{"a": 2, "b": ""}])
         self.assertEqual(ledger.read(path), [{"a": "1", "b": 'a "word", é'}, {"a": "2", "b": ""}])
 
     def test_a_parser_is_fuzzed_until_its_hour_is_full(self):
@@ -102,9 +102,9 @@ class Reliability(unittest.TestCase):
 
     def test_the_report(self):
         def row(part, cases, failures):
-            reliability.ledger.append(reliability.CSV, {
+            reliability.ledger.append(reliability.CSV, [{
                 "commit": "0123456789", "part": part, "cases": cases, "failures": failures, "seconds": "60",
-                "what": "77 edges"})
+                "what": "77 edges"}])
         row("kills of processes", 10, 3)
         row("kills of processes", 20, 0)
         row("kills of processes", 5, 0)

@@ -34,14 +34,15 @@ import threading
 import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-sys.path[:0] = [os.path.join(ROOT, "test"), os.path.join(ROOT, "dev")]
+sys.path[:0] = [os.path.join(ROOT, "scripts"), os.path.join(ROOT, "dev")]
+import console      # noqa: E402
 import ledger       # noqa: E402
+from console import BadInput    # noqa: E402
 import test as runner       # noqa: E402, dev/test.py
 
 HERE = os.path.join(ROOT, "test", "mutations")
 KNOWN, SURVIVORS = os.path.join(HERE, "known.tsv"), os.path.join(HERE, "survivors.tsv")
 RESULTS = os.path.join(ROOT, "dev", "results", "mutations.csv")
-COLUMNS = ["id", "file", "line", "before", "after", "tests", "result", "seconds", "commit"]
 SCORE = 0.97                                        # of the faults that change something, at least so many are killed
 LIMIT = 3600                                        # seconds for a build, or for a test without a fault
 SPARE = 60                                          # with a fault it may take five times as long, and this
@@ -124,10 +125,6 @@ TESTS = [
     (r"train_bert\.cu", "build/test/model/test_bert build/test/model/test_bert_padding "
      "build/test/model/test_bert_steps " + BERT_RUN),
 ]
-
-
-class BadInput(Exception):
-    pass
 
 
 def tests_of(path):
@@ -446,15 +443,6 @@ def python():
     return p.stdout.strip() or sys.executable
 
 
-def commit():
-    """with + where the sources are not those of the commit"""
-    def said(*words):
-        return subprocess.run(["git", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              universal_newlines=True).stdout
-    changed = [line for line in said("status", "--porcelain").split("\n") if line and not line.endswith(".csv")]
-    return (said("rev-parse", "--short=10", "HEAD").strip() or "unknown") + ("+" if changed else "")
-
-
 @functools.lru_cache(maxsize=None)
 def changed_since(there):
     """the files that are not as they were in that commit; None where nothing knows it"""
@@ -504,7 +492,7 @@ def summary(path, survivors):
 def chosen(args):
     if args.ci:
         cheap = read_known(args.known, cheap=True)
-        return random.Random(commit().rstrip("+")).sample(cheap, min(3, len(cheap)))
+        return random.Random(ledger.commit().rstrip("+")).sample(cheap, min(3, len(cheap)))
     if args.again:
         faults = list(again(ledger.read(args.results)))
     elif args.seed is not None:
@@ -522,7 +510,7 @@ def chosen(args):
 class Campaign:
     """the faults that are still to be tried, and what came of the others"""
     def __init__(self, args, faults):
-        self.args, self.here, self.lock = args, commit(), threading.Lock()
+        self.args, self.here, self.lock = args, ledger.commit(), threading.Lock()
         self.counts, self.began, self.ran, self.total = collections.Counter(), time.time(), 0, len(faults)
         self.waiting, self.wrong = queue.Queue(), []
         done = {} if args.ci or self.here.endswith("+") else {
@@ -561,9 +549,8 @@ class Campaign:
                 with self.lock:
                     self.ran += 1
                     if not self.args.ci:
-                        seconds = round(time.time() - start)
-                        row = dict(fault._asdict(), result=result, commit=self.here, seconds=seconds)
-                        ledger.append(self.args.results, row, COLUMNS)
+                        row = dict(fault._asdict(), result=result, seconds=round(time.time() - start), commit=self.here)
+                        ledger.append(self.args.results, [row])
                     self.say(fault, result)
 
     def run(self):
@@ -577,34 +564,30 @@ class Campaign:
             raise BadInput(f"no result: {', '.join(self.wrong)}")
 
 
-def main(argv=None):
+def main(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--known", default=KNOWN, metavar="FILE", help="the list of faults [test/mutations/known.tsv]")
     p.add_argument("--seed", type=int, help="draw the faults instead")
     p.add_argument("--count", type=int, default=20, help="so many [20]")
     p.add_argument("--again", action="store_true", help="the survivors in the CSV instead")
     p.add_argument("--ci", action="store_true", help="3 cheap ones of the list, drawn by the commit")
-    p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="k/n", help="every n-th, from the k-th on")
+    p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N", help="every n-th, from the k-th on")
     p.add_argument("--only", nargs="+", metavar="ID", help="these alone")
     p.add_argument("--jobs", type=int, default=1, help="faults at a time [1]")
     p.add_argument("--list", action="store_true", help="print the faults and run nothing")
     p.add_argument("--summary", action="store_true", help="print the score of all in the CSV and run nothing")
     p.add_argument("--results", default=RESULTS, metavar="FILE", help="the CSV [dev/results/mutations.csv]")
     args = p.parse_args(argv)
-    try:
-        if args.summary:
-            return summary(args.results, SURVIVORS)
-        faults = chosen(args)
-        if args.list:
-            for f in faults:
-                print(f"{f.id}\n  {f.file}:{f.line}\n- {f.before.strip()}\n+ {f.after.strip()}\n  {f.tests}")
-            return 0
-        os.makedirs(os.path.join(ROOT, "build", "mutations"), exist_ok=True)
-        campaign = Campaign(args, faults)
-        campaign.run()
-    except BadInput as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
+    if args.summary:
+        return summary(args.results, SURVIVORS)
+    faults = chosen(args)
+    if args.list:
+        for f in faults:
+            print(f"{f.id}\n  {f.file}:{f.line}\n- {f.before.strip()}\n+ {f.after.strip()}\n  {f.tests}")
+        return 0
+    os.makedirs(os.path.join(ROOT, "build", "mutations"), exist_ok=True)
+    campaign = Campaign(args, faults)
+    campaign.run()
     counts = campaign.counts
     print(", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
     if args.ci:
@@ -614,4 +597,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

@@ -4,7 +4,7 @@
     make ranks-long                        all cases, or as many as fit into an hour
     make ranks-long PART=2/4               the second quarter of them
     make ranks-long ARGS='--only bits --minutes 10'
-    make ranks-long ARGS=--summary         counts what dev/results/ranks_long.csv holds; runs nothing
+    make ranks-long ARGS=--summary         counts what build/ranks_long.csv holds; runs nothing
 
   bits      100 steps of none, cable, t5 and rope, by both trainers, for three --B: 1, 2, 4 and 8 ranks, with
             --zero 0 and 1, save the same
@@ -13,9 +13,9 @@
   deaths    kill -9 or SIGSTOP at a random moment: all are gone within 10 s of the death, or 5 s of the deadline; the
             message says which rank, and of a rank that stopped also which collective
 
-Each case is drawn from its name alone, and appended to the CSV under the commit of the sources it ran on. A case that
-has passed there is not run again, so that one run goes on where another stopped; --any_commit takes what passed
-on other commits, too."""
+Each case is drawn from its name only, and is a row of the CSV with the commit of the sources that it ran on. A case
+that has passed on this commit is not run again, so that one run continues where another stopped. The counts are kept in
+dev/results/reliability.csv, by `make reliability`."""
 import argparse
 import hashlib
 import os
@@ -28,11 +28,13 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.dirname(HERE)]
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "..", "scripts")]
+import console                                              # noqa: E402
 import ledger                                               # noqa: E402
+from console import BadInput                                # noqa: E402
 import test_ranks as ranks_of                               # noqa: E402  its launchers, processes and limits
 
-RESULTS = os.path.join(ranks_of.ROOT, "dev", "results", "ranks_long.csv")
+RESULTS = os.path.join(ranks_of.ROOT, "build", "ranks_long.csv")
 SOURCES = ["llmc", "train_gpt2.cu", "train_bert.cu"]
 TRAINERS = {"gpt2": ranks_of.TRAINER, "bert": ranks_of.BERT_TRAINER}
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -180,17 +182,6 @@ def deaths(case, _):
     return what
 
 
-def source_commit():
-    def git(*words):
-        return subprocess.run(["git", "-C", ranks_of.ROOT, *words], stdout=subprocess.PIPE, text=True,
-                              check=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--", *SOURCES)
-    if changed:
-        sys.exit(f"expected sources that are committed, for the results to name a commit; got\n{changed}")
-    return git("log", "-1", "--format=%h", "--abbrev=10", "--", *SOURCES)
-
-
 def summary():
     """the last result of each case counts, on whatever commit"""
     last = {(r["promise"], r["case"]): r for r in ledger.read(RESULTS)}
@@ -217,32 +208,31 @@ def run_case(promise, name, commit, memory):
         except (Failure, AssertionError, OSError, subprocess.SubprocessError) as e:
             passed, what = 0, " ".join(str(e).split()).encode("ascii", "replace").decode()[-1000:]
     seconds = f"{time.monotonic() - begun:.1f}"
-    ledger.append(RESULTS, {"commit": commit, "promise": promise, "case": name, "passed": passed, "seconds": seconds,
-                            "what": what})
+    ledger.append(RESULTS, [{"commit": commit, "promise": promise, "case": name, "passed": passed, "seconds": seconds,
+                             "what": what}])
     if not passed:
         print(f"FAILED {promise} {name}: {what}", flush=True)
     return passed == 1
 
 
-def main():
+def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="k/n",
+    parser.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N",
                         help="every n-th case, from the k-th on")
     parser.add_argument("--only", choices=["bits", "signals", "deaths"])
     parser.add_argument("--case", help="this one alone; with --only")
     parser.add_argument("--minutes", type=float, default=58, help="no case begins later")
-    parser.add_argument("--any_commit", action="store_true")
     parser.add_argument("--summary", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.summary:
         summary()
         return
     for trainer in TRAINERS.values():
         if ranks_of.why_not(trainer):
-            sys.exit(ranks_of.why_not(trainer))
-    commit = source_commit()
+            raise BadInput(ranks_of.why_not(trainer))
+    commit = ledger.commit(*SOURCES, clean=True)
     done = {(r["promise"], r["case"]) for r in ledger.read(RESULTS)
-            if r["passed"] == "1" and (options.any_commit or r["commit"] == commit)}
+            if r["passed"] == "1" and r["commit"] == commit}
     wanted = [c for c in ledger.share(options.part, cases())
               if options.only in (None, c[0]) and options.case in (None, c[1])]
     due = [c for c in wanted if c not in done or options.case]
@@ -261,8 +251,8 @@ def main():
             print(f"{ran} of {len(due)} cases, {failed} failures, ETA {eta / 60:.0f} min", flush=True)
     print(f"{len(due) - ran} cases are left")
     print(f"{ran - failed} passed, {failed} failed")
-    sys.exit(failed > 0)
+    return failed > 0
 
 
 if __name__ == "__main__":
-    main()
+    console.run(main)

@@ -25,9 +25,9 @@ class Mutate(unittest.TestCase):
         self.put_test("self.assertEqual(sum.total(2, 3), 23)")
         for words in (["init", "-q"], ["add", "."]):
             subprocess.run(["git", *words], cwd=self.root, check=True)
-        for name, value in (("ROOT", self.root), ("TESTS", [(r"data/.*\.py", "t.py")]),
-                            ("commit", lambda: "0123456789")):
+        for name, value in (("ROOT", self.root), ("TESTS", [(r"data/.*\.py", "t.py")])):
             self.patch(mutate, name, value)
+        self.patch(mutate.ledger, "commit", lambda: "0123456789")
         self.patch(mutate.Tree, "green", {})
 
     def patch(self, *words):
@@ -53,7 +53,8 @@ class Mutate(unittest.TestCase):
         results = os.path.join(self.root, "results.csv")
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = mutate.main(["--known", self.put("known.tsv", known), "--results", results, *words])
+            code = mutate.console.code_of(mutate.main, ["--known", self.put("known.tsv", known), "--results", results,
+                                                        *words])
         rows = []
         if os.path.exists(results):
             with open(results) as f:
@@ -85,7 +86,7 @@ class Mutate(unittest.TestCase):
             for words in (["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "-m", name]):
                 subprocess.run(["git", *words], cwd=self.root, check=True)
             head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=self.root, check=True, stdout=subprocess.PIPE)
-            mutate.commit = lambda: head.stdout.decode().strip()
+            mutate.ledger.commit = lambda: head.stdout.decode().strip()
             mutate.changed_since.cache_clear()
 
         commit("test/scripts/t.py", "a test\n")
@@ -113,7 +114,7 @@ class Mutate(unittest.TestCase):
         code, text, rows = self.run_main(known=known)
         self.assertEqual((code, rows), (2, []), text)
         self.assertIn(why, text)
-        self.assertRegex(text, r"error: no result: \w+")
+        self.assertRegex(text, r"mutate.py: no result: \w+")
 
     def test_tests_that_fail_by_themselves(self):
         self.put_test("self.fail()")
@@ -185,7 +186,7 @@ class Mutate(unittest.TestCase):
         self.put("data/sum.py", "# two\n# lines\n\ndef total(a, b):\n    return 10 * a + b\n\n\n"
                                 "def idle(a):\n    return a + 0\n")
         self.put_test("self.assertIn(' + 0', open('data/sum.py').read())")
-        with mock.patch.object(mutate, "commit", lambda: "1123456789"):
+        with mock.patch.object(mutate.ledger, "commit", lambda: "1123456789"):
             code, text, rows = self.run_main("--again")
         self.assertEqual([(r["id"], r["line"], r["result"]) for r in rows[2:]], [("idle", "9", "killed by t.py")], text)
         self.put("survivors.tsv", "")

@@ -183,7 +183,7 @@ class TestTable(Fake):
         table = self.read("s", "study.md")
         self.assertIn(table, r.stdout)
         self.assertIn("no figure: Python's module matplotlib is missing: apt install", r.stderr)
-        self.assertRegex(table, r"Commit [0-9a-f]{10}(-dirty)?:\n\n    scripts/study.py --seeds 1 2 4 ")
+        self.assertRegex(table, r"Commit [0-9a-f]{10}\+?:\n\n    scripts/study.py --seeds 1 2 4 ")
         self.assertIn("Perplexity on b.txt at each length: mean ± standard deviation (number of seeds). Trained for 4 "
                       "steps of 512 tokens", table)
         self.assertEqual([c["flags"]["eval_tokens"] for c in self.calls(of="evaluate")], 6 * ["999"])

@@ -308,7 +308,7 @@ class Table(unittest.TestCase):
         for words, naming in ((("--seeds", "1,x"), "--seeds: expected"), (("--jobs", "0"), "--jobs: expected"),
                               (("--trainer", "/bin/true"), "/bin/true: expected train_gpt2")):
             self.assertRegex(self.run_it(*words, code=2), rf"\Atasks.py: {naming}.*\n\Z")
-        self.assertIn("--part: expected K/N", self.run_it("--part", "3/2", code=2))
+        self.assertIn("--part: expected K/N with K from 1 to N, got 3/2", self.run_it("--part", "3/2", code=2))
         self.assertIn("--pos: expected some of none, cable, rope", self.run_it("--pos", "kable", code=2))
         self.assertIn("--tasks: expected some of copy", self.run_it("--tasks", "kopy", code=2))
         self.assertIn("no results yet", self.run_it("--summary", code=2))

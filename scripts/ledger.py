@@ -1,0 +1,81 @@
+"""ledger.py -- results that grow by a few rows at a time, shares of the work, and the commit that a result is of."""
+import argparse
+import csv
+import fcntl
+import io
+import os
+import re
+import subprocess
+import sys
+
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+import console                      # noqa: E402
+from console import BadInput        # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def commit(*paths, clean=False):
+    """The commit that last changed these paths, all but results if none are given; with + if they differ from it, which
+    `clean` refuses. "unknown" outside a repository."""
+    def git(*words):
+        return subprocess.run(["git", "-C", ROOT, *words, "--", *(paths or (".", ":!dev/results"))], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.strip()
+    try:
+        changed, found = git("status", "--porcelain", "-uno"), git("log", "-1", "--format=%h", "--abbrev=10")
+    except OSError:
+        return "unknown"
+    if changed and clean:
+        raise BadInput(f"expected sources that are committed, for the results to name a commit; got\n{changed}")
+    return (found or "unknown") + ("+" if changed else "")
+
+
+def part_of(text):
+    """(k, n) of --part K/N, for argparse; the share is share(part, things)"""
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"expected K/N with K from 1 to N, got {text}")
+    return int(found[1]), int(found[2])
+
+
+def share(part, things):
+    """every n-th thing, from the k-th on"""
+    k, n = part
+    return things[k - 1::n]
+
+
+def read(path, columns=None, patterns=None):
+    """The rows of a CSV, none where there is no file yet. columns: those that it must have; patterns: of some cells."""
+    if not os.path.exists(path):
+        return []
+    with console.open_regular(path) as f:
+        text = f.read().decode("utf-8", "backslashreplace").replace("\0", "\\0")
+    if not text.endswith("\n"):
+        text += ",cut short\n"                          # one cell too many
+    lines = csv.reader(text.splitlines(keepends=True))
+    names, rows = next(lines), []
+    if columns and names != columns:
+        raise BadInput(f"{path}: expected the columns {','.join(columns)}, got {','.join(names)[:200]}")
+    for cells in lines:
+        row = dict(zip(names, cells))
+        if len(cells) != len(names) or not all(re.fullmatch(p, row[name]) for name, p in (patterns or {}).items()):
+            raise BadInput(f"{path}: line {lines.line_num}: expected {len(names)} columns of a case, got "
+                           f"{','.join(cells)[:80]!r}; remove its case's lines, and the same command runs it again")
+        rows.append(row)
+    return rows
+
+
+def append(path, rows, columns=None):
+    """adds rows; a kill at any moment leaves all of them or none, also beside another process"""
+    directory = os.path.dirname(os.path.abspath(path))
+    os.makedirs(directory, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows, text = read(path, columns) + rows, io.StringIO()
+        writer = csv.DictWriter(text, columns or list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        console.write_whole(path, text.getvalue())
+    finally:
+        os.close(lock)
