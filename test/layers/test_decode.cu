@@ -10,6 +10,8 @@
 
 #include "llmc/attention/decode.cuh"
 
+namespace tests {        // so that the header of an encoding may use the same names
+
 namespace {
 
 struct Sizes { int B, NH, HS; };
@@ -631,3 +633,5 @@ TEST_CASE("decode: scratch", "[decode]") {
     CHECK(attention_decode_scratch(1, 257, 1, 64) == 2 * attention_decode_scratch(1, 256, 1, 64));
     CHECK(attention_decode_scratch(1 << 10, 1 << 20, 32, 128) > (size_t)UINT32_MAX);
 }
+
+} // namespace tests

@@ -3,6 +3,8 @@
 
 #include "llmc/use/heads.h"
 
+namespace tests {        // so that the header of an encoding may use the same names
+
 namespace {
 
 // What one head attends to, from the whole matrix P of weights; sums over its queries
@@ -183,3 +185,5 @@ TEST_CASE("heads: windows that end early, and several of them", "[heads][asan]")
         }
     }
 }
+
+} // namespace tests

@@ -8,6 +8,8 @@
 
 #include "llmc/position/rope_scaling.h"
 
+namespace tests {        // so that the header of an encoding may use the same names
+
 namespace {
 
 constexpr int TILE = 64;
@@ -828,7 +830,7 @@ struct Gated : Encoding {
 
 } // namespace
 
-TEST_CASE("the columns of an encoding start as it says", "[positions]") {
+TEST_CASE("the columns of an encoding start as it says", "[positions][encodings]") {
     PositionTables t;
     t.dims.L = 2;
     t.dims.NH = 3;
@@ -868,3 +870,5 @@ TEST_CASE("the columns of an encoding start as it says", "[positions]") {
     }
     CHECK(names == "gate.weight gate.bias key.weight key.bias ");
 }
+
+} // namespace tests

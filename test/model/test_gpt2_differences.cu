@@ -4,6 +4,8 @@
 // whatever the forward pass computes, the backward pass must be its derivative.
 #include "test/model/gpt2_model.h"
 
+namespace tests {        // so that the header of an encoding may use the same names
+
 namespace {
 
 // Weights far from their initial ones, so that every tensor counts, and within their bounds
@@ -162,3 +164,5 @@ TEST_CASE("gpt2: documents apart have the losses that they have alone, every enc
         check_gradients(config, random);
     }
 }
+
+} // namespace tests

@@ -14,6 +14,8 @@
 
 #include "test/simt/kernel_test.h"
 
+namespace tests {        // so that the header of an encoding may use the same names
+
 constexpr int B = 1, T = 70;                    // two tiles, the second one not full
 constexpr int NH = 2, HS = 64;
 constexpr int C = NH * HS;
@@ -279,3 +281,5 @@ KERNEL_TEST("attention on the GPU: head sizes without tensor-core kernels are po
     const std::string error = error_of([&] { check_head_size(none, 256, true, 227 << 10); });
     EXPECT(error.find("at most 250 fit") != std::string::npos, "'%s'", error.c_str());
 }
+
+} // namespace tests
