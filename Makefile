@@ -60,6 +60,7 @@ $(call remember,asan,$(CXX) $(ASAN_FLAGS))
 $(call remember,simt,$(CXX) $(SIMT_FLAGS))
 $(call remember,mpi,$(MPI_CFLAGS) $(MPI_LIBS))
 $(call remember,cuda,$(NVCC) $(NVCC_FLAGS))
+$(call remember,commit,$(shell git describe --always --dirty --abbrev=10 --exclude='*' 2>/dev/null || echo unknown))
 endif
 export CCACHE_EXTRAFILES := $(B)/cpu.flags
 # the trainers -----------------------------------------------------------------------------------------------
@@ -67,14 +68,17 @@ TRAINERS := train_gpt2 train_bert
 all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## the trainers, with nvcc for CUDA too
 	@$(if $(NVCC),true,echo "no nvcc found: the CUDA builds ($(TRAINERS:%=%cu)) were left out")
 
-$(TRAINERS): %: $(B)/%.o
-	$(CXX) $< -o $@ $(CPU_LIBS) $(MPI_LIBS)
+$(TRAINERS): %: $(B)/%.o $(B)/commit.o
+	$(CXX) $^ -o $@ $(CPU_LIBS) $(MPI_LIBS)
+# for --version; its own object, so that a commit links the trainers and compiles nothing
+$(B)/commit.o: $(B)/commit.flags
+	@echo "const char build_commit[] = \"$$(cat $<)\";" | $(CXX) -x c -c - -o $@
 $(TRAINERS:%=$(B)/%.o): $(B)/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
 	@dev/install.sh --check build
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) -x c++ -c $< -o $@
-$(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags
+$(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags $(B)/commit.o
 	@$(if $(NVCC),dev/install.sh --check build,echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)
-	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MT $@ -MF $(B)/$@.d $< -o $@ $(CUDA_LIBS)
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MT $@ -MF $(B)/$@.d $< $(B)/commit.o -o $@ $(CUDA_LIBS)
 
 # For editors: how each source is compiled
 $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ dev/cuda/)

@@ -474,11 +474,11 @@ Json gpt2_json(const GPT2Config& c, const Tokenizer* tokenizer) {
     return j;
 }
 
-// Whether --dump_bias has no text: it shows the first --T tokens of --val_files then.
+// Whether --dump_bias LAYER,HEAD[,TEXT] has no text: it shows the first --T tokens of --val_files then.
 bool dumps_data(const Options& o) {
     const std::string& s = o.dump_bias;
     const size_t first = s.find(',');
-    return first != std::string::npos && s.find(',', first + 1) == s.size() - 1;
+    return first != std::string::npos && s.find(',', first + 1) >= s.size() - 1;        // the last comma, or none
 }
 
 // Which rows the softmax sees: as --vocab_softmax says, or the checkpoint at `path` (if any), which it must not
@@ -503,10 +503,10 @@ std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const To
                                  const TokenFiles* val, int& layer, int& head) {
     const std::string& s = o.dump_bias;
     const size_t first = s.find(','), second = s.find(',', first + 1);
-    const bool good = second != std::string::npos && parse_bias_choice(s.substr(0, first), c.L, false, layer) &&
+    const bool good = first != std::string::npos && parse_bias_choice(s.substr(0, first), c.L, false, layer) &&
                       parse_bias_choice(s.substr(first + 1, second - first - 1), c.NH, true, head);
-    check(good, "--dump_bias: expected LAYER,HEAD,TEXT with a layer below %d and a head below %d, got '%s'", c.L, c.NH,
-          printable(s).c_str());
+    check(good, "--dump_bias: expected LAYER,HEAD[,TEXT] with a layer below %d and a head below %d, got '%s'", c.L,
+          c.NH, printable(s).c_str());
     check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
     if (dumps_data(o) && val != nullptr) {
         std::vector<int> ids((size_t)std::min<uint64_t>(val->tokens, (uint64_t)o.T));
@@ -670,10 +670,10 @@ int gpt2_main(int argc, char** argv) {
     check(!o.token_losses || !o.out.empty(), "--token_losses: give the directory to write to with --out");
     const bool evaluates = !o.eval_lengths.empty() || !o.hellaswag.empty() || !o.tasks.empty() || !o.probe.empty();
     begin_run(run, evaluates || writes, "--eval_lengths, --hellaswag, --tasks, --probe, --generate and --dump_bias");
-    GPT2Data data(run);
-    // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
     GPT2Config config;
     parse_model(o.model, "gpt2:", gpt2_sizes, config);
+    GPT2Data data(run);
+    // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
     config = resolve_config(o, config, run.source, data.vocab(), GPT2_KEYS);
     if (config.V == 0) { config.V = 50257; }                    // --list without data
     resolve_softmax(o, config, run.source);

@@ -46,10 +46,10 @@ def number(pattern, text):
 
 
 def read_catch(text, _):
-    if re.search(r"^No tests? (ran|cases matched)", text, re.M):       # the tag stands only in a comment
-        return None
     # "All tests passed (9 assertions in 3 test cases)", or "test cases: 3 | 2 passed | 1 failed"
     total = number(r"^All tests passed .* in (\d+) test case", text) or number(r"^test cases: +(\d+)", text)
+    if total == 0 and re.search(r"^No tests? (ran|cases matched)", text, re.M):    # the tag stands only in a comment
+        return None
     failed = number(r"^test cases:.*\| +(\d+) failed", text)
     # A test's name stands between two lines of dashes; its warnings follow, folded at 80 columns.
     skipped = {}

@@ -95,7 +95,13 @@ def is_done(command):
         return has_data(command.marker)
     if not command.marker.endswith(".done"):
         return bool(glob.glob(command.marker))
-    return read_object(command.marker) == settings_of(command)
+    return read_object(command.marker) == settings_of(command) and has_record(command)
+
+
+def has_record(command):
+    """whether the result of an evaluation is in its log.jsonl; True of commands that have their results elsewhere"""
+    elsewhere = "out" not in command.flags or "resume" in command.flags or "dump_bias" in command.flags
+    return elsewhere or "kind" in read_object(os.path.join(command.out, "log.jsonl"))
 
 
 def commit_of(command):
@@ -353,6 +359,10 @@ class Queue:
         with self.lock:
             self.processes.discard(process)
             self.progress.clear()
+            if code == 0 and not has_record(command):
+                self.fail(Failure(label, f"{command.title} left no record in {command.out}/log.jsonl", 1, log,
+                                  list(tail)))
+                return False
             if code == 0:
                 if command.marker.endswith(".done"):
                     done = json.dumps(settings_of(command), sort_keys=True)

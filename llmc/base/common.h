@@ -114,13 +114,13 @@ PRINTF_LIKE(1, 2) inline void say(const char* fmt, ...) {
     fprintf(stderr, "%s\n", printable(s, LONGEST_MESSAGE).c_str());
 }
 
-// Throws an Error with the message, safe to print, and the place in the source where it was found.
+// Throws an Error with the message, safe to print, and for failures of the device the place in the source.
 [[noreturn]] PRINTF_LIKE(4, 5) inline void die_at(const char* file, int line, int code, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     std::string s = vstrprintf(fmt, ap);
     va_end(ap);
-    throw Error(code, printable(s, LONGEST_MESSAGE) + strprintf("  [%s:%d]", file, line));
+    throw Error(code, printable(s, LONGEST_MESSAGE) + (code == EXIT_DEVICE ? strprintf("  [%s:%d]", file, line) : ""));
 }
 
 // die(code, "where: what is wrong: expected X, got Y (hint)", ...), and its common form for bad input

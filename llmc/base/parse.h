@@ -141,4 +141,34 @@ template <class E> bool parse_value(const std::string& text, const Range& r, std
     return true;            // an empty text, or a comma at the end, was rejected as an empty item
 }
 
+// ----------------------------------------------------------------------------------------------------------
+// mistyped words
+
+// Levenshtein's distance, row by row
+inline size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) { row[j] = j; }
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            const size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min(change, std::min(row[j - 1], row[j]) + 1);
+        }
+    }
+    return row[b.size()];
+}
+
+// "did you mean cable? ": the nearest of the words, "" if none is near
+inline std::string did_you_mean(const std::string& text, const Names& words) {
+    std::string nearest;
+    size_t least = std::min((size_t)4, text.size() / 2 + 1);    // with more changes it is another word
+    for (const std::string& word : words) {
+        const size_t distance = edit_distance(text.substr(0, 40), word);
+        if (distance < least) { least = distance; nearest = "did you mean " + word + "? "; }
+    }
+    return nearest;
+}
+
 #endif

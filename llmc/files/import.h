@@ -8,6 +8,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 
 #include "../base/common.h"
 #include "../base/json.h"
@@ -165,16 +166,21 @@ inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& 
     return shards;
 }
 
-// What --load names: the newest good checkpoint, if `path` is the --out directory of a run, otherwise `path`.
+// What --load names: the newest good checkpoint, if `path` is the --out directory of a run, otherwise `path`. A
+// checkpoint that was found so, and that its run has deleted since, stands for the newest one.
 inline std::string find_weights(const std::string& path) {
+    static std::set<std::string> found;
+    const bool gone = found.count(path) > 0 && !path_exists(path);
+    const std::string run = gone ? path.substr(0, path.rfind('/')) : path;
     const bool model = path_exists(path + "/" + WEIGHTS_FILE) || path_exists(path + "/" + INDEX_FILE);
-    return model || list_checkpoints(path).empty() ? path : find_checkpoint(path, false);
+    if (model || list_checkpoints(run).empty()) { return path; }
+    return *found.insert(find_checkpoint(run, false)).first;
 }
 
-// Finds out what `path` is. verify: compare a checkpoint of ours with its manifest.
-inline WeightSource open_weights(const std::string& path, bool verify) {
+// Opens what find_weights() has found. verify: compare a checkpoint of ours with its manifest.
+inline WeightSource open_found(const std::string& path, bool verify) {
     WeightSource s;
-    s.path = find_weights(path);
+    s.path = path;
     if (is_directory(s.path)) {
         const std::string dir = s.path;
         const bool whole = path_exists(dir + "/" + WEIGHTS_FILE), split = path_exists(dir + "/" + INDEX_FILE);
@@ -196,6 +202,18 @@ inline WeightSource open_weights(const std::string& path, bool verify) {
         s.bin = std::make_unique<LlmcModel>(s.path);
     }
     return s;
+}
+
+// Finds out what `path` is, and opens it.
+inline WeightSource open_weights(const std::string& path, bool verify) {
+    for (int tries = 1;; tries++) {
+        const std::string found = find_weights(path);
+        try {
+            return open_found(found, verify);
+        } catch (const Error&) {
+            if (path_exists(found) || tries == 10) { throw; }       // else it was deleted meanwhile
+        }
+    }
 }
 
 // A tensor's name as it is compared: without prefix, and with today's names where the first BERT files have gamma and

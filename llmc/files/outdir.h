@@ -159,17 +159,31 @@ inline void verify_weights_file(const std::string& path) {
     }
 }
 
+// 0: there is nothing of this name
+inline ino_t inode_of(const std::string& path) {
+    struct stat st;
+    return stat(path.c_str(), &st) == 0 ? st.st_ino : 0;
+}
+
 // The newest checkpoint in `out` that verifies, "" if there are none. A bad one is reported, and the next older one is
-// tried; with no_fallback it is an error. It is also an error if all are bad.
+// tried; with no_fallback it is an error. It is also an error if all are bad. A run may be saving there: if it deletes
+// or replaces a checkpoint that is being read, the directory is listed again.
 inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
-    const std::vector<int> steps = list_checkpoints(out);
+    std::vector<int> steps = list_checkpoints(out);
+    int lists = 1;
     for (size_t i = steps.size(); i-- > 0;) {               // the newest first
         const std::string dir = out + "/" + step_name(steps[i]);
+        const ino_t inode = inode_of(dir);
         try {
             verify_checkpoint(dir);
             if (i + 1 < steps.size()) { say("warning: falling back to %s", dir.c_str()); }
             return dir;
         } catch (const Error& e) {
+            if ((inode == 0 || inode_of(dir) != inode) && lists++ < 100) {
+                steps = list_checkpoints(out);
+                i = steps.size();
+                continue;
+            }
             if (no_fallback) { die(e.code, "the newest checkpoint is bad and --no_fallback is given: %s", e.what()); }
             say("warning: checkpoint %s is bad: %s", dir.c_str(), e.what());
         }

@@ -58,6 +58,24 @@ inline FileSum write_text(const std::string& path, const std::string& text) {
     return f.finish();
 }
 
+// Lets write(TEMPORARY) make a file that then takes the place of `path`. If that fails, `path` is what it was.
+template <class Write> void write_whole(const std::string& path, Write write) {
+    const std::string temporary = path + ".tmp";
+    if (name_is_taken(temporary)) { io_unlink(temporary); }     // it may be a symbolic link
+    try {
+        write(temporary);
+        io_rename(temporary, path);
+    } catch (const Error&) {
+        ::unlink(temporary.c_str());
+        throw;
+    }
+    const size_t slash = path.rfind('/');
+    io_fsync_directory(slash == std::string::npos ? "." : path.substr(0, slash + 1));
+}
+inline void write_text_whole(const std::string& path, const std::string& text) {
+    write_whole(path, [&](const std::string& temporary) { write_text(temporary, text); });
+}
+
 // the sum of a file on the disk, read in blocks of 4 MiB
 inline FileSum sum_file(const std::string& path) {
     const File f(path);

@@ -160,7 +160,7 @@ inline const Json& computed_values() {
         "is_decoder": [false],                                      "is_encoder_decoder": [false],
         "add_cross_attention": [false],                             "causal": [true],
         "pruned_heads": [{}, null],                                 "per_layer_config": [{}, null],
-        "quantization_config": [null]
+        "quantization_config": [null],                              "cross_attention_hidden_size": [null]
     })json", "computed_values");
     return table;
 }
@@ -171,6 +171,7 @@ constexpr const char* HARMLESS_KEYS =
     " name_or_path _commit_hash torch_dtype dtype use_bfloat16 reorder_and_upcast_attn chunk_size_feed_forward"
     " attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset"
     " gradient_checkpointing torchscript xla_device tf_legacy_loss tie_encoder_decoder"
+    " n_special predict_special_tokens"
     // training
     " initializer_range resid_pdrop embd_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob"
     // what a call returns

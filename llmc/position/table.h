@@ -195,13 +195,13 @@ inline PositionConfig parse_one_position(const std::string& text, int T_train, A
     config.name = text.substr(0, colon);
     for (const PositionAlias& a : position_aliases) { config.name = config.name == a.alias ? a.name : config.name; }
     config.kind = -1;
-    std::string known;
+    Names known;
     for (int k = 0; k < NUM_POSITIONS; k++) {
         if (config.name == position_rows[k].name) { config.kind = k; }
-        known += std::string(k > 0 ? ", " : "") + position_rows[k].name;
+        known.push_back(position_rows[k].name);
     }
-    check(config.kind >= 0, "--pos %s: expected one of the encodings %s", config.name.c_str(),
-          known.c_str());
+    check(config.kind >= 0, "--pos %s: %sexpected one of the encodings %s", config.name.c_str(),
+          did_you_mean(config.name, known).c_str(), option_text(known).c_str());
     position_defaults(config);
     std::string keys;
     for (Hyperparameter& h : config.values) {

@@ -125,8 +125,8 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
         return;
     }
     const double weights = weight_bytes(r, p);
-    std::string what = format_bytes(weights) + " for the parameters, ";
-    what += format_bytes((double)activations) + " of activations";
+    std::string what = format_bytes(weights) + " for the parameters";
+    if (trains) { what += ", " + format_bytes((double)activations) + " of activations"; }
     if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
     const double snapshot = snapshot_bytes(r, p), here = snapshot_on_device(r, p);
     if (here > 0) { what += ", " + format_bytes(here) + " for --checkpoint_async"; }

@@ -144,6 +144,16 @@ inline void resolve_documents(Options& o, PositionConfig& position, const std::s
           "continues from document to document; expected another encoding");
 }
 
+// What is wrong with a flag, whatever the data and the model are
+inline void check_before_data(const Options& o) {
+    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
+    check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,
+          o.threads);
+    check(o.pos.size() <= 2000, "--pos: expected the name of an encoding, got %zu bytes, %.40s...", o.pos.size(),
+          o.pos.c_str());
+    parse_position(o.pos, o.T);
+}
+
 // What --pos says of a model of L layers
 inline PositionConfig parse_layers(const std::string& text, int T_train, int L) {
     const PositionConfig position = parse_position(text, T_train);
@@ -206,8 +216,10 @@ void parse_model(const std::string& text, const std::string& prefix, const std::
         found = true;
     }
     check(found, "--model: expected %sor L,NH,C as in 12,12,768, got '%s'", names.c_str(), printable(text).c_str());
-    check(c.L >= 1 && c.L <= 1024 && c.NH >= 1 && c.C >= 1 && c.C <= 65536 && c.C % c.NH == 0,
-          "--model: expected L in 1..1024, C in 1..65536 and an NH that divides C, got '%s'", text.c_str());
+    check(c.L >= 1 && c.L <= 1024, "--model: expected 1 to 1024 layers, got '%s'", text.c_str());
+    check(c.C >= 1 && c.C <= 65536, "--model: expected 1 to 65536 channels, got '%s'", text.c_str());
+    check(c.NH >= 1 && c.C % c.NH == 0, "--model: expected a number of heads that divides the %d channels, got '%s'",
+          c.C, text.c_str());
 }
 
 // --rope_scaling, where the checkpoint at `path` has settled how `position` is stretched: a kind without a factor takes
@@ -253,8 +265,6 @@ inline void rebase(const Options& o, const std::string& path, PositionConfig& po
 // must agree with the flags and the data. data_vocab: what the data wants of the model, 0: there is none.
 template <class Config>
 Config resolve_config(const Options& o, Config c, const std::string& path, int data_vocab, const ConfigKeys& keys) {
-    check(o.pos.size() <= 2000, "--pos: expected the name of an encoding, got %zu bytes, %.40s...", o.pos.size(),
-          o.pos.c_str());
     c.T = o.T;
     c.V = data_vocab;
     if (path.empty()) {

@@ -78,22 +78,6 @@ inline std::vector<OptionRow> option_rows(int programs = BOTH) {
 // ----------------------------------------------------------------------------------------------------------
 // the command line
 
-// Levenshtein's distance, row by row
-inline size_t edit_distance(const std::string& a, const std::string& b) {
-    std::vector<size_t> row(b.size() + 1);
-    for (size_t j = 0; j <= b.size(); j++) { row[j] = j; }
-    for (size_t i = 1; i <= a.size(); i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= b.size(); j++) {
-            const size_t change = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal = row[j];
-            row[j] = std::min(change, std::min(row[j - 1], row[j]) + 1);
-        }
-    }
-    return row[b.size()];
-}
-
 // The row of a flag as typed, --name or alias; its name is "" if there is no such flag.
 inline OptionRow find_option(const std::string& flag) {
     for (const OptionRow& row : option_rows()) {
@@ -109,15 +93,10 @@ inline bool is_flag(const std::string& text) { return find_option(text).name[0] 
     }
     const std::string shown = "'" + printable(flag) + "'";
     check(!flag.empty() && flag[0] == '-', "%s: expected a flag such as --lr; --help lists them", shown.c_str());
-    check(!is_flag(flag.substr(0, flag.find('='))), "%s: expected a space before the value, got '='", shown.c_str());
-    std::string nearest;
-    size_t least = 4; // with more than three changes it is another word
-    for (const OptionRow& row : option_rows()) {
-        const size_t distance = edit_distance(flag.substr(0, 40), std::string("--") + row.name);
-        if (distance < least) { least = distance; nearest = row.name; }
-    }
+    Names flags;
+    for (const OptionRow& row : option_rows()) { flags.push_back(std::string("--") + row.name); }
     die(EXIT_BAD_INPUT, "%s: there is no such flag; %s--help lists them", shown.c_str(),
-        nearest.empty() ? "" : ("did you mean --" + nearest + "? ").c_str());
+        did_you_mean(flag, flags).c_str());
 }
 
 // Gives the flag `name` its value; `shown` is what messages call it.
@@ -151,29 +130,88 @@ inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
     return false;
 }
 
-// The command line as Options, or an Error that names the flag. Stops at --help, so that it works after any other flag.
+// Every flag and its value, for state.json.
+inline Json options_json(const Options& o) {
+    Json j = Json::object();
+    for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        if (row.programs & o.program) { j[row.name] = value; }
+    });
+    return j;
+}
+
+inline Names keys_of(const Json& j) {
+    Names keys;
+    for (const auto& item : j.items()) { keys.push_back(item.key()); }
+    return keys;
+}
+
+// A flag's value in JSON as it would be typed
+inline std::string json_words(const Json& value) {
+    if (value.is_string()) { return value.get<std::string>(); }
+    if (value.is_boolean()) { return option_text(value.get<bool>()); }
+    if (!value.is_array()) { return json_text(value); }
+    std::string s;
+    for (const Json& one : value) { s += (s.empty() ? "" : ",") + json_words(one); }
+    return s;
+}
+
+// --config: a file with flags, {"flags": {"lr": 0.001, ...}}, for those that the command line does not give. It may say
+// what kind of record it is and where it comes from, which changes nothing.
+inline void take_config(Options& o) {
+    const std::string& path = o.config;
+    const Json j = read_json(path), defaults = options_json(Options(o.program));
+    const Names known = {"kind", "commit", "time", "encoding", "flags"};
+    check(j.is_object() && j.contains("flags") && j["flags"].is_object(), "%s: expected an object with \"flags\"",
+          path.c_str());
+    for (const auto& item : j.items()) {
+        check(std::find(known.begin(), known.end(), item.key()) != known.end(), "%s: \"%s\": expected one of kind, "
+              "commit, time, encoding, flags", path.c_str(), item.key().c_str());
+    }
+    for (const auto& item : j["flags"].items()) {
+        const std::string& name = item.key();
+        check(defaults.contains(name) && name != "config", "%s: \"%s\" is not a flag of this trainer; %s--help lists "
+              "them", path.c_str(), name.c_str(), did_you_mean(name, keys_of(defaults)).c_str());
+        if (o.is_given(name) || item.value() == defaults[name]) { continue; }
+        set_option(o, name, path + ": " + name, json_words(item.value()));
+        o.given.push_back(name);
+    }
+}
+
+// The command line as Options, or an Error that names the flag. Stops at --help and --version, so that they work after
+// any other flag.
 inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
     const Doing reading("reading the flags");
     Options o(program);
+    const auto flag_of = [](const std::string& word) {              // "--lr" of "--lr=1e-3"
+        const std::string before = word.substr(0, word.find('='));
+        return is_flag(before) ? before : word;
+    };
     for (int i = 1; i < argc; i++) {
-        const std::string flag = argv[i];
+        const std::string word = argv[i], flag = flag_of(word);
         if (program == GPT2_FLAG && take_no_op(o, flag, i + 1 < argc ? argv[i + 1] : nullptr)) { i++; continue; }
         if (!is_flag(flag)) { die_unknown_flag(flag); }
         const OptionRow row = find_option(flag);
         check(row.programs & program, "%s: this flag belongs to the other trainer (%s); --help lists this one's",
               flag.c_str(), row.group);
         std::string name = row.name, value = "1";
-        if (row.range.takes_value) {
+        const bool joined = flag != word;
+        check(row.range.takes_value || !joined, "%s: expected no value, got '%s'", flag.c_str(),
+              word.substr(flag.size() + 1).c_str());
+        if (joined) {
+            value = word.substr(flag.size() + 1);
+        } else if (row.range.takes_value) {
             check(i + 1 < argc, "%s: the value after it is missing", flag.c_str());
-            check(!is_flag(argv[i + 1]), "%s: the value between it and %s is missing", flag.c_str(), argv[i + 1]);
+            check(!is_flag(flag_of(argv[i + 1])), "%s: the value between it and %s is missing", flag.c_str(),
+                  argv[i + 1]);
             value = argv[++i];
         }
         if (name == "load" && is_model_descriptor(value)) { name = "model"; }
         check(!o.is_given(name), "%s: --%s is given twice", flag.c_str(), name.c_str());
         o.given.push_back(name);
         set_option(o, name, flag == "--" + name ? flag : flag + " (--" + name + ")", value);
-        if (o.help) { return o; }
+        if (o.help || o.version) { return o; }
     }
+    if (!o.config.empty()) { take_config(o); }
     const auto take = [&](const auto& recipe) {
         for (size_t i = 0; i < sizeof(recipe) / sizeof(recipe[0]); i += 2) {
             if (!o.is_given(recipe[i])) { set_option(o, recipe[i], "--recipe paper", recipe[i + 1]); }
@@ -229,15 +267,6 @@ inline std::string help_text(const std::string& name, const std::string& descrip
         s += flag + wrapped(help, flag.size(), flag.size()) + "\n";
     });
     return s;
-}
-
-// Every flag and its value, for state.json.
-inline Json options_json(const Options& o) {
-    Json j = Json::object();
-    for_each_option(o, [&](const OptionRow& row, const auto& value) {
-        if (row.programs & o.program) { j[row.name] = value; }
-    });
-    return j;
 }
 
 // The flags that differ from their defaults, as they would be typed: {"--lr 0.001", "--out run/cable"}

@@ -95,6 +95,8 @@ constexpr int MOST_WINDOW = 1 << 30;
       "print the time of each kernel of step N, which takes a little longer for it; 0 = of none") \
     GROUP("Logs and checkpoints", BOTH) \
     X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
+    X(Text, config, "", "", any(), FREE, \
+      "JSON with flags, {\"flags\": {\"lr\": 1e-3, ...}}; those of the command line win over it") \
     X(int, resume, "-y", 0, between(0, 2), FREE, \
       "1 = continue from the newest good checkpoint in --out, if any; 2 = there must be one") \
     X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
@@ -142,7 +144,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(double, top_p, "", 1.0, between(1e-6, 1), FREE, \
       "sample among the likeliest tokens whose probabilities sum to this") \
     X(Text, dump_bias, "", "", any(), FREE, \
-      "LAYER,HEAD,TEXT: write that head's bias matrix to --out; also LAYER all, HEAD all or mean; no TEXT = the " \
+      "LAYER,HEAD[,TEXT]: write that head's bias matrix to --out; also LAYER all, HEAD all or mean; no TEXT = the " \
       "first --T tokens of --val_files") \
     GROUP("Masked language model", BERT_FLAG) \
     X(double, mask_share, "", 0.15, between(0.001, 0.999), SAME, "share of the tokens that are masked and predicted") \
@@ -160,6 +162,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     GROUP("Looking", BOTH) \
     X(bool, list, "", false, a_switch(), FREE, "print the tensors and stop") \
     X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory and stop") \
+    X(bool, version, "", false, a_switch(), FREE, "print the commit, precision and compiler of this program and stop") \
     X(bool, help, "", false, a_switch(), FREE, "print this and stop")
 
 #endif

@@ -15,6 +15,7 @@
 #include "../base/common.h"
 #include "../base/gpu.h"
 #include "../base/json.h"
+#include "../files/safetensors.h"
 
 // One update, as it is logged and printed. Negative mfu or mem are left out; an mfu of NAN is "n/a", and not logged.
 struct StepRecord {
@@ -103,15 +104,7 @@ inline bool cut_log(const std::string& path, int64_t step, int64_t (*step_of)(co
         if (s == -1 || (s >= 0 && s < step)) { kept.append(text, at, end - at + 1); }
     }
     if (kept == text) { return false; }
-    const std::string temporary = path + ".tmp";        // replaced by a rename: a kill here must not lose the log
-    if (name_is_taken(temporary)) { io_unlink(temporary); }     // it may lead elsewhere
-    const int fd = io_create(temporary);
-    io_write(fd, kept.data(), kept.size(), temporary);
-    io_fsync(fd, temporary);
-    io_close(fd, temporary);
-    io_rename(temporary, path);
-    const size_t slash = path.rfind('/');       // what is appended from here on is to be found after a power failure
-    io_fsync_directory(slash == std::string::npos ? "." : path.substr(0, slash + 1));
+    write_text_whole(path, kept);               // a kill here must not lose the log
     return true;
 }
 
@@ -120,6 +113,7 @@ struct LogFile {
     std::string path, pending; // pending: lines that a full disk refused, tried again with the next one
     int fd = -1;
     off_t torn = -1;           // the end of the last whole line, if more is there
+    bool synced = true;        // no line has come since the last fsync
 
     void open(const std::string& file, bool keep) {
         path = file;
@@ -132,6 +126,7 @@ struct LogFile {
         if (fd < 0) { return; }
         const bool failing = !pending.empty();
         pending += line + "\n";
+        synced = false;
         try { flush(); } catch (const Error& e) {
             if (failing) { return; }
             say("warning: %s; the run continues, and its log is written when it can be", e.what());
@@ -244,10 +239,12 @@ struct Log {
     }
 
     // Before a checkpoint is published: after a power failure the log must not be shorter than the checkpoint is new.
+    // And at the end: an evaluation whose record is not on the disk has failed.
     void sync() {
         for (LogFile* f : {&main_log, &json_log}) {
             f->flush();
-            if (f->fd >= 0) { io_fsync(f->fd, f->path); }
+            if (!f->synced) { io_fsync(f->fd, f->path); }
+            f->synced = true;
         }
     }
 };

@@ -122,9 +122,7 @@ inline void add_to_file(const std::string& path, const std::vector<LtChoice>& pl
         if (std::none_of(all.begin(), all.end(), is_c)) { all.push_back(c); }
     }
     if (all.size() == before) { return; }
-    const std::string temporary = path + ".tmp";                // so that the file is never half written
-    write_text(temporary, plans_text(all));
-    io_rename(temporary, path);
+    write_text_whole(path, plans_text(all));
 }
 
 // Before the first step of a training. gradient(): computes that of the step, whose result is not used. With

@@ -171,6 +171,34 @@ inline void report_sudden_ends() {
     on_exit(ended, nullptr);
 }
 
+// The commit, which the Makefile links in
+extern "C" __attribute__((weak)) const char build_commit[];
+
+// "train_gpt2 25e689e1ab, float32, CPU with AVX2, compiler 12.2.0"
+inline std::string version_text(const char* program) {
+    const char* commit = build_commit;
+    const char* name = strrchr(program, '/');
+#if defined(CUDA_BUILD)
+    const char* device = "CUDA";
+#else
+    const char* device = "CPU";
+#endif
+#if defined(__CUDA_ARCH_LIST__)
+#define ARCH_TEXT_(...) #__VA_ARGS__
+#define ARCH_TEXT(...) ARCH_TEXT_(__VA_ARGS__)
+    const char* arch = " sm " ARCH_TEXT(__CUDA_ARCH_LIST__);
+#elif defined(__AVX512F__)
+    const char* arch = " with AVX-512";
+#elif defined(__AVX2__)
+    const char* arch = " with AVX2";
+#else
+    const char* arch = "";
+#endif
+    const char* precision = sizeof(floatX) == 2 ? "bf16" : "float32";
+    return strprintf("%s %s, %s, %s%s, compiler %s", name != nullptr ? name + 1 : program,
+                     commit != nullptr ? commit : "of an unknown commit", precision, device, arch, __VERSION__);
+}
+
 // What has to be known before the ranks know of each other. A flag that is wrong is reported later, by one of them.
 inline Options flags_of_the_start(int argc, char** argv, Program trainer) {
     try { return parse_options(argc, argv, trainer); } catch (const Error&) { return Options(trainer); }
@@ -185,6 +213,10 @@ template <class Main> int run_program(Main program, Program trainer, int argc, c
         signal(SIGXFSZ, SIG_IGN);               // a file beyond `ulimit -f` is a write error with a message
         signal(SIGPIPE, SIG_IGN);               // `| head` closes the console, and must not end the run
         const Options o = flags_of_the_start(argc, argv, trainer);
+        if (o.version) {
+            printf("%s\n", version_text(argv[0]).c_str());
+            return 0;
+        }
         const Names words(argv, argv + argc);
         comm().timeout = o.collective_timeout;
         Launch launch = find_launch();

@@ -115,9 +115,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
 #endif
     check_same_program();
     check_same_flags(o);
-    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
-    check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,
-          o.threads);
+    check_before_data(o);
     set_threads(comm_threads(o.threads));
     r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work
     comm_connect_devices(o.host_exchange);
@@ -321,10 +319,13 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     return stopped_by(r, signal);
 }
 
-// The exit code after a trained model's use, which a signal may have cut short: then the resumed run repeats it.
+// The exit code after a trained model's use, which a signal may have cut short: then the resumed run repeats it. A use
+// whose records cannot be written has failed.
 inline int leave_use(const Run& r) {
     const int signal = r.trains ? comm_max((int)stop_signal, "signals") : 0;
-    return signal == 0 ? 0 : stopped_by(r, signal);
+    if (signal != 0) { return stopped_by(r, signal); }
+    rank0_works([&] { if (not_saved.empty()) { r.log->sync(); } }, "the log");     // else that is the error
+    return 0;
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -145,8 +145,7 @@ inline Json speed_json(const Evaluation& e, const PositionConfig& position, doub
     return with_stretch(j, position, e.T);
 }
 
-// DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats, that of the data's second token first. It
-// appears whole or not at all.
+// DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats, that of the data's second token first
 inline void write_token_losses(const std::string& directory, const Evaluation& e, const std::vector<float>& losses) {
     if (comm().rank > 0) { return; }
     const std::string path = directory + strprintf("/token_losses_%d_%d.safetensors", e.T, e.stride);
@@ -154,8 +153,7 @@ inline void write_token_losses(const std::string& directory, const Evaluation& e
         std::copy_n(losses.begin() + (long)row0, rows, out);
     };
     io_mkdirs(directory);
-    write_safetensors(path + ".tmp", {{"losses", {losses.size()}, fill}});
-    io_rename(path + ".tmp", path);
+    write_whole(path, [&](const std::string& to) { write_safetensors(to, {{"losses", {losses.size()}, fill}}); });
     printf("%17s wrote %s\n", "", printable(path, LONGEST_MESSAGE).c_str());
 }
 

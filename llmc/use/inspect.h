@@ -102,7 +102,7 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
     }
     const std::string path = directory + "/bias_" + bias_name(layer) + "_" + bias_name(head) + ".json";
     io_mkdirs(directory);
-    write_text(path, json_text(j) + "\n");
+    write_text_whole(path, json_text(j) + "\n");
     printf("wrote %s\n", printable(path, LONGEST_MESSAGE).c_str());
 }
 

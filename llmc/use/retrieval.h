@@ -112,17 +112,17 @@ inline void write_embeddings(const std::string& path, const Embeddings& e, const
           path.c_str(), e.size(), e.rows.size(), e.C);
     std::string text;
     for (const std::string& name : e.names) { text += name + "\n"; }
-    Json all = metadata;
-    all["ids"] = sum_text(write_text(ids + ".tmp", text).sum);
     const size_t C = (size_t)e.C;
-    auto fill = [&](float* out, size_t row0, size_t rows) {
+    const auto fill = [&](float* out, size_t row0, size_t rows) {
         std::copy_n(e.rows.begin() + (long)(row0 * C), rows * C, out);
     };
-    write_safetensors(path + ".tmp", {{"embeddings", {e.size(), C}, fill}}, all);
-    io_rename(ids + ".tmp", ids);
-    io_rename(path + ".tmp", path);
-    const size_t slash = path.rfind('/');
-    io_fsync_directory(slash == std::string::npos ? "." : path.substr(0, slash + 1));
+    write_whole(ids, [&](const std::string& to_ids) {
+        Json all = metadata;
+        all["ids"] = sum_text(write_text(to_ids, text).sum);
+        write_whole(path, [&](const std::string& to) {
+            write_safetensors(to, {{"embeddings", {e.size(), C}, fill}}, all);
+        });
+    });
 }
 
 inline Embeddings read_embeddings(const std::string& path) {

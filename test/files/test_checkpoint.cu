@@ -692,6 +692,32 @@ TEST_CASE("checkpoint: after a kill at any system call of a save the old or the 
     CHECK(new_found > 5);
 }
 
+TEST_CASE("checkpoint: the newest one of a run that saves and deletes meanwhile is found and read", "[fork]") {
+    TempDir out;
+    save(out.path, 1, 1);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        for (int s = 2;; s++) {
+            try { save(out.path, s, (uint32_t)s, 1, 0); } catch (...) { _exit(1); }
+        }
+    }
+    CaptureStderr err;
+    int failed = 0;
+    for (int i = 0; i < 100; i++) {
+        try {
+            const std::string from = find_weights(out.path);    // --load RUN, and what then is read
+            Model model(true, false);
+            load_weights(from, model.table, model.files, model.encoding, model.params.data());
+        } catch (const Error& e) { failed++; UNSCOPED_INFO(e.what()); }
+    }
+    const int last = list_checkpoints(out.path).back();
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    CHECK(last > 20);
+    CHECK(failed == 0);
+    CHECK(err.text() == "");                                    // none was bad
+}
+
 TEST_CASE("checkpoint: kills at random moments of a series of saves", "[fork]") {
     TempDir out;
     save(out.path, 1, 1);
@@ -990,14 +1016,15 @@ TEST_CASE("import: foreign weights that do not fit are refused before anything c
 TEST_CASE("import: config.json must be of the model that is computed here") {
     TempDir dir;
     write_safetensors(dir.path + "/model.safetensors", hf_items("", false));
-    // 1 as they are published: openai-community/gpt2 and gpt2-xl, distilgpt2, bert-base-uncased and -chinese
+    // 1 as they are published: openai-community/gpt2, -medium and -xl, distilgpt2, bert-base-uncased and -chinese
     const char* gpt2_text = R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
         "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
         "n_positions": 1024, "output_past": true, "resid_pdrop": 0.1, "summary_activation": null,
         "summary_first_dropout": 0.1, "summary_proj_to_labels": true, "summary_type": "cls_index",
         "summary_use_proj": true, "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
-        "vocab_size": 50257, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}})";
+        "n_special": 0, "predict_special_tokens": true, "vocab_size": 50257, "_num_labels": 1,
+        "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}})";
     const char* bert_text = R"({"architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1,
         "directionality": "bidi", "gradient_checkpointing": false, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
         "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-12,

@@ -239,6 +239,27 @@ inline std::string flipped(std::string bytes, size_t at) { bytes[at] = (char)(by
 
 // ----------------------------------------------------------------------------------------------------------
 
+// A use of a model for which the disk has no room has failed, whatever it writes into --out, where nothing has changed.
+inline void check_lost(Place& place, const Flags& use, const std::string& out) {
+    const auto contents = [&] {
+        std::map<std::string, std::string> files;
+        for (const std::string& name : list_directory(out)) { files[name] = read_file(out + "/" + name); }
+        return files;
+    };
+    REQUIRE(place.run(use.set("--out", out)).code == 0);
+    const auto before = contents();
+    setenv("CABLE_FAULT", "write:1:ENOSPC:always", 1);
+    const Outcome o = place.run(use.set("--out", out));
+    unsetenv("CABLE_FAULT");
+    INFO(use.words().back() << ": " << o.err);
+    CHECK(o.code == EXIT_BAD_INPUT);
+    CHECK(contains(o.err, "error: " + out));
+    CHECK(contains(o.err, "cannot write: No space left on device"));
+    CHECK(contents() == before);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+
 struct Refusal { Flags flags; std::vector<std::string> said; };
 
 inline void check_refused(Place& place, const Refusal& r) {

@@ -527,6 +527,12 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
     const Safetensors file(place / "e/embeddings.safetensors");
     CHECK(file.metadata.at("max_tokens") == "32");
     CHECK(file.metadata.at("pooling") == "mean");
+    const Flags evaluate = place.use(place.out()).set("--val_files", place / "val.txt").with("--eval_lengths 16");
+    check_lost(place, encode, place / "lost");
+    check_lost(place, evaluate, place / "lost_loss");
+    Flags search = place.use(place.out());
+    for (const auto& item : place.search.list) { search = search.set(item.first, item.second); }
+    check_lost(place, search, place / "lost_search");
     double worst = 0, spread = 0;
     for (const size_t i : {(size_t)0, (size_t)8, (size_t)17}) {         // alone
         write_file(place / "one.txt", docs[i] + "\n");

@@ -1,5 +1,6 @@
 // test_flags.cu -- the flag table and the JSON helpers: what is taken, and that everything else is refused by name.
 #include "test/catch.h"
+#include "test/files.h"
 #include "llmc/run/flag_parser.h"
 
 namespace {
@@ -39,7 +40,8 @@ TEST_CASE("args: every flag sets its own field, by its name and by its letter", 
     const Options defaults(program);
     for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
         INFO("--" << row.name);
-        if (std::string(row.name) == "recipe") { return; } // sets other fields on purpose; has its own test
+        const std::string name = row.name;
+        if (name == "recipe" || name == "config") { return; } // set other fields on purpose; have their own tests
         if (!(row.programs & program)) {                    // the other trainer's
             const std::string flag = std::string("--") + row.name;
             CHECK(throws_with([&] { parse({flag, "1"}, program); }, flag) == EXIT_BAD_INPUT);
@@ -128,11 +130,49 @@ TEST_CASE("args: the paper's recipe, where the flag is not given", "[args]") {
     CHECK((c.beta1 == 0.9 && c.beta2 == 0.98 && c.weight_decay == 0.01));
 }
 
+TEST_CASE("args: a file of flags, over which the command line wins", "[args]") {
+    TempDir dir;
+    const std::string path = dir / "flags.json";
+    const auto with = [&](const std::string& text) {
+        write_file(path, text);
+        return parse({"--steps", "7", "--config", path, "--pos=rope"});
+    };
+    // what a run had, whatever it was, is what the file gives
+    const Options was = parse({"--lr=2e-3", "--eval_lengths", "64,128", "--curve", "--overfit", "1", "--pos", "alibi",
+                               "--steps", "5", "--allow_change", "lr,B", "--clip", "0.1", "--total_batch", "4096"});
+    Json flags = options_json(was);
+    flags.erase("config");
+    const Json record = {{"kind", "config"}, {"commit", "1a2b"}, {"time", "now"}, {"encoding", "a"}, {"flags", flags}};
+    const Options o = with(json_text(record));
+    Options wanted = was;
+    wanted.steps = 7;
+    wanted.pos = "rope";
+    wanted.config = path;
+    CHECK(options_json(o) == options_json(wanted));
+    CHECK((o.is_given("lr") && o.is_given("curve") && !o.is_given("seed")));
+    CHECK(with(R"({"flags": {"recipe": "paper", "clip": 2}})").clip == 2);
+    // and nothing else
+    struct { const char *text, *message; } bad[] = {
+        {"{}", "expected an object with \"flags\""}, {"[1]", "expected an object"}, {"{", "flags.json"},
+        {R"({"flags": {}, "flag": 1})", "\"flag\": expected one of kind, commit, time, encoding, flags"},
+        {R"({"flags": {"lrr": 1}})", "\"lrr\" is not a flag of this trainer; did you mean lr? --help"},
+        {R"({"flags": {"pairs": "x"}})", "\"pairs\" is not a flag of this trainer"},
+        {R"({"flags": {"config": "x"}})", "\"config\" is not a flag"},
+        {R"({"flags": {"lr": "fast"}})", "flags.json: lr: expected a number from 0"},
+        {R"({"flags": {"lr": null}})", "lr: expected a number"}, {R"({"flags": {"B": [1, 2]}})", "B: expected an int"},
+        {R"({"flags": {"B": {"a": 1}}})", "B: expected an int"}};
+    for (const auto& b : bad) { CHECK(throws_with([&] { with(b.text); }, b.message) == EXIT_BAD_INPUT); }
+    CHECK(throws_with([&] { parse({"--config", dir / "none"}); }, "none: cannot open") == EXIT_BAD_INPUT);
+}
+
 TEST_CASE("args: unknown flags are refused, with the nearest name", "[args]") {
     refused({"--lrr", "1"}, "'--lrr': there is no such flag; did you mean --lr?");
     refused({"--val-every", "5"}, "did you mean --val_every?");
     refused({"--zzzzzzzzz", "5"}, "there is no such flag; --help");
-    refused({"--lr=1"}, "expected a space before the value");
+    refused({"--lrr=1"}, "'--lrr=1': there is no such flag; did you mean --lr?");
+    refused({"--lr="}, "--lr: expected a number");
+    refused({"--check=1"}, "--check: expected no value, got '1'");
+    refused({"--T", "--lr=1"}, "--T: the value between it and --lr=1 is missing");
     refused({"train.bin"}, "expected a flag such as --lr");
     refused({""}, "expected a flag such as --lr");
     refused({"-"}, "no such flag");

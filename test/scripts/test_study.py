@@ -63,7 +63,7 @@ os.makedirs(out, exist_ok=True)
 if "eval_lengths" in flags:
     seed = int(flags["load"].rpartition("_")[2])
     with open(os.path.join(out, "log.jsonl"), "a") as f:
-        for T in map(int, flags["eval_lengths"].split(",")):
+        for T in map(int, flags["eval_lengths"].split(",")) if "mute" not in flags["load"] else ():
             ppl = 10 + seed ** 2 + T / 64
             stride = min(T, int(flags.get("stride", T)))
             if "limited" not in flags["load"] or T <= 64:
@@ -377,6 +377,18 @@ class TestQueue(Fake):
         self.assertEqual(runqueue.read_object(self.write("train.done", "[" * 100_000)), {})
         path = self.write("data/manifest.json", "[" * 100_000)
         self.assertTrue(runqueue.has_data(os.path.relpath(path, ROOT)))
+
+    def test_an_evaluation_without_its_record_is_not_done(self):
+        """neither when log.jsonl is lost later, nor when the trainer says that all is well and wrote nothing"""
+        self.study("--encodings", "one", seeds="1")
+        log, = glob.glob(self.path("s/2x4x64/one-T64/seed_1/eval/*/log.jsonl"))
+        with open(log, "w"):
+            pass
+        self.study("--encodings", "one", seeds="1")
+        self.assertEqual((len(self.calls(of="evaluate")), os.path.getsize(log) > 0), (2, True))
+        r = self.study("--encodings", "mute", seeds="1", code=1)
+        self.assertIn("done: 0 of 1 runs", r.stdout)
+        self.assertIn("evaluate left no record in s/2x4x64/mute-T64/seed_1/eval/", r.stderr)
 
     def interrupted(self, how, *words):
         """the output of a study that is sent how(process) while the run `slow` or `deaf` is running"""
