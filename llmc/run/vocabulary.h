@@ -59,19 +59,24 @@ inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const 
     return better ? std::move(t) : std::move(stored);
 }
 
-// tokenizer.json of a model that was trained on bytes; with_special: BERT's, which puts [CLS] and [SEP] around a text
-inline Json byte_tokenizer_json(bool with_special) {
+// tokenizer.json of a model that was trained on bytes. A BERT's puts [CLS] and [SEP] around a text. A GPT-2's only
+// special token is byte 0, which text does not contain. It is not spelled as U+0100: transformers would find it in a
+// text with that character.
+inline Json byte_tokenizer_json(bool bert) {
     Json vocab = Json::object(), added = Json::array(), around;
-    for (int b = 0; b < 256; b++) { vocab[Bpe::spell(std::string(1, (char)b))] = b; }
-    if (with_special) {
+    const auto add_special = [&](const std::string& name, int id) {
+        vocab[name] = id;
+        added.push_back({{"id", id}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},
+                         {"normalized", false}, {"special", true}});
+    };
+    if (!bert) { add_special(std::string(1, '\0'), 0); }
+    for (int b = bert ? 0 : 1; b < 256; b++) { vocab[Bpe::spell(std::string(1, (char)b))] = b; }
+    if (bert) {
         const SpecialTokens s = special_tokens(BYTE_VOCAB);
-        const std::pair<const char*, int> names[] = {
-            {"[PAD]", s.pad}, {"[CLS]", s.cls}, {"[SEP]", s.sep}, {"[MASK]", s.mask}};
-        for (const auto& n : names) {
-            vocab[n.first] = n.second;
-            added.push_back({{"id", n.second}, {"content", n.first}, {"single_word", false}, {"lstrip", false},
-                             {"rstrip", false}, {"normalized", false}, {"special", true}});
-        }
+        add_special("[PAD]", s.pad);
+        add_special("[CLS]", s.cls);
+        add_special("[SEP]", s.sep);
+        add_special("[MASK]", s.mask);
         const auto token = [](const char* name) { return Json{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}; };
         const auto text = [](const char* name) { return Json{{"Sequence", {{"id", name}, {"type_id", 0}}}}; };
         const auto ids = [](const char* name, int id) {
@@ -96,12 +101,14 @@ inline Json byte_tokenizer_json(bool with_special) {
 // tokenizer_config.json; longest: the length of a text that the model can read, 0: any
 inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
     const bool one_file = is_bytes(t) || t.files[0].first == "tokenizer.json";
-    const Json end = t.eot >= 0 && !t.word_piece ? Json(t.tokens[(size_t)t.eot]) : Json();
+    const int special = is_bytes(t) ? 0 : t.eot;
+    const Json end = special >= 0 ? Json(t.tokens[(size_t)special]) : Json();
     Json j = {{"tokenizer_class", "GPT2Tokenizer"}, {"clean_up_tokenization_spaces", false}};
     if (one_file) { j["tokenizer_class"] = "PreTrainedTokenizerFast"; }
     if (longest > 0) { j["model_max_length"] = longest; }
     if (!bert) {
-        for (const char* key : {"bos_token", "eos_token", "unk_token"}) { j[key] = end; }
+        for (const char* key : {"bos_token", "eos_token", is_bytes(t) ? "pad_token" : "unk_token"}) { j[key] = end; }
+        j["model_input_names"] = {"input_ids", "attention_mask"};
         if (!one_file) { j["add_prefix_space"] = false; }
         return j;
     }

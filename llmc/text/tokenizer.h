@@ -175,7 +175,7 @@ private:
     }
 
     // {"token": id, ...}: every id from 0 to V - 1 once. spelled: the tokens are as byte-level BPE spells them
-    // (Bpe::unspell); otherwise they are plain text.
+    // (Bpe::unspell), but for the special token of a model of bytes, byte 0; otherwise they are plain text.
     void load_vocabulary(const nlohmann::json& j, bool spelled) {
         const char* name = path.c_str();
         check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS,
@@ -191,7 +191,7 @@ private:
             check(!seen[(size_t)id], "%s: two tokens have the id %d", name, id);
             check(!key.empty(), "%s: token %d is empty", name, id);
             seen[(size_t)id] = true;
-            if (!spelled) { tokens[(size_t)id] = key; continue; }
+            if (!spelled || key == std::string(1, '\0')) { tokens[(size_t)id] = key; continue; }
             check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%s\", is not spelled as byte-level BPE "
                   "spells (another kind of tokenizer?)", name, id, printable(key, 80).c_str());
         }

@@ -667,16 +667,28 @@ class Transformers(Case):
                 if scaling == "yarn":               # not transformers' own; an older file's is ours, too
                     stored = config.to_dict()["rope_scaling"]
                     self.assertEqual(stored["rope_type"], "yarn_paper")
-                    older = type(config)(**{**config.to_dict(), "rope_scaling": {**stored, "rope_type": "yarn"}})
+                    change = {"rope_scaling": {**stored, "rope_type": "yarn"}}
+                    older = type(config)(**{**config.to_dict(), **change})
                     self.assertEqual(older.to_dict()["rope_scaling"], stored)
+                    old, out = (os.path.join(self.dir, name) for name in ("old", "out"))
+                    shutil.copytree(step, old)
+                    os.remove(os.path.join(old, "manifest.json"))
+                    self.change_config(old, change)
+                    export.export(old, out)
+                    with open(os.path.join(out, "config.json")) as f:
+                        self.assertEqual(json.load(f)["rope_scaling"], stored)
+        self.assertEqual(self.change_config(step, {"rope_theta": 10000})["rope_theta"], 500)
+        with self.assertRaisesRegex(ValueError, "rope_theta: expected 500.0, which position has, got 10000"):
+            self.load(step)
+
+    def change_config(self, step, change):
+        """returns what was there"""
         path = os.path.join(step, "config.json")
         with open(path) as f:
             stored = json.load(f)
-        self.assertEqual(stored["rope_theta"], 500)
         with open(path, "w") as f:
-            json.dump({**stored, "rope_theta": 10000}, f)
-        with self.assertRaisesRegex(ValueError, "rope_theta: expected 500.0, which position has, got 10000"):
-            self.load(step)
+            json.dump({**stored, **change}, f)
+        return stored
 
     @unittest.skipUnless(has_transformers and importlib.util.find_spec("transformers.modeling_rope_utils"),
                          "SKIPPED: this transformers is older than its LongRoPE")
@@ -926,6 +938,34 @@ class Transformers(Case):
         means = sum(model(part, labels=part).loss * (part.shape[1] - 1) for part in parts) / count
         sums = sum(model(part, labels=part, num_items_in_batch=count).loss for part in parts)
         self.assertLess(greatest(means - sums), FACTOR * steps_of(means.item()))
+
+    @unittest.skipUnless(has_lm_eval, NO_LM_EVAL)
+    def test_lm_eval_of_bytes(self):
+        """lm_eval needs only the checkpoint: batches of two lengths, a text without a context, samples"""
+        from lm_eval.api.instance import Instance
+        from lm_eval.models.huggingface import HFLM
+        step = train(self.dir, "run", "cable", "--model", "1,2,32", "--lr", "1e-2")
+        one, two = (HFLM(step, trust_remote_code=True, device="cpu", batch_size=n) for n in (1, 2))
+        pairs = [("Permission is", " granted"), ("\u0100", "\n\n caf\u00e9"), ("", "The above")]
+        requests = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)]
+        found, batch = (lm.loglikelihood(requests, disable_tqdm=True) for lm in (one, two))
+        exact = doubled(load_checkpoint(step))
+        for (context, rest), (single, _), (batched, _) in zip(pairs, found, batch):
+            before, after = list(context.encode()) or [0], list(rest.encode())
+            ids = torch.tensor([before + after])
+            with torch.no_grad():
+                scores = exact(ids)[0].log_softmax(-1)[0, len(before) - 1:-1]
+            want = scores.gather(1, ids[0, len(before):, None]).sum().item()
+            for score in (single, batched):
+                self.assertLess(abs(score - want), FACTOR * len(after) * steps_of(want / len(after)))
+        prompts = [Instance("generate_until", {}, (TEXT[:n].decode(), {"until": ["\0"], "max_gen_toks": 12}), n)
+                   for n in (7, 15)]
+        texts, both = (lm.generate_until(prompts, disable_tqdm=True) for lm in (one, two))
+        self.assertEqual(texts, both)
+        for n, text in zip((7, 15), texts):
+            ours = trainer(self.dir, "--load", step, "--generate", TEXT[:n].decode(), "--temperature", "0", "--tokens",
+                           "12")
+            self.assertEqual(TEXT[:n].decode() + text, ours.decode()[:n + 12])
 
     def test_old_checkpoint(self):
         """dev/hf/export.py makes of an old checkpoint one that transformers loads"""
