@@ -87,16 +87,19 @@ def verified(source):
 
 
 def check_encoding(config, path):
-    """what cable_hf.py checks of a config.json; its checks need nothing that this Python may lack"""
+    """what cable_hf.py checks of a config.json, in which an older name becomes today's; it needs nothing that this
+    Python may lack"""
     with open(os.path.join(HERE, CODE), encoding="utf-8") as f:
         module = ast.parse(f.read())
-    wanted = "CABLES POSITIONS WORDS SCALINGS check_position check_mask base_of check_base".split()
+    wanted = "CABLES POSITIONS WORDS SCALINGS renamed check_position check_mask base_of check_base".split()
     names = lambda node: {getattr(part, "id", getattr(part, "name", "")) for part in getattr(node, "targets", [node])}
     module.body = [node for node in module.body if names(node) & set(wanted)]
     code = {}
     exec(compile(module, CODE, "exec"), code)
     try:
         code["check_mask"](config.get("window", 0), config.get("sinks", 0), config["position"].get("name"))
+        if "rope_scaling" in config:
+            config["rope_scaling"] = code["renamed"](config["rope_scaling"])
         position = code["check_position"](config["position"], config.get("rope_scaling"))
         code["check_base"](config.get("rope_theta"), position)
     except (ValueError, TypeError, KeyError, AttributeError) as e:      # the values may be of any type
