@@ -20,7 +20,7 @@ import zipfile
 import zlib
 from collections import namedtuple
 
-from common import BadInput, need, open_regular, say
+from common import BadInput, brief, need, open_regular, say
 
 Piece = namedtuple("Piece", "text first last name", defaults=("",))
 Unit = namedtuple("Unit", "path group weight")      # group: row group, or -1; weight: bytes, for the progress bar
@@ -98,6 +98,25 @@ class Unpacked(io.RawIOBase):
     def close(self):
         self.stream.close()
         super().close()
+
+
+class Text(io.RawIOBase):
+    """a stream that ends with an error at a byte 0, which no text has"""
+
+    def __init__(self, path, stream):
+        self.path, self.stream, self.at = path, stream, 0
+
+    def readable(self):
+        return True
+
+    def readinto(self, out):
+        n = self.stream.readinto(out)
+        nul = bytes(out[:n]).find(0)
+        if nul >= 0:
+            raise BadInput(f"{self.path}: byte {self.at + nul} is 0: expected text in UTF-8, got a binary file, or "
+                           "UTF-16")
+        self.at += n
+        return n
 
 
 def open_bytes(path):
@@ -282,26 +301,35 @@ def json_text(value):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
 
 
-def json_records(stream, counts, path):
-    """The objects of a .jsonl file. Other lines are counted and skipped, but a file without any object is an error."""
-    good = bad = 0
-    for line in lines_of(stream, path):
+def json_object(line):
+    try:
+        value = json.loads(line)
+        return value if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def json_records(stream, counts, path, column=None):
+    """The objects of a .jsonl file; column: only those with text in it, or null. Other lines are counted and skipped,
+    but a file of nothing else is an error."""
+    good, bad, example = 0, 0, ""
+    for number, line in enumerate(lines_of(stream, path), 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(valid(line, counts))
-            if not isinstance(record, dict):
-                raise ValueError("not an object")
-        except (ValueError, RecursionError):
-            bad += 1
-            counts["bad_lines"] += 1
-            if good == 0 and bad == 1000:
-                break
+        record = json_object(valid(line, counts))
+        if record is not None and (column is None or isinstance(record.get(column, 0), (str, type(None)))):
+            good += 1
+            yield record
             continue
-        good += 1
-        yield record
+        if record is not None and not example:
+            found = f"{brief(record[column])} there" if column in record else f"the fields {brief(list(record))}"
+            example = f" with text in '{column}'; line {number} has {found}: name another field by --column"
+        bad += 1
+        counts["bad_lines"] += 1
+        if good == 0 and bad == 1000:
+            break
     if bad and not good:
-        raise BadInput(f"{path}: none of its lines is a JSON object")
+        raise BadInput(f"{path}: none of its lines is a JSON object{example}")
 
 
 class Reader:
@@ -393,16 +421,18 @@ class Reader:
             raise BadInput(f"{path}: expected parquet as a file of its own, not in an archive")
         try:
             stream, below = open_bytes(path)
+            text = io.BufferedReader(Text(path, stream), 1 << 17)
             with contextlib.ExitStack() as closing:
                 for f in (stream, below) if path not in STDIN else ():
                     if f is not None:
                         closing.enter_context(f)
                 if kind_of(path) in (".jsonl", ".json"):
-                    found = self.from_records(json_records(stream, counts, path), counts)
+                    column = None if self.make else self.column
+                    found = self.from_records(json_records(stream, counts, path, column), counts)
                 elif self.documents == "file":
-                    found = stream_document(stream, counts)
+                    found = stream_document(text, counts)
                 else:
-                    found = (p for d in SPLITTERS[self.documents](stream, path) for p in pieces_of(d, counts))
+                    found = (p for d in SPLITTERS[self.documents](text, path) for p in pieces_of(d, counts))
                 for piece in found:
                     progress[0] = min(below.tell(), unit.weight) if below else 0
                     yield piece

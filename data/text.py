@@ -14,7 +14,8 @@ Time      about 4 million bytes per second and core; the same command with the s
 
 Writes PREFIX_train_000000.bin and so on, with --val_tokens PREFIX_val_000000.bin first, and manifest.json with counts
 and checksums. Bytes that are not UTF-8 are replaced, empty documents and broken lines are skipped; all are counted and
-reported. The trainer also reads .txt files directly, one token per byte; shards are for subword tokens.
+reported; a file with a byte 0, which no text has, is refused. The trainer also reads .txt files directly, one token per
+byte; shards are for subword tokens.
 
 With --pairs it writes text instead of shards: PREFIX_train_pairs.txt, lines of query TAB passage for train_bert
 --pairs, and of the first --val_pairs pairs PREFIX_val_queries.txt, PREFIX_val_corpus.txt and PREFIX_val_qrels.tsv,
@@ -28,7 +29,7 @@ and --workers play no part.
 """
 
 from build import Stream, build, numbered, stream_kwargs
-from common import BadInput, add_stream_flags, natural, parser, run
+from common import BadInput, add_stream_flags, natural, parser, run, say
 from download import vocabulary
 from pairs import RULES, build_pairs
 from sources import SPLITTERS, Reader, STDIN, files_in
@@ -62,6 +63,8 @@ def main(argv):
         build_pairs(args.out, args.prefix, args.pairs, stream, args.val_pairs)
     else:
         build(args.out, [stream], args.encoding, vocabulary(args), args.workers, {"name": "text"})
+        if not args.val_tokens:
+            say("no validation shard: for one, give --val_tokens and another --out; or train with --val_every 0")
 
 
 if __name__ == "__main__":

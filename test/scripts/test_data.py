@@ -563,13 +563,17 @@ class BadFiles(Case):
 
     def test_a_decompression_bomb_takes_little_memory_and_ends(self):
         bomb = self.file("a.jsonl.gz", gzip.compress(bytes(1 << 28), 1))
+        ones = b"\1" * (1 << 20)                   # a child's peak begins with its parent's memory
         files = [bomb]
         if has("zstandard"):
             import zstandard
-            files.append(self.file("a.txt.zst", zstandard.ZstdCompressor().compress(bytes(1 << 28))))
+            c = zstandard.ZstdCompressor().compressobj()
+            files.append(self.file("a.txt.zst", b"".join(c.compress(ones) for _ in range(1 << 8)) + c.flush()))
             self.assertLess(os.path.getsize(files[1]), 42_000)
         with zipfile.ZipFile(self.path("a.zip"), "w", zipfile.ZIP_DEFLATED) as z:
-            z.writestr("a.txt", bytes(1 << 27))
+            with z.open("a.txt", "w") as member:
+                for _ in range(1 << 7):
+                    member.write(ones)
         files.append(self.path("a.zip") + "!a.txt")
         code = ("import resource, sys\nsys.path.insert(0, sys.argv[1])\nimport common, sources\n"
                 "sources.UNSUSPICIOUS = 1 << 27 if 'gz' in sys.argv[2] else 1 << 25\n"
@@ -628,6 +632,16 @@ class BadFiles(Case):
         text = bytes(i for i in all_tokens(self.path("o")) if i < 256)
         self.assertEqual(text.decode(), "good \ufffd\ufffd badline\ufffd")
 
+    def test_a_file_that_is_no_text(self):
+        program, wide = b"\x7fELF\2\1\1\0" + bytes(20), "\ufefftext".encode("utf-16-le")
+        for how in ("file", "line", "blank", "section"):
+            with self.subTest(how=how):
+                reader = sources.Reader(how)
+                self.refused("/a: byte 7 is 0: expected text", self.file("a", program), reader=reader)
+                self.refused("byte 3 is 0: .*UTF-16", self.file("b.txt", wide), reader=reader)
+                late = gzip.compress(b"lines of text\n" * 20000 + b"\0")
+                self.refused("byte 280000 is 0", self.file("c.txt.gz", late), reader=reader)
+
     def test_json_lines(self):
         lines = ['{"text": "a"}', "{", "[1]", '{"text": 5}', '{"other": "x"}', '{"text": ""}',
                  '{"text": "half \\ud800 pair"}', "", '"b"']
@@ -636,7 +650,10 @@ class BadFiles(Case):
         self.assertEqual((counts["documents"], counts["bad_lines"], counts["empty"]), (2, 5, 1))
         self.assertIn("5 records without text skipped", self.said)
         self.refused("none of its lines is a JSON object", self.file("b.jsonl", "no\njson\n"))
-        self.refused("no documents", self.file("c.jsonl", '{"other": "x"}\n'))
+        other = self.file("c.jsonl", '\n{\n{"other": "x", "id": 3}\n')
+        self.refused("c.jsonl: none .* text in 'text'; line 3 has the fields .\"other\", \"id\".: .* --column", other)
+        self.build("other", [other], reader=sources.Reader(column="other"))
+        self.refused("line 3 has 3 there", other, reader=sources.Reader(column="id"))
         self.refused("none of its lines", self.file("d.jsonl", '{"a":' * 100000))
 
     def test_plain_text_is_cut_into_documents(self):
@@ -1218,7 +1235,9 @@ class Scripts(Case):
 
     def test_text_from_standard_input(self):
         self.file("a.txt", "one two\n\nthree")
-        self.prepare("text", "f", self.path("a.txt"))
+        said = self.prepare("text", "f", self.path("a.txt"))
+        self.assertIn("no validation shard: for one, give --val_tokens", said)
+        self.assertNotIn("no validation shard", self.prepare("text", "v", "--val_tokens", "2", self.path("a.txt")))
         name = "text_train_000000.bin"
         self.prepare("text", "plain", "-", stdin=b"one two\n\nthree")
         self.assertEqual(read(self.path("plain", name)), read(self.path("f", name)))
