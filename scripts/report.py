@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """report.py -- gathers finished runs into the paper's tables, with the paper's numbers beside them.
 
-    scripts/report.py run                       the report as Markdown
-    scripts/report.py run other -o report       report/report.md, and a figure for every table that has runs
-    scripts/report.py run/quick --only_runs     only the tables that have runs
+    scripts/report.py run                       the tables that have runs, as Markdown
+    scripts/report.py run other -o report       report/report.md, and a figure for every table
+    scripts/report.py run --paper               also the paper's tables that have no run
 
 A run is a directory with log.jsonl and checkpoints anywhere below the given directories. Its newest checkpoint says
 what was trained, on what and with which seed. Its evaluations are the records of its own log and of
 RUN/eval/DATA/log.jsonl, as scripts/paper.py writes them; for BERT the report also shows the losses during training.
 Means and sample standard deviations are over seeds; "-" stands for what nobody has run. Below a table of perplexities
 stands the loss at each position of its longest windows, where the evaluation has written it (--curve). The paper's
-numbers are in scripts/paper_tables.csv. Runs that are left out (unfinished, damaged, not evaluated, run twice) are
-named on stderr. Exit code 2: bad input.
+numbers are in scripts/paper_tables.csv; its tables without a run are named in one line. Runs that are left out
+(unfinished, damaged, not evaluated, run twice) are named on stderr. Exit code 2: bad input.
 """
 import argparse
 import collections
@@ -260,8 +260,9 @@ def our_name(encoding):
     return {"t5": "t5_clip"}.get(encoding, encoding)
 
 
-def quoted_numbers(tables):
-    """the numbers in the arXiv version's text, and ours where they are perplexities"""
+def quoted_numbers(tables, all_rows):
+    """the numbers in the arXiv version's text, and ours where they are perplexities; not all_rows: only where we have
+    one"""
     with open(os.path.join(HERE, "paper_tables.csv"), newline="") as f:
         rows = [r for r in csv.DictReader(f) if r["table"] == QUOTED]
     lines = ["## Numbers in the arXiv version's text", "",
@@ -270,9 +271,11 @@ def quoted_numbers(tables):
         where = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
         own = [t for t in tables if tuple(t.key[:4]) == where and t.ours]
         values = [v for t in own for v in t.values((r["encoding"], int(r["trained_at"])), int(r["length"]))]
+        if not values and not all_rows:
+            continue
         lines.append(line_of([r["model"], r["encoding"], f"{int(r['trained_at']):,}", f"{int(r['length']):,}",
                               f"{r['metric']} on {r['evaluated_on']}", f"*{float(r['value']):.2f}*", cell(values)]))
-    return lines + [""]
+    return lines + [""] if len(lines) > 4 else []
 
 
 def gather(runs):
@@ -619,22 +622,24 @@ def report(args):
     measured = [t for t in tables if t.ours]
     if not measured and not speeds and not curves:
         complain(f"no finished and evaluated run below {', '.join(args.directory)}")
-        if args.only_runs:
+        if not args.paper:
             return 2
     if args.out:
         os.makedirs(args.out, exist_ok=True)
     page = Page(args.out, f"# {len(runs)} finished run{'s' if len(runs) != 1 else ''}, compared with the paper")
-    for t in measured if args.only_runs else tables:
+    for t in tables if args.paper else measured:
         draw = draw_lengths if t.ours and len(t.lengths()) > 1 else None
         page.add(markdown(t), slug(t.key), f"{t.key.evaluated_on} against length", draw, t)
         if t.curves:
             page.add(markdown_positions(t), slug(("positions", *t.key)), "loss at each position", draw_positions, t)
     for key, group in curves.items():
         page.add(markdown_curves(key, group), slug(("loss", *key)), loss_name(group), draw_curves, group)
-    if not args.only_runs:
-        page.lines += quoted_numbers(tables)
+    page.lines += quoted_numbers(tables, args.paper)
     if speeds:
         page.add(markdown_speed(speeds), "speed", "speed", draw_speed, speeds)
+    if len(measured) < len(tables) and not args.paper:
+        left_out = [f"{t.number} ({t.key.model}, {t.key.evaluated_on})" for t in tables if not t.ours]
+        page.lines += [f"Left out, as they have no run (--paper shows them): {', '.join(left_out)}.", ""]
     text = "\n".join(page.lines)
     print(text)
     if args.out:
@@ -649,7 +654,7 @@ def main(argv):
                                 allow_abbrev=False)
     p.add_argument("directory", nargs="+", help="directories to search for runs, at any depth")
     p.add_argument("-o", "--out", help="directory to write report.md and the figures to")
-    p.add_argument("--only_runs", action="store_true", help="show only tables that have runs")
+    p.add_argument("--paper", action="store_true", help="show the paper's tables that have no run, too")
     return report(p.parse_args(argv))
 
 

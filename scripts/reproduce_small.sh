@@ -98,4 +98,4 @@ start=$SECONDS
 "$python" scripts/paper.py "$size" --quiet --trainer "${TRAIN_GPT2:-./train_gpt2}" "${files[@]}" "${rest[@]}" \
     --out "$out"
 echo "trained and evaluated in $((SECONDS - start)) s"
-"$python" scripts/report.py "$out" -o "$out/report" --only_runs
+"$python" scripts/report.py "$out" -o "$out/report"

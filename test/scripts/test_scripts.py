@@ -455,7 +455,7 @@ class TestRuns(Folder):
                    "--out", self.path("run"))
         self.assertEqual((r.returncode, "--steps: 6 there, 7 now" in r.stderr), (2, True), r.stdout + r.stderr)
 
-        r = script("report.py", self.path("run"), "-o", self.path("report"), "--only_runs")
+        r = script("report.py", self.path("run"), "-o", self.path("report"))
         self.assertEqual((r.returncode, r.stderr.count("\n")), (0, 1), r.stderr)
         values = []
         for seed in (1, 2):
@@ -515,7 +515,7 @@ class TestRuns(Folder):
         with open(out + "/log.jsonl") as f:                 # the second run continued the first: each step once
             steps = [r["step"] for r in map(json.loads, f) if r["kind"] == "train"]
         self.assertEqual(steps, list(range(len(steps))))
-        r = script("report.py", self.path("run"), "--only_runs")
+        r = script("report.py", self.path("run"))
         self.assertEqual((r.returncode, "unfinished, at step" in r.stderr), (2, True), r.stderr)
 
     def test_a_failing_command_stops(self):
@@ -616,7 +616,7 @@ class TestBertRuns(Folder):
         values = [[r["ndcg@10"] for r in self.log("ms-marco", "1x2x32", "cable-T32", f"seed_{n}", "eval", "mldr")]
                   for n in (1, 2)]
         moved = shutil.move(self.path("run"), self.path("elsewhere"))               # as if copied to another machine
-        r = script("report.py", moved, "--only_runs")
+        r = script("report.py", moved)
         self.assertEqual((r.returncode, r.stderr), (0, ""))
         cells = [f"{100 * statistics.fmean(v):.2f} ± {100 * statistics.stdev(v):.2f}" for v in zip(*values)]
         self.assertIn("## bert L1 NH2 C32, nDCG@10 on mldr-en\n\nTrained for 6 steps of 128 tokens of fineweb-edu-10B, "
@@ -684,16 +684,19 @@ class TestReport(Folder):
         order = re.findall(r"^\| (\w+) \|", out.partition("(Table 1)")[2].partition("##")[0], re.M)
         self.assertEqual(order, ["T", "cable", "cable_nw", "alibi", "fire", "t5_clip", "kerple", "rope", "learned",
                                  "sinusoidal"])
-        for table in ("Table 2", "Table 3", "Table 4", "the arXiv version's"):
-            self.assertIn(table, out)
+        self.assertEqual(re.findall("^## .*", out, re.M), ["## gpt2:medium, perplexity on fineweb-edu-10B (Table 1)"])
+        tables = "Table 1 (gpt2:tiny, wikitext-103), Table 3 (gpt2:small, fineweb-edu-10B), "
+        self.assertIn(f"\nLeft out, as they have no run (--paper shows them): {tables}", out)
         self.assertEqual(len(glob.glob(self.path("report/*.png"))), 1)
         with open(self.path("report/report.md")) as f:
             self.assertEqual(f.read() + "\n", out)
-        only, _ = self.report("--only_runs")
-        self.assertEqual((only.count("\n## "), "Table 2" in only), (1, False))
+        whole, _ = self.report("--paper")
+        for table in ("Table 2", "Table 3", "Table 4", "the arXiv version's"):
+            self.assertIn(table, whole)
+        self.assertNotIn("Left out", whole)
 
     def test_every_number_of_the_paper_is_shown(self):
-        out, err = self.report()
+        out, err = self.report("--paper")
         self.assertIn("no finished and evaluated run", err)
         with open(os.path.join(SCRIPTS, "paper_tables.csv"), newline="") as f:
             numbers = [float(r["value"]) for r in csv.DictReader(f)]
@@ -706,7 +709,7 @@ class TestReport(Folder):
                                          ("alibi", "alibi"), ("as_run/alibi", "alibi:slopes=geometric"),
                                          ("cable", "cable"), ("as_run/cable", "cable"), ("t5", "t5"))):
             self.run_of(name, pos=pos, ppl={512: 20.0 + n})
-        out, err = self.report("--only_runs")
+        out, err = self.report()
         self.assertEqual(err, "")
         printed, run = out.split("## ")[1:]
         self.assertEqual(("fineweb-edu-10B (Table 1)" in printed, "fineweb-edu-10B, as run (Table 1)" in run),
@@ -729,6 +732,8 @@ class TestReport(Folder):
         self.assertIn("| gpt2:tiny | cable_v1 | 1,024 | 16,384 | ppl on wikitext-103 | *21.97* | 20.50 |", out)
         for T, theirs, ours in (("512", "25.12", "25.50"), ("8,192", "22.86", "22.50")):
             self.assertIn(f"| gpt2:tiny | cable_v1 | 512 | {T} | ppl on wikitext-103 | *{theirs}* | {ours} |", out)
+        self.assertNotIn("*23.75*", out)
+        out, _ = self.report("--paper")
         self.assertIn("| gpt2:tiny | cable_v1 | 1,024 | 1,024 | ppl on wikitext-103 | *23.75* | - |", out)
         self.assertIn("| gpt2:tiny | sinusoidal | 8,192 | 8,192 | ppl on wikitext-103 | *22.81* | 23.50 |", out)
         self.assertIn("*-0.65* | - |", out)
@@ -752,7 +757,7 @@ class TestReport(Folder):
                 metric = "ppl, stride 256" if sliding else "perplexity"
                 heading = f"gpt2:medium, {metric} on {name}" + f" ({caption})" * (not sliding)
                 wanted[heading] = f"{ours:.2f}", None if sliding else theirs
-        out, err = self.report("--only_runs")
+        out, err = self.report()
         self.assertEqual(err, "")
         found = {}
         for section in out.split("\n## ")[1:]:
@@ -768,7 +773,7 @@ class TestReport(Folder):
                    {"kind": "curve", "pos": "rope", "T": 2048, "stride": 2048, "loss": [3.0] * 2048}]
         self.write("r/eval/fineweb-edu.yarn/log.jsonl",
                    "".join(json.dumps({**r, "rope_scaling": stretch}) + "\n" for r in records))
-        out, _ = self.report("--only_runs")
+        out, _ = self.report()
         plain, _, stretched = out.partition("## gpt2:medium, ppl, yarn on fineweb-edu")
         self.assertIn("| rope | 1 | - | 20.00 | 90.00 |", plain)
         self.assertIn("\n| rope | 1 | 21.00 |\n", stretched)
@@ -786,7 +791,7 @@ class TestReport(Folder):
             with open(os.path.join(run, "eval", "fineweb-edu", "log.jsonl"), "a") as f:
                 f.write("".join(json.dumps(c) + "\n" for c in curves))
         self.run_of("other", pos="rope", ppl={1024: 30.0})               # without a curve
-        out, err = self.report("--only_runs", "-o", self.path("report"))
+        out, err = self.report("-o", self.path("report"))
         self.assertEqual(err.count("\n"), 1, err)
         part = out.partition("Loss at the positions of windows of 2,048 tokens:\n\n")[2]
         head, _, row, *_ = part.split("\n")
@@ -837,7 +842,7 @@ class TestReport(Folder):
         # a run whose first part is no longer there
         self.bert_of("other", "rope", dict(tuned, load=self.path("nowhere")), seed=2)
         self.assertIn("## bert:base, contrastive loss on ms-marco\n\nTrained for 10 steps of 128 groups of ms-marco.",
-                      self.report("--only_runs")[0])
+                      self.report()[0])
 
     def test_curves(self):
         loss = lambda n: f'{{"kind":"train","step":{n},"loss":{10 - n / 10}}}'
@@ -846,7 +851,7 @@ class TestReport(Folder):
             self.bert_of(f"c{seed}", "cable", {}, [*map(loss, range(2, 50)), val % (0, 9), val % (40, 5 + seed)], seed)
             self.bert_of(f"s{seed}", "sinusoidal", {}, map(loss, range(2, 20)), seed)
         self.bert_of("p", "alibi", {"pairs": "msmarco_train_*.bin", "load": self.path("s1")}, map(loss, range(2, 30)))
-        out, err = self.report("--only_runs", "-o", self.path("report"))
+        out, err = self.report("-o", self.path("report"))
         mean = statistics.fmean(10 - n / 10 for n in range(46, 50))                 # the last tenth of 49 steps
         self.assertIn("## bert:base, loss of masked tokens on fineweb-edu-10B (Figure 5)\n\n"
                       "Trained for 10 steps of 65,536 tokens of fineweb-edu-10B.", out)
@@ -871,7 +876,7 @@ class TestReport(Folder):
             self.bert_of(f"m{n}", "rope", {"total_batch": total_batch})
             self.bert_of(f"p{n}", "rope", {"pairs": "msmarco_train_*.bin", "load": self.path(f"m{n}")})
             self.write(f"p{n}/eval/mldr/log.jsonl", f'{{"kind":"retrieval","T":512,"ndcg@10":0.{n + 1}}}\n')
-        out, err = self.report("--only_runs")
+        out, err = self.report()
         self.assertEqual(re.findall(r"^\| rope \| 1 \| (\d+\.00) \| - \| - \|", out, re.M), ["10.00", "20.00"])
         self.assertEqual((out.count("loss of masked"), out.count("contrastive loss on"), err), (2, 2, ""))
 
@@ -881,7 +886,7 @@ class TestReport(Folder):
 
     def test_trained_at_another_length_than_the_paper(self):
         self.run_of("short", pos="rope", T=512, ppl={512: 18.0})
-        out, _ = self.report("--only_runs")
+        out, _ = self.report()
         self.assertIn("| rope, T 512 | 1 | 18.00 | - |", out)
         self.assertIn("| rope, T 1024 | - | - | - | - | - | - | - |", out)
         self.assertIn("| *rope, paper* |  | *17.39* |", out)
@@ -893,7 +898,7 @@ class TestReport(Folder):
         tiny = {"model": (6, 8, 512), "train": "wikitext103_raw_train_*.bin", "what": "wikitext-103"}
         self.run_of("f5", pos="rope", ppl={512: 20, 1024: 30}, T=512, **tiny)
         self.run_of("f5b", pos="rope", ppl={512: 21, 1024: 22}, T=1024, **tiny)
-        out, err = self.report("--only_runs", "-o", self.path("report"))
+        out, err = self.report("-o", self.path("report"))
         self.assertIn("## L2 NH4 C64, perplexity on wikitext-2-bytes\n", out)
         self.assertIn("| T | seeds | 64 | 128 | 256 | PPL(256) / PPL(128) |", out)
         self.assertIn(f"| cable | 2 | 7.10 ± 0.14 | 6.00 ± 0.00 | 5.50 ± 0.71 | {(5 / 6 + 1) / 2:.3f} |", out)
@@ -924,7 +929,7 @@ class TestReport(Folder):
     def test_refusals(self):
         code, _, err = called(report.main, self.path("nowhere"))
         self.assertEqual((code, "nowhere: no such directory" in err), (2, True))
-        self.report("--only_runs", code=2)
+        self.report(code=2)
 
 
 @unittest.skipUnless(HAS_TRAINER and HAS_BERT, "the trainers are not built")
