@@ -15,7 +15,7 @@ from console import BadInput  # noqa: E402
 from plot import number, read_log  # noqa: E402
 
 
-def tensorboard(run):
+def tensorboard(run, config):
     """(put, close): put({name: value}, step)"""
     writer = console.need("tensorboard.summary.writer.event_file_writer").EventFileWriter(run)
     Event = console.need("tensorboard.compat.proto.event_pb2").Event
@@ -27,8 +27,8 @@ def tensorboard(run):
     return put, writer.close
 
 
-def wandb(run):
-    writer = console.need("wandb").init(project="cable.c", name=run)
+def wandb(run, config):
+    writer = console.need("wandb").init(project="cable.c", name=run, config=config)
     return writer.log, writer.finish
 
 
@@ -37,7 +37,8 @@ def main(argv):
         raise BadInput(f"expected a run and where its log goes to:\n{__doc__}")
     run, to = argv[0], wandb if argv[1:] == ["wandb"] else tensorboard
     records = read_log(run)
-    put, close = to(run)
+    configs = [r for r in records if r.get("kind") == "config"]
+    put, close = to(run, configs[0] if configs else {})
     step, shown = 0, time.monotonic()
     for n, r in enumerate(records):
         step = max(step, int(number(r, "step") or 0))       # evaluations have no step: they belong to the last one

@@ -1,7 +1,8 @@
 // run/log.h -- what a run leaves to plot: <out>/main.log in llm.c's format and <out>/log.jsonl, one object a line.
 //
 //   main.log    s:12 tel:4.1234    s:12 trl:4.2345 lr:0.000300 norm:1.23           (steps count from 0)
-//   log.jsonl   {"kind":"train","step":12,"loss":...}   {"kind":"val","step":12,"loss":...}   ...
+//   log.jsonl   {"kind":"config","encoding":...,"flags":{...}}                     first, if the run trains
+//               {"kind":"train","step":12,"loss":...}   {"kind":"val","step":12,"loss":...}   ...
 //
 // The checkpoint of step s holds the state before update s. A run resumed from it repeats all of step s (validation
 // when due, then the update), so resuming cuts every line of step s and later: the files end up with each line once, as
@@ -176,6 +177,7 @@ inline void check_is_file(const std::string& path) {
 // With an empty `out` (no --out, or not the rank that logs) everything here does nothing.
 struct Log {
     LogFile main_log, json_log;
+    std::string heading;                                // lines that go out with the first record
     std::set<std::string> stepless;                     // what log.jsonl has that belongs to no step: evaluations
 
     // resume_step < 0 starts new logs, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
@@ -221,7 +223,9 @@ struct Log {
     // resumed run finds there is not written again, as a finished run that is repeated evaluates again; another time
     // makes no other record. NaN becomes null.
     void record(const Json& j) {
-        if (stepless.empty() || stepless.count(untimed(j)) == 0) { json_log.append(json_text(j)); }
+        if (!stepless.empty() && stepless.count(untimed(j)) > 0) { return; }
+        json_log.append(heading + json_text(j));
+        heading.clear();
     }
 
     static std::string untimed(Json j) {

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <csignal>
+#include <ctime>
 #include <new>
 
 #include "../base/tensor.h"
@@ -197,6 +198,18 @@ inline std::string version_text(const char* program) {
     const char* precision = sizeof(floatX) == 2 ? "bf16" : "float32";
     return strprintf("%s %s, %s, %s%s, compiler %s", name != nullptr ? name + 1 : program,
                      commit != nullptr ? commit : "of an unknown commit", precision, device, arch, __VERSION__);
+}
+
+// The first record of a training's log.jsonl, which --config reads
+inline Json config_record(const Options& o, const Json& encoding) {
+    const time_t now = time(nullptr);
+    char text[32];
+    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    Json flags = options_json(o);
+    flags.erase("config");                      // the flags that it gave are among the rest
+    const char* commit = build_commit;
+    return {{"kind", "config"}, {"commit", commit != nullptr ? Json(commit) : Json()}, {"time", text},
+            {"encoding", encoding}, {"flags", flags}};
 }
 
 // What has to be known before the ranks know of each other. A flag that is wrong is reported later, by one of them.

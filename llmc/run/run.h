@@ -236,6 +236,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     int64_t keep_before = INT64_MAX;                            // a use of a model adds to the logs
     if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
     r.log = std::make_unique<Log>(first ? o.out : "", keep_before);
+    if (keep_before < 0) { r.log->heading = json_text(config_record(o, config.at("position"))) + "\n"; }
 }
 
 // All ranks must have the same parameters.

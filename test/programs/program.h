@@ -199,10 +199,11 @@ inline std::vector<Json> of_kind(const std::vector<Json>& lines, const std::stri
     return found;
 }
 
-// log.jsonl without its times
+// log.jsonl without its times and the record of the flags
 inline std::string untimed_log(const std::string& out) {
     std::string s;
     for (Json j : json_lines(out + "/log.jsonl")) {
+        if (j.at("kind") == "config") { continue; }
         j.erase("ms");
         j.erase("tok_per_s");
         j.erase("mem");

@@ -66,6 +66,30 @@ TEST_CASE("run: resumed in a fresh process, the bits are those of an unbroken ru
     }
 }
 
+TEST_CASE("run: the log begins with the flags, from which --config trains the same again", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags flags = place.base.with("--pos t5_clip:K=5 --steps 9 --checkpoint_every 3 --allow_change steps");
+    REQUIRE(place.run(flags).code == 0);
+    REQUIRE(place.run(flags.with("--resume 1 --steps 12")).code == 0);
+    const std::vector<Json> log = json_lines(place.out() + "/log.jsonl"), found = of_kind(log, "config");
+    REQUIRE(found.size() == 1);
+    CHECK(log[0] == found[0]);
+    const Json config = parse_json(read_file(step_dir(place.out(), 12) + "/config.json"), "config");
+    CHECK(found[0].at("encoding") == config.at("position"));
+    CHECK(found[0].at("flags").at("steps") == 9);
+    CHECK(found[0].at("time").get<std::string>().size() == strlen("2026-01-31T12:34:56Z"));
+    write_file(place / "config.json", json_text(found[0]));
+    REQUIRE(place.run(Flags().set("--config", place / "config.json").with("--steps 12").set("--out", place / "again"))
+                .code == 0);
+    check_same(bits(step_dir(place.out(), 12)), bits(step_dir(place / "again", 12)));
+    CHECK(untimed_log(place / "again") == untimed_log(place.out()));
+    const Outcome use = place.run(Flags().set("--load", place.out()).set("--val_files", place / "train.txt")
+                                      .with("--eval_lengths 8 --eval_tokens 64").set("--out", place / "use"));
+    REQUIRE(use.code == 0);
+    CHECK(of_kind(json_lines(place / "use/log.jsonl"), "config").empty());  // there the first record is a result
+}
+
 TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
     if (!have_program()) { return; }
     Place place;
@@ -117,7 +141,7 @@ TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[
         REQUIRE(o.code == EXIT_INTERRUPTED);
         CHECK(contains(o.err, strprintf("stopped by signal %d", number)));
         CHECK(contains(o.err, "--resume 1"));
-        lines = json_lines(place.out() + "/log.jsonl").size();
+        lines = of_kind(json_lines(place.out() + "/log.jsonl"), "train").size();
         CHECK(contains(o.out, "saved " + step_dir(place.out(), (int)lines)));       // of the step it stopped at
         CHECK(path_exists(step_dir(place.out(), (int)lines)));
     }
@@ -409,7 +433,7 @@ TEST_CASE("run: old forms of encodings", "[run]") {
             .set("--train_files", text).with("--allow_change train_files --model 1,2,16 --T 16 --B 4 --steps 602")
             .with("--lr 1e-2 --warmup 0 --sample_every 0 --val_every 0 --checkpoint_every 600 --keep 9 --threads 1");
         REQUIRE(place.run(resume).code == 0);
-        const std::vector<Json> log = json_lines(out + "/log.jsonl");
+        const std::vector<Json> log = of_kind(json_lines(out + "/log.jsonl"), "train");
         for (size_t i = 0; i < 2; i++) {
             CHECK(log.at(i).at("loss").get<double>() == Approx(golden.loss[i]).epsilon(1e-5));
         }

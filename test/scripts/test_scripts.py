@@ -95,6 +95,7 @@ class TestQueue(Folder):
         flags = {"load": "run", "val_files": "a.bin", "eval_lengths": "512", "out": "o"}
         done = runqueue.Command("evaluate", "./train_gpt2", flags, self.folder, self.path("eval.done"), 0)
         self.write("eval.done", json.dumps(runqueue.settings_of(done)) + "\n")
+        self.write("log.jsonl", '{"kind":"extrapolation"}\n')
         found = lambda **changed: runqueue.is_done(done._replace(flags={**flags, **changed}))
         self.assertEqual([found(), found(load="moved"), found(val_files="b.bin"), found(eval_lengths="1024")],
                          [True, True, False, False])
@@ -1010,22 +1011,24 @@ class TestTensorboard(Folder):
         proto = {"event_pb2": {"Event": dict}, "summary_pb2": {"Summary": type("Summary", (dict,), {"Value": Value})}}
         for name, content in (("tensorboard.summary.writer.event_file_writer", {"EventFileWriter": Writer}),
                               *((f"tensorboard.compat.proto.{k}", v) for k, v in proto.items()),
-                              ("wandb", {"init": lambda project, name: Writer(name)})):
+                              ("wandb", {"init": lambda project, name, config: calls.append(config) or Writer(name)})):
             found[name] = types.SimpleNamespace(**content)
         return {**dict.fromkeys(("torch", "tensorboard", "tensorboard.summary", "tensorboard.summary.writer",
                                  "tensorboard.compat", "tensorboard.compat.proto")), **found}
 
     def test_both(self):
-        self.write("log.jsonl", '{"kind":"train","step":3,"loss":2.5,"lr":0.1}\n{"kind":\n'
+        config = {"kind": "config", "time": "2026-01-31", "flags": {"lr": 0.1}}
+        self.write("log.jsonl", json.dumps(config) + '\n{"kind":"train","step":3,"loss":2.5,"lr":0.1}\n{"kind":\n'
                                 '{"kind":"val","step":4,"loss":null}\n'
                                 '{"kind":"extrapolation","pos":"cable","T":64,"ppl":7}\n')
         for to in ("tensorboard", "wandb"):
             calls = []
             with mock.patch.dict(sys.modules, self.modules(calls)):     # None: an import of torch would fail
                 code, out, _ = called(log_to_tensorboard.main, self.folder, to)
-            self.assertEqual((code, calls), (0, [("open", self.folder), ({"train/loss": 2.5, "train/lr": 0.1}, 3),
+            self.assertEqual([config] * (to == "wandb"), calls[:-4])
+            self.assertEqual((code, calls[-4:]), (0, [("open", self.folder), ({"train/loss": 2.5, "train/lr": 0.1}, 3),
                                                  ({"extrapolation/ppl at T 64": 7.0}, 4), "closed"]), to)
-            self.assertIn("3 records", out)
+            self.assertIn("4 records", out)
 
     def test_progress(self):
         self.write("log.jsonl", 5 * '{"kind":"train","step":3,"loss":2.5}\n')
