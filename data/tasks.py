@@ -146,7 +146,7 @@ def row(task, question, answer, tokens):
 
 
 def shard(task, split, length, seed, examples):
-    """the bytes of a file; llmc/text/dataloader.h describes them"""
+    """the bytes of a file; llmc/engine/text/dataloader.h describes them"""
     tokens = row_tokens(task, length)
     ids = array("H")
     for k in range(examples):

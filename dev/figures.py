@@ -174,14 +174,13 @@ def inclusions():
     return found
 
 
-PLACES = {"trainers": (320, 30), "llmc/run": (150, 110), "llmc/use": (490, 110), "llmc/files": (110, 200),
-          "llmc/ranks": (320, 200), "llmc/text": (530, 200), "llmc": (320, 290), "llmc/attention": (520, 290),
-          "llmc/position": (420, 380), "llmc/base": (320, 440)}
+PLACES = {"trainers": (320, 30), "llmc/lab": (460, 110), "llmc/engine": (180, 170), "llmc/attention": (500, 230),
+          "llmc": (320, 290), "llmc/position": (500, 340), "llmc/base": (320, 400)}
 
 
 def includes():
     """who includes whom"""
-    d = Drawing(640, 480, "Which folder includes which")
+    d = Drawing(640, 440, "Which folder includes which")
     for a, b in sorted(inclusions()):
         (x0, y0), (x1, y1) = PLACES[a], PLACES[b]
         length = math.hypot(x1 - x0, y1 - y0)
@@ -190,7 +189,7 @@ def includes():
         d.line(*((round(x, 1), round(y, 1)) for x, y in (start, end)), kind="thin")
     for name, (x, y) in PLACES.items():
         d.box(x - 58, y - 15, 116, 30, name, "cable" if name == "llmc/position" else "box")
-    d.text(16, 470, "Higher includes lower, never the other way; all of them include llmc/base.", kind="small")
+    d.text(16, 430, "Higher includes lower, never the other way; all of them include llmc/base.", kind="small")
     return d
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""unicode_table.py -- writes llmc/text/unicode.h, the table of characters that llmc/text/words.h looks up.
+"""unicode_table.py -- writes llmc/engine/text/unicode.h, the table of characters that words.h looks up.
 
     pip install unicodedata2==16.0.0
-    dev/unicode_table.py >llmc/text/unicode.h
+    dev/unicode_table.py >llmc/engine/text/unicode.h
 
 tiktoken and Hugging Face's tokenizers use Unicode 16 for \\p{L}, \\p{N} and \\s. With another version, the tokens of
 characters assigned since would differ from theirs. That is why Python's own table does not do: every release of Python

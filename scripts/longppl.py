@@ -52,7 +52,7 @@ def read_losses(path):
 
 
 def contexts(tokens, T, stride):
-    """how many tokens stand before each target in its window, as llmc/use/evaluate.h moves them"""
+    """how many tokens stand before each target in its window, as llmc/lab/evaluate.h moves them"""
     n = np.arange(tokens)
     window = np.maximum(0, -(-(n + 1 - T) // stride))       # the first one that holds the target
     return n - window * stride + 1

@@ -224,7 +224,7 @@ def seconds_of(r, gpu, code):
 
 
 def chunk_of(s):
-    """rows that the head takes at a time: logit_rows() of llmc/model.cuh"""
+    """rows that the head takes at a time: logit_rows() of llmc/engine/model.cuh"""
     N, most = s.B * s.T, (256 << 20) // s.Vp
     return N if N <= most else math.ceil(math.ceil(N / math.ceil(N / (most // 128 * 128))) / 128) * 128
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scaling.py -- predicts what a training costs on N GPUs: a model of the exchange in llmc/ranks, not a measurement.
+"""scaling.py -- predicts what a training costs on N GPUs: a model of the exchange between ranks, not a measurement.
 
     scripts/scaling.py --model small --log a/log.jsonl@16 --log b/log.jsonl@64 -o scaling
     scripts/scaling.py --model 2,4,256 --element 4 --overlap 0 ... --measured run2/log.jsonl@2
@@ -35,7 +35,7 @@ from console import BadInput  # noqa: E402
 
 SIZES = {"tiny": (6, 8, 512), "small": (12, 12, 768), "medium": (24, 16, 1024), "large": (36, 20, 1280),
          "xl": (48, 25, 1600)}
-# heads' columns of qkv beside q, k and v, by encoding: position/cable.cuh declares them
+# heads' columns of qkv beside q, k and v, by encoding: cable.cuh declares them
 EXTRA_COLUMNS = {"cable": 2, "kcable": 2, "cable_nw": 1, "kcable_nw": 1, "cable_v1": 1, "fox": 1, "kcable_v1": 1}
 UNIT = 16384                                        # SLICE_UNIT: blocks of the layout are multiples of it
 COLUMNS = ("N", "B", "compute", "exchange", "gather", "exposed", "step", "tokens_per_s", "efficiency", "memory_gb")
@@ -56,7 +56,7 @@ def blocks(shape, vocabulary, pos, T):
 
 
 def buffers(leaves):
-    """gradient_buffers() of llmc/ranks/parameters.cuh"""
+    """gradient_buffers() of llmc/engine/ranks/parameters.cuh"""
     return 1 + math.ceil(math.log2(leaves))
 
 
@@ -67,7 +67,7 @@ def leaves_of(micro_batches, N):
 
 
 def memory(parts, L, N, leaves, element, zero):
-    """bytes for the parameters of a rank: weight_bytes() of llmc/run/plan.h"""
+    """bytes for the parameters of a rank: weight_bytes() of llmc/engine/run/plan.h"""
     encoding, rest, layer = parts
     total = encoding + rest + L * layer
     ranks = N if zero else 1

@@ -7,9 +7,9 @@
 #include "test/layer.h"
 #include "test/shared_kernels.h"
 
-#include "llmc/model.cuh"
-#include "llmc/run/config.h"
-#include "llmc/run/program.h"
+#include "llmc/engine/model.cuh"
+#include "llmc/engine/run/config.h"
+#include "llmc/engine/run/program.h"
 
 // A trainer's model and activations, freed at the end
 template <class Trained> struct HeldModel : Trained {

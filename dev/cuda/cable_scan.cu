@@ -1,7 +1,7 @@
 // cable_scan.cu -- four ways to CABLE's cumulative sum over time and its gradient. ladder.h says how to build and run
 // it.
 //
-//   b_t = ReLU(z_t)     S_t = sum_{u<=t} b_u                                       (llmc/position/cable.cuh)
+//   b_t = ReLU(z_t)     S_t = sum_{u<=t} b_u                                       (llmc/cable.cuh)
 //   backward, given dS: db_t = sum_{u>=t} dS_u     dz_t = db_t [z_t > 0]
 //
 // A sum over time looks serial, for every S_t needs the one before it. It is not: addition is associative, so pieces
@@ -9,7 +9,7 @@
 // attention biases are differences S_i - S_j of large sums, so the way of summing also decides how exact they are.
 #include "ladder.h"
 
-#include "llmc/position/cable.cuh"
+#include "llmc/cable.cuh"
 
 // What a rung is given. z of head h is column 3C + h of qkv, and dz the same column of dqkv: neighbours in time lie a
 // row of OC elements apart. A rung leaves S as S_origin[t / 128] + S_offset[t].

@@ -8,7 +8,7 @@
 
 #include "../base/parse.h"
 #include "alibi.cuh"
-#include "cable.cuh"
+#include "../cable.cuh"
 #include "cope.cuh"
 #include "fire.cuh"
 #include "kerple.cuh"

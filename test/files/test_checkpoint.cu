@@ -10,8 +10,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "llmc/files/checkpoint.h"
-#include "llmc/files/import.h"
+#include "llmc/engine/files/checkpoint.h"
+#include "llmc/engine/files/import.h"
 
 namespace {
 

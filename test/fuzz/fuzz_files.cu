@@ -12,10 +12,10 @@
 #include <map>
 #include <sstream>
 
-#include "llmc/use/generate.h"
-#include "llmc/use/hellaswag.h"
-#include "llmc/use/retrieval.h"
-#include "llmc/run/plan.h"
+#include "llmc/lab/generate.h"
+#include "llmc/lab/hellaswag.h"
+#include "llmc/lab/retrieval.h"
+#include "llmc/engine/run/plan.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // What must hold for any bytes, as text or as the files of a tokenizer. The tests feed it seeded inputs; libFuzzer
 // (make fuzz) searches for others, from fuzz_files.cu, which has the other parsers.
-#include "llmc/text/tokenizer.h"
+#include "llmc/engine/text/tokenizer.h"
 
 namespace {
 

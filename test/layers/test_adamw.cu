@@ -2,7 +2,7 @@
 #include "test/oracle.h"
 
 #include "llmc/adamw.cuh"
-#include "llmc/ranks/exchange.cuh"
+#include "llmc/engine/ranks/exchange.cuh"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // test_heads.cu -- the statistics of --heads against loops over T x T matrices in double precision.
 #include "test/layer.h"
 
-#include "llmc/use/heads.h"
+#include "llmc/lab/heads.h"
 
 namespace tests {        // so that the header of an encoding may use the same names
 

@@ -6,7 +6,7 @@
 // squares, which is the size of a sum of as many roundings. POSITION_ERRORS=1 prints what was measured.
 #include "test/layer.h"
 
-#include "llmc/position/rope_scaling.h"
+#include "llmc/engine/run/rope_scaling.h"
 
 namespace tests {        // so that the header of an encoding may use the same names
 

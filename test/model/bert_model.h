@@ -15,10 +15,10 @@
 #include "llmc/matmul.cuh"
 #include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
-#include "llmc/run/banner.h"
-#include "llmc/run/collections.h"
-#include "llmc/run/run.h"
-#include "llmc/use/retrieval.h"
+#include "llmc/engine/run/banner.h"
+#include "llmc/lab/collections.h"
+#include "llmc/engine/run/run.h"
+#include "llmc/lab/retrieval.h"
 
 namespace {
 

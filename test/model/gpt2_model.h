@@ -18,10 +18,10 @@
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
-#include "llmc/run/banner.h"
-#include "llmc/run/run.h"
-#include "llmc/use/evaluate.h"
-#include "llmc/use/generate.h"
+#include "llmc/engine/run/banner.h"
+#include "llmc/engine/run/run.h"
+#include "llmc/lab/evaluate.h"
+#include "llmc/lab/generate.h"
 
 namespace {
 

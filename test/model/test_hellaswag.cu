@@ -1,7 +1,7 @@
 // test_hellaswag.cu -- the multiple-choice file, and which losses of which rows an answer is chosen by.
 #include "test/files.h"
 
-#include "llmc/use/hellaswag.h"
+#include "llmc/lab/hellaswag.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 #include "test/catch.h"
 
-#include "llmc/files/safetensors.h"
+#include "llmc/engine/files/safetensors.h"
 
 #define main __attribute__((unused)) one_file_main
 namespace single {

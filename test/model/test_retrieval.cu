@@ -2,7 +2,7 @@
 #include <map>
 #include <set>
 
-#include "llmc/use/retrieval.h"
+#include "llmc/lab/retrieval.h"
 #include "test/catch.h"
 #include "test/files.h"
 

@@ -10,10 +10,10 @@
 
 #include "test/catch.h"
 #include "test/files.h"
-#include "llmc/run/guard.h"
-#include "llmc/base/json.h"
+#include "llmc/engine/run/guard.h"
+#include "llmc/engine/json.h"
 #include "llmc/base/rand.h"
-#include "llmc/files/safetensors.h"
+#include "llmc/engine/files/safetensors.h"
 
 // Flags and values; set() replaces, because a flag given twice is an error. A switch has the value "".
 struct Flags {

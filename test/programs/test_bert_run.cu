@@ -6,7 +6,7 @@
 
 #include "test/programs/program.h"
 
-#include "llmc/use/retrieval.h"
+#include "llmc/lab/retrieval.h"
 
 namespace {
 

@@ -19,13 +19,13 @@
 #include "llmc/adamw.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/embedding.cuh"
-#include "llmc/use/evaluate.h"
+#include "llmc/lab/evaluate.h"
 #include "llmc/gelu.cuh"
-#include "llmc/use/generate.h"
+#include "llmc/lab/generate.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
-#include "llmc/run/banner.h"
-#include "llmc/run/run.h"
+#include "llmc/engine/run/banner.h"
+#include "llmc/engine/run/run.h"
 
 namespace {
 

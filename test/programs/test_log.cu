@@ -3,7 +3,7 @@
 #include <csignal>
 
 #include "test/catch.h"
-#include "llmc/run/log.h"
+#include "llmc/engine/run/log.h"
 
 namespace {
 struct TemporaryDirectory {

@@ -3,8 +3,8 @@
 #include <cfloat>
 
 #include "test/programs/program.h"
-#include "llmc/files/outdir.h"
-#include "llmc/text/tokenizer.h"
+#include "llmc/engine/files/outdir.h"
+#include "llmc/engine/text/tokenizer.h"
 
 namespace {
 

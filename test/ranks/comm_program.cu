@@ -10,10 +10,10 @@
 //   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
 //   comm_program MODE... --ranks N    multiplies itself, as a trainer does
 #include "llmc/base/gpu.h"
-#include "llmc/ranks/exchange.cuh"
-#include "llmc/ranks/fork.h"
-#include "llmc/ranks/gradients.cuh"
-#include "llmc/ranks/share.h"
+#include "llmc/engine/ranks/exchange.cuh"
+#include "llmc/engine/ranks/fork.h"
+#include "llmc/engine/ranks/gradients.cuh"
+#include "llmc/engine/ranks/share.h"
 
 // Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
 float leaf(uint64_t seed, size_t i, size_t j) {

@@ -3,8 +3,8 @@
 #include <map>
 
 #include "test/catch.h"
-#include "llmc/ranks/comm.h"
-#include "llmc/ranks/fork.h"
+#include "llmc/engine/ranks/comm.h"
+#include "llmc/engine/ranks/fork.h"
 
 namespace {
 using Environment = std::map<std::string, std::string>;

@@ -95,7 +95,7 @@ class Mutate(unittest.TestCase):
             for other in ("docs/page.md", "test/scripts/test_other.py"):
                 commit(other, "nothing that matters\n")
                 self.assertEqual(len(self.run_main(known=self.SEEN)[2]), 1)
-            for number, what in enumerate(("test/scripts/t.py", "test/shared.h", "llmc/model.cuh"), 2):
+            for number, what in enumerate(("test/scripts/t.py", "test/shared.h", "llmc/engine/model.cuh"), 2):
                 commit(what, "something else\n")
                 self.assertEqual(self.run_main(known=self.SEEN)[2][1:][0]["result"], "tried minus")
                 self.assertEqual(len(self.run_main(known=self.SEEN)[2]), number)

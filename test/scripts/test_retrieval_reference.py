@@ -1,5 +1,5 @@
 """test_retrieval_reference.py -- checks test/fixtures/retrieval.json by pytrec_eval. The file has the judgements and
-rankings of a small collection and what pytrec_eval computes from them; the C++ tests compare llmc/text/trec.h with it.
+rankings of a small collection and what pytrec_eval computes from them; the C++ tests compare text/trec.h with it.
 
     test/scripts/test_retrieval_reference.py            checks the file; skipped if pytrec_eval is not installed
     test/scripts/test_retrieval_reference.py --write    writes the file

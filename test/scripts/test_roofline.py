@@ -226,7 +226,7 @@ class Sources(unittest.TestCase):
                     self.assertTrue(r.kernel in kernels | {"memset", "(host)"}, r.kernel)
 
     def test_saved_logits_and_slabs(self):
-        self.assertIn("? 256u : 32u) << 20", read("llmc/model.cuh"))            # LOGITS_BOUND of product_rows
+        self.assertIn("? 256u : 32u) << 20", read("llmc/engine/model.cuh"))            # LOGITS_BOUND of product_rows
         self.assertIn("MAX_SLABS = 1024", read("llmc/base/reduce.cuh"))
 
     def test_slabs_of_a_table(self):

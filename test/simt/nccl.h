@@ -1,4 +1,4 @@
-// nccl.h -- stands in for NCCL on the emulated GPU: what llmc/ranks/nccl.h uses of it, over files. The unique id is the
+// nccl.h -- stands in for NCCL on the emulated GPU: what ranks/nccl.h uses of it, over files. The unique id is the
 // name of their directory.
 //
 // It is as strict and as slow as the real one may be. A communicator that does not block needs some time, drawn at

@@ -8,7 +8,7 @@
 #include "llmc/embedding.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
-#include "llmc/model.cuh"
+#include "llmc/engine/model.cuh"
 #include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
 #include "test/simt/kernel_test.h"

@@ -1,6 +1,6 @@
 // UTF-8, the classes of characters and their folded forms, and text cut into words as GPT-2 and BERT cut it.
 #include "llmc/base/rand.h"
-#include "llmc/text/words.h"
+#include "llmc/engine/text/words.h"
 #include "test/catch.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #ifndef LLMC_ATTENTION_FLASH_TILES_CUH
 #define LLMC_ATTENTION_FLASH_TILES_CUH
 
-#include "../../position/cable.cuh"
+#include "../../cable.cuh"
 #include "args.cuh"
 #include "fire.cuh"
 

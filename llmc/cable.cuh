@@ -1,0 +1,262 @@
+// cable.cuh -- context-aware biases for length extrapolation (CABLE, Veisi et al. 2025).
+//
+//   z_t = x_t . w_c + c_c     b_t = ReLU(z_t) (v1: softplus)     S_t = sum_{k<=t} b_k
+//   u_t = x_t . w_s + c_s     g_t = softplus(u_t) (nw: 1)
+//   cable:  B_ij = -g_i |S_i - S_j|          kcable:  B_ij = -g_i log(1 + (S_i - S_j)^2)
+//   kcable:weight=inside:  B_ij = -log(1 + r^2), r = g_i |S_i - S_j|
+//   w_c, w_s (NH,C) are extra rows of the qkv matmul, so z and u (B,T,NH) are extra columns of qkv.
+//   backward: the bias functor sums dg and dS over each tile, and then
+//     db_t = sum_{k>=t} dS_k     dz = db [z > 0] (v1: db sigmoid(z))     du = dg sigmoid(u)
+//
+// S is kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T = 131,072 a plain float32
+// sum is off by 0.008, and two machines would not agree. Differences across chunks are float(origin_a - origin_b) +
+// offsets. saves S_offset (B,NH,T), S_origin (B,NH,ceil(T/128)) float64, g (B,NH,T).
+#ifndef LLMC_CABLE_CUH
+#define LLMC_CABLE_CUH
+
+#include "position/key_max.cuh"
+
+constexpr int CABLE_CHUNK = 128;
+
+// x[t] = f(x[t]), by all threads of a block
+template <class F> __device__ inline void each(float* x, int begin, int end, F f) {
+    SIMD
+    for (int t = begin + (int)threadIdx.x; t < end; t += blockDim.x) { x[t] = f(x[t]); }
+}
+
+// One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1.
+__global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T,
+                                     Start first, int stride, int NH, int C, int OC, bool softplus_b, bool weighted) {
+    const int t0 = first.position();
+    const size_t bh = blockIdx.x;
+    const size_t b = bh / NH;
+    const size_t h = bh % NH;
+    const int chunks = ceil_div(stride, CABLE_CHUNK);       // of the whole capacity, as S_origin is laid out
+    S_offset += bh * stride;                                // this head's rows
+    g += bh * stride;
+    S_origin += bh * chunks;
+    const floatX* z = qkv + b * stride * OC + 3 * C + h;    // u is NH columns further
+    // the sum that enters chunk c: its origin, when t0 is inside it
+    double origin = 0.0;
+    float offset = 0.0f;
+    if (t0 > 0) {
+        origin = S_origin[(t0 - 1) / CABLE_CHUNK];
+        offset = S_offset[t0 - 1];
+    }
+    __syncthreads();
+    for (int start = t0; start < t0 + T;) {
+        const int chunk = start / CABLE_CHUNK;
+        const int end = imin((chunk + 1) * CABLE_CHUNK, t0 + T);
+        // 1. a new chunk: its origin is the sum so far, and offsets start from 0
+        if (start % CABLE_CHUNK == 0) {
+            origin += (double)offset;
+            offset = 0.0f;
+            if (threadIdx.x == 0) { S_origin[chunk] = origin; }
+        }
+        // 2. b and g; z and u are gathered first, because strided loads do not vectorize
+        for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {
+            S_offset[t] = (float)z[(size_t)t * OC];         // S_offset holds b for a moment
+            if (weighted) { g[t] = (float)z[(size_t)t * OC + NH]; }
+        }
+        if (softplus_b) { each(S_offset, start, end, [](float x) { return softplus(x); }); }
+        else { each(S_offset, start, end, [](float x) { return x > 0.0f ? x : 0.0f; }); }
+        if (weighted) { each(g, start, end, [](float x) { return softplus(x); }); }
+        else { each(g, start, end, [](float) { return 1.0f; }); }
+        // 3. the running sum of b, a block's width at a time
+        for (int base = start; base < end; base += blockDim.x) {
+            const int t = base + (int)threadIdx.x;
+            const float sum = offset + block_scan(t < end ? S_offset[t] : 0.0f);       // b_start + ... + b_t
+            if (t < end) { S_offset[t] = sum; }
+            __syncthreads();
+            offset = S_offset[imin(base + (int)blockDim.x, end) - 1];           // the very bits that a later call reads
+        }
+        start = end;
+    }
+}
+
+// One block per (batch, head): dS and dg become dz and du, in place and then in the extra columns of dqkv.
+__global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, int T, int NH, int C,
+                                      int OC, bool softplus_b, bool weighted) {
+    const size_t bh = blockIdx.x;
+    const size_t b = bh / NH;
+    const size_t h = bh % NH;
+    const size_t z0 = b * T * OC + 3 * C + h;               // the head's z of the sequence's first token
+    const floatX* z = qkv + z0;
+    floatX* dz = dqkv + z0;
+    dS += bh * T;
+    dg += bh * T;
+    // 1. db_t = sum_{k>=t} dS_k, from the last token to the first. Pieces are aligned, so that padding changes no
+    // grouping
+    double after = 0.0;                                     // sum of dS after the current tokens
+    const int threads = (int)blockDim.x;
+    for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {
+        const int t = base + threads - 1 - (int)threadIdx.x;
+        const float dSt = t < T ? dS[t] : 0.0f;
+        const double db = after + block_scan((double)dSt);  // thread 0 has the last token: a scan is a suffix sum
+        if (t < T) { dS[t] = (float)db; }
+        after += block_sum((double)dSt);
+    }
+    __syncthreads();
+    // 2. dz = db db/dz
+    for (int t = threadIdx.x; t < T; t += blockDim.x) {
+        const float zt = (float)z[(size_t)t * OC];
+        const float on = zt > 0.0f ? 1.0f : 0.0f;
+        dz[(size_t)t * OC] = (floatX)(dS[t] * (softplus_b ? sigmoid(zt) : on));
+        if (weighted) { dS[t] = (float)z[(size_t)t * OC + NH]; }            // u, gathered as above
+    }
+    if (!weighted) { return; }
+    // 3. du = dg sigmoid(u)
+    each(dS, 0, T, [](float x) { return sigmoid(x); });
+    for (int t = threadIdx.x; t < T; t += blockDim.x) { dz[(size_t)t * OC + NH] = (floatX)(dS[t] * dg[t]); }
+}
+
+// LogKernel: kcable
+template <bool LogKernel> struct CableBias : BiasFunctor {
+    static constexpr FlashBias flash = LogKernel ? FlashBias::LogDistance : FlashBias::Distance;
+    const float *S_offset, *g;
+    const double* S_origin;
+    float *dS, *dg;             // (B,NH,T), null in the forward
+    int stride, chunks;
+    bool causal;
+    bool inside = false;        // LogKernel: g is inside the logarithm
+
+    void fill(FlashBiasArgs& args) const {
+        args.S_offset = S_offset;
+        args.S_origin = S_origin;
+        args.g = g;
+        args.inside = inside;
+        args.dS = dS;
+        args.dg = dg;
+    }
+    struct Tile {
+        float between;              // origin of the rows' chunk minus origin of the columns'
+        const float *Si, *gi, *Sj;
+        bool inside;
+        __device__ float distance(int r, int c) const { return fabsf(between + Si[r] - Sj[c]); }    // |S_i - S_j|
+        __device__ float operator()(int r, int c) const {
+            const float D = distance(r, c);
+            if (!LogKernel) { return -gi[r] * D; }
+            const float a = argument(r, D);
+            return -(inside ? 1.0f : gi[r]) * fast_log1p(a * a);
+        }
+        // what is squared in the logarithm
+        __device__ float argument(int r, float D) const { return (inside ? gi[r] : 1.0f) * D; }
+    };
+    __device__ Tile tile(int bh, int i0, int j0) const {
+        const double* origin = S_origin + (size_t)bh * chunks;
+        const float* offset = S_offset + (size_t)bh * stride;
+        const float between = (float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]);
+        return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0, inside};
+    }
+    // With D = S_i - S_j, k_ij = dB/d|D| / g_i and the sign of i - j (1 where they are equal):
+    //   dg_i = sum_j dlogit dB/dg     dS_i += g_i sum_j dlogit k sign     dS_j -= sum_i g_i dlogit k sign
+    //   cable: k = -1, dB/dg = -|D|     kcable: k = -2 |D| / (1 + D^2), dB/dg = -log(1 + D^2)
+    //   weight=inside, with r = g_i |D|: k = -2r / (1 + r^2), dB/dg = k |D|
+    // For cable with a causal mask a row's sum is 0, but only in exact arithmetic: both sides sum the same rounded
+    // dlogit (docs/attention.md).
+    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
+        float* dSi = dS + (size_t)bh * stride;              // of this head, all positions
+        const Tile t = tile(bh, i0, j0);
+        const bool one_sided = !LogKernel && (causal || i0 != j0);      // D has one sign where dlogit is not 0
+        const float sign = i0 >= j0 ? 1.0f : -1.0f;
+        // 1. one thread per query: dg_i, and its own share of dS_i. What the keys will need is left in dlogit
+        for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+            float* d = dlogit + r * ld;
+            float dgi = 0.0f, sum = 0.0f;                   // of dB/dg_i, and of dB/dS_i / g_i
+            // B_ij = -g_i sign (S_i - S_j): sum_j dlogit |D| = sign (S_i sum_j dlogit - sum_j dlogit S_j), so two sums
+            // are enough
+            if (one_sided) {
+                float moment = 0.0f;                        // sum_j dlogit S_j, S_j as an offset
+                SIMD
+                for (int c = 0; c < nj; c++) {
+                    sum += d[c];
+                    moment += d[c] * t.Sj[c];
+                }
+                dgi = sign * (moment - (t.between + t.Si[r]) * sum);
+                sum *= -sign;
+            } else {
+                SIMD
+                for (int c = 0; c < nj; c++) {
+                    const float D = t.distance(r, c), a = t.argument(r, D);
+                    const float dk = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];     // dlogit k
+                    const float signed_dk = j0 + c > i0 + r ? -dk : dk;
+                    dgi += LogKernel && !inside ? -d[c] * fast_log1p(a * a) : dk * D;
+                    sum += signed_dk;
+                    d[c] = signed_dk;
+                }
+            }
+            dg[(size_t)bh * stride + i0 + r] += dgi;
+            dSi[i0 + r] += t.gi[r] * sum;
+        }
+        __syncthreads();
+        // 2. a register of keys per thread, queries in order: dS_j takes the opposite of what its queries took. The
+        // tile's sums go into the first row of dlogit; the columns after nj are not read
+        for (int c = threadIdx.x * LANES; c < nj; c += blockDim.x * LANES) {
+            lanes sum = lanes{};
+            for (int r = 0; r < ni; r++) {
+                const float weight = one_sided ? sign * t.gi[r] : -t.gi[r];
+                sum += weight * load_lanes(dlogit + r * ld + c);
+            }
+            store_lanes(dlogit + c, sum);
+        }
+        __syncthreads();
+        for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] += dlogit[c]; }
+        __syncthreads();
+    }
+};
+
+// LogKernel: kcable.  Weighted: g = softplus(u), else 1.  SoftplusB: b = softplus(z), else ReLU(z)
+template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding {
+    using Encoding::Encoding;
+    static constexpr bool has_weight = LogKernel && Weighted;                   // inside the logarithm or outside
+    float *S_offset = nullptr, *g = nullptr;                                    // (B,NH,T)
+    float *dS = nullptr, *dg = nullptr;                                         // (B,NH,T)
+    double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
+
+    static void defaults(PositionConfig& config) {
+        if (has_weight) { config.values = {{"weight", 0, 1.0, "outside|inside"}}; }
+    }
+    template <class Tensors> void declare(Tensors& t) {
+        t.columns("cable.c", t.dims.NH);                                        // w_c, c_c
+        if (Weighted) { t.columns("cable.s", t.dims.NH); }                      // w_s, c_s
+        declare_sums(t);
+    }
+    // all but the columns, for an encoding that derives from this one and fills S in a way of its own
+    template <class Tensors> void declare_sums(Tensors& t) {
+        const size_t BNH = (size_t)t.dims.B * t.dims.NH, T = (size_t)t.dims.T;
+        t.cached(S_offset, "S_offset", Per::Layer, BNH, T);
+        t.cached(S_origin, "S_origin", Per::Layer, BNH, ceil_div(T, (size_t)CABLE_CHUNK));
+        t.cached(g, "g", Per::Layer, BNH, T);
+        t.scratch(dS, "dS", BNH, T);
+        t.scratch(dg, "dg", BNH, T);
+        if (!LogKernel) { declare_key_max(*this, t); }      // a logarithm is never so steep
+    }
+    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+        const Grid grid((size_t)B * v.NH, 128, 0, stream);
+        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, start, v.T, v.NH, v.C, v.OC, SoftplusB,
+               Weighted);
+        update_key_max(*this, qkv, B, T, start, stream);
+    }
+    void zero_bias_gradient(int B, int T, Stream stream) const {
+        device_zero(dS, sizeof(float) * B * v.NH * T, stream);
+        device_zero(dg, sizeof(float) * B * v.NH * T, stream);
+    }
+    void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
+        const Grid grid((size_t)B * v.NH, 128, 0, stream);
+        launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C, v.OC, SoftplusB, Weighted);
+    }
+    CableBias<LogKernel> bias() const {
+        const bool inside = has_weight && v.config->value("weight") == 1;
+        return {{}, S_offset, g, S_origin, dS, dg, v.T, ceil_div(v.T, CABLE_CHUNK), v.causal, inside};
+    }
+};
+
+// the rows of table.h
+using CableFull = Cable<false, true, false>;
+using CableNW = Cable<false, false, false>;
+using KCable = Cable<true, true, false>;
+using KCableNW = Cable<true, false, false>;
+using CableV1 = Cable<false, false, true>;
+using KCableV1 = Cable<true, false, true>;
+
+#endif

@@ -1,0 +1,247 @@
+// model.cuh -- what every trainer's model has in addition to its parameters (ranks/parameters.cuh): the tokens of a
+// batch, and the activations of one shape.
+#ifndef LLMC_ENGINE_MODEL_CUH
+#define LLMC_ENGINE_MODEL_CUH
+
+#include <array>
+#include <functional>
+
+#include "../classifier.cuh"
+#include "../embedding.cuh"
+#include "ranks/gradients.cuh"
+#include "../position/table.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// the tokens of a batch
+
+// The tokens of micro-batches on their way to the device. Each micro-batch of a step has its own slot of pinned memory,
+// so that the host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the
+// step's end).
+struct DeviceBatch {
+    size_t N = 0;                                           // capacity in tokens
+    int *tokens = nullptr, *targets = nullptr;              // on the device: (N) each
+    EmbeddingRows plan;                                     // (N), (N+1), (most_hot_tokens+1)
+    int* start = nullptr;                                   // position of the token that is generated from
+    int *picked = nullptr, *lengths = nullptr;              // rows that have a target (N); tokens of each sequence (N)
+    int* pinned = nullptr;                                  // (slots, ints(N))
+    size_t slots = 0;
+
+    static size_t ints(size_t N) { return 6 * N + 3 + EmbeddingPlan::most_hot_tokens(N); }
+    void allocate(size_t capacity) {
+        N = capacity;
+        tokens = (int*)device_malloc(sizeof(int) * ints(N));
+        targets = tokens + N;
+        plan.rows = targets + N;
+        plan.first = plan.rows + N;
+        picked = plan.first + N + 1;
+        lengths = picked + N;
+        start = lengths + N;
+        plan.hot = start + 1;
+    }
+    void release() {
+        device_free(tokens);
+        pinned_free(pinned);
+        *this = DeviceBatch();
+    }
+    // n tokens; targets may be null, and then, or without `backward`, there is no plan
+    void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, bool backward,
+              Stream stream) {
+        if (slots < of) {
+            pinned_free(pinned);
+            pinned = (int*)pinned_malloc(sizeof(int) * ints(N) * of);
+            slots = of;
+        }
+        copy(tokens, slot, host_tokens, n, stream);
+        if (host_targets != nullptr) { copy(targets, slot, host_targets, n, stream); }
+        if (!backward) { return; }
+        EmbeddingPlan built;
+        built.build(host_tokens, n);
+        copy(plan.rows, slot, built.rows.data(), n, stream);
+        copy(plan.first, slot, built.first.data(), built.first.size(), stream);
+        copy(plan.hot, slot, built.hot.data(), built.hot.size(), stream);
+        plan.count(built);
+    }
+    // Where the token just loaded stands, for a recorded step
+    Start load_start(int t0, Stream stream) {
+        copy(start, 0, &t0, 1, stream);
+        return Start(t0, start);
+    }
+    // Of `of` rows just loaded, where only some have a target: these, and their targets; and how long each of B
+    // sequences is (null: all of them full). `picks` of them lie on the device: the last ones have no target, and are
+    // there so that matrix products come in few sizes.
+    size_t picks = 0;
+    void pick(size_t slot, std::vector<int> host_picked, std::vector<int> host_targets, size_t of,
+              const int* host_lengths, size_t B, Stream stream) {
+        picks = imin(round_up(host_picked.size(), ROW_SIZES), of);
+        host_picked.resize(picks, 0);
+        host_targets.resize(picks, IGNORE_INDEX);
+        copy(picked, slot, host_picked.data(), picks, stream);
+        copy(targets, slot, host_targets.data(), picks, stream);
+        if (host_lengths != nullptr) { copy(lengths, slot, host_lengths, B, stream); }
+    }
+
+private:
+    // an array's place in pinned memory is its place on the device
+    void copy(int* to, size_t slot, const int* from, size_t count, Stream stream) {
+        check(count <= N + 1, "a batch of %zu values, laid out for %zu", count, N);         // `first` has N + 1
+        int* at = pinned + slot * ints(N) + (to - tokens);
+        std::copy(from, from + count, at);
+        copy_to_device_async(to, at, sizeof(int) * count, stream);
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// activations
+
+enum class Purpose { Train, Evaluate, Generate };
+// Elements of logits that are held at one time. A GPU likes long products.
+constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;
+
+// A row of logits in float32 takes this many rows of floatX.
+constexpr size_t FLOAT_ROWS = sizeof(float) / sizeof(floatX);
+// Rows of a buffer for the logits of N tokens. Training holds them as floatX; evaluation, also that between two steps
+// of training, takes the same memory for FLOAT_ROWS times fewer rows of float32.
+inline size_t logit_rows(size_t N, size_t Vp, Purpose purpose) {
+    const size_t wanted = purpose == Purpose::Train ? N : FLOAT_ROWS * N;
+    const size_t most = std::max(FLOAT_ROWS, std::min(wanted, LOGITS_BOUND / Vp));
+    // A GPU gets equal parts, in whole tiles of its products; a CPU keeps the order of its sums.
+    if (PACK == 1 || wanted <= most || most < 128) { return most; }
+    return round_up(ceil_div(wanted, ceil_div(wanted, most / 128 * 128)), (size_t)128);
+}
+
+// how many layers' worth of an activation exist
+inline int kept_layers(Keep keep, Purpose purpose, int L) {
+    const bool saved = keep == Keep::Saved && purpose == Purpose::Train;
+    const bool cached = keep == Keep::Cached && purpose != Purpose::Evaluate;
+    return saved || cached ? L : 0;
+}
+
+// The activations of one shape, and the tokens they belong to. Pointers: the trainer's struct of them, made from its
+// table.
+template <class Pointers> struct ActivationsOf {
+    int B = 0, T = 0;                                       // capacity
+    int chunk = 0;                                          // rows of logits held at once, as floatX
+    bool decodes = false;                                   // attention_decode runs over them
+    TensorTable table, position_table;
+    float *data = nullptr, *position_data = nullptr;
+    Pointers a;
+    DeviceBatch batch;
+    const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
+    const int* documents = nullptr;                         // (B,T): where each token's begins, with --document_mask
+    // What looks at each layer after its attention, during an evaluation (lab/heads.h): the layer, its qkv, lse and B;
+    // and the lengths of the B windows, on the host
+    std::function<void(int, const PositionView&, const floatX*, const float*, int)> watch;
+    const int* watched_lengths = nullptr;
+
+    size_t bytes() const {
+        const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * T);
+        return sizeof(float) * floats + sizeof(int) * ints;
+    }
+    int chunk_of(bool backward) const { return backward ? chunk : chunk / (int)FLOAT_ROWS; }
+    void add(TensorSpec s, size_t element) {
+        s.element = element;
+        table.add(s);
+    }
+    void add_position(const std::vector<TensorSpec>& acts, Purpose purpose) {
+        for (TensorSpec s : acts) {
+            s.layers = kept_layers(s.keep, purpose, s.layers);
+            position_table.add(s);
+        }
+    }
+    template <class T> void point(LayerPointer<T>& p, const char* name) {
+        if (table.find(name) >= 0) { p = table.pointer_as<T>(data, name); }
+    }
+    void allocate() {
+        if (bytes() > device_memory_available()) {
+            die(EXIT_OUT_OF_MEMORY, "%d x %d tokens need %s of activations, but %s are available", B, T,
+                format_bytes((double)bytes()).c_str(), format_bytes((double)device_memory_available()).c_str());
+        }
+        data = (float*)device_malloc(sizeof(float) * table.total);
+        position_data = (float*)device_malloc(sizeof(float) * position_table.total);
+        batch.allocate((size_t)B * T);
+    }
+    void release() {
+        device_free(data);
+        device_free(position_data);
+        batch.release();
+        *this = ActivationsOf();
+    }
+};
+
+// How many sequences of T tokens fit into activations of acts.B of acts.T. More and shorter ones of as many tokens may
+// not: some buffers have an element for each tile of 64 or chunk of 128 tokens of a sequence, the last of which may be
+// short.
+template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
+    size_t n = SIZE_MAX;
+    for (int piece : {1, 64, 128}) { n = std::min(n, (size_t)acts.B * ceil_div(acts.T, piece) / ceil_div(T, piece)); }
+    return n;
+}
+
+// The encodings of a layer, their pointers not yet set. The one whose bias attention adds comes first.
+struct LayerPosition {
+    std::array<PositionView, 4> views;                      // at most one for each hook
+    int count = 0;
+    bool new_padding = false;                               // rows end in padding that other layers write to
+
+    const PositionView& bias() const { return views[0]; }
+    operator const PositionView&() const { return bias(); }     // to attention
+    int OC() const { return views[0].OC; }
+};
+
+// Calls f(encoding) with each of them, the one with a bias last: it may read what the rest have made of q and k.
+template <class F> void with_positions(const LayerPosition& layer, F f) {
+    for (int i = layer.count - 1; i >= 0; i--) { with_position(layer.views[(size_t)i], f); }
+}
+
+// One part of model.config.position in a layer of a model whose activations are laid out for (B,T)
+template <class Model, class Acts>
+PositionView position_view(const Model& model, const Acts& acts, int part, int layer, int B, int T, float* grads) {
+    const PositionConfig& all = model.config.position;
+    PositionView v;
+    v.config = all.parts.empty() ? &all : &all.parts[(size_t)part];
+    v.L = model.config.L;
+    v.layer = layer;
+    if (!all.parts.empty()) {
+        const std::vector<int> layers = layers_of_part(all, part, model.config.L);
+        v.L = (int)layers.size();
+        v.layer = (int)(std::find(layers.begin(), layers.end(), layer) - layers.begin());
+    }
+    v.suffix = part_suffix(part);
+    v.NH = model.config.NH;
+    v.C = model.config.C;
+    v.HS = v.C / v.NH;
+    v.B = B;
+    v.T = T;
+    v.OC = round_up(3 * v.C + model.columns_of[(size_t)layer], 8);
+    v.causal = model.config.causal;
+    v.decodes = acts.decodes;
+    v.kv_len = acts.kv_len;
+    v.mask = model.config.position.mask;
+    v.mask.documents = acts.documents;
+    v.params = &model.table;
+    v.first_param = model.first_position_param;
+    v.acts = &acts.position_table;
+    v.master = model.master;
+    v.grads = grads;
+    v.act_data = acts.position_data;
+    return v;
+}
+
+// The encodings of a layer. grads: null while evaluating
+template <class Model, class Acts>
+LayerPosition layer_position(const Model& model, const Acts& acts, int layer, int B, int T, float* grads = nullptr) {
+    const std::vector<std::vector<int>>& pattern = model.config.position.pattern;
+    LayerPosition all;
+    const int used = 3 * model.config.C + model.columns_of[(size_t)layer];
+    all.new_padding = pattern.size() > 1 && used % 8 != 0;
+    const std::vector<int> one = {0};
+    for (int part : pattern.empty() ? one : pattern[(size_t)layer % pattern.size()]) {
+        PositionView& v = all.views[(size_t)all.count++];
+        v = position_view(model, acts, part, layer, B, T, grads);
+        if (all.count == 1) { continue; }
+        with_position(v, [&](auto encoding) { all.views[0].score_factor *= encoding.score_factor(T); });
+    }
+    return all;
+}
+
+#endif

@@ -1,0 +1,285 @@
+// ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI or TCP (hosts: wire.h) or
+// NCCL (devices).
+//
+// A run is one rank unless a launcher (launch.h) or the program itself (fork.h) has started several; MPI is not even
+// initialized then. Every function here except comm_report is a collective: all ranks call it, in the same order.
+// Sums have a fixed shape, so that the number of ranks does not change a bit (exchange.cuh). An Error on one rank ends
+// all of them (comm_report). If a rank dies, the launcher notices it and ends the others, or they notice it themselves.
+#ifndef LLMC_ENGINE_RANKS_COMM_H
+#define LLMC_ENGINE_RANKS_COMM_H
+
+#include <csignal>
+
+#include "../../base/device.h"
+
+#if defined(USE_NCCL)
+#include <nccl.h>
+#endif
+#if defined(USE_MPI)
+#include "wire_mpi.h"
+#endif
+#include "rendezvous.h"
+#if defined(USE_NCCL)
+#include "nccl.h"
+#endif
+
+// ----------------------------------------------------------------------------------------------------------
+// start and end
+
+// The first thing that a program does. From here on only rank 0 writes to stdout. launch: who has started how many;
+// program: its name and its flags, for messages
+inline void comm_init(const Launch& launch, const Names& program) {
+    if (launch.size == 1) { return; }
+    Comm& c = comm();
+    Wire* wire = nullptr;
+#if defined(USE_MPI)
+    if (launch.mpi) { wire = start_mpi(); }
+#endif
+    if (wire == nullptr && launch.port == 0) { refuse_launch(launch, program); }
+    if (wire == nullptr) { wire = start_tcp(launch); }
+    c.wire = wire;
+    c.spins = c.local_size <= sysconf(_SC_NPROCESSORS_ONLN);
+    // Otherwise each process would take itself for the only one, train on all of the data and fight for --out.
+    if (c.size != launch.size && launch.rank > 0) { leave_to_rank0(); }
+    check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d (is it of another "
+          "MPI than the one this program was built with? srun --mpi=none, torchrun and --ranks need none)",
+          launch.size, c.size);
+    if (c.rank != 0 && freopen("/dev/null", "w", stdout) == nullptr) {
+        die(EXIT_DEVICE, "/dev/null: %s", strerror(errno));
+    }
+}
+
+// What main() does with an Error: it prints the message and ends all ranks with its code. An error that every rank
+// finds, such as a bad flag, is reported once, by rank 0: the other ranks give it time to do so.
+inline int comm_report(int code, const std::string& message) {
+    Comm& c = comm();
+    fflush(stdout);
+    if (c.rank > 0) {
+        signal(SIGTERM, SIG_DFL);           // by which the launcher ends this rank once rank 0 has reported
+        const double patience = 1 + 0.05 * std::min(c.rank, 20);        // seconds, others for each rank
+        if (c.wire != nullptr) { c.wire->listen(patience); } else { usleep((useconds_t)(1e6 * patience)); }
+    }
+    const std::string who = c.rank > 0 ? strprintf("rank %d: ", c.rank) : "";
+    fprintf(stderr, "error: %s%s\n", who.c_str(), printable(message, 2 * LONGEST_MESSAGE).c_str());
+    fflush(stderr);
+    if (c.wire == nullptr) { return code; }
+    alarm(5);                               // in case the libraries hang as well
+#if defined(USE_NCCL)
+    nccl_abort();
+#endif
+    c.wire->end_all(code);
+    _exit(code);
+}
+
+// comm_sharing: how many ranks share the memory that device_memory_available() reports. comm_threads: the number of
+// threads for set_threads(); `asked`, or if the launcher has not bound this rank to cores of its own, its share of the
+// machine.
+#if defined(CUDA_BUILD)
+inline int comm_sharing() { return 1; }
+inline int comm_threads(int asked) { return asked; }
+#else
+inline int comm_sharing() { return comm().local_size; }
+inline int comm_threads(int asked) {
+    const int local = comm().local_size;
+    const bool said = asked > 0 || getenv("OMP_NUM_THREADS") != nullptr;
+    const bool bound = max_threads() < sysconf(_SC_NPROCESSORS_ONLN);
+    if (said || bound || local == 1) { return asked; }
+    return std::max(1, max_threads() / local);
+}
+#endif
+
+// ----------------------------------------------------------------------------------------------------------
+// small things, on the host
+
+// all (size * n): the n elements of every rank, in the order of the ranks
+template <class T> void comm_all_gather(T* all, const T* mine, size_t n, const char* what) {
+    if (comm().size == 1) { std::copy_n(mine, n, all); return; }
+    comm().wire->gather(all, mine, sizeof(T) * n, what);
+}
+
+// the largest x of all ranks, on all of them
+inline int comm_max(int x, const char* what) {
+    std::vector<int> all((size_t)comm().size);
+    comm_all_gather(all.data(), &x, 1, what);
+    return *std::max_element(all.begin(), all.end());
+}
+
+// Has a signal asked any rank for an end? (stop_signal)
+inline bool comm_stops() { return comm_max((int)stop_signal, "signals") != 0; }
+
+// data (bytes): every rank receives rank 0's
+inline void comm_broadcast(void* data, size_t bytes, const char* what) {
+    if (comm().size > 1) { comm().wire->broadcast(data, bytes, what); }
+}
+
+// rank 0's text
+inline std::string comm_text(std::string text, const char* what) {
+    uint64_t length = text.size();          // first, so that the others know how much comes
+    comm_broadcast(&length, sizeof(length), what);
+    text.resize(length);
+    comm_broadcast(&text[0], length, what);
+    return text;
+}
+
+// Whether all ranks have the same parameters, by their hash. If not, `who` says which ranks differ.
+inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
+    std::vector<uint64_t> all((size_t)comm().size);
+    comm_all_gather(all.data(), &hash, 1, "comparison of the replicas");
+    std::string strays;
+    for (size_t r = 1; r < all.size(); r++) {       // every rank compares, and comes to the same result
+        if (all[r] != all[0]) { strays += strprintf("%s%zu", strays.empty() ? "" : ", ", r); }
+    }
+    if (who != nullptr && !strays.empty()) { *who = "the parameters differ from rank 0's on rank " + strays; }
+    return strays.empty();
+}
+
+// the hash of n floats on the device
+inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
+    std::vector<float> host(std::min(n, comm().chunk / sizeof(float)));
+    uint64_t hash = n;                      // each chunk's hash is the seed of the next
+    for (size_t i = 0; i < n; i += host.size()) {
+        const size_t bytes = sizeof(float) * std::min(host.size(), n - i);
+        copy_to_host(host.data(), data + i, bytes, stream);
+        hash = checksum(host.data(), bytes, hash);
+    }
+    return hash;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// large arrays, on the device
+
+// which of the machine's GPUs this rank uses; 0 in a CPU build
+inline int comm_device() {
+#if defined(CUDA_BUILD)
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) { return 0; }      // find_gpu() says why
+    return comm().local_rank % count;       // more ranks than GPUs share them
+#else
+    return 0;
+#endif
+}
+
+// A rank's machine: how many ranks it has, and which of them this one is
+struct OnMachine { int size, rank; };
+// g when the ranks are numbered machine after machine with g = 2^k of them on each, and there are several machines;
+// else 0
+inline int ranks_of_each_machine(const std::vector<OnMachine>& ranks) {
+    const int size = (int)ranks.size(), g = ranks[0].size;
+    bool regular = (g & (g - 1)) == 0 && g > 1 && g < size;
+    for (int r = 0; r < size; r++) {
+        regular = regular && ranks[(size_t)r].size == g && ranks[(size_t)r].rank == r % g;
+    }
+    return regular ? g : 0;
+}
+// Sets comm().node: exchange.cuh then sums on each machine first.
+inline void comm_find_nodes() {
+    Comm& c = comm();
+    const OnMachine mine = {c.local_size, c.local_rank};
+    std::vector<OnMachine> all((size_t)c.size);
+    comm_all_gather(all.data(), &mine, 1, "start");
+    c.node = ranks_of_each_machine(all);
+}
+
+// Called after the device is chosen. Gradients go from GPU to GPU by NCCL, and where that cannot be they go through the
+// host, a hundred times slower, only if that was asked for.
+inline void comm_connect_devices(bool through_host) {
+    comm_find_nodes();
+    (void)through_host;
+#if defined(CUDA_BUILD)
+    Comm& c = comm();
+    if (c.size == 1 || through_host) { return; }
+    const char* hint = "--host_exchange 1 sends the gradients through the host, which is much slower";
+    std::vector<uint64_t> all((size_t)c.size);
+    bool built = false;
+#if defined(USE_NCCL)
+    built = true;
+    char id[64] = "";
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, device));
+    // two ranks with the same one share a GPU
+    const uint64_t mine = checksum(id, strlen(id), this_machine());
+    comm_all_gather(all.data(), &mine, 1, "start");
+#endif
+    const std::string why = nccl_refusal(built, all);
+    check(why.empty(), "%s; %s", why.c_str(), hint);
+#if defined(USE_NCCL)
+    c.nccl = true;
+    c.chunk = 32 << 20;                     // larger messages suit the GPUs' links
+    ncclUniqueId unique = {};
+    try {
+        if (c.rank == 0) { nccl_check(ncclGetUniqueId(&unique), "NCCL's start"); }
+        comm_broadcast(&unique, sizeof(unique), "NCCL's start");
+        nccl_start(unique);
+    } catch (const Error& e) { die(e.code, "%s; %s", e.what(), hint); }
+#endif
+#endif
+}
+
+// for the start banner
+inline std::string comm_description() {
+    const Comm& c = comm();
+    if (c.size == 1) { return "1 rank"; }
+#if defined(CUDA_BUILD)
+    if (c.nccl) { return strprintf("%d ranks, gradients by NCCL", c.size); }
+    return strprintf("%d ranks, gradients through the host by %s", c.size, c.wire->name);
+#else
+    return strprintf("%d ranks, gradients by %s", c.size, c.wire->name);
+#endif
+}
+
+// Sends and receives them all at once. Each has its counterpart of the same size on the other rank; one of no bytes is
+// left out on both. No more than comm().chunk bytes are sent, or received, by one call.
+inline void comm_exchange(const Messages& sends, const Messages& receives, const char* what, Stream stream) {
+    Comm& c = comm();
+    for (const Message& m : sends) { c.sent += m.bytes; }
+#if defined(USE_NCCL)
+    if (c.nccl) { nccl_exchange(sends, receives, what, stream); return; }
+#endif
+#if defined(CUDA_BUILD)
+    // The wire does not read the device: messages pass through the host, what is received first
+    if (c.staging == nullptr) { c.staging = (char*)pinned_malloc(2 * (c.chunk + sizeof(float) * (size_t)c.size)); }
+    char* host = c.staging;
+    const auto buffer = [&](const Message& m) { host += m.bytes; return host - m.bytes; };
+#else
+    const auto buffer = [](const Message& m) { return (char*)m.data; };
+#endif
+    Messages from_host, to_host;
+    for (const Message& m : receives) {
+        if (m.bytes > 0) { to_host.push_back({m.peer, buffer(m), m.bytes}); }
+    }
+    for (const Message& m : sends) {
+        if (m.bytes == 0) { continue; }
+        from_host.push_back({m.peer, buffer(m), m.bytes});
+        if (from_host.back().data != m.data) { copy_to_host(from_host.back().data, m.data, m.bytes, stream); }
+    }
+    c.wire->exchange(from_host, to_host, what);
+    size_t i = 0;
+    for (const Message& m : receives) {
+        if (m.bytes == 0) { continue; }
+        const void* received = to_host[i++].data;
+        if (received != m.data) { copy_to_device(m.data, received, m.bytes, stream); }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the end
+
+// Waits for all ranks and leaves them. Returns the highest of their exit codes, on every rank.
+inline int comm_finish(int code) {
+    fflush(stdout);
+    Comm& c = comm();
+    if (c.size == 1) { return code; }
+    code = comm_max(code, "end");           // a collective, so that nobody leaves before the others
+#if defined(USE_NCCL)
+    nccl_stop();
+#endif
+    device_free(c.inbox);
+    pinned_free(c.staging);
+    c.wire->leave();
+    delete c.wire;
+    c = Comm();
+    return code;
+}
+
+#endif

@@ -1,0 +1,182 @@
+// ranks/exchange.cuh -- gradients summed over the ranks, in the order in which one rank would sum them.
+//
+// Of an array that all ranks hold, each owns a slice. It gets the others' values of its slice, adds them, and sends the
+// sum to all. So (N - 1) / N of the array leaves a rank on the way to the sums, and as much on the way back, as in a
+// ring; here for N = 3:
+//
+//     slice   0     1     2                     0     1     2
+//     rank 0  sum <-.-----.                     sum --.-----.
+//     rank 1  --'   sum <-|        and then     <-'   sum --|
+//     rank 2  --'   --'   sum                   <-'   <-'   sum
+//
+// What adds is this code, on the rank that owns the slice, and not a library, which is free to add in another order for
+// another number of ranks: in a binary tree over the ranks that continues the one that each has built over its own
+// micro-batches. So if every rank has 2^k of them, neighbours in the order of the step, the whole is one tree whatever
+// the number of ranks, and its sum has the same bits.
+//
+// With several machines of g = 2^k ranks each, the ranks of a machine do this first, and then, with what is now g times
+// smaller, those that own the same slice on all machines. It is the same tree, cut at its level k.
+#ifndef LLMC_RANKS_EXCHANGE_H
+#define LLMC_RANKS_EXCHANGE_H
+
+#include "../../base/tensor.h"
+#include "comm.h"
+
+// to += from
+__global__ void add_to_kernel(float* to, const float* from, size_t n) {
+    const GridSpan s = grid_span(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) { to[i] += from[i]; }
+}
+inline void add_to(float* to, const float* from, size_t n, Stream stream) {
+    if (n > 0) { launch(add_to_kernel, Grid::over(n, stream), to, from, n); }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// who owns what
+
+// Part i of n of a slice: their sizes differ by at most a unit.
+inline Slice slice_part(Slice s, int i, int n) {
+    const size_t units = ceil_div(s.size(), SLICE_UNIT);
+    const auto cut = [&](size_t k) { return s.begin + std::min(units * k / (size_t)n * SLICE_UNIT, s.size()); };
+    return {cut((size_t)i), cut((size_t)i + 1)};
+}
+
+// Ranks that exchange with each other: first, first + step, ..., first + (size - 1) step
+struct RankGroup {
+    int first, step, size;
+    int rank(int i) const { return first + i * step; }
+    int index(int rank) const { return (rank - first) / step; }
+};
+// The groups of a rank, in the order in which they sum
+inline std::vector<RankGroup> exchange_groups(int rank) {
+    const int size = comm().size, node = comm().node;
+    if (node <= 1 || node >= size) { return {{0, 1, size}}; }
+    return {{rank - rank % node, 1, node}, {rank % node, node, size / node}};
+}
+// What a rank owns of n elements
+inline Slice exchange_slice(size_t n, int rank) {
+    Slice s = {0, n};
+    for (const RankGroup& g : exchange_groups(rank)) { s = slice_part(s, g.index(rank), g.size); }
+    return s;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the sum
+
+// The parts of slice `whole` that the ranks of a group own
+inline std::vector<Slice> group_parts(Slice whole, const RankGroup& g) {
+    std::vector<Slice> parts;
+    for (int i = 0; i < g.size; i++) { parts.push_back(slice_part(whole, i, g.size)); }
+    return parts;
+}
+// The k-th `piece` elements of a slice
+inline Slice slice_piece(Slice s, size_t piece, size_t k) {
+    return {std::min(s.begin + k * piece, s.end), std::min(s.begin + (k + 1) * piece, s.end)};
+}
+// How many elements of `element` bytes each of a group's ranks may send to each other one at a time, and in how many
+// turns they have sent all of their parts: no turn needs more memory than comm().chunk bytes for what arrives.
+struct Turns { size_t piece, count; };
+inline Turns exchange_turns(const std::vector<Slice>& parts, size_t element) {
+    const size_t piece = std::max((size_t)1, comm().chunk / element / (parts.size() - 1));
+    size_t longest = 0;
+    for (const Slice& part : parts) { longest = std::max(longest, part.size()); }
+    return {piece, ceil_div(longest, piece)};
+}
+
+// Slice `whole` of data -> this rank's part of it, summed over the group
+inline void group_sum(float* data, Slice whole, const RankGroup& g, const char* what, Stream stream) {
+    Comm& c = comm();
+    const size_t me = (size_t)g.index(c.rank);
+    const std::vector<Slice> slices = group_parts(whole, g);
+    const Turns turns = exchange_turns(slices, sizeof(float));
+    if (c.inbox == nullptr) { c.inbox = (char*)device_malloc(c.chunk + sizeof(float) * (size_t)c.size); }
+    for (size_t k = 0; k < turns.count; k++) {
+        const Slice mine = slice_piece(slices[me], turns.piece, k);
+        const size_t n = mine.size();
+        float* const own = data + mine.begin;
+        // 1 what the ranks of the group have for this slice
+        std::vector<Message> sends, receives;
+        std::vector<float*> parts;
+        for (size_t i = 0; i < slices.size(); i++) {
+            parts.push_back(i == me ? own : (float*)c.inbox + n * receives.size());
+            if (i == me) { continue; }
+            const Slice theirs = slice_piece(slices[i], turns.piece, k);
+            sends.push_back({g.rank((int)i), data + theirs.begin, sizeof(float) * theirs.size()});
+            receives.push_back({g.rank((int)i), parts.back(), sizeof(float) * n});
+        }
+        comm_exchange(sends, receives, what, stream);
+        // 2 the tree: neighbours, then pairs of them, and so on. Where this rank's own part takes part, the sum is left
+        // there, and so is the last one.
+        for (size_t step = 1; step < parts.size(); step *= 2) {
+            for (size_t i = 0; i + step < parts.size(); i += 2 * step) {
+                if (parts[i + step] == own) { std::swap(parts[i], parts[i + step]); }
+                add_to(parts[i], parts[i + step], n, stream);
+            }
+        }
+    }
+}
+
+// Each rank's slice of data, whose elements have `element` bytes, goes to the whole group.
+inline void group_gather(char* data, size_t element, const std::vector<Slice>& slices, const RankGroup& g,
+                         const char* what, Stream stream) {
+    const size_t me = (size_t)g.index(comm().rank);
+    const Turns turns = exchange_turns(slices, element);
+    for (size_t k = 0; k < turns.count; k++) {
+        const Slice mine = slice_piece(slices[me], turns.piece, k);
+        std::vector<Message> sends, receives;
+        for (size_t i = 0; i < slices.size(); i++) {
+            if (i == me) { continue; }
+            const Slice theirs = slice_piece(slices[i], turns.piece, k);
+            sends.push_back({g.rank((int)i), data + element * mine.begin, element * mine.size()});
+            receives.push_back({g.rank((int)i), data + element * theirs.begin, element * theirs.size()});
+        }
+        comm_exchange(sends, receives, what, stream);
+    }
+}
+
+// data (n) -> this rank's slice of it is the sum over the ranks; the rest of data is then undefined. By NCCL, this and
+// the functions below return before the stream has come to it: see exchange_wait().
+inline void exchange_sum(float* data, size_t n, const char* what, Stream stream) {
+    Slice s = {0, n};
+    for (const RankGroup& g : exchange_groups(comm().rank)) {
+        if (g.size > 1) { group_sum(data, s, g, what, stream); }
+        s = slice_part(s, g.index(comm().rank), g.size);
+    }
+}
+
+// data (n): every rank has set its slice; now all have the whole.
+template <class T> void exchange_gather(T* data, size_t n, const char* what, Stream stream) {
+    Slice s = {0, n};
+    std::vector<std::pair<RankGroup, Slice>> levels;
+    for (const RankGroup& g : exchange_groups(comm().rank)) {
+        levels.push_back({g, s});
+        s = slice_part(s, g.index(comm().rank), g.size);
+    }
+    for (size_t l = levels.size(); l-- > 0;) {                  // the last group's parts are the smallest
+        const RankGroup& g = levels[l].first;
+        if (g.size > 1) { group_gather((char*)data, sizeof(T), group_parts(levels[l].second, g), g, what, stream); }
+    }
+}
+
+// The host waits until the device has come to `end`, after an exchange. The deadline counts from `own` on, where this
+// rank's work before the exchange ends.
+inline void exchange_wait(const Event& own, const Event& end, const char* what) {
+    (void)own; (void)end; (void)what;
+#if defined(USE_NCCL)
+    if (!comm().nccl) { return; }
+    nccl_wait(own, false, what);
+    nccl_wait(end, true, what);
+#endif
+}
+// Calls exchange(), which gives the stream an exchange, and waits for it.
+template <class Exchange> void exchange_now(const char* what, Stream stream, Exchange exchange) {
+    Event own, end;
+    own.record(stream);
+    exchange();
+    end.record(stream);
+    exchange_wait(own, end, what);
+    own.release();
+    end.release();
+}
+
+#endif

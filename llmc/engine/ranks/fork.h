@@ -1,0 +1,131 @@
+// ranks/fork.h -- --ranks N and --gpus N: the program multiplies itself on this machine, and its first process watches
+// over the ranks.
+#ifndef LLMC_ENGINE_RANKS_FORK_H
+#define LLMC_ENGINE_RANKS_FORK_H
+
+#include <csignal>
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "rendezvous.h"
+
+constexpr double LAST_WORDS = 3;            // seconds that the ranks have to end after one has failed, before they must
+constexpr int CROWD = 8;                    // ranks on a core, at the most
+constexpr double LEAST_RANK = 64e6;         // bytes of memory that the smallest rank takes
+
+// Why n ranks cannot be started here, "" if they can. crowded: the user has said that ranks may share a core
+inline std::string crowd_refusal(int n, const char* flag, int cores, double memory, bool crowded) {
+    const int most = std::max(1, (int)std::min((double)cores * CROWD, memory / LEAST_RANK));
+    if (n <= (crowded ? most : std::min(cores, most))) { return ""; }
+    return strprintf("%s %d: this machine has %d core%s and %s of free memory; expected at most %d, or, with "
+                     "CABLE_OVERSUBSCRIBE=1 in the environment, %d (%d on a core, and %s for each)", flag, n, cores,
+                     cores == 1 ? "" : "s", format_bytes(memory).c_str(), std::min(cores, most), most, CROWD,
+                     format_bytes(LEAST_RANK).c_str());
+}
+
+// In the process that is to be a rank
+inline void become_rank(pid_t parent, const sigset_t& signals) {
+    setpgid(0, 0);                          // what a terminal sends reaches the parent alone, which passes it on
+    prctl(PR_SET_PDEATHSIG, SIGTERM);       // should the parent be killed
+    if (getppid() != parent) { _exit(EXIT_DEVICE); }
+    const int nothing = open("/dev/null", O_RDONLY);        // in another group than the terminal's: it may not read it
+    if (nothing > 0) {
+        dup2(nothing, 0);
+        close(nothing);
+    }
+    sigprocmask(SIG_SETMASK, &signals, nullptr);
+}
+
+// Waits until all ranks have ended and returns the exit code of the first that failed, or 128 + number if a signal
+// ended one: the others may miss it before that is noticed here. Passes on what asks a run to save and end.
+inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
+    int code = 0;
+    double failed = 0;                      // when the first of them did
+    bool killed = false;
+    for (size_t left = ranks.size(); left > 0;) {
+        const timespec patience = {0, 100000000};
+        const int number = sigtimedwait(&awaited, nullptr, &patience);
+        const bool late = code != 0 && wall_seconds() > failed + LAST_WORDS;
+        for (size_t r = 0; r < ranks.size(); r++) {
+            int status = 0;
+            if (ranks[r] < 0) { continue; }
+            if (number > 0 && number != SIGCHLD) { kill(ranks[r], number); }
+            if (late) { kill(ranks[r], SIGKILL); }
+            if (waitpid(ranks[r], &status, WNOHANG) != ranks[r]) { continue; }
+            const bool signaled = WIFSIGNALED(status);
+            if (signaled && !late) {
+                say("rank %zu (process %d) was ended by signal %d, %s; the others end, too", r, (int)ranks[r],
+                    WTERMSIG(status), strsignal(WTERMSIG(status)));
+            }
+            ranks[r] = -1;
+            left--;
+            const bool cause = signaled && !late && !killed;
+            if (code != 0 && !cause) { continue; }
+            if (code == 0) { failed = wall_seconds(); }
+            code = signaled ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            killed = signaled;
+        }
+    }
+    return code;
+}
+
+// The cores that this process may use
+inline int cores_here() {
+    cpu_set_t set;
+    const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;        // not of more than 1,024 cores
+    return known ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+// Starts n ranks, each of which returns false and goes on with what `launch` then says. The process that was started
+// returns true, after all of them have ended, and `code` is what it is to return. flag: as the user gave it. Called
+// before there are threads, which a fork would not take along.
+inline bool fork_ranks(int n, const char* flag, Launch& launch, int& code) {
+    const char* crowded = getenv("CABLE_OVERSUBSCRIBE");
+    const std::string why = crowd_refusal(n, flag, cores_here(), (double)host_memory_available(),
+                                          crowded != nullptr && strcmp(crowded, "1") == 0);
+    check(why.empty(), "%s", why.c_str());
+    Launch l;
+    l.by = flag;
+    l.size = n;
+    l.host = "127.0.0.1";
+    l.listener = listen_at(l.host, 0);
+    if (l.listener < 0) { die(EXIT_DEVICE, "%s %d: cannot listen at 127.0.0.1: %s", flag, n, strerror(errno)); }
+    l.port = port_of(l.listener);
+    l.run = strprintf("%s %d of process %d", flag, n, (int)getpid());
+    l.secret = random_text();
+    sigset_t awaited, before;
+    sigemptyset(&awaited);
+    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU, SIGCHLD}) {
+        struct sigaction action = {};
+        sigaction(number, nullptr, &action);
+        if (action.sa_handler != SIG_IGN) { sigaddset(&awaited, number); }      // nohup ignores SIGHUP
+    }
+    sigprocmask(SIG_BLOCK, &awaited, &before);
+    fflush(stdout);
+    const pid_t parent = getpid();
+    std::vector<pid_t> ranks;
+    std::string shown;
+    for (l.rank = 0; l.rank < n; l.rank++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            become_rank(parent, before);
+            if (l.rank > 0) { close(l.listener); }
+            launch = l;
+            return false;
+        }
+        if (child < 0) {
+            const int error = errno;
+            for (pid_t other : ranks) { kill(other, SIGKILL); }
+            die(EXIT_DEVICE, "%s %d: fork: %s", flag, n, strerror(error));
+        }
+        ranks.push_back(child);
+        shown += " " + std::to_string(child);
+    }
+    close(l.listener);
+    say("%s %d: the ranks are processes%s", flag, n, shown.c_str());
+    code = watch_ranks(ranks, awaited);
+    return true;
+}
+
+#endif

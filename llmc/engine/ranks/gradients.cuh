@@ -1,0 +1,148 @@
+// ranks/gradients.cuh -- the sum of a step's gradients over its micro-batches, n on each of N ranks, in an order that
+// does not depend on N.
+//
+// The micro-batches of a rank are neighbours. Backward adds p.leaf of them up in one buffer, a leaf; a binary tree sums
+// the rank's leaves and continues over the ranks, once a step.
+#ifndef LLMC_ENGINE_RANKS_GRADIENTS_CUH
+#define LLMC_ENGINE_RANKS_GRADIENTS_CUH
+
+#include "parameters.cuh"
+
+// ----------------------------------------------------------------------------------------------------------
+// a step's gradient: for each micro-batch i of n, forward, gradient_begin, backward into what it returns, gradient_add;
+// then gradient_end
+
+// on the device, of what this rank updates (gradient_at); its norm and the mean loss of so many targets
+struct StepGradient {
+    float* grads;
+    double norm, loss;
+    size_t targets;
+};
+
+// A leaf meets the subtrees that wait for it, here by their levels: a sibling at each level until it is a left one
+// itself, and from there on, after the last leaf if they are not a power of two, the subtrees further left.
+inline std::vector<size_t> siblings_of(int leaf, int leaves) {
+    std::vector<size_t> found;
+    int k = 0;
+    for (; leaf >> k & 1; k++) { found.push_back((size_t)k); }
+    for (int j = k + 1; leaf + 1 == leaves && leaves >> j != 0; j++) {
+        if (leaves >> j & 1) { found.push_back((size_t)j); }
+    }
+    return found;
+}
+
+// The memory that micro-batch i of this rank's n adds its gradient to; a leaf's first one finds zeros there.
+inline float* gradient_begin(Parameters& p, int i, int n) {
+    const int leaves = n / p.leaf;
+    p.closing = i + 1 == n;
+    std::fill(p.summed.begin(), p.summed.end(), 0);
+    if (p.closing) { p.siblings = siblings_of(leaves - 1, leaves); }
+    if (i % p.leaf == 0) { device_zero(p.tree.back(), sizeof(float) * p.table.total, p.stream); }
+    return p.tree.back();
+}
+
+constexpr const char* SUM_OF_GRADIENTS = "sum of the gradients";
+
+// The last micro-batch has left its gradient of block b: it is added to that of the other leaves, and sets out for the
+// sum over the ranks.
+inline void sum_block(Parameters& p, size_t b) {
+    const Slice block = p.table.blocks[b], own = p.owned[b];
+    float* sum = p.tree.back();
+    for (size_t k : p.siblings) {
+        add_to(p.tree[k] + block.begin, sum + block.begin, block.size(), p.stream);
+        sum = p.tree[k];
+    }
+    p.summed[b] = 1;
+    if (comm().size > 1) {
+        p.own_work.record(p.stream);
+        p.own_work.hold(p.exchange_stream);
+        exchange_sum(sum + block.begin, block.size(), SUM_OF_GRADIENTS, p.exchange_stream);
+        if (!p.shares) { exchange_gather(sum + block.begin, block.size(), SUM_OF_GRADIENTS, p.exchange_stream); }
+    }
+    double* const partial = p.norm_partial + own.begin / NORM_CHUNK;
+    gradient_norm_begin(partial, sum + own.begin, own.size(), p.exchange_stream);
+}
+
+// Called by a backward that will add nothing more to the gradients of layer l, and continues with layer l - 1
+inline void layer_done(Parameters& p, int l) { if (p.closing) { sum_block(p, (size_t)l + 2); } }
+
+// Micro-batch i of this rank's n is done. Leaves meet in a binary tree over their index: tree[k] holds the sum of 2^k
+// neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in tree.back().
+inline void gradient_add(Parameters& p, int i, int n) {
+    for (size_t b = 0; p.closing && b < p.summed.size(); b++) { if (!p.summed[b]) { sum_block(p, b); } }
+    if ((i + 1) % p.leaf != 0) { return; }
+    float*& leaf = p.tree.back();
+    if (p.closing) {
+        if (!p.siblings.empty()) { std::swap(p.tree[p.siblings.back()], leaf); }
+        return;
+    }
+    const std::vector<size_t> siblings = siblings_of(i / p.leaf, n / p.leaf);
+    for (size_t k : siblings) {
+        add_to(p.tree[k], leaf, p.table.total, p.stream);
+        std::swap(p.tree[k], leaf);
+    }
+    std::swap(p.tree[siblings.size()], leaf);
+}
+
+// Number of targets in a step, over all micro-batches of all ranks: what the sum of losses is divided by. n: of this
+// rank
+inline size_t count_targets(const int* targets, size_t n) {
+    size_t counted = 0;
+    for (size_t i = 0; i < n; i++) { counted += targets[i] != IGNORE_INDEX; }
+    std::vector<size_t> all((size_t)comm().size);
+    comm_all_gather(all.data(), &counted, 1, "number of targets");
+    return std::accumulate(all.begin(), all.end(), (size_t)0);
+}
+
+// The step's gradient, and its mean loss from the sums that loss_sum left for each micro-batch (NAN when nothing
+// was asked for): the one time in a step that the host waits for the device.
+inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
+    StepGradient g = {p.tree.back(), 0.0, NAN, counted};
+    const size_t n = (size_t)micro_batches, ranks = (size_t)comm().size;
+    const size_t chunks = p.table.total / NORM_CHUNK;
+    // 1 wait
+    if (ranks > 1) {
+        settle_weights(p);
+        p.summed_all.record(p.exchange_stream);
+        exchange_wait(p.own_work, p.summed_all, SUM_OF_GRADIENTS);
+        p.summed_all.hold(p.stream);
+    }
+    std::vector<double> sums(chunks + n);
+    copy_to_host(sums.data(), p.norm_partial, sizeof(double) * sums.size(), p.stream);
+    // 2 what the ranks have: their micro-batches' losses, and the norm's chunks of their slices
+    const size_t each = n + p.norm_chunks;
+    std::vector<double> mine(sums.begin() + (ptrdiff_t)chunks, sums.end()), all(each * ranks);
+    const auto order = p.norm_order.begin() + (ptrdiff_t)((size_t)comm().rank * p.norm_chunks);
+    for (size_t c = 0; c < p.norm_chunks; c++) { mine.push_back(order[c] < chunks ? sums[order[c]] : 0.0); }
+    comm_all_gather(all.data(), mine.data(), each, "losses");
+    double loss = 0.0;
+    for (size_t i = 0; i < n * ranks; i++) {                    // in their order in the step
+        loss += all[i / n * each + i % n];
+    }
+    for (size_t r = 0; r < ranks; r++) {
+        const double* of_rank = &all[r * each];
+        for (size_t c = 0; c < p.norm_chunks; c++) {
+            const size_t chunk = p.norm_order[r * p.norm_chunks + c];
+            if (chunk < chunks) { sums[chunk] = of_rank[n + c]; }
+        }
+    }
+    g.norm = gradient_norm_end(sums.data(), chunks);
+    if (counted > 0) { g.loss = loss / (double)counted; }
+    return g;
+}
+
+// The name of the first tensor whose gradient is not finite, for the message of a skipped update.
+inline std::string first_bad_tensor(Parameters& p, const float* grads) {
+    size_t bad = p.table.specs.size();
+    for (size_t b = 0; b < p.owned.size(); b++) {
+        for (const TensorPiece& piece : p.table.pieces(p.owned[b])) {
+            if (piece.tensor >= bad) { continue; }
+            const double norm = gradient_norm(p.norm_partial, grads + piece.at, piece.size, p.stream);
+            if (!std::isfinite(norm)) { bad = piece.tensor; }
+        }
+    }
+    bad = (size_t)-comm_max(-(int)bad, "the tensor that is not finite");
+    return bad < p.table.specs.size() ? p.table.specs[bad].name : "";
+}
+
+#endif

@@ -1,0 +1,246 @@
+// ranks/parameters.cuh -- a model's parameters with their moments, and the update by a step's gradient, which is summed
+// in ranks/gradients.cuh.
+//
+// The layout has a block for each layer and two for the rest (base/tensor.h). On several ranks, the sum of a block sets
+// out as soon as its gradient is complete, in the backward of a step's last micro-batch; each rank updates its slice of
+// every block; and the new weights of a block are waited for where the next forward reads them. All that is done by a
+// stream of its own:
+//
+//     stream            forward 0 1 2 | backward 2 1 0 |                 | forward 0 1 2 | ...
+//     exchange_stream                       sum 2 1 0 1 0 | update | gather 1 0 0 1 2
+//                                               layers, then the rest         the rest, then layers
+//
+// ZeRO (Rajbhandari et al. 2020): with --zero 1 a rank holds the moments, and in bf16 builds the float32 weights, of
+// its slices only. With --zero 0 every rank holds all of them and updates all, and the gradient is what is gathered.
+#ifndef LLMC_ENGINE_RANKS_PARAMETERS_CUH
+#define LLMC_ENGINE_RANKS_PARAMETERS_CUH
+
+#include "../../adamw.cuh"
+#include "exchange.cuh"
+
+struct Parameters {
+    TensorTable table;                                      // the trainer's own tensors, then the encoding's
+    size_t first_position_param = 0;                        // where those begin
+    std::vector<FileTensor> files;                          // the same tensors in a checkpoint
+    int leaf = 1;                                           // see gradients.cuh
+    int zero = 0;                                           // --zero
+
+    void add_position(const std::vector<TensorSpec>& params) {
+        first_position_param = table.specs.size();
+        for (const TensorSpec& s : params) { table.add(s); }
+    }
+    floatX* weights = nullptr;                              // what the layers read: master, or its copy in bf16
+    float* master = nullptr;                                // float32 weights: see master_at()
+    float *m = nullptr, *v = nullptr;                       // AdamW's moments of what this rank updates: moment_at()
+    AdamWTable update;                                      // what that is
+    std::vector<float*> tree;                               // gradients: tree[k] holds the sum of 2^k leaves, the last
+                                                            // one is being filled
+    double* norm_partial = nullptr;                         // partial sums of gradient_norm, one per chunk
+    double* loss_sums = nullptr;                            // after them: one sum of losses per micro-batch of a step
+    Stream stream = {}, exchange_stream = {};
+
+    // What this rank updates of each block, and where that begins in m and v
+    std::vector<Slice> owned;
+    std::vector<size_t> held;
+    bool shares = false;                                    // that is not all of it
+    bool shares_master = false;                             // nor has it float32 weights of the rest
+    // Element `at` of the layout, which this rank owns in block b: where it is in m and v, and in master. The encoding
+    // reads its float32 weights (block 0), so every rank has them all.
+    size_t moment_at(size_t b, size_t at) const { return held[b] + at - owned[b].begin; }
+    size_t master_at(size_t b, size_t at) const {
+        return shares_master && b > 0 ? table.blocks[0].size() + moment_at(b, at) - held[1] : at;
+    }
+
+    // The step in hand
+    bool closing = false;                                   // this backward is the step's last
+    std::vector<size_t> siblings;                           // the buffers that this leaf's sum is still added to
+    std::vector<char> summed;                               // blocks that have set out
+    size_t norm_chunks = 0;                                 // of the slices of the rank that has most
+    std::vector<size_t> norm_order;                         // (ranks, norm_chunks): which chunk it is, or none
+    Event own_work, summed_all;                             // before the last sum set out, and after it
+    // The update before it
+    bool gathers = false;                                   // weights are on their way
+    Event updated, gathered;
+    std::vector<Event> ready;                               // of each block: this rank has its new weights
+};
+
+// A tensor that no FileTensor names would be lost in every checkpoint.
+inline void check_files(const Parameters& p) {
+    for (const TensorSpec& s : p.table.specs) {
+        const auto named = [&](const FileTensor& f) { return f.tensor == s.name; };
+        check(std::any_of(p.files.begin(), p.files.end(), named),
+              "tensor %s has no row in the trainer's table of files, so it would never be saved: add one",
+              s.name.c_str());
+    }
+}
+
+// Buffers of gradients that a step of so many leaves takes: one a level of the tree over them, and one to fill.
+inline int gradient_buffers(int leaves) {
+    int buffers = 0;
+    for (int n = 1; n < 2 * leaves; n *= 2) { buffers++; }
+    return buffers;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// who holds what
+
+// A rank's slice of a block of the layout
+inline Slice block_slice(const Slice& block, int rank) {
+    const Slice s = exchange_slice(block.size(), rank);
+    return {block.begin + s.begin, block.begin + s.end};
+}
+
+// The most that one of so many ranks updates
+inline size_t largest_share(const TensorTable& table, int ranks) {
+    size_t n = 0;
+    for (const Slice& block : table.blocks) { n += ceil_div(block.size() / SLICE_UNIT, (size_t)ranks) * SLICE_UNIT; }
+    return n;
+}
+
+inline void plan_slices(Parameters& p, bool trains) {
+    const int ranks = comm().size;
+    p.shares = trains && p.zero > 0 && ranks > 1;
+    p.shares_master = p.shares && sizeof(floatX) != sizeof(float);
+    size_t at = 0;
+    for (const Slice& block : p.table.blocks) {
+        p.owned.push_back(p.shares ? block_slice(block, comm().rank) : block);
+        p.held.push_back(at);
+        at += p.owned.back().size();
+    }
+    p.ready.resize(p.owned.size());
+    p.summed.resize(p.owned.size());
+    if (!p.shares) { return; }
+    p.norm_chunks = largest_share(p.table, ranks) / NORM_CHUNK;
+    for (int r = 0; r < ranks; r++) {
+        for (const Slice& block : p.table.blocks) {
+            const Slice s = block_slice(block, r);
+            for (size_t c = s.begin; c < s.end; c += NORM_CHUNK) { p.norm_order.push_back(c / NORM_CHUNK); }
+        }
+        p.norm_order.resize((size_t)(r + 1) * p.norm_chunks, SIZE_MAX);
+    }
+}
+
+// Room for all float32 weights of block b between two steps: in master, or where this rank holds only a part of it, in
+// the memory of gradients.
+inline float* whole_master(Parameters& p, size_t b) {
+    return (p.shares_master ? p.tree.back() : p.master) + p.table.blocks[b].begin;
+}
+// Calls fill(data, block), which sets the float32 weights of a block in data (block) on the device, for one block after
+// the other, and makes weights of them as update number t left them. t = 0: rounds to the nearest
+template <class Fill> void set_master(Parameters& p, uint64_t seed, int t, Fill fill) {
+    for (size_t b = 0; b < p.owned.size(); b++) {
+        const Slice block = p.table.blocks[b], held = b == 0 ? block : p.owned[b];
+        float* const data = whole_master(p, b);
+        fill(data, block);
+        round_weights(p.weights, data, p.table, block, seed, t, p.stream);
+        if (!p.shares_master) { continue; }
+        const float* from = data + (held.begin - block.begin);
+        copy_on_device(p.master + p.master_at(b, held.begin), from, sizeof(float) * held.size(), p.stream);
+    }
+}
+// data (block), on the device: the initial values of a block
+inline void fill_initially(const Parameters& p, float* data, Slice block, uint64_t seed) {
+    std::vector<float> host(block.size());
+    init_tensors(host.data(), block, p.table, p.files, seed);
+    copy_to_device(data, host.data(), sizeof(float) * host.size(), p.stream);
+}
+
+// The pieces that this rank updates. Their places do not change, so AdamW's table is written once.
+inline void plan_update(Parameters& p) {
+    for (size_t b = 0; b < p.owned.size(); b++) {
+        for (const TensorPiece& piece : p.table.pieces(p.owned[b])) {
+            p.update.add(p.table.specs[piece.tensor], piece, p.master_at(b, piece.at), piece.at,
+                         p.moment_at(b, piece.at));
+        }
+    }
+    p.update.upload(p.stream);
+}
+
+// Weights at their initial values; to train (micro_batches > 0) also the moments and the gradients.
+inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches) {
+    const size_t total = p.table.total, micro = (size_t)micro_batches;
+    const auto floats = [](size_t n) { return (float*)device_malloc(sizeof(float) * n); };
+    p.stream = device_stream();
+    p.exchange_stream = comm().size > 1 ? second_stream() : p.stream;
+    plan_slices(p, micro_batches > 0);
+    const size_t held = p.held.back() + p.owned.back().size();
+    p.master = floats(p.shares_master ? p.table.blocks[0].size() + held - p.held[1] : total);
+    p.weights = sizeof(floatX) == sizeof(float) ? (floatX*)p.master : (floatX*)device_malloc(sizeof(floatX) * total);
+    if (micro_batches > 0) {
+        p.m = floats(held);
+        p.v = floats(held);
+        p.norm_partial = (double*)device_malloc(sizeof(double) * (total / NORM_CHUNK + micro));
+        p.loss_sums = p.norm_partial + total / NORM_CHUNK;
+        plan_update(p);
+        const int buffers = gradient_buffers(micro_batches / p.leaf);
+        for (int k = 0; k < buffers; k++) { p.tree.push_back(floats(total)); }
+    }
+    set_master(p, seed, 0, [&](float* data, Slice block) { fill_initially(p, data, block, seed); });
+}
+
+inline void parameters_free(Parameters& p) {
+    for (float* g : p.tree) { device_free(g); }
+    if ((void*)p.weights != (void*)p.master) { device_free(p.weights); }
+    for (void* x : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)p.norm_partial}) { device_free(x); }
+    p.update.release();
+    for (Event* e : {&p.own_work, &p.summed_all, &p.updated, &p.gathered}) { e->release(); }
+    for (Event& e : p.ready) { e.release(); }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the update
+
+inline void update_parameters(Parameters& p, const float* grads, const AdamW& adamw) {
+    Stream s = p.exchange_stream;
+    // 1 what this rank updates, in one launch: no block can start before the norm of all gradients is known
+    adamw_update(p.weights, p.master, grads, p.m, p.v, p.update, adamw, s);
+    if (comm().size == 1) { return; }
+    p.updated.record(s);
+    p.updated.hold(p.stream);                   // the gradient's memory may be used again
+    if (!p.shares) { return; }
+    // 2 what the others have updated, in the order in which a forward reads it
+    for (size_t i = 0; i < p.owned.size(); i++) {
+        const size_t b = i < 2 ? 1 - i : i;
+        const Slice block = p.table.blocks[b];
+        if (b == 0) {
+            exchange_gather(p.master + block.begin, block.size(), "weights", s);
+            round_weights(p.weights, p.master + block.begin, p.table, block, adamw.seed, adamw.t, s);
+        } else {
+            exchange_gather(p.weights + block.begin, block.size(), "weights", s);
+        }
+        p.ready[b].record(s);
+    }
+    p.gathered.record(s);
+    p.gathers = true;
+}
+
+// Called by a forward before it reads the weights of layer l, and before all else with l = -1, for the rest of them
+inline void layer_ready(Parameters& p, int l) {
+    if (!p.gathers) { return; }
+    for (size_t b = l < 0 ? 0 : (size_t)l + 2; b < (size_t)l + 3; b++) { p.ready[b].hold(p.stream); }
+}
+
+// The host waits for the weights that are on their way to this rank.
+inline void settle_weights(Parameters& p) {
+    if (!p.gathers) { return; }
+    exchange_wait(p.updated, p.gathered, "weights");
+    p.gathered.hold(p.stream);
+    p.gathers = false;
+}
+
+// A collective between two steps: all float32 weights, laid out as the table says
+inline float* gather_master(Parameters& p) {
+    settle_weights(p);
+    for (size_t b = 0; p.shares_master && b < p.owned.size(); b++) {
+        const Slice block = p.table.blocks[b], held = b == 0 ? block : p.owned[b];
+        float* const whole = whole_master(p, b);
+        copy_on_device(whole + (held.begin - block.begin), p.master + p.master_at(b, held.begin),
+                       sizeof(float) * held.size(), p.stream);
+        if (b > 0) {
+            exchange_now("weights", p.stream, [&] { exchange_gather(whole, block.size(), "weights", p.stream); });
+        }
+    }
+    return whole_master(p, 0);
+}
+
+#endif

@@ -1,0 +1,68 @@
+// ranks/patience.h -- work of some ranks that the others wait for, however long it takes.
+#ifndef LLMC_ENGINE_RANKS_PATIENCE_H
+#define LLMC_ENGINE_RANKS_PATIENCE_H
+
+#include <future>
+#include <thread>
+
+#include "comm.h"
+
+// Does the work in a thread that nothing waits for when it is left alone. What it throws is in the future.
+template <class Work> std::future<void> in_thread(Work work) {
+#if defined(CUDA_BUILD) && !defined(SIMT)
+    int device = 0;                         // the current one of this thread
+    CUDA_CHECK(cudaGetDevice(&device));
+    std::packaged_task<void()> task([device, work] {
+        CUDA_CHECK(cudaSetDevice(device));
+        work();
+    });
+#else
+    std::packaged_task<void()> task(work);
+#endif
+    std::future<void> end = task.get_future();
+    std::thread(std::move(task)).detach();
+    return end;
+}
+
+// A collective: does the thread of any rank still work? `thread`: this rank's, or none. wait: not without some patience
+// with it. What it threw is thrown on its rank.
+inline bool threads_work(std::future<void>& thread, bool wait, const char* what) {
+    const std::chrono::duration<double> patience(wait ? std::min(1.0, comm().timeout / 4) : 0.0);
+    const bool works = thread.valid() && thread.wait_for(patience) != std::future_status::ready;
+    try {
+        if (comm_max(works, what)) { return true; }
+    } catch (const Error& e) {
+        // Another rank is gone. The disk is not waited for: a checkpoint gets its name only when it is whole.
+        if (thread.valid()) { _exit(comm_report(e.code, e.what())); }
+        throw;
+    }
+    if (thread.valid()) { thread.get(); }
+    return false;
+}
+
+// A collective. The ranks for which `mine` holds do the work, each in a thread, and their main threads tell the others
+// all the while that they live. So --collective_timeout counts from the last of these ticks: a disk may be slow, but a
+// rank that has stopped ends the run. The work calls no collective. What it throws is thrown on its rank.
+template <class Work> void ranks_work(bool mine, Work work, const char* what) {
+    if (comm().size == 1) {
+        if (mine) { work(); }
+        return;
+    }
+    std::future<void> thread;
+    if (mine) { thread = in_thread(work); }
+    while (threads_work(thread, true, what)) {}
+}
+
+template <class Work> void rank0_works(Work work, const char* what) { ranks_work(comm().rank == 0, work, what); }
+
+// The text of the lowest rank that has one, on all ranks; of a long one, its beginning
+inline std::string first_text(const std::string& mine, const char* what) {
+    struct Line { char text[2000]; } line = {};
+    snprintf(line.text, sizeof(line.text), "%s", mine.c_str());
+    std::vector<Line> all((size_t)comm().size);
+    comm_all_gather(all.data(), &line, 1, what);
+    for (const Line& l : all) { if (l.text[0] != 0) { return comm().size == 1 ? mine : l.text; } }
+    return "";
+}
+
+#endif

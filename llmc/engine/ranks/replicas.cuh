@@ -1,0 +1,37 @@
+// ranks/replicas.cuh -- a hash of the parameters, computed where they are, by which ranks see that theirs are the same.
+#ifndef LLMC_ENGINE_RANKS_REPLICAS_CUH
+#define LLMC_ENGINE_RANKS_REPLICAS_CUH
+
+#include "../../base/fastmath.h"
+#include "comm.h"
+
+constexpr int REPLICAS_EVERY = 100;         // steps from a comparison to the next; one comes before each save, too
+constexpr int REPLICA_BLOCKS = 256;
+
+// partial (blocks) = sum_i m_i x_i mod 2^64 over the block's i, x_i being the bits of data[i]. All m_i are odd, so no
+// change of a single element goes unseen, and each differs from the others, so no exchange of two is likely to.
+__global__ void replica_hash_kernel(unsigned long long* partial, const float* data, size_t n) {
+    const GridSpan span = grid_span(n);
+    unsigned long long sum = 0;
+    for (size_t i = span.begin; i < span.end; i += span.step) {
+        unsigned long long m = (i + 1) * 0x9e3779b97f4a7c15ull;
+        m ^= m >> 29;
+        sum += (m | 1) * (unsigned)float_to_bits(data[i]);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { partial[blockIdx.x] = sum; }
+}
+
+// of n floats on the device; the same for any number of blocks and threads
+inline uint64_t replica_hash(const float* data, size_t n, Stream stream) {
+    unsigned long long partial[REPLICA_BLOCKS];
+    auto device_partial = (unsigned long long*)device_malloc(sizeof(partial));
+    launch(replica_hash_kernel, Grid(REPLICA_BLOCKS, 256, 0, stream), device_partial, data, n);
+    copy_to_host(partial, device_partial, sizeof(partial), stream);
+    device_free(device_partial);
+    uint64_t hash = n;
+    for (unsigned long long p : partial) { hash += p; }
+    return hash;
+}
+
+#endif

@@ -1,0 +1,134 @@
+// ranks/wire_mpi.h -- the wire between ranks that mpirun or srun has prepared for MPI. Included by comm.h alone.
+#ifndef LLMC_ENGINE_RANKS_WIRE_MPI_H
+#define LLMC_ENGINE_RANKS_WIRE_MPI_H
+
+#include <climits>
+#include <csignal>
+
+#define OMPI_SKIP_MPICXX 1      // the C interface alone
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+
+#include "wire.h"
+
+// MPI returns errors instead of ending the process (MPI_ERRORS_RETURN), so that they become an Error.
+inline void mpi_check(int result, const char* what) {
+    if (result == MPI_SUCCESS) { return; }
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(result, text, &length);
+    die(EXIT_DEVICE, "%s: rank %d: MPI: %s", what, comm().rank, text);
+}
+
+// MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends a process whose others never come.
+inline void mpi_too_late(int) {             // in a signal handler: no printf
+    const char text[] = "error: MPI_Init or MPI_Finalize: the other ranks did not appear in time\n";
+    if (write(2, text, sizeof(text) - 1) < 0) { _exit(EXIT_DEVICE); }
+    _exit(EXIT_DEVICE);
+}
+
+struct MpiWire : Wire {
+    static constexpr int DATA_TAG = 0, ROLL_CALL_TAG = 1;
+
+    MpiWire() : Wire("MPI") {}
+
+    // Polls, because MPI_Wait has no deadline and keeps the core busy.
+    void wait(MPI_Request request, const char* what, int peer) {
+        const auto done = [&] {
+            int is = 0;
+            mpi_check(MPI_Test(&request, &is, MPI_STATUS_IGNORE), what);
+            return is != 0;
+        };
+        wire_wait(*this, done, what, peer);
+    }
+
+    void gather(void* all, const void* mine, size_t bytes, const char* what) override {
+        check(bytes <= INT_MAX / (size_t)comm().size, "%s: %zu bytes per rank are too many to gather", what, bytes);
+        const int n = (int)bytes;
+        MPI_Request request;
+        mpi_check(MPI_Iallgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD, &request), what);
+        wait(request, what, -1);
+    }
+    void broadcast(void* data, size_t bytes, const char* what) override {
+        const size_t piece = comm().chunk;
+        for (size_t i = 0; i < bytes; i += piece) {
+            MPI_Request request;
+            const int count = (int)std::min(piece, bytes - i);
+            mpi_check(MPI_Ibcast((char*)data + i, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request), what);
+            wait(request, what, -1);
+        }
+    }
+    void exchange(const Messages& sends, const Messages& receives, const char* what) override {
+        std::vector<std::pair<MPI_Request, int>> started;           // and the peer
+        for (const Message& m : receives) {
+            MPI_Request request;
+            mpi_check(MPI_Irecv(m.data, (int)m.bytes, MPI_BYTE, m.peer, DATA_TAG, MPI_COMM_WORLD, &request), what);
+            started.push_back({request, m.peer});
+        }
+        for (const Message& m : sends) {
+            MPI_Request request;
+            mpi_check(MPI_Isend(m.data, (int)m.bytes, MPI_BYTE, m.peer, DATA_TAG, MPI_COMM_WORLD, &request), what);
+            started.push_back({request, m.peer});
+        }
+        for (const auto& s : started) { wait(s.first, what, s.second); }
+    }
+    void leave() override {
+        signal(SIGALRM, mpi_too_late);
+        alarm((unsigned)comm().timeout);
+        MPI_Finalize();
+        alarm(0);
+    }
+    void end_all(int code) override { MPI_Abort(MPI_COMM_WORLD, code); }
+
+    void say_waiting(int rank) override {
+        MPI_Request said;
+        MPI_Isend(nullptr, 0, MPI_BYTE, rank, ROLL_CALL_TAG, MPI_COMM_WORLD, &said);
+        MPI_Request_free(&said);            // it has no data, and may arrive whenever it does
+    }
+    void hear_waiting(std::vector<char>& heard) override {
+        for (int there = 1; there;) {
+            MPI_Status status;
+            MPI_Iprobe(MPI_ANY_SOURCE, ROLL_CALL_TAG, MPI_COMM_WORLD, &there, &status);
+            if (!there) { return; }
+            MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, ROLL_CALL_TAG, MPI_COMM_WORLD, &status);
+            heard[(size_t)status.MPI_SOURCE] = 1;
+        }
+    }
+};
+
+// A rank that a signal ends while it makes itself known to mpirun may leave that waiting forever (PMIx 4.2), long after
+// all ranks are gone. So signals wait until the rank is known.
+struct SignalsWait {
+    sigset_t before;
+    SignalsWait() {
+        sigset_t held;
+        sigemptyset(&held);
+        for (int number : STOP_SIGNALS) { sigaddset(&held, number); }
+        pthread_sigmask(SIG_BLOCK, &held, &before);
+    }
+    ~SignalsWait() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+};
+
+// Sets who this rank is, of how many.
+inline Wire* start_mpi() {
+    Comm& c = comm();
+    const SignalsWait during_start;
+    const auto before = signal(SIGALRM, mpi_too_late);
+    alarm((unsigned)c.timeout);
+    int provided;
+    const int result = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+    if (result != MPI_SUCCESS) { die(EXIT_DEVICE, "MPI_Init failed"); }
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(MPI_COMM_WORLD, &c.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &c.size);
+    MPI_Comm here;                          // who runs on this machine
+    mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c.rank, MPI_INFO_NULL, &here), "start");
+    MPI_Comm_rank(here, &c.local_rank);
+    MPI_Comm_size(here, &c.local_size);
+    MPI_Comm_free(&here);
+    alarm(0);
+    signal(SIGALRM, before);
+    return new MpiWire();
+}
+
+#endif

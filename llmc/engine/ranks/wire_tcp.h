@@ -1,0 +1,277 @@
+// ranks/wire_tcp.h -- the wire between ranks that were started without MPI: a connection between each two of them.
+//
+// What travels are frames: a head, and for Data so many bytes after it. Whoever waits for anything reads whatever comes
+// from anyone and sends whatever can leave, so that no two ranks ever wait for each other to read.
+#ifndef LLMC_ENGINE_RANKS_WIRE_TCP_H
+#define LLMC_ENGINE_RANKS_WIRE_TCP_H
+
+#include <deque>
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "wire.h"
+
+struct TcpFrame {
+    // Waiting: for the roll call; End: an error, which its rank has reported; Bye: the end of the run
+    enum Kind : uint32_t { Data = 0xcab1e001, Waiting, End, Bye };
+    Kind kind;
+    int32_t code;           // of an End: the exit code
+    uint64_t bytes;         // of Data
+};
+
+// One end of a connection
+struct TcpLink {
+    int fd = -1;
+    bool gone = false;                      // nothing more comes
+    bool bye = false;                       // the peer has said that it leaves; it reads until this rank does so, too
+    bool waiting = false;                   // the peer has said that it waits
+    // what leaves: frames with their data, of the first of which `sent` bytes have left
+    std::deque<std::pair<TcpFrame, const char*>> leaving;
+    size_t sent = 0;
+    bool stuck = false;                     // nothing can leave: a frame has left in part, or nobody reads it
+    // What arrives: a frame, of which `got` bytes are here. Data go to where they are wanted, or are kept until then.
+    TcpFrame frame = {};
+    size_t got = 0;
+    std::vector<char> body;
+    bool keep = false;                      // this frame's data go to body
+    std::deque<std::vector<char>> kept;
+    std::deque<Message> wanted;
+};
+
+struct TcpWire : Wire {
+    static constexpr uint64_t MOST = 1 << 30;   // bytes in a message
+    std::vector<TcpLink> links;             // (ranks); this rank's own is not used
+
+    explicit TcpWire(size_t ranks) : Wire("TCP"), links(ranks) {}
+    ~TcpWire() override {
+        for (TcpLink& l : links) { if (l.fd >= 0) { close(l.fd); } }
+    }
+
+    // ------------------------------------------------------------------------------------------------------
+    // what arrives
+
+    void check_size(int rank, size_t expected, size_t got) {
+        if (expected == got) { return; }
+        die(EXIT_DEVICE, "rank %d: expected %zu bytes from rank %d, got %zu: they do not do the same", comm().rank,
+            expected, rank, got);
+    }
+    // The oldest data that were kept go to where the oldest are wanted.
+    void hand_over(int rank) {
+        TcpLink& l = links[(size_t)rank];
+        for (; !l.kept.empty() && !l.wanted.empty(); l.kept.pop_front(), l.wanted.pop_front()) {
+            check_size(rank, l.wanted.front().bytes, l.kept.front().size());
+            std::copy(l.kept.front().begin(), l.kept.front().end(), (char*)l.wanted.front().data);
+        }
+    }
+    void frame_begins(int rank) {
+        TcpLink& l = links[(size_t)rank];
+        if (l.frame.kind < TcpFrame::Data || l.frame.kind > TcpFrame::Bye || l.frame.bytes > MOST) {
+            die(EXIT_DEVICE, "rank %d: what comes from rank %d is not a message", comm().rank, rank);
+        }
+        if (l.frame.kind != TcpFrame::Data) { return; }
+        l.keep = l.wanted.empty() || !l.kept.empty();
+        if (l.keep) { l.body.clear(); return; }
+        check_size(rank, l.wanted.front().bytes, l.frame.bytes);
+    }
+    void frame_ends(int rank) {
+        TcpLink& l = links[(size_t)rank];
+        l.got = 0;
+        l.waiting = l.waiting || l.frame.kind == TcpFrame::Waiting;
+        l.bye = l.bye || l.frame.kind == TcpFrame::Bye;
+        if (l.frame.kind == TcpFrame::End) {        // as if MPI_Abort had ended this process
+            fflush(stdout);
+            _exit(l.frame.code);
+        }
+        if (l.frame.kind != TcpFrame::Data) { return; }
+        if (!l.keep) { l.wanted.pop_front(); return; }
+        l.kept.push_back(std::move(l.body));
+        hand_over(rank);
+    }
+    void receive(int rank) {
+        TcpLink& l = links[(size_t)rank];
+        const size_t head = sizeof(TcpFrame);
+        while (!l.gone) {
+            char* to = (char*)&l.frame + l.got;
+            size_t room = head - l.got;
+            if (l.got >= head) {
+                const size_t have = l.body.size();      // the room grows with what is there, not with what is announced
+                if (l.keep && have == l.got - head) { l.body.resize(std::min(l.frame.bytes, 2 * have + 65536)); }
+                to = (l.keep ? l.body.data() : (char*)l.wanted.front().data) + (l.got - head);
+                room = head + (l.keep ? l.body.size() : l.frame.bytes) - l.got;
+            }
+            const ssize_t n = recv(l.fd, to, room, MSG_DONTWAIT);
+            if (n < 0 && errno == EINTR) { continue; }
+            if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { return; }
+            if (n <= 0) { l.gone = true; return; }
+            l.got += (size_t)n;
+            if (l.got == head) { frame_begins(rank); }
+            const size_t after = l.frame.kind == TcpFrame::Data ? l.frame.bytes : 0;
+            if (l.got >= head && l.got == head + after) { frame_ends(rank); }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------
+    // what leaves
+
+    void post(int rank, TcpFrame::Kind kind, int code = 0, const void* data = nullptr, size_t bytes = 0) {
+        links[(size_t)rank].leaving.push_back({{kind, code, bytes}, (const char*)data});
+    }
+    void send_some(int rank) {
+        TcpLink& l = links[(size_t)rank];
+        const size_t head = sizeof(TcpFrame);
+        while (!l.stuck && !l.leaving.empty()) {
+            const auto& [frame, data] = l.leaving.front();
+            iovec parts[2] = {{(char*)&frame + std::min(l.sent, head), head - std::min(l.sent, head)}, {}};
+            const size_t of_data = l.sent - std::min(l.sent, head);
+            if (frame.bytes > 0) { parts[1] = {(char*)data + of_data, frame.bytes - of_data}; }
+            msghdr message = {};
+            message.msg_iov = parts;
+            message.msg_iovlen = 2;
+            const ssize_t n = sendmsg(l.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+            if (n < 0 && errno == EINTR) { continue; }
+            if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { return; }
+            if (n < 0) {
+                receive(rank);              // what the peer said before it went, perhaps why
+                l.gone = l.stuck = true;
+                return;
+            }
+            l.sent += (size_t)n;
+            if (l.sent < head + frame.bytes) { continue; }
+            l.leaving.pop_front();
+            l.sent = 0;
+        }
+    }
+
+    // Reads and sends what can be, with every rank. Waits at most this many milliseconds for the first of it.
+    void turn(int patience = 0) {
+        std::vector<pollfd> asked;
+        std::vector<int> ranks;
+        for (int r = 0; r < comm().size; r++) {
+            const TcpLink& l = links[(size_t)r];
+            const int in = l.gone ? 0 : POLLIN;
+            const int out = l.leaving.empty() || l.stuck ? 0 : POLLOUT;
+            if (r == comm().rank || in + out == 0) { continue; }
+            asked.push_back({l.fd, (short)(in + out), 0});
+            ranks.push_back(r);
+        }
+        if (poll(asked.data(), asked.size(), patience) <= 0) { return; }
+        for (size_t i = 0; i < asked.size(); i++) {
+            if (asked[i].revents & ~POLLOUT) { receive(ranks[i]); }
+            if (asked[i].revents & (POLLOUT | POLLERR | POLLHUP)) { send_some(ranks[i]); }
+        }
+    }
+    // wants: a rank that has said goodbye is missed, too
+    void check_gone(const char* what, bool wants) {
+        for (int r = 0; r < comm().size; r++) {
+            const TcpLink& l = links[(size_t)r];
+            if (r == comm().rank || !l.gone) { continue; }
+            const bool needed = wants && (!l.wanted.empty() || !l.leaving.empty());
+            if (l.bye && !needed) { continue; }
+            die(EXIT_DEVICE, "%s: rank %d: rank %d is gone: it died, or the network broke the connection", what,
+                comm().rank, r);
+        }
+    }
+
+    // After an Error nobody knows how long the buffers of an exchange live.
+    void abandon() {
+        for (TcpLink& l : links) {
+            l.stuck = l.stuck || l.sent > 0;
+            l.leaving.clear();
+            l.wanted.clear();
+            const bool amid = l.got >= sizeof(TcpFrame) && l.frame.kind == TcpFrame::Data;
+            if (amid && !l.keep) { l.body.resize(l.frame.bytes); }
+            l.keep = true;
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------
+    // the wire
+
+    void exchange(const Messages& sends, const Messages& receives, const char* what) override {
+        for (const Message& m : receives) {
+            links[(size_t)m.peer].wanted.push_back(m);
+            hand_over(m.peer);
+        }
+        for (const Message& m : sends) { post(m.peer, TcpFrame::Data, 0, m.data, m.bytes); }
+        const auto done = [&] {
+            turn();
+            check_gone(what, true);
+            return std::all_of(links.begin(), links.end(),
+                               [](const TcpLink& l) { return l.wanted.empty() && l.leaving.empty(); });
+        };
+        try {
+            wire_wait(*this, done, what, receives.size() == 1 ? receives[0].peer : -1);
+        } catch (const Error&) {
+            abandon();
+            throw;
+        }
+    }
+    void gather(void* all, const void* mine, size_t bytes, const char* what) override {
+        Messages sends, receives;
+        if (bytes == 0) { return; }
+        memcpy((char*)all + bytes * (size_t)comm().rank, mine, bytes);
+        for (int r = 0; r < comm().size; r++) {
+            if (r == comm().rank) { continue; }
+            sends.push_back({r, (void*)mine, bytes});
+            receives.push_back({r, (char*)all + bytes * (size_t)r, bytes});
+        }
+        exchange(sends, receives, what);
+    }
+    void broadcast(void* data, size_t bytes, const char* what) override {
+        Messages sends, receives;
+        if (bytes == 0) { return; }
+        if (comm().rank > 0) { receives.push_back({0, data, bytes}); }
+        for (int r = 1; r < comm().size && comm().rank == 0; r++) { sends.push_back({r, data, bytes}); }
+        exchange(sends, receives, what);
+    }
+    // Closing at once would take from a slower rank what is still on its way to it.
+    void leave() override {
+        const auto others = [&](auto holds) {
+            turn();
+            for (size_t r = 0; r < links.size(); r++) {
+                if ((int)r != comm().rank && !holds(links[r])) { return false; }
+            }
+            return true;
+        };
+        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, TcpFrame::Bye); } }
+        const auto sent = [](const TcpLink& l) { return l.leaving.empty() || l.stuck; };
+        wire_wait(*this, [&] { return others(sent); }, "end", -1);
+        for (TcpLink& l : links) { if (l.fd >= 0) { shutdown(l.fd, SHUT_WR); } }
+        wire_wait(*this, [&] { return others([](const TcpLink& l) { return l.gone; }); }, "end", -1);
+    }
+
+    void watch(const char* what) override {
+        turn();
+        check_gone(what, false);
+    }
+    void rest(double) override { turn(100); }
+    void listen(double seconds) override {
+        const double end = wall_seconds() + seconds;
+        try {
+            for (; wall_seconds() < end; usleep(1000)) { turn(); }
+        } catch (const Error&) {}           // there is one already
+    }
+    void end_all(int code) override {
+        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, TcpFrame::End, code); } }
+        const double end = wall_seconds() + 1;
+        for (bool left = true; left && wall_seconds() < end; usleep(1000)) {
+            left = false;
+            for (size_t r = 0; r < links.size(); r++) {
+                send_some((int)r);
+                left = left || !(links[r].leaving.empty() || links[r].stuck);
+            }
+        }
+    }
+
+    void say_waiting(int rank) override { post(rank, TcpFrame::Waiting); }
+    void hear_waiting(std::vector<char>& heard) override {
+        turn();
+        for (size_t r = 0; r < heard.size(); r++) {
+            heard[r] = heard[r] || links[r].waiting;
+            links[r].waiting = false;
+        }
+    }
+};
+
+#endif

@@ -1,0 +1,145 @@
+// run/banner.h -- what a run says of itself before the work: its device, model and data, and what they cost.
+#ifndef LLMC_ENGINE_RUN_BANNER_H
+#define LLMC_ENGINE_RUN_BANNER_H
+
+#include "../../attention/choose.cuh"
+#include "plan.h"
+
+// 305260 -> "305,260"
+inline std::string thousands(uint64_t n) {
+    std::string s = std::to_string(n);
+    for (size_t at = s.size(); at > 3; at -= 3) { s.insert(at - 3, ","); }
+    return s;
+}
+
+// The samples of one pass over the files. Unlike files.windows(T), none is not an error.
+inline uint64_t epoch_samples(const TokenFiles& files, int T) {
+    uint64_t n = 0;
+    for (const Shard& s : files.shards) { n += s.windows(T); }
+    return n;
+}
+
+// "305,260 tokens, 74 steps per epoch, 2.70 epochs". size: what the data holds; epoch: the samples of one pass over it.
+inline std::string data_text(const Run& r, const std::string& size, uint64_t epoch) {
+    if (epoch == 0) { return size + strprintf(", too few for one sequence of %d", r.o.T); }
+    const double steps = (double)epoch / r.samples;
+    const std::string shown = steps < 10 ? strprintf("%.1f", steps) : thousands((uint64_t)steps);
+    return strprintf("%s, %s steps per epoch, %.2f epochs", size.c_str(), shown.c_str(), (double)r.o.steps / steps);
+}
+
+inline std::string data_text(const Run& r, const TokenFiles& files) {
+    return data_text(r, thousands(files.tokens) + " tokens", epoch_samples(files, r.o.T));
+}
+
+// What the user may not expect of the learning rate: llm.c's defaults are a cosine that does not decay.
+inline std::string schedule_note(const Options& o) {
+    if (o.schedule == "constant" || o.final_lr < 1) { return ""; }
+    const char* after = o.warmup > 0 ? " after the warm-up" : "";
+    return strprintf("--schedule %s with --final_lr 1 keeps the learning rate constant%s; --final_lr 0.1 would let it "
+                     "decay", o.schedule.c_str(), after);
+}
+
+// "rope:theta=10000,p=1, yarn:4 of 1024 tokens"
+inline std::string encoding_text(const PositionConfig& position) {
+    std::string s = position_text(position);
+    if (position.scaling == RopeScaling::None) { return s; }
+    return s + strprintf(", %s of %d tokens", rope_scaling_text(position).c_str(), position.original_length());
+}
+
+// ", a window of 256 keys, 4 sinks, documents apart", and "" where a query sees every key of its range
+inline std::string mask_text(const AttentionMask& mask) {
+    const char* of_sinks = mask.sinks == 1 ? "sink" : "sinks";
+    const std::string documents = mask.by_document() ? ", documents apart" : "";
+    if (mask.window == 0) { return documents; }
+    return strprintf(", a window of %d keys, %d %s", mask.window, mask.sinks, of_sinks) + documents;
+}
+
+// What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has
+// one.
+inline std::string attention_note(const PositionConfig& position, const Gpu& gpu) {
+    const bool bf16_build = sizeof(floatX) == 2, on_gpu = gpu.sms > 0;
+    const std::string unknown = unknown_bias(position);
+    if (unknown.empty() || (on_gpu && !bf16_build)) { return ""; }
+    const std::string what = "no tensor-core kernel knows the form of " + unknown + "'s bias: ";
+    const double fast = peak_flops(gpu, true) / 1e12, slow = peak_flops(gpu, false) / 1e12;
+    const char* slowly = "attention runs in float32 without tensor cores";
+    if (!on_gpu) { return what + "that costs nothing on a CPU, but on a GPU " + slowly; }
+    if (!std::isfinite(fast / slow)) { return what + slowly; }
+    return what + slowly + strprintf(", at no more than %.0f instead of %.0f TFLOP/s", slow, fast);
+}
+
+// --as_ranks: what each of this many ranks holds and sends
+inline void report_ranks(const Run& r, const Parameters& p, double activations) {
+    const Options& o = r.o;
+    const int N = planned_ranks(r);
+    const double weights = weight_bytes(r, p);
+    const double sent = (double)(N - 1) / N * (double)p.table.total;        // elements, each way
+    const double sums = sent * sizeof(float);
+    const double back = sent * (double)(o.zero > 0 ? sizeof(floatX) : sizeof(float));
+    const auto line = [](const char* name, const std::string& text) { printf("%-10s %s\n", name, text.c_str()); };
+    printf("as %d ranks, --zero %d, with weights of %zu bytes:\n", N, o.zero, sizeof(floatX));
+    line("batch", strprintf("%d micro-batches of %d sequences on each rank, summed in %d leaves", r.micro_batches, o.B,
+                            r.micro_batches / r.leaf * N));
+    line("memory", format_bytes(weights + activations) + " on each: " + format_bytes(weights) +
+         " for the parameters, " + format_bytes(activations) + " of activations");
+    if (snapshot_bytes(r, p) > 0) {
+        line("snapshot", format_bytes(snapshot_bytes(r, p)) + " of the host's memory on rank 0 (--checkpoint_async)");
+    }
+    line("traffic", format_bytes(sums + back) + " an update leave each and reach it: " + format_bytes(sums) +
+         " of gradients, " + format_bytes(back) + (o.zero > 0 ? " of new weights" : " of their sums"));
+}
+
+// The last word of --check; an update takes `batch`.
+inline int report_check(const Run& r, const std::string& batch) {
+    const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
+    if (comm().rank == 0) { printf("all is well%s\n", plan.c_str()); }
+    return 0;
+}
+
+// The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers:
+// whatever B is
+template <class Config>
+void report_run(Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
+    const bool trains = r.trains;
+    FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
+    if (comm().rank == 0) {
+        const std::string shape = strprintf("L %d, NH %d, C %d, V %d", config.L, config.NH, config.C, config.V);
+        const Names flags = changed_flags(r.o), none = {"all at their defaults; --help lists them"};
+        std::string s;
+        if (trains) { s += banner_line("flags", flags.empty() ? none : flags); }
+        s += banner_line("device", gpu_report(r.gpu) + ", " + comm_description());
+        s += banner_line("model", shape + strprintf(": %.1fM parameters", (double)p.table.elements() / 1e6));
+        s += banner_line("encoding", encoding_text(config.position));
+        s += banner_line("attention", attention_description(config.position, config.C / config.NH) +
+                                      mask_text(config.position.mask));
+        if (trains) { s += banner_line("data", r.data); }
+        for (const std::string& note : r.o.notes) { s += banner_line("note", note); }
+        for (const std::string& note : {trains ? schedule_note(r.o) : "", attention_note(config.position, r.gpu)}) {
+            if (!note.empty()) { s += banner_line("note", note); }
+        }
+        fprintf(banner, "%s", s.c_str());
+    }
+    check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
+    if (r.o.as_ranks > 0) {                                     // not for this machine
+        report_ranks(r, p, (double)activations + (double)buffers);
+        return;
+    }
+    const double weights = weight_bytes(r, p);
+    std::string what = format_bytes(weights) + " for the parameters";
+    if (trains) { what += ", " + format_bytes((double)activations) + " of activations"; }
+    if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
+    const double snapshot = snapshot_bytes(r, p), here = snapshot_on_device(r, p);
+    if (here > 0) { what += ", " + format_bytes(here) + " for --checkpoint_async"; }
+    // ids, targets, what was masked, and what DeviceBatch takes for each token of this rank's step
+    const double tokens = trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
+    check_host_memory(tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1)), snapshot - here);
+    const double per_sequence = (double)activations / r.o.B;
+    const double needed = weights + (double)buffers + here + (trains ? (double)activations : 0.0);
+    check_address_space(MATMUL_THREAD_BYTES, trains ? 0.0 : weights + (double)buffers + (double)activations);
+    check_memory(needed, memory_available(), what, [&](double available) {
+        const auto estimate = [&](int B) { return per_sequence * B; };
+        return trains ? plan_largest_batch(r, p, available, (double)buffers, estimate) : 0;
+    });
+}
+
+#endif

@@ -1,0 +1,309 @@
+// run/config.h -- what a model is, from the flags and from the checkpoint or weights that they name: its shape and its
+// encoding.
+#ifndef LLMC_ENGINE_RUN_CONFIG_H
+#define LLMC_ENGINE_RUN_CONFIG_H
+
+#include "../files/checkpoint.h"
+#include "../files/import.h"
+#include "rope_scaling.h"
+#include "../../position/table.h"
+#include "../text/dataloader.h"
+#include "flag_parser.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// the encoding in config.json: {"name": "t5_clip", "K": 1023}. All keys are written; one that a file lacks is younger
+// than the file, and has the value that stood for it then.
+
+// Several of them: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, the parts of the layers
+// that take turns.
+
+inline Json position_json(const PositionConfig& position) {
+    if (!position.parts.empty()) {
+        Json layers = Json::array();
+        for (const std::vector<int>& here : position.pattern) {
+            layers.push_back(Json::array());
+            for (int part : here) { layers.back().push_back(position_json(position.parts[(size_t)part])); }
+        }
+        return {{"name", "layers"}, {"layers", layers}};
+    }
+    Json j = {{"name", position.name}};
+    for (const Hyperparameter& h : position.values) {
+        j[h.key] = h.choices != nullptr ? Json(hyperparameter_text(h, h.value)) : Json(h.value);
+    }
+    return j;
+}
+inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
+    std::string text = json_string(j, "name", what);
+    if (text == "layers") {
+        const auto is_list = [](const Json& list) { return list.is_array() && !list.empty() && list.size() <= 1024; };
+        check(j.size() == 2 && j.contains("layers") && is_list(j["layers"]), "%s: position: expected a name and "
+              "layers, got %s", what.c_str(), json_excerpt(j).c_str());
+        std::vector<std::vector<PositionConfig>> layers;
+        for (const Json& here : j["layers"]) {
+            check(is_list(here), "%s: position.layers: expected a list of encodings for each layer, got %s",
+                  what.c_str(), json_excerpt(here).c_str());
+            layers.emplace_back();
+            for (const Json& one : here) {
+                const bool single = one.is_object() && one.contains("name") && one["name"] != "layers";
+                check(single, "%s: position.layers: expected an encoding, got %s", what.c_str(),
+                      json_excerpt(one).c_str());
+                layers.back().push_back(position_from_json(one, T_train, what));
+            }
+        }
+        return compose_positions(layers, what + ": position");
+    }
+    char separator = ':';
+    for (const auto& item : j.items()) {
+        if (item.key() == "name") { continue; }
+        const bool word = item.value().is_string();
+        const std::string value = word ? json_string(j, item.key(), what)
+                                       : strprintf("%.17g", json_number(j, item.key(), what));
+        check(value.find(',') == std::string::npos, "%s: position.%s: expected one value, got '%s'", what.c_str(),
+              item.key().c_str(), value.c_str());
+        text += separator + item.key() + "=" + value;
+        separator = ',';
+    }
+    return parse_position(text, T_train, AbsentKeys::Old);
+}
+// --pos of a model that a checkpoint holds: what it says must be so, what it leaves open is as in the checkpoint. Where
+// that is not today's default, a message says what it is.
+inline void check_position(const std::string& flag, const PositionConfig& found, const std::string& path) {
+    const PositionConfig asked = parse_position(flag, found.T_train);
+    bool conflict = asked.name != found.name || asked.pattern != found.pattern;
+    bool differs = false;
+    std::vector<const PositionConfig*> parts;
+    found.each([&](const PositionConfig& c) { parts.push_back(&c); });
+    size_t part = 0;
+    asked.each([&](const PositionConfig& c) {
+        for (size_t i = 0; !conflict && i < c.values.size(); i++) {
+            const bool same = c.values[i] == parts[part]->values[i];
+            conflict = conflict || (c.values[i].given && !same);
+            differs = differs || !same;
+        }
+        part++;
+    });
+    check(!conflict, "--pos %s: the checkpoint %s was trained with %s", flag.c_str(), path.c_str(),
+          position_text(found).c_str());
+    if (!differs || comm().rank > 0) { return; }
+    say("--pos %s: %s holds %s, which is used", flag.c_str(), path.c_str(), position_text(found).c_str());
+}
+
+// The mask in config.json: "window" and "sinks", those that are not 0, and as "document_mask" the token that a document
+// begins with
+inline Json mask_json(const AttentionMask& mask) {
+    Json j = Json::object();
+    if (mask.window > 0) { j["window"] = mask.window; }
+    if (mask.sinks > 0) { j["sinks"] = mask.sinks; }
+    if (mask.by_document()) { j["document_mask"] = mask.end_of_text; }
+    return j;
+}
+inline AttentionMask mask_from_json(const Json& j, const std::string& what) {
+    AttentionMask mask;
+    if (j.contains("window")) { mask.window = (int)json_int(j, "window", 0, MOST_WINDOW, what); }
+    if (j.contains("sinks")) { mask.sinks = (int)json_int(j, "sinks", 0, MOST_WINDOW, what); }
+    if (j.contains("document_mask") && !j["document_mask"].is_null()) {
+        mask.end_of_text = (int)json_int(j, "document_mask", 0, MAX_VOCAB, what);
+    }
+    check(mask.sinks == 0 || mask.window > 0, "%s: sinks %d: expected a window, too", what.c_str(), mask.sinks);
+    return mask;
+}
+// --window and --sinks as the flags have them, or as the checkpoint at `path` (if any) holds them in `found`: another
+// window is taken and said, and --resume refuses it (check_resumed_options).
+inline AttentionMask resolve_mask(const Options& o, const AttentionMask& found, const std::string& path) {
+    AttentionMask mask = found;
+    if (path.empty() || o.is_given("window")) { mask.window = o.window; }
+    if (path.empty() || o.is_given("sinks")) { mask.sinks = o.sinks; }
+    else if (mask.window == 0) { mask.sinks = 0; }          // --window 0 of a checkpoint that has both
+    check(mask.sinks == 0 || mask.window > 0, "--sinks %d: expected --window, too: without one every key is seen",
+          mask.sinks);
+    if (path.empty() || mask == found || o.resume || comm().rank > 0) { return mask; }
+    say("--window %d --sinks %d: taken instead of %d and %d, which %s was trained with", mask.window, mask.sinks,
+        found.window, found.sinks, path.c_str());
+    return mask;
+}
+
+// --document_mask as the flag has it, or as the checkpoint at `path` (if any) does: another choice is taken and said,
+// and --resume refuses it. `data`: the token that a document of the data begins with, -1: unknown
+inline void resolve_documents(Options& o, PositionConfig& position, const std::string& path, int data) {
+    int& token = position.mask.end_of_text;
+    const bool found = token >= 0;
+    if (path.empty() || o.is_given("document_mask")) {
+        if (!path.empty() && o.document_mask != found && !o.resume && comm().rank == 0) {
+            say("--document_mask %d: taken instead of %d, which %s was trained with", o.document_mask, found,
+                path.c_str());
+        }
+        if (!o.document_mask) { token = -1; }
+        else if (!found) { token = data; }
+        check(!o.document_mask || token >= 0, "--document_mask 1: expected shards, whose header names the token that a "
+              "document begins with; text files have none");
+    }
+    o.document_mask = token >= 0;                           // what holds, which --resume compares
+    check(token < 0 || data < 0 || data == token, "%s: the data's documents begin with token %d, those that the model "
+          "was trained with, with %d", path.c_str(), data, token);
+    check(token < 0 || !position.has("fire"), "--document_mask 1: fire divides by the position in the sequence, which "
+          "continues from document to document; expected another encoding");
+}
+
+// What is wrong with a flag, whatever the data and the model are
+inline void check_before_data(const Options& o) {
+    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
+    check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,
+          o.threads);
+    check(o.pos.size() <= 2000, "--pos: expected the name of an encoding, got %zu bytes, %.40s...", o.pos.size(),
+          o.pos.c_str());
+    parse_position(o.pos, o.T);
+}
+
+// What --pos says of a model of L layers
+inline PositionConfig parse_layers(const std::string& text, int T_train, int L) {
+    const PositionConfig position = parse_position(text, T_train);
+    const size_t turns = std::max((size_t)1, position.pattern.size());
+    check((size_t)L % turns == 0, "--pos %s: expected a number of layers that divides the model's %d, got %zu",
+          text.c_str(), L, turns);
+    return position;
+}
+
+inline TileSkip parse_tile_skip(const std::string& text) {
+    if (text == "off") { return TileSkip::Off; }
+    return text == "exact" ? TileSkip::Exact : TileSkip::Default;
+}
+
+// The command that writes the files of this pattern, "" when no script of data/ does
+inline std::string data_command(const std::string& pattern, Program program) {
+    struct Script { const char *directory, *name, *for_bert; };
+    const Script scripts[] = {{"data/tinyshakespeare/", "tinyshakespeare.py", " --encoding bert"},
+                              {"data/edu_fineweb10B/", "fineweb_edu.py", " --encoding bert"},
+                              {"data/wikitext103/", "wikitext.py", " --encoding bert"},
+                              {"data/mldr_en/", "mldr.py", ""}, {"data/msmarco/", "msmarco.py", ""}};
+    for (const Script& s : scripts) {
+        if (pattern.find(s.directory) == std::string::npos) { continue; }
+        return std::string("python3 data/") + s.name + (program == BERT_FLAG ? s.for_bert : "");
+    }
+    return "";
+}
+
+// --model: a size by name, with or without the prefix ("gpt2:"), or L,NH,C
+struct ModelSize { const char* name; int L, NH, C; };
+
+// The sizes as --help shows them
+inline std::string sizes_help(const std::vector<ModelSize>& sizes) {
+    Names words = words_of("Sizes for --model, with their layers, heads and channels:");
+    for (const ModelSize& m : sizes) {
+        const char* end = &m == &sizes.back() ? "" : ";";
+        words.push_back(strprintf("%s %d,%d,%d%s", m.name, m.L, m.NH, m.C, end));
+    }
+    return wrapped(words, 0, 2) + "\n";
+}
+
+template <class Config>
+void parse_model(const std::string& text, const std::string& prefix, const std::vector<ModelSize>& sizes, Config& c) {
+    const std::string name = text.compare(0, prefix.size(), prefix) == 0 ? text.substr(prefix.size()) : text;
+    std::string names;
+    bool found = false;
+    for (const ModelSize& s : sizes) {
+        names += s.name + std::string(", ");
+        if (name != s.name) { continue; }
+        c.L = s.L;
+        c.NH = s.NH;
+        c.C = s.C;
+        found = true;
+    }
+    Ints shape;
+    if (!found && parse_value(text, any(), shape) && shape.size() == 3) {
+        c.L = shape[0];
+        c.NH = shape[1];
+        c.C = shape[2];
+        found = true;
+    }
+    check(found, "--model: expected %sor L,NH,C as in 12,12,768, got '%s'", names.c_str(), printable(text).c_str());
+    check(c.L >= 1 && c.L <= 1024, "--model: expected 1 to 1024 layers, got '%s'", text.c_str());
+    check(c.C >= 1 && c.C <= 65536, "--model: expected 1 to 65536 channels, got '%s'", text.c_str());
+    check(c.NH >= 1 && c.C % c.NH == 0, "--model: expected a number of heads that divides the %d channels, got '%s'",
+          c.C, text.c_str());
+}
+
+// --rope_scaling, where the checkpoint at `path` has settled how `position` is stretched: a kind without a factor takes
+// the checkpoint's, and another stretch of the same original length is taken and said. --resume refuses it:
+// check_resumed_options.
+inline void restretch(const Options& o, const std::string& path, PositionConfig& position) {
+    const PositionConfig found = position;
+    parse_rope_scaling(o.rope_scaling, position);
+    check(position.T_original == found.T_original, "--rope_scaling %s: expected original_max_position_embeddings %d, "
+          "the original length of %s, got %d", o.rope_scaling.c_str(), found.T_original, path.c_str(),
+          position.T_original);
+    if (found.scaling == RopeScaling::None) { return; }
+    if (position.scaling == found.scaling && position.scaling_factor == 0) {
+        position.scaling_factor = found.scaling_factor;
+    }
+    const std::string now = rope_scaling_text(position), was = rope_scaling_text(found);
+    if (now == was || o.resume) { return; }
+    say("--rope_scaling %s: taken instead of %s, which %s was trained with; its original length is %d", now.c_str(),
+        was.c_str(), path.c_str(), found.original_length());
+}
+
+// --rope_theta: the base of all ropes. `path`: the checkpoint, if any, that was trained with position's; another one is
+// taken and said, but refused by --resume.
+inline void rebase(const Options& o, const std::string& path, PositionConfig& position) {
+    if (o.rope_theta == 0) { return; }
+    check(position.has("rope"), "--rope_theta %.9g: only rope has a base, and the encoding is %s", o.rope_theta,
+          position.name.c_str());
+    position.each([&](const PositionConfig& c) {
+        const bool free = c.name != "rope" || !path.empty() || !c.values[0].given;
+        check(free, "--rope_theta %.9g: --pos %s gives rope a base, too", o.rope_theta, o.pos.c_str());
+    });
+    const std::string was = position_text(position);
+    if (!set_rope_theta(position, o.rope_theta) || path.empty()) { return; }
+    check(!o.resume || may_change(o, "rope_theta"), "--rope_theta %.9g: the run to be resumed had %s (%s); give that, "
+          "or --allow_change rope_theta", o.rope_theta, was.c_str(), path.c_str());
+    position.other_theta = o.rope_theta;
+    if (comm().rank > 0) { return; }
+    say("--rope_theta %.9g: taken instead of that of %s, which %s was trained with", o.rope_theta, was.c_str(),
+        path.c_str());
+}
+
+// The model's configuration: `c` as the flags have it, or that of the checkpoint or weights at `path` (if any), which
+// must agree with the flags and the data. data_vocab: what the data wants of the model, 0: there is none.
+template <class Config>
+Config resolve_config(const Options& o, Config c, const std::string& path, int data_vocab, const ConfigKeys& keys) {
+    c.T = o.T;
+    c.V = data_vocab;
+    if (path.empty()) {
+        c.position = parse_layers(o.pos, c.T, c.L);
+        c.position.T_original = c.T;
+        parse_rope_scaling(o.rope_scaling, c.position);
+        rebase(o, "", c.position);
+        c.position.mask = resolve_mask(o, AttentionMask(), path);
+        return c;
+    }
+    const Json j = read_config(path, keys);
+    const Config asked = c;
+    c.L = (int)json_int(j, keys.L, 1, 1024, path);
+    c.NH = (int)json_int(j, keys.NH, 1, 65536, path);
+    c.C = (int)json_int(j, keys.C, 1, 65536, path);
+    c.V = (int)json_int(j, keys.V, 1, MAX_VOCAB, path);
+    if (j.contains("vocab_used")) { c.V = (int)json_int(j, "vocab_used", 1, c.V, path); }    // the rest is padding
+    const int trained = (int)json_int(j, keys.T, 1, INT32_MAX, path);
+    check(c.C % c.NH == 0, "%s: %s %d does not divide %s %d", path.c_str(), keys.NH, c.NH, keys.C, c.C);
+    const bool same_shape = c.L == asked.L && c.NH == asked.NH && c.C == asked.C;
+    check(!o.is_given("model") || same_shape, "--model %s: %s holds a model of %d,%d,%d", o.model.c_str(),
+          path.c_str(), c.L, c.NH, c.C);
+    check(data_vocab == 0 || data_vocab == c.V,
+          "--train_files, --val_files: the data has a vocabulary of %d, the model in %s one of %d", data_vocab,
+          path.c_str(), c.V);
+    if (!o.is_given("T")) { c.T = trained; }
+    if (j.contains("position")) {
+        c.position = position_from_json(j["position"], trained, path);
+        if (o.is_given("pos")) { check_position(o.pos, c.position, path); }
+    } else {                    // a model of another program: learned positions, unless another encoding is requested
+        c.position = parse_layers(o.is_given("pos") ? o.pos : "learned", trained, c.L);
+    }
+    c.position.T_original = trained;
+    if (j.contains("rope_scaling")) { rope_scaling_from_json(j["rope_scaling"], c.position, path); }
+    if (o.is_given("rope_scaling")) { restretch(o, path, c.position); }
+    check_rope_theta(j, c.position, path);
+    rebase(o, j.contains("position") ? path : "", c.position);
+    c.position.mask = resolve_mask(o, mask_from_json(j, path), path);
+    return c;
+}
+
+#endif

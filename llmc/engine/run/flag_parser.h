@@ -1,0 +1,315 @@
+// run/flag_parser.h -- the trainers' flags, all made from the table in flags.h: the fields of Options, the parser,
+// --help, the banner, the copy in a checkpoint, and the comparison with that copy on resume.
+//
+// Parsing is strict, because a mistyped flag that is ignored costs a run: names and numbers are taken whole, ranges are
+// checked, and no flag may come twice. llm.c's letters are aliases where they mean the same, and refused otherwise.
+#ifndef LLMC_ENGINE_RUN_FLAG_PARSER_H
+#define LLMC_ENGINE_RUN_FLAG_PARSER_H
+
+#include "../../base/common.h"
+#include "../json.h"
+#include "flags.h"
+
+// --recipe paper: flags and values, parsed as if they had been typed
+const char* const recipe_paper[] = {"lr", "6e-4", "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1",
+                                    "total_batch", "524288", "clip", "1", "schedule", "cosine"};
+const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000",
+                                         "warmup", "750", "final_lr", "0.1", "weight_decay", "0", "beta2", "0.999",
+                                         "clip", "1", "schedule", "cosine"};
+
+// llm.c's flags that have no counterpart, and why
+const char* const refused_flags[][2] = {
+    {"-pn", "--gpus N or a launcher starts the processes"},
+    {"-pr", "--gpus N or a launcher starts the processes"},
+    {"-pg", "--gpus N or a launcher starts the processes"},
+    {"-pi", "--gpus N or a launcher starts the processes"},
+    {"-ps", "--gpus N or a launcher starts the processes"},
+    {"-pf", "--gpus N or a launcher starts the processes"},
+};
+
+// llm.c's flags that decide nothing here: the values that may be given, and what holds whatever they say
+struct NoOpFlag { const char* name; int lowest, highest; const char* holds; };
+const NoOpFlag no_op_flags[] = {
+    {"-h", 0, 1, "HellaSwag is scored if its file is given, --hellaswag FILE; --help lists the flags"},
+    {"-w", 1, 1, "master weights are always float32"},
+    {"-f", 0, 1, "the build fixes the precision of matmuls"},
+    {"-ge", -1, 2, "there is no choice of GELU fusion"},
+    {"-lg", -1, INT_MAX, "no device statistics are printed"},
+};
+
+struct Options {
+#define GROUP(title, programs)
+#define X(type, name, alias, value, range, on_resume, help) type name = value;
+    OPTIONS(X, GROUP)
+#undef X
+#undef GROUP
+    Names given; // the flags of the command line, by long name
+    Names notes; // what the start banner says of no_op_flags that are given
+    Program program = GPT2_FLAG;
+
+    Options(Program program = GPT2_FLAG) : program(program) { if (program == BERT_FLAG) { T = 512; } }
+
+    bool is_given(const std::string& name) const { return std::find(given.begin(), given.end(), name) != given.end(); }
+};
+
+struct OptionRow { const char *group, *name, *alias; Range range; OnResume on_resume; const char* help; int programs; };
+
+// Calls f(row, field) for every flag; O is Options or const Options.
+template <class O, class F> void for_each_option(O& o, F f) {
+    const char* group = "";
+    int of = BOTH;
+#define GROUP(title, programs) group = title; of = programs;
+#define X(type, name, alias, value, range, on_resume, help) \
+    f(OptionRow{group, #name, alias, range, on_resume, help, of}, o.name);
+    OPTIONS(X, GROUP)
+#undef X
+#undef GROUP
+}
+
+inline std::vector<OptionRow> option_rows(int programs = BOTH) {
+    std::vector<OptionRow> rows;
+    const Options defaults;
+    for_each_option(defaults, [&](const OptionRow& row, const auto&) {
+        if (row.programs & programs) { rows.push_back(row); }
+    });
+    return rows;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the command line
+
+// The row of a flag as typed, --name or alias; its name is "" if there is no such flag.
+inline OptionRow find_option(const std::string& flag) {
+    for (const OptionRow& row : option_rows()) {
+        if (flag == std::string("--") + row.name || (row.alias[0] != '\0' && flag == row.alias)) { return row; }
+    }
+    return {"", "", "", any(), FREE, "", BOTH};
+}
+inline bool is_flag(const std::string& text) { return find_option(text).name[0] != '\0'; }
+
+[[noreturn]] inline void die_unknown_flag(const std::string& flag) {
+    for (auto& refused : refused_flags) {
+        check(flag != refused[0], "%s: this flag of llm.c has no counterpart here: %s", refused[0], refused[1]);
+    }
+    const std::string shown = "'" + printable(flag) + "'";
+    check(!flag.empty() && flag[0] == '-', "%s: expected a flag such as --lr; --help lists them", shown.c_str());
+    Names flags;
+    for (const OptionRow& row : option_rows()) { flags.push_back(std::string("--") + row.name); }
+    die(EXIT_BAD_INPUT, "%s: there is no such flag; %s--help lists them", shown.c_str(),
+        did_you_mean(flag, flags).c_str());
+}
+
+// Gives the flag `name` its value; `shown` is what messages call it.
+inline void set_option(Options& o, const std::string& name, const std::string& shown, const std::string& text) {
+    for_each_option(o, [&](const OptionRow& row, auto& field) {
+        if (name != row.name) { return; }
+        check(parse_value(text, row.range, field), "%s: expected %s, got '%s' (%s)", shown.c_str(),
+              option_wanted(row.range, field).c_str(), printable(text).c_str(), row.help);
+    });
+}
+
+// llm.c's -e takes a file or a size: d12, gpt2:d12
+inline bool is_model_descriptor(const std::string& s) {
+    const size_t d = s.compare(0, 5, "gpt2:") == 0 ? 5 : 0;
+    return s.size() > d + 1 && s[d] == 'd' && s.find_first_not_of("0123456789", d + 1) == std::string::npos;
+}
+
+// Takes one of no_op_flags and its value (null: there is none); false if `flag` is another one.
+inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
+    for (const NoOpFlag& f : no_op_flags) {
+        if (flag != f.name) { continue; }
+        check(!o.is_given(flag), "%s: is given twice", f.name);
+        o.given.push_back(flag);
+        int n = 0;
+        const std::string text = value == nullptr ? "" : value;
+        check(parse_value(text, between(f.lowest, f.highest), n), "%s: expected %s, got '%s' (%s)", f.name,
+              option_wanted(between(f.lowest, f.highest), n).c_str(), printable(text).c_str(), f.holds);
+        o.notes.push_back(strprintf("%s %d changes nothing: %s", f.name, n, f.holds));
+        return true;
+    }
+    return false;
+}
+
+// Every flag and its value, for state.json.
+inline Json options_json(const Options& o) {
+    Json j = Json::object();
+    for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        if (row.programs & o.program) { j[row.name] = value; }
+    });
+    return j;
+}
+
+inline Names keys_of(const Json& j) {
+    Names keys;
+    for (const auto& item : j.items()) { keys.push_back(item.key()); }
+    return keys;
+}
+
+// A flag's value in JSON as it would be typed
+inline std::string json_words(const Json& value) {
+    if (value.is_string()) { return value.get<std::string>(); }
+    if (value.is_boolean()) { return option_text(value.get<bool>()); }
+    if (!value.is_array()) { return json_text(value); }
+    std::string s;
+    for (const Json& one : value) { s += (s.empty() ? "" : ",") + json_words(one); }
+    return s;
+}
+
+// --config: a file with flags, {"flags": {"lr": 0.001, ...}}, for those that the command line does not give. It may say
+// what kind of record it is and where it comes from, which changes nothing.
+inline void take_config(Options& o) {
+    const std::string& path = o.config;
+    const Json j = read_json(path), defaults = options_json(Options(o.program));
+    const Names known = {"kind", "commit", "time", "encoding", "flags"};
+    check(j.is_object() && j.contains("flags") && j["flags"].is_object(), "%s: expected an object with \"flags\"",
+          path.c_str());
+    for (const auto& item : j.items()) {
+        check(std::find(known.begin(), known.end(), item.key()) != known.end(), "%s: \"%s\": expected one of kind, "
+              "commit, time, encoding, flags", path.c_str(), item.key().c_str());
+    }
+    for (const auto& item : j["flags"].items()) {
+        const std::string& name = item.key();
+        check(defaults.contains(name) && name != "config", "%s: \"%s\" is not a flag of this trainer; %s--help lists "
+              "them", path.c_str(), name.c_str(), did_you_mean(name, keys_of(defaults)).c_str());
+        if (o.is_given(name) || item.value() == defaults[name]) { continue; }
+        set_option(o, name, path + ": " + name, json_words(item.value()));
+        o.given.push_back(name);
+    }
+}
+
+// The command line as Options, or an Error that names the flag. Stops at --help and --version, so that they work after
+// any other flag.
+inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
+    const Doing reading("reading the flags");
+    Options o(program);
+    const auto flag_of = [](const std::string& word) {              // "--lr" of "--lr=1e-3"
+        const std::string before = word.substr(0, word.find('='));
+        return is_flag(before) ? before : word;
+    };
+    for (int i = 1; i < argc; i++) {
+        const std::string word = argv[i], flag = flag_of(word);
+        if (program == GPT2_FLAG && take_no_op(o, flag, i + 1 < argc ? argv[i + 1] : nullptr)) { i++; continue; }
+        if (!is_flag(flag)) { die_unknown_flag(flag); }
+        const OptionRow row = find_option(flag);
+        check(row.programs & program, "%s: this flag belongs to the other trainer (%s); --help lists this one's",
+              flag.c_str(), row.group);
+        std::string name = row.name, value = "1";
+        const bool joined = flag != word;
+        check(row.range.takes_value || !joined, "%s: expected no value, got '%s'", flag.c_str(),
+              word.substr(flag.size() + 1).c_str());
+        if (joined) {
+            value = word.substr(flag.size() + 1);
+        } else if (row.range.takes_value) {
+            check(i + 1 < argc, "%s: the value after it is missing", flag.c_str());
+            check(!is_flag(flag_of(argv[i + 1])), "%s: the value between it and %s is missing", flag.c_str(),
+                  argv[i + 1]);
+            value = argv[++i];
+        }
+        if (name == "load" && is_model_descriptor(value)) { name = "model"; }
+        check(!o.is_given(name), "%s: --%s is given twice", flag.c_str(), name.c_str());
+        o.given.push_back(name);
+        set_option(o, name, flag == "--" + name ? flag : flag + " (--" + name + ")", value);
+        if (o.help || o.version) { return o; }
+    }
+    if (!o.config.empty()) { take_config(o); }
+    const auto take = [&](const auto& recipe) {
+        for (size_t i = 0; i < sizeof(recipe) / sizeof(recipe[0]); i += 2) {
+            if (!o.is_given(recipe[i])) { set_option(o, recipe[i], "--recipe paper", recipe[i + 1]); }
+        }
+    };
+    if (o.recipe == "paper" && program == GPT2_FLAG) { take(recipe_paper); }
+    if (o.recipe == "paper" && program == BERT_FLAG) { take(recipe_paper_bert); }
+    return o;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// showing them
+
+constexpr size_t CONSOLE_COLUMNS = 100;
+
+inline Names words_of(const std::string& text) {
+    Names words;
+    for (size_t at = 0; at < text.size(); at = std::min(text.find(' ', at), text.size()) + 1) {
+        words.push_back(text.substr(at, text.find(' ', at) - at));
+    }
+    return words;
+}
+
+// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would pass CONSOLE_COLUMNS begins
+// a new line at column `indent`.
+inline std::string wrapped(const Names& pieces, size_t at, size_t indent) {
+    std::string s;
+    for (const std::string& piece : pieces) {
+        const bool first = s.empty(), fits = at + 1 + piece.size() <= CONSOLE_COLUMNS;
+        if (!first) { s += fits ? " " : "\n" + std::string(indent, ' '); }
+        if (!first) { at = fits ? at + 1 : indent; }
+        s += piece;
+        at += piece.size();
+    }
+    return s;
+}
+
+// The text of --help; `description` says what the program does, its sizes and examples.
+inline std::string help_text(const std::string& name, const std::string& description, Program program = GPT2_FLAG) {
+    std::string s = "usage: " + name + " [--flag value]...\n" + description;
+    std::string group;
+    const Options defaults(program);
+    for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
+        if (!(row.programs & program)) { return; }
+        if (group != row.group) { s += strprintf("\n%s\n", row.group); }
+        group = row.group;
+        Names help = words_of(row.help);
+        if (row.range.takes_value) {
+            const std::string text = option_text(value);
+            help.push_back("[" + (text.empty() ? "" : text + "; ") + option_wanted(row.range, value) + "]");
+        }
+        const std::string flag = strprintf("  --%-18s %-4s ", row.name, row.alias);
+        s += flag + wrapped(help, flag.size(), flag.size()) + "\n";
+    });
+    return s;
+}
+
+// The flags that differ from their defaults, as they would be typed: {"--lr 0.001", "--out run/cable"}
+inline Names changed_flags(const Options& o) {
+    Names flags;
+    const Json defaults = options_json(Options(o.program));
+    for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        if (!(row.programs & o.program) || Json(value) == defaults.at(row.name)) { return; }
+        const std::string text = printable(option_text(value), 60);
+        const char* quote = text.empty() || text.find_first_of(" *?[;|&") != std::string::npos ? "'" : "";
+        flags.push_back(std::string("--") + row.name + (row.range.takes_value ? " " + (quote + text + quote) : ""));
+    });
+    return flags;
+}
+
+// A line of the banner that a run starts with: "encoding          cable"
+inline std::string banner_line(const char* label, const Names& pieces) {
+    return strprintf("%-17s %s\n", label, wrapped(pieces, 18, 18).c_str());
+}
+inline std::string banner_line(const char* label, const std::string& text) {
+    return banner_line(label, words_of(text));
+}
+
+// Whether --allow_change names the flag
+inline bool may_change(const Options& o, const char* flag) {
+    return std::find(o.allow_change.begin(), o.allow_change.end(), flag) != o.allow_change.end();
+}
+
+// Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
+// or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
+// options in which -1 is replaced by the number it stands for: a total batch of B*T is another one when B changes.
+inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
+    // written and read again, as the saved flags were: a path that is not UTF-8 then has U+FFFD in both
+    const Json current = parse_json(json_text(options_json(now)), "flags");
+    const Json defaults = options_json(Options(now.program));
+    check(saved.is_object(), "%s: expected an object of flags", what.c_str());
+    for (const OptionRow& row : option_rows(now.program)) {
+        if (row.on_resume == FREE || may_change(now, row.name)) { continue; }
+        const Json& was = saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name);
+        const Json& is = current.at(row.name);
+        check(was == is, "--%s %s: the run to be resumed had %s (%s); give that, or --allow_change %s", row.name,
+              json_excerpt(is).c_str(), json_excerpt(was).c_str(), what.c_str(), row.name);
+    }
+}
+
+#endif

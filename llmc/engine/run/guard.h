@@ -1,0 +1,144 @@
+// run/guard.h -- which updates are not applied: non-finite ones, and spikes when asked to look for them.
+//
+// A value's z-score is its distance, in standard deviations, from the mean of the 128 accepted values before it (nan
+// until there are 128). llm.c counts the value itself into the window, which bounds z by sqrt(127) = 11.3; here nothing
+// does. The window stays robust because only accepted steps enter it: neither a NaN nor a spike can widen it.
+// Nor can it lock up. A skipped update leaves the parameters alone, so spike after spike on fresh data means that the
+// level has moved and the window describes the past: at the LEVEL_SHIFT_STEPS-th in a row it starts afresh.
+// Every rank must pass the same two numbers, those reduced over all ranks, and then decides alike.
+#ifndef LLMC_ENGINE_RUN_GUARD_H
+#define LLMC_ENGINE_RUN_GUARD_H
+
+#include <cmath>
+#include <limits>
+
+#include "../../base/common.h"
+#include "../json.h"
+
+const int GUARD_WINDOW = 128;
+const int LEVEL_SHIFT_STEPS = 8; // spikes in a row that are a new level, no longer spikes
+const int MAX_BAD_STEPS = 20;    // skipped updates in a row that end the run
+
+// Compiled with -ffast-math, isfinite(NaN) may be true and every guard blind: ask this very binary, at its start.
+inline bool isfinite_works() {
+    volatile double zero = 0.0; // volatile: computed when the program runs, not when it is compiled
+    volatile float zerof = 0.0f;
+    const double nan = zero / zero, inf = 1.0 / zero;
+    const float nanf = zerof / zerof, inff = 1.0f / zerof;
+    return !std::isfinite(nan) && !std::isfinite(inf) && !std::isfinite(-inf) && std::isfinite(zero + 1.0) &&
+           !std::isfinite(nanf) && !std::isfinite(inff) && !std::isfinite(-inff) && std::isfinite(zerof + 1.0f) &&
+           std::isnan(nan) && std::isnan(nanf) && nan != nan && nanf != nanf;
+}
+
+// The last 128 accepted values of one quantity.
+struct GuardWindow {
+    std::vector<double> values;
+    int next = 0; // the oldest value, overwritten next, once the window is full
+
+    // Summed afresh each time, in a fixed order: 128 additions cost nothing, and a running sum would drift.
+    double z(double x) const {
+        if ((int)values.size() < GUARD_WINDOW) { return std::numeric_limits<double>::quiet_NaN(); }
+        double mean = 0, variance = 0;
+        for (double v : values) { mean += v / GUARD_WINDOW; }
+        for (double v : values) { variance += (v - mean) * (v - mean) / GUARD_WINDOW; }
+        // No smaller than float32's rounding: in a window of equal values the next last digit would be a spike.
+        const double deviation = std::max(std::sqrt(variance), 1e-6 * std::fabs(mean));
+        return deviation > 0 ? (x - mean) / deviation : 0.0;
+    }
+    void push(double x) {
+        if ((int)values.size() < GUARD_WINDOW) {
+            values.push_back(x);
+        } else {
+            values[(size_t)next] = x;
+            next = (next + 1) % GUARD_WINDOW;
+        }
+    }
+    void clear() { values.clear(); next = 0; }
+
+    Json to_json() const { return {{"values", values}, {"next", next}}; }
+    static GuardWindow from_json(const Json& j, const std::string& what) {
+        GuardWindow w;
+        const Json saved = json_at(j, "values", what);
+        check(saved.is_array() && (int)saved.size() <= GUARD_WINDOW,
+              "%s: \"values\": expected an array of at most %d, got %s", what.c_str(), GUARD_WINDOW,
+              json_excerpt(saved).c_str());
+        for (const Json& v : saved) {
+            check(v.is_number(), "%s: \"values\": expected numbers, got %s", what.c_str(), json_excerpt(v).c_str());
+            w.values.push_back(v.get<double>());
+        }
+        w.next = (int)json_int(j, "next", 0, (int)w.values.size() == GUARD_WINDOW ? GUARD_WINDOW - 1 : 0, what);
+        return w;
+    }
+};
+
+struct Verdict {
+    bool skip = false;
+    std::string reason;      // empty unless skip
+    double loss_z, norm_z;   // nan while unknown
+};
+
+struct Guard {
+    double skip_loss_z = 0, skip_norm_z = 0; // limits from the flags, 0 = off
+    GuardWindow loss, norm;
+    int64_t non_finite = 0, spikes = 0; // over the whole run
+    int64_t level_shifts = 0;           // likewise
+    int bad_in_a_row = 0, spikes_in_a_row = 0;
+
+    // Call once a step, after backward and before the update, which must not be applied if `skip`.
+    Verdict judge(double step_loss, double step_norm) {
+        Verdict v;
+        v.loss_z = v.norm_z = std::numeric_limits<double>::quiet_NaN();
+        if (!std::isfinite(step_loss) || !std::isfinite(step_norm)) {
+            v.skip = true;
+            const char* bad = std::isfinite(step_loss) ? "grad norm" : "loss";
+            v.reason = strprintf("non-finite %s (loss %g, grad norm %g)", bad, step_loss, step_norm);
+            non_finite++;
+            bad_in_a_row++;
+            return v;
+        }
+        v.loss_z = loss.z(step_loss);
+        v.norm_z = norm.z(step_norm);
+        const bool loss_spike = skip_loss_z > 0 && v.loss_z > skip_loss_z; // a z of nan is not a spike
+        const bool norm_spike = skip_norm_z > 0 && v.norm_z > skip_norm_z;
+        if (loss_spike || norm_spike) {
+            spikes_in_a_row++;
+            if (spikes_in_a_row < LEVEL_SHIFT_STEPS) {
+                v.skip = true;
+                v.reason = loss_spike
+                    ? strprintf("spike: loss %g has z %+.2f > --skip_loss_z %g", step_loss, v.loss_z, skip_loss_z)
+                    : strprintf("spike: grad norm %g has z %+.2f > --skip_norm_z %g", step_norm, v.norm_z, skip_norm_z);
+                spikes++;
+                bad_in_a_row++;
+                return v;
+            }
+            if (loss_spike) { loss.clear(); }
+            if (norm_spike) { norm.clear(); }
+            level_shifts++;
+        }
+        loss.push(step_loss);
+        norm.push(step_norm);
+        bad_in_a_row = spikes_in_a_row = 0;
+        return v;
+    }
+
+    // True: stop with EXIT_DIVERGED.
+    bool diverged() const { return bad_in_a_row >= MAX_BAD_STEPS; }
+
+    // Doubles survive JSON bit for bit: it is written with as many digits as that takes. No value here can be NaN.
+    Json to_json() const {
+        return {{"loss", loss.to_json()}, {"norm", norm.to_json()}, {"non_finite", non_finite}, {"spikes", spikes},
+                {"level_shifts", level_shifts}, {"bad_in_a_row", bad_in_a_row}, {"spikes_in_a_row", spikes_in_a_row}};
+    }
+    // Everything but the limits, which belong to the flags.
+    void from_json(const Json& j, const std::string& what) {
+        loss = GuardWindow::from_json(json_at(j, "loss", what), what + ": loss");
+        norm = GuardWindow::from_json(json_at(j, "norm", what), what + ": norm");
+        non_finite = json_int(j, "non_finite", 0, INT32_MAX, what);
+        spikes = json_int(j, "spikes", 0, INT32_MAX, what);
+        level_shifts = json_int(j, "level_shifts", 0, INT32_MAX, what);
+        bad_in_a_row = (int)json_int(j, "bad_in_a_row", 0, MAX_BAD_STEPS, what);
+        spikes_in_a_row = (int)json_int(j, "spikes_in_a_row", 0, LEVEL_SHIFT_STEPS, what);
+    }
+};
+
+#endif

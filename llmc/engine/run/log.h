@@ -1,0 +1,256 @@
+// run/log.h -- what a run leaves to plot: <out>/main.log in llm.c's format and <out>/log.jsonl, one object a line.
+//
+//   main.log    s:12 tel:4.1234    s:12 trl:4.2345 lr:0.000300 norm:1.23           (steps count from 0)
+//   log.jsonl   {"kind":"config","encoding":...,"flags":{...}}                     first, if the run trains
+//               {"kind":"train","step":12,"loss":...}   {"kind":"val","step":12,"loss":...}   ...
+//
+// The checkpoint of step s holds the state before update s. A run resumed from it repeats all of step s (validation
+// when due, then the update), so resuming cuts every line of step s and later: the files end up with each line once, as
+// if the run had never stopped. A line goes out in one write(); if a kill does tear the last one, it is cut too.
+#ifndef LLMC_ENGINE_RUN_LOG_H
+#define LLMC_ENGINE_RUN_LOG_H
+
+#include <cmath>
+#include <set>
+
+#include "../../base/common.h"
+#include "../../base/gpu.h"
+#include "../json.h"
+#include "../files/safetensors.h"
+
+// One update, as it is logged and printed. Negative mfu or mem are left out; an mfu of NAN is "n/a", and not logged.
+struct StepRecord {
+    int64_t step = 0; // from 0
+    double loss = 0, lr = 0;
+    double norm = 0;                // of the gradient, before clipping
+    double ms = 0, tok_per_s = 0;
+    double loss_z = NAN, norm_z = NAN;
+    double mfu = -1, mem = -1; // fraction of the device's peak; bytes
+    std::string skipped;       // why the update was not applied; empty = it was
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the console: a line of at most 79 columns for each step, the same columns in every line
+
+// x in `width` columns, with as many decimals as they have room for: 0.512, 29.55, 295.5, 12345
+inline std::string fixed_width(double x, int width) {
+    for (int decimals = width - 2; decimals > 0; decimals--) {
+        const std::string s = strprintf("%*.*f", width, decimals, x);
+        if ((int)s.size() <= width) { return s; }
+    }
+    return strprintf("%*.0f", width, x);
+}
+// A rate in five columns: " 3318", "12.3k", " 425k", "1.27M"
+inline std::string rate_text(double rate) {
+    if (rate < 9999.5) { return strprintf("%5.0f", rate); }
+    return rate < 999500 ? fixed_width(rate / 1e3, 4) + "k" : fixed_width(rate / 1e6, 4) + "M";
+}
+// A z-score in six columns: " +1.2z"; nothing while there is none, as in a run's first 128 steps
+inline std::string z_text(double z) {
+    if (std::isnan(z)) { return ""; }
+    const int decimals = std::fabs(z) < 9.95 ? 1 : 0;
+    return strprintf("%6s", strprintf(" %+.*fz", decimals, z).c_str());
+}
+// The time that is left, in at most three columns up to 99 days: 42s, 75m, 27h, 12d
+inline std::string time_left(double seconds) {
+    if (seconds < 99.5) { return strprintf("%.0fs", seconds); }
+    if (seconds < 99.5 * 60) { return strprintf("%.0fm", seconds / 60); }
+    return seconds < 99.5 * 3600 ? strprintf("%.0fh", seconds / 3600) : strprintf("%.0fd", seconds / 86400);
+}
+// The beginning of a console line: `done` of the run's steps are done
+inline std::string step_text(int64_t done, int64_t steps) {
+    const std::string total = std::to_string(steps);
+    return strprintf("step %*lld/%s | ", std::max(4, (int)total.size()), (long long)done, total.c_str());
+}
+
+// step  1000/18865 | loss 3.424958 +1.2z | norm 0.512 |  425k tok/s 41% MFU | 75m
+// The loss stands in llm.c's columns, which scripts read. The step counts from 1: it is done when its line appears. The
+// learning rate, the milliseconds and the norm's z-score are in log.jsonl.
+inline std::string step_line(const StepRecord& r, int64_t steps, double seconds_left) {
+    const std::string mfu = std::isfinite(r.mfu) ? strprintf("%3.0f%% MFU", 100 * r.mfu) : " n/a MFU";
+    return step_text(r.step + 1, steps) + "loss " + fixed_width(r.loss, 8) + z_text(r.loss_z) +
+           " | norm " + fixed_width(r.norm, 5) + " | " + rate_text(r.tok_per_s) + " tok/s" + (r.mfu < 0 ? "" : mfu) +
+           " | " + time_left(seconds_left) + (r.skipped.empty() ? "" : "\n  SKIPPED: " + r.skipped);
+}
+
+// step   20/74 | val loss 5.270009
+// Validation happens before an update, so the step is the number of updates that the weights have seen.
+// tokens: those that were predicted.
+inline std::string val_line(int64_t step, int64_t steps, double loss, uint64_t tokens) {
+    if (tokens == 0) { return step_text(step, steps) + "no val loss: nothing to predict"; }
+    return step_text(step, steps) + "val loss " + fixed_width(loss, 8);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the files
+
+// The step that a line of main.log or log.jsonl belongs to; -1: to none, it stays; -2: it is damaged, it goes.
+inline int64_t main_log_step(const std::string& line) {
+    long long step = -1;
+    return sscanf(line.c_str(), "s:%lld ", &step) == 1 && step >= 0 ? (int64_t)step : -1;
+}
+inline int64_t json_log_step(const std::string& line) {
+    const Json j = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!j.is_object()) { return -2; }
+    const auto step = j.find("step");
+    return step != j.end() && step->is_number_integer() ? step->get<int64_t>() : -1;
+}
+
+// Leaves the whole lines of steps before `step` (and those of no step) in the file at `path`; true if any had to go.
+inline bool cut_log(const std::string& path, int64_t step, int64_t (*step_of)(const std::string&)) {
+    const std::string text = read_file(path, UINT64_MAX);
+    std::string kept;
+    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+        const int64_t s = step_of(text.substr(at, end - at));
+        if (s == -1 || (s >= 0 && s < step)) { kept.append(text, at, end - at + 1); }
+    }
+    if (kept == text) { return false; }
+    write_text_whole(path, kept);               // a kill here must not lose the log
+    return true;
+}
+
+// A file that is only ever appended to, in whole lines.
+struct LogFile {
+    std::string path, pending; // pending: lines that a full disk refused, tried again with the next one
+    int fd = -1;
+    off_t torn = -1;           // the end of the last whole line, if more is there
+    bool synced = true;        // no line has come since the last fsync
+
+    void open(const std::string& file, bool keep) {
+        path = file;
+        fd = io_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | (keep ? 0 : O_TRUNC));
+        check(fd >= 0, "%s: cannot open the log: %s", path.c_str(), strerror(errno));
+    }
+    // A run must not end because its log cannot be written: a failure is reported once, and tried again with the next
+    // line.
+    void append(const std::string& line) {
+        if (fd < 0) { return; }
+        const bool failing = !pending.empty();
+        pending += line + "\n";
+        synced = false;
+        try { flush(); } catch (const Error& e) {
+            if (failing) { return; }
+            say("warning: %s; the run continues, and its log is written when it can be", e.what());
+        }
+    }
+    // What a failed write leaves of a line is taken back, if need be the next time.
+    void flush() {
+        if (fd < 0 || pending.empty()) { return; }
+        check(torn < 0 || io_truncate(fd, (size_t)torn, path), "%s: cannot truncate: %s", path.c_str(),
+              strerror(errno));
+        torn = -1;
+        const off_t before = lseek(fd, 0, SEEK_END);
+        try { io_write(fd, pending.data(), pending.size(), path); } catch (const Error&) {
+            if (!io_truncate(fd, (size_t)before, path)) { torn = before; }
+            throw;
+        }
+        pending.clear();
+    }
+    LogFile() = default;
+    LogFile(const LogFile&) = delete;
+    LogFile& operator=(const LogFile&) = delete;
+    ~LogFile() { if (fd >= 0) { ::close(fd); } }
+};
+
+// Renames the logs of an earlier run, if they hold anything, to the first .N that both have free.
+inline void set_aside(const std::string& main_path, const std::string& json_path) {
+    const auto holds = [](const std::string& p) { return path_exists(p) && !read_file(p, UINT64_MAX).empty(); };
+    if (!holds(main_path) && !holds(json_path)) { return; }
+    int n = 1;
+    std::string suffix = ".1";
+    while (path_exists(main_path + suffix) || path_exists(json_path + suffix)) { suffix = "." + std::to_string(++n); }
+    for (const std::string& path : {main_path, json_path}) {
+        if (path_exists(path)) { io_rename(path, path + suffix); }
+    }
+    say("warning: the logs of an earlier run, which has no checkpoint here, are now %s and %s",
+        (main_path + suffix).c_str(), (json_path + suffix).c_str());
+}
+
+// A log is a file of the output directory: what a symbolic link leads to belongs to something else.
+inline void check_is_file(const std::string& path) {
+    struct stat st;
+    if (lstat(path.c_str(), &st) != 0) { return; }
+    check(S_ISREG(st.st_mode), "%s: expected a file to write the log to, got %s; move it away", path.c_str(),
+          S_ISLNK(st.st_mode) ? "a symbolic link" : "something else");
+}
+
+// With an empty `out` (no --out, or not the rank that logs) everything here does nothing.
+struct Log {
+    LogFile main_log, json_log;
+    std::string heading;                                // lines that go out with the first record
+    std::set<std::string> stepless;                     // what log.jsonl has that belongs to no step: evaluations
+
+    // resume_step < 0 starts new logs, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
+    // otherwise the run continues with this step.
+    explicit Log(const std::string& out, int64_t resume_step = -1) {
+        if (out.empty()) { return; }
+        io_mkdirs(out);
+        const std::string main_path = out + "/main.log", json_path = out + "/log.jsonl";
+        for (const std::string& path : {main_path, json_path}) { check_is_file(path); }
+        if (resume_step >= 0) {
+            if (path_exists(main_path)) { cut_log(main_path, resume_step, main_log_step); }
+            if (path_exists(json_path)) { cut_log(json_path, resume_step, json_log_step); }
+            if (resume_step < INT64_MAX) { find_stepless(json_path); }
+        } else {
+            set_aside(main_path, json_path);
+        }
+        main_log.open(main_path, resume_step >= 0);
+        json_log.open(json_path, resume_step >= 0);
+    }
+
+    void train(const StepRecord& r) {
+        main_log.append(strprintf("s:%lld trl:%.4f lr:%.6f norm:%.2f", (long long)r.step, r.loss, r.lr, r.norm));
+        Json j = {{"kind", "train"}, {"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.norm}, {"ms", r.ms},
+                  {"tok_per_s", r.tok_per_s}};
+        if (r.mfu >= 0) { j["mfu"] = r.mfu; }
+        if (r.mem >= 0) { j["mem"] = r.mem; }
+        if (!r.skipped.empty()) { j["skipped"] = r.skipped; }
+        record(j);
+    }
+
+    // tokens: those that were predicted; of none there is no loss, null in log.jsonl
+    void val(int64_t step, double loss, double accuracy, uint64_t tokens) {
+        if (tokens > 0) { main_log.append(strprintf("s:%lld tel:%.4f", (long long)step, loss)); }
+        record({{"kind", "val"}, {"step", step}, {"loss", loss}, {"accuracy", accuracy}});
+    }
+
+    void hellaswag(int64_t step, double accuracy) {
+        main_log.append(strprintf("s:%lld eval:%.4f", (long long)step, accuracy));
+        record({{"kind", "hellaswag"}, {"step", step}, {"acc_norm", accuracy}});
+    }
+
+    // Any other object with a "kind". Its "step" lets resuming tell whether it stays. A record of no step that a
+    // resumed run finds there is not written again, as a finished run that is repeated evaluates again; another time
+    // makes no other record. NaN becomes null.
+    void record(const Json& j) {
+        if (!stepless.empty() && stepless.count(untimed(j)) > 0) { return; }
+        json_log.append(heading + json_text(j));
+        heading.clear();
+    }
+
+    static std::string untimed(Json j) {
+        for (const char* key : {"ms", "tok_per_s", "mem"}) { j.erase(key); }
+        return json_text(j);
+    }
+
+    void find_stepless(const std::string& path) {
+        if (!path_exists(path)) { return; }
+        const std::string text = read_file(path, UINT64_MAX);
+        for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+            const std::string line = text.substr(at, end - at);
+            if (json_log_step(line) == -1) { stepless.insert(untimed(Json::parse(line))); }
+        }
+    }
+
+    // Before a checkpoint is published: after a power failure the log must not be shorter than the checkpoint is new.
+    // And at the end: an evaluation whose record is not on the disk has failed.
+    void sync() {
+        for (LogFile* f : {&main_log, &json_log}) {
+            f->flush();
+            if (!f->synced) { io_fsync(f->fd, f->path); }
+            f->synced = true;
+        }
+    }
+};
+
+#endif

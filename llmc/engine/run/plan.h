@@ -1,0 +1,180 @@
+// run/plan.h -- how a run divides its steps: batches, micro-batches and leaves, and the memory that they take.
+#ifndef LLMC_ENGINE_RUN_PLAN_H
+#define LLMC_ENGINE_RUN_PLAN_H
+
+#include "run.h"
+
+// A model that is trained has one base, and one factor. --rope_scaling then says what holds, which --resume compares.
+inline void plan_rope_scaling(Run& r, PositionConfig& position) {
+    if (r.trains) { position.other_theta = 0; }
+    if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
+        position.scaling_factor = std::max(1.0, (double)r.o.T / position.original_length());
+    }
+    r.o.rope_scaling = rope_scaling_text(position);
+}
+
+// The number of ranks to plan for: --as_ranks of --check, or those that there are
+inline int planned_ranks(const Run& r) { return r.o.as_ranks > 0 ? r.o.as_ranks : comm().size; }
+
+// A flag of the run that is resumed, which is a number; if it does not say, `otherwise`
+inline int resumed_flag(const Run& r, const char* name, int otherwise) {
+    const std::string path = r.resumed + "/state.json";
+    const Json options = json_at(read_json(path), "options", path);
+    return options.contains(name) ? (int)json_int(options, name, 0, INT32_MAX, path) : otherwise;
+}
+
+// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh): as many whatever the number of ranks is, so
+// that the bits are the same; a number of ranks that cannot have that tree is refused. A run that is resumed continues
+// with what it had.
+inline void plan_leaves(Run& r) {
+    Options& o = r.o;
+    const int asked = o.leaves, ranks = planned_ranks(r);
+    const int all = r.micro_batches * ranks;
+    r.leaf = 1;
+    if (!r.trains) { o.leaves = 0; return; }
+    if (o.leaves < 0 && !r.resumed.empty()) {
+        const int was = resumed_flag(r, "leaves", 0);
+        o.leaves = was;
+        if (was == 0) { return; }                               // of each micro-batch, on that number of ranks
+        if (all % was != 0) { o.leaves = -1; }                  // other micro-batches than it had
+    }
+    if (o.leaves < 0) { for (o.leaves = 8; all % o.leaves != 0; o.leaves /= 2) {} }
+    if (o.leaves == 0) { o.leaves = all; }
+    const auto fits = [&](int64_t leaves) {                     // every rank has 2^k of them
+        const int64_t mine = leaves / ranks;
+        return leaves % ranks == 0 && mine > 0 && all % leaves == 0 && (ranks == 1 || (mine & (mine - 1)) == 0);
+    };
+    std::string good;
+    for (int64_t n = ranks; n <= all; n *= 2) {
+        if (fits(n)) { good += strprintf("%s%lld", good.empty() ? "" : ", ", (long long)n); }
+    }
+    check(fits(o.leaves), "--leaves %d%s: the %d micro-batches of a step on %s; expected one of %s, for all runs that "
+          "are to have the same bits", asked, asked > 0 ? "" : strprintf(" is %d here", o.leaves).c_str(), all,
+          ranks == 1 ? "1 rank" : strprintf("%d ranks", ranks).c_str(), good.c_str());
+    r.leaf = all / o.leaves;
+}
+
+// Micro-batches of B sequences, which divide r.my_samples
+inline void plan_batch(Run& r, int B) {
+    r.o.B = B;
+    r.micro_batches = r.trains ? r.my_samples / B * r.texts : 0;
+    r.o.leaves = r.asked_leaves;
+    plan_leaves(r);
+}
+
+// Bytes that the planned run takes for the parameters on this rank, as parameters_allocate() will; of what ranks share,
+// the largest share.
+inline double weight_bytes(const Run& r, const Parameters& p) {
+    const int ranks = r.trains && r.o.zero > 0 ? planned_ranks(r) : 1;
+    const double all = (double)p.table.total, share = (double)largest_share(p.table, ranks);
+    const bool rounded = sizeof(floatX) != sizeof(float);       // the float32 weights are an array of their own
+    const double encoding = ranks > 1 ? (double)p.table.blocks[0].size() : 0.0;
+    const double weights = rounded ? sizeof(floatX) * all + 4.0 * (share + encoding) : 4.0 * all;
+    if (!r.trains) { return weights; }
+    const double buffers = gradient_buffers(r.micro_batches / r.leaf);
+    return weights + 8.0 * share + 4.0 * buffers * all;
+}
+
+// Bytes of the host's memory that --checkpoint_async takes: of each rank, where those of a machine share rank 0's part;
+// with --as_ranks, of rank 0 on a machine of its own
+inline double snapshot_bytes(const Run& r, const Parameters& p) {
+    const Options& o = r.o;
+    if (!r.trains || !o.checkpoint_async || o.checkpoint_every == 0 || o.out.empty()) { return 0.0; }
+    const int ranks = planned_ranks(r), here = o.as_ranks > 0 ? 1 : comm().local_size;
+    const double all = (double)p.table.total;
+    const double moments = o.zero > 0 && ranks > 1 ? (double)largest_share(p.table, ranks) : all / here;
+    return 4.0 * all / here + 8.0 * moments;
+}
+// What of it is the memory that the weights are in, too
+inline double snapshot_on_device(const Run& r, const Parameters& p) {
+#if defined(CUDA_BUILD)
+    (void)r, (void)p;
+    return 0.0;
+#else
+    return snapshot_bytes(r, p);
+#endif
+}
+
+// Plans the largest batch that divides the samples of a step and, with what the rest take, fits into `available`
+// bytes; returns it, or 0 if none does. activations(B): bytes for B sequences. Smaller batches take more gradients.
+template <class Bytes>
+int plan_largest_batch(Run& r, const Parameters& p, double available, double buffers, Bytes activations) {
+    for (int B = r.my_samples; B >= 1; B--) {
+        if (r.my_samples % B != 0) { continue; }
+        try {
+            plan_batch(r, B);
+            const double besides = buffers + snapshot_on_device(r, p);
+            if (weight_bytes(r, p) + besides + (double)activations(B) <= available) { return B; }
+        } catch (const Error&) {}                               // --leaves, or a size beyond all bounds
+    }
+    return 0;
+}
+
+// Bytes that the weights and activations of this rank may take
+inline double memory_available() {
+    const double all = (double)device_memory_available(address_space_of_threads(MATMUL_THREAD_BYTES));
+    return all / comm_sharing() - (double)MATMUL_WORKSPACE;
+}
+
+// --B -1 and --recompute -1: the same on all ranks. activations(B): bytes with r.o.recompute. If no batch fits it is 1,
+// and report_run() says so. To recompute less takes memory and no bit changes, so that comes after the batch.
+template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffers, Bytes activations) {
+    const bool least = r.o.recompute < 0;
+    if (least) { r.o.recompute = 1; }
+    if (r.largest_batch) {
+        const int mine = plan_largest_batch(r, p, memory_available(), buffers, activations);
+        plan_batch(r, std::max(1, -comm_max(-mine, "the choice of --B")));
+        r.o.notes.push_back(strprintf("--B -1 is %d here", r.o.B));
+    }
+    if (!least || !r.trains || r.o.as_ranks > 0) { return; }        // the memory of --as_ranks is another machine's
+    r.o.recompute = 0;
+    const double all = weight_bytes(r, p) + buffers + snapshot_on_device(r, p) + (double)activations(r.o.B);
+    r.o.recompute = comm_max(all > 0.9 * memory_available(), "the choice of --recompute");
+}
+
+// The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
+// data (0: there is none). A sample is `texts` texts of T tokens; --total_batch counts one of them.
+template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, int texts = 1) {
+    Options& o = r.o;
+    o.T = config.T;
+    config.position.tile_skip = parse_tile_skip(o.tile_skip);
+    const int reach = position_max_length(config.position);
+    check(o.T <= reach, "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(), reach);
+    if (r.trains && r.resumed.empty() && !config.position.has("learned")) { config.position.T_train = o.T; }
+    plan_rope_scaling(r, config.position);
+    o.window = config.position.mask.window;                         // what holds, which --resume compares
+    o.sinks = config.position.mask.sinks;
+    config.position.settle_parts();
+    r.largest_batch = o.B < 0;
+    check(o.B > 0 || o.list || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
+          "--total_batch, in training: give both, or a number");
+    o.B = std::max(o.B, 1);
+    check(o.as_ranks == 0 || (o.check && r.trains && !r.largest_batch && comm().size == 1), "--as_ranks plans a "
+          "training on other machines: expected --check and a number as --B, in one process");
+    check(!o.heads || !o.eval_lengths.empty(), "--heads: expected --eval_lengths, too");
+    check(!o.heads || comm().size == 1, "--heads: expected one process, got %d", comm().size);
+#if defined(CUDA_BUILD)
+    check(!o.heads, "--heads: this program was built for GPUs; expected train_gpt2 or train_bert, which read the same "
+          "checkpoints");
+#endif
+    const int ranks = planned_ranks(r);
+    if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * ranks; }
+    const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
+    check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX / texts,
+          "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B,
+          o.T, of_ranks.c_str(), (long long)o.B * o.T * ranks);
+    r.samples = (int)(o.total_batch / o.T);
+    r.my_samples = r.samples / ranks;
+    r.texts = texts;
+    if (r.trains && !r.resumed.empty() && resumed_flag(r, "zero", 1) == 2) {
+        o.notes.push_back(strprintf("--zero 2 of the resumed run is --zero %d now, which may round sums otherwise",
+                                    o.zero));
+    }
+    r.asked_leaves = o.leaves;
+    plan_batch(r, o.B);
+    if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
+    check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",
+          INT32_MAX, (long long)o.steps);
+}
+
+#endif

@@ -1,0 +1,256 @@
+// run/program.h -- what a trainer's program does that has nothing to do with training: memory before it is allocated,
+// signals, --list, and errors that become exit codes.
+#ifndef LLMC_ENGINE_RUN_PROGRAM_H
+#define LLMC_ENGINE_RUN_PROGRAM_H
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <csignal>
+#include <ctime>
+#include <new>
+
+#include "../../base/tensor.h"
+#include "../ranks/comm.h"
+#include "../ranks/fork.h"
+#include "flag_parser.h"
+#include "guard.h"
+
+// Address space that the threads take beyond the run's own arrays; product_bytes: a library's, in each thread, at its
+// first product
+inline size_t address_space_of_threads(size_t product_bytes) {
+    const size_t per_thread = (size_t)80 << 20;         // 8 MiB of stack, 64 MiB of the C library's heap, and some more
+    const size_t threads = (size_t)max_threads();
+    return product_bytes == 0 ? 0 : threads * product_bytes + (threads + 1) * per_thread;   // one is in the background
+}
+
+// Refuses what cannot fit before anything is allocated. smaller(available): the largest --B that would fit, or 0
+template <class Smaller>
+void check_memory(double bytes, double available, const std::string& what, Smaller smaller) {
+    if (comm().rank == 0) {
+        fprintf(stderr, "memory: %s needed (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(),
+                format_bytes(available).c_str());
+    }
+    if (bytes <= available) { return; }
+    const int fits = smaller(available);
+    std::string hint = "not even --B 1 would fit; try a smaller --model or --T, or a smaller --total_batch";
+    if (fits >= 1) { hint = strprintf("--B %d would fit", fits); }
+    die(EXIT_OUT_OF_MEMORY, "the run needs %s of memory, but %s are available; %s", format_bytes(bytes).c_str(),
+        format_bytes(available).c_str(), hint.c_str());
+}
+
+// The same for the host, which holds the ids and targets of all micro-batches of a step at once, and the snapshot of
+// --checkpoint_async, 0 if there is none.
+inline void check_host_memory(double tokens, double snapshot) {
+    const double available = (double)host_memory_available() / comm().local_size, bytes = tokens + snapshot;
+    if (bytes <= available) { return; }
+    const std::string and_copy = " and the copy of --checkpoint_async need ";
+    die(EXIT_OUT_OF_MEMORY, "the tokens of a step%s%s of the host's memory, but %s are available; try a smaller "
+        "--total_batch%s", snapshot > 0 ? and_copy.c_str() : " need ", format_bytes(bytes).c_str(),
+        format_bytes(available).c_str(), snapshot > 0 ? " or --checkpoint_async 0" : "");
+}
+
+// Refuses to begin where a limit of address space (ulimit -v) would make a library hang. besides: what the run has
+// taken by then
+inline void check_address_space(size_t product_bytes, double besides) {
+    if (product_bytes == 0) { return; }
+    const size_t all = address_space_of_threads(product_bytes) + (size_t)besides;
+    void* p = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) {
+        die(EXIT_OUT_OF_MEMORY, "%s of address space are wanted, most of them for the matrix products of %d threads; "
+            "raise `ulimit -v`, take fewer --threads, or build with BLAS=0", format_bytes((double)all).c_str(),
+            max_threads());
+    }
+    munmap(p, all);
+}
+
+// Why the last checkpoint of this run is not there, "" if it is: what is left to do is done before that ends the
+// program.
+inline std::string not_saved;
+
+// Each of STOP_SIGNALS requests a checkpoint and an end after this step. A second SIGINT ends at once, unless a
+// checkpoint is just being written: after that the run ends by itself.
+inline volatile sig_atomic_t saving = 0;        // a checkpoint is being written
+inline bool has_trained = false;                // the result is a checkpoint, and stdout only tells of it
+inline void catch_signals() {
+    has_trained = true;
+    saving = 0;
+    struct sigaction action = {};
+    action.sa_handler = [](int number) {
+        if (number == SIGINT && stop_signal != 0 && !saving) {
+            signal(SIGINT, SIG_DFL);
+            raise(SIGINT);
+        }
+        stop_signal = number;
+    };
+    action.sa_flags = SA_RESTART;
+    for (int number : STOP_SIGNALS) {
+        struct sigaction before = {};
+        sigaction(number, nullptr, &before);
+        if (number == SIGHUP && before.sa_handler == SIG_IGN) { continue; }     // started by nohup
+        sigaction(number, &action, nullptr);
+    }
+}
+inline void release_signals() {
+    for (int number : STOP_SIGNALS) { if (signal(number, SIG_DFL) == SIG_IGN) { signal(number, SIG_IGN); } }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// --list, errors
+
+inline void print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
+    printf("%-12s %7s %10s %8s %12s %6s   in a checkpoint\n", "tensor", "layers", "rows", "cols", "elements", "decay");
+    for (const TensorSpec& s : table.specs) {
+        std::string names;
+        for (const FileTensor& f : files) {
+            if (f.tensor != s.name || f.layer != 0) { continue; }
+            names += names.empty() ? "" : ", ";
+            names += f.name + (f.transposed ? "^T" : "");
+        }
+        const std::string layers = s.layers > 0 ? std::to_string(s.layers) : "-";
+        const std::string cols = s.cols > 0 ? std::to_string(s.cols) : "-";
+        printf("%-12s %7s %10zu %8s %12zu %6s   %s\n", s.name.c_str(), layers.c_str(), s.rows, cols.c_str(), s.size(),
+               s.decay ? "yes" : "no", names.c_str());
+    }
+    size_t in_files = 0;
+    for (const FileTensor& f : files) { in_files += f.rows * table.specs[(size_t)table.index(f.tensor)].row_size(); }
+    printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
+}
+
+// The very first thing of a program: a file that it opens must not get the number of a closed stdin, stdout or stderr,
+// since what is printed would then be written into that file.
+inline void open_closed_descriptors() {
+    for (int fd = 0; fd <= 2; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) { continue; }
+        if (open("/dev/null", O_RDWR) != fd) { _exit(EXIT_DEVICE); }        // the lowest free number is fd
+    }
+}
+
+// Prints an error and returns its code; takes no memory if there is none.
+inline int report_error(int code, const char* message) {
+    try { return comm_report(code, message); } catch (const std::bad_alloc&) {}
+    fprintf(stderr, "error: %s\n", message);
+    return code;
+}
+
+// The same with the exception that is being handled; -1: it is of a kind that nothing here throws.
+inline int report_exception() {
+    char message[400];
+    try {
+        throw;
+    } catch (const Error& e) {
+        return report_error(e.code, e.what());
+    } catch (const std::bad_alloc&) {
+        snprintf(message, sizeof(message), "out of memory while %s: the host has no more, or `ulimit -v` forbids it",
+                 doing);
+    } catch (const std::length_error&) {
+        snprintf(message, sizeof(message), "out of memory while %s: a size beyond what any machine has", doing);
+    } catch (const std::system_error& e) {
+        snprintf(message, sizeof(message), "cannot create a thread while %s: %s (limits of memory or of processes?)",
+                 doing, e.what());
+    } catch (...) {
+        return -1;
+    }
+    return report_error(EXIT_OUT_OF_MEMORY, message);
+}
+
+// What ends a process past main(): an exception in a destructor or in a thread of OpenMP, where nothing can catch it,
+// and a library that calls exit(1), as OpenMP does when it finds no memory. A run that ends here has lost no more than
+// one that is killed.
+inline bool passes_code_on = false;             // what the program ends with is another's exit code, which may be 1
+inline void report_sudden_ends() {
+    std::set_terminate([] {
+        const int code = std::current_exception() ? report_exception() : -1;
+        if (code < 0) { abort(); }
+        _exit(code);
+    });
+    const auto ended = [](int code, void*) {
+        if (code != EXIT_FAILURE || passes_code_on) { return; }         // 1 is not a code of ours
+        fprintf(stderr, "error: a library ended the program while %s: no memory, or no thread?\n", doing);
+        _exit(EXIT_OUT_OF_MEMORY);
+    };
+    on_exit(ended, nullptr);
+}
+
+// The commit, which the Makefile links in
+extern "C" __attribute__((weak)) const char build_commit[];
+
+// "train_gpt2 25e689e1ab, float32, CPU with AVX2, compiler 12.2.0"
+inline std::string version_text(const char* program) {
+    const char* commit = build_commit;
+    const char* name = strrchr(program, '/');
+#if defined(CUDA_BUILD)
+    const char* device = "CUDA";
+#else
+    const char* device = "CPU";
+#endif
+#if defined(__CUDA_ARCH_LIST__)
+#define ARCH_TEXT_(...) #__VA_ARGS__
+#define ARCH_TEXT(...) ARCH_TEXT_(__VA_ARGS__)
+    const char* arch = " sm " ARCH_TEXT(__CUDA_ARCH_LIST__);
+#elif defined(__AVX512F__)
+    const char* arch = " with AVX-512";
+#elif defined(__AVX2__)
+    const char* arch = " with AVX2";
+#else
+    const char* arch = "";
+#endif
+    const char* precision = sizeof(floatX) == 2 ? "bf16" : "float32";
+    return strprintf("%s %s, %s, %s%s, compiler %s", name != nullptr ? name + 1 : program,
+                     commit != nullptr ? commit : "of an unknown commit", precision, device, arch, __VERSION__);
+}
+
+// The first record of a training's log.jsonl, which --config reads
+inline Json config_record(const Options& o, const Json& encoding) {
+    const time_t now = time(nullptr);
+    char text[32];
+    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    Json flags = options_json(o);
+    flags.erase("config");                      // the flags that it gave are among the rest
+    const char* commit = build_commit;
+    return {{"kind", "config"}, {"commit", commit != nullptr ? Json(commit) : Json()}, {"time", text},
+            {"encoding", encoding}, {"flags", flags}};
+}
+
+// What has to be known before the ranks know of each other. A flag that is wrong is reported later, by one of them.
+inline Options flags_of_the_start(int argc, char** argv, Program trainer) {
+    try { return parse_options(argc, argv, trainer); } catch (const Error&) { return Options(trainer); }
+}
+
+// Runs a trainer's main on all ranks and turns what it throws into a message and an exit code.
+template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
+    try {
+        if (!isfinite_works()) {
+            die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it by the Makefile");
+        }
+        signal(SIGXFSZ, SIG_IGN);               // a file beyond `ulimit -f` is a write error with a message
+        signal(SIGPIPE, SIG_IGN);               // `| head` closes the console, and must not end the run
+        const Options o = flags_of_the_start(argc, argv, trainer);
+        if (o.version) {
+            printf("%s\n", version_text(argv[0]).c_str());
+            return 0;
+        }
+        const Names words(argv, argv + argc);
+        comm().timeout = o.collective_timeout;
+        Launch launch = find_launch();
+        const int ranks = std::max(o.ranks, o.gpus);
+        if (ranks > 1 && !o.help && launch.size == 1) {
+            int code = 0;
+            passes_code_on = fork_ranks(ranks, o.gpus > 1 ? "--gpus" : "--ranks", launch, code);
+            if (passes_code_on) { return code; }
+        }
+        comm_init(launch, words);
+        not_saved.clear();
+        const int code = program(argc, argv);
+        check(not_saved.empty(), "%s", not_saved.c_str());
+        const bool printed = fflush(stdout) == 0 && ferror(stdout) == 0;
+        check(printed || has_trained, "cannot write to stdout");
+        return comm_finish(code);
+    } catch (const std::exception&) {
+        const int code = report_exception();
+        if (code < 0) { throw; }
+        return code;
+    }
+}
+
+#endif

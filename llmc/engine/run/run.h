@@ -1,0 +1,396 @@
+// run/run.h -- a run of a trainer around its model: its state, its batches, weights and checkpoints, the end of a step.
+#ifndef LLMC_ENGINE_RUN_RUN_H
+#define LLMC_ENGINE_RUN_RUN_H
+
+#include "../../base/gpu.h"
+#include "../../matmul.cuh"
+#include "../model.cuh"
+#include "../ranks/patience.h"
+#include "config.h"
+#include "data_record.h"
+#include "log.h"
+#include "program.h"
+#include "same_on_ranks.h"
+#include "save.h"
+#include "schedule.h"
+#include "vocabulary.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// the state of a run: all that resuming needs but the weights and moments
+
+struct RunState {
+    int64_t step = 0;           // the next step
+    int64_t updates = 0;        // updates applied: AdamW's t. A skipped step does not count
+    uint64_t sample = 0;        // the next sample of the order
+    Guard guard;
+    std::string plans;          // of the matrix products (plans.h); "": none
+
+    Json to_json(const Options& options) const {
+        return {{"step", step}, {"updates", updates}, {"sample", sample}, {"guard", guard.to_json()},
+                {"plans", plans}, {"options", options_json(options)}};
+    }
+    void from_json(const Json& j, const Options& options, const std::string& what) {
+        check_resumed_options(options, json_at(j, "options", what), what);
+        step = json_int(j, "step", 0, INT32_MAX, what);
+        updates = json_int(j, "updates", 0, step, what);
+        sample = (uint64_t)json_int(j, "sample", 0, INT64_MAX, what);
+        guard.from_json(json_at(j, "guard", what), what);
+        plans = j.contains("plans") ? json_string(j, "plans", what) : "";
+    }
+};
+
+// A run of a trainer: its flags and all that belongs to it but the model.
+struct Run {
+    Options o;
+    Gpu gpu;
+    bool trains = false;                                        // else a model is used, listed or checked
+    int samples = 0;                                            // of an update
+    int my_samples = 0, micro_batches = 0;                      // of them, this rank's
+    int texts = 1;                                              // sequences in a sample
+    bool largest_batch = false;                                 // --B -1, which is 1 until fit_memory()
+    int asked_leaves = -1, leaf = 1;                            // --leaves; micro-batches that share a gradient
+    std::unique_ptr<OutputLock> lock;
+    std::string resumed, source;                                // the checkpoint to continue; where weights come from
+    std::unique_ptr<Tokenizer> tokenizer;
+    std::string data;                                           // for the banner: see data_text
+    RunState state;
+    std::unique_ptr<DataRecord> record;                         // of the rank that writes checkpoints
+    std::unique_ptr<Log> log;
+    std::shared_ptr<SaveInHand> save;                           // while a checkpoint is being written
+    std::shared_ptr<Snapshot> snapshot;                         // with --checkpoint_async
+    bool said_waiting = false;                                  // for a checkpoint
+    int64_t first_step = 0;
+    double step_seconds = 0;                                    // smoothed
+
+    // The i-th of this rank in the next step: see gradients.cuh
+    uint64_t sample(int i) const {
+        return (o.overfit ? 0 : state.sample) + (uint64_t)(comm().rank * my_samples + i);
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// before the work: what there is to do, and with how much data
+
+// The files of a flag; only GPT-2's training takes rows. When none matches, the message names the script for it.
+inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
+    const Doing opening("opening the data");
+    const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
+    const std::string command = data_command(pattern, o.program);
+    try {
+        if (!command.empty()) { expand_pattern(pattern); }
+    } catch (const Error& e) {
+        die(e.code, "%s %s: no such file; this writes it: %s", flag, pattern.c_str(), command.c_str());
+    }
+    return std::make_unique<TokenFiles>(pattern, flag, vocab, o.program == GPT2_FLAG && &pattern == &o.train_files);
+}
+
+inline std::vector<std::string> file_paths(const TokenFiles& files) {
+    std::vector<std::string> paths;
+    for (const Shard& s : files.shards) { paths.push_back(s.path); }
+    return paths;
+}
+
+// Keeps a record of the files of a flag, TokenFiles or Documents or null, for the checkpoints of a run. All ranks must
+// have the same ones.
+template <class Files> void record_data(Run& r, const Files* files) {
+    if (files == nullptr) { return; }
+    const Doing recording("keeping a record of the data");
+    check_same_files(files->flag, file_paths(*files));
+    if (!r.trains || r.o.out.empty() || comm().rank > 0) { return; }
+    if (!r.record) { r.record = std::make_unique<DataRecord>(r.o.allow_change); }
+    r.record->add(files->flag.substr(2), file_paths(*files));
+}
+
+// Settles what there is to do. `uses`: the flags request a use of a trained model; use_flags names them.
+inline void begin_run(Run& r, bool uses, const char* use_flags) {
+    const Doing looking("looking for a checkpoint");
+    const Options& o = r.o;
+    const std::pair<const char*, int> numbers[] = {{"ranks", o.ranks}, {"gpus", o.gpus}};
+    for (const auto& [flag, n] : numbers) {
+        check(!o.is_given(flag) || n == comm().size, "--%s %d: a launcher has started %d processes; leave out one of "
+              "the two", flag, n, comm().size);
+    }
+#if !defined(CUDA_BUILD)
+    check(!o.is_given("gpus"), "--gpus: this program was built for CPUs; expected --ranks, or train_gpt2cu");
+#endif
+    check_same_program();
+    check_same_flags(o);
+    check_before_data(o);
+    set_threads(comm_threads(o.threads));
+    r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work
+    comm_connect_devices(o.host_exchange);
+    r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
+    check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
+    check(r.trains || o.list || !o.load.empty() || o.resume,
+          "%s want a model: --load, or --steps to train one first", use_flags);
+    const bool first = comm().rank == 0;                        // who writes, and finds what is there for all
+    // the directory is locked and put in order before a checkpoint is chosen from it; all of its bytes are read
+    if (o.resume) {
+        rank0_works([&] {
+            if (!o.list && !o.check && is_directory(o.out)) {
+                r.lock = std::make_unique<OutputLock>(o.out);
+                clean_output_directory(o.out);
+            }
+            r.resumed = find_checkpoint(o.out, o.no_fallback);
+        }, "choice of the checkpoint");
+    }
+    r.resumed = comm_text(r.resumed, "choice of the checkpoint");
+    r.source = r.resumed.empty() ? find_weights(o.load) : r.resumed;
+    if (!r.source.empty()) { check_same_model(r.resumed.empty() ? "--load" : "--resume", r.source); }
+    check(o.resume != 2 || !r.resumed.empty(),
+          "--resume 2: expected a checkpoint in %s, found none; is --out right, and its disk mounted?", o.out.c_str());
+    if (o.resume && r.resumed.empty() && first && !o.list) {
+        say("--resume 1: there is no checkpoint in %s; this run starts at step 1", o.out.c_str());
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// weights and checkpoints
+
+// params: the float32 weights, laid out as the table says
+inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* params, const Json& config) {
+    Checkpoint c;
+    c.table = &p.table;
+    c.files = &p.files;
+    c.params = params;
+    c.m = p.m;
+    c.v = p.v;
+    c.complete = !p.shares;
+    for (size_t b = 0; p.shares && b < p.owned.size(); b++) {
+        for (TensorPiece piece : p.table.pieces(p.owned[b])) {
+            piece.at = p.moment_at(b, piece.at);
+            c.held.push_back(piece);
+        }
+    }
+    c.config = config;
+    c.state = r.state.to_json(r.o);
+    if (r.record) { c.state["data"] = r.record->json(); }
+    if (has_hf_code(config)) { c.extra.push_back({HF_FILE, hf_code()}); }
+    for (const auto& file : vocabulary_files(r.tokenizer.get(), config)) { c.extra.push_back(file); }
+    return c;
+}
+
+// How many more checkpoints than now --out will hold at the most, which is while the last one is written.
+inline int64_t checkpoints_to_come(const Run& r) {
+    const Options& o = r.o;
+    const int64_t every = o.checkpoint_every, keep = o.keep;
+    const int64_t from = r.state.step / every;                  // checkpoints that were due until now
+    const int64_t saves = r.state.step < o.steps ? ceil_div(o.steps, every) - from : 0;
+    if (keep == 0) { return saves; }
+    int64_t old = 0;                                            // that will make room
+    for (int step : list_checkpoints(o.out)) { old += o.major == 0 || step % o.major != 0; }
+    int64_t come = std::min(saves, keep + 1 - std::min(old, keep));
+    if (o.major > 0 && saves > keep + 1) {                      // of those before the last ones, the ones that stay
+        const int64_t both = std::lcm(every, (int64_t)o.major);
+        come += (from + saves - keep - 1) * every / both - from * every / both;
+    }
+    return come;
+}
+
+// Takes possession of --out and fills p, allocated for r.micro_batches: initial values, a checkpoint's, or --load's;
+// tensors in `optional` may be missing there. `config` is the config.json of the model.
+inline void load_run(Run& r, Parameters& p, const Json& config, const std::vector<FileTensor>& optional) {
+    const Doing loading("preparing the weights");
+    const Options& o = r.o;
+    const bool first = comm().rank == 0;
+    if (!o.out.empty() && r.trains && first) {
+        if (!r.lock) { r.lock = std::make_unique<OutputLock>(o.out); }
+        clean_output_directory(o.out);
+        check(o.resume || list_checkpoints(o.out).empty(),
+              "--out %s: holds checkpoints of an earlier run; continue it with --resume 1, or give another directory",
+              o.out.c_str());
+    }
+    if (!o.out.empty() && r.trains && o.zero > 0 && o.checkpoint_every > 0) { check_shared_directory(o.out); }
+    p.leaf = r.leaf;
+    p.zero = o.zero;
+    const uint64_t seed = (uint64_t)o.seed;
+    parameters_allocate(p, seed, r.micro_batches);
+    if (!r.resumed.empty()) {
+        const Checkpoint c = checkpoint_view(r, p, nullptr, config);
+        const CheckpointReader reader(r.resumed, c);
+        r.state.from_json(reader.state, o, r.resumed + "/state.json");
+        if (r.record) { r.record->resume(reader.state, r.resumed + "/state.json"); }
+        const auto fill = [&](float* data, Slice block) { reader.read_parameters(data, block); };
+        set_master(p, seed, (int)r.state.updates, fill);
+        reader.read_moments();
+        printf("resumed from %s\n", printable(r.resumed, LONGEST_MESSAGE).c_str());
+    } else if (!o.load.empty()) {
+        const WeightReader reader(r.source, p.table, p.files, optional);
+        set_master(p, 0, 0, [&](float* data, Slice block) {
+            if (!reader.complete) { fill_initially(p, data, block, seed); }
+            reader.read(data, block);
+        });
+    }
+    check_same_loaded(p, !r.resumed.empty(), r.state.to_json(o));
+    if (r.lock != nullptr && o.checkpoint_every > 0) {
+        check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, p.master, config)), checkpoints_to_come(r));
+    }
+    if (o.checkpoint_async && o.checkpoint_every > 0 && !o.out.empty() && r.trains) {
+        const size_t moments = p.held.back() + p.owned.back().size();
+        const size_t weights = first ? p.table.total : 0;       // that this rank saves
+        r.snapshot = std::make_shared<Snapshot>(weights, first || p.shares ? moments : 0);
+    }
+    r.state.guard.skip_loss_z = o.skip_loss_z;
+    r.state.guard.skip_norm_z = o.skip_norm_z;
+    r.first_step = r.state.step;
+    int64_t keep_before = INT64_MAX;                            // a use of a model adds to the logs
+    if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
+    r.log = std::make_unique<Log>(first ? o.out : "", keep_before);
+    if (keep_before < 0) { r.log->heading = json_text(config_record(o, config.at("position"))) + "\n"; }
+}
+
+// All ranks must have the same parameters.
+inline void check_replicas(Parameters& p) {
+    if (comm().size == 1) { return; }
+    std::string who;
+    settle_weights(p);
+    const size_t words = p.table.total * sizeof(floatX) / sizeof(float);
+    const bool agree = comm_replicas_agree(replica_hash((const float*)p.weights, words, p.stream), &who);
+    check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
+}
+
+// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1) write their own at the same
+// time; else rank 0 writes all.
+inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on) {
+    const Doing saving_step("saving a checkpoint");
+    const double begun = wall_seconds();
+    check_replicas(p);
+    const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
+    r.save = std::make_shared<SaveInHand>(r.o, (int)r.state.step, c, p.shares, trains_on ? r.snapshot : nullptr);
+    r.save->begin(*r.log, begun);
+}
+
+// Continues the current checkpoint, if there is one: to its end, or as far as the disk has come. must: an error if
+// it cannot be saved
+inline void go_on_saving(Run& r, bool to_the_end, bool must) {
+    if (!r.save) { return; }
+    const Doing saving_step("saving a checkpoint");
+    const Options& o = r.o;
+    if (!r.save->go_on(to_the_end)) { return; }
+    const std::shared_ptr<SaveInHand> done = std::move(r.save);
+    const int64_t step = r.state.step, of = done->save.step;
+    const bool first = comm().rank == 0, last = of >= o.steps;
+    const std::string& failure = done->failure;
+    check(failure.empty() || !(must || o.on_save_error == "stop"), "%s", failure.c_str());
+    if (last) { not_saved = failure; }
+    if (first && failure.empty()) {
+        done->say_saved();
+    } else if (first) {
+        const int64_t from = of == step ? step + 1 : step;      // no checkpoint is due, or was tried, before
+        const int64_t due_in = std::min(round_up(from, (int64_t)o.checkpoint_every), o.steps) - step;
+        const std::string when = due_in > 0 ? strprintf("in %lld steps", (long long)due_in) : "now";
+        std::string next = "what else was requested is done first";
+        if (!last) { next = "training continues, the next checkpoint is due " + when; }
+        say("warning: %s; %s (--on_save_error stop would end it)", failure.c_str(), next.c_str());
+    }
+}
+
+inline int stopped_by(const Run& r, int signal) {
+    const long long step = (long long)r.state.step;
+    const std::string where = step >= r.o.steps ? "after the last step" : strprintf("before step %lld", step + 1);
+    if (comm().rank == 0) {
+        say("stopped by signal %d %s%s", signal, where.c_str(),
+            r.o.out.empty() ? "; without --out nothing is kept" : "; continue with --resume 1");
+    }
+    return EXIT_INTERRUPTED;
+}
+
+// Before the update of step r.state.step: saves if that is due. Returns -1 to continue, else the run's exit code.
+inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
+    const Options& o = r.o;
+    const int64_t step = r.state.step;
+    const int signal = comm_max((int)stop_signal, "signals");
+    const bool last = step >= o.steps, stop = signal != 0;
+    const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
+    if (step > r.first_step && step % REPLICAS_EVERY == 0) { check_replicas(p); }
+    const bool saves = !o.out.empty() && step > r.first_step && (due || stop);
+    go_on_saving(r, false, false);
+    if (saves) {
+        if (r.save && !stop && !last && !r.said_waiting && comm().rank == 0) {
+            say("warning: training waits, as step %d is still being saved: --checkpoint_every %d is too often for this "
+                "disk", r.save->save.step, o.checkpoint_every);
+            r.said_waiting = true;
+        }
+        go_on_saving(r, true, false);
+        const bool trains_on = r.snapshot && !stop && !last;
+        begin_save(r, p, config, trains_on);
+        go_on_saving(r, !trains_on || !r.save->failure.empty(), stop);
+    }
+    if (!stop) { return last ? 0 : -1; }
+    return stopped_by(r, signal);
+}
+
+// The exit code after a trained model's use, which a signal may have cut short: then the resumed run repeats it. A use
+// whose records cannot be written has failed.
+inline int leave_use(const Run& r) {
+    const int signal = r.trains ? comm_max((int)stop_signal, "signals") : 0;
+    if (signal != 0) { return stopped_by(r, signal); }
+    rank0_works([&] { if (not_saved.empty()) { r.log->sync(); } }, "the log");     // else that is the error
+    return 0;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the end of a step
+
+// When a step begins; --profile looks at its kernels from here on.
+inline double start_step(const Run& r) {
+    if (r.o.profile == r.state.step + 1) { profile_begin(); }
+    return wall_seconds();
+}
+
+// Judges the gradient of a step that began at `start` (wall_seconds) and took this many tokens, applies it, reports and
+// counts the step. token_flops: see flops_per_token in gpu.h
+inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens,
+                        double token_flops) {
+    const Options& o = r.o;
+    StepRecord s;
+    s.loss = gradient.loss;
+    s.norm = gradient.norm;
+    s.step = r.state.step;
+    s.mem = (double)device_memory_used();
+    s.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, s.step);
+    const bool asked = gradient.targets > 0;                    // else there is nothing to learn, nor to judge
+    const Verdict verdict = asked ? r.state.guard.judge(s.loss, s.norm) : Verdict{true, "", NAN, NAN};
+    if (!asked) {
+        s.skipped = "nothing to predict in any sequence of this step";
+    } else if (verdict.skip) {
+        const std::string bad = first_bad_tensor(p, gradient.grads);
+        s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
+    } else {
+        r.state.updates++;
+        const double scale = o.clip > 0 && s.norm > o.clip ? o.clip / s.norm : 1.0;
+        const AdamW adamw = {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay,
+                             (float)scale, (int)r.state.updates, (uint64_t)o.seed};
+        update_parameters(p, gradient.grads, adamw);
+    }
+    const double seconds = wall_seconds() - start;
+    const std::string kernels = profile.on ? profile_end(start) : "";
+    r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
+    s.ms = 1e3 * seconds;
+    s.tok_per_s = tokens / seconds;
+    if (r.gpu.sms > 0) {
+        const double peak = peak_flops(r.gpu, sizeof(floatX) == 2);
+        s.mfu = model_flops_utilization(s.tok_per_s / comm().size, token_flops, peak);
+    }
+    s.loss_z = verdict.loss_z;
+    s.norm_z = verdict.norm_z;
+    const bool shown = (s.step + 1) % o.log_every == 0 || s.step == r.first_step || s.step + 1 == o.steps;
+    if (shown || verdict.skip) {
+        printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
+        fflush(stdout);
+    }
+    if (!kernels.empty() && comm().rank == 0) {
+        printf("profile of step %lld, by %s\n%s", (long long)s.step + 1, PROFILED_BY, kernels.c_str());
+        fflush(stdout);
+    }
+    r.log->train(s);
+    r.state.step++;
+    r.state.sample += (uint64_t)r.samples;
+    if (r.state.guard.diverged()) {
+        go_on_saving(r, true, false);
+        die(EXIT_DIVERGED, "%d updates in a row were skipped, the last at step %lld: %s", MAX_BAD_STEPS,
+            (long long)s.step + 1, s.skipped.c_str());
+    }
+}
+
+#endif

@@ -1,0 +1,200 @@
+// text/bpe.h -- byte-level byte-pair encoding: a word starts as its bytes, and neighbours are merged in the order of a
+// list.                                                Sennrich et al. 2016; Radford et al. 2019
+//
+// Merges have ranks. Of all neighbours in a word, the pair of the least rank is merged first, so that encoding replays
+// the order in which the merges were learned: "l o w e r" -> "lo w e r" -> "low e r" -> "low er" -> "lower".
+#ifndef LLMC_ENGINE_TEXT_BPE_H
+#define LLMC_ENGINE_TEXT_BPE_H
+
+#include <functional>
+#include <unordered_map>
+
+#include "../../base/common.h"
+#include "words.h"
+
+struct Bpe {
+    struct Merge { int rank, id; };                 // id: of the token that the two become
+    std::unordered_map<uint64_t, Merge> merges;     // by two ids, left << 32 | right
+    std::vector<int> byte_ids;                      // [256] the id of each single byte
+
+    // Looks up the 256 bytes, which every word starts as. Returns "", or the reason why the vocabulary cannot encode.
+    std::string find_bytes(const std::vector<std::string>& tokens) {
+        byte_ids.assign(256, -1);
+        for (size_t id = 0; id < tokens.size(); id++) {
+            if (tokens[id].size() != 1) { continue; }
+            int& of = byte_ids[(unsigned char)tokens[id][0]];       // -1, or the token that has this byte
+            if (of >= 0) { return strprintf("tokens %d and %zu are the same byte", of, id); }
+            of = (int)id;
+        }
+        for (size_t b = 0; b < 256; b++) {
+            if (byte_ids[b] < 0) { return strprintf("no token is the byte 0x%02zX", b); }
+        }
+        return "";
+    }
+
+    // Appends the ids of a word. The pair of the least rank is merged, of equal pairs the leftmost, until none is left.
+    //
+    // The parts are a linked list over the word's bytes, and the pairs wait in a heap, so that a word of n bytes takes
+    // O(n log n): a "word" may be a megabyte of one letter. A merge changes the pairs on both sides; instead of looking
+    // for their old entries in the heap, we push the new ones and skip each entry whose pair has changed meanwhile.
+    void encode_word(const std::string& word, std::vector<int>& ids) const {
+        const int n = (int)word.size();
+        std::vector<int> id(n);                     // of the part that begins at this byte; -1: merged into another
+        std::vector<int> before(n), after(n);       // where the neighbouring parts begin
+        std::vector<uint64_t> heap;                 // rank << 32 | where the pair begins: the least is next
+        const std::greater<uint64_t> least;
+        const auto propose = [&](int i) {           // the pair that begins at i, if there is such a merge
+            const bool pair = i >= 0 && after[i] < n;
+            const Merge* m = pair ? find(id[i], id[after[i]]) : nullptr;
+            if (m == nullptr) { return; }
+            heap.push_back((uint64_t)m->rank << 32 | (uint32_t)i);
+            std::push_heap(heap.begin(), heap.end(), least);
+        };
+        for (int i = 0; i < n; i++) {
+            id[i] = byte_ids[(unsigned char)word[i]];
+            before[i] = i - 1;
+            after[i] = i + 1;
+        }
+        for (int i = 0; i < n; i++) { propose(i); }
+        while (!heap.empty()) {
+            const int i = (int)(uint32_t)heap.front();              // the left part of the pair
+            const int rank = (int)(heap.front() >> 32);
+            const int j = after[i];                                 // the right part
+            std::pop_heap(heap.begin(), heap.end(), least);
+            heap.pop_back();
+            const Merge* m = id[i] >= 0 && j < n ? find(id[i], id[j]) : nullptr;
+            if (m == nullptr || m->rank != rank) { continue; }      // out of date: a merge has taken one of the two
+            id[i] = m->id;                          // i takes over j, which leaves the list
+            id[j] = -1;
+            after[i] = after[j];
+            if (after[i] < n) { before[after[i]] = i; }
+            propose(before[i]);                     // the two pairs that the new part is in
+            propose(i);
+        }
+        for (int i = 0; i < n; i = after[i]) { ids.push_back(id[i]); }
+    }
+
+    // Bytes as GPT-2's files spell them: a byte that prints is itself, and the other 68 are U+0100, U+0101, ... in
+    // order, so that the files are text without spaces or control characters (a space is U+0120).
+    static std::string spell(const std::string& bytes) {
+        std::string spelled;
+        for (const char c : bytes) { utf8_append(spelled, spelling()[(unsigned char)c]); }
+        return spelled;
+    }
+    // Returns false when `spelled` has any other character.
+    static bool unspell(const std::string& spelled, std::string& bytes) {
+        static const std::vector<int> byte = [] {
+            std::vector<int> of(0x144, -1);         // code point -> byte; 0x144 = 0x100 + 68
+            for (int b = 0; b < 256; b++) { of[spelling()[(size_t)b]] = b; }
+            return of;
+        }();
+        for (size_t at = 0; at < spelled.size();) {
+            const uint32_t c = utf8_next(spelled, at);
+            if (c >= byte.size() || byte[c] < 0) { return false; }
+            bytes += (char)byte[c];
+        }
+        return true;
+    }
+
+    // merges.txt, to be read by load()
+    std::string text(const std::vector<std::string>& tokens) const {
+        std::vector<std::pair<int, uint64_t>> by_rank;
+        for (const auto& m : merges) { by_rank.push_back({m.second.rank, m.first}); }
+        std::sort(by_rank.begin(), by_rank.end());
+        std::string s = "#version: 0.2\n";
+        for (const auto& m : by_rank) {
+            s += spell(tokens[m.second >> 32]) + " " + spell(tokens[(uint32_t)m.second]) + "\n";
+        }
+        return s;
+    }
+
+    // vocab.bpe or merges.txt: an optional first line "#version: 0.2", then one merge "left right" per line, the first
+    // of rank 0. Returns "", or the reason why no text can be encoded: with a list that was cut short one could encode,
+    // but the ids would be wrong.
+    std::string load(const std::string& path, const std::string& text, const std::vector<std::string>& tokens) {
+        std::unordered_map<std::string, int> id_of;
+        for (size_t id = 0; id < tokens.size(); id++) { id_of.emplace(tokens[id], (int)id); }
+        std::vector<bool> made(tokens.size());      // by some merge
+        int line = 0;
+        for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+            line++;
+            end = std::min(text.find('\n', begin), text.size());
+            const size_t length = end - begin - (end > begin && text[end - 1] == '\r');
+            const std::string s = text.substr(begin, length);
+            if (line == 1 && s.compare(0, 9, "#version:") == 0) { continue; }
+            const std::string where = strprintf("%s: line %d", path.c_str(), line);
+            made[(size_t)load_merge(where, s, id_of)] = true;
+        }
+        for (size_t id = 0; id < tokens.size(); id++) {
+            const std::string& t = tokens[id];
+            // <|endoftext|> and [MASK] are not made by merges
+            const bool special = (t.front() == '<' && t.back() == '>') || (t.front() == '[' && t.back() == ']');
+            const bool needed = t.size() > 1 && !special;
+            if (needed && !made[id]) {
+                return strprintf("no merge of %s makes token %zu (is the file truncated?)", path.c_str(), id);
+            }
+        }
+        return "";
+    }
+
+    // The merges of a vocabulary whose tokens are in the order in which they were learned, as GPT-2's are: a token is
+    // the merge of the two parts into which the merges before it encode its bytes, and its rank is its id. Returns "",
+    // or the reason why the vocabulary cannot be of that kind. Token `special` is not made by a merge.
+    std::string recover(const std::vector<std::string>& tokens, int special) {
+        std::vector<int> parts;
+        for (int id = 0; id < (int)tokens.size(); id++) {
+            if (tokens[id].size() == 1 || id == special) { continue; }
+            parts.clear();
+            encode_word(tokens[id], parts);
+            if (parts.size() != 2) { return strprintf("token %d is not a merge of two tokens before it", id); }
+            add(parts[0], parts[1], {id, id});
+        }
+        return "";
+    }
+
+private:
+    // the code point that spells each byte
+    static const std::vector<uint32_t>& spelling() {
+        static const std::vector<uint32_t> of = [] {
+            std::vector<uint32_t> s;
+            uint32_t next = 0x100;
+            for (uint32_t b = 0; b < 256; b++) {
+                const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+                s.push_back(prints ? b : next++);
+            }
+            return s;
+        }();
+        return of;
+    }
+
+    static uint64_t key(int left, int right) { return (uint64_t)left << 32 | (uint32_t)right; }
+
+    bool add(int left, int right, Merge m) { return merges.emplace(key(left, right), m).second; }
+
+    const Merge* find(int left, int right) const {
+        const auto found = merges.find(key(left, right));
+        return found == merges.end() ? nullptr : &found->second;
+    }
+
+    // Adds the merge of one line. Returns the id of the token it makes.
+    int load_merge(const std::string& where, const std::string& line,
+                   const std::unordered_map<std::string, int>& id_of) {
+        const char* name = where.c_str();
+        const char* shown = line.c_str();
+        const size_t space = line.find(' ');
+        check(space != std::string::npos && space > 0 && space + 1 < line.size(),
+              "%s: expected two tokens with a space between them, got \"%.80s\"", name, shown);
+        std::string left, right;
+        check(unspell(line.substr(0, space), left) && unspell(line.substr(space + 1), right),
+              "%s, \"%.80s\", is not spelled as byte-level BPE spells", name, shown);
+        const auto a = id_of.find(left), b = id_of.find(right);
+        const auto both = id_of.find(left + right);
+        check(a != id_of.end() && b != id_of.end() && both != id_of.end(),
+              "%s, \"%.80s\", merges tokens that the vocabulary does not have (files of two tokenizers?)", name, shown);
+        const bool added = add(a->second, b->second, {(int)merges.size(), both->second});
+        check(added, "%s, \"%.80s\", appears twice", name, shown);
+        return both->second;
+    }
+};
+
+#endif

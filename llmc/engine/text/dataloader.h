@@ -1,0 +1,303 @@
+// text/dataloader.h -- token shards and plain text as streams of ids, and the order in which samples are drawn.
+//
+// A file whose name ends in .txt is raw bytes: each byte is an id, the vocabulary is 256. Any other file is a shard in
+// the layout of llm.c, everything little-endian:
+//
+//   byte 0     int32  magic: 20240520 for uint16 ids, 20240801 for uint32 ids (llama-3)
+//   byte 4     int32  version: 1 for uint16, 7 for uint32
+//   byte 8     int32  number of tokens
+//   byte 12    int32  vocabulary    } both 0, as llm.c writes them: GPT-2's
+//   byte 16    int32  end-of-text id} (50257 and 50256), or llama-3's for uint32
+//   byte 20           zeros, or what documents.h puts there
+//   byte 1024         the ids
+//
+// A shard of version 2 (uint16) holds examples of a task instead of a stream, each in a row of its own:
+//
+//   byte 28    int32  tokens in a row: one example, padded to that
+//   byte 32    int32  length of the examples, in symbols of the task; 0: it varies
+//   byte 1024         the ids, below 32768; the bit 32768 marks the tokens of the answer
+//
+// A sample is a window of T + 1 tokens at stride T inside one shard: T inputs, and T targets shifted by one. A sample
+// of a shard in rows is a row, and only its answer is a target. Which window is sample number i is a pure function
+// of (seed, i), so that neither ranks nor batch sizes nor restarts change the order.
+#ifndef LLMC_ENGINE_TEXT_DATALOADER_H
+#define LLMC_ENGINE_TEXT_DATALOADER_H
+
+#include <memory>
+
+#include <fnmatch.h>
+
+#include "../../base/common.h"
+#include "../../base/rand.h"
+
+constexpr int SHARD_HEADER_BYTES = 1024;
+constexpr int SHARD_MAGIC = 20240520, SHARD_VERSION = 1;                // uint16 ids
+constexpr int SHARD_VERSION_ROWS = 2, ANSWER_BIT = 1 << 15;
+constexpr int SHARD_MAGIC_UINT32 = 20240801, SHARD_VERSION_UINT32 = 7;  // uint32 ids
+constexpr int MAX_VOCAB = 1 << 20;          // models are sized by this header field, so a hostile value must be bounded
+
+struct Shard {
+    std::string path;
+    uint64_t file_bytes = 0;
+    uint64_t first_byte = 0;                // of the ids: 1024, or 0 of text
+    uint64_t tokens = 0;
+    int width = 0;                          // bytes per id: 1, 2 or 4
+    int vocab = 0, eot = -1;
+    int row = 0;                            // tokens in a row; 0: a stream of tokens
+    int length = 0;                         // of the examples in rows
+
+    // W windows of T + 1 tokens at stride T take W * T + 1 tokens; of rows, each is one.
+    uint64_t windows(int T) const {
+        if (row > 0) { return T == row - 1 ? tokens / (uint64_t)row : 0; }
+        return tokens == 0 ? 0 : (tokens - 1) / (uint64_t)T;
+    }
+};
+
+// Everything about a file that can be checked without reading its tokens; allocates nothing. rows: whether examples in
+// rows are welcome.
+inline Shard inspect_shard(const std::string& path, bool rows = false) {
+    const File file(path);
+    Shard s;
+    s.path = path;
+    s.file_bytes = file.size;
+    const char* name = path.c_str();
+    // 1 text: each byte is a token
+    if (path.size() >= 4 && path.compare(path.size() - 4, 4, ".txt") == 0) {
+        check(file.size > 0, "%s: the file is empty", name);
+        s.tokens = file.size;
+        s.width = 1;
+        s.vocab = 256;
+        return s;
+    }
+    check(file.size >= SHARD_HEADER_BYTES, "%s: expected a token shard, which has a header of %d bytes, got %zu bytes "
+          "(is it text? then name it .txt)", name, SHARD_HEADER_BYTES, (size_t)file.size);
+    // 2 a shard: its header
+    int32_t header[9];                      // magic, version, tokens, vocabulary, end-of-text id, ...
+    file.read(header, sizeof header, 0);
+    const bool wide = header[0] == SHARD_MAGIC_UINT32;
+    check(wide || header[0] == SHARD_MAGIC, "%s: expected a token shard with magic number %d, got %d (is it text? then "
+          "name it .txt; ids without a header must be converted)", name, SHARD_MAGIC, header[0]);
+    const int version = wide ? SHARD_VERSION_UINT32 : SHARD_VERSION;
+    const bool in_rows = !wide && header[1] == SHARD_VERSION_ROWS;
+    check(in_rows || header[1] == version, "%s: expected version %d, got %d", name, version, header[1]);
+    check(!in_rows || rows, "%s: expected a stream of tokens, got examples of a task in rows (version %d), which "
+          "train_gpt2 takes in --train_files and --tasks", name, header[1]);
+    check(header[2] > 0, "%s: header: expected 1 to %d tokens, got %d", name, INT32_MAX, header[2]);
+    s.first_byte = SHARD_HEADER_BYTES;
+    s.tokens = (uint64_t)header[2];
+    s.width = wide ? 4 : 2;
+    // 3 the size of the file and the vocabulary must fit the header
+    const uint64_t bytes = s.first_byte + s.tokens * (uint64_t)s.width;
+    check(file.size == bytes, "%s: expected %zu bytes for the %d tokens of its header, got %zu (truncated, or still "
+          "being written?)", name, (size_t)bytes, header[2], (size_t)file.size);
+    s.vocab = header[3];
+    s.eot = header[4];
+    if (s.vocab == 0 && s.eot == 0) {       // a shard of llm.c, which has one tokenizer per width
+        s.vocab = wide ? 128256 : 50257;
+        s.eot = wide ? 128000 : 50256;
+    }
+    int largest = wide ? MAX_VOCAB : 65536;                 // what the ids can hold
+    if (in_rows) {
+        s.row = header[7];
+        s.length = header[8];
+        largest = ANSWER_BIT;
+        check(s.row >= 2 && header[2] % s.row == 0 && s.length >= 0, "%s: header: expected rows of at least 2 tokens "
+              "that divide the %d of the file, got %d, of length %d", name, header[2], s.row, s.length);
+    }
+    check(s.vocab >= 1 && s.vocab <= largest, "%s: header: expected a vocabulary of 1 to %d, got %d", name, largest,
+          s.vocab);
+    check(s.eot >= 0 && s.eot < s.vocab, "%s: header: expected an end-of-text id from 0 to %d (the vocabulary), got %d",
+          name, s.vocab - 1, s.eot);
+    return s;
+}
+
+// Adds the paths that begin with `start`, "" or a directory and its slash, and go on as `pattern` says. (glob(3) does
+// the same, but ends the program when an allocation fails.)
+inline void match_pattern(const std::string& start, const std::string& pattern, std::vector<std::string>& paths) {
+    const size_t slash = pattern.find('/');
+    const std::string part = pattern.substr(0, slash);
+    std::vector<std::string> names = {part};
+    if (part.find_first_of("*?[\\") != std::string::npos) {
+        names = list_directory(start.empty() ? "." : start);
+        const auto other = [&](const std::string& n) { return fnmatch(part.c_str(), n.c_str(), FNM_PERIOD) != 0; };
+        names.erase(std::remove_if(names.begin(), names.end(), other), names.end());
+    }
+    for (const std::string& name : names) {
+        const std::string path = start + name;
+        if (slash == std::string::npos) {
+            if (name_is_taken(path)) { paths.push_back(path); }
+        } else if (name.empty() || is_directory(path)) {
+            match_pattern(path + "/", pattern.substr(slash + 1), paths);
+        }
+    }
+}
+
+// The files that a pattern names, in byte order whatever the locale: * ? [...] as in a shell, and ~/ at its start.
+inline std::vector<std::string> expand_pattern(const std::string& pattern) {
+    if (path_exists(pattern)) { return {pattern}; }             // the name of a file may contain [ or *
+    const char* home = getenv("HOME");
+    const bool at_home = pattern.compare(0, 2, "~/") == 0 && home != nullptr;
+    std::vector<std::string> paths;
+    match_pattern("", at_home ? home + pattern.substr(1) : pattern, paths);
+    check(!paths.empty(), "no file matches '%s' (quote a pattern, so that the shell leaves it alone)", pattern.c_str());
+    std::sort(paths.begin(), paths.end());
+    return paths;
+}
+
+// The shards of one split (training or validation). For one thread at a time: open files are cached.
+struct TokenFiles {
+    std::string pattern, flag;              // flag: "--train_files", for messages
+    std::vector<Shard> shards;              // in byte order of their paths
+    int vocab = 0, eot = -1;                // of all shards; eot: -1 in text
+    int row = 0;                            // of all shards: tokens in a row; 0: streams
+    uint64_t tokens = 0;                    // of all shards
+
+    // Opens and checks every file. wanted_vocab: refuse another vocabulary (0: any). rows: take examples in rows, too.
+    TokenFiles(const std::string& pattern, const char* flag, int wanted_vocab = 0, bool rows = false)
+        : pattern(pattern), flag(flag) {
+        try {
+            for (const std::string& path : expand_pattern(pattern)) { add(inspect_shard(path, rows), wanted_vocab); }
+        } catch (const Error& e) {
+            throw Error(e.code, this->flag + ": " + e.what());
+        }
+        slots.resize(std::min(shards.size(), (size_t)MAX_OPEN));
+    }
+
+    // the number of samples in an epoch
+    uint64_t windows(int T) const {
+        check(T >= 1, "T: expected at least 1, got %d", T);
+        check(row == 0 || T == row - 1, "%s: '%s': expected --T %d, as the examples stand in rows of %d tokens, got %d",
+              flag.c_str(), pattern.c_str(), row - 1, row, T);
+        uint64_t n = 0, longest = 0;
+        for (const Shard& s : shards) {
+            n += s.windows(T);
+            longest = std::max(longest, s.tokens);
+        }
+        check(n > 0, "%s: '%s': expected a file of at least %zu tokens for T = %d, got at most %zu (use a smaller --T, "
+              "or more data)", flag.c_str(), pattern.c_str(), (size_t)T + 1, T, (size_t)longest);
+        return n;
+    }
+
+    // inputs, targets (T): window w, 0 <= w < windows(T). In rows only the answer is a target.
+    void window(uint64_t w, int T, int* inputs, int* targets) const {
+        const uint64_t total = windows(T);
+        check(w < total, "%s: window %zu of %zu at T = %d", flag.c_str(), (size_t)w, (size_t)total, T);
+        size_t s = 0;                       // the shard that holds the window, w its number there
+        for (; w >= shards[s].windows(T); s++) { w -= shards[s].windows(T); }
+        std::vector<int> ids((size_t)T + 1);        // inputs are all but the last, targets all but the first
+        read_shard(s, w * (uint64_t)(row > 0 ? row : T), ids.size(), ids.data());
+        std::copy(ids.begin(), ids.end() - 1, inputs);
+        std::copy(ids.begin() + 1, ids.end(), targets);
+        for (int t = 0; t < T && row > 0; t++) {
+            inputs[t] &= ANSWER_BIT - 1;
+            targets[t] = (targets[t] & ANSWER_BIT) != 0 ? targets[t] - ANSWER_BIT : IGNORE_INDEX;
+        }
+    }
+
+    // out (n): tokens start .. start + n - 1 of all shards, one after the other
+    void read(uint64_t start, uint64_t n, int* out) const {
+        check(start <= tokens && n <= tokens - start, "%s: %zu tokens from token %zu of '%s', which has %zu",
+              flag.c_str(), (size_t)n, (size_t)start, pattern.c_str(), (size_t)tokens);
+        size_t s = 0;
+        for (; n > 0 && start >= shards[s].tokens; s++) { start -= shards[s].tokens; }
+        for (; n > 0; s++, start = 0) {
+            const uint64_t count = std::min(n, shards[s].tokens - start);
+            read_shard(s, start, count, out);
+            out += count;
+            n -= count;
+        }
+    }
+
+private:
+    static constexpr int MAX_OPEN = 256;    // FineWeb has 1,000 shards, and a process usually 1,024 descriptors
+    struct Slot { size_t shard = 0; std::unique_ptr<File> file; };
+    mutable std::vector<Slot> slots;        // shard s is open in slot s % size or not at all
+
+    // All shards of a split must have the same vocabulary.
+    void add(const Shard& s, int wanted_vocab) {
+        check(wanted_vocab == 0 || s.vocab == wanted_vocab, "%s: expected a vocabulary of %d, got %d (tokens of "
+              "another tokenizer?)", s.path.c_str(), wanted_vocab, s.vocab);
+        if (!shards.empty()) {
+            check(s.vocab == vocab && s.eot == eot, "%s: expected a vocabulary of %d with end-of-text id %d as in %s, "
+                  "got %d with %d (all files must be of one tokenizer)", s.path.c_str(), vocab, eot,
+                  shards[0].path.c_str(), s.vocab, s.eot);
+            check(s.row == row, "%s: expected rows of %d tokens as in %s, got %d (0: a stream)", s.path.c_str(), row,
+                  shards[0].path.c_str(), s.row);
+        }
+        vocab = s.vocab;
+        eot = s.eot;
+        row = s.row;
+        tokens += s.tokens;
+        shards.push_back(s);
+    }
+
+    // the file of shard s, opened if it is not; it must be the one that was checked at the start
+    const File& open(size_t s) const {
+        Slot& slot = slots[s % slots.size()];
+        if (slot.file == nullptr || slot.shard != s) {
+            slot.file.reset();              // close before the next one is opened, so that MAX_OPEN holds
+            auto file = std::make_unique<File>(shards[s].path);
+            check(file->size == shards[s].file_bytes, "%s: expected %zu bytes as at the start of the run, got %zu "
+                  "(replaced while running?)", shards[s].path.c_str(), (size_t)shards[s].file_bytes,
+                  (size_t)file->size);
+            slot.file = std::move(file);
+            slot.shard = s;
+        }
+        return *slot.file;
+    }
+
+    // out (n): ids (n) as int. Returns the largest, so that one comparison per chunk checks them all. bits: of an id,
+    // without the mark of an answer.
+    template <class Id> static uint32_t widen(const Id* ids, uint64_t n, int* out, uint32_t bits = ~0u) {
+        uint32_t largest = 0;
+        for (uint64_t i = 0; i < n; i++) {
+            out[i] = (int)ids[i];
+            largest = std::max(largest, (uint32_t)ids[i] & bits);
+        }
+        return largest;
+    }
+
+    // out (n): tokens start .. start + n - 1 of shard s, read in chunks of 16 KiB, which stay in the L1 cache
+    void read_shard(size_t s, uint64_t start, uint64_t n, int* out) const {
+        const Shard& shard = shards[s];
+        const File& file = open(s);
+        union { uint8_t u8[16384]; uint16_t u16[8192]; uint32_t u32[4096]; } chunk;
+        const uint64_t step = sizeof chunk / (uint64_t)shard.width;
+        const uint32_t bits = row > 0 ? ANSWER_BIT - 1 : ~0u;
+        for (uint64_t i = 0; i < n; i += step) {
+            const uint64_t count = std::min(step, n - i);
+            file.read(&chunk, count * (uint64_t)shard.width, shard.first_byte + (start + i) * (uint64_t)shard.width);
+            uint32_t largest = 0;
+            switch (shard.width) {
+                case 1: largest = widen(chunk.u8, count, out + i); break;
+                case 2: largest = widen(chunk.u16, count, out + i, bits); break;
+                default: largest = widen(chunk.u32, count, out + i);
+            }
+            if (largest < (uint32_t)vocab) { continue; }
+            uint64_t bad = i;                       // find the first bad one, for the message
+            while (((uint32_t)out[bad] & bits) < (uint32_t)vocab) { bad++; }
+            die(EXIT_BAD_INPUT, "%s: token %zu: expected an id from 0 to %d, got %u (corrupt, or of another "
+                "tokenizer?)", shard.path.c_str(), (size_t)(start + bad), vocab - 1, (unsigned)out[bad] & bits);
+        }
+    }
+};
+
+// Which of `windows` windows is sample number `index` of a run. Each epoch is another permutation of all windows, so
+// that every window comes once per epoch; without shuffle they come in their order.
+inline uint64_t sample_window(uint64_t index, uint64_t windows, uint64_t seed, bool shuffle) {
+    check(windows > 0, "an epoch: expected at least 1 sample, got none");
+    return shuffle ? permute(index % windows, windows, seed, index / windows) : index % windows;
+}
+
+// inputs, targets (count,T): samples first_index .. first_index + count - 1 of the run. Each rank reads its own rows
+// of the batch.
+inline void fill_batch(const TokenFiles& files, int T, uint64_t first_index, int count, uint64_t seed, bool shuffle,
+                       int* inputs, int* targets) {
+    const uint64_t windows = files.windows(T);
+    for (int i = 0; i < count; i++) {
+        const size_t row = (size_t)i * (size_t)T;
+        files.window(sample_window(first_index + (uint64_t)i, windows, seed, shuffle), T, inputs + row, targets + row);
+    }
+}
+
+#endif

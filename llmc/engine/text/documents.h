@@ -1,0 +1,398 @@
+// text/documents.h -- whole documents as ids [CLS] ... [SEP], alone (a collection) or in groups (a query, its positive,
+// hard negatives).
+//
+// A shard of documents is one of dataloader.h, with two more header fields:
+//
+//   byte 20    int32  documents per group; 1: a collection; 0: a stream of tokens, not of whole documents
+//   byte 24    int32  documents in the shard
+//
+// and a document starts at each [CLS]. A file whose name ends in .txt is text: one document per line, or one group per
+// line, its documents separated by tabs. For a model with a WordPiece vocabulary it must be UTF-8, its lines may end in
+// CR LF, and its ids stay in memory. For a model of bytes, each byte is an id. NAME.ids beside NAME.bin or NAME.txt
+// holds the names of a collection's documents, one per line.
+#ifndef LLMC_ENGINE_TEXT_DOCUMENTS_H
+#define LLMC_ENGINE_TEXT_DOCUMENTS_H
+
+#include <unordered_set>
+
+#include "dataloader.h"
+#include "mlm.h"
+
+constexpr int MAX_GROUP = 1024;
+
+struct DocumentFile {
+    Shard shard;
+    File file;                              // open for the whole run, so that replacing the file does no harm
+    bool text = false;                      // its name ends in .txt
+    std::vector<uint32_t> words;            // of text in a WordPiece vocabulary: its ids, without [CLS] and [SEP]
+    uint64_t first = 0;                     // number of its first document
+    std::vector<uint64_t> begin;            // [documents + 1] where each begins, in ids; of bytes: its first byte
+    std::vector<std::string> names;         // [documents], or none
+
+    size_t documents() const { return begin.empty() ? 0 : begin.size() - 1; }
+};
+
+// For any number of threads: nothing changes after the constructor.
+struct Documents {
+    std::string pattern, flag;              // flag: "--queries", for messages
+    SpecialTokens special;
+    const Tokenizer* tokenizer;             // encodes text; null: text is read as bytes. Used by the constructor only
+    int group = 0;                          // documents per group
+    std::vector<DocumentFile> files;        // in byte order of their paths
+
+    // Opens and checks every file and reads it once as a whole. wanted_group: refuse another size of group (0: any).
+    Documents(const std::string& pattern, const char* flag, const SpecialTokens& special, int wanted_group = 0,
+              const Tokenizer* words = nullptr)
+        : pattern(pattern), flag(flag), special(special),
+          tokenizer(words != nullptr && words->word_piece ? words : nullptr) {
+        const Doing opening("reading the documents");
+        try {
+            const std::vector<std::string> paths = expand_pattern(pattern);
+            check(paths.size() <= MAX_FILES, "expected at most %zu files, got %zu", MAX_FILES, paths.size());
+            for (const std::string& path : paths) { add(path, wanted_group); }
+            check_names();
+        } catch (const Error& e) {
+            throw Error(e.code, this->flag + ": " + e.what());
+        }
+    }
+
+    // the number of documents and of groups in all files
+    size_t size() const { return (size_t)files.back().first + files.back().documents(); }
+    size_t groups() const { return size() / (size_t)group; }
+
+    // the number of ids of document i, [CLS] and [SEP] included
+    uint64_t length(size_t i) const {
+        const DocumentFile& f = file_of(i);
+        const uint64_t span = f.begin[i - f.first + 1] - f.begin[i - f.first];
+        if (!f.text) { return span; }
+        return span + 2 - f.words.empty();          // plus [CLS] and [SEP]; of bytes less the tab or newline at its end
+    }
+
+    // out (at most max_tokens): document i, cut to max_tokens by leaving out ids before [SEP]. Returns how many.
+    int read(size_t i, int max_tokens, int* out) const {
+        check(max_tokens >= 2, "%s: documents are cut to %d tokens, expected at least 2, for [CLS] and [SEP]",
+              flag.c_str(), max_tokens);
+        const DocumentFile& f = file_of(i);
+        const int n = (int)std::min(length(i), (uint64_t)max_tokens);       // [CLS] and [SEP] always stay
+        const uint64_t begin = f.begin[i - f.first] + !f.text;      // a shard has [CLS] itself, text has not
+        if (f.words.empty()) {
+            read_ids(f, begin, (uint64_t)n - 2, out + 1);           // n - 2 ids between [CLS] and [SEP]
+        } else {
+            std::copy_n(f.words.begin() + (ptrdiff_t)begin, n - 2, out + 1);
+        }
+        out[0] = special.cls;
+        out[n - 1] = special.sep;
+        return n;
+    }
+
+    // Its line in NAME.ids. Text without such a file: the document's number in the collection, from 0 on.
+    std::string name(size_t i) const {
+        const DocumentFile& f = file_of(i);
+        if (!f.names.empty()) { return f.names[i - f.first]; }
+        check(f.text, "%s: %s has no names: %s does not exist", flag.c_str(), f.shard.path.c_str(),
+              ids_path(f.shard.path).c_str());
+        return std::to_string(i);
+    }
+
+    // "x.bin" -> "x.ids"
+    static std::string ids_path(const std::string& path) { return path.substr(0, path.size() - 4) + ".ids"; }
+
+private:
+    static constexpr size_t MAX_FILES = 512;        // all are open at once, and a process usually has 1,024 descriptors
+    static constexpr size_t MAX_TEXT = 16u << 20;   // bytes of a document of text, so that no file takes all memory
+
+    // the last file whose first document is not after i
+    const DocumentFile& file_of(size_t i) const {
+        check(i < size(), "%s: document %zu of %zu", flag.c_str(), i, size());
+        auto after = std::upper_bound(files.begin(), files.end(), (uint64_t)i,
+                                      [](uint64_t at, const DocumentFile& f) { return at < f.first; });
+        return *--after;
+    }
+
+    // Opens, checks and indexes one file.
+    void add(const std::string& path, int wanted_group) {
+        DocumentFile f{inspect_shard(path), File(path), false, {}, 0, {}, {}};
+        const char* name = path.c_str();
+        f.text = f.shard.width == 1;
+        f.first = files.empty() ? 0 : files.back().first + files.back().documents();
+        check(f.file.size == f.shard.file_bytes, "%s: its size changed while it was opened", name);
+        const auto index_of = tokenizer != nullptr ? &Documents::index_words : &Documents::index_text;
+        const int found = f.text ? (this->*index_of)(f) : index_shard(f);
+        check(wanted_group == 0 || found == wanted_group, "%s: expected %s, got %s", name,
+              group_text(wanted_group).c_str(), group_text(found).c_str());
+        check(files.empty() || found == group, "%s: expected %s as in %s, got %s", name, group_text(group).c_str(),
+              files.empty() ? "" : files[0].shard.path.c_str(), group_text(found).c_str());
+        group = found;
+        if (group == 1 && path_exists(ids_path(path))) { read_names(f); }
+        files.push_back(std::move(f));
+    }
+
+    static std::string group_text(int n) {
+        return n == 1 ? "a collection" : strprintf("groups of %d documents", n);
+    }
+
+    // Calls visit(number, id) for each id of the file in order, and reports its progress every five seconds.
+    template <class F> void scan(const DocumentFile& f, F visit) const {
+        const double start = wall_seconds();
+        double last = start;
+        const uint64_t step = 1 << 18;                      // ids that are held at a time
+        std::vector<int> ids((size_t)std::min(step, f.shard.tokens));
+        for (uint64_t at = 0; at < f.shard.tokens; at += step) {
+            const uint64_t n = std::min(step, f.shard.tokens - at);
+            read_ids(f, at, n, ids.data());
+            for (uint64_t k = 0; k < n; k++) { visit(at + k, ids[(size_t)k]); }
+            const double now = wall_seconds();
+            if (now - last < 5.0) { continue; }
+            last = now;
+            const double done = (double)(at + n) / (double)f.shard.tokens;
+            say("%s: indexing %s: %.0f%%, ETA %s", flag.c_str(), f.shard.path.c_str(), 100 * done,
+                format_duration((now - start) * (1 - done) / done).c_str());
+        }
+    }
+
+    // Both index functions fill f.begin and return the number of documents per group. This one checks that the ids are
+    // ([CLS] ids [SEP])*: [CLS] stands at the start and after each [SEP], and nowhere else.
+    int index_shard(DocumentFile& f) const {
+        const char* name = f.shard.path.c_str();
+        int32_t header[7];
+        f.file.read(header, sizeof header, 0);
+        const int in_group = header[5], documents = header[6];
+        check(f.shard.vocab == special.V && f.shard.eot == special.sep,
+              "%s: expected a vocabulary of %d with [SEP] = %d, got %d with last id %d (tokens of another tokenizer?)",
+              name, special.V, special.sep, f.shard.vocab, f.shard.eot);
+        check(in_group >= 1 && in_group <= MAX_GROUP, "%s: header: expected groups of 1 to %d documents, got %d (0: a "
+              "stream of tokens, not of whole documents)", name, MAX_GROUP, in_group);
+        const uint64_t most = f.shard.tokens / 2;               // each has at least [CLS] and [SEP]
+        check(documents >= 1 && (uint64_t)documents <= most, "%s: header: expected 1 to %zu documents in %zu tokens, "
+              "got %d", name, (size_t)most, (size_t)f.shard.tokens, documents);
+        check(documents % in_group == 0, "%s: header: %d documents do not divide into groups of %d", name, documents,
+              in_group);
+        f.begin.reserve((size_t)documents + 1);             // at most half of the tokens, as checked
+        int before = special.sep;                           // as if a document ended before the first
+        scan(f, [&](uint64_t at, int id) {
+            check((id == special.cls) == (before == special.sep), "%s: token %zu is %d after %d: expected [CLS] = %d "
+                  "at the start and after each [SEP] = %d, and nowhere else", name, (size_t)at, id, before,
+                  special.cls, special.sep);
+            check(id != special.cls || f.begin.size() < (size_t)documents,
+                  "%s: expected the %d documents that its header says, got more", name, documents);
+            if (id == special.cls) { f.begin.push_back(at); }
+            before = id;
+        });
+        check(before == special.sep, "%s: expected [SEP] = %d at the end, got token %d inside a document", name,
+              special.sep, before);
+        check(f.begin.size() == (size_t)documents, "%s: expected the %d documents that its header says, got %zu", name,
+              documents, f.begin.size());
+        f.begin.push_back(f.shard.tokens);                  // the end of the last
+        return in_group;
+    }
+
+    // Where the scan of a text is: every line must have as many documents as the first, and none may be empty.
+    struct Lines {
+        const char* name;
+        size_t line = 1, in_line = 0;               // in_line: documents of this line so far
+        size_t in_group = 0;                        // documents of line 1
+        int last = '\n';                            // the byte before
+
+        void end_of_document(bool empty) {
+            check(!empty, "%s: line %zu has an empty document", name, line);
+            in_line++;
+        }
+        void end_of_line() {
+            if (line == 1) { in_group = in_line; }
+            check(in_line == in_group, "%s: line %zu: expected %zu documents separated by tabs, as in line 1, got %zu",
+                  name, line, in_group, in_line);
+            check(in_line <= (size_t)MAX_GROUP, "%s: line %zu: expected at most %d documents, got %zu", name, line,
+                  MAX_GROUP, in_line);
+            in_line = 0;
+            line++;
+        }
+    };
+
+    // Calls end(at) where a document ends, and byte(c) for the rest; the last newline may be missing.
+    template <class Byte, class End> int scan_text(const DocumentFile& f, Lines& lines, Byte byte, End end) const {
+        scan(f, [&](uint64_t at, int c) {
+            const bool ends = c == '\n' || c == '\t';
+            if (ends) { end(at); } else { byte(c); }
+            if (c == '\n') { lines.end_of_line(); }
+            lines.last = c;
+        });
+        if (lines.last != '\n') {
+            end(f.shard.tokens);
+            lines.end_of_line();
+        }
+        return (int)lines.in_group;
+    }
+
+    // Text for a model of bytes: f.begin is filled, and the bytes stay in the file.
+    int index_text(DocumentFile& f) const {
+        const char* name = f.shard.path.c_str();
+        check(special.V == BYTE_VOCAB, "%s: text wants the vocabulary of the model's %d tokens: give its vocab.txt "
+              "with --tokenizer (only a model with a vocabulary of %d reads text as bytes)", name, special.V,
+              BYTE_VOCAB);
+        f.begin.push_back(0);
+        Lines lines{name};
+        return scan_text(f, lines, [](int) {}, [&](uint64_t at) {
+            lines.end_of_document(at == f.begin.back());
+            f.begin.push_back(at + 1);              // the next one begins after the tab or newline
+        });
+    }
+
+    // Text for a WordPiece vocabulary: f.words is filled with its ids.
+    int index_words(DocumentFile& f) const {
+        const char* name = f.shard.path.c_str();
+        f.begin.push_back(0);
+        f.words.reserve((size_t)f.shard.tokens / 4);        // English has four to five bytes per id
+        Lines lines{name};
+        std::string text;                           // the document so far
+        const auto byte = [&](int c) {
+            text += (char)c;
+            check(text.size() <= MAX_TEXT, "%s: line %zu: expected a document of at most %zu MB, got a longer one",
+                  name, lines.line, MAX_TEXT >> 20);
+        };
+        return scan_text(f, lines, byte, [&](uint64_t) {
+            for (size_t at = 0; at < text.size();) {
+                const size_t from = at;
+                check(utf8_next(text, at) != NO_CHARACTER, "%s: line %zu is not UTF-8 at byte %zu of its document %zu",
+                      name, lines.line, from, lines.in_line + 1);
+            }
+            const std::vector<int> ids = tokenizer->encode(text);   // white space, a CR too, gives none
+            lines.end_of_document(ids.empty());
+            f.words.insert(f.words.end(), ids.begin(), ids.end());
+            f.begin.push_back(f.words.size());
+            text.clear();
+        });
+    }
+
+    // little-endian, as all numbers in the file are
+    static uint32_t id_at(const unsigned char* c, size_t width) {
+        if (width == 1) { return c[0]; }
+        if (width == 2) { return (uint32_t)(c[0] | c[1] << 8); }
+        return c[0] | (uint32_t)c[1] << 8 | (uint32_t)c[2] << 16 | (uint32_t)c[3] << 24;
+    }
+
+    // out (n): ids begin .. begin + n - 1 of a file
+    static void read_ids(const DocumentFile& f, uint64_t begin, uint64_t n, int* out) {
+        const size_t width = (size_t)f.shard.width;
+        unsigned char chunk[16384];
+        const uint64_t step = sizeof chunk / width;
+        for (uint64_t i = 0; i < n; i += step) {
+            const uint64_t count = std::min(step, n - i);
+            f.file.read(chunk, count * width, f.shard.first_byte + (begin + i) * width);
+            uint32_t largest = 0;                   // one comparison per chunk checks all its ids
+            for (uint64_t k = 0; k < count; k++) {
+                const uint32_t id = id_at(chunk + k * width, width);
+                largest = std::max(largest, id);
+                out[i + k] = (int)id;
+            }
+            check(largest < (uint32_t)f.shard.vocab, "%s: tokens %zu to %zu: expected ids from 0 to %d, got %u "
+                  "(corrupt, or of another tokenizer?)", f.shard.path.c_str(), (size_t)(begin + i),
+                  (size_t)(begin + i + count - 1), f.shard.vocab - 1, largest);
+        }
+    }
+
+    // f.names: the lines of NAME.ids, one for each document
+    static void read_names(DocumentFile& f) {
+        const std::string path = ids_path(f.shard.path);
+        const std::string text = read_file(path, 1u << 30);
+        f.names.reserve(std::min(f.documents(), text.size()));
+        for (size_t begin = 0; begin < text.size();) {
+            const size_t end = std::min(text.find('\n', begin), text.size());
+            f.names.push_back(text.substr(begin, end - begin));
+            const std::string& s = f.names.back();
+            // white space separates the fields of qrels, which could not contain such a name
+            check(!s.empty() && s.find_first_of(" \t\r\v\f") == std::string::npos,
+                  "%s: line %zu: expected a name without white space, got '%.80s'", path.c_str(), f.names.size(),
+                  s.c_str());
+            begin = end + 1;
+        }
+        check(f.names.size() == f.documents(), "%s: expected %zu names, as %s has that many documents, got %zu",
+              path.c_str(), f.documents(), f.shard.path.c_str(), f.names.size());
+    }
+
+    // A document whose name appears twice would be found, and counted, twice.
+    void check_names() const {
+        std::unordered_set<std::string> seen;
+        for (const DocumentFile& f : files) {
+            for (const std::string& s : f.names) {
+                check(seen.insert(s).second, "%s: the name %.80s appears twice", ids_path(f.shard.path).c_str(),
+                      s.c_str());
+            }
+        }
+    }
+};
+
+// Groups as a matrix. Row r * groups + g is document r of group g: first all queries, then their positives in the same
+// order, then the negatives. So the scores of queries with documents have their positives on the diagonal.
+struct GroupBatch {
+    int groups = 0, rows = 0;               // rows = groups * documents per group
+    int T = 0;                              // of the longest row, rounded up to a multiple of 8, at most max_tokens
+    std::vector<int> ids;                   // (rows,T), [PAD] after the end of each row
+    std::vector<int> lengths;               // (rows)
+    int swapped = 0;                        // groups that were replaced
+};
+
+// Adds the texts of group `drawn`, whole, to `seen`; false, and adds none, if one of them is there already or the group
+// itself has a text twice.
+inline bool add_texts(const Documents& documents, uint64_t drawn, std::unordered_set<uint64_t>& seen) {
+    std::vector<uint64_t> texts;
+    std::vector<int> ids;
+    for (int r = 0; r < documents.group; r++) {
+        const size_t i = (size_t)drawn * (size_t)documents.group + (size_t)r;
+        ids.resize((size_t)std::min(documents.length(i), (uint64_t)INT_MAX));
+        documents.read(i, (int)ids.size(), ids.data());
+        uint64_t text = ids.size();
+        for (int id : ids) { text = hash64(text, (uint64_t)id); }
+        if (seen.count(text) > 0 || std::find(texts.begin(), texts.end(), text) != texts.end()) { return false; }
+        texts.push_back(text);
+    }
+    seen.insert(texts.begin(), texts.end());
+    return true;
+}
+
+// The group with this index of a run, or, where the batch has one of its texts already (`seen`), another one: the first
+// that fits, from a place on that (seed, index) names. A text that is there twice would be its own negative.
+inline uint64_t choose_group(const Documents& documents, uint64_t index, uint64_t seed, bool shuffle,
+                             std::unordered_set<uint64_t>& seen, int& swapped) {
+    const uint64_t groups = documents.groups(), drawn = sample_window(index, groups, seed, shuffle);
+    if (add_texts(documents, drawn, seen)) { return drawn; }
+    swapped++;
+    const uint64_t start = hash64(seed, index) % groups;
+    for (uint64_t k = 0; k < groups; k++) {
+        if (add_texts(documents, (start + k) % groups, seen)) { return (start + k) % groups; }
+    }
+    die(EXIT_BAD_INPUT, "%s: '%s' has too few different texts to fill a batch with none of them twice; use a smaller "
+        "batch, or more data", documents.flag.c_str(), documents.pattern.c_str());
+}
+
+// Groups first_index .. first_index + count - 1 of a run. Which they are is a pure function of (seed, index of the
+// batch). No text is in a batch twice.
+inline void fill_groups(const Documents& documents, uint64_t first_index, int count, uint64_t seed, bool shuffle,
+                        int max_tokens, GroupBatch& batch) {
+    const uint64_t groups = documents.groups();
+    check(count >= 1 && (uint64_t)count <= groups,
+          "%s: expected a batch of 1 to %zu groups, which '%s' has, got %d (use a smaller batch, or more data)",
+          documents.flag.c_str(), (size_t)groups, documents.pattern.c_str(), count);
+    batch.groups = count;
+    batch.rows = count * documents.group;
+    batch.swapped = 0;
+    std::vector<size_t> which((size_t)batch.rows);          // the number of each row's document
+    std::unordered_set<uint64_t> seen;                      // the texts of the batch
+    uint64_t longest = 0;
+    for (int g = 0; g < count; g++) {
+        const uint64_t drawn = choose_group(documents, first_index + (uint64_t)g, seed, shuffle, seen, batch.swapped);
+        const size_t first = (size_t)drawn * (size_t)documents.group;       // its first document, the query
+        for (int r = 0; r < documents.group; r++) {
+            which[(size_t)(r * count + g)] = first + (size_t)r;
+            longest = std::max(longest, documents.length(first + (size_t)r));
+        }
+    }
+    // [PAD] fills the rest of each row, so a multiple of 8 costs little and suits the kernels
+    batch.T = (int)std::min((longest + 7) / 8 * 8, (uint64_t)std::max(max_tokens, 0));
+    batch.ids.assign(checked_mul((size_t)batch.rows, (size_t)batch.T, "a batch of groups"), documents.special.pad);
+    batch.lengths.resize((size_t)batch.rows);
+    for (size_t r = 0; r < which.size(); r++) {
+        batch.lengths[r] = documents.read(which[r], max_tokens, batch.ids.data() + r * (size_t)batch.T);
+    }
+}
+
+#endif

@@ -1,0 +1,374 @@
+// text/tokenizer.h -- text to token ids and back.
+//
+// A Tokenizer is a table of the bytes of every id, read from GPT-2's vocab.json and merges.txt (or encoder.json and
+// vocab.bpe), BERT's vocab.txt, transformers' tokenizer.json or llm.c's gpt2_tokenizer.bin, or just the 256 bytes.
+// Byte-level BPE may cut a character in two, so a token is bytes, not text; Utf8Stream turns a stream of tokens into
+// text. Special tokens have no spelling: "<|endoftext|>" in a text is plain text.
+#ifndef LLMC_ENGINE_TEXT_TOKENIZER_H
+#define LLMC_ENGINE_TEXT_TOKENIZER_H
+
+#include "bpe.h"
+#include "../json.h"
+#include "../../base/parse.h"
+
+struct Tokenizer {
+    std::string path = "bytes";         // for messages
+    std::vector<std::string> tokens;    // [V] the bytes of each id; WordPiece: as in the file, "##" included
+    bool word_piece = false;            // BERT's; false: byte-level BPE, or bytes
+    int eot = -1;                       // <|endoftext|>, or BERT's [SEP]; -1: none
+    // What a checkpoint writes to hold this tokenizer: names that the libraries read, and contents. Of bytes: nothing
+    std::vector<std::pair<std::string, std::string>> files;
+    std::string cannot_encode;          // the reason; empty: it can
+
+    // Bounds on files that may come from anywhere.
+    static constexpr int MAX_TOKENS = 1 << 20;
+    static constexpr uint64_t MAX_FILE = 16u << 20;     // bytes
+    static constexpr size_t MAX_TEXT = 1u << 28;        // bytes, in one call of encode()
+
+    // V; ids are 0 to V - 1
+    int vocab_size() const { return (int)tokens.size(); }
+
+    // The bytes of one token. first: it starts the text, so WordPiece puts no space before it.
+    std::string decode(int id, bool first = false) const {
+        check(id >= 0 && id < vocab_size(), "%s: expected a token from 0 to %d, got %d", path.c_str(),
+              vocab_size() - 1, id);
+        const std::string& s = tokens[(size_t)id];
+        if (!word_piece) { return s; }
+        if (s.size() > 2 && s.compare(0, 2, "##") == 0) { return s.substr(2); }    // continues the word before
+        return first ? s : " " + s;                                                 // begins a word
+    }
+    // the bytes of a whole text
+    std::string decode(const std::vector<int>& ids) const {
+        std::string out;
+        for (size_t i = 0; i < ids.size(); i++) { out += decode(ids[i], i == 0); }
+        return out;
+    }
+
+    // The ids of a text, without special tokens around it. Byte-level vocabularies encode any bytes, and decode() gives
+    // them back; WordPiece drops bytes that are not UTF-8.
+    std::vector<int> encode(const std::string& text) const {
+        check(cannot_encode.empty(), "%s: no text can be encoded: %s", path.c_str(), cannot_encode.c_str());
+        check(text.size() <= MAX_TEXT, "%s: expected a text of at most %s, got %s (encode it in pieces)", path.c_str(),
+              format_bytes((double)MAX_TEXT).c_str(), format_bytes((double)text.size()).c_str());
+        std::vector<int> ids;
+        Cache cache;
+        if (word_piece) {
+            bert_words(text, [&](const std::string& word, int characters) {
+                cache.append(ids, word, [&](std::vector<int>& out) { encode_word_pieces(word, characters, out); });
+            });
+        } else if (bpe.merges.empty()) {    // bytes
+            for (const char c : text) { ids.push_back(bpe.byte_ids[(unsigned char)c]); }
+        } else {
+            std::string word;
+            gpt2_words(text, [&](size_t begin, size_t end) {
+                word.assign(text, begin, end - begin);
+                cache.append(ids, word, [&](std::vector<int>& out) { bpe.encode_word(word, out); });
+            });
+        }
+        return ids;
+    }
+
+    // the vocabulary of models that are trained on bytes
+    static Tokenizer bytes() {
+        Tokenizer t;
+        for (int i = 0; i < 256; i++) { t.tokens.push_back(std::string(1, (char)i)); }
+        t.cannot_encode = t.bpe.find_bytes(t.tokens);
+        return t;
+    }
+
+    static constexpr const char* NAMES =
+        "vocab.json (or encoder.json), vocab.txt, tokenizer.json or gpt2_tokenizer.bin";
+
+    // path: one of the files, recognized by its ending, or a directory that holds one of them. The files are read here
+    // and never again.
+    static Tokenizer load(const std::string& path) {
+        Tokenizer t;
+        t.path = is_directory(path) ? find_in(path) : path;
+        const bool json = ends_with(t.path, ".json"), lines = ends_with(t.path, ".txt");
+        check(json || lines || ends_with(t.path, ".bin"), "%s: expected %s", t.path.c_str(), NAMES);
+        const std::string text = read_file(t.path, MAX_FILE);
+        if (lines) {
+            t.load_word_pieces(text);
+            t.files.push_back({"vocab.txt", text});
+        } else if (!json) {
+            t.load_llmc(text);
+        } else {
+            const auto j = parse_json<nlohmann::json>(text, t.path);
+            if (j.is_object() && j.contains("model") && j["model"].is_object()) {
+                t.load_tokenizer_json(j);
+                t.files.push_back({"tokenizer.json", text});
+            } else {
+                t.files.push_back({"vocab.json", text});
+                t.load_encoder(j);
+            }
+        }
+        return t;
+    }
+
+private:
+    Bpe bpe;
+    std::unordered_map<std::string, int> pieces;    // WordPiece: the id of a line
+    size_t longest_piece = 0;                       // bytes
+    int unknown = -1;                               // [UNK]
+
+    static constexpr int MAX_WORD = 100;            // characters; a longer word is [UNK]
+
+    // The ids of the words that a text has had so far: a text has few different ones. It lives for one encode(), so
+    // that threads can share a Tokenizer.
+    struct Cache {
+        std::unordered_map<std::string, std::vector<int>> words;
+
+        // Appends the ids of a word; encode_word(out) appends them if the word is new.
+        template <class F> void append(std::vector<int>& ids, const std::string& word, F encode_word) {
+            if (word.size() > 64) { return encode_word(ids); }      // long words are rarely repeated
+            if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; frequent words are soon back
+            const auto found = words.try_emplace(word);             // second: the word is new
+            std::vector<int>& parts = found.first->second;
+            if (found.second) { encode_word(parts); }
+            ids.insert(ids.end(), parts.begin(), parts.end());
+        }
+    };
+
+    // Appends the pieces of a word, greedily: the longest piece that the word begins with, then the longest "##" piece
+    // that the rest begins with, and so on. If the rest begins with none, the whole word is [UNK].
+    // "unaffable" -> "un" "##aff" "##able"                                        Wu et al. 2016; Devlin et al. 2019
+    void encode_word_pieces(const std::string& word, int characters, std::vector<int>& ids) const {
+        const size_t first = ids.size();
+        std::string piece;
+        for (size_t begin = 0; begin < word.size();) {
+            const size_t prefix = begin > 0 ? 2 : 0;        // how much of "##" the piece has
+            size_t end = characters > MAX_WORD ? begin : std::min(word.size(), begin + longest_piece);
+            auto found = pieces.end();
+            for (; end > begin; end--) {            // no piece ends inside a character, as the file is UTF-8
+                piece.assign("##", prefix).append(word, begin, end - begin);
+                found = pieces.find(piece);
+                if (found != pieces.end()) { break; }
+            }
+            if (found == pieces.end()) {            // take back the pieces before: the whole word is unknown
+                ids.resize(first);
+                ids.push_back(unknown);
+                return;
+            }
+            ids.push_back(found->second);
+            begin = end;
+        }
+    }
+
+    static bool ends_with(const std::string& s, const std::string& end) {
+        return s.size() >= end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
+    }
+
+    // the one tokenizer file of a directory; two are an error, since nobody could tell which was meant. transformers
+    // writes tokenizer.json beside the rest, too.
+    static std::string find_in(const std::string& directory) {
+        std::string found;
+        for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
+            const std::string path = directory + "/" + name;
+            const bool second = !found.empty() && strcmp(name, "tokenizer.json") == 0;
+            if (second || !path_exists(path)) { continue; }
+            check(found.empty(), "%s: expected one tokenizer, got %s and %s (name one of the files)", directory.c_str(),
+                  found.c_str(), path.c_str());
+            found = path;
+        }
+        check(!found.empty(), "%s: expected %s in this directory, got none", directory.c_str(), NAMES);
+        return found;
+    }
+
+    // {"token": id, ...}: every id from 0 to V - 1 once. spelled: the tokens are as byte-level BPE spells them
+    // (Bpe::unspell), but for the special token of a model of bytes, byte 0; otherwise they are plain text.
+    void load_vocabulary(const nlohmann::json& j, bool spelled) {
+        const char* name = path.c_str();
+        check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS,
+              "%s: expected an object of 1 to %d tokens, got %s",
+              name, MAX_TOKENS, json_excerpt(j).c_str());
+        tokens.assign(j.size(), "");
+        std::vector<bool> seen(j.size());           // j.size() different ids below j.size(): every one is there
+        for (const auto& item : j.items()) {
+            const std::string& key = item.key();
+            check(item.value().is_number_integer(), "%s: \"%s\": expected an integer, the id of a token, got %s (not a "
+                  "tokenizer?)", name, printable(key).c_str(), json_excerpt(item.value()).c_str());
+            const int id = (int)json_int(j, key, 0, (int64_t)j.size() - 1, path);
+            check(!seen[(size_t)id], "%s: two tokens have the id %d", name, id);
+            check(!key.empty(), "%s: token %d is empty", name, id);
+            seen[(size_t)id] = true;
+            if (!spelled || key == std::string(1, '\0')) { tokens[(size_t)id] = key; continue; }
+            check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%s\", is not spelled as byte-level BPE "
+                  "spells (another kind of tokenizer?)", name, id, printable(key, 80).c_str());
+        }
+        const auto end = j.find("<|endoftext|>");
+        if (end != j.end()) { eot = end->get<int>(); }
+    }
+
+    // vocab.json; the merges are in a second file, without which the vocabulary can still decode
+    void load_encoder(const nlohmann::json& j) {
+        load_vocabulary(j, true);
+        cannot_encode = "merges.txt (or vocab.bpe) is missing beside it";
+        for (const char* merges : {"vocab.bpe", "merges.txt"}) {
+            const std::string beside = path.substr(0, path.rfind('/') + 1) + merges;
+            if (files.size() > 1 || !path_exists(beside)) { continue; }
+            std::string text = read_file(beside, MAX_FILE);
+            load_merges(beside, text);
+            // some readers skip the first line and what follows the last line end, whatever it is
+            if (text.compare(0, 9, "#version:") != 0) { text = "#version: 0.2\n" + text; }
+            if (text.back() != '\n') { text += '\n'; }
+            files.push_back({"merges.txt", text});
+        }
+    }
+    void load_merges(const std::string& from, const std::string& text) {
+        cannot_encode = bpe.load(from, text, tokens);
+        if (cannot_encode.empty()) { cannot_encode = bpe.find_bytes(tokens); }
+    }
+
+    // transformers' tokenizer.json, of the two kinds that are known here:
+    //
+    //   {"model": {"type": "BPE" | "WordPiece", "vocab": {"token": id, ...}, "merges": ["l o", ...]},
+    //    "added_tokens": [{"id": 50256, "content": "<|endoftext|>", "special": true}, ...], "pre_tokenizer": ..., ...}
+    void load_tokenizer_json(const nlohmann::json& j) {
+        const nlohmann::json& model = j["model"];
+        const std::string type = model.contains("type") ? json_string(model, "type", path) : "";
+        check(type == "BPE" || type == "WordPiece", "%s: expected a model of type BPE or WordPiece, got \"%s\"",
+              path.c_str(), printable(type).c_str());
+        const nlohmann::json& vocab = json_at(model, "vocab", path);
+        if (type == "BPE") {
+            check_settings(j, {{"normalizer", "", nullptr}, {"pre_tokenizer", "type", "ByteLevel"},
+                               {"pre_tokenizer", "add_prefix_space", false}, {"pre_tokenizer", "use_regex", true},
+                               {"model", "dropout", nullptr}, {"model", "ignore_merges", false},
+                               {"model", "continuing_subword_prefix", ""}, {"model", "end_of_word_suffix", ""}});
+            load_vocabulary(vocab, true);
+            add_special_tokens(j);
+            std::string text;
+            for (const auto& m : json_at(model, "merges", path)) {      // "l o", or ["l", "o"]
+                const bool pair = m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string();
+                check(pair || m.is_string(), "%s: merges: expected two tokens, got %s", path.c_str(),
+                      json_excerpt(m).c_str());
+                const std::string joined = pair ? m[0].get<std::string>() + " " + m[1].get<std::string>() : "";
+                text += (pair ? joined : m.get<std::string>()) + "\n";
+            }
+            load_merges(path + ": merges", text);
+        } else {
+            check_settings(j, {{"normalizer", "type", "BertNormalizer"}, {"normalizer", "clean_text", true},
+                               {"normalizer", "lowercase", true}, {"normalizer", "strip_accents", true},
+                               {"normalizer", "handle_chinese_chars", true},
+                               {"pre_tokenizer", "type", "BertPreTokenizer"},
+                               {"model", "continuing_subword_prefix", "##"}, {"model", "unk_token", "[UNK]"},
+                               {"model", "max_input_chars_per_word", MAX_WORD}});
+            load_vocabulary(vocab, false);
+            add_special_tokens(j);
+            std::string text;
+            for (const std::string& token : tokens) { text += token + "\n"; }
+            std::vector<std::string> listed;
+            listed.swap(tokens);
+            load_word_pieces(text);
+            check(tokens == listed, "%s: a token has a line end in it", path.c_str());
+        }
+    }
+    // An error where tokenizer.json needs something that is not computed here. A key that is absent or null there
+    // has the value that is; an empty key means the part itself.
+    struct Setting { const char *part, *key; nlohmann::json value; };
+    void check_settings(const nlohmann::json& j, const std::vector<Setting>& settings) const {
+        for (const Setting& s : settings) {
+            const bool whole = *s.key == '\0';
+            const bool has = j.contains(s.part) && (whole || (j[s.part].is_object() && j[s.part].contains(s.key)));
+            nlohmann::json found;
+            if (has) { found = whole ? j[s.part] : j[s.part][s.key]; }
+            const bool must = strcmp(s.key, "type") == 0;
+            check(found == s.value || (found.is_null() && !must), "%s: %s%s%s: expected %s, got %s", path.c_str(),
+                  s.part, whole ? "" : ".", s.key, json_excerpt(s.value).c_str(), json_excerpt(found).c_str());
+        }
+    }
+    // Those of "added_tokens" that the vocabulary lacks get the ids after it.
+    void add_special_tokens(const nlohmann::json& j) {
+        if (!j.contains("added_tokens")) { return; }
+        check(j["added_tokens"].is_array(), "%s: added_tokens: expected a list, got %s", path.c_str(),
+              json_excerpt(j["added_tokens"]).c_str());
+        for (const auto& added : j["added_tokens"]) {
+            const std::string content = json_string(added, "content", path);
+            const int id = (int)json_int(added, "id", 0, vocab_size(), path);
+            const bool known = id < vocab_size() && tokens[(size_t)id] == content;
+            check(json_bool(added, "special", path), "%s: added_tokens: expected only special tokens, got \"%s\"",
+                  path.c_str(), printable(content).c_str());
+            check(known || (id == vocab_size() && !content.empty() && id < MAX_TOKENS),
+                  "%s: added_tokens: \"%s\" has the id %d of another token", path.c_str(), printable(content).c_str(),
+                  id);
+            if (!known) { tokens.push_back(content); }
+            if (content == "<|endoftext|>") { eot = id; }
+        }
+    }
+
+    // one token per line; its id is the line number, from 0 on
+    void load_word_pieces(const std::string& text) {
+        const char* name = path.c_str();
+        for (size_t begin = 0; begin < text.size();) {
+            const size_t end = std::min(text.find('\n', begin), text.size());
+            const size_t length = end - begin - (end > begin && text[end - 1] == '\r');     // without CR
+            check(length > 0, "%s: line %zu is empty (not a vocabulary, one token per line?)", name, tokens.size() + 1);
+            check(length <= 1024, "%s: line %zu: expected a token of at most 1024 bytes, got %zu", name,
+                  tokens.size() + 1, length);
+            check(vocab_size() < MAX_TOKENS, "%s: expected at most %d lines, got more", name, MAX_TOKENS);
+            tokens.push_back(text.substr(begin, length));
+            const int id = vocab_size() - 1;
+            for (size_t at = 0; at < length;) {
+                check(utf8_next(tokens.back(), at) != NO_CHARACTER, "%s: line %d is not UTF-8 at its byte %zu", name,
+                      id + 1, at);
+            }
+            pieces[tokens.back()] = id;             // if a line appears twice, the last counts, as in BERT's own code
+            longest_piece = std::max(longest_piece, length);
+            if (tokens.back() == "[UNK]") { unknown = id; }
+            if (tokens.back() == "[SEP]") { eot = id; }
+            begin = end + 1;
+        }
+        check(unknown >= 0, "%s: has no line [UNK], so it is not a WordPiece vocabulary", name);
+        word_piece = true;
+    }
+
+    // llm.c's gpt2_tokenizer.bin:
+    //
+    //   byte 0     int32  magic: 20240328
+    //   byte 4     int32  version: 1 or 2
+    //   byte 8     int32  V, the number of tokens
+    //   byte 12    int32  end-of-text id, from version 2 on
+    //   byte 1024  of each token: uint8 length, then its bytes
+    void load_llmc(const std::string& data) {
+        const char* name = path.c_str();
+        check(data.size() >= 1024, "%s: expected a header of 1024 bytes, got %zu bytes", name, data.size());
+        int32_t header[4];
+        memcpy(header, data.data(), sizeof header);
+        check(header[0] == 20240328, "%s: expected magic number 20240328 (llm.c's gpt2_tokenizer.bin), got %d",
+              name, header[0]);
+        check(header[1] == 1 || header[1] == 2, "%s: expected version 1 or 2, got %d", name, header[1]);
+        const int V = header[2];
+        const int most = (int)std::min((data.size() - 1024) / 2, (size_t)MAX_TOKENS);   // each takes at least 2 bytes
+        check(V >= 1 && V <= most, "%s: header: expected 1 to %d tokens, which its %zu bytes could hold, got %d",
+              name, most, data.size(), V);
+        if (header[1] == 2) {
+            eot = header[3];
+            check(eot >= 0 && eot < V, "%s: header: expected an end-of-text id from 0 to %d, got %d", name, V - 1, eot);
+        } else if (V == 50257) {                    // GPT-2's, in whose time the header did not say
+            eot = 50256;
+        }
+        size_t at = 1024;
+        for (int id = 0; id < V; id++) {
+            check(at < data.size(), "%s: the file ends before token %d of %d (is it truncated?)", name, id, V);
+            const size_t length = (unsigned char)data[at++];        // at most 255, by the format
+            check(length > 0, "%s: token %d is empty", name, id);
+            check(length <= data.size() - at, "%s: the file ends inside token %d of %d (is it truncated?)", name, id,
+                  V);
+            tokens.push_back(data.substr(at, length));
+            at += length;
+        }
+        check(at == data.size(), "%s: expected %zu bytes, where its %d tokens end, got %zu", name, at, V, data.size());
+        cannot_encode = bpe.find_bytes(tokens);     // the file has no merges: they follow from the tokens
+        if (cannot_encode.empty()) { cannot_encode = bpe.recover(tokens, eot); }
+        // by the names that the libraries read, unless those files could not say the same
+        if (!cannot_encode.empty() || (eot >= 0 && tokens[(size_t)eot] != "<|endoftext|>")) {
+            files.push_back({"gpt2_tokenizer.bin", data});
+            return;
+        }
+        nlohmann::json vocab;
+        for (int id = 0; id < V; id++) { vocab[Bpe::spell(tokens[(size_t)id])] = id; }
+        files.push_back({"vocab.json", json_text(vocab)});
+        files.push_back({"merges.txt", bpe.text(tokens)});
+    }
+};
+
+#endif

@@ -1,0 +1,263 @@
+// text/words.h -- UTF-8, and text cut into words in the two ways that tokenizers need: as GPT-2's regular expression
+// does, and as BERT's uncased models do.
+#ifndef LLMC_ENGINE_TEXT_WORDS_H
+#define LLMC_ENGINE_TEXT_WORDS_H
+
+#include <cstring>
+#include <string>
+
+#include "unicode.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// UTF-8
+//
+//   code points          bytes
+//   U+0000  .. U+007F    0xxxxxxx
+//   U+0080  .. U+07FF    110xxxxx 10xxxxxx
+//   U+0800  .. U+FFFF    1110xxxx 10xxxxxx 10xxxxxx              (but for the surrogates U+D800 .. U+DFFF)
+//   U+10000 .. U+10FFFF  11110xxx 10xxxxxx 10xxxxxx 10xxxxxx
+
+// How long the character is that begins with byte a: 1 to 4; 0: no character begins so. 0xC0 and 0xC1 would be ASCII
+// written in two bytes, and above 0xF4 everything is beyond U+10FFFF.
+inline int utf8_length(unsigned char a) {
+    if (a < 0x80) { return 1; }
+    if (a < 0xC2) { return 0; }
+    if (a < 0xE0) { return 2; }
+    if (a < 0xF0) { return 3; }
+    return a < 0xF5 ? 4 : 0;
+}
+
+// The bounds of the byte after a. They keep out surrogates (ED A0 ..), what is beyond U+10FFFF (F4 90 ..), and
+// characters written longer than they need to be (E0 80 .., F0 80 ..).
+struct Utf8Bounds { int lo, hi; };
+inline Utf8Bounds utf8_second_byte(unsigned char a) {
+    switch (a) {
+        case 0xE0: return {0xA0, 0xBF};
+        case 0xED: return {0x80, 0x9F};
+        case 0xF0: return {0x90, 0xBF};
+        case 0xF4: return {0x80, 0x8F};
+        default: return {0x80, 0xBF};
+    }
+}
+
+// How many bytes s[0..n), n >= 1, still lacks to be one character; -1: nothing that follows makes it one.
+inline int utf8_missing(const char* s, size_t n) {
+    const unsigned char a = (unsigned char)s[0];
+    const int length = utf8_length(a);
+    if (length < (int)n) { return -1; }
+    const Utf8Bounds second = utf8_second_byte(a);
+    for (size_t i = 1; i < n; i++) {
+        const unsigned char c = (unsigned char)s[i];
+        const Utf8Bounds b = i == 1 ? second : Utf8Bounds{0x80, 0xBF};
+        if (c < b.lo || c > b.hi) { return -1; }
+    }
+    return length - (int)n;
+}
+
+const uint32_t NO_CHARACTER = UINT32_MAX;
+
+// The character at text[at], at < text.size(); `at` moves past it. Where none begins: NO_CHARACTER, and one byte on.
+inline uint32_t utf8_next(const std::string& text, size_t& at) {
+    const unsigned char a = (unsigned char)text[at];
+    if (a < 0x80) { at++; return a; }
+    const size_t length = (size_t)utf8_length(a);
+    const bool complete = length > 0 && length <= text.size() - at && utf8_missing(&text[at], length) == 0;
+    if (!complete) { at++; return NO_CHARACTER; }
+    uint32_t c = a & (0x7Fu >> length);         // the bits of the first byte, and 6 of each that follows
+    for (size_t i = 1; i < length; i++) { c = c << 6 | ((unsigned char)text[at + i] & 0x3F); }
+    at += length;
+    return c;
+}
+
+inline void utf8_append(std::string& s, uint32_t c) {
+    if (c < 0x80) {
+        s += (char)c;
+    } else if (c < 0x800) {
+        s += (char)(0xC0 | c >> 6);
+        s += (char)(0x80 | (c & 0x3F));
+    } else if (c < 0x10000) {
+        s += (char)(0xE0 | c >> 12);
+        s += (char)(0x80 | (c >> 6 & 0x3F));
+        s += (char)(0x80 | (c & 0x3F));
+    } else {
+        s += (char)(0xF0 | c >> 18);
+        s += (char)(0x80 | (c >> 12 & 0x3F));
+        s += (char)(0x80 | (c >> 6 & 0x3F));
+        s += (char)(0x80 | (c & 0x3F));
+    }
+}
+
+// Bytes in, UTF-8 out. An unfinished character at the end waits for its rest; whatever is not UTF-8 becomes U+FFFD, one
+// for each longest piece that could have started a character (the Unicode Standard, 3.9, and what other decoders do).
+struct Utf8Stream {
+    std::string waiting;    // the start of a character, at most 3 bytes
+
+    std::string push(const std::string& bytes) {
+        std::string out;
+        for (const char c : bytes) {
+            waiting += c;
+            if (waiting.size() > 1 && missing() < 0) {   // c does not continue the character that waits
+                out += REPLACEMENT;
+                waiting.assign(1, c);
+            }
+            const int more = missing();
+            if (more > 0) { continue; }
+            out += more == 0 ? waiting : REPLACEMENT;
+            waiting.clear();
+        }
+        return out;
+    }
+    // the end of the stream
+    std::string flush() {
+        const std::string out = waiting.empty() ? "" : REPLACEMENT;
+        waiting.clear();
+        return out;
+    }
+
+private:
+    static constexpr const char* REPLACEMENT = "\xEF\xBF\xBD";      // U+FFFD
+
+    int missing() const { return utf8_missing(waiting.data(), waiting.size()); }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the tables of unicode.h, expanded to one entry per character, so that a lookup is one load
+
+struct UnicodeTables {
+    std::vector<uint8_t> classes;       // [UNICODE_LAST + 1] a UnicodeClass
+    std::vector<uint32_t> folds;        // [UNICODE_LAST_FOLD + 1] folded, or LONG | index in UNICODE_LONG_FOLDS
+    static constexpr uint32_t LONG = 1u << 31;
+
+    UnicodeTables() : folds(UNICODE_LAST_FOLD + 1) {
+        classes.reserve(UNICODE_LAST + 1);
+        for (const uint32_t run : UNICODE_CLASS_RUNS) { classes.insert(classes.end(), run >> 3, (uint8_t)(run & 7)); }
+        for (uint32_t c = 0; c <= UNICODE_LAST_FOLD; c++) { folds[c] = c; }
+        uint32_t first = 0;
+        for (size_t i = 0; i < sizeof UNICODE_FOLD_RUNS / sizeof(uint32_t); i += 3) {
+            const uint32_t* run = UNICODE_FOLD_RUNS + i;
+            const uint32_t length = run[1] / 2;
+            const uint32_t step = 1 + run[1] % 2;       // 2: every other character
+            first += run[0];
+            for (uint32_t k = 0; k < length; k++) { folds[first + step * k] = run[2] + step * k; }
+        }
+        for (uint32_t i = 0; i < sizeof UNICODE_LONG_FOLDS / sizeof(uint32_t); i += 4) {
+            folds[UNICODE_LONG_FOLDS[i]] = LONG | i;
+        }
+    }
+
+    static const UnicodeTables& get() {
+        static const UnicodeTables tables;
+        return tables;
+    }
+
+    // f(c) for each character that folding makes of c: canonical decomposition, no nonspacing marks, lower case
+    template <class F> void fold(uint32_t c, F f) const {
+        if (classes[c] == UNICODE_MARK) { return; }
+        if (c >= 0xAC00 && c < 0xAC00 + 11172) {            // a Hangul syllable: (lead * 21 + vowel) * 28 + tail
+            const uint32_t s = c - 0xAC00;
+            f(0x1100 + s / (21 * 28));
+            f(0x1161 + s / 28 % 21);
+            if (s % 28 != 0) { f(0x11A7 + s % 28); }        // tail 0: none
+            return;
+        }
+        const uint32_t folded = c <= UNICODE_LAST_FOLD ? folds[c] : c;
+        if ((folded & LONG) == 0) { f(folded); return; }
+        const uint32_t* targets = UNICODE_LONG_FOLDS + (folded - LONG) + 1;
+        for (int i = 0; i < 3 && targets[i] != 0; i++) { f(targets[i]); }
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// GPT-2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//
+// In words: a contraction; or a run of letters, of numbers or of other characters, each with the space before it; or a
+// run of white space, which leaves its last character to the word that follows. "It's  12 (ok)" is cut into
+// It|'s| | 12| (|ok|).
+
+// The end of the contraction at text[begin], or 0 if there is none.
+inline size_t gpt2_contraction(const std::string& text, size_t begin) {
+    if (text[begin] != '\'') { return 0; }
+    for (const char* s : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}) {
+        if (text.compare(begin, strlen(s), s) == 0) { return begin + strlen(s); }
+    }
+    return 0;
+}
+
+// Calls f(begin, end) for each word of the text, in order; the words cover it. A byte that is not UTF-8 counts as a
+// symbol, as does the U+FFFD that other decoders make of it; here it stays the byte it is.
+template <class F> void gpt2_words(const std::string& text, F f) {
+    const UnicodeTables& unicode = UnicodeTables::get();
+    const size_t n = text.size();
+    const auto next_class = [&](size_t& at) {               // of the regular expression's four
+        const uint32_t c = utf8_next(text, at);
+        const int k = c == NO_CHARACTER ? (int)UNICODE_OTHER : unicode.classes[c];
+        return k == UNICODE_LETTER || k == UNICODE_NUMBER || k == UNICODE_SPACE ? k : UNICODE_OTHER;
+    };
+    // the end of the run of class k that begins at `at`; last: where its last character begins
+    const auto run = [&](size_t at, int k, size_t& last) {
+        for (size_t next = at; at < n; at = next) {
+            if (next_class(next) != k) { break; }
+            last = at;
+        }
+        return at;
+    };
+    for (size_t begin = 0, end; begin < n; begin = end) {
+        end = gpt2_contraction(text, begin);
+        if (end == 0) {
+            const bool space = text[begin] == ' ' && begin + 1 < n;
+            size_t at = begin + space;                      // past the space that a word may take along
+            size_t last = begin;
+            int k = next_class(at);
+            if (k == UNICODE_SPACE) { k = next_class(at = begin); }     // white space itself takes none along
+            end = run(at, k, last);
+            // \s+(?!\S): white space before a word leaves its last character to that word
+            if (k == UNICODE_SPACE && end < n && last > begin) { end = last; }
+        }
+        f(begin, end);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// BERT, uncased
+
+// the blocks of Chinese characters as BERT defines them; each character is a word of its own
+inline bool is_chinese(uint32_t c) {
+    return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
+           (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
+}
+
+// Calls f(word, characters) for each word of the text, in UTF-8. Control and private-use characters, U+0000, U+FFFD and
+// bytes that are not UTF-8 are dropped; Chinese characters and punctuation are words of their own; the rest is folded
+// and ends at white space. Marks that are not dropped stay in the order of the text.
+template <class F> void bert_words(const std::string& text, F f) {
+    const UnicodeTables& unicode = UnicodeTables::get();
+    std::string word;
+    int characters = 0;                                     // in `word`
+    const auto end_word = [&] {
+        if (characters > 0) { f(word, characters); }
+        word.clear();
+        characters = 0;
+    };
+    const auto add = [&](uint32_t c) {                      // a folded character
+        const bool alone = unicode.classes[c] == UNICODE_PUNCTUATION;
+        if (alone) { end_word(); }
+        utf8_append(word, c);
+        characters++;
+        if (alone) { end_word(); }
+    };
+    for (size_t at = 0; at < text.size();) {
+        const uint32_t c = utf8_next(text, at);
+        if (c == NO_CHARACTER || c == 0xFFFD) { continue; } // U+FFFD stands for bytes that were not UTF-8 before
+        const int k = unicode.classes[c];
+        const bool dropped_space = c == 0x0B || c == 0x0C || c == 0x85;     // \s for GPT-2, control characters for BERT
+        if (k == UNICODE_CONTROL || dropped_space) { continue; }
+        if (k == UNICODE_SPACE) { end_word(); continue; }
+        const bool chinese = is_chinese(c);
+        if (chinese) { end_word(); }
+        unicode.fold(c, add);
+        if (chinese) { end_word(); }
+    }
+    end_word();
+}
+
+#endif

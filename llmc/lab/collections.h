@@ -1,0 +1,95 @@
+// lab/collections.h -- the collections of documents that train_bert's flags name: --pairs, --encode, --corpus,
+// --queries.
+#ifndef LLMC_LAB_COLLECTIONS_H
+#define LLMC_LAB_COLLECTIONS_H
+
+#include "retrieval.h"
+#include "../engine/run/run.h"
+
+inline std::vector<std::string> file_paths(const Documents& documents) {
+    std::vector<std::string> paths;
+    for (const DocumentFile& f : documents.files) { paths.push_back(f.shard.path); }
+    return paths;
+}
+
+// Opened and checked before any work; null where the flag is not given
+struct Collections {
+    std::unique_ptr<Documents> encode, corpus, queries;
+    Qrels qrels;
+
+    // words: the model's vocabulary, for text; null: there is none
+    Collections(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
+        if (!o.encode.empty()) { encode = std::make_unique<Documents>(o.encode, "--encode", special, 1, words); }
+        if (o.corpus.empty()) { return; }
+        queries = std::make_unique<Documents>(o.queries, "--queries", special, 1, words);
+        corpus = std::make_unique<Documents>(o.corpus, "--corpus", special, 1, words);
+        qrels = read_qrels(o.qrels);
+    }
+    // A collective: all ranks must have the same ones; each reads its share.
+    void compare() const {
+        for (const Documents* d : {encode.get(), corpus.get(), queries.get()}) {
+            if (d != nullptr) { check_same_files(d->flag, file_paths(*d)); }
+        }
+        if (corpus != nullptr) { check_same_files("--qrels", {qrels.path}); }
+    }
+};
+
+// The groups of --pairs, at least one query and one positive each
+inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
+    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special, 0, words);
+    check(pairs->group >= 2, "--pairs %s: expected groups of a query, its positive and negatives, got single documents",
+          o.pairs.c_str());
+    return pairs;
+}
+
+// The vocabulary of a new model that no token file decides: text is read as bytes unless --tokenizer says otherwise.
+inline int pairs_vocab(const Options& o) {
+    const size_t n = o.pairs.size();
+    const bool text = n > 4 && o.pairs.compare(n - 4, 4, ".txt") == 0;
+    if (!text) { return BERT_VOCAB; }               // shards of BERT's ids, or --list
+    const int V = o.tokenizer.empty() ? 256 : Tokenizer::load(o.tokenizer).vocab_size();
+    return V == 256 ? BYTE_VOCAB : V;
+}
+
+// Embeddings of a collection, its documents cut to max_tokens
+template <class Model> Embeddings encode(Model& model, const Documents& documents, int max_tokens) {
+    const int B = std::max(1, EVALUATION_TOKENS / max_tokens);
+    auto acts = activations_describe(model, B, max_tokens, Purpose::Evaluate, 0);
+    activations_allocate(acts);
+    Embeddings e = encode_documents(model, acts, documents, max_tokens);
+    acts.release();
+    return e;
+}
+
+// --encode: writes the embeddings into --out, by one rank
+template <class Model> void write_collection(Model& model, const Run& run, const Documents& documents, int max_tokens) {
+    const Embeddings e = encode(model, documents, max_tokens);
+    if (e.stopped) { return; }
+    const std::string path = run.o.out + "/embeddings.safetensors";
+    rank0_works([&] {
+        write_embeddings(path, e, {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}});
+    }, "embeddings");
+    printf("wrote %s: %zu embeddings of %d channels\n", printable(path, LONGEST_MESSAGE).c_str(), e.size(), e.C);
+}
+
+// --corpus: searches it for every query, with the texts cut to T tokens, and reports how good the answers are
+template <class Model> void search_collection(Model& model, const Run& run, const Collections& c, int T) {
+    const PositionConfig& position = model.config.position;
+    const int reach = position_max_length(position);
+    if (T > reach) {
+        printf("%8d: %s has no positions beyond %d\n", T, position.name.c_str(), reach);
+        return;
+    }
+    Embeddings queries = encode(model, *c.queries, T);
+    Embeddings corpus = encode(model, *c.corpus, T);
+    if (queries.stopped || corpus.stopped) { return; }
+    const RetrievalScore score = evaluate_retrieval(queries, corpus, c.qrels);
+    if (score.stopped) { return; }
+    printf("max length %d\n", T);
+    Json j = report_retrieval(score);
+    j["T"] = T;
+    j["pos"] = position.name;
+    run.log->record(j);
+}
+
+#endif

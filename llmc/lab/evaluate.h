@@ -1,0 +1,240 @@
+// lab/evaluate.h -- perplexity at any length, and the loss by position.
+//
+// The stream of tokens is cut into windows of T, `stride` apart: T apart they do not overlap, and each token sees what
+// its window holds before it; closer together, each window scores only the tokens no window before it has scored, so
+// that every token but the first T sees at least T - stride tokens of context. Every length scores the same tokens.
+//
+// Templates over the trainer's model. They call, with its types:
+//   activations_describe(model, B, T, Purpose, recompute), activations_allocate,
+//   set_targets(model, stream, start, n, tokens, targets): what a model is asked about the tokens stream[0 .. n-1], of
+//     which stream[0] is token number `start` of the data (stream[n] exists too), and
+//   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0
+//     where ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may
+//     be null
+#ifndef LLMC_LAB_EVALUATE_H
+#define LLMC_LAB_EVALUATE_H
+
+#include "../engine/json.h"
+#include "../engine/files/safetensors.h"
+#include "../engine/model.cuh"
+#include "../engine/run/rope_scaling.h"
+#include "../engine/text/dataloader.h"
+#include "heads.h"
+#include "progress.h"
+
+#if defined(CUDA_BUILD)
+constexpr int EVALUATION_TOKENS = 32768;        // of a batch
+#else
+constexpr int EVALUATION_TOKENS = 2048;
+#endif
+
+struct Evaluation {
+    int T = 0, stride = 0;
+    int B = 0;                                  // windows that a rank takes at once
+    uint64_t windows = 0, tokens = 0;
+    double seconds = 0;                         // from the first window to the last
+    int last_rank = 0;                          // that has computed the last windows
+    double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats; no tokens: NAN
+    std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
+    bool stopped = false;                       // by a signal, before the end: nothing above holds
+};
+
+// Window w of an evaluation of `total` targets: its T tokens and targets. What the window before it has scored is
+// ignored, and so is what comes after the end. Returns how many tokens it has.  stream (T+1): scratch
+template <class Model>
+int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint64_t w, uint64_t total,
+                std::vector<int>& stream, int* tokens, int* targets) {
+    const uint64_t start = w * e.stride, n = std::min((uint64_t)e.T, total - start);
+    const uint64_t first = w == 0 ? 0 : (uint64_t)(e.T - e.stride);
+    std::fill(stream.begin(), stream.end(), 0);
+    files.read(start, n + 1, stream.data());
+    set_targets(model, stream.data(), start, e.T, tokens, targets);
+    for (int t = 0; t < e.T; t++) {
+        targets[t] = (uint64_t)t < n && (uint64_t)t >= first ? targets[t] : IGNORE_INDEX;
+    }
+    return (int)n;
+}
+
+// Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
+// token_losses: if not null, gets the loss of every target, in their order
+template <class Model, class Acts>
+Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit,
+                    std::vector<float>* token_losses = nullptr) {
+    const Doing evaluating("evaluating");
+    check(files.tokens >= 2, "%s %s: %llu tokens are too few to evaluate on", files.flag.c_str(), files.pattern.c_str(),
+          (unsigned long long)files.tokens);
+    const uint64_t total = limit > 0 && limit < files.tokens - 1 ? limit : files.tokens - 1;
+    Evaluation e;
+    e.T = T;
+    e.stride = stride > 0 && stride < T ? stride : T;
+    e.windows = total <= (uint64_t)T ? 1 : 1 + ceil_div(total - T, (uint64_t)e.stride);
+    const size_t ranks = (size_t)comm().size;
+    const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
+    e.B = most;
+    std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T), lengths((size_t)most);
+    acts.watched_lengths = lengths.data();
+    e.last_rank = (int)((ceil_div(e.windows, (uint64_t)most) - 1) % (uint64_t)comm().size);
+    const size_t row_floats = (size_t)most * T;
+    std::vector<float> losses(row_floats), hits(row_floats);
+    std::vector<float> all_losses(row_floats * ranks), all_hits(row_floats * ranks);
+    std::vector<double> sum((size_t)T, 0.0);
+    std::vector<uint64_t> count((size_t)T, 0);
+    Progress progress(strprintf("evaluating at T = %d", T));
+    const double begin = wall_seconds();
+    for (uint64_t round = 0; round < e.windows; round += (uint64_t)most * ranks) {      // a batch of windows per rank
+        if ((e.stopped = comm_stops())) { return e; }
+        const uint64_t w = std::min(e.windows, round + (uint64_t)most * (uint64_t)comm().rank);
+        const int B = (int)std::min((uint64_t)most, e.windows - w);
+        for (int b = 0; b < B; b++) {
+            const size_t row = (size_t)b * T;
+            lengths[(size_t)b] = read_window(model, files, e, w + b, total, stream, &tokens[row], &targets[row]);
+        }
+        const auto end = targets.begin() + (long)B * T;
+        if (std::any_of(targets.begin(), end, [](int t) { return t != IGNORE_INDEX; })) {
+            forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(),
+                           hits.data());
+        }
+        for (size_t n = 0; n < row_floats; n++) {                                       // no loss is minus infinity
+            if (n >= (size_t)B * T || targets[n] == IGNORE_INDEX) { losses[n] = -INFINITY; }
+        }
+        comm_all_gather(all_losses.data(), losses.data(), row_floats, "losses of the evaluation");
+        comm_all_gather(all_hits.data(), hits.data(), row_floats, "hits of the evaluation");
+        for (size_t n = 0; n < all_losses.size(); n++) {                                // in the stream's order
+            if (all_losses[n] == -INFINITY) { continue; }
+            sum[n % T] += all_losses[n];
+            if (token_losses != nullptr) { token_losses->push_back(all_losses[n]); }
+            e.accuracy += all_hits[n];
+            count[n % T]++;
+        }
+        progress.update(std::min(e.windows, round + (uint64_t)most * ranks), e.windows);
+    }
+    e.seconds = wall_seconds() - begin;
+    for (uint64_t n : count) { e.tokens += n; }
+    for (int t = 0; t < T; t++) { e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN); }
+    for (double s : sum) { e.loss += s / (double)e.tokens; }        // NAN of no tokens: masking may draw none of few
+    e.accuracy /= (double)e.tokens;
+    return e;
+}
+
+// A record of log.jsonl, and how rope was stretched at this length, if it was, its base, if that is not the
+// checkpoint's, and the window, if there was one
+inline Json with_stretch(Json record, const PositionConfig& position, int T) {
+    const Json stretch = rope_scaling_json(position, T);
+    if (!stretch.is_null()) { record["rope_scaling"] = stretch; }
+    if (position.other_theta > 0) { record["rope_theta"] = position.other_theta; }
+    if (position.mask.window > 0) { record["window"] = position.mask.window; }
+    if (position.mask.sinks > 0) { record["sinks"] = position.mask.sinks; }
+    if (position.mask.by_document()) { record["document_mask"] = true; }
+    return record;
+}
+inline Json evaluation_json(const Evaluation& e, const PositionConfig& position) {
+    const Json j = {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train},
+                    {"stride", e.stride}, {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss},
+                    {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}};
+    return with_stretch(j, position, e.T);
+}
+inline Json curve_json(const Evaluation& e, const PositionConfig& position) {
+    const Json j = {{"kind", "curve"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"loss", e.curve}};
+    return with_stretch(j, position, e.T);
+}
+// How fast that was: the time, the tokens scored per second, and the memory in bytes, as a train record has it
+inline Json speed_json(const Evaluation& e, const PositionConfig& position, double mem) {
+    const Json j = {{"kind", "evaluation_speed"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"B", e.B},
+                    {"ranks", comm().size}, {"tokens", e.tokens}, {"ms", 1e3 * e.seconds},
+                    {"tok_per_s", (double)e.tokens / e.seconds}, {"mem", mem}};
+    return with_stretch(j, position, e.T);
+}
+
+// DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats, that of the data's second token first
+inline void write_token_losses(const std::string& directory, const Evaluation& e, const std::vector<float>& losses) {
+    if (comm().rank > 0) { return; }
+    const std::string path = directory + strprintf("/token_losses_%d_%d.safetensors", e.T, e.stride);
+    const auto fill = [&](float* out, size_t row0, size_t rows) {
+        std::copy_n(losses.begin() + (long)row0, rows, out);
+    };
+    io_mkdirs(directory);
+    write_whole(path, [&](const std::string& to) { write_safetensors(to, {{"losses", {losses.size()}, fill}}); });
+    printf("%17s wrote %s\n", "", printable(path, LONGEST_MESSAGE).c_str());
+}
+
+// A row for each head, printed and logged
+template <class Log>
+void report_heads(const std::vector<HeadStatistics>& heads, int NH, const PositionConfig& position, int T,
+                  int stride, Log& log) {
+    printf("%5s %4s %7s %7s %7s %8s %8s %6s %12s %6s\n", "layer", "head", "sink 1", "sink 4", "entropy", "distance",
+           "window90", "tiles", "g", "S");
+    for (size_t i = 0; i < heads.size(); i++) {
+        const HeadStatistics& s = heads[i];
+        const int l = (int)i / NH, h = (int)i % NH;
+        const std::string g = s.g.count > 0 ? strprintf("%.2f to %.2f", s.g.least, s.g.most) : "-";
+        const std::string S = s.g.count > 0 ? strprintf("%.1f", s.S.sum / (double)s.S.count) : "-";
+        printf("%5d %4d %6.1f%% %6.1f%% %7.3f %8.1f %8d %5.1f%% %12s %6s\n", l, h, 100 * s.of_sinks(1),
+               100 * s.of_sinks(4), s.entropy / (double)s.queries, s.distance(), s.window90(), 100 * s.live_tiles(),
+               g.c_str(), S.c_str());
+        log.record(with_stretch(head_json(s, l, h, position, T, stride), position, T));
+    }
+    fflush(stdout);
+}
+
+// Perplexity at each length, printed as a table and logged; if requested, also the loss by position and where each head
+// looks. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of write_token_losses, or ""
+template <class Model, class Log>
+void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride,
+                      uint64_t limit, bool curve, bool heads, Log& log, const std::string& losses_to = "") {
+    const PositionConfig& position = model.config.position;
+    const int reach = position_max_length(position);
+    check(*std::min_element(lengths.begin(), lengths.end()) <= reach,
+          "--eval_lengths: %s reaches %d tokens, every length is beyond that", position.name.c_str(), reach);
+    printf("%s, trained at %d\n%8s %8s %10s %12s %10s %10s\n", position_text(position).c_str(), position.T_train, "T",
+           "stride", "windows", "tokens", "loss", "ppl");
+    for (int T : lengths) {
+        if (T > reach) {
+            printf("%8d %8s   %s has no positions beyond %d\n", T, "-", position.name.c_str(), reach);
+            continue;
+        }
+        const int B = std::max(1, EVALUATION_TOKENS / T);
+        auto acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
+        activations_allocate(acts);
+        const auto watch = heads ? watch_heads(model, acts, B, T) : nullptr;
+        std::vector<float> token_losses;
+        std::vector<float>* wanted = losses_to.empty() ? nullptr : &token_losses;
+        const Evaluation e = evaluate(model, acts, files, T, stride, limit, wanted);
+        const double mem = (double)device_memory_used();
+        const int HS = model.config.C / model.config.NH;
+        const PositionConfig& last = *layer_position(model, acts, model.config.L - 1, B, T).bias().config;
+        const double mine = live_tile_share(acts.a.attscratch(), last, model.config.causal, T, model.config.NH, HS,
+                                            model.stream);
+        std::vector<double> live_shares((size_t)comm().size);
+        comm_all_gather(live_shares.data(), &mine, 1, "live tiles");
+        const double live = live_shares[(size_t)e.last_rank];       // of the last windows, as on one rank
+        acts.release();
+        if (e.stopped) { return; }
+        if (e.tokens == 0) {
+            printf("%8d %8d %10llu %12d   no loss: nothing to predict\n", e.T, e.stride,
+                   (unsigned long long)e.windows, 0);
+            log.record(evaluation_json(e, position));
+            continue;
+        }
+        const std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
+        printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows,
+               (unsigned long long)e.tokens, e.loss, std::exp(e.loss), more.c_str());
+        if (live < 1.0) { printf("%17s last layer: %.1f%% of the tiles live\n", "", 100 * live); }
+        fflush(stdout);
+        log.record(evaluation_json(e, position));
+        log.record(speed_json(e, position, mem));
+        if (!losses_to.empty()) { write_token_losses(losses_to, e, token_losses); }
+        if (watch) { report_heads(watch->heads, model.config.NH, position, T, e.stride, log); }
+        if (!curve) { continue; }
+        log.record(curve_json(e, position));
+        const int columns = std::min(T, 8);
+        for (int c = 0; c < columns; c++) {
+            const int from = (int)((int64_t)T * c / columns), to = (int)((int64_t)T * (c + 1) / columns);
+            double mean = 0;
+            int n = 0;
+            for (int t = from; t < to; t++) { if (std::isfinite(e.curve[t])) { mean += e.curve[t]; n++; } }
+            printf("%17s positions %d-%d: loss %.4f\n", "", from, to - 1, n > 0 ? mean / n : NAN);
+        }
+    }
+}
+
+#endif

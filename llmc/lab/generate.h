@@ -1,0 +1,138 @@
+// lab/generate.h -- text from a model, one token at a time, with everything earlier tokens left behind cached.
+//
+// The cache is the forward's own: the rows of qkv (k and v) of each layer, and what the encoding keeps over time
+// (CABLE's S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every
+// kernel. Template over the trainer's model: calls activations_* as evaluate.h does, and
+//   forward_logits(model, acts, ids, n, t0, logits, graph): the n tokens at t0; logits (V) of the last
+#ifndef LLMC_LAB_GENERATE_H
+#define LLMC_LAB_GENERATE_H
+
+#include <numeric>
+
+#include "evaluate.h"
+#include "../engine/text/tokenizer.h"
+
+constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on the wait for the first new one is explained
+
+struct Sampling {
+    double temperature = 1.0;       // 0: the likeliest token
+    int top_k = 0;                  // among the k likeliest, 0: all
+    double top_p = 1.0;             // among the likeliest whose probabilities reach p
+    uint64_t seed = 42;
+};
+
+// u uniform in [0, 1) -> a token. Ties go to the smaller id.
+inline int sample_token(const std::vector<float>& logits, const Sampling& s, double u) {
+    const int V = (int)logits.size();
+    if (s.temperature == 0.0) { return (int)(std::max_element(logits.begin(), logits.end()) - logits.begin()); }
+    std::vector<int> order(V);
+    std::iota(order.begin(), order.end(), 0);
+    const int keep = s.top_k > 0 && s.top_k < V ? s.top_k : V;
+    const auto likelier = [&](int a, int b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); };
+    if (keep < V || s.top_p < 1.0) { std::partial_sort(order.begin(), order.begin() + keep, order.end(), likelier); }
+    const double largest = *std::max_element(logits.begin(), logits.end());
+    std::vector<double> p(keep);
+    double sum = 0;
+    for (int k = 0; k < keep; k++) { sum += p[k] = std::exp((logits[order[k]] - largest) / s.temperature); }
+    int last = keep - 1;
+    if (s.top_p < 1.0) {
+        double nucleus = 0;
+        for (int k = 0; k < keep; k++) {
+            nucleus += p[k];
+            if (nucleus >= s.top_p * sum) { last = k; sum = nucleus; break; }
+        }
+    }
+    double at = 0;
+    for (int k = 0; k < last; k++) {
+        at += p[k];
+        if (u * sum < at) { return order[k]; }
+    }
+    return order[last];
+}
+
+// The ids of a prompt: of bytes, or what a tokenizer makes of it, or, where none can, numbers ("15496 995"); empty: the
+// end-of-text id, or a newline.
+inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokenizer* tokenizer = nullptr) {
+    std::vector<int> ids;
+    if (V != 256 && tokenizer != nullptr && tokenizer->cannot_encode.empty()) {
+        ids = tokenizer->encode(text);
+        if (ids.empty()) { ids.push_back(std::max(tokenizer->eot, 0)); }
+        return ids;
+    }
+    std::string why = "there is no --tokenizer";
+    if (tokenizer != nullptr) { why = tokenizer->path + ": " + tokenizer->cannot_encode; }
+    if (V == 256) {
+        for (const char c : text.empty() ? std::string("\n") : text) { ids.push_back((unsigned char)c); }
+        return ids;
+    }
+    size_t at = 0;
+    while ((at = text.find_first_not_of(" ,", at)) != std::string::npos) {
+        const size_t end = std::min(text.find_first_of(" ,", at), text.size());
+        const std::string word = text.substr(at, end - at);
+        char* rest = nullptr;
+        const long id = strtol(word.c_str(), &rest, 10);
+        check(*rest == '\0' && id >= 0 && id < V,
+              "--generate: '%s' is not a token id below %d; without text (%s) it takes ids, as in \"15496 995\"",
+              word.substr(0, 40).c_str(), V, why.c_str());
+        ids.push_back((int)id);
+        at = end;
+    }
+    if (ids.empty()) { ids.push_back(V == 50257 ? 50256 : 0); }
+    return ids;
+}
+
+// Text for a terminal: control characters other than newline and tab as \x1b. A model of bytes writes them too, and
+// they would ring the bell, move the cursor or change colours. C2 80 to C2 9F are control characters as well.
+inline std::string visible(const std::string& s) {
+    std::string out;
+    for (size_t i = 0; i < s.size(); i++) {
+        const unsigned char c = (unsigned char)s[i], next = i + 1 < s.size() ? (unsigned char)s[i + 1] : 0;
+        if (c == 0xC2 && next >= 0x80 && next < 0xA0) {
+            out += strprintf("\\x%02x", next);
+            i++;
+        } else {
+            out += (c < 32 && c != '\n' && c != '\t') || c == 127 ? strprintf("\\x%02x", c) : std::string(1, s[i]);
+        }
+    }
+    return out;
+}
+
+// Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded when
+// there is a tokenizer.
+template <class Model>
+std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
+                          const Tokenizer* tokenizer, FILE* out) {
+    const Doing generating("generating");
+    const int64_t reach = position_max_length(model.config.position);
+    check(n <= reach - (int64_t)prompt.size(),
+          "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; give a smaller --tokens",
+          prompt.size(), (long long)n, model.config.position.name.c_str(), (long long)reach);
+    auto acts = activations_describe(model, 1, (int)prompt.size() + (int)n, Purpose::Generate, 0);
+    activations_allocate(acts);
+    std::vector<int> ids = prompt;
+    std::vector<float> logits;
+    StepGraph graph;                                        // from the second token on: the first one finds the kernels
+    Utf8Stream text;
+    auto print = [&](int id, bool first) {
+        if (out == nullptr) { return; }
+        if (tokenizer != nullptr) { fputs(visible(text.push(tokenizer->decode(id, first))).c_str(), out); }
+        else { fprintf(out, "%s%d", first ? "" : " ", id); }
+        fflush(out);
+    };
+    for (size_t i = 0; i < ids.size(); i++) { print(ids[i], i == 0); }
+    if (out != nullptr && prompt.size() >= LONG_PROMPT) {
+        say("reading %zu tokens of prompt at once; the time that it takes grows with their square", prompt.size());
+    }
+    forward_logits(model, acts, ids.data(), (int)ids.size(), 0, logits);
+    for (int64_t k = 0; k < n && stop_signal == 0; k++) {
+        const int id = sample_token(logits, sampling, uniform01(sampling.seed, checksum("generate"), (uint64_t)k));
+        ids.push_back(id);
+        print(id, false);
+        if (k + 1 < n) { forward_logits(model, acts, &id, 1, (int)ids.size() - 1, logits, k > 0 ? &graph : nullptr); }
+    }
+    if (out != nullptr) { fprintf(out, "%s\n", text.flush().c_str()); }
+    acts.release();
+    return std::vector<int>(ids.begin() + (long)prompt.size(), ids.end());
+}
+
+#endif

@@ -1,0 +1,109 @@
+// lab/inspect.h -- what an encoding adds to the scores of a text, as a matrix (--dump_bias).
+#ifndef LLMC_LAB_INSPECT_H
+#define LLMC_LAB_INSPECT_H
+
+#include "../attention/choose.cuh"
+#include "../engine/json.h"
+#include "../engine/files/checkpoint.h"
+#include "../engine/model.cuh"
+
+// out (T,T): B_ij for j <= i, 0 elsewhere.  One block a row.
+template <class Bias> __global__ void bias_matrix_kernel(float* out, Bias bias, int bh, int T) {
+    const int i = blockIdx.x;
+    for (int j0 = 0; j0 < T; j0 += ATTENTION_TILE) {
+        const auto tile = bias.tile(bh, i, j0);
+        for (int c = threadIdx.x; c < ATTENTION_TILE && j0 + c < T; c += blockDim.x) {
+            out[(size_t)i * T + j0 + c] = j0 + c <= i ? tile(0, c) : 0.0f;
+        }
+    }
+}
+
+// The bias that one head of one layer adds to its scores over a text: (T,T), from activations that have seen the text.
+inline std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
+    std::vector<float> host((size_t)T * T);
+    with_position(view, [&](auto position) {
+        const auto bias = position.bias();
+        check(bias.flash != FlashBias::None, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
+        check(!bias.counts_gates, "--dump_bias: %s has no matrix to write: it adds to a score what depends on other "
+              "scores, and keeps none of it", view.config->name.c_str());
+        if constexpr (!decltype(position.bias())::counts_gates) {
+            using Bias = std::decay_t<decltype(bias)>;
+            float* out = (float*)device_malloc(sizeof(float) * T * T);
+            launch(bias_matrix_kernel<Bias>, Grid((size_t)T, 128, 0, stream), out, bias, head, T);
+            copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
+            device_free(out);
+        }
+    });
+    return host;
+}
+
+// Which matrices --dump_bias writes.
+enum BiasChoice { BIAS_ALL = -1, BIAS_MEAN = -2 };      // all layers or heads; the mean over heads
+
+inline std::string bias_name(int choice) {
+    if (choice == BIAS_ALL) { return "all"; }
+    return choice == BIAS_MEAN ? "mean" : std::to_string(choice);
+}
+
+// "3", "all" or, for heads, "mean"
+inline bool parse_bias_choice(const std::string& text, int count, bool mean, int& choice) {
+    if (text == "all" || (mean && text == "mean")) {
+        choice = text == "all" ? BIAS_ALL : BIAS_MEAN;
+        return true;
+    }
+    return parse_value(text, between(0, count - 1), choice);
+}
+
+inline Json json_matrix(const std::vector<float>& matrix, int T) {
+    Json rows = Json::array();
+    for (auto row = matrix.begin(); row != matrix.end(); row += T) { rows.push_back(std::vector<float>(row, row + T)); }
+    return rows;
+}
+
+// The mean over all heads of one layer: (T,T)
+inline std::vector<float> mean_bias_matrix(const PositionView& view, int NH, int T, Stream stream) {
+    std::vector<double> sum((size_t)T * T, 0.0);
+    for (int head = 0; head < NH; head++) {
+        const std::vector<float> one = bias_matrix(view, head, T, stream);
+        for (size_t i = 0; i < sum.size(); i++) { sum[i] += one[i] / NH; }
+    }
+    return {sum.begin(), sum.end()};
+}
+
+// Writes DIRECTORY/bias_LAYER_HEAD.json for scripts/plot.py: the bias over the tokens `ids`, which are shown as
+// `labels`: one matrix, or a list of them if there are several layers or heads.
+template <class Model>
+void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head,
+                const std::string& directory) {
+    const int T = (int)ids.size(), NH = model.config.NH;
+    auto acts = activations_describe(model, 1, T, Purpose::Generate, 0);
+    activations_allocate(acts);
+    std::vector<float> logits;
+    forward_logits(model, acts, ids.data(), T, 0, logits);
+    Json matrices = Json::array();
+    for (int l = std::max(layer, 0); l < (layer == BIAS_ALL ? model.config.L : layer + 1); l++) {
+        const PositionView view = layer_position(model, acts, l, 1, T).bias();
+        if (head == BIAS_MEAN) {
+            const std::vector<float> mean = mean_bias_matrix(view, NH, T, model.stream);
+            matrices.push_back({{"layer", l}, {"head", "mean"}, {"bias", json_matrix(mean, T)}});
+            continue;
+        }
+        for (int h = std::max(head, 0); h < (head == BIAS_ALL ? NH : head + 1); h++) {
+            const std::vector<float> one = bias_matrix(view, h, T, model.stream);
+            matrices.push_back({{"layer", l}, {"head", h}, {"bias", json_matrix(one, T)}});
+        }
+    }
+    acts.release();
+    Json j = {{"pos", model.config.position.name}, {"tokens", labels}};
+    if (layer == BIAS_ALL || head == BIAS_ALL) {
+        j["matrices"] = matrices;
+    } else {
+        for (const char* key : {"layer", "head", "bias"}) { j[key] = matrices[0][key]; }
+    }
+    const std::string path = directory + "/bias_" + bias_name(layer) + "_" + bias_name(head) + ".json";
+    io_mkdirs(directory);
+    write_text_whole(path, json_text(j) + "\n");
+    printf("wrote %s\n", printable(path, LONGEST_MESSAGE).c_str());
+}
+
+#endif

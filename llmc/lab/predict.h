@@ -1,0 +1,56 @@
+// lab/predict.h -- what a masked language model takes the [MASK]s of a text for (--predict).
+//
+// Template over the trainer's model: calls activations_* as evaluate.h does, and
+//   masked_logits(model, acts, ids): a vector of V logits for each [MASK] among the ids of one sequence
+#ifndef LLMC_LAB_PREDICT_H
+#define LLMC_LAB_PREDICT_H
+
+#include <numeric>
+
+#include "../engine/model.cuh"
+#include "../engine/text/mlm.h"
+#include "../engine/text/tokenizer.h"
+
+// The `most` likeliest ids, the likeliest first; of equals the smaller one.  x (V)
+inline std::vector<int> likeliest(const std::vector<float>& x, size_t most) {
+    std::vector<int> order(x.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto likelier = [&](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
+    most = std::min(most, order.size());
+    std::partial_sort(order.begin(), order.begin() + (long)most, order.end(), likelier);
+    order.resize(most);
+    return order;
+}
+
+// A token as it can be printed: a byte that is only part of a character as \xe2, an id without a token as <30600>
+inline std::string shown_token(const Tokenizer& tokenizer, int id) {
+    if (id >= tokenizer.vocab_size()) { return strprintf("<%d>", id); }
+    const std::string token = tokenizer.decode(id, true);
+    const bool part = token.size() == 1 && (unsigned char)token[0] >= 128;
+    return part ? strprintf("\\x%02x", (unsigned char)token[0]) : printable(token);
+}
+
+// Prints the five likeliest tokens for each [MASK] of a text, with their probabilities: softmax over the V logits.
+template <class Model> void predict(Model& model, const std::string& text, const Tokenizer& tokenizer) {
+    const std::vector<int> ids = text_ids(text, model.config.special, tokenizer);
+    auto acts = activations_describe(model, 1, (int)ids.size(), Purpose::Evaluate, 0);
+    activations_allocate(acts);
+    const std::vector<std::vector<float>> logits = masked_logits(model, acts, ids);
+    acts.release();
+    printf("%s\n", text.c_str());
+    for (size_t k = 0; k < logits.size(); k++) {
+        const std::vector<float>& x = logits[k];
+        const std::vector<int> order = likeliest(x, 5);
+        const double largest = x[order[0]];
+        double sum = 0;
+        for (float v : x) { sum += std::exp(v - largest); }
+        printf("  [MASK] %zu:", k + 1);
+        for (int id : order) {
+            printf("  %s %.1f%%", shown_token(tokenizer, id).c_str(), 100 * std::exp(x[id] - largest) / sum);
+        }
+        printf("\n");
+    }
+    fflush(stdout);
+}
+
+#endif
