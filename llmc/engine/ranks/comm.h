@@ -4,7 +4,7 @@
 // A run is one rank unless a launcher (launch.h) or the program itself (fork.h) has started several; MPI is not even
 // initialized then. Every function here except comm_report is a collective: all ranks call it, in the same order.
 // Sums have a fixed shape, so that the number of ranks does not change a bit (exchange.cuh). An Error on one rank ends
-// all of them (comm_report). If a rank dies, the launcher notices it and ends the others, or they notice it themselves.
+// all of them (comm_report). If a rank dies, the launcher ends the remaining ranks, or they notice it themselves.
 #ifndef LLMC_ENGINE_RANKS_COMM_H
 #define LLMC_ENGINE_RANKS_COMM_H
 
@@ -26,8 +26,7 @@
 // ----------------------------------------------------------------------------------------------------------
 // start and end
 
-// The first thing that a program does. From here on only rank 0 writes to stdout. launch: who has started how many;
-// program: its name and its flags, for messages
+// A program calls this first. From here on only rank 0 writes to stdout. program: its name and its flags, for messages
 inline void comm_init(const Launch& launch, const Names& program) {
     if (launch.size == 1) { return; }
     Comm& c = comm();
@@ -39,7 +38,7 @@ inline void comm_init(const Launch& launch, const Names& program) {
     if (wire == nullptr) { wire = start_tcp(launch); }
     c.wire = wire;
     c.spins = c.local_size <= sysconf(_SC_NPROCESSORS_ONLN);
-    // Otherwise each process would take itself for the only one, train on all of the data and fight for --out.
+    // Without this check each process would train on all of the data, and all would write to the same --out.
     if (c.size != launch.size && launch.rank > 0) { leave_to_rank0(); }
     check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d (is it of another "
           "MPI than the one this program was built with? srun --mpi=none, torchrun and --ranks need none)",
@@ -49,14 +48,14 @@ inline void comm_init(const Launch& launch, const Names& program) {
     }
 }
 
-// What main() does with an Error: it prints the message and ends all ranks with its code. An error that every rank
+// main() calls this with an Error: it prints the message and ends all ranks with its code. An error that every rank
 // finds, such as a bad flag, is reported once, by rank 0: the other ranks give it time to do so.
 inline int comm_report(int code, const std::string& message) {
     Comm& c = comm();
     fflush(stdout);
     if (c.rank > 0) {
-        signal(SIGTERM, SIG_DFL);           // by which the launcher ends this rank once rank 0 has reported
-        const double patience = 1 + 0.05 * std::min(c.rank, 20);        // seconds, others for each rank
+        signal(SIGTERM, SIG_DFL);           // the launcher sends it once rank 0 has reported
+        const double patience = 1 + 0.05 * std::min(c.rank, 20);        // seconds, staggered by rank
         if (c.wire != nullptr) { c.wire->listen(patience); } else { usleep((useconds_t)(1e6 * patience)); }
     }
     const std::string who = c.rank > 0 ? strprintf("rank %d: ", c.rank) : "";
@@ -72,8 +71,8 @@ inline int comm_report(int code, const std::string& message) {
 }
 
 // comm_sharing: how many ranks share the memory that device_memory_available() reports. comm_threads: the number of
-// threads for set_threads(); `asked`, or if the launcher has not bound this rank to cores of its own, its share of the
-// machine.
+// threads for set_threads(): `asked`, or this rank's share of the machine if the launcher has not bound it to cores of
+// its own.
 #if defined(CUDA_BUILD)
 inline int comm_sharing() { return 1; }
 inline int comm_threads(int asked) { return asked; }
@@ -104,7 +103,7 @@ inline int comm_max(int x, const char* what) {
     return *std::max_element(all.begin(), all.end());
 }
 
-// Has a signal asked any rank for an end? (stop_signal)
+// Whether any rank has received a signal to stop (stop_signal)
 inline bool comm_stops() { return comm_max((int)stop_signal, "signals") != 0; }
 
 // data (bytes): every rank receives rank 0's
@@ -114,7 +113,7 @@ inline void comm_broadcast(void* data, size_t bytes, const char* what) {
 
 // rank 0's text
 inline std::string comm_text(std::string text, const char* what) {
-    uint64_t length = text.size();          // first, so that the others know how much comes
+    uint64_t length = text.size();          // first, so that the other ranks can make room
     comm_broadcast(&length, sizeof(length), what);
     text.resize(length);
     comm_broadcast(&text[0], length, what);
@@ -126,7 +125,7 @@ inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
     std::vector<uint64_t> all((size_t)comm().size);
     comm_all_gather(all.data(), &hash, 1, "comparison of the replicas");
     std::string strays;
-    for (size_t r = 1; r < all.size(); r++) {       // every rank compares, and comes to the same result
+    for (size_t r = 1; r < all.size(); r++) {       // all ranks reach the same result
         if (all[r] != all[0]) { strays += strprintf("%s%zu", strays.empty() ? "" : ", ", r); }
     }
     if (who != nullptr && !strays.empty()) { *who = "the parameters differ from rank 0's on rank " + strays; }
@@ -148,7 +147,7 @@ inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
 // ----------------------------------------------------------------------------------------------------------
 // large arrays, on the device
 
-// which of the machine's GPUs this rank uses; 0 in a CPU build
+// the GPU of this machine that this rank uses; 0 in a CPU build
 inline int comm_device() {
 #if defined(CUDA_BUILD)
     int count = 0;
@@ -159,7 +158,7 @@ inline int comm_device() {
 #endif
 }
 
-// A rank's machine: how many ranks it has, and which of them this one is
+// A rank's machine: its number of ranks, and this rank's index among them
 struct OnMachine { int size, rank; };
 // g when the ranks are numbered machine after machine with g = 2^k of them on each, and there are several machines;
 // else 0
@@ -180,8 +179,8 @@ inline void comm_find_nodes() {
     c.node = ranks_of_each_machine(all);
 }
 
-// Called after the device is chosen. Gradients go from GPU to GPU by NCCL, and where that cannot be they go through the
-// host, a hundred times slower, only if that was asked for.
+// Called after the device is chosen. Gradients go from GPU to GPU by NCCL. With --host_exchange 1 they may go through
+// the host instead, which is a hundred times slower; without it, a run that cannot use NCCL ends.
 inline void comm_connect_devices(bool through_host) {
     comm_find_nodes();
     (void)through_host;
@@ -205,7 +204,7 @@ inline void comm_connect_devices(bool through_host) {
     check(why.empty(), "%s; %s", why.c_str(), hint);
 #if defined(USE_NCCL)
     c.nccl = true;
-    c.chunk = 32 << 20;                     // larger messages suit the GPUs' links
+    c.chunk = 32 << 20;                     // GPUs' links need larger messages
     ncclUniqueId unique = {};
     try {
         if (c.rank == 0) { nccl_check(ncclGetUniqueId(&unique), "NCCL's start"); }
@@ -228,8 +227,8 @@ inline std::string comm_description() {
 #endif
 }
 
-// Sends and receives them all at once. Each has its counterpart of the same size on the other rank; one of no bytes is
-// left out on both. No more than comm().chunk bytes are sent, or received, by one call.
+// Sends and receives all pieces at once. The other rank passes a piece of the same size for each; both skip pieces of 0
+// bytes. One call sends at most comm().chunk bytes, and receives at most that many.
 inline void comm_exchange(const Messages& sends, const Messages& receives, const char* what, Stream stream) {
     Comm& c = comm();
     for (const Message& m : sends) { c.sent += m.bytes; }
@@ -237,7 +236,7 @@ inline void comm_exchange(const Messages& sends, const Messages& receives, const
     if (c.nccl) { nccl_exchange(sends, receives, what, stream); return; }
 #endif
 #if defined(CUDA_BUILD)
-    // The wire does not read the device: messages pass through the host, what is received first
+    // The wire cannot read the device: messages pass through the host
     if (c.staging == nullptr) { c.staging = (char*)pinned_malloc(2 * (c.chunk + sizeof(float) * (size_t)c.size)); }
     char* host = c.staging;
     const auto buffer = [&](const Message& m) { host += m.bytes; return host - m.bytes; };
@@ -270,7 +269,7 @@ inline int comm_finish(int code) {
     fflush(stdout);
     Comm& c = comm();
     if (c.size == 1) { return code; }
-    code = comm_max(code, "end");           // a collective, so that nobody leaves before the others
+    code = comm_max(code, "end");           // a collective, so that no rank leaves early
 #if defined(USE_NCCL)
     nccl_stop();
 #endif

@@ -1,21 +1,21 @@
 // ranks/exchange.cuh -- gradients summed over the ranks, in the order in which one rank would sum them.
 //
-// Of an array that all ranks hold, each owns a slice. It gets the others' values of its slice, adds them, and sends the
-// sum to all. So (N - 1) / N of the array leaves a rank on the way to the sums, and as much on the way back, as in a
-// ring; here for N = 3:
+// Each rank owns a slice of an array that all of them hold. It receives the other ranks' values of its slice, adds
+// them, and sends the sum to all ranks. So a rank sends (N - 1) / N of the array on the way to the sums, and the same
+// amount on the way back, as in a ring; here for N = 3:
 //
 //     slice   0     1     2                     0     1     2
 //     rank 0  sum <-.-----.                     sum --.-----.
 //     rank 1  --'   sum <-|        and then     <-'   sum --|
 //     rank 2  --'   --'   sum                   <-'   <-'   sum
 //
-// What adds is this code, on the rank that owns the slice, and not a library, which is free to add in another order for
-// another number of ranks: in a binary tree over the ranks that continues the one that each has built over its own
-// micro-batches. So if every rank has 2^k of them, neighbours in the order of the step, the whole is one tree whatever
-// the number of ranks, and its sum has the same bits.
+// The owner of a slice adds with the code below. A library would be free to choose the order of the terms by the number
+// of ranks. Here it is a binary tree over the ranks, which continues the tree that each rank has built over its own
+// micro-batches. So if every rank has 2^k neighbouring micro-batches of the step, the whole is the same tree for any
+// number of ranks, and its sum has the same bits.
 //
-// With several machines of g = 2^k ranks each, the ranks of a machine do this first, and then, with what is now g times
-// smaller, those that own the same slice on all machines. It is the same tree, cut at its level k.
+// With several machines of g = 2^k ranks each, the ranks of a machine do this first. Then the ranks that own the same
+// slice on all machines do it with their slices, which are g times smaller. It is the same tree, cut at its level k.
 #ifndef LLMC_RANKS_EXCHANGE_H
 #define LLMC_RANKS_EXCHANGE_H
 
@@ -73,8 +73,8 @@ inline std::vector<Slice> group_parts(Slice whole, const RankGroup& g) {
 inline Slice slice_piece(Slice s, size_t piece, size_t k) {
     return {std::min(s.begin + k * piece, s.end), std::min(s.begin + (k + 1) * piece, s.end)};
 }
-// How many elements of `element` bytes each of a group's ranks may send to each other one at a time, and in how many
-// turns they have sent all of their parts: no turn needs more memory than comm().chunk bytes for what arrives.
+// The number of elements of `element` bytes that each rank of a group may send to another one in a turn, and the number
+// of turns for all of their parts: a turn receives at most comm().chunk bytes.
 struct Turns { size_t piece, count; };
 inline Turns exchange_turns(const std::vector<Slice>& parts, size_t element) {
     const size_t piece = std::max((size_t)1, comm().chunk / element / (parts.size() - 1));
@@ -94,7 +94,7 @@ inline void group_sum(float* data, Slice whole, const RankGroup& g, const char* 
         const Slice mine = slice_piece(slices[me], turns.piece, k);
         const size_t n = mine.size();
         float* const own = data + mine.begin;
-        // 1 what the ranks of the group have for this slice
+        // 1 receive the group's values of this slice
         std::vector<Message> sends, receives;
         std::vector<float*> parts;
         for (size_t i = 0; i < slices.size(); i++) {
@@ -105,8 +105,8 @@ inline void group_sum(float* data, Slice whole, const RankGroup& g, const char* 
             receives.push_back({g.rank((int)i), parts.back(), sizeof(float) * n});
         }
         comm_exchange(sends, receives, what, stream);
-        // 2 the tree: neighbours, then pairs of them, and so on. Where this rank's own part takes part, the sum is left
-        // there, and so is the last one.
+        // 2 the tree: neighbours, then pairs of them, and so on. A sum that includes this rank's own part, as the last
+        // one does, is written there.
         for (size_t step = 1; step < parts.size(); step *= 2) {
             for (size_t i = 0; i + step < parts.size(); i += 2 * step) {
                 if (parts[i + step] == own) { std::swap(parts[i], parts[i + step]); }
@@ -134,8 +134,8 @@ inline void group_gather(char* data, size_t element, const std::vector<Slice>& s
     }
 }
 
-// data (n) -> this rank's slice of it is the sum over the ranks; the rest of data is then undefined. By NCCL, this and
-// the functions below return before the stream has come to it: see exchange_wait().
+// data (n) -> this rank's slice of it is the sum over the ranks; the rest of data is then undefined. With NCCL, this
+// and the functions below return before the stream has executed them: see exchange_wait().
 inline void exchange_sum(float* data, size_t n, const char* what, Stream stream) {
     Slice s = {0, n};
     for (const RankGroup& g : exchange_groups(comm().rank)) {
@@ -144,7 +144,7 @@ inline void exchange_sum(float* data, size_t n, const char* what, Stream stream)
     }
 }
 
-// data (n): every rank has set its slice; now all have the whole.
+// data (n): every rank has set its slice, and now gets the rest.
 template <class T> void exchange_gather(T* data, size_t n, const char* what, Stream stream) {
     Slice s = {0, n};
     std::vector<std::pair<RankGroup, Slice>> levels;
@@ -158,8 +158,8 @@ template <class T> void exchange_gather(T* data, size_t n, const char* what, Str
     }
 }
 
-// The host waits until the device has come to `end`, after an exchange. The deadline counts from `own` on, where this
-// rank's work before the exchange ends.
+// The host waits until the device has reached `end`, after an exchange. The deadline counts from `own`, the end of this
+// rank's work before the exchange.
 inline void exchange_wait(const Event& own, const Event& end, const char* what) {
     (void)own; (void)end; (void)what;
 #if defined(USE_NCCL)
@@ -168,7 +168,7 @@ inline void exchange_wait(const Event& own, const Event& end, const char* what) 
     nccl_wait(end, true, what);
 #endif
 }
-// Calls exchange(), which gives the stream an exchange, and waits for it.
+// Calls exchange(), which puts an exchange into the stream, and waits for it.
 template <class Exchange> void exchange_now(const char* what, Stream stream, Exchange exchange) {
     Event own, end;
     own.record(stream);

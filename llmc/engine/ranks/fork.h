@@ -1,5 +1,5 @@
-// ranks/fork.h -- --ranks N and --gpus N: the program multiplies itself on this machine, and its first process watches
-// over the ranks.
+// ranks/fork.h -- --ranks N and --gpus N: the program forks the ranks on this machine, and the parent process watches
+// them.
 #ifndef LLMC_ENGINE_RANKS_FORK_H
 #define LLMC_ENGINE_RANKS_FORK_H
 
@@ -10,11 +10,11 @@
 
 #include "rendezvous.h"
 
-constexpr double LAST_WORDS = 3;            // seconds that the ranks have to end after one has failed, before they must
+constexpr double LAST_WORDS = 3;            // seconds between the failure of a rank and SIGKILL for the rest
 constexpr int CROWD = 8;                    // ranks on a core, at the most
 constexpr double LEAST_RANK = 64e6;         // bytes of memory that the smallest rank takes
 
-// Why n ranks cannot be started here, "" if they can. crowded: the user has said that ranks may share a core
+// Why n ranks cannot be started here, "" if they can. crowded: the user allows several ranks per core
 inline std::string crowd_refusal(int n, const char* flag, int cores, double memory, bool crowded) {
     const int most = std::max(1, (int)std::min((double)cores * CROWD, memory / LEAST_RANK));
     if (n <= (crowded ? most : std::min(cores, most))) { return ""; }
@@ -24,12 +24,12 @@ inline std::string crowd_refusal(int n, const char* flag, int cores, double memo
                      format_bytes(LEAST_RANK).c_str());
 }
 
-// In the process that is to be a rank
+// In the child process, before it becomes a rank
 inline void become_rank(pid_t parent, const sigset_t& signals) {
-    setpgid(0, 0);                          // what a terminal sends reaches the parent alone, which passes it on
-    prctl(PR_SET_PDEATHSIG, SIGTERM);       // should the parent be killed
+    setpgid(0, 0);                          // the terminal's signals reach only the parent, which passes them on
+    prctl(PR_SET_PDEATHSIG, SIGTERM);       // if the parent is killed
     if (getppid() != parent) { _exit(EXIT_DEVICE); }
-    const int nothing = open("/dev/null", O_RDONLY);        // in another group than the terminal's: it may not read it
+    const int nothing = open("/dev/null", O_RDONLY);        // outside the terminal's group it may not read
     if (nothing > 0) {
         dup2(nothing, 0);
         close(nothing);
@@ -37,11 +37,11 @@ inline void become_rank(pid_t parent, const sigset_t& signals) {
     sigprocmask(SIG_SETMASK, &signals, nullptr);
 }
 
-// Waits until all ranks have ended and returns the exit code of the first that failed, or 128 + number if a signal
-// ended one: the others may miss it before that is noticed here. Passes on what asks a run to save and end.
+// Waits until all ranks have ended. Returns the exit code of the first that failed, or 128 + number if a signal ended
+// one, even if another rank has failed first because it missed that one. Passes on the signals that end a run.
 inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
     int code = 0;
-    double failed = 0;                      // when the first of them did
+    double failed = 0;                      // the time of the first failure
     bool killed = false;
     for (size_t left = ranks.size(); left > 0;) {
         const timespec patience = {0, 100000000};
@@ -55,7 +55,7 @@ inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
             if (waitpid(ranks[r], &status, WNOHANG) != ranks[r]) { continue; }
             const bool signaled = WIFSIGNALED(status);
             if (signaled && !late) {
-                say("rank %zu (process %d) was ended by signal %d, %s; the others end, too", r, (int)ranks[r],
+                say("rank %zu (process %d) was ended by signal %d, %s; the other ranks end, too", r, (int)ranks[r],
                     WTERMSIG(status), strsignal(WTERMSIG(status)));
             }
             ranks[r] = -1;
@@ -73,13 +73,13 @@ inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
 // The cores that this process may use
 inline int cores_here() {
     cpu_set_t set;
-    const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;        // not of more than 1,024 cores
+    const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;        // fails beyond 1,024 cores
     return known ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-// Starts n ranks, each of which returns false and goes on with what `launch` then says. The process that was started
-// returns true, after all of them have ended, and `code` is what it is to return. flag: as the user gave it. Called
-// before there are threads, which a fork would not take along.
+// Starts n ranks. In each of them it returns false, with `launch` filled in. In the parent it returns true after all
+// ranks have ended, with the exit code in `code`. flag: as the user gave it. Called before any thread exists, because a
+// fork does not copy threads.
 inline bool fork_ranks(int n, const char* flag, Launch& launch, int& code) {
     const char* crowded = getenv("CABLE_OVERSUBSCRIBE");
     const std::string why = crowd_refusal(n, flag, cores_here(), (double)host_memory_available(),

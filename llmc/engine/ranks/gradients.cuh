@@ -9,18 +9,18 @@
 #include "parameters.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
-// a step's gradient: for each micro-batch i of n, forward, gradient_begin, backward into what it returns, gradient_add;
-// then gradient_end
+// a step's gradient: for each micro-batch i of n, forward, gradient_begin, backward into the memory that it returns,
+// gradient_add; then gradient_end
 
-// on the device, of what this rank updates (gradient_at); its norm and the mean loss of so many targets
+// the gradient of this rank's slices, on the device (gradient_at); its norm, and the mean loss over `targets`
 struct StepGradient {
     float* grads;
     double norm, loss;
     size_t targets;
 };
 
-// A leaf meets the subtrees that wait for it, here by their levels: a sibling at each level until it is a left one
-// itself, and from there on, after the last leaf if they are not a power of two, the subtrees further left.
+// The levels of the subtrees that a finished leaf is added to: its sibling at each level, until the sum is a left child
+// itself. After the last leaf, if the leaves are not a power of two, also the remaining subtrees to the left.
 inline std::vector<size_t> siblings_of(int leaf, int leaves) {
     std::vector<size_t> found;
     int k = 0;
@@ -31,7 +31,7 @@ inline std::vector<size_t> siblings_of(int leaf, int leaves) {
     return found;
 }
 
-// The memory that micro-batch i of this rank's n adds its gradient to; a leaf's first one finds zeros there.
+// The memory to which micro-batch i of this rank's n adds its gradient; it is 0 for the first one of a leaf.
 inline float* gradient_begin(Parameters& p, int i, int n) {
     const int leaves = n / p.leaf;
     p.closing = i + 1 == n;
@@ -43,8 +43,8 @@ inline float* gradient_begin(Parameters& p, int i, int n) {
 
 constexpr const char* SUM_OF_GRADIENTS = "sum of the gradients";
 
-// The last micro-batch has left its gradient of block b: it is added to that of the other leaves, and sets out for the
-// sum over the ranks.
+// The last micro-batch's gradient of block b is complete: adds it to that of the other leaves, and starts the sum over
+// the ranks.
 inline void sum_block(Parameters& p, size_t b) {
     const Slice block = p.table.blocks[b], own = p.owned[b];
     float* sum = p.tree.back();
@@ -63,11 +63,11 @@ inline void sum_block(Parameters& p, size_t b) {
     gradient_norm_begin(partial, sum + own.begin, own.size(), p.exchange_stream);
 }
 
-// Called by a backward that will add nothing more to the gradients of layer l, and continues with layer l - 1
+// A backward calls this when the gradients of layer l are complete, before it continues with layer l - 1.
 inline void layer_done(Parameters& p, int l) { if (p.closing) { sum_block(p, (size_t)l + 2); } }
 
-// Micro-batch i of this rank's n is done. Leaves meet in a binary tree over their index: tree[k] holds the sum of 2^k
-// neighbours until its sibling is done. After the last one, the sum of all, the other ranks' too, is in tree.back().
+// Micro-batch i of this rank's n is done. Leaves are summed in a binary tree over their index: tree[k] holds the sum of
+// 2^k neighbours until its sibling is done. After the last one tree.back() has the sum over all ranks.
 inline void gradient_add(Parameters& p, int i, int n) {
     for (size_t b = 0; p.closing && b < p.summed.size(); b++) { if (!p.summed[b]) { sum_block(p, b); } }
     if ((i + 1) % p.leaf != 0) { return; }
@@ -84,8 +84,8 @@ inline void gradient_add(Parameters& p, int i, int n) {
     std::swap(p.tree[siblings.size()], leaf);
 }
 
-// Number of targets in a step, over all micro-batches of all ranks: what the sum of losses is divided by. n: of this
-// rank
+// The number of targets in a step, over all micro-batches of all ranks: the divisor of the sum of losses. n: this
+// rank's
 inline size_t count_targets(const int* targets, size_t n) {
     size_t counted = 0;
     for (size_t i = 0; i < n; i++) { counted += targets[i] != IGNORE_INDEX; }
@@ -94,8 +94,8 @@ inline size_t count_targets(const int* targets, size_t n) {
     return std::accumulate(all.begin(), all.end(), (size_t)0);
 }
 
-// The step's gradient, and its mean loss from the sums that loss_sum left for each micro-batch (NAN when nothing
-// was asked for): the one time in a step that the host waits for the device.
+// The step's gradient, and its mean loss from the sums that loss_sum has left for each micro-batch (NAN without
+// targets). Only here the host waits for the device during a step.
 inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
     StepGradient g = {p.tree.back(), 0.0, NAN, counted};
     const size_t n = (size_t)micro_batches, ranks = (size_t)comm().size;
@@ -109,7 +109,7 @@ inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counte
     }
     std::vector<double> sums(chunks + n);
     copy_to_host(sums.data(), p.norm_partial, sizeof(double) * sums.size(), p.stream);
-    // 2 what the ranks have: their micro-batches' losses, and the norm's chunks of their slices
+    // 2 gather from all ranks: the losses of their micro-batches, and their slices' chunks of the norm
     const size_t each = n + p.norm_chunks;
     std::vector<double> mine(sums.begin() + (ptrdiff_t)chunks, sums.end()), all(each * ranks);
     const auto order = p.norm_order.begin() + (ptrdiff_t)((size_t)comm().rank * p.norm_chunks);

@@ -1,28 +1,28 @@
-// ranks/launch.h -- who started this process, and as which rank: launchers tell it by environment variables.
+// ranks/launch.h -- who started this process, and as which rank: launchers set environment variables.
 //
-// A launcher that is seen but cannot be served is refused with the line to type. Otherwise each of its processes would
-// take itself for the only one, train on all of the data and fight for --out.
+// A launcher that is recognized but cannot work is refused, with the line to type. Otherwise each of its processes
+// would train on all of the data, and all would write to the same --out.
 #ifndef LLMC_ENGINE_RANKS_LAUNCH_H
 #define LLMC_ENGINE_RANKS_LAUNCH_H
 
 #include "../../base/parse.h"
 
-// by: "mpirun" also stands for srun with PMI; none of them if this process is alone
+// by: "mpirun" also stands for srun with PMI; empty if there is no launcher
 struct Launch {
     const char* by = "";
     int rank = 0, size = 1;
     int local_rank = 0;                     // among the processes of this machine
     bool mpi = false;                       // the launcher has prepared MPI_Init
-    int local_size = 1;                     // 0 = the launcher does not say; MPI tells it
-    // without MPI: where rank 0 listens, the name of the run, and what only its ranks know
+    int local_size = 1;                     // 0 = unknown until MPI tells
+    // without MPI: where rank 0 listens, the name of the run, and the secret that its ranks share
     std::string host = "", run = "";
     std::string secret = "";
-    int port = 0;                           // 0: the launcher does not say where
+    int port = 0;                           // 0 = unknown
     int listener = -1;                      // rank 0's socket, if it listens already
 };
 
-// The variables of a launcher, in the order in which they are looked for: mpirun inside a batch job, and torchrun as
-// the only task of a node, see the variables of Slurm, too. A launcher is recognised by the size, and by the rank where
+// The variables of the launchers, in order of precedence: under mpirun inside a batch job, and torchrun as the only
+// task of a node, the variables of Slurm are set, too. A launcher is recognized by its size, and also by its rank if
 // other programs set the size as well; a missing local rank is 0.
 //
 //   started by                           the ranks talk by      rank 0 listens at
@@ -43,7 +43,7 @@ constexpr LauncherRow LAUNCHERS[] = {
 // The first of Slurm's "node[07-09,12],login": node07
 inline std::string first_node(const std::string& list) {
     std::string name;
-    bool inside = false, skip = false;      // brackets; what follows their first number
+    bool inside = false, skip = false;      // between brackets; after their first number
     for (char c : list) {
         if (c == ',' && !inside) { break; }
         if (c == '[' || c == ']') { inside = c == '['; skip = false; continue; }
@@ -53,7 +53,7 @@ inline std::string first_node(const std::string& list) {
     return name;
 }
 
-// Where the ranks meet that have not been prepared for MPI, if the launcher says it. get(name): as below
+// Where ranks without MPI meet, if the launcher tells. get(name): as below
 template <class Get> void find_meeting(Launch& l, Get get) {
     const auto text = [&](const char* name) { return std::string(get(name) != nullptr ? get(name) : ""); };
     const auto number = [&](const char* name, int highest) {
@@ -66,7 +66,7 @@ template <class Get> void find_meeting(Launch& l, Get get) {
         l.host = text("MASTER_ADDR");
         if (l.host.empty() || port == 0) { return; }
         l.port = port + 1;
-        // started anew after a failure, the ranks are not to meet those from before
+        // after a restart, the ranks must not meet those from before
         const std::string id = text("TORCHELASTIC_RUN_ID"), times = text("TORCHELASTIC_RESTART_COUNT");
         l.run = strprintf("torchrun %s at %s:%d", id.c_str(), l.host.c_str(), port);
         if (!times.empty() && times != "0") { l.run += ", restart " + times; }
@@ -77,7 +77,7 @@ template <class Get> void find_meeting(Launch& l, Get get) {
         l.host = first_node(text("SLURM_STEP_NODELIST"));
         if (number("SLURM_STEP_NUM_NODES", INT_MAX) == 1) { l.host = "127.0.0.1"; }
         if (l.host.empty() || job == 0) { return; }
-        l.port = 20000 + (int)((7 * (int64_t)job + step) % 12000);      // below the ports that systems give away
+        l.port = 20000 + (int)((7 * (int64_t)job + step) % 12000);      // below the ephemeral ports
         l.run = strprintf("Slurm's step %d.%d", job, step);
     }
 }
@@ -93,7 +93,7 @@ template <class Get> Launch find_launch(Get get) {
         if (number(row.size, 1, 0) == 0 || (row.rank_needed && number(row.rank, 0, -1) < 0)) { continue; }
         Launch l;
         l.size = number(row.size, 1, 1);
-        if (l.size == 1) { return l; }      // asked for
+        if (l.size == 1) { return l; }
         l.by = row.by;
         l.rank = number(row.rank, 0, 0);
         l.local_rank = number(row.local_rank, 0, 0);
@@ -111,7 +111,7 @@ inline Launch find_launch() {
 // ----------------------------------------------------------------------------------------------------------
 // lines to type
 
-// words as a shell takes them
+// quoted for a shell
 inline std::string shell_line(const Names& words) {
     std::string s;
     for (const std::string& w : words) {
@@ -127,7 +127,7 @@ inline std::string shell_line(const Names& words) {
     return s;
 }
 
-// Why the processes of this launcher cannot work together, and what to type instead
+// Why the processes of this launcher cannot form one run, and what to type instead
 inline std::string launch_refusal(const Launch& l, const Names& program) {
     const std::string line = shell_line(program);
     std::string why = "it does not say where rank 0 listens (MASTER_ADDR, MASTER_PORT; or are WORLD_SIZE and RANK set "
@@ -139,9 +139,9 @@ inline std::string launch_refusal(const Launch& l, const Names& program) {
                      line.c_str());
 }
 
-// Ends a process whose launcher cannot be served; rank 0 alone says why.
+// Ends a process whose launcher cannot work; only rank 0 says why.
 [[noreturn]] inline void leave_to_rank0() {
-    sleep(1);                               // the launcher ends them all as soon as one has failed
+    sleep(1);                               // the launcher ends all ranks as soon as one has failed
     _exit(EXIT_BAD_INPUT);
 }
 [[noreturn]] inline void refuse_launch(const Launch& l, const Names& program) {

@@ -7,7 +7,7 @@
 
 #include <nccl.h>
 
-constexpr int NCCL_BLOCKS = 16;         // at most, of threads that exchange: the backward has the other multiprocessors
+constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward
 
 // the communicator of all ranks; null before nccl_start() and after nccl_stop()
 inline ncclComm_t& nccl_comm() { static ncclComm_t c = nullptr; return c; }
@@ -18,26 +18,26 @@ inline void nccl_check(ncclResult_t result, const char* what) {
     die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank,
         ncclGetErrorString(result), ncclGetLastError(nccl_comm()));
 }
-// Waits until NCCL has accepted the last call: before that the next one may not be made.
+// Waits until NCCL has accepted the last call; only then the next one is allowed.
 inline void nccl_settle(const char* what, int peer) {
     Deadline deadline(what, peer);
     for (;;) {
         ncclResult_t state;
-        nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // could it be asked?
-        nccl_check(state, what);                                            // and what is the state?
+        nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // did the query work?
+        nccl_check(state, what);                                            // and is the communicator well?
         if (state == ncclSuccess) { return; }
         deadline.nap();
     }
 }
-// The host waits until the device has come to a point. others: other ranks are waited for, and that has a deadline.
+// The host waits until the device has reached a point. others: it waits for other ranks, so there is a deadline.
 inline void nccl_wait(const Event& point, bool others, const char* what) {
     Deadline deadline(what, -1);
     for (;;) {
         const cudaError_t state = cudaEventQuery(point.event);
         if (state == cudaSuccess) { return; }
         if (state != cudaErrorNotReady) { CUDA_CHECK(state); }
-        cudaGetLastError();                     // not an error, and no launch's
-        ncclResult_t error;                     // of another rank, perhaps: then the point would never come
+        cudaGetLastError();                     // cudaErrorNotReady is not an error: clear it
+        ncclResult_t error;                     // perhaps another rank's: then the device would never arrive
         nccl_check(ncclCommGetAsyncError(nccl_comm(), &error), what);
         nccl_check(error, what);
         if (others) { deadline.nap(); continue; }

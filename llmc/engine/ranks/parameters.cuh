@@ -1,17 +1,17 @@
 // ranks/parameters.cuh -- a model's parameters with their moments, and the update by a step's gradient, which is summed
 // in ranks/gradients.cuh.
 //
-// The layout has a block for each layer and two for the rest (base/tensor.h). On several ranks, the sum of a block sets
-// out as soon as its gradient is complete, in the backward of a step's last micro-batch; each rank updates its slice of
-// every block; and the new weights of a block are waited for where the next forward reads them. All that is done by a
-// stream of its own:
+// The layout has a block for each layer and two for the rest (base/tensor.h). On several ranks, the sum of a block
+// starts as soon as its gradient is complete, in the backward of a step's last micro-batch; each rank updates its slice
+// of every block; and the next forward waits for the new weights of a block before it reads them. A second stream does
+// all this:
 //
 //     stream            forward 0 1 2 | backward 2 1 0 |                 | forward 0 1 2 | ...
 //     exchange_stream                       sum 2 1 0 1 0 | update | gather 1 0 0 1 2
 //                                               layers, then the rest         the rest, then layers
 //
 // ZeRO (Rajbhandari et al. 2020): with --zero 1 a rank holds the moments, and in bf16 builds the float32 weights, of
-// its slices only. With --zero 0 every rank holds all of them and updates all, and the gradient is what is gathered.
+// its slices only. With --zero 0 every rank holds and updates everything, and the ranks gather the gradient instead.
 #ifndef LLMC_ENGINE_RANKS_PARAMETERS_CUH
 #define LLMC_ENGINE_RANKS_PARAMETERS_CUH
 
@@ -20,7 +20,7 @@
 
 struct Parameters {
     TensorTable table;                                      // the trainer's own tensors, then the encoding's
-    size_t first_position_param = 0;                        // where those begin
+    size_t first_position_param = 0;                        // index of the encoding's first
     std::vector<FileTensor> files;                          // the same tensors in a checkpoint
     int leaf = 1;                                           // see gradients.cuh
     int zero = 0;                                           // --zero
@@ -29,42 +29,42 @@ struct Parameters {
         first_position_param = table.specs.size();
         for (const TensorSpec& s : params) { table.add(s); }
     }
-    floatX* weights = nullptr;                              // what the layers read: master, or its copy in bf16
+    floatX* weights = nullptr;                              // the layers read these: master, or its copy in bf16
     float* master = nullptr;                                // float32 weights: see master_at()
-    float *m = nullptr, *v = nullptr;                       // AdamW's moments of what this rank updates: moment_at()
-    AdamWTable update;                                      // what that is
-    std::vector<float*> tree;                               // gradients: tree[k] holds the sum of 2^k leaves, the last
-                                                            // one is being filled
+    float *m = nullptr, *v = nullptr;                       // AdamW's moments of this rank's slices: moment_at()
+    AdamWTable update;                                      // the pieces of these slices
+    std::vector<float*> tree;                               // gradients: tree[k] holds the sum of 2^k leaves, and the
+    // last one is being filled
     double* norm_partial = nullptr;                         // partial sums of gradient_norm, one per chunk
     double* loss_sums = nullptr;                            // after them: one sum of losses per micro-batch of a step
     Stream stream = {}, exchange_stream = {};
 
-    // What this rank updates of each block, and where that begins in m and v
+    // This rank's slice of each block, and where it begins in m and v
     std::vector<Slice> owned;
     std::vector<size_t> held;
-    bool shares = false;                                    // that is not all of it
-    bool shares_master = false;                             // nor has it float32 weights of the rest
-    // Element `at` of the layout, which this rank owns in block b: where it is in m and v, and in master. The encoding
-    // reads its float32 weights (block 0), so every rank has them all.
+    bool shares = false;                                    // the slice is not the whole block
+    bool shares_master = false;                             // master holds only the slices, too
+    // Where element `at` of the layout, which this rank owns in block b, is in m and v, and in master. The encoding
+    // reads its float32 weights (block 0), so every rank has all of block 0.
     size_t moment_at(size_t b, size_t at) const { return held[b] + at - owned[b].begin; }
     size_t master_at(size_t b, size_t at) const {
         return shares_master && b > 0 ? table.blocks[0].size() + moment_at(b, at) - held[1] : at;
     }
 
-    // The step in hand
+    // The current step
     bool closing = false;                                   // this backward is the step's last
-    std::vector<size_t> siblings;                           // the buffers that this leaf's sum is still added to
-    std::vector<char> summed;                               // blocks that have set out
-    size_t norm_chunks = 0;                                 // of the slices of the rank that has most
-    std::vector<size_t> norm_order;                         // (ranks, norm_chunks): which chunk it is, or none
-    Event own_work, summed_all;                             // before the last sum set out, and after it
-    // The update before it
-    bool gathers = false;                                   // weights are on their way
+    std::vector<size_t> siblings;                           // the buffers to which this leaf's sum will be added
+    std::vector<char> summed;                               // blocks whose sum over the ranks has started
+    size_t norm_chunks = 0;                                 // in the slices of the rank that has most
+    std::vector<size_t> norm_order;                         // (ranks, norm_chunks): the index of the chunk, or none
+    Event own_work, summed_all;                             // before and after the last sum over the ranks
+    // The previous update
+    bool gathers = false;                                   // the gather of its weights is not finished
     Event updated, gathered;
-    std::vector<Event> ready;                               // of each block: this rank has its new weights
+    std::vector<Event> ready;                               // for each block: this rank has its new weights
 };
 
-// A tensor that no FileTensor names would be lost in every checkpoint.
+// A tensor without a FileTensor would be missing in every checkpoint.
 inline void check_files(const Parameters& p) {
     for (const TensorSpec& s : p.table.specs) {
         const auto named = [&](const FileTensor& f) { return f.tensor == s.name; };
@@ -74,7 +74,7 @@ inline void check_files(const Parameters& p) {
     }
 }
 
-// Buffers of gradients that a step of so many leaves takes: one a level of the tree over them, and one to fill.
+// The number of gradient buffers for a step of `leaves`: one for each level of the tree over them, and one to fill.
 inline int gradient_buffers(int leaves) {
     int buffers = 0;
     for (int n = 1; n < 2 * leaves; n *= 2) { buffers++; }
@@ -90,7 +90,7 @@ inline Slice block_slice(const Slice& block, int rank) {
     return {block.begin + s.begin, block.begin + s.end};
 }
 
-// The most that one of so many ranks updates
+// The size of the largest rank's slices
 inline size_t largest_share(const TensorTable& table, int ranks) {
     size_t n = 0;
     for (const Slice& block : table.blocks) { n += ceil_div(block.size() / SLICE_UNIT, (size_t)ranks) * SLICE_UNIT; }
@@ -120,13 +120,13 @@ inline void plan_slices(Parameters& p, bool trains) {
     }
 }
 
-// Room for all float32 weights of block b between two steps: in master, or where this rank holds only a part of it, in
-// the memory of gradients.
+// Memory for all float32 weights of block b between two steps: in master, or, if this rank holds only a part of master,
+// in a buffer of gradients.
 inline float* whole_master(Parameters& p, size_t b) {
     return (p.shares_master ? p.tree.back() : p.master) + p.table.blocks[b].begin;
 }
-// Calls fill(data, block), which sets the float32 weights of a block in data (block) on the device, for one block after
-// the other, and makes weights of them as update number t left them. t = 0: rounds to the nearest
+// For each block in turn calls fill(data, block), which sets the block's float32 weights in data (block) on the device,
+// and rounds them to `weights` as update number t did. t = 0: rounds to the nearest
 template <class Fill> void set_master(Parameters& p, uint64_t seed, int t, Fill fill) {
     for (size_t b = 0; b < p.owned.size(); b++) {
         const Slice block = p.table.blocks[b], held = b == 0 ? block : p.owned[b];
@@ -198,7 +198,7 @@ inline void update_parameters(Parameters& p, const float* grads, const AdamW& ad
     p.updated.record(s);
     p.updated.hold(p.stream);                   // the gradient's memory may be used again
     if (!p.shares) { return; }
-    // 2 what the others have updated, in the order in which a forward reads it
+    // 2 the other ranks' slices, in the order in which a forward reads them
     for (size_t i = 0; i < p.owned.size(); i++) {
         const size_t b = i < 2 ? 1 - i : i;
         const Slice block = p.table.blocks[b];
@@ -214,13 +214,13 @@ inline void update_parameters(Parameters& p, const float* grads, const AdamW& ad
     p.gathers = true;
 }
 
-// Called by a forward before it reads the weights of layer l, and before all else with l = -1, for the rest of them
+// A forward calls this before it reads the weights of layer l; first with l = -1, for the weights outside the layers.
 inline void layer_ready(Parameters& p, int l) {
     if (!p.gathers) { return; }
     for (size_t b = l < 0 ? 0 : (size_t)l + 2; b < (size_t)l + 3; b++) { p.ready[b].hold(p.stream); }
 }
 
-// The host waits for the weights that are on their way to this rank.
+// The host waits for the gather of the weights.
 inline void settle_weights(Parameters& p) {
     if (!p.gathers) { return; }
     exchange_wait(p.updated, p.gathered, "weights");
@@ -228,7 +228,7 @@ inline void settle_weights(Parameters& p) {
     p.gathers = false;
 }
 
-// A collective between two steps: all float32 weights, laid out as the table says
+// A collective between two steps: all float32 weights, in the layout of the table
 inline float* gather_master(Parameters& p) {
     settle_weights(p);
     for (size_t b = 0; p.shares_master && b < p.owned.size(); b++) {

@@ -1,4 +1,4 @@
-// ranks/patience.h -- work of some ranks that the others wait for, however long it takes.
+// ranks/patience.h -- work on some ranks, for which the other ranks wait without a deadline.
 #ifndef LLMC_ENGINE_RANKS_PATIENCE_H
 #define LLMC_ENGINE_RANKS_PATIENCE_H
 
@@ -7,7 +7,7 @@
 
 #include "comm.h"
 
-// Does the work in a thread that nothing waits for when it is left alone. What it throws is in the future.
+// Does the work in a detached thread. An exception goes into the future.
 template <class Work> std::future<void> in_thread(Work work) {
 #if defined(CUDA_BUILD) && !defined(SIMT)
     int device = 0;                         // the current one of this thread
@@ -24,15 +24,15 @@ template <class Work> std::future<void> in_thread(Work work) {
     return end;
 }
 
-// A collective: does the thread of any rank still work? `thread`: this rank's, or none. wait: not without some patience
-// with it. What it threw is thrown on its rank.
+// A collective: whether the thread of any rank is still at work. `thread`: this rank's, or none. wait: first give it
+// some time. An exception of the thread is thrown again on its rank.
 inline bool threads_work(std::future<void>& thread, bool wait, const char* what) {
     const std::chrono::duration<double> patience(wait ? std::min(1.0, comm().timeout / 4) : 0.0);
     const bool works = thread.valid() && thread.wait_for(patience) != std::future_status::ready;
     try {
         if (comm_max(works, what)) { return true; }
     } catch (const Error& e) {
-        // Another rank is gone. The disk is not waited for: a checkpoint gets its name only when it is whole.
+        // Another rank is gone. Do not wait for the disk: a checkpoint gets its name only when it is complete.
         if (thread.valid()) { _exit(comm_report(e.code, e.what())); }
         throw;
     }
@@ -40,9 +40,9 @@ inline bool threads_work(std::future<void>& thread, bool wait, const char* what)
     return false;
 }
 
-// A collective. The ranks for which `mine` holds do the work, each in a thread, and their main threads tell the others
-// all the while that they live. So --collective_timeout counts from the last of these ticks: a disk may be slow, but a
-// rank that has stopped ends the run. The work calls no collective. What it throws is thrown on its rank.
+// A collective. The ranks with `mine` do the work, each in a thread, and meanwhile their main threads tell the other
+// ranks that they are alive. So --collective_timeout counts from the last of these ticks: a disk may be slow, but a
+// stopped rank ends the run. The work must not call a collective. An exception is thrown again on its rank.
 template <class Work> void ranks_work(bool mine, Work work, const char* what) {
     if (comm().size == 1) {
         if (mine) { work(); }
@@ -55,7 +55,7 @@ template <class Work> void ranks_work(bool mine, Work work, const char* what) {
 
 template <class Work> void rank0_works(Work work, const char* what) { ranks_work(comm().rank == 0, work, what); }
 
-// The text of the lowest rank that has one, on all ranks; of a long one, its beginning
+// The text of the lowest rank that has one, on all ranks; a long one is cut
 inline std::string first_text(const std::string& mine, const char* what) {
     struct Line { char text[2000]; } line = {};
     snprintf(line.text, sizeof(line.text), "%s", mine.c_str());

@@ -1,9 +1,9 @@
-// ranks/rendezvous.h -- how ranks that were started without MPI find each other: all connect to rank 0, whose place the
-// launcher names. It tells each of them where the others are, and each connects to those of lower numbers.
+// ranks/rendezvous.h -- how ranks that were started without MPI find each other: all connect to rank 0, whose address
+// the launcher gives. It sends each rank the addresses of all ranks, and each connects to those of lower numbers.
 //
-// Whoever listens says a number that it has drawn, and whoever connects a hash of that number and the run's secret: a
-// stranger can neither know nor repeat it. Then it says which run it is of, of how many ranks, and which one. Rank 0
-// proves in the same way that it knows the secret. What follows is not encrypted.
+// The listener sends a random number, and the rank that connects answers with a hash of that number and the run's
+// secret, which a stranger can neither compute nor replay. It also sends the name of its run, the number of ranks, and
+// its own. Rank 0 proves in the same way that it knows the secret. Later traffic is not encrypted.
 #ifndef LLMC_ENGINE_RANKS_RENDEZVOUS_H
 #define LLMC_ENGINE_RANKS_RENDEZVOUS_H
 
@@ -17,28 +17,28 @@
 #include "sockets.h"
 #include "wire_tcp.h"
 
-// What whoever listens says first
+// The listener's first message
 struct Greeting {
     char magic[16] = "cable.c ranks 2";
     char drawn[32] = "";
 };
 struct Hello {
-    char proof[64] = "";                    // for the number in the greeting
-    char drawn[32] = "";                    // for rank 0 to prove itself
+    char proof[64] = "";                    // answers the number in the greeting
+    char drawn[32] = "";                    // rank 0 must answer this one
     char run[96] = "";                      // for messages
     uint64_t run_hash = 0;
     uint64_t machine = 0;                   // the same for ranks of one machine
     int32_t size = 0, rank = 0;
-    int32_t port = 0;                       // where it listens to ranks of higher numbers
+    int32_t port = 0;                       // where it listens for ranks of higher numbers
     int32_t unused = 0;
 };
-// What rank 0 answers when all are there. A rank whose refusal is empty but whose code is not 0 ends without a word.
+// Rank 0's answer once all ranks have come. A rank that gets a code but no refusal ends without a message.
 struct Answer {
     char proof[64] = "";                    // none in a refusal
     int32_t code = 0;
     char refusal[444] = "";
 };
-// ... and then (ranks) of
+// followed by one of these for each rank
 struct RankPlace {
     char host[64] = "";                     // empty: the host of rank 0
     int32_t port = 0;
@@ -51,7 +51,7 @@ inline void copy_text(char* to, size_t room, const std::string& text) {
     memcpy(to, text.data(), std::min(text.size(), room - 1));
 }
 
-// 32 hexadecimal digits that nobody can guess
+// 32 random hexadecimal digits
 inline std::string random_text() {
     uint64_t drawn[2];
     check(getrandom(drawn, sizeof(drawn), 0) == (ssize_t)sizeof(drawn), "getrandom: %s", strerror(errno));
@@ -59,14 +59,14 @@ inline std::string random_text() {
 }
 inline void draw(char (&to)[32]) { memcpy(to, random_text().data(), sizeof(to)); }
 
-// What only those who know the secret can say to a number that another one has drawn
+// The answer to a drawn number, which only ranks that know the secret can compute
 inline void prove(char (&proof)[64], const std::string& secret, const char (&drawn)[32]) {
     Sha256 sum;
     sum.update((const uint8_t*)secret.data(), secret.size());
     sum.update((const uint8_t*)drawn, sizeof(drawn));
     memcpy(proof, sum.hex().data(), sizeof(proof));
 }
-// The time that it takes tells nothing of where they differ.
+// Takes the same time wherever they differ.
 inline bool proves(const char (&proof)[64], const std::string& secret, const char (&drawn)[32]) {
     char expected[64];
     prove(expected, secret, drawn);
@@ -88,10 +88,10 @@ inline uint64_t this_machine() {
 // ----------------------------------------------------------------------------------------------------------
 // who is who
 
-// Somebody who has connected, has been told a number, and has sent this many bytes of its hello
+// A connection that has got its number and has sent `got` bytes of its hello
 struct Caller { int fd; Greeting told; Hello hello; size_t got; };
 
-// Why this is not a rank that is awaited, "" if it is. mine: what this rank says of itself. Strangers learn nothing.
+// Why the caller is not an expected rank, "" if it is. mine: this rank's own hello. Strangers learn nothing.
 inline std::string hello_refusal(const Hello& mine, const Caller& caller, const std::string& secret,
                                  const std::vector<TcpLink>& links) {
     const Hello& theirs = caller.hello;
@@ -107,11 +107,11 @@ inline std::string hello_refusal(const Hello& mine, const Caller& caller, const 
     if (theirs.rank <= mine.rank || theirs.rank >= mine.size) {
         return strprintf("expected a rank from %d to %d, got %d", mine.rank + 1, mine.size - 1, theirs.rank);
     }
-    if (links[(size_t)theirs.rank].fd >= 0) { return strprintf("rank %d has come before", theirs.rank); }
+    if (links[(size_t)theirs.rank].fd >= 0) { return strprintf("rank %d is connected already", theirs.rank); }
     return "";
 }
 
-// false: no more comes of this caller, who has been taken for a rank or refused.
+// false: the caller is done with, accepted as a rank or refused.
 inline bool hear_caller(Caller& caller, const Hello& mine, const std::string& secret, std::vector<Hello>& hellos,
                         TcpWire& wire) {
     const ssize_t n = recv(caller.fd, (char*)&caller.hello + caller.got, sizeof(Hello) - caller.got, MSG_DONTWAIT);
@@ -147,7 +147,7 @@ inline void await_hellos(int listener, const Hello& mine, const std::string& sec
             draw(callers.back().told.drawn);
             write_whole(fd, &callers.back().told, sizeof(Greeting), -1);
             if (callers.size() <= wire.links.size() + 64) { continue; }
-            close(callers[0].fd);           // who connects and says nothing takes nobody's place
+            close(callers[0].fd);           // a silent connection does not block a rank
             callers.erase(callers.begin());
         }
         for (size_t i = callers.size(); i-- > 0;) {
@@ -163,7 +163,7 @@ inline void await_hellos(int listener, const Hello& mine, const std::string& sec
     for (const Caller& c : callers) { close(c.fd); }
 }
 
-// Rank 0: waits for all, and tells each where the others are. If one does not come, the others end without a word.
+// Rank 0: waits for all ranks, and sends them all addresses. If one does not come, the rest end without a message.
 inline std::vector<RankPlace> gather_places(int listener, const Hello& mine, const std::string& secret,
                                             TcpWire& wire) {
     const size_t size = wire.links.size();
@@ -197,7 +197,7 @@ inline std::vector<RankPlace> gather_places(int listener, const Hello& mine, con
     }
     return places;
 }
-// The others learn it from rank 0, to which they have connected.
+// The other ranks get them from rank 0.
 inline std::vector<RankPlace> ask_for_places(const Launch& l, const Hello& mine, TcpWire& wire) {
     std::vector<RankPlace> places(wire.links.size());
     Answer answer;
@@ -212,7 +212,7 @@ inline std::vector<RankPlace> ask_for_places(const Launch& l, const Hello& mine,
     return places;
 }
 
-// Connects to a rank, and waits for what it says first: if another program has its port, not for long.
+// Connects to a rank and waits for its greeting, but not for long: another program may have its port.
 inline Greeting greet(int& fd, int rank, const std::string& host, int port) {
     Greeting g;
     fd = connect_to(rank, host, port);
@@ -223,12 +223,12 @@ inline Greeting greet(int& fd, int rank, const std::string& host, int port) {
         read_whole(fd, &g, sizeof(g), rank, std::min(0.0, patience - comm().timeout));
         is = memcmp(g.magic, expected, sizeof(expected)) == 0;
     } catch (const Error&) { is = false; }
-    check(is, "start: rank %d: expected rank %d at %s:%d, got no greeting: has another program the port, or another "
-          "version of this one?", comm().rank, rank, host.c_str(), port);
+    check(is, "start: rank %d: expected rank %d at %s:%d, got no greeting: another program, or another version of "
+          "this one, may have the port", comm().rank, rank, host.c_str(), port);
     return g;
 }
 
-// Sets who this rank is, of how many.
+// Sets this rank and the number of ranks.
 inline Wire* start_tcp(const Launch& l) {
     Comm& c = comm();
     c.rank = l.rank;
@@ -244,7 +244,7 @@ inline Wire* start_tcp(const Launch& l) {
         setrlimit(RLIMIT_NOFILE, &files);
     }
     auto wire = std::make_unique<TcpWire>((size_t)l.size);
-    // 1 who this rank is, and where it listens: at the address by which it has reached rank 0
+    // 1 this rank's hello; it listens at the address by which it has reached rank 0
     const bool first = l.rank == 0;
     Hello mine;
     int listener = l.listener;
@@ -266,12 +266,12 @@ inline Wire* start_tcp(const Launch& l) {
     mine.rank = l.rank;
     mine.port = port_of(listener);
     if (!first) { write_whole(wire->links[0].fd, &mine, sizeof(mine), 0); }
-    // 2 where the others are
+    // 2 the addresses of all ranks
     const std::vector<RankPlace> places = first ? gather_places(listener, mine, l.secret, *wire)
                                                 : ask_for_places(l, mine, *wire);
     c.local_rank = places[(size_t)c.rank].local_rank;
     c.local_size = places[(size_t)c.rank].local_size;
-    // 3 connections with them
+    // 3 the connections
     for (int r = 1; r < c.rank; r++) {
         const RankPlace& p = places[(size_t)r];
         int& fd = wire->links[(size_t)r].fd;

@@ -1,15 +1,15 @@
-// ranks/replicas.cuh -- a hash of the parameters, computed where they are, by which ranks see that theirs are the same.
+// ranks/replicas.cuh -- a hash of the parameters, computed on the device. Ranks compare it to check their replicas.
 #ifndef LLMC_ENGINE_RANKS_REPLICAS_CUH
 #define LLMC_ENGINE_RANKS_REPLICAS_CUH
 
 #include "../../base/fastmath.h"
 #include "comm.h"
 
-constexpr int REPLICAS_EVERY = 100;         // steps from a comparison to the next; one comes before each save, too
+constexpr int REPLICAS_EVERY = 100;         // steps between comparisons; there is also one before each save
 constexpr int REPLICA_BLOCKS = 256;
 
-// partial (blocks) = sum_i m_i x_i mod 2^64 over the block's i, x_i being the bits of data[i]. All m_i are odd, so no
-// change of a single element goes unseen, and each differs from the others, so no exchange of two is likely to.
+// partial (blocks) = sum_i m_i x_i mod 2^64 over the block's i, where x_i are the bits of data[i]. All m_i are odd, so
+// every change of a single element is seen. No two m_i are equal, so an exchange of two elements is likely to be seen.
 __global__ void replica_hash_kernel(unsigned long long* partial, const float* data, size_t n) {
     const GridSpan span = grid_span(n);
     unsigned long long sum = 0;

@@ -5,9 +5,9 @@
 #include "exchange.cuh"
 
 // A collective. work(i, out) computes the result of piece i, of at most `most` elements, on one of the ranks;
-// take(i, result) is called on every rank, for every piece, in their order. In round k, rank r computes piece
-// k * ranks + r, so that the pieces that are neighbours, and so about equally large, take their time together. Returns
-// false, on every rank, if a signal has asked one of them for an end: then pieces were left undone.
+// take(i, result) is called on every rank, for every piece, in order. In round k, rank r computes piece k * ranks + r,
+// so the pieces of a round are neighbours, which take about the same time. Returns false, on every rank, if a signal
+// has stopped one of them: then some pieces were not computed.
 template <class T, class Work, class Take>
 bool share_pieces(size_t pieces, size_t most, const char* what, Work work, Take take) {
     const size_t ranks = (size_t)comm().size, rank = (size_t)comm().rank;
@@ -21,7 +21,7 @@ bool share_pieces(size_t pieces, size_t most, const char* what, Work work, Take 
     return true;
 }
 
-// rows (ranks * n) on the device, of which this rank has computed the n from rank * n on: now all ranks have all.
+// rows (ranks * n) on the device: this rank has computed n of them, from rank * n on, and now gets the rest.
 inline void share_rows(float* rows, size_t n, const char* what, Stream stream) {
     const size_t ranks = (size_t)comm().size;
     if (ranks == 1) { return; }

@@ -20,7 +20,7 @@ inline bool is_loopback(const std::string& host) {
     return host == "localhost" || host == "::1" || host.find("127.") == 0;
 }
 
-// -1 and errno if that cannot be
+// -1 and errno on failure
 inline int listen_on(const sockaddr* a, socklen_t bytes) {
     const int fd = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     const int one = 1, zero = 0;
@@ -33,8 +33,8 @@ inline int listen_on(const sockaddr* a, socklen_t bytes) {
     errno = error;
     return -1;
 }
-// Listens where the others look for this machine, by that name; at all of its addresses if the name does not tell one,
-// as where /etc/hosts has a machine's own name at 127.0.1.1. port 0: any that is free. -1 and errno if that cannot be
+// Listens at the address that `host` has for the other ranks, or at all addresses of this machine if `host` is not one
+// of them, as when /etc/hosts has a machine's own name at 127.0.1.1. port 0: any free one. -1 and errno on failure
 inline int listen_at(const std::string& host, int port) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
@@ -49,9 +49,9 @@ inline int listen_at(const std::string& host, int port) {
     }
     if (!places.empty() && (places.size() == 1 || is_loopback(host))) {
         const int fd = listen_on((const sockaddr*)&places.back().first, places.back().second);
-        if (fd >= 0 || errno != EADDRNOTAVAIL || is_loopback(host)) { return fd; }     // that of a router, perhaps
+        if (fd >= 0 || errno != EADDRNOTAVAIL || is_loopback(host)) { return fd; }     // perhaps a router's
     }
-    sockaddr_in6 any6 = {};                 // takes IPv4, too
+    sockaddr_in6 any6 = {};                 // accepts IPv4, too
     any6.sin6_family = AF_INET6;
     any6.sin6_port = htons((uint16_t)port);
     const int fd = listen_on((const sockaddr*)&any6, sizeof(any6));
@@ -81,7 +81,7 @@ inline void prepare_socket(int fd) {
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));        // notices a machine that is switched off
 }
 
-// One attempt, of a second at most. -1, and `why`
+// One attempt, at most a second long. On failure -1, and `why`
 inline int try_to_connect(const std::string& host, int port, std::string& why) {
     addrinfo hints = {}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
@@ -119,7 +119,7 @@ inline int connect_to(int rank, const std::string& host, int port) {
     }
 }
 
-// All of `bytes`. from: a rank; longer: seconds beyond --collective_timeout
+// Reads exactly `bytes`. from: a rank; longer: seconds beyond --collective_timeout
 inline void read_whole(int fd, void* data, size_t bytes, int from, double longer) {
     Deadline deadline("start", from);
     deadline.longer = longer;
@@ -135,7 +135,7 @@ inline void write_whole(int fd, const void* data, size_t bytes, int to) {
     for (size_t at = 0; at < bytes;) {
         const ssize_t n = send(fd, (const char*)data + at, bytes - at, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0) { at += (size_t)n; continue; }
-        if (errno != EAGAIN && errno != EINTR) { return; }          // whoever is gone will be missed soon
+        if (errno != EAGAIN && errno != EINTR) { return; }          // the next read finds out that the rank is gone
         deadline.nap();
     }
 }

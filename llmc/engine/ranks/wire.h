@@ -9,7 +9,7 @@
 
 #include "../../base/common.h"
 
-// A piece of a buffer on its way to or from another rank
+// A part of a buffer that goes to, or comes from, another rank
 struct Message {
     int peer;
     void* data;
@@ -17,7 +17,7 @@ struct Message {
 };
 using Messages = std::vector<Message>;
 
-// `what` says in messages what the ranks were doing. The first three are collectives.
+// `what` tells in messages what the ranks were doing. The first three are collectives.
 struct Wire {
     const char* name;                       // "MPI", "TCP"
     explicit Wire(const char* name) : name(name) {}
@@ -27,22 +27,23 @@ struct Wire {
     virtual void gather(void* all, const void* mine, size_t bytes, const char* what) = 0;
     // Every rank receives rank 0's bytes.
     virtual void broadcast(void* data, size_t bytes, const char* what) = 0;
-    // Sends and receives them all at once, from and to host memory. None is empty, each has its counterpart of the same
-    // size on the other rank, and those between two ranks keep their order.
+    // Sends and receives all pieces at once, from and to host memory. None is empty, the other rank passes a piece of
+    // the same size for each, and the pieces between two ranks keep their order.
     virtual void exchange(const Messages& sends, const Messages& receives, const char* what) = 0;
     // At the end of a run: waits for all ranks.
     virtual void leave() = 0;
 
-    // Called all the while that this rank waits, for another one or for its GPU. An Error if a rank is gone.
+    // Called repeatedly while this rank waits for another one or for its GPU. An Error if a rank is gone.
     virtual void watch(const char* what) { (void)what; }
-    // Sleeps so long; a wire that can wake this rank when something arrives sleeps until then.
+    // Sleeps this long, or, if the wire can tell, until something arrives.
     virtual void rest(double seconds) { usleep((useconds_t)(1e6 * seconds)); }
-    // Gives another rank so much time to end this one.
+    // Gives another rank this much time to end this one.
     virtual void listen(double seconds) { usleep((useconds_t)(1e6 * seconds)); }
-    // Ends the other ranks, and may end this one, too.
+    // Ends the other ranks, and perhaps this one.
     virtual void end_all(int code) = 0;
 
-    // For the roll call: tells a rank that this one waits; adds to `heard` (size) the ranks that have said so.
+    // For the roll call: tells a rank that this one waits; marks in `heard` (size) the ranks that have told this one
+    // so.
     virtual void say_waiting(int rank) = 0;
     virtual void hear_waiting(std::vector<char>& heard) = 0;
 };
@@ -50,28 +51,28 @@ struct Wire {
 struct Comm {
     int rank = 0, size = 1;                 // 0 .. size - 1
     int local_rank = 0, local_size = 1;     // among the ranks of this machine
-    bool spins = false;                     // a short wait does not give up the core, which is this rank's own
+    bool spins = false;                     // a short wait keeps the core, which no other rank uses
     double timeout = 600;                   // seconds that a rank waits for another one: --collective_timeout
     int node = 0;                           // see comm_find_nodes()
-    size_t chunk = 4 << 20;                 // bytes that are on their way to a rank at a time; MPI counts in an int
+    size_t chunk = 4 << 20;                 // the most bytes in one message to a rank; MPI counts in an int
     Wire* wire = nullptr;                   // null if this is the only rank
-    char* inbox = nullptr;                  // (chunk and 4 bytes per rank) on the device: what other ranks have sent
-    char* staging = nullptr;                // on the host, where the wire cannot read the device: on its way
+    char* inbox = nullptr;                  // (chunk, and 4 bytes per rank) on the device: what other ranks have sent
+    char* staging = nullptr;                // on the host: copies of messages, if the wire cannot read the device
     bool nccl = false;                      // device buffers go from GPU to GPU
     uint64_t sent = 0;                      // bytes of device buffers that this rank has sent
 };
 inline Comm& comm() { static Comm c; return c; }
 
-// The time spent waiting for one event. A nap counts as at most one second, so that a process that was stopped
-// (SIGSTOP, a suspended laptop) and goes on has not waited in between.
+// The time spent waiting for one event. A nap counts as at most one second, so that time for which the process was
+// stopped (SIGSTOP, a suspended laptop) does not count.
 struct Deadline {
     const char* what;
-    int peer;                               // -1: any of the others
+    int peer;                               // -1: any other rank
     double waited = 0, last = wall_seconds();
     double longer = 0;                      // seconds beyond comm().timeout
-    std::string missing;                    // the ranks that are, if that is known
+    std::string missing;                    // names of the missing ranks, if known
     Deadline(const char* what, int peer) : what(what), peer(peer) {}
-    // Called each time that the event has not happened yet. by_wire: it is the wire that brings it
+    // Called while the event has not happened. by_wire: the event arrives over the wire
     void nap(bool by_wire = false) {
         const Comm& c = comm();
         const double now = wall_seconds();
@@ -85,27 +86,27 @@ struct Deadline {
                 what, c.rank, waited, others.c_str());
         }
         if (c.wire != nullptr) { c.wire->watch(what); }
-        // Short waits are the rule and must be noticed at once; long ones must not keep a core busy.
+        // Most waits are short and should end without delay; long ones must not keep a core busy.
         const double pause = waited < 1 ? 50e-6 : 1e-3;
         if (c.spins && waited < 2e-3) { sched_yield(); return; }
         if (by_wire) { c.wire->rest(pause); } else { usleep((useconds_t)(1e6 * pause)); }
     }
 };
 
-// Who is missing when the wire does not bring what a rank waits for? A rank may wait for one that is itself waiting. So
-// each that has waited for half of --collective_timeout says so to all others. When its time is up, those from whom it
-// has not heard the same during this wait are missing: they have stopped, or came too late by more than that half.
+// Finds out who is missing when a message does not arrive: the sender may itself be waiting for another rank. So a rank
+// that has waited for half of --collective_timeout tells all ranks. When its time is up, the ranks that have not told
+// it the same during this wait are missing: they have stopped, or are late by more than that half.
 struct RollCall {
     Wire& wire;
     std::vector<char> heard;                // (ranks)
     bool called = false;
 
-    // What was said during an earlier wait, which came to its end after all, is forgotten.
+    // Forgets what was heard during earlier waits.
     explicit RollCall(Wire& wire) : wire(wire), heard((size_t)comm().size) {
         wire.hear_waiting(heard);
         std::fill(heard.begin(), heard.end(), 0);
     }
-    // "1, 3": the ranks that are missing, as far as this rank knows after so many seconds
+    // "1, 3": the ranks that are missing, as far as this rank knows after `waited` seconds
     std::string missing(double waited) {
         if (waited < comm().timeout / 2) { return ""; }
         wire.hear_waiting(heard);
@@ -120,7 +121,7 @@ struct RollCall {
     }
 };
 
-// Waits until done() is true, which the others are to bring about.
+// Waits until done() is true, which depends on other ranks.
 template <class Done> void wire_wait(Wire& wire, Done done, const char* what, int peer) {
     if (done()) { return; }
     Deadline deadline(what, peer);

@@ -1,11 +1,11 @@
-// ranks/wire_mpi.h -- the wire between ranks that mpirun or srun has prepared for MPI. Included by comm.h alone.
+// ranks/wire_mpi.h -- the wire between ranks that mpirun or srun has prepared for MPI. Only comm.h includes it.
 #ifndef LLMC_ENGINE_RANKS_WIRE_MPI_H
 #define LLMC_ENGINE_RANKS_WIRE_MPI_H
 
 #include <climits>
 #include <csignal>
 
-#define OMPI_SKIP_MPICXX 1      // the C interface alone
+#define OMPI_SKIP_MPICXX 1      // only the C interface
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
@@ -20,7 +20,7 @@ inline void mpi_check(int result, const char* what) {
     die(EXIT_DEVICE, "%s: rank %d: MPI: %s", what, comm().rank, text);
 }
 
-// MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends a process whose others never come.
+// MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends the process if the other ranks never come.
 inline void mpi_too_late(int) {             // in a signal handler: no printf
     const char text[] = "error: MPI_Init or MPI_Finalize: the other ranks did not appear in time\n";
     if (write(2, text, sizeof(text) - 1) < 0) { _exit(EXIT_DEVICE); }
@@ -83,7 +83,7 @@ struct MpiWire : Wire {
     void say_waiting(int rank) override {
         MPI_Request said;
         MPI_Isend(nullptr, 0, MPI_BYTE, rank, ROLL_CALL_TAG, MPI_COMM_WORLD, &said);
-        MPI_Request_free(&said);            // it has no data, and may arrive whenever it does
+        MPI_Request_free(&said);            // it has no data, and may arrive at any time
     }
     void hear_waiting(std::vector<char>& heard) override {
         for (int there = 1; there;) {
@@ -96,8 +96,8 @@ struct MpiWire : Wire {
     }
 };
 
-// A rank that a signal ends while it makes itself known to mpirun may leave that waiting forever (PMIx 4.2), long after
-// all ranks are gone. So signals wait until the rank is known.
+// If a signal ends a rank while it registers with mpirun, mpirun may wait forever (PMIx 4.2), after all ranks are gone.
+// So signals are blocked until then.
 struct SignalsWait {
     sigset_t before;
     SignalsWait() {
@@ -109,7 +109,7 @@ struct SignalsWait {
     ~SignalsWait() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
 };
 
-// Sets who this rank is, of how many.
+// Sets this rank and the number of ranks.
 inline Wire* start_mpi() {
     Comm& c = comm();
     const SignalsWait during_start;
@@ -121,7 +121,7 @@ inline Wire* start_mpi() {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &c.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &c.size);
-    MPI_Comm here;                          // who runs on this machine
+    MPI_Comm here;                          // the ranks of this machine
     mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c.rank, MPI_INFO_NULL, &here), "start");
     MPI_Comm_rank(here, &c.local_rank);
     MPI_Comm_size(here, &c.local_size);

@@ -1,7 +1,7 @@
-// ranks/wire_tcp.h -- the wire between ranks that were started without MPI: a connection between each two of them.
+// ranks/wire_tcp.h -- the wire between ranks that were started without MPI: a connection for each pair of ranks.
 //
-// What travels are frames: a head, and for Data so many bytes after it. Whoever waits for anything reads whatever comes
-// from anyone and sends whatever can leave, so that no two ranks ever wait for each other to read.
+// They send frames: a head, followed by its number of bytes if the kind is Data. A rank that waits for anything reads
+// what arrives from any rank and sends what it can, so that no two ranks ever wait for each other to read.
 #ifndef LLMC_ENGINE_RANKS_WIRE_TCP_H
 #define LLMC_ENGINE_RANKS_WIRE_TCP_H
 
@@ -23,18 +23,18 @@ struct TcpFrame {
 // One end of a connection
 struct TcpLink {
     int fd = -1;
-    bool gone = false;                      // nothing more comes
-    bool bye = false;                       // the peer has said that it leaves; it reads until this rank does so, too
-    bool waiting = false;                   // the peer has said that it waits
-    // what leaves: frames with their data, of the first of which `sent` bytes have left
+    bool gone = false;                      // closed: no more frames arrive
+    bool bye = false;                       // the peer leaves, but reads until this rank leaves, too
+    bool waiting = false;                   // the peer has sent Waiting
+    // to send: frames with their data; `sent` bytes of the first one have left
     std::deque<std::pair<TcpFrame, const char*>> leaving;
     size_t sent = 0;
-    bool stuck = false;                     // nothing can leave: a frame has left in part, or nobody reads it
-    // What arrives: a frame, of which `got` bytes are here. Data go to where they are wanted, or are kept until then.
+    bool stuck = false;                     // sending is over: a frame has left in part, or nobody reads it
+    // Received: `got` bytes of a frame. Data go to the receiver's buffer, or are kept until there is one.
     TcpFrame frame = {};
     size_t got = 0;
     std::vector<char> body;
-    bool keep = false;                      // this frame's data go to body
+    bool keep = false;                      // this frame's data go into body
     std::deque<std::vector<char>> kept;
     std::deque<Message> wanted;
 };
@@ -56,7 +56,7 @@ struct TcpWire : Wire {
         die(EXIT_DEVICE, "rank %d: expected %zu bytes from rank %d, got %zu: they do not do the same", comm().rank,
             expected, rank, got);
     }
-    // The oldest data that were kept go to where the oldest are wanted.
+    // The oldest kept data go to the oldest waiting receive.
     void hand_over(int rank) {
         TcpLink& l = links[(size_t)rank];
         for (; !l.kept.empty() && !l.wanted.empty(); l.kept.pop_front(), l.wanted.pop_front()) {
@@ -95,7 +95,7 @@ struct TcpWire : Wire {
             char* to = (char*)&l.frame + l.got;
             size_t room = head - l.got;
             if (l.got >= head) {
-                const size_t have = l.body.size();      // the room grows with what is there, not with what is announced
+                const size_t have = l.body.size();      // grows with the bytes received, not with the announced size
                 if (l.keep && have == l.got - head) { l.body.resize(std::min(l.frame.bytes, 2 * have + 65536)); }
                 to = (l.keep ? l.body.data() : (char*)l.wanted.front().data) + (l.got - head);
                 room = head + (l.keep ? l.body.size() : l.frame.bytes) - l.got;
@@ -132,7 +132,7 @@ struct TcpWire : Wire {
             if (n < 0 && errno == EINTR) { continue; }
             if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { return; }
             if (n < 0) {
-                receive(rank);              // what the peer said before it went, perhaps why
+                receive(rank);              // the peer's last frames, perhaps its error
                 l.gone = l.stuck = true;
                 return;
             }
@@ -143,7 +143,7 @@ struct TcpWire : Wire {
         }
     }
 
-    // Reads and sends what can be, with every rank. Waits at most this many milliseconds for the first of it.
+    // Reads from and writes to every rank without blocking. Waits at most this many milliseconds for the first event.
     void turn(int patience = 0) {
         std::vector<pollfd> asked;
         std::vector<int> ranks;
@@ -161,7 +161,7 @@ struct TcpWire : Wire {
             if (asked[i].revents & (POLLOUT | POLLERR | POLLHUP)) { send_some(ranks[i]); }
         }
     }
-    // wants: a rank that has said goodbye is missed, too
+    // wants: a rank that has said Bye is missing, too
     void check_gone(const char* what, bool wants) {
         for (int r = 0; r < comm().size; r++) {
             const TcpLink& l = links[(size_t)r];
@@ -173,7 +173,7 @@ struct TcpWire : Wire {
         }
     }
 
-    // After an Error nobody knows how long the buffers of an exchange live.
+    // After an Error the buffers of an exchange may no longer exist.
     void abandon() {
         for (TcpLink& l : links) {
             l.stuck = l.stuck || l.sent > 0;
@@ -225,7 +225,7 @@ struct TcpWire : Wire {
         for (int r = 1; r < comm().size && comm().rank == 0; r++) { sends.push_back({r, data, bytes}); }
         exchange(sends, receives, what);
     }
-    // Closing at once would take from a slower rank what is still on its way to it.
+    // Closing at once would lose data that are still on their way to a slower rank.
     void leave() override {
         const auto others = [&](auto holds) {
             turn();
