@@ -278,7 +278,7 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
     layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
     // learned and sinusoidal encodings add a row per position; the rest do nothing here
-    with_positions(layer_position(model, acts, 0, B, T), [&](auto e) { e.embed_forward(a.encoded(), B, T, 0, s); });
+    layer_position(model, acts, 0, B, T).embed_forward(a.encoded(), B, T, 0, s);
     add_row(a.encoded(), p.typew(), N, C, s);                   // every token is of type 0
     layernorm_forward(a.emb(), a.embmean(), a.embrstd(), a.encoded(), p.embw(), p.embb(), N, C, eps, s);
     for (int l = 0; l < L; l++) {
@@ -288,10 +288,10 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
         // 1 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
         matmul_forward(a.qkv(l), view(x, N, C), view(p.qkvw(l), position.OC(), C), p.qkvb(l), nullptr, s);
         // 2 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
-        with_positions(position, [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, 0, s); });
+        position.prepare_forward(a.qkv(l), B, T, 0, s);
         // 3 attention to every token of the sequence, in both directions                           (B,T,C)
-        attention_forward<false>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position, B, T, 0, s);
-        if (acts.watch) { acts.watch(l, position, a.qkv(l), a.lse(l), B); }
+        attention_forward<false>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position.bias(), B, T, 0, s);
+        if (acts.watch) { acts.watch(l, position.bias(), a.qkv(l), a.lse(l), B); }
         // 4 mix the heads, and add the block's input                                               (B,T,C)
         matmul_forward(a.sum1(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), x, s);
         // 5 normalize the sum
@@ -405,9 +405,10 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
                         view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
         // 3 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
         if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * position.OC(), s); }
-        attention_backward<false>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position, B, T, s);
+        attention_backward<false>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position.bias(), B,
+                                  T, s);
         // 2 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
-        with_positions(position, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
+        position.prepare_backward(a.dqkv(), a.qkv(l), B, T, s);
         // 1 the product that made q, k, v: dqkv, and dsum around attention -> dresidual             (B,T,C)
         matmul_backward(a.dresidual(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), a.dsum(),
                         view(x, N, C), view(p.qkvw(l), position.OC(), C), s);
@@ -415,12 +416,11 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
     }
     // the embeddings: through their normalization, then to the type, the positions and the tokens
     const DeviceBatch& batch = acts.batch;
-    const auto embed = [&](auto pos) { pos.embed_backward(a.dsum(), B, T, s); };
     device_zero(a.dsum(), bytes, s);
     layernorm_backward(a.dsum(), d.embw(), d.embb(), a.scratch(), a.dresidual(), a.encoded(), a.embmean(), a.embrstd(),
                        p.embw(), N, C, s);
     add_row_backward(d.typew(), a.scratch(), a.dsum(), N, C, s);
-    with_positions(layer_position(model, acts, 0, B, T, grads), embed);
+    layer_position(model, acts, 0, B, T, grads).embed_backward(a.dsum(), B, T, s);
     embedding_backward(d.wte(), a.scratch(), a.dsum(), batch.tokens, batch.plan, C, s);
 }
 

@@ -252,8 +252,7 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start, int
     layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
     // learned and sinusoidal encodings add a row per position; the rest do nothing here
-    const auto embed = [&](auto pos) { pos.embed_forward(a.encoded(), B, T, start, s); };
-    with_positions(layer_position(model, acts, 0, B, stride), embed);
+    layer_position(model, acts, 0, B, stride).embed_forward(a.encoded(), B, T, start, s);
     for (int l = 0; l < L; l++) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);                         // (B,T,C)
         const LayerPosition position = layer_position(model, acts, l, B, stride);
@@ -266,15 +265,14 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start, int
         matmul_forward(new_rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);
         if (one_token) { decode_store(a.qkv(l), new_rows, start, OC, s); }
         // 3 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
-        const auto prepare = [&](auto pos) { pos.prepare_forward(a.qkv(l), B, T, start, s); };
-        with_positions(position, prepare);
+        position.prepare_forward(a.qkv(l), B, T, start, s);
         // 4 attention: softmax(q k^T / sqrt(HS) + bias) v, heads side by side                       (B,T,C)
         if (one_token) {
-            attention_decode(a.atty(l), a.qkv(l), a.attscratch(), position, B, start, s);
+            attention_decode(a.atty(l), a.qkv(l), a.attscratch(), position.bias(), B, start, s);
         } else {
-            attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position, B, T, start.t0, s);
+            attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position.bias(), B, T, start.t0, s);
         }
-        if (acts.watch) { acts.watch(l, position, a.qkv(l), a.lse(l), B); }
+        if (acts.watch) { acts.watch(l, position.bias(), a.qkv(l), a.lse(l), B); }
         // 5 mix the heads, and add to the residual stream                                          (B,T,C)
         matmul_forward(a.residual2(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), residual, s);
         // 6 normalize again
@@ -367,9 +365,10 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
                         view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
         // 4 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
         if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * OC, s); }
-        attention_backward<true>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position, B, T, s);
+        attention_backward<true>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position.bias(), B, T,
+                                 s);
         // 3 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
-        with_positions(position, [&](auto pos) { pos.prepare_backward(a.dqkv(), a.qkv(l), B, T, s); });
+        position.prepare_backward(a.dqkv(), a.qkv(l), B, T, s);
         if (recompute >= 2) {
             layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
         }
@@ -383,8 +382,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
     }
     // what is left in dresidual belongs to the embeddings: rows of the same token are summed in a fixed order
     const DeviceBatch& batch = acts.batch;
-    const auto embed = [&](auto pos) { pos.embed_backward(a.dresidual(), B, T, s); };
-    with_positions(layer_position(model, acts, 0, B, T, grads), embed);
+    layer_position(model, acts, 0, B, T, grads).embed_backward(a.dresidual(), B, T, s);
     embedding_backward(d.wte(), a.scratch(), a.dresidual(), batch.tokens, batch.plan, C, s);
 }
 

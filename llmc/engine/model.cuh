@@ -3,13 +3,12 @@
 #ifndef LLMC_ENGINE_MODEL_CUH
 #define LLMC_ENGINE_MODEL_CUH
 
-#include <array>
 #include <functional>
 
 #include "../classifier.cuh"
 #include "../embedding.cuh"
 #include "ranks/gradients.cuh"
-#include "../position/table.h"
+#include "../position/layer.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tokens of a batch
@@ -177,22 +176,6 @@ template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
     return n;
 }
 
-// The encodings of a layer, their pointers not yet set. The one whose bias attention adds comes first.
-struct LayerPosition {
-    std::array<PositionView, 4> views;                      // at most one for each hook
-    int count = 0;
-    bool new_padding = false;                               // rows end in padding that other layers write to
-
-    const PositionView& bias() const { return views[0]; }
-    operator const PositionView&() const { return bias(); }     // to attention
-    int OC() const { return views[0].OC; }
-};
-
-// Calls f(encoding) with each of them, the one with a bias last: it may read what the rest have made of q and k.
-template <class F> void with_positions(const LayerPosition& layer, F f) {
-    for (int i = layer.count - 1; i >= 0; i--) { with_position(layer.views[(size_t)i], f); }
-}
-
 // One part of model.config.position in a layer of a model whose activations are laid out for (B,T)
 template <class Model, class Acts>
 PositionView position_view(const Model& model, const Acts& acts, int part, int layer, int B, int T, float* grads) {
@@ -234,12 +217,13 @@ LayerPosition layer_position(const Model& model, const Acts& acts, int layer, in
     LayerPosition all;
     const int used = 3 * model.config.C + model.columns_of[(size_t)layer];
     all.new_padding = pattern.size() > 1 && used % 8 != 0;
-    const std::vector<int> one = {0};
-    for (int part : pattern.empty() ? one : pattern[(size_t)layer % pattern.size()]) {
+    const std::vector<int> here = pattern.empty() ? std::vector<int>{0} : pattern[(size_t)layer % pattern.size()];
+    float factor = 1.0f;                                    // of q.k, by those before
+    for (auto part = here.rbegin(); part != here.rend(); ++part) {      // the last step comes first: position_step()
         PositionView& v = all.views[(size_t)all.count++];
-        v = position_view(model, acts, part, layer, B, T, grads);
-        if (all.count == 1) { continue; }
-        with_position(v, [&](auto encoding) { all.views[0].score_factor *= encoding.score_factor(T); });
+        v = position_view(model, acts, *part, layer, B, T, grads);
+        v.score_factor = factor;
+        with_position(v, [&](const auto& encoding) { factor *= encoding.score_factor(T); });
     }
     return all;
 }

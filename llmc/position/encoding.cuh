@@ -102,7 +102,7 @@ struct PositionConfig {
     TileSkip tile_skip = TileSkip::Default;         // not part of it either
     AttentionMask mask;                             // nor this, which config.json keeps
     // Several encodings, "rope+cable" in one layer or "rope,none" in turns (position/table.h): `name` is this text, and
-    // layer l has the parts pattern[l % pattern.size()], the one with a bias first. Empty: this is one.
+    // layer l has the parts pattern[l % pattern.size()], the last step first. Empty: this is one.
     std::vector<PositionConfig> parts;
     std::vector<std::vector<int>> pattern;
 

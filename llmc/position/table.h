@@ -247,6 +247,15 @@ inline int position_hooks(const PositionConfig& config) {
     return hooks;
 }
 
+// A layer takes its encodings in this order: q is scaled, then turned, and the bias reads what has become of q and k.
+// So does the backward: the scale's gradient wants q and dq both turned. The text of --pos, and with it a pattern, has
+// them the other way round: "cable+rope".
+inline int position_step(const PositionConfig& config) {
+    const int hooks = position_hooks(config);
+    if ((hooks & ADDS_BIAS) != 0) { return 2; }
+    return (hooks & SCALES_Q) != 0 ? 0 : 1;
+}
+
 // The parts of a pattern, each by text(part): those of a layer joined by +, layers by commas
 template <class F>
 std::string pattern_text(const std::vector<PositionConfig>& parts, const std::vector<std::vector<int>>& pattern,
@@ -284,15 +293,8 @@ inline PositionConfig compose_positions(std::vector<std::vector<PositionConfig>>
     all.values.clear();
     for (std::vector<PositionConfig>& layer : layers) {
         check_hooks(layer, what);
-        // with_positions goes from the last to the first: q is scaled, then turned, and the bias sees what became of
-        // it. The backward goes the same way: the gradient of the scale wants q and dq both turned.
-        const auto place = [](const PositionConfig& c) {
-            const int hooks = position_hooks(c);
-            if ((hooks & ADDS_BIAS) != 0) { return 0; }
-            return (hooks & SCALES_Q) == 0 ? 1 : 2;
-        };
-        std::stable_sort(layer.begin(), layer.end(), [&](const PositionConfig& a, const PositionConfig& b) {
-            return place(a) < place(b);
+        std::stable_sort(layer.begin(), layer.end(), [](const PositionConfig& a, const PositionConfig& b) {
+            return position_step(a) > position_step(b);
         });
         all.pattern.emplace_back();
         for (const PositionConfig& c : layer) {
