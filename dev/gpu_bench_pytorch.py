@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "hf"))
-from modeling_cable import CableConfig, CableGPT2, alibi_slopes, load_checkpoint  # noqa: E402
+from cable_encodings import alibi_slopes  # noqa: E402
+from modeling_cable import CableConfig, CableGPT2, load_checkpoint  # noqa: E402
 
 WARM_UP, REPETITIONS, SETS = 10, 50, 3
 
@@ -191,7 +192,7 @@ class GPT2(torch.nn.Module):
         def forward(x, rope_scaling=None, begin=None):
             B, T, C = x.shape
             q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in layer.c_attn(x).split(C, dim=2))
-            scale = layer.score_scale()
+            scale = layer.scale
             if way == "sdpa":
                 y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
             else:

@@ -15,7 +15,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import struct
 import sys
 
@@ -25,7 +24,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.dirname(HERE)), "scripts"))
 import console                  # noqa: E402
 from console import BadInput    # noqa: E402
 
-CODE = "cable_hf.py"
+CODE, SOURCES = "cable_hf.py", ("cable_encodings.py", "cable_hf.py")
 COPIED = ("encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json",
           "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 CLASSES = {"cable": {"AutoConfig": "cable_hf.CableConfig", "AutoModel": "cable_hf.CableModel",
@@ -86,11 +85,20 @@ def verified(source):
     return list(listed)
 
 
+def code_of_models():
+    """cable_hf.py as the trainers write it: what C++ reads as two raw strings, without the first quote"""
+    texts = []
+    for name in SOURCES:
+        with open(os.path.join(HERE, name), encoding="utf-8") as f:
+            text = f.read()
+        texts.append(text[text.index('R"py(') + 5:text.rindex(')py"')])
+    return "".join(texts)[1:]
+
+
 def check_encoding(config, path):
     """what cable_hf.py checks of a config.json, in which an older name becomes today's; it needs nothing that this
     Python may lack"""
-    with open(os.path.join(HERE, CODE), encoding="utf-8") as f:
-        module = ast.parse(f.read())
+    module = ast.parse(code_of_models())
     wanted = "CABLES POSITIONS WORDS SCALINGS renamed check_position check_mask base_of check_base".split()
     names = lambda node: {getattr(part, "id", getattr(part, "name", "")) for part in getattr(node, "targets", [node])}
     module.body = [node for node in module.body if names(node) & set(wanted)]
@@ -185,7 +193,7 @@ def export(source, out):
     if config["position"]["name"] != "learned":
         config.update(model_type=kind, architectures=[list(CLASSES[kind].values())[-1].split(".")[1]],
                       auto_map=CLASSES[kind])
-        shutil.copyfile(os.path.join(HERE, CODE), os.path.join(out, CODE))
+        console.write_whole(os.path.join(out, CODE), code_of_models())
     retriever = "pooling" in config                     # what --pairs has trained
     if retriever:
         config["architectures"] = ["BertModel" if config["model_type"] == "bert" else "CableBertModel"]

@@ -38,6 +38,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
+from cable_encodings import with_part
 from modeling_cable import CAUSAL_ONLY, DEFAULTS, POSITIONS, CableConfig, CableGPT2, write_safetensors
 from modeling_cable_bert import CableBert, CableBertConfig, contrastive_loss, pool
 
@@ -71,7 +72,7 @@ def exactly_zero(key, config):
     if not key.endswith(".self.key.bias"):
         return key.endswith("fire.mlp.2.bias")
     layer = int(re.search(r"\.layer\.(\d+)\.", key).group(1))
-    return config.encoding().part(layer, ("rope",)).position["name"] == "none"
+    return with_part(config.encoding(), layer, ("rope",)).position["name"] == "none"
 
 
 def set_weights(model):

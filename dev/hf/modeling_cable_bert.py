@@ -12,7 +12,6 @@ load_checkpoint() reads what the trainer writes, and with position `learned` thi
 What lies after a sequence's length is not a key of the attention, not a target, and in no mean: it changes nothing
 before it.
 """
-import math
 import os
 from dataclasses import dataclass, field
 
@@ -20,8 +19,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from cable_encodings import add_position, shared_t5, with_part
 from modeling_cable import (Attention, CableConfig, Kerple, hidden_pairs, read_config, read_safetensors,
-                            save_checkpoint, sinusoids, t5_rows)
+                            save_checkpoint)
 
 
 @dataclass
@@ -67,15 +67,8 @@ class SelfAttention(Attention):
         B, T, C = x.shape
         NH = self.config.n_head
         q, k, v = (f(x).view(B, T, NH, C // NH).transpose(1, 2) for f in (self.query, self.key, self.value))
-        q, k = self.turn(q, k, rope_scaling)
         hidden = ~is_key[:, None, None, :] | hidden_pairs(self.whole, T, x.device)
-        if self.ssmax is not None:
-            q = self.ssmax(q, hidden)
-        scores, bias = (q @ k.transpose(-2, -1)) * self.score_scale(), self.bias(x)
-        if bias is not None:
-            scores = scores + bias
-        scores = scores.masked_fill(hidden, float("-inf"))
-        return (F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(B, T, C)
+        return self.mix(x, q, k, v, hidden, rope_scaling)
 
 
 class Output(nn.Module):
@@ -119,16 +112,15 @@ class CableBert(nn.Module):
     def __init__(self, config):
         super().__init__()
         C, encoding = config.hidden_size, config.encoding()
-        shared, t5 = encoding.shared_t5(), None
-        self.config, self.embedding = config, encoding.part(0, ("learned", "sinusoidal")).position
+        self.config, self.encoding, t5 = config, encoding, shared_t5(encoding)
         embeddings = {"word_embeddings": nn.Embedding(config.vocab_size, C)}
-        if self.embedding["name"] == "learned":
+        if with_part(encoding, 0, ("learned",)).position["name"] == "learned":
             embeddings["position_embeddings"] = nn.Embedding(config.max_position_embeddings, C)
         embeddings["token_type_embeddings"] = nn.Embedding(config.type_vocab_size, C)
         embeddings["LayerNorm"] = nn.LayerNorm(C, eps=config.layer_norm_eps)
         self.bert = nn.ModuleDict({"embeddings": nn.ModuleDict(embeddings)})
-        if shared is not None:
-            t5 = self.bert["t5"] = nn.Embedding(t5_rows(shared), config.num_attention_heads)
+        if t5 is not None:
+            self.bert["t5"] = t5
         layers = nn.ModuleList(Layer(config, encoding, layer, t5) for layer in range(config.num_hidden_layers))
         self.bert["encoder"] = nn.ModuleDict({"layer": layers})
         self.cls = nn.ModuleDict({"predictions": Predictions(config)})
@@ -141,16 +133,12 @@ class CableBert(nn.Module):
 
     def embed(self, idx, token_types=None):
         e, T = self.bert["embeddings"], idx.shape[1]
-        name, C = self.embedding["name"], self.config.hidden_size
-        x = e["word_embeddings"](idx)
-        if name == "learned":
+        x = add_position(e["word_embeddings"](idx), torch.arange(T, device=idx.device)[None], self.encoding)
+        if "position_embeddings" in e:
             if T > self.config.max_position_embeddings:
                 raise ValueError(f"learned: T = {T} is beyond the table's {self.config.max_position_embeddings} "
                                  "positions")
             x = x + e["position_embeddings"].weight[:T]
-        elif name == "sinusoidal":                  # sqrt(C), where embed asks for it, is the words' alone
-            factor = math.sqrt(C) if self.embedding["embed"] == "sqrt" else 1.0
-            x = factor * x + (self.embedding["scale"] * sinusoids(T, C)).to(x)
         types = torch.zeros_like(idx) if token_types is None else token_types
         return e["LayerNorm"](x + e["token_type_embeddings"](types))
 
@@ -180,7 +168,7 @@ class CableBert(nn.Module):
         """B_ij of one sequence idx (1,T) in a layer, (NH,T,T)"""
         NH, T = self.config.num_attention_heads, idx.shape[1]
         x = self.encode(idx, layers=layer)
-        bias = self.bert["encoder"]["layer"][layer].attention["self"].bias(x)
+        bias = self.bert["encoder"]["layer"][layer].attention["self"].pair_bias(x)
         return x.new_zeros(NH, T, T) if bias is None else bias.reshape(NH, T, T)
 
     def project(self):

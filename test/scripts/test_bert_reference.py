@@ -33,10 +33,12 @@ if "torch" not in missing():
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TRANSFORMERS_VERBOSITY="error")
     import torch
     sys.path.insert(0, os.path.join(HERE, "..", "..", "dev", "hf"))
+    import cable_encodings
     import modeling_cable
     import modeling_cable_bert as reference
-    from modeling_cable import CABLES, CAUSAL_ONLY, read_safetensors
+    from modeling_cable import CAUSAL_ONLY, read_safetensors
     POSITIONS = [name for name in modeling_cable.POSITIONS if name not in CAUSAL_ONLY]
+    CABLES = [name for name in POSITIONS if name in cable_encodings.CABLES]
     torch.set_flush_denormal(True)                  # as in the trainers
     torch.set_num_threads(1)
 needs_torch = unittest.skipUnless("torch" not in missing(), "PyTorch is not installed; set PYTORCH_PYTHON")
@@ -168,7 +170,7 @@ class TestTransformers(Case):
         from transformers.models.t5.modeling_t5 import T5Attention
         d = torch.arange(-3000, 3001)
         want = T5Attention._relative_position_bucket(-d, bidirectional=True, num_buckets=32, max_distance=128)
-        different = d[modeling_cable.t5_bucket(d, causal=False) != want].tolist()
+        different = d[cable_encodings.t5_bucket(d, False, 32, 128) != want].tolist()
         self.assertEqual(different[:9], [], "distances in another bucket")
 
 
@@ -319,11 +321,12 @@ class TestEncodings(Case):
             self.near(model.bias(0, idx), bias_in_loops(model, 0, idx).detach(), position)
 
     def test_rotation_depends_only_on_the_distance(self):
-        rotate = modeling_cable.rotate
         q, k = torch.randn(2, 1, 1, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         q, k = q[..., :1, :].expand_as(q), k[..., :1, :].expand_as(k)
-        f, _ = modeling_cable.rope_frequencies(8, 10000.0, 9)
-        s = (rotate(q, f) @ rotate(k, f).transpose(-2, -1))[0, 0]
+        rope = modeling_cable.CableConfig(n_head=1, n_embd=8, position={"name": "rope"})
+        f, _ = cable_encodings.rope_frequencies(rope, 9, None)
+        q, k = (cable_encodings.rotate(x, torch.arange(9)[None], f) for x in (q, k))
+        s = (q @ k.transpose(-2, -1))[0, 0]
         for d in range(-8, 9):
             diagonal = torch.diagonal(s, d)
             self.near(diagonal, diagonal[:1].expand_as(diagonal), f"distance {d}")
@@ -353,14 +356,15 @@ class TestEncodings(Case):
         """dS_i += g_i sum_j da k' sgn(i-j), dS_j -= sum_i g_i da k' sgn(i-j), with k' = dB/dr. Where S_i = S_j, all
         tokens between i and j have b = 0 and pass no gradient on, so that any value of sgn gives the same gradient."""
         for name in CABLES:
-            cable = reference.CableBert(bert(name).config).double().bert["encoder"]["layer"][0].attention["self"].cable
+            layer = reference.CableBert(bert(name).config).double().bert["encoder"]["layer"][0]
+            cable = layer.attention["self"].cable
             generator = torch.Generator().manual_seed(3)
             T, C, NH = 11, 12, 3
             x, da = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((1, T, C), (NH, T, T)))
             with torch.no_grad():
                 for p in cable.parameters():
                     p.copy_(0.5 * torch.randn(p.shape, dtype=torch.float64, generator=generator))
-            (cable(x) * da).sum().backward()
+            (layer.attention["self"].pair_bias(x) * da).sum().backward()
             z = cable.c(x)[0].t().detach()
             b = torch.nn.functional.softplus(z) if name.endswith("_v1") else z.clamp(min=0)
             S = b.cumsum(-1)

@@ -57,8 +57,8 @@ if has_torch:
     import torch
     import torch.nn.functional as F
     sys.path.insert(0, os.path.join(ROOT, "dev", "hf"))
-    from modeling_cable import (POSITIONS, CableConfig, CableGPT2, load_checkpoint, read_safetensors, rope_frequencies,
-                                save_checkpoint, write_safetensors)
+    from modeling_cable import (POSITIONS, CableConfig, CableGPT2, load_checkpoint, read_safetensors, save_checkpoint,
+                                write_safetensors)
     import export
     import console
 if has_transformers:
@@ -189,7 +189,7 @@ class Exports(Case):
         names = re.findall(r"^  ([a-z0-9_]+) {2,}\S", listed, re.M)
         self.assertEqual(sorted(set(POSITIONS) - set(names)), [], "twins of no encoding")
         for name in sorted(set(names) - set(POSITIONS)):    # a new encoding may have no twin yet
-            print(f"missing: a twin of {name} in dev/hf/modeling_cable.py: its checkpoints are not compared")
+            print(f"missing: {name} in dev/hf/cable_encodings.py: its checkpoints are not compared")
         return [name for name in names if name in POSITIONS] + OPTIONS + COMPOSED
 
     def lengths(self, name):
@@ -703,13 +703,10 @@ class Transformers(Case):
             config = transformers.LlamaConfig(hidden_size=48, num_attention_heads=3, max_position_embeddings=64,
                                               rope_parameters={**stretch, "rope_theta": 500.0})
             inv_freq, attention = theirs(config, "cpu", seq_len=length)
-            shape = {"n_head": 3, "n_embd": 48, "position": {"name": "rope", "theta": 500.0, "p": 1.0}}
-            kind, s, original, factors = CableConfig(**shape, rope_scaling=stretch).stretch(length)
-            found = [rope_frequencies(16, 500.0, original, kind, s, factors),
-                     beside.rope_frequencies(beside.CableConfig(**shape, rope_scaling=stretch), length)]
-            for f, on_scores in found:
-                self.assertLess(greatest(f / inv_freq.double() - 1), 8 * 2.0 ** -23)
-                self.assertAlmostEqual(on_scores, attention ** 2, places=12)
+            ours = beside.CableConfig(n_head=3, n_embd=48, position={"name": "rope", "theta": 500.0, "p": 1.0})
+            f, on_scores = beside.rope_frequencies(ours, length, stretch)
+            self.assertLess(greatest(f / inv_freq.double() - 1), 8 * 2.0 ** -23)
+            self.assertAlmostEqual(on_scores, attention ** 2, places=12)
 
     def test_longrope_goes_from_short_to_long_with_a_cache(self):
         """once a text is long, all its keys turn by the factors for long texts: in one layer, as without a cache"""
