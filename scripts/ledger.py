@@ -44,36 +44,33 @@ def share(part, things):
     return things[k - 1::n]
 
 
-def read(path, columns=None, patterns=None):
-    """The rows of a CSV, none where there is no file yet. columns: those that it must have; patterns: of some cells."""
+def read(path):
+    """the rows of a CSV, none where there is no file yet"""
     if not os.path.exists(path):
         return []
     with console.open_regular(path) as f:
         text = f.read().decode("utf-8", "backslashreplace").replace("\0", "\\0")
     if not text.endswith("\n"):
-        text += ",cut short\n"                          # one cell too many
+        text += 99 * ","                                # too many cells: it was cut short
     lines = csv.reader(text.splitlines(keepends=True))
     names, rows = next(lines), []
-    if columns and names != columns:
-        raise BadInput(f"{path}: expected the columns {','.join(columns)}, got {','.join(names)[:200]}")
     for cells in lines:
-        row = dict(zip(names, cells))
-        if len(cells) != len(names) or not all(re.fullmatch(p, row[name]) for name, p in (patterns or {}).items()):
-            raise BadInput(f"{path}: line {lines.line_num}: expected {len(names)} columns of a case, got "
-                           f"{','.join(cells)[:80]!r}; remove its case's lines, and the same command runs it again")
-        rows.append(row)
+        if len(cells) != len(names):
+            raise BadInput(f"{path}: line {lines.line_num}: expected {len(names)} columns, got "
+                           f"{','.join(cells)[:80]!r}; remove the line, and the same command runs its case again")
+        rows.append(dict(zip(names, cells)))
     return rows
 
 
-def append(path, rows, columns=None):
-    """adds rows; a kill at any moment leaves all of them or none, also beside another process"""
+def append(path, row):
+    """adds a row; a kill at any moment leaves the old file or the new one, also beside another process"""
     directory = os.path.dirname(os.path.abspath(path))
     os.makedirs(directory, exist_ok=True)
     lock = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        rows, text = read(path, columns) + rows, io.StringIO()
-        writer = csv.DictWriter(text, columns or list(rows[0]), lineterminator="\n")
+        rows, text = [*read(path), row], io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         console.write_whole(path, text.getvalue())

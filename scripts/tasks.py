@@ -2,15 +2,15 @@
 """tasks.py -- which encodings answer longer questions than they have learned from? Trains a small model for every
 encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length, and keeps a CSV, a table and a figure.
 
-    scripts/tasks.py                                all cases that build/tasks/tasks.csv lacks, on all cores
+    scripts/tasks.py                                all cases that build/tasks lacks, on all cores
     scripts/tasks.py --part 2/4                     the second of four parts, each of at most two hours on two cores
     scripts/tasks.py --pos cable,rope --tasks copy --seeds 1 --out build/mine    some of them, with results of their own
-    scripts/tasks.py --summary                      only the table and the figure of what there is
+    scripts/tasks.py --summary                      only the CSV, the table and the figure of what there is
 
 The tasks are those of data/tasks.py, which says what they are; LENGTH symbols are learned, STEPS steps of B examples.
-A row of the CSV is one case (task, encoding, seed) at one length, with the commit of the sources that ran it. A case
-that is there is not run again, so that the same command continues after an interruption; --again runs it again, and the
-table takes the last one. Cases come in the order of their seeds: a part of the work is a part of every task.
+A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
+done is not run again, so that the same command continues after an interruption; --again runs it again. Cases come in
+the order of their seeds: a part of the work is a part of every task.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at 1, 2, 4 and 8 times the
 trained length: the mean over the seeds that reached 95 % at the trained length. Of an encoding that reached it with no
@@ -18,17 +18,16 @@ seed it says "not learned" and the best that was reached, because its errors at 
 """
 import argparse
 import collections
-import concurrent.futures
+import csv
+import io
 import json
 import os
 import re
+import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import threading
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
@@ -36,16 +35,14 @@ sys.path.insert(0, os.path.join(ROOT, "data"))              # before this direct
 sys.path.append(HERE)
 sys.dont_write_bytecode = True
 
+import tasks as generators      # noqa: E402  data/tasks.py
 import console                  # noqa: E402
 import ledger                   # noqa: E402
+import runqueue                 # noqa: E402
 from console import BadInput    # noqa: E402
-import tasks as generators      # noqa: E402  data/tasks.py
 
-SOURCES = ["llmc", "train_gpt2.cu", "data/tasks.py"]
 FIELDS = ["commit", "task", "pos", "seed", "trained", "length", "T", "examples", "exact", "tokens", "accuracy", "loss",
-          "steps", "seconds"]
-NUMBERS = {"seed": r"-?\d{1,18}", **dict.fromkeys(("trained", "examples"), r"[1-9]\d{0,8}"),
-           **dict.fromkeys(("length", "exact"), r"\d{1,9}")}
+          "steps"]
 LENGTH, EXAMPLES, TEST_EXAMPLES = 10, 100_000, 500
 MODEL, B, STEPS, LR = "3,4,64", 64, 1500, "1e-3"
 MULTIPLES = (1, 2, 4, 8)
@@ -64,68 +61,35 @@ def encodings(trainer):
     return found
 
 
-def read_results(args):
-    return ledger.read(args.csv, FIELDS, NUMBERS)
-
-
 # One case -------------------------------------------------------------------------------------------------------------
 
-def command(args, case):
-    length = generators.trained_length(case.task, LENGTH)
-    T = generators.row_tokens(case.task, length) - 1
-    return [args.trainer, "--train_files", f"{args.data}/{case.task}_train.bin", "--pos", case.pos, "--seed",
-            str(case.seed), "--model", MODEL, "--T", str(T), "--B", str(B), "--steps", str(args.steps), "--lr", LR,
-            "--warmup", str(min(50, args.steps // 10)), "--final_lr", "0", "--weight_decay", "0.1", "--val_every", "0",
-            "--sample_every", "0", "--tasks", f"{args.data}/{case.task}_test_*.bin", "--log_every", "100",
-            "--threads", "1"]
+def job_of(args, case):
+    """the training of a case; the last records of its log are the results"""
+    length, out = generators.trained_length(case.task, LENGTH), "{}_{}_{}".format(*case).replace(":", "_")
+    T, out = generators.row_tokens(case.task, length) - 1, os.path.join(args.out, out)
+    flags = {"train_files": f"{args.data}/{case.task}_train.bin", "pos": case.pos, "seed": case.seed, "model": MODEL,
+             "T": T, "B": B, "steps": args.steps, "lr": LR, "warmup": min(50, args.steps // 10), "final_lr": "0",
+             "weight_decay": "0.1", "val_every": "0", "sample_every": "0", "log_every": "100", "threads": "1",
+             "tasks": f"{args.data}/{case.task}_test_*.bin", "out": out, "resume": "1"}
+    train = runqueue.Command("train", shlex.quote(args.trainer), {k: str(v) for k, v in flags.items()}, out,
+                             os.path.join(out, "train.done"), args.steps * T)
+    return runqueue.Job("{0.task} {0.pos} seed {0.seed}".format(case), "", [train])
 
 
-class Stop(Exception):
-    pass
-
-
-class Runs:
-    """runs cases, --jobs at a time; a signal ends them all, and what is finished is in the CSV"""
-
-    def __init__(self, args, commit):
-        self.args, self.commit, self.stopped = args, commit, threading.Event()
-        self.processes, self.lock = set(), threading.Lock()
-
-    def stop(self, *_):
-        self.stopped.set()
-        with self.lock:
-            for p in self.processes:
-                p.terminate()
-
-    def run(self, case):
-        out = os.path.join(self.args.out, "{}_{}_{}".format(*case).replace(":", "_"))
-        shutil.rmtree(out, ignore_errors=True)          # of a case that was stopped
-        begun = time.monotonic()
-        with self.lock:
-            if self.stopped.is_set():
-                raise Stop
-            p = subprocess.Popen([*command(self.args, case), "--out", out], stdout=subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True,
-                                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
-            self.processes.add(p)
-        text = p.communicate()[0]
-        with self.lock:
-            self.processes.discard(p)
-        if self.stopped.is_set():
-            raise Stop
-        if p.returncode != 0:
-            raise BadInput(f"{' '.join(case[:2])}: exit code {p.returncode}: {text[-600:]}")
-        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
-            records = [r for r in map(json.loads, f) if r["kind"] == "task"]
-        if not records:
-            raise BadInput(f"{out}/log.jsonl: expected the results of the tasks, got none (is the disk full?)")
-        rows = [{"commit": self.commit, "task": case.task, "pos": case.pos, "seed": case.seed,
-                 "trained": generators.trained_length(case.task, LENGTH), "steps": self.args.steps,
-                 "seconds": f"{time.monotonic() - begun:.0f}", "accuracy": f"{r['accuracy']:.4f}",
-                 "loss": f"{r['loss']:.4f}", **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")}}
-                for r in records]
-        ledger.append(self.args.csv, rows, FIELDS)
-        return rows
+def results(jobs):
+    """the rows of tasks.csv: what is done of these jobs"""
+    rows = []
+    for case, job in jobs.items():
+        train, = job.commands
+        if not runqueue.is_done(train):
+            continue
+        with open(os.path.join(train.out, "log.jsonl"), encoding="utf-8") as f:
+            rows += [{"commit": runqueue.commit_of(train), "task": case.task, "pos": case.pos, "seed": case.seed,
+                      "trained": generators.trained_length(case.task, LENGTH), "steps": train.flags["steps"],
+                      "accuracy": f"{r['accuracy']:.4f}", "loss": f"{r['loss']:.4f}",
+                      **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")}}
+                     for r in map(json.loads, f) if r["kind"] == "task"]
+    return rows
 
 
 def prepare(args, names):
@@ -138,45 +102,17 @@ def prepare(args, names):
         raise BadInput(r.stdout.strip())
 
 
-def work(args, cases):
-    """runs what is missing; returns whether all of it ran"""
-    there = {Case(r["task"], r["pos"], int(r["seed"])) for r in read_results(args)}
-    missing = [c for c in cases if args.again or c not in there]
-    print(f"{len(cases)} cases, {len(missing)} of them to run", flush=True)
-    if not missing:
-        return True
-    prepare(args, sorted({c.task for c in missing}))
-    runs = Runs(args, ledger.commit(*SOURCES))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, runs.stop)
-    begun = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        futures = {pool.submit(runs.run, c): c for c in missing}
-        try:
-            for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
-                rows, spent = future.result(), time.monotonic() - begun
-                found = " ".join(f"{100 * int(r['exact']) / int(r['examples']):.1f}" for r in rows)
-                print("{0.task} {0.pos} seed {0.seed}: {1}   [{2} of {3}, {4:.0f} min left]".format(
-                    futures[future], found, done, len(missing), spent / done * (len(missing) - done) / 60), flush=True)
-        except Stop:
-            return False
-        except BaseException:
-            runs.stop()
-            raise
-    return True
-
-
 # The table and the figure ---------------------------------------------------------------------------------------------
 
 def by_cell(rows):
     """{(task, pos): {seed: [exact share at 1, 2, 4, 8 times the trained length; None beyond an encoding's reach]}}"""
     cells = {}
-    for r in rows:                                          # a later row of the same case replaces an earlier one
+    for r in rows:
         seeds = cells.setdefault((r["task"], r["pos"]), {})
-        shares = seeds.setdefault(int(r["seed"]), [None] * len(MULTIPLES))
-        multiple = int(r["length"]) // int(r["trained"])
+        shares = seeds.setdefault(r["seed"], [None] * len(MULTIPLES))
+        multiple = r["length"] // r["trained"]
         if multiple in MULTIPLES:
-            shares[MULTIPLES.index(multiple)] = int(r["exact"]) / int(r["examples"])
+            shares[MULTIPLES.index(multiple)] = r["exact"] / r["examples"]
     return cells
 
 
@@ -244,12 +180,14 @@ def draw(rows, order, path):
     fig.savefig(path)
 
 
-def report(args, order):
-    rows = read_results(args)
+def report(args, rows, order):
     if not rows:
-        raise BadInput(f"{args.csv}: no results yet")
-    text = table(rows, order)
-    stem = os.path.splitext(args.csv)[0]
+        raise BadInput(f"{args.out}: no results yet")
+    text, written, stem = table(rows, order), io.StringIO(), os.path.join(args.out, "tasks")
+    writer = csv.DictWriter(written, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    console.write_whole(stem + ".csv", written.getvalue())
     console.write_whole(stem + ".md", text)
     print(text)
     try:
@@ -280,8 +218,8 @@ def parse(argv):
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time, of one thread each [all cores]")
     p.add_argument("--out", default=os.path.join(ROOT, "build", "tasks"),
                    help="directory of the runs and of tasks.csv [build/tasks]")
-    p.add_argument("--again", action="store_true", help="also run the cases that the CSV has")
-    p.add_argument("--summary", action="store_true", help="run nothing; write the table and the figure")
+    p.add_argument("--again", action="store_true", help="also run the cases that are done")
+    p.add_argument("--summary", action="store_true", help="run nothing; write the results of what is done")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
     for name in ("steps", "examples", "jobs"):
@@ -289,7 +227,6 @@ def parse(argv):
             raise BadInput(f"--{name}: expected at least 1, got {getattr(args, name)}")
     if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", args.seeds):
         raise BadInput(f"--seeds: expected numbers separated by commas, got {args.seeds}")
-    args.csv = os.path.join(args.out, "tasks.csv")
     args.out = os.path.abspath(args.out)
     args.data = os.path.join(args.out, "data")
     return args
@@ -303,11 +240,19 @@ def main(argv):
     pos, names = chosen(args.pos, order, "--pos"), chosen(args.tasks, generators.TASKS, "--tasks")
     seeds = [int(s) for s in args.seeds.split(",")]
     cases = [Case(t, p, s) for s in seeds for p in pos for t in names]
-    if not args.summary and not work(args, ledger.share(args.part, cases)):
-        print("interrupted; run the same command again to continue")
-        return 75
-    report(args, order)
-    return 0
+    jobs, code = {case: job_of(args, case) for case in cases}, 0
+    if not args.summary:
+        mine = [jobs[case] for case in ledger.share(args.part, cases)]
+        for job in mine if args.again else ():
+            shutil.rmtree(job.commands[0].out, ignore_errors=True)
+        missing = [job for job in mine if not runqueue.is_done(job.commands[0])]
+        print(f"{len(mine)} cases, {len(missing)} of them to run", flush=True)
+        if missing:
+            prepare(args, sorted(set(names)))
+            code = runqueue.Queue("tasks.py", missing, runqueue.slots(args.jobs, False)).run()
+    if code != runqueue.INTERRUPTED:
+        report(args, results(jobs), order)
+    return code
 
 
 if __name__ == "__main__":

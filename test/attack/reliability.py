@@ -269,8 +269,8 @@ def run(parts, form, minutes):
             print(f"{text[-4000:]}\n{getattr(part, form)}: exit code {code}", flush=True)
         if form == "full" and cases + failures:
             what = " ".join(re.findall(r"\d+ edges|[1-9]\d* cases are left", text))
-            ledger.append(CSV, [{"commit": commit, "part": part.name, "cases": cases, "failures": failures,
-                                 "seconds": f"{seconds:.1f}", "what": what}])
+            ledger.append(CSV, {"commit": commit, "part": part.name, "cases": cases, "failures": failures,
+                                "seconds": f"{seconds:.1f}", "what": what})
     return passed, failed, len(late)
 
 

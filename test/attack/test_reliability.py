@@ -88,9 +88,16 @@ class Reliability(unittest.TestCase):
             self.assertRaisesRegex(argparse.ArgumentTypeError, "expected K/N with K from 1 to N, got " + text,
                                    ledger.part_of, text)
         self.assertEqual(ledger.read(path), [])
-        ledger.append(path, [{"b": 'a "word", é', "a": 1}], ["a", "b"])
-        ledger.append(path, [{"a": 2, "b": ""}])
+        ledger.append(path, {"a": 1, "b": 'a "word", é'})
+        ledger.append(path, {"b": "", "a": 2})
         self.assertEqual(ledger.read(path), [{"a": "1", "b": 'a "word", é'}, {"a": "2", "b": ""}])
+        with open(path, "rb") as f:
+            whole = f.read()
+        for last in (b"3", b"3,", b"3,4,5\n", b"\xff\0\n", b'"\n'):         # torn, or damaged
+            with open(path, "wb") as f:
+                f.write(whole + last)
+            with self.assertRaisesRegex(reliability.console.BadInput, "rows.csv: line 4: expected 2 columns"):
+                ledger.read(path)
 
     def test_a_parser_is_fuzzed_until_its_hour_is_full(self):
         part = reliability.Part("fuzz json", "P19", None, "", 10, "executions")
@@ -102,9 +109,9 @@ class Reliability(unittest.TestCase):
 
     def test_the_report(self):
         def row(part, cases, failures):
-            reliability.ledger.append(reliability.CSV, [{
+            reliability.ledger.append(reliability.CSV, {
                 "commit": "0123456789", "part": part, "cases": cases, "failures": failures, "seconds": "60",
-                "what": "77 edges"}])
+                "what": "77 edges"})
         row("kills of processes", 10, 3)
         row("kills of processes", 20, 0)
         row("kills of processes", 5, 0)

@@ -550,7 +550,7 @@ class Campaign:
                     self.ran += 1
                     if not self.args.ci:
                         row = dict(fault._asdict(), result=result, seconds=round(time.time() - start), commit=self.here)
-                        ledger.append(self.args.results, [row])
+                        ledger.append(self.args.results, row)
                     self.say(fault, result)
 
     def run(self):

@@ -208,8 +208,8 @@ def run_case(promise, name, commit, memory):
         except (Failure, AssertionError, OSError, subprocess.SubprocessError) as e:
             passed, what = 0, " ".join(str(e).split()).encode("ascii", "replace").decode()[-1000:]
     seconds = f"{time.monotonic() - begun:.1f}"
-    ledger.append(RESULTS, [{"commit": commit, "promise": promise, "case": name, "passed": passed, "seconds": seconds,
-                             "what": what}])
+    ledger.append(RESULTS, {"commit": commit, "promise": promise, "case": name, "passed": passed, "seconds": seconds,
+                            "what": what})
     if not passed:
         print(f"FAILED {promise} {name}: {what}", flush=True)
     return passed == 1
