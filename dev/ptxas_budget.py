@@ -23,6 +23,10 @@ import sys
 import tempfile
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+sys.path.append(os.path.join(ROOT, "scripts"))
+import console                      # noqa: E402
+from console import BadInput        # noqa: E402
+
 ARCHS = ("sm_80", "sm_90a")
 FIELDS = ("registers", "spill_stores", "spill_loads", "static_shared")
 UPDATE = "dev/ptxas_budget.py --update"
@@ -35,11 +39,6 @@ def makefile(name):
     """the words of a variable that the Makefile sets to plain words"""
     with open(os.path.join(ROOT, "Makefile")) as f:
         return re.search(rf"^{name} := (.*)$", f.read(), re.M).group(1).split()
-
-
-def stop(text):
-    print(f"ptxas_budget: {text}", file=sys.stderr)
-    sys.exit(1)
 
 
 def parse_log(text):
@@ -57,7 +56,7 @@ def parse_log(text):
         m = re.search(r"Used (\d+) registers", line)
         if m and name:
             if spills is None:
-                stop(f"{name[0]}: its spills are missing; was the log made by -Xptxas -v?")
+                raise BadInput(f"{name[0]}: its spills are missing; was the log made by -Xptxas -v?")
             shared = re.search(r"(\d+) bytes smem", line)
             values = (int(m.group(1)), *spills, int(shared.group(1)) if shared else 0)
             before = found.get(name, {})
@@ -71,7 +70,7 @@ def demangle(names):
     names = sorted(set(names))
     tool = shutil.which("c++filt") or shutil.which("cu++filt")
     if not tool:
-        stop("no c++filt (it comes with binutils)")
+        raise BadInput("no c++filt (it comes with binutils)")
     p = subprocess.run([tool, "-p"], input="\n".join(names) + "\n", stdout=subprocess.PIPE, universal_newlines=True,
                        check=True)
     return dict(zip(names, (re.sub(r"^void ", "", x).replace("> >", ">>") for x in p.stdout.split("\n"))))
@@ -147,7 +146,7 @@ def compile_all(nvcc, directory):
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
         if p.returncode != 0:
             errors = [x for x in p.stdout.split("\n") if not x.startswith(("ptxas info", "    "))]
-            stop(f"{os.path.relpath(source, ROOT)} does not compile:\n" + "\n".join(errors[:15]))
+            raise BadInput(f"{os.path.relpath(source, ROOT)} does not compile:\n" + "\n".join(errors[:15]))
         log += p.stdout
     return log, objects
 
@@ -161,27 +160,37 @@ def shortened(names, most):
     return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
 
 
-def write_budget(path, kernels, version):
-    def of_kernel(archs):
-        return ",\n".join(f"      {json.dumps(a)}: {json.dumps(v)}" for a, v in sorted(archs.items()))
+def write_budget(path, version, **tables):
+    """tables: {kernel: its budget as JSON}"""
+    parts = [f'  "nvcc": {json.dumps(version)}']
+    for name, table in tables.items():
+        rows = ",\n".join(f"    {json.dumps(k)}: {text}" for k, text in sorted(table.items()))
+        parts.append(f'  "{name}": {{\n{rows}\n  }}')
+    console.write_whole(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
-    text = ",\n".join(f"    {json.dumps(k)}: {{\n{of_kernel(archs)}}}" for k, archs in sorted(kernels.items()))
-    with open(path + ".tmp", "w") as f:
-        f.write(f'{{\n  "nvcc": {json.dumps(version)},\n  "kernels": {{\n{text}\n  }}\n}}\n')
-    os.replace(path + ".tmp", path)
 
-
-def read_budget(path):
+def read_budget(path, update, *tables):
     try:
         with open(path) as f:
             budget = json.load(f)
-        budget["nvcc"], budget["kernels"]
+        for key in ("nvcc", *tables):
+            budget[key]
         return budget
     except (OSError, ValueError, KeyError, TypeError) as e:
-        stop(f"{path}: no budget in it ({e}); `{UPDATE}` writes one")
+        raise BadInput(f"{path}: no budget in it ({e}); `{update}` writes one") from None
 
 
-def parse():
+def verdict(breaches, path, update, good):
+    """prints the breaches, or what is good without any; the exit code"""
+    if not breaches:
+        print(good)
+        return 0
+    print("\n".join(breaches), file=sys.stderr)
+    print(f"{len(breaches)} breaches of {os.path.relpath(path, ROOT)}; if they are meant: {update}", file=sys.stderr)
+    return 1
+
+
+def parse(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("logs", nargs="*", metavar="LOG")
     p.add_argument("--update", action="store_true")
@@ -189,11 +198,11 @@ def parse():
     p.add_argument("--sass")
     p.add_argument("--nvcc-version",
                    help="of the compiler that wrote the logs, such as 13.0 [that of nvcc, or the budget's]")
-    return p.parse_args()
+    return p.parse_args(argv)
 
 
-def main():
-    args = parse()
+def main(argv):
+    args = parse(argv)
     usual = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
     nvcc = os.environ.get("NVCC") or shutil.which("nvcc") or (usual if os.path.exists(usual) else None)
     sass = None
@@ -217,17 +226,18 @@ def main():
             sass = f.read()
     kernels = by_kernel(parse_log(log))
     if not kernels:
-        stop("no kernel in the log; was it made by -Xptxas -v?")
+        raise BadInput("no kernel in the log; was it made by -Xptxas -v?")
     version = args.nvcc_version or (compiler_version(nvcc) if nvcc else None)
     breaches = check_instructions(sass) if sass is not None else []
     if args.update:
-        write_budget(args.budget, kernels, version or "unknown")
+        of_archs = lambda archs: ",\n".join(f"      {json.dumps(a)}: {json.dumps(v)}" for a, v in sorted(archs.items()))
+        write_budget(args.budget, version or "unknown", kernels={k: f"{{\n{of_archs(v)}}}" for k, v in kernels.items()})
         spilled = [f"{k}, {a}: {v['spill_stores']} bytes" for k, archs in sorted(kernels.items())
                    for a, v in archs.items() if v["spill_stores"]]
         spills = "; these spill:\n  " + "\n  ".join(spilled) if spilled else ", none spills"
         print(f"{args.budget}: {len(kernels)} kernels{spills}")
     else:
-        budget = read_budget(args.budget)
+        budget = read_budget(args.budget, UPDATE, "kernels")
         same = version in (None, budget["nvcc"])
         if not same:
             print(f"nvcc {version}, but the budget is of nvcc {budget['nvcc']}: registers and shared memory are not "
@@ -239,14 +249,9 @@ def main():
         gone = sorted(set(budget["kernels"]) - set(kernels))
         if gone and not args.logs:
             print(f"{len(gone)} budgeted kernels are gone, `{UPDATE}` forgets them: {shortened(gone, 5)}")
-    if breaches:
-        print("\n".join(breaches), file=sys.stderr)
-        print(f"{len(breaches)} breaches of {os.path.relpath(args.budget, ROOT)}; if they are meant: {UPDATE}",
-              file=sys.stderr)
-        return 1
-    print(f"{len(kernels)} kernels, {sum(map(len, kernels.values()))} builds of them: within their budget")
-    return 0
+    return verdict(breaches, args.budget, UPDATE,
+                   f"{len(kernels)} kernels, {sum(map(len, kernels.values()))} builds of them: within their budget")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

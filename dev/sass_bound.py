@@ -29,10 +29,8 @@ import shutil
 import subprocess
 import sys
 
-from ptxas_budget import ROOT, compiler_version, demangle
-
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from roofline import COPY, GPUS  # noqa: E402
+from ptxas_budget import BadInput, ROOT, compiler_version, console, demangle, read_budget, verdict, write_budget
+from roofline import COPY, GPUS         # of scripts/, which ptxas_budget.py has put on the path
 
 UPDATE = "dev/sass_bound.py --update train_gpt2cu train_bertcu"
 ARCH = "sm_90a"
@@ -65,11 +63,6 @@ ELEMENTWISE = [
     Elements("classifier_kernel<__nv_bfloat16>", 6, [(2, 0), (2, 2)]),
     Elements("adamw_kernel", 30, [(16, 14)]),
 ]
-
-
-def stop(text):
-    print(f"sass_bound: {text}", file=sys.stderr)
-    sys.exit(1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -333,7 +326,7 @@ class Paths:
             times, once = trips(self.graph, b, outermost[b]), self.iteration(b)
             if times is None:
                 if once and once["hmma"]:
-                    stop(f"expected a loop with a counter at {b:#x}, which has HMMA")
+                    raise BadInput(f"expected a loop with a counter at {b:#x}, which has HMMA")
                 times = 1
             cost = collections.Counter({k: v * times for k, v in (once or {}).items()})
             return cost, [t for x in outermost[b] for t in self.onward(x) if t not in outermost[b]]
@@ -358,13 +351,13 @@ def flash_clocks(graph, what, HS, gpu, longest=False):
     with_hmma = {h: x for h, x in graph.loops.items() if any(i.name == "HMMA" for b in x for i in graph.code[b])}
     outermost = [h for h, x in with_hmma.items() if not any(x < y for y in with_hmma.values())]
     if len(outermost) != 1:
-        stop(f"{what}, head size {HS}: expected one main loop with HMMA, got {len(outermost)}")
+        raise BadInput(f"{what}, head size {HS}: expected one main loop with HMMA, got {len(outermost)}")
     total = collections.Counter()
     for warp in range(WARPS):
         total.update(Paths(graph, warp, longest).iteration(outermost[0]) or {})
     macs = 16 * 8 * 16
     if not total["hmma"]:
-        stop(f"{what}, head size {HS}: no HMMA on any way through the main loop")
+        raise BadInput(f"{what}, head size {HS}: no HMMA on any way through the main loop")
     tiles = total["hmma"] * macs / (PRODUCTS[what] * TILE * HS)
     total["tensor"] = total["hmma"] * 2 * macs / gpu.mma
     return {p: round(total[p] / tiles, 1) for p in PIPES}
@@ -526,26 +519,6 @@ def compare(flash, elements, budget):
     return breaches
 
 
-def write_budget(path, flash, elements, version):
-    def rows(table):
-        return ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(table.items()))
-
-    with open(path + ".tmp", "w") as f:
-        f.write(f'{{\n  "nvcc": {json.dumps(version)},\n  "flash": {{\n{rows(flash)}\n  }},\n'
-                f'  "elementwise": {{\n{rows(elements)}\n  }}\n}}\n')
-    os.replace(path + ".tmp", path)
-
-
-def read_budget(path):
-    try:
-        with open(path) as f:
-            budget = json.load(f)
-        budget["nvcc"], budget["flash"], budget["elementwise"]
-        return budget
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        stop(f"{path}: no budget in it ({e}); `{UPDATE}` writes one")
-
-
 def disassembler():
     """the directory of cuobjdump and nvdisasm, or None"""
     own = os.environ.get("SASS_TOOLS") or os.path.join(ROOT, "build", "sass")       # an environment of Python
@@ -564,11 +537,11 @@ def disassemble(program):
     p = subprocess.run([os.path.join(directory, "cuobjdump"), "-sass", "-arch", ARCH, program], stdout=subprocess.PIPE,
                        stderr=subprocess.STDOUT, universal_newlines=True, env=env)
     if p.returncode != 0:
-        stop(f"cuobjdump {program}: {p.stdout[-300:]}")
+        raise BadInput(f"cuobjdump {program}: {p.stdout[-300:]}")
     return p.stdout
 
 
-def parse():
+def parse(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("programs", nargs="*", metavar="PROGRAM")
     p.add_argument("--sass", nargs="+", default=[], metavar="FILE")
@@ -578,13 +551,13 @@ def parse():
     p.add_argument("--gpu", default="H200", choices=("H100", "H200"))
     p.add_argument("--budget", default=os.path.join(ROOT, "dev", "sass_budget.json"))
     p.add_argument("--nvcc-version", help="of the compiler that made them, such as 13.0 [that of nvcc]")
-    return p.parse_args()
+    return p.parse_args(argv)
 
 
-def main():
-    args = parse()
+def main(argv):
+    args = parse(argv)
     if not args.programs and not args.sass and not args.probes:
-        stop("expected programs that nvcc made, or --sass FILE")
+        raise BadInput("expected programs that nvcc made, or --sass FILE")
     if (args.programs or args.probes) and not disassembler():
         print("#" * 88)
         print("## SKIPPED: cuobjdump and nvdisasm are not here. Nothing was counted in the SASS.     ##")
@@ -597,15 +570,16 @@ def main():
     texts = [disassemble(program) for program in args.programs] + [open(name).read() for name in args.sass]
     flash, diagonal, elements = analyse(texts, GPUS[args.gpu])
     if not flash:
-        stop("no tensor-core attention kernel in the disassembly")
+        raise BadInput("no tensor-core attention kernel in the disassembly")
     show(flash, diagonal, elements, args.gpu, args.only)
     nvcc = shutil.which("nvcc") or os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
     version = args.nvcc_version or (compiler_version(nvcc) if os.path.exists(nvcc) else "unknown")
     if args.update:
-        write_budget(args.budget, flash, elements, version)
+        flash_rows, element_rows = ({k: json.dumps(v) for k, v in table.items()} for table in (flash, elements))
+        write_budget(args.budget, version, flash=flash_rows, elementwise=element_rows)
         print(f"\n{args.budget}: {len(flash)} kernels of attention, {len(elements)} elementwise")
         return 0
-    budget = read_budget(args.budget)
+    budget = read_budget(args.budget, UPDATE, "flash", "elementwise")
     if version != budget["nvcc"]:
         print(f"\nnvcc {version}, but the budget is of nvcc {budget['nvcc']}: not compared")
         return 0
@@ -614,15 +588,10 @@ def main():
     gone = sorted((set(budget["flash"]) | set(budget["elementwise"])) - set(flash) - set(elements))
     if gone and len(args.programs) > 1:
         print(f"\n{len(gone)} budgeted kernels are gone; --update forgets them: {', '.join(gone[:5])}")
-    breaches = compare(flash, elements, budget)
-    if breaches:
-        print("\n" + "\n".join(breaches), file=sys.stderr)
-        print(f"{len(breaches)} breaches of {os.path.relpath(args.budget, ROOT)}; if they are meant: {UPDATE}",
-              file=sys.stderr)
-        return 1
-    print(f"\n{len(flash)} kernels of attention and {len(elements)} elementwise ones: within their budget")
-    return 0
+    print(flush=True)
+    return verdict(compare(flash, elements, budget), args.budget, UPDATE,
+                   f"{len(flash)} kernels of attention and {len(elements)} elementwise ones: within their budget")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

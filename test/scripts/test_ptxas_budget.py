@@ -149,12 +149,12 @@ class Budget(unittest.TestCase):
     def test_bad_input(self):
         for text in ("", "nvcc: error\n"):
             code, said = self.compare(text)
-            self.assertEqual(code, 1)
+            self.assertEqual(code, 2)
             self.assertIn("no kernel in the log", said)
         for text in ("{", "{}", "[]"):
             self.write("budget.json", text)
             code, said = self.compare(LOG)
-            self.assertEqual(code, 1)
+            self.assertEqual(code, 2)
             self.assertIn("--update` writes one", said)
 
     def test_instructions(self):
@@ -181,7 +181,7 @@ class Budget(unittest.TestCase):
         self.write("nvcc", "#!/bin/sh\necho 'train_gpt2.cu(3): error: this is wrong'\nexit 2\n")
         os.chmod(self.at("nvcc"), 0o755)
         code, said = self.run_it(NVCC=self.at("nvcc"))
-        self.assertEqual(code, 1)
+        self.assertEqual(code, 2)
         self.assertIn("train_gpt2.cu does not compile:\ntrain_gpt2.cu(3): error: this is wrong", said)
 
     def test_the_committed_budget(self):

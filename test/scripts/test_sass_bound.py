@@ -273,12 +273,12 @@ class Bound(unittest.TestCase):
                            (SASS["forward"].replace("HMMA", "IMMA"), "expected one main loop with HMMA, got 0"),
                            (SASS["backward_dq"].replace("R120, 0x40", "R120, R121"), "expected a loop with a counter")):
             code, said = self.run_it(text)
-            self.assertEqual(code, 1)
+            self.assertEqual(code, 2)
             self.assertIn(part, said)
         with open(self.at("budget.json"), "w") as f:
             f.write("{}")
         code, said = self.run_it(SASS["forward"])
-        self.assertEqual(code, 1)
+        self.assertEqual(code, 2)
         self.assertIn("--update train_gpt2cu train_bertcu` writes one", said)
 
     def test_without_a_disassembler(self):
