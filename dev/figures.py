@@ -153,6 +153,7 @@ def running_sum():
 
 
 def folder_of(path):
+    path = path.replace("llmc/attention.cuh", "llmc/attention/").replace("llmc/cable.cuh", "llmc/position/")
     parts = path.split("/")
     if len(parts) > 2:
         return "/".join(parts[:2])

@@ -9,8 +9,9 @@
 //
 // Start with HeadOracle in test/layers/attention_oracle.h: the same two passes for one head, in plain loops over T x T
 // matrices. The kernels here take the same steps a tile at a time, with an online softmax (Milakov and Gimelshein 2018;
-// Dao et al. 2022). They run in every build, for every encoding and head size; attention/choose.cuh says when a GPU
-// takes the tensor-core kernels instead. docs/attention.md derives what is not obvious.
+// Dao et al. 2022). attention/visits.cuh says which tiles are visited, and which pairs of them are hidden. They run in
+// every build, for every encoding and head size; attention/choose.cuh says when a GPU takes the tensor-core kernels
+// instead. docs/attention.md derives what is not obvious.
 //
 // Names, here and in attention/:
 //   i, j            a query, a key; i0, j0 are the first of a tile of ni queries, nj keys; r and c are those inside it
@@ -19,58 +20,17 @@
 //   scores, P       scale q.k, and what becomes of it: logits, then e^(logit - largest) or probabilities
 //   dP, dlogit      as above;   row_dot is D in Dao et al.
 //   S, g            CABLE's cumulative sum and weight, nothing else
-//   bias            the functor that knows B (position/encoding.cuh);   tile(r, c) is B inside a tile
+//   bias            the functor that knows B (position/encoding.cuh);   B(r, c) is B inside a tile
 //
-// Sequences of a batch may end early (kv_len). Keys after the end are not visited; queries after it get out = 0, lse =
-// -inf and no gradient, whatever their dout is. So padding never changes the bits of a sequence.
+// Sequences of a batch may end early (kv_len). Queries after the end get out = 0, lse = -inf and no gradient, whatever
+// their dout is. So padding never changes the bits of a sequence.
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
-#include "base/matrix.cuh"
-#include "position/encoding.cuh"
-
-constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
-constexpr int ATTENTION_THREADS = 64;
-// attention/skip.cuh: a causal query then meets its own key, whose logit has no bias, in the first tile
-#if defined(CUDA_BUILD)
-constexpr bool LAST_TILE_FIRST = false;                     // on a GPU only the tensor-core kernels skip any
-#else
-constexpr bool LAST_TILE_FIRST = true;
-#endif
+#include "attention/visits.cuh"
 
 // In a tile on the diagonal half of P and dlogit is 0. On a CPU the products leave these zeros out.
 constexpr bool LEAVES_ZEROS = LANES > 1;
-
-// Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv buffer
-// (B,stride,OC).
-struct AttentionDims {
-    int T, t0, stride, NH, HS, OC;                          // OC: width of a row of qkv, with the encoding's columns
-    float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
-    const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
-    const int* first_key = nullptr;                         // of attention/skip.cuh, or null: all keys are visited
-    AttentionMask mask = {};
-
-    __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
-    // whether the mask of the sequence leaves nothing of a tile of ni queries and nj keys, or not all of it
-    __device__ static bool hides_all(const AttentionMask& mask, int i0, int ni, int j0, int nj) {
-        return mask.exists() && mask.hides_all(i0, i0 + ni, j0, j0 + nj, mask.begin(i0));
-    }
-    __device__ static bool hides_any(const AttentionMask& mask, int i0, int ni, int j0, int nj) {
-        return mask.exists() && mask.hides_any(i0, i0 + ni, j0, j0 + nj, mask.begin(i0 + ni - 1));
-    }
-    // where the keys of the tile of queries from i0 on begin
-    __device__ int first(int bh, int i0) const {
-        if (!LAST_TILE_FIRST || first_key == nullptr) { return 0; }
-        return first_key[bh * ceil_div(T, ATTENTION_TILE) + i0 / ATTENTION_TILE];
-    }
-    __host__ __device__ int C() const { return NH * HS; }
-    __host__ __device__ int padded_HS() const { return round_up(HS, LANES); }      // whole registers, for block_matmul
-};
-
-inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
-    const float scale = score_factor / sqrtf((float)v.HS);
-    return {T, t0, v.T, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.mask.within(t0 + T)};
-}
 
 // tile (rows, padded HS) = factor * from, whose rows have HS columns; the padding is zeroed
 __device__ inline void load_tile(float* tile, const Matrix<const floatX>& from, float factor) {
@@ -89,16 +49,6 @@ __device__ inline void load_tile_transposed(float* tile_T, const Matrix<const fl
     }
 }
 
-// The scores (queries, keys) of a tile whose pairs the mask hides become -inf; all threads of the block call it.
-__device__ inline void hide_pairs(const Matrix<float>& scores, const AttentionMask& mask, int i0, int j0) {
-    for (int r = 0; r < scores.rows; r++) {
-        const int begin = mask.begin(i0 + r);
-        for (int c = threadIdx.x; c < scores.cols; c += blockDim.x) {
-            if (mask.hides(i0 + r, j0 + c, begin)) { scores(r, c) = -INFINITY; }
-        }
-    }
-    __syncthreads();
-}
 // Below any logit, and finite: a query whose keys in its first tiles are all hidden then sums e^(-inf - largest) = 0
 constexpr float LEAST_LOGIT = -1e30f;
 
@@ -108,6 +58,18 @@ constexpr float LEAST_LOGIT = -1e30f;
 inline size_t attention_forward_shared(const AttentionDims& dims) {
     const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
     return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 4 * tile);
+}
+
+// scores (keys, queries) += B; each thread has its queries. position/cope.cuh has one of its own: there B depends on
+// other scores
+template <class Bias, class Tile>
+__device__ inline void add_bias(const Matrix<float>& scores, const Bias& bias, int bh, const Tile& t) {
+    const auto B = bias.tile(bh, t.i0, t.j0);
+    for (int c = 0; c < t.nj; c++) {
+        float* row = scores.row(c);
+        SIMD
+        for (int r = threadIdx.x; r < t.ni; r += blockDim.x) { row[r] += B(r, c); }
+    }
 }
 
 // One block per query tile of one (batch, head), longest rows first. Scores are kept transposed, (keys, queries), so
@@ -122,14 +84,12 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
     const int bh = blockIdx.x % BNH;
     const int b = bh / dims.NH;
     const int h = bh % dims.NH;
+    const Visits<Causal, LAST_TILE_FIRST || Bias::counts_gates> visits(dims, bh);
     const int end = dims.t0 + dims.T;                       // of the queries, padding included
-    const int tokens = dims.tokens(b);
     const int tile_begin = ((end - 1) / TILE - (int)blockIdx.x / BNH) * TILE;
     const int i0 = imax(tile_begin, dims.t0);
     const int rows = imin(tile_begin + TILE, end) - i0;
-    const int ni = clamp(tokens - i0, 0, rows);             // the rows after them are padding
-    const int seen = Causal ? i0 + ni : tokens;             // keys that the last query of the tile attends to
-    const int keys = ni == 0 ? 0 : seen;
+    const int ni = clamp(visits.tokens - i0, 0, rows);      // the rows after them are padding
     float* Q_T = dynamic_shared();                          // (HS, TILE)
     float* K_tile = Q_T + HS * TILE;                        // (TILE, width), as are V and O
     float* V_tile = K_tile + TILE * width;
@@ -140,7 +100,6 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
     float* shrink = sum + TILE;                             // what a larger logit makes of both sums,
     float* tile_sum = shrink + TILE;                        // and the sum of this tile's exponentials
     const floatX* q = qkv + (size_t)b * dims.stride * dims.OC + h * HS;
-    const AttentionMask mask = dims.mask.of(b, dims.stride);
 
     load_tile_transposed(Q_T, view(q + (size_t)i0 * dims.OC, ni, HS, dims.OC), dims.scale);
     for (int e = threadIdx.x; e < TILE * width; e += blockDim.x) { O_tile[e] = 0.0f; }
@@ -148,13 +107,9 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         largest[r] = LEAST_LOGIT;
         sum[r] = 0.0f;
     }
-    if constexpr (Bias::counts_gates) { bias.begin(bh, i0, ni); }
-    constexpr bool last_first = LAST_TILE_FIRST || Bias::counts_gates;
-    for (int done = 0; done < keys - dims.first(bh, tile_begin); done += TILE) {
-        const int j0 = last_first ? round_up(keys, TILE) - TILE - done : done;
-        const int nj = imin(TILE, tokens - j0);
-        if (dims.hides_all(mask, i0, ni, j0, nj)) { continue; }
-        const floatX* k = q + (size_t)j0 * dims.OC + C;
+    for (const PairTile<Causal>& t : visits.keys_of(i0, ni)) {
+        const int nj = t.nj;
+        const floatX* k = q + (size_t)t.j0 * dims.OC + C;
         __syncthreads();
         load_tile(K_tile, view(k, nj, HS, dims.OC), 1.0f);
         load_tile(V_tile, view(k + C, nj, HS, dims.OC), 1.0f);
@@ -162,23 +117,18 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         // 1. scores = k q^T, the scale is in Q_T already
         block_matmul(view(scores, nj, round_up(ni, LANES), TILE), view(K_tile, nj, HS, width), view(Q_T, HS, TILE));
         __syncthreads();
-        // 2. logits: the masks and the bias; the largest one
-        if (dims.hides_any(mask, i0, ni, j0, nj)) {
-            hide_pairs(transposed(view(scores, nj, ni, TILE)), mask, i0, j0);
-        }
-        if constexpr (Bias::counts_gates) { bias.add(scores, TILE, bh, i0, ni, j0, nj); }
-        const auto tile = bias.tile(bh, i0, j0);
+        // 2. logits
+        t.hide(transposed(view(scores, nj, ni, TILE)));
+        add_bias(view(scores, nj, ni, TILE), bias, bh, t);
+        // 3. the largest one; what earlier tiles have summed was relative to the largest before
         for (int r = threadIdx.x; r < ni; r += blockDim.x) { shrink[r] = largest[r]; }
         for (int c = 0; c < nj; c++) {
             SIMD
             for (int r = threadIdx.x; r < ni; r += blockDim.x) {
-                float logit = scores[c * TILE + r] + tile(r, c);
-                logit = Causal && j0 + c > i0 + r ? -INFINITY : logit;
-                scores[c * TILE + r] = logit;
+                const float logit = scores[c * TILE + r];
                 largest[r] = logit > largest[r] ? logit : largest[r];
             }
         }
-        // 3. what earlier tiles have summed was relative to the largest logit before
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             shrink[r] = fast_exp(shrink[r] - largest[r]);
             tile_sum[r] = 0.0f;
@@ -199,9 +149,9 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
             for (int d = threadIdx.x; d < width; d += blockDim.x) { O_tile[r * width + d] *= shrink[r]; }
         }
         __syncthreads();
-        const Triangle seen_part = LEAVES_ZEROS && Causal && i0 == j0 ? Triangle::Lower : Triangle::None;
+        const Triangle P_part = LEAVES_ZEROS && t.diagonal() ? Triangle::Lower : Triangle::None;
         block_matmul_add(view(O_tile, ni, width), transposed(view(scores, nj, ni, TILE)), view(V_tile, nj, width),
-                         seen_part);
+                         P_part);
     }
     __syncthreads();
     // 6. out = O / sum, and lse
@@ -233,6 +183,25 @@ inline size_t attention_backward_shared(const AttentionDims& dims) {
     return sizeof(float) * (2 * tile * dims.HS + 5 * tile * width + 2 * tile * tile);
 }
 
+// P (queries, keys) holds scores and becomes e^(logit - lse); dlogit holds dP and becomes P (dP - row_dot). lse and
+// row_dot are those of the tile's queries. position/cope.cuh has one of its own
+template <class Bias, class Tile>
+__device__ inline void take_gradient(const Matrix<float>& P, const Matrix<float>& dlogit, const Bias& bias, int bh,
+                                     const Tile& t, const float* lse, const float* row_dot) {
+    const auto B = bias.tile(bh, t.i0, t.j0);
+    for (int r = 0; r < t.ni; r++) {
+        float* p = P.row(r);
+        float* d = dlogit.row(r);
+        const float lse_i = lse[r];
+        const float row_dot_i = row_dot[r];
+        SIMD
+        for (int c = threadIdx.x; c < t.nj; c += blockDim.x) {
+            p[c] = fast_exp(p[c] + B(r, c) - lse_i);
+            d[c] = p[c] * (d[c] - row_dot_i);
+        }
+    }
+}
+
 // One block per (batch, head), so that every sum has one writer and one order: for each tile of keys, the tiles of
 // queries that see it. dq (B,NH,T,padded HS) float32 and row_dot (B,NH,T) are scratch. dk carries no scale of its own:
 // Q_tile has it.
@@ -248,7 +217,8 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
     const int bh = blockIdx.x;
     const int b = bh / dims.NH;
     const int h = bh % dims.NH;
-    const int T = dims.tokens(b);
+    const Visits<Causal, LAST_TILE_FIRST> visits(dims, bh);
+    const int T = visits.tokens;
     float* K_T = dynamic_shared();                          // (HS, TILE)
     float* V_T = K_T + HS * TILE;                           // (HS, TILE)
     float* K_tile = V_T + HS * TILE;                        // (TILE, width), as are the next four
@@ -265,7 +235,6 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
     const Matrix<const floatX> o = view(out + first * C + h * HS, T, HS, C);
     const Matrix<const floatX> d_o = view(dout + first * C + h * HS, T, HS, C);
     floatX* dq_out = dqkv + first * OC + h * HS;
-    const AttentionMask mask = dims.mask.of(b, dims.stride);
     dq += (size_t)bh * dims.T * width;
     row_dot += (size_t)bh * dims.T;
     lse += (size_t)bh * dims.T;
@@ -284,9 +253,9 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
         load_tile_transposed(V_T, block(v, j0, nj, 0, HS), 1.0f);
         load_tile(K_tile, block(k, j0, nj, 0, HS), 1.0f);
         for (int e = threadIdx.x; e < 2 * TILE * width; e += blockDim.x) { dK_tile[e] = 0.0f; }    // and dV_tile
-        for (int i0 = Causal ? j0 : 0; i0 < T; i0 += TILE) {
-            const int ni = imin(TILE, T - i0);
-            if (j0 < dims.first(bh, i0) || dims.hides_all(mask, i0, ni, j0, nj)) { continue; }
+        for (const PairTile<Causal>& t : visits.queries_of(j0, nj)) {
+            const int i0 = t.i0;
+            const int ni = t.ni;
             __syncthreads();
             load_tile(Q_tile, block(q, i0, ni, 0, HS), dims.scale);
             load_tile(dO_tile, block(d_o, i0, ni, 0, HS), 1.0f);
@@ -297,29 +266,13 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
             block_matmul(view(dlogit, ni, whole_nj, TILE), view(dO_tile, ni, HS, width), view(V_T, HS, TILE));
             __syncthreads();
             // 3. P = e^(logit - lse) and dlogit = P (dP - row_dot)
-            if (dims.hides_any(mask, i0, ni, j0, nj)) { hide_pairs(view(P, ni, nj, TILE), mask, i0, j0); }
-            if constexpr (Bias::counts_gates) {
-                bias.backward_rows(P, dlogit, TILE, bh, i0, ni, j0, nj, lse + i0, row_dot + i0);
-            } else {
-                const auto tile = bias.tile(bh, i0, j0);
-                for (int r = 0; r < ni; r++) {
-                    const float lse_i = lse[i0 + r];
-                    const float row_dot_i = row_dot[i0 + r];
-                    SIMD
-                    for (int c = threadIdx.x; c < nj; c += blockDim.x) {
-                        float logit = P[r * TILE + c] + tile(r, c);
-                        logit = Causal && j0 + c > i0 + r ? -INFINITY : logit;
-                        const float p = fast_exp(logit - lse_i);
-                        P[r * TILE + c] = p;
-                        dlogit[r * TILE + c] = p * (dlogit[r * TILE + c] - row_dot_i);
-                    }
-                }
-            }
+            t.hide(view(P, ni, nj, TILE));
+            take_gradient(view(P, ni, nj, TILE), view(dlogit, ni, nj, TILE), bias, bh, t, lse + i0, row_dot + i0);
             __syncthreads();
             // 4. dv += P^T dout,  dk += dlogit^T q,  dq += dlogit k
             const Matrix<float> P_T = transposed(view(P, ni, nj, TILE));
             const Matrix<float> dlogit_T = transposed(view(dlogit, ni, nj, TILE));
-            const bool diagonal = LEAVES_ZEROS && Causal && i0 == j0;       // there, query r sees the keys 0 .. r
+            const bool diagonal = LEAVES_ZEROS && t.diagonal();
             const Triangle to_keys = diagonal ? Triangle::Upper : Triangle::None;
             const Triangle to_queries = diagonal ? Triangle::Lower : Triangle::None;
             block_matmul_add(view(dV_tile, nj, width), P_T, view(dO_tile, ni, width), to_keys);

@@ -9,7 +9,7 @@
 #ifndef LLMC_ATTENTION_SKIP_CUH
 #define LLMC_ATTENTION_SKIP_CUH
 
-#include "../attention.cuh"
+#include "visits.cuh"
 
 // first_key (B*NH,tiles): the first key that a tile of queries visits. key_norm, the same shape: the longest key of the
 // tiles 0 .. n. One block per (batch, head)

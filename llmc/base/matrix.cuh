@@ -79,7 +79,7 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
     }
 }
 
-// The shape of A: a lower triangle has zeros after its diagonal, an upper one before. The product skips them.
+// What is known of A: a lower triangle has zeros after its diagonal, an upper one before. They are left out.
 enum class Triangle { None, Lower, Upper };
 
 template <bool Add>

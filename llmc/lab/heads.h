@@ -2,10 +2,10 @@
 // that its attention has stored, in memory that grows with T and not with T x T.
 //
 // With P_ij = e^(logit_ij - lse_i) and the mean over all queries i of all windows:
-//   sinks(n)   = mean sum_{j < n} P_ij                      the weight of the first n keys of a window
+//   sinks(n)   = mean sum_{j < n} P_ij                      what the first n keys of a window get
 //   entropy    = mean -sum_j P_ij log P_ij                  nats
 //   distance   = mean sum_j P_ij |i - j|
-//   window90   = the smallest W for which the keys inside --window W, |i - j| < W, have 90 % of all weight
+//   window90   = the least W for which the keys that --window W leaves, |i - j| < W, have 90 % of all weight
 //   live_tiles = the share of tiles of 64 queries and 64 keys (causal: of those on and below the diagonal) in which a
 //                weight is above 2^-24 / T: without the rest no sum of a row would change in float32
 #ifndef LLMC_LAB_HEADS_H
@@ -19,7 +19,7 @@ constexpr int LIVE_TILE = 64;                   // a multiple of ATTENTION_TILE
 constexpr int HEAD_SINKS = 16;                  // keys whose weights are summed one by one
 constexpr int SHOWN_SINKS[] = {1, 4, HEAD_SINKS};
 
-// The kernel's sums for one (batch, head): these, and then the weight at each distance, (T)
+// What the kernel sums for one (batch, head): these, and then the weight at each distance, (T)
 enum HeadSum { ENTROPY_SUM, LIVE_SUM, SINK_SUMS, DISTANCE_SUMS = SINK_SUMS + HEAD_SINKS };
 
 inline size_t head_sums_shared(const AttentionDims& dims) {
@@ -39,7 +39,8 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
     const int bh = blockIdx.x;
     const int b = bh / dims.NH;
     const int h = bh % dims.NH;
-    const int T = dims.tokens(b);
+    const Visits<Causal, Bias::counts_gates> visits(dims, bh);
+    const int T = visits.tokens;
     const int live_tiles = ceil_div(dims.stride, LIVE_TILE);
     float* Q_T = dynamic_shared();                          // (HS, TILE)
     float* K_tile = Q_T + HS * TILE;                        // (TILE, width)
@@ -48,31 +49,27 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
     float* largest = entropy + TILE;
     const Matrix<const floatX> q = view(qkv + (size_t)b * dims.stride * OC + h * HS, T, HS, OC);
     const Matrix<const floatX> k = view(q.data + dims.C(), T, HS, OC);
-    const AttentionMask mask = dims.mask.of(b, dims.stride);
     sums += (size_t)bh * (DISTANCE_SUMS + dims.stride);
     live += (size_t)bh * live_tiles;                        // the largest weight of each tile in these rows
     lse += (size_t)bh * dims.stride;
     for (int e = threadIdx.x; e < DISTANCE_SUMS + dims.stride; e += blockDim.x) { sums[e] = 0.0; }
     for (int i0 = 0; i0 < T; i0 += TILE) {
         const int ni = imin(TILE, T - i0);
-        const int seen = Causal ? i0 + ni : T;
         __syncthreads();
         load_tile_transposed(Q_T, block(q, i0, ni, 0, HS), dims.scale);
-        if constexpr (Bias::counts_gates) { bias.begin_upwards(bh, i0, ni); }
         for (int n = threadIdx.x; i0 % LIVE_TILE == 0 && n < live_tiles; n += blockDim.x) { live[n] = 0.0f; }
-        for (int j0 = 0; j0 < seen; j0 += TILE) {
-            const int nj = imin(TILE, T - j0);
-            if (dims.hides_all(mask, i0, ni, j0, nj)) { continue; }
+        for (const PairTile<Causal>& t : visits.keys_of(i0, ni)) {
+            const int j0 = t.j0;
+            const int nj = t.nj;
             __syncthreads();
             load_tile(K_tile, block(k, j0, nj, 0, HS), 1.0f);
             __syncthreads();
-            // 1. scores = k q^T, as in attention_forward_kernel
+            // 1. scores = k q^T, as attention_forward_kernel has them
             block_matmul(view(P, nj, round_up(ni, LANES), TILE), view(K_tile, nj, HS, width), view(Q_T, HS, TILE));
             __syncthreads();
-            if (dims.hides_any(mask, i0, ni, j0, nj)) { hide_pairs(transposed(view(P, nj, ni, TILE)), mask, i0, j0); }
-            if constexpr (Bias::counts_gates) { bias.add_upwards(P, TILE, bh, i0, ni, j0, nj); }
             // 2. weights; a thread or SIMD lane per query sums its entropy
-            const auto tile = bias.tile(bh, i0, j0);
+            t.hide(transposed(view(P, nj, ni, TILE)));
+            add_bias(view(P, nj, ni, TILE), bias, bh, t);
             for (int r = threadIdx.x; r < ni; r += blockDim.x) {
                 entropy[r] = 0.0f;
                 largest[r] = 0.0f;
@@ -80,8 +77,8 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
             for (int c = 0; c < nj; c++) {
                 SIMD
                 for (int r = threadIdx.x; r < ni; r += blockDim.x) {
-                    float log_p = P[c * TILE + r] + tile(r, c) - lse[i0 + r];
-                    log_p = log_p < LEAST_LOGIT || (Causal && j0 + c > i0 + r) ? LEAST_LOGIT : log_p;
+                    float log_p = P[c * TILE + r] - lse[i0 + r];
+                    log_p = log_p < LEAST_LOGIT ? LEAST_LOGIT : log_p;
                     const float p = fast_exp(log_p);
                     P[c * TILE + r] = p;
                     entropy[r] -= p * log_p;
@@ -118,7 +115,7 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
     }
 }
 
-// Smallest, largest and mean of the added values
+// Least, greatest and mean of what was added
 struct ValueRange {
     double least = INFINITY, most = -INFINITY;
     double sum = 0;
@@ -133,12 +130,12 @@ struct ValueRange {
     Json json() const { return {least, sum / (double)count, most}; }
 };
 
-// Statistics of one head of one layer, over the windows so far
+// Of one head of one layer, over the windows that it has seen
 struct HeadStatistics {
     uint64_t queries = 0, tiles = 0;
     double entropy = 0, live = 0;               // sums over queries, over tiles
     std::vector<double> sinks, by_distance;     // (HEAD_SINKS), (T): sums over queries
-    ValueRange b, g, S;                         // CABLE's: b and g of all tokens, S of each window's last token
+    ValueRange b, g, S;                         // CABLE's: b and g of all tokens, S of the last one of each window
 
     double of_sinks(int n) const {
         double sum = 0;
@@ -166,12 +163,12 @@ struct HeadStatistics {
     double live_tiles() const { return live / (double)tiles; }
 };
 
-// The statistics of all heads of a model at one length, with memory for batches of B windows of T tokens. Only a CPU
-// build computes them (run/plan.h refuses --heads elsewhere), for any model's checkpoint.
+// The statistics of all heads of a model at one length: memory for batches of B windows of T tokens. Only a CPU build
+// takes them (run/plan.h refuses --heads elsewhere), of any model's checkpoint.
 template <bool Causal> struct HeadWatch {
     int NH, T;
     std::vector<HeadStatistics> heads;          // (L,NH)
-    double* sums;                               // see head_sums_kernel, for one layer and batch
+    double* sums;                               // as head_sums_kernel has them, for one layer and batch
     float* live;
     int* lengths;                               // (B)
 
@@ -192,8 +189,8 @@ template <bool Causal> struct HeadWatch {
         device_free(lengths);
     }
 
-    // Adds the results of layer l for B windows of T tokens, where only the first host_lengths[b] count: qkv (B,T,OC)
-    // after the encoding's prepare_forward, and lse (B,NH,T) from attention_forward.
+    // Adds what layer l has just computed for B windows of T tokens, of which the first host_lengths[b] count: qkv
+    // (B,T,OC) as the encoding has prepared it, and the lse (B,NH,T) that attention_forward has left.
     void add(int l, const PositionView& layer, [[maybe_unused]] const floatX* qkv, [[maybe_unused]] const float* lse,
              int B, const int* host_lengths, Stream stream) {
         copy_to_device(lengths, host_lengths, sizeof(int) * B, stream);
@@ -270,7 +267,7 @@ inline Json head_json(const HeadStatistics& head, int layer, int h, const Positi
     return j;
 }
 
-// Makes evaluations with these activations add up the statistics of all heads.
+// Has an evaluation with these activations add up the statistics of all heads.
 template <class Model, class Acts> auto watch_heads(Model& model, Acts& acts, int B, int T) {
     constexpr bool causal = std::decay_t<decltype(model.config)>::causal;
     auto watch = std::make_unique<HeadWatch<causal>>(model.config.L, model.config.NH, B, T);

@@ -23,6 +23,7 @@
 
 #include <cmath>
 
+#include "../base/matrix.cuh"
 #include "key_max.cuh"
 
 constexpr int COPE_TILE = 128;                      // as wide as a tile of the attention kernels may be
@@ -49,95 +50,6 @@ struct CopeBias : BiasFunctor {
         return z_i[f] + (position - (float)f) * (z_i[f + 1] - z_i[f]);
     }
 
-    // forward: before the first tile of the queries i0 .. i0+ni-1
-    __device__ void begin(int bh, int i0, int ni) const {
-        for (int r = threadIdx.x; r < ni; r += blockDim.x) { total[(size_t)bh * T + i0 + r] = 0.0; }
-    }
-    // scores (keys, queries), row stride ld, += B. -inf where hidden; keys after the query are not counted. The tiles
-    // of a query come from its own key downwards; each thread has its queries.
-    __device__ void add(float* scores, int ld, int bh, int i0, int ni, int j0, int nj) const {
-        double* count = total + (size_t)bh * T + i0;
-        const float* z_0 = z + ((size_t)bh * T + i0) * npos;
-        for (int c = nj - 1; c >= 0; c--) {
-            float* row = scores + c * ld;
-            SIMD
-            for (int r = threadIdx.x; r < ni; r += blockDim.x) {
-                const float gate = sigmoid(row[r]);
-                count[r] += (double)(j0 + c <= i0 + r ? gate : 0.0f);
-                row[r] += at(z_0 + (size_t)r * npos, limit(count[r]));
-            }
-        }
-    }
-    // The same after a forward pass, with the tiles of a query upwards
-    __device__ void begin_upwards(int bh, int i0, int ni) const {
-        const size_t row = (size_t)bh * T + i0;
-        for (int r = threadIdx.x; r < ni; r += blockDim.x) { rest[row + r] = total[row + r]; }
-    }
-    __device__ void add_upwards(float* scores, int ld, int bh, int i0, int ni, int j0, int nj) const {
-        double* count = rest + (size_t)bh * T + i0;
-        const float* z_0 = z + ((size_t)bh * T + i0) * npos;
-        for (int c = 0; c < nj; c++) {
-            float* row = scores + c * ld;
-            SIMD
-            for (int r = threadIdx.x; r < ni; r += blockDim.x) {
-                const float gate = sigmoid(row[r]);
-                row[r] += at(z_0 + (size_t)r * npos, limit(count[r]));
-                count[r] -= (double)(j0 + c <= i0 + r ? gate : 0.0f);
-            }
-        }
-    }
-    // backward: P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the gradient of
-    // the scores. lse, row_dot: of the queries from i0 on. The tiles of a query come upwards; a thread has a query.
-    __device__ void backward_rows(float* P, float* dscore, int ld, int bh, int i0, int ni, int j0, int nj,
-                                  const float* lse, const float* row_dot) const {
-        for (int r = threadIdx.x; r < ni; r += blockDim.x) {
-            const size_t row = (size_t)bh * T + i0 + r;
-            const float* z_i = z + row * npos;
-            float* p = P + r * ld;
-            float* ds = dscore + r * ld;
-            float gate[COPE_TILE], place[COPE_TILE], slope[COPE_TILE];
-            const int seen = imin(nj, i0 + r + 1 - j0);
-            // 1. the gates, and the logits of their positions
-            SIMD
-            for (int c = 0; c < seen; c++) { gate[c] = sigmoid(p[c]); }
-            double count = rest[row];
-            for (int c = 0; c < seen; c++) {
-                place[c] = limit(count);
-                const int f = interval(place[c]);
-                slope[c] = count < npos - 1 ? z_i[f + 1] - z_i[f] : 0.0f;
-                p[c] += at(z_i, place[c]);
-                count -= (double)gate[c];
-            }
-            rest[row] = count;
-            // 2. P = e^(logit - lse) and dlogit = P (dP - row_dot)
-            SIMD
-            for (int c = 0; c < seen; c++) {
-                p[c] = fast_exp(p[c] - lse[r]);
-                ds[c] = p[c] * (ds[c] - row_dot[r]);
-            }
-            for (int c = seen; c < nj; c++) {
-                p[c] = 0.0f;
-                ds[c] = 0.0f;
-            }
-            // 3. dz, by runs of keys in one interval, and the scores' part through the gates
-            float* dz_i = dz + row * npos;
-            double through = dgate[row];
-            for (int c = 0; c < seen;) {
-                const int f = interval(place[c]);
-                float low = 0.0f, high = 0.0f;
-                for (; c < seen && interval(place[c]) == f; c++) {
-                    const float w = place[c] - (float)f;
-                    low += (1.0f - w) * ds[c];
-                    high += w * ds[c];
-                    through += (double)(ds[c] * slope[c]);
-                    ds[c] += (float)through * (gate[c] * (1.0f - gate[c]));
-                }
-                dz_i[f] += low;
-                dz_i[f + 1] += high;
-            }
-            dgate[row] = through;
-        }
-    }
     // decoding: scores (nj) of the query at t0 and the keys of a split += B. room: for nj floats, in shared memory
     __device__ void add_split(float* scores, float* room, int bh, int t0, int split, int nj) const {
         const int splits = t0 / DECODE_SPLIT + 1;
@@ -157,6 +69,80 @@ struct CopeBias : BiasFunctor {
         for (int c = threadIdx.x; c < nj; c += blockDim.x) { scores[c] += at(z_i, room[c]); }
     }
 };
+
+// scores (keys, queries) += B; -inf where hidden, and then no gate. The tiles of a query come from its own key
+// downwards; each thread has its queries. In the place of attention.cuh's
+template <class Tile>
+__device__ inline void add_bias(const Matrix<float>& scores, const CopeBias& bias, int bh, const Tile& t) {
+    const size_t first = (size_t)bh * bias.T + t.i0;
+    double* count = bias.total + first;
+    const float* z = bias.z + first * bias.npos;
+    for (int r = threadIdx.x; r < t.ni && t.j0 + t.nj >= t.i0 + t.ni; r += blockDim.x) { count[r] = 0.0; }
+    for (int c = t.nj - 1; c >= 0; c--) {
+        float* row = scores.row(c);
+        SIMD
+        for (int r = threadIdx.x; r < t.ni; r += blockDim.x) {
+            count[r] += (double)sigmoid(row[r]);
+            row[r] += bias.at(z + (size_t)r * bias.npos, bias.limit(count[r]));
+        }
+    }
+}
+
+// P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the gradient of the scores.
+// lse, row_dot: of the tile's queries. The tiles of a query come upwards; a thread has a query. In the place of
+// attention.cuh's
+template <class Tile>
+__device__ inline void take_gradient(const Matrix<float>& P, const Matrix<float>& dscore, const CopeBias& bias, int bh,
+                                     const Tile& t, const float* lse, const float* row_dot) {
+    const int npos = bias.npos;
+    for (int r = threadIdx.x; r < t.ni; r += blockDim.x) {
+        const size_t row = (size_t)bh * bias.T + t.i0 + r;
+        const float* z_i = bias.z + row * npos;
+        float* p = P.row(r);
+        float* ds = dscore.row(r);
+        float gate[COPE_TILE], place[COPE_TILE], slope[COPE_TILE];
+        const int seen = imin(t.nj, t.i0 + r + 1 - t.j0);
+        // 1. the gates, and the logits of their positions
+        SIMD
+        for (int c = 0; c < seen; c++) { gate[c] = sigmoid(p[c]); }
+        double count = bias.rest[row];
+        for (int c = 0; c < seen; c++) {
+            place[c] = bias.limit(count);
+            const int f = bias.interval(place[c]);
+            slope[c] = count < npos - 1 ? z_i[f + 1] - z_i[f] : 0.0f;
+            p[c] += bias.at(z_i, place[c]);
+            count -= (double)gate[c];
+        }
+        bias.rest[row] = count;
+        // 2. P = e^(logit - lse) and dlogit = P (dP - row_dot)
+        SIMD
+        for (int c = 0; c < seen; c++) {
+            p[c] = fast_exp(p[c] - lse[r]);
+            ds[c] = p[c] * (ds[c] - row_dot[r]);
+        }
+        for (int c = seen; c < t.nj; c++) {
+            p[c] = 0.0f;
+            ds[c] = 0.0f;
+        }
+        // 3. dz, by runs of keys in one interval, and the scores' part through the gates
+        float* dz_i = bias.dz + row * npos;
+        double through = bias.dgate[row];
+        for (int c = 0; c < seen;) {
+            const int f = bias.interval(place[c]);
+            float low = 0.0f, high = 0.0f;
+            for (; c < seen && bias.interval(place[c]) == f; c++) {
+                const float w = place[c] - (float)f;
+                low += (1.0f - w) * ds[c];
+                high += w * ds[c];
+                through += (double)(ds[c] * slope[c]);
+                ds[c] += (float)through * (gate[c] * (1.0f - gate[c]));
+            }
+            dz_i[f] += low;
+            dz_i[f + 1] += high;
+        }
+        bias.dgate[row] = through;
+    }
+}
 
 // z (B*NH,stride,npos) of the tokens from `start` on. One block per token; shared memory: npos floats
 static __global__ void cope_forward_kernel(float* z, const floatX* qkv, const float* e, int T, Start start, int stride,

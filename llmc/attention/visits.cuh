@@ -1,0 +1,129 @@
+// attention/visits.cuh -- which pairs of queries and keys attention computes, a tile at a time.
+//
+// A query sees the keys up to its own (causal) or all keys of its sequence, but for those that the mask hides: outside
+// the window, after the sinks, in another document (AttentionMask, position/encoding.cuh). Sequences of a batch may end
+// early (kv_len): the keys after the end are not there. A tile of which nothing is seen is not visited, and neither is
+// one whose weights the bias has made 0 (first_key, attention/skip.cuh).
+#ifndef LLMC_ATTENTION_VISITS_CUH
+#define LLMC_ATTENTION_VISITS_CUH
+
+#include "../base/matrix.cuh"
+#include "../position/encoding.cuh"
+
+constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
+constexpr int ATTENTION_THREADS = 64;
+// Where tiles are skipped, a query must meet its own key first: attention/skip.cuh
+#if defined(CUDA_BUILD)
+constexpr bool LAST_TILE_FIRST = false;                     // on a GPU only the tensor-core kernels skip tiles
+#else
+constexpr bool LAST_TILE_FIRST = true;
+#endif
+
+// Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv buffer
+// (B,stride,OC).
+struct AttentionDims {
+    int T, t0, stride, NH, HS, OC;                          // OC: width of a row of qkv, with the encoding's columns
+    float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
+    const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
+    const int* first_key = nullptr;                         // of attention/skip.cuh, or null: no tile is skipped
+    AttentionMask mask = {};
+
+    __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
+    __host__ __device__ int C() const { return NH * HS; }
+    __host__ __device__ int padded_HS() const { return round_up(HS, LANES); }      // whole registers, for block_matmul
+};
+
+inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
+    const float scale = score_factor / sqrtf((float)v.HS);
+    return {T, t0, v.T, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.mask.within(t0 + T)};
+}
+
+// A tile of pairs: the queries i0 .. i0+ni-1 and the keys j0 .. j0+nj-1 of a sequence
+template <bool Causal> struct PairTile {
+    int i0, ni, j0, nj;
+    AttentionMask mask;
+
+    // whether query i0 + r does not see key j0 + c
+    __device__ bool hides(int r, int c) const {
+        const int i = i0 + r;
+        const int j = j0 + c;
+        return (Causal && j > i) || (mask.exists() && mask.hides(i, j, mask.begin(i)));
+    }
+    // whether it hides some pairs, or all of them
+    __device__ bool hides_any() const {
+        const int end = i0 + ni;
+        return (Causal && j0 + nj > i0 + 1) ||
+               (mask.exists() && mask.hides_any(i0, end, j0, j0 + nj, mask.begin(end - 1)));
+    }
+    __device__ bool hides_all() const {
+        return mask.exists() && mask.hides_all(i0, i0 + ni, j0, j0 + nj, mask.begin(i0));
+    }
+    // whether its queries are its keys, so that query r sees the keys 0 .. r at most
+    __device__ bool diagonal() const { return Causal && i0 == j0; }
+    // scores (queries, keys): those of hidden pairs become -inf. All threads of the block call it
+    __device__ void hide(const Matrix<float>& scores) const {
+        if (!hides_any()) { return; }
+        for (int r = 0; r < ni; r++) {
+            for (int c = threadIdx.x; c < nj; c += blockDim.x) {
+                if (hides(r, c)) { scores(r, c) = -INFINITY; }
+            }
+        }
+        __syncthreads();
+    }
+};
+
+// What is visited of one (batch, head). LastFirst: a query's own key is in the first of its tiles, else in the last
+template <bool Causal, bool LastFirst> struct Visits {
+    const AttentionDims& dims;
+    int bh;
+    int tokens;                                             // of the sequence
+
+    __device__ Visits(const AttentionDims& dims, int bh)
+        : dims(dims), bh(bh), tokens(dims.tokens(bh / dims.NH)) {}
+
+    // The tiles of a walk, for a range-based for: of keys, past a tile of queries, or of queries, past a tile of keys
+    template <bool OfKeys> struct Walk {
+        static constexpr bool Downwards = OfKeys && LastFirst;
+        struct End {};
+        const Visits& visits;
+        int fixed, size;                                    // i0, ni of the tile that the walk belongs to, or j0, nj
+        int at, end_at;                                     // where the next tile begins, and the last one ends
+
+        __device__ Walk begin() const { return *this; }
+        __device__ End end() const { return {}; }
+        __device__ PairTile<Causal> operator*() const {
+            const int n = imin(ATTENTION_TILE, visits.tokens - at);
+            const AttentionMask mask = visits.dims.mask.of(visits.bh / visits.dims.NH, visits.dims.stride);
+            if (OfKeys) { return {fixed, size, at, n, mask}; }
+            return {at, n, fixed, size, mask};
+        }
+        __device__ void operator++() { at += Downwards ? -ATTENTION_TILE : ATTENTION_TILE; }
+        // whether there is one; those that are not visited are left out
+        __device__ bool operator!=(End) {
+            while (exists() && visits.skips(**this)) { ++*this; }
+            return exists();
+        }
+        __device__ bool exists() const { return Downwards ? at >= end_at : at < end_at; }
+    };
+    // the tiles of keys that the queries i0 .. i0+ni-1 of one tile visit
+    __device__ Walk<true> keys_of(int i0, int ni) const {
+        const int seen = Causal ? i0 + ni : tokens;
+        const int first = first_key(i0);
+        const int end = ni == 0 ? first : round_up(seen, ATTENTION_TILE);
+        if (LastFirst) { return {*this, i0, ni, end - ATTENTION_TILE, first}; }
+        return {*this, i0, ni, first, end};
+    }
+    // the tiles of queries that visit the keys j0 .. j0+nj-1 of one tile, upwards; t0 = 0
+    __device__ Walk<false> queries_of(int j0, int nj) const {
+        return {*this, j0, nj, Causal ? j0 : 0, tokens};
+    }
+
+private:
+    __device__ int first_key(int i0) const {
+        if (!LAST_TILE_FIRST || dims.first_key == nullptr) { return 0; }
+        return dims.first_key[bh * ceil_div(dims.T, ATTENTION_TILE) + i0 / ATTENTION_TILE];
+    }
+    __device__ bool skips(const PairTile<Causal>& t) const { return t.j0 < first_key(t.i0) || t.hides_all(); }
+};
+
+#endif
