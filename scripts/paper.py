@@ -46,24 +46,11 @@ named. After an interruption run the same command again: it skips finished parts
 checkpoint, and lets rows that have the same model (table1, long, bias; table2, bert_curves; arxiv_figure3, 5, 6, sweep)
 share its run. --set FLAG=VALUE replaces a flag of the trainer, --set pairs.FLAG=VALUE one of the fine-tuning.
 
-The arithmetic. A step on FineWeb-Edu is 524,288 tokens, on WikiText-103 131,072 (the only size that fits the paper's
-epochs). FLOPs per token are 6 (12 L C^2 + V C) + 6 L C T: forward and backward, causal. Hours are those of ONE GPU that
-sustains 200 TFLOP/s, which is an assumption, not a measurement: change it with --tflops, or give your own measurement
-with --tokens_per_s.
-    data              size      steps    tokens   GFLOP/token      hours/model
-    fineweb-edu       tiny     19,073    10.00G            0.29              4.0
-    fineweb-edu       small    19,073    10.00G            0.80             11.1
-    fineweb-edu       medium   19,073    10.00G            2.27             31.6
-    wikitext-103      tiny      9,000     1.18G            0.29              0.5
-    wikitext-103      small     5,000     0.66G            0.80              0.7
-    wikitext-103      medium    3,000     0.39G            2.27              1.2
-    fineweb-edu-bert  base     14,000     0.92G            0.59              0.7
-BERT sees all keys, and only masked rows reach its head: 6 (12 L C^2 + 0.15 V C) + 12 L C T; a step is 128 sequences of
-512. Fine-tuning is one epoch of 1.25 million triplets, 128 per update, on one GPU. Its FLOPs count every text as 512
-tokens and two forward passes; those of retrieval count 200,000 documents of the average length whose tokens all see T
-keys. Both are upper bounds. BERT's optimizer is Adam as the paper has it: betas 0.9 and 0.999, no decay. Where it
-does not say, we chose GPT-2's clipping, schedule and warm-up for pre-training, and a learning rate of 2e-5 and a
-temperature of 0.05 for fine-tuning.
+--dry_run prints steps, tokens, FLOPs and hours of each row. FLOPs per token are 6 (12 L C^2 + V C) + 6 L C T, forward
+and backward, causal; for BERT, whose head sees masked rows only, 6 (12 L C^2 + 0.15 V C) + 12 L C T. Fine-tuning counts
+every text as 512 tokens and two forward passes, retrieval 200,000 documents of the average length whose tokens all see
+T keys: upper bounds. Hours are those of ONE GPU that sustains 200 TFLOP/s, which is an assumption, not a measurement:
+change it with --tflops, or give your own measurement with --tokens_per_s.
 """
 import argparse
 import collections
