@@ -1,5 +1,5 @@
 R"py("""  # Python skips this line; C++ begins a raw string here: the trainers write this file, then cable_hf.py.
-"""cable_encodings.py -- the encodings of cable.c in plain PyTorch (1.13 or later), each written once.
+"""cable_encodings.py -- the encodings of cable.c, and the layers around attention, in plain PyTorch (1.13 or later).
 
 modeling_cable.py, the readable reference, imports them. Beside a checkpoint they stand in its cable_hf.py, before the
 models for the transformers library.
@@ -351,4 +351,52 @@ class EncodedAttention(nn.Module):
             K = t5_reach(self.config)
             return t5[d.clamp(0, K) if causal else d.clamp(-K, K) + K].permute(0, 3, 1, 2)
         return None
+
+
+# ---- GPT-2's and BERT's other layers ----
+
+class Conv1D(nn.Module):
+    """a linear layer whose weight is (in, out), as GPT-2's files have it"""
+    def __init__(self, n_in, n_out, std=0.02):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_in, n_out) * std)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.n_embd
+        self.c_fc = Conv1D(C, 4 * C)
+        self.c_proj = Conv1D(4 * C, C, 0.02 / math.sqrt(2 * config.n_layer))
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Output(nn.Module):
+    """the end of a sublayer, post-LN: LN(x + dense(y))"""
+    def __init__(self, n_in, n_out, eps):
+        super().__init__()
+        self.dense = nn.Linear(n_in, n_out)
+        self.LayerNorm = nn.LayerNorm(n_out, eps=eps)
+
+    def forward(self, y, x):
+        return self.LayerNorm(x + self.dense(y))
+
+
+class Predictions(nn.Module):
+    """the head of masked language modelling; its decoder's weight is that of the word embeddings"""
+    def __init__(self, config):
+        super().__init__()
+        C = config.hidden_size
+        self.transform = nn.ModuleDict({"dense": nn.Linear(C, C),
+                                        "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, x, decoder):
+        return self.transform["LayerNorm"](F.gelu(self.transform["dense"](x))) @ decoder.t() + self.bias
 # )py"

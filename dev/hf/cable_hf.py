@@ -300,16 +300,6 @@ class CableBase(PreTrainedModel):
 
 # ---- GPT-2 ----
 
-class Conv1D(nn.Module):
-    """a linear layer whose weight is (in, out), as GPT-2's files have it"""
-    def __init__(self, n_in, n_out):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.zeros(n_in, n_out)), nn.Parameter(torch.zeros(n_out))
-
-    def forward(self, x):
-        return x @ self.weight + self.bias
-
-
 class CableGPT2Attention(CableAttention):
     def __init__(self, config, index):
         super().__init__(config, index)
@@ -322,22 +312,13 @@ class CableGPT2Attention(CableAttention):
         return self.c_proj(self.attend(x, q, k, v, rows, cache, self.t5.weight if hasattr(self, "t5") else t5))
 
 
-class CableMLP(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.c_fc, self.c_proj = Conv1D(config.n_embd, 4 * config.n_embd), Conv1D(4 * config.n_embd, config.n_embd)
-
-    def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-
-
 class CableBlock(nn.Module):
     def __init__(self, config, index):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.attn = CableGPT2Attention(config, index)
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.mlp = CableMLP(config)
+        self.mlp = MLP(config)
 
     def forward(self, x, rows, cache=None, t5=None):
         x = x + self.attn(self.ln_1(x), rows, cache, t5)
@@ -434,24 +415,14 @@ class CableSelfAttention(CableAttention):
         return self.attend(x, q, k, v, rows, None, self.t5.weight if hasattr(self, "t5") else t5)
 
 
-class CableBertOutput(nn.Module):
-    """the end of a sublayer, post-LN: LN(x + dense(y))"""
-    def __init__(self, n_in, n_out, eps):
-        super().__init__()
-        self.dense, self.LayerNorm = nn.Linear(n_in, n_out), nn.LayerNorm(n_out, eps=eps)
-
-    def forward(self, y, x):
-        return self.LayerNorm(x + self.dense(y))
-
-
 class CableBertLayer(nn.Module):
     def __init__(self, config, index):
         super().__init__()
         C, OC, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
         attention = CableSelfAttention(config, index)
-        self.attention = nn.ModuleDict({"self": attention, "output": CableBertOutput(C, C, eps)})
+        self.attention = nn.ModuleDict({"self": attention, "output": Output(C, C, eps)})
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(C, OC)})
-        self.output = CableBertOutput(OC, C, eps)
+        self.output = Output(OC, C, eps)
 
     def forward(self, x, rows, t5=None):
         h = self.attention["output"](self.attention["self"](x, rows, t5), x)
@@ -494,19 +465,6 @@ class CableBertModel(CableBase):
         return output if return_dict else output.to_tuple()
 
 
-class CableBertPredictions(nn.Module):
-    """the head of masked language modelling; its decoder's weight is that of the word embeddings"""
-    def __init__(self, config):
-        super().__init__()
-        C = config.hidden_size
-        self.transform = nn.ModuleDict({"dense": nn.Linear(C, C),
-                                        "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-
-    def forward(self, x, decoder):
-        return self.transform["LayerNorm"](F.gelu(self.transform["dense"](x))) @ decoder.t() + self.bias
-
-
 class CableBertForMaskedLM(CableBase):
     config_class = CableBertConfig
     base_model_prefix = "bert"
@@ -514,7 +472,7 @@ class CableBertForMaskedLM(CableBase):
     def __init__(self, config):
         super().__init__(config)
         self.bert = CableBertModel(config)
-        self.cls = nn.ModuleDict({"predictions": CableBertPredictions(config)})
+        self.cls = nn.ModuleDict({"predictions": Predictions(config)})
         self.post_init()
 
     def get_input_embeddings(self):

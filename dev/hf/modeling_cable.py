@@ -20,8 +20,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import cable_encodings
-from cable_encodings import (CABLES, EncodedAttention, Kerple, SSMax, add_position, check_position, renamed,
-                             rope_frequencies, rotate, shared_t5, with_part)
+from cable_encodings import (CABLES, MLP, Conv1D, EncodedAttention, Kerple, SSMax, add_position, check_position,
+                             renamed, rope_frequencies, rotate, shared_t5, with_part)
 
 KNOWN = {**cable_encodings.POSITIONS, "learned": {}}
 POSITIONS = [name for name in KNOWN if name != "fox"]         # a second name of cable_v1
@@ -93,23 +93,12 @@ def document_begins(config, idx):
     return torch.where(idx == config.document_mask, t, torch.zeros_like(t)).cummax(1).values
 
 
-class Conv1D(nn.Module):
-    """a linear layer whose weight is (in, out), as GPT-2's files have it"""
-    def __init__(self, n_in, n_out, std):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(n_in, n_out) * std)
-        self.bias = nn.Parameter(torch.zeros(n_out))
-
-    def forward(self, x):
-        return x @ self.weight + self.bias
-
-
 class Attention(EncodedAttention):
     def __init__(self, config, layer, t5):
         super().__init__(config, layer)
         C = config.n_embd
         self.whole = config
-        self.c_attn = Conv1D(C, 3 * C, 0.02)
+        self.c_attn = Conv1D(C, 3 * C)
         self.c_proj = Conv1D(C, C, 0.02 / math.sqrt(2 * config.n_layer))
         # in a list: the table is the model's, not a layer's submodule
         self.table = [self.t5 if hasattr(self, "t5") else t5]
@@ -153,17 +142,6 @@ class Attention(EncodedAttention):
         NH = self.config.n_head
         q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
         return self.c_proj(self.mix(x, q, k, v, hidden_pairs(self.whole, T, x.device, begin), rope_scaling))
-
-
-class MLP(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        C = config.n_embd
-        self.c_fc = Conv1D(C, 4 * C, 0.02)
-        self.c_proj = Conv1D(4 * C, C, 0.02 / math.sqrt(2 * config.n_layer))
-
-    def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
 
 
 class Block(nn.Module):

@@ -19,7 +19,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from cable_encodings import add_position, shared_t5, with_part
+from cable_encodings import Output, Predictions, add_position, shared_t5, with_part
 from modeling_cable import (Attention, CableConfig, Kerple, hidden_pairs, read_config, read_safetensors,
                             save_checkpoint)
 
@@ -71,17 +71,6 @@ class SelfAttention(Attention):
         return self.mix(x, q, k, v, hidden, rope_scaling)
 
 
-class Output(nn.Module):
-    """the end of a sublayer, post-LN: LN(x + dense(y))"""
-    def __init__(self, n_in, n_out, eps):
-        super().__init__()
-        self.dense = nn.Linear(n_in, n_out)
-        self.LayerNorm = nn.LayerNorm(n_out, eps=eps)
-
-    def forward(self, y, x):
-        return self.LayerNorm(x + self.dense(y))
-
-
 class Layer(nn.Module):
     def __init__(self, config, encoding, layer, t5):
         super().__init__()
@@ -93,19 +82,6 @@ class Layer(nn.Module):
     def forward(self, x, is_key, rope_scaling=None):
         h = self.attention["output"](self.attention["self"](x, is_key, rope_scaling), x)
         return self.output(F.gelu(self.intermediate["dense"](h)), h)
-
-
-class Predictions(nn.Module):
-    """the head of masked language modelling; its decoder's weight is that of the word embeddings"""
-    def __init__(self, config):
-        super().__init__()
-        C = config.hidden_size
-        self.transform = nn.ModuleDict({"dense": nn.Linear(C, C),
-                                        "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-
-    def forward(self, x, decoder):
-        return self.transform["LayerNorm"](F.gelu(self.transform["dense"](x))) @ decoder.t() + self.bias
 
 
 class CableBert(nn.Module):
