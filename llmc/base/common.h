@@ -37,14 +37,14 @@
 // The exit codes of every program in this repository. 0 is success.
 enum ExitCode { EXIT_BAD_INPUT = 2, EXIT_DIVERGED = 3, EXIT_OUT_OF_MEMORY = 4, EXIT_DEVICE = 5, EXIT_INTERRUPTED = 75 };
 
-// The signal that asked a training run to save and end, 0 = none (run/program.h sets it). Long loops look at it between
-// two batches; what they leave undone is done by the resumed run.
+// The signal after which a training run must save and end, 0 = none (run/program.h sets it). Long loops look at it
+// between two batches; the resumed run does what they leave undone.
 inline volatile sig_atomic_t stop_signal = 0;
-// What a batch system and a terminal send to end a run
+// The signals with which batch systems and terminals end a run
 inline const int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
 
-// A failure on its way to main(), which prints the message and exits with the code. It is thrown, so that files are
-// closed and locks released on the way, and so that a test can look at the message.
+// An error for main(), which prints the message and exits with the code. It is thrown, so that files are closed and
+// locks released, and so that a test can compare the message.
 struct Error : std::runtime_error {
     int code;
     Error(int code, const std::string& message) : std::runtime_error(message), code(code) {}
@@ -77,8 +77,8 @@ PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
     return s;
 }
 
-// Text that is safe to print, wherever it came from: control characters are escaped (also U+0080 to U+009F, in UTF-8 or
-// as single bytes, which some terminals obey), and of what exceeds `most` bytes the middle is left out.
+// Text from any source, made safe to print: control characters are escaped (also U+0080 to U+009F, in UTF-8 or as
+// single bytes, which some terminals obey), and the middle is left out if the text exceeds `most` bytes.
 inline std::string printable(const std::string& s, size_t most = 60) {
     std::string p;
     const size_t last = most / 4;               // bytes of the end that are shown
@@ -170,12 +170,12 @@ inline uint64_t checksum(const std::string& s) { return checksum(s.data(), s.siz
 // ----------------------------------------------------------------------------------------------------------
 // reading files
 
-// false also when a directory on the way is missing or may not be searched
+// false also if a directory of the path is missing or may not be searched
 inline bool path_exists(const std::string& path) {
     struct stat st;
     return stat(path.c_str(), &st) == 0;
 }
-// path_exists also for a symbolic link that leads nowhere
+// like path_exists, but true for a dangling symbolic link
 inline bool name_is_taken(const std::string& path) {
     struct stat st;
     return lstat(path.c_str(), &st) == 0;
@@ -303,10 +303,10 @@ inline int planted_fault(IoCall& c) {
     static PlantedFault fault;
     return fault.strike(c);
 }
-// Asked before each call: 0, or the errno with which the call fails instead of being made.
+// Called before each call: 0, or the errno with which the call fails instead of being made
 inline int (*io_hook)(IoCall&) = planted_fault;
 
-// Makes the call, and repeats it when a signal interrupted it; -1 and errno when it failed.
+// Makes the call, and repeats it if a signal interrupted it; -1 and errno if it failed
 template <class Call> ssize_t io_call(const IoCall& about, Call call) {
     ssize_t result;
     do {
@@ -349,14 +349,14 @@ inline void io_fsync(int fd, const std::string& path) {
     const bool done = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0;
     check(done, "%s: cannot fsync: %s", path.c_str(), strerror(errno));
 }
-// Linux has closed the file whatever close() returns, so EINTR is not a reason to close it again.
+// Linux has closed the file even if close() fails, so do not close it again after EINTR.
 inline void io_close(int fd, const std::string& path) {
     IoCall c = {"close", path.c_str()};
     const int planted = io_hook(c);
     const int error = ::close(fd) == 0 ? planted : errno;
     check(error == 0 || error == EINTR, "%s: cannot close: %s", path.c_str(), strerror(error));
 }
-// Replaces `to` in one step: whoever looks sees the old file or the new one, never neither.
+// Replaces `to` in one step: readers see the old file or the new one, and never none.
 inline void io_rename(const std::string& from, const std::string& to) {
     const IoCall about = {"rename", from.c_str(), to.c_str()};
     const bool done = io_call(about, [&](size_t) { return ::rename(from.c_str(), to.c_str()); }) == 0;

@@ -1,15 +1,15 @@
-// base/cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt; matmul.cuh, its one user, includes it where that library
-// exists.
+// base/cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt. Only matmul.cuh includes it, if that library exists.
 //
-// Sums are float32 (without TF32). The bias and what else is added join them before the one rounding to the output's
-// type. The same bits: NVIDIA promises them for the same library, GPU and algorithm, on one stream with one workspace.
-// The algorithm is the first that the heuristic names, a function of the library, the GPU and the shape. So a run that
-// is resumed repeats the run that never stopped. lt_tune() measures which of the first sixteen is the fastest for each
-// product that was requested, and lt_know() takes such choices over: run/plans.h keeps them in a file. The bias's
-// gradient is not fused (BGRADB): its order of summation would be the library's, and it would overwrite, not add. GELU
-// is not fused: the backward wants the values before it, so the fused product would write both arrays too and save one
-// read of fch. It would also take GELU of sums that were not rounded, while the backward differentiates at the rounded
-// ones.
+// Sums are float32 (without TF32); the bias and the addend are added before the one rounding to the output's type.
+// NVIDIA promises the same bits for the same library, GPU and algorithm, on one stream with one workspace. The
+// algorithm is the heuristic's first, a function of the library, the GPU and the shape, so a resumed run has the bits
+// of one that never stopped. lt_tune() finds the fastest of the first sixteen for each product so far, and lt_know()
+// uses such choices: run/plans.h keeps them in a file.
+//
+// The bias's gradient is not fused (BGRADB): the library would choose its order of summation, and would overwrite
+// instead of add. GELU is not fused either: the backward needs the values before it, so the fused product would write
+// both arrays as well and only save one read of fch. It would also apply GELU to sums before rounding, while the
+// backward differentiates at the rounded ones.
 #ifndef LLMC_BASE_CUBLASLT_CUH
 #define LLMC_BASE_CUBLASLT_CUH
 
@@ -49,7 +49,7 @@ struct LtPlan {
     LtProduct product = {};                                 // as it was first requested
     int calls = 0;
 };
-// An algorithm that was measured. The library describes it by numbers that hold for its version and GPU only.
+// A measured algorithm. The library describes it by numbers that are valid only for its version and the GPU.
 struct LtChoice {
     std::string place;              // lt_place(): the GPU and the library
     std::string shape;              // lt_shape()
@@ -72,7 +72,7 @@ inline CublasLt& cublaslt() {
     return lt;
 }
 
-// What the plan of a product depends on
+// The key of a product's plan
 inline std::array<int, 6> lt_key(const LtProduct& p) {
     const int transposed = is_transposed(p.A) + 2 * is_transposed(p.B);
     const int flags = transposed + 4 * p.into_float + 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
@@ -123,11 +123,11 @@ inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataT
     LT_CHECK(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, leading_dimension(m)));
     return layout;
 }
-// The bias of this call; all else of a plan depends only on shapes
+// The bias of this call; the rest of a plan depends only on shapes
 inline void lt_set_bias(const LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof(p.bias)));
 }
-// Sets what cuBLASLt wants to know of p: the operation and the three layouts
+// Describes p to cuBLASLt: the operation and the three layouts
 inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     const cudaDataType_t type = std::is_same<floatX, float>::value ? CUDA_R_32F : CUDA_R_16BF;
     const cudaDataType_t out_type = p.into_float ? CUDA_R_32F : type;
@@ -155,7 +155,7 @@ inline void lt_release(const LtPlan& plan) {
     }
 }
 
-// The first algorithms that the library names for p: as many as it has, at most `most`
+// The library's first algorithms for p, at most `most`
 inline int lt_candidates(const CublasLt& lt, const LtPlan& plan, const LtProduct& p, int most,
                          cublasLtMatmulHeuristicResult_t* found) {
     cublasLtMatmulPreference_t preference;
@@ -163,10 +163,10 @@ inline int lt_candidates(const CublasLt& lt, const LtPlan& plan, const LtProduct
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes) {
         LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes));
     };
-    // A split sum is kept in float32 and added up in a step of its own; the schemes that are left out round its parts
-    // to the output's type.
+    // A split sum is kept in float32 and added up in a separate step; the excluded schemes round its parts to the
+    // output's type.
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint32_t alignment = 16;              // bytes: what cublaslt_product has checked of all pointers
+    const uint32_t alignment = 16;              // bytes: cublaslt_product has checked this for all pointers
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof(schemes));
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, sizeof(LT_WORKSPACE));
     for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -181,7 +181,7 @@ inline int lt_candidates(const CublasLt& lt, const LtPlan& plan, const LtProduct
     return status == CUBLAS_STATUS_SUCCESS ? count : 0;
 }
 
-// The algorithm of a choice, after asking the library whether it is one
+// The algorithm of a choice, if the library accepts it
 inline cublasLtMatmulAlgo_t lt_chosen(const CublasLt& lt, const LtPlan& plan, const LtChoice& c) {
     cublasLtMatmulAlgo_t algo;
     static_assert(sizeof(algo) == sizeof(c.algorithm), "the library has changed what describes an algorithm");
@@ -195,7 +195,7 @@ inline cublasLtMatmulAlgo_t lt_chosen(const CublasLt& lt, const LtPlan& plan, co
     return algo;
 }
 
-// How p is computed, and all products of the same shape
+// The plan for p, and for all products of the same shape
 inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     LtPlan plan;
     plan.product = p;
@@ -214,7 +214,8 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     return plan;
 }
 
-// Computes p, or returns false where the portable kernel has to: its fast kernels want rows that start on 16 bytes.
+// Computes p, or returns false if the portable kernel must: the library's fast kernels need rows that start on 16
+// bytes.
 inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     const int unit = 16 / sizeof(floatX);
     const bool rows = leading_dimension(p.A) % unit == 0 && leading_dimension(p.B) % unit == 0;
@@ -233,7 +234,7 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     if (plan.op == nullptr) { plan = lt_plan(lt, p); }
     if (!plan.supported) { return false; }
     plan.calls++;
-    if (p.bias != nullptr) { lt_set_bias(plan, p); }        // the plan may be another call's
+    if (p.bias != nullptr) { lt_set_bias(plan, p); }        // the plan may come from another call
     lt_check(lt_run(lt, plan, plan.algo, p), "cublasLtMatmul", p);
     return true;
 }
@@ -241,12 +242,12 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
 // ----------------------------------------------------------------------------------------------------------
 // choices
 
-// Which GPU and which library a choice holds for
+// The GPU and library for which a choice is valid
 inline std::string lt_place(const Gpu& g) {
     return strprintf("%s, %d SMs, cuBLASLt %zu", g.name.c_str(), g.sms, cublasLtGetVersion());
 }
 
-// From now on products are computed by these choices, and the rest by the heuristic's first algorithm.
+// From now on, uses these choices, and the heuristic's first algorithm for all other products.
 inline void lt_know(const std::vector<LtChoice>& choices) {
     CublasLt& lt = cublaslt();
     lt.known.clear();
@@ -255,7 +256,7 @@ inline void lt_know(const std::vector<LtChoice>& choices) {
     lt.plans.clear();
 }
 
-// ms of a product by each candidate: the least of three rounds, which alternate so that a clock that falls meets all
+// ms of a product by each candidate: the lowest of three rounds, which alternate so that a falling clock affects all
 inline std::vector<double> lt_times(const CublasLt& lt, const LtPlan& plan, int count,
                                     const cublasLtMatmulHeuristicResult_t* candidates) {
     const LtProduct& p = plan.product;
@@ -282,10 +283,9 @@ inline std::vector<double> lt_times(const CublasLt& lt, const LtPlan& plan, int 
     return best;
 }
 
-// The choices for all products that were requested since lt_know(): those it was given, and for the rest the
-// fastest algorithm, or the heuristic's first where none is 1 % faster. What is measured reads and writes the arrays of
-// the product that was requested first, which must still be there, and leaves anything in its output. say(done, of,
-// choice, calls) is called after each product that was measured.
+// The choices for all products since lt_know(): those that it was given, and for the rest the fastest algorithm, or the
+// heuristic's first if none is 1 % faster. Measuring uses the arrays of the first call of each product, which must
+// still exist, and overwrites its output. Calls say(done, of, choice, calls) after each measured product.
 template <class Say> std::vector<LtChoice> lt_tune(const std::string& place, Say say) {
     CublasLt& lt = cublaslt();
     std::vector<LtChoice> choices;

@@ -1,13 +1,13 @@
 // base/denormals.h -- denormal numbers, those below 2^-126 in float32, are zero in every thread of a program.
 //
 // A CPU takes a hundred cycles or more for an operation that reads or makes one. An attention bias that falls with the
-// distance makes them by the million, as the products of probabilities just above 2^-126, and they change nothing:
-// what they are added to is larger by many powers of two. So two bits of the floating-point unit are set, one that
-// rounds such a result to zero and one that reads such an operand as zero. Infinities, NaN and all other numbers keep
-// their meaning. The CUDA build has the same rule by nvcc's -ftz=true.
+// distance makes millions of them, as products of probabilities just above 2^-126, and they change nothing: they are
+// added to numbers that are many powers of two larger. So two bits of the floating-point unit are set, one that rounds
+// such a result to zero and one that reads such an operand as zero. Infinities, NaN and all other numbers keep their
+// meaning. In the CUDA build nvcc's -ftz=true does the same.
 //
-// The bits belong to a thread, and a new thread starts with those of the one that made it. They are set before main,
-// and by launch() (device.h) in each thread that runs blocks, whoever made it.
+// The bits belong to a thread, and a new thread inherits them from the thread that made it. They are set before main,
+// and by launch() (device.h) in each thread that runs blocks, because any library may have made it.
 #ifndef LLMC_BASE_DENORMALS_H
 #define LLMC_BASE_DENORMALS_H
 
@@ -17,7 +17,7 @@
 #include <xmmintrin.h>
 #endif
 
-// In the calling thread, from now on. On a processor without such bits it does nothing.
+// Sets the bits in the calling thread. On a processor without such bits it does nothing.
 inline void flush_denormals() {
 #if defined(__SSE2__)
     const unsigned both = 1u << 15 | 1u << 6;           // MXCSR: flush to zero, denormals are zero
@@ -31,7 +31,7 @@ inline void flush_denormals() {
 #endif
 }
 
-// The thread of main, and with it all that are made from here on
+// In main's thread, and so in all threads that it will make
 static const bool denormals_are_zero = (flush_denormals(), true);
 
 #endif

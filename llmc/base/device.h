@@ -70,8 +70,8 @@ template <class T> __host__ __device__ constexpr T imin(T a, T b) { return a < b
 template <class T> __host__ __device__ constexpr T imax(T a, T b) { return a > b ? a : b; }
 template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { return imin(imax(x, lo), hi); }
 
-// Bytes that the process may still take of the host's memory: MemAvailable of /proc/meminfo (without it, all of the
-// machine's), or less where `ulimit -v` allows less. reserved: address space that something else will take
+// The bytes of host memory that the process may still take: MemAvailable of /proc/meminfo (without it, all of the
+// machine's), or less if `ulimit -v` allows less. reserved: address space that something else will take
 inline size_t host_memory_available(size_t reserved = 0) {
     size_t kilobytes = 0, pages = 0;
     char line[128];
@@ -135,7 +135,7 @@ template <class F> void with_pack(size_t n, F f) {
 
 struct Grid {
     size_t blocks;
-    int threads;            // a power of two >= 32; a CPU block has one thread whatever this says
+    int threads;            // a power of two >= 32; ignored on a CPU, where a block has one thread
     size_t shared_bytes;    // of dynamic shared memory per block
     Stream stream;          // null on a CPU
     const char* file;       // the call site, for error messages
@@ -164,7 +164,7 @@ template <class Block> void launch_on_cpu(const Grid& grid, const Block& block) 
 #pragma omp parallel if (blocks > 1)
 #endif
     {
-        flush_denormals();              // a thread of the pool may have been made by anyone
+        flush_denormals();              // any library may have made this thread
 #if defined(_OPENMP)
 #pragma omp for schedule(dynamic, chunk)
 #endif
@@ -178,7 +178,7 @@ template <class Block> void launch_on_cpu(const Grid& grid, const Block& block) 
 }
 #endif
 
-// text: the arguments of launch() as they are written
+// text: the source text of launch()'s arguments
 template <class... P, class... A>
 void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A... args) {
     static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
@@ -195,7 +195,7 @@ void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A..
     }
 #endif
 #if defined(SIMT)
-    // the emulator runs the block's threads as fibers, and the kernel when its stream comes to it
+    // the emulator runs the threads as fibers, when the stream reaches the kernel
     const auto run = [=] {
         const auto block = [=] { kernel(static_cast<P>(args)...); };
         simt_launch((const void*)kernel, grid.blocks, grid.threads, grid.shared_bytes, block, grid.file, grid.line);

@@ -58,7 +58,7 @@ template <class T> T block_scan(T x) {
     return r;
 }
 #else
-// One thread per block: a barrier has nobody to wait for, and a sum over the threads is the thread's own.
+// One thread per block: a barrier does nothing, and a sum over the threads is the thread's own.
 #define __shared__
 struct BlockExtent { static constexpr unsigned x = 1; };
 struct OneThread { static constexpr unsigned x = 0; };
@@ -125,8 +125,8 @@ struct SharedBuffer {
 #endif
         if (data == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %zu bytes for a block's scratch", bytes); }
     }
-    // Frees the buffer when its thread ends. A destructor would do the same, but the C library ends the program when it
-    // has no memory to note one down.
+    // Frees the buffer when its thread ends. Not a destructor, because the C library ends the program if it has no
+    // memory to register one.
     static pthread_key_t key() {
         static const pthread_key_t made = [] {
             pthread_key_t k;
@@ -184,7 +184,7 @@ inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Str
 
 inline Stream device_stream() { return nullptr; }
 inline Stream second_stream() { return nullptr; }
-struct Event {          // everything was done when its call returned
+struct Event {          // all work is done when its call returns
     void record(Stream) {}
     void hold(Stream) const {}
     void release() {}
@@ -196,8 +196,8 @@ struct StepGraph {      // on a CPU kernels run when they are launched: there is
 
 #if defined(_OPENMP) && !defined(RACE_THREADS)
 inline int max_threads() { return omp_get_max_threads(); }
-// n: 0 leaves it at what OpenMP found. OpenMP would end the program if it could not make its threads, so they are made
-// here once.
+// n: 0 keeps OpenMP's number. OpenMP would end the program if it could not make its threads, so this makes as many
+// once, and reports a failure.
 inline void set_threads(int n) {
     if (n > 0) { omp_set_num_threads(n); }
     const int others = omp_get_max_threads() - 1;
@@ -221,10 +221,10 @@ inline void set_threads(int n) {
             "their number", others + 1, threads.size() + 1);
     }
 }
-// A waiting OpenMP thread spins. When anything else runs on the machine, that makes a run several times slower. And
-// OpenBLAS starts threads of its own, which matmul.cuh has no use for, and which try for ever to allocate where `ulimit
-// -v` forbids it. Only the environment, which both read before main, changes that, so the program starts itself again
-// with the environment set.
+// A waiting OpenMP thread spins. If anything else runs on the machine, that makes a run several times slower. And
+// OpenBLAS starts threads of its own, which matmul.cuh does not need, and which try forever to allocate if `ulimit -v`
+// forbids it. Only the environment, which both read before main, changes that, so the program starts itself again with
+// the environment set.
 inline void wait_politely(char** argv) {
     const bool spins = getenv("OMP_WAIT_POLICY") == nullptr && getenv("GOMP_SPINCOUNT") == nullptr;
     if (!spins && getenv("OPENBLAS_NUM_THREADS") != nullptr) { return; }
@@ -238,10 +238,10 @@ inline void set_threads(int) {}
 inline void wait_politely(char**) {}
 #endif
 
-// of a block: it is memory like any other
+// per block: it is ordinary memory here
 inline size_t device_shared_available() { return SIZE_MAX; }
 inline size_t device_memory_available(size_t reserved = 0) { return host_memory_available(reserved); }
-// the most that the process has taken so far
+// the process's peak so far
 inline size_t device_memory_used() {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);

@@ -20,7 +20,7 @@ extern __shared__ float4 dynamic_shared_memory[];
 __device__ inline float* dynamic_shared() { return (float*)dynamic_shared_memory; }
 #endif
 
-// Shared memory that a block gets without asking for more, and what our kernels have of it as static one, at most
+// The shared memory of a block that needs no request, and the most that our kernels declare as static
 constexpr size_t STATIC_AND_DYNAMIC = 48 << 10, MOST_STATIC = 4 << 10;
 
 // ----------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ template <class T> __device__ inline T block_scan(T x) {
         const T y = __shfl_up_sync(~0u, x, o);
         if (lane >= o) { x += y; }
     }
-    // 2 what the warps before this one have
+    // 2 add the totals of the warps before this one
     __syncthreads();                                        // the readers of the last call are done
     if (lane == 31) { warp_total[warp] = x; }
     __syncthreads();
@@ -105,7 +105,7 @@ inline std::string last_launch_text() {
 #define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
 inline void cuda_check(cudaError_t e, const char* what, const char* file, int line) {
     if (e == cudaSuccess) { return; }
-    cudaGetLastError();                     // it is reported here, and is not to be taken for the next launch's
+    cudaGetLastError();                     // reported here, so that the next launch does not report it
     const char* error = cudaGetErrorString(e);
     if (e == cudaErrorMemoryAllocation) { die_at(file, line, EXIT_OUT_OF_MEMORY, "%s: %s", what, error); }
     die_at(file, line, EXIT_DEVICE, "%s: %s%s", what, error, last_launch_text().c_str());
@@ -167,7 +167,7 @@ inline Stream new_stream() {
 // The stream of this process's work. It waits for the null stream's work and the null stream for its own, but unlike
 // the null stream it can be recorded.
 inline Stream device_stream() { static const Stream s = new_stream(); return s; }
-// And of what runs beside it: what ranks send to each other
+// The stream of what runs beside it: the exchange between ranks
 inline Stream second_stream() { static const Stream s = new_stream(); return s; }
 
 // A point in a stream's work
@@ -177,7 +177,7 @@ struct Event {
         if (event == nullptr) { CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
         CUDA_CHECK(cudaEventRecord(event, s));
     }
-    // What s is given from now on waits for that point. Nothing does if none was recorded.
+    // Work added to s from now on waits for that point, if one was recorded.
     void hold(Stream s) const {
         if (event != nullptr) { CUDA_CHECK(cudaStreamWaitEvent(s, event, 0)); }
     }
@@ -187,8 +187,8 @@ struct Event {
     }
 };
 // The work of a step, recorded at its first run and then launched as one, so that its many small kernels do not wait
-// for the host. The arguments stay those of the recording: what differs from step to step, a step reads on the device.
-// A step must not wait, allocate, or be the first to run a kernel.
+// for the host. The arguments stay those of the recording: a step must read what changes from step to step on the
+// device. It must not wait, allocate, or be the first to run a kernel.
 struct StepGraph {
     static constexpr bool records = true;
     cudaGraphExec_t exec = nullptr;
@@ -227,7 +227,7 @@ inline size_t device_memory_available(size_t = 0) {
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return available;
 }
-// bytes of the device that are taken, by whatever runs on it
+// used bytes of the device, by all processes
 inline size_t device_memory_used() {
     size_t available, total;
     CUDA_CHECK(cudaMemGetInfo(&available, &total));

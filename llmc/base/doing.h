@@ -1,4 +1,4 @@
-// base/doing.h -- what the main thread is doing, so that an allocation that fails can be reported with what it was for.
+// base/doing.h -- what the main thread is doing, for the message of an allocation that fails.
 #ifndef LLMC_BASE_DOING_H
 #define LLMC_BASE_DOING_H
 
@@ -6,7 +6,7 @@
 
 inline const char* doing = "starting";
 
-// Says so until the end of a block; after an exception it stays, for the message.
+// Set until the end of a block; after an exception it stays, for the message.
 struct Doing {
     const char* before = doing;
     explicit Doing(const char* what) { doing = what; }

@@ -21,10 +21,9 @@ struct Gpu {
     int runtime = 0;                    // the CUDA version of this build
 };
 
-// Operations per SM and clock. On GeForce boards the tensor cores add up in float32 at half the speed of the same chip
-// on other boards. tensor_khz: the clock of the published bf16 peak where it is below the highest clock, which such a
-// board does not hold while its tensor cores are busy; 0: the highest clock. A GPU whose highest clock is lower still
-// has a lower peak.
+// Operations per SM and clock. On GeForce boards the tensor cores sum in float32 at half the speed of the same chip on
+// other boards. tensor_khz: the clock of the published bf16 peak if it is below the highest clock, which such a board
+// cannot hold while its tensor cores are busy; 0: the highest clock. If a GPU's highest clock is lower, so is its peak.
 struct GpuRates {
     int major, minor;                           // compute capability
     int bf16, bf16_geforce, fp32, tensor_khz;
@@ -52,8 +51,8 @@ inline double peak_flops(const Gpu& gpu, bool bf16) {
     return NAN;
 }
 
-// How many of T keys a query sees on average: those before it and its own if causal, else all; with a window of W those
-// closer than W, and the first tokens, the sinks. Documents, which only the data knows, are not told apart.
+// How many of T keys a query sees on average: its own and those before it if causal, otherwise all; with a window of W
+// those closer than W, and the sinks. This ignores documents, which depend on the data.
 inline double keys_per_query(int T, bool causal, int window, int sinks) {
     double seen = 0;
     for (int64_t i = 0; i < T; i++) {
@@ -67,10 +66,10 @@ inline double keys_per_query(int T, bool causal, int window, int sinks) {
     return seen / T;
 }
 
-// FLOPs of training on one token, recomputation not counted: Chowdhery et al. 2022 (PaLM), appendix B, but with the
-// keys that are seen only. matmul_weights: elements of all weights that a token's vector is multiplied with (the tied
-// embedding once, as the head; tables that are only looked up not at all), each one FMA in the forward and two in the
-// backward. Attention is two products of C numbers with each key seen, three times over: 12 C per key and layer.
+// FLOPs of training on one token, without recomputation: Chowdhery et al. 2022 (PaLM), appendix B, but counting only
+// the keys that are seen. matmul_weights: the number of weights that multiply a token's vector (the tied embedding
+// once, as the head; lookup tables not at all), each one FMA in the forward and two in the backward. Attention is two
+// products of C numbers with each key seen, in the forward and twice in the backward: 12 C per key and layer.
 inline double flops_per_token(double matmul_weights, int L, int C, double keys) {
     return 6.0 * matmul_weights + 12.0 * L * C * keys;
 }
@@ -163,8 +162,7 @@ __global__ void gpu_probe_kernel(int* out) {
     if (out != nullptr) { *out = 1; }
 }
 
-// The GPU of this process, after making sure that it can be used; dies with a hint when it cannot. The first call to
-// the device.
+// The GPU of this process; dies with a hint if it cannot be used. This must be the first call to the device.
 inline Gpu find_gpu(int device = 0) {
     Gpu g;
     auto must = [&](cudaError_t e) {

@@ -79,7 +79,7 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
     }
 }
 
-// What is known of A: a lower triangle has zeros after its diagonal, an upper one before. They are left out.
+// The shape of A: a lower triangle has zeros after its diagonal, an upper one before. The product skips them.
 enum class Triangle { None, Lower, Upper };
 
 template <bool Add>

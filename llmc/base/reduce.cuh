@@ -1,7 +1,7 @@
-// base/reduce.cuh -- sums over the rows of a matrix, in an order that no number of threads changes.
+// base/reduce.cuh -- sums over the rows of a matrix, in an order that does not depend on the number of threads.
 //
 // The rows are cut into slabs. Each slab is summed by one block, in the order of its rows, into a row of partial
-// (slabs,C); then the slabs are added up in their order. How many slabs there are depends only on the number of rows.
+// (slabs,C); then the slabs are added up in order. The number of slabs depends only on the number of rows.
 #ifndef LLMC_BASE_REDUCE_CUH
 #define LLMC_BASE_REDUCE_CUH
 

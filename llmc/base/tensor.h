@@ -3,8 +3,7 @@
 // A TensorSpec says what a tensor is called, how large it is, how it starts and whether it decays. A TensorTable lays a
 // list of specs out in one allocation (each aligned to 256 bytes), parameters layer by layer. Allocation, initial
 // values, AdamW, gradient norms, checkpoints, --list, gradient checks and test comparisons are all loops over specs, by
-// name. A FileTensor says which
-// rows of which tensor a named tensor of a checkpoint file is.
+// name. A FileTensor maps a named tensor of a checkpoint file to rows of such a tensor.
 #ifndef LLMC_BASE_TENSOR_H
 #define LLMC_BASE_TENSOR_H
 
@@ -65,7 +64,7 @@ struct Slice {
     size_t begin, end;
     size_t size() const { return end - begin; }
 };
-// Ranks and the gradient's norm cut a layout at multiples of this many elements, whatever the number of ranks.
+// Ranks and the gradient's norm divide a layout at multiples of this many elements, for any number of ranks.
 constexpr size_t SLICE_UNIT = 16384;
 
 // Neighbouring elements of a tensor that lie side by side: first .. first + size - 1 of all its layers', at `at`.
@@ -123,7 +122,7 @@ struct TensorTable {
             offsets[i] -= (size_t)(layers - 1) * strides[i];
         }
     }
-    // what lies in a slice of the layout, tensor by tensor
+    // the contents of a slice of the layout, tensor by tensor
     std::vector<TensorPiece> pieces(Slice slice) const {
         std::vector<TensorPiece> all;
         for (size_t i = 0; i < specs.size(); i++) {
@@ -173,9 +172,9 @@ struct TensorTable {
     }
 };
 
-// Initial values of a part of the layout that cuts no tensor's layer, on the host: data (part). An element is a
-// function of (seed, its tensor's name in the file, its index there), so tensors that two models share start equal
-// whatever else the models have. What no FileTensor names (padding) stays 0.
+// Initial values of a part of the layout that contains whole layers of each tensor, on the host: data (part). An
+// element is a function of (seed, its tensor's name in the file, its index there), so tensors that two models share
+// start equal even if the models differ elsewhere. Elements without a FileTensor (padding) stay 0.
 inline void init_tensors(float* data, Slice part, const TensorTable& table, const std::vector<FileTensor>& files,
                          uint64_t seed) {
     for (const FileTensor& f : files) {

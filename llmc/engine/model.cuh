@@ -1,5 +1,5 @@
-// model.cuh -- what every trainer's model has in addition to its parameters (ranks/parameters.cuh): the tokens of a
-// batch, and the activations of one shape.
+// model.cuh -- the parts that the trainers' models share in addition to their parameters (ranks/parameters.cuh): the
+// tokens of a batch, and the activations of one shape.
 #ifndef LLMC_ENGINE_MODEL_CUH
 #define LLMC_ENGINE_MODEL_CUH
 
@@ -13,14 +13,14 @@
 // ----------------------------------------------------------------------------------------------------------
 // the tokens of a batch
 
-// The tokens of micro-batches on their way to the device. Each micro-batch of a step has its own slot of pinned memory,
-// so that the host runs ahead of the device; a slot may be filled again once the host has waited for the stream (the
-// step's end).
+// Copies the tokens of micro-batches to the device. Each micro-batch of a step has its own slot of pinned memory, so
+// that the host runs ahead of the device; a slot may be filled again once the host has waited for the stream, at the
+// end of the step.
 struct DeviceBatch {
     size_t N = 0;                                           // capacity in tokens
     int *tokens = nullptr, *targets = nullptr;              // on the device: (N) each
     EmbeddingRows plan;                                     // (N), (N+1), (most_hot_tokens+1)
-    int* start = nullptr;                                   // position of the token that is generated from
+    int* start = nullptr;                                   // position of the current token in generation
     int *picked = nullptr, *lengths = nullptr;              // rows that have a target (N); tokens of each sequence (N)
     int* pinned = nullptr;                                  // (slots, ints(N))
     size_t slots = 0;
@@ -42,7 +42,7 @@ struct DeviceBatch {
         pinned_free(pinned);
         *this = DeviceBatch();
     }
-    // n tokens; targets may be null, and then, or without `backward`, there is no plan
+    // n tokens. targets may be null; then, or without `backward`, there is no plan
     void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, bool backward,
               Stream stream) {
         if (slots < of) {
@@ -60,14 +60,14 @@ struct DeviceBatch {
         copy(plan.hot, slot, built.hot.data(), built.hot.size(), stream);
         plan.count(built);
     }
-    // Where the token just loaded stands, for a recorded step
+    // The position of the token just loaded, for a recorded step
     Start load_start(int t0, Stream stream) {
         copy(start, 0, &t0, 1, stream);
         return Start(t0, start);
     }
-    // Of `of` rows just loaded, where only some have a target: these, and their targets; and how long each of B
-    // sequences is (null: all of them full). `picks` of them lie on the device: the last ones have no target, and are
-    // there so that matrix products come in few sizes.
+    // Copies the indices of those among the `of` loaded rows that have a target, and their targets, and the lengths of
+    // the B sequences (null: all full). The device gets `picks` indices: the last ones have no target, so that matrix
+    // products have few different sizes.
     size_t picks = 0;
     void pick(size_t slot, std::vector<int> host_picked, std::vector<int> host_targets, size_t of,
               const int* host_lengths, size_t B, Stream stream) {
@@ -80,7 +80,7 @@ struct DeviceBatch {
     }
 
 private:
-    // an array's place in pinned memory is its place on the device
+    // an array has the same offset in pinned memory and on the device
     void copy(int* to, size_t slot, const int* from, size_t count, Stream stream) {
         check(count <= N + 1, "a batch of %zu values, laid out for %zu", count, N);         // `first` has N + 1
         int* at = pinned + slot * ints(N) + (to - tokens);
@@ -93,13 +93,13 @@ private:
 // activations
 
 enum class Purpose { Train, Evaluate, Generate };
-// Elements of logits that are held at one time. A GPU likes long products.
+// Elements of logits in memory at a time. A GPU needs long products.
 constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;
 
 // A row of logits in float32 takes this many rows of floatX.
 constexpr size_t FLOAT_ROWS = sizeof(float) / sizeof(floatX);
-// Rows of a buffer for the logits of N tokens. Training holds them as floatX; evaluation, also that between two steps
-// of training, takes the same memory for FLOAT_ROWS times fewer rows of float32.
+// The rows of a buffer for the logits of N tokens. Training holds them as floatX; evaluation, even between two steps of
+// training, uses the same memory for FLOAT_ROWS times fewer rows of float32.
 inline size_t logit_rows(size_t N, size_t Vp, Purpose purpose) {
     const size_t wanted = purpose == Purpose::Train ? N : FLOAT_ROWS * N;
     const size_t most = std::max(FLOAT_ROWS, std::min(wanted, LOGITS_BOUND / Vp));
@@ -108,7 +108,7 @@ inline size_t logit_rows(size_t N, size_t Vp, Purpose purpose) {
     return round_up(ceil_div(wanted, ceil_div(wanted, most / 128 * 128)), (size_t)128);
 }
 
-// how many layers' worth of an activation exist
+// the number of layers for which an activation is kept
 inline int kept_layers(Keep keep, Purpose purpose, int L) {
     const bool saved = keep == Keep::Saved && purpose == Purpose::Train;
     const bool cached = keep == Keep::Cached && purpose != Purpose::Evaluate;
@@ -126,7 +126,7 @@ template <class Pointers> struct ActivationsOf {
     Pointers a;
     DeviceBatch batch;
     const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
-    const int* documents = nullptr;                         // (B,T): where each token's begins, with --document_mask
+    const int* documents = nullptr;                         // (B,T): begin of each token's document
     // What looks at each layer after its attention, during an evaluation (lab/heads.h): the layer, its qkv, lse and B;
     // and the lengths of the B windows, on the host
     std::function<void(int, const PositionView&, const floatX*, const float*, int)> watch;

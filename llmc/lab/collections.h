@@ -1,5 +1,4 @@
-// lab/collections.h -- the collections of documents that train_bert's flags name: --pairs, --encode, --corpus,
-// --queries.
+// lab/collections.h -- the collections of documents of train_bert's flags --pairs, --encode, --corpus and --queries.
 #ifndef LLMC_LAB_COLLECTIONS_H
 #define LLMC_LAB_COLLECTIONS_H
 
@@ -12,12 +11,12 @@ inline std::vector<std::string> file_paths(const Documents& documents) {
     return paths;
 }
 
-// Opened and checked before any work; null where the flag is not given
+// Opened and checked before any work; null without the flag
 struct Collections {
     std::unique_ptr<Documents> encode, corpus, queries;
     Qrels qrels;
 
-    // words: the model's vocabulary, for text; null: there is none
+    // words: the model's vocabulary, for text; null without one
     Collections(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
         if (!o.encode.empty()) { encode = std::make_unique<Documents>(o.encode, "--encode", special, 1, words); }
         if (o.corpus.empty()) { return; }
@@ -25,7 +24,7 @@ struct Collections {
         corpus = std::make_unique<Documents>(o.corpus, "--corpus", special, 1, words);
         qrels = read_qrels(o.qrels);
     }
-    // A collective: all ranks must have the same ones; each reads its share.
+    // A collective: all ranks must have the same collections; each reads its share.
     void compare() const {
         for (const Documents* d : {encode.get(), corpus.get(), queries.get()}) {
             if (d != nullptr) { check_same_files(d->flag, file_paths(*d)); }
@@ -42,7 +41,7 @@ inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialToke
     return pairs;
 }
 
-// The vocabulary of a new model that no token file decides: text is read as bytes unless --tokenizer says otherwise.
+// The vocabulary of a new model if no token file decides it: text is read as bytes, except with --tokenizer.
 inline int pairs_vocab(const Options& o) {
     const size_t n = o.pairs.size();
     const bool text = n > 4 && o.pairs.compare(n - 4, 4, ".txt") == 0;
@@ -61,7 +60,7 @@ template <class Model> Embeddings encode(Model& model, const Documents& document
     return e;
 }
 
-// --encode: writes the embeddings into --out, by one rank
+// --encode: rank 0 writes the embeddings into --out
 template <class Model> void write_collection(Model& model, const Run& run, const Documents& documents, int max_tokens) {
     const Embeddings e = encode(model, documents, max_tokens);
     if (e.stopped) { return; }
@@ -72,7 +71,7 @@ template <class Model> void write_collection(Model& model, const Run& run, const
     printf("wrote %s: %zu embeddings of %d channels\n", printable(path, LONGEST_MESSAGE).c_str(), e.size(), e.C);
 }
 
-// --corpus: searches it for every query, with the texts cut to T tokens, and reports how good the answers are
+// --corpus: searches it for every query, with the texts cut to T tokens, and reports the quality of the answers
 template <class Model> void search_collection(Model& model, const Run& run, const Collections& c, int T) {
     const PositionConfig& position = model.config.position;
     const int reach = position_max_length(position);

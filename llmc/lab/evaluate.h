@@ -1,13 +1,14 @@
 // lab/evaluate.h -- perplexity at any length, and the loss by position.
 //
-// The stream of tokens is cut into windows of T, `stride` apart: T apart they do not overlap, and each token sees what
-// its window holds before it; closer together, each window scores only the tokens no window before it has scored, so
-// that every token but the first T sees at least T - stride tokens of context. Every length scores the same tokens.
+// The stream of tokens is cut into windows of T, `stride` apart. With stride T they do not overlap, and each token sees
+// the tokens before it in its window. With a smaller stride each window scores only tokens that no earlier window has
+// scored, so every token but the first T sees at least T - stride tokens of context. Every length scores the same
+// tokens.
 //
 // Templates over the trainer's model. They call, with its types:
 //   activations_describe(model, B, T, Purpose, recompute), activations_allocate,
-//   set_targets(model, stream, start, n, tokens, targets): what a model is asked about the tokens stream[0 .. n-1], of
-//     which stream[0] is token number `start` of the data (stream[n] exists too), and
+//   set_targets(model, stream, start, n, tokens, targets): the model's inputs and targets for the tokens
+//     stream[0 .. n-1], where stream[0] is token number `start` of the data (stream[n] exists, too), and
 //   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0
 //     where ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may
 //     be null
@@ -23,24 +24,24 @@
 #include "progress.h"
 
 #if defined(CUDA_BUILD)
-constexpr int EVALUATION_TOKENS = 32768;        // of a batch
+constexpr int EVALUATION_TOKENS = 32768;        // in a batch
 #else
 constexpr int EVALUATION_TOKENS = 2048;
 #endif
 
 struct Evaluation {
     int T = 0, stride = 0;
-    int B = 0;                                  // windows that a rank takes at once
+    int B = 0;                                  // windows in a rank's batch
     uint64_t windows = 0, tokens = 0;
     double seconds = 0;                         // from the first window to the last
-    int last_rank = 0;                          // that has computed the last windows
-    double loss = 0, accuracy = 0;              // means over the scored tokens; the loss in nats; no tokens: NAN
+    int last_rank = 0;                          // the rank that has computed the last windows
+    double loss = 0, accuracy = 0;              // means over the scored tokens, the loss in nats; NAN without tokens
     std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
-    bool stopped = false;                       // by a signal, before the end: nothing above holds
+    bool stopped = false;                       // by a signal: the fields above are not valid
 };
 
-// Window w of an evaluation of `total` targets: its T tokens and targets. What the window before it has scored is
-// ignored, and so is what comes after the end. Returns how many tokens it has.  stream (T+1): scratch
+// Window w of an evaluation of `total` targets: its T tokens and targets, without targets that the window before it has
+// scored or that are beyond the end. Returns its number of tokens.  stream (T+1): scratch
 template <class Model>
 int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint64_t w, uint64_t total,
                 std::vector<int>& stream, int* tokens, int* targets) {
@@ -56,7 +57,7 @@ int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint
 }
 
 // Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
-// token_losses: if not null, gets the loss of every target, in their order
+// token_losses: if not null, gets the loss of every target, in order
 template <class Model, class Acts>
 Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit,
                     std::vector<float>* token_losses = nullptr) {
@@ -111,13 +112,13 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     e.seconds = wall_seconds() - begin;
     for (uint64_t n : count) { e.tokens += n; }
     for (int t = 0; t < T; t++) { e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN); }
-    for (double s : sum) { e.loss += s / (double)e.tokens; }        // NAN of no tokens: masking may draw none of few
+    for (double s : sum) { e.loss += s / (double)e.tokens; }        // NAN without tokens: masking may draw none
     e.accuracy /= (double)e.tokens;
     return e;
 }
 
-// A record of log.jsonl, and how rope was stretched at this length, if it was, its base, if that is not the
-// checkpoint's, and the window, if there was one
+// A record of log.jsonl, with rope's stretch at this length, if any, its base, if it is not the checkpoint's, and the
+// window, if any
 inline Json with_stretch(Json record, const PositionConfig& position, int T) {
     const Json stretch = rope_scaling_json(position, T);
     if (!stretch.is_null()) { record["rope_scaling"] = stretch; }
@@ -137,7 +138,7 @@ inline Json curve_json(const Evaluation& e, const PositionConfig& position) {
     const Json j = {{"kind", "curve"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"loss", e.curve}};
     return with_stretch(j, position, e.T);
 }
-// How fast that was: the time, the tokens scored per second, and the memory in bytes, as a train record has it
+// The speed of an evaluation: the time, the scored tokens per second, and the memory in bytes, as in a train record
 inline Json speed_json(const Evaluation& e, const PositionConfig& position, double mem) {
     const Json j = {{"kind", "evaluation_speed"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"B", e.B},
                     {"ranks", comm().size}, {"tokens", e.tokens}, {"ms", 1e3 * e.seconds},
@@ -145,7 +146,7 @@ inline Json speed_json(const Evaluation& e, const PositionConfig& position, doub
     return with_stretch(j, position, e.T);
 }
 
-// DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats, that of the data's second token first
+// DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats, from the data's second token on
 inline void write_token_losses(const std::string& directory, const Evaluation& e, const std::vector<float>& losses) {
     if (comm().rank > 0) { return; }
     const std::string path = directory + strprintf("/token_losses_%d_%d.safetensors", e.T, e.stride);
@@ -176,8 +177,9 @@ void report_heads(const std::vector<HeadStatistics>& heads, int NH, const Positi
     fflush(stdout);
 }
 
-// Perplexity at each length, printed as a table and logged; if requested, also the loss by position and where each head
-// looks. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of write_token_losses, or ""
+// Prints a table of the perplexity at each length, and logs it; if requested, also the loss by position and where each
+// head looks. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of write_token_losses,
+// or ""
 template <class Model, class Log>
 void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride,
                       uint64_t limit, bool curve, bool heads, Log& log, const std::string& losses_to = "") {
@@ -206,7 +208,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
                                             model.stream);
         std::vector<double> live_shares((size_t)comm().size);
         comm_all_gather(live_shares.data(), &mine, 1, "live tiles");
-        const double live = live_shares[(size_t)e.last_rank];       // of the last windows, as on one rank
+        const double live = live_shares[(size_t)e.last_rank];       // the last windows', as on one rank
         acts.release();
         if (e.stopped) { return; }
         if (e.tokens == 0) {

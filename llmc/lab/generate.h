@@ -1,8 +1,8 @@
-// lab/generate.h -- text from a model, one token at a time, with everything earlier tokens left behind cached.
+// lab/generate.h -- generates text from a model, one token at a time, with a cache of the earlier tokens.
 //
-// The cache is the forward's own: the rows of qkv (k and v) of each layer, and what the encoding keeps over time
-// (CABLE's S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every
-// kernel. Template over the trainer's model: calls activations_* as evaluate.h does, and
+// The cache is the forward's own: the rows of qkv (k and v) of each layer, and the encoding's cached arrays (CABLE's
+// S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every kernel.
+// Template over the trainer's model: calls activations_* as evaluate.h does, and
 //   forward_logits(model, acts, ids, n, t0, logits, graph): the n tokens at t0; logits (V) of the last
 #ifndef LLMC_LAB_GENERATE_H
 #define LLMC_LAB_GENERATE_H
@@ -12,7 +12,7 @@
 #include "evaluate.h"
 #include "../engine/text/tokenizer.h"
 
-constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on the wait for the first new one is explained
+constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on a message explains the wait for the first new one
 
 struct Sampling {
     double temperature = 1.0;       // 0: the likeliest token
@@ -50,8 +50,8 @@ inline int sample_token(const std::vector<float>& logits, const Sampling& s, dou
     return order[last];
 }
 
-// The ids of a prompt: of bytes, or what a tokenizer makes of it, or, where none can, numbers ("15496 995"); empty: the
-// end-of-text id, or a newline.
+// The ids of a prompt: its bytes, or the tokenizer's ids, or without one that can encode, numbers ("15496 995"). For an
+// empty prompt the end-of-text id, or a newline
 inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokenizer* tokenizer = nullptr) {
     std::vector<int> ids;
     if (V != 256 && tokenizer != nullptr && tokenizer->cannot_encode.empty()) {
@@ -97,8 +97,8 @@ inline std::string visible(const std::string& s) {
     return out;
 }
 
-// Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded when
-// there is a tokenizer.
+// Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded if there
+// is a tokenizer.
 template <class Model>
 std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
                           const Tokenizer* tokenizer, FILE* out) {
@@ -111,7 +111,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     activations_allocate(acts);
     std::vector<int> ids = prompt;
     std::vector<float> logits;
-    StepGraph graph;                                        // from the second token on: the first one finds the kernels
+    StepGraph graph;                                        // from the second token on: the first one loads the kernels
     Utf8Stream text;
     auto print = [&](int id, bool first) {
         if (out == nullptr) { return; }

@@ -2,10 +2,10 @@
 // that its attention has stored, in memory that grows with T and not with T x T.
 //
 // With P_ij = e^(logit_ij - lse_i) and the mean over all queries i of all windows:
-//   sinks(n)   = mean sum_{j < n} P_ij                      what the first n keys of a window get
+//   sinks(n)   = mean sum_{j < n} P_ij                      the weight of the first n keys of a window
 //   entropy    = mean -sum_j P_ij log P_ij                  nats
 //   distance   = mean sum_j P_ij |i - j|
-//   window90   = the least W for which the keys that --window W leaves, |i - j| < W, have 90 % of all weight
+//   window90   = the smallest W for which the keys inside --window W, |i - j| < W, have 90 % of all weight
 //   live_tiles = the share of tiles of 64 queries and 64 keys (causal: of those on and below the diagonal) in which a
 //                weight is above 2^-24 / T: without the rest no sum of a row would change in float32
 #ifndef LLMC_LAB_HEADS_H
@@ -19,7 +19,7 @@ constexpr int LIVE_TILE = 64;                   // a multiple of ATTENTION_TILE
 constexpr int HEAD_SINKS = 16;                  // keys whose weights are summed one by one
 constexpr int SHOWN_SINKS[] = {1, 4, HEAD_SINKS};
 
-// What the kernel sums for one (batch, head): these, and then the weight at each distance, (T)
+// The kernel's sums for one (batch, head): these, and then the weight at each distance, (T)
 enum HeadSum { ENTROPY_SUM, LIVE_SUM, SINK_SUMS, DISTANCE_SUMS = SINK_SUMS + HEAD_SINKS };
 
 inline size_t head_sums_shared(const AttentionDims& dims) {
@@ -64,7 +64,7 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
             __syncthreads();
             load_tile(K_tile, block(k, j0, nj, 0, HS), 1.0f);
             __syncthreads();
-            // 1. scores = k q^T, as attention_forward_kernel has them
+            // 1. scores = k q^T, as in attention_forward_kernel
             block_matmul(view(P, nj, round_up(ni, LANES), TILE), view(K_tile, nj, HS, width), view(Q_T, HS, TILE));
             __syncthreads();
             // 2. weights; a thread or SIMD lane per query sums its entropy
@@ -115,7 +115,7 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
     }
 }
 
-// Least, greatest and mean of what was added
+// Smallest, largest and mean of the added values
 struct ValueRange {
     double least = INFINITY, most = -INFINITY;
     double sum = 0;
@@ -130,12 +130,12 @@ struct ValueRange {
     Json json() const { return {least, sum / (double)count, most}; }
 };
 
-// Of one head of one layer, over the windows that it has seen
+// Statistics of one head of one layer, over the windows so far
 struct HeadStatistics {
     uint64_t queries = 0, tiles = 0;
     double entropy = 0, live = 0;               // sums over queries, over tiles
     std::vector<double> sinks, by_distance;     // (HEAD_SINKS), (T): sums over queries
-    ValueRange b, g, S;                         // CABLE's: b and g of all tokens, S of the last one of each window
+    ValueRange b, g, S;                         // CABLE's: b and g of all tokens, S of each window's last token
 
     double of_sinks(int n) const {
         double sum = 0;
@@ -163,12 +163,12 @@ struct HeadStatistics {
     double live_tiles() const { return live / (double)tiles; }
 };
 
-// The statistics of all heads of a model at one length: memory for batches of B windows of T tokens. Only a CPU build
-// takes them (run/plan.h refuses --heads elsewhere), of any model's checkpoint.
+// The statistics of all heads of a model at one length, with memory for batches of B windows of T tokens. Only a CPU
+// build computes them (run/plan.h refuses --heads elsewhere), for any model's checkpoint.
 template <bool Causal> struct HeadWatch {
     int NH, T;
     std::vector<HeadStatistics> heads;          // (L,NH)
-    double* sums;                               // as head_sums_kernel has them, for one layer and batch
+    double* sums;                               // see head_sums_kernel, for one layer and batch
     float* live;
     int* lengths;                               // (B)
 
@@ -189,8 +189,8 @@ template <bool Causal> struct HeadWatch {
         device_free(lengths);
     }
 
-    // Adds what layer l has just computed for B windows of T tokens, of which the first host_lengths[b] count: qkv
-    // (B,T,OC) as the encoding has prepared it, and the lse (B,NH,T) that attention_forward has left.
+    // Adds the results of layer l for B windows of T tokens, where only the first host_lengths[b] count: qkv (B,T,OC)
+    // after the encoding's prepare_forward, and lse (B,NH,T) from attention_forward.
     void add(int l, const PositionView& layer, [[maybe_unused]] const floatX* qkv, [[maybe_unused]] const float* lse,
              int B, const int* host_lengths, Stream stream) {
         copy_to_device(lengths, host_lengths, sizeof(int) * B, stream);
@@ -267,7 +267,7 @@ inline Json head_json(const HeadStatistics& head, int layer, int h, const Positi
     return j;
 }
 
-// Has an evaluation with these activations add up the statistics of all heads.
+// Makes evaluations with these activations add up the statistics of all heads.
 template <class Model, class Acts> auto watch_heads(Model& model, Acts& acts, int B, int T) {
     constexpr bool causal = std::decay_t<decltype(model.config)>::causal;
     auto watch = std::make_unique<HeadWatch<causal>>(model.config.L, model.config.NH, B, T);

@@ -1,7 +1,7 @@
 // lab/hellaswag.h -- multiple choice by likelihood (HellaSwag, Zellers et al. 2019): which of four endings does the
 // model expect?
 //
-//   score of an ending = mean over its tokens of -log p(token | context, ending before it); the least wins: "acc_norm"
+//   score of an ending = mean over its tokens of -log p(token | context, ending before it); the lowest wins: "acc_norm"
 // The file is llm.c's: 1024-byte header of int32 (20240522, 1, examples, bytes of the longest), then uint16, an example
 //   65535 | bytes, this prefix included | index | label | 4 | n | context (n) | 4 x (n | ending (n))
 #ifndef LLMC_LAB_HELLASWAG_H
@@ -71,7 +71,7 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
 
 struct HellaSwagScore {
     int correct = 0, examples = 0;
-    int cut = 0;                                // examples whose context lost its beginning, to fit into T
+    int cut = 0;                                // examples whose context was cut at its beginning, to fit into T
     std::vector<float> nll;                     // (examples,4): mean over the ending's tokens
     bool stopped = false;                       // by a signal, before the end
     double accuracy() const { return (double)correct / examples; }
@@ -111,11 +111,11 @@ inline std::vector<HellaSwagRow> hellaswag_rows(const HellaSwag& set, int T, int
     return rows;
 }
 
-// The rows that a forward takes: n of them from `first` on, padded to T, the longest
+// The rows of one forward: n from `first` on, padded to T, the length of the longest
 struct HellaSwagBatch { size_t first, n, T; };
 
-// As many rows at a time as acts has tokens for. This does not depend on the number of ranks, on which even the bits of
-// a matrix product may depend through the number of its rows.
+// Fills each batch up to the tokens of acts. The batches do not depend on the number of ranks, because the bits of a
+// matrix product may depend on its number of rows.
 template <class Acts>
 std::vector<HellaSwagBatch> hellaswag_batches(const std::vector<HellaSwagRow>& rows, const Acts& acts) {
     std::vector<HellaSwagBatch> batches;

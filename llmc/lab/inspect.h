@@ -1,4 +1,4 @@
-// lab/inspect.h -- what an encoding adds to the scores of a text, as a matrix (--dump_bias).
+// lab/inspect.h -- the matrix that an encoding adds to the scores of a text (--dump_bias).
 #ifndef LLMC_LAB_INSPECT_H
 #define LLMC_LAB_INSPECT_H
 

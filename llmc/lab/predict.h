@@ -1,4 +1,4 @@
-// lab/predict.h -- what a masked language model takes the [MASK]s of a text for (--predict).
+// lab/predict.h -- a masked language model's predictions for the [MASK]s of a text (--predict).
 //
 // Template over the trainer's model: calls activations_* as evaluate.h does, and
 //   masked_logits(model, acts, ids): a vector of V logits for each [MASK] among the ids of one sequence
@@ -11,7 +11,7 @@
 #include "../engine/text/mlm.h"
 #include "../engine/text/tokenizer.h"
 
-// The `most` likeliest ids, the likeliest first; of equals the smaller one.  x (V)
+// The `most` likeliest ids, the likeliest first, and of equal ones the smaller first.  x (V)
 inline std::vector<int> likeliest(const std::vector<float>& x, size_t most) {
     std::vector<int> order(x.size());
     std::iota(order.begin(), order.end(), 0);

@@ -1,5 +1,4 @@
-// lab/probe.h -- how far back a model finds what it needs: a passage is planted at some depth of a text, and wanted
-// at its end.
+// lab/probe.h -- how far back a model can look: plants a passage at some depth of a text, and asks for it at the end.
 //
 //   kind        planted                                      at the end, the answer in brackets
 //   needle      8 tokens of text, then 4 drawn ones          the 8 tokens [the 4]
@@ -8,10 +7,10 @@
 //   mqar        8 pairs, all 16 tokens different             the pairs in another order: key [value] key [value] ...
 //   copy        32 drawn tokens                              the first 8 of them [the rest]
 //
-// (mqar: multi-query associative recall, Arora et al. 2023; induction: Olsson et al. 2022.) Any vocabulary will do:
-// text and drawn tokens are those of a data set, at places that are a function of (seed, kind, T, depth, example), so
-// every model is asked the same. A prompt fills a window of T + 1 tokens; depth is where the passage stands in the
-// text, 0 at its beginning and 1 right before the question. induction's a and mqar's pairs stand nowhere else, so that
+// (mqar: multi-query associative recall, Arora et al. 2023; induction: Olsson et al. 2022.) Any vocabulary works: text
+// and drawn tokens come from a data set, at places that are a function of (seed, kind, T, depth, example), so every
+// model gets the same questions. A prompt fills a window of T + 1 tokens; depth is the passage's place in the text,
+// from 0 at its beginning to 1 right before the question. induction's a and mqar's pairs occur nowhere else, so that
 // there is one answer. Answers are judged as in lab/tasks.h.
 #ifndef LLMC_LAB_PROBE_H
 #define LLMC_LAB_PROBE_H
@@ -44,7 +43,7 @@ struct ProbeDraws {
         while (ids.size() < n) { ids.push_back(text(1)[0]); }
         return ids;
     }
-    // n different ones
+    // n different tokens
     std::vector<int> different(size_t n) {
         std::vector<int> ids;
         for (int attempt = 0; ids.size() < n; attempt++) {
@@ -66,11 +65,11 @@ struct ProbeDraws {
     }
 };
 
-// What is planted, and the question at the end with its answer marked
+// The planted passage, and the question at the end with its answer marked
 struct ProbePassage {
     std::vector<int> planted, asked;
     std::vector<bool> answer;                   // of asked
-    std::vector<int> taken;                     // tokens that stand nowhere else
+    std::vector<int> taken;                     // tokens that must occur nowhere else
 };
 
 inline ProbePassage probe_passage(const std::string& kind, ProbeDraws& draws) {
@@ -125,7 +124,7 @@ inline ProbePrompt probe_prompt(const TokenFiles& files, const std::string& kind
     ids.insert(ids.end(), p.planted.begin(), p.planted.end());
     ids.insert(ids.end(), text.begin() + (long)place, text.end());
     ids.insert(ids.end(), p.asked.begin(), p.asked.end());
-    // 3 the answer is all that is a target
+    // 3 only the answer is a target
     ProbePrompt prompt{{ids.begin(), ids.end() - 1}, std::vector<int>((size_t)T, IGNORE_INDEX)};
     for (size_t i = 0; i < p.asked.size(); i++) {
         const size_t at = ids.size() - p.asked.size() + i;
@@ -134,7 +133,7 @@ inline ProbePrompt probe_prompt(const TokenFiles& files, const std::string& kind
     return prompt;
 }
 
-// A collective, as evaluate_task: one cell, `examples` prompts at one length and depth
+// A collective, like evaluate_task: one cell, `examples` prompts at one length and depth
 template <class Model, class Acts>
 TaskScore evaluate_probe(Model& model, Acts& acts, const TokenFiles& files, const std::string& kind, double depth,
                          uint64_t seed, uint64_t examples) {
@@ -147,7 +146,7 @@ TaskScore evaluate_probe(Model& model, Acts& acts, const TokenFiles& files, cons
     return score_examples(model, acts, examples, "--probe", read);
 }
 
-// The share of right answers at each length and depth, printed as a table and logged
+// Prints a table of the share of right answers at each length and depth, and logs it.
 template <class Model, class Log>
 void evaluate_probes(Model& model, const TokenFiles& files, const std::string& kind, const std::vector<int>& lengths,
                      uint64_t seed, uint64_t examples, int64_t step, Log& log) {

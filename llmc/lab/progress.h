@@ -1,4 +1,4 @@
-// lab/progress.h -- one line that says how far a long loop is.
+// lab/progress.h -- the progress of a long loop.
 #ifndef LLMC_LAB_PROGRESS_H
 #define LLMC_LAB_PROGRESS_H
 

@@ -1,4 +1,4 @@
-// lab/retrieval.h -- embeddings of collections, exact search by cosine similarity, and how good what it finds is
+// lab/retrieval.h -- embeddings of collections, exact search by cosine similarity, and the quality of the results
 // (trec.h).
 //
 // encode_documents is a template over the trainer's model, which calls
@@ -24,16 +24,16 @@ struct Embeddings {
     int C = 0;
     std::vector<float> rows;                    // (N,C)
     std::vector<std::string> names;             // (N)
-    bool stopped = false;                       // by a signal, before the end: rows are missing
+    bool stopped = false;                       // by a signal: rows are missing
 
     size_t size() const { return names.size(); }
 };
 
-// The documents that a forward takes: n of them from order[first] on, padded to T
+// The documents of one forward: n from order[first] on, padded to T
 struct DocumentBatch { size_t first, n, T; };
 
-// As many of `order`, the longest first, at a time as acts has tokens for: the same batches for any number of ranks,
-// on which even the bits of a matrix product may depend through the number of its rows
+// Batches of `order`, the longest documents first, each filled up to the tokens of acts. They do not depend on the
+// number of ranks, because the bits of a matrix product may depend on its number of rows.
 template <class Acts>
 std::vector<DocumentBatch> document_batches(const std::vector<size_t>& order, const std::vector<int>& length,
                                             int max_tokens, const Acts& acts) {
@@ -46,8 +46,9 @@ std::vector<DocumentBatch> document_batches(const std::vector<size_t>& order, co
     return batches;
 }
 
-// Documents of a collection, cut to max_tokens. Those of a batch have about one length, the longest come first: what
-// does not fit into memory shows at once. A collective: the ranks share the batches, and each gets all embeddings.
+// Embeds the documents of a collection, cut to max_tokens. Those of a batch have about the same length. The longest
+// come first, so that a lack of memory shows at once. A collective: the ranks share the batches, and each gets all
+// embeddings.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
     const Doing encoding("encoding documents");
@@ -103,9 +104,9 @@ inline std::string embeddings_ids(const std::string& path) {
     return path.substr(0, path.size() - end.size()) + ".ids";
 }
 
-// Writes x.safetensors with "embeddings" (N,C) and x.ids with the names, one a line. Each appears whole or not at all,
-// and the tensor's file knows the checksum of the names, so that no mixture of two writes passes for one. `metadata`:
-// further strings.
+// Writes x.safetensors with "embeddings" (N,C), and x.ids with the names, one per line. Each file appears complete or
+// not at all, and the first one has a checksum of the names, so that a mixture of two writes is noticed. metadata: more
+// strings for the header
 inline void write_embeddings(const std::string& path, const Embeddings& e, const Json& metadata = Json::object()) {
     const std::string ids = embeddings_ids(path);
     check(e.C >= 1 && e.rows.size() == e.size() * (size_t)e.C, "%s: %zu names and %zu values of rows of %d",
@@ -167,15 +168,14 @@ inline void unit_rows(Embeddings& e) {
 
 struct Hit { float score; int document; };
 
-// a ranks before b: an order without ties, so that the first k are the same however the documents are divided among
-// threads
+// a ranks before b: an order without ties, so that the first k do not depend on how threads share the documents
 inline bool ranks_before(const Hit& a, const Hit& b) {
     return a.score > b.score || (a.score == b.score && a.document < b.document);
 }
 
 constexpr int SEARCH_LANES = 16, SEARCH_ROWS = 4;
 constexpr int SEARCH_QUERIES = 32, SEARCH_PARTS = 64;
-// added lane by lane, however wide the processor's registers are
+// added lane by lane, for registers of any width
 typedef float SearchLanes __attribute__((vector_size(4 * SEARCH_LANES)));
 
 // out[j] = q . d[j] (C), by the same instructions for each, so that a score does not depend on the neighbours
@@ -206,7 +206,7 @@ inline void dot_products(float* out, const float* q, const float* const* d, int 
     }
 }
 
-// Keeps the k first of all hits offered in a heap whose front is the last of them.
+// Keeps the first k of all offered hits, in a heap whose front is the last of them.
 inline void offer(std::vector<Hit>& heap, size_t k, const Hit& hit) {
     if (heap.size() == k) {
         if (!ranks_before(hit, heap.front())) { return; }
@@ -256,8 +256,8 @@ inline void search_block(Hit* hits, size_t most, const float* queries, size_t co
     }
 }
 
-// The first min(k, N) documents of each query by dot product, of equal ones the earlier document first; all N are
-// looked at. queries (Q,C), documents (N,C). A collective: the ranks share the queries. Empty if a signal stopped it.
+// The first min(k, N) documents of each query by dot product, and of equal ones the earlier document first, in an exact
+// search. queries (Q,C), documents (N,C). A collective: the ranks share the queries. Empty if a signal stopped it.
 inline std::vector<std::vector<Hit>> search_top_k(const float* queries, size_t Q, const float* documents, size_t N,
                                                   int C, int k) {
     check(k >= 1 && C >= 1, "expected at least 1 document and 1 channel, got %d and %d", k, C);
@@ -284,21 +284,21 @@ inline std::vector<std::vector<Hit>> search_top_k(const float* queries, size_t Q
 // the result
 
 struct RetrievalScore {
-    size_t queries = 0, documents = 0;          // queries: that are judged, over which the means are
-    int depth = 0;                              // ranks looked at
-    size_t unjudged = 0;                        // queries that the qrels do not know: in no mean
+    size_t queries = 0, documents = 0;          // queries: the judged ones, over which the means run
+    int depth = 0;                              // number of ranks in the results
+    size_t unjudged = 0;                        // queries without an entry in the qrels: in no mean
     size_t hopeless = 0;                        // judged, but no document relevant: 0 in the means, as in pytrec_eval
-    size_t unasked = 0;                         // of the qrels, but not among the queries
+    size_t unasked = 0;                         // queries of the qrels that were not given
     size_t missing = 0;                         // relevant documents of the queries that are not in the collection
     double ndcg = 0.0, mrr = 0.0;               // ndcg: at 10
     std::vector<std::pair<int, double>> recall; // (k, recall@k)
     std::string qrels;
-    bool stopped = false;                       // by a signal, before the end: nothing above holds
+    bool stopped = false;                       // by a signal: the fields above are not valid
 };
 
 constexpr int NDCG_RANKS = 10;
 
-// queries and corpus become unit vectors. Ranks down to the largest cutoff are looked at: MRR counts nothing beyond.
+// queries and corpus become unit vectors. Only ranks down to the largest cutoff count, also for MRR.
 inline RetrievalScore evaluate_retrieval(Embeddings& queries, Embeddings& corpus, const Qrels& qrels,
                                          const std::vector<int>& cutoffs = {10, 100}) {
     check(queries.C == corpus.C, "queries of %d channels, documents of %d: encoded by different models?", queries.C,
@@ -342,7 +342,7 @@ inline RetrievalScore evaluate_retrieval(Embeddings& queries, Embeddings& corpus
     return s;
 }
 
-// Prints a table, and what there is to know about the queries that it is about; the record is for the log.
+// Prints a table, with notes on the queries that it covers. The record is for the log.
 inline Json report_retrieval(const RetrievalScore& s) {
     printf("%10s %10s %9s", "queries", "documents", "nDCG@10");
     for (const auto& r : s.recall) { printf(" %10s", strprintf("recall@%d", r.first).c_str()); }

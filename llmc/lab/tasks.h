@@ -2,9 +2,9 @@
 // answer is right.
 //
 // The files are those of data/tasks.py: examples in rows, with the tokens of the answer marked (text/dataloader.h). An
-// answer is right if each of its tokens has a greater logit than all the rest, given the right tokens before it. Where
-// that holds for every token, greedy decoding writes exactly this answer, and nowhere else: the first wrong token ends
-// the agreement of the two. So one forward pass measures what a generation token by token would.
+// answer is right if each of its tokens has the greatest logit, without a tie, given the right tokens before it. This
+// is so exactly if greedy decoding writes this answer, because the two agree up to the first wrong token. So one
+// forward pass measures the same as a generation.
 #ifndef LLMC_LAB_TASKS_H
 #define LLMC_LAB_TASKS_H
 
@@ -15,7 +15,7 @@ struct TaskScore {
     uint64_t examples = 0, exact = 0;
     uint64_t tokens = 0, hits = 0;              // of the answers, and the right ones among them
     double loss = 0;                            // mean over the tokens of the answers, in nats
-    bool stopped = false;                       // by a signal, before the end
+    bool stopped = false;                       // by a signal
     double exact_share() const { return (double)exact / (double)examples; }
 };
 
@@ -31,11 +31,11 @@ inline std::vector<TokenFiles> open_tasks(const std::string& pattern, int V) {
     return tasks;
 }
 
-// Of one example: its tokens, and what the model made of them
+// One example's tokens, and the model's result
 struct TaskResult { double loss; float tokens, hits; };
 
-// results (n): examples first .. first + n - 1, of which read(example, tokens, targets) gives the acts.T tokens and
-// targets
+// results (n): for examples first .. first + n - 1; read(example, tokens, targets) gives the acts.T tokens and targets
+// of one
 template <class Model, class Acts, class Read>
 void answer_examples(Model& model, Acts& acts, Read read, uint64_t first, size_t n, TaskResult* results) {
     const size_t T = (size_t)acts.T;
@@ -55,7 +55,7 @@ void answer_examples(Model& model, Acts& acts, Read read, uint64_t first, size_t
     }
 }
 
-// A collective: the ranks share the batches, which do not depend on how many there are.
+// A collective: the ranks share the batches, which do not depend on the number of ranks.
 template <class Model, class Acts, class Read>
 TaskScore score_examples(Model& model, Acts& acts, uint64_t examples, const std::string& what, Read read) {
     TaskScore score;
@@ -103,7 +103,7 @@ inline Json task_json(const TaskScore& s, const TokenFiles& files, const Positio
     return with_stretch(with_score(j, s), position, files.row - 1);
 }
 
-// Each file's score, printed as a table and logged. A file beyond the encoding's reach prints "-" and why.
+// Prints a table of the files' scores, and logs it. A file beyond the encoding's reach prints "-" and why.
 template <class Model, class Log>
 void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t step, Log& log) {
     const PositionConfig& position = model.config.position;

@@ -29,8 +29,8 @@ TEST_CASE("data record: more files than a checkpoint can list are refused", "[da
     std::string said;
     try { add(many, "train_files", 12000); } catch (const Error& e) { said = e.what(); }
     int most = 0, got = 0;
-    REQUIRE(sscanf(said.c_str(), "--train_files: expected at most %d files, for which a checkpoint's list of them has "
-                   "room, got %d; join them", &most, &got) == 2);
+    REQUIRE(sscanf(said.c_str(), "--train_files: expected at most %d files, because a checkpoint's list has no room "
+                   "for more, got %d; join them", &most, &got) == 2);
     CHECK(got == 12000);
     add(record, "train_files", (size_t)most - 100);         // as many as that have room
     const std::string text = json_text(Json{{"data", record.json()}}, 2);

@@ -621,7 +621,7 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
         }
         const Outcome other = evaluate(step_dir(out, 12), "--rope_scaling none");
         CHECK(other.out != plain);
-        CHECK(contains(other.err, "--rope_scaling none: taken instead of " + std::string(k.settled)));
+        CHECK(contains(other.err, "--rope_scaling none: used instead of " + std::string(k.settled)));
         // resumed without the flag to the same bits; another stretch is refused
         const auto unbroken = bits(step_dir(out, 12));
         TempDir::remove(step_dir(out, 12));
@@ -695,7 +695,7 @@ TEST_CASE("run: LongRoPE's factors are read once, and belong to the checkpoint",
     CHECK(evaluate(step_dir(out, 12), "--rope_scaling longrope:" + file).out == kept);
     const Outcome yarn = evaluate(step_dir(out, 12), "--rope_scaling yarn:4");
     CHECK(yarn.out != kept);
-    CHECK(contains(yarn.err, "--rope_scaling yarn:4: taken instead of longrope:4#"));
+    CHECK(contains(yarn.err, "--rope_scaling yarn:4: used instead of longrope:4#"));
     // 3 resumed to the same bits without the flag, with the file, and once it is gone; other factors are refused
     const auto unbroken = bits(step_dir(out, 12));
     const Flags resume = tune.without("--load").without("--rope_scaling").with("--resume 1");
@@ -794,7 +794,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     CHECK(other.record.at("rope_theta") == 50);
     CHECK(other.record.at("loss") != plain.record.at("loss"));
     CHECK(contains(other.out, "rope:theta=50,p=1"));
-    CHECK(contains(other.err, "--rope_theta 50: taken instead of that of rope:theta=10000,p=1, which " + old));
+    CHECK(contains(other.err, "--rope_theta 50: used instead of that of rope:theta=10000,p=1, which " + old));
     // 2 trained on with it: its checkpoints have it
     const std::string out = place / "long";
     const Flags tune = base.without("--model").set("--load", old).with("--rope_theta 50").set("--out", out);
@@ -874,7 +874,7 @@ TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
     CHECK(evaluate("--window 5 --sinks 2").err.find("taken instead") == std::string::npos);
     const Outcome whole = evaluate("--window 0");
     CHECK(whole.out != plain);
-    CHECK(contains(whole.err, "--window 0 --sinks 0: taken instead of 5 and 2"));
+    CHECK(contains(whole.err, "--window 0 --sinks 0: used instead of 5 and 2"));
     CHECK(evaluate("--window 1000").out == whole.out);      // longer than any text
     CHECK(evaluate("--sinks 0").out != plain);
     // resumed without the flags to the same bits; another window is refused
@@ -907,7 +907,7 @@ TEST_CASE("run: documents that are kept apart are so in the checkpoint", "[run][
     CHECK(evaluate("--document_mask 1").out == plain);
     const Outcome whole = evaluate("--document_mask 0");
     CHECK(whole.out != plain);
-    CHECK(contains(whole.err, "--document_mask 0: taken instead of 1"));
+    CHECK(contains(whole.err, "--document_mask 0: used instead of 1"));
     // data whose documents begin with another token
     write_file(place / "other.bin", header_bytes({20240520, 1, 4000, 40, 7}) + bytes_of(ids_below(40, 4000)));
     check_refused(place, {Flags().set("--load", step_dir(out, 12)).set("--val_files", place / "other.bin")

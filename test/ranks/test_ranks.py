@@ -709,7 +709,7 @@ class Training(Runs):
     def test_another_program_or_directory_on_a_rank_is_an_error(self):
         """before anything is trained, though nothing is saved for five steps"""
         self.fresh_places()
-        self.refused_apart("--out run: rank 1 cannot write there, or not read what rank 0 has written",
+        self.refused_apart("--out run: rank 1 cannot write there, or cannot read what rank 0 has written",
                            "--collective_timeout", "4")
         other = self.out("other")
         shutil.copyfile(TRAINER, other)

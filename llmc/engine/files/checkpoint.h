@@ -64,7 +64,7 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
 // ----------------------------------------------------------------------------------------------------------
 // saving
 
-// what a checkpoint takes on disk, rounded up generously: 1 MiB and 256 bytes per tensor for the headers
+// the size of a checkpoint on disk, rounded up generously: 1 MiB and 256 bytes per tensor for the headers
 inline uint64_t checkpoint_bytes(const Checkpoint& c) {
     uint64_t bytes = (1u << 20) + json_text(c.config, 2).size() + json_text(c.state, 2).size() + c.files->size() * 256;
     for (const FileTensor& f : *c.files) { bytes += file_view(*c.table, f).size() * sizeof(float); }
@@ -87,7 +87,7 @@ inline void retire_checkpoints(const std::string& out, int step, int keep, int m
                 steps.end());
     if (steps.empty()) { return; }
     verify_checkpoint(out + "/" + step_name(step));     // delete nothing before the new one was read back
-    std::string failure;                                // one that cannot be deleted does not keep the rest
+    std::string failure;                                // after a failure the remaining ones are deleted all the same
     for (int s : steps) {
         const std::string trash = out + "/.trash_" + step_name(s);      // one rename, so that it never looks half there
         try {
@@ -103,16 +103,16 @@ inline void retire_checkpoints(const std::string& out, int step, int keep, int m
 
 using FileSums = std::vector<std::pair<std::string, FileSum>>;
 
-// A checkpoint on its way to OUT/step_<step>. begin() and publish() are rank 0's; write_part() is everybody's who holds
-// moments. After an error, to be followed by undo(), the checkpoints of before are still there (and the new one too, if
-// only the fsync of its rename failed).
+// Writes the checkpoint OUT/step_<step>. Rank 0 calls begin() and publish(); every rank that holds moments calls
+// write_part(). After an error, call undo(): the earlier checkpoints are still there (and the new one too, if only the
+// fsync of its rename failed).
 struct CheckpointSave {
     std::string out, path, temporary, old;
     int step;
     const Checkpoint& c;
-    uint64_t bytes = 0, available = 0;      // it needs; the disk has
-    bool aside = false;                     // the checkpoint of this name, if there is one, is called `old` now
-    bool published = false;                 // the new one has the name
+    uint64_t bytes = 0, available = 0;      // needed, and free on the disk
+    bool aside = false;                     // an existing checkpoint of this name has been renamed to `old`
+    bool published = false;                 // the new one has its name
 
     CheckpointSave(const std::string& out, int step, const Checkpoint& c)
         : out(out), path(out + "/" + step_name(step)), temporary(out + "/.tmp_" + step_name(step)),
@@ -170,9 +170,9 @@ struct CheckpointSave {
             say("warning: %s is saved, but old checkpoints could not be deleted: %s", path.c_str(), e.what());
         }
     }
-    // takes back what there is, and a replacement that the disk did not confirm
+    // removes what has been written, and a replacement that the disk did not confirm
     void undo() {
-        if (available == 0) { return; }     // nothing was begun
+        if (available == 0) { return; }     // begin() has not started
         try {
             if (aside && published) { io_rename(path, temporary); }
             if (aside) { io_rename(old, path); }
@@ -187,7 +187,7 @@ struct CheckpointSave {
     }
 };
 
-// All of it, by a process that holds everything; returns the checkpoint's path.
+// All steps, for a process that holds everything; returns the checkpoint's path.
 inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep, int major) {
     CheckpointSave save(out, step, c);
     try {
@@ -242,7 +242,7 @@ struct CheckpointReader {
         if (!moments.empty()) { stored = std::make_unique<StoredMoments>(dir, c); }
         state = read_json(dir + "/state.json");
     }
-    // data (part), on the device: the parameters of a part of the layout that cuts no tensor's layer
+    // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
     void read_parameters(float* data, Slice part) const {
         for (const FileTensor& f : *c.files) {
             FileView view = file_view(*c.table, f);

@@ -166,8 +166,8 @@ inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& 
     return shards;
 }
 
-// What --load names: the newest good checkpoint, if `path` is the --out directory of a run, otherwise `path`. A
-// checkpoint that was found so, and that its run has deleted since, stands for the newest one.
+// The source that --load names: the newest good checkpoint if `path` is the --out directory of a run, otherwise `path`.
+// If the run has deleted that checkpoint in the meantime, the newest one is taken instead.
 inline std::string find_weights(const std::string& path) {
     static std::set<std::string> found;
     const bool gone = found.count(path) > 0 && !path_exists(path);
@@ -193,7 +193,7 @@ inline WeightSource open_found(const std::string& path, bool verify) {
     } else if (verify) {
         verify_weights_file(s.path);
     }
-    // a file is recognized by its name: what is not .safetensors must be llm.c's
+    // a file is recognized by its name: every other one must be llm.c's
     if (ends_with(s.path, ".safetensors")) {
         s.safetensors.push_back(std::make_unique<Safetensors>(s.path));
     } else if (ends_with(s.path, ".safetensors.index.json")) {
@@ -204,20 +204,20 @@ inline WeightSource open_found(const std::string& path, bool verify) {
     return s;
 }
 
-// Finds out what `path` is, and opens it.
+// Recognizes `path` and opens it.
 inline WeightSource open_weights(const std::string& path, bool verify) {
     for (int tries = 1;; tries++) {
         const std::string found = find_weights(path);
         try {
             return open_found(found, verify);
         } catch (const Error&) {
-            if (path_exists(found) || tries == 10) { throw; }       // else it was deleted meanwhile
+            if (path_exists(found) || tries == 10) { throw; }       // otherwise it was deleted in the meantime
         }
     }
 }
 
-// A tensor's name as it is compared: without prefix, and with today's names where the first BERT files have gamma and
-// beta.
+// A tensor's name for comparison: without prefix, and with today's names for the gamma and beta of the first BERT
+// files.
 inline std::string strip_prefix(std::string name) {
     for (const char* prefix : {"transformer.", "bert."}) {
         if (starts_with(name, prefix)) { name = name.substr(strlen(prefix)); }
@@ -227,7 +227,7 @@ inline std::string strip_prefix(std::string name) {
     return name;
 }
 
-// What Hugging Face's files hold that is not a parameter of ours: causal masks, and the heads of other tasks.
+// Tensors in Hugging Face's files that are not parameters here: causal masks, and the heads of other tasks
 inline bool is_skipped(const std::string& name) {
     const bool mask = ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
     const bool positions = name == "embeddings.position_ids";
@@ -235,12 +235,12 @@ inline bool is_skipped(const std::string& name) {
     return mask || positions || other_task;
 }
 
-// The tensors of an output layer, and those of the same model that they repeat
+// Tensors of an output layer, each with the tensor of the same model that it repeats
 const std::map<std::string, std::string> TIED = {
     {"lm_head.weight", "wte.weight"}, {"cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"},
     {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
 
-// Removes from the list what is tied to another tensor of it; an error if the two differ, which is another model.
+// Removes tensors from the list that are tied to another one in it; an error if the two differ, as in another model.
 inline void drop_tied(std::vector<SourceTensor>& list, const std::string& path) {
     for (const auto& [name, of] : TIED) {
         const auto find = [&](const std::string& n) {
@@ -318,7 +318,7 @@ struct WeightReader {
             if (t == tensors.end()) {
                 const auto same = [&](const FileTensor& o) { return o.name == f.name; };
                 const bool may = std::any_of(optional.begin(), optional.end(), same);
-                (may ? kept : missing).push_back(f.name);       // the encoding's may be missing, the rest may not
+                (may ? kept : missing).push_back(f.name);       // only the encoding's may be missing
                 continue;
             }
             FileView view = file_view(table, f);
@@ -326,10 +326,10 @@ struct WeightReader {
             check(t->shape == view.shape(), "%s: %s: expected shape %s, got %s", p, name.c_str(),
                   shape_text(view.shape()).c_str(), shape_text(t->shape).c_str());
             found.push_back({&f, *t});
-            tensors.erase(t);                           // what is left at the end is unknown
+            tensors.erase(t);                           // the remaining ones are unknown
         }
         check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
-        // 2 what is left must be known to be superfluous
+        // 2 the remaining tensors must be known to be superfluous
         for (const SourceTensor& t : tensors) {
             if (t.name == "wpe.weight" || t.name == "embeddings.position_embeddings.weight") {
                 say("%s: its learned positions (wpe) are not used, as the model has another encoding; --pos learned "
@@ -342,7 +342,7 @@ struct WeightReader {
         if (!kept.empty()) { say("%s: lacks %s; they keep their initial values", p, name_list(kept).c_str()); }
         complete = kept.empty();
     }
-    // data (part), on the device: the parameters of a part of the layout that cuts no tensor's layer
+    // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
     void read(float* data, Slice part) const {
         for (const auto& [f, tensor] : found) {
             FileView view = file_view(table, *f);
@@ -363,7 +363,7 @@ inline void load_weights(const std::string& path, const TensorTable& table, cons
 // beside a .safetensors file), or the same keys from the header of a .bin.
 inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_KEYS) {
     const WeightSource source = open_weights(path, false);
-    if (source.bin) {                               // of llm.c, whose header has the shape
+    if (source.bin) {                               // llm.c's, whose header has the shape
         return gpt2_config(source.bin->V, source.bin->max_T, source.bin->C, source.bin->L, source.bin->NH, Json());
     }
     const std::string config = source.path.substr(0, source.path.find_last_of('/') + 1) + "config.json";

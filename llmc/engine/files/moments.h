@@ -1,5 +1,5 @@
 // files/moments.h -- Adam's moments in a checkpoint: optimizer_RANK.state, a safetensors file for each rank that holds
-// a part of them. Any number of ranks reads what any other number has written.
+// a part of them. Any number of ranks can read the files of any other number.
 #ifndef LLMC_ENGINE_FILES_MOMENTS_H
 #define LLMC_ENGINE_FILES_MOMENTS_H
 
@@ -16,19 +16,19 @@
 struct Moments {
     const TensorTable* table = nullptr;
     float *m = nullptr, *v = nullptr;                               // may be null
-    bool on_host = false;                                           // they, and the parameters, are
-    bool complete = true;                                           // they have all, as `table`; else
-    std::vector<TensorPiece> held;                                  // this, at these places of theirs
+    bool on_host = false;                                           // moments and parameters are on the host
+    bool complete = true;                                           // true: all, in the layout of `table`
+    std::vector<TensorPiece> held;                                  // false: these pieces
 };
 
-// Elements first .. first + size - 1 of a tensor's m or v, in the order of its layers: a vector in the file,
-// "m.<tensor>" if they are all of it, else "m.<tensor>@<first>".
+// Elements first .. first + size - 1 of a tensor's m or v, in the order of its layers: a vector in the file, named
+// "m.<tensor>" if it is complete, otherwise "m.<tensor>@<first>".
 struct MomentRun {
     std::string name;                   // "m.<tensor>"
     size_t first, size;
     size_t whole;                       // elements of the tensor
     float* data;
-    std::vector<TensorPiece> pieces;    // where in data they are, in their order
+    std::vector<TensorPiece> pieces;    // their places in data, in order
 
     bool all() const { return size == whole; }
     std::string file_name() const { return all() ? name : name + "@" + std::to_string(first); }
@@ -41,7 +41,7 @@ struct MomentRun {
         }
     }
 };
-// all m, then all v; none of those that are null
+// all m, then all v; null ones are left out
 inline std::vector<MomentRun> moment_runs(const Moments& c) {
     std::vector<TensorPiece> held = c.complete ? c.table->pieces({0, c.table->total}) : c.held;
     const auto before = [](const TensorPiece& a, const TensorPiece& b) {
@@ -66,8 +66,8 @@ inline std::vector<MomentRun> moment_runs(const Moments& c) {
 }
 
 inline std::string optimizer_file(int rank) { return strprintf("optimizer_%d.state", rank); }
-constexpr const char* OLD_OPTIMIZER_FILE = "optimizer_0.safetensors";     // its name in checkpoints of before
-// the files of moments that a checkpoint has, by its manifest
+constexpr const char* OLD_OPTIMIZER_FILE = "optimizer_0.safetensors";     // its name in old checkpoints
+// the files of moments in a checkpoint, from its manifest
 inline std::vector<std::string> optimizer_paths(const std::string& dir) {
     std::vector<std::string> paths;
     int step;
@@ -100,7 +100,7 @@ inline std::vector<SafetensorsItem> optimizer_items(const Moments& c) {
     return items;
 }
 
-// Where a tensor begins that is in the file as a whole, for readers of before
+// For old readers: where a tensor begins that is complete in the file
 inline Json optimizer_metadata(const Moments& c) {
     Json starts = Json::object();
     for (const MomentRun& run : moment_runs(c)) {
@@ -109,13 +109,13 @@ inline Json optimizer_metadata(const Moments& c) {
     return starts;
 }
 
-// The moments of a checkpoint's files, whoever wrote them: any number of ranks, each with any part of each tensor.
+// The moments in the files of a checkpoint, from any number of ranks, each with any part of each tensor.
 struct StoredMoments {
     struct Run { const Safetensors* file; const SafetensorsEntry* entry; size_t first, size; };
     std::vector<std::unique_ptr<Safetensors>> files;
-    std::map<std::string, std::vector<Run>> runs;           // of "m.<tensor>", in their order
+    std::map<std::string, std::vector<Run>> runs;           // by "m.<tensor>", in order
 
-    // An error unless they are exactly the elements of the tensors of c's table
+    // An error unless they are exactly the elements of the tensors in c's table
     StoredMoments(const std::string& dir, const Moments& c) {
         for (const std::string& path : optimizer_paths(dir)) {
             files.push_back(std::make_unique<Safetensors>(path));
@@ -125,7 +125,7 @@ struct StoredMoments {
             for (const TensorSpec& s : c.table->specs) { check_whole(kind + s.name, s.size()); }
         }
     }
-    // the elements of a run of ours
+    // the elements of one of this process's runs
     void read(const MomentRun& run) const {
         const size_t block = COPY_BLOCK;
         std::vector<float> host;

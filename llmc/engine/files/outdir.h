@@ -32,7 +32,7 @@ struct OutputLock {
     }
     OutputLock(const OutputLock&) = delete;
     OutputLock& operator=(const OutputLock&) = delete;
-    ~OutputLock() { ::close(fd); }      // the file stays: if it were removed, two runs could lock two files of one name
+    ~OutputLock() { ::close(fd); }      // the file stays: without it, two runs could lock two files of one name
 
 private:
     // Locks, or says who holds the lock: its pid is in the file.
@@ -77,11 +77,11 @@ inline std::vector<int> list_checkpoints(const std::string& out) {
     return steps;
 }
 
-// a checksum as a manifest has it: xxHash3's 64 bits
+// a checksum in a manifest's form: xxHash3's 64 bits
 inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
 
-// The manifest's own checksum covers the text before it, and the text must be the one that we would write. So no bit of
-// the manifest can change unnoticed either.
+// The manifest's own checksum covers the text before it, and the text must be exactly what this program would write. So
+// no bit of the manifest can change unnoticed either.
 inline std::string manifest_text(int step, const std::vector<std::pair<std::string, FileSum>>& sums) {
     Json j = {
         {"format", "cable.c checkpoint"}, {"version", MANIFEST_VERSION}, {"step", step}, {"files", Json::object()}};
@@ -116,13 +116,13 @@ inline std::vector<std::pair<std::string, FileSum>> read_manifest(const std::str
     return listed;
 }
 
-// Reads the whole checkpoint and compares it with its manifest; model_alone: without what only training needs. Returns
-// the names of its files.
+// Reads the whole checkpoint and compares it with its manifest. model_alone: without the files that only training
+// needs. Returns the names of its files.
 inline std::vector<std::string> verify_checkpoint(const std::string& dir, bool model_alone = false) {
     const std::string path = dir + "/manifest.json";
     int step = 0;
     const std::vector<std::pair<std::string, FileSum>> listed = read_manifest(path, step);
-    // A manifest may only describe the step that its directory is named after, so that no step is mistaken for another.
+    // A manifest must describe the step in its directory's name, so that no step is mistaken for another.
     const size_t slash = dir.find_last_not_of('/');
     const int named = step_of_name(dir.substr(0, slash + 1).substr(dir.rfind('/', slash) + 1));
     check(named < 0 || named == step, "%s: expected step %d, as the directory is named, got %d", path.c_str(), named,
@@ -145,7 +145,7 @@ inline std::vector<std::string> verify_checkpoint(const std::string& dir, bool m
     return names;
 }
 
-// The same for a checkpoint that is named by its weights; nothing for a file that no manifest beside it lists.
+// The same for the path of a checkpoint's weights. Does nothing if no manifest beside the file lists it.
 inline void verify_weights_file(const std::string& path) {
     const size_t slash = path.rfind('/');
     const std::string dir = slash == std::string::npos ? "." : path.substr(0, slash);
@@ -159,7 +159,7 @@ inline void verify_weights_file(const std::string& path) {
     }
 }
 
-// 0: there is nothing of this name
+// 0: the name is free
 inline ino_t inode_of(const std::string& path) {
     struct stat st;
     return stat(path.c_str(), &st) == 0 ? st.st_ino : 0;
@@ -195,8 +195,8 @@ inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
 // ----------------------------------------------------------------------------------------------------------
 // tidying
 
-// Removes a directory and the files in it, or a symbolic link to one. What is below directories in it is not ours: they
-// are left to the user, in OUT/kept_<name>.
+// Removes a directory and the files in it, or a symbolic link to one. Directories in it do not belong to the run: they
+// are kept for the user, in OUT/kept_<name>.
 inline void remove_checkpoint_files(const std::string& dir) {
     struct stat st;
     if (lstat(dir.c_str(), &st) != 0) { return; }
@@ -217,10 +217,10 @@ inline void remove_checkpoint_files(const std::string& dir) {
         free.c_str(), below.c_str());
 }
 
-// Removes what a killed run left; for the holder of the OutputLock. A checkpoint that was set aside to be replaced goes
-// back to its name if its replacement never came.
+// Removes what a killed run has left; for the holder of the OutputLock. A checkpoint that was set aside gets its name
+// back if its replacement was never published.
 inline void clean_output_directory(const std::string& out) {
-    // The killed run may have renamed without an fsync. Confirm the rename before what it replaced is removed.
+    // The killed run may have renamed without an fsync. Confirm the rename before the replaced checkpoint is removed.
     io_fsync_directory(out);
     for (const std::string& name : list_directory(out)) {
         const bool aside = name.compare(0, 10, ".old_step_") == 0;
@@ -238,7 +238,7 @@ inline void clean_output_directory(const std::string& out) {
 inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t count = 1) {
     struct statvfs st;
     check(statvfs(out.c_str(), &st) == 0, "%s: cannot tell the free space: %s", out.c_str(), strerror(errno));
-    const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;     // without what is reserved for root
+    const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;     // without root's reserve
     const double wanted = (double)bytes * (double)count;
     const std::string who = count == 1 ? "a checkpoint needs" : strprintf("%lld checkpoints need", (long long)count);
     const char* hint = count == 1 ? "" : "; --keep and a larger --checkpoint_every save space";

@@ -58,7 +58,7 @@ inline FileSum write_text(const std::string& path, const std::string& text) {
     return f.finish();
 }
 
-// Lets write(TEMPORARY) make a file that then takes the place of `path`. If that fails, `path` is what it was.
+// Replaces `path` by a file that write(TEMPORARY) makes. If that fails, `path` is unchanged.
 template <class Write> void write_whole(const std::string& path, Write write) {
     const std::string temporary = path + ".tmp";
     if (name_is_taken(temporary)) { io_unlink(temporary); }     // it may be a symbolic link
@@ -123,8 +123,8 @@ inline bool ends_with(const std::string& s, const char* end) {
     return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
 }
 
-// Bytes per element; 0: unknown. Types that only skipped buffers have (attention masks) are known too, as the layout
-// cannot be checked without their sizes.
+// Bytes per element; 0: unknown. This includes types of buffers that are skipped (attention masks), because checking
+// the layout needs their sizes.
 inline size_t safetensors_dtype_size(const std::string& dtype) {
     static const struct { const char* name; size_t size; } dtypes[] = {
         {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2},
@@ -153,7 +153,7 @@ inline float f16_to_float(uint16_t h) {
 
 // out (n): n elements of F32, BF16 or F16 at a byte offset, converted to float32 in bounded pieces.
 inline void read_as_float(const File& file, const std::string& dtype, uint64_t offset, float* out, size_t n) {
-    if (dtype == "F32") { file.read(out, n * 4, offset); return; }          // as it is: little-endian, as the machine
+    if (dtype == "F32") { file.read(out, n * 4, offset); return; }          // little-endian, as the machine
     std::vector<uint16_t> half(std::min(n, (size_t)1 << 20));
     for (size_t at = 0; at < n; at += half.size()) {
         const size_t piece = std::min(half.size(), n - at);
@@ -255,7 +255,7 @@ private:
         file.read(raw, 8, 0);
         uint64_t length = 0;                    // little-endian
         for (int i = 7; i >= 0; i--) { length = length << 8 | raw[i]; }
-        // the format's own reader takes 100 MB; the 1,800 tensors of the largest model here take 0.2 MB
+        // the format's own reader accepts 100 MB; the 1,800 tensors of the largest model here need 0.2 MB
         check(length <= JSON_MAX_BYTES && length <= file.size - 8,
               "%s: a header of %zu bytes does not fit in the file of %zu bytes, or exceeds %s (truncated, or not a "
               "safetensors file?)", path, (size_t)length, (size_t)file.size, format_bytes(JSON_MAX_BYTES).c_str());

@@ -1,4 +1,4 @@
-// files/weights.h -- how the tensors of a file map to the model's: views; and the model's shape as config.json.
+// files/weights.h -- views, which map the tensors of a file to the model's, and config.json, the model's shape.
 #ifndef LLMC_ENGINE_FILES_WEIGHTS_H
 #define LLMC_ENGINE_FILES_WEIGHTS_H
 
@@ -7,10 +7,11 @@
 #include "safetensors.h"
 #include "../../base/tensor.h"
 
-// Where a FileTensor's elements lie in an allocation of the table's layout: (rows,cols) from `offset` on, in elements.
+// The place of a FileTensor's elements in an allocation of the table's layout: (rows,cols) from `offset` on, in
+// elements
 struct FileView {
     size_t offset, rows, cols;
-    bool is_vector, transposed;         // how the file has it
+    bool is_vector, transposed;         // in the file
 
     size_t size() const { return rows * cols; }
     // the shape in the file
@@ -32,8 +33,8 @@ inline FileView file_view(const TensorTable& table, const FileTensor& f) {
     return {table.offset(i, f.layer) + f.row0 * s.row_size(), f.rows, s.row_size(), s.cols == 0, f.transposed};
 }
 
-// out (cols,rows) = in (rows,cols)^T, in tiles that keep both sides in the cache: row after row, every write would
-// touch another cache line
+// out (cols,rows) = in (rows,cols)^T, in tiles that keep both sides in the cache: row by row, every write would touch a
+// new cache line
 inline void transpose_matrix(float* out, const float* in, size_t rows, size_t cols) {
     const size_t tile = 32;
     for (size_t r0 = 0; r0 < rows; r0 += tile) {
@@ -50,12 +51,12 @@ constexpr size_t COPY_BLOCK = (size_t)1 << 20;      // elements that pass throug
 // out (count): elements first .. first + count - 1 of a tensor, in the order of the file
 using ReadElements = std::function<void(float* out, size_t first, size_t count)>;
 
-// Fills the view from a tensor of a file, read by read(). transposed: the file has the matrix as (cols,rows), which
-// needs all of it in host memory at once.
+// Fills the view from a tensor of a file, through read(). transposed: the file has the matrix as (cols,rows), so the
+// whole matrix must be in host memory at once.
 inline void load_view(float* data, const FileView& view, bool transposed, const ReadElements& read) {
     const size_t block = transposed ? view.size() : std::min(view.size(), COPY_BLOCK);
-    std::vector<float> host(block);                         // as the file has it
-    std::vector<float> turned(transposed ? block : 0);      // as the device has it
+    std::vector<float> host(block);                         // in the file's order
+    std::vector<float> turned(transposed ? block : 0);      // in the device's order
     for (size_t at = 0; at < view.size(); at += block) {
         const size_t n = std::min(block, view.size() - at);
         read(host.data(), at, n);
@@ -68,28 +69,28 @@ inline void load_view(float* data, const FileView& view, bool transposed, const 
 // ----------------------------------------------------------------------------------------------------------
 // config.json
 
-// the names that transformers gives to the extents of a model
-// type: the value of "model_type" with learned positions, which transformers itself computes, and in old checkpoints;
-// cable: that of every other encoding, whose code is in HF_FILE
+// transformers' names for the extents of a model, and for its type.
+// type: "model_type" with learned positions, which transformers itself computes, and in old checkpoints;
+// cable: "model_type" with every other encoding, which HF_FILE computes
 struct ConfigKeys { const char *type, *cable, *L, *NH, *C, *V, *T; };
 constexpr ConfigKeys GPT2_KEYS = {"gpt2", "cable", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions"};
 constexpr ConfigKeys BERT_KEYS = {"bert", "cable_bert", "num_hidden_layers", "num_attention_heads", "hidden_size",
                                   "vocab_size", "max_position_embeddings"};
 
-// The models in Python, written beside the weights: config.json's auto_map names its classes, so that transformers runs
-// it where the user says trust_remote_code=True and otherwise refuses.
+// The models in Python, written beside the weights. config.json's auto_map names the classes, so that transformers runs
+// this file with trust_remote_code=True, and refuses the model otherwise.
 constexpr const char* HF_FILE = "cable_hf.py";
 inline const char* hf_code() {
     static const char text[] =
 #include "../../../dev/hf/cable_encodings.py"
 #include "../../../dev/hf/cable_hf.py"
         ;
-    return text + 1;        // without the first quote, which with R"py( is a string in Python
+    return text + 1;        // without the first quote, which makes R"py( a string in Python
 }
 inline bool has_hf_code(const Json& config) { return config.contains("auto_map"); }
 
-// Makes of transformers' configuration that of the same model with an encoding of ours; classes: {"AutoModel",
-// "CableModel"}, ..., the last one with a head.
+// Changes transformers' configuration to that of the same model with one of our encodings. classes: {"AutoModel",
+// "CableModel"}, ..., the last one with a head
 inline void set_hf_classes(Json& j, const ConfigKeys& keys, const char* of_config,
                            const std::vector<std::pair<const char*, const char*>>& classes) {
     const std::string module = std::string(HF_FILE, strlen(HF_FILE) - strlen("py"));        // "cable_hf."
@@ -98,13 +99,13 @@ inline void set_hf_classes(Json& j, const ConfigKeys& keys, const char* of_confi
     j["auto_map"] = {{"AutoConfig", module + of_config}};
     for (const auto& c : classes) { j["auto_map"][c.first] = module + c.second; }
 }
-// Whether transformers itself would compute something else: learned positions it knows, but no window.
+// Whether transformers itself would compute something else: it has learned positions, but no window.
 inline bool is_ours(const Json& position, const Json& mask) {
     return (!position.is_null() && position.value("name", "") != "learned") || !mask.empty();
 }
 
-// transformers' configuration of a GPT-2 of this shape, with our "position" object (null: left out), and with the
-// "window" and "sinks" of `mask`, where there are any.
+// transformers' configuration of a GPT-2 of this shape, with our "position" object (null: left out), and the keys of
+// `mask`, such as "window" and "sinks"
 inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_head, const Json& position,
                         const Json& mask = Json::object()) {
     Json j = {{"model_type", "gpt2"}, {"architectures", Json::array({"GPT2LMHeadModel"})}, {"vocab_size", V},
@@ -140,7 +141,7 @@ inline Json bert_config(int V, int T, int C, int L, int NH, int pad, const Json&
     return j;
 }
 
-// An error unless the configuration is of this trainer's models, whatever their encoding.
+// An error unless the configuration is of this trainer's models, with any encoding.
 inline void check_model_type(const Json& j, const ConfigKeys& keys, const std::string& what) {
     if (!j.contains("model_type")) { return; }
     const Json& type = j["model_type"];
@@ -148,10 +149,10 @@ inline void check_model_type(const Json& j, const ConfigKeys& keys, const std::s
           "other trainer?)", what.c_str(), keys.type, keys.cable, json_excerpt(type).c_str());
 }
 
-// Every key of config.json has one of these meanings; any other one is refused, as it may change what the model
-// computes. The lists have what GPT2Config, BertConfig and PretrainedConfig of transformers 2 to 5 write.
+// Every key of config.json is in one of these lists; any other key is refused, because it may change what the model
+// computes. The lists cover what GPT2Config, BertConfig and PretrainedConfig of transformers 2 to 5 write.
 //
-// 1 keys that change the result: their values with which transformers computes what our kernels compute
+// 1 keys that change the result, with the values for which transformers computes what our kernels compute
 inline const Json& computed_values() {
     static const Json table = parse_json(R"json({
         "activation_function": ["gelu_new", "gelu_pytorch_tanh"],   "hidden_act": ["gelu"],
@@ -165,9 +166,9 @@ inline const Json& computed_values() {
     })json", "computed_values");
     return table;
 }
-// 2 keys that do not. Of extents, the tensors' shapes decide; dropout is only for training, where we have none.
+// 2 keys that do not. The tensors' shapes decide about extents; dropout matters only in training, which has none here.
 constexpr const char* HARMLESS_KEYS =
-    // extents, files, types of numbers, and what transformers has done with the model
+    // extents, files, types of numbers, and transformers' history of the model
     " n_ctx n_inner intermediate_size type_vocab_size model_type architectures transformers_version _name_or_path"
     " name_or_path _commit_hash torch_dtype dtype use_bfloat16 reorder_and_upcast_attn chunk_size_feed_forward"
     " attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset"
@@ -175,7 +176,7 @@ constexpr const char* HARMLESS_KEYS =
     " n_special predict_special_tokens"
     // training
     " initializer_range resid_pdrop embd_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob"
-    // what a call returns
+    // the results of a call
     " use_cache output_past output_attentions output_hidden_states output_scores return_dict return_dict_in_generate"
     // tokens
     " bos_token_id eos_token_id eos_token_ids pad_token_id sep_token_id decoder_start_token_id tokenizer_class prefix"
@@ -183,16 +184,16 @@ constexpr const char* HARMLESS_KEYS =
     " summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj classifier_dropout"
     " directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type"
     " id2label label2id num_labels _num_labels problem_type finetuning_task task_specific_params"
-    // how transformers generates
+    // generation
     " do_sample early_stopping max_length min_length num_beams num_beam_groups num_return_sequences temperature top_k"
     " top_p typical_p diversity_penalty repetition_penalty length_penalty exponential_decay_length_penalty"
     " no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids suppress_tokens begin_suppress_tokens"
     " forced_bos_token_id forced_eos_token_id remove_invalid_values ";
-// 3 keys of ours, which their readers check; a file that has no "position" is not ours
+// 3 keys of ours, checked by their readers; a file without "position" is not ours
 constexpr const char* OUR_KEYS =
     " position rope_scaling rope_theta window sinks document_mask vocab_softmax vocab_used pooling auto_map ";
 
-// An error if transformers would compute something else from this configuration than we do.
+// An error if transformers would compute something from this configuration that this program does not.
 inline void check_computed(const Json& j, const ConfigKeys& keys, const std::string& what) {
     const auto listed = [](const char* list, const std::string& key) {
         return key.find(' ') == std::string::npos && strstr(list, (" " + key + " ").c_str()) != nullptr;
@@ -214,15 +215,15 @@ inline void check_computed(const Json& j, const ConfigKeys& keys, const std::str
     }
 }
 
-// Rope's base is not compared: no tensor depends on it, and --rope_theta may change it, which run/config.h judges.
+// Rope's base is not compared: no tensor depends on it, and --rope_theta may change it (run/config.h decides).
 inline Json without_theta(Json position) {
     if (position.is_object()) { position.erase("theta"); }
     if (position.is_structured()) { for (Json& item : position) { item = without_theta(item); } }
     return position;
 }
 
-// An error unless the configuration `found` fits the model `wanted`. A configuration of other software has no
-// "position", which fits any encoding.
+// An error unless the configuration `found` fits the model `wanted`. One from other software has no "position", and
+// fits any encoding.
 inline void check_config(const Json& found, const Json& wanted, const std::string& what) {
     const ConfigKeys& keys = wanted.contains(BERT_KEYS.C) ? BERT_KEYS : GPT2_KEYS;
     check_model_type(found, keys, what);
@@ -238,7 +239,7 @@ inline void check_config(const Json& found, const Json& wanted, const std::strin
     const Json have = without_theta(found["position"]), want = without_theta(wanted["position"]);
     check(have.is_object() && want.is_object(), "%s: position: expected an object, got %s", what.c_str(),
           json_excerpt(have).c_str());
-    // a hyperparameter that the file lacks is younger than the file: the model took it as it was then (run/config.h)
+    // a file without a hyperparameter predates it, and means the value that was fixed then (run/config.h)
     check(have.contains("name"), "%s: position: expected a name, got %s", what.c_str(), json_excerpt(have).c_str());
     for (const auto& item : have.items()) {
         const std::string key = item.key();

@@ -1,4 +1,4 @@
-// run/banner.h -- what a run says of itself before the work: its device, model and data, and what they cost.
+// run/banner.h -- what a run prints before it starts: its device, model and data, and what they cost.
 #ifndef LLMC_ENGINE_RUN_BANNER_H
 #define LLMC_ENGINE_RUN_BANNER_H
 
@@ -19,7 +19,7 @@ inline uint64_t epoch_samples(const TokenFiles& files, int T) {
     return n;
 }
 
-// "305,260 tokens, 74 steps per epoch, 2.70 epochs". size: what the data holds; epoch: the samples of one pass over it.
+// "305,260 tokens, 74 steps per epoch, 2.70 epochs". size: "305,260 tokens"; epoch: the samples of one pass.
 inline std::string data_text(const Run& r, const std::string& size, uint64_t epoch) {
     if (epoch == 0) { return size + strprintf(", too few for one sequence of %d", r.o.T); }
     const double steps = (double)epoch / r.samples;
@@ -31,7 +31,7 @@ inline std::string data_text(const Run& r, const TokenFiles& files) {
     return data_text(r, thousands(files.tokens) + " tokens", epoch_samples(files, r.o.T));
 }
 
-// What the user may not expect of the learning rate: llm.c's defaults are a cosine that does not decay.
+// A note for users who expect the learning rate to decay: with llm.c's defaults the cosine is constant.
 inline std::string schedule_note(const Options& o) {
     if (o.schedule == "constant" || o.final_lr < 1) { return ""; }
     const char* after = o.warmup > 0 ? " after the warm-up" : "";
@@ -46,7 +46,7 @@ inline std::string encoding_text(const PositionConfig& position) {
     return s + strprintf(", %s of %d tokens", rope_scaling_text(position).c_str(), position.original_length());
 }
 
-// ", a window of 256 keys, 4 sinks, documents apart", and "" where a query sees every key of its range
+// ", a window of 256 keys, 4 sinks, documents apart"; "" without a mask
 inline std::string mask_text(const AttentionMask& mask) {
     const char* of_sinks = mask.sinks == 1 ? "sink" : "sinks";
     const std::string documents = mask.by_document() ? ", documents apart" : "";
@@ -54,8 +54,7 @@ inline std::string mask_text(const AttentionMask& mask) {
     return strprintf(", a window of %d keys, %d %s", mask.window, mask.sinks, of_sinks) + documents;
 }
 
-// What an encoding costs whose bias has no form that the tensor-core kernels know (FlashBias::Unknown); "" if it has
-// one.
+// A note on the cost of an encoding whose bias the tensor-core kernels do not know (FlashBias::Unknown), otherwise "".
 inline std::string attention_note(const PositionConfig& position, const Gpu& gpu) {
     const bool bf16_build = sizeof(floatX) == 2, on_gpu = gpu.sms > 0;
     const std::string unknown = unknown_bias(position);
@@ -89,19 +88,19 @@ inline void report_ranks(const Run& r, const Parameters& p, double activations) 
          " of gradients, " + format_bytes(back) + (o.zero > 0 ? " of new weights" : " of their sums"));
 }
 
-// The last word of --check; an update takes `batch`.
+// The last line of --check. batch: the samples of an update
 inline int report_check(const Run& r, const std::string& batch) {
     const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
     if (comm().rank == 0) { printf("all is well%s\n", plan.c_str()); }
     return 0;
 }
 
-// The banner of a run, and whether the GPU's memories have room for it. activations: bytes for o.B sequences; buffers:
-// whatever B is
+// Prints the banner of a run, and checks that it fits into memory. activations: bytes for o.B sequences; buffers: bytes
+// that do not depend on B
 template <class Config>
 void report_run(Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
     const bool trains = r.trains;
-    FILE* banner = trains ? stdout : stderr;                    // stdout of a use is its result
+    FILE* banner = trains ? stdout : stderr;                    // without training, stdout is for the result
     if (comm().rank == 0) {
         const std::string shape = strprintf("L %d, NH %d, C %d, V %d", config.L, config.NH, config.C, config.V);
         const Names flags = changed_flags(r.o), none = {"all at their defaults; --help lists them"};
@@ -120,7 +119,7 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
         fprintf(banner, "%s", s.c_str());
     }
     check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
-    if (r.o.as_ranks > 0) {                                     // not for this machine
+    if (r.o.as_ranks > 0) {                                     // a plan for other machines
         report_ranks(r, p, (double)activations + (double)buffers);
         return;
     }
@@ -130,7 +129,7 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
     if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
     const double snapshot = snapshot_bytes(r, p), here = snapshot_on_device(r, p);
     if (here > 0) { what += ", " + format_bytes(here) + " for --checkpoint_async"; }
-    // ids, targets, what was masked, and what DeviceBatch takes for each token of this rank's step
+    // bytes for each token of this rank's step: ids, targets, the masked ids, and DeviceBatch's share
     const double tokens = trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
     check_host_memory(tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1)), snapshot - here);
     const double per_sequence = (double)activations / r.o.B;

@@ -1,5 +1,4 @@
-// run/config.h -- what a model is, from the flags and from the checkpoint or weights that they name: its shape and its
-// encoding.
+// run/config.h -- a model's shape and encoding, from the flags and from the checkpoint or weights that they name.
 #ifndef LLMC_ENGINE_RUN_CONFIG_H
 #define LLMC_ENGINE_RUN_CONFIG_H
 
@@ -11,11 +10,11 @@
 #include "flag_parser.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the encoding in config.json: {"name": "t5_clip", "K": 1023}. All keys are written; one that a file lacks is younger
-// than the file, and has the value that stood for it then.
+// the encoding in config.json: {"name": "t5_clip", "K": 1023}. All keys are written. If a file lacks a key, it predates
+// the key, and means the value that was fixed at that time.
 
-// Several of them: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, the parts of the layers
-// that take turns.
+// Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list for each layer
+// of the pattern.
 
 inline Json position_json(const PositionConfig& position) {
     if (!position.parts.empty()) {
@@ -65,8 +64,8 @@ inline PositionConfig position_from_json(const Json& j, int T_train, const std::
     }
     return parse_position(text, T_train, AbsentKeys::Old);
 }
-// --pos of a model that a checkpoint holds: what it says must be so, what it leaves open is as in the checkpoint. Where
-// that is not today's default, a message says what it is.
+// --pos for a model from a checkpoint: what the flag says must agree with the checkpoint, and the checkpoint decides
+// the rest. If that is not today's default, a message tells the value.
 inline void check_position(const std::string& flag, const PositionConfig& found, const std::string& path) {
     const PositionConfig asked = parse_position(flag, found.T_train);
     bool conflict = asked.name != found.name || asked.pattern != found.pattern;
@@ -88,8 +87,8 @@ inline void check_position(const std::string& flag, const PositionConfig& found,
     say("--pos %s: %s holds %s, which is used", flag.c_str(), path.c_str(), position_text(found).c_str());
 }
 
-// The mask in config.json: "window" and "sinks", those that are not 0, and as "document_mask" the token that a document
-// begins with
+// The mask in config.json: "window" and "sinks" if they are not 0, and "document_mask", the token that begins a
+// document
 inline Json mask_json(const AttentionMask& mask) {
     Json j = Json::object();
     if (mask.window > 0) { j["window"] = mask.window; }
@@ -107,8 +106,8 @@ inline AttentionMask mask_from_json(const Json& j, const std::string& what) {
     check(mask.sinks == 0 || mask.window > 0, "%s: sinks %d: expected a window, too", what.c_str(), mask.sinks);
     return mask;
 }
-// --window and --sinks as the flags have them, or as the checkpoint at `path` (if any) holds them in `found`: another
-// window is taken and said, and --resume refuses it (check_resumed_options).
+// --window and --sinks from the flags, or else from `found`, the mask of the checkpoint at `path` (if any). A different
+// window is used with a notice; --resume refuses it (check_resumed_options).
 inline AttentionMask resolve_mask(const Options& o, const AttentionMask& found, const std::string& path) {
     AttentionMask mask = found;
     if (path.empty() || o.is_given("window")) { mask.window = o.window; }
@@ -117,19 +116,19 @@ inline AttentionMask resolve_mask(const Options& o, const AttentionMask& found, 
     check(mask.sinks == 0 || mask.window > 0, "--sinks %d: expected --window, too: without one every key is seen",
           mask.sinks);
     if (path.empty() || mask == found || o.resume || comm().rank > 0) { return mask; }
-    say("--window %d --sinks %d: taken instead of %d and %d, which %s was trained with", mask.window, mask.sinks,
+    say("--window %d --sinks %d: used instead of %d and %d, which %s was trained with", mask.window, mask.sinks,
         found.window, found.sinks, path.c_str());
     return mask;
 }
 
-// --document_mask as the flag has it, or as the checkpoint at `path` (if any) does: another choice is taken and said,
-// and --resume refuses it. `data`: the token that a document of the data begins with, -1: unknown
+// --document_mask from the flag, or else from the checkpoint at `path` (if any). A different choice is used with a
+// notice; --resume refuses it. data: the token that begins a document of the data, -1: unknown
 inline void resolve_documents(Options& o, PositionConfig& position, const std::string& path, int data) {
     int& token = position.mask.end_of_text;
     const bool found = token >= 0;
     if (path.empty() || o.is_given("document_mask")) {
         if (!path.empty() && o.document_mask != found && !o.resume && comm().rank == 0) {
-            say("--document_mask %d: taken instead of %d, which %s was trained with", o.document_mask, found,
+            say("--document_mask %d: used instead of %d, which %s was trained with", o.document_mask, found,
                 path.c_str());
         }
         if (!o.document_mask) { token = -1; }
@@ -137,14 +136,14 @@ inline void resolve_documents(Options& o, PositionConfig& position, const std::s
         check(!o.document_mask || token >= 0, "--document_mask 1: expected shards, whose header names the token that a "
               "document begins with; text files have none");
     }
-    o.document_mask = token >= 0;                           // what holds, which --resume compares
-    check(token < 0 || data < 0 || data == token, "%s: the data's documents begin with token %d, those that the model "
-          "was trained with, with %d", path.c_str(), data, token);
+    o.document_mask = token >= 0;                           // the effective value, for --resume to compare
+    check(token < 0 || data < 0 || data == token, "%s: the data's documents begin with token %d, but those that "
+          "the model was trained with begin with %d", path.c_str(), data, token);
     check(token < 0 || !position.has("fire"), "--document_mask 1: fire divides by the position in the sequence, which "
           "continues from document to document; expected another encoding");
 }
 
-// What is wrong with a flag, whatever the data and the model are
+// Checks of flags that depend neither on the data nor on the model
 inline void check_before_data(const Options& o) {
     const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
     check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,
@@ -154,7 +153,7 @@ inline void check_before_data(const Options& o) {
     parse_position(o.pos, o.T);
 }
 
-// What --pos says of a model of L layers
+// --pos for a model of L layers
 inline PositionConfig parse_layers(const std::string& text, int T_train, int L) {
     const PositionConfig position = parse_position(text, T_train);
     const size_t turns = std::max((size_t)1, position.pattern.size());
@@ -168,7 +167,7 @@ inline TileSkip parse_tile_skip(const std::string& text) {
     return text == "exact" ? TileSkip::Exact : TileSkip::Default;
 }
 
-// The command that writes the files of this pattern, "" when no script of data/ does
+// The command that writes the files of this pattern, "" if no script of data/ does
 inline std::string data_command(const std::string& pattern, Program program) {
     struct Script { const char *directory, *name, *for_bert; };
     const Script scripts[] = {{"data/tinyshakespeare/", "tinyshakespeare.py", " --encoding bert"},
@@ -222,9 +221,9 @@ void parse_model(const std::string& text, const std::string& prefix, const std::
           c.C, text.c_str());
 }
 
-// --rope_scaling, where the checkpoint at `path` has settled how `position` is stretched: a kind without a factor takes
-// the checkpoint's, and another stretch of the same original length is taken and said. --resume refuses it:
-// check_resumed_options.
+// --rope_scaling for a model whose checkpoint at `path` has a stretch already: a kind without a factor takes the
+// checkpoint's, and a different stretch of the same original length is used with a notice. --resume refuses it
+// (check_resumed_options).
 inline void restretch(const Options& o, const std::string& path, PositionConfig& position) {
     const PositionConfig found = position;
     parse_rope_scaling(o.rope_scaling, position);
@@ -237,12 +236,12 @@ inline void restretch(const Options& o, const std::string& path, PositionConfig&
     }
     const std::string now = rope_scaling_text(position), was = rope_scaling_text(found);
     if (now == was || o.resume) { return; }
-    say("--rope_scaling %s: taken instead of %s, which %s was trained with; its original length is %d", now.c_str(),
+    say("--rope_scaling %s: used instead of %s, which %s was trained with; its original length is %d", now.c_str(),
         was.c_str(), path.c_str(), found.original_length());
 }
 
-// --rope_theta: the base of all ropes. `path`: the checkpoint, if any, that was trained with position's; another one is
-// taken and said, but refused by --resume.
+// --rope_theta: the base of all ropes. path: the checkpoint, if any, that was trained with position's. A different base
+// is used with a notice, but --resume refuses it.
 inline void rebase(const Options& o, const std::string& path, PositionConfig& position) {
     if (o.rope_theta == 0) { return; }
     check(position.has("rope"), "--rope_theta %.9g: only rope has a base, and the encoding is %s", o.rope_theta,
@@ -257,12 +256,12 @@ inline void rebase(const Options& o, const std::string& path, PositionConfig& po
           "or --allow_change rope_theta", o.rope_theta, was.c_str(), path.c_str());
     position.other_theta = o.rope_theta;
     if (comm().rank > 0) { return; }
-    say("--rope_theta %.9g: taken instead of that of %s, which %s was trained with", o.rope_theta, was.c_str(),
+    say("--rope_theta %.9g: used instead of that of %s, which %s was trained with", o.rope_theta, was.c_str(),
         path.c_str());
 }
 
-// The model's configuration: `c` as the flags have it, or that of the checkpoint or weights at `path` (if any), which
-// must agree with the flags and the data. data_vocab: what the data wants of the model, 0: there is none.
+// The model's configuration: `c` from the flags, or that of the checkpoint or weights at `path` (if any), which must
+// agree with the flags and the data. data_vocab: the vocabulary of the data, 0 without data
 template <class Config>
 Config resolve_config(const Options& o, Config c, const std::string& path, int data_vocab, const ConfigKeys& keys) {
     c.T = o.T;

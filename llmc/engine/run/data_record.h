@@ -1,10 +1,10 @@
-// run/data_record.h -- what a run has learned from, kept in its checkpoints, so that it is not resumed on other data.
+// run/data_record.h -- a record of a run's data in its checkpoints, so that it is not resumed on different data.
 //
 // state.json:  "data": {"train_files": [{"file": "shard_000001.bin", "bytes": 200001024, "blocks": "xxh3:..."}, ...],
 //                       "val_files": [...]}
 //
-// A file is known by its last name, its size and the checksum of 64 of its blocks, wherever it lies. Damage between
-// those blocks is for data/verify.py to find, which compares all of a shard with the manifest beside it.
+// A file is identified by its last name, its size and the checksum of 64 of its blocks, in any directory.
+// data/verify.py finds damage between those blocks: it compares whole shards with the manifest beside them.
 #ifndef LLMC_ENGINE_RUN_DATA_RECORD_H
 #define LLMC_ENGINE_RUN_DATA_RECORD_H
 
@@ -21,7 +21,7 @@ struct DataFile {
     }
 };
 
-// The checksum of 64 blocks of 64 KiB, the first and the last of the file among them; of all of a small file.
+// The checksum of 64 blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
 inline uint64_t sampled_sum(const File& file) {
     const uint64_t block = 65536, count = 64;
     std::vector<uint8_t> bytes(block);
@@ -39,8 +39,8 @@ inline uint64_t sampled_sum(const File& file) {
     return sum;
 }
 
-// How the files of a flag differ from those that a checkpoint lists, "" if they do not: "shard_000002.bin has gone".
-// `what` names the checkpoint in messages.
+// How the files of a flag differ from those that a checkpoint lists: "shard_000002.bin has gone", or "". `what` names
+// the checkpoint in messages.
 inline std::string data_difference(const Json& was, const Json& is, const std::string& what) {
     check(was.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(was).c_str());
     std::set<std::string> before, now;
@@ -102,12 +102,12 @@ struct DataRecord {
     }
 
 private:
-    // A checkpoint whose state.json is too long to be read could not be resumed. The flags are in there too.
+    // If state.json were too long to be read, the checkpoint could not be resumed. It also holds the flags.
     void check_length(const std::string& flag, size_t count) const {
         const uint64_t room = JSON_MAX_BYTES - 300000;
         const uint64_t bytes = json_text(Json{{"data", json()}}, 2).size();
         const auto most = (unsigned long long)(room * files.size() / bytes);
-        check(bytes <= room, "--%s: expected at most %llu files, for which a checkpoint's list of them has room, got "
+        check(bytes <= room, "--%s: expected at most %llu files, because a checkpoint's list has no room for more, got "
               "%zu; join them into larger ones", flag.c_str(), most, count);
     }
 };

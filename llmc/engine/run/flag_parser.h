@@ -1,8 +1,8 @@
-// run/flag_parser.h -- the trainers' flags, all made from the table in flags.h: the fields of Options, the parser,
-// --help, the banner, the copy in a checkpoint, and the comparison with that copy on resume.
+// run/flag_parser.h -- everything that follows from the table in flags.h: the fields of Options, the parser, --help,
+// the banner, the copy in a checkpoint, and the comparison with that copy on resume.
 //
-// Parsing is strict, because a mistyped flag that is ignored costs a run: names and numbers are taken whole, ranges are
-// checked, and no flag may come twice. llm.c's letters are aliases where they mean the same, and refused otherwise.
+// Parsing is strict, because ignoring a mistyped flag costs a run: names and numbers must match completely, ranges are
+// checked, and no flag may come twice. llm.c's letters are aliases if they mean the same, and refused otherwise.
 #ifndef LLMC_ENGINE_RUN_FLAG_PARSER_H
 #define LLMC_ENGINE_RUN_FLAG_PARSER_H
 
@@ -27,7 +27,7 @@ const char* const refused_flags[][2] = {
     {"-pf", "--gpus N or a launcher starts the processes"},
 };
 
-// llm.c's flags that decide nothing here: the values that may be given, and what holds whatever they say
+// llm.c's flags that have no effect here: the accepted values, and the notice
 struct NoOpFlag { const char* name; int lowest, highest; const char* holds; };
 const NoOpFlag no_op_flags[] = {
     {"-h", 0, 1, "HellaSwag is scored if its file is given, --hellaswag FILE; --help lists the flags"},
@@ -44,7 +44,7 @@ struct Options {
 #undef X
 #undef GROUP
     Names given; // the flags of the command line, by long name
-    Names notes; // what the start banner says of no_op_flags that are given
+    Names notes; // the start banner's notices of no_op_flags
     Program program = GPT2_FLAG;
 
     Options(Program program = GPT2_FLAG) : program(program) { if (program == BERT_FLAG) { T = 512; } }
@@ -99,7 +99,7 @@ inline bool is_flag(const std::string& text) { return find_option(text).name[0] 
         did_you_mean(flag, flags).c_str());
 }
 
-// Gives the flag `name` its value; `shown` is what messages call it.
+// Gives the flag `name` its value; messages call it `shown`.
 inline void set_option(Options& o, const std::string& name, const std::string& shown, const std::string& text) {
     for_each_option(o, [&](const OptionRow& row, auto& field) {
         if (name != row.name) { return; }
@@ -114,7 +114,7 @@ inline bool is_model_descriptor(const std::string& s) {
     return s.size() > d + 1 && s[d] == 'd' && s.find_first_not_of("0123456789", d + 1) == std::string::npos;
 }
 
-// Takes one of no_op_flags and its value (null: there is none); false if `flag` is another one.
+// Accepts one of no_op_flags and its value (null: none); false if `flag` is not one of them.
 inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
     for (const NoOpFlag& f : no_op_flags) {
         if (flag != f.name) { continue; }
@@ -155,8 +155,8 @@ inline std::string json_words(const Json& value) {
     return s;
 }
 
-// --config: a file with flags, {"flags": {"lr": 0.001, ...}}, for those that the command line does not give. It may say
-// what kind of record it is and where it comes from, which changes nothing.
+// --config: a file with flags, {"flags": {"lr": 0.001, ...}}; those of the command line win over it. The other keys of
+// log.jsonl's config record are allowed, and ignored.
 inline void take_config(Options& o) {
     const std::string& path = o.config;
     const Json j = read_json(path), defaults = options_json(Options(o.program));
@@ -177,8 +177,8 @@ inline void take_config(Options& o) {
     }
 }
 
-// The command line as Options, or an Error that names the flag. Stops at --help and --version, so that they work after
-// any other flag.
+// The command line as Options, or an Error that names the flag. Stops at --help and --version, so that they work even
+// if the rest of the line is wrong.
 inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
     const Doing reading("reading the flags");
     Options o(program);
@@ -235,8 +235,8 @@ inline Names words_of(const std::string& text) {
     return words;
 }
 
-// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would pass CONSOLE_COLUMNS begins
-// a new line at column `indent`.
+// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would extend beyond
+// CONSOLE_COLUMNS begins a new line at column `indent`.
 inline std::string wrapped(const Names& pieces, size_t at, size_t indent) {
     std::string s;
     for (const std::string& piece : pieces) {
@@ -249,7 +249,7 @@ inline std::string wrapped(const Names& pieces, size_t at, size_t indent) {
     return s;
 }
 
-// The text of --help; `description` says what the program does, its sizes and examples.
+// The text of --help; `description` has the program's purpose, its sizes and examples.
 inline std::string help_text(const std::string& name, const std::string& description, Program program = GPT2_FLAG) {
     std::string s = "usage: " + name + " [--flag value]...\n" + description;
     std::string group;
@@ -282,7 +282,7 @@ inline Names changed_flags(const Options& o) {
     return flags;
 }
 
-// A line of the banner that a run starts with: "encoding          cable"
+// A line of the start banner: "encoding          cable"
 inline std::string banner_line(const char* label, const Names& pieces) {
     return strprintf("%-17s %s\n", label, wrapped(pieces, 18, 18).c_str());
 }
@@ -296,10 +296,10 @@ inline bool may_change(const Options& o, const char* flag) {
 }
 
 // Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
-// or is named by --allow_change. A flag that the checkpoint does not know must have its default. Save and compare
-// options in which -1 is replaced by the number it stands for: a total batch of B*T is another one when B changes.
+// or is named by --allow_change. A flag that the checkpoint does not know must have its default. Call this, and save
+// options, after -1 has been replaced by the number that it stands for: a total batch of B*T changes with B.
 inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
-    // written and read again, as the saved flags were: a path that is not UTF-8 then has U+FFFD in both
+    // through JSON text, as the saved flags: a path that is not UTF-8 then has U+FFFD in both
     const Json current = parse_json(json_text(options_json(now)), "flags");
     const Json defaults = options_json(Options(now.program));
     check(saved.is_object(), "%s: expected an object of flags", what.c_str());

@@ -1,13 +1,11 @@
-// run/flags.h -- the only list of the trainers' flags. A new flag is one row; flag_parser.h makes everything else of
-// it.
+// run/flags.h -- the only list of the trainers' flags. A new flag is one row; flag_parser.h derives the rest from it.
 #ifndef LLMC_ENGINE_RUN_FLAGS_H
 #define LLMC_ENGINE_RUN_FLAGS_H
 
 #include "../../base/parse.h"
 
-// Must a resumed run have the value of the run that wrote the checkpoint? SAME: the flag decides what is computed, and
-// --allow_change has to name it before it may change. FREE: it decides how fast, what is shown, what is done
-// afterwards.
+// SAME: the flag decides what is computed, so a resumed run must have the value of the run that wrote the checkpoint,
+// unless --allow_change names it. FREE: it decides only speed, output, or the work after training.
 enum OnResume { FREE, SAME };
 
 // Which trainers have a flag; the other one refuses it.
@@ -32,13 +30,13 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, load, "-e", "", any(), FREE, \
       "initial weights: a checkpoint, a safetensors directory or llm.c's .bin; -e d12 means --model d12") \
     X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]|longrope[:FILE]"), SAME, \
-      "how rope is stretched, kept by the checkpoints of a run; s is T / the length of before unless given; FILE: " \
+      "how rope is stretched; a run's checkpoints keep it. s = new length / old length, by default from --T; FILE: " \
       "JSON with LongRoPE's factors") \
     X(double, rope_theta, "", 0, at_least(0), FREE, \
-      "rope's base, instead of --pos rope:theta's or the checkpoint's, and kept like it; 0 = that one") \
+      "rope's base, in place of the checkpoint's, and kept by new checkpoints; 0 = the checkpoint's or the default") \
     X(int, window, "", 0, between(0, MOST_WINDOW), SAME, \
-      "a query sees the W - 1 keys before it and its own (BERT: also those after it); 0 = all. Kept by checkpoints, " \
-      "which can be evaluated with another one") \
+      "a query sees its own key and the W - 1 before it (BERT: also after it); 0 = all. Checkpoints keep it; an " \
+      "evaluation may use another one") \
     X(int, sinks, "", 0, between(0, MOST_WINDOW), SAME, \
       "with --window: every query also sees the first S tokens of its sequence") \
     GROUP("Batches and steps", BOTH) \
@@ -46,10 +44,10 @@ constexpr int MOST_WINDOW = 1 << 30;
       "sequences in a micro-batch; -1 = the most that divide --total_batch and fit in memory") \
     X(int, T, "-t", 1024, at_least(1), SAME, "tokens in a sequence") \
     X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, \
-      "tokens in an update: a multiple of B x T x the number of ranks; -1 = one such product") \
+      "tokens in an update: a multiple of B x T x the number of ranks; -1 = exactly B x T x ranks") \
     X(int, leaves, "", -1, minus_one_or(0), FREE, \
-      "sum gradients over this many equal parts of an update, each added up in one buffer, in a tree; 0 = each " \
-      "micro-batch is one; -1 = the most of 1, 2, 4 and 8 that divide the micro-batches") \
+      "sum the gradient in a tree over this many equal parts of an update, each added up in one buffer; 0 = one part " \
+      "per micro-batch; -1 = the largest of 1, 2, 4 and 8 that divides the micro-batches") \
     X(int64_t, steps, "-x", -1, minus_one_or(0), SAME, "number of updates; -1 = one pass over the data") \
     X(bool, overfit, "-a", false, any(), SAME, "1 = train on one batch over and over") \
     X(int64_t, seed, "", 42, at_least(0), SAME, "seed of the initial weights, the order of samples and generation") \
@@ -76,39 +74,40 @@ constexpr int MOST_WINDOW = 1 << 30;
       "cable and alibi: leave out scores that the bias makes zero, from T 2048 on (BERT: on a GPU) and in " \
       "generation; exact changes no bit") \
     X(Text, plans, "", "", any(), FREE, \
-      "GPU: file of the matrix products' fastest algorithms; a training measures those that it lacks and adds them. " \
+      "GPU: file of the fastest algorithms for the matrix products; training measures and adds those that it lacks. " \
       "Same file, same bits") \
     X(bool, deterministic, "", true, any(), FREE, \
-      "GPU: 0 measures them in each training and keeps no file; the bits may then differ from run to run") \
+      "GPU: 0 = measure these algorithms in each training, without a file; bits may differ from run to run") \
     X(int, ranks, "", 1, at_least(1), FREE, \
-      "processes of this machine that share the work: starts them, and ends all if one fails") \
-    X(int, gpus, "", 1, at_least(1), FREE, "the same, on a GPU each") \
+      "start this many processes on this machine, which share the work; all end if one fails") \
+    X(int, gpus, "", 1, at_least(1), FREE, "the same, one process per GPU") \
     X(int, zero, "-z", 1, between(0, 1), FREE, \
-      "several ranks: 1 = each holds the optimizer's state of its share of the parameters; 0 = all of it; same bits") \
+      "several ranks: 1 = each holds the optimizer state of its share of the parameters; 0 = of all; same bits") \
     X(int, as_ranks, "", 0, at_least(0), FREE, \
-      "with --check: plan for this many ranks, and print what each needs and sends; 0 = as many as there are") \
+      "with --check: plan for this many ranks, and print what each needs and sends; 0 = the real number") \
     X(bool, host_exchange, "", false, any(), FREE, \
-      "GPUs: 1 = gradients go through the host, much slower, where NCCL is missing or cannot connect the ranks") \
+      "GPUs: 1 = if NCCL is missing or cannot connect the ranks, send gradients through the host, much slower") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \
-      "seconds that one of several processes waits for another one") \
+      "several ranks: seconds that one waits for another before the run ends") \
     X(int, profile, "", 0, at_least(0), FREE, \
-      "print the time of each kernel of step N, which takes a little longer for it; 0 = of none") \
+      "print the time of each kernel of step N, which gets a little slower; 0 = off") \
     GROUP("Logs and checkpoints", BOTH) \
     X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
     X(Text, config, "", "", any(), FREE, \
-      "JSON with flags, {\"flags\": {\"lr\": 1e-3, ...}}; those of the command line win over it") \
+      "JSON with flags, {\"flags\": {\"lr\": 1e-3, ...}}; flags of the command line override it") \
     X(int, resume, "-y", 0, between(0, 2), FREE, \
       "1 = continue from the newest good checkpoint in --out, if any; 2 = there must be one") \
     X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
     X(bool, checkpoint_async, "", false, any(), FREE, \
-      "1 = train on while a checkpoint is written, from a copy in the host's memory; the files are the same") \
+      "1 = keep training while a checkpoint is written from a copy in the host's memory; same files") \
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
-    X(int, major, "-nm", 0, at_least(0), FREE, "never delete the checkpoints of every Nth step; 0 = none is special") \
+    X(int, major, "-nm", 0, at_least(0), FREE, "never delete the checkpoints of every Nth step; 0 = off") \
     X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \
-    X(bool, no_fallback, "", false, a_switch(), FREE, "fail if the newest checkpoint is damaged; take no older one") \
+    X(bool, no_fallback, "", false, a_switch(), FREE, \
+      "fail if the newest checkpoint is damaged, instead of using an older one") \
     X(Text, on_save_error, "", "warn", one_of("warn|stop"), FREE, \
-      "when a checkpoint cannot be written: train on to the next one, or end") \
-    X(int, log_every, "", 1, at_least(1), FREE, "print every Nth step; the logs in --out hold them all") \
+      "if a checkpoint cannot be written: warn and continue, or stop") \
+    X(int, log_every, "", 1, at_least(1), FREE, "print every Nth step; the logs in --out have every step") \
     GROUP("Validation while training", BOTH) \
     X(int, val_every, "-v", 250, at_least(0), FREE, "validate every N steps and at the end; 0 = never") \
     X(int, val_batches, "-m", 5, minus_one_or(1), FREE, "validation batches of B*T tokens; -1 = the whole split") \
@@ -124,19 +123,19 @@ constexpr int MOST_WINDOW = 1 << 30;
       "also where each head looks: the weight of sinks, entropy, distance, the window with 90 % of the weight") \
     GROUP("Causal language model", GPT2_FLAG) \
     X(bool, token_losses, "", false, a_switch(), FREE, \
-      "with --eval_lengths: write the loss of each token into --out, as scripts/longppl.py wants") \
+      "with --eval_lengths: write the loss of each token into --out, for scripts/longppl.py") \
     X(bool, document_mask, "", false, any(), SAME, \
-      "1 = a query sees its own document only, from the end-of-text token that begins it") \
+      "1 = a query sees only its own document, from the end-of-text token that begins it") \
     X(Text, vocab_softmax, "", "used", one_of("used|padded"), SAME, \
-      "the softmax over the vocabulary, or also over the rows that pad it to a multiple of 128") \
+      "the softmax covers the vocabulary, or also the rows that pad it to a multiple of 128") \
     X(Text, hellaswag, "", "", any(), FREE, \
       "multiple-choice file of data/hellaswag.py: scored at each validation, or after --load") \
     X(Text, tasks, "", "", any(), FREE, \
       "test files of data/tasks.py, a quoted glob: share of the examples whose whole answer is right, per file") \
     X(Text, probe, "", "", one_of("passkey|needle|mqar|induction|copy"), FREE, \
       "plant a passage in windows of --val_files and test for it at their end: right answers by length and depth") \
-    X(Ints, probe_lengths, "", {}, at_least(1), FREE, "lengths of its windows; none = --T") \
-    X(int, probe_examples, "", 64, at_least(1), FREE, "its windows of each length and depth") \
+    X(Ints, probe_lengths, "", {}, at_least(1), FREE, "lengths of the windows for --probe; none = --T") \
+    X(int, probe_examples, "", 64, at_least(1), FREE, "windows of each length and depth for --probe") \
     X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \
     X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate, in samples too") \
     X(double, temperature, "", 1.0, at_least(0), FREE, "temperature of sampling; 0 = always the likeliest token") \
@@ -156,8 +155,8 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, pooling, "", "mean", one_of("mean|cls"), SAME, "embedding of a text: the mean of its tokens, or [CLS]") \
     X(Text, encode, "", "", any(), FREE, \
       "write the embeddings of these documents into --out: shards, or .txt with one per line") \
-    X(Text, corpus, "", "", any(), FREE, "with --queries and --qrels: search these documents, all of them") \
-    X(Text, queries, "", "", any(), FREE, "the queries: shards, or .txt with one per line, as --corpus") \
+    X(Text, corpus, "", "", any(), FREE, "with --queries and --qrels: search all of these documents") \
+    X(Text, queries, "", "", any(), FREE, "the queries: shards, or .txt with one per line") \
     X(Text, qrels, "", "", any(), FREE, "TREC's judgements: lines of \"query 0 document grade\"") \
     GROUP("Looking", BOTH) \
     X(bool, list, "", false, a_switch(), FREE, "print the tensors and stop") \

@@ -1,11 +1,11 @@
-// run/guard.h -- which updates are not applied: non-finite ones, and spikes when asked to look for them.
+// run/guard.h -- skips updates that are not finite, and with --skip_loss_z or --skip_norm_z those of spikes.
 //
 // A value's z-score is its distance, in standard deviations, from the mean of the 128 accepted values before it (nan
-// until there are 128). llm.c counts the value itself into the window, which bounds z by sqrt(127) = 11.3; here nothing
-// does. The window stays robust because only accepted steps enter it: neither a NaN nor a spike can widen it.
-// Nor can it lock up. A skipped update leaves the parameters alone, so spike after spike on fresh data means that the
-// level has moved and the window describes the past: at the LEVEL_SHIFT_STEPS-th in a row it starts afresh.
-// Every rank must pass the same two numbers, those reduced over all ranks, and then decides alike.
+// until there are 128). llm.c includes the value itself in the window, which bounds z by sqrt(127) = 11.3; here z has
+// no bound. Only accepted steps enter the window, so neither a NaN nor a spike can widen it. Nor can it lock up. A
+// skipped update leaves the parameters alone, so spike after spike on fresh data means that the level has moved and the
+// window is out of date: after LEVEL_SHIFT_STEPS of them in a row it starts again, empty. Every rank must pass the same
+// two numbers, reduced over all ranks, so that all decide the same.
 #ifndef LLMC_ENGINE_RUN_GUARD_H
 #define LLMC_ENGINE_RUN_GUARD_H
 
@@ -16,10 +16,10 @@
 #include "../json.h"
 
 const int GUARD_WINDOW = 128;
-const int LEVEL_SHIFT_STEPS = 8; // spikes in a row that are a new level, no longer spikes
+const int LEVEL_SHIFT_STEPS = 8; // this many spikes in a row are a new level
 const int MAX_BAD_STEPS = 20;    // skipped updates in a row that end the run
 
-// Compiled with -ffast-math, isfinite(NaN) may be true and every guard blind: ask this very binary, at its start.
+// Compiled with -ffast-math, isfinite(NaN) may be true, and no guard works: a program tests this at its start.
 inline bool isfinite_works() {
     volatile double zero = 0.0; // volatile: computed when the program runs, not when it is compiled
     volatile float zerof = 0.0f;
@@ -35,13 +35,13 @@ struct GuardWindow {
     std::vector<double> values;
     int next = 0; // the oldest value, overwritten next, once the window is full
 
-    // Summed afresh each time, in a fixed order: 128 additions cost nothing, and a running sum would drift.
+    // Summed from the beginning each time, in a fixed order: 128 additions cost nothing, and a running sum would drift.
     double z(double x) const {
         if ((int)values.size() < GUARD_WINDOW) { return std::numeric_limits<double>::quiet_NaN(); }
         double mean = 0, variance = 0;
         for (double v : values) { mean += v / GUARD_WINDOW; }
         for (double v : values) { variance += (v - mean) * (v - mean) / GUARD_WINDOW; }
-        // No smaller than float32's rounding: in a window of equal values the next last digit would be a spike.
+        // At least float32's rounding: after a window of equal values, a change in the last digit would be a spike.
         const double deviation = std::max(std::sqrt(variance), 1e-6 * std::fabs(mean));
         return deviation > 0 ? (x - mean) / deviation : 0.0;
     }
@@ -84,7 +84,7 @@ struct Guard {
     int64_t level_shifts = 0;           // likewise
     int bad_in_a_row = 0, spikes_in_a_row = 0;
 
-    // Call once a step, after backward and before the update, which must not be applied if `skip`.
+    // Call once a step, after backward and before the update. If the result has `skip`, do not apply the update.
     Verdict judge(double step_loss, double step_norm) {
         Verdict v;
         v.loss_z = v.norm_z = std::numeric_limits<double>::quiet_NaN();
@@ -124,7 +124,7 @@ struct Guard {
     // True: stop with EXIT_DIVERGED.
     bool diverged() const { return bad_in_a_row >= MAX_BAD_STEPS; }
 
-    // Doubles survive JSON bit for bit: it is written with as many digits as that takes. No value here can be NaN.
+    // JSON keeps every bit of a double: it writes enough digits. No value here can be NaN.
     Json to_json() const {
         return {{"loss", loss.to_json()}, {"norm", norm.to_json()}, {"non_finite", non_finite}, {"spikes", spikes},
                 {"level_shifts", level_shifts}, {"bad_in_a_row", bad_in_a_row}, {"spikes_in_a_row", spikes_in_a_row}};

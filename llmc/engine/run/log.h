@@ -1,12 +1,12 @@
-// run/log.h -- what a run leaves to plot: <out>/main.log in llm.c's format and <out>/log.jsonl, one object a line.
+// run/log.h -- the logs of a run: <out>/main.log in llm.c's format, and <out>/log.jsonl with one object per line.
 //
 //   main.log    s:12 tel:4.1234    s:12 trl:4.2345 lr:0.000300 norm:1.23           (steps count from 0)
 //   log.jsonl   {"kind":"config","encoding":...,"flags":{...}}                     first, if the run trains
 //               {"kind":"train","step":12,"loss":...}   {"kind":"val","step":12,"loss":...}   ...
 //
 // The checkpoint of step s holds the state before update s. A run resumed from it repeats all of step s (validation
-// when due, then the update), so resuming cuts every line of step s and later: the files end up with each line once, as
-// if the run had never stopped. A line goes out in one write(); if a kill does tear the last one, it is cut too.
+// if due, then the update), so resuming cuts every line of step s and later: in the end the files have each line once,
+// as if the run had never stopped. A line is one write(); if a kill leaves only part of the last one, it is cut too.
 #ifndef LLMC_ENGINE_RUN_LOG_H
 #define LLMC_ENGINE_RUN_LOG_H
 
@@ -18,7 +18,7 @@
 #include "../json.h"
 #include "../files/safetensors.h"
 
-// One update, as it is logged and printed. Negative mfu or mem are left out; an mfu of NAN is "n/a", and not logged.
+// One update, as it is logged and printed. A negative mfu or mem is left out; an mfu of NAN is "n/a", and not logged.
 struct StepRecord {
     int64_t step = 0; // from 0
     double loss = 0, lr = 0;
@@ -26,7 +26,7 @@ struct StepRecord {
     double ms = 0, tok_per_s = 0;
     double loss_z = NAN, norm_z = NAN;
     double mfu = -1, mem = -1; // fraction of the device's peak; bytes
-    std::string skipped;       // why the update was not applied; empty = it was
+    std::string skipped;       // why the update was not applied; empty if it was
 };
 
 // ----------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ inline std::string rate_text(double rate) {
     if (rate < 9999.5) { return strprintf("%5.0f", rate); }
     return rate < 999500 ? fixed_width(rate / 1e3, 4) + "k" : fixed_width(rate / 1e6, 4) + "M";
 }
-// A z-score in six columns: " +1.2z"; nothing while there is none, as in a run's first 128 steps
+// A z-score in six columns: " +1.2z"; blank in a run's first 128 steps, which have none
 inline std::string z_text(double z) {
     if (std::isnan(z)) { return ""; }
     const int decimals = std::fabs(z) < 9.95 ? 1 : 0;
@@ -74,8 +74,7 @@ inline std::string step_line(const StepRecord& r, int64_t steps, double seconds_
 }
 
 // step   20/74 | val loss 5.270009
-// Validation happens before an update, so the step is the number of updates that the weights have seen.
-// tokens: those that were predicted.
+// Validation happens before an update, so the step is the number of updates so far. tokens: predicted tokens
 inline std::string val_line(int64_t step, int64_t steps, double loss, uint64_t tokens) {
     if (tokens == 0) { return step_text(step, steps) + "no val loss: nothing to predict"; }
     return step_text(step, steps) + "val loss " + fixed_width(loss, 8);
@@ -84,7 +83,7 @@ inline std::string val_line(int64_t step, int64_t steps, double loss, uint64_t t
 // ----------------------------------------------------------------------------------------------------------
 // the files
 
-// The step that a line of main.log or log.jsonl belongs to; -1: to none, it stays; -2: it is damaged, it goes.
+// The step of a line of main.log or log.jsonl; -1: it has none, and stays; -2: it is damaged, and is cut.
 inline int64_t main_log_step(const std::string& line) {
     long long step = -1;
     return sscanf(line.c_str(), "s:%lld ", &step) == 1 && step >= 0 ? (int64_t)step : -1;
@@ -96,7 +95,7 @@ inline int64_t json_log_step(const std::string& line) {
     return step != j.end() && step->is_number_integer() ? step->get<int64_t>() : -1;
 }
 
-// Leaves the whole lines of steps before `step` (and those of no step) in the file at `path`; true if any had to go.
+// Keeps only whole lines of steps before `step`, and those without a step, in the file at `path`; true if it cut any.
 inline bool cut_log(const std::string& path, int64_t step, int64_t (*step_of)(const std::string&)) {
     const std::string text = read_file(path, UINT64_MAX);
     std::string kept;
@@ -105,24 +104,23 @@ inline bool cut_log(const std::string& path, int64_t step, int64_t (*step_of)(co
         if (s == -1 || (s >= 0 && s < step)) { kept.append(text, at, end - at + 1); }
     }
     if (kept == text) { return false; }
-    write_text_whole(path, kept);               // a kill here must not lose the log
+    write_text_whole(path, kept);               // so that a kill here does not lose the log
     return true;
 }
 
-// A file that is only ever appended to, in whole lines.
+// A file to which whole lines are appended.
 struct LogFile {
-    std::string path, pending; // pending: lines that a full disk refused, tried again with the next one
+    std::string path, pending; // pending: lines that did not fit on the disk, retried with the next one
     int fd = -1;
-    off_t torn = -1;           // the end of the last whole line, if more is there
-    bool synced = true;        // no line has come since the last fsync
+    off_t torn = -1;           // the end of the last whole line, if a part of one follows
+    bool synced = true;        // no line since the last fsync
 
     void open(const std::string& file, bool keep) {
         path = file;
         fd = io_open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | (keep ? 0 : O_TRUNC));
         check(fd >= 0, "%s: cannot open the log: %s", path.c_str(), strerror(errno));
     }
-    // A run must not end because its log cannot be written: a failure is reported once, and tried again with the next
-    // line.
+    // A run does not end because its log cannot be written: a failure is reported once, and the next line tries again.
     void append(const std::string& line) {
         if (fd < 0) { return; }
         const bool failing = !pending.empty();
@@ -133,7 +131,7 @@ struct LogFile {
             say("warning: %s; the run continues, and its log is written when it can be", e.what());
         }
     }
-    // What a failed write leaves of a line is taken back, if need be the next time.
+    // Removes the part of a line that a failed write has left, now or before the next line.
     void flush() {
         if (fd < 0 || pending.empty()) { return; }
         check(torn < 0 || io_truncate(fd, (size_t)torn, path), "%s: cannot truncate: %s", path.c_str(),
@@ -152,7 +150,7 @@ struct LogFile {
     ~LogFile() { if (fd >= 0) { ::close(fd); } }
 };
 
-// Renames the logs of an earlier run, if they hold anything, to the first .N that both have free.
+// Renames the logs of an earlier run, if they hold anything, to the first .N that is free for both.
 inline void set_aside(const std::string& main_path, const std::string& json_path) {
     const auto holds = [](const std::string& p) { return path_exists(p) && !read_file(p, UINT64_MAX).empty(); };
     if (!holds(main_path) && !holds(json_path)) { return; }
@@ -166,7 +164,7 @@ inline void set_aside(const std::string& main_path, const std::string& json_path
         (main_path + suffix).c_str(), (json_path + suffix).c_str());
 }
 
-// A log is a file of the output directory: what a symbolic link leads to belongs to something else.
+// A log must be a regular file: the target of a symbolic link belongs to something else.
 inline void check_is_file(const std::string& path) {
     struct stat st;
     if (lstat(path.c_str(), &st) != 0) { return; }
@@ -174,11 +172,11 @@ inline void check_is_file(const std::string& path) {
           S_ISLNK(st.st_mode) ? "a symbolic link" : "something else");
 }
 
-// With an empty `out` (no --out, or not the rank that logs) everything here does nothing.
+// With an empty `out` (no --out, or not the rank that logs) these functions do nothing.
 struct Log {
     LogFile main_log, json_log;
-    std::string heading;                                // lines that go out with the first record
-    std::set<std::string> stepless;                     // what log.jsonl has that belongs to no step: evaluations
+    std::string heading;                                // lines to write before the first record
+    std::set<std::string> stepless;                     // the records of log.jsonl without a step: evaluations
 
     // resume_step < 0 starts new logs, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
     // otherwise the run continues with this step.
@@ -208,7 +206,7 @@ struct Log {
         record(j);
     }
 
-    // tokens: those that were predicted; of none there is no loss, null in log.jsonl
+    // tokens: predicted tokens; without any there is no loss, which is null in log.jsonl
     void val(int64_t step, double loss, double accuracy, uint64_t tokens) {
         if (tokens > 0) { main_log.append(strprintf("s:%lld tel:%.4f", (long long)step, loss)); }
         record({{"kind", "val"}, {"step", step}, {"loss", loss}, {"accuracy", accuracy}});
@@ -219,9 +217,9 @@ struct Log {
         record({{"kind", "hellaswag"}, {"step", step}, {"acc_norm", accuracy}});
     }
 
-    // Any other object with a "kind". Its "step" lets resuming tell whether it stays. A record of no step that a
-    // resumed run finds there is not written again, as a finished run that is repeated evaluates again; another time
-    // makes no other record. NaN becomes null.
+    // Any other object with a "kind". Resuming uses its "step" to decide whether it stays. A record without a step is
+    // not written twice: repeating a finished run evaluates again. Times and memory are ignored when comparing. NaN
+    // becomes null.
     void record(const Json& j) {
         if (!stepless.empty() && stepless.count(untimed(j)) > 0) { return; }
         json_log.append(heading + json_text(j));
@@ -242,8 +240,8 @@ struct Log {
         }
     }
 
-    // Before a checkpoint is published: after a power failure the log must not be shorter than the checkpoint is new.
-    // And at the end: an evaluation whose record is not on the disk has failed.
+    // Called before a checkpoint is published, so that after a power failure the log has all steps of the checkpoint,
+    // and at the end, because an evaluation has failed if its record is not on the disk.
     void sync() {
         for (LogFile* f : {&main_log, &json_log}) {
             f->flush();

@@ -1,10 +1,11 @@
-// run/plan.h -- how a run divides its steps: batches, micro-batches and leaves, and the memory that they take.
+// run/plan.h -- how a run divides its steps into batches, micro-batches and leaves, and the memory that they take.
 #ifndef LLMC_ENGINE_RUN_PLAN_H
 #define LLMC_ENGINE_RUN_PLAN_H
 
 #include "run.h"
 
-// A model that is trained has one base, and one factor. --rope_scaling then says what holds, which --resume compares.
+// A model in training has one base and one factor. Writes the effective value into --rope_scaling, for --resume to
+// compare.
 inline void plan_rope_scaling(Run& r, PositionConfig& position) {
     if (r.trains) { position.other_theta = 0; }
     if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
@@ -13,19 +14,19 @@ inline void plan_rope_scaling(Run& r, PositionConfig& position) {
     r.o.rope_scaling = rope_scaling_text(position);
 }
 
-// The number of ranks to plan for: --as_ranks of --check, or those that there are
+// The number of ranks to plan for: --as_ranks of --check, or the real number
 inline int planned_ranks(const Run& r) { return r.o.as_ranks > 0 ? r.o.as_ranks : comm().size; }
 
-// A flag of the run that is resumed, which is a number; if it does not say, `otherwise`
+// A number among the flags of the resumed run, or `otherwise` if it has none of this name
 inline int resumed_flag(const Run& r, const char* name, int otherwise) {
     const std::string path = r.resumed + "/state.json";
     const Json options = json_at(read_json(path), "options", path);
     return options.contains(name) ? (int)json_int(options, name, 0, INT32_MAX, path) : otherwise;
 }
 
-// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh): as many whatever the number of ranks is, so
-// that the bits are the same; a number of ranks that cannot have that tree is refused. A run that is resumed continues
-// with what it had.
+// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh). Their number does not depend on the number
+// of ranks, so that the bits do not either; a number of ranks that does not fit the tree is refused. A resumed run
+// keeps its number of leaves.
 inline void plan_leaves(Run& r) {
     Options& o = r.o;
     const int asked = o.leaves, ranks = planned_ranks(r);
@@ -35,8 +36,8 @@ inline void plan_leaves(Run& r) {
     if (o.leaves < 0 && !r.resumed.empty()) {
         const int was = resumed_flag(r, "leaves", 0);
         o.leaves = was;
-        if (was == 0) { return; }                               // of each micro-batch, on that number of ranks
-        if (all % was != 0) { o.leaves = -1; }                  // other micro-batches than it had
+        if (was == 0) { return; }                               // one per micro-batch
+        if (all % was != 0) { o.leaves = -1; }                  // the number of micro-batches has changed
     }
     if (o.leaves < 0) { for (o.leaves = 8; all % o.leaves != 0; o.leaves /= 2) {} }
     if (o.leaves == 0) { o.leaves = all; }
@@ -49,7 +50,7 @@ inline void plan_leaves(Run& r) {
         if (fits(n)) { good += strprintf("%s%lld", good.empty() ? "" : ", ", (long long)n); }
     }
     check(fits(o.leaves), "--leaves %d%s: the %d micro-batches of a step on %s; expected one of %s, for all runs that "
-          "are to have the same bits", asked, asked > 0 ? "" : strprintf(" is %d here", o.leaves).c_str(), all,
+          "should have the same bits", asked, asked > 0 ? "" : strprintf(" is %d here", o.leaves).c_str(), all,
           ranks == 1 ? "1 rank" : strprintf("%d ranks", ranks).c_str(), good.c_str());
     r.leaf = all / o.leaves;
 }
@@ -62,12 +63,11 @@ inline void plan_batch(Run& r, int B) {
     plan_leaves(r);
 }
 
-// Bytes that the planned run takes for the parameters on this rank, as parameters_allocate() will; of what ranks share,
-// the largest share.
+// The bytes that parameters_allocate() will take on this rank; of what ranks share, the largest share
 inline double weight_bytes(const Run& r, const Parameters& p) {
     const int ranks = r.trains && r.o.zero > 0 ? planned_ranks(r) : 1;
     const double all = (double)p.table.total, share = (double)largest_share(p.table, ranks);
-    const bool rounded = sizeof(floatX) != sizeof(float);       // the float32 weights are an array of their own
+    const bool rounded = sizeof(floatX) != sizeof(float);       // the float32 weights are a separate array
     const double encoding = ranks > 1 ? (double)p.table.blocks[0].size() : 0.0;
     const double weights = rounded ? sizeof(floatX) * all + 4.0 * (share + encoding) : 4.0 * all;
     if (!r.trains) { return weights; }
@@ -75,8 +75,8 @@ inline double weight_bytes(const Run& r, const Parameters& p) {
     return weights + 8.0 * share + 4.0 * buffers * all;
 }
 
-// Bytes of the host's memory that --checkpoint_async takes: of each rank, where those of a machine share rank 0's part;
-// with --as_ranks, of rank 0 on a machine of its own
+// The bytes of host memory that --checkpoint_async takes for each rank; the ranks of rank 0's machine share its part.
+// With --as_ranks: for rank 0 on a machine of its own
 inline double snapshot_bytes(const Run& r, const Parameters& p) {
     const Options& o = r.o;
     if (!r.trains || !o.checkpoint_async || o.checkpoint_every == 0 || o.out.empty()) { return 0.0; }
@@ -85,7 +85,7 @@ inline double snapshot_bytes(const Run& r, const Parameters& p) {
     const double moments = o.zero > 0 && ranks > 1 ? (double)largest_share(p.table, ranks) : all / here;
     return 4.0 * all / here + 8.0 * moments;
 }
-// What of it is the memory that the weights are in, too
+// The part of it that is in the same memory as the weights
 inline double snapshot_on_device(const Run& r, const Parameters& p) {
 #if defined(CUDA_BUILD)
     (void)r, (void)p;
@@ -95,8 +95,8 @@ inline double snapshot_on_device(const Run& r, const Parameters& p) {
 #endif
 }
 
-// Plans the largest batch that divides the samples of a step and, with what the rest take, fits into `available`
-// bytes; returns it, or 0 if none does. activations(B): bytes for B sequences. Smaller batches take more gradients.
+// Plans the largest batch that divides the samples of a step and fits into `available` bytes with everything else.
+// Returns it, or 0 if none fits. activations(B): bytes for B sequences. Smaller batches need more buffers of gradients.
 template <class Bytes>
 int plan_largest_batch(Run& r, const Parameters& p, double available, double buffers, Bytes activations) {
     for (int B = r.my_samples; B >= 1; B--) {
@@ -105,19 +105,19 @@ int plan_largest_batch(Run& r, const Parameters& p, double available, double buf
             plan_batch(r, B);
             const double besides = buffers + snapshot_on_device(r, p);
             if (weight_bytes(r, p) + besides + (double)activations(B) <= available) { return B; }
-        } catch (const Error&) {}                               // --leaves, or a size beyond all bounds
+        } catch (const Error&) {}                               // --leaves does not fit, or an overflow
     }
     return 0;
 }
 
-// Bytes that the weights and activations of this rank may take
+// The bytes that this rank's weights and activations may take
 inline double memory_available() {
     const double all = (double)device_memory_available(address_space_of_threads(MATMUL_THREAD_BYTES));
     return all / comm_sharing() - (double)MATMUL_WORKSPACE;
 }
 
-// --B -1 and --recompute -1: the same on all ranks. activations(B): bytes with r.o.recompute. If no batch fits it is 1,
-// and report_run() says so. To recompute less takes memory and no bit changes, so that comes after the batch.
+// Chooses --B -1 and --recompute -1, the same on all ranks. activations(B): bytes with r.o.recompute. If no batch fits,
+// B is 1, and report_run() refuses the run. Recomputing less takes memory but changes no bit, so it is chosen last.
 template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffers, Bytes activations) {
     const bool least = r.o.recompute < 0;
     if (least) { r.o.recompute = 1; }
@@ -126,14 +126,14 @@ template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffe
         plan_batch(r, std::max(1, -comm_max(-mine, "the choice of --B")));
         r.o.notes.push_back(strprintf("--B -1 is %d here", r.o.B));
     }
-    if (!least || !r.trains || r.o.as_ranks > 0) { return; }        // the memory of --as_ranks is another machine's
+    if (!least || !r.trains || r.o.as_ranks > 0) { return; }        // --as_ranks is about the memory of other machines
     r.o.recompute = 0;
     const double all = weight_bytes(r, p) + buffers + snapshot_on_device(r, p) + (double)activations(r.o.B);
     r.o.recompute = comm_max(all > 0.9 * memory_available(), "the choice of --recompute");
 }
 
-// The batches of an update and the number of updates; `config` is the model's, `epoch` the samples of one pass over the
-// data (0: there is none). A sample is `texts` texts of T tokens; --total_batch counts one of them.
+// The batches of an update and the number of updates. config: the model's; epoch: the samples of one pass over the data
+// (0: no data). A sample is `texts` texts of T tokens; --total_batch counts the tokens of one of them.
 template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, int texts = 1) {
     Options& o = r.o;
     o.T = config.T;
@@ -142,7 +142,7 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     check(o.T <= reach, "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(), reach);
     if (r.trains && r.resumed.empty() && !config.position.has("learned")) { config.position.T_train = o.T; }
     plan_rope_scaling(r, config.position);
-    o.window = config.position.mask.window;                         // what holds, which --resume compares
+    o.window = config.position.mask.window;                         // the effective value, for --resume to compare
     o.sinks = config.position.mask.sinks;
     config.position.settle_parts();
     r.largest_batch = o.B < 0;

@@ -1,22 +1,22 @@
-// run/plans.h -- --plans FILE: which algorithms of cuBLASLt compute the matrix products, measured once and kept.
+// run/plans.h -- --plans FILE: cuBLASLt's algorithms for the matrix products, measured once and kept.
 //
 // {"format": "matmul plans 1", "plans": [{"gpu": "NVIDIA H200, 132 SMs, cuBLASLt 130001",
 //                                         "shape": "65536x2328x768 ...", "product": "(65536,2328) = ...",
 //                                         "algorithm": [8 numbers], "ms": 0.31, "first_ms": 0.34}, ...],
 //  "checksum": "xxh3:..."}
 //
-// The same file gives the same bits. A product that it does not name takes the library's first choice, as all do
-// without it. A training measures those that the file lacks before its first step: one gradient is computed to see
-// which there are, rank 0 measures them, and all ranks take over what it has found.
+// The same file gives the same bits. A product without an entry uses the library's first choice, as all products do
+// without a file. Training measures the missing products before its first step: it computes one gradient to collect
+// them, rank 0 measures them, and all ranks use its results.
 #ifndef LLMC_ENGINE_RUN_PLANS_H
 #define LLMC_ENGINE_RUN_PLANS_H
 
 #include "run.h"
 
-// What state.json says about the plans of a run, which a resumed run must have too; "": the library's first choices
+// The entry of state.json for the plans of a run, which a resumed run must also have; "": the library's first choices
 constexpr const char* PLANS_KEY = "plans";
 
-// Dies if a run that is resumed had other plans, unless --allow_change plans. now: as state.json will have it
+// Dies if the resumed run had other plans, unless --allow_change plans. now: the entry of state.json
 inline void check_resumed_plans(const Run& r, const std::string& now) {
     const bool allowed = may_change(r.o, PLANS_KEY);
     const auto text = [](const std::string& s) { return s.empty() ? std::string("none") : s; };
@@ -62,7 +62,7 @@ inline std::vector<LtChoice> parse_plans(const std::string& text, const std::str
     return choices;
 }
 
-// Rank 0's --plans, on all ranks; nothing where a training is to write it
+// Rank 0's --plans, on all ranks; empty if training will write the file
 inline std::vector<LtChoice> read_plans(const Run& r) {
     const std::string& path = r.o.plans;
     const bool there = comm().rank == 0 && path_exists(path);
@@ -71,7 +71,7 @@ inline std::vector<LtChoice> read_plans(const Run& r) {
     const std::string text = comm_text(there ? read_file(path, JSON_MAX_BYTES) : "", "plans");
     return text.empty() ? std::vector<LtChoice>() : parse_plans(text, path);
 }
-// Those of them that hold for this GPU and library are used from now on.
+// From now on, uses those that were measured with this GPU and library.
 inline void use_plans(const Run& r, const std::vector<LtChoice>& choices) {
     const std::string place = lt_place(r.gpu);
     std::vector<LtChoice> mine;
@@ -101,7 +101,7 @@ inline std::vector<LtChoice> tune_plans(const Run& r) {
     return plans;
 }
 
-// "27 plans for NVIDIA H200, ..., xxh3:...": what decides the bits, so not the times
+// "27 plans for NVIDIA H200, ..., xxh3:...": everything that decides the bits, and not the times
 inline std::string plans_summary(const std::vector<LtChoice>& plans) {
     std::string text;
     for (const LtChoice& c : plans) {
@@ -112,7 +112,7 @@ inline std::string plans_summary(const std::vector<LtChoice>& plans) {
     return strprintf("%zu plans for %s, %s", plans.size(), place, sum_text(checksum(text)).c_str());
 }
 
-// The plans that the file lacks are added to those that it has, of other shapes, GPUs and libraries.
+// Adds the new plans to the file, which may have plans for other shapes, GPUs and libraries.
 inline void add_to_file(const std::string& path, const std::vector<LtChoice>& plans) {
     std::vector<LtChoice> all;
     if (path_exists(path)) { all = parse_plans(read_file(path, JSON_MAX_BYTES), path); }
@@ -125,8 +125,8 @@ inline void add_to_file(const std::string& path, const std::vector<LtChoice>& pl
     write_text_whole(path, plans_text(all));
 }
 
-// Before the first step of a training. gradient(): computes that of the step, whose result is not used. With
-// --deterministic 0 and no file the plans are measured in every run.
+// Called before the first step of a training. gradient(): computes that of the step; the result is not used. With
+// --deterministic 0 and no file, every run measures its plans.
 template <class Gradient> void settle_plans(Run& r, Gradient gradient) {
     const Options& o = r.o;
     if (r.state.step >= o.steps) { return; }

@@ -1,5 +1,5 @@
-// run/program.h -- what a trainer's program does that has nothing to do with training: memory before it is allocated,
-// signals, --list, and errors that become exit codes.
+// run/program.h -- the parts of a trainer's program that have nothing to do with training: checks of memory before it
+// is allocated, signals, --list, and the exit codes of errors.
 #ifndef LLMC_ENGINE_RUN_PROGRAM_H
 #define LLMC_ENGINE_RUN_PROGRAM_H
 
@@ -16,15 +16,15 @@
 #include "flag_parser.h"
 #include "guard.h"
 
-// Address space that the threads take beyond the run's own arrays; product_bytes: a library's, in each thread, at its
-// first product
+// The address space of the threads beyond the run's own arrays. product_bytes: taken by the library in each thread at
+// its first product
 inline size_t address_space_of_threads(size_t product_bytes) {
-    const size_t per_thread = (size_t)80 << 20;         // 8 MiB of stack, 64 MiB of the C library's heap, and some more
+    const size_t per_thread = (size_t)80 << 20;         // 8 MiB of stack, 64 MiB of the C library's heap, a margin
     const size_t threads = (size_t)max_threads();
-    return product_bytes == 0 ? 0 : threads * product_bytes + (threads + 1) * per_thread;   // one is in the background
+    return product_bytes == 0 ? 0 : threads * product_bytes + (threads + 1) * per_thread;   // 1 more in the background
 }
 
-// Refuses what cannot fit before anything is allocated. smaller(available): the largest --B that would fit, or 0
+// Refuses a run that cannot fit before anything is allocated. smaller(available): the largest --B that fits, or 0
 template <class Smaller>
 void check_memory(double bytes, double available, const std::string& what, Smaller smaller) {
     if (comm().rank == 0) {
@@ -40,7 +40,7 @@ void check_memory(double bytes, double available, const std::string& what, Small
 }
 
 // The same for the host, which holds the ids and targets of all micro-batches of a step at once, and the snapshot of
-// --checkpoint_async, 0 if there is none.
+// --checkpoint_async (0 without it).
 inline void check_host_memory(double tokens, double snapshot) {
     const double available = (double)host_memory_available() / comm().local_size, bytes = tokens + snapshot;
     if (bytes <= available) { return; }
@@ -50,8 +50,8 @@ inline void check_host_memory(double tokens, double snapshot) {
         format_bytes(available).c_str(), snapshot > 0 ? " or --checkpoint_async 0" : "");
 }
 
-// Refuses to begin where a limit of address space (ulimit -v) would make a library hang. besides: what the run has
-// taken by then
+// Refuses to begin if a limit of address space (ulimit -v) would make a library hang. besides: the bytes that the run
+// itself will have taken by then
 inline void check_address_space(size_t product_bytes, double besides) {
     if (product_bytes == 0) { return; }
     const size_t all = address_space_of_threads(product_bytes) + (size_t)besides;
@@ -64,14 +64,13 @@ inline void check_address_space(size_t product_bytes, double besides) {
     munmap(p, all);
 }
 
-// Why the last checkpoint of this run is not there, "" if it is: what is left to do is done before that ends the
-// program.
+// Why the last checkpoint of this run was not saved, or "". The run finishes its other work before it exits with this.
 inline std::string not_saved;
 
 // Each of STOP_SIGNALS requests a checkpoint and an end after this step. A second SIGINT ends at once, unless a
-// checkpoint is just being written: after that the run ends by itself.
+// checkpoint is being written: the run ends after it anyway.
 inline volatile sig_atomic_t saving = 0;        // a checkpoint is being written
-inline bool has_trained = false;                // the result is a checkpoint, and stdout only tells of it
+inline bool has_trained = false;                // the result is a checkpoint, not what stdout gets
 inline void catch_signals() {
     has_trained = true;
     saving = 0;
@@ -117,8 +116,8 @@ inline void print_tensors(const TensorTable& table, const std::vector<FileTensor
     printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
 }
 
-// The very first thing of a program: a file that it opens must not get the number of a closed stdin, stdout or stderr,
-// since what is printed would then be written into that file.
+// A program calls this first. If stdin, stdout or stderr is closed, the next file that it opens would get that number,
+// and printing would write into that file.
 inline void open_closed_descriptors() {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) { continue; }
@@ -126,14 +125,14 @@ inline void open_closed_descriptors() {
     }
 }
 
-// Prints an error and returns its code; takes no memory if there is none.
+// Prints an error and returns its code. When memory has run out, it allocates none.
 inline int report_error(int code, const char* message) {
     try { return comm_report(code, message); } catch (const std::bad_alloc&) {}
     fprintf(stderr, "error: %s\n", message);
     return code;
 }
 
-// The same with the exception that is being handled; -1: it is of a kind that nothing here throws.
+// The same for the exception that is being handled; -1: it is of a kind that this program never throws.
 inline int report_exception() {
     char message[400];
     try {
@@ -154,10 +153,10 @@ inline int report_exception() {
     return report_error(EXIT_OUT_OF_MEMORY, message);
 }
 
-// What ends a process past main(): an exception in a destructor or in a thread of OpenMP, where nothing can catch it,
-// and a library that calls exit(1), as OpenMP does when it finds no memory. A run that ends here has lost no more than
-// one that is killed.
-inline bool passes_code_on = false;             // what the program ends with is another's exit code, which may be 1
+// How a process can end without returning from main(): by an exception in a destructor or in a thread of OpenMP, where
+// nothing can catch it, or by a library that calls exit(1), as OpenMP does without memory. Such a run loses no more
+// than one that is killed.
+inline bool passes_code_on = false;             // the exit code is that of another process, and may be 1
 inline void report_sudden_ends() {
     std::set_terminate([] {
         const int code = std::current_exception() ? report_exception() : -1;
@@ -165,7 +164,7 @@ inline void report_sudden_ends() {
         _exit(code);
     });
     const auto ended = [](int code, void*) {
-        if (code != EXIT_FAILURE || passes_code_on) { return; }         // 1 is not a code of ours
+        if (code != EXIT_FAILURE || passes_code_on) { return; }         // this program never exits with 1
         fprintf(stderr, "error: a library ended the program while %s: no memory, or no thread?\n", doing);
         _exit(EXIT_OUT_OF_MEMORY);
     };
@@ -212,7 +211,7 @@ inline Json config_record(const Options& o, const Json& encoding) {
             {"encoding", encoding}, {"flags", flags}};
 }
 
-// What has to be known before the ranks know of each other. A flag that is wrong is reported later, by one of them.
+// The flags that are needed before the ranks are connected. Errors are reported later, by one of the ranks.
 inline Options flags_of_the_start(int argc, char** argv, Program trainer) {
     try { return parse_options(argc, argv, trainer); } catch (const Error&) { return Options(trainer); }
 }
@@ -223,8 +222,8 @@ template <class Main> int run_program(Main program, Program trainer, int argc, c
         if (!isfinite_works()) {
             die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it by the Makefile");
         }
-        signal(SIGXFSZ, SIG_IGN);               // a file beyond `ulimit -f` is a write error with a message
-        signal(SIGPIPE, SIG_IGN);               // `| head` closes the console, and must not end the run
+        signal(SIGXFSZ, SIG_IGN);               // so that `ulimit -f` causes a write error with a message
+        signal(SIGPIPE, SIG_IGN);               // so that `| head` does not end the run
         const Options o = flags_of_the_start(argc, argv, trainer);
         if (o.version) {
             printf("%s\n", version_text(argv[0]).c_str());

@@ -1,18 +1,18 @@
-// run/rope_scaling.h -- rope's base and how rope is stretched (rope.cuh): as --rope_theta and --rope_scaling say
-// it, as config.json keeps it by Hugging Face's names, and as log.jsonl names it:
+// run/rope_scaling.h -- rope's base and stretch (rope.cuh): in the flags --rope_theta and --rope_scaling, in
+// config.json under Hugging Face's names, and in log.jsonl:
 //
 //   --rope_theta 500000 --rope_scaling yarn:4
 //   "rope_theta": 500000,
 //   "rope_scaling": {"rope_type": "yarn_paper", "factor": 4, "original_max_position_embeddings": 1024}
 //
-// (not "yarn", as older files have it: transformers' YaRN has another ramp than the paper's, over the numbers of the
-// pairs instead of their turns)
+// (Older files say "yarn". But transformers' YaRN has a ramp over the numbers of the pairs, and the paper's is over
+// their turns.)
 //
 //   --rope_scaling longrope:FILE
 //   "rope_scaling": {"rope_type": "longrope", "factor": 4, "original_max_position_embeddings": 1024,
 //                    "short_factor": [1, ...], "long_factor": [1.03, ...]}
-// FILE has such an object. Of its keys, rope_type, factor (it is T / the original length then) and
-// original_max_position_embeddings (that of the model) may be missing.
+// FILE has such an object. It may leave out rope_type, factor (then T / the original length) and
+// original_max_position_embeddings (then the model's).
 #ifndef LLMC_ENGINE_RUN_ROPE_SCALING_H
 #define LLMC_ENGINE_RUN_ROPE_SCALING_H
 
@@ -31,7 +31,7 @@ inline const RopeScalingName& rope_scaling_name(RopeScaling scaling) {
     die(EXIT_BAD_INPUT, "rope_scaling: there is no kind %d", (int)scaling);
 }
 
-// "yarn:4", as --rope_scaling has it; "longrope:4#5d3a9c01", whose last part is a checksum of the factors
+// "yarn:4", as in --rope_scaling; "longrope:4#5d3a9c01", whose last part is a checksum of the factors
 inline std::string rope_scaling_text(const PositionConfig& position) {
     std::string text = rope_scaling_name(position.scaling).flag;
     if (position.scaling_factor > 0) { text += strprintf(":%.9g", position.scaling_factor); }
@@ -43,7 +43,7 @@ inline std::string rope_scaling_text(const PositionConfig& position) {
     return text + strprintf("#%08x", (unsigned)sum);
 }
 
-// As it is at T tokens. null: rope turns as it did from the start
+// The object for T tokens; null: no stretch
 inline Json rope_scaling_json(const PositionConfig& position, int T) {
     if (position.scaling == RopeScaling::None) { return Json(); }
     Json j = {{"rope_type", rope_scaling_name(position.scaling).file}, {"factor", position.stretch(T)},
@@ -55,14 +55,14 @@ inline Json rope_scaling_json(const PositionConfig& position, int T) {
     return j;
 }
 
-// The factors of LongRoPE under `key`; how many there must be is rope.cuh's to check
+// The factors of LongRoPE under `key`; rope.cuh checks their number
 inline std::vector<double> rope_factors(const Json& j, const char* key, const std::string& what) {
     const Json& list = json_at(j, key, what);
     check(list.is_array(), "%s: %s: expected a list of numbers, got %s", what.c_str(), key, json_excerpt(list).c_str());
     std::vector<double> factors;
     for (const Json& item : list) {
         const double factor = item.is_number() ? item.get<double>() : NAN;
-        check(std::isfinite(factor) && factor >= 1e-290,        // so that a place / factor, an angle, is finite
+        check(std::isfinite(factor) && factor >= 1e-290,        // so that position / factor, an angle, is finite
               "%s: %s: expected numbers of at least 1e-290, got %s as number %zu", what.c_str(), key,
               json_excerpt(item).c_str(), factors.size() + 1);
         factors.push_back(factor);
@@ -70,7 +70,7 @@ inline std::vector<double> rope_factors(const Json& j, const char* key, const st
     return factors;
 }
 
-// Sets how `position` is stretched from the "rope_scaling" of a config.json, which may be null.
+// Sets the stretch of `position` from the "rope_scaling" of a config.json, which may be null.
 inline void rope_scaling_from_json(const Json& j, PositionConfig& position, const std::string& what) {
     if (j.is_null()) { return; }
     check(j.is_object(), "%s: rope_scaling: expected an object, got %s", what.c_str(), json_excerpt(j).c_str());
@@ -80,7 +80,7 @@ inline void rope_scaling_from_json(const Json& j, PositionConfig& position, cons
         const std::string& key = item.key();
         const bool factors = type == "longrope" && (key == "short_factor" || key == "long_factor");
         check(key == "rope_type" || key == "type" || key == "factor" || key == "original_max_position_embeddings" ||
-              factors, "%s: rope_scaling: expected rope_type, factor and original_max_position_embeddings, and of "
+              factors, "%s: rope_scaling: expected rope_type, factor and original_max_position_embeddings, and for "
               "longrope short_factor and long_factor, got '%s'", what.c_str(), printable(key).c_str());
     }
     bool found = false;
@@ -105,7 +105,7 @@ inline void rope_scaling_from_json(const Json& j, PositionConfig& position, cons
     position.long_factor = rope_factors(j, "long_factor", what);
 }
 
-// --rope_scaling longrope:FILE -> the factors of each pair, the original length if the file has it, and s
+// --rope_scaling longrope:FILE -> the factor of each pair, s, and the original length if the file has it
 inline void read_longrope(const std::string& path, PositionConfig& position) {
     Json j = read_json(path);
     check(j.is_object(), "%s: expected an object with short_factor and long_factor, got %s", path.c_str(),
@@ -118,7 +118,7 @@ inline void read_longrope(const std::string& path, PositionConfig& position) {
     if (!has_factor) { position.scaling_factor = 0; }
 }
 
-// --rope_scaling ntk:4 -> how, and the factor s (0: T / T_original at each length)
+// --rope_scaling ntk:4 -> the kind, and the factor s (0: T / T_original at each length)
 inline void parse_rope_scaling(const std::string& text, PositionConfig& position) {
     const size_t colon = text.find(':');
     const std::string kind = text.substr(0, colon), rest = colon == std::string::npos ? "" : text.substr(colon + 1);
@@ -134,10 +134,10 @@ inline void parse_rope_scaling(const std::string& text, PositionConfig& position
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the base theta. It is one of rope's hyperparameters, which config.json has with the encoding, and once more as
+// the base theta. It is a hyperparameter of rope, which config.json has with the encoding, and once more as
 // "rope_theta", where other programs look for it.
 
-// Of all ropes of `position`; 0: there is none, or they have several
+// The base of all ropes of `position`; 0 if there is no rope, or if their bases differ
 inline double rope_theta(const PositionConfig& position) {
     double theta = 0;
     bool same = true;
@@ -149,7 +149,7 @@ inline double rope_theta(const PositionConfig& position) {
     return same ? theta : 0;
 }
 
-// Gives each rope of `position` the base theta; whether that changed any.
+// Gives each rope of `position` the base theta. Returns whether any changed.
 inline bool set_rope_theta(PositionConfig& position, double theta) {
     bool changed = false;
     const auto set = [&](PositionConfig& c) {
@@ -173,7 +173,7 @@ inline void check_rope_theta(const Json& config, const PositionConfig& position,
           what.c_str(), theta, found);
 }
 
-// What config.json says of rope in addition to the encoding
+// The entries of config.json for rope in addition to the encoding
 inline void set_rope_json(Json& config, const PositionConfig& position, int T) {
     const double theta = rope_theta(position);
     const Json scaling = rope_scaling_json(position, T);

@@ -1,4 +1,4 @@
-// run/run.h -- a run of a trainer around its model: its state, its batches, weights and checkpoints, the end of a step.
+// run/run.h -- a run of a trainer, except its model: state, batches, weights and checkpoints, the end of a step.
 #ifndef LLMC_ENGINE_RUN_RUN_H
 #define LLMC_ENGINE_RUN_RUN_H
 
@@ -16,14 +16,14 @@
 #include "vocabulary.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the state of a run: all that resuming needs but the weights and moments
+// the state of a run: all that resuming needs except the weights and moments
 
 struct RunState {
     int64_t step = 0;           // the next step
-    int64_t updates = 0;        // updates applied: AdamW's t. A skipped step does not count
+    int64_t updates = 0;        // updates applied: AdamW's t, without skipped steps
     uint64_t sample = 0;        // the next sample of the order
     Guard guard;
-    std::string plans;          // of the matrix products (plans.h); "": none
+    std::string plans;          // see plans.h; "" if there are none
 
     Json to_json(const Options& options) const {
         return {{"step", step}, {"updates", updates}, {"sample", sample}, {"guard", guard.to_json()},
@@ -39,39 +39,40 @@ struct RunState {
     }
 };
 
-// A run of a trainer: its flags and all that belongs to it but the model.
+// A run of a trainer: its flags and everything else except the model.
 struct Run {
     Options o;
     Gpu gpu;
-    bool trains = false;                                        // else a model is used, listed or checked
-    int samples = 0;                                            // of an update
-    int my_samples = 0, micro_batches = 0;                      // of them, this rank's
+    bool trains = false;                                        // false: a model is used, listed or checked
+    int samples = 0;                                            // in an update
+    int my_samples = 0, micro_batches = 0;                      // this rank's share of them
     int texts = 1;                                              // sequences in a sample
     bool largest_batch = false;                                 // --B -1, which is 1 until fit_memory()
     int asked_leaves = -1, leaf = 1;                            // --leaves; micro-batches that share a gradient
     std::unique_ptr<OutputLock> lock;
     std::string resumed, source;                                // the checkpoint to continue; where weights come from
     std::unique_ptr<Tokenizer> tokenizer;
-    std::string data;                                           // for the banner: see data_text
+    std::string data;                                           // for the banner (data_text)
     RunState state;
-    std::unique_ptr<DataRecord> record;                         // of the rank that writes checkpoints
+    std::unique_ptr<DataRecord> record;                         // on the rank that writes checkpoints
     std::unique_ptr<Log> log;
     std::shared_ptr<SaveInHand> save;                           // while a checkpoint is being written
     std::shared_ptr<Snapshot> snapshot;                         // with --checkpoint_async
-    bool said_waiting = false;                                  // for a checkpoint
+    bool said_waiting = false;                                  // has warned that training waits for a save
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
-    // The i-th of this rank in the next step: see gradients.cuh
+    // This rank's i-th sample in the next step (gradients.cuh)
     uint64_t sample(int i) const {
         return (o.overfit ? 0 : state.sample) + (uint64_t)(comm().rank * my_samples + i);
     }
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// before the work: what there is to do, and with how much data
+// before the work: the task and the data
 
-// The files of a flag; only GPT-2's training takes rows. When none matches, the message names the script for it.
+// The files of a flag; only GPT-2's training takes rows. If none matches, the message names the script that writes
+// them.
 inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
     const Doing opening("opening the data");
     const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
@@ -90,8 +91,8 @@ inline std::vector<std::string> file_paths(const TokenFiles& files) {
     return paths;
 }
 
-// Keeps a record of the files of a flag, TokenFiles or Documents or null, for the checkpoints of a run. All ranks must
-// have the same ones.
+// Records the files of a flag (TokenFiles, Documents or null) for the checkpoints of a run. All ranks must have the
+// same files.
 template <class Files> void record_data(Run& r, const Files* files) {
     if (files == nullptr) { return; }
     const Doing recording("keeping a record of the data");
@@ -101,7 +102,7 @@ template <class Files> void record_data(Run& r, const Files* files) {
     r.record->add(files->flag.substr(2), file_paths(*files));
 }
 
-// Settles what there is to do. `uses`: the flags request a use of a trained model; use_flags names them.
+// Decides what this run does. uses: the flags request a use of a trained model; use_flags: their names
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Doing looking("looking for a checkpoint");
     const Options& o = r.o;
@@ -117,14 +118,14 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     check_same_flags(o);
     check_before_data(o);
     set_threads(comm_threads(o.threads));
-    r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // a GPU that cannot be used is reported before the work
+    r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // reports an unusable GPU before the work
     comm_connect_devices(o.host_exchange);
     r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
     check(r.trains || o.list || !o.load.empty() || o.resume,
-          "%s want a model: --load, or --steps to train one first", use_flags);
-    const bool first = comm().rank == 0;                        // who writes, and finds what is there for all
-    // the directory is locked and put in order before a checkpoint is chosen from it; all of its bytes are read
+          "%s need a model: --load, or --steps to train one first", use_flags);
+    const bool first = comm().rank == 0;                        // rank 0 reads --out and writes there, for all ranks
+    // locks and cleans the directory before it chooses a checkpoint, and reads all bytes of that
     if (o.resume) {
         rank0_works([&] {
             if (!o.list && !o.check && is_directory(o.out)) {
@@ -147,7 +148,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
 // ----------------------------------------------------------------------------------------------------------
 // weights and checkpoints
 
-// params: the float32 weights, laid out as the table says
+// params: the float32 weights, in the layout of the table
 inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* params, const Json& config) {
     Checkpoint c;
     c.table = &p.table;
@@ -170,25 +171,25 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
     return c;
 }
 
-// How many more checkpoints than now --out will hold at the most, which is while the last one is written.
+// The most checkpoints that --out will hold beyond the present ones, which is while the last one is written
 inline int64_t checkpoints_to_come(const Run& r) {
     const Options& o = r.o;
     const int64_t every = o.checkpoint_every, keep = o.keep;
-    const int64_t from = r.state.step / every;                  // checkpoints that were due until now
+    const int64_t from = r.state.step / every;                  // checkpoints due so far
     const int64_t saves = r.state.step < o.steps ? ceil_div(o.steps, every) - from : 0;
     if (keep == 0) { return saves; }
-    int64_t old = 0;                                            // that will make room
+    int64_t old = 0;                                            // checkpoints that will be deleted
     for (int step : list_checkpoints(o.out)) { old += o.major == 0 || step % o.major != 0; }
     int64_t come = std::min(saves, keep + 1 - std::min(old, keep));
-    if (o.major > 0 && saves > keep + 1) {                      // of those before the last ones, the ones that stay
+    if (o.major > 0 && saves > keep + 1) {                      // older ones that are kept
         const int64_t both = std::lcm(every, (int64_t)o.major);
         come += (from + saves - keep - 1) * every / both - from * every / both;
     }
     return come;
 }
 
-// Takes possession of --out and fills p, allocated for r.micro_batches: initial values, a checkpoint's, or --load's;
-// tensors in `optional` may be missing there. `config` is the config.json of the model.
+// Prepares --out and fills p, allocated for r.micro_batches, with initial values or from a checkpoint or --load, where
+// tensors in `optional` may be missing. config: the model's config.json
 inline void load_run(Run& r, Parameters& p, const Json& config, const std::vector<FileTensor>& optional) {
     const Doing loading("preparing the weights");
     const Options& o = r.o;
@@ -233,7 +234,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
     r.first_step = r.state.step;
-    int64_t keep_before = INT64_MAX;                            // a use of a model adds to the logs
+    int64_t keep_before = INT64_MAX;                            // a run without training appends to the logs
     if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
     r.log = std::make_unique<Log>(first ? o.out : "", keep_before);
     if (keep_before < 0) { r.log->heading = json_text(config_record(o, config.at("position"))) + "\n"; }
@@ -249,8 +250,8 @@ inline void check_replicas(Parameters& p) {
     check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
 }
 
-// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1) write their own at the same
-// time; else rank 0 writes all.
+// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1) each write their own, at the same
+// time; otherwise rank 0 writes all.
 inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on) {
     const Doing saving_step("saving a checkpoint");
     const double begun = wall_seconds();
@@ -260,8 +261,8 @@ inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on
     r.save->begin(*r.log, begun);
 }
 
-// Continues the current checkpoint, if there is one: to its end, or as far as the disk has come. must: an error if
-// it cannot be saved
+// Continues the checkpoint that is being written, if any: to its end, or as far as the disk has come. must: it is an
+// error if it cannot be saved
 inline void go_on_saving(Run& r, bool to_the_end, bool must) {
     if (!r.save) { return; }
     const Doing saving_step("saving a checkpoint");
@@ -276,10 +277,10 @@ inline void go_on_saving(Run& r, bool to_the_end, bool must) {
     if (first && failure.empty()) {
         done->say_saved();
     } else if (first) {
-        const int64_t from = of == step ? step + 1 : step;      // no checkpoint is due, or was tried, before
+        const int64_t from = of == step ? step + 1 : step;      // the first step for which none has been tried
         const int64_t due_in = std::min(round_up(from, (int64_t)o.checkpoint_every), o.steps) - step;
         const std::string when = due_in > 0 ? strprintf("in %lld steps", (long long)due_in) : "now";
-        std::string next = "what else was requested is done first";
+        std::string next = "the run finishes its other work first";
         if (!last) { next = "training continues, the next checkpoint is due " + when; }
         say("warning: %s; %s (--on_save_error stop would end it)", failure.c_str(), next.c_str());
     }
@@ -320,26 +321,26 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     return stopped_by(r, signal);
 }
 
-// The exit code after a trained model's use, which a signal may have cut short: then the resumed run repeats it. A use
-// whose records cannot be written has failed.
+// The exit code after the use of a trained model. If a signal has cut it short, the resumed run repeats it. A use whose
+// records cannot be written has failed.
 inline int leave_use(const Run& r) {
     const int signal = r.trains ? comm_max((int)stop_signal, "signals") : 0;
     if (signal != 0) { return stopped_by(r, signal); }
-    rank0_works([&] { if (not_saved.empty()) { r.log->sync(); } }, "the log");     // else that is the error
+    rank0_works([&] { if (not_saved.empty()) { r.log->sync(); } }, "the log");     // otherwise that is the error
     return 0;
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // the end of a step
 
-// When a step begins; --profile looks at its kernels from here on.
+// Called when a step begins; --profile measures kernels from here on.
 inline double start_step(const Run& r) {
     if (r.o.profile == r.state.step + 1) { profile_begin(); }
     return wall_seconds();
 }
 
-// Judges the gradient of a step that began at `start` (wall_seconds) and took this many tokens, applies it, reports and
-// counts the step. token_flops: see flops_per_token in gpu.h
+// Judges and applies the gradient of a step that began at `start` (wall_seconds), and reports and counts the step.
+// tokens: in the step; token_flops: see flops_per_token in gpu.h
 inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens,
                         double token_flops) {
     const Options& o = r.o;
@@ -349,7 +350,7 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     s.step = r.state.step;
     s.mem = (double)device_memory_used();
     s.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, s.step);
-    const bool asked = gradient.targets > 0;                    // else there is nothing to learn, nor to judge
+    const bool asked = gradient.targets > 0;                    // false: there is nothing to learn or to judge
     const Verdict verdict = asked ? r.state.guard.judge(s.loss, s.norm) : Verdict{true, "", NAN, NAN};
     if (!asked) {
         s.skipped = "nothing to predict in any sequence of this step";

@@ -1,6 +1,5 @@
-// run/same_on_ranks.h -- what must be the same on all ranks before they work together: the program, the flags, and what
-// machines may have each on a disk of its own: the data, the model, --out. Otherwise each rank would train something
-// else, without a word.
+// run/same_on_ranks.h -- checks that all ranks have the same program and flags, and the same data, model and --out,
+// which may lie on different disks. Otherwise each rank would silently train something else.
 //
 // Every function here is a collective. A difference is the same error on every rank, with both values in it.
 #ifndef LLMC_ENGINE_RUN_SAME_ON_RANKS_H
@@ -16,7 +15,7 @@ inline void check_same_text(const std::string& what, const std::string& text) {
     struct Shown { uint64_t hash; char text[1024]; };
     if (comm().size == 1) { return; }
     Shown mine = {checksum(text), {}};
-    const std::string shown = printable(text, 250);         // at most 4 bytes for each of them
+    const std::string shown = printable(text, 250);         // escaped, at most 4 bytes each
     memcpy(mine.text, shown.data(), std::min(shown.size(), sizeof(mine.text) - 1));
     std::vector<Shown> all((size_t)comm().size);
     comm_all_gather(all.data(), &mine, 1, "comparison of the ranks");
@@ -26,7 +25,7 @@ inline void check_same_text(const std::string& what, const std::string& text) {
     }
 }
 
-// Another build may round otherwise, and talk otherwise.
+// Different builds may round, or exchange messages, differently.
 inline void check_same_program() {
     if (comm().size == 1) { return; }
     const FileSum sum = sum_file("/proc/self/exe");
@@ -48,7 +47,7 @@ inline void check_same_flags(const Options& o) {
     const size_t n = mine.size();
     std::vector<uint64_t> all(n * (size_t)comm().size);
     comm_all_gather(all.data(), mine.data(), n, "comparison of the ranks");
-    for (size_t i = 0; i < n; i++) {                        // every rank finds the same flag
+    for (size_t i = 0; i < n; i++) {                        // all ranks report the same flag
         bool same = true;
         for (size_t r = 1; r < (size_t)comm().size; r++) { same = same && all[r * n + i] == all[i]; }
         if (!same) { check_same_text(names[i], values[i]); }
@@ -69,7 +68,7 @@ inline void check_same_files(const std::string& flag, const std::vector<std::str
                                     (unsigned)sum));
 }
 
-// The model that a flag makes every rank read; a manifest has the checksum of all its bytes
+// The model of a flag, which every rank reads; the manifest has the checksum of all its bytes
 inline void check_same_model(const std::string& flag, const std::string& path) {
     if (comm().size == 1) { return; }
     uint64_t sum = 0;
@@ -84,7 +83,7 @@ inline void check_same_model(const std::string& flag, const std::string& path) {
                                    : strprintf("%s, checksum %016llx", path.c_str(), (unsigned long long)sum));
 }
 
-// moments: so were they, unless each rank has some of its own. state: of the run, with its flags
+// moments: they were loaded, too; compared unless each rank has its own. state: the run's, with its flags
 inline void check_same_loaded(const Parameters& p, bool moments, Json state) {
     if (comm().size == 1) { return; }
     const auto sum = [&](const void* data, size_t bytes) {
@@ -99,8 +98,8 @@ inline void check_same_loaded(const Parameters& p, bool moments, Json state) {
     check_same_text("what was loaded", loaded + ", state " + json_text(state));
 }
 
-// Dies unless all ranks see what rank 0 writes into a directory, and may write there, too. A network's disk may show it
-// late.
+// Dies unless all ranks can write into a directory and see what rank 0 has written there. A network file system may
+// show it late.
 inline void check_shared_directory(const std::string& out) {
     if (comm().size == 1) { return; }
     const std::string path = out + "/.tmp_step_shared";         // a name that clean_output_directory() removes
@@ -115,9 +114,9 @@ inline void check_shared_directory(const std::string& out) {
     comm_all_gather(all.data(), &mine, 1, "the probe of --out");
     if (comm().rank == 0) { io_unlink(path); }
     const size_t blind = (size_t)(std::find(all.begin(), all.end(), 0) - all.begin());
-    check(blind == all.size(), "--out %s: rank %zu cannot write there, or not read what rank 0 has written: expected a "
-          "directory that all ranks share, as each saves its part of the moments there (with --zero 0 rank 0 does)",
-          out.c_str(), blind);
+    check(blind == all.size(), "--out %s: rank %zu cannot write there, or cannot read what rank 0 has written: "
+          "expected a directory that all ranks share, as each saves its part of the moments there (with --zero 0 "
+          "rank 0 does)", out.c_str(), blind);
 }
 
 #endif

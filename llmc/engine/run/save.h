@@ -1,6 +1,6 @@
-// run/save.h -- a checkpoint on its way to the disk: the run waits for it, or trains on (--checkpoint_async).
+// run/save.h -- saves a checkpoint; the run waits for it, or continues to train (--checkpoint_async).
 //
-// The ranks go through its stages together. Threads do what the disk makes slow; only the main threads call
+// The ranks go through its stages together. Threads do the slow work of the disk; only the main threads call
 // collectives, and they meet when the threads of a stage have ended:
 //
 //     Begin     rank 0 syncs the log and makes a directory under a temporary name; always waited for
@@ -32,7 +32,7 @@ struct Snapshot {
     Snapshot& operator=(const Snapshot&) = delete;
     ~Snapshot() { for (float* x : {params, m, v}) { pinned_free(x); } }
 
-    // Copies what c shows, which shows the copy from now on
+    // Copies the arrays of c, which then refers to the copy
     void take(Checkpoint& c) const {
         if (weights > 0) { fetch_floats(params, c.params, weights, c.on_host); }
         if (moments > 0) {
@@ -49,7 +49,7 @@ struct Snapshot {
 struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
     enum Stage { Begin, Write, Publish, Retire, Undo, Done };
     Stage stage = Begin;
-    const TensorTable table;                // c's: a thread may outlive the model, if an error ends the run
+    const TensorTable table;                // a copy: if an error ends the run, a thread may outlive the model
     const std::vector<FileTensor> files;
     Checkpoint c;
     CheckpointSave save;
@@ -58,7 +58,7 @@ struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
     const std::shared_ptr<Snapshot> snapshot;       // null if training waits
     FileSums sums;
     std::string failure;                    // why it is not saved, on all ranks
-    double begun = 0, waited = 0;           // when, and seconds for which training was held up
+    double begun = 0, waited = 0;           // the time, and the seconds that training waited
 
     SaveInHand(const Options& o, int step, const Checkpoint& of, bool shares, std::shared_ptr<Snapshot> snapshot)
         : table(*of.table), files(*of.files), c(of), save(o.out, step, c), keep(o.keep), major(o.major),
@@ -77,7 +77,7 @@ struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
         next();
         waited = wall_seconds() - begun;
     }
-    // Goes on as far as the disk has come, or to the end. True: it is saved, or there is a failure
+    // Continues as far as the disk has come, or to the end. True: it is saved, or there is a failure
     bool go_on(bool to_the_end) {
         const double from = wall_seconds();
         while (stage != Done) {
@@ -94,7 +94,7 @@ struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
     }
 
 private:
-    std::future<void> thread;               // of this rank, if it has one in this stage
+    std::future<void> thread;               // this rank's, if it has one in this stage
     std::string mine;                       // why it failed
 
     template <class Work> void start(Stage s, bool works, Work work) {
@@ -105,7 +105,7 @@ private:
             try {
                 work();
             } catch (const Error& e) {
-                if (e.code != EXIT_BAD_INPUT) { throw; }        // a device that fails is not the disk's fault
+                if (e.code != EXIT_BAD_INPUT) { throw; }        // a failed device is a different error
                 self->mine = (self->first ? "" : strprintf("rank %d: ", comm().rank)) + e.what();
             }
         };
@@ -135,7 +135,7 @@ private:
             start(Retire, first, [this] { save.retire(keep, major); });
         }
     }
-    // The checksums of the files of moments that the other ranks have written, added to rank 0's own
+    // Adds the checksums of the other ranks' files of moments to rank 0's own
     void gather_sums() {
         std::vector<FileSum> all((size_t)comm().size);
         comm_all_gather(all.data(), &sums.back().second, 1, "checkpoint");

@@ -4,7 +4,7 @@
 //   after it: min + f(x) * (lr - min)          min = final_lr * lr, x in [0, 1] the part of the decay already done
 //     constant  f = 1                          cosine  f = (1 + cos(pi x)) / 2
 //     linear    f = 1 - x                      wsd     f = 1 - sqrt(x) over the last 20 % of the steps, 1 before
-// As in llm.c, except that a constant schedule warms up too when it is asked to: no flag is silently ignored.
+// As in llm.c, except that a constant schedule with --warmup warms up, too: no flag is silently ignored.
 #ifndef LLMC_ENGINE_RUN_SCHEDULE_H
 #define LLMC_ENGINE_RUN_SCHEDULE_H
 
@@ -19,7 +19,7 @@ inline double learning_rate(const std::string& schedule, double lr, int64_t warm
           "--schedule: expected one of cosine|linear|constant|wsd, got '%s'", schedule.c_str());
     if (step < warmup) { return lr * (double)(step + 1) / (double)warmup; }
     const int64_t start = schedule == "wsd" ? std::max(warmup, (int64_t)(0.8 * (double)steps)) : warmup;
-    // A run that ends within its warm-up has no decay to spread; past the end the last value stays.
+    // If the run ends within its warm-up there is no decay; after its end the last value stays.
     double x = 0.0, f = 1.0;
     if (step >= start) { x = step < steps ? (double)(step - start) / (double)(steps - start) : 1.0; }
     if (schedule == "cosine") { f = 0.5 * (1.0 + std::cos(3.14159265358979323846 * x)); }

@@ -3,7 +3,7 @@
 //
 //   vocab.json, merges.txt | vocab.txt | tokenizer.json    the vocabulary, as it was given, or of bytes
 //   tokenizer_config.json                                  the class that reads it, its special tokens
-//   generation_config.json                                 where generate() ends; of a GPT-2
+//   generation_config.json                                 for a GPT-2: the token at which generate() stops
 #ifndef LLMC_ENGINE_RUN_VOCABULARY_H
 #define LLMC_ENGINE_RUN_VOCABULARY_H
 
@@ -13,8 +13,8 @@
 
 inline bool is_bytes(const Tokenizer& t) { return !t.word_piece && t.tokens == Tokenizer::bytes().tokens; }
 
-// The tokenizer that lies beside a model's weights, or null. One of other software, of a kind that is not known here,
-// is said and left out; in a checkpoint of ours it is an error.
+// The tokenizer beside a model's weights, or null. One of an unknown kind is ignored with a notice if other software
+// wrote the model; in a checkpoint of this program it is an error.
 inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
     if (source.empty()) { return nullptr; }
     const size_t slash = source.rfind('/');
@@ -35,7 +35,7 @@ inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
 }
 
 // The tokenizer of a model with V tokens: --tokenizer, or the one beside its weights (`source`, a directory or a file),
-// or its bytes; null: ids are all there is. A resumed run keeps what its checkpoint has.
+// or bytes; null if there is none. A resumed run keeps that of its checkpoint.
 inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, bool resumed,
                                                  int V) {
     const Doing reading("reading the tokenizer");
@@ -60,8 +60,8 @@ inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const 
 }
 
 // tokenizer.json of a model that was trained on bytes. A BERT's puts [CLS] and [SEP] around a text. A GPT-2's only
-// special token is byte 0, which text does not contain. It is not spelled as U+0100: transformers would find it in a
-// text with that character.
+// special token is byte 0, which text does not contain. It is not written as U+0100, because transformers would then
+// find it in texts with that character.
 inline Json byte_tokenizer_json(bool bert) {
     Json vocab = Json::object(), added = Json::array(), around;
     const auto add_special = [&](const std::string& name, int id) {
@@ -98,7 +98,7 @@ inline Json byte_tokenizer_json(bool bert) {
                        {"merges", Json::array()}}}};
 }
 
-// tokenizer_config.json; longest: the length of a text that the model can read, 0: any
+// tokenizer_config.json. longest: the most tokens that the model can read, 0: any number
 inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
     const bool one_file = is_bytes(t) || t.files[0].first == "tokenizer.json";
     const int special = is_bytes(t) ? 0 : t.eot;
@@ -125,8 +125,8 @@ inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
     return j;
 }
 
-// Sets the token that ends a text in config.json, at which transformers' generate() stops: the tokenizer's, which may
-// be null, or GPT-2's.  V: the vocabulary without padding
+// Sets the token in config.json that ends a text, at which transformers' generate() stops: the tokenizer's, or without
+// one GPT-2's. V: the vocabulary without padding
 inline void set_end_of_text(Json& config, const Tokenizer* tokenizer, int V) {
     int end = V == 50257 ? 50256 : -1;
     if (tokenizer != nullptr && tokenizer->eot >= 0) { end = tokenizer->eot; }

@@ -1,8 +1,8 @@
 // text/bpe.h -- byte-level byte-pair encoding: a word starts as its bytes, and neighbours are merged in the order of a
 // list.                                                Sennrich et al. 2016; Radford et al. 2019
 //
-// Merges have ranks. Of all neighbours in a word, the pair of the least rank is merged first, so that encoding replays
-// the order in which the merges were learned: "l o w e r" -> "lo w e r" -> "low e r" -> "low er" -> "lower".
+// Merges have ranks. In a word, the neighbours with the lowest rank are merged first, so that encoding repeats the
+// order in which the merges were learned: "l o w e r" -> "lo w e r" -> "low e r" -> "low er" -> "lower".
 #ifndef LLMC_ENGINE_TEXT_BPE_H
 #define LLMC_ENGINE_TEXT_BPE_H
 
@@ -13,11 +13,11 @@
 #include "words.h"
 
 struct Bpe {
-    struct Merge { int rank, id; };                 // id: of the token that the two become
+    struct Merge { int rank, id; };                 // id: the merged token
     std::unordered_map<uint64_t, Merge> merges;     // by two ids, left << 32 | right
     std::vector<int> byte_ids;                      // [256] the id of each single byte
 
-    // Looks up the 256 bytes, which every word starts as. Returns "", or the reason why the vocabulary cannot encode.
+    // Looks up the 256 bytes with which every word starts. Returns "", or why the vocabulary cannot encode.
     std::string find_bytes(const std::vector<std::string>& tokens) {
         byte_ids.assign(256, -1);
         for (size_t id = 0; id < tokens.size(); id++) {
@@ -32,16 +32,17 @@ struct Bpe {
         return "";
     }
 
-    // Appends the ids of a word. The pair of the least rank is merged, of equal pairs the leftmost, until none is left.
+    // Appends the ids of a word: merges the pair of the lowest rank, the leftmost of equal pairs, until none is left.
     //
     // The parts are a linked list over the word's bytes, and the pairs wait in a heap, so that a word of n bytes takes
-    // O(n log n): a "word" may be a megabyte of one letter. A merge changes the pairs on both sides; instead of looking
-    // for their old entries in the heap, we push the new ones and skip each entry whose pair has changed meanwhile.
+    // O(n log n): a "word" may be a megabyte of one letter. A merge changes the pairs on both sides; instead of
+    // searching the heap for their old entries, we push new ones, and skip an entry if its pair has changed in the
+    // meantime.
     void encode_word(const std::string& word, std::vector<int>& ids) const {
         const int n = (int)word.size();
         std::vector<int> id(n);                     // of the part that begins at this byte; -1: merged into another
         std::vector<int> before(n), after(n);       // where the neighbouring parts begin
-        std::vector<uint64_t> heap;                 // rank << 32 | where the pair begins: the least is next
+        std::vector<uint64_t> heap;                 // rank << 32 | where the pair begins; the smallest is next
         const std::greater<uint64_t> least;
         const auto propose = [&](int i) {           // the pair that begins at i, if there is such a merge
             const bool pair = i >= 0 && after[i] < n;
@@ -63,12 +64,12 @@ struct Bpe {
             std::pop_heap(heap.begin(), heap.end(), least);
             heap.pop_back();
             const Merge* m = id[i] >= 0 && j < n ? find(id[i], id[j]) : nullptr;
-            if (m == nullptr || m->rank != rank) { continue; }      // out of date: a merge has taken one of the two
+            if (m == nullptr || m->rank != rank) { continue; }      // out of date: one of the two was merged
             id[i] = m->id;                          // i takes over j, which leaves the list
             id[j] = -1;
             after[i] = after[j];
             if (after[i] < n) { before[after[i]] = i; }
-            propose(before[i]);                     // the two pairs that the new part is in
+            propose(before[i]);                     // the two pairs with the new part
             propose(i);
         }
         for (int i = 0; i < n; i = after[i]) { ids.push_back(id[i]); }
@@ -81,7 +82,7 @@ struct Bpe {
         for (const char c : bytes) { utf8_append(spelled, spelling()[(unsigned char)c]); }
         return spelled;
     }
-    // Returns false when `spelled` has any other character.
+    // Returns false if `spelled` has any other character.
     static bool unspell(const std::string& spelled, std::string& bytes) {
         static const std::vector<int> byte = [] {
             std::vector<int> of(0x144, -1);         // code point -> byte; 0x144 = 0x100 + 68
@@ -108,9 +109,8 @@ struct Bpe {
         return s;
     }
 
-    // vocab.bpe or merges.txt: an optional first line "#version: 0.2", then one merge "left right" per line, the first
-    // of rank 0. Returns "", or the reason why no text can be encoded: with a list that was cut short one could encode,
-    // but the ids would be wrong.
+    // vocab.bpe or merges.txt: an optional first line "#version: 0.2", then one merge "left right" per line, from rank
+    // 0 on. Returns "", or why no text can be encoded: a list that was cut short would give wrong ids.
     std::string load(const std::string& path, const std::string& text, const std::vector<std::string>& tokens) {
         std::unordered_map<std::string, int> id_of;
         for (size_t id = 0; id < tokens.size(); id++) { id_of.emplace(tokens[id], (int)id); }

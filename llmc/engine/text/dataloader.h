@@ -11,7 +11,7 @@
 //   byte 20           zeros, or what documents.h puts there
 //   byte 1024         the ids
 //
-// A shard of version 2 (uint16) holds examples of a task instead of a stream, each in a row of its own:
+// A shard of version 2 (uint16) holds examples of a task instead of a stream, one per row:
 //
 //   byte 28    int32  tokens in a row: one example, padded to that
 //   byte 32    int32  length of the examples, in symbols of the task; 0: it varies
@@ -46,15 +46,14 @@ struct Shard {
     int row = 0;                            // tokens in a row; 0: a stream of tokens
     int length = 0;                         // of the examples in rows
 
-    // W windows of T + 1 tokens at stride T take W * T + 1 tokens; of rows, each is one.
+    // W windows of T + 1 tokens at stride T take W * T + 1 tokens; each row is one window.
     uint64_t windows(int T) const {
         if (row > 0) { return T == row - 1 ? tokens / (uint64_t)row : 0; }
         return tokens == 0 ? 0 : (tokens - 1) / (uint64_t)T;
     }
 };
 
-// Everything about a file that can be checked without reading its tokens; allocates nothing. rows: whether examples in
-// rows are welcome.
+// Checks everything about a file that needs none of its tokens; allocates nothing. rows: accept examples in rows
 inline Shard inspect_shard(const std::string& path, bool rows = false) {
     const File file(path);
     Shard s;
@@ -96,7 +95,7 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
         s.vocab = wide ? 128256 : 50257;
         s.eot = wide ? 128000 : 50256;
     }
-    int largest = wide ? MAX_VOCAB : 65536;                 // what the ids can hold
+    int largest = wide ? MAX_VOCAB : 65536;                 // the range of the ids
     if (in_rows) {
         s.row = header[7];
         s.length = header[8];
@@ -111,8 +110,8 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     return s;
 }
 
-// Adds the paths that begin with `start`, "" or a directory and its slash, and go on as `pattern` says. (glob(3) does
-// the same, but ends the program when an allocation fails.)
+// Adds the paths that consist of `start`, which is "" or a directory and its slash, and a match of `pattern`. (glob(3)
+// does the same, but ends the program if an allocation fails.)
 inline void match_pattern(const std::string& start, const std::string& pattern, std::vector<std::string>& paths) {
     const size_t slash = pattern.find('/');
     const std::string part = pattern.substr(0, slash);
@@ -132,7 +131,7 @@ inline void match_pattern(const std::string& start, const std::string& pattern, 
     }
 }
 
-// The files that a pattern names, in byte order whatever the locale: * ? [...] as in a shell, and ~/ at its start.
+// The files that match a pattern, in byte order in any locale: * ? [...] as in a shell, and ~/ at its start.
 inline std::vector<std::string> expand_pattern(const std::string& pattern) {
     if (path_exists(pattern)) { return {pattern}; }             // the name of a file may contain [ or *
     const char* home = getenv("HOME");
@@ -152,7 +151,8 @@ struct TokenFiles {
     int row = 0;                            // of all shards: tokens in a row; 0: streams
     uint64_t tokens = 0;                    // of all shards
 
-    // Opens and checks every file. wanted_vocab: refuse another vocabulary (0: any). rows: take examples in rows, too.
+    // Opens and checks every file. wanted_vocab: refuse another vocabulary (0: any). rows: accept examples in rows,
+    // too.
     TokenFiles(const std::string& pattern, const char* flag, int wanted_vocab = 0, bool rows = false)
         : pattern(pattern), flag(flag) {
         try {
@@ -178,7 +178,7 @@ struct TokenFiles {
         return n;
     }
 
-    // inputs, targets (T): window w, 0 <= w < windows(T). In rows only the answer is a target.
+    // inputs, targets (T): window w, 0 <= w < windows(T). In rows, only the answer is a target.
     void window(uint64_t w, int T, int* inputs, int* targets) const {
         const uint64_t total = windows(T);
         check(w < total, "%s: window %zu of %zu at T = %d", flag.c_str(), (size_t)w, (size_t)total, T);
@@ -231,7 +231,7 @@ private:
         shards.push_back(s);
     }
 
-    // the file of shard s, opened if it is not; it must be the one that was checked at the start
+    // the file of shard s, opened if necessary; it must be the one that was checked at the start
     const File& open(size_t s) const {
         Slot& slot = slots[s % slots.size()];
         if (slot.file == nullptr || slot.shard != s) {
@@ -246,8 +246,8 @@ private:
         return *slot.file;
     }
 
-    // out (n): ids (n) as int. Returns the largest, so that one comparison per chunk checks them all. bits: of an id,
-    // without the mark of an answer.
+    // out (n): ids (n) as int. Returns the largest, so that one comparison per chunk checks them all. bits: those of an
+    // id, without the mark of an answer
     template <class Id> static uint32_t widen(const Id* ids, uint64_t n, int* out, uint32_t bits = ~0u) {
         uint32_t largest = 0;
         for (uint64_t i = 0; i < n; i++) {
@@ -282,8 +282,8 @@ private:
     }
 };
 
-// Which of `windows` windows is sample number `index` of a run. Each epoch is another permutation of all windows, so
-// that every window comes once per epoch; without shuffle they come in their order.
+// Which of `windows` windows is sample number `index` of a run. Each epoch is a new permutation of all windows, so
+// every window comes once per epoch; without shuffle they come in order.
 inline uint64_t sample_window(uint64_t index, uint64_t windows, uint64_t seed, bool shuffle) {
     check(windows > 0, "an epoch: expected at least 1 sample, got none");
     return shuffle ? permute(index % windows, windows, seed, index / windows) : index % windows;

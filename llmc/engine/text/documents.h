@@ -1,5 +1,5 @@
-// text/documents.h -- whole documents as ids [CLS] ... [SEP], alone (a collection) or in groups (a query, its positive,
-// hard negatives).
+// text/documents.h -- whole documents as ids [CLS] ... [SEP]: a collection of single ones, or groups (a query, its
+// positive, hard negatives).
 //
 // A shard of documents is one of dataloader.h, with two more header fields:
 //
@@ -32,11 +32,11 @@ struct DocumentFile {
     size_t documents() const { return begin.empty() ? 0 : begin.size() - 1; }
 };
 
-// For any number of threads: nothing changes after the constructor.
+// Safe for any number of threads: nothing changes after the constructor.
 struct Documents {
     std::string pattern, flag;              // flag: "--queries", for messages
     SpecialTokens special;
-    const Tokenizer* tokenizer;             // encodes text; null: text is read as bytes. Used by the constructor only
+    const Tokenizer* tokenizer;             // encodes text; null: text is read as bytes. Only the constructor uses it
     int group = 0;                          // documents per group
     std::vector<DocumentFile> files;        // in byte order of their paths
 
@@ -85,7 +85,7 @@ struct Documents {
         return n;
     }
 
-    // Its line in NAME.ids. Text without such a file: the document's number in the collection, from 0 on.
+    // Its line in NAME.ids, or for text without such a file its number in the collection, from 0 on
     std::string name(size_t i) const {
         const DocumentFile& f = file_of(i);
         if (!f.names.empty()) { return f.names[i - f.first]; }
@@ -186,7 +186,7 @@ private:
         return in_group;
     }
 
-    // Where the scan of a text is: every line must have as many documents as the first, and none may be empty.
+    // The state of a text's scan: every line must have the same number of documents, and none may be empty.
     struct Lines {
         const char* name;
         size_t line = 1, in_line = 0;               // in_line: documents of this line so far
@@ -208,7 +208,7 @@ private:
         }
     };
 
-    // Calls end(at) where a document ends, and byte(c) for the rest; the last newline may be missing.
+    // Calls end(at) at the end of each document, and byte(c) for all other bytes; the last newline may be missing.
     template <class Byte, class End> int scan_text(const DocumentFile& f, Lines& lines, Byte byte, End end) const {
         scan(f, [&](uint64_t at, int c) {
             const bool ends = c == '\n' || c == '\t';
@@ -299,7 +299,7 @@ private:
             const size_t end = std::min(text.find('\n', begin), text.size());
             f.names.push_back(text.substr(begin, end - begin));
             const std::string& s = f.names.back();
-            // white space separates the fields of qrels, which could not contain such a name
+            // white space separates the fields of qrels, so they could not contain such a name
             check(!s.empty() && s.find_first_of(" \t\r\v\f") == std::string::npos,
                   "%s: line %zu: expected a name without white space, got '%.80s'", path.c_str(), f.names.size(),
                   s.c_str());
@@ -309,7 +309,7 @@ private:
               path.c_str(), f.documents(), f.shard.path.c_str(), f.names.size());
     }
 
-    // A document whose name appears twice would be found, and counted, twice.
+    // Otherwise a document could be found, and counted, twice.
     void check_names() const {
         std::unordered_set<std::string> seen;
         for (const DocumentFile& f : files) {
@@ -331,8 +331,8 @@ struct GroupBatch {
     int swapped = 0;                        // groups that were replaced
 };
 
-// Adds the texts of group `drawn`, whole, to `seen`; false, and adds none, if one of them is there already or the group
-// itself has a text twice.
+// Adds the texts of group `drawn`, uncut, to `seen`. Returns false, and adds none, if `seen` has one of them already or
+// the group has a text twice.
 inline bool add_texts(const Documents& documents, uint64_t drawn, std::unordered_set<uint64_t>& seen) {
     std::vector<uint64_t> texts;
     std::vector<int> ids;
@@ -349,8 +349,8 @@ inline bool add_texts(const Documents& documents, uint64_t drawn, std::unordered
     return true;
 }
 
-// The group with this index of a run, or, where the batch has one of its texts already (`seen`), another one: the first
-// that fits, from a place on that (seed, index) names. A text that is there twice would be its own negative.
+// The group with this index of a run. If the batch has one of its texts already (`seen`), it is the first group that
+// fits after a place drawn from (seed, index). A text that is in a batch twice would be its own negative.
 inline uint64_t choose_group(const Documents& documents, uint64_t index, uint64_t seed, bool shuffle,
                              std::unordered_set<uint64_t>& seen, int& swapped) {
     const uint64_t groups = documents.groups(), drawn = sample_window(index, groups, seed, shuffle);
@@ -386,7 +386,7 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
             longest = std::max(longest, documents.length(first + (size_t)r));
         }
     }
-    // [PAD] fills the rest of each row, so a multiple of 8 costs little and suits the kernels
+    // [PAD] fills the rest of each row, so a multiple of 8 costs little, and the kernels are faster
     batch.T = (int)std::min((longest + 7) / 8 * 8, (uint64_t)std::max(max_tokens, 0));
     batch.ids.assign(checked_mul((size_t)batch.rows, (size_t)batch.T, "a batch of groups"), documents.special.pad);
     batch.lengths.resize((size_t)batch.rows);

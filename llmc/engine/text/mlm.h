@@ -1,4 +1,4 @@
-// text/mlm.h -- the tokens that a masked language model has to guess.     Devlin et al. 2019, section 3.1, task 1
+// text/mlm.h -- the tokens that a masked language model predicts.     Devlin et al. 2019, section 3.1, task 1
 //
 //   Each token that is not special is chosen with probability 0.15. Of the chosen, 80 % become [MASK], 10 % a random
 //   token, and 10 % stay.
@@ -32,7 +32,7 @@ struct SpecialTokens {
     bool is_special(int id) const { return id == pad || id == unk || id == cls || id == sep || id == mask; }
 };
 
-// Those of a vocabulary that is known by its size.
+// The special tokens of a vocabulary that is known by its size
 inline SpecialTokens special_tokens(int vocab) {
     if (vocab == BERT_VOCAB) { return {vocab, 0, 100, 101, 102, 103}; }
     check(vocab == BYTE_VOCAB, "the ids of [PAD] [CLS] [SEP] [MASK]: expected a vocabulary of %d (BERT) or %d (bytes), "
@@ -40,7 +40,8 @@ inline SpecialTokens special_tokens(int vocab) {
     return {vocab, 256, -1, 257, 258, 259};                     // V, pad, unk, cls, sep, mask
 }
 
-// By their names in vocab.txt; if a line appears twice, the last counts, as in the tokenizer. Bytes get four ids more.
+// By their names in vocab.txt; if a line appears twice, the last counts, as in the tokenizer. A vocabulary of bytes
+// gets four more ids.
 inline SpecialTokens special_tokens(const Tokenizer& tokenizer) {
     if (!tokenizer.word_piece && tokenizer.vocab_size() == 256) { return special_tokens(BYTE_VOCAB); }
     check(tokenizer.word_piece, "%s: expected BERT's vocab.txt, or bytes, for a masked language model, got byte-pair "
@@ -76,9 +77,8 @@ struct PlainTokens {
     }
 };
 
-// inputs, targets (n): the masked tokens and what they were. ids (n): tokens first .. first + n - 1 of the sample.
-// A target is the token where it was chosen, IGNORE_INDEX elsewhere. inputs may be ids itself. Returns how many were
-// chosen, which may be none.
+// ids (n): tokens first .. first + n - 1 of the sample -> inputs (n): the same, masked; targets (n): the token where
+// one was chosen, otherwise IGNORE_INDEX. inputs may be ids itself. Returns how many were chosen, possibly 0.
 inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sample, uint64_t first, int n,
                        const int* ids, int* inputs, int* targets, double share = 0.15) {
     check(share >= 0.0 && share <= 1.0, "masking: expected a share of the tokens from 0 to 1, got %g", share);

@@ -16,11 +16,11 @@ struct Tokenizer {
     std::vector<std::string> tokens;    // [V] the bytes of each id; WordPiece: as in the file, "##" included
     bool word_piece = false;            // BERT's; false: byte-level BPE, or bytes
     int eot = -1;                       // <|endoftext|>, or BERT's [SEP]; -1: none
-    // What a checkpoint writes to hold this tokenizer: names that the libraries read, and contents. Of bytes: nothing
+    // This tokenizer's files in a checkpoint: names that the libraries read, and contents. None for bytes
     std::vector<std::pair<std::string, std::string>> files;
-    std::string cannot_encode;          // the reason; empty: it can
+    std::string cannot_encode;          // why it cannot encode; empty if it can
 
-    // Bounds on files that may come from anywhere.
+    // Bounds on files from unknown sources
     static constexpr int MAX_TOKENS = 1 << 20;
     static constexpr uint64_t MAX_FILE = 16u << 20;     // bytes
     static constexpr size_t MAX_TEXT = 1u << 28;        // bytes, in one call of encode()
@@ -113,15 +113,15 @@ private:
 
     static constexpr int MAX_WORD = 100;            // characters; a longer word is [UNK]
 
-    // The ids of the words that a text has had so far: a text has few different ones. It lives for one encode(), so
-    // that threads can share a Tokenizer.
+    // A cache of the words of a text, which has few different ones. It lives for one encode(), so that threads can
+    // share a Tokenizer.
     struct Cache {
         std::unordered_map<std::string, std::vector<int>> words;
 
         // Appends the ids of a word; encode_word(out) appends them if the word is new.
         template <class F> void append(std::vector<int>& ids, const std::string& word, F encode_word) {
             if (word.size() > 64) { return encode_word(ids); }      // long words are rarely repeated
-            if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; frequent words are soon back
+            if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; frequent words soon return
             const auto found = words.try_emplace(word);             // second: the word is new
             std::vector<int>& parts = found.first->second;
             if (found.second) { encode_word(parts); }
@@ -158,8 +158,8 @@ private:
         return s.size() >= end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
     }
 
-    // the one tokenizer file of a directory; two are an error, since nobody could tell which was meant. transformers
-    // writes tokenizer.json beside the rest, too.
+    // the one tokenizer file of a directory; two are an error, because either could be meant. transformers also writes
+    // tokenizer.json beside the other files.
     static std::string find_in(const std::string& directory) {
         std::string found;
         for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
@@ -175,7 +175,7 @@ private:
     }
 
     // {"token": id, ...}: every id from 0 to V - 1 once. spelled: the tokens are as byte-level BPE spells them
-    // (Bpe::unspell), but for the special token of a model of bytes, byte 0; otherwise they are plain text.
+    // (Bpe::unspell), except for byte 0, the special token of a model of bytes; otherwise they are plain text.
     void load_vocabulary(const nlohmann::json& j, bool spelled) {
         const char* name = path.c_str();
         check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS,
@@ -208,7 +208,7 @@ private:
             if (files.size() > 1 || !path_exists(beside)) { continue; }
             std::string text = read_file(beside, MAX_FILE);
             load_merges(beside, text);
-            // some readers skip the first line and what follows the last line end, whatever it is
+            // some readers skip the first line, and what follows the last line end
             if (text.compare(0, 9, "#version:") != 0) { text = "#version: 0.2\n" + text; }
             if (text.back() != '\n') { text += '\n'; }
             files.push_back({"merges.txt", text});
@@ -262,8 +262,8 @@ private:
             check(tokens == listed, "%s: a token has a line end in it", path.c_str());
         }
     }
-    // An error where tokenizer.json needs something that is not computed here. A key that is absent or null there
-    // has the value that is; an empty key means the part itself.
+    // An error if tokenizer.json needs something that is not computed here. A key that is absent or null means the
+    // supported value; an empty key means the part itself.
     struct Setting { const char *part, *key; nlohmann::json value; };
     void check_settings(const nlohmann::json& j, const std::vector<Setting>& settings) const {
         for (const Setting& s : settings) {
@@ -276,7 +276,7 @@ private:
                   s.part, whole ? "" : ".", s.key, json_excerpt(s.value).c_str(), json_excerpt(found).c_str());
         }
     }
-    // Those of "added_tokens" that the vocabulary lacks get the ids after it.
+    // Entries of "added_tokens" that are not in the vocabulary get the ids after it.
     void add_special_tokens(const nlohmann::json& j) {
         if (!j.contains("added_tokens")) { return; }
         check(j["added_tokens"].is_array(), "%s: added_tokens: expected a list, got %s", path.c_str(),
@@ -343,7 +343,7 @@ private:
         if (header[1] == 2) {
             eot = header[3];
             check(eot >= 0 && eot < V, "%s: header: expected an end-of-text id from 0 to %d, got %d", name, V - 1, eot);
-        } else if (V == 50257) {                    // GPT-2's, in whose time the header did not say
+        } else if (V == 50257) {                    // GPT-2's, which predates this field of the header
             eot = 50256;
         }
         size_t at = 1024;
@@ -359,7 +359,7 @@ private:
         check(at == data.size(), "%s: expected %zu bytes, where its %d tokens end, got %zu", name, at, V, data.size());
         cannot_encode = bpe.find_bytes(tokens);     // the file has no merges: they follow from the tokens
         if (cannot_encode.empty()) { cannot_encode = bpe.recover(tokens, eot); }
-        // by the names that the libraries read, unless those files could not say the same
+        // by the names that the libraries read, unless those formats cannot express it
         if (!cannot_encode.empty() || (eot >= 0 && tokens[(size_t)eot] != "<|endoftext|>")) {
             files.push_back({"gpt2_tokenizer.bin", data});
             return;

@@ -5,8 +5,8 @@
 //   recall@k        = relevant documents among the first k / all relevant documents
 //   reciprocal rank = 1 / rank of the first relevant document
 //
-// A document is relevant if its grade is above 0. Ranks are trec_eval's: by score; of equal scores, the name that is
-// greater in byte order comes first.
+// A document is relevant if its grade is above 0. Ranks are trec_eval's: by score, and for equal scores the name that
+// is greater in byte order comes first.
 #ifndef LLMC_ENGINE_TEXT_TREC_H
 #define LLMC_ENGINE_TEXT_TREC_H
 
@@ -23,7 +23,7 @@ struct Qrels {
     size_t judgements = 0;                                      // of all queries
 };
 
-// The fields of text[begin .. end), separated by white space; at most 5, as more than 4 is an error whatever follows.
+// The fields of text[begin .. end), separated by white space; at most 5, because more than 4 is an error anyway.
 inline std::vector<std::string> split_fields(const std::string& text, size_t begin, size_t end) {
     std::vector<std::string> fields;
     for (size_t at = text.find_first_not_of(" \t\r\v\f", begin); at < end && fields.size() < 5;) {
@@ -47,7 +47,7 @@ inline Qrels read_qrels(const std::string& path) {
         check(fields.size() == 4, "%s: line %zu: expected 'query 0 document grade', got %s fields", path.c_str(), line,
               count.c_str());
         const std::string &query = fields[0], &document = fields[2], &word = fields[3];
-        char* rest;                         // what strtol has not read
+        char* rest;                         // the part after the number
         errno = 0;                          // ERANGE if the number does not fit
         const long grade = strtol(word.c_str(), &rest, 10);
         const bool whole = rest == word.c_str() + word.size() && errno == 0;
@@ -103,7 +103,7 @@ inline std::vector<int> all_grades(const Judgements& judgements) {
     return grades;
 }
 
-// The measures: grades in the order of the ranks, judgements of the query. 0 where nothing is relevant.
+// The measures. grades: in the order of the ranks; judgements: of the query. 0 if no document is relevant
 inline double ndcg_at(const std::vector<int>& grades, const Judgements& judgements, int k) {
     const double ideal = dcg(all_grades(judgements), k);
     return ideal > 0.0 ? dcg(grades, k) / ideal : 0.0;

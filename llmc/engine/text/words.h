@@ -1,5 +1,5 @@
-// text/words.h -- UTF-8, and text cut into words in the two ways that tokenizers need: as GPT-2's regular expression
-// does, and as BERT's uncased models do.
+// text/words.h -- UTF-8, and the two ways in which tokenizers split text into words: GPT-2's regular expression, and
+// that of BERT's uncased models.
 #ifndef LLMC_ENGINE_TEXT_WORDS_H
 #define LLMC_ENGINE_TEXT_WORDS_H
 
@@ -17,8 +17,8 @@
 //   U+0800  .. U+FFFF    1110xxxx 10xxxxxx 10xxxxxx              (but for the surrogates U+D800 .. U+DFFF)
 //   U+10000 .. U+10FFFF  11110xxx 10xxxxxx 10xxxxxx 10xxxxxx
 
-// How long the character is that begins with byte a: 1 to 4; 0: no character begins so. 0xC0 and 0xC1 would be ASCII
-// written in two bytes, and above 0xF4 everything is beyond U+10FFFF.
+// The length of a character that begins with byte a: 1 to 4, or 0 if none does. 0xC0 and 0xC1 would be ASCII written in
+// two bytes, and everything above 0xF4 is beyond U+10FFFF.
 inline int utf8_length(unsigned char a) {
     if (a < 0x80) { return 1; }
     if (a < 0xC2) { return 0; }
@@ -40,7 +40,7 @@ inline Utf8Bounds utf8_second_byte(unsigned char a) {
     }
 }
 
-// How many bytes s[0..n), n >= 1, still lacks to be one character; -1: nothing that follows makes it one.
+// How many bytes s[0..n), n >= 1, needs to become one character; -1: no bytes can make it one.
 inline int utf8_missing(const char* s, size_t n) {
     const unsigned char a = (unsigned char)s[0];
     const int length = utf8_length(a);
@@ -56,7 +56,8 @@ inline int utf8_missing(const char* s, size_t n) {
 
 const uint32_t NO_CHARACTER = UINT32_MAX;
 
-// The character at text[at], at < text.size(); `at` moves past it. Where none begins: NO_CHARACTER, and one byte on.
+// The character at text[at], at < text.size(); `at` moves past it. If none begins there: NO_CHARACTER, and `at` moves
+// by one byte.
 inline uint32_t utf8_next(const std::string& text, size_t& at) {
     const unsigned char a = (unsigned char)text[at];
     if (a < 0x80) { at++; return a; }
@@ -87,8 +88,8 @@ inline void utf8_append(std::string& s, uint32_t c) {
     }
 }
 
-// Bytes in, UTF-8 out. An unfinished character at the end waits for its rest; whatever is not UTF-8 becomes U+FFFD, one
-// for each longest piece that could have started a character (the Unicode Standard, 3.9, and what other decoders do).
+// Bytes in, UTF-8 out. An unfinished character at the end waits for its rest. Bytes that are not UTF-8 become U+FFFD,
+// one for each longest piece that could have started a character (the Unicode Standard, 3.9, and other decoders).
 struct Utf8Stream {
     std::string waiting;    // the start of a character, at most 3 bytes
 
@@ -150,7 +151,7 @@ struct UnicodeTables {
         return tables;
     }
 
-    // f(c) for each character that folding makes of c: canonical decomposition, no nonspacing marks, lower case
+    // f(c) for each character of the folded c: canonical decomposition, no nonspacing marks, lower case
     template <class F> void fold(uint32_t c, F f) const {
         if (classes[c] == UNICODE_MARK) { return; }
         if (c >= 0xAC00 && c < 0xAC00 + 11172) {            // a Hangul syllable: (lead * 21 + vowel) * 28 + tail
@@ -171,7 +172,7 @@ struct UnicodeTables {
 // GPT-2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
 // In words: a contraction; or a run of letters, of numbers or of other characters, each with the space before it; or a
-// run of white space, which leaves its last character to the word that follows. "It's  12 (ok)" is cut into
+// run of white space, except its last character if a word follows. "It's  12 (ok)" is split into
 // It|'s| | 12| (|ok|).
 
 // The end of the contraction at text[begin], or 0 if there is none.
@@ -184,11 +185,11 @@ inline size_t gpt2_contraction(const std::string& text, size_t begin) {
 }
 
 // Calls f(begin, end) for each word of the text, in order; the words cover it. A byte that is not UTF-8 counts as a
-// symbol, as does the U+FFFD that other decoders make of it; here it stays the byte it is.
+// symbol, like the U+FFFD to which other decoders change it; here the byte is kept.
 template <class F> void gpt2_words(const std::string& text, F f) {
     const UnicodeTables& unicode = UnicodeTables::get();
     const size_t n = text.size();
-    const auto next_class = [&](size_t& at) {               // of the regular expression's four
+    const auto next_class = [&](size_t& at) {               // one of the regular expression's four
         const uint32_t c = utf8_next(text, at);
         const int k = c == NO_CHARACTER ? (int)UNICODE_OTHER : unicode.classes[c];
         return k == UNICODE_LETTER || k == UNICODE_NUMBER || k == UNICODE_SPACE ? k : UNICODE_OTHER;
@@ -205,10 +206,10 @@ template <class F> void gpt2_words(const std::string& text, F f) {
         end = gpt2_contraction(text, begin);
         if (end == 0) {
             const bool space = text[begin] == ' ' && begin + 1 < n;
-            size_t at = begin + space;                      // past the space that a word may take along
+            size_t at = begin + space;                      // past the space that may begin a word
             size_t last = begin;
             int k = next_class(at);
-            if (k == UNICODE_SPACE) { k = next_class(at = begin); }     // white space itself takes none along
+            if (k == UNICODE_SPACE) { k = next_class(at = begin); }     // but not a run of white space
             end = run(at, k, last);
             // \s+(?!\S): white space before a word leaves its last character to that word
             if (k == UNICODE_SPACE && end < n && last > begin) { end = last; }
