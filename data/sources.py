@@ -57,7 +57,7 @@ class ZstdReader(io.RawIOBase):
     def readinto(self, out):
         while self.at == len(self.waiting):
             self.waiting, self.at = b"", 0
-            data = self.file.read(1 << 10)      # these may hold 32 MB, of which little more is decoded at a time
+            data = self.file.read(1 << 10)      # these may decode to 32 MB; little more is decoded at a time
             if not data:
                 if self.decoder is not None:
                     raise EOFError("compressed file ended before its end marker")

@@ -507,7 +507,7 @@ FIRST = ("ptx", "matmul", "layers", "adamw", "decode", "generate")     # what at
 
 
 def in_order(names):
-    """the names of kernel tests: by FIRST, then others, then flash"""
+    """the names of kernel tests: by FIRST, then the rest, then flash"""
     def place(name):
         known = [k for k, part in enumerate(FIRST) if name.startswith(part)]
         return known[0] if known else len(FIRST) + name.startswith("flash")
@@ -793,7 +793,7 @@ class LossCheck:
 
     def compare_kind(self, name, own, measured, kind, binary, multiple, most, env):
         """(record, error or None) of one precision"""
-        # A measured error may be small by luck, the median of the group is not; rounding alone makes 2^-24.
+        # A measured error may be small by luck, the median of the group is not; just rounding gives 2^-24.
         middle = (statistics.median(step) for step in zip(*(r[kind + "_error"] for r in measured)))
         errors = [max(own_step, step, 2.0 ** -24) for own_step, step in zip(own[kind + "_error"], middle)]
         place, flags = self.place(name), self.known[name][2]

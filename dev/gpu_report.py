@@ -5,7 +5,7 @@ RATIO_TARGETS = {("cable", "forward", 64): 1.06, ("cable", "forward", 128): 1.03
                  ("cable", "backward", 128): 1.08, ("alibi", "forward", 64): 1.06, ("alibi", "forward", 128): 1.03,
                  ("alibi", "backward", 64): 1.08, ("alibi", "backward", 128): 1.08, ("kcable", "forward", 64): 1.35,
                  ("kcable", "forward", 128): 1.30}
-# at least so many TFLOP/s for causal attention without a bias, by pass and head size, at T = 1024, 4096 and 16384
+# the least TFLOP/s for causal attention without a bias, by pass and head size, at T = 1024, 4096 and 16384
 SPEED_TARGETS = {("forward", 64): {1024: 180, 4096: 250, 16384: 270},
                  ("backward", 64): {1024: 120, 4096: 170, 16384: 190},
                  ("forward", 128): {1024: 210, 4096: 280, 16384: 300},

@@ -36,7 +36,7 @@ fi
 root=build/same_bits
 mkdir -p "$root"
 
-# Prints the directory with the sources of a version. The working tree is copied, so that its own build is left alone.
+# Prints the directory with the sources of a version. The working tree is copied, so that its own build does not change.
 checkout() {
     local hash directory
     if [ "$1" = working-tree ]; then

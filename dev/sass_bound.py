@@ -284,7 +284,7 @@ class Paths:
                 decided[i.at] = known[i.guard.lstrip("!")] != i.guard.startswith("!")
             found = comparison(i)
             for word in i.operands.split(",")[:2]:
-                known.pop(word.strip(), None)           # it is written, or only read: then it is looked up anew
+                known.pop(word.strip(), None)           # it is written, or only read: then it is looked up again
             if found and found[2] in self.thread and not i.guard:
                 _, test, _, number = found
                 values = {test(32 * self.warp + lane, number) for lane in (0, 31)}
@@ -423,7 +423,7 @@ def probed():
 
 
 def check_probes(text):
-    """one line for each rate kernel of which the compiler has left out or merged something"""
+    """one line for each rate kernel in which the compiler has left out or merged something"""
     wanted, times = probed()
     seen, breaches = {}, []
     for mangled, body in functions(text):

@@ -161,7 +161,7 @@ def plan(kind, words):
         return programs, TRAINERS if any("test/programs/" in p for p in sources) else []
     if kind == "test":
         scripts = sorted(glob.glob("test/*/test_*.py"))
-        # the slowest first, so that none is left running alone at the end
+        # the slowest first, so that the end keeps all cores busy
         return scripts + simt + programs, SIMT_TRAINERS + TRAINERS + COMM_PROGRAMS
     if kind == "asan" and words == ["[asan]"]:                  # sees past the end of shared memory
         sanitized = [p for name in ("ptx", "layers", "decode") for p in sorted(glob.glob(f"test/simt/test_{name}*.cu"))]

@@ -30,8 +30,8 @@ __host__ __device__ inline uint64_t rounding_key(uint64_t seed, int t, uint64_t 
 
 __device__ inline void store_weight(float* p, float w, uint64_t, size_t) { *p = w; }
 #if defined(CUDA_BUILD)
-// A bf16 is the upper half of a float32. Adding 16 random bits to the lower half carries into the upper one with the
-// probability that w's place between its two neighbours asks for.
+// A bf16 is the upper half of a float32. Adding 16 random bits to the lower half carries into the upper one with a
+// probability that is w's place between its two neighbours.
 __device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
     const uint32_t bits = (uint32_t)float_to_bits(w);
     const uint32_t random = (uint32_t)(mix64(key ^ i) >> 48);

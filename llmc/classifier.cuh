@@ -19,8 +19,8 @@
 __device__ inline bool pack_holds(int v, int element) { return PACK == 1 || (element >= v && element < v + PACK); }
 __device__ inline bool pack_ends(int v, int V) { return PACK == 1 || v + PACK > V; }
 
-// What a block finds in a row: its largest logit, which is the target's or that of its rival, the largest of the
-// others; and the sum of e^(logit - largest), where no exponential overflows. V need not be a multiple of a pack.
+// A block's results for a row: its largest logit, which is the target's or that of its rival, the largest of the rest;
+// and the sum of e^(logit - largest), in which no exponential overflows. V need not be a multiple of a pack.
 struct RowSoftmax { float target_logit, rival, largest, sum; };
 template <class Logit> __device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V) {
     const float target_logit = (float)x[target];

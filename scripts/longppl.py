@@ -12,8 +12,8 @@ The perplexity over all tokens hardly says whether a model uses what stands far 
 so the far context makes it much likelier, and then it is likely. `score` measures other models on these tokens in the
 long context: LongPPL = exp(mean of their losses), beside the perplexity over all tokens that could have been keys.
 
-Both let the trainer evaluate (--eval_lengths, --stride, --token_losses), in windows of which the last --stride tokens
-count: they see more than long - stride tokens, or more than short - stride. Only tokens whose long window holds more
+Both let the trainer evaluate (--eval_lengths, --stride, --token_losses), in windows whose last --stride tokens count:
+they see more than long - stride tokens, or more than short - stride. Only tokens whose long window holds more
 than --short tokens before them can be keys, so not those of the text's beginning. The authors' program gives a token
 between K and K + d - 1 tokens as its short context, and all of the text as its long one: --short K+d-1 --stride d, and
 --long as long as the text. The file names the text by its checksum, its evaluator and all settings; `score` refuses

@@ -160,8 +160,8 @@ SMALL = {
 # rows and their commands
 
 # A model to train. T: length to train at; batch: tokens per step, 0 for the data's; steps: 0 for the paper's;
-# evaluations: data sets, "mldr", "hellaswag", "generate" or "bias"; named: fields of which a word has to name the value
-# before the row is selected
+# evaluations: data sets, "mldr", "hellaswag", "generate" or "bias"; named: fields whose value a word must name to
+# select the row
 Row = collections.namedtuple("Row", "experiment data model pos T batch steps lengths evaluations named")
 
 

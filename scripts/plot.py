@@ -539,7 +539,7 @@ def plot_bias(paths, normalize=False):
     low, high = finite[int(0.02 * (len(finite) - 1))], finite[-1]
     fig, ax = figure(7.2, 6)
     ax.grid(False)
-    if low < 0 < high:                              # both signs: white is no bias
+    if low < 0 < high:                              # both signs: white means 0
         reach = max(-low, high)
         image = ax.imshow(rows, cmap="PuOr_r", vmin=-reach, vmax=reach, interpolation="nearest")
     else:

@@ -278,7 +278,7 @@ def flash_rows(s, code, gpu):
     tiles = math.ceil(s.T / 64)
     forward, backward = attention_rates(kind, HS, s.T, gpu)
     per_block = 2 if HS == 64 else 1                                    # tiles of queries
-    # K and V of all heads between two visits, or of a group: beyond the L2, each tile of queries reads them anew
+    # K and V of all heads between two visits, or of a group: beyond the L2, each tile of queries reads them again
     reuse = 4.0 * s.T * HS * min(max(1, TOGETHER * per_block // tiles), BNH)
     again = (tiles / per_block + 1) / 2 if reuse > gpu.l2 else 1
     half = 1 + 16 / (2 * HS) if s.OC % 16 else 1                        # every second row half a sector off
@@ -319,7 +319,7 @@ def attention_rows(s, code, gpu):
 
 
 def short_rows(s):
-    """some read the gradients of a table of distances; of the others only the launch counts"""
+    """some read the gradients of a table of distances; for the rest only the launch counts"""
     tables = 4.0 * s.B * s.NH * (2 * s.T + 256)
     reads = {"t5_backward_kernel": tables, "toeplitz_gradient_kernel": tables}
     return [row("rest", kernel, "", once + each * s.L, reads.get(kernel, 0))
@@ -417,7 +417,7 @@ def step_rows(s, code, gpu, micro_batches=1):
              # gradient, master, m, v are read; master, m, v and the bf16 weights are written
              row("optimizer", "adamw_kernel", "", 1, 30 * n, memory="states"),
              row("rest", "(host)", "end of the step", 1, seconds=CHAIN["host"])]
-    if leaves > 1:                                  # the last leaf's gradient joins the others' a block at a time
+    if leaves > 1:                                  # the last leaf's gradient is added a block at a time
         whole = sum((i ^ (i + 1)).bit_length() - 1 for i in range(leaves - 1))
         calls = whole + (leaves - 1 - whole) * blocks
         rows.append(row("optimizer", "add_to_kernel", "sums of leaves", calls, 12 * n * (leaves - 1) / calls))
@@ -425,7 +425,7 @@ def step_rows(s, code, gpu, micro_batches=1):
 
 
 def decode_rows(s, gpu):
-    """a token after s.T others, one sequence: every weight and every cached key and value is read once"""
+    """a token after s.T tokens, one sequence: every weight and every cached key and value is read once"""
     HS, rows = s.C // s.NH, []
     for name, (times, out, inp) in products(s).items():
         rows.append(row("GEMM", "matmul_kernel", name, times, 2.0 * out * inp + 2.0 * (out + inp), 2.0 * out * inp))
@@ -446,8 +446,8 @@ def llmc_rows(s, gpu):
     N, HS, calls = s.B * s.T, s.C // s.NH, 2 * s.L + 1
     x, wide, n = 2.0 * N * s.C, 4.0 * N * s.C, float(elements(s) + s.T * s.C)
     pairs = s.B * s.NH * s.T * s.T / 2
-    # H100, causal, head size 64, T 1,024: forward 288 TFLOP/s; backward 348 without a mask, of which three quarters are
-    # taken (Shah et al. 2024, figures 5 and 6). Otherwise 0.4 of the tensor peak, a guess
+    # H100, causal, head size 64, T 1,024: forward 288 TFLOP/s; backward three quarters of the 348 without a mask (Shah
+    # et al. 2024, figures 5 and 6). Otherwise 0.4 of the tensor peak, a guess
     forward, backward = (288e12, 261e12) if gpu.tflops == GPUS["H100"].tflops else (0.4e12 * gpu.tflops,) * 2
     lib = dict(memory="library")
     rows = product_rows(s, TODAY, gpu)
@@ -487,7 +487,7 @@ def totals(rows, gpu, code):
 
 
 def range_of(rows, gpu, code):
-    """(least, middle, most) ms of all rows. Rows with the same rates err together, others independently."""
+    """(least, middle, most) ms of all rows. Rows with the same rates err together, other rows independently."""
     middle, errors = 0.0, collections.Counter()
     for r in rows:
         (shortest, longest), limit = ends(r, gpu, code)

@@ -163,7 +163,7 @@ def visible_gpus():
 
 
 def slots(jobs, cuda, gpus=1):
-    """The environments of so many jobs at a time: an equal share of the cores for each, or `gpus` GPUs. jobs 0: one
+    """The environments of `jobs` jobs at a time: an equal share of the cores for each, or `gpus` GPUs. jobs 0: one
     job for all cores, or a job for each GPU."""
     common = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}      # a waiting thread gives its core up
     if not cuda:

@@ -204,7 +204,7 @@ def flops(run, args, tokens, T, passes):
 
 
 def evaluation(title, run, args, where, lengths, **more):
-    """the command that evaluates a run at some lengths; more: flags besides those of all evaluations"""
+    """the command that evaluates a run at some lengths; more: flags in addition to those of all evaluations"""
     flags = {k: args.flags[k] for k in ("val_files", "threads") if k in args.flags}
     flags.update({k[len("eval."):]: v for k, v in args.flags.items() if k.startswith("eval.")})
     flags.update(load=run_directory(run, args), eval_lengths=",".join(map(str, lengths)), eval_tokens=args.eval_tokens,

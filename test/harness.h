@@ -68,8 +68,8 @@ template <class To, class From> std::vector<To> as(const std::vector<From>& v) {
 // ----------------------------------------------------------------------------------------------------------
 // random numbers
 
-// The same numbers in every run, so that a red test says something about the change. CABLE_TEST_SEED=7 gives others,
-// and CABLE_TEST_SEED=random fresh ones. Put INFO(random) into each test with Catch2.
+// The same numbers in every run, so that a red test says something about the change. CABLE_TEST_SEED=7 gives different
+// ones, and CABLE_TEST_SEED=random fresh ones. Put INFO(random) into each test with Catch2.
 struct Random {
     uint64_t seed;
     std::mt19937_64 engine;
@@ -104,8 +104,8 @@ inline std::vector<float> normals(size_t n, uint64_t stream, double std = 1.0, d
     return v;
 }
 
-// (B,stride): where the document of each token begins. One begins after every so many tokens on average; a sequence
-// starts with the rest of another.
+// (B,stride): where the document of each token begins. A document has `tokens` tokens on average; a sequence starts
+// with the rest of one.
 inline std::vector<int> draw_documents(int B, int stride, int tokens, uint64_t stream) {
     std::vector<int> documents((size_t)B * stride, 0);
     for (size_t e = 0; e < documents.size(); e++) {

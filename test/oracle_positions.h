@@ -34,7 +34,7 @@ template <class R> struct OracleLayer {
     int T_train = 1024;
     std::map<std::string, double> values;                   // hyperparameters by name, all that the encoding has
     std::map<std::string, std::vector<R>> params;           // parameters of this layer by tensor name, row-major
-    int width = 0;                                          // how many columns of qkv the encoding asked for,
+    int width = 0;                                          // how many columns of qkv the encoding has,
     std::vector<R> columns;                                 // and what the matmul wrote there, (T,width)
     std::string scaling = "none";                           // --rope_scaling: none, pi, ntk, yarn, longrope,
     double stretch = 1;                                     // its factor,
@@ -91,9 +91,9 @@ struct NoOracle {
     static std::vector<double> rotate(const OracleLayer<double>&, const std::vector<double>& x, int) { return x; }
     // whether the bias depends on q and k: then it is that of CopeHead, not of bias()
     static constexpr bool reads_scores = false;
-    // what q.k is multiplied by, besides 1/sqrt(HS)
+    // the factor of q.k in addition to 1/sqrt(HS)
     static double score_factor(const OracleLayer<double>&) { return 1.0; }
-    // what q of head h is multiplied by where it sees so many keys
+    // the factor of q in head h if it sees n keys
     static double query_factor(const OracleLayer<double>&, int /*h*/, int /*keys*/) { return 1.0; }
     // the embedding (C) of the token at position t, as the first layer takes it
     static std::vector<double> embed(const OracleLayer<double>&, const std::vector<double>& x, int) { return x; }
@@ -162,7 +162,7 @@ inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std:
     return find_oracle(o.name).embed(o, x, t);
 }
 
-// The forms that hyperparameters choose between, besides the defaults. Tests of all encodings add them.
+// The forms that hyperparameters select, in addition to the defaults. Tests of all encodings add them.
 inline const char* const oracle_forms[] = {"kcable:weight=inside", "alibi:slopes=geometric",
                                            "t5:buckets=12,distance=40", "t5_clip:K=20,scale=C,layers=own",
                                            "sinusoidal:scale=1,embed=sqrt", "rope:p=0.5", "sandwich:d=6",

@@ -312,8 +312,8 @@ void attention_backward4(const Backward& p, Stream stream) {
 // ----------------------------------------------------------------------------------------------------------
 // rung 5, shipped for the biases that FlashBias names: the tensor cores
 //
-// The two kernels of rung 3, with tiles of 64, products by the tensor cores and copies that arrive while others are
-// in work. Seven products need no atomics and no order between blocks, which five would. Both parts
+// The two kernels of rung 3, with tiles of 64, products by the tensor cores, and copies that arrive during the work on
+// earlier tiles. Seven products need no atomics and no order between blocks; five would. Both parts
 // of dS sum the same float32 dlogit, though its products use it in bf16.
 
 #if defined(CUDA_BUILD)

@@ -56,7 +56,7 @@ def check_position(position, rope_scaling, known=POSITIONS):
 
 
 def with_part(config, layer, names):
-    """the configuration with that of the layer's encodings alone which is one of `names`, or with none"""
+    """the configuration with only the layer's encoding that is one of `names`, or with none"""
     turns = config.position["layers"] if config.position["name"] == "layers" else [[config.position]]
     found = [part for part in turns[layer % len(turns)] if part["name"] in names]
     one = copy.copy(config)
@@ -191,7 +191,7 @@ class SSMax(nn.Module):
         self.s.clamp_(min=1e-3)
 
     def forward(self, q, keys, hidden):
-        """q (B,NH,rows,HS); keys: how many there are, of which each row does not see the hidden ones, or None"""
+        """q (B,NH,rows,HS); keys: their number; hidden: the keys that each row does not see, or None"""
         if hidden is None:
             return q * self.s[:, None, None] * math.log(keys)
         n = (~hidden).sum(-1).clamp(min=1)[..., None]       # a row of padding may see none

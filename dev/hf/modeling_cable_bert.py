@@ -165,8 +165,8 @@ def pool(x, lengths, how="mean"):
 
 
 def contrastive_loss(queries, documents, positives=None, temperature=0.05):
-    """InfoNCE: queries (Q,C), documents (M,C), of which positives[q] (default: q) answers query q, and all others, the
-    positives of other queries and the hard negatives, do not. The mean over q of
+    """InfoNCE: queries (Q,C), documents (M,C). Document positives[q] (default: q) answers query q; all other
+    documents, the positives of other queries and the hard negatives, do not. The mean over q of
         -log( exp(cos(q, positives[q]) / temperature) / sum_m exp(cos(q, m) / temperature) )"""
     similarity = F.normalize(queries, dim=1) @ F.normalize(documents, dim=1).t()
     positives = torch.arange(len(queries), device=queries.device) if positives is None else positives

@@ -16,9 +16,9 @@
 // weight would have been 0 in float32 too (fast_exp: below e^-87.3; the 1.4 between them is for rounding), so no bit
 // differs. tau = (24 + log2 t0) ln 2: what is lost of the sum is below 2^-24 of it.
 //
-// A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes where floatX
-// has two, and neighbouring threads take neighbouring pieces. Where the splits lie depends on t0 alone, so the bits do
-// too. A recorded step (StepGraph) serves all later tokens: its grid has the splits of the longest text.
+// A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes if floatX has
+// two, and neighbouring threads take neighbouring pieces. The splits, and so the bits, depend only on t0. A recorded
+// step (StepGraph) serves all later tokens: its grid has the splits of the longest text.
 #ifndef LLMC_ATTENTION_DECODE_CUH
 #define LLMC_ATTENTION_DECODE_CUH
 
@@ -160,7 +160,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     const int C = dims.NH * HS;
     const int parts = ceil_div(HS, DECODE_PIECE);           // pieces of a row
     const int width = parts * DECODE_PIECE;
-    const int groups = imax((int)blockDim.x / parts, 1);    // of threads, each of which takes a whole row
+    const int groups = imax((int)blockDim.x / parts, 1);    // of threads; each group takes whole rows
     const int bh = blockIdx.x % BNH;
     const int split = blockIdx.x / BNH;
     const int j0 = split * DECODE_SPLIT;

@@ -167,9 +167,9 @@ template <class Pointers> struct ActivationsOf {
     }
 };
 
-// How many sequences of T tokens fit into activations of acts.B of acts.T. More and shorter ones of as many tokens may
-// not: some buffers have an element for each tile of 64 or chunk of 128 tokens of a sequence, the last of which may be
-// short.
+// How many sequences of T tokens fit into activations for acts.B of acts.T. An equal number of tokens in shorter
+// sequences may not fit: some buffers have an element for each tile of 64 or chunk of 128 tokens of a sequence, and the
+// last one may be short.
 template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
     size_t n = SIZE_MAX;
     for (int piece : {1, 64, 128}) { n = std::min(n, (size_t)acts.B * ceil_div(acts.T, piece) / ceil_div(T, piece)); }

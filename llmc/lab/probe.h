@@ -1,4 +1,4 @@
-// lab/probe.h -- how far back a model can look: plants a passage at some depth of a text, and asks for it at the end.
+// lab/probe.h -- how far back a model can look: a passage at some depth of a text, and a question about it at the end.
 //
 //   kind        planted                                      at the end, the answer in brackets
 //   needle      8 tokens of text, then 4 drawn ones          the 8 tokens [the 4]

@@ -11,9 +11,9 @@
 //     dlogit     dlogit y     dlogit dy/d|c|     -dlogit dy/dL
 //   are enough: a unit's gradients sum the pieces in which it is on. Where L = max(i, j) the gradient in l is 0.
 //
-// An entry of the tables has a part in up to T terms of every sum, so its rounding does not average out: the tables are
-// computed in float64 and rounded once. And a sum has B T T / 2 terms, of which float32 would soon lose the small ones:
-// a run is summed in float32, the runs in float64.
+// An entry of the tables is in up to T terms of every sum, so its rounding does not average out: the tables are
+// computed in float64 and rounded once. A sum has B T T / 2 terms, and float32 would soon lose the small ones: a run is
+// summed in float32, the runs in float64.
 #ifndef LLMC_POSITION_FIRE_CUH
 #define LLMC_POSITION_FIRE_CUH
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """attack.py -- both trainers as bad luck and bad input meet them: killed, signalled, on damaged checkpoints, hostile
 files, other data, without memory, and with closed descriptors. Whatever happens, a trainer ends with a code that it
-promises and a message, and what it has saved goes on to the same bits.
+promises and a message, and its checkpoints continue to the same bits.
 
     make attack                                    20 cases of each scene
     make attack ARGS='kills flips --seed 7 --count 500'
 
-Every case is drawn from (seed, scene, number) alone: --only NUMBER repeats one. Half of the cases are of a GPT-2, the
-others of a BERT that predicts masked bytes or compares pairs. The last line counts cases and failures. The binaries are
-$TRAIN_GPT2 and $TRAIN_BERT, or ./train_gpt2 and ./train_bert."""
+Each case depends only on (seed, scene, number): --only NUMBER repeats one. Half of the cases train a GPT-2, the
+other half a BERT that predicts masked bytes or compares pairs. The last line counts cases and failures. The binaries
+are $TRAIN_GPT2 and $TRAIN_BERT, or ./train_gpt2 and ./train_bert."""
 import argparse
 import atexit
 import functools
@@ -99,7 +99,7 @@ class Place:
                 *more]
 
     def uses(self):
-        """the flags of what is done with a model, besides --load"""
+        """the flags of what is done with a model, in addition to --load"""
         uses = [["--eval_lengths", "16,32", "--val_files", self / "val.txt"]]
         if self.task == "gpt2":
             return [*uses, ["--generate", "the", "--tokens", "4"]]
@@ -187,7 +187,7 @@ def interrupt(place, kill):
 
 
 def kills(place):
-    """kill -9 at any instant; the next run goes on to the same bits"""
+    """kill -9 at any instant; the next run ends with the same bits"""
     def kill(process):
         process.kill()
         return process.wait() != 0
@@ -195,7 +195,7 @@ def kills(place):
 
 
 def signals(place):
-    """a batch system's signals; the run saves, ends with 75, and goes on to the same bits"""
+    """a batch system's signals; the run saves and ends with 75, and the next run ends with the same bits"""
     def kill(process):
         for _ in range(2):
             process.send_signal(place.rng.choice(STOP_SIGNALS))
@@ -422,7 +422,7 @@ def allocations(place):
     works = {"gpt2": ["--val_every", "2", "--sample_every", "3", "--tokens", "3"], "masks": ["--val_every", "2"]}
     train = [*place.flags, *works.get(place.task, []), "--steps", "4", "--checkpoint_every", "2", "--keep", "2",
              "--resume", "1", "--out", place.out]
-    use = rng.choice([None, None, *place.uses()])           # None: trains, or goes on to train
+    use = rng.choice([None, None, *place.uses()])           # None: trains, or continues to train
     begun = use is None and rng.random() < 0.5
     if use is not None:
         expect(place.run(train) == 0, "the first run failed")

@@ -4,11 +4,11 @@
     make reliability                       each promise at full length, or as much of it as fits into an hour
     make reliability PART=2/8              the second eighth of it
     make reliability ARGS=--short          a sample of each in three minutes; writes nothing
-    make reliability ARGS='--only P2 P5'   these promises alone
-    make reliability ARGS=--report         writes dev/results/reliability.md anew; runs nothing
+    make reliability ARGS='--only P2 P5'   only these promises
+    make reliability ARGS=--report         only writes dev/results/reliability.md again
 
 Each part appends what it saw to dev/results/reliability.csv, with the commit of the sources. One that has passed there
-for the same commit is not run again, so that one run goes on where another stopped. The report counts the cases of a
+for the same commit is not run again, so that one run continues where another stopped. The report counts the cases of a
 part since it last failed, on whatever commits, and says what no test covers."""
 import argparse
 import collections
@@ -39,13 +39,13 @@ PROMISES = {
     "P6": ("A damaged checkpoint is named and passed over; the last good one is never deleted.", ""),
     "P7": ("A hostile file is refused before memory is taken for what it claims.", ""),
     "P8": ("Shards are checked before they are used, and while they are.", "a network file system that lies"),
-    "P9": ("A run is not resumed as something else than it was.", ""),
-    "P10": ("The order of the data depends on the seed alone.", ""),
+    "P9": ("A run is not resumed with other settings or data.", ""),
+    "P10": ("The order of the data depends only on the seed.", ""),
     "P11": ("The same seed gives the same bits, on any number of threads.", "kernels on a GPU"),
     "P12": ("N ranks compute the bits of one.", "the sums of NCCL's own kernels; the exchange uses none"),
     "P13": ("Replicas that differ are found within 100 steps.", ""),
     "P14": ("A loss or gradient that is not finite changes no weight and reaches no checkpoint.", ""),
-    "P15": ("A spike of the loss is skipped where that is asked for, and nothing else is.",
+    "P15": ("A spike of the loss is skipped if a flag requests it, and nothing else is.",
             "losses of a real run: the 10,000 are drawn"),
     "P16": ("A signal ends a run with a checkpoint and exit code 75.", ""),
     "P17": ("A dead rank ends all of them within 10 s, one that hangs within the deadline and 5 s.",
@@ -55,7 +55,7 @@ PROMISES = {
     "P20": ("The sanitizers are silent.", "compute-sanitizer: needs a GPU"),
     "P21": ("No figure is silently wrong: NaN is seen, sums are of logarithms.", ""),
     "P22": ("Flags are strict.", ""),
-    "P23": ("Checkpoints of older versions go on.", ""),
+    "P23": ("Checkpoints of older versions can be resumed.", ""),
     "P24": ("Logs survive kills, resumes and full disks without a torn or doubled line.", ""),
     "P25": ("The tests notice planted faults.", "faults that no operator draws"),
     "P26": ("A step that memory or a processor has silently corrupted is found by repeating it.", "all: not built"),

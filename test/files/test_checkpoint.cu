@@ -351,7 +351,7 @@ TEST_CASE("checkpoint: every kind of damage to every file is noticed") {
         const std::string path = dir + "/" + name, text = read_file(path);
         const bool manifest = name == std::string("manifest.json");
         for (size_t at = 0; at < text.size(); at += manifest ? 1 : 5) {
-            // every bit of the manifest, and of the others one bit of every fifth byte
+            // every bit of the manifest, and in the other files one bit of every fifth byte
             const int first_bit = manifest ? 0 : (int)(at % 8);
             for (int bit = first_bit; bit < 8; bit += manifest ? 1 : 8) {
                 put_byte(path, at, (char)(text[at] ^ 1 << bit));
@@ -503,7 +503,7 @@ TEST_CASE("checkpoint: old ones are deleted, except for the last, the major and 
     CHECK(list_checkpoints(out.path) == std::vector<int>{60, 70, 80});
     CHECK(hidden(out.path).empty());
     CaptureStderr err;
-    const auto hook = io_hook;                          // one cannot be deleted: the new one is saved, others go
+    const auto hook = io_hook;                          // one cannot be deleted: the new one is saved, the rest go
     io_hook = [](IoCall& c) {
         return strcmp(c.name, "rename") == 0 && contains(c.path, "step_00000060") ? EBUSY : 0;
     };
@@ -873,7 +873,7 @@ std::vector<SafetensorsItem> hf_items(const std::string& prefix, bool buffers) {
     return items;
 }
 
-// how many elements of the 16 tensors are wrong, index by index, and how many others lost the 99 that they held
+// how many elements of the 16 tensors are wrong, index by index, and how many other elements lost their 99
 int wrong_elements(const Model& model) {
     Model expected = model;
     expected.params.assign(model.params.size(), 99.0f);
@@ -1218,7 +1218,7 @@ TEST_CASE("config: what transformers reads, and what must agree") {
     CHECK(gpt2_small["layer_norm_epsilon"] == 1e-5);
     const Json ours = gpt2_config(V, MAX_T, C, L, NH, {{"name", "t5_clip"}, {"K", 64}});
     check_config(ours, ours, "a");
-    // transformers itself knows learned positions alone
+    // transformers itself knows only learned positions
     CHECK(ours["model_type"] == "cable");
     CHECK(ours["auto_map"]["AutoModelForCausalLM"] == "cable_hf.CableForCausalLM");
     CHECK(gpt2_config(V, MAX_T, C, L, NH, {{"name", "learned"}})["model_type"] == "gpt2");

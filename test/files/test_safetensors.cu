@@ -208,7 +208,7 @@ TEST_CASE("safetensors: a hostile header takes neither memory nor time", "[fork]
     for (int i = 0; keys.size() < 3900000; i++) { keys += strprintf("\"%d\":{},", i); }
     while (numbers.size() < 3900000) { numbers += ",0"; }
     while (nested.size() < 3900000) { nested += "{\"a\":{\"b\":[[]]}},"; }
-    // the size that a file claims, of which it may have all: holes take no disk
+    // the size that a file claims, and may have: holes take no disk
     write_text(path, with_header("", 0));
     patch_file(path, std::string("\x01\xE1\xF5\x05\0\0\0\0", 8), 0);               // 100,000,001
     resize_file(path, 8 + 100000001);

@@ -72,8 +72,8 @@ std::string word_bytes(const std::vector<uint16_t>& words) {
     return std::string((const char*)words.data(), 2 * words.size());
 }
 
-// A file with a header of 1024 bytes, of which few have a meaning: the input has these `numbers`, then what follows the
-// header.
+// A file with a header of 1024 bytes, where only a few have a meaning: the input has these `numbers`, and then the rest
+// of the file.
 std::string unfold_header(Input& in, size_t numbers) {
     std::string header = in.take(4 * numbers);
     header.resize(1024);
@@ -378,7 +378,7 @@ void check_safetensors(const std::string& path) {
     }
 }
 
-// A model of four tensors, the last of which belongs to an encoding
+// A model of four tensors; the last one belongs to an encoding
 void check_load(const std::string& path) {
     TensorTable table;
     const std::vector<TensorSpec> specs = {{"wte", 0, 4, 2}, {"qkvw", 2, 3, 2}, {"lnfw", 0, 2, 0}, {"t5", 0, 3, 2}};

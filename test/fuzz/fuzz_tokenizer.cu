@@ -1,5 +1,5 @@
 // What must hold for any bytes, as text or as the files of a tokenizer. The tests feed it seeded inputs; libFuzzer
-// (make fuzz) searches for others, from fuzz_files.cu, which has the other parsers.
+// (make fuzz) searches for more through fuzz_files.cu, which has the other parsers.
 #include "llmc/engine/text/tokenizer.h"
 
 namespace {
@@ -34,7 +34,7 @@ const FuzzDirectory& fuzz_directory() {
     return directory;
 }
 
-// gpt2_tokenizer.bin with the 256 bytes and these tokens, each of which is a merge of two tokens before it
+// gpt2_tokenizer.bin with the 256 bytes and these tokens; each is a merge of two tokens before it
 std::string fuzz_vocabulary() {
     std::string s(1024, '\0');
     std::vector<std::string> tokens;

@@ -4,8 +4,8 @@
 // The heads are attention_oracle.h's, their biases oracle_positions.h's. A gradient in an encoding's parameters or
 // columns is the sum over i, j of the oracle's dB_ij times dB_ij/dparameter, by central differences of the bias.
 //
-// Tolerances come from the oracles alone: the float32 loops and the float32 bias have no tricks, so what they are off
-// by on the same input is what float32 costs (check_close in test/oracle.h allows MULTIPLE times as much).
+// Tolerances come only from the oracles: the float32 loops and the float32 bias have no tricks, so their error on the
+// same input is what float32 costs (check_close in test/oracle.h allows MULTIPLE times that).
 #ifndef TEST_ATTENTION_LAYER_H
 #define TEST_ATTENTION_LAYER_H
 
@@ -105,8 +105,8 @@ struct Layer : AttentionLayer {
     size_t backward_scratch() const { return attention_backward_scratch(config, s.B, s.T, s.NH, s.HS); }
 };
 
-// every result of a layer by double and float32 loops; dqkv (B,T,OC) with zeros in the padding, grads as the table lays
-// them out. A sequence is computed as if it were alone, with as many tokens as it has: after them all is 0.
+// every result of a layer by double and float32 loops; dqkv (B,T,OC) with zeros in the padding, grads in the layout of
+// the table. Each sequence is computed by itself, at its own length; everything after its end is 0.
 struct LayerOracle {
     std::vector<double> out, lse, dqkv, grads, slopes;      // slopes: the largest |dB_ij / dparameter|
     std::vector<float> plain_out, plain_lse, plain_dqkv, plain_grads;

@@ -57,7 +57,7 @@ void check_layer(Layer& l, const std::vector<float>& qkv, const std::vector<floa
     Array<float> dqkv(qkv.size()), scratch(l.backward_scratch());
     l.forward(out, lse, d_qkv, 0, s.T);
     // P = e^(logit - lse) is off by half an ulp of the logit. A row of dlogit, P (dP - row_dot), is rounded at the size
-    // of dP = dout.v even where it cancels to 0, and goes on to dq times k / sqrt(HS).
+    // of dP = dout.v even where it cancels to 0, and reaches dq multiplied by k / sqrt(HS).
     const double logits = std::max(1.0, largest(o.lse));
     const double scale = largest(dout) * largest(qkv) * logits;
     check_result("out", out.host(), o.out, o.plain_out, largest(o.out) * logits);
@@ -148,7 +148,7 @@ TEST_CASE("attention oracle: gradients through every encoding are the loss's der
 }
 
 // The angles of the backward are those of the forward, and yarn's factor on the scores is in dq and dk. Trained at 37
-// tokens, of which the first pair of 16 channels makes 6 turns: yarn leaves it some of its speed.
+// tokens, in which the first pair of 16 channels makes 6 turns: yarn leaves it some of its speed.
 TEST_CASE("attention: rope's scalings, forward and backward", "[attention]") {
     Random random;
     INFO(random);

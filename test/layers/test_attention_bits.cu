@@ -15,7 +15,7 @@ void test_pieces(Random& random, const std::string& name, int stride, const std:
     const std::vector<float> qkv = l.draw_qkv(random);
     Array<float> whole(qkv), out((size_t)s.T * l.C), lse((size_t)s.NH * l.stride);
     l.forward(out, lse, whole, 0, s.T);
-    // anew: rows arrive piece by piece, and later ones are not there yet
+    // again: rows arrive piece by piece, and later ones are not there yet
     l.act_data->set(std::vector<float>(l.acts.total, NAN));
     std::vector<float> so_far(qkv.size(), NAN), got;
     Array<float> cached(so_far);
@@ -72,7 +72,7 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
 
 } // namespace
 
-// Forward, dqkv and lse of each sequence have the bits that they have alone, whatever pads it, and however much.
+// Forward, dqkv and lse of each sequence have the bits of that sequence by itself, with any amount of any padding.
 // T keys that each weigh 2^-tau of the largest are 2^-24 of a row together: less would be seen, more would be slow.
 TEST_CASE("attention: how far below the largest a skipped key is", "[attention]") {
     for (int T : {1, 64, 2048, 100000}) {

@@ -235,7 +235,7 @@ TEST_CASE("every encoding's token embeddings, forward and backward, whole and fr
             Array<float> dx(dy);
             with_position(l.view, [&](auto position) { position.embed_backward(dx, s.B, s.T, Stream(0)); });
             std::vector<double> dx_want;
-            for (size_t e = 0; e < dy.size(); e++) {            // an embedding is linear in x, each channel alone
+            for (size_t e = 0; e < dy.size(); e++) {            // an embedding is linear in x, channel by channel
                 const int t = (int)(e / C % T);
                 const double slope = oracle_embed(o, std::vector<double>(C, 1.0), t)[e % C] -
                                      oracle_embed(o, std::vector<double>(C), t)[e % C];

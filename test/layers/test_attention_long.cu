@@ -7,7 +7,7 @@ namespace {
 
 constexpr int LONG_T = 131072;
 
-// A query whose keys are all the same but one, 1.23 above the others in its logit. Then every exponential but one is
+// A query whose keys are all the same but one, whose logit is 1.23 above the rest. Then every exponential but one is
 // e^-1.23, and a single float32 chain adds the same rounded number to a growing sum, with the same error at each step.
 struct EqualKeys {
     Layer l;
@@ -134,7 +134,7 @@ TEST_CASE("cable: dS over 8,160 queries", "[attention]") {
     CHECK(relative_error(run.act("dS", A::T), want) <= 5e-6);       // measured: 1.3e-6; without a sum per tile 4.5e-5
 }
 
-// the gradient of a bias that depends on j - i alone sums a diagonal of dlogit
+// the gradient of a bias that depends only on j - i sums a diagonal of dlogit
 TEST_CASE("t5: the diagonals of 8,160 queries", "[attention]") {
     using A = Alternating;
     Random random;

@@ -60,7 +60,7 @@ void test_classifier(Random& random, size_t N, size_t V, size_t Vp, double std) 
     const Array<int> d_targets(targets);
     Array<float> x(logits), losses(N);
     classifier(losses, nullptr, (float*)x, d_targets, dloss, N, (int)V, (int)Vp, false, Stream(0));
-    CHECK(same_bits(x.host(), logits));             // evaluation leaves them alone
+    CHECK(same_bits(x.host(), logits));             // evaluation does not change them
     const std::vector<float> first = losses.host();
     check_losses(first, want.losses, plain.losses);
     for (size_t n = 0; n < N; n++) {
@@ -133,7 +133,7 @@ TEST_CASE("classifier: a hit is larger than every other logit of the vocabulary,
         classifier(losses, hits, (float*)x, Array<int>(std::vector<int>{row.target}), 1.0f, 1, V, Vp, false, Stream(0));
         CHECK(hits.host()[0] == row.hit);
         if (!(row.logits[0] == row.logits[0])) { continue; }
-        // infinite padding leaves the loss alone
+        // infinite padding does not change the loss
         const ClassifierOracle<double> want(as<double>(row.logits), {row.target}, 1.0, V, Vp);
         check_losses(losses.host(), want.losses, ClassifierOracle<float>(row.logits, {row.target}, 1.0f, V, Vp).losses);
     }

@@ -30,7 +30,7 @@ struct Cache : AttentionLayer {
         qkv.reset(new Array<float>(host_qkv));
     }
 
-    // parameters with which a thousand keys still compete: a bias must not leave the query alone with its neighbours
+    // parameters with which a thousand keys still compete: the bias must not reduce the softmax to the nearest keys
     static float draw(const TensorSpec& p, Random& random) {
         if (p.name == "kerple_r1") { return (float)random.uniform(0.1, 0.6); }
         if (p.name == "kerple_r2") { return (float)random.uniform(0.1, 0.5); }
@@ -476,7 +476,7 @@ TEST_CASE("decode: the window, in a block of threads", "[decode][race]") {
     test_window(random, "cable", {1, 1, 4}, 1100, true);
 }
 
-// q.k of the query and its own key decides alone: the last key of the split is 1 beyond the window, or at its very end
+// only q.k of the query and its own key decides: the last key of the split is 1 beyond the window, or at its very end
 TEST_CASE("decode: where the window ends", "[decode][asan]") {
     Random random;
     INFO(random);
@@ -540,7 +540,7 @@ TEST_CASE("decode: the longest key of each split", "[decode][asan][race]") {
                 }
             }
         }
-        c.prepare(0, 10);                                   // another text: the first split starts anew
+        c.prepare(0, 10);                                   // another text: the first split starts again
         const std::vector<float> acts = c.act_data->host();
         CHECK(acts[c.acts.offsets[(size_t)c.acts.index("key_max")]] < 200);
     }

@@ -85,7 +85,7 @@ TEST_CASE("the embedding's plan groups equal tokens in the order of their rows",
     CHECK(plan.first == std::vector<int>{0, 2, 3, 6, 7});
     CHECK(plan.parts() == 4);
     CHECK(plan.hot_parts() == 0);
-    plan.build(tokens.data(), 2);           // a plan is built anew for every micro-batch
+    plan.build(tokens.data(), 2);           // a plan is built again for every micro-batch
     CHECK(plan.rows == std::vector<int>{1, 0});
     CHECK(plan.first == std::vector<int>{0, 1, 2});
     plan.build(tokens.data(), 1);

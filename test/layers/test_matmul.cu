@@ -59,7 +59,7 @@ void test_matmul(Random& random, size_t N, size_t C, size_t OC, bool with_bias, 
     matmul_backward(dinp, dweight, with_bias ? dbias.p : nullptr, scratch, d_dout, nullptr, view(d_inp.p, N, C),
                     view(d_weight.p, OC, C),
                     Stream(0));
-    // overwritten, the others accumulate
+    // overwritten; the rest accumulate
     check_close("matmul dinp", dinp.host(), want.dinp, plain.dinp, std::sqrt((double)OC));
     for (size_t i = 0; i < OC * C; i++) {
         want.dweight[i] += dweight0[i];

@@ -177,7 +177,7 @@ struct Worst {
     } while (0)
 std::map<std::string, double> measured;     // printed when POSITION_ERRORS is set, to choose tolerances by
 
-// The values, and that v is left alone
+// The values, and that v does not change
 void check_forward(Fixture& f) {
     f.prepare(f.T, 0);
     const std::vector<float> qkv = f.qkv->host(), bias = f.bias();
@@ -819,7 +819,7 @@ TEST_CASE("the tensors of encodings", "[positions]") {
 
 namespace {
 
-// Two groups of columns, the first of which starts open
+// Two groups of columns; the first one starts open
 struct Gated : Encoding {
     using Encoding::Encoding;
     template <class Tensors> void declare(Tensors& t) {
@@ -860,7 +860,7 @@ TEST_CASE("the columns of an encoding start as it says", "[positions][encodings]
             double squares = 0;
             for (int c = 0; c < 12; c++) { squares += (double)w[row * 12 + c] * w[row * 12 + c] / 12; }
             const double rms = std::sqrt(squares);
-            // normal, of std 0.02, in the encoding's rows alone
+            // normal, with std 0.02, only in the encoding's rows
             CHECK((own ? rms > 0.005 && rms < 0.05 : rms == 0));
         }
     }

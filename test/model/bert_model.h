@@ -195,7 +195,7 @@ inline void check_gradients(const Fixture& f, const Model& model, const std::vec
     CHECK(worst_difference(rest, std::vector<double>(rest.size())) == 0);
 }
 
-// Two gradients of the same thing, each of which may be off by FIXTURE_MULTIPLE.
+// Two gradients of the same thing, which may each be off by FIXTURE_MULTIPLE.
 inline void check_same_gradient(const Fixture& f, const Model& model, const std::vector<float>& got,
                                 const std::vector<float>& want, const std::string& prefix = "grad.") {
     for (const FileTensor& t : model.files) {

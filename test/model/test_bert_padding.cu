@@ -160,7 +160,7 @@ TEST_CASE("what stands after a length is not looked at", "[bert][padding][encodi
     }
 }
 
-// Evaluation's last window has fewer tokens than the others: what fills it up may not be attended to.
+// Evaluation's last window has fewer tokens than the rest: its padding must not be attended to.
 TEST_CASE("BERT's last window is evaluated on its own tokens alone", "[bert][padding][evaluate]") {
     const int T = 32, total = 39;
     const TempDir dir;

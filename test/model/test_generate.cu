@@ -263,7 +263,7 @@ struct TaskExample {
     double loss;                            // sum over the answer, by softmax in double
 };
 
-// Examples of which some are right, and others wrong in the first, the last or another token of the answer
+// Some examples are right, and some are wrong in the first, the last or another token of the answer
 std::vector<TaskExample> task_examples(GPT2& model, int count) {
     std::vector<TaskExample> examples;
     for (int k = 0; k < count; k++) {

@@ -153,7 +153,7 @@ TEST_CASE("micro-batches meet in a binary tree, to the bit", "[gpt2]") {
     Model model(small_config("cable", T), 8, random.seed);
     Acts acts(model, 1, T);
     const std::vector<int> inputs = draw_tokens(random, 8 * T, 29), targets = draw_tokens(random, 8 * T, 29);
-    // alone, a micro-batch's gradient is n times its share in n: a power of two, which is exact
+    // by itself a micro-batch's gradient is n times its share in n: a power of two, which is exact
     std::vector<std::vector<float>> g;
     double loss = 0;
     for (int i = 0; i < 8; i++) {

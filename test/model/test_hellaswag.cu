@@ -1,4 +1,4 @@
-// test_hellaswag.cu -- the multiple-choice file, and which losses of which rows an answer is chosen by.
+// test_hellaswag.cu -- the multiple-choice file, and the losses by which an answer is chosen.
 #include "test/files.h"
 
 #include "llmc/lab/hellaswag.h"

@@ -376,7 +376,7 @@ TEST_CASE("retrieval: means, and what is not in them is counted and said", "[ret
     Embeddings broken = embeddings(2, {1, 1, NAN, 1}, "q");
     CHECK(throws_with([&] { evaluate_retrieval(broken, corpus, qrels); }, "the embedding of q1 is not finite") == 2);
     CHECK(throws_with([&] { evaluate_retrieval(queries, corpus, qrels, {0}); }, "recall at less than 1") == 2);
-    Embeddings zero = embeddings(2, {0, 0, 3e30f, 4e30f}, "q");    // a length of 0 and one whose square is no float
+    Embeddings zero = embeddings(2, {0, 0, 3e30f, 4e30f}, "q");    // a length of 0, and one whose square overflows
     unit_rows(zero);
     CHECK((zero.rows[0] == 0 && zero.rows[1] == 0 && zero.rows[2] == Approx(0.6).epsilon(1e-6) &&
            zero.rows[3] == Approx(0.8).epsilon(1e-6)));

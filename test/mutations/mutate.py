@@ -8,9 +8,9 @@
     test/mutations/mutate.py --ci                   3 of known.tsv's cheap ones, drawn by the commit; writes no CSV
     test/mutations/mutate.py --summary              the score of all in the CSV; the survivors that nothing explains
 
-A fault changes one text of one file. Of the copies, which are in build/mutations, only the tests of TESTS that should
-notice are built, as make builds them by itself; a fault that does not compile is no fault. `killed`: a test fails, or
-takes several times as long as without the fault. `survived`: all pass, so a test is missing, or the change changes
+A fault changes one text in a copy of one file, below build/mutations. There make builds only the tests in TESTS that
+should notice it; a fault that does not compile does not count. `killed`: a test fails, or takes several times as long
+as without the fault. `survived`: all pass, so a test is missing, or the change changes
 nothing; survivors.tsv says which. Without the fault every named test must have passed, and none of those that let it
 survive may have been skipped. Anything else is an error, and no result.
 
@@ -43,7 +43,7 @@ import test as runner       # noqa: E402, dev/test.py
 HERE = os.path.join(ROOT, "test", "mutations")
 KNOWN, SURVIVORS = os.path.join(HERE, "known.tsv"), os.path.join(HERE, "survivors.tsv")
 RESULTS = os.path.join(ROOT, "dev", "results", "mutations.csv")
-SCORE = 0.97                                        # of the faults that change something, at least so many are killed
+SCORE = 0.97                                        # the least share of the faults that change something to be killed
 LIMIT = 3600                                        # seconds for a build, or for a test without a fault
 SPARE = 60                                          # with a fault it may take five times as long, and this
 
@@ -251,7 +251,7 @@ def code_lines(path):
 
 
 def draw(seed, count):
-    """faults that depend on the seed and the sources alone. Every file has its turn, in an order drawn at random; in
+    """faults that depend only on the seed and the sources. Every file has its turn, in an order drawn at random; in
     it an operator and a line are drawn until they fit."""
     files = subprocess.run(["git", "ls-files", "llmc", "data", "train_gpt2.cu", "train_bert.cu"], cwd=ROOT, check=True,
                            stdout=subprocess.PIPE, universal_newlines=True).stdout.split()
@@ -508,7 +508,7 @@ def chosen(args):
 
 
 class Campaign:
-    """the faults that are still to be tried, and what came of the others"""
+    """the faults that are still to be tried, and the results of the rest"""
     def __init__(self, args, faults):
         self.args, self.here, self.lock = args, ledger.commit(), threading.Lock()
         self.counts, self.began, self.ran, self.total = collections.Counter(), time.time(), 0, len(faults)
@@ -542,7 +542,7 @@ class Campaign:
                 start = time.time()
                 try:
                     result = tree.try_fault(fault)
-                except BadInput as e:                   # no result; the others are tried
+                except BadInput as e:                   # no result; the rest are tried
                     print(f"error: {fault.id}: {e}", file=sys.stderr, flush=True)
                     self.wrong.append(fault.id)
                     continue

@@ -162,7 +162,7 @@ inline std::map<std::string, std::string> bits(const std::string& dir) {
     }
     Json state = parse_json(read_file(dir + "/state.json"), dir);
     state.erase("options");
-    if (state.contains("data")) {                           // where a file lies, and since when, is no bit of the run
+    if (state.contains("data")) {                           // the place and date of a file do not belong to the run
         for (auto& flag : state["data"].items()) {
             for (Json& file : flag.value()) {
                 file.erase("mtime");
@@ -280,9 +280,8 @@ inline void check_refused(Place& place, const Refusal& r) {
 
 // ----------------------------------------------------------------------------------------------------------
 
-// test/fixtures/old_<program>/step_00000020 is a checkpoint as they were before model_type "cable" and before
-// optimizer_0.state. Resumed, it must go on as an unbroken run of today does: with its weights, its moments and its
-// place in the data.
+// test/fixtures/old_<program>/step_00000020 is a checkpoint from before model_type "cable" and optimizer_0.state.
+// Resumed, it must continue like an unbroken run of today: with its weights, its moments and its place in the data.
 inline void check_old_checkpoint(const std::string& program) {
     Place place(program);
     std::string text;
@@ -305,7 +304,7 @@ inline void check_old_checkpoint(const std::string& program) {
     REQUIRE(wanted.size() == 40);
     // 0 where it was written; without the moments, 0.03 to 1
     for (size_t i = 0; i < 20; i++) { CHECK(std::fabs(found[i] - wanted[20 + i]) < 1e-3); }
-    // the weights alone, named by the checkpoint or by the run
+    // only the weights, named by the checkpoint or by the run
     const std::string dir = place.out() + name;
     for (const std::string& load : {dir, dir + "/model.safetensors"}) {
         const Flags use = flags.without("--out").set("--load", load).without("--model");

@@ -106,7 +106,7 @@ TEST_CASE("bert_run: nothing masked: no validation loss, no update, and the run 
     if (!have_bert()) { return; }
     Bert place;
     const std::string out = place / "few";
-    // one sequence of 16 tokens, of which 2 in 100 are masked: most steps and validations have none
+    // one sequence of 16 tokens, with 2 in 100 masked: most steps and validations have none
     const Flags flags = place.base.with("--B 1 --T 16 --mask_share 0.02 --val_every 1 --val_batches 1 --keep 0 "
                                         "--checkpoint_every 1 --warmup 1 --steps 40");
     const Outcome o = place.run(flags.set("--out", out));
@@ -295,7 +295,7 @@ TEST_CASE("bert_run: contrastive training resumes to the same bits", "[bert_run]
         REQUIRE(place.run(flags.set(change.first, change.second).set("--out", out)).code == 0);
         check_same(unbroken, bits(step_dir(out, 12)));
     }
-    // from a model that was trained on masked tokens, the encoder is taken and goes on
+    // the encoder of a model that was trained on masked tokens is used, and trained further
     REQUIRE(place.run(place.base.set("--out", place / "masked")).code == 0);
     const Outcome tuned =
         place.run(flags.without("--model").set("--load", place / "masked").set("--out", place / "tuned"));
@@ -318,7 +318,7 @@ TEST_CASE("bert_run: threads and recomputing change no bit, micro-batches only r
         REQUIRE(place.run(flags.set(change.first, change.second).set("--out", out)).code == 0);
         check_same(a, bits(step_dir(out, 6)));
     }
-    for (const char* B : {"1", "5", "15"}) {                // the tokens that are masked depend on the sample alone
+    for (const char* B : {"1", "5", "15"}) {                // the masked tokens depend only on the sample
         INFO("--B " << B);
         REQUIRE(place.run(flags.set("--B", B).set("--out", place / (std::string("B") + B))).code == 0);
         const std::vector<double> x = losses(place / "a"), y = losses(place / (std::string("B") + B));
@@ -332,7 +332,7 @@ TEST_CASE("bert_run: threads and recomputing change no bit, micro-batches only r
 TEST_CASE("bert_run: masks are drawn anew for each sample, and one batch is learned by heart", "[bert_run]") {
     if (!have_bert()) { return; }
     Bert place;
-    // one window of text, again and again: the losses of an untrained model differ by the masks alone
+    // one window of text, again and again: the losses of an untrained model differ only by the masks
     write_file(place / "one.txt", words(33, 1));
     const Flags still = place.base.set("--train_files", place / "one.txt")
                             .with("--lr 0 --B 1 --steps 8 --val_every 0 --checkpoint_every 0");
@@ -479,7 +479,7 @@ TEST_CASE("bert_run: five likely tokens for each [MASK]", "[bert_run]") {
     const std::string text = "the c[MASK]ble of a tok[MASK]n\tcaf\xc3\xa9";
     const Outcome o = place.run(place.use(place.out()).set("--predict", text));
     REQUIRE(o.code == 0);
-    const std::vector<std::string> lines = lines_of(o.out); // stdout is the answer alone
+    const std::vector<std::string> lines = lines_of(o.out); // stdout has only the answer
     REQUIRE(lines.size() == 3);
     CHECK(lines[0] == text);
     for (int k = 1; k <= 2; k++) {
@@ -569,7 +569,7 @@ TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_ru
     std::string many_pairs;                                 // no text is there twice
     for (int i = 0; i < 4000; i++) { many_pairs += strprintf("%04d ABCD\t%04d abcd efgh\n", i, i); }
     write_file(place / "many.txt", many_pairs);
-    // the most that a run of so many groups has had of memory beyond what it announced, in bytes
+    // the peak memory of a run with this number of groups, beyond what it announced, in bytes
     const auto more_than_said = [&](int groups) {
         const Flags flags = place.pairs.set("--pairs", place / "many.txt")
                                 .with("--model 1,1,8 --T 512 --B 8 --steps 1 --threads 1")

@@ -491,7 +491,7 @@ TEST_CASE("faults: the power fails anywhere in a save, the old checkpoint or the
         REQUIRE(trace.size() > 40);
         const int before = scene == FIRST_STEP ? NOTHING : OLD;
         crashes.run(strprintf("scene %d", scene), disk, trace, 0, crash_samples(150), 1 << before | 1 << NEW, 1 << NEW);
-        // and the manifest, which vouches for the others, is begun when they are on the disk
+        // and the manifest, which vouches for the other files, is begun when they are on the disk
         std::vector<std::string> files;
         for (const Operation& op : trace) {
             if (op.name == "fsync" && contains(op.path, ".tmp_step_")) { files.push_back(op.path); }
@@ -539,7 +539,7 @@ TEST_CASE("faults: the power fails while a save that failed, or the run after a 
                 }
                 const int before = scene == FIRST_STEP ? NOTHING : OLD;
                 CHECK((state == NEW || (struck && state == before)));
-                // what the next run has found, it goes on from: it stays
+                // the checkpoint from which the next run continues stays
                 const bool kill = kind == Strike::Kill;
                 const int either = 1 << before | 1 << NEW;
                 crashes.run(strprintf("scene %d, %s at call %ld", scene, kill ? "killed" : "error", n), disk, trace,
@@ -787,7 +787,7 @@ TEST_CASE("faults: --on_save_error", "[faults]") {
         CHECK_FALSE(path_exists(u.step_dir(2)));
     }
     CHECK(t.run({"--on_save_error", "never"}) == EXIT_BAD_INPUT);
-    for (const char* what : {"warn", "stop"}) {     // of the last checkpoint: what was asked for besides is done
+    for (const char* what : {"warn", "stop"}) {     // of the last checkpoint: the run does its other work
         Training v;
         const std::vector<std::string> flags = {"--on_save_error", what, "--eval_lengths", "8,16", "--val_files",
                                                 v / "train.txt"};

@@ -117,7 +117,7 @@ TEST_CASE("args: the paper's recipe, where the flag is not given", "[args]") {
     const Options o = parse({"--recipe", "paper"});
     CHECK((o.lr == 6e-4 && o.warmup == 750 && o.final_lr == 0.1 && o.weight_decay == 0.1 && o.total_batch == 524288));
     CHECK((o.clip == 1.0 && o.schedule == "cosine" && !o.is_given("lr")));
-    // a default that is asked for is given, too
+    // a default that the command line repeats counts as given
     const Options mine = parse({"-l", "3e-4", "--recipe", "paper", "--total_batch", "-1", "-k", "wsd"});
     CHECK((mine.lr == 3e-4 && mine.total_batch == -1 && mine.schedule == "wsd" && mine.warmup == 750));
     refused({"--recipe", "mine"}, "one of paper");

@@ -202,7 +202,7 @@ TEST_CASE("log: a finished run that is repeated has its evaluations once", "[log
         log.record(one);
         log.record({{"kind", "evaluation_speed"}, {"T", 16}, {"ms", 2.5 + repeated}, {"tok_per_s", 7 + repeated},
                     {"mem", 9 + repeated}});
-        if (repeated == 2) { log.record(two); }                             // asked for the last time only
+        if (repeated == 2) { log.record(two); }                             // only the last time
     }
     const std::string text = read_file(dir.path + "/log.jsonl");
     for (const Json& j : {one, two}) {

@@ -160,7 +160,7 @@ TEST_CASE("run: a second signal, one amid a validation, nohup, and a console tha
         for (const std::string& word : f.words()) { line += " '" + word + "'"; }
         return std::vector<std::string>{"-c", line + end};
     };
-    {   // 1 others, while the first is being answered and until the run has ended
+    {   // 1 more signals, while the first is being answered and until the run has ended
         Process p(place.program, flags.set("--out", place / "twice").words(), place / "twice.log");
         p.wait_for_lines(place / "twice/main.log", 20);
         kill(p.pid, SIGTERM);
@@ -195,7 +195,7 @@ TEST_CASE("run: a second signal, one amid a validation, nohup, and a console tha
         kill(p.pid, SIGTERM);
         CHECK(contains(p.wait().err, strprintf("stopped by signal %d", SIGTERM)));
     }
-    {   // 4 `| head` reads one line; the run goes on to its end
+    {   // 4 `| head` reads one line; the run continues to its end
         const Flags f = flags.set("--out", place / "head").with("--steps 500");
         Process p("/bin/sh", in_shell("", f, " | head -n 1"), place / "head.log");
         CHECK(p.wait().code == 0);
@@ -493,7 +493,7 @@ struct ShardedPlace : Place {
     bool saved() const { return path_exists(step_dir(out(), 8)); }
 };
 
-// Writes one file of a checkpoint anew, and the manifest that covers it.
+// Replaces one file of a checkpoint, and the manifest that covers it.
 void rewrite_in_checkpoint(const std::string& dir, int step, const std::string& name, const std::string& text) {
     write_file(dir + "/" + name, text);
     std::vector<std::pair<std::string, FileSum>> sums;
@@ -868,7 +868,7 @@ TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
         REQUIRE(e.code == 0);
         return e;
     };
-    // used without the flags as with them; another one is taken, and said
+    // used without the flags as with them; a different one is accepted with a notice
     const std::string plain = evaluate("").out;
     CHECK(evaluate("--window 5 --sinks 2").out == plain);
     CHECK(evaluate("--window 5 --sinks 2").err.find("taken instead") == std::string::npos);
@@ -1221,7 +1221,7 @@ TEST_CASE("run: the console keeps to 100 columns and prints no control character
     CHECK(contains(o.out, "\\x"));                              // the untrained model did write some
 }
 
-size_t controls(const std::string& text) {                          // besides line ends
+size_t controls(const std::string& text) {                          // except line ends
     size_t n = 0;
     for (size_t i = 0; i < text.size(); i++) {
         const unsigned char c = (unsigned char)text[i];
@@ -1304,7 +1304,7 @@ TEST_CASE("run: a finished run that is repeated logs its evaluations once", "[ru
     const std::string once = untimed_log(place.out()), main_log = read_file(place.out() + "/main.log");
     CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "extrapolation").size() == 2);
     for (int i = 0; i < 2; i++) { REQUIRE(place.run(flags.set("--resume", "1")).code == 0); }
-    const auto sorted = [](const std::string& text) {                       // the last validation is logged anew
+    const auto sorted = [](const std::string& text) {                       // the last validation is logged again
         std::vector<std::string> lines;
         for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
             lines.push_back(text.substr(at, end - at));
@@ -1541,7 +1541,7 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
     const Outcome a = place.run(use), b = place.run(use);
     const Outcome c = place.run(use.set("--seed", "1"));
     REQUIRE(a.code == 0);
-    CHECK(a.out.compare(0, 6, "5 299 ") == 0);                                      // stdout is the text alone
+    CHECK(a.out.compare(0, 6, "5 299 ") == 0);                                      // stdout has only the text
     std::vector<long> numbers;
     for (const char* at = a.out.c_str(); *at != '\0' && *at != '\n';) {
         char* end = nullptr;
@@ -1627,7 +1627,7 @@ TEST_CASE("run: the tokenizer is read once, and every checkpoint has it by the l
     const std::string was = read_file(place.vocab), was_merges = read_file(place.merges);
     const std::vector<std::string> wanted = {"generation_config.json", "merges.txt", "tokenizer_config.json",
                                              "vocab.json"};
-    // edited and deleted while the run goes on
+    // edited and deleted during the run
     {
         const Flags flags = place.ids.with("--steps 400 --checkpoint_every 100 --keep 2");
         Process p(place.program, flags.set("--tokenizer", place.vocab).words(), place / "edited");
@@ -1721,7 +1721,7 @@ TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
     if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base).code == 0);
-    const std::string text = "caf\xc3\xa9 \xff of,a";        // commas, and bytes that are no UTF-8
+    const std::string text = "caf\xc3\xa9 \xff of,a";        // commas, and bytes that are not UTF-8
     const Outcome o = place.run(Flags().set("--load", place.out()).set("--dump_bias", "1,0," + text)
         .set("--out", place / "bias"));
     REQUIRE(o.code == 0);
@@ -1814,7 +1814,7 @@ TEST_CASE("run: the leaves of a step are recorded, kept by --resume and refused 
     check_same(tree, run("all", "--leaves 48", "48"));              // each micro-batch is a leaf
     for (const auto& other : {tree, one}) { CHECK(other.at("model.safetensors") != eight.at("model.safetensors")); }
     CHECK(run("few", "--B 6", "8").size() == 4);                    // a leaf for each of 8 micro-batches
-    // 2 a run goes on with its own leaves, those of a checkpoint from before the flag are 0
+    // 2 a run continues with its own leaves; in a checkpoint that predates the flag they are 0
     TempDir::remove(step_dir(place / "one", 4));
     check_same(one, run("one", "--resume 1", "1"));
     const std::string before = step_dir(place / "tree", 2);

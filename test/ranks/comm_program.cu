@@ -6,8 +6,8 @@
 //   comm_program small            gather, max, broadcast, replicas, pieces and rows that are shared
 //   comm_program self             one rank, whose NCCL sends to itself: it starts, exchanges, and is ended or aborted
 //   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
-//   comm_program throw RANK|all   an Error on one rank while the others sum, or the same on all
-//   comm_program exit RANK CODE   one rank ends with CODE, the others with 0
+//   comm_program throw RANK|all   an Error on one rank while the rest sum, or the same on all
+//   comm_program exit RANK CODE   one rank ends with CODE, the rest with 0
 //   comm_program MODE... --ranks N    multiplies itself, as a trainer does
 #include "llmc/base/gpu.h"
 #include "llmc/engine/ranks/exchange.cuh"
@@ -88,7 +88,7 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
     exchange_now("sum", stream, [&] { exchange_gather(data, n, "sum", stream); });
     copy_to_host(found.data(), data, sizeof(float) * n, stream);
     expect(std::equal(found.begin(), found.end(), expected.begin(), same_bits), "exchange_gather", n, m);
-    // 2 (N - 1) / N of the array leave a rank, but for slices that are a unit longer than others
+    // a rank sends 2 (N - 1) / N of the array, apart from slices that are a unit longer
     const double ring = 2.0 * (c.size - 1) / c.size * (double)n, units = (double)SLICE_UNIT * c.size;
     expect((double)(c.sent - sent) <= sizeof(float) * (ring + units), "the bytes sent", n, m);
     float after;
@@ -99,7 +99,7 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
     device_free(data);
 }
 
-// the buffers, whose size it is, are allocated anew
+// the buffers, whose size it is, are allocated again
 void set_chunk(size_t chunk) {
     Comm& c = comm();
     device_free(c.inbox);
@@ -125,7 +125,7 @@ void test_sums(uint64_t seed) {
     }
 }
 
-// Parameters without a model, of so many blocks of one to two units
+// Parameters without a model, for L layers, in blocks of one to two units
 struct Bare : Parameters {
     Bare(int L, int level, int micro_batches, int micro_batches_of_a_leaf) {
         table.add({"rest", 0, SLICE_UNIT + 100, 0});
@@ -178,7 +178,7 @@ void test_bad_tensor(Parameters& p, float* grads) {
     expect(first_bad_tensor(p, grads) == p.table.specs[first].name, "the tensor that is not finite", first, 1);
 }
 
-// Steps of n micro-batches on each rank, in so many leaves (0: each is one). The second finds nothing of the first.
+// Steps of n micro-batches on each rank, in `leaves` leaves (0: each is one). The second must not depend on the first.
 void test_steps(int steps, uint64_t seed, int zero, int L, int n, int leaves) {
     const Comm& c = comm();
     const size_t size = (size_t)c.size, rank = (size_t)c.rank;
@@ -342,7 +342,7 @@ void test_share() {
     }
     set_chunk(4000);
     for (size_t n : {0, 1, 166, 1000, 1001, 5003}) { test_rows(n); }
-    // more than what connections hold: none of the ranks may wait for the others to read
+    // more than what connections hold: no rank may wait for another one to read
     set_chunk(32 << 20);
     test_rows(comm().chunk / sizeof(float) / (size_t)std::max(1, comm().size - 1));
     set_chunk(Comm().chunk);
@@ -381,7 +381,7 @@ void test_self() {
 }
 #endif
 
-// Work of its own, amid which a rank looks after the others
+// Work of its own, during which a rank watches the other ranks
 [[noreturn]] void work_for_ever() {
     fprintf(stderr, "rank %d is process %d\n", comm().rank, (int)getpid());
     for (;; usleep(1000)) { comm().wire->watch("own work"); }

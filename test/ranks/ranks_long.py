@@ -109,7 +109,7 @@ def bits(case, name):
 
 
 def begin(case, command, ranks, own):
-    """what starts a run of so many ranks: the trainer itself, or mpirun"""
+    """the launcher of a run with this number of ranks: the trainer itself, or mpirun"""
     if own:
         return ranks_of.started(ranks, *command, "--ranks", str(ranks), launcher=[])
     return ranks_of.started(ranks, *command)

@@ -105,7 +105,7 @@ TEST_CASE("launch: where the ranks meet without MPI", "[launch]") {
         const int port = found(with(step, {{"SLURM_JOB_ID", job}})).port;
         CHECK((port >= 20000 && port < 32000));
     }
-    // prepared for MPI, but a build without it goes on as if it were not
+    // prepared for MPI, but a build without it continues as if it were not
     CHECK(found(with(step, {{"PMIX_RANK", "5"}})).port == l.port);
     CHECK(found(with(step, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}})).port == l.port);
     // mpirun, which Slurm has started as one task on each of 8 nodes

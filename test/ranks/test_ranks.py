@@ -143,7 +143,7 @@ def alive(pid):
 
 
 def processes(launcher):
-    """{rank: pid} of the processes that a launcher has started, directly or through others"""
+    """{rank: pid} of the processes that a launcher has started, directly or through other processes"""
     found, waiting, children = {}, [launcher], []
     with contextlib.suppress(OSError), open(f"/proc/{launcher}/task/{launcher}/children") as f:
         children = [int(child) for child in f.read().split()]
@@ -467,7 +467,7 @@ class Training(Runs):
                     files = [f for f in os.listdir(os.path.join(self.out(f"{pos}{ranks}"), "step_00000010"))
                              if f.startswith("optimizer_")]
                     self.assertEqual(sorted(files), [f"optimizer_{r}.state" for r in range(ranks)])
-                    # rank 0 alone prints
+                    # only rank 0 prints
                     self.assertEqual(len(re.findall(r"^step +\d+/10 \| loss ", outputs[ranks], re.M)), 10,
                                      outputs[ranks])
 
@@ -494,7 +494,7 @@ class Training(Runs):
                 self.assert_same("1", str(ranks))
         self.train(1, "tree", "--leaves", "0", micro_batches=16)
         self.assertNotEqual(self.result("1"), self.result("tree"))
-        # a run goes on with its leaves
+        # a run continues with its leaves
         shutil.rmtree(os.path.join(self.out("tree"), "step_00000010"))
         self.train(4, "tree", "--resume", "1", micro_batches=16)
         self.train(1, "tree1", "--leaves", "0", micro_batches=16)
@@ -827,7 +827,7 @@ class Training(Runs):
         self.assert_same("fast", "slow", step=4)
 
     def test_a_choice_of_the_checkpoint_may_take_longer_than_the_timeout(self):
-        """rank 0 alone puts the directory in order and reads all bytes of the newest checkpoint"""
+        """only rank 0 cleans the directory and reads all bytes of the newest checkpoint"""
         self.train(1, "whole", steps=4, every=2)
         self.train(1, "tidied", steps=4, every=2)
         shutil.rmtree(os.path.join(self.out("tidied"), "step_00000004"))
@@ -879,7 +879,7 @@ class Training(Runs):
         self.assertNotIn(f"step_{step:08d}", os.listdir(self.out("flipped")))
 
     def test_a_rank_that_hangs_while_another_one_saves(self):
-        """is not hidden by that: the saving rank, whose disk hangs too, notices it, and so do the others"""
+        """is not hidden by that: the saving rank, whose disk hangs too, notices it, and so do the remaining ranks"""
         for victim in 1, 0:
             with self.subTest(victim=victim):
                 slow = slow_disk(self.directory.name, 60)
@@ -917,7 +917,7 @@ class Training(Runs):
                     self.assertEqual(output.count("warning: training waits, as step 2 is still being saved"), 1, output)
 
     def test_a_death_while_a_checkpoint_is_written(self):
-        """and training goes on: what is left is no checkpoint, and the resumed run removes it"""
+        """and training continues: what is left is not a checkpoint, and the resumed run removes it"""
         self.train(1, "whole", steps=4, every=2)
         slow = slow_disk(self.directory.name, 60)
         for ranks, victim in (1, 0), (2, 1):
@@ -989,7 +989,8 @@ class Training(Runs):
                 self.assertIn(f"{ranks} ranks, gradients {through}", " ".join(output.split()))
                 self.assert_same("1", name, step=2)
 
-        # a bf16 build's ranks hold the float32 weights of their shares alone; a run goes on with another number of them
+        # a bf16 build's ranks hold only the float32 weights of their shares; a run continues with another number of
+        # ranks
         bf16 = {**self.EMULATED, "trainer": BF16_TRAINER, "model": "3,2,64"}
         constant = ["--schedule", "constant"]
         self.train(1, "bf16", *constant, **{**bf16, "steps": 4})
@@ -1049,7 +1050,7 @@ def write_hellaswag(path, examples, seed=1):
 
 
 class Sharing(unittest.TestCase):
-    """what the ranks of one run share among them besides training; and train_bert in every mode"""
+    """what the ranks of one run share in addition to training; and train_bert in every mode"""
 
     @classmethod
     def setUpClass(cls):
@@ -1145,7 +1146,7 @@ class Sharing(unittest.TestCase):
         self.assertGreater(len({tuple(r["nll"]) for r in found[1][1] if r["kind"] == "hellaswag_example"}), 20)
 
     def test_tasks_and_probes(self):
-        """every file and every cell of a probe: the ranks share its batches, of which there may be fewer than ranks"""
+        """every file and every cell of a probe: the ranks share its batches, which may be fewer than the ranks"""
         tasks = self.path("tasks")
         subprocess.run([sys.executable, os.path.join(ROOT, "data", "tasks.py"), "--out", tasks, "--tasks", "reverse",
                         "--length", "10", "--examples", "2000", "--test_examples", "300"], check=True,
@@ -1199,7 +1200,7 @@ class Sharing(unittest.TestCase):
                 with self.subTest(kind=kind):
                     os.kill(pids[ranks - 1], signal.SIGTERM)
                     code, output, seconds = end()
-                    if where is None:           # a use alone has nothing to save
+                    if where is None:           # without training there is nothing to save
                         self.assertNotEqual(code, 0, output)
                         self.assertLess(seconds, AFTER_DEATH)
                         continue
@@ -1285,7 +1286,7 @@ class Sharing(unittest.TestCase):
             self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"), files)
         self.assertEqual(found[2], found[1])
         self.assertEqual(found[3], found[1])
-        begin = time.monotonic()                        # one rank alone writes, however slow its disk
+        begin = time.monotonic()                        # only one rank writes, to a slow disk
         self.run_ok(2, *slow_disk(self.directory, 5), *use, "--encode", documents, "--out", self.path("slow"),
                     "--collective_timeout", "2")
         self.assertGreater(time.monotonic() - begin, 5, "the disk was not slow")

@@ -45,7 +45,7 @@ def pod(ranks, rank, port, **more):
 
 
 def srun(ranks, rank, port, **more):
-    """port: of which the job's number is made; the step has two nodes of one name, so that it is looked up"""
+    """port: the job's number is made from it; the step has two nodes of one name, so that it is looked up"""
     return {"SLURM_STEP_NUM_TASKS": ranks, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_JOB_ID": port,
             "SLURM_STEP_ID": 1, "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_NODELIST": "localhost,elsewhere[1-3]", **more}
 
@@ -218,7 +218,7 @@ class Launchers(unittest.TestCase):
                     self.assertRegex(results[0][1], r"start: rank 1 waited 2 s for rank 0 at localhost:\d+ \(Connect")
 
     def test_strangers_are_refused(self):
-        """a rank of another run, of another size, and what is no rank at all; and the run goes on"""
+        """refuses a rank of another run, of another size, and other programs; and the run continues"""
         port = free_port()
         rank = lambda r, size=2, **more: torchrun(size, r, port, **more)
         with started(torchrun, [rank(0)], COMM_ALONE, "small", timeout=60) as (_, _, end):
@@ -385,7 +385,7 @@ class Multiplied(unittest.TestCase):
                 self.assertIn(f"rank {victim} (process {pids[victim]}) was ended by signal 9", text)
 
     def test_a_rank_that_hangs(self):
-        """is killed once the others have said that they miss it"""
+        """is killed once the other ranks have said that they miss it"""
         with test_ranks.started(3, COMM_ALONE, "wait", "2", "--ranks", "3", launcher=[]) as (_, pids, until, end):
             until(lambda text: text.count("is process") == 3)
             os.kill(pids[1], signal.SIGSTOP)

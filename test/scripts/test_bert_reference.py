@@ -286,12 +286,12 @@ class TestEncodings(Case):
         other = idx.clone()
         other[0, 9] = (idx[0, 9] + 1) % 29
         changed = (model(idx)[0] - model(other)[0]).abs().amax(-1)[0] > 0
-        # CABLE's sums go on from the token: tokens after it see pairs of keys that are farther apart
+        # CABLE's sums continue from the token: tokens after it see pairs of keys that are farther apart
         self.assertFalse(changed[:7].any())
         self.assertTrue(changed[7:12].all())
 
     def test_documents(self):
-        """which pairs documents leave, and that each has the logits that it has alone"""
+        """which pairs documents leave, and that each document has the logits that it has by itself"""
         config = modeling_cable.CableConfig(document_mask=7, window=3, sinks=2)
         idx = torch.tensor([[1, 7, 2, 3, 4, 5, 7, 7, 1], [7, 1, 2, 3, 4, 5, 6, 1, 2]])
         begins = [[0, 1, 1, 1, 1, 1, 6, 7, 7], [0] * 9]

@@ -202,7 +202,7 @@ class Engine(Case):
         self.assertEqual(sorted(other), sorted(texts))
         self.assertNotEqual(one, other)
         moved = [abs(texts.index(t) - i) for i, t in enumerate(one)]
-        self.assertGreater(sum(moved) / len(moved), 60)     # 100 in a uniform permutation; about 9 within windows alone
+        self.assertGreater(sum(moved) / len(moved), 60)     # 100 in a uniform permutation; about 9 within windows only
 
     def test_validation_split_comes_first(self):
         path = self.file("in/a.jsonl", jsonl(documents(100)))

@@ -80,7 +80,7 @@ V = 300                                                 # vocabulary of models t
 OPTIONS = ["t5_clip:K=5", "rope:theta=50", "rope:p=0.25", "kcable:weight=inside", "alibi:slopes=geometric",
            "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own", "sinusoidal:scale=1,embed=sqrt",
            "alibi_random:seed=7,mean=0.3", "cope:npos=6"]
-# every hook; columns, a rotation and a table of one layer alone
+# every hook; columns, a rotation and a table of one layer only
 COMPOSED = ["sinusoidal+rope:theta=50+ssmax+cable,sinusoidal+t5_clip:K=5"]
 SCALINGS = ("pi", "ntk:3", "yarn", "longrope:factors.json")
 # of the 8 pairs of a head of 16 channels
@@ -224,7 +224,7 @@ class Exports(Case):
 
     def test_stretched(self):
         """a model that was trained on after --rope_scaling is stretched wherever its checkpoint goes"""
-        # 4 tokens: of windows of T the last one has 8, which must be as long a text for longrope as the others are
+        # 4 tokens: the last window has 8 of T, and longrope must use the same factors for it as for the rest
         short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "4", "--lr", "1e-2", steps=3)
         for scaling in SCALINGS:
             with self.subTest(scaling=scaling):
@@ -242,7 +242,7 @@ class Exports(Case):
                 self.assertEqual(trainer_curves(self.dir, again, [T, 2 * T]), found)
 
     def test_window(self):
-        """--window and --sinks, those of the checkpoint and others: evaluation, and decoding through its end"""
+        """--window and --sinks, the checkpoint's and different ones: evaluation, and decoding through its end"""
         step = train(self.dir, "window", "cable", "--model", "2,3,48", "--lr", "1e-2", "--window", "7", "--sinks", "2",
                      steps=3)
         model = load_checkpoint(step)
@@ -488,7 +488,7 @@ class Authors(Case):
         self.assertIn("expected a GPT-2 with CABLE", refused.stderr)
 
     def test_hostile_files(self):
-        """refused in one line, at once, whatever the file asks for"""
+        """refused in one line, at once, for anything in the file"""
         import import_authors
         model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=50304, n_positions=T))
         state = {name.replace("_orig_mod.", ""): t for name, t in self.state_of(model).items()}
@@ -574,7 +574,7 @@ class Transformers(Case):
         self.assertEqual(trainer_curves(self.dir, path, [T // 2, T]), found)
 
     def test_import_of_another_model(self):
-        """the same tensors, of which transformers computes something else: refused, as is a head of its own"""
+        """the same tensors, from which transformers computes something else: refused, like an extra head"""
         model, path = self.make_gpt2()
         model.save_pretrained(path)
         ids = torch.tensor([list(TEXT[:T])])
@@ -793,7 +793,7 @@ class Transformers(Case):
         model.eval()
 
     def compare_generated(self, model, ids, want):
-        """alone, and beside a longer text, with padding before it"""
+        """by itself, and beside a longer text, with padding before it"""
         one = model.generate(ids[:1, :12], max_new_tokens=8, do_sample=False, pad_token_id=0)
         self.assertEqual(one[0].tolist(), want)
         rows = torch.cat((F.pad(ids[:1, :12], (6, 0)), ids[1:, :18]))
@@ -1294,7 +1294,7 @@ class HellaSwag(Case):
 
     @unittest.skipUnless(has_lm_eval, NO_LM_EVAL)
     def test_lm_eval_generates(self):
-        """a batch of 8 texts, padded on the left, goes on as each of them does alone"""
+        """a batch of 8 texts, padded on the left, continues like each of them by itself"""
         from lm_eval.api.instance import Instance
         _, out = self.random_export()
         with open(os.path.join(DATA, "hellaswag_val_500.jsonl")) as f:

@@ -281,7 +281,7 @@ class Stages(Case):
         self.assertLessEqual(sum(builds.get(name, cap) for name, _, cap in gpu_check.STAGES), 2 * 570)
 
     def test_what_is_compiled_and_how(self):
-        """without make: nvcc and a compiler for the CPU, with the Makefile's flags, the first trainer alone"""
+        """without make: nvcc and a compiler for the CPU, with the Makefile's flags, only the first trainer"""
         self.check()
         self.assertEqual([c for c in self.machine.commands if os.path.basename(c[0]) == "make"], [])
         lines = [c for c in self.machine.commands if "-o" in c and os.path.basename(c[0]) in ("nvcc", "g++")
@@ -498,7 +498,7 @@ class Failures(Case):
         self.failed("losses", "losses [nan")
 
     def test_headers_that_are_not_part_of_the_toolkit(self):
-        """nothing else starts; put right, a rerun goes on"""
+        """nothing else starts; once that is corrected, a rerun continues"""
         self.machine.fail = "headers.cu"
         code, said = self.check()
         self.assertEqual(code, 2, said)
@@ -574,7 +574,7 @@ class Time(Case):
         self.assertIn("## Unfinished\n\n- kernels is unfinished. programs were ended at their caps: sum: big", text)
 
     def test_minutes(self):
-        """a stage has what is left, the next runs go on, and nothing that the time ended counts as failed"""
+        """a stage has the remaining time, the next runs continue, and nothing that the time ended counts as failed"""
         self.machine.slow = {"--tool racecheck": 11.0, "gpu_check/bench_": 12.0, "losses/": 0.5}
         runs, left, code = 0, 0, None
         while code != 0 and runs < 12:
@@ -641,7 +641,7 @@ class Time(Case):
 
 @contextlib.contextmanager
 def dying_at(point, after):
-    """the program is killed at a rename, or in the middle of writing a result, after so many of them"""
+    """the program is killed at a rename, or in the middle of writing a result, after a number of them"""
     calls, replace = [0], os.replace
 
     def count():

@@ -27,7 +27,7 @@ class Order(unittest.TestCase):
         self.assertGreater(times("heads", causal=False), 15)
 
     def test_the_kernels_order(self):
-        """every key once, up to where one head alone fills the L2"""
+        """every key once, up to where a single head fills the L2"""
         for B, T in ((64, 1024), (16, 4096), (8, 8192), (1, 16384)):
             for HS, queries in ((64, 64), (64, 128), (128, 64)):
                 self.assertLess(times("wave", B, T, HS, queries=queries), 1.01, (B, T, HS, queries))

@@ -29,7 +29,7 @@ def make(*words, root=ROOT):
 
 class Knobs(unittest.TestCase):
     def setUp(self):
-        """a copy of the Makefile and of what it asks, so that the build of this directory is left alone"""
+        """a copy of the Makefile and of the scripts that it calls, so that this directory's build is not changed"""
         self.directory = tempfile.TemporaryDirectory()
         self.root = self.directory.name
         shutil.copy(os.path.join(ROOT, "Makefile"), self.root)
@@ -83,7 +83,7 @@ class Knobs(unittest.TestCase):
         self.assertNotRegex(output, "lto|-Impi/include.* -O2")
 
     def test_an_nccl_without_a_link_to_its_newest_version(self):
-        """as PyPI has it: libnccl.so.2 alone"""
+        """as PyPI has it: only libnccl.so.2"""
         compiler = self.put("compiler", 'case "$*" in *-lnccl*) exit 1;; esac\n')
         self.put("cuda/bin/nvcc", "true\n")
         output = self.commands("train_gpt2cu", "CXX=" + compiler, "NVCC=cuda/bin/nvcc", "NCCL_DIR=/pip")

@@ -152,7 +152,7 @@ class TestPlot(unittest.TestCase):
         for T in (64, 100, 128, 2048):
             values = [1.0] * (T - 1) + [9.0]
             bins = plot.geometric_bins(values)
-            self.assertLess(bins[-1][1], 2.5, T)                # alone, the last position would be 9
+            self.assertLess(bins[-1][1], 2.5, T)                # by itself the last position would be 9
             self.assertTrue(all(a < b for (a, _), (b, _) in zip(bins, bins[1:])))
         self.assertEqual(len(plot.geometric_bins([1.0] * 4)), 4)
         # four bins an octave: 54 to 63, then 64 on, which joins them until it has half as many positions

@@ -313,7 +313,7 @@ class Profile(unittest.TestCase):
 
     @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
     def test_kernels_are_called_as_often_as_predicted(self):
-        """all but attention's, which a CPU computes by others"""
+        """all except attention's, which are different kernels on a CPU"""
         for pos in built(*roofline.BIASES):
             for recompute, batch in ((1, 128), (2, 512)) if pos == "cable" else ((1, 128),):
                 with self.subTest(pos=pos, recompute=recompute):

@@ -21,7 +21,7 @@ VOCABULARY = 50257
 
 
 def machine(nvlink, **more):
-    """no latencies; additions in registers, each of which reads an element once"""
+    """no latencies; additions in registers, which read each element once"""
     return scaling.Machine(8, nvlink * 1e9, 48e9, 3e12, 0, 0, 4, 32 << 20)._replace(**more)
 
 

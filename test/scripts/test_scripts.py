@@ -122,7 +122,7 @@ class TestCommands(unittest.TestCase):
             family = "bert:" if table == "2" else "gpt2:"
             called_t5 = lambda pos: pos.replace("t5_clip", "t5")
             expected = {(r["trained_on"], r["model"], r["encoding"]) for r in numbers if r["table"] == table}
-            rows = [r for r in paper.rows_of(experiment) if not r.named]        # the others are not in the paper
+            rows = [r for r in paper.rows_of(experiment) if not r.named]        # the rest are not in the paper
             found = {(paper.DATA[r.data].name, family + r.model, called_t5(r.pos)) for r in rows}
             self.assertEqual(found, expected)
             self.assertEqual(len(rows), len(expected))
@@ -959,7 +959,7 @@ class TestHeads(Folder):
                         self.assertEqual(r["queries"], 300)
                         self.assertAlmostEqual(sum(r["by_distance"]), 1, places=5)
                         self.assertEqual("g" in r, r["layer"] == 1)
-                        beyond = sum(r["by_distance"][6:])              # distances from 32 on: sinks alone
+                        beyond = sum(r["by_distance"][6:])              # distances from 32 on: only sinks
                         if window:
                             self.assertLessEqual(beyond, r["sink_weight"]["4"])
                         elif r["layer"] == 0:                           # weights that are nearly equal

@@ -95,7 +95,7 @@ else:
             end = time.time() + 100
             while not stopped and time.time() < end:
                 time.sleep(0.02)
-        if flags["pos"].startswith("pair"):             # goes on when the other one of the pair is there too
+        if flags["pos"].startswith("pair"):             # continues when the other one of the pair is there too
             open(at(flags["pos"] + flags["seed"]), "a").close()
             for n in "12":
                 wait_for(at(flags["pos"] + n))

@@ -57,7 +57,7 @@ PRINTF_LIKE(3, 4) inline void kernel_test_fail(const char* place, const char* co
 }
 #define KERNEL_TEST_TEXT_(x) #x
 #define KERNEL_TEST_TEXT(x) KERNEL_TEST_TEXT_(x)
-// EXPECT(cond, fmt, ...): the message says what was found; the test goes on
+// EXPECT(cond, fmt, ...): the message says what was found; the test continues
 #define EXPECT(cond, ...) \
     (kernel_test_expectations++, \
      (cond) ? (void)0 : kernel_test_fail(__FILE__ ":" KERNEL_TEST_TEXT(__LINE__), #cond, __VA_ARGS__))
@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
     }
     std::string text = "[";
     int failed = 0, run = 0;
-    bool whole = false;     // the filter is a whole name: then only that test, not those whose names go on after it
+    bool whole = false;     // the filter is a complete name: only that test runs, not longer names that begin with it
     for (const KernelTest& test : kernel_tests()) { whole = whole || test.name == filter; }
     for (const KernelTest& test : kernel_tests()) {
         if (whole ? test.name != filter : std::string(test.name).find(filter) == std::string::npos) { continue; }

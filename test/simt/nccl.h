@@ -71,8 +71,8 @@ inline const char* ncclGetErrorString(ncclResult_t e) {
 }
 inline const char* ncclGetLastError(ncclComm_t) { return "the emulated NCCL"; }
 
-// The host of a real machine is not needed for its GPU to go on: here the streams take turns while it naps, which it
-// does when it waits for another rank.
+// A real GPU does not need the host to continue. Here the streams take turns while the host naps, as it does when it
+// waits for another rank.
 inline void simt_nap() {
     int turns = 3;
     const auto idle = [](cudaStream_t s) { return s->queue.empty(); };

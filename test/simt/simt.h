@@ -3,7 +3,7 @@
 //
 // The threads of a block are fibers on one system thread. One runs until it waits at a barrier or in a warp collective;
 // which of the ready ones runs next is random (SIMT_SEED=7 gives another order). So faults are seen:
-//   shared memory      is allocated anew before each block, of exactly the size that was asked for, so that
+//   shared memory      is allocated again before each block, with exactly the requested size, so that
 //                      AddressSanitizer sees past its end. It is filled, like static shared memory and what cudaMalloc
 //                      gives, with 0xFF: NaN in float and bf16
 //   warp collectives   are complete when every lane of the mask waits at the same line; if no thread can run and some

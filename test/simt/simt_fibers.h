@@ -2,7 +2,7 @@
 //
 // A fiber is started once, by makecontext, and then goes from block to block. Switches are _setjmp and _longjmp, which,
 // unlike swapcontext, make no system call. A launch that fails leaves its fibers in the middle of a kernel; the next
-// one starts them anew.
+// one starts them again.
 #ifndef TEST_SIMT_FIBERS_H
 #define TEST_SIMT_FIBERS_H
 
@@ -86,8 +86,8 @@ inline void simt_unpoison(void*, size_t) {}
     simt_leave(fake, t->stack, SIMT_STACK);
     simt_longjmp(t->state, 1);
 }
-// The thread that goes on, null if none can: in `sticky` of 8 cases one of the last one's warp, so that in some blocks
-// a warp runs far ahead of the others and in some they keep close; within the warp a random one.
+// The thread to run next, null if none can: in `sticky` of 8 cases a random one of the last thread's warp, so that in
+// some blocks one warp runs far ahead, and in some they stay close together.
 __attribute__((noinline)) inline SimtThread* simt_take_ready() {
     if (simt.ready_warps == 0) { return nullptr; }
     if ((simt.ready_warps >> simt.warp & 1) == 0 || simt.draw(8) >= simt.sticky) {
@@ -112,7 +112,7 @@ inline void simt_forget_ready() {
     for (auto& lanes : simt.ready) { lanes.clear(); }
     simt.ready_warps = 0;
 }
-// The current thread waits; one of the ready ones goes on (it may be the same one), or the host if there is none.
+// The current thread waits; one of the ready threads runs (maybe the same one), or the host if there is none.
 __attribute__((noinline)) inline void simt_sleep() {
     SimtThread* const me = simt.current;
     SimtThread* const next = simt_take_ready();

@@ -41,7 +41,7 @@ enum class SimtTurn { Done, Waits, Later };
 struct SimtStream {
     bool blocking = true;                                       // waits for the null stream, and is waited for
     std::deque<std::function<SimtTurn()>> queue;
-    size_t given = 0;                                           // so many pieces of work so far
+    size_t given = 0;                                           // number of pieces of work so far
     size_t done = 0;
 };
 using cudaStream_t = SimtStream*;
@@ -74,8 +74,8 @@ inline const char* cudaGetErrorString(cudaError_t e) {
     }
 }
 inline const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
-// What a call returned stays the last error until it is asked for, and the next launch would be blamed for it. CUDA
-// says that cudaErrorNotReady is not kept; here it is, so that nobody relies on it.
+// A call's error stays the last error until cudaGetLastError() reads it, and the next launch would be blamed for it.
+// CUDA says that cudaErrorNotReady is not kept; here it is, so that no code relies on it.
 inline cudaError_t simt_last_error = cudaSuccess;
 inline cudaError_t simt_error(cudaError_t e) {
     if (e != cudaSuccess) { simt_last_error = e; }
@@ -160,7 +160,7 @@ inline cudaError_t simt_enqueue(cudaStream_t stream, SimtWork kind, const std::f
         return simt_error(cudaErrorStreamCaptureImplicit);
     }
     if (c.stream == nullptr || stream != c.stream) {
-        if (stream == nullptr) {                                            // the null stream: all others are done
+        if (stream == nullptr) {                                            // the null stream: the other ones are done
             simt_run_all(true);
             work();
         } else {
@@ -292,7 +292,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (s == nullptr) { simt_run_all(true); } else { simt_run([=] { return s->queue.empty(); }); }
     return cudaSuccess;
 }
-// Each time that it is asked for, a few more turns are taken.
+// Each query takes a few more turns.
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     int turns = 3;
     simt_run([&] { return s->queue.empty() || turns-- == 0; });

@@ -619,8 +619,8 @@ KERNEL_TEST("flash backward Toeplitz, full") { against_oracle(FlashBias::Toeplit
 KERNEL_TEST("flash backward Fire, causal") { against_oracle(FlashBias::Fire, true); }
 KERNEL_TEST("flash backward Fire, full") { against_oracle(FlashBias::Fire, false); }
 
-// Steps within chunk 0 to S = 1e5 and more, then as always: what the tiles after it have of S is small again, and
-// their distances to its last keys too. float32 origins alone would be off by 2^-8 there, and P by g times that.
+// Steps within chunk 0 to S = 1e5 and more, then as always: the tiles after it have small offsets again, and small
+// distances to its last keys, too. With float32 origins these would be off by 2^-8, and P by g times that.
 KERNEL_TEST("flash backward: small distances at a large S") {
     Worst worst;
     for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {

@@ -126,7 +126,7 @@ KERNEL_TEST("flash against the portable kernels: cable") { lengths<CableBias<fal
 KERNEL_TEST("flash against the portable kernels: kcable") { lengths<CableBias<true>>("kcable"); }
 KERNEL_TEST("flash against the portable kernels: toeplitz") { lengths<ToeplitzBias>("toeplitz"); }
 
-// The last query's keys are all the same but two, 1.375 above the others in its logit: the others' exponentials are one
+// The last query's keys are all the same but two, whose logits are 1.375 higher: the exponentials of the rest are one
 // rounded number, and a float32 chain over them makes the same error at each step. Each kernel begins with one of the
 // two. A single block of the tensor-core kernel, the first, has the last 64 queries.
 KERNEL_TEST("attention: the sum of the exponentials of 32,768 equal keys") {
@@ -138,7 +138,7 @@ KERNEL_TEST("attention: the sum of the exponentials of 32,768 equal keys") {
     for (size_t j : {0, T - 1}) { host[j * OC + HS] = bf16(11.0f); }
     const double want = std::log(2.0 * std::exp(1.375) + (T - 2));
     const AttentionDims dims = {T, 0, T, 1, HS, OC, 0.125f};
-    AttentionDims last = dims;                              // the portable kernel: the last query alone
+    AttentionDims last = dims;                              // the portable kernel: only the last query
     last.T = 1;
     last.t0 = T - 1;
     DeviceArray<bf16> qkv(host), out((size_t)T * HS);

@@ -199,7 +199,7 @@ static void check_gelu_erf(int N) {
 }
 KERNEL_TEST("gelu by erf") { for (int N : {1500, 1504}) { check_gelu_erf(N); } }
 
-// Tokens 0 .. V - 2; of N tokens, token 2 has so many more rows.
+// N tokens, from 0 to V - 2; token 2 has `more` more rows.
 static void check_embedding(int C, int more) {
     const int V = 7, N = 41 + more;
     std::vector<int> token(N);
@@ -685,7 +685,7 @@ static void check_cable(bool softplus_b, bool weighted) {
     const Doubles whole = computed();
     EXPECT_CLOSE(whole, S, EXACT);
     EXPECT_CLOSE(g.host(), G, EXACT);
-    // a second call goes on from token 96
+    // a second call continues from token 96
     launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, T - 97, 97, T, NH, C, OC, softplus_b,
            weighted);
     EXPECT_CLOSE(computed(), S, EXACT);

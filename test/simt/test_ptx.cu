@@ -14,7 +14,7 @@ static void only_emulated() { if (on_gpu) { SKIP("the hardware may let this faul
 // ----------------------------------------------------------------------------------------------------------
 // matrices
 
-// 32 rows of 8 numbers, row r in place (r * 5) % 32: the addresses alone say which matrix a row belongs to
+// 32 rows of 8 numbers, row r in place (r * 5) % 32: only the addresses say which matrix a row belongs to
 template <bool Trans> __global__ void ldmatrix_kernel(uint32_t* out) {
     __shared__ uint4 memory[32];
     uint16_t (*rows)[8] = (uint16_t (*)[8])memory;

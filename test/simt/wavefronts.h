@@ -25,7 +25,7 @@ inline bool shared_recording = false;
 __attribute__((no_sanitize_thread, noinline)) static void record_access(const void* code, const void* p, size_t bytes) {
     const uintptr_t at = (uintptr_t)p, begin = (uintptr_t)simt.shared;
     if (!shared_recording || at < begin || at + bytes > begin + simt.shared_bytes) { return; }
-    shared_recording = false;                           // the vector's own accesses are no kernel's
+    shared_recording = false;                           // the vector's own accesses are not a kernel's
     const SharedAccess a = {code, (uint32_t)(at - begin), blockIdx.x, (uint16_t)threadIdx.x, (uint16_t)bytes};
     shared_accesses.push_back(a);
     shared_recording = true;

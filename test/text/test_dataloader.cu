@@ -337,7 +337,7 @@ TEST_CASE("shards: an example in a row is a sample, and only its answer is a tar
     }
     CHECK(throws_with([&] { files.windows(T + 1); }, "expected --T 8, as the examples stand in rows of 9 tokens") == 2);
     CHECK(throws_with([&] { files.windows(T / 2); }, "expected --T 8") == 2);
-    // who does not ask for rows is not given any, and rows are not mixed with others
+    // rows are refused unless they are requested, and are never mixed with streams
     CHECK(refused(dir / "a.bin", "expected a stream of tokens, got examples of a task in rows") == 2);
     const auto refused_rows = [&](const std::string& text) {
         return throws_with([&] { TokenFiles mixed(dir / "?.bin", "--train_files", 0, true); }, text);

@@ -132,7 +132,7 @@ TEST_CASE("tokenizer: bytes", "[tokenizer]") {
 
 TEST_CASE("tokenizer: encoder.json with each of the 256 bytes, and a character in two tokens", "[tokenizer]") {
     TempDir dir;
-    // GPT-2's own order: the printing bytes first, then the others as U+0100 + n
+    // GPT-2's own order: the printing bytes first, then the rest as U+0100 + n
     std::string json = "{", bytes;
     int id = 0, moved = 0;
     auto add = [&](int byte, unsigned spelled) {
@@ -217,7 +217,7 @@ TEST_CASE("byte-pair encoding: the earliest merge goes first, wherever it is", "
 
 TEST_CASE("byte-pair encoding: random merges, against the definition", "[tokenizer]") {
     TempDir dir;
-    const std::string letters = "abc\xC3\xA9";          // \xC3\xA9 is a letter, but either byte alone is not UTF-8
+    const std::string letters = "abc\xC3\xA9";          // \xC3\xA9 is a letter, but either byte by itself is not UTF-8
     int wrong = 0, merged = 0;
     int recovered = 0;
     for (uint64_t n = 0; n < 30; n++) {
@@ -475,7 +475,7 @@ TEST_CASE("tokenizer: llm.c's gpt2_tokenizer.bin, and hostile ones", "[tokenizer
         CHECK(t.tokens == tokens);
         CHECK(t.eot == (version == 2 ? 4 : -1));
     }
-    write_file(path, llmc_bytes(std::vector<std::string>(50257, "a"), 1, 0));       // version 1 was GPT-2's alone
+    write_file(path, llmc_bytes(std::vector<std::string>(50257, "a"), 1, 0));       // version 1 was only GPT-2's
     CHECK(Tokenizer::load(path).eot == 50256);
     const std::string good = llmc_bytes(tokens, 2, 4);
     const int32_t field[] = {20240328, 2, 5, 4};

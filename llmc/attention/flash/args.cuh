@@ -5,8 +5,8 @@
 #include "../../base/ptx.cuh"
 #include "../../position/encoding.cuh"
 
-// The head sizes that these kernels have. They compute with 64 or 128 columns, of which those from HS on are zero:
-// below 32 more than half of the work would be wasted.
+// The head sizes of these kernels. They compute with 64 or 128 columns; those from HS on are zero. Below 32 more than
+// half of the work would be wasted.
 constexpr bool flash_head_size(int HS) { return HS >= 32 && HS <= 128 && HS % 8 == 0; }
 
 // The biases that are made of CABLE's S and g
@@ -32,7 +32,7 @@ struct FlashArgs : FlashBiasArgs {
     // backward
     const bf16* dout;           // (B,T,C)
     bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten
-    // what the kernels with a mask obey, and only they; none: the others run
+    // read by the masked kernels, which run if it is not empty
     AttentionMask mask;
 };
 

@@ -46,7 +46,7 @@ inline size_t flash_backward_scratch(FlashBias Kind, int B, int T, int NH) {
     return queries + slabs + 2 * sums;
 }
 
-// at_a_time: flash_slabs, or what a test asks for
+// at_a_time: flash_slabs, or a test's choice
 template <bool Causal, FlashBias Kind, int HS, int Rows = flash_backward_rows(HS), bool Masked = false>
 void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int at_a_time = 0) {
     const size_t BNH = (size_t)args.B * args.NH;

@@ -44,7 +44,7 @@ __device__ __forceinline__ void flash_dkdv_block(const FlashArgs& args, const Fl
         while (m < block.live_tiles() && !meets(m, n0(), n0() + flash_block_tiles(Rows) - 1)) { m++; }
         return m;
     };
-    const auto fetch = [&](int m, int stage) {              // addresses anew each time: registers are short
+    const auto fetch = [&](int m, int stage) {              // computes addresses again: registers are scarce
         const int i0 = m * TILE;
         bf16* Q_tile = streamed + stage * 2 * TILE * HS;
         flash_load_tile<HS>(Q_tile, block.qkv(args, i0, 0), args.OC, block.columns, args.T - i0);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void flash_dkdv_block(const FlashArgs& args, const Fl
                 flash_fire_add<Rows>(P, y, fire);
             }
             UNROLL
-            for (int own = 0; own < OWN; own++) {           // S of the keys, anew each time: registers are short
+            for (int own = 0; own < OWN; own++) {           // S of the keys, read again: registers are scarce
                 const int row = row0 + lane / 4 + 8 * own;
                 S[own] = cable ? own_S->shifted[stage][row] : (float)(j0() + row);
             }
@@ -163,7 +163,7 @@ __device__ __forceinline__ void flash_dkdv_block(const FlashArgs& args, const Fl
     };
     for (int stage = 0; m < block.live_tiles(); stage ^= 1) {
         // 2. this tile of queries has arrived, the next one may start
-        const int next = visited(m + 1);                    // found anew after the step: registers are short
+        const int next = visited(m + 1);                    // found again after the step: registers are scarce
         cp_async_wait<0>();
         __syncthreads();                                    // this stage has arrived, and the other is read no more
         if (next < block.live_tiles()) { fetch(next, stage ^ 1); }

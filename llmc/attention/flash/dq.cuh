@@ -10,8 +10,8 @@
 // ----------------------------------------------------------------------------------------------------------
 // Toeplitz
 
-// The diagonals of a 64 x 64 tile of dlogit, two for each of 64 threads: k and k + 64. The latter goes on in the next
-// tile to the right as k. docs/attention.md, "The gradient of a Toeplitz table".
+// The diagonals of a 64 x 64 tile of dlogit, two for each of 64 threads: k and k + 64. The latter continues as k in the
+// next tile to the right. docs/attention.md, "The gradient of a Toeplitz table".
 struct FlashDiagonals {
     float* dlogit;                  // (64,64), in the order of at(), which keeps the banks apart
     float* carry;                   // (64): of the last tile, diagonals 64 ..; 127 is none, and 0
@@ -23,7 +23,7 @@ struct FlashDiagonals {
         dlogit[at(r, c)] = x0;
         dlogit[at(r, c + 1)] = x1;
     }
-    // the sums of tile n; first: it has no tile to its left, whose diagonals would go on here
+    // the sums of tile n; first: no tile to its left, whose diagonals would continue here
     __device__ void add(int n, bool first) const {
         const int k = threadIdx.x % 64;
         float left = 0.0f;
@@ -38,8 +38,8 @@ struct FlashDiagonals {
     }
 };
 
-// The slabs (B*NH,count,(tiles+1)*64) of the query tiles from `first` on, of which one launch has `count` per head:
-// with a slab for every tile, scratch would grow with T * T.
+// The slabs (B*NH,count,(tiles+1)*64) of the query tiles from `first` on. One launch has `count` per head: with a slab
+// for every tile, scratch would grow with T * T.
 struct FlashSlabs {
     float* data;
     int first, count;
@@ -50,7 +50,7 @@ struct FlashSlabs {
 };
 
 // dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0. Launched after
-// each launch of the dq kernel: the first one overwrites, the others go on with the sum.
+// each launch of the dq kernel: the first one overwrites, the rest continue the sum.
 template <bool Causal, bool Masked>
 __device__ __forceinline__ void flash_table_block(const FlashArgs& args, const FlashSlabs& slabs) {
     const FlashBlock block(args, (int)gridDim.x / (args.B * args.NH));
@@ -183,8 +183,8 @@ __device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const Flas
     if (block_begin < block_end) { fetch(block_begin, 0); }
     FlashFire fire;                                         // in the place of own_S
     if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)own_S, args, block.h); }
-    // of the owned queries: of 32 rows in shared memory, because registers are short, and else the lane's. A tile after
-    // T has none: others are read, and not used
+    // of the owned queries: with 32 rows in shared memory, because registers are scarce, otherwise the lane's. A tile
+    // after T has none: it reads other queries' values and does not use them
     FlashQuery* shared_query = (FlashQuery*)((char*)(own_S + 1) + FLASH_BLOCK_BYTES);      // (OWNED)
     FlashQuery own_query[Rows == 32 ? 1 : OWN];
     if (Rows == 32) {
@@ -259,7 +259,7 @@ __device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const Flas
                 bool masked0 = edge && (j >= block.keys || (Causal && j > i));
                 bool masked1 = edge && (j + 1 >= block.keys || (Causal && j + 1 > i));
                 if (edge && Masked) {
-                    const int begin = flash_begin(args, block.b, i);        // anew each time: registers are short
+                    const int begin = flash_begin(args, block.b, i);        // computed again: registers are scarce
                     masked0 = masked0 || args.mask.hides(i, j, begin);
                     masked1 = masked1 || args.mask.hides(i, j + 1, begin);
                 }

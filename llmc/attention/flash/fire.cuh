@@ -15,11 +15,11 @@
 static_assert(FIRE_UNITS == 32, "a lane of a warp has one break");
 static_assert(FIRE_SUMS == 4, "flash_warp_sums");
 
-// f of one head, and the pieces that the pairs in hand have
+// f of one head, and the pieces of the current pairs
 struct FlashFire {
     const FirePiece* piece;         // (FIRE_PIECES) in shared memory, over the scale: in the unit of q.k
     float end;                      // of the piece that has the lane's number
-    int base, last;                 // the first and the last piece of the pairs in hand
+    int base, last;                 // the first and the last piece of the current pairs
 
     // All threads of the block call it; the pieces may be read after the next barrier.
     __device__ void stage(FirePiece* to, const FlashArgs& args, int h) {

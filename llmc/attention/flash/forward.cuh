@@ -19,7 +19,7 @@
 #include "reach.cuh"
 #include "skip.cuh"
 
-// The rows of a warp. HS 128: with 32, O and the scores alone take 192 registers, and all biases spill
+// The rows of a warp. HS 128: with 32, just O and the scores take 192 registers, and all biases spill
 constexpr int flash_forward_rows(FlashBias, int HS) { return HS == 64 ? 32 : 16; }
 
 // The state of the online softmax: per row the reference of its exponents and this lane's part of the sum of P; the
@@ -38,10 +38,10 @@ template <int HS, int Rows> struct FlashSoftmax {
     }
 };
 
-// Raises the reference of a row where the tile asks for it: only by more than `slack` units of log2, 8, so that most
-// tiles leave the output alone (a P of 2^8 does no harm); then the sum and the output shrink. Each row by itself: its
-// neighbour may be padding. On a diagonal that is not the first tile slack is 0: skipped tiles count on a reference
-// that the row's own key has reached.
+// Raises the reference of a row if the tile's largest logit exceeds it by more than `slack` units of log2; then the sum
+// and the output shrink. With a slack of 8 most tiles leave the output as it is (a P of 2^8 does no harm). Each row
+// decides by itself: its neighbour may be padding. On a diagonal that is not the first tile slack is 0: skipping tiles
+// needs a reference that is at least the logit of the row's own key.
 template <int HS, int Rows>
 __device__ inline void flash_rescale(FlashSoftmax<HS, Rows>& softmax, const float (&tile_largest)[Rows / 8],
                                      float slack) {

@@ -247,7 +247,7 @@ __device__ inline float quad_sum(float x) {
 // stages of FlashQuery per tile that is owned, FlashOwnS. 32 rows leave few registers, so that the block's place, the
 // owned queries (dq) and the lanes' dS (dkdv) are there too: 72 KB (HS 64). HS 128: 99 KB, which is what sm_86 has
 
-// The rows of a warp. HS 128: 32 of them would have 256 registers of dK and dV alone, and tiles of 128 KB
+// The rows of a warp. HS 128: with 32, just dK and dV would take 256 registers, and the tiles 128 KB
 constexpr int flash_backward_rows(int HS) { return HS == 64 ? 32 : 16; }
 // In the dq kernel. Fire: beside 32 there is no room for y and its derivatives
 constexpr int flash_dq_rows(FlashBias Kind, int Rows) { return Kind == FlashBias::Fire ? 16 : Rows; }
@@ -272,7 +272,7 @@ struct FlashBlock : FlashPlace {
     int first;                      // of the rows that it owns
     int columns;                    // of a head
 
-    // one of `turns` blocks of a head, each of which owns `rows` rows, the first one those from `from` on
+    // one of `turns` blocks of a head; each owns `rows` rows, the first one those from `from` on
     __device__ FlashBlock(const FlashArgs& args, int turns, int rows = 0, bool last_first = false, int from = 0)
         : FlashPlace(args, turns) {
         first = from + (last_first ? turns - 1 - turn : turn) * rows;
@@ -298,8 +298,8 @@ struct FlashBlock : FlashPlace {
     __device__ const FlashQueries* own_queries(const FlashQueries* all, int tile) const {
         return queries<Kind>(all, imin(tile + flash_view<Views>(threadIdx.x), tiles - 1), FROM_CHUNK);
     }
-    // The queries of tile m meet the tiles of keys from first_key_tile to end_key_tile - 1. The first is asked for with
-    // every bias, though only two have spans: without this test ptxas spills in the dkdv kernel of another one
+    // The queries of tile m meet the tiles of keys from first_key_tile to end_key_tile - 1. Every bias tests the first
+    // one, although only two have spans: without this test ptxas spills in the dkdv kernel of another bias
     __device__ int first_key_tile(const FlashArgs& args, int m) const {
         return args.span == nullptr ? 0 : args.span[bh * tiles + m].first;
     }
@@ -316,7 +316,7 @@ struct FlashBlock : FlashPlace {
 
 template <FlashBias Kind, int HS>
 __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs args) {
-    constexpr int ROW_THREADS = HS / 8;                     // one per piece of 16 bytes, of which args.HS / 8 are there
+    constexpr int ROW_THREADS = HS / 8;                     // one per piece of 16 bytes; args.HS / 8 of them have data
     const int piece = threadIdx.x % ROW_THREADS;
     const int rows = round_up(args.T, FLASH_TILE);
     const int C = args.NH * args.HS;

@@ -47,10 +47,9 @@ template <bool Causal, bool Skips> struct FlashWalk {
 
 constexpr int FLASH_MASKED_ROWS = 16;                       // of a warp
 
-// The tiles sinks_begin .. sinks_end-1 and then first .. end-1, in both the queries' own last, or (bidirectional) with
-// others after it. Sinks to the right of the window are part of the latter: between the two there is nothing left out.
-// Both begin where the document of the tile's first query does; documents that begin further right do so in the own
-// tile.
+// The tiles sinks_begin .. sinks_end-1 and then first .. end-1. Both ranges end with the queries' own tile, or
+// (bidirectional) continue after it. Sinks to the right of the window are part of the second range, so there is no gap.
+// Both begin at the document of the tile's first query; documents that begin further right do so in the own tile.
 struct FlashReach {
     int sinks_begin = 0, sinks_end = 0;
     int first = 0, end = 0;

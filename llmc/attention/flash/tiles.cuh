@@ -90,7 +90,7 @@ template <int LD> __device__ inline void flash_load_b_trans(uint32_t (&r)[4], co
     ldmatrix_x4_trans(r, flash_operand<LD>(tile, k0 + lane % 16, n, lane / 16));
 }
 
-// The fragments of a warp's rows as left operand, 16 columns each: the first `Kept` stay in registers, the others are
+// The fragments of a warp's rows as left operand, 16 columns each: the first `Kept` stay in registers, the rest are
 // read from shared memory each time.
 template <int HS, int Rows, int Kept> struct FlashOwned {
     static constexpr int ALL = HS / 16;

@@ -1,4 +1,4 @@
-// ranks/nccl.h -- device buffers from GPU to GPU. Included by comm.h alone.
+// ranks/nccl.h -- device buffers from GPU to GPU. Only comm.h includes it.
 //
 // The communicator does not block, so that a rank that is gone is noticed here and not inside NCCL: calls return at
 // once, and what they started is polled together with NCCL's own errors.

@@ -3,9 +3,9 @@
 // A value's z-score is its distance, in standard deviations, from the mean of the 128 accepted values before it (nan
 // until there are 128). llm.c includes the value itself in the window, which bounds z by sqrt(127) = 11.3; here z has
 // no bound. Only accepted steps enter the window, so neither a NaN nor a spike can widen it. Nor can it lock up. A
-// skipped update leaves the parameters alone, so spike after spike on fresh data means that the level has moved and the
-// window is out of date: after LEVEL_SHIFT_STEPS of them in a row it starts again, empty. Every rank must pass the same
-// two numbers, reduced over all ranks, so that all decide the same.
+// skipped update does not change the parameters, so spike after spike on fresh data means that the level has moved and
+// the window is out of date: after LEVEL_SHIFT_STEPS of them in a row it starts again, empty. Every rank must pass the
+// same two numbers, reduced over all ranks, so that all decide the same.
 #ifndef LLMC_ENGINE_RUN_GUARD_H
 #define LLMC_ENGINE_RUN_GUARD_H
 

@@ -50,11 +50,11 @@ inline void check_host_memory(double tokens, double snapshot) {
         format_bytes(available).c_str(), snapshot > 0 ? " or --checkpoint_async 0" : "");
 }
 
-// Refuses to begin if a limit of address space (ulimit -v) would make a library hang. besides: the bytes that the run
+// Refuses to begin if a limit of address space (ulimit -v) would make a library hang. own: the bytes that the run
 // itself will have taken by then
-inline void check_address_space(size_t product_bytes, double besides) {
+inline void check_address_space(size_t product_bytes, double own) {
     if (product_bytes == 0) { return; }
-    const size_t all = address_space_of_threads(product_bytes) + (size_t)besides;
+    const size_t all = address_space_of_threads(product_bytes) + (size_t)own;
     void* p = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
         die(EXIT_OUT_OF_MEMORY, "%s of address space are wanted, most of them for the matrix products of %d threads; "
