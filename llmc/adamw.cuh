@@ -42,8 +42,8 @@ __device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
 
 // Neighbouring elements of one tensor, and where they are in each array
 struct AdamWPiece {
-    size_t weight, master, grad, moment;    // of the first of them, in the arrays that adamw_update gets
-    size_t size, first;                     // how many, and which element of its tensor the first one is
+    size_t weight, master, grad, moment;    // places of the first one in adamw_update's arrays
+    size_t size, first;                     // how many, and the first one's index in its tensor
     size_t block;                           // the first block of the grid that updates them
     uint64_t name;                          // checksum of the tensor's name
     float lo, hi;                           // the tensor's range
@@ -61,7 +61,7 @@ struct AdamWTable {
     AdamWPiece* on_device = nullptr;
     size_t blocks = 0;
 
-    // at: what it is of its tensor, and its place in weights; the places of the rest follow
+    // at: the piece of its tensor, and its place in weights; the other places follow from it
     void add(const TensorSpec& spec, const TensorPiece& at, size_t master, size_t grad, size_t moment) {
         pieces.push_back({at.at, master, grad, moment, at.size, at.first, blocks, checksum(spec.name), spec.lo, spec.hi,
                           spec.decay});
@@ -115,7 +115,7 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
     }
 }
 
-// Updates all that the table has. weights may be master itself (float32 builds).
+// Updates everything in the table. weights may be master itself (float32 builds).
 inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v,
                          const AdamWTable& table, const AdamW& a, Stream stream) {
     const float correction1 = (float)(1.0 / (1.0 - std::pow((double)a.beta1, a.t)));
@@ -128,8 +128,8 @@ __global__ void round_weights_kernel(floatX* weights, const float* master, size_
     const GridSpan s = grid_span(n);
     for (size_t i = s.begin; i < s.end; i += s.step) { store_weight(weights + i, master[i], key, first + i); }
 }
-// The weights of a slice of the layout as update number t left them; for after master was initialised, loaded or sent.
-// weights: laid out as the table says; master (slice). Does nothing where the two are one.
+// Rounds a slice of the layout to weights as update number t did, after master was initialised, loaded or received.
+// weights: in the layout of the table; master (slice). Does nothing if the two are the same array.
 inline void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
                           int t, Stream stream) {
     if ((const void*)(weights + slice.begin) == (const void*)master) { return; }

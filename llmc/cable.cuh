@@ -68,7 +68,7 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
             const float sum = offset + block_scan(t < end ? S_offset[t] : 0.0f);       // b_start + ... + b_t
             if (t < end) { S_offset[t] = sum; }
             __syncthreads();
-            offset = S_offset[imin(base + (int)blockDim.x, end) - 1];           // the very bits that a later call reads
+            offset = S_offset[imin(base + (int)blockDim.x, end) - 1];           // the same bits that a later call reads
         }
         start = end;
     }
@@ -159,7 +159,7 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
         const Tile t = tile(bh, i0, j0);
         const bool one_sided = !LogKernel && (causal || i0 != j0);      // D has one sign where dlogit is not 0
         const float sign = i0 >= j0 ? 1.0f : -1.0f;
-        // 1. one thread per query: dg_i, and its own share of dS_i. What the keys will need is left in dlogit
+        // 1. one thread per query: dg_i, and its own share of dS_i. Leaves in dlogit what the keys need
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             float* d = dlogit + r * ld;
             float dgi = 0.0f, sum = 0.0f;                   // of dB/dg_i, and of dB/dS_i / g_i
@@ -189,7 +189,7 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
             dSi[i0 + r] += t.gi[r] * sum;
         }
         __syncthreads();
-        // 2. a register of keys per thread, queries in order: dS_j takes the opposite of what its queries took. The
+        // 2. a register of keys per thread, queries in order: dS_j gets the queries' shares with the opposite sign. The
         // tile's sums go into the first row of dlogit; the columns after nj are not read
         for (int c = threadIdx.x * LANES; c < nj; c += blockDim.x * LANES) {
             lanes sum = lanes{};
@@ -221,7 +221,7 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
         if (Weighted) { t.columns("cable.s", t.dims.NH); }                      // w_s, c_s
         declare_sums(t);
     }
-    // all but the columns, for an encoding that derives from this one and fills S in a way of its own
+    // all but the columns, for an encoding that derives from this one and fills S differently
     template <class Tensors> void declare_sums(Tensors& t) {
         const size_t BNH = (size_t)t.dims.B * t.dims.NH, T = (size_t)t.dims.T;
         t.cached(S_offset, "S_offset", Per::Layer, BNH, T);
@@ -229,7 +229,7 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
         t.cached(g, "g", Per::Layer, BNH, T);
         t.scratch(dS, "dS", BNH, T);
         t.scratch(dg, "dg", BNH, T);
-        if (!LogKernel) { declare_key_max(*this, t); }      // a logarithm is never so steep
+        if (!LogKernel) { declare_key_max(*this, t); }      // a logarithm is never steep enough
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);

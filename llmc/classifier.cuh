@@ -14,8 +14,8 @@
 
 #include "base/fastmath.h"
 
-// Tests of single elements cost as much as the arithmetic, so a pack is tested: whether it holds that element. Where a
-// pack is one element (on a CPU), every one is asked.
+// Testing single elements costs as much as the arithmetic, so these test whether a pack holds that element. If a pack
+// is one element (on a CPU), each element is tested.
 __device__ inline bool pack_holds(int v, int element) { return PACK == 1 || (element >= v && element < v + PACK); }
 __device__ inline bool pack_ends(int v, int V) { return PACK == 1 || v + PACK > V; }
 
@@ -27,8 +27,8 @@ template <class Logit> __device__ inline RowSoftmax row_softmax(const Logit* x, 
     float rival = -INFINITY;
     float sum = 0.0f;
 #if defined(CUDA_BUILD)
-    // All in one pass, because reading the row takes longer than a few more exponentials: a thread's sum refers to the
-    // largest logit that it has met so far.
+    // All in one pass, because reading the row takes longer than a few more exponentials: a thread's sum is relative to
+    // the largest logit that it has seen so far.
     float top = target_logit;
     for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
         Pack<PACK> xs = load_pack<PACK>(x + v);
@@ -81,7 +81,7 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
     const size_t row = blockIdx.x;
     Logit* x = logits + row * Vp;           // (Vp)
     const int target = targets[row];
-    // 0. nothing is asked
+    // 0. no target
     if (target == IGNORE_INDEX) {
         if (threadIdx.x == 0) { losses[row] = 0.0f; }
         if (threadIdx.x == 0 && hits != nullptr) { hits[row] = 0.0f; }
@@ -90,12 +90,12 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
     }
     // 1. the softmax's parts, and the loss
     const RowSoftmax found = row_softmax(x, target, V);
-    if (threadIdx.x == 0) {             // in double, so that it does not matter in which order the three are added
+    if (threadIdx.x == 0) {             // in double, so that the order of the three does not matter
         losses[row] = (float)((double)logf(found.sum) + ((double)found.largest - (double)found.target_logit));
         if (hits != nullptr) { hits[row] = found.target_logit > found.rival ? 1.0f : 0.0f; }
     }
     if (!backward) { return; }
-    __syncthreads();                    // everyone has read x[target]
+    __syncthreads();                    // all threads have read x[target]
     // 2. the gradient
     const float scale = dloss / found.sum;        // the softmax's divisor and dloss in one factor
     for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {

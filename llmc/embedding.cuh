@@ -26,7 +26,7 @@ inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte,
 #if defined(CUDA_BUILD)
 constexpr int EMBEDDING_PART = 64;
 #else
-constexpr int EMBEDDING_PART = INT32_MAX;                   // the cores share the tokens: nothing waits for one of them
+constexpr int EMBEDDING_PART = INT32_MAX;                   // the cores share the tokens: no core waits for one token
 #endif
 
 // The rows of a micro-batch by token, in parts of equal token: part p is rows[first[p]] .. rows[first[p + 1] - 1]. The
@@ -132,7 +132,7 @@ static __global__ void embedding_hot_kernel(float* dwte, const float* partial, c
         d[c] = sum;
     }
 }
-// floats of scratch that embedding_backward wants for at most N tokens
+// floats of scratch that embedding_backward needs for at most N tokens
 inline size_t embedding_backward_scratch(size_t N, size_t C) { return EmbeddingPlan::most_hot_parts(N) * C; }
 // dwte (V,C) accumulates; partial: embedding_backward_scratch floats; dout (N,C), tokens (N)
 inline void embedding_backward(float* dwte, float* partial, const floatX* dout, const int* tokens,

@@ -103,8 +103,8 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
                 db[e * packs + k] += dys.x[e];
             }
         }
-        const float mean_dn = warp_sum(sum) / C;            // what a shift of the whole row would change
-        const float mean_dnn = warp_sum(sum_n) / C;         // what stretching it would
+        const float mean_dn = warp_sum(sum) / C;            // removes what a shift of the whole row would change
+        const float mean_dnn = warp_sum(sum_n) / C;         // removes what stretching it would change
         // 2. dinp, which accumulates: the residual stream has a gradient already
         for (int k = lane; k < packs; k += lanes) {
             const Pack<P> xs = load_pack<P>(x + k * P);
@@ -138,7 +138,7 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float
                                int C, Stream stream) {
     const size_t slabs = slab_count(N), stride = 2 * (size_t)C;
     with_pack((size_t)C, [&](auto P) {
-        // four warps hide the latency of memory, where the block gets room for their sums without asking
+        // four warps hide the latency of memory, if their sums fit into the default shared memory
         const size_t each = sizeof(float) * stride, room = 48 << 10;
         int warps = 4;
         while (warps > 1 && each * warps > room) { warps /= 2; }

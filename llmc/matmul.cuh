@@ -13,7 +13,7 @@
 #include "base/reduce.cuh"
 
 #if defined(CUDA_BUILD)
-#define MATMUL_CUBLASLT 1           // the emulator has a double of the library
+#define MATMUL_CUBLASLT 1           // the emulator has a stand-in for the library
 #endif
 #if defined(MATMUL_CUBLASLT)
 #include "base/cublaslt.cuh"
@@ -23,14 +23,14 @@
 #define MATMUL_CBLAS 1
 #endif
 
-// Bytes of the device that products take in addition to their arrays
+// Device memory for products in addition to their arrays, in bytes
 #if defined(MATMUL_CUBLASLT)
 constexpr size_t MATMUL_WORKSPACE = LT_WORKSPACE;
 #else
 constexpr size_t MATMUL_WORKSPACE = 0;
 #endif
-// Bytes of address space that OpenBLAS takes in each thread that calls it: 134,221,824 in version 0.3.21. Where it
-// cannot have them, it tries for ever.
+// Bytes of address space that OpenBLAS takes in each thread that calls it: 134,221,824 in version 0.3.21. If it cannot
+// get them, it tries forever.
 #if defined(MATMUL_CBLAS)
 constexpr size_t MATMUL_THREAD_BYTES = (size_t)136 << 20;
 #else
@@ -102,12 +102,12 @@ __global__ void matmul_kernel(MatmulArgs p) {
     for (int e = threadIdx.x; e < M * width; e += blockDim.x) { c.data[e] = 0.0f; }
     for (int k0 = 0; k0 < A.cols; k0 += MATMUL_K) {
         const int K = imin(MATMUL_K, A.cols - k0);
-        __syncthreads();                    // everyone has finished with the last slice
+        __syncthreads();                    // all threads are done with the last slice
         for (int e = threadIdx.x; e < M * K; e += blockDim.x) { a(e / K, e % K) = (float)A(e / K, k0 + e % K); }
         for (int e = threadIdx.x; e < K * width; e += blockDim.x) {
             b.data[e] = e % width < N ? (float)B(k0 + e / width, e % width) : 0.0f;
         }
-        __syncthreads();                    // and all of this one is there
+        __syncthreads();                    // and this one is complete
         block_matmul_add(block(c, 0, M, 0, round_up(N, LANES)), block(a, 0, M, 0, K), b);
     }
     // 3. the float32 sum is rounded to floatX once, after bias and residual were added
@@ -127,7 +127,7 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     const int N = p.B.cols;
     check(p.A.cols == p.B.rows, "a product of a (%d,%d) and a (%d,%d) matrix", M, p.A.cols, p.B.rows, N);
     if (M == 0 || N == 0) { return; }
-    const ProfiledLaunch profiled("matmul_kernel", stream, M, N, p.A.cols);     // whoever computes it
+    const ProfiledLaunch profiled("matmul_kernel", stream, M, N, p.A.cols);     // for every way to compute it
 #if defined(MATMUL_CUBLASLT)
     const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32
     void* out = into_float ? (void*)p.sum : (void*)p.out;
@@ -172,7 +172,7 @@ __global__ void bias_rows_kernel(float* out, const floatX* bias, int N) {
     float* row = out + (size_t)blockIdx.x * N;      // (N)
     for (int n = threadIdx.x; n < N; n += blockDim.x) { row[n] = bias != nullptr ? (float)bias[n] : 0.0f; }
 }
-// out (M,N) = A (M,K) B (K,N) + bias (N), as matmul() but in float32 whatever floatX is; bias may be null
+// out (M,N) = A (M,K) B (K,N) + bias (N), like matmul() but in float32 in every build; bias may be null
 inline void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
                          Stream stream) {
     if (sizeof(floatX) == sizeof(float)) { return matmul((floatX*)out, A, B, bias, nullptr, stream); }

@@ -54,9 +54,9 @@ inline bool uses_flash(const PositionConfig& position, int HS) {
     return all;
 }
 
-// What both passes are given; the bias functor names its own arrays
+// The arguments of both passes; the bias functor fills in its own arrays
 template <class Bias> FlashArgs flash_args(const Bias& bias, const AttentionDims& dims, int B, const floatX* qkv) {
-    FlashArgs args = {};                                    // what a form of B does not use stays null
+    FlashArgs args = {};                                    // arrays that a form of B does not use stay null
     bias.fill(args);
     args.qkv = (const bf16*)qkv;
     args.B = B;
@@ -103,7 +103,7 @@ void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const 
 // ----------------------------------------------------------------------------------------------------------
 // forward
 
-// floats of scratch that attention_forward wants
+// floats of scratch that attention_forward needs
 inline size_t attention_forward_scratch(int B, int T, int NH) { return tile_skip_scratch(B, T, NH); }
 
 // out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it.
@@ -134,7 +134,7 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 }
 
 // The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence
-// of a batch, from its scratch; 1 where nothing could be skipped, and with a window, which hides tiles of its own.
+// of a batch, from its scratch. 1 if nothing could be skipped, and with a window, which hides other tiles.
 inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS,
                               Stream stream) {
     if (position.mask.exists() || !skips_tiles(find_flash_bias(position), T, position)) { return 1.0; }
@@ -154,7 +154,7 @@ inline double live_tile_share(const float* scratch, const PositionConfig& positi
 // ----------------------------------------------------------------------------------------------------------
 // backward
 
-// floats of scratch that attention_backward wants
+// floats of scratch that attention_backward needs
 inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
     size_t floats = portable_attention_backward_scratch(B, T, NH, HS);      // the kernel is chosen later, by head size
 #if defined(CUDA_BUILD)

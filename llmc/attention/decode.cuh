@@ -1,8 +1,7 @@
 // attention/decode.cuh -- attention of one new token per sequence to itself and all tokens before it, for every
 // encoding.
 //
-//   logit_j = scale q.k_j + B_j     P = softmax_j(logit)     out = P v      of the query at t0, over the cached keys 0
-//   .. t0
+//   logit_j = scale q.k_j + B_j     P = softmax_j(logit)     out = P v      for the query at t0, over the keys 0 .. t0
 //   The keys are cut into splits, so that one query fills the machine too (Flash-Decoding: Dao et al. 2023). Split s
 //   leaves
 //     m_s = max logit_j,  l_s = sum e^(logit_j - m_s),  O_s = sum e^(logit_j - m_s) v_j
@@ -10,11 +9,11 @@
 //     M = max m_s,  out = sum_s e^(m_s - M) O_s / sum_s e^(m_s - M) l_s          docs/attention.md, "One new token"
 //
 // The window: a B_j that never grows with the distance (alibi, cable) is soon so low that a split adds nothing. With
-// the longest key of each split kept (key_max, position/key_max.cuh) and j the last key of split s, all its logits are
+// the largest norm of each split kept (key_max, position/key_max.cuh) and j the last key of split s, all its logits are
 // at most |scale q| max|k| + B_j. Where this is more than tau below the logit of the query's own key, whose bias is 0,
 // the split is not read and weighs 0: the cost of a token no longer grows with the text. tau = 128 ln 2: the split's
 // weight would have been 0 in float32 too (fast_exp: below e^-87.3; the 1.4 between them is for rounding), so no bit
-// differs. tau = (24 + log2 t0) ln 2: what is lost of the sum is below 2^-24 of it.
+// differs. tau = (24 + log2 t0) ln 2: the sum loses less than 2^-24 of itself.
 //
 // A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes if floatX has
 // two, and neighbouring threads take neighbouring pieces. The splits, and so the bits, depend only on t0. A recorded
@@ -48,7 +47,7 @@ struct DecodeDims {
     AttentionMask mask = {};
 };
 
-// How many splits the keys 0 .. t0 have
+// The number of splits of the keys 0 .. t0
 __host__ __device__ inline int decode_splits(int t0) { return t0 / DECODE_SPLIT + 1; }
 
 // DECODE_PIECE elements of a row, as float32
@@ -89,7 +88,7 @@ __device__ __forceinline__ DecodePiece load_piece(const bf16* p, int n) {
 }
 #endif
 
-// Asks for a piece that is loaded soon: a head's rows lie too far apart for a CPU to guess where the next one is.
+// Prefetches a piece that is loaded soon: a head's rows are too far apart for a CPU to predict the next one.
 __device__ __forceinline__ void prefetch_piece(const floatX* p) {
 #if defined(CUDA_BUILD)
     (void)p;

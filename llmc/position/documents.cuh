@@ -1,24 +1,23 @@
-// position/documents.cuh -- where the tokens of a call stand, and where the documents begin that they belong to
-// (--document_mask).
+// position/documents.cuh -- the positions of a call's tokens, and where their documents begin (--document_mask).
 #ifndef LLMC_POSITION_DOCUMENTS_CUH
 #define LLMC_POSITION_DOCUMENTS_CUH
 
 #include "../base/device.h"
 
-// The position of a call's first token. A recorded step (StepGraph) is launched for later tokens with the arguments
-// that it was recorded with, so its kernels read the position from the device; every kernel asks position().
+// The position of a call's first token. A recorded step (StepGraph) is launched for later tokens with the arguments of
+// the recording, so its kernels read the position from the device; every kernel calls position().
 struct Start {
-    int t0;                                                 // of a recorded step: as it was when that was recorded
+    int t0;                                                 // in a recorded step: its value at the recording
     const int* now = nullptr;                               // on the device; null: t0
 
     __host__ __device__ Start(int t0, const int* now = nullptr) : t0(t0), now(now) {}
     __device__ int position() const { return now == nullptr ? t0 : *now; }
-    bool begins() const { return t0 == 0; }                 // a text, so that its tables are not there yet
+    bool begins() const { return t0 == 0; }                 // a new text, whose tables are not filled yet
     bool recorded() const { return now != nullptr; }
 };
 
 // One block per sequence: where the documents of the tokens t0 .. t0+T-1 begin, continuing from t0 - 1. Each thread
-// looks through a piece of them, and then knows from the earlier pieces what began before its own.
+// searches a piece of them, and then combines it with the earlier pieces.
 static __global__ void documents_kernel(int* documents, const int* tokens, int T, Start first, int stride,
                                         int end_of_text) {
     const int t0 = first.position();
@@ -40,8 +39,8 @@ static __global__ void documents_kernel(int* documents, const int* tokens, int T
     }
 }
 
-// documents (B,stride) from tokens (B,T), which stand at t0 .. t0+T-1: at each token, where its document begins: at the
-// last end_of_text up to it, or else at 0
+// documents (B,stride) from tokens (B,T) at t0 .. t0+T-1: for each token, where its document begins: at the last
+// end_of_text up to it, or at 0
 inline void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, Start start, int stride,
                            Stream stream) {
     const int threads = 128;

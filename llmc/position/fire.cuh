@@ -84,7 +84,7 @@ struct FireSpan {
     }
 };
 
-// pieces (NH,FIRE_PIECES), what the tensor-core kernels read of f. One block per head; shared memory: the ranks
+// pieces (NH,FIRE_PIECES): f for the tensor-core kernels. One block per head; shared memory: the ranks
 static __global__ void fire_pieces_kernel(FirePiece* pieces, const float* w1, const float* b1, const float* w2,
                                           const float* b2) {
     int* rank = (int*)dynamic_shared();                     // (32)
@@ -141,7 +141,7 @@ struct FireBias : BiasFunctor {
     struct Tile {
         const float *psi, *inv_i, *inv_j;
         int between;                            // i0 - j0
-        float b2, w1[FIRE_UNITS], b1[FIRE_UNITS], w2[FIRE_UNITS];   // copies, which no store to the scores can change
+        float b2, w1[FIRE_UNITS], b1[FIRE_UNITS], w2[FIRE_UNITS];   // copies: a store to the scores cannot change them
         // unrolled, so that what a compiler vectorizes is the loop around it; in four parts, so that they overlap
         template <size_t... k>
         __device__ __forceinline__ float part(float y, int from, std::index_sequence<k...>) const {
@@ -328,7 +328,7 @@ struct Fire : Encoding {
     Grid grid(Stream stream) const { return Grid::over((size_t)(columns() + TOEPLITZ_PAD), stream); }
 
     void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
-        if (!start.begins()) { return; }                    // filled for all tokens there can be
+        if (!start.begins()) { return; }                    // filled once, for the longest text
         launch(fire_forward_kernel, grid(stream), psi, inv, c.value, l.value, v.T, columns());
         if (LANES > 1) { return; }
         const Grid heads((size_t)v.NH, 64, sizeof(int) * FIRE_UNITS, stream);

@@ -24,7 +24,7 @@ struct HeadWalk {
         lane = threadIdx.x % lanes;
         step = blockDim.x / lanes;
         const int group = threadIdx.x / lanes;
-        first = group < step ? group : INT_MAX;             // threads that are left over have none
+        first = group < step ? group : INT_MAX;             // surplus threads have none
     }
 };
 // floats: of dynamic shared memory

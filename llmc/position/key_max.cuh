@@ -1,8 +1,8 @@
-// position/key_max.cuh -- the longest key of each split of a text, kept as the keys come.
+// position/key_max.cuh -- the largest norm of a key in each split of a text, updated with each new key.
 //
-// Decoding reads the keys in splits, and leaves out those whose logits cannot matter (attention/decode.cuh). Where a
-// bias never grows with the distance (alibi, cable), the longest key of a split and the bias of its last one bound all
-// of its logits.
+// Decoding reads the keys in splits, and skips those whose logits cannot matter (attention/decode.cuh). If a bias never
+// grows with the distance (alibi, cable), the largest norm in a split and the bias of its last key bound all of its
+// logits.
 #ifndef LLMC_POSITION_KEY_MAX_CUH
 #define LLMC_POSITION_KEY_MAX_CUH
 
@@ -29,7 +29,7 @@ static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, 
             const float x = (float)k[(size_t)j * OC + d];
             sum += x * x;
         }
-        if (!(sum < INFINITY)) { sum = INFINITY; }          // a NaN too: such a split is never left out
+        if (!(sum < INFINITY)) { sum = INFINITY; }          // a NaN too: such a split is never skipped
         largest = sum <= largest ? largest : sum;
     }
     largest = block_max(largest);
@@ -48,7 +48,7 @@ inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, S
     if (e.key_max == nullptr) { return; }
     const PositionView& v = e.v;
     const int BNH = B * v.NH;
-    // of a single token 1, whatever its position is
+    // 1 for a single token at any position
     const int splits = (start.t0 + T - 1) / DECODE_SPLIT - start.t0 / DECODE_SPLIT + 1;
     const Grid grid((size_t)BNH * splits, T > 32 ? 128 : 32, 0, stream);
     launch(key_max_kernel, grid, e.key_max, qkv, T, start, v.T, v.NH, v.HS, v.OC, BNH);

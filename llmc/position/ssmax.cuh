@@ -5,8 +5,8 @@
 //   backward: dq_i = s_h log(n_i) dq'_i     ds_h += sum_i log(n_i) dq'_i.q_i = sum_i dq'_i.q'_i / s_h
 //
 // s (NH), one for each layer, starts where s log n is 1 on average over the trained length. An update keeps it at 0.001
-// or more, because only q' is kept. A causal query sees one key more than the one before it, in its document and its
-// window; a bidirectional one as many as its sequence and its window have.
+// or more, because only q' is kept. A causal query sees one key more than the query before it, within its document and
+// its window; a bidirectional one sees all keys of its sequence within its window.
 #ifndef LLMC_POSITION_SSMAX_CUH
 #define LLMC_POSITION_SSMAX_CUH
 
@@ -22,7 +22,8 @@ struct SSMaxKeys {
     int stride;
     bool causal;
 
-    // how many of the first `tokens` ones query i sees, itself included; causal: of i + 1. mask: of its sequence
+    // how many of the first `tokens` keys query i sees, including its own; causal: of the first i + 1. mask: its
+    // sequence's
     __device__ static int count(const AttentionMask& mask, int i, int tokens) {
         const int begin = mask.begin(i);
         tokens -= begin;

@@ -91,7 +91,7 @@ struct Toeplitz : Encoding {
         t.scratch(dtable, "dbias_table", (size_t)t.dims.B * t.dims.NH, columns);
     }
     int columns() const { return toeplitz_columns(v.T, v.causal); }
-    // B_ij = value(h, i - j) for all tokens there can be; later tokens of a text find the table there
+    // B_ij = value(h, i - j), filled for the longest text when a text begins
     template <class Value> void fill_table(const Value& value, Start start, Stream stream) const {
         if (!start.begins()) { return; }
         launch(toeplitz_fill_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), table, value, v.T, columns());
