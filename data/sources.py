@@ -44,48 +44,50 @@ def new_counts():
 
 # Bytes of one file ----------------------------------------------------------------------------------------------------
 
-class ZstdReader(io.RawIOBase):
-    """needed because zstandard's own stream takes a truncated file for a complete one"""
-
-    def __init__(self, file):
-        self.file, self.zstd = file, need("zstandard")
-        self.decoder, self.waiting, self.at = None, b"", 0      # waiting[at:] is not read yet
-
+class Readable(io.RawIOBase):
     def readable(self):
         return True
 
+
+class Joined(Readable):
+    """an iterator of bytes as a stream"""
+
+    def __init__(self, parts):
+        self.parts, self.waiting, self.at = parts, b"", 0       # waiting[at:] is not read yet
+
     def readinto(self, out):
         while self.at == len(self.waiting):
-            self.waiting, self.at = b"", 0
-            data = self.file.read(1 << 10)      # these may decode to 32 MB; little more is decoded at a time
-            if not data:
-                if self.decoder is not None:
-                    raise EOFError("compressed file ended before its end marker")
+            self.waiting, self.at = next(self.parts, None), 0
+            if self.waiting is None:
+                self.waiting = b""
                 return 0
-            while data:
-                if self.decoder is None:
-                    self.decoder = self.zstd.ZstdDecompressor().decompressobj()
-                try:
-                    self.waiting += self.decoder.decompress(data)
-                except self.zstd.ZstdError as e:
-                    raise EOFError(str(e)) from None
-                data = b""
-                if self.decoder.eof:
-                    data, self.decoder = self.decoder.unused_data, None
         n = min(len(out), len(self.waiting) - self.at)
         out[:n] = memoryview(self.waiting)[self.at:self.at + n]
         self.at += n
         return n
 
 
-class Unpacked(io.RawIOBase):
+def zstd_parts(file):
+    """yields what a .zst file holds; zstandard's own stream takes a truncated file for a complete one"""
+    zstd, decoder = need("zstandard"), None
+    for data in iter(lambda: file.read(1 << 10), b""):      # these may decode to 32 MB; little more at a time
+        while data:
+            decoder = decoder or zstd.ZstdDecompressor().decompressobj()
+            try:
+                part = decoder.decompress(data)
+            except zstd.ZstdError as e:
+                raise EOFError(str(e)) from None
+            data, decoder = (decoder.unused_data, None) if decoder.eof else (b"", decoder)
+            yield part
+    if decoder is not None:
+        raise EOFError("compressed file ended before its end marker")
+
+
+class Unpacked(Readable):
     """a decompressed stream that ends with an error where it holds far more than any text would"""
 
     def __init__(self, path, stream, packed_bytes):
         self.path, self.stream, self.left = path, stream, max(UNSUSPICIOUS, MOST_RATIO * packed_bytes)
-
-    def readable(self):
-        return True
 
     def readinto(self, out):
         n = self.stream.readinto(out)
@@ -100,14 +102,11 @@ class Unpacked(io.RawIOBase):
         super().close()
 
 
-class Text(io.RawIOBase):
+class Text(Readable):
     """a stream that ends with an error at a byte 0, which no text has"""
 
     def __init__(self, path, stream):
         self.path, self.stream, self.at = path, stream, 0
-
-    def readable(self):
-        return True
 
     def readinto(self, out):
         n = self.stream.readinto(out)
@@ -130,7 +129,8 @@ def open_bytes(path):
             packed = z.getinfo(member).compress_size
             return io.BufferedReader(Unpacked(path, z.open(member), packed), 1 << 17), None
     file = open_regular(path)
-    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File, ".zst": ZstdReader}
+    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File,
+              ".zst": lambda f: Joined(zstd_parts(f))}
     for ending, reader in unpack.items():
         if path.endswith(ending):
             packed = os.fstat(file.fileno()).st_size

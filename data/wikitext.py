@@ -29,7 +29,8 @@ import re
 from build import Stream, build, numbered
 from common import SHARD_TOKENS, BadInput, need, parser, positive, run, say
 from download import hub_download, hub_files, vocabulary
-from sources import DAMAGED, Reader, Unit, files_in, kind_of, new_counts, open_bytes, pieces_of, stream_document
+from sources import (DAMAGED, Joined, Reader, Unit, files_in, kind_of, new_counts, open_bytes, pieces_of,
+                     stream_document)
 
 REPO = "Salesforce/wikitext"
 SPLITS = {"train": ("train",), "val": ("valid", "validation"), "test": ("test",)}
@@ -51,26 +52,6 @@ for (_, raw, join), counts in list(KNOWN.items()):          # both sizes have th
 # training split has less than three times: 6.3 % in WikiText-2 and far fewer in WikiText-103, which so is another text
 # with another number of tokens.
 TEST_WORDS, UNKNOWN_BETWEEN = 241211, 0.025
-
-
-class Joined(io.RawIOBase):
-    """an iterator of bytes as a stream"""
-
-    def __init__(self, parts):
-        self.parts, self.waiting = parts, b""
-
-    def readable(self):
-        return True
-
-    def readinto(self, out):
-        while not self.waiting:
-            self.waiting = next(self.parts, None)
-            if self.waiting is None:
-                self.waiting = b""
-                return 0
-        n = min(len(out), len(self.waiting))
-        out[:n], self.waiting = self.waiting[:n], self.waiting[n:]
-        return n
 
 
 class WikiReader(Reader):

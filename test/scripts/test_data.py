@@ -588,6 +588,7 @@ class BadFiles(Case):
             self.assertRegex(" ".join(message), words)
             self.assertLess(int(megabytes), 400, path)
 
+    @needs("zstandard")
     def test_zstd_frames_in_a_row(self):
         import zstandard
         c = zstandard.ZstdCompressor()
