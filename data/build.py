@@ -1,4 +1,4 @@
-"""build.py -- from documents to shards: reads ahead, encodes on all cores, writes shards, resumes after a kill."""
+"""build.py -- turns documents into shards: reads ahead, encodes on all cores, writes shards, resumes after a kill."""
 import hashlib
 import os
 import shutil

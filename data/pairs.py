@@ -5,9 +5,9 @@ by one of three rules:
 
 sentence    the query is its first sentence, up to the first . ! or ? before a space that has QUERY_WORDS words before
             it; the passage is the rest
-halves      the query is its first half of the words, the passage the second
-title       the query is the first line of the document, the passage is the rest of the document; paragraphs play no
-            part, and marks of a heading ("= Title =", "# Title") are left out
+halves      the query is the first half of its words, the passage the second
+title       the query is the first line of the document, the passage is the rest of the document, without regard to
+            paragraphs; marks of a heading ("= Title =", "# Title") are left out
 
 A pair is skipped, and counted, if its query has fewer than QUERY_WORDS words (a title: 1), its passage fewer than
 PASSAGE_WORDS, or if either is among the held-out ones already. Passages are cut after PASSAGE_BYTES.

@@ -162,7 +162,7 @@ def kind_of(path):
 
 def files_in(paths, kinds=KINDS):
     """Every file of these kinds below the directories and every such member of the archives, sorted. A file that paths
-    name directly is taken whatever its kind."""
+    name directly may be of any kind."""
     found = []
     for path in paths:
         if path not in STDIN and not os.path.exists(path):

@@ -11,8 +11,8 @@ Licence   MIT
 Tokens    50,257; checked against the known sha256 of the table
 Time      seconds
 
-Writes encoder.json and vocab.bpe. They lie where --out says, not in a temporary directory that the next start of the
-machine may empty.
+Writes encoder.json and vocab.bpe. They go to --out, because the next start of the machine may empty tiktoken's
+temporary directory.
 """
 import hashlib
 import os

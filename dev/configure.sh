@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# configure.sh -- finds out what this machine has by building small programs with it. The Makefile includes the answers.
+# configure.sh -- finds out what this machine has by building small programs. The Makefile includes the results.
 #
 #   dev/configure.sh CXX=g++ NVCC= NO_OMP= BLAS= MPI= NCCL= OPENMPI_DIR= NCCL_DIR=     writes build/config.mk
 #   dev/configure.sh --commands FILE DIRECTORY FLAGS_CPU FLAGS_SIMT                    writes FILE for editors (clangd)
 #
-# It asks again when a knob, the compiler, the processor, the GPU, the installed packages or a search path has changed.
+# It runs again when a knob, the compiler, the processor, the GPU, the installed packages or a search path has changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

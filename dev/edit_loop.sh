@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# edit_loop.sh -- what it costs to edit a file and to run its tests: user CPU seconds, the best of three, against a
-# limit. The exit code is 1 if one is over its limit.
+# edit_loop.sh -- the cost of editing a file and running its tests: user CPU seconds, the best of three, against a
+# limit. The exit code is 1 if a file is over its limit.
 #
 #   dev/edit_loop.sh [NAME...]      some of: layernorm gelu classifier attention alibi train_gpt2
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# fuzz.sh -- libFuzzer at each parser, several at a time: executions, coverage, what it found; closes with one count.
+# fuzz.sh -- runs libFuzzer on each parser, several at a time: executions, coverage, findings; ends with one count.
 #
-#   dev/fuzz.sh SECONDS [TARGET...]      each for so long; targets: build/fuzz --targets
-# What it learns stays in build/fuzz_corpus/TARGET. An input that a parser fails on is build/fuzz_TARGET-crash-..., or
-# -oom- or -timeout-.
+#   dev/fuzz.sh SECONDS [TARGET...]      SECONDS for each; targets: build/fuzz --targets
+# The corpus stays in build/fuzz_corpus/TARGET. An input on which a parser fails is build/fuzz_TARGET-crash-..., -oom-
+# or -timeout-.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 mkdir -p build

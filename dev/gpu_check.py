@@ -4,7 +4,7 @@
     dev/gpu_check.py [--again STAGE]... [--only STAGE,STAGE] [--quick] [--results DIR] [--copy DIR] [--minutes N]
     dev/gpu_check.py --list | --plan           the stages; the commands for a short visit to a bare GPU machine
 
-Stages, in order, each with a time cap; what is not known of an untried machine comes first:
+Stages, in order, each with a limit of time; those that tell most about a new machine come first:
   device     GPU, driver, compiler, headers; without the headers nothing else starts
   trainer    the bf16 trainer of GPT-2, with two encodings only, which takes a fraction of the time; the probes
   step       124M with 65,536 tokens a step, drawn as frequent as words are: tokens/s, and the time of each kernel

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# gpu_pack.sh -- puts what a bare GPU machine lacks for `make gpu-check` into build/gpu_headers, which git ignores: the
-# headers of xxHash and nlohmann-json, each with all that it includes of its own. The kernel tests need nothing else.
-# gpu_check.py adds that folder to CPATH. Run it where the headers are, and carry the folder along.
+# gpu_pack.sh -- collects what `make gpu-check` needs on a bare GPU machine in build/gpu_headers, which git ignores: the
+# headers of xxHash and nlohmann-json, each with all of its own headers. The kernel tests need nothing else.
+# gpu_check.py adds that folder to CPATH. Run this on a machine that has the headers, and copy the folder.
 #
 #   dev/gpu_pack.sh [FOLDER]
 set -euo pipefail

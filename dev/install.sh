@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# install.sh -- the one list of what this repository needs from the system. What is missing is installed with apt, as
-# root or through sudo; where that cannot be done, it says exactly what to install.
+# install.sh -- the only list of what this repository needs from the system. It installs what is missing with apt, as
+# root or through sudo, or else prints exactly what to install.
 #
 #   dev/install.sh WHAT                   install what is missing for: build, unit (the tests in C++), test (all tests),
 #                                         demo, data, bench, ranks or ci
 #   dev/install.sh --check WHAT           only say what is missing; exit code 1 if anything is
 #   dev/install.sh --python MODULE...     print a python3 that has these modules; exit code 1 if there is none
 #
-# A need counts as met when the thing works, wherever it came from; so a machine without apt needs no packages of ours.
-# The tests of data/ also want the libraries of data/requirements.txt: in an environment of their own, build/venv.
+# A need is met if the thing works, from any source; so a machine without apt needs none of these packages. The tests of
+# data/ also need the libraries of data/requirements.txt: in an environment of their own, build/venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -76,7 +76,7 @@ needs_test() {
     need python3-xxhash "the checksums of a checkpoint that is exported" has_modules xxhash
     need python3-matplotlib "the tests of the figures" has_modules matplotlib numpy
 }
-# Several processes: whoever has an MPI keeps it, wherever the Makefile finds it.
+# Several processes: any MPI that the Makefile finds will do.
 has_mpi() { has_command mpirun && make -s -C "$(dirname "$0")/.." mpi-found >/dev/null 2>&1; }
 needs_ranks() {
     needs_build

@@ -5,9 +5,9 @@ model of the L2 cache (least recently used, tiles of 64 keys), not a measurement
     dev/l2_order.py [--B 64] [--T 1024] [--NH 12] [--HS 64] [--gpu H200] [--order wave] [--queries 128]
                     [--bidirectional]
 
-Blocks start in the order of their numbers, as many as the SMs hold, and each visits its tiles of keys at the same pace,
-the diagonal first. `wave` is the order of FlashPlace (llmc/attention/flash/args.cuh), groups of few heads; `heads` has
-all heads side by side; `rows` all tiles of a head.
+Blocks start in the order of their numbers, up to the number that the SMs hold, and visit their tiles of keys at the
+same pace, the diagonal first. `wave` is the order of FlashPlace (llmc/attention/flash/args.cuh), groups of few heads;
+`heads` has all heads side by side; `rows` all tiles of a head.
 """
 import argparse
 import collections

@@ -4,15 +4,15 @@
     python3 dev/recipe.py [--full] [--keep DIRECTORY]     the pages that add code, in a copy of the sources
     python3 dev/recipe.py --here                          README.md, after `make demo`, with what this tree has built
 
-Takes the marked code blocks of the pages in their order: writes files and inserts lines, then runs commands. --here
-runs them in a directory of links to this tree, so that what they write to run/ is gone afterwards. A mark is an HTML
-comment on the line before the block, which a reader does not see:
+Follows the marked code blocks of the pages in order: writes files and inserts lines, then runs commands. --here runs
+them in a directory of links to this tree, so that what they write to run/ does not stay. A mark is an HTML comment on
+the line before the block, invisible to the reader:
 
     <!-- file: PATH -->                         the block is the file
     <!-- insert: PATH after "TEXT" -->          the block goes after the one line of PATH that contains TEXT
     <!-- run -->                                the block is run by bash, and must succeed
     <!-- run: prints "TEXT" -->                 ... and print TEXT
-    <!-- run: needs MODULE -->                  ... where a python3 has this module; elsewhere it is skipped
+    <!-- run: needs MODULE -->                  ... skipped unless a python3 has this module
     <!-- launches: PATH has A and B, not C -->  after the run: kernels were launched in A and in B, and none in C
 
 What was added must satisfy dev/lint.py. The commands compile with -O1. With --full they lose FEW_POSITIONS=1, and so

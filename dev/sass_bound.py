@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""sass_bound.py -- what the instructions of a kernel allow at best, counted in its SASS (no GPU needed), against
-dev/sass_budget.json. Upper bounds that name the limiting pipe: nothing was measured, and they are not speeds.
+"""sass_bound.py -- the best time that a kernel's instructions allow, counted in its SASS (no GPU needed), against
+dev/sass_budget.json. These are upper bounds that name the limiting pipe, not measured speeds.
 
     dev/sass_bound.py PROGRAM...               programs that nvcc made, such as train_gpt2cu train_bertcu
     dev/sass_bound.py --sass FILE...           what `cuobjdump -sass` printed for one architecture
@@ -15,8 +15,8 @@ full tile, the one with most is a tile on the diagonal. Branches on threadIdx.x 
 of inner loops follow from their counters. Elementwise kernels: instructions per element in the loops over them, beside
 the number that the SMs issue while memory delivers the element.
 
-It fails where a pipe's clocks or an element's instructions exceed the budget by more than 1 %, where another pipe
-limits a kernel and the bound is not higher, and where a kernel has no budget. Under another nvcc it only prints.
+It fails if a pipe's clocks or an element's instructions exceed the budget by more than 1 %, if a different pipe limits
+a kernel without a higher bound, and if a kernel has no budget. Under another nvcc it only prints.
 cuobjdump and nvdisasm come with the CUDA toolkit, or from pip (nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm).
 """
 import argparse

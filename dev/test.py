@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test.py -- builds and runs what a make target tests. Closes with a table of what was skipped and one count of all.
+"""test.py -- builds and runs the tests of a make target. Ends with a table of the skipped ones and one count of all.
 
     dev/test.py test           every test: in C++, on the emulated GPU, and the scripts test/*/test_*.py
     dev/test.py simt           what runs on the emulated GPU
@@ -9,8 +9,7 @@
     dev/test.py KIND '[tag]'   the tests that Catch2 finds by these words; only files of C++ with such a tag are built
     dev/test.py simt 'words'   the tests on the emulated GPU that have these words in their names
 
-As many programs run at a time as there are cores. What a program printed is shown when a test in it failed, or if only
-some tests run.
+Each core runs one program at a time. A program's output is shown if one of its tests failed, or if only some tests run.
 """
 import collections
 import concurrent.futures

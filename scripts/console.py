@@ -5,8 +5,8 @@ A script ends with
     if __name__ == "__main__":
         console.run(main)               # main(argv) returns the exit code, None for 0, and raises BadInput
 
-Names of files, and text that stands in them, may hold control characters; a terminal would obey them. What run() starts
-prints and complains through streams that write them as escapes, so that no script has to think of it.
+Names and contents of files may have control characters, which a terminal would obey. run() gives main() streams that
+write them as escapes, so that no script has to care.
 """
 import contextlib
 import importlib
@@ -71,7 +71,7 @@ def say(text):
 
 
 def reason(error):
-    """what an exception says: the file and what is wrong with it; the name of one that nobody expects"""
+    """the message of an exception: the file and what is wrong with it; the type of an unexpected one"""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error) if isinstance(error, (OSError, BadInput)) else f"{type(error).__name__}: {error}"

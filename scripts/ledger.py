@@ -1,4 +1,4 @@
-"""ledger.py -- results that grow by a few rows at a time, shares of the work, and the commit that a result is of."""
+"""ledger.py -- results that grow by a few rows at a time, shares of the work, and the commit of a result."""
 import argparse
 import csv
 import fcntl

@@ -3,7 +3,7 @@
 
     scripts/log_to_tensorboard.py RUN_DIR [tensorboard|wandb]
 
-Needs that package and no other.
+It needs only that package.
 """
 import os
 import sys

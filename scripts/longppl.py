@@ -4,20 +4,21 @@
     scripts/longppl.py keys EVALUATOR --val_files b.txt --long 4096 --short 512 --stride 256 -o keys.json
     scripts/longppl.py score keys.json run/cable/step_00002000 run/rope/step_00002000 --out run/longppl
 
-The perplexity over all tokens hardly says whether a model uses what stands far back, because few tokens depend on it.
-`keys` finds those of one text, once, by the losses of one model, the evaluator, with a long and with a short context:
+The perplexity over all tokens says little about whether a model uses distant context, because few tokens depend on it.
+`keys` finds those tokens of one text, once, by the losses of one model, the evaluator, with a long and a short context:
 
     key token   loss(short) - loss(long) > alpha   and   -loss(long) > beta         alpha = 2, beta = -2, in nats
 
-so the far context makes it much likelier, and then it is likely. `score` measures other models on these tokens in the
-long context: LongPPL = exp(mean of their losses), beside the perplexity over all tokens that could have been keys.
+so the distant context makes it much likelier, and with it the token is likely. `score` measures other models on these
+tokens in the long context: LongPPL = exp(mean of their losses), beside the perplexity over all tokens that could have
+been keys.
 
 Both let the trainer evaluate (--eval_lengths, --stride, --token_losses), in windows whose last --stride tokens count:
 they see more than long - stride tokens, or more than short - stride. Only tokens whose long window holds more
-than --short tokens before them can be keys, so not those of the text's beginning. The authors' program gives a token
-between K and K + d - 1 tokens as its short context, and all of the text as its long one: --short K+d-1 --stride d, and
---long as long as the text. The file names the text by its checksum, its evaluator and all settings; `score` refuses
-another text. What is there is not evaluated again.
+than --short tokens before them can be keys, so not those at the beginning of the text. In the authors' program the
+short context is K to K + d - 1 tokens, and the long one the whole text: --short K+d-1 --stride d, and the length of the
+text as --long. The file has the checksum of the text, the evaluator and all settings; `score` refuses another text.
+Existing losses are not evaluated again.
 """
 import argparse
 import glob

@@ -8,10 +8,10 @@
 A run is a directory with log.jsonl and checkpoints anywhere below the given directories. Its newest checkpoint says
 what was trained, on what and with which seed. Its evaluations are the records of its own log and of
 RUN/eval/DATA/log.jsonl, as scripts/paper.py writes them; for BERT the report also shows the losses during training.
-Means and sample standard deviations are over seeds; "-" stands for what nobody has run. Below a table of perplexities
-stands the loss at each position of its longest windows, where the evaluation has written it (--curve). The paper's
-numbers are in scripts/paper_tables.csv; its tables without a run are named in one line. Runs that are left out
-(unfinished, damaged, not evaluated, run twice) are named on stderr. Exit code 2: bad input.
+Means and sample standard deviations are over seeds; "-" means not run. Below a table of perplexities is the loss at
+each position of its longest windows, if the evaluation has written it (--curve). The paper's numbers are in
+scripts/paper_tables.csv; its tables without a run are named in one line. Runs that are left out (unfinished, damaged,
+not evaluated, run twice) are named on stderr. Exit code 2: bad input.
 """
 import argparse
 import collections
@@ -252,7 +252,7 @@ def paper_numbers():
 
 
 def paper_name(pos):
-    """what the paper calls an encoding, whatever its options; its T5 is t5_clip, and t5's buckets are not in it"""
+    """the paper's name of an encoding with any options; the paper's T5 is t5_clip, and it has no t5 with buckets"""
     return {"t5_clip": "t5", "t5": ""}.get(pos.partition(":")[0], pos.partition(":")[0])
 
 

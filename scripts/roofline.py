@@ -2,7 +2,7 @@
 """roofline.py -- predicts the time of a training step of train_gpt2cu, kernel by kernel: a model, not a measurement.
 
     scripts/roofline.py --model small --T 1024 --B 64 --pos cable --gpu H200 -o roofline
-    scripts/roofline.py --with all                the step with all of CHANGES, which the sources do not have
+    scripts/roofline.py --with all                the step with all of CHANGES, which are not in the sources
     scripts/roofline.py --references              the model beside other estimates and llm.c's published times
     scripts/roofline.py --measured FILE ...       beside what ./train_gpt2cu --profile 3 ... printed into FILE
 
@@ -13,8 +13,8 @@ operations, and which limit its time follows from:
     issue      instructions over 4 warps per SM and clock  attention  FLOPs over the published rates of FlashAttention-2
     latency    a chain of dependent loads, or the host
 
-Each limit is reached to a fraction between two stated ones (RATES), so each time is a range. The errors are taken as
-independent of each other: the step's is the root of the sum of their squares. Shapes are read from the table of
+A kernel reaches a fraction of its limit between two stated numbers (RATES), so each time is a range. The errors are
+assumed to be independent: the step's is the root of the sum of their squares. Shapes are read from the table of
 tensors in train_gpt2.cu; sizes by name and the layout's arithmetic are those of scaling.py. -o PATH writes PATH.csv and
 PATH.png (which needs matplotlib). What it leaves out: other GPUs (scaling.py has the exchange), checkpoints,
 evaluation, --tile_skip.

@@ -1,5 +1,5 @@
-"""runqueue.py -- runs the trainers' commands, several at a time. study.py and paper.py make the jobs; the queue sees to
-it that nothing is done twice and nothing is lost.
+"""runqueue.py -- runs the trainers' commands, several at a time. study.py and paper.py make the jobs; the queue makes
+sure that nothing is done twice and nothing is lost.
 
 A job is a list of commands, such as a training and its evaluations; a slot (some cores, or GPUs) takes the next job as
 soon as it is free. A command that succeeded leaves a .done file with its settings and is skipped from then on. A job
@@ -171,7 +171,7 @@ def slots(jobs, cuda, gpus=1):
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         share = {"OMP_NUM_THREADS": str(threads)} if jobs > 1 and "OMP_NUM_THREADS" not in os.environ else {}
         return [{**common, **share} for _ in range(jobs)]
-    have = visible_gpus() if jobs != 1 else []              # a single job sees whatever there is
+    have = visible_gpus() if jobs != 1 else []              # a single job sees all of them
     jobs = jobs or max(1, len(have) // gpus)
     if have and jobs * gpus > len(have):
         raise BadInput(f"{jobs} jobs with {gpus} GPUs each: expected at most {len(have)} GPUs in use")

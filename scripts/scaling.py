@@ -5,20 +5,20 @@
     scripts/scaling.py --model 2,4,256 --element 4 --overlap 0 ... --measured run2/log.jsonl@2
 
 --log FILE@B is a run on one GPU with micro-batches of B sequences and the same --total_batch: the median of its steps'
-ms, the first three left out. Two of them give what a micro-batch costs whatever its size, and so the loss at few
-tokens; without any, --tflops and --overhead_us are assumed. Prints CSV; -o PATH writes PATH.csv and PATH.png (which
+ms, without the first three. Two such runs give the fixed cost of a micro-batch, and so the loss at few tokens; without
+any, --tflops and --overhead_us are assumed. Prints CSV; -o PATH writes PATH.csv and PATH.png (which
 needs matplotlib). All times are ms of a step:
 
     compute      what one GPU needs for 1/N of the micro-batches
     exchange     sums of the gradients: inside the nodes, then over them, and the additions
     gather       the new weights (--zero 1) or the sums (--zero 0), the other way
-    exposed      what of both the step waits for; the rest hides behind the last backward and the next forward
+    exposed      the part of both that the step waits for; the rest hides behind the last backward and next forward
     efficiency   tokens/s, over N times those of one GPU with the largest micro-batch
-    memory_gb    the parameters, moments and gradients of a rank; activations are not in it: ./train_gpt2cu --check
+    memory_gb    the parameters, moments and gradients of a rank, without activations; ./train_gpt2cu --check
                  --as_ranks N has both
 
---measured FILE@N prints the model's error against a run of N ranks. What it leaves out: the optimizer's step, which
-gets N times shorter with --zero 1, other users of the links, slow ranks, and the SMs that NCCL takes.
+--measured FILE@N prints the model's error against a run of N ranks. The model leaves out the optimizer's step, which is
+N times shorter with --zero 1, other users of the links, slow ranks, and the SMs that NCCL takes.
 """
 import argparse
 import collections

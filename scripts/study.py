@@ -5,9 +5,9 @@
         --eval_lengths 64 256 1024 --train_files a.txt --val_files b.txt --steps 300 --lr 2e-3 --out run/study
     scripts/study.py study.toml --jobs 2        the same from a file (Python 3.11 or later); flags win over it
 
-Every other flag is the trainer's and holds for all runs; --eval.FLAG is one of the evaluations only (--eval.stride 64).
-An encoding is what --pos takes, with its hyperparameters (kcable:weight=inside); `all` are those that the trainer's
---help lists. All models of a study see as many tokens a step: --total_batch, or --B sequences of the longest length.
+Every other flag goes to the trainer, for all runs; --eval.FLAG only to the evaluations (--eval.stride 64). An encoding
+is what --pos takes, with its hyperparameters (kcable:weight=inside); `all` means those that the trainer's --help lists.
+All models of a study see equally many tokens per step: --total_batch, or --B sequences of the longest length.
 
 A file has the same names, and a table for the evaluations:
 
@@ -17,11 +17,11 @@ A file has the same names, and a table for the evaluations:
     [eval]
     stride = 64
 
---jobs N runs N at a time, each on its share of the cores. With a trainer whose name ends in cu, each run has one GPU
-(CUDA_VISIBLE_DEVICES), and as many run as there are GPUs. Ctrl-C lets each run save a checkpoint; the same command
-continues and skips what is finished. A run that fails does not keep the rest from running: what it printed last is
-shown at the end, and the exit code is not 0. A directory that was begun with other settings is refused. Longer studies
-grow from shorter ones: the same command with more encodings, seeds, lengths or sizes only trains what is new.
+--jobs N runs N at a time, each on its share of the cores. With a trainer whose name ends in cu, each GPU has one run
+(CUDA_VISIBLE_DEVICES). Ctrl-C lets each run save a checkpoint; the same command continues and skips what is finished. A
+run that fails does not stop the rest: its last lines are shown at the end, and the exit code is not 0. A directory that
+was begun with other settings is refused. A study can grow: the same command with more encodings, seeds, lengths or
+sizes only trains what is new.
 
 Windows that do not overlap charge a model for the beginning of each, where it has seen little. Two more evaluations of
 every run tell that apart, and can be added later: --sliding S moves the windows by S tokens and scores the last S

@@ -5,16 +5,16 @@ encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length, and
     scripts/tasks.py                                all cases that build/tasks lacks, on all cores
     scripts/tasks.py --part 2/4                     the second of four parts, each of at most two hours on two cores
     scripts/tasks.py --pos cable,rope --tasks copy --seeds 1 --out build/mine    some of them, with results of their own
-    scripts/tasks.py --summary                      only the CSV, the table and the figure of what there is
+    scripts/tasks.py --summary                      only the CSV, the table and the figure of the results so far
 
-The tasks are those of data/tasks.py, which says what they are; LENGTH symbols are learned, STEPS steps of B examples.
+data/tasks.py describes the tasks. A model learns LENGTH symbols in STEPS steps of B examples.
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
 done is not run again, so that the same command continues after an interruption; --again runs it again. Cases come in
 the order of their seeds: a part of the work is a part of every task.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at 1, 2, 4 and 8 times the
-trained length: the mean over the seeds that reached 95 % at the trained length. Of an encoding that reached it with no
-seed it says "not learned" and the best that was reached, because its errors at longer lengths would mean nothing.
+trained length: the mean over the seeds that reached 95 % at the trained length. If no seed did, it says "not learned"
+and the best result, because errors at longer lengths would mean nothing.
 """
 import argparse
 import collections

@@ -114,7 +114,7 @@ struct FixtureFile {
 };
 
 // The encodings whose fixture, "gpt2_cable" for the family "gpt2", is there. PyTorch need not know a new one yet: that
-// is said, once, and is not a failure.
+// is reported once, and is not a failure.
 inline std::vector<std::string> encodings_with_fixture(const std::string& family) {
     static std::set<std::string> said;
     std::vector<std::string> names;

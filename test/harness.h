@@ -97,7 +97,7 @@ struct Random {
 };
 inline std::ostream& operator<<(std::ostream& out, const Random& r) { return out << "CABLE_TEST_SEED=" << r.seed; }
 
-// n normal draws of one fixed seed. Each stream has its own, whatever else a test draws.
+// n normal draws of one fixed seed. Each stream has its own, so other draws of a test do not change them.
 inline std::vector<float> normals(size_t n, uint64_t stream, double std = 1.0, double mean = 0.0) {
     std::vector<float> v(n);
     for (size_t i = 0; i < n; i++) { v[i] = (float)(mean + std * normal01(20240520, stream, i)); }

@@ -36,7 +36,7 @@ __global__ void scores_by_threads_kernel(Forward p) {
         const int j = (int)(e % T);
         const int i = (int)(e / T % T);
         const int bh = (int)(e / T / T);
-        if (j > i) { continue; }                            // a later key: nobody reads its logit
+        if (j > i) { continue; }                            // a later key: its logit is never read
         const floatX* q = p.qkv + token_at(p.dims, bh, i, 0);
         const floatX* k = p.qkv + token_at(p.dims, bh, j, 1);
         float dot = 0.0f;

@@ -247,7 +247,7 @@ int main(int argc, char** argv) {
         Ladder ladder(argc, argv, {{"B", 2, 8}, {"T", 1000, 8192}, {"NH", 3, 12}});
         Scan p = {};
         p.B = ladder.size(0), p.T = ladder.size(1), p.NH = ladder.size(2);
-        p.C = 64 * p.NH;                                    // the q, k and v columns, which nobody reads here
+        p.C = 64 * p.NH;                                    // the q, k and v columns, which are not read here
         p.OC = round_up(3 * p.C + p.NH, 8);
         const size_t n = p.heads() * p.T, chunks = p.heads() * p.chunks();
         // 1. inputs

@@ -9,7 +9,7 @@
 
 Each part appends what it saw to dev/results/reliability.csv, with the commit of the sources. One that has passed there
 for the same commit is not run again, so that one run continues where another stopped. The report counts the cases of a
-part since it last failed, on whatever commits, and says what no test covers."""
+part since it last failed, on any commits, and says what no test covers."""
 import argparse
 import collections
 import os

@@ -1,4 +1,4 @@
-// test_gpu.cu -- peaks against the published ones, the work of a token against a count, and what is said where there is
+// test_gpu.cu -- peaks against the published ones, the work of a token against a count, and the message if there is
 // no GPU.
 #include "test/catch.h"
 

@@ -1002,7 +1002,7 @@ TEST_CASE("import: foreign weights that do not fit are refused before anything c
     refused(items, "wte.weight: expected shape (11, 8), got (11, 1)");
     for (const Shape& shape : {Shape{V, C}, Shape{1}}) {
         items = hf_items("", false);
-        items.push_back({"lm_head.weight", shape, none});           // not tied, whatever config.json says
+        items.push_back({"lm_head.weight", shape, none});           // not tied, even if config.json says so
         refused(items, "lm_head.weight: expected what wte.weight holds");
     }
     throws_with([&] { load_into(model, dir.path + "/none"); }, "cannot open");
@@ -1224,7 +1224,7 @@ TEST_CASE("config: what transformers reads, and what must agree") {
     CHECK(gpt2_config(V, MAX_T, C, L, NH, {{"name", "learned"}})["model_type"] == "gpt2");
     CHECK(bert_config(260, 64, 8, 2, 2, 0, {{"name", "rope"}})["model_type"] == "cable_bert");
     CHECK_FALSE(bert_config(260, 64, 8, 2, 2, 0, {{"name", "learned"}}).contains("auto_map"));
-    Json old = ours;                // a checkpoint of before
+    Json old = ours;                // an older checkpoint
     old["model_type"] = "gpt2";
     old.erase("auto_map");
     check_config(old, ours, "a");

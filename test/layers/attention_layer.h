@@ -78,7 +78,7 @@ struct Layer : AttentionLayer {
         return x;
     }
 
-    std::vector<float> draw_dout(Random& random) const {        // NaN where nobody may look
+    std::vector<float> draw_dout(Random& random) const {        // NaN where nothing may read
         std::vector<float> x = random.normals((size_t)s.B * s.T * C);
         for (size_t e = 0; e < x.size(); e++) { x[e] = (int)(e / C % s.T) < tokens((int)(e / C / s.T)) ? x[e] : NAN; }
         return x;

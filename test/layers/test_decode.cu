@@ -194,7 +194,7 @@ TEST_CASE("decode: a window and sinks, every encoding", "[decode][encodings][mas
             check_row(c, t0);
             std::vector<float> partial;
             c.decode(t0, &partial);
-            int out = 0;                                    // splits that nobody reads
+            int out = 0;                                    // splits that are not read
             for (int split = 0; split <= t0 / DECODE_SPLIT; split++) {
                 const int j0 = split * DECODE_SPLIT, last = std::min(j0 + DECODE_SPLIT - 1, t0);
                 const bool unseen = j0 >= mask.sinks && last <= t0 - mask.window;
@@ -315,7 +315,7 @@ TEST_CASE("decode: rows after the query do not matter, those before it do", "[de
     }
 }
 
-// the sum over splits must be of numbers no larger than 1, whatever the logits are
+// the sum over splits must be of numbers no larger than 1, for any logits
 TEST_CASE("decode: logits of any size", "[decode][asan]") {
     Random random;
     INFO(random);
@@ -506,7 +506,7 @@ TEST_CASE("decode: where the window ends", "[decode][asan]") {
     }
 }
 
-// max |k|^2 of each split over the keys so far, whatever pieces they came in
+// max |k|^2 of each split over the keys so far, which may have come in any pieces
 TEST_CASE("decode: the longest key of each split", "[decode][asan][race]") {
     Random random;
     INFO(random);

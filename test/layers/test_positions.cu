@@ -748,7 +748,7 @@ TEST_CASE("several encodings in one model", "[positions]") {
     const auto refused = [](const char* pos, const char* why) {
         return throws_with([&] { parse_position(pos, 8); }, why) == EXIT_BAD_INPUT;
     };
-    // the one with a bias comes first, and what is said twice is one
+    // the one with a bias comes first, and a repeated one counts once
     CHECK(text("rope+cable") == "cable+rope:theta=10000,p=1");
     CHECK(text("none,t5_clip:K=5,layers=own,none") == "none,t5_clip:K=5,scale=HS,layers=own,none");
     CHECK(text("rope:theta=1e+6+alibi:slopes=geometric") == "alibi:slopes=geometric+rope:theta=1000000,p=1");

@@ -216,7 +216,7 @@ TEST_CASE("lengths of T are no lengths", "[bert][padding]") {
     CHECK(worst_difference(a.grads, as<double>(gradient_of(model, acts, f.inputs, f.targets, f.lengths).grads)) > 0);
 }
 
-// Activations of a few long sequences hold more short ones, but not as many as have their tokens: buffers with an
+// Activations of a few long sequences hold more short ones, but not with the same number of tokens: buffers with an
 // element per tile or chunk of a sequence would run over into their neighbours.
 TEST_CASE("400 short documents share batches, and each has the embedding that it has alone", "[bert][padding]") {
     Random random;

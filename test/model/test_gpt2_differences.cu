@@ -1,7 +1,7 @@
 // test_gpt2_differences.cu -- the whole model's gradients against finite differences of its loss, for every encoding.
 //
 // The fixtures compare with PyTorch, which does not know a new encoding yet. This test needs nothing but the model:
-// whatever the forward pass computes, the backward pass must be its derivative.
+// the backward pass must be the derivative of the forward pass, right or wrong.
 #include "test/model/gpt2_model.h"
 
 namespace tests {        // so that the header of an encoding may use the same names

@@ -240,7 +240,7 @@ inline std::string flipped(std::string bytes, size_t at) { bytes[at] = (char)(by
 
 // ----------------------------------------------------------------------------------------------------------
 
-// A use of a model for which the disk has no room has failed, whatever it writes into --out, where nothing has changed.
+// A use of a model whose result does not fit on the disk has failed, and --out has not changed.
 inline void check_lost(Place& place, const Flags& use, const std::string& out) {
     const auto contents = [&] {
         std::map<std::string, std::string> files;

@@ -32,7 +32,7 @@ TEST_CASE("data record: more files than a checkpoint can list are refused", "[da
     REQUIRE(sscanf(said.c_str(), "--train_files: expected at most %d files, because a checkpoint's list has no room "
                    "for more, got %d; join them", &most, &got) == 2);
     CHECK(got == 12000);
-    add(record, "train_files", (size_t)most - 100);         // as many as that have room
+    add(record, "train_files", (size_t)most - 100);         // this many fit
     const std::string text = json_text(Json{{"data", record.json()}}, 2);
     CHECK(text.size() < JSON_MAX_BYTES - 250000);
     CHECK(text.size() > JSON_MAX_BYTES - 500000);

@@ -251,7 +251,7 @@ TEST_CASE("faults: whichever call fails, once or for good, the old checkpoint or
                     }
                     cases++;
                     refused += !message.empty();
-                    // not saved, and said so with the reason, or saved
+                    // not saved, with a message that has the reason, or saved
                     const int before = scene == FIRST_STEP ? NOTHING : OLD;
                     bool good = found == NEW || (!message.empty() && found == before);
                     good = good && (message.empty() || contains(message, strerror(kind.error)));

@@ -137,7 +137,7 @@ TEST_CASE("args: a file of flags, over which the command line wins", "[args]") {
         write_file(path, text);
         return parse({"--steps", "7", "--config", path, "--pos=rope"});
     };
-    // what a run had, whatever it was, is what the file gives
+    // any value that a run had is read back from the file
     const Options was = parse({"--lr=2e-3", "--eval_lengths", "64,128", "--curve", "--overfit", "1", "--pos", "alibi",
                                "--steps", "5", "--allow_change", "lr,B", "--clip", "0.1", "--total_batch", "4096"});
     Json flags = options_json(was);
@@ -187,7 +187,7 @@ TEST_CASE("args: llm.c's flags without a counterpart say so", "[args]") {
     for (auto& row : refused_flags) { refused({row[0], "1"}, row[1]); }
 }
 
-TEST_CASE("args: llm.c's flags that decide nothing here are taken, and said", "[args]") {
+TEST_CASE("args: llm.c's flags without effect here are accepted with a notice", "[args]") {
     for (const NoOpFlag& f : no_op_flags) {
         INFO(f.name);
         for (int n : {f.lowest, f.highest}) {

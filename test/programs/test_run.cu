@@ -102,7 +102,7 @@ TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
         Process p(place.program, flags.set("--resume", "1").words(), place / "killed");
         if (i % 2 == 0) {
             usleep((useconds_t)(1e6 * whole * uniform01(99, i)));
-        } else {                                                // amid the steps, after a checkpoint or more
+        } else {                                                // between steps, after one checkpoint or more
             p.wait_for_lines(place.out() + "/main.log", 2 * i + 5);
             usleep((useconds_t)(5e3 * uniform01(99, i)));
         }
@@ -150,7 +150,7 @@ TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[
     CHECK(read_file(place.out() + "/main.log") == read_file(place / "whole/main.log"));
 }
 
-TEST_CASE("run: a second signal, one amid a validation, nohup, and a console that goes away", "[run]") {
+TEST_CASE("run: a second signal, one during a validation, nohup, and a console that goes away", "[run]") {
     if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --val_every 0 --steps 100000")
@@ -169,7 +169,7 @@ TEST_CASE("run: a second signal, one amid a validation, nohup, and a console tha
         CHECK(p.wait().code == EXIT_INTERRUPTED);
         CHECK(path_exists(step_dir(place / "twice", (int)losses(place / "twice").size())));
     }
-    {   // 2 amid a validation of half a minute or more: it is left for the resumed run, which repeats it
+    {   // 2 during a validation of half a minute or more, which the resumed run repeats
         write_file(place / "long.txt", words(20000000, 3));
         const Flags begun = flags.set("--out", place / "val").with("--steps 4 --checkpoint_every 4");
         REQUIRE(place.run(begun).code == 0);
@@ -547,7 +547,7 @@ TEST_CASE("run: it is not resumed on other data", "[run]") {
     CHECK(allowed.code == 0);
     CHECK(contains(allowed.err, "0.txt has other contents"));
     CHECK(place.run(place.resume).code == 0);
-    // 4 other validation data is said
+    // 4 other validation data gives a warning
     place.forget();
     write_file(place.data(0), first);
     write_file(place / "val.txt", flipped(read_file(place / "val.txt"), 30));
@@ -785,7 +785,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
         REQUIRE(o.code == 0);
         return Use{o.out, o.err, of_kind(json_lines(log + "/log.jsonl"), "extrapolation").back()};
     };
-    // 1 evaluated with another base, which is said and logged; the checkpoint's own changes nothing
+    // 1 evaluated with another base, which is printed and logged; the checkpoint's own changes nothing
     const Use plain = evaluate(old, ""), same = evaluate(old, "--rope_theta 10000");
     const Use other = evaluate(old, "--rope_theta 50");
     CHECK(same.record == plain.record);
@@ -1359,7 +1359,7 @@ TEST_CASE("run: limits of memory, threads no machine has, and batches that fit i
         Process p("/bin/sh", {"-c", line}, place / "limited");
         return p.wait();
     };
-    // 1 too little address space for the library of matrix products, which would try for ever; enough of it
+    // 1 too little address space for the library of matrix products, which would try forever; enough of it
     for (const char* kilobytes : {"150000", "250000"}) {
         INFO(kilobytes << " kB");
         const Outcome o = limited(kilobytes, place.base);
@@ -1691,7 +1691,7 @@ TEST_CASE("run: what is not a tokenizer is refused, and an old checkpoint's is r
     REQUIRE(place.run(flags.set("--tokenizer", place / "model.safetensors.json")).code == 0);
     CHECK(WithVocabulary::names(step_dir(place / "not", 12)) ==
           std::vector<std::string>{"generation_config.json", "vocab.json"});        // no merges lie beside it
-    // a checkpoint of before, with the names of the files that it was given
+    // an older checkpoint, with the original names of its files
     const std::string old = place / "old/step_00000012";
     io_mkdirs(old);
     int step = 0;

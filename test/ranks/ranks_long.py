@@ -183,7 +183,7 @@ def deaths(case, _):
 
 
 def summary():
-    """the last result of each case counts, on whatever commit"""
+    """the last result of each case counts, on any commit"""
     last = {(r["promise"], r["case"]): r for r in ledger.read(RESULTS)}
     print("| promise | cases | ran | failed | commits |\n|---|---|---|---|---|")
     for promise in ("bits", "signals", "deaths"):

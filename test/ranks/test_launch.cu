@@ -62,7 +62,7 @@ TEST_CASE("launch: every launcher is recognised by its variables", "[launch]") {
     CHECK(found(hydra).local_rank == 1);
 }
 
-TEST_CASE("launch: a process that nobody has multiplied is alone", "[launch]") {
+TEST_CASE("launch: without a launcher a process is the only rank", "[launch]") {
     struct { const char* what; Environment environment; } rows[] = {
         {"a shell", {}},
         {"the script of a batch job", batch},

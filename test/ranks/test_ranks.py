@@ -563,7 +563,7 @@ class Training(Runs):
                 output = self.train(after, name, "--zero", str(zero_after), "--resume", "1")
                 self.assertIn("step_00000005", output)
                 self.assert_same("whole", name)
-        # a file of moments is missing, whatever the manifest says: nothing is guessed
+        # a file of moments is missing, although the manifest is valid: refused
         self.train(2, "part")
         step = os.path.join(self.out("part"), "step_00000010")
         os.unlink(os.path.join(step, "optimizer_1.state"))
@@ -1114,7 +1114,7 @@ class Sharing(unittest.TestCase):
             self.assertTrue(a[name] == b[name], f"{name} differs")
 
     def test_hellaswag_and_long_evaluation(self):
-        """every score of every ending, amid training and of a checkpoint, and every position's loss"""
+        """every score of every ending, during training and of a checkpoint, and every position's loss"""
         examples = 23
         write_hellaswag(self.path("h.bin"), examples)
         hellaswag = ["--hellaswag", self.path("h.bin")]

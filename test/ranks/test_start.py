@@ -246,7 +246,7 @@ class Launchers(unittest.TestCase):
                 s.close()
 
     def test_strangers_learn_nothing(self):
-        """and are refused, whatever they claim: one without the secret, one that repeats what it has heard of another
+        """and are refused: one without the secret, one that repeats what it has heard of another
         rank, and one that listens in place of rank 0"""
         port, secret = free_port(), "ba5e" * 8
         hello = struct.Struct("64s32s96sQQiiii")

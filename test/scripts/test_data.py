@@ -1540,7 +1540,7 @@ class Verify(Case):
         found("expected at least 1024 bytes", whole[:100], manifest=False)
         found("expected at least 1024 bytes", b"", manifest=False)
         found("tokens of its header", whole[:-2], manifest=False)
-        # four documents: not whole groups of three, whatever the header says of their number
+        # four documents are not whole groups of three, even if the header has their number
         head = struct.pack("<7i", 20240520, 1, 12, 30522, 102, 3, 4).ljust(1024, b"\0")
         found("documents in groups of 3", head + struct.pack("<12H", *[101, 5, 102] * 4), manifest=False)
 

@@ -268,7 +268,7 @@ class ExportsEnvironment(unittest.TestCase):
         self.assertEqual(self.run_in_fake_environment("echo the one of the cache\nexit 7\n", "--ci"),
                          (7, "the one of the cache\n"))
 
-    def test_every_part_runs_whatever_the_others_found(self):
+    def test_every_part_runs_even_after_a_failure(self):
         """and a failure of one is a failure of the whole"""
         everything = ["test_exports.py"] * 2 + ["test_gpu_bench_pytorch.py", "test_tokenizer_export.py"]
         for failing in ("test_exports.py", "test_gpu_bench_pytorch.py", "test_tokenizer_export.py", "none"):

@@ -103,7 +103,7 @@ class Exported(unittest.TestCase):
         return os.path.join(out, "step_00000001")
 
     def tokenizer(self, step):
-        # without trust nothing of the checkpoint may run, and without PyTorch it cannot; nobody answers a question
+        # without trust no code of the checkpoint may run, and without PyTorch it cannot; questions get no answer
         stdin, sys.stdin = sys.stdin, open(os.devnull)
         try:
             return transformers.AutoTokenizer.from_pretrained(step, trust_remote_code=has_torch)

@@ -104,7 +104,7 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* c, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
     if (access(id.internal, W_OK) != 0 || rank < 0 || rank >= size) { return ncclInvalidArgument; }
-    const int most = 32;                            // blocks: the real one takes as many as it likes, unless it is told
+    const int most = 32;                            // blocks: the real library chooses, unless it gets a limit
     if (config->maxCTAs < 1 || config->maxCTAs > most) { return ncclInvalidArgument; }
     *c = simt_nccl = new SimtNccl{rank, size, config->blocking != 0};
     simt_nccl->directory = id.internal;

@@ -145,7 +145,7 @@ inline void simt_fiber() {
     }
 }
 __attribute__((noinline)) inline void simt_start(SimtThread* t) {
-    if (t->stack == nullptr) {              // with a page below it that nobody may touch
+    if (t->stack == nullptr) {              // with a guard page below it
         char* p = (char*)mmap(nullptr, SIMT_STACK + 4096, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || mprotect(p, 4096, PROT_NONE) != 0) {

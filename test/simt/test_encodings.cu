@@ -154,7 +154,7 @@ static double through_bias(const OracleLayer<double>& o, double& x, const std::v
     return gradient;
 }
 
-// cope's oracle of a head; of another encoding one that nobody looks at
+// cope's oracle of a head; for another encoding one that is not used
 static CopeHead<double> cope_of(const OracleLayer<double>& o, const std::vector<double>& q,
                                 const std::vector<double>& k, double scale) {
     const auto e = o.params.find("cope_e");

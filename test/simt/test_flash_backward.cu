@@ -366,7 +366,7 @@ struct Device {
         Results r(p);
         const bool cable = p.Kind == FlashBias::Distance || p.Kind == FlashBias::LogDistance;
         const Doubles sums = d_sums.host();
-        bool outside = true;    // what is nobody's business stayed as it was; unreachable columns are 0
+        bool outside = true;    // everything outside is unchanged; unreachable columns are 0
         for (size_t bh = 0; bh < BNH; bh++) {
             const size_t b = bh / NH, h = bh % NH;
             for (size_t t = 0; t < (size_t)stride; t++) {

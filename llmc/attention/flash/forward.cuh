@@ -216,7 +216,7 @@ __device__ __forceinline__ void flash_forward_block(const FlashArgs& args) {
         float* tile_bias = tile_biases + stage * flash_tile_bias_floats(Rows);
         cp_async_wait<0>();
         flash_put_bias<Kind, Rows>(tile_bias, next_bias);
-        __syncthreads();                    // the tile is there, and nobody reads the other stage any more
+        __syncthreads();                    // the tile is complete, and no thread still reads the other stage
         if (it == 0) { queries.load(Q_tile, row0); }
         if (it + 1 < walk.count) { fetch(walk.tile(it + 1), 1 - stage); }
         if (!walk.is_own(n)) { continue; }  // only the other half of the block meets this tile

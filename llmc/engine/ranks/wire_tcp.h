@@ -29,7 +29,7 @@ struct TcpLink {
     // to send: frames with their data; `sent` bytes of the first one have left
     std::deque<std::pair<TcpFrame, const char*>> leaving;
     size_t sent = 0;
-    bool stuck = false;                     // sending is over: a frame has left in part, or nobody reads it
+    bool stuck = false;                     // sending is over: a frame has left in part, or the peer does not read
     // Received: `got` bytes of a frame. Data go to the receiver's buffer, or are kept until there is one.
     TcpFrame frame = {};
     size_t got = 0;
