@@ -92,9 +92,8 @@ struct FixtureFile {
     bool exactly_zero(const std::string& name) const {
         return ends_with(name, "fire.mlp.2.bias") || (ends_with(name, ".self.key.bias") && position() != "rope");
     }
-    // How far `got` is from `want`, in units of what PyTorch is off by in float32 on the fixture's input. On another
-    // input a gradient may be small by luck, but the numbers that it is a sum of are not: the unit is not below the
-    // fixture's own.
+    // The distance of `got` from `want`, in units of PyTorch's float32 error on the fixture's input. On another input a
+    // gradient may be small by luck, although the terms of its sum are not, so the unit is at least the fixture's own.
     double error_units(const std::string& name, const std::vector<float>& got, const std::vector<float>& want) const {
         const std::string error = "error." + (starts_with(name, "grad.") ? name.substr(5) : name);
         const double largest_value = has(name) ? std::max(largest(want), largest(read(name))) : largest(want);
@@ -108,13 +107,13 @@ struct FixtureFile {
     void check_close(const std::string& name, const std::vector<float>& got, const std::vector<float>& want,
                      double multiple = FIXTURE_MULTIPLE) const {
         const double units = error_units(name, got, want);
-        INFO(file.file.path << ", " << name << ": off by so many times what PyTorch is off by in float32");
+        INFO(file.file.path << ", " << name << ": off by this many times PyTorch's error in float32");
         CHECK(units <= multiple);
     }
 };
 
-// The encodings whose fixture, "gpt2_cable" for the family "gpt2", is there. PyTorch need not know a new one yet: that
-// is reported once, and is not a failure.
+// The encodings that have a fixture, such as "gpt2_cable" for the family "gpt2". A new one may have none yet: that is
+// reported once, and is not a failure.
 inline std::vector<std::string> encodings_with_fixture(const std::string& family) {
     static std::set<std::string> said;
     std::vector<std::string> names;

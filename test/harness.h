@@ -1,5 +1,5 @@
-// harness.h -- what every test of numbers shares, with Catch2 (oracle.h) and on the emulated GPU (simt/kernel_test.h):
-// arrays on the device that start poisoned, random numbers, closeness. What fails here throws an Error.
+// harness.h -- shared by all numerical tests, with Catch2 (oracle.h) and on the emulated GPU (simt/kernel_test.h):
+// arrays on the device that start poisoned, random numbers, closeness. A failure here throws an Error.
 #ifndef TEST_HARNESS_H
 #define TEST_HARNESS_H
 

@@ -29,9 +29,9 @@ template <class T> double worst_difference(const std::vector<T>& got, const std:
     return largest_difference(got, want);
 }
 
-// What a kernel may be off by (another order of summation, fast_exp's 2 ulp), in units of what float32 loops written
-// straight from the equation are off by on the same input. Where those happen to be exact, half an ulp of `scale` is
-// the unit.
+// The tolerated error of a kernel (another order of summation, fast_exp's 2 ulp), in units of the error of float32
+// loops written straight from the equation, on the same input. If those happen to be exact, the unit is half an ulp of
+// `scale`.
 constexpr double MULTIPLE = 8;
 
 inline void check_close(const std::string& name, const std::vector<float>& got, const std::vector<double>& want,

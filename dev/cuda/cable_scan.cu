@@ -1,5 +1,5 @@
-// cable_scan.cu -- four ways to CABLE's cumulative sum over time and its gradient. ladder.h says how to build and run
-// it.
+// cable_scan.cu -- four ways to compute CABLE's cumulative sum over time and its gradient. ladder.h says how to build
+// and run it.
 //
 //   b_t = ReLU(z_t)     S_t = sum_{u<=t} b_u                                       (llmc/cable.cuh)
 //   backward, given dS: db_t = sum_{u>=t} dS_u     dz_t = db_t [z_t > 0]

@@ -299,12 +299,12 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     }
 }
 
-// floats of scratch that attention_decode wants at any t0 < stride
+// floats of scratch that attention_decode needs at any t0 < stride
 inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
     return (size_t)B * NH * ceil_div(stride, DECODE_SPLIT) * (HS + 2);
 }
 
-// Which window there is: with the key_max that the encoding keeps, if it keeps one
+// Chooses the window: it needs the encoding's key_max, if any
 inline void choose_window(DecodeDims& dims, const Encoding& encoding) {
     const TileSkip skip = encoding.v.config->tile_skip;
     dims.key_max = skip == TileSkip::Off ? nullptr : encoding.key_max;
@@ -312,8 +312,8 @@ inline void choose_window(DecodeDims& dims, const Encoding& encoding) {
 }
 
 // out (B,C), qkv (B,v.T,OC) prepared by the encoding up to row t0; the rows after it are not read.
-// scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, but for the order of its
-// sums.
+// scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, except for the order of
+// its sums.
 inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
                              Stream stream) {
     const int BNH = B * v.NH;

@@ -306,7 +306,7 @@ TEST_CASE("checkpoint: moments that several ranks have written are read by any n
         CHECK(same_bits(found.m, wanted.m));
         CHECK(same_bits(found.v, wanted.v));
     }
-    // a rank's file that the manifest does not list, one that is there twice, and numbers that are none
+    // a rank's file that the manifest does not list, one that appears twice, and names without a valid number
     TempDir gap, twice;
     throws_with([&] { load(save(gap.path, thirds, 2)); }, "elements in all files, got");
     throws_with([&] { load(save(twice.path, {thirds[0], thirds[1], thirds[1], thirds[2]}, 4)); },

@@ -1,9 +1,9 @@
-// What must hold for any bytes that a parser is given: it refuses them with an Error for bad input, or what it makes of
-// them is consistent. One program for all parsers, so that it is compiled once; --target=NAME picks one. `make fuzz`
-// runs each (dev/fuzz.sh):
+// What must hold for any bytes given to a parser: it refuses them with an Error for bad input, or its result is
+// consistent. One program for all parsers, so that it is compiled once; --target=NAME picks one. `make fuzz` runs each
+// (dev/fuzz.sh):
 //
 //   build/fuzz --targets            prints the names
-//   build/fuzz --seeds DIR          writes DIR/NAME/0, 1, ...: what each parser accepts, for libFuzzer to start with
+//   build/fuzz --seeds DIR          writes DIR/NAME/0, 1, ...: valid inputs of each parser, for libFuzzer to start with
 //   build/fuzz --target=NAME FILE   runs one input again
 #define LLVMFuzzerTestOneInput fuzz_tokenizer
 #include "test/fuzz/fuzz_tokenizer.cu"

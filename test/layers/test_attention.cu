@@ -24,8 +24,7 @@ void check_padding(const Layer& l, const std::vector<float>& out, std::vector<fl
     CHECK(wrong == 0);
 }
 
-// What float32 loops are off by must be far below the values, or the tolerance that comes from it would let anything
-// pass.
+// The error of float32 loops must be far below the values, or the tolerance that follows would accept anything.
 void check_result(const std::string& name, const std::vector<float>& got, const std::vector<double>& want,
                   const std::vector<float>& plain, double scale = 0) {
     INFO(name << ": float32 loops are off by " << worst_difference(plain, want) << ", too much to measure by");

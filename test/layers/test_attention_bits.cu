@@ -30,7 +30,7 @@ void test_pieces(Random& random, const std::string& name, int stride, const std:
         got.insert(got.end(), p.begin(), p.end());
         t0 += n;
     }
-    // tiles are cut elsewhere, so sums have another order: what float32 loops in the oracle are off by is the unit
+    // tiles are cut elsewhere, so sums have another order: the unit is the error of the oracle's float32 loops
     const LayerOracle o(l, qkv, std::vector<float>((size_t)s.T * l.C, 0.0f), false);
     check_close("in pieces", got, o.out, o.plain_out);
     check_close("at once", out.host(), o.out, o.plain_out);

@@ -25,8 +25,8 @@ template <class R> struct ClassifierOracle {
     }
 };
 
-// Each loss to MULTIPLE times what float32 loops are off by at the most, relative to the loss; a loss below 1 is the
-// logarithm of a sum near 1, which float32 knows to half an ulp of 1.
+// Each loss to MULTIPLE times the largest error of float32 loops, relative to the loss; a loss below 1 is the logarithm
+// of a sum near 1, which float32 has to half an ulp of 1.
 void check_losses(const std::vector<float>& got, const std::vector<double>& want, const std::vector<float>& plain) {
     double unit = FLT_EPSILON / 2;
     for (size_t n = 0; n < want.size(); n++) {

@@ -1,9 +1,9 @@
 // test_decode.cu -- attention of one new token, for every encoding, against one row of a dense oracle in double and
 // against attention_forward.
 //
-// What float32 loops in the oracle are off by on the same input is the unit of the tolerance, as in test_attention.cu:
-// the kernel sums the same terms in another order. Where the loops happen to be exact, the unit is what rounding the
-// logits costs.
+// The error of the oracle's float32 loops on the same input is the unit of the tolerance, as in test_attention.cu: the
+// kernel sums the same terms in another order. If the loops happen to be exact, the unit is the cost of rounding the
+// logits.
 #include "test/layer.h"
 
 #include "test/shared_kernels.h"
@@ -109,7 +109,7 @@ struct Cache : AttentionLayer {
     }
 };
 
-// Both kernels against the oracle. What float32 loops with the oracle's float32 bias are off by is the unit, or half an
+// Both kernels against the oracle. The unit is the error of float32 loops with the oracle's float32 bias, or half an
 // ulp of the logits.
 void check_row(Cache& c, int t0) {
     INFO(c.config.name << ": t0 " << t0 << ", B " << c.s.B << ", NH " << c.s.NH << ", HS " << c.s.HS);

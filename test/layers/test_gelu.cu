@@ -34,7 +34,7 @@ const Form FORMS[] = {
      gelu_erf_backward},
 };
 
-// what float32 loops are off by over the whole range: few inputs may be lucky ones
+// the error of float32 loops over the whole range: on a few inputs it may be small by luck
 double plain_error(float (*f)(float), double (*exact)(double)) {
     double worst = 0;
     for (float x = -12.0f; x <= 12.0f; x += 0.007f) { worst = std::max(worst, std::fabs(f(x) - exact(x))); }

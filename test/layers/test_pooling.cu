@@ -35,7 +35,7 @@ void test_pooling(Random& random, const std::vector<int>& lengths, size_t T, siz
     const PoolingOracle<double> want(as<double>(inp), as<double>(dout), lengths, T, C, kind);
     const PoolingOracle<float> plain(inp, dout, lengths, T, C, kind);
     const Array<int> d_lengths(lengths);
-    Array<float> out(B * C), dinp(B * T * C);           // dinp starts as NaN: all of it is to be overwritten
+    Array<float> out(B * C), dinp(B * T * C);           // dinp starts as NaN: all of it must be overwritten
     poison_shared();
     pooling_forward(out, Array<float>(inp), d_lengths, (int)B, (int)T, (int)C, kind, Stream(0));
     pooling_backward(dinp, Array<float>(dout), d_lengths, (int)B, (int)T, (int)C, kind, Stream(0));

@@ -1,9 +1,9 @@
 // test_positions.cu -- the bias functors of every encoding against test/oracle_positions.h: values, gradients, and
 // tokens that arrive in pieces.
 //
-// A value may be off by MULTIPLE times what the oracle in float32 is off by, or an ulp of the largest one. A gradient
+// A value may be off by MULTIPLE times the error of the oracle in float32, or by an ulp of the largest one. A gradient
 // is a sum over i, j, and may be off by a multiple of float32's epsilon times the root of the sum of its terms'
-// squares, which is the size of a sum of as many roundings. POSITION_ERRORS=1 prints what was measured.
+// squares, which is the size of a sum of that many roundings. POSITION_ERRORS=1 prints the measured errors.
 #include "test/layer.h"
 
 #include "llmc/engine/run/rope_scaling.h"

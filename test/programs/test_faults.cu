@@ -202,7 +202,8 @@ int next_start(const std::string& out) {
     return found;
 }
 
-// A save over what is there: a new step, after which the old one is deleted; the same step again; the first of all.
+// A save beside existing checkpoints: a new step, after which the old one is deleted; the same step again; the first
+// one.
 enum Scene { NEXT_STEP, SAME_STEP, FIRST_STEP };
 const Scene scenes[] = {NEXT_STEP, SAME_STEP, FIRST_STEP};
 void before_save(Scene scene, const std::string& out) {
@@ -276,10 +277,10 @@ TEST_CASE("faults: whichever call fails, once or for good, the old checkpoint or
 
 namespace {
 
-// A disk that promises no more than POSIX: what was written to a file, and the names in a directory, are there after a
-// power failure if the file or the directory was fsynced since; anything else may be there or not, written sectors each
-// for itself, whatever the order. A directory whose fsync failed has forgotten what it was to write, and another fsync
-// that succeeds says nothing about it.
+// A disk that promises no more than POSIX: the data of a file, and the names in a directory, survive a power failure if
+// the file or the directory was fsynced after the change. Anything else may be lost, each written sector independently,
+// in any order. A directory whose fsync failed has forgotten its changes, and a later fsync that succeeds does not
+// bring them back.
 struct Disk {
     struct Write { size_t at; std::string bytes; };
     struct Inode {
@@ -366,8 +367,8 @@ struct Disk {
         file.replace(at, bytes.size(), bytes);
     }
 
-    // What is left after a power failure: path -> contents, a directory ends in /. luck: chance that something unsynced
-    // is there
+    // The disk after a power failure: path -> contents, a directory ends in /. luck: chance that an unsynced change
+    // survives
     using Image = std::map<std::string, std::string>;
     template <class Random> Image crash(Random& random, double luck) const {
         const auto kept = [&] { return (double)(random() % 1000) < 1000 * luck; };

@@ -665,8 +665,8 @@ class Training(Runs):
     SAME = "expected the same on all ranks, got"
 
     def test_another_model_on_a_rank_is_an_error(self):
-        """each rank has a disk of its own, and finds under the same path what the other one does not: nothing is
-        trained, and both are named"""
+        """each rank has its own disk, and finds a different model under the same path: nothing is trained, and the
+                message names both"""
         self.train(1, "one", steps=2, every=1)
         self.train(1, "two", "--seed", "43", steps=2, every=1)
         resume = ["--resume", "1"]

@@ -42,9 +42,9 @@ static double ulps(float got, double want) {
     return d <= DBL_MAX ? d : INFINITY;                 // NaN counts as wrong
 }
 
-// Where a function is held to its error; beyond, to the limits that its comment states. Of all floats on the emulator,
-// whose instructions are off by as much as a GPU's may be, the worst of exp, log1p, sigmoid and softplus are off by
-// 4.89, 5.20, 8.08 and 9.18 ulp.
+// The range in which a function must have its error; beyond it, the limits that its comment states. Over all floats on
+// the emulator, whose instructions have the largest error that a GPU's may have, the worst errors of exp, log1p,
+// sigmoid and softplus are 4.89, 5.20, 8.08 and 9.18 ulp.
 struct Range { Function function; float from, to; double most; };
 static const Range RANGES[] = {
     {EXP, -87.33f, 88.37f, 5}, {LOG1P, -0.899f, FLT_MAX, 6}, {SIGMOID, -87.0f, FLT_MAX, 9},

@@ -2,12 +2,12 @@
 // on the emulator.
 //
 // Shared memory has 32 banks of 4 bytes, and serves 128 bytes at a time: one word of each bank. An instruction of a
-// warp takes one such wavefront when its lanes want 4 bytes each, four with 16 bytes each (as ldmatrix does), and more
-// when several lanes want different words of one bank.
+// warp takes one such wavefront if its lanes access 4 bytes each, four with 16 bytes each (as ldmatrix does), and more
+// if several lanes access different words of one bank.
 //
 // The program is compiled with -fsanitize=thread, but not linked with ThreadSanitizer: the calls before each access
-// come here instead. Which accesses are one instruction is told by the code's address and their order in each lane.
-// What g++ and nvcc make of plain C++ may differ: a struct of 16 bytes may be two accesses here.
+// come here instead. The code's address and the order in each lane tell which accesses are one instruction. g++ and
+// nvcc may compile plain C++ differently: a struct of 16 bytes may be two accesses here.
 #ifndef TEST_SIMT_WAVEFRONTS_H
 #define TEST_SIMT_WAVEFRONTS_H
 
@@ -104,7 +104,7 @@ template <class F> std::map<std::string, Wavefronts> count_wavefronts(F run) {
         const size_t k = times[Lane(a.code, a.block, a.thread)]++;
         instructions[Instruction(a.code, a.block, a.thread / 32, k)].push_back(a);
     }
-    // 2. their wavefronts: 128 bytes at a time, so as many lanes as want that much, neighbours by number
+    // 2. their wavefronts: 128 bytes at a time, for neighbouring lanes that access that much together
     std::map<const void*, Wavefronts> by_code;
     for (const auto& i : instructions) {
         Wavefronts& w = by_code[std::get<0>(i.first)];

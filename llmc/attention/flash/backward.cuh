@@ -28,15 +28,15 @@
 // ----------------------------------------------------------------------------------------------------------
 // launchers
 
-// Toeplitz: how many tiles of each head's queries one launch of the dq kernel has, each with a slab for the sums of its
-// diagonals: as many as fill the machine, but at least 32 (2,048 tokens). Even, or all of them
+// Toeplitz: the number of each head's tiles of queries in one launch of the dq kernel, each with a slab for the sums of
+// its diagonals: enough to fill the machine, but at least 32 (2,048 tokens). An even number, or all of them
 constexpr int FLASH_SLABS = 32;
 inline int flash_slabs(int BNH, int T) {
     const int enough = round_up(ceil_div(2 * FLASH_WAVE, BNH), 2);
     return imin(ceil_div(T, FLASH_TILE), imax(FLASH_SLABS, enough));
 }
 
-// floats of scratch, 16-byte aligned, that flash_backward wants
+// floats of scratch, 16-byte aligned, that flash_backward needs
 inline size_t flash_backward_scratch(FlashBias Kind, int B, int T, int NH) {
     const size_t tiles = (size_t)ceil_div(T, FLASH_TILE);
     const size_t BNH = (size_t)B * NH;

@@ -29,7 +29,7 @@ __device__ inline void flash_fire_row(float (&f)[2 * OWN], const float (&psi)[OW
     fire.apply(f, y);
 }
 
-// scores (Rows,64), q.k as mma leaves it, become logits over scale, but for row_bias. Edge: the tile of the warp's own
+// scores (Rows,64), q.k from mma, become logits over scale, without row_bias. Edge: the tile of the warp's own
 // queries and the last one, with pairs on both sides and masks: columns after own_column, that of the lane's first row,
 // are masked if causal, columns from nj on are after the end of the keys. Masked: so are those that `mask` hides.  j0:
 // the tile's first key; keys_inv: args.inv of it

@@ -1,5 +1,6 @@
-// attention/flash/pairs.cuh -- what both kernels of backward.cuh are made of: a query as its logits need it, two logits
-// with their gradients, the products of owned rows and streamed tiles; and the kernel before: queries gathered.
+// attention/flash/pairs.cuh -- the parts of both kernels of backward.cuh: a query as its logits need it, two logits
+// with their gradients, the products of owned rows and streamed tiles; and the kernel that gathers the queries before
+// them.
 //
 // "Owned" is the tile of 64 rows that a block keeps, "streamed" are the tiles that pass by it. In one kernel the keys
 // are owned and the queries streamed, in the other the queries are owned.
@@ -33,8 +34,8 @@ template <FlashBias Kind> __device__ inline FlashFrom flash_from(int streamed, i
     if (flash_variants(Kind) == 1 || streamed == owned) { return FROM_CHUNK; }
     return streamed > owned ? FROM_FIRST : FROM_LAST;
 }
-// A streamed tile of these biases is there once for each tile that the block owns: the two count S from different ends
-// where one of them meets itself. The view that a row of the block has, or the one that a thread fetches
+// For these biases a streamed tile is stored once for each tile that the block owns: the two count S from different
+// ends if one of them meets itself. The view of a row of the block, or the one that a thread fetches
 template <FlashBias Kind> __host__ __device__ constexpr int flash_views(int Rows) {
     return flash_is_cable(Kind) ? flash_block_tiles(Rows) : 1;
 }
@@ -245,7 +246,7 @@ __device__ inline float quad_sum(float x) {
 // The two kernels. A block owns 64 or 128 rows, 16 or 32 per warp: one or two tiles. A warp leaves out the streamed
 // tiles that only the block's other tile meets. Shared memory: two owned tiles, two stages of two streamed tiles, two
 // stages of FlashQuery per tile that is owned, FlashOwnS. 32 rows leave few registers, so that the block's place, the
-// owned queries (dq) and the lanes' dS (dkdv) are there too: 72 KB (HS 64). HS 128: 99 KB, which is what sm_86 has
+// owned queries (dq) and the lanes' dS (dkdv) are there, too: 72 KB (HS 64). HS 128: 99 KB, all that sm_86 has
 
 // The rows of a warp. HS 128: with 32, just dK and dV would take 256 registers, and the tiles 128 KB
 constexpr int flash_backward_rows(int HS) { return HS == 64 ? 32 : 16; }
@@ -312,7 +313,7 @@ struct FlashBlock : FlashPlace {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// row_dot, and what else the two kernels want of a query, gathered (B*NH,tiles,flash_variants), rows after T padded
+// gathers row_dot and the other values of a query for the two kernels: (B*NH,tiles,flash_variants), padded after T
 
 template <FlashBias Kind, int HS>
 __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs args) {

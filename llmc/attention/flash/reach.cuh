@@ -5,10 +5,10 @@
 
 #include "tiles.cuh"
 
-// The tiles of keys that a block visits, in the order of its loop: of queries in the tiles 2 and 3, with 6 tiles of
-// tokens, 3 2 1 0 if causal, 3 2 1 0 4 5 if not, without those outside the spans of both. A warp leaves out those
-// outside the span of its own tile. It meets the tile of its own queries first, or after the one to its right; what
-// follows lies on one side of the queries and is free of masks, except at the end of the keys.
+// The tiles of keys that a block visits, in the order of its loop: for queries in the tiles 2 and 3, with 6 tiles of
+// tokens, 3 2 1 0 if causal, 3 2 1 0 4 5 if not, without those outside the spans of both. A warp skips those outside
+// the span of its own tile. It meets the tile of its own queries first, or after the one to its right; what follows
+// lies on one side of the queries and is free of masks, except at the end of the keys.
 template <bool Causal, bool Skips> struct FlashWalk {
     int start;                              // the first tile
     int left;                               // how many tiles the first and those to its left are

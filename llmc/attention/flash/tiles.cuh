@@ -146,7 +146,7 @@ __device__ inline int flash_reference(int n, int m) {
     return n < m ? n * FLASH_TILE + FLASH_TILE - 1 : n * FLASH_TILE;
 }
 
-// S of row i as the tiles want it: of Linear the position in its tile, of CABLE the offset in its chunk
+// S of row i for the tiles: for Linear the position in its tile, for CABLE the offset in its chunk
 template <FlashBias Kind> __device__ inline float flash_row_S(const FlashArgs& args, int bh, int i) {
     if (Kind == FlashBias::Linear) { return (float)(i % FLASH_TILE); }
     if (!flash_is_cable(Kind)) { return 0.0f; }

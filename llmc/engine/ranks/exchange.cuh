@@ -53,7 +53,7 @@ inline std::vector<RankGroup> exchange_groups(int rank) {
     if (node <= 1 || node >= size) { return {{0, 1, size}}; }
     return {{rank - rank % node, 1, node}, {rank % node, node, size / node}};
 }
-// What a rank owns of n elements
+// The slice of n elements that a rank owns
 inline Slice exchange_slice(size_t n, int rank) {
     Slice s = {0, n};
     for (const RankGroup& g : exchange_groups(rank)) { s = slice_part(s, g.index(rank), g.size); }
