@@ -212,11 +212,12 @@ class CableGPT2(nn.Module):
         bias = block.attn.pair_bias(block.ln_1(x))
         return x.new_zeros(self.config.n_head, T, T) if bias is None else bias.reshape(self.config.n_head, T, T)
 
-    def project(self):
-        """brings parameters with a range back into it; to be called after every update"""
-        for module in self.modules():
-            if isinstance(module, (Kerple, SSMax)):
-                module.project()
+
+def project(model):
+    """brings parameters with a range back into it; to be called after every update"""
+    for module in model.modules():
+        if isinstance(module, (Kerple, SSMax)):
+            module.project()
 
 
 # ---- safetensors: u64 length of the header, the header as JSON, the data ----

@@ -20,8 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from cable_encodings import Output, Predictions, add_position, shared_t5, with_part
-from modeling_cable import (Attention, CableConfig, Kerple, hidden_pairs, read_config, read_safetensors,
-                            save_checkpoint)
+from modeling_cable import Attention, CableConfig, hidden_pairs, read_config, read_safetensors, save_checkpoint
 
 
 @dataclass
@@ -146,12 +145,6 @@ class CableBert(nn.Module):
         x = self.encode(idx, layers=layer)
         bias = self.bert["encoder"]["layer"][layer].attention["self"].pair_bias(x)
         return x.new_zeros(NH, T, T) if bias is None else bias.reshape(NH, T, T)
-
-    def project(self):
-        """brings parameters with a range back into it; to be called after every update"""
-        for module in self.modules():
-            if isinstance(module, Kerple):
-                module.project()
 
 
 def pool(x, lengths, how="mean"):

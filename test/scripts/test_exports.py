@@ -57,8 +57,8 @@ if has_torch:
     import torch
     import torch.nn.functional as F
     sys.path.insert(0, os.path.join(ROOT, "dev", "hf"))
-    from modeling_cable import (POSITIONS, CableConfig, CableGPT2, load_checkpoint, read_safetensors, save_checkpoint,
-                                write_safetensors)
+    from modeling_cable import (POSITIONS, CableConfig, CableGPT2, load_checkpoint, project, read_safetensors,
+                                save_checkpoint, write_safetensors)
     import export
     import console
 if has_transformers:
@@ -294,7 +294,7 @@ class Exports(Case):
                 model = CableGPT2(CableConfig(n_layer=2, n_head=3, n_embd=48, vocab_size=V, n_positions=T,
                                               position={"name": name}))
                 randomize(model)
-                model.project()
+                project(model)
                 path = os.path.join(self.dir, name)
                 save_checkpoint(model, path)
                 exact, found = doubled(model), trainer_curves(self.dir, path, self.lengths(name), val="text.bin")
