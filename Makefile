@@ -33,12 +33,12 @@ OPT := -O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -f
 CXX_BASE := -std=c++17 -Wall -Wextra -MMD -MP $(if $(filter 1,$(FEW_POSITIONS)),-DFEW_POSITIONS)
 CPU_FLAGS = $(CXX_BASE) $(OPT) $(OMP) $(BLAS_CFLAGS) $(CPPFLAGS) $(CXXFLAGS)
 CPU_LIBS = $(OMP) $(LDFLAGS) $(BLAS_LIBS) -lpthread
-# Not for this machine's instruction set, so that a report does not depend on it.
+# Without -march=native, so that a report does not depend on this machine.
 RACE_FLAGS = $(CXX_BASE) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(CPPFLAGS)
 SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 ASAN_FLAGS = $(CXX_BASE) $(SANITIZE) $(OMP) $(CPPFLAGS)
 SIMT_FLAGS = $(CXX_BASE) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(CPPFLAGS)
-# ARCH, or the GPU that is here, or A100 and H100 with PTX for what comes after
+# ARCH, or this machine's GPU, or A100 and H100 with PTX for later ones
 GENCODE = $(if $(or $(ARCH),$(GPU_ARCH)),-arch=$(or $(ARCH),$(GPU_ARCH)),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)
 # How all CUDA code is compiled; dev/gpu_check.py and dev/ptxas_budget.py read it here. -ftz: llmc/base/denormals.h
@@ -48,8 +48,8 @@ NVCC_FLAGS = $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)
     $(OMP:%=-Xcompiler %) $(NVCCFLAGS)
 CUDA_LIBS = -lcublasLt -lcublas $(CUDA_RANK_LIBS)
 
-# $(call remember,NAME,COMMAND): build/NAME.flags changes when COMMAND does, which rebuilds what depends on it. So is
-# a build directory that was carried to another processor (-march=native); ccache looks at that file, too.
+# $(call remember,NAME,COMMAND): build/NAME.flags changes when COMMAND does, which rebuilds its dependents. The same
+# happens to a build directory on a different processor (-march=native); ccache looks at that file, too.
 # Several makes may remember at the same time.
 remember = $(shell cd $(B); printf '%s\n' '$(2)' >$(1).$$$$; \
     if cmp -s $(1).$$$$ $(1).flags; then rm $(1).$$$$; else mv $(1).$$$$ $(1).flags; fi)
@@ -146,12 +146,12 @@ ladders:   ## dev/cuda: each kernel from its simplest version to the fastest
 # What is missing is installed before the Makefile looks for it: dev/test.py calls make again.
 test simt ranks race asan ladders: install
 	@python3 dev/test.py $@ $(if $(ARGS),'$(ARGS)')
-edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what it costs to edit a header and run its tests, in CPU seconds
+edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## the cost of editing a header and running its tests, in CPU seconds
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
 one-file:  train_gpt2 ; @python3 dev/one_file.py $(ARGS)   ## dev/gpt2_cable.cpp beside train_gpt2: the same losses
 ranks-long: train_gpt2 train_bert ; @python3 test/ranks/ranks_long.py $(PART:%=--part %) $(ARGS)  ## at full length
-reliability: ; @python3 test/attack/reliability.py $(PART:%=--part %) $(ARGS)  ## each promise and what its tests saw
+reliability: ; @python3 test/attack/reliability.py $(PART:%=--part %) $(ARGS)  ## each promise and its results
 mutations: ; @python3 test/mutations/mutate.py $(PART:%=--part %) $(ARGS)  ## plants faults: does a test see them?
 exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
 roofline:  ; @python3 scripts/roofline.py $(ARGS)      ## a GPU's training step, kernel by kernel: a prediction

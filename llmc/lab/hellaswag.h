@@ -53,7 +53,7 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
         at += 5;
         for (int k = -1; k < HELLASWAG_ENDINGS; k++) {
             check(at < end && data[at] >= 1 && at + data[at] < end,
-                  "--hellaswag %s: example %d of %d: a text of no tokens, or beyond its end", name, e, header[2]);
+                  "--hellaswag %s: example %d of %d: a text without tokens, or beyond its end", name, e, header[2]);
             std::vector<int>& text = k < 0 ? x.context : x.ending[k];
             text.assign(data.begin() + (long)at + 1, data.begin() + (long)(at + 1 + data[at]));
             for (int id : text) {

@@ -24,8 +24,8 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
     with_position(view, [&](auto position) {
         const auto bias = position.bias();
         check(bias.flash != FlashBias::None, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
-        check(!bias.counts_gates, "--dump_bias: %s has no matrix to write: it adds to a score what depends on other "
-              "scores, and keeps none of it", view.config->name.c_str());
+        check(!bias.counts_gates, "--dump_bias: %s has no matrix to write: its biases depend on the scores of other "
+              "keys, and are not kept", view.config->name.c_str());
         if constexpr (!decltype(position.bias())::counts_gates) {
             using Bias = std::decay_t<decltype(bias)>;
             float* out = (float*)device_malloc(sizeof(float) * T * T);

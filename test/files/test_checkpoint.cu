@@ -540,7 +540,8 @@ TEST_CASE("checkpoint: what is not a checkpoint in the place of one does not kee
                                                                "step_00000030"});
     CHECK(read_file(at("kept_step_00000010/1_Pooling/mine")) == "mine");
     CHECK(list_directory(at("kept_step_00000010")) == std::vector<std::string>{"1_Pooling"});
-    CHECK(contains(err.text(), "held the directory 1_Pooling, which is kept as " + at("kept_step_00000010/1_Pooling")));
+    CHECK(contains(err.text(), "contained the directory 1_Pooling, which is kept as "
+                       + at("kept_step_00000010/1_Pooling")));
     // one more of the same step, and one that was left half deleted
     for (int step : {40, 50}) { save(out.path, step, 1); }
     io_mkdir(at("step_00000030/sub"));
@@ -1166,7 +1167,7 @@ TEST_CASE("import: a model in several files with their index") {
     // 1 a shard is missing, is cut short, or holds what is not its own
     const std::string wte = "transformer.wte.weight";
     ::unlink((dir.path + "/" + shard_name(1)).c_str());
-    refused("names model-00002-of-00003.safetensors, which is not there");
+    refused("names model-00002-of-00003.safetensors, which does not exist");
     write_shards();
     REQUIRE(truncate((dir.path + "/" + shard_name(1)).c_str(), 100) == 0);
     refused("model-00002-of-00003.safetensors");
@@ -1187,7 +1188,7 @@ TEST_CASE("import: a model in several files with their index") {
     }
     with_map("a\x1b[2J", "\x1b[2J", "a\\x1b[2J: expected the name of a .safetensors file beside it, got \\x1b[2J");
     with_map(wte, 3, "\"" + wte + "\": expected a string, got 3");
-    with_map(wte, "none.safetensors", "names none.safetensors, which is not there");
+    with_map(wte, "none.safetensors", "names none.safetensors, which does not exist");
     nlohmann::json fewer = map;
     fewer.erase(wte);
     with_index(nlohmann::json({{"weight_map", fewer}}).dump(), "holds " + wte + ", which the index");

@@ -711,7 +711,7 @@ TEST_CASE("bert_run: retrieval is learned from text with a WordPiece vocabulary"
     INFO("nDCG@10 " << trained << ", before training " << untrained);
     CHECK(trained >= 0.99);     // measured: 1.0000 for 3 seeds
     CHECK(untrained < 0.3);
-    // --encode takes text, too, and the text wants a vocabulary and must be UTF-8
+    // --encode takes text, too, and the text needs a vocabulary and must be UTF-8
     const Flags use = place.use(place.out()).set("--out", place / "e");
     REQUIRE(place.run(use.set("--encode", place / "corpus.txt")).code == 0);
     CHECK(read_embeddings(place / "e/embeddings.safetensors").size() == 40);

@@ -238,7 +238,7 @@ TEST_CASE("documents: lines of text are bytes between [CLS] and [SEP]", "[docume
     write_file(dir / "b.ids", "drei\n");
     write_file(dir / "a.ids", "eins\nzwei\n");
     CHECK(Documents(dir / "?.txt", "--corpus", BYTES).name(2) == "drei");
-    CHECK(refused(dir / "a.txt", "text wants the vocabulary of the model's 30522 tokens: give its vocab.txt with "
+    CHECK(refused(dir / "a.txt", "text needs the vocabulary of the model's 30522 tokens: give its vocab.txt with "
                                  "--tokenizer") == 2);
     const struct { const char* bytes; const char* text; } faults[] = {
         {"a\n\nb\n", "x.txt: line 2 has an empty document"}, {"a\tb\n\tc\n", "line 2 has an empty document"},

@@ -144,7 +144,7 @@ inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& 
     std::vector<std::unique_ptr<Safetensors>> shards;
     size_t tensors = 0;
     for (const std::string& name : names) {
-        check(path_exists(dir + name), "%s: names %s, which is not there", p, printable(name).c_str());
+        check(path_exists(dir + name), "%s: names %s, which does not exist", p, printable(name).c_str());
     }
     for (const std::string& name : names) {
         shards.push_back(std::make_unique<Safetensors>(dir + name));

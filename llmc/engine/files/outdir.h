@@ -213,7 +213,7 @@ inline void remove_checkpoint_files(const std::string& dir) {
     std::string free = to;
     for (int n = 1; name_is_taken(free); n++) { free = to + "." + std::to_string(n); }
     io_rename(dir, free);
-    say("warning: a checkpoint that is deleted held the directory %s, which is kept as %s/%s", below.c_str(),
+    say("warning: the deleted checkpoint contained the directory %s, which is kept as %s/%s", below.c_str(),
         free.c_str(), below.c_str());
 }
 

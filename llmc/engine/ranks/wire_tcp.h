@@ -67,7 +67,7 @@ struct TcpWire : Wire {
     void frame_begins(int rank) {
         TcpLink& l = links[(size_t)rank];
         if (l.frame.kind < TcpFrame::Data || l.frame.kind > TcpFrame::Bye || l.frame.bytes > MOST) {
-            die(EXIT_DEVICE, "rank %d: what comes from rank %d is not a message", comm().rank, rank);
+            die(EXIT_DEVICE, "rank %d: rank %d sent something that is not a message", comm().rank, rank);
         }
         if (l.frame.kind != TcpFrame::Data) { return; }
         l.keep = l.wanted.empty() || !l.kept.empty();

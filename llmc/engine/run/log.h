@@ -128,7 +128,7 @@ struct LogFile {
         synced = false;
         try { flush(); } catch (const Error& e) {
             if (failing) { return; }
-            say("warning: %s; the run continues, and its log is written when it can be", e.what());
+            say("warning: %s; the run continues, and retries with each new line", e.what());
         }
     }
     // Removes the part of a line that a failed write has left, now or before the next line.

@@ -57,7 +57,7 @@ inline void check_address_space(size_t product_bytes, double own) {
     const size_t all = address_space_of_threads(product_bytes) + (size_t)own;
     void* p = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
-        die(EXIT_OUT_OF_MEMORY, "%s of address space are wanted, most of them for the matrix products of %d threads; "
+        die(EXIT_OUT_OF_MEMORY, "%s of address space are needed, most of them for the matrix products of %d threads; "
             "raise `ulimit -v`, take fewer --threads, or build with BLAS=0", format_bytes((double)all).c_str(),
             max_threads());
     }
@@ -220,7 +220,7 @@ inline Options flags_of_the_start(int argc, char** argv, Program trainer) {
 template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
     try {
         if (!isfinite_works()) {
-            die(EXIT_DEVICE, "this binary takes NaN for a number (built with -ffast-math?); build it by the Makefile");
+            die(EXIT_DEVICE, "this binary treats NaN as a number (built with -ffast-math?); build it by make");
         }
         signal(SIGXFSZ, SIG_IGN);               // so that `ulimit -f` causes a write error with a message
         signal(SIGPIPE, SIG_IGN);               // so that `| head` does not end the run

@@ -226,7 +226,7 @@ private:
     // Text for a model of bytes: f.begin is filled, and the bytes stay in the file.
     int index_text(DocumentFile& f) const {
         const char* name = f.shard.path.c_str();
-        check(special.V == BYTE_VOCAB, "%s: text wants the vocabulary of the model's %d tokens: give its vocab.txt "
+        check(special.V == BYTE_VOCAB, "%s: text needs the vocabulary of the model's %d tokens: give its vocab.txt "
               "with --tokenizer (only a model with a vocabulary of %d reads text as bytes)", name, special.V,
               BYTE_VOCAB);
         f.begin.push_back(0);
