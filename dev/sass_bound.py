@@ -488,7 +488,7 @@ def show(flash, diagonal, elements, gpu_name, only):
     for (bias, HS, mask), each in bounds({k: flash[k] for k in order if only in k}, gpu).items():
         cells = "".join(f"{x:9.0f}" if x else f"{'-':>9}" for x in each)
         print(f"{bias + ' ' + str(HS) + ' ' + mask:42}{cells}")
-    print("\ninstructions per element                       found  memory's")
+    print("\ninstructions per element                      needed   allowed")
     for kernel in (k for k in ELEMENTWISE if k.kernel in elements and only in k.kernel):
         most = memory_budget(kernel, gpu)
         found = elements[kernel.kernel]

@@ -54,7 +54,7 @@ struct ProbeDraws {
         }
         return ids;
     }
-    // id, or another token in its place if it is among those that are `taken`
+    // id, or a different token if `taken` has it
     int free_of(const std::vector<int>& taken, int id) {
         for (int attempt = 0; std::find(taken.begin(), taken.end(), id) != taken.end(); attempt++) {
             check(attempt < 10000, "--probe: expected more than %zu different tokens in %s", taken.size(),

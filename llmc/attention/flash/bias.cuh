@@ -10,7 +10,7 @@ template <int Rows> struct FlashRowBias {
     float slope[OWN];           // flash_row_slope
     float inner[OWN];           // flash_row_inner
     int begin[OWN];             // flash_begin, with a mask
-    float* S;                   // of row 8 own: flash_row_S; in shared memory, because registers are short
+    float* S;                   // of row 8 own: flash_row_S; in shared memory, because registers are scarce
     // and of the current tile:
     float from_ref[OWN];        // S_i - S_ref
     float row_bias[OWN];        // what is added to all logits of the row, over scale

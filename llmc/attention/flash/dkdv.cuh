@@ -23,7 +23,7 @@ __device__ __forceinline__ void flash_dkdv_block(const FlashArgs& args, const Fl
     bf16* streamed = V_tile + OWNED * HS;                   // two stages of Q_tile (TILE,HS), dO_tile (TILE,HS)
     FlashQuery* streamed_query = (FlashQuery*)(streamed + 4 * TILE * HS);       // two stages of (VIEWS,TILE)
     FlashOwnS<Rows>* own_S = (FlashOwnS<Rows>*)(streamed_query + 2 * OWNED);
-    // where the block is: of 32 rows in shared memory, because registers are short
+    // the block's place: with 32 rows in shared memory, because registers are scarce
     const FlashBlock placed(args, ceil_div(args.T, OWNED), OWNED);
     FlashBlock* shared_block = (FlashBlock*)(own_S + 1);
     if (Rows == 32 && threadIdx.x == 0) { *shared_block = placed; }

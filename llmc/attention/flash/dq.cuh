@@ -130,7 +130,7 @@ __device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const Flas
     bf16* streamed = dO_tile + OWNED * HS;                  // two stages of K_tile (TILE,HS), V_tile (TILE,HS)
     FlashQuery* streamed_key = (FlashQuery*)(streamed + 4 * TILE * HS);     // two stages of (VIEWS,TILE): S is read
     FlashOwnS<Rows>* own_S = (FlashOwnS<Rows>*)(streamed_key + 2 * OWNED);
-    // where the block is: of 32 rows in shared memory, because registers are short
+    // the block's place: with 32 rows in shared memory, because registers are scarce
     const int from = Kind == FlashBias::Toeplitz ? slabs.first * TILE : 0;
     const int turns = ceil_div(Kind == FlashBias::Toeplitz ? slabs.count * TILE : args.T, OWNED);
     const FlashBlock placed(args, turns, OWNED, true, from);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const Flas
         cp_async_commit();
     };
 
-    // 1. the owned queries with their dout, and the first tile of keys: the block's, and what this warp meets of them
+    // 1. the owned queries with their dout, and the first tile of keys; the block's range of keys, and this warp's
     int block_begin = block.tiles;
     int block_end = 0;
     for (int tile = 0; tile < flash_block_tiles(Rows); tile++) {
@@ -284,7 +284,7 @@ __device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const Flas
             if constexpr (Kind == FlashBias::Fire) {
                 flash_fire_sum(fire_sums, fire, dlogit, y, args, own_query, key + c0, i0() + row0, n * TILE + c0);
             }
-            const bool complete = Kind == FlashBias::LogDistance || c0 + STRIP == TILE;     // there registers are short
+            const bool complete = Kind == FlashBias::LogDistance || c0 + STRIP == TILE;    // there registers are scarce
             UNROLL
             for (int own = 0; own < OWN && complete; own++) {
                 dg[own] += tile_dg[own];

@@ -40,7 +40,7 @@ template <FlashBias Kind> __host__ __device__ constexpr int flash_views(int Rows
     return flash_is_cable(Kind) ? flash_block_tiles(Rows) : 1;
 }
 template <int Views> __device__ inline int flash_view(int row) { return Views == 1 ? 0 : row / FLASH_TILE; }
-// S of the owned rows, counted from what the streamed tile counts from: in shared memory, because registers are short.
+// S of the owned rows, from the same origin as the streamed tile's; in shared memory, because registers are scarce.
 // One thread per row, the block's last ones, so that shift() needs no barrier but the one before its values are read.
 template <int Rows> struct FlashOwnS {
     double exact[flash_block_rows(Rows)];

@@ -51,7 +51,7 @@ __device__ inline void flash_load_tile(bf16* tile, const bf16* from, int stride,
     static_assert(Threads % PIECES == 0 && Rows % STEP == 0, "each thread copies one column of pieces");
     const int piece = threadIdx.x % PIECES;
     const int row0 = threadIdx.x / PIECES;
-    from += row0 * stride + piece * 8;          // registers are short: one pointer, also for rows that are not read
+    from += row0 * stride + piece * 8;          // registers are scarce: one pointer, also for rows that are not read
     n = piece * 8 < columns ? n : 0;
     UNROLL
     for (int r = 0; r < Rows; r += STEP) {

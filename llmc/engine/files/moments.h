@@ -21,8 +21,8 @@ struct Moments {
     std::vector<TensorPiece> held;                                  // false: these pieces
 };
 
-// Elements first .. first + size - 1 of a tensor's m or v, in the order of its layers: a vector in the file, named
-// "m.<tensor>" if it is complete, otherwise "m.<tensor>@<first>".
+// Elements first .. first + size - 1 of a tensor's m or v, in the order of its layers. In the file they are a vector
+// "m.<tensor>" if they are all of it, otherwise "m.<tensor>@<first>".
 struct MomentRun {
     std::string name;                   // "m.<tensor>"
     size_t first, size;

@@ -66,7 +66,7 @@ inline void prove(char (&proof)[64], const std::string& secret, const char (&dra
     sum.update((const uint8_t*)drawn, sizeof(drawn));
     memcpy(proof, sum.hex().data(), sizeof(proof));
 }
-// Takes the same time wherever they differ.
+// Its time does not depend on where they differ.
 inline bool proves(const char (&proof)[64], const std::string& secret, const char (&drawn)[32]) {
     char expected[64];
     prove(expected, secret, drawn);
