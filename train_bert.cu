@@ -840,9 +840,4 @@ int bert_main(int argc, char** argv) {
     return code;
 }
 
-int main(int argc, char** argv) {
-    open_closed_descriptors();
-    report_sudden_ends();
-    wait_politely(argv);
-    return run_program(bert_main, BERT_FLAG, argc, argv);
-}
+int main(int argc, char** argv) { return run_program(bert_main, BERT_FLAG, argc, argv); }

@@ -722,9 +722,4 @@ int gpt2_main(int argc, char** argv) {
     return code;
 }
 
-int main(int argc, char** argv) {
-    open_closed_descriptors();
-    report_sudden_ends();
-    wait_politely(argv);
-    return run_program(gpt2_main, GPT2_FLAG, argc, argv);
-}
+int main(int argc, char** argv) { return run_program(gpt2_main, GPT2_FLAG, argc, argv); }

@@ -859,7 +859,7 @@ int run_main(std::vector<std::string> args) {
     for (std::string& a : args) { argv.push_back(&a[0]); }
     argv.push_back(nullptr);
     int code = -1;
-    printed([&] { code = run_program(gpt2_main, GPT2_FLAG, (int)args.size(), argv.data()); });
+    printed([&] { code = run_on_ranks(gpt2_main, GPT2_FLAG, (int)args.size(), argv.data()); });
     for (int number : {SIGINT, SIGTERM, SIGUSR1}) { std::signal(number, SIG_DFL); }
     return code;
 }

@@ -605,7 +605,7 @@ struct Training : Place {
         int code = -1;
         killed = false;
         try {
-            code = run_program(gpt2_main, GPT2_FLAG, (int)argv.size(), argv.data());
+            code = run_on_ranks(gpt2_main, GPT2_FLAG, (int)argv.size(), argv.data());
         } catch (const Killed&) {
             killed = true;
             release_signals();

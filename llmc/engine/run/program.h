@@ -217,7 +217,7 @@ inline Options flags_of_the_start(int argc, char** argv, Program trainer) {
 }
 
 // Runs a trainer's main on all ranks and turns what it throws into a message and an exit code.
-template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
+template <class Main> int run_on_ranks(Main program, Program trainer, int argc, char** argv) {
     try {
         if (!isfinite_works()) {
             die(EXIT_DEVICE, "this binary treats NaN as a number (built with -ffast-math?); build it by make");
@@ -250,6 +250,14 @@ template <class Main> int run_program(Main program, Program trainer, int argc, c
         if (code < 0) { throw; }
         return code;
     }
+}
+
+// A trainer's main(). What comes first is for a process of its own: a test calls run_on_ranks.
+template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
+    open_closed_descriptors();
+    report_sudden_ends();
+    wait_politely(argv);
+    return run_on_ranks(program, trainer, argc, argv);
 }
 
 #endif
