@@ -16,14 +16,11 @@
 #include "llmc/engine/model.cuh"
 #include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
-#include "llmc/lab/collections.h"
 #include "llmc/engine/run/banner.h"
+#include "llmc/engine/run/help.h"
 #include "llmc/engine/run/plans.h"
-#include "llmc/engine/run/run.h"
-#include "llmc/engine/text/documents.h"
-#include "llmc/engine/text/mlm.h"
-#include "llmc/lab/evaluate.h"
-#include "llmc/lab/predict.h"
+#include "llmc/lab/use_bert.h"
+#include "llmc/lab/validate.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
@@ -557,9 +554,6 @@ StepGradient contrastive_gradient(BERT& model, Activations& acts, const Contrast
 // ----------------------------------------------------------------------------------------------------------
 // main
 
-const std::vector<ModelSize> bert_sizes = {             // name, L, NH, C
-    {"tiny", 2, 2, 128}, {"mini", 4, 4, 256}, {"small", 4, 8, 512}, {"base", 12, 12, 768}};
-
 // The config.json of a checkpoint. It names the pooling that --pairs has trained, so that --encode and --corpus take no
 // other one unasked.
 Json bert_json(const BERTConfig& c) {
@@ -568,39 +562,6 @@ Json bert_json(const BERTConfig& c) {
     if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
     set_rope_json(j, c.position, c.T);
     return j;
-}
-
-// logits (masked,V): of the tokens of one sequence that are [MASK]
-std::vector<std::vector<float>> masked_logits(BERT& model, Activations& acts, const std::vector<int>& ids) {
-    const int V = model.config.V, Vp = model.config.Vp();
-    const int T = (int)ids.size(), mask = model.config.special.mask;
-    std::vector<int> targets, picked;
-    for (int id : ids) { targets.push_back(id == mask ? 0 : IGNORE_INDEX); }
-    const size_t M = load_batch(model, acts, 0, 1, ids.data(), targets.data(), nullptr, 1, T, false, picked);
-    const int most = acts.chunk_of(false);
-    check(M <= (size_t)most, "--predict: expected at most %d [MASK]s at once, got %zu", most, M);
-    bert_forward(model, acts, 1, T);
-    bert_head(model, acts, M, nullptr, nullptr, 0.0f);
-    std::vector<float> rows(M * (size_t)Vp);
-    copy_to_host(rows.data(), acts.a.logits(), sizeof(float) * rows.size(), model.stream);
-    std::vector<std::vector<float>> logits;
-    for (auto row = rows.begin(); row != rows.end(); row += Vp) { logits.emplace_back(row, row + V); }
-    return logits;
-}
-
-// What is to be done with a trained model: --eval_lengths, --encode, --corpus, --predict
-void use_model(BERT& model, const Run& run, const TokenFiles* val, const Collections& collections) {
-    const Options& o = run.o;
-    const std::vector<int> lengths = o.eval_lengths.empty() ? std::vector<int>{o.T} : o.eval_lengths;
-    const bool embeds = collections.corpus != nullptr || collections.encode != nullptr;
-    if (!o.eval_lengths.empty() && !embeds) {
-        evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads, *run.log);
-    }
-    if (collections.encode != nullptr) { write_collection(model, run, *collections.encode, lengths[0]); }
-    for (int T : lengths) {
-        if (collections.corpus != nullptr) { search_collection(model, run, collections, T); }
-    }
-    if (o.is_given("predict")) { predict(model, o.predict, *run.tokenizer); }
 }
 
 // The masked tokens of the step's samples, and the gradient of predicting them
@@ -617,225 +578,99 @@ StepGradient masked_step(BERT& model, Activations& acts, const Run& run, const T
     return bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute);
 }
 
-// Trains from the run's state to o.steps; returns the exit code. `pairs`: contrastively on these groups, or null: on
-// the masked tokens of `files`
-int train(BERT& model, Activations& acts, Run& run, const TokenFiles* files, const TokenFiles* val,
-          const Documents* pairs) {
+// Trains from the run's state to o.steps, on the masked tokens of data.train or contrastively on the groups of
+// data.pairs; returns the exit code.
+int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
+    const Doing training("training");
     const Options& o = run.o;
-    const int B = acts.B, T = acts.T;
-    const int L = model.config.L, C = model.config.C;
-    // each layer's products have C * (OC + 9 C) weights; the head sees masked tokens only, and is not counted
-    const double keys = keys_per_query(T, false, o.window, o.sinks);
-    const double token_flops = flops_per_token((double)L * C * (model.OC + 9.0 * C), L, C, keys);
+    const Documents* pairs = data.pairs.get();
+    const int T = acts.T;
+    const double flops = token_flops(model, T);
     std::vector<int> ids(pairs != nullptr ? 0 : (size_t)run.my_samples * T);            // (my_samples,T): this rank's
     std::vector<int> tokens(ids.size()), targets(ids.size());                           // masked ids; what was there
     GroupBatch batch;
     ContrastiveBuffers buffers;
-    if (pairs != nullptr) { buffers.allocate(run.samples, run.samples * (pairs->group - 1), C); }
     const auto step_gradient = [&] {
-        if (pairs == nullptr) { return masked_step(model, acts, run, *files, ids, tokens, targets); }
+        if (pairs == nullptr) { return masked_step(model, acts, run, *data.train, ids, tokens, targets); }
         const uint64_t first = o.overfit ? 0 : run.state.sample;                    // every rank has the whole batch
         fill_groups(*pairs, first, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
         return contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute);
     };
+    catch_signals();
+    activations_allocate(acts);
+    if (pairs != nullptr) { buffers.allocate(run.samples, run.samples * (pairs->group - 1), model.config.C); }
     settle_plans(run, step_gradient);
     int64_t swapped = 0;                                // groups exchanged since this process began
     int code;
     for (;;) {
-        const int64_t step = run.state.step;
-        // 1 validation, before the update of this step
-        if (val != nullptr && o.val_every > 0 && (step >= o.steps || step % o.val_every == 0)) {
-            const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
-            const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
-            if (!e.stopped) {
-                const std::string right = e.tokens > 0 ? strprintf(" | %.2f%% right", 100 * e.accuracy) : "";
-                printf("%s%s\n", val_line(step, o.steps, e.loss, e.tokens).c_str(), right.c_str());
-                run.log->val(step, e.loss, e.accuracy, e.tokens);
-            }
-        }
+        // 1 validation, if it is due before the update of this step
+        if (pairs == nullptr) { validate(model, acts, run, data.val.get()); }
         // 2 a checkpoint, and the end when this was the last step or a signal has come
         code = save_or_leave(run, model, bert_json(model.config));
         if (code >= 0) { break; }
         // 3 the gradient of a batch, and the update
         const double start = start_step(run);
-        double tokens_done = (double)o.total_batch;
         const StepGradient gradient = step_gradient();
-        if (pairs != nullptr) {
-            tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0);
+        double tokens_done = (double)o.total_batch;
+        if (pairs != nullptr) { tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0); }
+        if (batch.swapped > 0) {
+            run.log->record({{"kind", "swap"}, {"step", run.state.step}, {"groups", batch.swapped}});
             swapped += batch.swapped;
-            if (batch.swapped > 0) {
-                run.log->record({{"kind", "swap"}, {"step", step}, {"groups", batch.swapped}});
-            }
         }
-        finish_step(run, model, gradient, start, tokens_done, token_flops);
+        finish_step(run, model, gradient, start, tokens_done, flops);
     }
     buffers.release();
+    acts.release();
     if (swapped > 0) {
-        printf("%lld groups were replaced: their batch had one of their texts already\n",
-               (long long)swapped);
+        printf("%lld groups were replaced: their batch had one of their texts already\n", (long long)swapped);
     }
     return code;
-}
-
-std::string bert_help() {
-    return "Trains a BERT with any of these positional encodings (--pos), and evaluates it:\n" + position_help() +
-           "\n" + sizes_help(bert_sizes) + "\n"
-           "Train on your own text, and save every 500 steps; --resume 1 continues an interrupted run:\n"
-           "  ./train_bert --train_files a.txt --val_files b.txt --model 2,4,64 --T 128 --B 16 --steps 1000 \\\n"
-           "               --lr 2e-3 --warmup 100 --final_lr 0.1 --pos cable --out run/bert --checkpoint_every 500\n"
-           "Measure how far it extrapolates beyond the length it was trained at:\n"
-           "  ./train_bert --load run/bert/step_00001000 --val_files b.txt --eval_lengths 128,256,512\n"
-           "Fill in the blanks:\n"
-           "  ./train_bert --load run/bert/step_00001000 --predict \"the [MASK]at sat on the mat\"\n";
-}
-
-// Flags that make no sense together are refused first.
-void check_flags(const Options& o) {
-    const auto too_short = [](int T) { return T < 2; };
-    const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), too_short);
-    const bool documents = !o.encode.empty() || !o.corpus.empty();
-    check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(),
-          "--corpus, --queries and --qrels go together");
-    check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
-    check(!documents || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
-    check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos,
-          "--predict: there is no [MASK] in the text");
-    check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
-          "--val_every: --pairs has no validation; --corpus, --queries and --qrels measure what it learns");
-}
-
-// Lengths and a text that the encoding cannot reach are refused before the weights are read.
-void check_reach(const Options& o, const BERTConfig& c, const Tokenizer* tokenizer) {
-    const char* name = c.position.name.c_str();
-    const int reach = position_max_length(c.position);
-    int shortest = 0;                                   // --encode takes the first length, the rest all that fit
-    if (!o.eval_lengths.empty()) {
-        const auto least = std::min_element(o.eval_lengths.begin(), o.eval_lengths.end());
-        shortest = o.encode.empty() ? *least : o.eval_lengths[0];
-    }
-    check(shortest <= reach, "--eval_lengths: %s has no positions beyond %d, got %d", name, reach, shortest);
-    if (!o.is_given("predict")) { return; }
-    check(tokenizer != nullptr && tokenizer->cannot_encode.empty(),
-          "--predict: a text wants a vocabulary; give it with --tokenizer");
-    const size_t n = text_ids(o.predict, c.special, *tokenizer).size();
-    check(n <= (size_t)reach, "--predict: %s has no positions beyond %d, got a text of %zu tokens", name, reach, n);
-}
-
-// The token files that the flags name, opened and checked before any work; null where none is read
-struct BERTData {
-    std::unique_ptr<TokenFiles> train, val;
-
-    explicit BERTData(const Run& run) {
-        const Options& o = run.o;
-        const bool tokens = run.trains && o.pairs.empty();
-        const bool reads = o.list ? o.is_given("train_files") : tokens;
-        if (reads) { train = open_tokens(o, "--train_files"); }
-        const bool evaluates = !o.eval_lengths.empty() && o.corpus.empty() && o.encode.empty();
-        const bool validates = !o.list && (evaluates || (tokens && o.val_every > 0));
-        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
-    }
-    // The vocabulary that the data wants of the model, 0: there is no data. That of bytes has [CLS], [SEP], [MASK],
-    // [PAD] too.
-    int vocab() const {
-        if (!train && !val) { return 0; }
-        const int V = train ? train->vocab : val->vocab;
-        return V == 256 ? BYTE_VOCAB : V;
-    }
-};
-
-// The model's configuration: from the flags, the checkpoint and the data; also finds the tokenizer
-BERTConfig configure(Run& run, int vocab) {
-    Options& o = run.o;
-    BERTConfig config;
-    parse_model(o.model, "bert:", bert_sizes, config);
-    config = resolve_config(o, config, run.source, vocab, BERT_KEYS);
-    if (config.V == 0) { config.V = pairs_vocab(o); }
-    const int words = config.V == BYTE_VOCAB ? 256 : config.V;
-    if (!o.list) { run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), words); }
-    if (!run.source.empty() && !o.is_given("pooling")) {
-        const Json j = read_config(run.source, BERT_KEYS);
-        if (j.contains("pooling")) {
-            set_option(o, "pooling", run.source + ": pooling", json_string(j, "pooling", run.source));
-            config.pooling = o.pooling;
-        }
-    }
-    if (!o.pairs.empty() && run.trains) { config.pooling = o.pooling; }
-    config.special = run.tokenizer != nullptr ? special_tokens(*run.tokenizer) : special_tokens(config.V);
-    config.mask_share = o.mask_share;
-    return config;
-}
-
-// plan_steps, where a sample is a group of --pairs or a sequence of T tokens
-void plan_bert_steps(Run& run, BERTConfig& config, const TokenFiles* files, const Documents* pairs) {
-    Options& o = run.o;
-    uint64_t epoch = 0;
-    if (o.steps < 0 && pairs != nullptr) { epoch = pairs->groups(); }
-    if (o.steps < 0 && files != nullptr) { epoch = files->windows(config.T); }
-    plan_steps(run, config, epoch, pairs != nullptr ? pairs->group : 1);
-    if (pairs == nullptr) { return; }
-    check((size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but --pairs %s has %zu",
-          (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(), pairs->groups());
 }
 
 int bert_main(int argc, char** argv) {
     Run run;
     Options& o = run.o;
     o = parse_options(argc, argv, BERT_FLAG);
-    if (o.help) {
-        printf("%s", help_text("train_bert", bert_help(), BERT_FLAG).c_str());
-        return 0;
-    }
+    if (o.help) { return print_help("train_bert", bert_help(), BERT_FLAG); }
     // 1 what to do, and with which data
-    check_flags(o);
-    const bool uses = !o.eval_lengths.empty() || !o.encode.empty() || !o.corpus.empty() || o.is_given("predict");
-    begin_run(run, uses, "--eval_lengths, --encode, --corpus and --predict");
-    const BERTData data(run);
+    begin_run(run, uses_bert(o), BERT_USES);
+    BERTConfig config;
+    parse_model(o.model, "bert:", bert_sizes, config);
+    BERTData data(run);
     // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
-    BERTConfig config = configure(run, data.vocab());
-    std::unique_ptr<Documents> pairs;
-    if (!o.pairs.empty() && !o.list && run.trains) { pairs = open_pairs(o, config.special, run.tokenizer.get()); }
-    plan_bert_steps(run, config, data.train.get(), pairs.get());
+    config = resolve_config(o, config, run.source, data.vocab(), BERT_KEYS);
+    resolve_bert(run, config);
+    if (!o.pairs.empty() && !o.list && run.trains) { data.pairs = open_pairs(o, config.special, run.tokenizer.get()); }
+    const int group = data.pairs ? data.pairs->group : 1;
+    plan_steps(run, config, o.steps < 0 ? data.epoch(config.T) : 0, group);
     BERT model;
     model.pooling = o.pooling == "cls" ? Pooling::Cls : Pooling::Mean;
     bert_describe(model, config);
     const Purpose purpose = run.trains ? Purpose::Train : Purpose::Evaluate;
-    size_t buffers = 0;
-    if (pairs) { buffers = ContrastiveBuffers::bytes(run.samples, run.samples * (pairs->group - 1), config.C); }
+    const size_t buffers = data.pairs ? ContrastiveBuffers::bytes(run.samples, run.samples * (group - 1), config.C) : 0;
     const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
     fit_memory(run, model, (double)buffers, [&](int B) { return describe(B).bytes(); });
     Activations acts = describe(o.B);
-    if (o.list) { print_tensors(model.table, model.files); return 0; }
+    if (o.list) { return print_tensors(model.table, model.files); }
     // 3 what can be refused is refused now, and not after hours of work
     begin_plans(run);
-    const Collections collections(o, config.special, run.tokenizer.get());
-    check_reach(o, config, run.tokenizer.get());
+    data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }
-    if (pairs) { run.data = data_text(run, thousands(pairs->groups()) + " groups", pairs->groups()); }
+    if (data.pairs) { run.data = data_text(run, thousands(data.epoch(o.T)) + " groups", data.epoch(o.T)); }
     report_run(run, model, config, acts.bytes(), buffers);
     if (data.train) { data.train->windows(o.T); }               // an error if there is none
     const std::string groups = strprintf("%d groups", run.samples);
-    if (o.check) { return report_check(run, pairs ? groups : strprintf("%lld tokens", (long long)o.total_batch)); }
+    if (o.check) { return report_check(run, data.pairs ? groups : strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
-    record_data(run, data.train.get());
-    record_data(run, data.val.get());
-    record_data(run, pairs.get());
-    collections.compare();
+    data.record(run);
     load_run(run, model, bert_json(config), optional_files(model));
     bert_point(model.params, model.table, model.weights);
     // 5 the work
-    int code = 0;
-    if (run.trains) {
-        const Doing training("training");
-        catch_signals();
-        activations_allocate(acts);
-        code = train(model, acts, run, data.train.get(), pairs ? nullptr : data.val.get(), pairs.get());
-        acts.release();
-    }
+    int code = run.trains ? train(model, acts, run, data) : 0;
     if (code == 0) {
-        use_model(model, run, data.val.get(), collections);
+        use_bert(model, run, data);
         code = leave_use(run);
     }
-    if (code == 0) { release_signals(); }       // else one more signal would take the exit code away
     parameters_free(model);
     return code;
 }

@@ -13,13 +13,10 @@
 #include "llmc/matmul.cuh"
 #include "llmc/engine/model.cuh"
 #include "llmc/engine/run/banner.h"
+#include "llmc/engine/run/help.h"
 #include "llmc/engine/run/plans.h"
-#include "llmc/engine/run/run.h"
-#include "llmc/lab/evaluate.h"
-#include "llmc/lab/generate.h"
-#include "llmc/lab/hellaswag.h"
-#include "llmc/lab/inspect.h"
-#include "llmc/lab/probe.h"
+#include "llmc/lab/use_gpt2.h"
+#include "llmc/lab/validate.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
@@ -454,11 +451,6 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
 // ----------------------------------------------------------------------------------------------------------
 // main
 
-const std::vector<ModelSize> gpt2_sizes = {             // name, L, NH, C
-    {"tiny", 6, 8, 512}, {"small", 12, 12, 768}, {"medium", 24, 16, 1024}, {"large", 36, 20, 1280},
-    {"xl", 48, 25, 1600}, {"d6", 6, 6, 384}, {"d12", 12, 12, 768}, {"d24", 24, 16, 1024}, {"d36", 36, 20, 1280},
-    {"d48", 48, 25, 1600}, {"d60", 60, 30, 1920}, {"d72", 72, 30, 2880}, {"d84", 84, 36, 3456}};
-
 // The config.json of a checkpoint; tokenizer: may be null
 Json gpt2_json(const GPT2Config& c, const Tokenizer* tokenizer) {
     Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
@@ -472,202 +464,46 @@ Json gpt2_json(const GPT2Config& c, const Tokenizer* tokenizer) {
     return j;
 }
 
-// Whether --dump_bias LAYER,HEAD[,TEXT] has no text: it shows the first --T tokens of --val_files then.
-bool dumps_data(const Options& o) {
-    const std::string& s = o.dump_bias;
-    const size_t first = s.find(',');
-    return first != std::string::npos && s.find(',', first + 1) >= s.size() - 1;        // the last comma, or none
-}
-
-// Which rows the softmax sees: as --vocab_softmax says, or the checkpoint at `path` (if any), which it must not
-// contradict.
-void resolve_softmax(Options& o, GPT2Config& c, const std::string& path) {
-    c.padded_softmax = o.vocab_softmax == "padded";
-    if (path.empty()) { return; }
-    const Json j = read_config(path, GPT2_KEYS);
-    const bool padded = j.contains("vocab_softmax") && json_string(j, "vocab_softmax", path) == "padded";
-    const std::string found = padded ? "padded" : "used";
-    check(!o.is_given("vocab_softmax") || o.vocab_softmax == found,
-          "--vocab_softmax %s: the model in %s was trained with %s", o.vocab_softmax.c_str(), path.c_str(),
-          found.c_str());
-    check(!padded || json_int(j, "vocab_size", 1, MAX_VOCAB, path) == c.Vp(),
-          "%s: vocab_size: expected vocab_used %d padded to %d", path.c_str(), c.V, c.Vp());
-    o.vocab_softmax = found;
-    c.padded_softmax = padded;
-}
-
-// --dump_bias "0,1,To be" -> layer, head and the ids of the text
-std::vector<int> parse_dump_bias(const Options& o, const GPT2Config& c, const Tokenizer* tokenizer,
-                                 const TokenFiles* val, int& layer, int& head) {
-    const std::string& s = o.dump_bias;
-    const size_t first = s.find(','), second = s.find(',', first + 1);
-    const bool good = first != std::string::npos && parse_bias_choice(s.substr(0, first), c.L, false, layer) &&
-                      parse_bias_choice(s.substr(first + 1, second - first - 1), c.NH, true, head);
-    check(good, "--dump_bias: expected LAYER,HEAD[,TEXT] with a layer below %d and a head below %d, got '%s'", c.L,
-          c.NH, printable(s).c_str());
-    check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
-    if (dumps_data(o) && val != nullptr) {
-        std::vector<int> ids((size_t)std::min<uint64_t>(val->tokens, (uint64_t)o.T));
-        val->read(0, ids.size(), ids.data());
-        return ids;
-    }
-    return prompt_ids(s.substr(second + 1), c.V, tokenizer);
-}
-
-// What is to be done with a trained model: --hellaswag, --eval_lengths, --tasks, --probe, --generate, ...
-void use_model(GPT2& model, const Run& run, const TokenFiles* val, const HellaSwag* hellaswag,
-               const std::vector<TokenFiles>& tasks) {
-    const Options& o = run.o;
-    const Tokenizer* tokenizer = run.tokenizer.get();
-    if (hellaswag != nullptr) {
-        Activations acts = activations_describe(model, o.B, o.T, Purpose::Evaluate, 0);
-        activations_allocate(acts);
-        report_hellaswag(model, acts, *hellaswag, 0, true, *run.log);
-        acts.release();
-    }
-    if (!o.eval_lengths.empty()) {
-        evaluate_lengths(model, *val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads, *run.log,
-                         o.token_losses ? o.out : "");
-    }
-    if (!tasks.empty()) { evaluate_tasks(model, tasks, run.state.step, *run.log); }
-    if (!o.probe.empty()) {
-        const std::vector<int> lengths = o.probe_lengths.empty() ? std::vector<int>{o.T} : o.probe_lengths;
-        evaluate_probes(model, *val, o.probe, lengths, (uint64_t)o.seed, (uint64_t)o.probe_examples, run.state.step,
-                        *run.log);
-    }
-    if (o.is_given("generate")) {
-        const double start = wall_seconds();
-        const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed};
-        generate(model, prompt_ids(o.generate, model.config.V, tokenizer), o.tokens, sampling, tokenizer, stdout);
-        const double seconds = wall_seconds() - start;
-        fprintf(stderr, "%lld tokens, %.1f tokens/s\n", (long long)o.tokens, (double)o.tokens / seconds);
-    }
-    if (!o.dump_bias.empty()) {
-        int layer, head;
-        const std::vector<int> ids = parse_dump_bias(o, model.config, tokenizer, val, layer, head);
-        std::vector<std::string> labels;
-        for (int id : ids) {
-            const bool first = labels.empty();
-            labels.push_back(tokenizer != nullptr ? tokenizer->decode(id, first) : std::to_string(id));
-        }
-        write_bias(model, ids, labels, layer, head, o.out);
-    }
-}
-
-// A sample of what the model writes by itself, different at every step
-void print_sample(GPT2& model, const Run& run) {
-    const Options& o = run.o;
-    const int64_t reach = position_max_length(model.config.position);
-    const uint64_t seed = hash64((uint64_t)o.seed, (uint64_t)run.state.step);
-    const std::vector<int> prompt = prompt_ids("", model.config.V, run.tokenizer.get());
-    const Sampling sampling{o.temperature, o.top_k, o.top_p, seed};
-    printf("generating:\n---\n");
-    generate(model, prompt, std::min(o.tokens, reach - 1), sampling, run.tokenizer.get(), stdout);
-    printf("---\n");
-}
-
-// Operations per token of training, for the MFU. Each layer's products have C * (OC + 9 C) weights: qkv OC C, the
-// mixing of the heads C C, the MLP 8 C C. The head has C V.
-double gpt2_token_flops(const GPT2& model, int T) {
-    const double C = model.config.C, V = model.config.V;
-    const int L = model.config.L;
-    const AttentionMask& mask = model.config.position.mask;
-    const double keys = keys_per_query(T, true, mask.window, mask.sinks);
-    return flops_per_token(C * (V + L * (model.OC + 9 * C)), L, (int)C, keys);
-}
-
 // Trains from the run's state to o.steps; returns the exit code.
-int train(GPT2& model, Activations& acts, Run& run, const TokenFiles& files, const TokenFiles* val,
-          const HellaSwag* hellaswag) {
+int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
+    const Doing training("training");
     const Options& o = run.o;
-    const int B = acts.B, T = acts.T;
-    const double token_flops = gpt2_token_flops(model, T);
+    const int T = acts.T;
+    const double flops = token_flops(model, T);
     std::vector<int> tokens((size_t)run.my_samples * T), targets(tokens.size());        // (my_samples,T): this rank's
     const auto step_gradient = [&] {
         for (int i = 0; i < run.my_samples; i++) {
             const size_t row = (size_t)i * T;
-            fill_batch(files, T, run.sample(i), 1, (uint64_t)o.seed, !o.overfit, &tokens[row], &targets[row]);
+            fill_batch(*data.train, T, run.sample(i), 1, (uint64_t)o.seed, !o.overfit, &tokens[row], &targets[row]);
         }
         return gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute);
     };
+    catch_signals();
+    activations_allocate(acts);
     settle_plans(run, step_gradient);
     for (;;) {
-        const int64_t step = run.state.step;
-        const bool last = step >= o.steps;
-        // 1 validation, and a sample, before the update of this step
-        if (val != nullptr && o.val_every > 0 && (last || step % o.val_every == 0)) {
-            const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * B * T;
-            const Evaluation e = evaluate(model, acts, *val, T, 0, limit);
-            if (!e.stopped) {
-                printf("%s\n", val_line(step, o.steps, e.loss, e.tokens).c_str());
-                run.log->val(step, e.loss, e.accuracy, e.tokens);
-            }
-            if (hellaswag != nullptr) { report_hellaswag(model, acts, *hellaswag, step, false, *run.log); }
+        // 1 what is due before the update of this step: validation, and a sample
+        validate(model, acts, run, data.val.get());
+        if (data.hellaswag && run.due(o.val_every)) {
+            report_hellaswag(model, acts, *data.hellaswag, run.state.step, false, *run.log);
         }
-        if (o.sample_every > 0 && (last || (step > 0 && step % o.sample_every == 0))) { print_sample(model, run); }
+        if (run.due(o.sample_every) && run.state.step > 0) { print_sample(model, run); }
         // 2 a checkpoint, and the end when this was the last step or a signal has come
         const int code = save_or_leave(run, model, gpt2_json(model.config, run.tokenizer.get()));
-        if (code >= 0) { return code; }
+        if (code >= 0) { acts.release(); return code; }
         // 3 the gradient of a batch, and the update
         const double start = start_step(run);
-        finish_step(run, model, step_gradient(), start, (double)o.total_batch, token_flops);
+        finish_step(run, model, step_gradient(), start, (double)o.total_batch, flops);
     }
 }
-
-std::string gpt2_help() {
-    return "Trains, evaluates and samples a GPT-2 with any of these positional encodings (--pos):\n" + position_help() +
-           "\n" + sizes_help(gpt2_sizes) + "\n"
-           "Train on your own text, and save every 500 steps; --resume 1 continues an interrupted run:\n"
-           "  ./train_gpt2 --train_files a.txt --val_files b.txt --model 4,4,128 --T 256 --steps 2000 --lr 1e-3 \\\n"
-           "               --warmup 100 --final_lr 0.1 --pos cable --out run/cable --checkpoint_every 500\n"
-           "Measure how far it extrapolates beyond the length it was trained at:\n"
-           "  ./train_gpt2 --load run/cable/step_00002000 --val_files b.txt --eval_lengths 256,512,1024,2048\n"
-           "Write text:\n"
-           "  ./train_gpt2 --load run/cable/step_00002000 --generate \"Once upon a time\" --tokens 200 --top_k 40\n";
-}
-
-// The data that the flags name, opened and checked before any work; null where none is read
-struct GPT2Data {
-    std::unique_ptr<TokenFiles> train, val;
-    std::unique_ptr<HellaSwag> hellaswag;
-    std::vector<TokenFiles> tasks;              // a file each
-
-    explicit GPT2Data(const Run& run) {
-        const Options& o = run.o;
-        const bool reads = o.list ? o.is_given("train_files") : run.trains;
-        if (reads) { train = open_tokens(o, "--train_files"); }
-        const bool uses = !o.eval_lengths.empty() || !o.probe.empty() || dumps_data(o);
-        const bool validates = !o.list && (uses || (run.trains && o.val_every > 0));
-        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
-    }
-    // 0: there is no data
-    int vocab() const {
-        if (train) { return train->vocab; }
-        return val ? val->vocab : 0;
-    }
-    // the token that a document begins with, -1: none is known
-    int end_of_text() const {
-        if (train) { return train->eot; }
-        return val ? val->eot : -1;
-    }
-};
 
 int gpt2_main(int argc, char** argv) {
     Run run;
     Options& o = run.o;
     o = parse_options(argc, argv, GPT2_FLAG);
-    if (o.help) {
-        printf("%s", help_text("train_gpt2", gpt2_help()).c_str());
-        return 0;
-    }
+    if (o.help) { return print_help("train_gpt2", gpt2_help(), GPT2_FLAG); }
     // 1 what to do, and with which data
-    const bool writes = o.is_given("generate") || !o.dump_bias.empty();
-    check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: a text is written token "
-          "by token, which %d would only repeat; start it as one", comm().size, comm().size);
-    check(!o.token_losses || !o.eval_lengths.empty(), "--token_losses: expected --eval_lengths, for losses to write");
-    check(!o.token_losses || !o.out.empty(), "--token_losses: give the directory to write to with --out");
-    const bool evaluates = !o.eval_lengths.empty() || !o.hellaswag.empty() || !o.tasks.empty() || !o.probe.empty();
-    begin_run(run, evaluates || writes, "--eval_lengths, --hellaswag, --tasks, --probe, --generate and --dump_bias");
+    begin_run(run, uses_gpt2(o), GPT2_USES);
     GPT2Config config;
     parse_model(o.model, "gpt2:", gpt2_sizes, config);
     GPT2Data data(run);
@@ -683,41 +519,26 @@ int gpt2_main(int argc, char** argv) {
     const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
     fit_memory(run, model, 0.0, [&](int B) { return describe(B).bytes(); });
     Activations acts = describe(o.B);
-    if (o.list) { print_tensors(model.table, model.files); return 0; }
+    if (o.list) { return print_tensors(model.table, model.files); }
     // 3 what can be refused is refused now, and not after hours of work
     begin_plans(run);
     run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), config.V);
-    if (!o.tasks.empty()) { data.tasks = open_tasks(o.tasks, config.V); }
-    if (!o.hellaswag.empty()) { data.hellaswag = std::make_unique<HellaSwag>(load_hellaswag(o.hellaswag, config.V)); }
-    int layer, head;
-    if (!o.dump_bias.empty()) { parse_dump_bias(o, config, run.tokenizer.get(), data.val.get(), layer, head); }
-    if (o.is_given("generate")) { prompt_ids(o.generate, config.V, run.tokenizer.get()); }
+    data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }
     report_run(run, model, config, acts.bytes());
     if (data.train) { data.train->windows(o.T); }               // an error if there is none
     if (o.check) { return report_check(run, strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
-    record_data(run, data.train.get());
-    record_data(run, data.val.get());
-    if (data.hellaswag) { check_same_files("--hellaswag", {o.hellaswag}); }
-    for (const TokenFiles& files : data.tasks) { check_same_files("--tasks", file_paths(files)); }
+    data.record(run);
     const Json written = gpt2_json(config, run.tokenizer.get());
     load_run(run, model, written, position_tables(config.position, gpt2_position_dims(config, 0, 0)).files);
     gpt2_point(model.params, model.table, model.weights);
     // 5 the work
-    int code = 0;
-    if (run.trains) {
-        const Doing training("training");
-        catch_signals();
-        activations_allocate(acts);
-        code = train(model, acts, run, *data.train, data.val.get(), data.hellaswag.get());
-        acts.release();
-    }
+    int code = run.trains ? train(model, acts, run, data) : 0;
     if (code == 0) {
-        use_model(model, run, data.val.get(), run.trains ? nullptr : data.hellaswag.get(), data.tasks);
+        use_gpt2(model, run, data);
         code = leave_use(run);
     }
-    if (code == 0) { release_signals(); }       // else one more signal would take the exit code away
     parameters_free(model);
     return code;
 }

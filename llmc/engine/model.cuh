@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "../base/gpu.h"
 #include "../classifier.cuh"
 #include "../embedding.cuh"
 #include "ranks/gradients.cuh"
@@ -166,6 +167,16 @@ template <class Pointers> struct ActivationsOf {
         *this = ActivationsOf();
     }
 };
+
+// Operations per token of training, for the MFU. A layer's products have C * (OC + 9 C) weights: qkv OC C, the mixing
+// of the heads C C, the MLP 8 C C. GPT-2's head has C V; BERT's, which only masked tokens reach, is not counted.
+template <class Model> double token_flops(const Model& model, int T) {
+    const auto& c = model.config;
+    const AttentionMask& mask = c.position.mask;
+    const double C = c.C, head = c.causal ? C * c.V : 0.0;
+    const double keys = keys_per_query(T, c.causal, mask.window, mask.sinks);
+    return flops_per_token(head + c.L * C * (model.OC + 9 * C), c.L, c.C, keys);
+}
 
 // How many sequences of T tokens fit into activations for acts.B of acts.T. An equal number of tokens in shorter
 // sequences may not fit: some buffers have an element for each tile of 64 or chunk of 128 tokens of a sequence, and the

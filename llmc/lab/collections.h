@@ -17,7 +17,7 @@ struct Collections {
     Qrels qrels;
 
     // words: the model's vocabulary, for text; null without one
-    Collections(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
+    void open(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
         if (!o.encode.empty()) { encode = std::make_unique<Documents>(o.encode, "--encode", special, 1, words); }
         if (o.corpus.empty()) { return; }
         queries = std::make_unique<Documents>(o.queries, "--queries", special, 1, words);

@@ -1,7 +1,6 @@
 // lab/predict.h -- a masked language model's predictions for the [MASK]s of a text (--predict).
 //
-// Template over the trainer's model: calls activations_* as evaluate.h does, and
-//   masked_logits(model, acts, ids): a vector of V logits for each [MASK] among the ids of one sequence
+// Template over the trainer's model: calls activations_* and forward_losses as evaluate.h does.
 #ifndef LLMC_LAB_PREDICT_H
 #define LLMC_LAB_PREDICT_H
 
@@ -28,6 +27,23 @@ inline std::string shown_token(const Tokenizer& tokenizer, int id) {
     const std::string token = tokenizer.decode(id, true);
     const bool part = token.size() == 1 && (unsigned char)token[0] >= 128;
     return part ? strprintf("\\x%02x", (unsigned char)token[0]) : printable(token);
+}
+
+// A vector of V logits for each [MASK] among the ids of one sequence
+template <class Model, class Acts>
+std::vector<std::vector<float>> masked_logits(Model& model, Acts& acts, const std::vector<int>& ids) {
+    const int V = model.config.V, Vp = model.config.Vp();
+    const int mask = model.config.special.mask, most = acts.chunk_of(false);
+    const size_t M = (size_t)std::count(ids.begin(), ids.end(), mask);
+    check(M <= (size_t)most, "--predict: expected at most %d [MASK]s at once, got %zu", most, M);
+    std::vector<int> targets;
+    for (int id : ids) { targets.push_back(id == mask ? 0 : IGNORE_INDEX); }
+    std::vector<float> losses(ids.size()), rows(M * (size_t)Vp);
+    forward_losses(model, acts, ids.data(), targets.data(), nullptr, 1, (int)ids.size(), losses.data(), nullptr);
+    copy_to_host(rows.data(), acts.a.logits(), sizeof(float) * rows.size(), model.stream);
+    std::vector<std::vector<float>> logits;
+    for (auto row = rows.begin(); row != rows.end(); row += Vp) { logits.emplace_back(row, row + V); }
+    return logits;
 }
 
 // Prints the five likeliest tokens for each [MASK] of a text, with their probabilities: softmax over the V logits.

@@ -16,9 +16,10 @@
 #include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
 #include "llmc/engine/run/banner.h"
-#include "llmc/lab/collections.h"
-#include "llmc/engine/run/run.h"
-#include "llmc/lab/retrieval.h"
+#include "llmc/engine/run/help.h"
+#include "llmc/engine/run/plans.h"
+#include "llmc/lab/use_bert.h"
+#include "llmc/lab/validate.h"
 
 namespace {
 

@@ -19,9 +19,10 @@
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/engine/run/banner.h"
-#include "llmc/engine/run/run.h"
-#include "llmc/lab/evaluate.h"
-#include "llmc/lab/generate.h"
+#include "llmc/engine/run/help.h"
+#include "llmc/engine/run/plans.h"
+#include "llmc/lab/use_gpt2.h"
+#include "llmc/lab/validate.h"
 
 namespace {
 

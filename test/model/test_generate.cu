@@ -18,13 +18,14 @@
 #include "llmc/adamw.cuh"
 #include "llmc/classifier.cuh"
 #include "llmc/embedding.cuh"
-#include "llmc/lab/evaluate.h"
 #include "llmc/gelu.cuh"
-#include "llmc/lab/generate.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
 #include "llmc/engine/run/banner.h"
-#include "llmc/engine/run/run.h"
+#include "llmc/engine/run/help.h"
+#include "llmc/engine/run/plans.h"
+#include "llmc/lab/use_gpt2.h"
+#include "llmc/lab/validate.h"
 
 namespace {
 

@@ -305,4 +305,21 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     return c;
 }
 
+// Which rows the softmax sees: as --vocab_softmax says, or the checkpoint at `path` (if any), which it must not
+// contradict.
+template <class Config> void resolve_softmax(Options& o, Config& c, const std::string& path) {
+    c.padded_softmax = o.vocab_softmax == "padded";
+    if (path.empty()) { return; }
+    const Json j = read_config(path, GPT2_KEYS);
+    const bool padded = j.contains("vocab_softmax") && json_string(j, "vocab_softmax", path) == "padded";
+    const std::string found = padded ? "padded" : "used";
+    check(!o.is_given("vocab_softmax") || o.vocab_softmax == found,
+          "--vocab_softmax %s: the model in %s was trained with %s", o.vocab_softmax.c_str(), path.c_str(),
+          found.c_str());
+    check(!padded || json_int(j, "vocab_size", 1, MAX_VOCAB, path) == c.Vp(),
+          "%s: vocab_size: expected vocab_used %d padded to %d", path.c_str(), c.V, c.Vp());
+    o.vocab_softmax = found;
+    c.padded_softmax = padded;
+}
+
 #endif

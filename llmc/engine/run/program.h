@@ -97,7 +97,7 @@ inline void release_signals() {
 // ----------------------------------------------------------------------------------------------------------
 // --list, errors
 
-inline void print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
+inline int print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
     printf("%-12s %7s %10s %8s %12s %6s   in a checkpoint\n", "tensor", "layers", "rows", "cols", "elements", "decay");
     for (const TensorSpec& s : table.specs) {
         std::string names;
@@ -114,6 +114,7 @@ inline void print_tensors(const TensorTable& table, const std::vector<FileTensor
     size_t in_files = 0;
     for (const FileTensor& f : files) { in_files += f.rows * table.specs[(size_t)table.index(f.tensor)].row_size(); }
     printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
+    return 0;
 }
 
 // A program calls this first. If stdin, stdout or stderr is closed, the next file that it opens would get that number,

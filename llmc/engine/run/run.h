@@ -66,6 +66,8 @@ struct Run {
     uint64_t sample(int i) const {
         return (o.overfit ? 0 : state.sample) + (uint64_t)(comm().rank * my_samples + i);
     }
+    // Whether what is done before every Nth update (0: never) and after the last one is due
+    bool due(int64_t every) const { return every > 0 && (state.step >= o.steps || state.step % every == 0); }
 };
 
 // ----------------------------------------------------------------------------------------------------------
@@ -302,9 +304,8 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     const int64_t step = r.state.step;
     const int signal = comm_max((int)stop_signal, "signals");
     const bool last = step >= o.steps, stop = signal != 0;
-    const bool due = o.checkpoint_every > 0 && (last || step % o.checkpoint_every == 0);
     if (step > r.first_step && step % REPLICAS_EVERY == 0) { check_replicas(p); }
-    const bool saves = !o.out.empty() && step > r.first_step && (due || stop);
+    const bool saves = !o.out.empty() && step > r.first_step && (r.due(o.checkpoint_every) || stop);
     go_on_saving(r, false, false);
     if (saves) {
         if (r.save && !stop && !last && !r.said_waiting && comm().rank == 0) {
@@ -327,6 +328,7 @@ inline int leave_use(const Run& r) {
     const int signal = r.trains ? comm_max((int)stop_signal, "signals") : 0;
     if (signal != 0) { return stopped_by(r, signal); }
     rank0_works([&] { if (not_saved.empty()) { r.log->sync(); } }, "the log");     // otherwise that is the error
+    release_signals();
     return 0;
 }
 

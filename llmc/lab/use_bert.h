@@ -1,0 +1,125 @@
+// lab/use_bert.h -- the flags of train_bert that choose its data or use a trained model: what they exclude, the files
+// that they name, and the work. Templates over the trainer's model, as in evaluate.h and predict.h.
+#ifndef LLMC_LAB_USE_BERT_H
+#define LLMC_LAB_USE_BERT_H
+
+#include "collections.h"
+#include "evaluate.h"
+#include "predict.h"
+
+constexpr const char* BERT_USES = "--eval_lengths, --encode, --corpus and --predict";
+
+// Whether the flags request one of these. Flags that make no sense together are refused first.
+inline bool uses_bert(const Options& o) {
+    const auto too_short = [](int T) { return T < 2; };
+    const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), too_short);
+    const bool documents = !o.encode.empty() || !o.corpus.empty();
+    check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(),
+          "--corpus, --queries and --qrels go together");
+    check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
+    check(!documents || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
+    check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos,
+          "--predict: there is no [MASK] in the text");
+    check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
+          "--val_every: --pairs has no validation; --corpus, --queries and --qrels measure what it learns");
+    return documents || !o.eval_lengths.empty() || o.is_given("predict");
+}
+
+// Lengths and a text that the encoding cannot reach are refused before the weights are read.
+template <class Config> void check_reach(const Options& o, const Config& c, const Tokenizer* tokenizer) {
+    const char* name = c.position.name.c_str();
+    const int reach = position_max_length(c.position);
+    int shortest = 0;                                   // --encode takes the first length, the rest all that fit
+    if (!o.eval_lengths.empty()) {
+        const auto least = std::min_element(o.eval_lengths.begin(), o.eval_lengths.end());
+        shortest = o.encode.empty() ? *least : o.eval_lengths[0];
+    }
+    check(shortest <= reach, "--eval_lengths: %s has no positions beyond %d, got %d", name, reach, shortest);
+    if (!o.is_given("predict")) { return; }
+    check(tokenizer != nullptr && tokenizer->cannot_encode.empty(),
+          "--predict: a text wants a vocabulary; give it with --tokenizer");
+    const size_t n = text_ids(o.predict, c.special, *tokenizer).size();
+    check(n <= (size_t)reach, "--predict: %s has no positions beyond %d, got a text of %zu tokens", name, reach, n);
+}
+
+// The data that the flags name, opened and checked before any work; null where none is read
+struct BERTData {
+    std::unique_ptr<TokenFiles> train, val;
+    std::unique_ptr<Documents> pairs;           // to train on instead of `train`, without `val`
+    Collections collections;
+
+    explicit BERTData(const Run& run) {
+        const Options& o = run.o;
+        const bool tokens = run.trains && o.pairs.empty();
+        const bool reads = o.list ? o.is_given("train_files") : tokens;
+        if (reads) { train = open_tokens(o, "--train_files"); }
+        const bool evaluates = !o.eval_lengths.empty() && o.corpus.empty() && o.encode.empty();
+        const bool validates = !o.list && (evaluates || (tokens && o.val_every > 0));
+        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
+    }
+    // The vocabulary that the data wants of the model, 0: there is no data. That of bytes has [CLS], [SEP], [MASK],
+    // [PAD] too.
+    int vocab() const {
+        if (!train && !val) { return 0; }
+        const int V = train ? train->vocab : val->vocab;
+        return V == 256 ? BYTE_VOCAB : V;
+    }
+    // The samples of a pass over it: groups of --pairs, or sequences of T tokens
+    uint64_t epoch(int T) const {
+        if (pairs) { return pairs->groups(); }
+        return train ? train->windows(T) : 0;
+    }
+    // What needs the model's vocabulary, its encoding or the batch is checked as soon as these are known.
+    template <class Config> void check_uses(const Run& run, const Config& c) {
+        const Options& o = run.o;
+        check(!pairs || (size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but "
+              "--pairs %s has %zu", (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(),
+              pairs ? pairs->groups() : 0);
+        collections.open(o, c.special, run.tokenizer.get());
+        check_reach(o, c, run.tokenizer.get());
+    }
+    // A collective: all ranks must have the same files. Checkpoints keep a record of them.
+    void record(Run& run) const {
+        record_data(run, train.get());
+        record_data(run, val.get());
+        record_data(run, pairs.get());
+        collections.compare();
+    }
+};
+
+// Settles what resolve_config leaves open: the tokenizer, its special tokens, and the pooling.
+template <class Config> void resolve_bert(Run& run, Config& c) {
+    Options& o = run.o;
+    if (c.V == 0) { c.V = pairs_vocab(o); }
+    const int words = c.V == BYTE_VOCAB ? 256 : c.V;
+    if (!o.list) { run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), words); }
+    if (!run.source.empty() && !o.is_given("pooling")) {
+        const Json j = read_config(run.source, BERT_KEYS);
+        if (j.contains("pooling")) {
+            set_option(o, "pooling", run.source + ": pooling", json_string(j, "pooling", run.source));
+            c.pooling = o.pooling;
+        }
+    }
+    if (!o.pairs.empty() && run.trains) { c.pooling = o.pooling; }
+    c.special = run.tokenizer != nullptr ? special_tokens(*run.tokenizer) : special_tokens(c.V);
+    c.mask_share = o.mask_share;
+}
+
+// Does what the flags request of a trained model.
+template <class Model> void use_bert(Model& model, const Run& run, const BERTData& data) {
+    const Options& o = run.o;
+    const Collections& collections = data.collections;
+    const std::vector<int> lengths = o.eval_lengths.empty() ? std::vector<int>{o.T} : o.eval_lengths;
+    const bool embeds = collections.corpus != nullptr || collections.encode != nullptr;
+    if (!o.eval_lengths.empty() && !embeds) {
+        evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads,
+                         *run.log);
+    }
+    if (collections.encode != nullptr) { write_collection(model, run, *collections.encode, lengths[0]); }
+    for (int T : lengths) {
+        if (collections.corpus != nullptr) { search_collection(model, run, collections, T); }
+    }
+    if (o.is_given("predict")) { predict(model, o.predict, *run.tokenizer); }
+}
+
+#endif

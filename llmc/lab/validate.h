@@ -1,0 +1,21 @@
+// lab/validate.h -- the validation between two updates of a training.
+#ifndef LLMC_LAB_VALIDATE_H
+#define LLMC_LAB_VALIDATE_H
+
+#include "../engine/run/run.h"
+#include "evaluate.h"
+
+// Validates if that is due, with the activations of the training; prints and logs the loss. val: may be null
+template <class Model, class Acts> void validate(Model& model, Acts& acts, Run& run, const TokenFiles* val) {
+    const Options& o = run.o;
+    if (val == nullptr || !run.due(o.val_every)) { return; }
+    const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * acts.B * acts.T;
+    const Evaluation e = evaluate(model, acts, *val, acts.T, 0, limit);
+    if (e.stopped) { return; }
+    const bool shows_hits = !model.config.causal && e.tokens > 0;
+    const std::string right = shows_hits ? strprintf(" | %.2f%% right", 100 * e.accuracy) : "";
+    printf("%s%s\n", val_line(run.state.step, o.steps, e.loss, e.tokens).c_str(), right.c_str());
+    run.log->val(run.state.step, e.loss, e.accuracy, e.tokens);
+}
+
+#endif
