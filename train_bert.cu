@@ -63,39 +63,22 @@ struct BERTConfig {
     X(headlnb,   0,     C,      0,     constant(0.0f),   false) \
     X(decoderb,  0,     Vp,     0,     constant(0.0f),   false)
 
-// The same tensors in a checkpoint: Hugging Face's names; BERT's linear weights are stored (out, in), as ours
+// The same tensors in a checkpoint: NAME.weight and NAME.bias, by Hugging Face's names. BERT's linear weights are
+// stored (out, in), as ours.
 #define BERT_FILES(F) \
-    /* name                             tensor    row0   rows */ \
-    F("attention.self.query.weight",         qkvw,     0,     C)     \
-    F("attention.self.query.bias",           qkvb,     0,     C)     \
-    F("attention.self.key.weight",           qkvw,     C,     C)     \
-    F("attention.self.key.bias",             qkvb,     C,     C)     \
-    F("attention.self.value.weight",         qkvw,     2 * C, C)     \
-    F("attention.self.value.bias",           qkvb,     2 * C, C)     \
-    F("attention.output.dense.weight",       attprojw, 0,     C)     \
-    F("attention.output.dense.bias",         attprojb, 0,     C)     \
-    F("attention.output.LayerNorm.weight",   ln1w,     0,     C)     \
-    F("attention.output.LayerNorm.bias",     ln1b,     0,     C)     \
-    F("intermediate.dense.weight",           fcw,      0,     4 * C) \
-    F("intermediate.dense.bias",             fcb,      0,     4 * C) \
-    F("output.dense.weight",                 fcprojw,  0,     C)     \
-    F("output.dense.bias",                   fcprojb,  0,     C)     \
-    F("output.LayerNorm.weight",             ln2w,     0,     C)     \
-    F("output.LayerNorm.bias",               ln2b,     0,     C)
-#define BERT_MODEL_FILES(F) \
-    F("bert.embeddings.word_embeddings.weight",        wte,      0, V) \
-    F("bert.embeddings.token_type_embeddings.weight",  typew,    0, 2) \
-    F("bert.embeddings.LayerNorm.weight",              embw,     0, C) \
-    F("bert.embeddings.LayerNorm.bias",                embb,     0, C)
-#define BERT_HEAD_FILES(F) \
-    F("cls.predictions.transform.dense.weight",        headw,    0, C) \
-    F("cls.predictions.transform.dense.bias",          headb,    0, C) \
-    F("cls.predictions.transform.LayerNorm.weight",    headlnw,  0, C) \
-    F("cls.predictions.transform.LayerNorm.bias",      headlnb,  0, C) \
-    F("cls.predictions.bias",                          decoderb, 0, V)
+    /* name                         weight    bias      row0   rows */ \
+    F("attention.self.query",       qkvw,     qkvb,     0,     C)     \
+    F("attention.self.key",         qkvw,     qkvb,     C,     C)     \
+    F("attention.self.value",       qkvw,     qkvb,     2 * C, C)     \
+    F("attention.output.dense",     attprojw, attprojb, 0,     C)     \
+    F("attention.output.LayerNorm", ln1w,     ln1b,     0,     C)     \
+    F("intermediate.dense",         fcw,      fcb,      0,     4 * C) \
+    F("output.dense",               fcprojw,  fcprojb,  0,     C)     \
+    F("output.LayerNorm",           ln2w,     ln2b,     0,     C)
 
 // What a forward leaves behind. Scratch: one buffer that all layers share. Saved: one per layer while training, because
-// the backward reads it. --recompute turns Saved tensors into Scratch, and the backward computes them again.
+// the backward reads it. --recompute turns Saved tensors into Scratch, and the backward computes them again. The names
+// in `rows` and `cols` that are not explained at the top are variables of activations_describe.
 #define BERT_ACTS(X) \
     /* type   name        keep                                            rows    cols */ \
     X(floatX, encoded,    Keep::Scratch,                                  N,      C)      \
@@ -189,23 +172,19 @@ void bert_describe(BERT& model, const BERTConfig& config) {
     model.table.add({#name, layers, (size_t)(rows), (size_t)(cols), init, decay});
     BERT_PARAMS(X)
 #undef X
-    model.add_position(position.params);
-    model.files.clear();
-#define F(name, tensor, row0, rows) \
-    model.files.push_back({name, #tensor, 0, (size_t)(row0), (size_t)(rows), false});
-    BERT_MODEL_FILES(F)
-    BERT_HEAD_FILES(F)
-#undef F
+    model.files = {{"bert.embeddings.word_embeddings.weight", "wte", 0, 0, (size_t)V, false},
+                   {"bert.embeddings.token_type_embeddings.weight", "typew", 0, 0, 2, false}};
+    model.add_files("bert.embeddings.LayerNorm", "embw", "embb", 0, 0, C, false);
+    model.add_files("cls.predictions.transform.dense", "headw", "headb", 0, 0, C, false);
+    model.add_files("cls.predictions.transform.LayerNorm", "headlnw", "headlnb", 0, 0, C, false);
+    model.files.push_back({"cls.predictions.bias", "decoderb", 0, 0, (size_t)V, false});
     for (int l = 0; l < L; l++) {
         const std::string layer = "bert.encoder.layer." + std::to_string(l) + ".";
-#define F(name, tensor, row0, rows) \
-        model.files.push_back({layer + name, #tensor, l, (size_t)(row0), (size_t)(rows), false});
+#define F(name, weight, bias, row0, rows) model.add_files(layer + name, #weight, #bias, l, row0, rows, false);
         BERT_FILES(F)
 #undef F
     }
-    model.files.insert(model.files.end(), position.files.begin(), position.files.end());
-    check_files(model);
-    model.table.lay_out_by_layer(model.first_position_param);
+    complete_tables(model, position.params, position.files);
 }
 
 // What may be missing in weights from elsewhere: the encoding's tensors, and the head, which an encoder alone does not

@@ -52,26 +52,21 @@ struct GPT2Config {
     X(lnfw,      0,     C,      0,     constant(1.0f),                       false) \
     X(lnfb,      0,     C,      0,     constant(0.0f),                       false)
 
-// The same tensors in a checkpoint, by Hugging Face's names. GPT-2's linear weights are stored (in, out) there. Of
-// qkvw only q, k and v are listed: the encoding itself names the files of its columns.
+// The same tensors in a checkpoint: NAME.weight and NAME.bias, by Hugging Face's names. GPT-2's linear weights are
+// stored (in, out) there. Of qkvw only q, k and v are listed: the encoding itself names the files of its columns.
 #define GPT2_FILES(F) \
-    /* name                   tensor    row0 rows   transposed */ \
-    F("ln_1.weight",          ln1w,     0,   C,     false) \
-    F("ln_1.bias",            ln1b,     0,   C,     false) \
-    F("attn.c_attn.weight",   qkvw,     0,   3 * C, true)  \
-    F("attn.c_attn.bias",     qkvb,     0,   3 * C, false) \
-    F("attn.c_proj.weight",   attprojw, 0,   C,     true)  \
-    F("attn.c_proj.bias",     attprojb, 0,   C,     false) \
-    F("ln_2.weight",          ln2w,     0,   C,     false) \
-    F("ln_2.bias",            ln2b,     0,   C,     false) \
-    F("mlp.c_fc.weight",      fcw,      0,   4 * C, true)  \
-    F("mlp.c_fc.bias",        fcb,      0,   4 * C, false) \
-    F("mlp.c_proj.weight",    fcprojw,  0,   C,     true)  \
-    F("mlp.c_proj.bias",      fcprojb,  0,   C,     false)
+    /* name           weight    bias      row0 rows   transposed */ \
+    F("ln_1",         ln1w,     ln1b,     0,   C,     false) \
+    F("attn.c_attn",  qkvw,     qkvb,     0,   3 * C, true)  \
+    F("attn.c_proj",  attprojw, attprojb, 0,   C,     true)  \
+    F("ln_2",         ln2w,     ln2b,     0,   C,     false) \
+    F("mlp.c_fc",     fcw,      fcb,      0,   4 * C, true)  \
+    F("mlp.c_proj",   fcprojw,  fcprojb,  0,   C,     true)
 
 // What a forward leaves behind. Scratch: one buffer that all layers share. Saved: one per layer while training,
 // because the backward reads it. Cached: one per layer while generating as well, because later tokens read it.
-// --recompute turns Saved tensors into Scratch, and the backward computes them again.
+// --recompute turns Saved tensors into Scratch, and the backward computes them again. The names in `rows` and `cols`
+// that are not explained at the top are variables of activations_describe.
 #define GPT2_ACTS(X) \
     /* type   name        keep                                            rows    cols */ \
     X(int,    documents,  Keep::Scratch,                                  document_rows, 0) \
@@ -106,9 +101,6 @@ struct GPT2Config {
     X(floatX, dfch,      Keep::Scratch,                N,        4 * C)  \
     X(floatX, dqkv,      Keep::Scratch,                N,        OC)     \
     X(float,  scratch,   Keep::Scratch,                scratch_floats, 0)
-// The same memory under another name: datty is read in step 4, before step 2 writes dln again.
-#define GPT2_ALIASES(A) \
-    A(datty, dln)
 
 template <class T> struct GPT2Params {
 #define X(name, ...) LayerPointer<T> name;
@@ -121,9 +113,7 @@ struct GPT2Acts {
     GPT2_ACTS(X)
     GPT2_GRAD_ACTS(X)
 #undef X
-#define A(name, of) LayerPointer<floatX> name;
-    GPT2_ALIASES(A)
-#undef A
+    LayerPointer<floatX> datty;                         // dln, which step 2 writes after step 4 has read this
 };
 
 using Activations = ActivationsOf<GPT2Acts>;
@@ -159,21 +149,16 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
     model.table.add({#name, layers, (size_t)(rows), (size_t)(cols), init, decay});
     GPT2_PARAMS(X)
 #undef X
-    model.add_position(position.params);
-    model.files.clear();
-    model.files.push_back({"transformer.wte.weight", "wte", 0, 0, (size_t)config.classes(), false});
+    model.files = {{"transformer.wte.weight", "wte", 0, 0, (size_t)config.classes(), false}};
     for (int l = 0; l < L; l++) {
         const std::string layer = "transformer.h." + std::to_string(l) + ".";
-#define F(name, tensor, row0, rows, transposed) \
-        model.files.push_back({layer + name, #tensor, l, row0, (size_t)(rows), transposed});
+#define F(name, weight, bias, row0, rows, transposed) \
+        model.add_files(layer + name, #weight, #bias, l, row0, rows, transposed);
         GPT2_FILES(F)
 #undef F
     }
-    model.files.push_back({"transformer.ln_f.weight", "lnfw", 0, 0, (size_t)C, false});
-    model.files.push_back({"transformer.ln_f.bias", "lnfb", 0, 0, (size_t)C, false});
-    model.files.insert(model.files.end(), position.files.begin(), position.files.end());
-    check_files(model);
-    model.table.lay_out_by_layer(model.first_position_param);
+    model.add_files("transformer.ln_f", "lnfw", "lnfb", 0, 0, C, false);
+    complete_tables(model, position.params, position.files);
 }
 
 // Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients.
@@ -220,9 +205,7 @@ void activations_allocate(Activations& acts) {
     GPT2_ACTS(X)
     GPT2_GRAD_ACTS(X)
 #undef X
-#define A(name, of) acts.a.name = acts.a.of;
-    GPT2_ALIASES(A)
-#undef A
+    acts.a.datty = acts.a.dln;
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,12 @@ struct Parameters {
         first_position_param = table.specs.size();
         for (const TensorSpec& s : params) { table.add(s); }
     }
+    // NAME.weight and NAME.bias of a checkpoint: rows of a layer of two tensors; the weight may be transposed there
+    void add_files(const std::string& name, const char* weight, const char* bias, int layer, int row0, int rows,
+                   bool transposed) {
+        files.push_back({name + ".weight", weight, layer, (size_t)row0, (size_t)rows, transposed});
+        files.push_back({name + ".bias", bias, layer, (size_t)row0, (size_t)rows, false});
+    }
     floatX* weights = nullptr;                              // the layers read these: master, or its copy in bf16
     float* master = nullptr;                                // float32 weights: see master_at()
     float *m = nullptr, *v = nullptr;                       // AdamW's moments of this rank's slices: moment_at()
@@ -72,6 +78,15 @@ inline void check_files(const Parameters& p) {
               "tensor %s has no row in the trainer's table of files, so it would never be saved: add one",
               s.name.c_str());
     }
+}
+
+// Completes the tables: after the trainer's own tensors come those of the encoding.
+inline void complete_tables(Parameters& p, const std::vector<TensorSpec>& params,
+                            const std::vector<FileTensor>& files) {
+    p.add_position(params);
+    p.files.insert(p.files.end(), files.begin(), files.end());
+    check_files(p);
+    p.table.lay_out_by_layer(p.first_position_param);
 }
 
 // The number of gradient buffers for a step of `leaves`: one for each level of the tree over them, and one to fill.
