@@ -211,18 +211,18 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     acts.B = batch;
     acts.T = length;
     const BERTConfig& g = model.config;
+    const int NH = g.NH, C = g.C;
+    const int HS = C / NH, OC = model.OC;
+    const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
-    const size_t NH = (size_t)g.NH, C = (size_t)g.C;
-    const size_t OC = (size_t)model.OC, Vp = (size_t)g.Vp();
     const size_t N = B * T;
     const size_t R = logit_rows(N, Vp, purpose);
     // column sums of the layers, or what attention or the embedding wants: one at a time
-    const size_t widest = std::max(std::max(OC, 4 * C), Vp);
-    const size_t scratch_floats = std::max({MAX_SLABS * widest, embedding_backward_scratch(N, C),
-                                            attention_backward_scratch(g.position, batch, length, g.NH, g.C / g.NH)});
-    const size_t attention_floats = attention_forward_scratch(batch, length, g.NH);
+    const size_t scratch_floats = std::max({MAX_SLABS * std::max({OC, 4 * C, Vp}), embedding_backward_scratch(N, C),
+                                            attention_backward_scratch(g.position, batch, length, NH, HS)});
+    const size_t attention_floats = attention_forward_scratch(batch, length, NH);
     acts.chunk = (int)R;
-#define X(type, name, keep, rows, cols) acts.add({#name, kept_layers(keep, purpose, g.L), rows, cols}, sizeof(type));
+#define X(type, name, keep, rows, cols) acts.add(#name, kept_layers(keep, purpose, g.L), rows, cols, sizeof(type));
     BERT_ACTS(X)
     if (purpose == Purpose::Train) { BERT_GRAD_ACTS(X) }
 #undef X
@@ -403,24 +403,6 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
 // ----------------------------------------------------------------------------------------------------------
 // a step of masked language modelling
 
-// Loads (B,T) tokens and the rows that have a target; lengths (B) or null: all T. Returns how many targets there are.
-size_t load_batch(BERT& model, Activations& acts, size_t slot, size_t of, const int* tokens, const int* targets,
-                  const int* lengths, int B, int T, bool backward, std::vector<int>& picked) {
-    const size_t N = (size_t)B * T;
-    std::vector<int> wanted;
-    picked.clear();
-    for (size_t n = 0; n < N && targets != nullptr; n++) {
-        if (targets[n] == IGNORE_INDEX) { continue; }
-        picked.push_back((int)n);
-        wanted.push_back(targets[n]);
-    }
-    if (!backward) { settle_weights(model); }
-    acts.batch.load(slot, of, tokens, nullptr, N, backward, model.stream);
-    acts.batch.pick(slot, picked, wanted, N, lengths, (size_t)B, model.stream);
-    acts.kv_len = lengths != nullptr ? acts.batch.lengths : nullptr;
-    return wanted.size();
-}
-
 // What evaluation asks about n tokens of a stream: those that their positions in the data choose, whatever the window
 void set_targets(const BERT& model, const int* stream, uint64_t start, int n, int* tokens, int* targets) {
     const BERTConfig& c = model.config;
@@ -532,16 +514,6 @@ StepGradient contrastive_gradient(BERT& model, Activations& acts, const Contrast
 
 // ----------------------------------------------------------------------------------------------------------
 // main
-
-// The config.json of a checkpoint. It names the pooling that --pairs has trained, so that --encode and --corpus take no
-// other one unasked.
-Json bert_json(const BERTConfig& c) {
-    Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
-                         mask_json(c.position.mask));
-    if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
-    set_rope_json(j, c.position, c.T);
-    return j;
-}
 
 // The masked tokens of the step's samples, and the gradient of predicting them
 StepGradient masked_step(BERT& model, Activations& acts, const Run& run, const TokenFiles& files, std::vector<int>& ids,

@@ -174,21 +174,21 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     acts.B = batch;
     acts.T = length;
     const GPT2Config& g = model.config;
-    const int HS = g.C / g.NH;
+    const int NH = g.NH, C = g.C;
+    const int HS = C / NH, OC = model.OC;
+    const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
-    const size_t NH = (size_t)g.NH, C = (size_t)g.C;
-    const size_t OC = (size_t)model.OC, Vp = (size_t)g.Vp();
     const size_t N = B * T;
     const size_t R = logit_rows(N, Vp, purpose);                                // rows of logits at a time
     // column sums of matmul_backward and layernorm_backward, or what attention or the embedding wants: one at a time
     const size_t scratch_floats = std::max({MAX_SLABS * std::max(OC, 4 * C), embedding_backward_scratch(N, C),
-                                            attention_backward_scratch(g.position, batch, length, g.NH, HS)});
-    const size_t attention_floats = std::max(attention_forward_scratch(batch, length, g.NH),
-                                             attention_decode_scratch(batch, length, g.NH, HS));
+                                            attention_backward_scratch(g.position, batch, length, NH, HS)});
+    const size_t attention_floats = std::max(attention_forward_scratch(batch, length, NH),
+                                             attention_decode_scratch(batch, length, NH, HS));
     const size_t new_rows = purpose == Purpose::Generate ? 1 : 0;               // see step 2 of the forward
     const size_t document_rows = g.position.mask.by_document() ? N : 0;
     acts.chunk = (int)R;
-#define X(type, name, keep, rows, cols) acts.add({#name, kept_layers(keep, purpose, g.L), rows, cols}, sizeof(type));
+#define X(type, name, keep, rows, cols) acts.add(#name, kept_layers(keep, purpose, g.L), rows, cols, sizeof(type));
     GPT2_ACTS(X)
     if (purpose == Purpose::Train) { GPT2_GRAD_ACTS(X) }
 #undef X
@@ -388,26 +388,6 @@ void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int
     if (hits != nullptr) { copy_to_host(hits, acts.a.hits(), sizeof(float) * N, model.stream); }
 }
 
-// ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the token after the last of them. acts still holds what the
-// t0 tokens before left. graph: null, or for a step of one token, which is recorded once and then only launched.
-void forward_logits(GPT2& model, Activations& acts, const int* ids, int n, int t0, std::vector<float>& logits,
-                    StepGraph* graph = nullptr) {
-    const int C = model.config.C, Vp = model.config.Vp();
-    settle_weights(model);
-    acts.batch.load(0, 1, ids, nullptr, (size_t)n, false, model.stream);
-    const bool records = graph != nullptr && StepGraph::records;
-    const Start start = records ? acts.batch.load_start(t0, model.stream) : Start(t0);
-    const auto step = [&] {
-        gpt2_forward(model, acts, 1, n, start, acts.T);
-        const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C);
-        const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
-        matmul_float((float*)acts.a.logits(), last, transposed(wte), nullptr, model.stream);        // (1,Vp)
-    };
-    if (graph != nullptr) { graph->run(model.stream, step); } else { step(); }
-    logits.resize((size_t)model.config.V);
-    copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
-}
-
 // tokens, targets (micro_batches,B,T) of this rank -> the mean loss of the step over all ranks, and its gradient. Every
 // micro-batch is divided by the targets of the whole step, so that its gradient is a summand and not a mean of means.
 StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const int* targets, int micro_batches,
@@ -433,19 +413,6 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
 
 // ----------------------------------------------------------------------------------------------------------
 // main
-
-// The config.json of a checkpoint; tokenizer: may be null
-Json gpt2_json(const GPT2Config& c, const Tokenizer* tokenizer) {
-    Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
-                         mask_json(c.position.mask));
-    set_end_of_text(j, tokenizer, c.V);
-    if (c.padded_softmax) {
-        j["vocab_softmax"] = "padded";
-        j["vocab_used"] = c.V;
-    }
-    set_rope_json(j, c.position, c.T);
-    return j;
-}
 
 // Trains from the run's state to o.steps; returns the exit code.
 int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {

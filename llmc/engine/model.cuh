@@ -138,7 +138,8 @@ template <class Pointers> struct ActivationsOf {
         return sizeof(float) * floats + sizeof(int) * ints;
     }
     int chunk_of(bool backward) const { return backward ? chunk : chunk / (int)FLOAT_ROWS; }
-    void add(TensorSpec s, size_t element) {
+    void add(const char* name, int layers, size_t rows, size_t cols, size_t element) {
+        TensorSpec s = {name, layers, rows, cols};
         s.element = element;
         table.add(s);
     }
@@ -167,6 +168,26 @@ template <class Pointers> struct ActivationsOf {
         *this = ActivationsOf();
     }
 };
+
+// Loads (B,T) tokens, only some of which have a target, and `picked`, the rows of these; lengths (B) or null: all T.
+// Returns how many targets there are.
+template <class Model, class Acts>
+size_t load_batch(Model& model, Acts& acts, size_t slot, size_t of, const int* tokens, const int* targets,
+                  const int* lengths, int B, int T, bool backward, std::vector<int>& picked) {
+    const size_t N = (size_t)B * T;
+    std::vector<int> wanted;
+    picked.clear();
+    for (size_t n = 0; n < N && targets != nullptr; n++) {
+        if (targets[n] == IGNORE_INDEX) { continue; }
+        picked.push_back((int)n);
+        wanted.push_back(targets[n]);
+    }
+    if (!backward) { settle_weights(model); }
+    acts.batch.load(slot, of, tokens, nullptr, N, backward, model.stream);
+    acts.batch.pick(slot, picked, wanted, N, lengths, (size_t)B, model.stream);
+    acts.kv_len = lengths != nullptr ? acts.batch.lengths : nullptr;
+    return wanted.size();
+}
 
 // Operations per token of training, for the MFU. A layer's products have C * (OC + 9 C) weights: qkv OC C, the mixing
 // of the heads C C, the MLP 8 C C. GPT-2's head has C V; BERT's, which only masked tokens reach, is not counted.

@@ -2,8 +2,7 @@
 //
 // The cache is the forward's own: the rows of qkv (k and v) of each layer, and the encoding's cached arrays (CABLE's
 // S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every kernel.
-// Template over the trainer's model: calls activations_* as evaluate.h does, and
-//   forward_logits(model, acts, ids, n, t0, logits, graph): the n tokens at t0; logits (V) of the last
+// Template over the trainer's model: calls activations_* as evaluate.h does, and gpt2_forward.
 #ifndef LLMC_LAB_GENERATE_H
 #define LLMC_LAB_GENERATE_H
 
@@ -11,6 +10,7 @@
 
 #include "evaluate.h"
 #include "../engine/text/tokenizer.h"
+#include "../matmul.cuh"
 
 constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on a message explains the wait for the first new one
 
@@ -95,6 +95,27 @@ inline std::string visible(const std::string& s) {
         }
     }
     return out;
+}
+
+// ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the token after the last of them. acts still holds what the
+// t0 tokens before left. graph: null, or for a step of one token, which is recorded once and then only launched.
+template <class Model, class Acts>
+void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std::vector<float>& logits,
+                    StepGraph* graph = nullptr) {
+    const int C = model.config.C, Vp = model.config.Vp();
+    settle_weights(model);
+    acts.batch.load(0, 1, ids, nullptr, (size_t)n, false, model.stream);
+    const bool records = graph != nullptr && StepGraph::records;
+    const Start start = records ? acts.batch.load_start(t0, model.stream) : Start(t0);
+    const auto step = [&] {
+        gpt2_forward(model, acts, 1, n, start, acts.T);
+        const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C);
+        const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
+        matmul_float((float*)acts.a.logits(), last, transposed(wte), nullptr, model.stream);        // (1,Vp)
+    };
+    if (graph != nullptr) { graph->run(model.stream, step); } else { step(); }
+    logits.resize((size_t)model.config.V);
+    copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
 }
 
 // Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded if there

@@ -5,7 +5,7 @@
 #include "../attention/choose.cuh"
 #include "../engine/json.h"
 #include "../engine/files/checkpoint.h"
-#include "../engine/model.cuh"
+#include "generate.h"
 
 // out (T,T): B_ij for j <= i, 0 elsewhere.  One block a row.
 template <class Bias> __global__ void bias_matrix_kernel(float* out, Bias bias, int bh, int T) {

@@ -8,6 +8,7 @@
 #include "../../position/table.h"
 #include "../text/dataloader.h"
 #include "flag_parser.h"
+#include "vocabulary.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the encoding in config.json: {"name": "t5_clip", "K": 1023}. All keys are written. If a file lacks a key, it predates
@@ -320,6 +321,29 @@ template <class Config> void resolve_softmax(Options& o, Config& c, const std::s
           "%s: vocab_size: expected vocab_used %d padded to %d", path.c_str(), c.V, c.Vp());
     o.vocab_softmax = found;
     c.padded_softmax = padded;
+}
+
+// The config.json of a GPT-2's checkpoint; tokenizer: may be null
+template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokenizer) {
+    Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
+                         mask_json(c.position.mask));
+    set_end_of_text(j, tokenizer, c.V);
+    if (c.padded_softmax) {
+        j["vocab_softmax"] = "padded";
+        j["vocab_used"] = c.V;
+    }
+    set_rope_json(j, c.position, c.T);
+    return j;
+}
+
+// The config.json of a BERT's checkpoint. It names the pooling that --pairs has trained, so that --encode and --corpus
+// use no other one by default.
+template <class Config> Json bert_json(const Config& c) {
+    Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
+                         mask_json(c.position.mask));
+    if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
+    set_rope_json(j, c.position, c.T);
+    return j;
 }
 
 #endif

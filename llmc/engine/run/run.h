@@ -13,7 +13,6 @@
 #include "same_on_ranks.h"
 #include "save.h"
 #include "schedule.h"
-#include "vocabulary.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the state of a run: all that resuming needs except the weights and moments
