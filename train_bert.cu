@@ -187,17 +187,6 @@ void bert_describe(BERT& model, const BERTConfig& config) {
     complete_tables(model, position.params, position.files);
 }
 
-// What may be missing in weights from elsewhere: the encoding's tensors, and the head, which an encoder alone does not
-// have.
-std::vector<FileTensor> optional_files(const BERT& model) {
-    const PositionDims dims = bert_position_dims(model.config, 0, 0);
-    std::vector<FileTensor> list = position_tables(model.config.position, dims).files;
-    for (const FileTensor& f : model.files) {
-        if (starts_with(f.name, "cls.")) { list.push_back(f); }
-    }
-    return list;
-}
-
 // Points p at the tensors in `data`, which is laid out as the table says: weights, or their gradients.
 template <class T> void bert_point(BERTParams<T>& p, const TensorTable& table, T* data) {
 #define X(name, ...) p.name = table.pointer(data, #name);
@@ -614,7 +603,7 @@ int bert_main(int argc, char** argv) {
     if (o.check) { return report_check(run, data.pairs ? groups : strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
     data.record(run);
-    load_run(run, model, bert_json(config), optional_files(model));
+    load_run(run, model, bert_json(config));
     bert_point(model.params, model.table, model.weights);
     // 5 the work
     int code = run.trains ? train(model, acts, run, data) : 0;

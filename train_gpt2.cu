@@ -480,8 +480,7 @@ int gpt2_main(int argc, char** argv) {
     if (o.check) { return report_check(run, strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
     data.record(run);
-    const Json written = gpt2_json(config, run.tokenizer.get());
-    load_run(run, model, written, position_tables(config.position, gpt2_position_dims(config, 0, 0)).files);
+    load_run(run, model, gpt2_json(config, run.tokenizer.get()));
     gpt2_point(model.params, model.table, model.weights);
     // 5 the work
     int code = run.trains ? train(model, acts, run, data) : 0;

@@ -22,6 +22,7 @@ struct Parameters {
     TensorTable table;                                      // the trainer's own tensors, then the encoding's
     size_t first_position_param = 0;                        // index of the encoding's first
     std::vector<FileTensor> files;                          // the same tensors in a checkpoint
+    size_t first_position_file = 0;                         // index of the encoding's first
     int leaf = 1;                                           // see gradients.cuh
     int zero = 0;                                           // --zero
 
@@ -84,9 +85,17 @@ inline void check_files(const Parameters& p) {
 inline void complete_tables(Parameters& p, const std::vector<TensorSpec>& params,
                             const std::vector<FileTensor>& files) {
     p.add_position(params);
+    p.first_position_file = p.files.size();
     p.files.insert(p.files.end(), files.begin(), files.end());
     check_files(p);
     p.table.lay_out_by_layer(p.first_position_param);
+}
+
+// Weights of other software may lack the encoding's tensors, and the head where they are an encoder's.
+inline std::vector<FileTensor> optional_files(const Parameters& p) {
+    std::vector<FileTensor> list(p.files.begin() + (ptrdiff_t)p.first_position_file, p.files.end());
+    for (const FileTensor& f : p.files) { if (f.name.rfind("cls.", 0) == 0) { list.push_back(f); } }
+    return list;
 }
 
 // The number of gradient buffers for a step of `leaves`: one for each level of the tree over them, and one to fill.

@@ -189,9 +189,9 @@ inline int64_t checkpoints_to_come(const Run& r) {
     return come;
 }
 
-// Prepares --out and fills p, allocated for r.micro_batches, with initial values or from a checkpoint or --load, where
-// tensors in `optional` may be missing. config: the model's config.json
-inline void load_run(Run& r, Parameters& p, const Json& config, const std::vector<FileTensor>& optional) {
+// Prepares --out and fills p, allocated for r.micro_batches, with initial values or from a checkpoint or --load.
+// config: the model's config.json
+inline void load_run(Run& r, Parameters& p, const Json& config) {
     const Doing loading("preparing the weights");
     const Options& o = r.o;
     const bool first = comm().rank == 0;
@@ -217,7 +217,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config, const std::vecto
         reader.read_moments();
         printf("resumed from %s\n", printable(r.resumed, LONGEST_MESSAGE).c_str());
     } else if (!o.load.empty()) {
-        const WeightReader reader(r.source, p.table, p.files, optional);
+        const WeightReader reader(r.source, p.table, p.files, optional_files(p));
         set_master(p, 0, 0, [&](float* data, Slice block) {
             if (!reader.complete) { fill_initially(p, data, block, seed); }
             reader.read(data, block);
