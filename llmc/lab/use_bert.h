@@ -4,6 +4,7 @@
 #define LLMC_LAB_USE_BERT_H
 
 #include "collections.h"
+#include "embed.h"
 #include "evaluate.h"
 #include "predict.h"
 

@@ -9,11 +9,8 @@
 #include "test/fixture.h"
 #include "test/shared_kernels.h"
 
-#include "llmc/contrastive.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
-#include "llmc/matmul.cuh"
-#include "llmc/pooling.cuh"
 #include "llmc/rows.cuh"
 #include "llmc/engine/run/banner.h"
 #include "llmc/engine/run/help.h"

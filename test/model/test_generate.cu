@@ -15,12 +15,8 @@
 #include "test/oracle_positions.h"
 #include "test/shared_kernels.h"
 
-#include "llmc/adamw.cuh"
-#include "llmc/classifier.cuh"
-#include "llmc/embedding.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
-#include "llmc/matmul.cuh"
 #include "llmc/engine/run/banner.h"
 #include "llmc/engine/run/help.h"
 #include "llmc/engine/run/plans.h"
