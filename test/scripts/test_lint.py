@@ -39,7 +39,7 @@ PLANTS = [
     ("scripts/plot.py", "# " + "x" * 120 + "\n", "122 columns"),
     ("scripts/demo.sh", "# " + "x" * 120 + "\n", "122 columns"),
     ("llmc/gelu.cuh", "\n" * 400, "400 are the limit"),
-    ("train_gpt2.cu", "\n" * 850, "850 are the limit"),
+    ("train_gpt2.cu", "\n" * 600, "600 are the limit"),
     ("llmc/gelu.cuh", "inline int f(int a, int b) { return a > 0 ? b > 0 ? 1 : 2 : 3; }\n", "2 ternaries"),
     ("llmc/gelu.cuh", "__global__ void f_kernel(int n) {\n    const int a = n, b = 2 * n;\n}\n",
      "2 variables are initialised"),
