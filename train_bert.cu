@@ -18,7 +18,6 @@
 #include "llmc/engine/run/help.h"
 #include "llmc/engine/run/plans.h"
 #include "llmc/lab/use_bert.h"
-#include "llmc/lab/validate.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
@@ -400,9 +399,9 @@ void set_targets(const BERT& model, const int* stream, uint64_t start, int n, in
 // or null: every row has T tokens
 void forward_losses(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths, int B,
                     int T, float* losses, float* hits) {
-    std::vector<int> picked;
     const size_t N = (size_t)B * T;
-    const size_t M = load_batch(model, acts, 0, 1, tokens, targets, lengths, B, T, false, picked);
+    const std::vector<int> picked = load_batch(model, acts, 0, 1, tokens, targets, lengths, B, T, false);
+    const size_t M = picked.size();
     std::vector<float> host(M);
     bert_forward(model, acts, B, T);
     bert_head(model, acts, M, nullptr, nullptr, 0.0f);
@@ -423,11 +422,10 @@ StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, co
     const size_t N = (size_t)B * T;
     const size_t counted = count_targets(targets, N * micro_batches);
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
-    std::vector<int> picked;
     for (int i = 0; i < micro_batches; i++) {
         const int* lengths_i = lengths == nullptr ? nullptr : lengths + (size_t)i * B;
         const size_t M = load_batch(model, acts, (size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N,
-                                    lengths_i, B, T, true, picked);
+                                    lengths_i, B, T, true).size();
         bert_forward(model, acts, B, T);
         float* grads = gradient_begin(model, i, micro_batches);
         BERTParams<float> d;

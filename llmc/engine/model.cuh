@@ -169,14 +169,13 @@ template <class Pointers> struct ActivationsOf {
     }
 };
 
-// Loads (B,T) tokens, only some of which have a target, and `picked`, the rows of these; lengths (B) or null: all T.
-// Returns how many targets there are.
+// Loads (B,T) tokens, only some of which have a target, and the rows of those, which it returns. targets: may be null;
+// lengths (B) or null: all T
 template <class Model, class Acts>
-size_t load_batch(Model& model, Acts& acts, size_t slot, size_t of, const int* tokens, const int* targets,
-                  const int* lengths, int B, int T, bool backward, std::vector<int>& picked) {
+std::vector<int> load_batch(Model& model, Acts& acts, size_t slot, size_t of, const int* tokens, const int* targets,
+                            const int* lengths, int B, int T, bool backward) {
     const size_t N = (size_t)B * T;
-    std::vector<int> wanted;
-    picked.clear();
+    std::vector<int> picked, wanted;
     for (size_t n = 0; n < N && targets != nullptr; n++) {
         if (targets[n] == IGNORE_INDEX) { continue; }
         picked.push_back((int)n);
@@ -186,7 +185,7 @@ size_t load_batch(Model& model, Acts& acts, size_t slot, size_t of, const int* t
     acts.batch.load(slot, of, tokens, nullptr, N, backward, model.stream);
     acts.batch.pick(slot, picked, wanted, N, lengths, (size_t)B, model.stream);
     acts.kv_len = lengths != nullptr ? acts.batch.lengths : nullptr;
-    return wanted.size();
+    return picked;
 }
 
 // Operations per token of training, for the MFU. A layer's products have C * (OC + 9 C) weights: qkv OC C, the mixing

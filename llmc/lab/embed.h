@@ -14,8 +14,7 @@ template <class Model, class Acts>
 void bert_embed(float* out, Model& model, Acts& acts, size_t slot, size_t of, const int* ids, const int* lengths,
                 int rows, int T, bool backward) {
     const int L = model.config.L, C = model.config.C;
-    std::vector<int> none;
-    load_batch(model, acts, slot, of, ids, nullptr, lengths, rows, T, backward, none);
+    load_batch(model, acts, slot, of, ids, nullptr, lengths, rows, T, backward);
     bert_forward(model, acts, rows, T);
     pooling_forward(out, acts.a.ln2(L - 1), acts.batch.lengths, rows, T, C, model.pooling, model.stream);
 }

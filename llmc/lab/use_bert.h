@@ -5,8 +5,8 @@
 
 #include "collections.h"
 #include "embed.h"
-#include "evaluate.h"
 #include "predict.h"
+#include "validate.h"
 
 constexpr const char* BERT_USES = "--eval_lengths, --encode, --corpus and --predict";
 
@@ -43,29 +43,22 @@ template <class Config> void check_reach(const Options& o, const Config& c, cons
     check(n <= (size_t)reach, "--predict: %s has no positions beyond %d, got a text of %zu tokens", name, reach, n);
 }
 
-// The data that the flags name, opened and checked before any work; null where none is read
-struct BERTData {
-    std::unique_ptr<TokenFiles> train, val;
+// The data that the flags name
+struct BERTData : TokenData {
     std::unique_ptr<Documents> pairs;           // to train on instead of `train`, without `val`
     Collections collections;
 
-    explicit BERTData(const Run& run) {
-        const Options& o = run.o;
-        const bool tokens = run.trains && o.pairs.empty();
-        const bool reads = o.list ? o.is_given("train_files") : tokens;
-        if (reads) { train = open_tokens(o, "--train_files"); }
-        const bool evaluates = !o.eval_lengths.empty() && o.corpus.empty() && o.encode.empty();
-        const bool validates = !o.list && (evaluates || (tokens && o.val_every > 0));
-        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
-    }
+    explicit BERTData(const Run& run)
+        : TokenData(run, run.trains && run.o.pairs.empty(),
+                    !run.o.eval_lengths.empty() && run.o.corpus.empty() && run.o.encode.empty()) {}
+
     // The vocabulary that the data wants of the model, 0: there is no data. That of bytes has [CLS], [SEP], [MASK],
     // [PAD] too.
     int vocab() const {
-        if (!train && !val) { return 0; }
-        const int V = train ? train->vocab : val->vocab;
-        return V == 256 ? BYTE_VOCAB : V;
+        if (!any()) { return 0; }
+        return any()->vocab == 256 ? BYTE_VOCAB : any()->vocab;
     }
-    // The samples of a pass over it: groups of --pairs, or sequences of T tokens
+    // The samples of one pass over the data: groups of --pairs, or sequences of T tokens
     uint64_t epoch(int T) const {
         if (pairs) { return pairs->groups(); }
         return train ? train->windows(T) : 0;

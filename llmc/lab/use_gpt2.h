@@ -3,11 +3,11 @@
 #ifndef LLMC_LAB_USE_GPT2_H
 #define LLMC_LAB_USE_GPT2_H
 
-#include "../engine/run/run.h"
 #include "generate.h"
 #include "hellaswag.h"
 #include "inspect.h"
 #include "probe.h"
+#include "validate.h"
 
 constexpr const char* GPT2_USES = "--eval_lengths, --hellaswag, --tasks, --probe, --generate and --dump_bias";
 
@@ -45,30 +45,16 @@ std::vector<int> parse_dump_bias(const Options& o, const Config& c, const Tokeni
     return ids;
 }
 
-// The data that the flags name, opened and checked before any work; null where none is read
-struct GPT2Data {
-    std::unique_ptr<TokenFiles> train, val;
+// The data that the flags name
+struct GPT2Data : TokenData {
     std::unique_ptr<HellaSwag> hellaswag;
     std::vector<TokenFiles> tasks;              // a file each
 
-    explicit GPT2Data(const Run& run) {
-        const Options& o = run.o;
-        const bool reads = o.list ? o.is_given("train_files") : run.trains;
-        if (reads) { train = open_tokens(o, "--train_files"); }
-        const bool uses = !o.eval_lengths.empty() || !o.probe.empty() || dumps_data(o);
-        const bool validates = !o.list && (uses || (run.trains && o.val_every > 0));
-        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
-    }
-    // 0: there is no data
-    int vocab() const {
-        if (train) { return train->vocab; }
-        return val ? val->vocab : 0;
-    }
-    // the token that a document begins with, -1: none is known
-    int end_of_text() const {
-        if (train) { return train->eot; }
-        return val ? val->eot : -1;
-    }
+    explicit GPT2Data(const Run& run)
+        : TokenData(run, run.trains, !run.o.eval_lengths.empty() || !run.o.probe.empty() || dumps_data(run.o)) {}
+
+    int vocab() const { return any() ? any()->vocab : 0; }              // 0: there is no data
+    int end_of_text() const { return any() ? any()->eot : -1; }         // begins a document; -1: unknown
     // What needs the model's vocabulary or its shape is checked as soon as these are known.
     template <class Config> void check_uses(const Run& run, const Config& c) {
         const Options& o = run.o;

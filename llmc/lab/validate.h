@@ -1,9 +1,24 @@
-// lab/validate.h -- the validation between two updates of a training.
+// lab/validate.h -- the token files of a run, and the validation between two updates of a training.
 #ifndef LLMC_LAB_VALIDATE_H
 #define LLMC_LAB_VALIDATE_H
 
 #include "../engine/run/run.h"
 #include "evaluate.h"
+
+// The token files that the flags name, opened and checked before any work; null where none is read
+struct TokenData {
+    std::unique_ptr<TokenFiles> train, val;
+
+    // trains: on --train_files; evaluates: a use of the model reads --val_files
+    TokenData(const Run& run, bool trains, bool evaluates) {
+        const Options& o = run.o;
+        if (o.list ? o.is_given("train_files") : trains) { train = open_tokens(o, "--train_files"); }
+        const bool validates = !o.list && (evaluates || (trains && o.val_every > 0));
+        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
+    }
+    // The files whose header names the model's vocabulary
+    const TokenFiles* any() const { return train ? train.get() : val.get(); }
+};
 
 // Validates if that is due, with the activations of the training; prints and logs the loss. val: may be null
 template <class Model, class Acts> void validate(Model& model, Acts& acts, Run& run, const TokenFiles* val) {

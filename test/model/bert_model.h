@@ -16,7 +16,6 @@
 #include "llmc/engine/run/help.h"
 #include "llmc/engine/run/plans.h"
 #include "llmc/lab/use_bert.h"
-#include "llmc/lab/validate.h"
 
 namespace {
 

@@ -22,7 +22,6 @@
 #include "llmc/engine/run/help.h"
 #include "llmc/engine/run/plans.h"
 #include "llmc/lab/use_gpt2.h"
-#include "llmc/lab/validate.h"
 
 namespace {
 
