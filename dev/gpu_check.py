@@ -65,7 +65,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gpu_report import markdown  # noqa: E402
-from ptxas_budget import makefile  # noqa: E402
+from ptxas_budget import console, makefile  # noqa: E402
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 FORMAT = "gpu-check 1"
@@ -197,14 +197,6 @@ class Runner:
         return Result(-9 if timed_out or code is None else code, text, time.monotonic() - began, timed_out, seen)
 
 
-def write_atomically(path, text):
-    with open(path + ".tmp", "w") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(path + ".tmp", path)
-
-
 class Report:
     """the results of one GPU and commit, on disk after every change"""
 
@@ -230,10 +222,10 @@ class Report:
         return self.data["stages"].setdefault(name, {"status": "unfinished", "seconds": 0.0, "items": {}})
 
     def write(self, path, text):
-        write_atomically(path, text)
+        console.write_whole(path, text)
         if self.copy:
             os.makedirs(self.copy, exist_ok=True)
-            write_atomically(os.path.join(self.copy, os.path.basename(path)), text)
+            console.write_whole(os.path.join(self.copy, os.path.basename(path)), text)
 
     def save(self):
         with self.lock:
@@ -353,7 +345,8 @@ def device(stage):
 
     def headers():
         """the two libraries that are not part of a CUDA toolkit"""
-        write_atomically(os.path.join(ROOT, path("headers.cu")), "#include <xxhash.h>\n#include <nlohmann/json.hpp>\n")
+        includes = "#include <xxhash.h>\n#include <nlohmann/json.hpp>\n"
+        console.write_whole(os.path.join(ROOT, path("headers.cu")), includes)
         r = stage.run([nvcc(stage.runner), "-E", path("headers.cu"), "-o", os.devnull], 60, fine=None)
         if r.code != 0:
             raise Failed("expected the headers xxhash.h and nlohmann/json.hpp: install libxxhash-dev and "
@@ -448,7 +441,7 @@ def compile_all(stage, work):
         stage.run(command, 840)
         if not os.path.exists(os.path.join(ROOT, product)):
             raise Failed(f"{' '.join(command)}: exit code 0, but {product} is not there")
-        write_atomically(stamp(product), sources)
+        console.write_whole(stamp(product), sources)
         return {"product": product}
     for name, command in work:
         if not up_to_date(command[command.index("-o") + 1]):
@@ -838,15 +831,19 @@ def json_lines(stage, command, cap, beside=None):
         stage.done += 1
         stage.check.progress(stage, key, record)
     done = path(stage.name + "_done.txt")
-    write_atomically(os.path.join(ROOT, done), "".join(key + "\n" for key in stage.items))
+    console.write_whole(os.path.join(ROOT, done), "".join(key + "\n" for key in stage.items))
     quick = ["--quick"] if stage.check.options.quick else []
     return stage.run([*command, "--skip", done, *quick], cap, on_line=keep, beside=beside)
 
 
+def watch(stage, field, ms):
+    """the command that prints a field of the GPU every `ms` milliseconds"""
+    return [stage.runner.which("nvidia-smi"), f"--query-gpu={field}", "--format=csv,noheader,nounits", "-lms", str(ms)]
+
+
 def bench(stage):
-    watch = [stage.runner.which("nvidia-smi"), "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-lms", "200"]
     for name in ("bench_causal", "bench_full"):
-        result = json_lines(stage, [built(path(name))], 90, beside=watch)
+        result = json_lines(stage, [built(path(name))], 90, beside=watch(stage, "clocks.sm", 200))
         mhz = sorted(int(x) for x in result.beside.split() if x.isdigit())
         if mhz:
             clocks = {"least": mhz[0], "median": mhz[len(mhz) // 2], "most": mhz[-1]}
@@ -860,10 +857,6 @@ SIZES = [("tiny", "gpt2", "tiny", "tokens.bin", 1024, 32, ("none", "cable", "ali
          ("350M", "gpt2", "medium", "tokens.bin", 1024, 8, ("none", "cable", "alibi", "rope"))]
 TRAIN_STEPS, WARM_UP = 14, 4
 OUT_OF_MEMORY = 4                                       # llmc/base/common.h: EXIT_OUT_OF_MEMORY
-
-
-def memory_watch(runner):
-    return [runner.which("nvidia-smi"), "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "50"]
 
 
 def peak_mib(result):
@@ -893,7 +886,7 @@ def step(stage):
         result = train(stage, FIRST_TRAINER, out, arguments, 40)
         if "profile of step " not in result.output:
             raise Failed(f"expected a table from --profile {PROFILED}, got none\n{result.tail()}")
-        write_atomically(os.path.join(ROOT, printed), result.output)
+        console.write_whole(os.path.join(ROOT, printed), result.output)
         name = stage.check.report.data["gpu"]
         gpu = next((g for g in ("A100", "H100", "H200", "B200", "4090") if g in name), "H100")
         command = [stage.runner.which("python3") or sys.executable, "scripts/roofline.py", "--model", "small", "--T",
@@ -928,7 +921,7 @@ def measure_training(stage, sizes, programs):
             arguments = ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", encoding,
                          "--T", str(T), "--B", str(b), "--steps", str(TRAIN_STEPS), *flags]
             result = train(stage, programs[trainer], out, arguments, 40, fine=(0, OUT_OF_MEMORY),
-                           beside=memory_watch(stage.runner))
+                           beside=watch(stage, "memory.used", 50))
             if result.code == 0:
                 break
             if b == 1:

@@ -217,7 +217,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("directory", nargs="?", default=os.path.join(root, "test", "fixtures"))
     parser.add_argument("--only", default="", metavar="PREFIX", help="write the files whose names begin so, e.g. bert_")
-    parser.add_argument("--all", action="store_true", help="print the error and size of every tensor")
     args = parser.parse_args()
     directory = args.directory
     os.makedirs(directory, exist_ok=True)
@@ -243,8 +242,6 @@ def main():
         loss = "loss" if "loss" in errors else "loss.mean"
         print(f"{name:17}{os.path.getsize(path):8}{tensors[loss].item():10.6f}   "
               f"{errors[loss]:.1e}  {logits:.1e}  {errors[worst]:.1e} {worst[5:]}")
-        if args.all:
-            print("".join(f"    {k:48} {errors[k]:.1e}  max {tensors[k].abs().max():.2e}\n" for k in errors), end="")
     print(f"{total} bytes in {directory}")
 
 

@@ -665,7 +665,7 @@ def dying_at(point, after):
                 write(text[len(text) // 2:])
             f.write = half
         return f
-    patch = mock.patch.object(gpu_check, "open", dying_open, create=True)
+    patch = mock.patch.object(gpu_check.console, "open", dying_open, create=True)
     if point == "replace":
         patch = mock.patch.object(os, "replace", dying_replace)
     with patch:
