@@ -140,19 +140,11 @@ struct BERT : Parameters {
     Pooling pooling = Pooling::Mean;
 };
 
-PositionDims bert_position_dims(const BERTConfig& c, int B, int T) {
-    PositionDims d;
-    d.L = c.L;
-    d.NH = c.NH;
-    d.C = c.C;
-    d.B = B;
-    d.T = T;
-    d.causal = false;
-    d.layer_prefix = "bert.encoder.layer.";
-    d.layer_suffix = ".attention.self.";
-    d.model_prefix = "bert.";
-    d.wpe_name = "bert.embeddings.position_embeddings.weight";
-    return d;
+// The encoding's tensors. B, T: capacity of the activations, 0 where only the parameters are needed
+PositionTables bert_position(const BERTConfig& c, int B, int T) {
+    const PositionNames names = {"bert.encoder.layer.", ".attention.self.", "bert.",
+                                 "embeddings.position_embeddings.weight"};
+    return position_tables(c.position, position_shape(c, B, T), names);
 }
 
 // Fills in the tables of tensors of a model of this configuration; allocates nothing.
@@ -160,7 +152,7 @@ void bert_describe(BERT& model, const BERTConfig& config) {
     model.config = config;
     const int V = config.V, Vp = config.Vp();
     const int L = config.L, C = config.C;
-    const PositionTables position = position_tables(config.position, bert_position_dims(config, 0, 0));
+    const PositionTables position = bert_position(config, 0, 0);
     const int OC = round_up(3 * C + position.extra_columns, 8);
     model.OC = OC;
     model.columns_of = position.columns_of;
@@ -212,7 +204,7 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     BERT_ACTS(X)
     if (purpose == Purpose::Train) { BERT_GRAD_ACTS(X) }
 #undef X
-    acts.add_position(position_tables(g.position, bert_position_dims(g, batch, length)).acts, purpose);
+    acts.add_position(bert_position(g, batch, length), purpose);
     return acts;
 }
 
@@ -240,12 +232,12 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
     layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
     // learned and sinusoidal encodings add a row per position; the rest do nothing here
-    layer_position(model, acts, 0, B, T).embed_forward(a.encoded(), B, T, 0, s);
+    layer_position(model, acts, 0, T).embed_forward(a.encoded(), B, T, 0, s);
     add_row(a.encoded(), p.typew(), N, C, s);                   // every token is of type 0
     layernorm_forward(a.emb(), a.embmean(), a.embrstd(), a.encoded(), p.embw(), p.embb(), N, C, eps, s);
     for (int l = 0; l < L; l++) {
         const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);                                          // (B,T,C)
-        const LayerPosition position = layer_position(model, acts, l, B, T);
+        const LayerPosition position = layer_position(model, acts, l, T);
         layer_ready(model, l);
         // 1 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
         matmul_forward(a.qkv(l), view(x, N, C), view(p.qkvw(l), position.OC(), C), p.qkvb(l), nullptr, s);
@@ -341,7 +333,7 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
 
     for (int l = L - 1; l >= 0; l--) {
         const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);
-        const LayerPosition position = layer_position(model, acts, l, B, T, grads);
+        const LayerPosition position = layer_position(model, acts, l, T, grads);
         if (recompute >= 1) { gelu_erf_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
         if (recompute >= 2) {
             layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), a.sum1(l), p.ln1w(l), p.ln1b(l), N, C, eps, s);
@@ -382,7 +374,7 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
     layernorm_backward(a.dsum(), d.embw(), d.embb(), a.scratch(), a.dresidual(), a.encoded(), a.embmean(), a.embrstd(),
                        p.embw(), N, C, s);
     add_row_backward(d.typew(), a.scratch(), a.dsum(), N, C, s);
-    layer_position(model, acts, 0, B, T, grads).embed_backward(a.dsum(), B, T, s);
+    layer_position(model, acts, 0, T, grads).embed_backward(a.dsum(), B, T, s);
     embedding_backward(d.wte(), a.scratch(), a.dsum(), batch.tokens, batch.plan, C, s);
 }
 

@@ -124,22 +124,12 @@ struct GPT2 : Parameters {
     GPT2Params<floatX> params;
 };
 
-PositionDims gpt2_position_dims(const GPT2Config& c, int B, int T) {
-    PositionDims d;
-    d.L = c.L;
-    d.NH = c.NH;
-    d.C = c.C;
-    d.B = B;
-    d.T = T;
-    return d;
-}
-
 // Fills in the tables of a model's tensors: their shapes, initial values, and names in files. Allocates nothing.
 void gpt2_describe(GPT2& model, const GPT2Config& config) {
     model.config = config;
     const int Vp = config.Vp();
     const int L = config.L, C = config.C;
-    const PositionTables position = position_tables(config.position, gpt2_position_dims(config, 0, 0));
+    const PositionTables position = position_tables(config.position, position_shape(config, 0, 0));
     const int OC = round_up(3 * C + position.extra_columns, 8);
     model.OC = OC;
     model.columns_of = position.columns_of;
@@ -191,9 +181,8 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     GPT2_ACTS(X)
     if (purpose == Purpose::Train) { GPT2_GRAD_ACTS(X) }
 #undef X
-    PositionDims position = gpt2_position_dims(g, batch, length);
-    position.decodes = acts.decodes = purpose == Purpose::Generate;
-    acts.add_position(position_tables(g.position, position).acts, purpose);
+    acts.decodes = purpose == Purpose::Generate;
+    acts.add_position(position_tables(g.position, position_shape(g, batch, length, acts.decodes)), purpose);
     return acts;
 }
 
@@ -231,10 +220,10 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start, int
     layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
     // learned and sinusoidal encodings add a row per position; the rest do nothing here
-    layer_position(model, acts, 0, B, stride).embed_forward(a.encoded(), B, T, start, s);
+    layer_position(model, acts, 0, stride).embed_forward(a.encoded(), B, T, start, s);
     for (int l = 0; l < L; l++) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);                         // (B,T,C)
-        const LayerPosition position = layer_position(model, acts, l, B, stride);
+        const LayerPosition position = layer_position(model, acts, l, stride);
         const int OC = position.OC();
         floatX* new_rows = one_token ? a.newqkv() : a.qkv(l) + (size_t)start.t0 * OC;
         layer_ready(model, l);
@@ -322,7 +311,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
                        a.lnfrstd(), p.lnfw(), N, C, s);
     for (int l = L - 1; l >= 0; l--) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);
-        const LayerPosition position = layer_position(model, acts, l, B, T, grads);
+        const LayerPosition position = layer_position(model, acts, l, T, grads);
         const int OC = position.OC();
         if (recompute >= 1) { gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
         if (recompute >= 2) {
@@ -361,7 +350,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
     }
     // what is left in dresidual belongs to the embeddings: rows of the same token are summed in a fixed order
     const DeviceBatch& batch = acts.batch;
-    layer_position(model, acts, 0, B, T, grads).embed_backward(a.dresidual(), B, T, s);
+    layer_position(model, acts, 0, T, grads).embed_backward(a.dresidual(), B, T, s);
     embedding_backward(d.wte(), a.scratch(), a.dresidual(), batch.tokens, batch.plan, C, s);
 }
 

@@ -213,17 +213,17 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
     float *dS = nullptr, *dg = nullptr;                                         // (B,NH,T)
     double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
 
-    static void defaults(PositionConfig& config) {
-        if (has_weight) { config.values = {{"weight", 0, 1.0, "outside|inside"}}; }
+    static Hyperparameters defaults(int) {
+        return has_weight ? Hyperparameters{{"weight", 0, 1.0, "outside|inside"}} : Hyperparameters();
     }
     template <class Tensors> void declare(Tensors& t) {
-        t.columns("cable.c", t.dims.NH);                                        // w_c, c_c
-        if (Weighted) { t.columns("cable.s", t.dims.NH); }                      // w_s, c_s
+        t.columns("cable.c", t.NH);                                        // w_c, c_c
+        if (Weighted) { t.columns("cable.s", t.NH); }                      // w_s, c_s
         declare_sums(t);
     }
     // all but the columns, for an encoding that derives from this one and fills S differently
     template <class Tensors> void declare_sums(Tensors& t) {
-        const size_t BNH = (size_t)t.dims.B * t.dims.NH, T = (size_t)t.dims.T;
+        const size_t BNH = (size_t)t.B * t.NH, T = (size_t)t.stride;
         t.cached(S_offset, "S_offset", Per::Layer, BNH, T);
         t.cached(S_origin, "S_origin", Per::Layer, BNH, ceil_div(T, (size_t)CABLE_CHUNK));
         t.cached(g, "g", Per::Layer, BNH, T);
@@ -233,7 +233,7 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
-        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, start, v.T, v.NH, v.C, v.OC, SoftplusB,
+        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, start, v.stride, v.NH, v.C(), v.OC, SoftplusB,
                Weighted);
         update_key_max(*this, qkv, B, T, start, stream);
     }
@@ -243,11 +243,11 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
-        launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C, v.OC, SoftplusB, Weighted);
+        launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C(), v.OC, SoftplusB, Weighted);
     }
     CableBias<LogKernel> bias() const {
         const bool inside = has_weight && v.config->value("weight") == 1;
-        return {{}, S_offset, g, S_origin, dS, dg, v.T, ceil_div(v.T, CABLE_CHUNK), v.causal, inside};
+        return {{}, S_offset, g, S_origin, dS, dg, v.stride, ceil_div(v.stride, CABLE_CHUNK), v.causal, inside};
     }
 };
 

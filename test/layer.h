@@ -42,7 +42,11 @@ inline std::vector<std::string> encodings_and_forms() {
 
 // Which of causal and bidirectional an encoding has a meaning in
 inline std::vector<bool> directions(const std::string& name) {
-    return position_causal_only(parse_position(name, 64)) ? std::vector<bool>{true} : std::vector<bool>{true, false};
+    std::vector<bool> found = {true, false};
+    with_position_type(parse_position(name, 64).parts[0], [&](auto type) {
+        if (decltype(type)::type::causal_only) { found = {true}; }
+    });
+    return found;
 }
 
 // One element of a parameter: normal, or inside its bounds where it has some
@@ -68,7 +72,7 @@ inline OracleLayer<double> oracle_of(const PositionConfig& config) {
     OracleLayer<double> o;
     o.name = config.name;
     o.T_train = config.T_train;
-    o.values.insert(config.values.begin(), config.values.end());
+    o.values.insert(config.parts[0].values.begin(), config.parts[0].values.end());
     const char* scaling[] = {"none", "pi", "ntk", "yarn", "longrope"};
     o.scaling = scaling[(int)config.scaling];
     o.short_factor = config.short_factor;
@@ -96,15 +100,7 @@ struct AttentionLayer {
     // pos: as --pos says it
     AttentionLayer(const std::string& pos, LayerShape s, bool causal, int stride, int T_train, bool decodes = false)
         : s(s), causal(causal), stride(stride), C(s.NH * s.HS), config(parse_position(pos, T_train)) {
-        PositionDims dims;
-        dims.L = 1;
-        dims.NH = s.NH;
-        dims.C = C;
-        dims.B = s.B;
-        dims.T = stride;
-        dims.causal = causal;
-        dims.decodes = decodes;
-        tables = position_tables(config, dims);
+        tables = position_tables(config, {1, s.NH, s.HS, s.B, stride, causal, decodes});
         OC = round_up(3 * C + tables.extra_columns, 8);
         for (const TensorSpec& p : tables.params) { params.add(p); }
         for (const TensorSpec& a : tables.acts) { acts.add(a); }
@@ -112,17 +108,10 @@ struct AttentionLayer {
         master.reset(new Array<float>(host_params));
         grads.reset(new Array<float>(host_params));
         act_data.reset(new Array<float>(acts.total));
-        view.config = &config;
-        view.L = 1;
-        view.NH = s.NH;
-        view.C = C;
-        view.HS = s.HS;
-        view.layer = 0;
-        view.B = s.B;
-        view.T = stride;
+        view = PositionView(tables);
+        view.run = &config;
+        view.config = &config.parts[0];
         view.OC = OC;
-        view.causal = causal;
-        view.decodes = decodes;
         view.params = &params;
         view.acts = &acts;
         view.master = *master;

@@ -15,9 +15,9 @@
 #endif
 
 // The form of the bias of one encoding
-inline FlashBias find_flash_bias(const PositionConfig& position) {
+inline FlashBias find_flash_bias(const EncodingConfig& encoding) {
     FlashBias kind = FlashBias::Unknown;
-    with_position_type(position, [&](auto type) {
+    with_position_type(encoding, [&](auto type) {
         using Type = typename decltype(type)::type;
         kind = decltype(std::declval<Type>().bias())::flash;
     });
@@ -27,31 +27,33 @@ inline FlashBias find_flash_bias(const PositionConfig& position) {
 // The encoding whose bias has no form that the tensor-core kernels know, "" if all have one
 inline std::string unknown_bias(const PositionConfig& position) {
     std::string name;
-    position.each([&](const PositionConfig& c) {
+    for (const EncodingConfig& c : position.parts) {
         if (find_flash_bias(c) == FlashBias::Unknown) { name = c.name; }
-    });
+    }
     return name;
 }
 
 // Tiles that the bias has zeroed are skipped from this length on; below it, finding them costs a GPU about what it
 // saves.
 constexpr int TILE_SKIP_T = 2048;
-inline bool skips_tiles(FlashBias kind, int T, const PositionConfig& config) {
-    return flash_skips(kind) && T >= TILE_SKIP_T && config.tile_skip != TileSkip::Off;
+inline bool skips_tiles(FlashBias kind, int T, TileSkip skip) {
+    return flash_skips(kind) && T >= TILE_SKIP_T && skip != TileSkip::Off;
 }
 // in units of log2: how far below the row's largest logit a skipped one is
-inline float tile_skip_tau(int T, const PositionConfig& config) {
-    return config.tile_skip == TileSkip::Exact ? 128.0f : flash_skip_tau(T);
+inline float tile_skip_tau(int T, TileSkip skip) {
+    return skip == TileSkip::Exact ? 128.0f : flash_skip_tau(T);
 }
 
 #if defined(CUDA_BUILD)
 // A compile-time question: the kernels of an encoding without a form are never instantiated
 constexpr bool flash_exists(FlashBias Kind) { return Kind != FlashBias::Unknown && sizeof(floatX) == sizeof(bf16); }
 // Whether attention runs on the tensor cores
+inline bool uses_flash(const EncodingConfig& encoding, int HS) {
+    return flash_head_size(HS) && flash_exists(find_flash_bias(encoding));
+}
 inline bool uses_flash(const PositionConfig& position, int HS) {
-    bool all = flash_head_size(HS);
-    position.each([&](const PositionConfig& c) { all = all && flash_exists(find_flash_bias(c)); });
-    return all;
+    const auto does = [&](const EncodingConfig& c) { return uses_flash(c, HS); };
+    return std::all_of(position.parts.begin(), position.parts.end(), does);
 }
 
 // The arguments of both passes; the bias functor fills in its own arrays
@@ -75,12 +77,12 @@ template <class Bias> FlashArgs flash_args(const Bias& bias, const AttentionDims
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)4 * B * NH * ceil_div(T, FLASH_TILE); }
 // Sets args.span from what qkv holds, so that the backward finds the same spans as the forward.
 template <bool Causal, FlashBias Kind>
-void choose_tiles(FlashArgs& args, float* scratch, const PositionConfig& config, Stream stream) {
+void choose_tiles(FlashArgs& args, float* scratch, TileSkip skip, Stream stream) {
     if constexpr (flash_skips(Kind)) {
-        if (scratch == nullptr || !skips_tiles(Kind, args.T, config)) { return; }
+        if (scratch == nullptr || !skips_tiles(Kind, args.T, skip)) { return; }
         float* key_norm = scratch + tile_skip_scratch(args.B, args.T, args.NH) / 2;     // after the spans
         args.span = (const FlashSpan*)scratch;
-        flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tile_skip_tau(args.T, config), stream);
+        flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tile_skip_tau(args.T, skip), stream);
     }
 }
 #else
@@ -88,12 +90,12 @@ void choose_tiles(FlashArgs& args, float* scratch, const PositionConfig& config,
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, ATTENTION_TILE); }
 // Sets dims.first_key where a causal bias zeroes tiles.
 template <bool Causal, class Bias>
-void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Bias& bias,
-                  const PositionConfig& config, int B, Stream stream) {
+void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Bias& bias, TileSkip skip, int B,
+                  Stream stream) {
     if constexpr (Causal && flash_skips(Bias::flash)) {
-        if (scratch == nullptr || dims.t0 > 0 || !skips_tiles(Bias::flash, dims.T, config)) { return; }
+        if (scratch == nullptr || dims.t0 > 0 || !skips_tiles(Bias::flash, dims.T, skip)) { return; }
         float* key_norm = scratch + tile_skip_scratch(B, dims.T, dims.NH) / 2;
-        const float tau = 0.693147181f * tile_skip_tau(dims.T, config);
+        const float tau = 0.693147181f * tile_skip_tau(dims.T, skip);
         attention_skip((int*)scratch, key_norm, qkv, bias, dims, B, tau, stream);
         dims.first_key = (const int*)scratch;
     }
@@ -106,26 +108,26 @@ void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const 
 // floats of scratch that attention_forward needs
 inline size_t attention_forward_scratch(int B, int T, int NH) { return tile_skip_scratch(B, T, NH); }
 
-// out (B,T,C), lse (B,NH,v.T) or null, qkv (B,v.T,OC) with q | k | v | the encoding's columns in a row, prepared by it.
-// Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes the bits of other
-// rows. scratch: attention_forward_scratch floats, or null: no tiles are skipped
+// out (B,T,C), lse (B,NH,v.stride) or null, qkv (B,v.stride,OC) with q | k | v | the encoding's columns in a row,
+// prepared by it. Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes
+// the bits of other rows. scratch: attention_forward_scratch floats, or null: no tiles are skipped
 template <bool Causal>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                        int t0, Stream stream) {
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
-        AttentionDims dims = attention_dims(v, T, t0, v.score_factor * position.score_factor(v.T));
+        AttentionDims dims = attention_dims(v, T, t0, v.score_factor * position.score_factor(v.stride));
 #if defined(CUDA_BUILD)
         constexpr FlashBias Kind = decltype(position.bias())::flash;
         if constexpr (flash_exists(Kind)) {                 // t0 > 0, a part of a text, is for the portable kernels
             FlashArgs args = flash_args(bias, dims, B, qkv);
             args.out = (bf16*)out;
             args.lse = lse;
-            if (t0 == 0) { choose_tiles<Causal, Kind>(args, scratch, *v.config, stream); }
+            if (t0 == 0) { choose_tiles<Causal, Kind>(args, scratch, v.run->tile_skip, stream); }
             if (t0 == 0 && flash_forward<Causal, Kind>(args, stream)) { return; }
         }
 #else
-        choose_tiles<Causal>(dims, scratch, qkv, bias, *v.config, B, stream);
+        choose_tiles<Causal>(dims, scratch, qkv, bias, v.run->tile_skip, B, stream);
 #endif
         if constexpr (Causal || !decltype(position)::causal_only) {
             portable_attention_forward<Causal>(out, lse, qkv, bias, dims, B, stream);
@@ -135,19 +137,18 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 
 // The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence
 // of a batch, from its scratch. 1 if nothing could be skipped, and with a window, which hides other tiles.
-inline double live_tile_share(const float* scratch, const PositionConfig& position, bool causal, int T, int NH, int HS,
-                              Stream stream) {
-    if (position.mask.exists() || !skips_tiles(find_flash_bias(position), T, position)) { return 1.0; }
+inline double live_tile_share(const float* scratch, const PositionView& v, int T, Stream stream) {
+    if (v.mask.exists() || !skips_tiles(find_flash_bias(*v.config), T, v.run->tile_skip)) { return 1.0; }
 #if defined(CUDA_BUILD)
-    if (!uses_flash(position, HS)) { return 1.0; }
-    std::vector<FlashSpan> span((size_t)NH * ceil_div(T, FLASH_TILE));
+    if (!uses_flash(*v.config, v.HS)) { return 1.0; }
+    std::vector<FlashSpan> span((size_t)v.NH * ceil_div(T, FLASH_TILE));
     copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
-    return flash_live_share(span.data(), NH, T, causal);
+    return flash_live_share(span.data(), v.NH, T, v.causal);
 #else
-    if (!causal) { return (void)HS, 1.0; }
-    std::vector<int> first_key((size_t)NH * ceil_div(T, ATTENTION_TILE));
+    if (!v.causal) { return 1.0; }
+    std::vector<int> first_key((size_t)v.NH * ceil_div(T, ATTENTION_TILE));
     copy_to_host(first_key.data(), scratch, sizeof(int) * first_key.size(), stream);
-    return attention_live_share(first_key.data(), NH, T);
+    return attention_live_share(first_key.data(), v.NH, T);
 #endif
 }
 
@@ -158,11 +159,11 @@ inline double live_tile_share(const float* scratch, const PositionConfig& positi
 inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
     size_t floats = portable_attention_backward_scratch(B, T, NH, HS);      // the kernel is chosen later, by head size
 #if defined(CUDA_BUILD)
-    position.each([&](const PositionConfig& c) {
+    for (const EncodingConfig& c : position.parts) {
         const FlashBias kind = find_flash_bias(c);
-        if (kind == FlashBias::Unknown) { return; }
+        if (kind == FlashBias::Unknown) { continue; }
         floats = std::max(floats, flash_backward_scratch(kind, B, T, NH) + tile_skip_scratch(B, T, NH));
-    });
+    }
     return floats;
 #else
     return (void)position, floats + tile_skip_scratch(B, T, NH);
@@ -177,7 +178,7 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
                         const float* lse, const PositionView& v, int B, int T, Stream stream) {
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
-        AttentionDims dims = attention_dims(v, T, 0, v.score_factor * position.score_factor(v.T));
+        AttentionDims dims = attention_dims(v, T, 0, v.score_factor * position.score_factor(v.stride));
 #if defined(CUDA_BUILD)
         constexpr FlashBias Kind = decltype(position.bias())::flash;
         if constexpr (flash_exists(Kind)) {
@@ -187,14 +188,14 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
             args.dout = (const bf16*)dout;
             args.dqkv = (bf16*)dqkv;
             float* tiles = scratch + flash_backward_scratch(Kind, B, T, v.NH);      // finds what the forward found
-            choose_tiles<Causal, Kind>(args, tiles, *v.config, stream);
+            choose_tiles<Causal, Kind>(args, tiles, v.run->tile_skip, stream);
             // the derivatives that the kernels read, and zeros in the slots that they leave out
             if (Kind == FlashBias::Fire) { position.zero_bias_gradient(B, T, stream); }
             if (flash_backward<Causal, Kind>(args, scratch, stream)) { return; }
         }
 #else
         float* tiles = scratch + portable_attention_backward_scratch(B, T, v.NH, v.HS);
-        choose_tiles<Causal>(dims, tiles, qkv, bias, *v.config, B, stream);
+        choose_tiles<Causal>(dims, tiles, qkv, bias, v.run->tile_skip, B, stream);
 #endif
         position.zero_bias_gradient(B, T, stream);          // the tensor-core kernels overwrite instead
         position.begin_backward(qkv, B, T, stream);

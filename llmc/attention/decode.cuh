@@ -306,29 +306,29 @@ inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
 
 // Chooses the window: it needs the encoding's key_max, if any
 inline void choose_window(DecodeDims& dims, const Encoding& encoding) {
-    const TileSkip skip = encoding.v.config->tile_skip;
+    const TileSkip skip = encoding.v.run->tile_skip;
     dims.key_max = skip == TileSkip::Off ? nullptr : encoding.key_max;
     dims.exact = skip == TileSkip::Exact;
 }
 
-// out (B,C), qkv (B,v.T,OC) prepared by the encoding up to row t0; the rows after it are not read.
+// out (B,C), qkv (B,v.stride,OC) prepared by the encoding up to row t0; the rows after it are not read.
 // scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, except for the order of
 // its sums.
 inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
                              Stream stream) {
     const int BNH = B * v.NH;
     // a recording serves all later tokens: it has the blocks that the last one needs
-    const int splits = decode_splits(start.recorded() ? v.T - 1 : start.t0);
+    const int splits = decode_splits(start.recorded() ? v.stride - 1 : start.t0);
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
         DecodeDims dims;
         dims.start = start;
-        dims.stride = v.T;
+        dims.stride = v.stride;
         dims.NH = v.NH;
         dims.HS = v.HS;
         dims.OC = v.OC;
-        dims.scale = v.score_factor * position.score_factor(v.T) / sqrtf((float)v.HS);
-        dims.mask = v.mask.within(v.T);
+        dims.scale = v.score_factor * position.score_factor(v.stride) / sqrtf((float)v.HS);
+        dims.mask = v.mask.within(v.stride);
         choose_window(dims, position);
         position.begin_decode(qkv, B, start, splits, dims.scale, stream);
         const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);

@@ -1,9 +1,9 @@
 // attention/visits.cuh -- which pairs of queries and keys attention computes, a tile at a time.
 //
 // A query sees the keys up to its own (causal) or all keys of its sequence, but for those that the mask hides: outside
-// the window, after the sinks, in another document (AttentionMask, position/encoding.cuh). Sequences of a batch may end
-// early (kv_len): the keys after the end are not there. A tile of which nothing is seen is not visited, and neither is
-// one whose weights the bias has made 0 (first_key, attention/skip.cuh).
+// the window, after the sinks, in another document (AttentionMask, position/documents.cuh). Sequences of a batch may
+// end early (kv_len): the keys after the end are not there. A tile of which nothing is seen is not visited, and neither
+// is one whose weights the bias has made 0 (first_key, attention/skip.cuh).
 #ifndef LLMC_ATTENTION_VISITS_CUH
 #define LLMC_ATTENTION_VISITS_CUH
 
@@ -35,7 +35,7 @@ struct AttentionDims {
 
 inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
     const float scale = score_factor / sqrtf((float)v.HS);
-    return {T, t0, v.T, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.mask.within(t0 + T)};
+    return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.mask.within(t0 + T)};
 }
 
 // A tile of pairs: the queries i0 .. i0+ni-1 and the keys j0 .. j0+nj-1 of a sequence

@@ -116,6 +116,12 @@ inline int kept_layers(Keep keep, Purpose purpose, int L) {
     return saved || cached ? L : 0;
 }
 
+// What an encoding is told of a model whose arrays over time are (B,NH,stride)
+template <class Config>
+PositionShape position_shape(const Config& c, int B, int stride, bool decodes = false) {
+    return {c.L, c.NH, c.C / c.NH, B, stride, Config::causal, decodes};
+}
+
 // The activations of one shape, and the tokens they belong to. Pointers: the trainer's struct of them, made from its
 // table.
 template <class Pointers> struct ActivationsOf {
@@ -123,6 +129,7 @@ template <class Pointers> struct ActivationsOf {
     int chunk = 0;                                          // rows of logits held at once, as floatX
     bool decodes = false;                                   // attention_decode runs over them
     TensorTable table, position_table;
+    std::vector<PositionPart> position_parts;               // the encodings' places in position_table
     float *data = nullptr, *position_data = nullptr;
     Pointers a;
     DeviceBatch batch;
@@ -143,8 +150,9 @@ template <class Pointers> struct ActivationsOf {
         s.element = element;
         table.add(s);
     }
-    void add_position(const std::vector<TensorSpec>& acts, Purpose purpose) {
-        for (TensorSpec s : acts) {
+    void add_position(const PositionTables& position, Purpose purpose) {
+        position_parts = position.parts;
+        for (TensorSpec s : position.acts) {
             s.layers = kept_layers(s.keep, purpose, s.layers);
             position_table.add(s);
         }
@@ -207,54 +215,43 @@ template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
     return n;
 }
 
-// One part of model.config.position in a layer of a model whose activations are laid out for (B,T)
+// One part of model.config.position in a layer of a model
 template <class Model, class Acts>
-PositionView position_view(const Model& model, const Acts& acts, int part, int layer, int B, int T, float* grads) {
-    const PositionConfig& all = model.config.position;
-    PositionView v;
-    v.config = all.parts.empty() ? &all : &all.parts[(size_t)part];
-    v.L = model.config.L;
-    v.layer = layer;
-    if (!all.parts.empty()) {
-        const std::vector<int> layers = layers_of_part(all, part, model.config.L);
-        v.L = (int)layers.size();
-        v.layer = (int)(std::find(layers.begin(), layers.end(), layer) - layers.begin());
-    }
-    v.suffix = part_suffix(part);
-    v.NH = model.config.NH;
-    v.C = model.config.C;
-    v.HS = v.C / v.NH;
-    v.B = B;
-    v.T = T;
-    v.OC = round_up(3 * v.C + model.columns_of[(size_t)layer], 8);
-    v.causal = model.config.causal;
-    v.decodes = acts.decodes;
+PositionView position_view(const Model& model, const Acts& acts, int part, int layer, int stride, float* grads) {
+    const PositionPart& here = acts.position_parts[(size_t)part];
+    const int at = (int)(std::find(here.layers.begin(), here.layers.end(), layer) - here.layers.begin());
+    PositionView v(position_shape(model.config, acts.B, stride, acts.decodes));
+    v.run = &model.config.position;
+    v.config = &v.run->parts[(size_t)part];
+    v.layer = at;
+    v.OC = round_up(3 * v.C() + model.columns_of[(size_t)layer], 8);
     v.kv_len = acts.kv_len;
-    v.mask = model.config.position.mask;
+    v.mask = v.run->mask;
     v.mask.documents = acts.documents;
     v.params = &model.table;
-    v.first_param = model.first_position_param;
+    v.first_param = model.first_position_param + here.first_param;
     v.acts = &acts.position_table;
+    v.first_act = here.first_act;
     v.master = model.master;
     v.grads = grads;
     v.act_data = acts.position_data;
     return v;
 }
 
-// The encodings of a layer. grads: null while evaluating
+// The encodings of a layer, whose arrays over time are (B,NH,stride). grads: null while evaluating
 template <class Model, class Acts>
-LayerPosition layer_position(const Model& model, const Acts& acts, int layer, int B, int T, float* grads = nullptr) {
+LayerPosition layer_position(const Model& model, const Acts& acts, int layer, int stride, float* grads = nullptr) {
     const std::vector<std::vector<int>>& pattern = model.config.position.pattern;
+    const std::vector<int>& here = pattern[(size_t)layer % pattern.size()];
     LayerPosition all;
     const int used = 3 * model.config.C + model.columns_of[(size_t)layer];
     all.new_padding = pattern.size() > 1 && used % 8 != 0;
-    const std::vector<int> here = pattern.empty() ? std::vector<int>{0} : pattern[(size_t)layer % pattern.size()];
     float factor = 1.0f;                                    // of q.k, by those before
     for (auto part = here.rbegin(); part != here.rend(); ++part) {      // the last step comes first: position_step()
         PositionView& v = all.views[(size_t)all.count++];
-        v = position_view(model, acts, *part, layer, B, T, grads);
+        v = position_view(model, acts, *part, layer, stride, grads);
         v.score_factor = factor;
-        with_position(v, [&](const auto& encoding) { factor *= encoding.score_factor(T); });
+        with_position(v, [&](const auto& encoding) { factor *= encoding.score_factor(stride); });
     }
     return all;
 }

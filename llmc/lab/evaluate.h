@@ -202,10 +202,8 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         std::vector<float>* wanted = losses_to.empty() ? nullptr : &token_losses;
         const Evaluation e = evaluate(model, acts, files, T, stride, limit, wanted);
         const double mem = (double)device_memory_used();
-        const int HS = model.config.C / model.config.NH;
-        const PositionConfig& last = *layer_position(model, acts, model.config.L - 1, B, T).bias().config;
-        const double mine = live_tile_share(acts.a.attscratch(), last, model.config.causal, T, model.config.NH, HS,
-                                            model.stream);
+        const PositionView last = layer_position(model, acts, model.config.L - 1, T).bias();
+        const double mine = live_tile_share(acts.a.attscratch(), last, T, model.stream);
         std::vector<double> live_shares((size_t)comm().size);
         comm_all_gather(live_shares.data(), &mine, 1, "live tiles");
         const double live = live_shares[(size_t)e.last_rank];       // the last windows', as on one rank

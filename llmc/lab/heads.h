@@ -198,7 +198,7 @@ template <bool Causal> struct HeadWatch {
             [[maybe_unused]] const auto bias = position.bias();
             using Bias = std::decay_t<decltype(bias)>;
 #if !defined(CUDA_BUILD)
-            AttentionDims dims = attention_dims(layer, T, 0, layer.score_factor * position.score_factor(layer.T));
+            AttentionDims dims = attention_dims(layer, T, 0, layer.score_factor * position.score_factor(layer.stride));
             dims.kv_len = lengths;
             const float least = 0x1p-24f / (float)T;
             const Grid grid((size_t)B * NH, ATTENTION_THREADS, head_sums_shared(dims), stream);

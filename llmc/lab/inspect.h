@@ -82,7 +82,7 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
     forward_logits(model, acts, ids.data(), T, 0, logits);
     Json matrices = Json::array();
     for (int l = std::max(layer, 0); l < (layer == BIAS_ALL ? model.config.L : layer + 1); l++) {
-        const PositionView view = layer_position(model, acts, l, 1, T).bias();
+        const PositionView view = layer_position(model, acts, l, T).bias();
         if (head == BIAS_MEAN) {
             const std::vector<float> mean = mean_bias_matrix(view, NH, T, model.stream);
             matrices.push_back({{"layer", l}, {"head", "mean"}, {"bias", json_matrix(mean, T)}});

@@ -54,9 +54,9 @@ struct Alibi : Encoding {
     using Encoding::Encoding;
     float* slopes = nullptr;
 
-    static void defaults(PositionConfig& config) { config.values = {{"slopes", 0, {}, "press|geometric"}}; }
+    static Hyperparameters defaults(int) { return {{"slopes", 0, {}, "press|geometric"}}; }
     template <class Tensors> void declare(Tensors& t) {
-        t.cached(slopes, "alibi_slopes", Per::Model, (size_t)t.dims.NH, 0);
+        t.cached(slopes, "alibi_slopes", Per::Model, (size_t)t.NH, 0);
         declare_key_max(*this, t);
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
@@ -70,7 +70,7 @@ struct Alibi : Encoding {
 struct AlibiRandom : Alibi {
     using Alibi::Alibi;
 
-    static void defaults(PositionConfig& config) { config.values = {{"seed", 42}, {"mean", 0.125}}; }
+    static Hyperparameters defaults(int) { return {{"seed", 42}, {"mean", 0.125}}; }
     template <class Tensors> void declare(Tensors& t) {
         const double seed = t.config->value("seed");
         check(seed == std::floor(seed) && seed < 0x1p53, "--pos alibi_random: expected a whole seed, got %g", seed);
@@ -102,7 +102,7 @@ struct AlibiTrained : Toeplitz {
     Parameter r;                                            // (NH), for each layer
 
     template <class Tensors> void declare(Tensors& t) {
-        const size_t NH = (size_t)t.dims.NH;
+        const size_t NH = (size_t)t.NH;
         t.cached(slopes, "alibi_slopes", Per::Model, NH, 0);
         t.param(r, "alibi_r", "alibi.r", Per::Layer, NH, 0, {constant(1), false, 0.0f});
         declare_table(t, Per::Layer);

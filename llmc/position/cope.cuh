@@ -250,16 +250,16 @@ struct Cope : Encoding {
     double *total = nullptr, *split_gates = nullptr;        // (B*NH,T), (B*NH,ceil(T/DECODE_SPLIT))
     double *rest = nullptr, *dgate = nullptr;               // (B*NH,T)
 
-    static void defaults(PositionConfig& config) { config.values = {{"npos", 64}}; }
-    static int positions(const PositionConfig& config) {
+    static Hyperparameters defaults(int) { return {{"npos", 64}}; }
+    static int positions(const EncodingConfig& config) {
         const double n = config.value("npos");
         check(n == std::floor(n) && n >= 2 && n <= COPE_MOST, "--pos cope: npos: expected a whole number from 2 to %d, "
               "got %g", COPE_MOST, n);
         return (int)n;
     }
     template <class Tensors> void declare(Tensors& t) {
-        const size_t BNH = (size_t)t.dims.B * t.dims.NH, T = (size_t)t.dims.T;
-        const size_t npos = (size_t)positions(*t.config), HS = (size_t)(t.dims.C / t.dims.NH);
+        const size_t BNH = (size_t)t.B * t.NH, T = (size_t)t.stride;
+        const size_t npos = (size_t)positions(*t.config), HS = (size_t)t.HS;
         t.param(e, "cope_e", "cope.e", Per::Layer, HS, npos, {constant(0.0f)});
         t.cached(total, "cope_total", Per::Layer, BNH, T);
         t.scratch(z, "cope_z", BNH * T, npos);
@@ -267,17 +267,17 @@ struct Cope : Encoding {
         t.scratch(rest, "cope_rest", BNH, T);
         t.scratch(dgate, "cope_dgate", BNH, T);
         t.scratch(parts, "cope_de", BNH * HS, npos);
-        if (t.dims.decodes) { t.scratch(split_gates, "cope_split_gates", BNH, ceil_div(T, (size_t)DECODE_SPLIT)); }
+        if (t.decodes) { t.scratch(split_gates, "cope_split_gates", BNH, ceil_div(T, (size_t)DECODE_SPLIT)); }
     }
     int npos() const { return positions(*v.config); }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const Grid grid((size_t)B * T, 64, sizeof(float) * npos(), stream);
-        launch(cope_forward_kernel, grid, z, qkv, e.value, T, start, v.T, v.NH, v.HS, v.OC, npos());
+        launch(cope_forward_kernel, grid, z, qkv, e.value, T, start, v.stride, v.NH, v.HS, v.OC, npos());
     }
     void begin_backward(const floatX* qkv, int B, int T, Stream stream) const {
         const size_t rows = (size_t)B * v.NH * T;
         const Grid grid((size_t)B * T, 64, sizeof(float) * npos(), stream);        // z was another layer's since
-        launch(cope_forward_kernel, grid, z, qkv, e.value, T, Start(0), v.T, v.NH, v.HS, v.OC, npos());
+        launch(cope_forward_kernel, grid, z, qkv, e.value, T, Start(0), v.stride, v.NH, v.HS, v.OC, npos());
         device_zero(dz, sizeof(float) * rows * npos(), stream);
         copy_on_device(rest, total, sizeof(double) * rows, stream);
         device_zero(dgate, sizeof(double) * rows, stream);
@@ -292,11 +292,11 @@ struct Cope : Encoding {
     }
     void begin_decode(const floatX* qkv, int B, Start start, int splits, float scale, Stream stream) const {
         const Grid grid((size_t)B * v.NH * splits, 128, sizeof(float) * v.HS, stream);
-        launch(cope_split_gates_kernel, grid, split_gates, qkv, start, v.mask.within(v.T), v.T, v.NH, v.HS, v.OC,
-               scale, B * v.NH);
+        launch(cope_split_gates_kernel, grid, split_gates, qkv, start, v.mask.within(v.stride), v.stride, v.NH, v.HS,
+               v.OC, scale, B * v.NH);
     }
     CopeBias bias() const {
-        return {{}, z, dz, total, rest, dgate, split_gates, npos(), v.T};
+        return {{}, z, dz, total, rest, dgate, split_gates, npos(), v.stride};
     }
 };
 

@@ -306,7 +306,7 @@ struct Fire : Encoding {
     FirePiece* pieces = nullptr;                            // (NH,FIRE_PIECES), CUDA builds
 
     template <class Tensors> void declare(Tensors& t) {
-        const size_t NH = (size_t)t.dims.NH, U = FIRE_UNITS;
+        const size_t NH = (size_t)t.NH, U = FIRE_UNITS;
         const float bound = 1.0f / std::sqrt((float)FIRE_UNITS);
         t.param(c, "fire_c", "fire.c", Per::Layer, 1, 0, {constant(0.1f)});
         t.param(l, "fire_l", "fire.l", Per::Layer, 1, 0, {constant(1.0f)});
@@ -314,22 +314,22 @@ struct Fire : Encoding {
         t.param(b1, "fire_b1", "fire.mlp.0.bias", Per::Layer, U, 0, {uniform(-1, 1)});
         t.param(w2, "fire_w2", "fire.mlp.2.weight", Per::Layer, NH, U, {uniform(-bound, bound)});
         t.param(b2, "fire_b2", "fire.mlp.2.bias", Per::Layer, NH, 0, {uniform(-bound, bound)});
-        const size_t columns = (size_t)toeplitz_columns(t.dims.T, t.dims.causal);
-        const size_t padded_T = (size_t)(t.dims.T + TOEPLITZ_PAD);
+        const size_t columns = (size_t)toeplitz_columns(t.stride, t.causal);
+        const size_t padded_T = (size_t)(t.stride + TOEPLITZ_PAD);
         t.cached(psi, "fire_psi", Per::Layer, columns, 0);
         t.cached(inv, "fire_inv", Per::Layer, padded_T, 0);
         t.cached(pieces, "fire_pieces", Per::Layer, NH, FIRE_PIECES);
         t.scratch(dpsi, "fire_dpsi", columns, 0);
         t.scratch(dnorm, "fire_dnorm", 2, padded_T);
         t.scratch(breaks, "fire_breaks", U, 0);
-        t.scratch(sums, "fire_sums", (size_t)t.dims.B * NH, (size_t)FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS);
+        t.scratch(sums, "fire_sums", (size_t)t.B * NH, (size_t)FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS);
     }
-    int columns() const { return toeplitz_columns(v.T, v.causal); }
+    int columns() const { return toeplitz_columns(v.stride, v.causal); }
     Grid grid(Stream stream) const { return Grid::over((size_t)(columns() + TOEPLITZ_PAD), stream); }
 
     void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
         if (!start.begins()) { return; }                    // filled once, for the longest text
-        launch(fire_forward_kernel, grid(stream), psi, inv, c.value, l.value, v.T, columns());
+        launch(fire_forward_kernel, grid(stream), psi, inv, c.value, l.value, v.stride, columns());
         if (LANES > 1) { return; }
         const Grid heads((size_t)v.NH, 64, sizeof(int) * FIRE_UNITS, stream);
         launch(fire_pieces_kernel, heads, pieces, w1.value, b1.value, w2.value, b2.value);
@@ -338,7 +338,7 @@ struct Fire : Encoding {
         const size_t count = (size_t)B * v.NH * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
         device_zero(sums, sizeof(double) * count, stream);
         launch(fire_breaks_kernel, Grid(1, 32, 0, stream), breaks, w1.value, b1.value);
-        launch(fire_slopes_kernel, grid(stream), dpsi, dnorm, c.value, l.value, v.T, columns());
+        launch(fire_slopes_kernel, grid(stream), dpsi, dnorm, c.value, l.value, v.stride, columns());
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
         const FireWeights values = {c.value, l.value, w1.value, b1.value, w2.value, b2.value};
@@ -348,7 +348,7 @@ struct Fire : Encoding {
     }
     FireBias bias() const {
         return {{}, psi, inv, w1.value, b1.value, w2.value, b2.value, dpsi, dnorm, breaks, sums, pieces,
-                v.NH, v.T, columns()};
+                v.NH, v.stride, columns()};
     }
 };
 

@@ -45,7 +45,7 @@ template <bool Power> struct KerpleOf : Toeplitz {
     Parameter r1, r2;                                       // (NH), one pair for each layer
 
     template <class Tensors> void declare(Tensors& t) {
-        const size_t NH = (size_t)t.dims.NH;
+        const size_t NH = (size_t)t.NH;
         t.param(r1, "kerple_r1", "kerple.r1", Per::Layer, NH, 0, {uniform(0, 2), false, 0.01f});
         const float hi = Power ? 2.0f : FLT_MAX;
         t.param(r2, "kerple_r2", "kerple.r2", Per::Layer, NH, 0, {uniform(0, Power ? 2 : 1), false, 0.01f, hi});

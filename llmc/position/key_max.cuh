@@ -38,9 +38,9 @@ static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, 
 
 // Declares e's key_max where it will be read.
 template <class Tensors> void declare_key_max(Encoding& e, Tensors& t) {
-    if (!t.dims.decodes || t.config->tile_skip == TileSkip::Off) { return; }
-    const size_t splits = ceil_div((size_t)t.dims.T, (size_t)DECODE_SPLIT);
-    t.cached(e.key_max, "key_max", Per::Layer, (size_t)t.dims.B * t.dims.NH, splits);
+    if (!t.decodes || t.run->tile_skip == TileSkip::Off) { return; }
+    const size_t splits = ceil_div((size_t)t.stride, (size_t)DECODE_SPLIT);
+    t.cached(e.key_max, "key_max", Per::Layer, (size_t)t.B * t.NH, splits);
 }
 
 // for prepare_forward
@@ -51,7 +51,7 @@ inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, S
     // 1 for a single token at any position
     const int splits = (start.t0 + T - 1) / DECODE_SPLIT - start.t0 / DECODE_SPLIT + 1;
     const Grid grid((size_t)BNH * splits, T > 32 ? 128 : 32, 0, stream);
-    launch(key_max_kernel, grid, e.key_max, qkv, T, start, v.T, v.NH, v.HS, v.OC, BNH);
+    launch(key_max_kernel, grid, e.key_max, qkv, T, start, v.stride, v.NH, v.HS, v.OC, BNH);
 }
 
 #endif

@@ -38,18 +38,19 @@ struct Learned : Encoding {
     Parameter wpe;              // (T_train,C)
 
     template <class Tensors> void declare(Tensors& t) {
-        const size_t positions = (size_t)t.config->T_train;
-        t.param(wpe, "wpe", t.dims.wpe_name, Per::Model, positions, (size_t)t.dims.C, {normal(0.02f), true});
+        const size_t positions = (size_t)t.run->T_train;
+        t.param(wpe, "wpe", t.names.wpe, Per::Model, positions, (size_t)t.C(), {normal(0.02f), true});
     }
-    static int max_length(const PositionConfig& config) { return config.T_train; }
+    static int max_length(int T_train) { return T_train; }
 
     void embed_forward(floatX* x, int B, int T, Start start, Stream stream) const {
-        check(T <= v.config->T_train - start.t0, "--pos learned has %d positions, position %d is needed; use a "
-              "shorter --T or another encoding", v.config->T_train, start.t0 + T - 1);
-        launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, wpe.value, T, start, v.C, v.mask, v.T);
+        check(T <= v.run->T_train - start.t0, "--pos learned has %d positions, position %d is needed; use a "
+              "shorter --T or another encoding", v.run->T_train, start.t0 + T - 1);
+        launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, wpe.value, T, start, v.C(), v.mask,
+               v.stride);
     }
     void embed_backward(floatX* dx, int B, int T, Stream stream) const {
-        launch(learned_backward_kernel, Grid((size_t)T, 128, 0, stream), wpe.grad, dx, B, T, v.C, v.mask);
+        launch(learned_backward_kernel, Grid((size_t)T, 128, 0, stream), wpe.grad, dx, B, T, v.C(), v.mask);
     }
 };
 

@@ -19,26 +19,25 @@
 #include "heads.cuh"
 
 // Radians per token of each of the R/2 pairs, in a text of T tokens
-static std::vector<double> rope_frequencies(const PositionConfig& config, int R, int T) {
-    const double T_original = config.original_length();
-    const double s = config.stretch(T);
-    double theta = config.value("theta");
+static std::vector<double> rope_frequencies(const PositionConfig& run, double theta, int R, int T) {
+    const double T_original = run.original_length();
+    const double s = run.stretch(T);
     // ntk stretches theta, so that fast pairs keep their speed and slow ones turn s times as slowly
-    if (config.scaling == RopeScaling::NTK && R > 2) { theta *= pow(s, (double)R / (R - 2)); }
+    if (run.scaling == RopeScaling::NTK && R > 2) { theta *= pow(s, (double)R / (R - 2)); }
     std::vector<double> frequencies;
     for (int i = 0; i < R / 2; i++) {
         double f = pow(theta, -2.0 * i / R);
-        if (config.scaling == RopeScaling::PI) { f /= s; }
+        if (run.scaling == RopeScaling::PI) { f /= s; }
         // yarn: pairs that turn at least 32 times within the original length keep their speed, those below one turn
         // slow down
-        if (config.scaling == RopeScaling::YaRN) {
+        if (run.scaling == RopeScaling::YaRN) {
             const double turns = T_original * f / 6.283185307179586476925286766559; // within that length
             const double ramp = (turns - 1.0) / 31.0;
             const double gamma = clamp(ramp, 0.0, 1.0);
             f = gamma * f + (1.0 - gamma) * f / s;
         }
-        if (config.scaling == RopeScaling::LongRoPE) {
-            f /= (T > T_original ? config.long_factor : config.short_factor)[(size_t)i];
+        if (run.scaling == RopeScaling::LongRoPE) {
+            f /= (T > T_original ? run.long_factor : run.short_factor)[(size_t)i];
         }
         frequencies.push_back(f);
     }
@@ -94,16 +93,15 @@ struct Rope : Encoding {
     using Encoding::Encoding;
     float* table = nullptr;                                 // (T,R): cos, sin of t f_i, for the pair i
 
-    static void defaults(PositionConfig& config) { config.values = {{"theta", 10000.0}, {"p", 1.0}}; }
-    static int turned(const PositionConfig& config, int HS) { return 2 * (int)std::ceil(config.value("p") * HS / 2); }
+    static Hyperparameters defaults(int) { return {{"theta", 10000.0}, {"p", 1.0}}; }
+    static int turned(const EncodingConfig& config, int HS) { return 2 * (int)std::ceil(config.value("p") * HS / 2); }
     template <class Tensors> void declare(Tensors& t) {
-        const int C = t.dims.C, NH = t.dims.NH;
-        const int HS = C / NH;
+        const int HS = t.HS;
         check(HS % 2 == 0, "--pos rope turns pairs, so the head size must be even, but %d channels / %d heads = %d; "
-              "choose another --model", C, NH, HS);
+              "choose another --model", t.C(), t.NH, HS);
         const double p = t.config->value("p");
         check(p <= 1, "--pos rope:p=%g: expected the share of a head's channels that are turned, at most 1", p);
-        const PositionConfig& c = *t.config;
+        const PositionConfig& c = *t.run;
         const bool yarn = c.scaling == RopeScaling::YaRN, longrope = c.scaling == RopeScaling::LongRoPE;
         const char* kind = yarn ? "yarn" : "longrope";
         check(p == 1 || !(yarn || longrope), "--rope_scaling %s: expected rope with p = 1, got %g: %s's factor is for "
@@ -115,12 +113,12 @@ struct Rope : Encoding {
               shorts, longs);
         check(!longrope || c.original_length() > 1, "--rope_scaling longrope: expected an original length of at least "
               "2 tokens, got %d", c.original_length());
-        t.cached(table, "rope_table", Per::Model, (size_t)t.dims.T, (size_t)turned(*t.config, HS));
+        t.cached(table, "rope_table", Per::Model, (size_t)t.stride, (size_t)turned(*t.config, HS));
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const int R = turned(*v.config, v.HS);
         if (v.layer == 0) {                                 // the table is shared: the first layer fills it
-            const std::vector<double> frequencies = rope_frequencies(*v.config, R, v.T);
+            const std::vector<double> frequencies = rope_frequencies(*v.run, v.config->value("theta"), R, v.stride);
             for (int first = 0; first < R / 2; first += ROPE_LAUNCH) {
                 const int pairs = imin(ROPE_LAUNCH, R / 2 - first);
                 RopeFrequencies some = {};
@@ -128,7 +126,7 @@ struct Rope : Encoding {
                 launch(rope_table_kernel, Grid((size_t)pairs, 128, 0, stream), table, T, start, R, first, some);
             }
         }
-        turn(qkv, B, T, start, v.T, 1.0f, stream);
+        turn(qkv, B, T, start, v.stride, 1.0f, stream);
     }
     // A rotation's transpose is its inverse.
     void prepare_backward(floatX* dqkv, const floatX*, int B, int T, Stream stream) const {
@@ -144,7 +142,7 @@ struct Rope : Encoding {
         else { by(std::integral_constant<int, 2>()); }
     }
     float score_factor(int T) const {
-        const PositionConfig& c = *v.config;
+        const PositionConfig& c = *v.run;
         const double log_s = std::log(c.stretch(T));
         if (c.scaling == RopeScaling::LongRoPE) { return (float)(1.0 + log_s / std::log((double)c.original_length())); }
         if (c.scaling != RopeScaling::YaRN) { return 1.0f; }

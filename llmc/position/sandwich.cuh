@@ -33,7 +33,7 @@ struct Sandwich : Toeplitz {
     using Toeplitz::Toeplitz;
     static constexpr int MOST = 1 << 16;
 
-    static void defaults(PositionConfig& config) { config.values = {{"d", 128}}; }
+    static Hyperparameters defaults(int) { return {{"d", 128}}; }
     template <class Tensors> void declare(Tensors& t) {
         const double d = t.config->value("d");
         check(d == 2 * std::floor(d / 2) && d <= MOST, "--pos sandwich: expected an even d up to %d, got %g", MOST, d);
@@ -42,7 +42,7 @@ struct Sandwich : Toeplitz {
     void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
         if (v.layer > 0 || !start.begins()) { return; }     // the first layer fills it, once for all tokens
         const int d = (int)v.config->value("d");
-        launch(sandwich_table_kernel, Grid::over((size_t)columns(), stream), table, d, v.T, v.NH, columns());
+        launch(sandwich_table_kernel, Grid::over((size_t)columns(), stream), table, d, v.stride, v.NH, columns());
     }
 };
 

@@ -43,17 +43,15 @@ static __global__ void sinusoidal_backward_kernel(floatX* dx, size_t n, float sc
 struct Sinusoidal : Encoding {
     using Encoding::Encoding;
 
-    static void defaults(PositionConfig& config) {
-        config.values = {{"scale", 0.1, 1.0}, {"embed", 0, 1.0, "plain|sqrt"}};
-    }
-    float factor() const { return v.config->value("embed") == 1 ? sqrtf((float)v.C) : 1.0f; }
+    static Hyperparameters defaults(int) { return {{"scale", 0.1, 1.0}, {"embed", 0, 1.0, "plain|sqrt"}}; }
+    float factor() const { return v.config->value("embed") == 1 ? sqrtf((float)v.C()) : 1.0f; }
     void embed_forward(floatX* x, int B, int T, Start start, Stream stream) const {
-        const Grid grid((size_t)T, 128, sizeof(float) * (v.C + 1), stream);
-        launch(sinusoidal_forward_kernel, grid, x, B, T, start, v.C, factor(), (float)v.config->value("scale"), v.mask,
-               v.T);
+        const Grid grid((size_t)T, 128, sizeof(float) * (v.C() + 1), stream);
+        launch(sinusoidal_forward_kernel, grid, x, B, T, start, v.C(), factor(), (float)v.config->value("scale"),
+               v.mask, v.stride);
     }
     void embed_backward(floatX* dx, int B, int T, Stream stream) const {
-        const size_t n = (size_t)B * T * v.C;
+        const size_t n = (size_t)B * T * v.C();
         if (factor() != 1.0f) { launch(sinusoidal_backward_kernel, Grid::over(n, stream), dx, n, factor()); }
     }
 };

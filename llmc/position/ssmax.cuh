@@ -130,11 +130,11 @@ struct SSMax : Encoding {
         return (float)(causal ? T / std::lgamma(T + 1.0) : 1.0 / std::log(T));
     }
     template <class Tensors> void declare(Tensors& t) {
-        const float start = start_of(t.config->T_train, t.dims.causal);
-        t.param(s, "ssmax", "ssmax.s", Per::Layer, (size_t)t.dims.NH, 0, {constant(start), false, 1e-3f});
-        t.scratch(dots, "ssmax_dots", (size_t)t.dims.NH, (size_t)t.dims.B * t.dims.T);
+        const float start = start_of(t.run->T_train, t.causal);
+        t.param(s, "ssmax", "ssmax.s", Per::Layer, (size_t)t.NH, 0, {constant(start), false, 1e-3f});
+        t.scratch(dots, "ssmax_dots", (size_t)t.NH, (size_t)t.B * t.stride);
     }
-    SSMaxKeys keys() const { return {v.mask, v.kv_len, v.T, v.causal}; }
+    SSMaxKeys keys() const { return {v.mask, v.kv_len, v.stride, v.causal}; }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         with_pack((size_t)v.HS, [&](auto P) {
             launch(ssmax_forward_kernel<P>, head_grid(B, T, HEAD_TOKENS, stream), qkv, s.value, keys(), T, start, v.NH,

@@ -22,8 +22,8 @@ struct T5Buckets {
     int side;                                               // buckets of one side
     bool two_sided;
 
-    static void defaults(PositionConfig& config) { config.values = {{"buckets", 32}, {"distance", 128}}; }
-    static int entries(const PositionConfig& config, bool) {
+    static Hyperparameters defaults(int) { return {{"buckets", 32}, {"distance", 128}}; }
+    static int entries(const EncodingConfig& config, bool) {
         const double n = config.value("buckets");
         const double reach = config.value("distance");
         check(n == 4 * std::floor(n / 4) && n <= MOST, "--pos t5: expected buckets in fours up to %d, got %g", MOST, n);
@@ -31,7 +31,7 @@ struct T5Buckets {
               "--pos t5: expected a whole distance above half of the %g buckets and at most 2^24, got %g", n, reach);
         return (int)n;
     }
-    T5Buckets(const PositionConfig& config, bool causal) : two_sided(!causal) {
+    T5Buckets(const EncodingConfig& config, bool causal) : two_sided(!causal) {
         const int count = entries(config, causal);
         side = causal ? count : count / 2;
         const int exact = side / 2;
@@ -60,17 +60,16 @@ struct T5Buckets {
 struct T5Distances {
     int K, before;                                          // before: K entries for the future, 0 when causal
 
-    static void defaults(PositionConfig& config) {
-        const double K = config.T_train - 1;
-        config.values = {{"K", K}, {"scale", 0, {}, "HS|C"}, {"layers", 0, {}, "shared|own"}};
+    static Hyperparameters defaults(int T_train) {
+        return {{"K", T_train - 1.0}, {"scale", 0, {}, "HS|C"}, {"layers", 0, {}, "shared|own"}};
     }
-    static int entries(const PositionConfig& config, bool causal) {
+    static int entries(const EncodingConfig& config, bool causal) {
         const double K = config.value("K");
         check(K == std::floor(K) && K >= 0 && K <= 1 << 24, "--pos t5_clip: K is %g, it must be a whole number "
               "of at most 2^24", K);
         return (int)K * (causal ? 1 : 2) + 1;
     }
-    T5Distances(const PositionConfig& config, bool causal) : K((int)config.value("K")), before(causal ? 0 : K) {}
+    T5Distances(const EncodingConfig& config, bool causal) : K((int)config.value("K")), before(causal ? 0 : K) {}
     __device__ int entry(int d) const { return before + clamp(d, -before, K); }
     __device__ DistanceRange range(int e) const {
         const int d = e - before;                           // the two ends stand for all distances beyond them
@@ -112,19 +111,18 @@ template <class Map> struct T5Of : Toeplitz {
     static constexpr bool clips = std::is_same<Map, T5Distances>::value;
     Parameter r;                                            // (entries,NH)
 
-    static void defaults(PositionConfig& config) { Map::defaults(config); }
+    static Hyperparameters defaults(int T_train) { return Map::defaults(T_train); }
     template <class Tensors> void declare(Tensors& t) {
-        const size_t entries = (size_t)Map::entries(*t.config, t.dims.causal);
+        const size_t entries = (size_t)Map::entries(*t.config, t.causal);
         const Per per = own(*t.config) ? Per::Layer : Per::Model;
-        const std::string file = (per == Per::Model ? t.dims.model_prefix : "") + "t5.weight";
-        t.param(r, "t5", file, per, entries, (size_t)t.dims.NH, {normal(0.02f)});
+        t.param(r, "t5", "t5.weight", per, entries, (size_t)t.NH, {normal(0.02f)});
         declare_table(t, per);
     }
     // a table for each layer
-    static bool own(const PositionConfig& config) { return clips && config.value("layers") == 1; }
+    static bool own(const EncodingConfig& config) { return clips && config.value("layers") == 1; }
     float score_factor(int) const {
         const bool by_C = clips && v.config->value("scale") == 1;
-        return by_C ? sqrtf((float)v.HS / (float)v.C) : 1.0f;
+        return by_C ? sqrtf((float)v.HS / (float)v.C()) : 1.0f;
     }
     void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
         if (v.layer > 0 && !own(*v.config)) { return; }
@@ -133,7 +131,7 @@ template <class Map> struct T5Of : Toeplitz {
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
         const size_t entries = (size_t)Map::entries(*v.config, v.causal);
         const Map map(*v.config, v.causal);
-        launch(t5_backward_kernel<Map>, Grid(entries * v.NH, 32, 0, stream), r.grad, dtable, map, B, v.T, v.NH,
+        launch(t5_backward_kernel<Map>, Grid(entries * v.NH, 32, 0, stream), r.grad, dtable, map, B, v.stride, v.NH,
                columns());
     }
 };

@@ -80,7 +80,7 @@ inline std::string position_help() {
 
 // Calls f(PositionType<Type>()): the one place where a name becomes a type.
 template <class Type> struct PositionType { using type = Type; };
-template <class F> void with_position_type(const PositionConfig& config, F f) {
+template <class F> void with_position_type(const EncodingConfig& config, F f) {
     switch (config.kind) {
 #define X(name, type, help) case POS_##name: f(PositionType<type>()); break;
         POSITIONS(X)
@@ -96,48 +96,35 @@ template <class F> void with_position(const PositionView& view, F f) {
     });
 }
 
-// Whether one of them has a meaning only in causal models
-inline bool position_causal_only(const PositionConfig& config) {
-    bool found = false;
-    config.each([&](const PositionConfig& c) {
-        with_position_type(c, [&](auto type) { found = found || decltype(type)::type::causal_only; });
-    });
-    return found;
-}
-
 // Which of L layers have this part of `config`
 inline std::vector<int> layers_of_part(const PositionConfig& config, int part, int L) {
     std::vector<int> layers;
     for (int l = 0; l < L; l++) {
-        const std::vector<int>* here = config.parts.empty() ? nullptr
-                                                            : &config.pattern[(size_t)l % config.pattern.size()];
-        if (here == nullptr || std::find(here->begin(), here->end(), part) != here->end()) { layers.push_back(l); }
+        const std::vector<int>& here = config.pattern[(size_t)l % config.pattern.size()];
+        if (std::find(here.begin(), here.end(), part) != here.end()) { layers.push_back(l); }
     }
     return layers;
 }
-// What the names of its tensors end in, as two parts may be the same encoding
-inline std::string part_suffix(int part) { return part > 0 ? "." + std::to_string(part) : ""; }
 
-// What the encodings of this configuration ask of a model of these shapes.
-inline PositionTables position_tables(const PositionConfig& config, const PositionDims& dims) {
-    PositionTables t;                                       // declare() fills it; no pointer is set yet
-    t.dims = dims;
-    t.columns_of.resize((size_t)dims.L);
-    int part = 0;
-    config.each([&](const PositionConfig& c) {
+// What the encodings of this configuration ask of a model of this shape.
+inline PositionTables position_tables(const PositionConfig& config, const PositionShape& shape,
+                                      const PositionNames& names = {}) {
+    PositionTables t(shape);
+    t.names = names;
+    t.run = &config;
+    for (const EncodingConfig& c : config.parts) {
         t.config = &c;
-        t.layers = layers_of_part(config, part, dims.L);
-        t.suffix = part_suffix(part++);
+        t.parts.push_back({layers_of_part(config, (int)t.parts.size(), t.L), t.params.size(), t.acts.size()});
         with_position_type(c, [&](auto type) {
-            typename decltype(type)::type encoding{PositionView()};
-            check(dims.causal || !position_causal_only(c), "--pos %s: expected a causal model, as train_gpt2 has: "
-                  "positions are counted from a query backwards, and keys after it have none", c.name.c_str());
-            encoding.declare(t);
+            using Type = typename decltype(type)::type;
+            check(t.causal || !Type::causal_only, "--pos %s: expected a causal model, as train_gpt2 has: positions are "
+                  "counted from a query backwards, and keys after it have none", c.name.c_str());
+            Type(PositionView()).declare(t);
         });
-    });
-    std::set<std::string> names;
+    }
+    std::set<std::string> seen;
     for (const FileTensor& f : t.files) {
-        check(names.insert(f.name).second, "%s: two encodings keep a %s for all layers", config.name.c_str(),
+        check(seen.insert(f.name).second, "%s: two encodings keep a %s for all layers", config.name.c_str(),
               f.name.c_str());
     }
     const auto earlier_layer = [](const FileTensor& a, const FileTensor& b) { return a.layer < b.layer; };
@@ -148,15 +135,12 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
 // The longest sequence the encodings can encode; INT_MAX if there is no limit
 inline int position_max_length(const PositionConfig& config) {
     int length = INT_MAX;
-    config.each([&](const PositionConfig& c) {
-        with_position_type(c, [&](auto type) { length = std::min(length, decltype(type)::type::max_length(c)); });
-    });
+    for (const EncodingConfig& c : config.parts) {
+        with_position_type(c, [&](auto type) {
+            length = std::min(length, decltype(type)::type::max_length(config.T_train));
+        });
+    }
     return length;
-}
-
-// Sets config.values to the encoding's defaults, which may depend on config.T_train
-inline void position_defaults(PositionConfig& config) {
-    with_position_type(config, [&](auto type) { decltype(type)::type::defaults(config); });
 }
 
 // A hyperparameter as --pos has it, or as it would be if it were another of its choices
@@ -188,9 +172,8 @@ enum class AbsentKeys { Default, Old };
 
 // "t5_clip:K=64" -> the encoding with its defaults for T_train and the given values. Unknown names and keys are errors
 // that list what there is.
-inline PositionConfig parse_one_position(const std::string& text, int T_train, AbsentKeys absent) {
-    PositionConfig config;
-    config.T_train = T_train;
+inline EncodingConfig parse_encoding(const std::string& text, int T_train, AbsentKeys absent) {
+    EncodingConfig config;
     const size_t colon = text.find(':');
     config.name = text.substr(0, colon);
     for (const PositionAlias& a : position_aliases) { config.name = config.name == a.alias ? a.name : config.name; }
@@ -202,7 +185,7 @@ inline PositionConfig parse_one_position(const std::string& text, int T_train, A
     }
     check(config.kind >= 0, "--pos %s: %sexpected one of the encodings %s", config.name.c_str(),
           did_you_mean(config.name, known).c_str(), option_text(known).c_str());
-    position_defaults(config);
+    with_position_type(config, [&](auto type) { config.values = decltype(type)::type::defaults(T_train); });
     std::string keys;
     for (Hyperparameter& h : config.values) {
         if (absent == AbsentKeys::Old) { h.value = h.old.value_or(h.value); }
@@ -231,7 +214,7 @@ inline PositionConfig parse_one_position(const std::string& text, int T_train, A
 
 // What an encoding has a hand in. Two in one layer have different ones.
 enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_Q = 8, COUNTS_GATES = 16 };
-inline int position_hooks(const PositionConfig& config) {
+inline int position_hooks(const EncodingConfig& config) {
     int hooks = 0;
     with_position_type(config, [&](auto type) {
         using Type = typename decltype(type)::type;
@@ -250,7 +233,7 @@ inline int position_hooks(const PositionConfig& config) {
 // A layer takes its encodings in this order: q is scaled, then turned, and the bias reads what has become of q and k.
 // So does the backward: the scale's gradient wants q and dq both turned. The text of --pos, and with it a pattern, has
 // them the other way round: "cable+rope".
-inline int position_step(const PositionConfig& config) {
+inline int position_step(const EncodingConfig& config) {
     const int hooks = position_hooks(config);
     if ((hooks & ADDS_BIAS) != 0) { return 2; }
     return (hooks & SCALES_Q) != 0 ? 0 : 1;
@@ -258,18 +241,17 @@ inline int position_step(const PositionConfig& config) {
 
 // The parts of a pattern, each by text(part): those of a layer joined by +, layers by commas
 template <class F>
-std::string pattern_text(const std::vector<PositionConfig>& parts, const std::vector<std::vector<int>>& pattern,
-                         F text) {
+std::string pattern_text(const PositionConfig& config, F text) {
     std::string s;
-    for (const std::vector<int>& layer : pattern) {
-        for (int part : layer) { s += (part == layer[0] ? "" : "+") + text(parts[(size_t)part]); }
-        s += &layer == &pattern.back() ? "" : ",";
+    for (const std::vector<int>& layer : config.pattern) {
+        for (int part : layer) { s += (part == layer[0] ? "" : "+") + text(config.parts[(size_t)part]); }
+        s += &layer == &config.pattern.back() ? "" : ",";
     }
     return s;
 }
 
 // An error unless the encodings of one layer do different things; `what` begins the message.
-inline void check_hooks(const std::vector<PositionConfig>& layer, const std::string& what) {
+inline void check_hooks(const std::vector<EncodingConfig>& layer, const std::string& what) {
     const std::map<int, const char*> does = {{CHANGES_EMBEDDINGS, "change the embeddings"}, {TURNS_QK, "turn q and k"},
                                              {ADDS_BIAS, "add a bias to the scores"}, {SCALES_Q, "scale q"}};
     for (size_t i = 0; i < layer.size(); i++) {
@@ -288,31 +270,32 @@ inline void check_hooks(const std::vector<PositionConfig>& layer, const std::str
 }
 
 // The encodings of layers that take turns as one configuration; `what` begins a message.
-inline PositionConfig compose_positions(std::vector<std::vector<PositionConfig>> layers, const std::string& what) {
-    PositionConfig all = layers[0][0];
-    all.values.clear();
-    for (std::vector<PositionConfig>& layer : layers) {
+inline PositionConfig compose_positions(std::vector<std::vector<EncodingConfig>> layers, int T_train,
+                                        const std::string& what) {
+    PositionConfig all;
+    all.T_train = T_train;
+    all.parts.clear();
+    all.pattern.clear();
+    for (std::vector<EncodingConfig>& layer : layers) {
         check_hooks(layer, what);
-        std::stable_sort(layer.begin(), layer.end(), [](const PositionConfig& a, const PositionConfig& b) {
+        std::stable_sort(layer.begin(), layer.end(), [](const EncodingConfig& a, const EncodingConfig& b) {
             return position_step(a) > position_step(b);
         });
         all.pattern.emplace_back();
-        for (const PositionConfig& c : layer) {
-            const auto same = [&](const PositionConfig& p) { return p.name == c.name && p.values == c.values; };
-            const auto found = std::find_if(all.parts.begin(), all.parts.end(), same);
+        for (const EncodingConfig& c : layer) {
+            const auto found = std::find(all.parts.begin(), all.parts.end(), c);
             all.pattern.back().push_back((int)(found - all.parts.begin()));
             if (found == all.parts.end()) { all.parts.push_back(c); }
         }
     }
-    if (all.parts.size() == 1) { return all.parts[0]; }
+    if (all.parts.size() == 1) { all.pattern = {{0}}; }
     for (size_t part = 0; part < all.parts.size(); part++) {
-        const PositionConfig& c = all.parts[part];
+        const EncodingConfig& c = all.parts[part];
         const bool everywhere = layers_of_part(all, (int)part, (int)layers.size()).size() == layers.size();
         check(everywhere || (position_hooks(c) & CHANGES_EMBEDDINGS) == 0, "%s: %s changes the embeddings, so all "
               "layers have it or none", what.c_str(), c.name.c_str());
     }
-    all.kind = NUM_POSITIONS;
-    all.name = pattern_text(all.parts, all.pattern, [](const PositionConfig& c) { return c.name; });
+    all.name = pattern_text(all, [](const EncodingConfig& c) { return c.name; });
     return all;
 }
 
@@ -323,29 +306,28 @@ inline PositionConfig parse_position(const std::string& text, int T_train, Absen
         const size_t end = std::min(text.find_first_of(",:+", at), text.size());
         return text.find('=', at) >= end;
     };
-    std::vector<std::vector<PositionConfig>> layers(1);
+    std::vector<std::vector<EncodingConfig>> layers(1);
     size_t begin = 0;
     for (size_t at = 0; at <= text.size(); at++) {
         const bool next_layer = at < text.size() && text[at] == ',' && begins_layer(at + 1);
         const bool next_part = at + 1 < text.size() && text[at] == '+' && !std::isdigit((unsigned char)text[at + 1]);
         if (!next_layer && !next_part && at < text.size()) { continue; }
-        layers.back().push_back(parse_one_position(text.substr(begin, at - begin), T_train, absent));
+        layers.back().push_back(parse_encoding(text.substr(begin, at - begin), T_train, absent));
         if (next_layer) { layers.emplace_back(); }
         begin = at + 1;
     }
-    return compose_positions(layers, "--pos " + text);
+    return compose_positions(layers, T_train, "--pos " + text);
 }
 
 // "t5_clip:K=64", "cable+rope:theta=10000,p=1": parse_position's inverse, with every value spelled out
 inline std::string position_text(const PositionConfig& config) {
-    if (!config.parts.empty()) {
-        return pattern_text(config.parts, config.pattern, [](const PositionConfig& c) { return position_text(c); });
-    }
-    std::string s = config.name;
-    for (const Hyperparameter& h : config.values) {
-        s += (&h == &config.values.front() ? ":" : ",") + h.key + "=" + hyperparameter_text(h, h.value);
-    }
-    return s;
+    return pattern_text(config, [](const EncodingConfig& c) {
+        std::string s = c.name;
+        for (const Hyperparameter& h : c.values) {
+            s += (&h == &c.values.front() ? ":" : ",") + h.key + "=" + hyperparameter_text(h, h.value);
+        }
+        return s;
+    });
 }
 
 #endif

@@ -86,26 +86,26 @@ struct Toeplitz : Encoding {
 
     // Per::Model: all layers share the table, and the first one fills it
     template <class Tensors> void declare_table(Tensors& t, Per per) {
-        const size_t columns = (size_t)toeplitz_columns(t.dims.T, t.dims.causal);
-        t.cached(table, "bias_table", per, (size_t)t.dims.NH, columns);
-        t.scratch(dtable, "dbias_table", (size_t)t.dims.B * t.dims.NH, columns);
+        const size_t columns = (size_t)toeplitz_columns(t.stride, t.causal);
+        t.cached(table, "bias_table", per, (size_t)t.NH, columns);
+        t.scratch(dtable, "dbias_table", (size_t)t.B * t.NH, columns);
     }
-    int columns() const { return toeplitz_columns(v.T, v.causal); }
+    int columns() const { return toeplitz_columns(v.stride, v.causal); }
     // B_ij = value(h, i - j), filled for the longest text when a text begins
     template <class Value> void fill_table(const Value& value, Start start, Stream stream) const {
         if (!start.begins()) { return; }
-        launch(toeplitz_fill_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), table, value, v.T, columns());
+        launch(toeplitz_fill_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), table, value, v.stride, columns());
     }
     // Adds to gradient (NH), that of a parameter p of each head. By the chain rule it is the sum over the distances d
     // of dB_d * dvalue(h, d)/dp_h; term(h, d, dB_d) is that product.
     template <class Term> void sum_diagonals(float* gradient, const Term& term, int B, Stream stream) const {
-        launch(toeplitz_gradient_kernel<Term>, Grid((size_t)v.NH, 128, 0, stream), gradient, dtable, term, B, v.T, v.NH,
-               columns());
+        launch(toeplitz_gradient_kernel<Term>, Grid((size_t)v.NH, 128, 0, stream), gradient, dtable, term, B, v.stride,
+               v.NH, columns());
     }
     void zero_bias_gradient(int B, int, Stream stream) const {
         device_zero(dtable, sizeof(float) * B * v.NH * columns(), stream);
     }
-    ToeplitzBias bias() const { return {{}, table, dtable, v.NH, columns(), v.T}; }
+    ToeplitzBias bias() const { return {{}, table, dtable, v.NH, columns(), v.stride}; }
 };
 
 #endif

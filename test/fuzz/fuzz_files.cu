@@ -96,16 +96,16 @@ void check_position(const PositionConfig& config) {
     must(position_text(parse_position(text, config.T_train)) == text, "position_text is parse_position's inverse");
     const PositionConfig again = position_from_json(parse_json(json_text(position_json(config)), "p"),
                                                     config.T_train, "p");
-    must(again.kind == config.kind && again.name == config.name && again.values == config.values,
-         "config.json restores the encoding");
-    for (const Hyperparameter& h : config.values) {
-        must(h.choices != nullptr || (std::isfinite(h.value) && h.value > 0), "hyperparameters are positive");
+    must(again.name == config.name && again.parts == config.parts && again.pattern == config.pattern,
+         "config.json restores the encodings");
+    for (const EncodingConfig& c : config.parts) {
+        for (const Hyperparameter& h : c.values) {
+            must(h.choices != nullptr || (std::isfinite(h.value) && h.value > 0), "hyperparameters are positive");
+        }
     }
     must(position_max_length(config) >= 1, "an encoding has a position");
     accepts([&] {
-        PositionDims d;
-        d.L = 2; d.NH = 2; d.C = 8; d.B = 1; d.T = 8; d.causal = config.T_train % 2 == 0;
-        const PositionTables tables = position_tables(config, d);
+        const PositionTables tables = position_tables(config, {2, 2, 4, 1, 8, config.T_train % 2 == 0});
         for (const TensorSpec& s : tables.params) {
             must(s.rows >= 1 && s.size() < (size_t)1 << 40, "tensors of an encoding have a size");
         }

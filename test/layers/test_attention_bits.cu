@@ -57,7 +57,7 @@ Bits run_skipping(Layer& l, TileSkip skip, const std::vector<float>& qkv, const 
     with_position(l.view, [&](auto position) { position.prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0)); });
     attention_forward<true>(out, lse, tiles, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0));
     l.backward(dqkv, scratch, Array<float>(dout), d_qkv, out, lse);
-    const double live = live_tile_share(tiles, l.config, true, l.s.T, l.s.NH, l.s.HS, Stream(0));
+    const double live = live_tile_share(tiles, l.view, l.s.T, Stream(0));
     return {out.host(), lse.host(), columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l)), live};
 }
 // |a - b| over |b|, of the Euclidean norms
@@ -77,10 +77,8 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
 TEST_CASE("attention: how far below the largest a skipped key is", "[attention]") {
     for (int T : {1, 64, 2048, 100000}) {
         CHECK(std::fabs(flash_skip_tau(T) - (24 + std::log2(T))) < 1e-5);
-        PositionConfig config = parse_position("alibi", 64);
-        CHECK(tile_skip_tau(T, config) == flash_skip_tau(T));
-        config.tile_skip = TileSkip::Exact;
-        CHECK(tile_skip_tau(T, config) == 128);         // an exponent that float32 does not have
+        CHECK(tile_skip_tau(T, TileSkip::Default) == flash_skip_tau(T));
+        CHECK(tile_skip_tau(T, TileSkip::Exact) == 128);        // an exponent that float32 does not have
     }
 }
 
@@ -165,7 +163,7 @@ TEST_CASE("attention: --tile_skip exact changes no bit, default hardly any", "[a
     INFO(random);
     const LayerShape s = {2, TILE_SKIP_T + 450, 2, 16};
     for (const std::string& name : encodings()) {
-        const bool skips = flash_skips(find_flash_bias(parse_position(name, s.T)));
+        const bool skips = flash_skips(find_flash_bias(parse_position(name, s.T).parts[0]));
         if (!skips && name != "none") { continue; }
         for (bool far_key : {false, true}) {
             INFO(name << ", far key " << far_key);
@@ -258,15 +256,9 @@ TEST_CASE("nothing in attention grows with the square of T", "[attention][encodi
     CHECK(scratch(4 * T) == 4 * scratch(T));
     for (const std::string& name : encodings()) {
         auto floats = [&](int length) {
-            PositionDims d;
-            d.L = 1;
-            d.NH = NH;
-            d.C = NH * HS;
-            d.B = 2;
-            d.T = length;
             size_t n = 0;
-            const PositionTables tables = position_tables(parse_position(name, T), d);
-            for (const TensorSpec& spec : tables.acts) { n += spec.size(); }
+            const PositionConfig config = parse_position(name, T);
+            for (const TensorSpec& spec : position_tables(config, {1, NH, HS, 2, length}).acts) { n += spec.size(); }
             return n;
         };
         INFO(name);

@@ -61,7 +61,6 @@ template <class Bias> __global__ void walk_kernel(Bias bias, const float* da, in
 // Two layers of an encoding with random parameters and inputs; layer 1 is the one that is looked at.
 struct Fixture {
     PositionConfig config;
-    PositionDims dims;
     PositionTables tables;
     TensorTable params, acts;
     int B, T, NH, HS, C, OC;
@@ -70,8 +69,7 @@ struct Fixture {
 
     Fixture(const PositionConfig& config, int B, int T, int NH, int HS, bool causal, uint64_t seed)
         : config(config), B(B), T(T), NH(NH), HS(HS), C(NH * HS) {
-        dims.L = 2; dims.NH = NH; dims.C = C; dims.B = B; dims.T = T; dims.causal = causal;
-        tables = position_tables(config, dims);
+        tables = position_tables(this->config, {2, NH, HS, B, T, causal});
         OC = 3 * C + tables.extra_columns;
         for (const TensorSpec& s : tables.params) { params.add(s); }
         for (TensorSpec s : tables.acts) {
@@ -102,9 +100,9 @@ struct Fixture {
         qkv.reset(new Array<float>(qkv_host));
     }
     PositionView view(int layer = 1) const {
-        PositionView v;
-        v.config = &config; v.L = 2; v.NH = NH; v.C = C; v.HS = HS; v.layer = layer; v.B = B; v.T = T; v.OC = OC;
-        v.causal = dims.causal; v.params = &params; v.acts = &acts;
+        PositionView v(tables);
+        v.run = &config; v.config = &config.parts[0]; v.layer = layer; v.OC = OC;
+        v.params = &params; v.acts = &acts;
         v.master = master->p; v.grads = grads->p; v.act_data = act->p;
         return v;
     }
@@ -120,7 +118,7 @@ struct Fixture {
         with_position(view(), [&](auto e) {
             const auto bias = e.bias();
             launch(bias_kernel<std::decay_t<decltype(bias)>>, Grid((size_t)B * NH, 64, 0, Stream(0)), out.p, bias, T,
-                   begin, end, dims.causal);
+                   begin, end, tables.causal);
         });
         return out.host();
     }
@@ -133,7 +131,7 @@ struct Fixture {
 
     OracleLayer<double> oracle(int b = 0) const {
         OracleLayer<double> o = oracle_of(config);
-        o.causal = dims.causal;
+        o.causal = tables.causal;
         o.T = T;
         o.NH = NH;
         o.C = C;
@@ -192,7 +190,7 @@ void check_forward(Fixture& f) {
             for (int i = 0; i < f.T; i++) {
                 for (int j = 0; j < f.T; j++) {
                     const float got = bias[(((size_t)b * f.NH + h) * f.T + i) * f.T + j];
-                    if (j > i && f.dims.causal) {       // masked: any finite value inside a tile, not computed beyond
+                    if (j > i && f.tables.causal) {       // masked: any finite value inside a tile, not computed beyond
                         finite = finite && (std::isfinite(got) || j / TILE > i / TILE);
                     } else {
                         values.see(got, want[(size_t)i * f.T + j]);
@@ -336,7 +334,7 @@ void check_backward(Fixture& f) {
         e.zero_bias_gradient(f.B, f.T, Stream(0));
         const auto bias = e.bias();
         const Grid grid((size_t)f.B * f.NH, 64, sizeof(float) * TILE * TILE, Stream(0));
-        launch(walk_kernel<std::decay_t<decltype(bias)>>, grid, bias, device_da.p, f.T, f.dims.causal);
+        launch(walk_kernel<std::decay_t<decltype(bias)>>, grid, bias, device_da.p, f.T, f.tables.causal);
         e.prepare_backward(device_dqkv.p, f.qkv->p, f.B, f.T, Stream(0));
     });
     check_parameter_gradients(f, da, dqkv);
@@ -671,10 +669,8 @@ TEST_CASE("each of LongRoPE's factors is in its checksum", "[positions]") {
 TEST_CASE("ssmax starts where s log n is 1 on average over the trained length", "[positions]") {
     for (int T : {1, 2, 37, 1024}) {
         for (bool causal : {true, false}) {
-            PositionDims d;
-            d.NH = d.C = d.L = 1;
-            d.causal = causal;
-            const InitRule init = position_tables(parse_position("ssmax", T), d).params.at(0).init;
+            const PositionConfig config = parse_position("ssmax", T);
+            const InitRule init = position_tables(config, {1, 1, 1, 0, 0, causal}).params.at(0).init;
             double mean = 0;
             const int tokens = std::max(T, 2);              // a query that sees one key has log n = 0
             for (int i = 0; i < tokens; i++) { mean += std::log(causal ? i + 1.0 : tokens) / tokens; }
@@ -686,11 +682,10 @@ TEST_CASE("ssmax starts where s log n is 1 on average over the trained length", 
 }
 
 TEST_CASE("what encodings refuse", "[positions]") {
-    PositionDims d;
-    d.L = 1; d.NH = 2; d.C = 10; d.B = 1; d.T = 4;
+    PositionShape d = {1, 2, 5, 1, 4};
     const auto tables = [&](const char* pos) { position_tables(parse_position(pos, 4), d); };
     CHECK(throws_with([&] { tables("rope"); }, "head size must be even") == EXIT_BAD_INPUT);
-    d.C = 8;
+    d.HS = 4;
     CHECK(throws_with([&] { tables("rope:p=1.5"); }, "at most 1") == EXIT_BAD_INPUT);
     PositionConfig yarn = parse_position("rope:p=0.4", 4);
     yarn.scaling = RopeScaling::YaRN;
@@ -732,7 +727,7 @@ TEST_CASE("what encodings refuse", "[positions]") {
     CHECK(position_text(parse_position("kcable", 4)) == "kcable:weight=outside");
     CHECK(position_text(parse_position("kcable", 4, AbsentKeys::Old)) == "kcable:weight=inside");
     CHECK(position_text(parse_position("fox", 4)) == "cable_v1");
-    CHECK(parse_position("t5_clip:K=1.6e+1", 4).values.at(0).value == 16);
+    CHECK(parse_position("t5_clip:K=1.6e+1", 4).parts[0].values.at(0).value == 16);
     CHECK(throws_with([&] { parse_position("t5_clip:K=5,K=5", 4); }, "K is given twice") == EXIT_BAD_INPUT);
     Fixture f(parse_position("learned", 8), 1, 9, 1, 2, true, 1);
     CHECK(position_max_length(f.config) == 8);
@@ -772,8 +767,7 @@ TEST_CASE("several encodings in one model", "[positions]") {
     CHECK(refused("rope+,none", "expected one of the encodings"));
     CHECK(position_max_length(parse_position("learned+cable,learned", 8)) == 8);
     // each layer has its own columns, and each part the layers that it is in
-    PositionDims d;
-    d.L = 4; d.NH = 2; d.C = 8;
+    const PositionShape d = {4, 2, 4};
     PositionTables t = position_tables(parse_position("none,cable,cable_nw,none", 8), d);
     CHECK(t.columns_of == std::vector<int>{0, 4, 2, 0});
     CHECK(t.extra_columns == 4);
@@ -787,8 +781,7 @@ TEST_CASE("several encodings in one model", "[positions]") {
 #endif
 
 TEST_CASE("the tensors of encodings", "[positions]") {
-    PositionDims d;
-    d.L = 2; d.NH = 3; d.C = 12; d.causal = false;
+    const PositionShape d = {2, 3, 4, 0, 0, false};
     const auto names = [&](const char* pos) {
         std::string all;
         const PositionTables t = position_tables(parse_position(pos, 8), d);
@@ -823,20 +816,16 @@ namespace {
 struct Gated : Encoding {
     using Encoding::Encoding;
     template <class Tensors> void declare(Tensors& t) {
-        t.columns("gate", t.dims.NH, constant(4.0f));
-        t.columns("key", 2 * t.dims.NH);
+        t.columns("gate", t.NH, constant(4.0f));
+        t.columns("key", 2 * t.NH);
     }
 };
 
 } // namespace
 
 TEST_CASE("the columns of an encoding start as it says", "[positions][encodings]") {
-    PositionTables t;
-    t.dims.L = 2;
-    t.dims.NH = 3;
-    t.dims.C = 12;
-    t.layers = {0, 1};
-    t.columns_of.resize(2);
+    PositionTables t(PositionShape{2, 3, 4});
+    t.parts = {{{0, 1}}};
     Gated{PositionView()}.declare(t);
     REQUIRE(t.extra_columns == 9);
     TensorSpec weight, bias;                            // as a trainer declares them: (L,OC,C), (L,OC)

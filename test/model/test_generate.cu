@@ -562,7 +562,8 @@ TEST_CASE("evaluate: a bias matrix is the oracle's", "[evaluate][asan]") {
         for (int layer = 0; layer < 2; layer++) {
             OracleLayer<double> o;
             o.name = model.config.position.name;
-            o.values.insert(model.config.position.values.begin(), model.config.position.values.end());
+            const Hyperparameters& values = model.config.position.parts[0].values;
+            o.values.insert(values.begin(), values.end());
             o.T = T; o.NH = NH; o.C = 32; o.HS = 16;
             const size_t OC = (size_t)model.OC;
             std::vector<float> qkv((size_t)T * OC);
@@ -583,7 +584,7 @@ TEST_CASE("evaluate: a bias matrix is the oracle's", "[evaluate][asan]") {
                 o.params[name].assign(host.begin(), host.end());
             }
             for (int head = 0; head < NH; head++) {
-                const PositionView view = layer_position(model, acts, layer, 1, T).bias();
+                const PositionView view = layer_position(model, acts, layer, T).bias();
                 const std::vector<float> got = bias_matrix(view, head, T, model.stream);
                 const std::vector<double> want = oracle_bias(o, head);
                 REQUIRE(got.size() == want.size());
@@ -608,7 +609,7 @@ TEST_CASE("--dump_bias: encodings without a matrix say so", "[bias]") {
         TinyModel model(name);
         Activations acts = activations_describe(model, 1, 4, Purpose::Generate, 0);
         activations_allocate(acts);
-        const PositionView view = layer_position(model, acts, 0, 1, 4).bias();
+        const PositionView view = layer_position(model, acts, 0, 4).bias();
         CHECK(throws_with([&] { bias_matrix(view, 0, 4, model.stream); }, why) == EXIT_BAD_INPUT);
         acts.release();
     }

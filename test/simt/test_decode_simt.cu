@@ -27,14 +27,7 @@ struct DecodeLayer {
 
     DecodeLayer(const std::string& name, DecodeShape s, Bias bias = Bias::Gentle)
         : s(s), C(s.NH * s.HS), config(parse_position(name, s.stride)) {
-        PositionDims dims;
-        dims.L = 1;
-        dims.NH = s.NH;
-        dims.C = C;
-        dims.B = s.B;
-        dims.T = s.stride;
-        dims.decodes = true;
-        tables = position_tables(config, dims);
+        tables = position_tables(config, {1, s.NH, s.HS, s.B, s.stride, true, true});
         OC = round_up(3 * C + tables.extra_columns, 8);
         for (const TensorSpec& p : tables.params) { params.add(p); }
         for (const TensorSpec& a : tables.acts) { acts.add(a); }
@@ -68,15 +61,10 @@ struct DecodeLayer {
         master = new DeviceArray<float>(host_params);
         act_data = new DeviceArray<float>(acts.total);
         qkv = new DeviceArray<floatX>(converted<floatX>(host_qkv));
-        view.config = &config;
-        view.L = 1;
-        view.NH = s.NH;
-        view.C = C;
-        view.HS = s.HS;
-        view.B = s.B;
-        view.T = s.stride;
+        view = PositionView(tables);
+        view.run = &config;
+        view.config = &config.parts[0];
         view.OC = OC;
-        view.decodes = true;
         view.params = &params;
         view.acts = &acts;
         view.master = master->p;
@@ -104,7 +92,7 @@ struct DecodeLayer {
     OracleLayer<double> oracle(int b) {
         OracleLayer<double> o;
         o.name = config.name;
-        o.values.insert(config.values.begin(), config.values.end());
+        o.values.insert(config.parts[0].values.begin(), config.parts[0].values.end());
         o.T = s.t0 + 1; o.NH = s.NH; o.C = C; o.HS = s.HS; o.T_train = config.T_train;
         for (const TensorSpec& p : tables.params) {
             o.params[p.name] = std::vector<double>(host(p.name), host(p.name) + p.size());

@@ -39,14 +39,7 @@ struct Layer {
     PositionView view;
 
     Layer(const std::string& name, bool causal) : causal(causal), config(parse_position(name, T)) {
-        PositionDims dims;
-        dims.L = 1;
-        dims.NH = NH;
-        dims.C = C;
-        dims.B = B;
-        dims.T = T;
-        dims.causal = causal;
-        tables = position_tables(config, dims);
+        tables = position_tables(config, {1, NH, HS, B, T, causal});
         OC = round_up(3 * C + tables.extra_columns, 8);
         for (const TensorSpec& p : tables.params) { params.add(p); }
         for (const TensorSpec& a : tables.acts) { acts.add(a); }
@@ -55,15 +48,10 @@ struct Layer {
         act_data = std::make_unique<DeviceArray<float>>(acts.total);
         qkv = std::make_unique<DeviceArray<floatX>>(converted<floatX>(normals((size_t)B * T * OC, 7)));
         dout = std::make_unique<DeviceArray<floatX>>(converted<floatX>(normals((size_t)B * T * C, 8)));
-        view.config = &config;
-        view.L = 1;
-        view.NH = NH;
-        view.C = C;
-        view.HS = HS;
-        view.B = B;
-        view.T = T;
+        view = PositionView(tables);
+        view.run = &config;
+        view.config = &config.parts[0];
         view.OC = OC;
-        view.causal = causal;
         view.params = &params;
         view.acts = &acts;
         view.master = master->p;
@@ -95,7 +83,7 @@ struct Layer {
         oracle.C = C;
         oracle.HS = HS;
         oracle.T_train = config.T_train;
-        oracle.values.insert(config.values.begin(), config.values.end());
+        oracle.values.insert(config.parts[0].values.begin(), config.parts[0].values.end());
         const std::vector<float> values = master->host(), x = to_float(qkv->host());
         for (size_t p = 0; p < tables.params.size(); p++) {
             const float* first = &values[params.offsets[p]];
@@ -249,7 +237,11 @@ KERNEL_TEST("attention on the GPU, every encoding, forward and backward") {
     for (const char* name : names) {
         double worst = 0;
         for (bool causal : {true, false}) {
-            if (!causal && position_causal_only(parse_position(name, T))) { continue; }
+            bool skip = false;
+            with_position_type(parse_position(name, T).parts[0], [&](auto type) {
+                skip = !causal && decltype(type)::type::causal_only;
+            });
+            if (skip) { continue; }
             Layer layer(name, causal);
             for (const Deviation& d : deviations(layer)) {
                 EXPECT(d.value <= d.tolerance, "%s, %s: %s is off by %.2g, expected at most %.2g", name,
@@ -264,7 +256,7 @@ KERNEL_TEST("attention on the GPU, every encoding, forward and backward") {
 KERNEL_TEST("attention on the GPU: head sizes without tensor-core kernels are portable, and the banner says so") {
     for (const PositionRow& row : position_rows) {
         const PositionConfig config = parse_position(row.name, T);
-        const bool known = find_flash_bias(config) != FlashBias::Unknown;
+        const bool known = find_flash_bias(config.parts[0]) != FlashBias::Unknown;
         for (int size : {24, 32, 64, 100, 120, 128, 136, 256}) {
             const bool wanted = known && size >= 32 && size <= 128 && size % 8 == 0;
             const std::string text = attention_description(config, size);

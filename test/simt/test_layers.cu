@@ -528,13 +528,10 @@ struct Queries {
     int HS, C, OC;
     PositionConfig config;
     PositionView view;
-    Queries(const char* name, int HS) : HS(HS), C(NH * HS), OC(round_up(3 * C, 8)), config(parse_position(name, 64)) {
-        view.config = &config;
-        view.L = 1;
-        view.NH = NH;
-        view.HS = HS;
-        view.C = C;
-        view.B = B;
+    Queries(const char* name, int HS)
+        : HS(HS), C(NH * HS), OC(round_up(3 * C, 8)), config(parse_position(name, 64)), view({1, NH, HS, B}) {
+        view.run = &config;
+        view.config = &config.parts[0];
         view.OC = OC;
     }
     size_t at(int b, int stride, int t, int head) const { return ((size_t)b * stride + t) * OC + (size_t)head * HS; }
@@ -543,7 +540,7 @@ struct Queries {
 static void check_rope(int HS, const char* name) {
     const Queries x(name, HS);
     const int stride = 20, t0 = 5;
-    const int R = Rope::turned(x.config, HS);
+    const int R = Rope::turned(x.config.parts[0], HS);
     Rope rope(x.view);
     DeviceArray<float> table(normals((size_t)stride * R, 1));
     rope.table = table.p;
@@ -578,7 +575,7 @@ static void check_ssmax(int HS, bool causal) {
     const std::vector<int> lengths = {x.T, 9};
     DeviceArray<int> kv_len(lengths);
     x.view.causal = causal;
-    x.view.T = x.T;
+    x.view.stride = x.T;
     x.view.kv_len = kv_len.p;
     SSMax ssmax(x.view);
     DeviceArray<float> s(std::vector<float>{0.3f, 0.5f, 0.7f}), ds(normals(x.NH, 1)), dots((size_t)x.NH * N);

@@ -17,41 +17,25 @@
 // Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list for each layer
 // of the pattern.
 
-inline Json position_json(const PositionConfig& position) {
-    if (!position.parts.empty()) {
-        Json layers = Json::array();
-        for (const std::vector<int>& here : position.pattern) {
-            layers.push_back(Json::array());
-            for (int part : here) { layers.back().push_back(position_json(position.parts[(size_t)part])); }
-        }
-        return {{"name", "layers"}, {"layers", layers}};
-    }
-    Json j = {{"name", position.name}};
-    for (const Hyperparameter& h : position.values) {
+inline Json encoding_json(const EncodingConfig& encoding) {
+    Json j = {{"name", encoding.name}};
+    for (const Hyperparameter& h : encoding.values) {
         j[h.key] = h.choices != nullptr ? Json(hyperparameter_text(h, h.value)) : Json(h.value);
     }
     return j;
 }
-inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
-    std::string text = json_string(j, "name", what);
-    if (text == "layers") {
-        const auto is_list = [](const Json& list) { return list.is_array() && !list.empty() && list.size() <= 1024; };
-        check(j.size() == 2 && j.contains("layers") && is_list(j["layers"]), "%s: position: expected a name and "
-              "layers, got %s", what.c_str(), json_excerpt(j).c_str());
-        std::vector<std::vector<PositionConfig>> layers;
-        for (const Json& here : j["layers"]) {
-            check(is_list(here), "%s: position.layers: expected a list of encodings for each layer, got %s",
-                  what.c_str(), json_excerpt(here).c_str());
-            layers.emplace_back();
-            for (const Json& one : here) {
-                const bool single = one.is_object() && one.contains("name") && one["name"] != "layers";
-                check(single, "%s: position.layers: expected an encoding, got %s", what.c_str(),
-                      json_excerpt(one).c_str());
-                layers.back().push_back(position_from_json(one, T_train, what));
-            }
-        }
-        return compose_positions(layers, what + ": position");
+inline Json position_json(const PositionConfig& position) {
+    if (position.parts.size() == 1) { return encoding_json(position.parts[0]); }
+    Json layers = Json::array();
+    for (const std::vector<int>& here : position.pattern) {
+        layers.push_back(Json::array());
+        for (int part : here) { layers.back().push_back(encoding_json(position.parts[(size_t)part])); }
     }
+    return {{"name", "layers"}, {"layers", layers}};
+}
+// an encoding as --pos has it
+inline std::string encoding_from_json(const Json& j, const std::string& what) {
+    std::string text = json_string(j, "name", what);
     char separator = ':';
     for (const auto& item : j.items()) {
         if (item.key() == "name") { continue; }
@@ -63,7 +47,28 @@ inline PositionConfig position_from_json(const Json& j, int T_train, const std::
         text += separator + item.key() + "=" + value;
         separator = ',';
     }
-    return parse_position(text, T_train, AbsentKeys::Old);
+    return text;
+}
+inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
+    if (json_string(j, "name", what) == "layers") {
+        const auto is_list = [](const Json& list) { return list.is_array() && !list.empty() && list.size() <= 1024; };
+        check(j.size() == 2 && j.contains("layers") && is_list(j["layers"]), "%s: position: expected a name and "
+              "layers, got %s", what.c_str(), json_excerpt(j).c_str());
+        std::vector<std::vector<EncodingConfig>> layers;
+        for (const Json& here : j["layers"]) {
+            check(is_list(here), "%s: position.layers: expected a list of encodings for each layer, got %s",
+                  what.c_str(), json_excerpt(here).c_str());
+            layers.emplace_back();
+            for (const Json& one : here) {
+                const bool single = one.is_object() && one.contains("name") && one["name"] != "layers";
+                check(single, "%s: position.layers: expected an encoding, got %s", what.c_str(),
+                      json_excerpt(one).c_str());
+                layers.back().push_back(parse_encoding(encoding_from_json(one, what), T_train, AbsentKeys::Old));
+            }
+        }
+        return compose_positions(layers, T_train, what + ": position");
+    }
+    return parse_position(encoding_from_json(j, what), T_train, AbsentKeys::Old);
 }
 // --pos for a model from a checkpoint: what the flag says must agree with the checkpoint, and the checkpoint decides
 // the rest. If that is not today's default, a message tells the value.
@@ -71,17 +76,14 @@ inline void check_position(const std::string& flag, const PositionConfig& found,
     const PositionConfig asked = parse_position(flag, found.T_train);
     bool conflict = asked.name != found.name || asked.pattern != found.pattern;
     bool differs = false;
-    std::vector<const PositionConfig*> parts;
-    found.each([&](const PositionConfig& c) { parts.push_back(&c); });
-    size_t part = 0;
-    asked.each([&](const PositionConfig& c) {
-        for (size_t i = 0; !conflict && i < c.values.size(); i++) {
-            const bool same = c.values[i] == parts[part]->values[i];
-            conflict = conflict || (c.values[i].given && !same);
+    for (size_t part = 0; !conflict && part < asked.parts.size(); part++) {
+        const Hyperparameters &mine = asked.parts[part].values, &theirs = found.parts[part].values;
+        for (size_t i = 0; i < mine.size(); i++) {
+            const bool same = mine[i] == theirs[i];
+            conflict = conflict || (mine[i].given && !same);
             differs = differs || !same;
         }
-        part++;
-    });
+    }
     check(!conflict, "--pos %s: the checkpoint %s was trained with %s", flag.c_str(), path.c_str(),
           position_text(found).c_str());
     if (!differs || comm().rank > 0) { return; }
@@ -157,7 +159,7 @@ inline void check_before_data(const Options& o) {
 // --pos for a model of L layers
 inline PositionConfig parse_layers(const std::string& text, int T_train, int L) {
     const PositionConfig position = parse_position(text, T_train);
-    const size_t turns = std::max((size_t)1, position.pattern.size());
+    const size_t turns = position.pattern.size();
     check((size_t)L % turns == 0, "--pos %s: expected a number of layers that divides the model's %d, got %zu",
           text.c_str(), L, turns);
     return position;
@@ -247,10 +249,10 @@ inline void rebase(const Options& o, const std::string& path, PositionConfig& po
     if (o.rope_theta == 0) { return; }
     check(position.has("rope"), "--rope_theta %.9g: only rope has a base, and the encoding is %s", o.rope_theta,
           position.name.c_str());
-    position.each([&](const PositionConfig& c) {
+    for (const EncodingConfig& c : position.parts) {
         const bool free = c.name != "rope" || !path.empty() || !c.values[0].given;
         check(free, "--rope_theta %.9g: --pos %s gives rope a base, too", o.rope_theta, o.pos.c_str());
-    });
+    }
     const std::string was = position_text(position);
     if (!set_rope_theta(position, o.rope_theta) || path.empty()) { return; }
     check(!o.resume || may_change(o, "rope_theta"), "--rope_theta %.9g: the run to be resumed had %s (%s); give that, "

@@ -144,7 +144,6 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     plan_rope_scaling(r, config.position);
     o.window = config.position.mask.window;                         // the effective value, for --resume to compare
     o.sinks = config.position.mask.sinks;
-    config.position.settle_parts();
     r.largest_batch = o.B < 0;
     check(o.B > 0 || o.list || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
           "--total_batch, in training: give both, or a number");

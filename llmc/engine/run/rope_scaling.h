@@ -141,26 +141,24 @@ inline void parse_rope_scaling(const std::string& text, PositionConfig& position
 inline double rope_theta(const PositionConfig& position) {
     double theta = 0;
     bool same = true;
-    position.each([&](const PositionConfig& c) {
-        if (c.name != "rope") { return; }
+    for (const EncodingConfig& c : position.parts) {
+        if (c.name != "rope") { continue; }
         same = same && (theta == 0 || theta == c.value("theta"));
         theta = c.value("theta");
-    });
+    }
     return same ? theta : 0;
 }
 
 // Gives each rope of `position` the base theta. Returns whether any changed.
 inline bool set_rope_theta(PositionConfig& position, double theta) {
     bool changed = false;
-    const auto set = [&](PositionConfig& c) {
+    for (EncodingConfig& c : position.parts) {
         for (Hyperparameter& h : c.values) {
             if (c.name != "rope" || h.key != "theta" || h.value == theta) { continue; }
             h.value = theta;
             changed = true;
         }
-    };
-    set(position);
-    for (PositionConfig& part : position.parts) { set(part); }
+    }
     return changed;
 }
 

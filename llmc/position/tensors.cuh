@@ -1,0 +1,167 @@
+// position/tensors.cuh -- the tensors of an encoding. Its declare(t) lists them once, and is called with either of two
+// t: PositionTables collects the list before anything is allocated; PositionBinder goes through it again, and sets the
+// pointers of an encoding that is bound to a layer.
+#ifndef LLMC_POSITION_TENSORS_CUH
+#define LLMC_POSITION_TENSORS_CUH
+
+#include "../base/tensor.h"
+#include "config.h"
+
+// The shape of a model's layers. Arrays over time are (B,NH,stride): a sequence has room for `stride` tokens. T is
+// always the tokens of one call, which are fewer while a text is generated.
+struct PositionShape {
+    int L = 0;                                      // layers
+    int NH = 0, HS = 0;                             // heads and their size
+    int B = 0, stride = 0;                          // 0: only the parameters are needed
+    bool causal = true;
+    bool decodes = false;                           // attention_decode will run over these arrays
+    int C() const { return NH * HS; }               // channels
+};
+
+// How a checkpoint names the tensors: those of layer l begin with LAYER + l + SUFFIX, those of the model with MODEL.
+struct PositionNames {
+    const char* layer = "transformer.h.";
+    const char* suffix = ".attn.";
+    const char* model = "transformer.";
+    const char* wpe = "wpe.weight";
+};
+
+// An encoding is bound to one layer of a running model.
+struct PositionView : PositionShape {
+    const PositionConfig* run = nullptr;            // what holds for all encodings
+    const EncodingConfig* config = nullptr;         // this one
+    int layer = 0;                                  // which of the layers that have it this is
+    int OC = 0;                                     // the width of a row of qkv
+    AttentionMask mask;                             // the run's, with this batch's documents
+    float score_factor = 1.0f;                      // of the other encodings of this layer
+    const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
+    const TensorTable *params = nullptr, *acts = nullptr;
+    size_t first_param = 0, first_act = 0;          // of the encoding's own, in these tables
+    float *master = nullptr, *grads = nullptr;      // laid out by params; grads is null while evaluating
+    float* act_data = nullptr;                      // laid out by acts
+
+    PositionView(const PositionShape& shape = {}) : PositionShape(shape) {}
+};
+
+// A learned tensor of the current layer; float32 in every build
+struct Parameter {
+    float* value = nullptr;
+    float* grad = nullptr;                          // null while evaluating
+};
+
+enum class Per { Layer, Model };                    // one tensor for each layer, or one for all of them
+
+// How a parameter starts and what an update keeps it within
+struct ParameterRule {
+    InitRule init;
+    bool decay = false;
+    float lo = -FLT_MAX, hi = FLT_MAX;
+};
+
+// One of the encodings of a model: the layers that have it, and where its tensors begin in the two lists
+struct PositionPart {
+    std::vector<int> layers;
+    size_t first_param = 0, first_act = 0;
+};
+
+struct PositionTables : PositionShape {
+    PositionNames names;
+    const PositionConfig* run = nullptr;
+    const EncodingConfig* config = nullptr;         // the encoding that declares its tensors: the last of `parts`
+    std::vector<PositionPart> parts;
+    std::vector<int> columns_of;                    // (L): of the qkv matmul, after the 3C of q, k and v
+    int extra_columns = 0;                          // the most of them
+    std::vector<TensorSpec> params, acts;
+    std::vector<FileTensor> files;
+
+    explicit PositionTables(const PositionShape& shape = {}) : PositionShape(shape), columns_of((size_t)shape.L) {}
+
+    // A parameter (rows, cols), cols = 0 for a vector. `file`: its name in a checkpoint, after that of the layer or the
+    // model
+    void param(Parameter&, const char* name, const char* file, Per per, size_t rows, size_t cols,
+               const ParameterRule& rule) {
+        TensorSpec s = spec(name, per, rows, cols);
+        s.init = rule.init;
+        s.decay = rule.decay;
+        s.lo = rule.lo;
+        s.hi = rule.hi;
+        params.push_back(s);
+        if (per == Per::Model) { files.push_back({std::string(names.model) + file, s.name, 0, 0, rows, false}); }
+        for (int n = 0; n < s.layers; n++) {
+            files.push_back({layer_name(parts.back().layers[(size_t)n], file), s.name, n, 0, rows, false});
+        }
+    }
+    // `count` more columns of the qkv matmul: x.w + c with w (count,C), c (count). In a checkpoint FILE.weight and
+    // FILE.bias; weights start as those of q, k and v do, biases at 0 unless `bias_init` says otherwise
+    void columns(const std::string& file, int count, std::optional<InitRule> bias_init = std::nullopt) {
+        for (int l : parts.back().layers) {
+            int& columns = columns_of[(size_t)l];
+            const size_t row0 = (size_t)(3 * C() + columns);
+            files.push_back({layer_name(l, file + ".weight"), "qkvw", l, row0, (size_t)count, false});
+            files.push_back({layer_name(l, file + ".bias"), "qkvb", l, row0, (size_t)count, false, bias_init});
+            columns += count;
+            extra_columns = std::max(extra_columns, columns);
+        }
+    }
+    // An array that later tokens of a sequence read: kept while training and generating
+    template <class E> void cached(E*&, const char* name, Per per, size_t rows, size_t cols) {
+        array(name, per, Keep::Cached, rows, cols, sizeof(E));
+    }
+    // An array that no later call reads, shared by the layers
+    template <class E> void scratch(E*&, const char* name, size_t rows, size_t cols) {
+        array(name, Per::Model, Keep::Scratch, rows, cols, sizeof(E));
+    }
+
+private:
+    std::string layer_name(int l, const std::string& rest) const {
+        return names.layer + std::to_string(l) + names.suffix + rest;
+    }
+    // Names end in the number of the encoding, as two may be the same: kerple,kerple:...
+    TensorSpec spec(const char* name, Per per, size_t rows, size_t cols) const {
+        TensorSpec s;
+        s.name = parts.size() > 1 ? name + ("." + std::to_string(parts.size() - 1)) : name;
+        s.layers = per == Per::Layer ? (int)parts.back().layers.size() : 0;
+        s.rows = rows;
+        s.cols = cols;
+        return s;
+    }
+    void array(const char* name, Per per, Keep keep, size_t rows, size_t cols, size_t element) {
+        acts.push_back(spec(name, per, rows, cols));
+        acts.back().keep = keep;
+        acts.back().element = element;
+    }
+};
+
+// Takes the tensors of the tables in the order in which they were declared.
+struct PositionBinder : PositionShape {
+    const PositionView& v;
+    const PositionConfig* run;
+    const EncodingConfig* config;
+    PositionNames names;
+    size_t next_param, next_act;
+
+    explicit PositionBinder(const PositionView& v)
+        : PositionShape(v), v(v), run(v.run), config(v.config), next_param(v.first_param), next_act(v.first_act) {}
+
+    void param(Parameter& p, const char*, const char*, Per, size_t, size_t, const ParameterRule&) {
+        p.value = pointer<float>(*v.params, v.master, next_param);
+        p.grad = pointer<float>(*v.params, v.grads, next_param++);
+    }
+    void columns(const char*, int, std::optional<InitRule> = std::nullopt) {}
+    template <class E> void cached(E*& p, const char*, Per, size_t, size_t) {
+        p = pointer<E>(*v.acts, v.act_data, next_act++);
+    }
+    template <class E> void scratch(E*& p, const char*, size_t, size_t) {
+        p = pointer<E>(*v.acts, v.act_data, next_act++);
+    }
+
+private:
+    // this layer of tensor i; null where there is no data
+    template <class E> E* pointer(const TensorTable& table, float* data, size_t i) const {
+        const bool declared = i < table.specs.size() && table.specs[i].element == sizeof(E);
+        check(declared, "--pos %s binds tensor %zu, which it has not declared", config->name.c_str(), i);
+        return data == nullptr ? nullptr : (E*)(data + table.offsets[i]) + (size_t)v.layer * table.strides[i];
+    }
+};
+
+#endif
