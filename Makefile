@@ -1,8 +1,7 @@
 # Makefile -- `make help` lists the targets. Knobs, given as make KNOB=value:
 #
 #   CXX=clang++  NVCC=path         the compilers             NO_OMP=1   one thread
-#   ARCH=sm_90a                    the GPU to build for      BLAS=0     the portable matmul even where OpenBLAS is
-#   PRECISION=FP32                 the CUDA build in float32 instead of bf16
+#   ARCH=sm_90a                    the GPU to build for      PRECISION=FP32   the CUDA build in float32, not bf16
 #   MPI=0  NCCL=0                  without them              OPENMPI_DIR=path  NCCL_DIR=path   where they are
 #   FEW_POSITIONS=1                builds the encodings none and cable only, in a fraction of the time
 #   ARGS='[tag]'                   the tests to run          CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS   are added to ours
@@ -18,12 +17,12 @@ B := build
 COMMA := ,
 # $(call expect,KNOB,VALUES): stops at a value that would otherwise be ignored
 expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstword $(2)) or $(lastword $(2))))
-$(foreach knob,NO_OMP BLAS MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
+$(foreach knob,NO_OMP MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
 
 # What this machine has; only asked when something is compiled.
 PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench gpu-check
 ifneq ($(filter-out $(PLAIN) roofline demo-tasks mutations reliability,$(or $(MAKECMDGOALS),all)),)
-ASKED := CXX NVCC NO_OMP BLAS MPI NCCL OPENMPI_DIR NCCL_DIR
+ASKED := CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR
 $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f $(B)/config.mk)
 include $(B)/config.mk
 endif
@@ -31,8 +30,8 @@ endif
 # Honest floating point: reductions may be reordered, but infinities and NaN keep their meaning.
 OPT := -O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math
 CXX_BASE := -std=c++17 -Wall -Wextra -MMD -MP $(if $(filter 1,$(FEW_POSITIONS)),-DFEW_POSITIONS)
-CPU_FLAGS = $(CXX_BASE) $(OPT) $(OMP) $(BLAS_CFLAGS) $(CPPFLAGS) $(CXXFLAGS)
-CPU_LIBS = $(OMP) $(LDFLAGS) $(BLAS_LIBS) -lpthread
+CPU_FLAGS = $(CXX_BASE) $(OPT) $(OMP) $(CPPFLAGS) $(CXXFLAGS)
+CPU_LIBS = $(OMP) $(LDFLAGS) -lpthread
 # Without -march=native, so that a report does not depend on this machine.
 RACE_FLAGS = $(CXX_BASE) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(CPPFLAGS)
 SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined

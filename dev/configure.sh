@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # configure.sh -- finds out what this machine has by building small programs. The Makefile includes the results.
 #
-#   dev/configure.sh CXX=g++ NVCC= NO_OMP= BLAS= MPI= NCCL= OPENMPI_DIR= NCCL_DIR=     writes build/config.mk
+#   dev/configure.sh CXX=g++ NVCC= NO_OMP= MPI= NCCL= OPENMPI_DIR= NCCL_DIR=     writes build/config.mk
 #   dev/configure.sh --commands FILE DIRECTORY FLAGS_CPU FLAGS_SIMT                    writes FILE for editors (clangd)
 #
 # It runs again when a knob, the compiler, the processor, the GPU, the installed packages or a search path has changed.
@@ -24,7 +24,7 @@ if [ "${1:-}" = --commands ]; then
     exit
 fi
 
-for knob in CXX NVCC NO_OMP BLAS MPI NCCL OPENMPI_DIR NCCL_DIR; do declare "$knob="; done
+for knob in CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR; do declare "$knob="; done
 for argument; do declare "$argument"; done
 read -ra cxx <<<"$CXX"
 command -v "${cxx[0]:-}" >/dev/null || {
@@ -68,13 +68,6 @@ linking() { tr ' ' '\n' <<<"$*" | grep -v -E '^(-[IDfmOg]|-W[^l]|-specs=|$)' | p
 
 openmp=""
 if [ -z "$NO_OMP" ] && builds 'int main() {}' -fopenmp; then openmp=-fopenmp; fi
-
-# netlib's cblas.h has no openblas_get_config, and its cblas is slower than the portable kernel.
-blas=""
-if [ "$BLAS" != 0 ]; then
-    blas=$(first $'#include <cblas.h>\nint main() { return !openblas_get_config(); }' \
-        "$(packaged openblas)" -lopenblas)
-fi
 
 # Several ranks: MPI, where mpirun or srun starts them by it, and NCCL between GPUs.
 mpi="" nccl=""
@@ -120,8 +113,6 @@ esac
     echo "CCACHE := $(basename "$(command -v ccache || true)")"
     echo "PROCESSOR := $(grep -m 1 '^flags' /proc/cpuinfo 2>/dev/null | cksum)"
     echo "OMP := $openmp"
-    echo "BLAS_CFLAGS := ${blas:+-DUSE_CBLAS }$(includes "$blas")"
-    echo "BLAS_LIBS := $(linking "$blas")"
     echo "MPI_CFLAGS := ${mpi:+-DUSE_MPI }$(includes "$mpi")"
     echo "MPI_LIBS := $(linking "$mpi")"
     echo "NCCL_CFLAGS := ${nccl:+-DUSE_NCCL }$(includes "$nccl")"

@@ -20,18 +20,6 @@ has_header() {
         $(compiler) -std=c++17 -x c++ -E - >/dev/null 2>&1
 }
 has_catch() { has_header catch2/catch_all.hpp || has_header catch2/catch.hpp; }
-# netlib's cblas.h has no openblas_get_config, and its cblas would be slower than the portable kernel
-has_openblas() {
-    local object
-    has_compiler || return 1
-    object=$(mktemp) || return 1
-    # shellcheck disable=SC2046
-    echo '#include <cblas.h>
-          int main() { return openblas_get_config() == nullptr; }' | $(compiler) -x c++ - -o "$object" \
-        $(pkg-config --cflags --libs openblas 2>/dev/null || echo -lopenblas) >/dev/null 2>&1 ||
-        { rm -f "$object"; return 1; }
-    rm -f "$object"
-}
 find_python() {     # the system's first: that is where apt puts modules
     local python has='import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))'
     for python in ${PYTHON:+"$PYTHON"} /usr/bin/python3 python3; do
@@ -55,7 +43,6 @@ needs_build() {
     need make "builds everything" has_command make
     need nlohmann-json3-dev "JSON (nlohmann/json.hpp)" has_header nlohmann/json.hpp
     need libxxhash-dev "checksums (xxhash.h)" has_header xxhash.h
-    optional libopenblas-dev "faster matrix products on a CPU; without it the portable kernel is used" has_openblas
 }
 needs_python() { need python3 "figures, checks" has_modules; }
 needs_demo() {

@@ -65,7 +65,7 @@ sums() {
     [[ $parts != *cpu* ]] || programs+=(train_gpt2 train_bert)
     [[ $parts != *simt* ]] || programs+=(build/simt/train_gpt2 build/simt/train_bert)
     echo "building $version" >&2
-    make -C "$version" -j2 MPI=0 BLAS=0 OPT='-O1 -ffp-contract=off -fno-associative-math' "${programs[@]}" \
+    make -C "$version" -j2 MPI=0 OPT='-O1 -ffp-contract=off -fno-associative-math' "${programs[@]}" \
         >"$version/build.log" 2>&1 || { tail -n 20 "$version/build.log" >&2; return 1; }
     for part in $parts; do
         for program in train_gpt2 train_bert; do

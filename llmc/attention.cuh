@@ -60,8 +60,8 @@ inline size_t attention_forward_shared(const AttentionDims& dims) {
     return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 4 * tile);
 }
 
-// scores (keys, queries) += B; each thread has its queries. position/cope.cuh has one of its own: there B depends on
-// other scores
+// scores (keys, queries) += B. Each thread handles some of the queries. position/cope.cuh overloads it, because there B
+// depends on other scores.
 template <class Bias, class Tile>
 __device__ inline void add_bias(const Matrix<float>& scores, const Bias& bias, int bh, const Tile& t) {
     const auto B = bias.tile(bh, t.i0, t.j0);
@@ -184,7 +184,7 @@ inline size_t attention_backward_shared(const AttentionDims& dims) {
 }
 
 // P (queries, keys) holds scores and becomes e^(logit - lse); dlogit holds dP and becomes P (dP - row_dot). lse and
-// row_dot are those of the tile's queries. position/cope.cuh has one of its own
+// row_dot are those of the tile's queries. position/cope.cuh overloads it.
 template <class Bias, class Tile>
 __device__ inline void take_gradient(const Matrix<float>& P, const Matrix<float>& dlogit, const Bias& bias, int bh,
                                      const Tile& t, const float* lse, const float* row_dot) {

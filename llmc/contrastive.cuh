@@ -53,12 +53,13 @@ struct FloatProduct {
     float scale;
 };
 
+constexpr int FLOAT_K = LANES > 1 ? 256 : 16;   // depth of a slice
 #if defined(CUDA_BUILD)
 constexpr int FLOAT_TILE = 64;                  // rows and columns of out per block: 2 slices and a tile fit in 48 kB
 #else
 constexpr int FLOAT_TILE = 128;
 #endif
-constexpr size_t FLOAT_PRODUCT_SHARED = sizeof(float) * FLOAT_TILE * (2 * MATMUL_K + FLOAT_TILE);
+constexpr size_t FLOAT_PRODUCT_SHARED = sizeof(float) * FLOAT_TILE * (2 * FLOAT_K + FLOAT_TILE);
 
 // One block per tile c of out; slices a and b of A and B in shared memory
 __global__ void float_product_kernel(FloatProduct p) {
@@ -69,16 +70,16 @@ __global__ void float_product_kernel(FloatProduct p) {
     const Matrix<const float> B = block(p.B, 0, p.B.rows, n0, FLOAT_TILE);
     const int M = A.rows;
     const int N = B.cols;
-    const Matrix<float> a = view(dynamic_shared(), M, MATMUL_K);
-    const Matrix<float> b = view(dynamic_shared() + FLOAT_TILE * MATMUL_K, MATMUL_K, FLOAT_TILE);
-    const Matrix<float> c = view(b.data + MATMUL_K * FLOAT_TILE, M, FLOAT_TILE);
+    const Matrix<float> a = view(dynamic_shared(), M, FLOAT_K);
+    const Matrix<float> b = view(dynamic_shared() + FLOAT_TILE * FLOAT_K, FLOAT_K, FLOAT_TILE);
+    const Matrix<float> c = view(b.data + FLOAT_K * FLOAT_TILE, M, FLOAT_TILE);
     for (int e = threadIdx.x; e < M * FLOAT_TILE; e += blockDim.x) { c.data[e] = 0.0f; }
-    for (int k0 = 0; k0 < A.cols; k0 += MATMUL_K) {
-        const int K = imin(MATMUL_K, A.cols - k0);
+    for (int k0 = 0; k0 < A.cols; k0 += FLOAT_K) {
+        const int K = imin(FLOAT_K, A.cols - k0);
         __syncthreads();                                        // c is zero; the last slice has been read
-        for (int e = threadIdx.x; e < M * MATMUL_K; e += blockDim.x) {
-            const int k = e % MATMUL_K;
-            a.data[e] = k < K ? A(e / MATMUL_K, k0 + k) : 0.0f;
+        for (int e = threadIdx.x; e < M * FLOAT_K; e += blockDim.x) {
+            const int k = e % FLOAT_K;
+            a.data[e] = k < K ? A(e / FLOAT_K, k0 + k) : 0.0f;
         }
         for (int e = threadIdx.x; e < K * FLOAT_TILE; e += blockDim.x) {
             const int n = e % FLOAT_TILE;

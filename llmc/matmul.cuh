@@ -1,11 +1,10 @@
 // matmul.cuh -- the linear layer: out = inp weight^T + bias + residual, with weight (OC,C).
 //   backward: dinp = dout weight;  dweight += dout^T inp;  dbias += sum of dout's rows.     saves nothing.
 //
-// All three products are a matmul() or matmul_add() of views (base/matrix.cuh). The output is cut into tiles whose
-// sizes depend only on the shapes, so the bits do not depend on the number of threads. A tile is one single-threaded
-// CBLAS call where CBLAS was found (USE_CBLAS), and otherwise the portable kernel below. Under nvcc cuBLASLt computes
-// whole products, and the portable kernel only those whose rows are not aligned to 16 bytes. In every case bias and
-// residual are added to the float32 sum, which is rounded to floatX once.
+// All three products are a matmul() or matmul_add() of views (base/matrix.cuh). The output is cut into tiles. On a CPU
+// base/gemm.h computes each of them, and the bits depend neither on the tiles nor on the number of threads. Under nvcc
+// cuBLASLt computes whole products, and the portable kernel below only those whose rows are not aligned to 16 bytes.
+// There bias and residual are added to the float32 sum, which is rounded to floatX once.
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
@@ -14,32 +13,25 @@
 
 #if defined(CUDA_BUILD)
 #define MATMUL_CUBLASLT 1           // the emulator has a stand-in for the library
-#endif
-#if defined(MATMUL_CUBLASLT)
 #include "base/cublaslt.cuh"
-#endif
-#if defined(USE_CBLAS) && !defined(CUDA_BUILD) && !defined(RACE_THREADS)
-#include <cblas.h>
-#define MATMUL_CBLAS 1
+#elif !defined(RACE_THREADS)
+#define MATMUL_GEMM 1
+#include "base/gemm.h"
 #endif
 
-// Device memory for products in addition to their arrays, in bytes
 #if defined(MATMUL_CUBLASLT)
-constexpr size_t MATMUL_WORKSPACE = LT_WORKSPACE;
+constexpr size_t MATMUL_WORKSPACE = LT_WORKSPACE;           // bytes of the device, in addition to the arrays
 #else
 constexpr size_t MATMUL_WORKSPACE = 0;
 #endif
-// Bytes of address space that OpenBLAS takes in each thread that calls it: 134,221,824 in version 0.3.21. If it cannot
-// get them, it tries forever.
-#if defined(MATMUL_CBLAS)
-constexpr size_t MATMUL_THREAD_BYTES = (size_t)136 << 20;
+#if defined(MATMUL_GEMM)
+constexpr int MATMUL_TILE_M = 256, MATMUL_TILE_N = 512;     // rows and columns of the output per block, at most
+constexpr int MATMUL_UNIT_M = GEMM_M, MATMUL_UNIT_N = GEMM_N;       // tiles are multiples of these
 #else
-constexpr size_t MATMUL_THREAD_BYTES = 0;
+constexpr int MATMUL_K = 16;                                // depth of a slice of the portable product
+constexpr int MATMUL_TILE_M = 64, MATMUL_TILE_N = 64;
+constexpr int MATMUL_UNIT_M = MICRO_M, MATMUL_UNIT_N = LANES;
 #endif
-
-constexpr int MATMUL_K = LANES > 1 ? 256 : 16;              // depth of a slice of the portable product
-constexpr int MATMUL_TILE_M = LANES > 1 ? 256 : 64;         // rows of the output per block, at most
-constexpr int MATMUL_TILE_N = LANES > 1 ? 512 : 64;         // columns
 
 // A (M,K) B (K,N), either rounded into out (M,N) together with what is added to it, or added to sum (M,N)
 struct MatmulArgs {
@@ -58,20 +50,6 @@ __device__ inline float matmul_addend(const MatmulArgs& p, int m, int n) {
     return bias + residual;
 }
 
-#if defined(MATMUL_CBLAS)
-// out (row-major) = A B, or += when `add`
-inline void cblas_product(const Matrix<float>& out, const Matrix<const float>& A, const Matrix<const float>& B,
-                          bool add) {
-    const CBLAS_TRANSPOSE op_A = A.col_stride != 1 ? CblasTrans : CblasNoTrans;
-    const CBLAS_TRANSPOSE op_B = B.col_stride != 1 ? CblasTrans : CblasNoTrans;
-    // both strides of a matrix of one row or column are 1, but CBLAS expects a row stride of at least the row's length
-    const int lda = op_A == CblasTrans ? A.col_stride : std::max(A.row_stride, A.cols);
-    const int ldb = op_B == CblasTrans ? B.col_stride : std::max(B.row_stride, B.cols);
-    cblas_sgemm(CblasRowMajor, op_A, op_B, out.rows, out.cols, A.cols, 1.0f, A.data, lda, B.data, ldb,
-                add ? 1.0f : 0.0f, out.data, out.row_stride);
-}
-#endif
-
 // One block per tile of the output.
 __global__ void matmul_kernel(MatmulArgs p) {
     // 1. this block's tile of the output, and the rows of A and columns of B that it needs
@@ -82,14 +60,13 @@ __global__ void matmul_kernel(MatmulArgs p) {
     const Matrix<const floatX> B = block(p.B, 0, p.B.rows, n0, p.tile_n);       // (K,N)
     const int M = A.rows;                   // at most tile_m: the last tile may be smaller
     const int N = B.cols;
-#if defined(MATMUL_CBLAS)
-    float* all = p.sum != nullptr ? p.sum : p.out;
+#if defined(MATMUL_GEMM)
+    float* all = p.sum != nullptr ? p.sum : p.out;              // out is float32 here, so the addends can go first
     const Matrix<float> out = block(view(all, p.A.rows, p.B.cols), m0, M, n0, N);
-    const bool add = p.sum != nullptr || p.bias != nullptr || p.residual != nullptr;
-    for (int m = 0; m < M && p.sum == nullptr && add; m++) {    // out is float32 here, so the addends can go first
+    for (int m = 0; m < M && p.sum == nullptr; m++) {
         for (int n = 0; n < N; n++) { out(m, n) = matmul_addend(p, m0 + m, n0 + n); }
     }
-    cblas_product(out, A, B, add);
+    gemm(out, A, B, dynamic_shared());
 #else
     // 2. the product, slice of K by slice of K, so that what is multiplied stays in the cache or in shared memory:
     // slices a of A and b of B, packed into shared memory, and their product c, whose rows are padded to whole
@@ -143,15 +120,13 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
         if (m < 256 && n < 256) { break; }
         if (m >= n) { down *= 2; } else { across *= 2; }
     }
-    p.tile_m = round_up(ceil_div(M, down), MICRO_M);
-    p.tile_n = round_up(ceil_div(N, across), LANES);
-    size_t shared = 0;
-#if defined(MATMUL_CBLAS)
-    static const int once = (openblas_set_num_threads(1), 0);  // the tiles already run in parallel
-    (void)once;
+    p.tile_m = round_up(ceil_div(M, down), MATMUL_UNIT_M);
+    p.tile_n = round_up(ceil_div(N, across), MATMUL_UNIT_N);
+#if defined(MATMUL_GEMM)
+    const size_t shared = sizeof(float) * gemm_panels(p.tile_m);
 #else
     const size_t tile_m = (size_t)p.tile_m, tile_n = (size_t)p.tile_n;
-    shared = sizeof(float) * (tile_m * MATMUL_K + MATMUL_K * tile_n + tile_m * tile_n);
+    const size_t shared = sizeof(float) * (tile_m * MATMUL_K + MATMUL_K * tile_n + tile_m * tile_n);
 #endif
     const size_t tiles = (size_t)ceil_div(M, p.tile_m) * (size_t)ceil_div(N, p.tile_n);
     launch(matmul_kernel, Grid(tiles, 256, shared, stream), p);

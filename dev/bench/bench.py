@@ -224,9 +224,8 @@ def main():
         sys.exit(f"expected {', '.join(SHAPES)}, lengths, memory or bert, got {' '.join(wanted)}")
     make_data()
     compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout
-    flags = open("build/cpu.flags").read()
     print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler.splitlines()[0]}; "
-          f"{'OpenBLAS' if 'USE_CBLAS' in flags else 'portable matmul'}; float32, training", flush=True)
+          "float32, training", flush=True)
     if "lengths" in wanted:
         lengths()
     shapes = [s for s in SHAPES if s in wanted]

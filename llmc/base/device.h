@@ -71,8 +71,8 @@ template <class T> __host__ __device__ constexpr T imax(T a, T b) { return a > b
 template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { return imin(imax(x, lo), hi); }
 
 // The bytes of host memory that the process may still take: MemAvailable of /proc/meminfo (without it, all of the
-// machine's), or less if `ulimit -v` allows less. reserved: address space that something else will take
-inline size_t host_memory_available(size_t reserved = 0) {
+// machine's), or less if `ulimit -v` allows less.
+inline size_t host_memory_available() {
     size_t kilobytes = 0, pages = 0;
     char line[128];
     FILE* f = fopen("/proc/meminfo", "r");
@@ -87,7 +87,7 @@ inline size_t host_memory_available(size_t reserved = 0) {
     f = fopen("/proc/self/statm", "r");
     if (f != nullptr && fscanf(f, "%zu", &pages) != 1) { pages = 0; }
     if (f != nullptr) { fclose(f); }
-    const size_t allowed = (size_t)limit.rlim_cur, taken = pages * page + reserved;
+    const size_t allowed = (size_t)limit.rlim_cur, taken = pages * page;
     return std::min(free, allowed > taken ? allowed - taken : 0);
 }
 

@@ -221,15 +221,11 @@ inline void set_threads(int n) {
             "their number", others + 1, threads.size() + 1);
     }
 }
-// A waiting OpenMP thread spins. If anything else runs on the machine, that makes a run several times slower. And
-// OpenBLAS starts threads of its own, which matmul.cuh does not need, and which try forever to allocate if `ulimit -v`
-// forbids it. Only the environment, which both read before main, changes that, so the program starts itself again with
-// the environment set.
+// A waiting OpenMP thread spins. If anything else runs on the machine, that makes a run several times slower. Only the
+// environment, which is read before main, changes that, so the program starts itself again with the environment set.
 inline void wait_politely(char** argv) {
-    const bool spins = getenv("OMP_WAIT_POLICY") == nullptr && getenv("GOMP_SPINCOUNT") == nullptr;
-    if (!spins && getenv("OPENBLAS_NUM_THREADS") != nullptr) { return; }
-    if (spins) { setenv("OMP_WAIT_POLICY", "passive", 1); }
-    setenv("OPENBLAS_NUM_THREADS", "1", 0);
+    if (getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) { return; }
+    setenv("OMP_WAIT_POLICY", "passive", 1);
     execv("/proc/self/exe", argv);          // returns only on failure, and then the program continues as it is
 }
 #else
@@ -240,7 +236,7 @@ inline void wait_politely(char**) {}
 
 // per block: it is ordinary memory here
 inline size_t device_shared_available() { return SIZE_MAX; }
-inline size_t device_memory_available(size_t reserved = 0) { return host_memory_available(reserved); }
+inline size_t device_memory_available() { return host_memory_available(); }
 // the process's peak so far
 inline size_t device_memory_used() {
     struct rusage usage;

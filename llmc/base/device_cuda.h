@@ -222,7 +222,7 @@ private:
 // ----------------------------------------------------------------------------------------------------------
 // the machine
 
-inline size_t device_memory_available(size_t = 0) {
+inline size_t device_memory_available() {
     size_t available, total;
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return available;

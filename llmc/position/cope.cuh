@@ -70,8 +70,8 @@ struct CopeBias : BiasFunctor {
     }
 };
 
-// scores (keys, queries) += B; -inf where hidden, and then no gate. The tiles of a query come from its own key
-// downwards; each thread has its queries. In the place of attention.cuh's
+// Overloads attention.cuh's. scores (keys, queries) += B; a hidden key's score is -inf, so its gate is 0. The tiles of
+// a query come from its own key downwards. Each thread handles some of the queries.
 template <class Tile>
 __device__ inline void add_bias(const Matrix<float>& scores, const CopeBias& bias, int bh, const Tile& t) {
     const size_t first = (size_t)bh * bias.T + t.i0;
@@ -88,9 +88,9 @@ __device__ inline void add_bias(const Matrix<float>& scores, const CopeBias& bia
     }
 }
 
-// P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the gradient of the scores.
-// lse, row_dot: of the tile's queries. The tiles of a query come upwards; a thread has a query. In the place of
-// attention.cuh's
+// Overloads attention.cuh's. P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the
+// gradient of the scores. lse and row_dot are those of the tile's queries. The tiles of a query come upwards. Each
+// thread handles some of the queries.
 template <class Tile>
 __device__ inline void take_gradient(const Matrix<float>& P, const Matrix<float>& dscore, const CopeBias& bias, int bh,
                                      const Tile& t, const float* lse, const float* row_dot) {

@@ -409,7 +409,7 @@ def descriptors(place):
 
 def starve(place, library, fails):
     """Lets requests for memory fail in what place starts from now on, as starve.c says; returns the file of counts."""
-    place.environment = dict(ENVIRONMENT, LD_PRELOAD=library, OPENBLAS_NUM_THREADS="1",
+    place.environment = dict(ENVIRONMENT, LD_PRELOAD=library,
                              STARVE=f"{fails}:{place / 'requests'}")
     write(place / "requests", bytes(8))
     return place / "requests"

@@ -179,6 +179,41 @@ TEST_CASE("matmul, large shapes", "[matmul]") {
     test_matmul(random, 2600, 20, 37, true, false);                 // more rows than slabs of 32
 }
 
+#if defined(MATMUL_GEMM)
+TEST_CASE("gemm: each sum has the order that base/gemm.h states", "[matmul][asan]") {
+    Random random;
+    INFO(random);
+    for (int n = 0; n < 60; n++) {
+        const int M = n % 4 == 0 ? 1 : random.integer(1, 40), N = random.integer(1, 70);
+        const int K = random.integer(1, 600), gap = random.integer(0, 5);
+        const bool turned_A = random.integer(0, 1) == 1, turned_B = random.integer(0, 1) == 1;
+        INFO("M " << M << ", N " << N << ", K " << K << ", transposed " << turned_A << turned_B << ", gap " << gap);
+        const auto a = random.normals((size_t)(M + gap) * (K + gap)), b = random.normals((size_t)(K + gap) * (N + gap));
+        auto want = random.normals((size_t)M * (N + gap)), got = want;
+        const float *pa = a.data(), *pb = b.data();
+        const Matrix<const float> A = turned_A ? transposed(view(pa, K, M, M + gap)) : view(pa, M, K, K + gap);
+        const Matrix<const float> B = turned_B ? transposed(view(pb, N, K, K + gap)) : view(pb, K, N, N + gap);
+        std::vector<float> panels(gemm_panels(M) + 1, NAN);
+        gemm(view(got.data(), M, N, N + gap), A, B, panels.data());
+        CHECK(std::isnan(panels.back()));
+        for (int m = 0; m < M; m++) {
+            for (int c = 0; c < N; c++) {
+                for (int k0 = 0; k0 < K; k0 += GEMM_K) {
+                    float sum = 0.0f;
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+                    for (int k = k0; k < std::min(K, k0 + GEMM_K); k++) { sum = std::fma(A(m, k), B(k, c), sum); }
+#else
+                    for (int k = k0; k < std::min(K, k0 + GEMM_K); k++) { sum += A(m, k) * B(k, c); }
+#endif
+                    want[(size_t)m * (N + gap) + c] += sum;
+                }
+            }
+        }
+        CHECK(same_bits(got, want));                                // and what is beside the output is as it was
+    }
+}
+#endif
+
 TEST_CASE("matmul: same bits for any number of threads", "[matmul]") {
     Random random;
     INFO(random);

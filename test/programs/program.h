@@ -83,7 +83,6 @@ struct Process {
         for (std::string& w : words) { argv.push_back(&w[0]); }
         argv.push_back(nullptr);
         setenv("OMP_WAIT_POLICY", "passive", 1);            // threads that spin would starve the other tests' runs
-        setenv("OPENBLAS_NUM_THREADS", "1", 1);             // with both, a program does not start itself again
         const int fds[] = {io_create(out), io_create(err)};
         pid = fork();
         if (pid == 0) {

@@ -801,7 +801,7 @@ class Configure(unittest.TestCase):
             with open(d + "/compiler", "w") as f:
                 f.write("#!/bin/sh\n")
             os.chmod(d + "/compiler", 0o755)
-            command = ["make", "-q", "build/cpu.flags", "CXX=./compiler", "BLAS=0", "MPI=0", "NCCL=0", "NVCC="]
+            command = ["make", "-q", "build/cpu.flags", "CXX=./compiler", "MPI=0", "NCCL=0", "NVCC="]
             for _ in range(10):
                 shutil.rmtree(d + "/build", ignore_errors=True)
                 runs = [subprocess.Popen(command, cwd=d, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -55,7 +55,7 @@ class Knobs(unittest.TestCase):
 
     def test_a_wrong_value_is_refused(self):
         self.refused("PRECISION=FP16: expected BF16 or FP32", "PRECISION=FP16")
-        for knob in ("FEW_POSITIONS", "BLAS", "MPI", "NCCL", "NO_OMP"):
+        for knob in ("FEW_POSITIONS", "MPI", "NCCL", "NO_OMP"):
             self.refused(f"{knob}=maybe: expected 0 or 1", f"{knob}=maybe")
 
     def test_a_compiler_or_directory_that_is_not_there_is_named(self):
@@ -97,8 +97,8 @@ class Knobs(unittest.TestCase):
         self.assertNotIn("-DFEW_POSITIONS", self.commands("train_gpt2"))
         self.assertIn("-DFEW_POSITIONS", self.commands("train_gpt2", "FEW_POSITIONS=1"))
         self.assertNotIn("-DFEW_POSITIONS", self.commands("train_gpt2", "FEW_POSITIONS=0"))
-        plain = self.commands("train_gpt2", "BLAS=0", "MPI=0", "NO_OMP=1")
-        for word in ("USE_CBLAS", "USE_MPI", "-fopenmp"):
+        plain = self.commands("train_gpt2", "MPI=0", "NO_OMP=1")
+        for word in ("USE_MPI", "-fopenmp"):
             self.assertNotIn(word, plain)
         cuda = self.commands("train_gpt2cu", "NVCC=/opt/nvcc", "ARCH=sm_80", "PRECISION=FP32")
         self.assertIn("/opt/nvcc -std=c++17", cuda)
@@ -148,9 +148,6 @@ class Install(unittest.TestCase):
             self.assertEqual(p.returncode, 1, p.stdout)
             self.assertIn("missing:", p.stdout)
             self.assertIn(f"sudo apt-get install {package} ", p.stdout)
-
-    def test_a_missing_blas_is_no_error(self):
-        self.assertEqual(self.check("build", "cblas.h").returncode, 0)
 
     def test_an_unknown_word_prints_the_usage(self):
         p = subprocess.run([os.path.join(ROOT, "dev/install.sh"), "everything"], stdout=subprocess.PIPE,

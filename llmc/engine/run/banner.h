@@ -134,7 +134,6 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
     check_host_memory(tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1)), snapshot - here);
     const double per_sequence = (double)activations / r.o.B;
     const double needed = weights + (double)buffers + here + (trains ? (double)activations : 0.0);
-    check_address_space(MATMUL_THREAD_BYTES, trains ? 0.0 : weights + (double)buffers + (double)activations);
     check_memory(needed, memory_available(), what, [&](double available) {
         const auto estimate = [&](int B) { return per_sequence * B; };
         return trains ? plan_largest_batch(r, p, available, (double)buffers, estimate) : 0;

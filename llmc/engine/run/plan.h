@@ -112,8 +112,7 @@ int plan_largest_batch(Run& r, const Parameters& p, double available, double buf
 
 // The bytes that this rank's weights and activations may take
 inline double memory_available() {
-    const double all = (double)device_memory_available(address_space_of_threads(MATMUL_THREAD_BYTES));
-    return all / comm_sharing() - (double)MATMUL_WORKSPACE;
+    return (double)device_memory_available() / comm_sharing() - (double)MATMUL_WORKSPACE;
 }
 
 // Chooses --B -1 and --recompute -1, the same on all ranks. activations(B): bytes with r.o.recompute. If no batch fits,

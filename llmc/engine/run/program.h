@@ -16,14 +16,6 @@
 #include "flag_parser.h"
 #include "guard.h"
 
-// The address space of the threads beyond the run's own arrays. product_bytes: taken by the library in each thread at
-// its first product
-inline size_t address_space_of_threads(size_t product_bytes) {
-    const size_t per_thread = (size_t)80 << 20;         // 8 MiB of stack, 64 MiB of the C library's heap, a margin
-    const size_t threads = (size_t)max_threads();
-    return product_bytes == 0 ? 0 : threads * product_bytes + (threads + 1) * per_thread;   // 1 more in the background
-}
-
 // Refuses a run that cannot fit before anything is allocated. smaller(available): the largest --B that fits, or 0
 template <class Smaller>
 void check_memory(double bytes, double available, const std::string& what, Smaller smaller) {
@@ -48,20 +40,6 @@ inline void check_host_memory(double tokens, double snapshot) {
     die(EXIT_OUT_OF_MEMORY, "the tokens of a step%s%s of the host's memory, but %s are available; try a smaller "
         "--total_batch%s", snapshot > 0 ? and_copy.c_str() : " need ", format_bytes(bytes).c_str(),
         format_bytes(available).c_str(), snapshot > 0 ? " or --checkpoint_async 0" : "");
-}
-
-// Refuses to begin if a limit of address space (ulimit -v) would make a library hang. own: the bytes that the run
-// itself will have taken by then
-inline void check_address_space(size_t product_bytes, double own) {
-    if (product_bytes == 0) { return; }
-    const size_t all = address_space_of_threads(product_bytes) + (size_t)own;
-    void* p = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) {
-        die(EXIT_OUT_OF_MEMORY, "%s of address space are needed, most of them for the matrix products of %d threads; "
-            "raise `ulimit -v`, take fewer --threads, or build with BLAS=0", format_bytes((double)all).c_str(),
-            max_threads());
-    }
-    munmap(p, all);
 }
 
 // Why the last checkpoint of this run was not saved, or "". The run finishes its other work before it exits with this.
