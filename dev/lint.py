@@ -314,6 +314,14 @@ def check_words(path, text):
     phrases.extend((path, number, m.group(0)) for number, line in prose for m in WORDS.finditer(line))
 
 
+def check_prose(path, text):
+    """lines of docs/ outside of tables and blocks of code"""
+    prose = re.sub(r"^```.*?^```", lambda m: "\n" * m.group(0).count("\n"), text, flags=re.M | re.S)
+    for number, line in enumerate(prose.split("\n"), 1):
+        if len(line) > MAX_COLUMNS and not line.startswith(("|", "![", "    ", "<!--")) and path.startswith("docs/"):
+            report(path, number, f"{len(line)} columns, {MAX_COLUMNS} are the limit")
+
+
 def tracked_files(root):
     """the files that git tracks or would track; in a copy without git, all files"""
     git = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE,
@@ -349,6 +357,7 @@ def main():
             check_citations(path, text)
         if path.endswith(".md"):
             check_line_counts(root, path, text)
+            check_prose(path, text)
         if path.endswith(CPP):
             check_lines(path, text)
         if path.endswith(".py"):

@@ -179,10 +179,12 @@ def read_tensors(f, path):
 
 
 def write_whole(path, text):
-    """writes a file; a kill at any moment leaves the old one or the new one"""
+    """writes a file; a kill or a power failure at any moment leaves the old one or the new one"""
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as f:
             f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
         os.replace(path + ".tmp", path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -38,6 +38,7 @@ PLANTS = [
     ("test/files.h", "// " + "x" * 120 + "\n", "123 columns"),
     ("scripts/plot.py", "# " + "x" * 120 + "\n", "122 columns"),
     ("scripts/demo.sh", "# " + "x" * 120 + "\n", "122 columns"),
+    ("docs/tour.md", "x" * 121 + "\n", "121 columns"),
     ("llmc/gelu.cuh", "\n" * 400, "400 are the limit"),
     ("train_gpt2.cu", "\n" * 600, "600 are the limit"),
     ("llmc/gelu.cuh", "inline int f(int a, int b) { return a > 0 ? b > 0 ? 1 : 2 : 3; }\n", "2 ternaries"),
