@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "hf"))
-from cable_encodings import alibi_slopes  # noqa: E402
 from modeling_cable import CableConfig, CableGPT2, load_checkpoint  # noqa: E402
+from cable_encodings import alibi_slopes  # noqa: E402
 
 WARM_UP, REPETITIONS, SETS = 10, 50, 3
 

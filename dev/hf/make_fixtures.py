@@ -38,8 +38,8 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from cable_encodings import with_part
 from modeling_cable import CAUSAL_ONLY, DEFAULTS, POSITIONS, CableConfig, CableGPT2, write_safetensors
+from cable_encodings import with_part
 from modeling_cable_bert import CableBert, CableBertConfig, contrastive_loss, pool
 
 L, NH, C, V, B, T, T_LONG = 2, 2, 16, 29, 2, 37, 64

@@ -13,15 +13,17 @@ import json
 import math
 import os
 import struct
+import sys
 from dataclasses import asdict, dataclass, field
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-import cable_encodings
-from cable_encodings import (CABLES, MLP, Conv1D, EncodedAttention, Kerple, SSMax, add_position, check_position,
-                             renamed, rope_frequencies, rotate, shared_t5, with_part)
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "llmc", "engine", "files"))
+import cable_encodings  # noqa: E402
+from cable_encodings import (CABLES, MLP, Conv1D, EncodedAttention, Kerple, SSMax, add_position,  # noqa: E402
+                             check_position, renamed, rope_frequencies, rotate, shared_t5, with_part)
 
 KNOWN = {**cable_encodings.POSITIONS, "learned": {}}
 POSITIONS = [name for name in KNOWN if name != "fox"]         # a second name of cable_v1

@@ -19,8 +19,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from cable_encodings import Output, Predictions, add_position, shared_t5, with_part
 from modeling_cable import Attention, CableConfig, hidden_pairs, read_config, read_safetensors, save_checkpoint
+from cable_encodings import Output, Predictions, add_position, shared_t5, with_part
 
 
 @dataclass

@@ -33,8 +33,8 @@ if "torch" not in missing():
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TRANSFORMERS_VERBOSITY="error")
     import torch
     sys.path.insert(0, os.path.join(HERE, "..", "..", "dev", "hf"))
-    import cable_encodings
     import modeling_cable
+    import cable_encodings
     import modeling_cable_bert as reference
     from modeling_cable import CAUSAL_ONLY, read_safetensors
     POSITIONS = [name for name in modeling_cable.POSITIONS if name not in CAUSAL_ONLY]

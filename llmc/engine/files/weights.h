@@ -82,8 +82,8 @@ constexpr ConfigKeys BERT_KEYS = {"bert", "cable_bert", "num_hidden_layers", "nu
 constexpr const char* HF_FILE = "cable_hf.py";
 inline const char* hf_code() {
     static const char text[] =
-#include "../../../dev/hf/cable_encodings.py"
-#include "../../../dev/hf/cable_hf.py"
+#include "cable_encodings.py"
+#include "cable_hf.py"
         ;
     return text + 1;        // without the first quote, which makes R"py( a string in Python
 }
