@@ -201,8 +201,8 @@ void activations_allocate(Activations& acts) {
 
 // acts.batch.tokens (B,T) -> the hidden states lnf (B,T,C). The tokens stand at positions t0 .. t0 + T - 1. While
 // training and evaluating, t0 = 0 and stride = T. While generating, B = 1, the cached qkv holds the t0 tokens before,
-// and `stride` is the number of tokens that its buffers have room for. A step of one token may be recorded and run
-// again for later ones: t0 is then for position() alone to say.
+// and `stride` is the number of tokens that its buffers have room for. A step of one token may be recorded and replayed
+// for later ones; only start.position() knows t0 then.
 void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start, int stride) {
     const GPT2Params<floatX>& p = model.params;
     const GPT2Acts& a = acts.a;

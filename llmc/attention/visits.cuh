@@ -1,9 +1,9 @@
 // attention/visits.cuh -- which pairs of queries and keys attention computes, a tile at a time.
 //
-// A query sees the keys up to its own (causal) or all keys of its sequence, but for those that the mask hides: outside
-// the window, after the sinks, in another document (AttentionMask, position/documents.cuh). Sequences of a batch may
-// end early (kv_len): the keys after the end are not there. A tile of which nothing is seen is not visited, and neither
-// is one whose weights the bias has made 0 (first_key, attention/skip.cuh).
+// A query sees the keys up to its own (causal) or all keys of its sequence, except those that the mask hides: outside
+// the window, after the sinks, in another document (AttentionMask, position/documents.cuh). A sequence of the batch may
+// end early (kv_len); there are no keys after its end. A tile whose pairs are all hidden is not visited, nor is one
+// whose weights are 0 because of the bias (first_key, attention/skip.cuh).
 #ifndef LLMC_ATTENTION_VISITS_CUH
 #define LLMC_ATTENTION_VISITS_CUH
 
@@ -12,7 +12,7 @@
 
 constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
 constexpr int ATTENTION_THREADS = 64;
-// Where tiles are skipped, a query must meet its own key first: attention/skip.cuh
+// Whether a query meets its own key first, as skipping tiles requires (attention/skip.cuh)
 #if defined(CUDA_BUILD)
 constexpr bool LAST_TILE_FIRST = false;                     // on a GPU only the tensor-core kernels skip tiles
 #else
@@ -25,7 +25,7 @@ struct AttentionDims {
     int T, t0, stride, NH, HS, OC;                          // OC: width of a row of qkv, with the encoding's columns
     float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
     const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
-    const int* first_key = nullptr;                         // of attention/skip.cuh, or null: no tile is skipped
+    const int* first_key = nullptr;                         // from attention/skip.cuh; null: no tile is skipped
     AttentionMask mask = {};
 
     __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
@@ -49,7 +49,7 @@ template <bool Causal> struct PairTile {
         const int j = j0 + c;
         return (Causal && j > i) || (mask.exists() && mask.hides(i, j, mask.begin(i)));
     }
-    // whether it hides some pairs, or all of them
+    // whether some of its pairs are hidden, or all of them
     __device__ bool hides_any() const {
         const int end = i0 + ni;
         return (Causal && j0 + nj > i0 + 1) ||
@@ -60,7 +60,7 @@ template <bool Causal> struct PairTile {
     }
     // whether its queries are its keys, so that query r sees the keys 0 .. r at most
     __device__ bool diagonal() const { return Causal && i0 == j0; }
-    // scores (queries, keys): those of hidden pairs become -inf. All threads of the block call it
+    // Sets the scores (queries, keys) of hidden pairs to -inf. All threads of the block call it.
     __device__ void hide(const Matrix<float>& scores) const {
         if (!hides_any()) { return; }
         for (int r = 0; r < ni; r++) {
@@ -72,7 +72,7 @@ template <bool Causal> struct PairTile {
     }
 };
 
-// What is visited of one (batch, head). LastFirst: a query's own key is in the first of its tiles, else in the last
+// The tiles that one (batch, head) visits. LastFirst: from a query's own key downwards, otherwise upwards to it
 template <bool Causal, bool LastFirst> struct Visits {
     const AttentionDims& dims;
     int bh;
@@ -81,12 +81,12 @@ template <bool Causal, bool LastFirst> struct Visits {
     __device__ Visits(const AttentionDims& dims, int bh)
         : dims(dims), bh(bh), tokens(dims.tokens(bh / dims.NH)) {}
 
-    // The tiles of a walk, for a range-based for: of keys, past a tile of queries, or of queries, past a tile of keys
+    // A range of tiles, for `for`: the keys that a tile of queries visits, or the queries that visit a tile of keys
     template <bool OfKeys> struct Walk {
         static constexpr bool Downwards = OfKeys && LastFirst;
         struct End {};
         const Visits& visits;
-        int fixed, size;                                    // i0, ni of the tile that the walk belongs to, or j0, nj
+        int fixed, size;                                    // i0 and ni of the tile of queries, or j0 and nj
         int at, end_at;                                     // where the next tile begins, and the last one ends
 
         __device__ Walk begin() const { return *this; }
@@ -98,7 +98,7 @@ template <bool Causal, bool LastFirst> struct Visits {
             return {at, n, fixed, size, mask};
         }
         __device__ void operator++() { at += Downwards ? -ATTENTION_TILE : ATTENTION_TILE; }
-        // whether there is one; those that are not visited are left out
+        // Steps over the tiles that are not visited; whether one is left
         __device__ bool operator!=(End) {
             while (exists() && visits.skips(**this)) { ++*this; }
             return exists();

@@ -177,8 +177,8 @@ template <class Pointers> struct ActivationsOf {
     }
 };
 
-// Loads (B,T) tokens, only some of which have a target, and the rows of those, which it returns. targets: may be null;
-// lengths (B) or null: all T
+// Loads (B,T) tokens and the targets, which only some of the tokens have; returns the rows of these. targets: may be
+// null; lengths (B) or null: all T
 template <class Model, class Acts>
 std::vector<int> load_batch(Model& model, Acts& acts, size_t slot, size_t of, const int* tokens, const int* targets,
                             const int* lengths, int B, int T, bool backward) {
