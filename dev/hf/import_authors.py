@@ -20,8 +20,11 @@ sys.path[:0] = [HERE, os.path.join(os.path.dirname(os.path.dirname(HERE)), "scri
 import console                          # noqa: E402
 from console import BadInput            # noqa: E402
 
-torch = console.need("torch")
-from modeling_cable import DTYPES, CableConfig, CableGPT2, read_safetensors, save_checkpoint    # noqa: E402
+try:
+    import torch
+    from modeling_cable import DTYPES, CableConfig, CableGPT2, read_safetensors, save_checkpoint
+except ImportError:                     # main() names what is missing
+    pass
 
 VOCAB = 50257                                               # GPT-2's
 LINEAR = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
@@ -112,6 +115,7 @@ def main(argv):
     if len(argv) not in (2, 3) or argv[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
+    console.need("torch")
     if len(argv) == 3 and not re.fullmatch(r"[1-9]\d{0,8}", argv[2]):
         raise BadInput(f"expected the trained length, a number of tokens, got {argv[2]}")
     state = read_state(argv[0])
