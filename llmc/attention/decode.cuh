@@ -282,7 +282,7 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     largest = block_max(largest);
     // 2. the weights of the splits, and the sum of all exponentials
     float sum = 0.0f;
-    float first = (float)splits;                            // the first split that weighs something
+    float first = (float)splits;                            // the first split with a weight above 0
     for (int s = threadIdx.x; s < splits; s += blockDim.x) {
         weight[s] = fast_exp(partial[s * row + HS] - largest);
         sum += weight[s] * partial[s * row + HS + 1];

@@ -123,8 +123,8 @@ __device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const Flas
     constexpr int VIEWS = flash_views<Kind>(Rows);
     constexpr bool cable = flash_is_cable(Kind);
     const int lane = threadIdx.x % 32;
-    const int row0 = threadIdx.x / 32 * Rows;               // this warp's first query in the block,
-    const int own_tile = row0 / TILE;                       // in its tile 0 or 1,
+    const int row0 = threadIdx.x / 32 * Rows;               // the warp's first query in the block
+    const int own_tile = row0 / TILE;                       // the tile that holds it, 0 or 1
     bf16* Q_tile = (bf16*)dynamic_shared();                 // (OWNED,HS)
     bf16* dO_tile = Q_tile + OWNED * HS;                    // (OWNED,HS)
     bf16* streamed = dO_tile + OWNED * HS;                  // two stages of K_tile (TILE,HS), V_tile (TILE,HS)

@@ -79,8 +79,8 @@ __device__ inline float flash_warp_sums(const float (&x)[4]) {
 }
 
 // What a warp sums over its queries and all their keys, in shared memory: for each piece dlogit, dlogit y, dlogit
-// dy/d|c|, -dlogit dy/dL. The lanes 0 .. 3 have one of the four each. In float64, because the terms cancel: each row of
-// dlogit sums to 0.
+// dy/d|c|, -dlogit dy/dL. Each of the lanes 0 to 3 holds one of the four, in float64, because the terms cancel: each
+// row of dlogit sums to 0.
 struct FlashFireSums {
     double* of;                     // (FIRE_PIECES,FIRE_SUMS)
 

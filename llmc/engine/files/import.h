@@ -70,7 +70,7 @@ struct LlmcModel {
               version, L, NH, C, Vp, max_T, (size_t)file.size);
     }
 
-    // under Hugging Face's names; their readers refer to this object
+    // The tensors under Hugging Face's names. Their readers refer to this object, which must outlive them.
     std::vector<SourceTensor> tensors() const {
         std::vector<SourceTensor> list;
         size_t at = 0;                              // where the tensor begins, in elements

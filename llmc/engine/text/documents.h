@@ -349,8 +349,9 @@ inline bool add_texts(const Documents& documents, uint64_t drawn, std::unordered
     return true;
 }
 
-// The group with this index of a run. If the batch has one of its texts already (`seen`), it is the first group that
-// fits after a place drawn from (seed, index). A text that is in a batch twice would be its own negative.
+// Chooses the group for this index of a run. If the batch already holds one of its texts (`seen`), the next group that
+// shares none is used instead, counted from a place drawn from (seed, index): a text that appears twice in a batch
+// would be its own negative.
 inline uint64_t choose_group(const Documents& documents, uint64_t index, uint64_t seed, bool shuffle,
                              std::unordered_set<uint64_t>& seen, int& swapped) {
     const uint64_t groups = documents.groups(), drawn = sample_window(index, groups, seed, shuffle);
