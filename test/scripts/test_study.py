@@ -531,7 +531,7 @@ class TestWords(Fake):
         self.assertRaisesRegex(study.BadInput, "expected a regular file", study.parse, ["/dev/zero"])
 
     def test_flags_that_a_run_may_change_are_the_trainers(self):
-        with open(os.path.join(ROOT, "llmc", "run", "flags.h")) as f:
+        with open(os.path.join(ROOT, "llmc", "engine", "run", "flags.h")) as f:
             rows = re.findall(r"X\([\w:]+, (\w+), .*?, (FREE|SAME),", f.read())
         free = {name for name, on_resume in rows if on_resume == "FREE"}
         self.assertLessEqual(set(runqueue.FREE), free)
