@@ -130,8 +130,7 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
     const int Vp = config.Vp();
     const int L = config.L, C = config.C;
     const PositionTables position = position_tables(config.position, position_shape(config, 0, 0));
-    const int OC = round_up(3 * C + position.extra_columns, 8);
-    model.OC = OC;
+    const int OC = model.OC = round_up(3 * C + position.extra_columns, 8);
     model.columns_of = position.columns_of;
     model.table = TensorTable();
 #define X(name, layers, rows, cols, init, decay) \
@@ -349,15 +348,14 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         layer_done(model, l);                                   // its gradients may set out for the other ranks
     }
     // what is left in dresidual belongs to the embeddings: rows of the same token are summed in a fixed order
-    const DeviceBatch& batch = acts.batch;
     layer_position(model, acts, 0, T, grads).embed_backward(a.dresidual(), B, T, s);
-    embedding_backward(d.wte(), a.scratch(), a.dresidual(), batch.tokens, batch.plan, C, s);
+    embedding_backward(d.wte(), a.scratch(), a.dresidual(), acts.batch.tokens, acts.batch.plan, C, s);
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // a step
 
-// What evaluation asks about n tokens of a stream: of each the one that follows. tokens, targets (n)
+// What evaluation predicts: the token after each of n tokens of a stream. tokens, targets (n)
 void set_targets(const GPT2&, const int* stream, uint64_t, int n, int* tokens, int* targets) {
     std::copy(stream, stream + n, tokens);
     std::copy(stream + 1, stream + n + 1, targets);
@@ -385,8 +383,7 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
     const size_t counted = count_targets(targets, N * micro_batches);
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
     for (int i = 0; i < micro_batches; i++) {
-        const int *tokens_i = tokens + i * N, *targets_i = targets + i * N;
-        acts.batch.load((size_t)i, (size_t)micro_batches, tokens_i, targets_i, N, true, model.stream);
+        acts.batch.load((size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N, N, true, model.stream);
         gpt2_forward(model, acts, B, T, 0, T);
         float* grads = gradient_begin(model, i, micro_batches);
         GPT2Params<float> d;
