@@ -184,7 +184,7 @@ void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A..
     static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
     if (grid.blocks == 0) { return; }
     if (grid.blocks > INT32_MAX) {
-        die_at(grid.file, grid.line, EXIT_BAD_INPUT, "expected at most %d blocks, got %zu", INT32_MAX, grid.blocks);
+        die_at(grid.file, grid.line, EXIT_DEVICE, "expected at most %d blocks, got %zu", INT32_MAX, grid.blocks);
     }
     const ProfiledLaunch profiled(text, grid.stream);
 #if defined(CUDA_BUILD)
