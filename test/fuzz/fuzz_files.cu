@@ -187,11 +187,14 @@ std::map<std::string, std::string> option_texts(const Options& o) {
 bool fuzz_flags(const std::string& bytes) {
     Input in(bytes);
     const Program program = in.byte() % 2 ? BERT_FLAG : GPT2_FLAG;
-    const std::vector<std::string> words = lines_of(in.rest());
+    const std::string rest = in.rest();
+    const std::vector<std::string> words = lines_of(rest);
     std::vector<const char*> argv = {"train"};
     for (const std::string& w : words) { argv.push_back(w.c_str()); }
     return accepts([&] {
-        const Options o = parse_options((int)argv.size(), argv.data(), program);
+        Options o(program);
+        if (rest[0] == '{') { take_config(o, parse_json(rest, "config"), "config"); }       // the file of --config
+        else { o = parse_options((int)argv.size(), argv.data(), program); }
         if (o.help) { return; }
         const std::map<std::string, std::string> texts = option_texts(o);
         Options again(program);
@@ -212,11 +215,12 @@ Seeds seeds_flags() {
     Seeds seeds = {zero, zero + "--help", zero + "-e\nd12\n-b\n8",
                    zero + "--model\n2,2,8\n--T\n64\n--B\n2\n--total_batch\n256\n--steps\n10\n--schedule\nwsd\n"
                           "--warmup\n3",
-                   "\x01--model\nbert:tiny\n--recipe\npaper\n--pairs\nx.txt"};
+                   "\x01--model\nbert:tiny\n--recipe\npaper\n--pairs\nx.txt",
+                   zero + R"({"flags": {"lr": 0.1, "eval_lengths": [64, 128], "curve": true, "pos": "rope"}})"};
     for (const Program program : {GPT2_FLAG, BERT_FLAG}) {
         const Options defaults(program);
         for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
-            if (!(row.programs & program)) { return; }
+            if (!(row.programs & program) || std::string(row.name) == "config") { return; }
             std::string text = option_text(value);
             const char* choices = row.range.choices;
             if (text.empty()) { text = choices != nullptr ? std::string(choices, strcspn(choices, "|[")) : "64"; }

@@ -155,11 +155,10 @@ inline std::string json_words(const Json& value) {
     return s;
 }
 
-// --config: a file with flags, {"flags": {"lr": 0.001, ...}}; those of the command line win over it. The other keys of
+// j: the contents of --config's file, {"flags": {"lr": 0.001, ...}}; the command line wins over it. The other keys of
 // log.jsonl's config record are allowed, and ignored.
-inline void take_config(Options& o) {
-    const std::string& path = o.config;
-    const Json j = read_json(path), defaults = options_json(Options(o.program));
+inline void take_config(Options& o, const Json& j, const std::string& path) {
+    const Json defaults = options_json(Options(o.program));
     const Names known = {"kind", "commit", "time", "encoding", "flags"};
     check(j.is_object() && j.contains("flags") && j["flags"].is_object(), "%s: expected an object with \"flags\"",
           path.c_str());
@@ -211,7 +210,7 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
         set_option(o, name, flag == "--" + name ? flag : flag + " (--" + name + ")", value);
         if (o.help || o.version) { return o; }
     }
-    if (!o.config.empty()) { take_config(o); }
+    if (!o.config.empty()) { take_config(o, read_json(o.config), o.config); }
     const auto take = [&](const auto& recipe) {
         for (size_t i = 0; i < sizeof(recipe) / sizeof(recipe[0]); i += 2) {
             if (!o.is_given(recipe[i])) { set_option(o, recipe[i], "--recipe paper", recipe[i + 1]); }
