@@ -42,8 +42,8 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
     __syncthreads();
     for (int n = 1; n < tiles && threadIdx.x == 0; n++) { key_norm[n] = fmaxf(key_norm[n - 1], key_norm[n]); }
     __syncthreads();
-    // 2. the tiles that one of the 64 queries needs: the bound grows with n, so each query bisects what the queries
-    // before it would skip
+    // 2. the first tile that one of the 64 queries needs. The bound grows with n, so each query searches by bisection
+    // among the tiles that the queries before it would skip.
     for (int m = threadIdx.x; m < tiles; m += blockDim.x) {
         int first = m;
         for (int i = m * TILE; i < imin((m + 1) * TILE, T); i++) {

@@ -262,9 +262,9 @@ inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on
     r.save->begin(*r.log, begun);
 }
 
-// Continues the checkpoint that is being written, if any: to its end, or as far as the disk has come. must: it is an
-// error if it cannot be saved
-inline void go_on_saving(Run& r, bool to_the_end, bool must) {
+// Continues to write the pending checkpoint, if there is one. to_the_end: waits until the disk has it. must: a failure
+// to save it is an error
+inline void continue_saving(Run& r, bool to_the_end, bool must) {
     if (!r.save) { return; }
     const Doing saving_step("saving a checkpoint");
     const Options& o = r.o;
@@ -305,17 +305,17 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     const bool last = step >= o.steps, stop = signal != 0;
     if (step > r.first_step && step % REPLICAS_EVERY == 0) { check_replicas(p); }
     const bool saves = !o.out.empty() && step > r.first_step && (r.due(o.checkpoint_every) || stop);
-    go_on_saving(r, false, false);
+    continue_saving(r, false, false);
     if (saves) {
         if (r.save && !stop && !last && !r.said_waiting && comm().rank == 0) {
             say("warning: training waits, as step %d is still being saved: --checkpoint_every %d is too often for this "
                 "disk", r.save->save.step, o.checkpoint_every);
             r.said_waiting = true;
         }
-        go_on_saving(r, true, false);
+        continue_saving(r, true, false);
         const bool trains_on = r.snapshot && !stop && !last;
         begin_save(r, p, config, trains_on);
-        go_on_saving(r, !trains_on || !r.save->failure.empty(), stop);
+        continue_saving(r, !trains_on || !r.save->failure.empty(), stop);
     }
     if (!stop) { return last ? 0 : -1; }
     return stopped_by(r, signal);
@@ -389,7 +389,7 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     r.state.step++;
     r.state.sample += (uint64_t)r.samples;
     if (r.state.guard.diverged()) {
-        go_on_saving(r, true, false);
+        continue_saving(r, true, false);
         die(EXIT_DIVERGED, "%d updates in a row were skipped, the last at step %lld: %s", MAX_BAD_STEPS,
             (long long)s.step + 1, s.skipped.c_str());
     }
