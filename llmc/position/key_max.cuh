@@ -10,8 +10,8 @@
 
 constexpr int DECODE_SPLIT = 256;       // keys
 
-// key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of a split, of the keys up to t0 + T - 1, the last T of
-// them new. One block per (batch, head) and split with new keys.
+// key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of each split, over the keys up to t0 + T - 1. The last
+// T of them are new. One block per (batch, head) and split with new keys.
 static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, Start start, int stride, int NH, int HS,
                                       int OC, int BNH) {
     const int t0 = start.position();

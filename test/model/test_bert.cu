@@ -155,8 +155,8 @@ TEST_CASE("BERT's logits beyond the trained length are PyTorch's, for every enco
     }
 }
 
-// Worst here: 4.5 units, of cable's biases with OpenBLAS; 3.7 in a gradient that is zero exactly (a key's bias under
-// cls), so that nothing but rounding is compared.
+// Worst here: 4.5 units, of cable's biases, measured when OpenBLAS computed the products; 3.7 in a gradient that is
+// exactly zero (a key's bias under cls), so that only rounding is compared.
 constexpr double CONTRASTIVE_MULTIPLE = 2 * FIXTURE_MULTIPLE;
 
 TEST_CASE("embeddings, contrastive loss and every gradient of it are PyTorch's, in chunks of any size",

@@ -62,7 +62,7 @@ __device__ __forceinline__ void flash_dkdv_block(const FlashArgs& args, const Fl
     flash_load_tile<HS, OWNED>(K_tile, block.qkv(args, j0(), 1), args.OC, block.columns, args.T - j0());
     flash_load_tile<HS, OWNED>(V_tile, block.qkv(args, j0(), 2), args.OC, block.columns, args.T - j0());
     if (cable) { own_S->set(block.template own_queries<Kind, VIEWS>(queries, n0())); }
-    FlashFire fire;                                         // in the place of own_S
+    FlashFire fire;                                         // in the memory of own_S, which only cable uses
     float inv[OWN];                                         // of the lane's keys
     if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)own_S, args, block.h); }
     UNROLL

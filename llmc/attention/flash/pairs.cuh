@@ -245,8 +245,9 @@ __device__ inline float quad_sum(float x) {
 // ----------------------------------------------------------------------------------------------------------
 // The two kernels. A block owns 64 or 128 rows, 16 or 32 per warp: one or two tiles. A warp leaves out the streamed
 // tiles that only the block's other tile meets. Shared memory: two owned tiles, two stages of two streamed tiles, two
-// stages of FlashQuery per tile that is owned, FlashOwnS. 32 rows leave few registers, so that the block's place, the
-// owned queries (dq) and the lanes' dS (dkdv) are there, too: 72 KB (HS 64). HS 128: 99 KB, all that sm_86 has
+// stages of FlashQuery per owned tile, FlashOwnS. With 32 rows per warp registers are scarce, so shared memory also
+// holds the block's place, the owned queries (dq) and the lanes' dS (dkdv): 72 KB (HS 64). HS 128: 99 KB, all that
+// sm_86 has
 
 // The rows of a warp. HS 128: with 32, just dK and dV would take 256 registers, and the tiles 128 KB
 constexpr int flash_backward_rows(int HS) { return HS == 64 ? 32 : 16; }

@@ -23,8 +23,8 @@ inline void nccl_settle(const char* what, int peer) {
     Deadline deadline(what, peer);
     for (;;) {
         ncclResult_t state;
-        nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // did the query work?
-        nccl_check(state, what);                                            // and is the communicator well?
+        nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // whether the query worked
+        nccl_check(state, what);                                            // and the communicator's own state
         if (state == ncclSuccess) { return; }
         deadline.nap();
     }
