@@ -575,8 +575,7 @@ def main(argv):
     nvcc = shutil.which("nvcc") or os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
     version = args.nvcc_version or (compiler_version(nvcc) if os.path.exists(nvcc) else "unknown")
     if args.update:
-        flash_rows, element_rows = ({k: json.dumps(v) for k, v in table.items()} for table in (flash, elements))
-        write_budget(args.budget, version, flash=flash_rows, elementwise=element_rows)
+        write_budget(args.budget, version, flash=flash, elementwise=elements)
         print(f"\n{args.budget}: {len(flash)} kernels of attention, {len(elements)} elementwise")
         return 0
     budget = read_budget(args.budget, UPDATE, "flash", "elementwise")

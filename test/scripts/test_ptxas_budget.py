@@ -38,18 +38,6 @@ ptxas info    : Compile time = 99.280 ms
 """
 NAME = "flash_backward_dkdv_kernel<true, (FlashBias)2, 64>"
 
-SASS = f"""
-	code for sm_90a
-		Function : {ATTENTION}
-	.headerflags	@"EF_CUDA_TEXMODE_UNIFIED EF_CUDA_64BIT_ADDRESS EF_CUDA_SM90"
-        /*0000*/                   LDC R1, c[0x0][0x28] ;                            /* 0x00000a00ff017b82 */
-        /*0010*/                   LDGSTS.E.BYPASS.128 [R5], desc[UR4][R2.64] ;      /* 0x0000000002057fae */
-        /*0020*/              @!P0 LDSM.16.M88.4 R4, [R3] ;                          /* 0x000000000304783b */
-        /*0030*/                   HMMA.16816.F32.BF16 R8, R4, R10, R8 ;             /* 0x0000000a0408723c */
-		Function : {KERPLE}
-        /*0000*/                   EXIT ;                                            /* 0x000000000000794d */
-"""
-
 
 class Budget(unittest.TestCase):
     def setUp(self):
@@ -89,9 +77,8 @@ class Budget(unittest.TestCase):
         self.assertEqual(budget["nvcc"], "13.0")
         self.assertEqual(set(budget["kernels"]), {NAME, "kerple_backward_kernel<true>"})
         self.assertEqual(budget["kernels"]["kerple_backward_kernel<true>"]["sm_90a"],
-                         {"registers": 38, "spill_stores": 0, "spill_loads": 0, "static_shared": 256})
-        self.assertEqual(budget["kernels"][NAME]["sm_80"],
-                         {"registers": 168, "spill_stores": 0, "spill_loads": 0, "static_shared": 0})
+                         {"registers": 38, "static_shared": 256})
+        self.assertEqual(budget["kernels"][NAME]["sm_80"], {"registers": 168})
 
     def test_within(self):
         code, said = self.compare(LOG)
@@ -156,20 +143,6 @@ class Budget(unittest.TestCase):
             code, said = self.compare(LOG)
             self.assertEqual(code, 2)
             self.assertIn("--update` writes one", said)
-
-    def test_instructions(self):
-        self.write("sass", SASS)
-        code, said = self.run_it("--sass", self.at("sass"), self.at("log"))
-        self.assertEqual(code, 0, said)
-        self.assertIn("1 HMMA, 1 LDGSTS, 1 LDSM", said)
-        for instruction in ("HMMA.16816", "LDGSTS.E", "LDSM.16"):
-            self.write("sass", SASS.replace(instruction, "NOP"))
-            code, said = self.run_it("--sass", self.at("sass"), self.at("log"))
-            self.assertEqual(code, 1)
-            self.assertIn(f"{NAME}: no {instruction.split('.')[0]}", said)
-        for text in (SASS.replace("flash_backward_dkdv", "slow__backward_dkdv"), ""):
-            self.write("sass", text)
-            self.assertEqual(self.run_it("--sass", self.at("sass"), self.at("log"))[0], 1)
 
     def test_without_nvcc(self):
         with tempfile.TemporaryDirectory() as empty:
