@@ -1,220 +1,140 @@
-// gpu_probes.cu -- small questions to a Hopper GPU whose answers the next kernels depend on. One JSON object per line.
-// NOT ONE OF THEM HAS RUN: they were written after the PTX ISA, and compiled.
+// gpu_probes.cu -- the rates of a Hopper GPU's instructions: clocks of an SM per instruction of a warp, beside what
+// dev/sass_bound.py assumes. One JSON object per line. NONE OF THIS HAS RUN: it was only compiled.
 //
-//   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -I. dev/gpu_probes.cu -ldl -o gpu_probes
-//   gpu_probes [--kinds rate,tma] [--skip FILE]    each in a process of its own with 20 s   FILE: keys to leave out
-//   gpu_probes --only KEY                          one
+//   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a -I. dev/gpu_probes.cu -o gpu_probes
+//   gpu_probes [--skip FILE]                       FILE: keys to leave out
 //
-//   rate      clocks of an SM per instruction of a warp, beside what dev/sass_bound.py assumes
-//   wgmma     one m64n64k16 for each layout that a descriptor names; A and B hold small integers, so all bits are known
-//   tma       a box of a tensor, at its inside and past its edges, for each swizzle; a copy without a tensor
-#include <cuda.h>
-#include <dlfcn.h>
-#include <functional>
+// 32 warps on each SM repeat one instruction; the clocks from the first warp's start to the last one's end are counted.
+#include <fstream>
 #include <set>
 #include <string>
-#include <sys/wait.h>
 #include <vector>
 
-#include "gpu_probes.cuh"
+#include "llmc/base/ptx.cuh"
 
-struct Probe { std::string key; std::function<std::string()> run; };       // run: fields of the JSON object
+constexpr int RATE_WARPS = 32;
+constexpr int RATE_LOOPS = 64;
+constexpr int RATE_EACH = 16;               // instructions of a loop, independent of each other
+constexpr int RATE_SHARED = 16384;          // bytes
 
-// ----------------------------------------------------------------------------------------------------------
-// TMA: a box of rows x columns from a tensor (ROWS,COLUMNS) in global memory
+enum class Rate { Mma, Ldmatrix, Lds32, Lds64Quad, Lds128Quad, Lds128, Sts128, Shuffle, Ex2, Ffma, Imad, Logic, Fmax,
+                  Pack };
+struct RateRow { Rate rate; const char* name; float clocks; };
+// clocks: what dev/sass_bound.py counts (its test compares). Quad: lanes with the same lane % 4 read the same words; it
+// has one wavefront per 4 bytes of width there, and hardware may merge them.
+constexpr RateRow RATES[] = {
+    {Rate::Mma, "HMMA.16816.F32.BF16", 1.6f}, {Rate::Ldmatrix, "LDSM.16.M88.4", 4.0f}, {Rate::Lds32, "LDS", 1.0f},
+    {Rate::Lds64Quad, "LDS.64 quad", 2.0f},   {Rate::Lds128Quad, "LDS.128 quad", 4.0f}, {Rate::Lds128, "LDS.128", 4.0f},
+    {Rate::Sts128, "STS.128", 4.0f},          {Rate::Shuffle, "SHFL.BFLY", 1.0f},       {Rate::Ex2, "MUFU.EX2", 2.0f},
+    {Rate::Ffma, "FFMA", 0.25f},              {Rate::Imad, "IMAD", 0.5f},               {Rate::Logic, "LOP3.LUT", 0.5f},
+    {Rate::Fmax, "FMNMX", 0.5f},              {Rate::Pack, "F2FP.BF16.F32.PACK_AB", 0.5f}};
 
-constexpr int TMA_ROWS = 200, TMA_COLUMNS = 136;
-constexpr int TMA_BOX = 64;
-
-// Waits for phase 0 of a barrier, but not forever; true when it has come
-__device__ inline bool barrier_wait(uint32_t barrier) {
-    for (int tries = 0; tries < 1 << 20; tries++) {
-        uint32_t done = 0;
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n"
-                     "selp.u32 %0, 1, 0, p;\n}\n" : "=r"(done) : "r"(barrier) : "memory");
-        if (done != 0) { return true; }
+// One instruction on x (a value of chain e) and shared memory from `at` on
+template <Rate R> __device__ inline void rate_step(float& x, float (&sum)[4], uint32_t at, uint32_t (&a)[4]) {
+    uint32_t bits = __float_as_uint(x);
+    uint32_t v[4] = {};                     // what is loaded, always 0: the next address depends on it, or else ptxas
+    const uint32_t next = at + bits;        // would do each load once and be done
+    if (R == Rate::Mma) { mma_m16n8k16(sum, a, a[0], a[1]); }
+    if (R == Rate::Ldmatrix) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(next));
     }
-    return false;
-}
-__device__ inline void barrier_begin(uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barrier) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+    if (R == Rate::Lds32) { asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v[0]) : "r"(next)); }
+    if (R == Rate::Lds64Quad) {
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(next));
+    }
+    if (R == Rate::Lds128Quad || R == Rate::Lds128) {
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(next));
+    }
+    bits ^= v[0] ^ v[1] ^ v[2] ^ v[3];
+    if (R == Rate::Sts128) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(at), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+    }
+    if (R == Rate::Shuffle) { asm volatile("shfl.sync.bfly.b32 %0, %0, 1, 31, -1;" : "+r"(bits)); }
+    if (R == Rate::Ex2) { asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x)); }
+    if (R == Rate::Ffma) { asm volatile("fma.rn.ftz.f32 %0, %0, %1, %2;" : "+f"(x) : "f"(sum[0]), "f"(sum[1])); }
+    if (R == Rate::Imad) { asm volatile("mad.lo.s32 %0, %0, %1, %2;" : "+r"(bits) : "r"(a[0]), "r"(a[1])); }
+    if (R == Rate::Logic) { asm volatile("lop3.b32 %0, %0, %1, %2, 0xe8;" : "+r"(bits) : "r"(a[0]), "r"(a[1])); }
+    if (R == Rate::Fmax) { asm volatile("max.ftz.f32 %0, %0, %1;" : "+f"(x) : "f"(sum[0])); }
+    if (R == Rate::Pack) { asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x), "f"(sum[0])); }
+    if (R != Rate::Ex2 && R != Rate::Ffma && R != Rate::Fmax) { x = __uint_as_float(bits); }
 }
 
-// One warp. out (bytes) is the box as it lies in shared memory; status: 0, or 1 if it has not arrived
-__global__ void tma_kernel(bf16* out, int* status, const __grid_constant__ CUtensorMap map, int x, int y, int bytes) {
-    extern __shared__ __align__(1024) char probe_memory[];
-    __shared__ alignas(8) uint64_t barrier;
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(probe_memory);
-    const uint32_t gate = (uint32_t)__cvta_generic_to_shared(&barrier);
-    for (int i = threadIdx.x; i < bytes / 2; i += 32) { ((bf16*)probe_memory)[i] = (bf16)-1.0f; }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
+// where a lane's access begins, in bytes
+__device__ inline uint32_t rate_offset(Rate rate, int lane) {
+    if (rate == Rate::Lds32) { return lane * 4; }
+    if (rate == Rate::Lds64Quad) { return lane % 4 * 8; }
+    if (rate == Rate::Lds128Quad) { return lane % 4 * 16; }
+    return lane * 16;                       // 512 neighbouring bytes: no bank conflict
+}
+
+template <Rate R>
+__global__ void __launch_bounds__(32 * RATE_WARPS) rate_kernel(unsigned long long* clocks, float* sink, float zero) {
+    __shared__ alignas(128) char memory[RATE_SHARED];
+    __shared__ unsigned long long first;
+    __shared__ unsigned long long last;
+    for (int i = threadIdx.x; i < RATE_SHARED / 4; i += blockDim.x) { ((float*)memory)[i] = 0.0f; }
     if (threadIdx.x == 0) {
-        barrier_begin(gate, bytes);
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                     "[%1, {%2, %3}], [%4];" :: "r"(at), "l"(&map), "r"(x), "r"(y), "r"(gate) : "memory");
+        first = ~0ull;
+        last = 0;
     }
-    __syncwarp();
-    const bool arrived = barrier_wait(gate);
-    if (threadIdx.x == 0) { *status = arrived ? 0 : 1; }
-    for (int i = threadIdx.x; i < bytes / 2; i += 32) { out[i] = ((bf16*)probe_memory)[i]; }
-}
-// the same without a tensor: `bytes` neighbouring bytes
-__global__ void bulk_kernel(bf16* out, int* status, const bf16* from, int bytes) {
-    extern __shared__ __align__(1024) char probe_memory[];
-    __shared__ alignas(8) uint64_t barrier;
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(probe_memory);
-    const uint32_t gate = (uint32_t)__cvta_generic_to_shared(&barrier);
-    if (threadIdx.x == 0) {
-        barrier_begin(gate, bytes);
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     :: "r"(at), "l"(from), "r"(bytes), "r"(gate) : "memory");
+    float x[RATE_EACH];
+    float sum[RATE_EACH / 2][4] = {};
+    uint32_t a[4] = {threadIdx.x, 0, 0, 0};
+    for (int e = 0; e < RATE_EACH; e++) { x[e] = R == Rate::Shuffle ? (float)threadIdx.x : zero; }
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(memory) + rate_offset(R, threadIdx.x % 32);
+    __syncthreads();
+    const unsigned long long begin = clock64();
+    for (int loop = 0; loop < RATE_LOOPS; loop++) {
+        UNROLL
+        for (int e = 0; e < RATE_EACH; e++) { rate_step<R>(x[e], sum[e % (RATE_EACH / 2)], at + e % 8 * 512, a); }
     }
-    __syncwarp();
-    const bool arrived = barrier_wait(gate);
-    if (threadIdx.x == 0) { *status = arrived ? 0 : 1; }
-    for (int i = threadIdx.x; i < bytes / 2; i += 32) { out[i] = ((bf16*)probe_memory)[i]; }
+    const unsigned long long end = clock64();
+    atomicMin(&first, begin);
+    atomicMax(&last, end);
+    __syncthreads();
+    if (threadIdx.x == 0) { clocks[blockIdx.x] = last - first; }
+    float all = (float)(a[0] + a[1] + a[2] + a[3]);         // keeps what was computed
+    for (int e = 0; e < RATE_EACH; e++) { all += x[e] + sum[e / 2][e % 4]; }
+    if (all == 12345.0f) { sink[0] = all; }
 }
 
-struct TmaBuffers {
-    bf16* tensor = (bf16*)device_malloc(TMA_ROWS * TMA_COLUMNS * sizeof(bf16));
-    bf16* out = (bf16*)device_malloc(TMA_BOX * TMA_BOX * sizeof(bf16));
-    int* status = (int*)device_malloc(sizeof(int));
-    std::vector<float> values;
-
-    TmaBuffers() {
-        std::vector<bf16> rounded;
-        for (int i = 0; i < TMA_ROWS * TMA_COLUMNS; i++) {
-            values.push_back((float)(i / TMA_COLUMNS * 3 % 251 + 256 * (i % TMA_COLUMNS % 3) % 199));
-            rounded.push_back((bf16)values.back());
-            values.back() = (float)rounded.back();
-        }
-        CUDA_CHECK(cudaMemcpy(tensor, rounded.data(), rounded.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+template <Rate R> double rate_of() {
+    int sms = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+    unsigned long long* clocks = (unsigned long long*)device_malloc((size_t)sms * sizeof(unsigned long long));
+    float* sink = (float*)device_malloc(sizeof(float));
+    std::vector<unsigned long long> found((size_t)sms);
+    double least = 1e30;
+    for (int k = 0; k < 5; k++) {                           // the first ones warm up
+        rate_kernel<R><<<sms, 32 * RATE_WARPS>>>(clocks, sink, 0.0f);
+        CUDA_CHECK(cudaMemcpy(found.data(), clocks, found.size() * sizeof(found[0]), cudaMemcpyDeviceToHost));
+        for (unsigned long long c : found) { least = std::min(least, (double)c); }
     }
-    // compares `count` elements of out with expected(i)
-    template <class F> std::string compare(size_t count, F expected) {
-        CUDA_CHECK(cudaGetLastError());
-        int late = 0;
-        std::vector<bf16> found(count);
-        CUDA_CHECK(cudaMemcpy(&late, status, sizeof(int), cudaMemcpyDeviceToHost));
-        CUDA_CHECK(cudaMemcpy(found.data(), out, count * sizeof(bf16), cudaMemcpyDeviceToHost));
-        if (late != 0) { return "\"ok\": false, \"error\": \"the copy has not arrived\""; }
-        for (size_t i = 0; i < count; i++) {
-            if ((float)found[i] != expected(i)) {
-                return strprintf("\"ok\": false, \"error\": \"element %zu in shared memory: expected %g, got %g\"", i,
-                                 expected(i), (float)found[i]);
-            }
-        }
-        return "\"ok\": true";
-    }
-};
-
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// swizzle: bytes of a row of the box, 0 for rows of 128 that are not swizzled; (x, y): the box's first column and row
-std::string tma_of(int swizzle, int x, int y) {
-    void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-    EncodeTiled encode = driver == nullptr ? nullptr : (EncodeTiled)dlsym(driver, "cuTensorMapEncodeTiled");
-    if (encode == nullptr) { return "\"ok\": false, \"error\": \"the driver has no cuTensorMapEncodeTiled\""; }
-    TmaBuffers buffers;
-    const int row = swizzle == 0 ? 128 : swizzle;           // bytes
-    const cuuint64_t sizes[2] = {TMA_COLUMNS, TMA_ROWS};
-    const cuuint64_t strides[1] = {TMA_COLUMNS * sizeof(bf16)};
-    const cuuint32_t box[2] = {(cuuint32_t)row / 2, TMA_BOX};
-    const cuuint32_t steps[2] = {1, 1};
-    CUtensorMapSwizzle mode = CU_TENSOR_MAP_SWIZZLE_NONE;
-    if (swizzle == 32) { mode = CU_TENSOR_MAP_SWIZZLE_32B; }
-    if (swizzle == 64) { mode = CU_TENSOR_MAP_SWIZZLE_64B; }
-    if (swizzle == 128) { mode = CU_TENSOR_MAP_SWIZZLE_128B; }
-    alignas(64) CUtensorMap map;
-    const CUresult code = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, buffers.tensor, sizes, strides, box, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, mode, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (code != CUDA_SUCCESS) { return strprintf("\"ok\": false, \"error\": \"encoding the map: %d\"", (int)code); }
-    const int bytes = row * TMA_BOX;
-    tma_kernel<<<1, 32, TMA_BOX * 128>>>(buffers.out, buffers.status, map, x, y, bytes);
-    return buffers.compare((size_t)bytes / 2, [&](size_t i) {
-        const int stored = 2 * (int)i;
-        const int at = swizzle == 0 ? stored : stored ^ (stored >> 3 & (swizzle / 16 - 1) * 16);    // its own inverse
-        const int column = x + at % row / 2;
-        const int line = y + at / row;
-        const bool inside = column >= 0 && column < TMA_COLUMNS && line >= 0 && line < TMA_ROWS;
-        return inside ? buffers.values[(size_t)line * TMA_COLUMNS + column] : 0.0f;     // outside it is 0
-    });
-}
-std::string bulk_of(int elements) {
-    TmaBuffers buffers;
-    bulk_kernel<<<1, 32, TMA_BOX * 128>>>(buffers.out, buffers.status, buffers.tensor + 8, 2 * elements);
-    return buffers.compare((size_t)elements, [&](size_t i) { return buffers.values[i + 8]; });
+    return least / ((double)RATE_WARPS * RATE_LOOPS * RATE_EACH);
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// all probes
-
-template <int N> void add_rates(std::vector<Probe>& probes) {
+// All rates from the N-th row on
+template <int N> void print_rates(const std::set<std::string>& skip) {
     if constexpr (N < (int)(sizeof(RATES) / sizeof(RATES[0]))) {
         constexpr RateRow row = RATES[N];
-        probes.push_back({std::string("rate ") + row.name, [row] { return rate_of<row.rate>(row.clocks); }});
-        add_rates<N + 1>(probes);
+        const std::string key = std::string("rate ") + row.name;
+        if (skip.count(key) == 0) {
+            printf("{\"key\": \"%s\", \"ok\": true, \"clocks\": %.3f, \"assumed\": %.3f}\n", key.c_str(),
+                   rate_of<row.rate>(), row.clocks);
+            fflush(stdout);
+        }
+        print_rates<N + 1>(skip);
     }
-}
-std::vector<Probe> all_probes() {
-    std::vector<Probe> probes;
-    add_rates<0>(probes);
-    const WgLayout usual = {128, true};
-    for (int swizzle : {0, 32, 64, 128}) {
-        const std::string bytes = std::to_string(swizzle);
-        const WgLayout k = {swizzle, true}, mn = {swizzle, false};
-        probes.push_back({"wgmma A K-major " + bytes, [=] { return wgmma_of<false, 0, 0>(k, usual); }});
-        probes.push_back({"wgmma A M-major " + bytes, [=] { return wgmma_of<false, 1, 0>(mn, usual); }});
-        probes.push_back({"wgmma B K-major " + bytes, [=] { return wgmma_of<true, 0, 0>(usual, k); }});
-        probes.push_back({"wgmma B N-major " + bytes, [=] { return wgmma_of<true, 0, 1>(usual, mn); }});
-        probes.push_back({"tma swizzle " + bytes + " inside", [=] { return tma_of(swizzle, 8, 24); }});
-        probes.push_back({"tma swizzle " + bytes + " past the end", [=] { return tma_of(swizzle, 120, 170); }});
-        probes.push_back({"tma swizzle " + bytes + " before the start", [=] { return tma_of(swizzle, -8, -5); }});
-    }
-    probes.push_back({"tma without a tensor", [] { return bulk_of(2048); }});
-    return probes;
-}
-
-// in a process of its own: an address that is wrong, or a copy that never comes, ends that one only
-void run_apart(const char* program, const std::string& key) {
-    FILE* f = popen(strprintf("timeout 20 '%s' --only '%s' 2>&1", program, key.c_str()).c_str(), "r");
-    std::string last;
-    for (char line[4096]; f != nullptr && fgets(line, sizeof(line), f) != nullptr;) { last = line; }
-    const int status = f == nullptr ? -1 : pclose(f);
-    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;         // 124: it took too long
-    if (code == 0) { printf("%s", last.c_str()); }
-    else {
-        for (char& c : last) { c = c == '"' || c == '\\' || c == '\n' ? ' ' : c; }
-        printf("{\"key\": \"%s\", \"ok\": false, \"error\": \"exit code %d: %s\"}\n", key.c_str(), code, last.c_str());
-    }
-    fflush(stdout);
 }
 
 int main(int argc, char** argv) {
     std::set<std::string> skip;
-    std::string only, kinds = "rate,wgmma,tma";
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--kinds") == 0) { kinds = argv[i + 1]; }
-        if (strcmp(argv[i], "--only") == 0) { only = argv[i + 1]; }
-        FILE* f = strcmp(argv[i], "--skip") == 0 ? fopen(argv[i + 1], "r") : nullptr;
-        for (char line[512]; f != nullptr && fgets(line, sizeof(line), f) != nullptr;) {
-            line[strcspn(line, "\n")] = '\0';
-            skip.insert(line);
-        }
-        if (f != nullptr) { fclose(f); }
-    }
+    std::ifstream file(argc == 3 && strcmp(argv[1], "--skip") == 0 ? argv[2] : "");
+    for (std::string line; std::getline(file, line);) { skip.insert(line); }
     try {
-        for (const Probe& probe : all_probes()) {
-            const bool wanted = kinds.find(probe.key.substr(0, probe.key.find(' '))) != std::string::npos;
-            if (only.empty() && wanted && skip.count(probe.key) == 0) { run_apart(argv[0], probe.key); }
-            if (only == probe.key) { printf("{\"key\": \"%s\", %s}\n", only.c_str(), probe.run().c_str()); }
-        }
+        print_rates<0>(skip);
     } catch (const std::exception& e) {
         fprintf(stderr, "gpu_probes: %s\n", e.what());
         return 1;

@@ -179,14 +179,11 @@ def ranks_section(data):
     return ["## Two ranks: the bits of one", ""] + table(("trainer", "steps", "library"), rows) if rows else []
 
 
-def probes_section(data):
-    found = sorted([*items(data, "rates").items(), *items(data, "probes").items()])
-    rates = [(n[len("rate "):], f"{r['clocks']:.3f}", f"{r['assumed']:.3f}", f"{r['clocks'] / r['assumed']:.2f}")
-             for n, r in found if "clocks" in r]
-    others = [(n, r.get("finding", "as documented")) for n, r in found if "clocks" not in r]
-    lines = ["## Probes", ""] if found else []
-    lines += table(("instruction", "clocks of an SM", "assumed by sass_bound.py", "ratio"), rates)
-    return lines + table(("probe", "result"), others)
+def rates_section(data):
+    rows = [(n[len("rate "):], f"{r['clocks']:.3f}", f"{r['assumed']:.3f}", f"{r['clocks'] / r['assumed']:.2f}")
+            for n, r in sorted(items(data, "rates").items()) if "clocks" in r]
+    head = ("instruction", "clocks of an SM", "assumed by sass_bound.py", "ratio")
+    return ["## Rates of instructions", ""] + table(head, rows) if rows else []
 
 
 def sanitizer_result(record):
@@ -252,7 +249,7 @@ def markdown(data, order):
     if rows:
         lines += ["## Ratios", ""] + table(("", "ratio", "target"), rows)
     for section in (attention_section, training_section, step_section, evaluation_section, losses_section,
-                    ranks_section, probes_section, counters_section, kernels_section):
+                    ranks_section, rates_section, counters_section, kernels_section):
         lines += section(data)
     lines += ["## Stages", ""] + table(("stage", "status", "seconds", "results", ""), stage_rows(data, order))
     return "\n".join(lines).rstrip() + "\n"

@@ -415,8 +415,8 @@ def analyse(texts, gpu):
 
 
 def probed():
-    """([(words of the instruction that a rate kernel repeats)], how often) of dev/gpu_probes.cuh"""
-    with open(os.path.join(ROOT, "dev", "gpu_probes.cuh")) as f:
+    """([(words of the instruction that a rate kernel repeats)], how often) of dev/gpu_probes.cu"""
+    with open(os.path.join(ROOT, "dev", "gpu_probes.cu")) as f:
         text = f.read()
     loops, each = (int(re.search(rf"RATE_{name} = (\d+)", text).group(1)) for name in ("LOOPS", "EACH"))
     return [name.split()[0].split(".") for name in re.findall(r'\{Rate::\w+, "([^"]+)"', text)], loops * each

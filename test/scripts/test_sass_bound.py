@@ -290,8 +290,8 @@ class Bound(unittest.TestCase):
         self.assertIn("SKIPPED: cuobjdump and nvdisasm are not here", p.stdout)
 
     def test_the_rates_that_probes_measure(self):
-        """dev/gpu_probes.cuh asks a GPU for the clocks that are counted here"""
-        with open(os.path.join(ROOT, "dev", "gpu_probes.cuh")) as f:
+        """dev/gpu_probes.cu asks a GPU for the clocks that are counted here"""
+        with open(os.path.join(ROOT, "dev", "gpu_probes.cu")) as f:
             rows = re.findall(r'\{Rate::\w+, "([^"]+)", ([\d.]+)f\}', f.read())
         self.assertGreaterEqual(len(rows), 14)
         for name, clocks in rows:
