@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """roofline.py -- predicts the time of a training step of train_gpt2cu, kernel by kernel: a model, not a measurement.
 
-    scripts/roofline.py --model small --T 1024 --B 64 --pos cable --gpu H200 -o roofline
-    scripts/roofline.py --with all                the step with all of CHANGES, which are not in the sources
-    scripts/roofline.py --references              the model beside other estimates and llm.c's published times
+    scripts/roofline.py --model small --T 1024 --B 64 --pos cable --gpu H200
     scripts/roofline.py --measured FILE ...       beside what ./train_gpt2cu --profile 3 ... printed into FILE
 
 Each kernel has a row: how often a step calls it, what a call reads and writes beyond the L2 cache, its floating-point
@@ -15,13 +13,11 @@ operations, and which limit its time follows from:
 
 A kernel reaches a fraction of its limit between two stated numbers (RATES), so each time is a range. The errors are
 assumed to be independent: the step's is the root of the sum of their squares. Shapes are read from the table of
-tensors in train_gpt2.cu; sizes by name and the layout's arithmetic are those of scaling.py. -o PATH writes PATH.csv and
-PATH.png (which needs matplotlib). What it leaves out: other GPUs (scaling.py has the exchange), checkpoints,
-evaluation, --tile_skip.
+tensors in train_gpt2.cu; sizes by name and the layout's arithmetic are those of scaling.py. What it leaves out: other
+GPUs (scaling.py has the exchange), checkpoints, evaluation, --tile_skip.
 """
 import argparse
 import collections
-import csv
 import math
 import os
 import re
@@ -62,7 +58,6 @@ RATES = {
     "columns": Rate(0.75, 0.95, "of a copy, by 2-byte loads down the columns (slab_sums_kernel)"),
     "warps": Rate(0.80, 0.97, "of a copy, by four warps per block (layernorm_backward_kernel)"),
     "states": Rate(0.85, 0.97, "of a copy, by seven arrays side by side (adamw_kernel)"),
-    "library": Rate(0.75, 0.92, "of a copy, by llm.c's elementwise and row kernels (the reference only)"),
 }
 # TFLOP/s of attention on an H100, causal, head size 64, T 1,024. Forward: FlashAttention-2, by mma.sync as here, has
 # 229 and FlashAttention-3, by wgmma, 265 (Shah et al. 2024, figure 5). Backward: FlashAttention-2 has 238 without a
@@ -115,34 +110,8 @@ SHORT_KERNELS = {
 }
 SHORT_KERNELS.update(t5_clip=SHORT_KERNELS["t5"], kerple_power=SHORT_KERNELS["kerple"])
 
-# ----------------------------------------------------------------------------------------------------------
-# the code as it is, and what changes would make of it
-
-Code = collections.namedtuple("Code", "recompute products columns bias_pass gelu_bias gelu_pass first_beta backward")
-TODAY = Code(recompute=0,               # --recompute
-             products="tensor",         # of RATES
-             columns=8,                 # the width of a row of qkv is a multiple of it
-             bias_pass=True,            # bias gradients read dout once more
-             gelu_bias=False,           # but fcb's comes from GELU's backward
-             gelu_pass=True,            # GELU is a kernel of its own, forwards and backwards
-             first_beta=1,              # 0: the first product into a gradient overwrites it
-             backward=7)                # products of attention's backward
-Change = collections.namedtuple("Change", "replaces why")
-CHANGES = {
-    "plans": Change(dict(products="tuned"), "tuned cuBLASLt algorithms: --plans FILE"),
-    "columns64": Change(dict(columns=64), "rows of qkv start on a sector"),
-    "gelu_bias": Change(dict(gelu_bias=True), "the MLP's first bias gradient from GELU's backward"),
-    "epilogues": Change(dict(bias_pass=False, gelu_pass=False, first_beta=0),
-                        "GELU in the products, bias gradients fused"),
-    "five_products": Change(dict(backward=5), "attention's backward in one kernel, P and dP computed once"),
-}
-
-
-def code_with(names):
-    code = TODAY
-    for name in names:
-        code = code._replace(**CHANGES[name].replaces)
-    return code
+# what the trainer was told: --recompute; products: of RATES, "tuned" by --plans
+Code = collections.namedtuple("Code", "recompute products", defaults=(0, "tensor"))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -151,9 +120,9 @@ def code_with(names):
 Shape = collections.namedtuple("Shape", "L NH C B T V Vp OC pos")
 
 
-def shape_of(model, B, T, pos, V=VOCABULARY, columns=8):
+def shape_of(model, B, T, pos, V=VOCABULARY):
     L, NH, C = model
-    OC = math.ceil((3 * C + scaling.EXTRA_COLUMNS.get(pos, 0) * NH) / columns) * columns
+    OC = math.ceil((3 * C + scaling.EXTRA_COLUMNS.get(pos, 0) * NH) / 8) * 8
     return Shape(L, NH, C, B, T, V, math.ceil(V / 128) * 128, OC, pos)
 
 
@@ -242,7 +211,7 @@ def waste_of(M, N, gpu, split=False):
     return waves * 128 * 256 / (M * N)
 
 
-def product_rows(s, code, gpu):
+def product_rows(s, gpu):
     """forward, back to the input, into the weight's gradient; the head does its three a chunk of logits at a time"""
     N, rows = s.B * s.T, []
     for name, (times, out, inp) in products(s).items():
@@ -252,13 +221,11 @@ def product_rows(s, code, gpu):
         tall = chunk_of(s) if head else N                               # all but the last
         operands = 2 * (n * inp + out * inp + n * out)
         added = 2 * n * out if name in ("attprojw", "fcprojw") else 0   # the residual stream
-        gradient = 2 * n * (inp + out) + 4 * out * inp * (1 + code.first_beta)
+        gradient = 2 * n * (inp + out) + 2 * 4 * out * inp              # it is added to
         flops = 2 * n * out * inp
-        of_gelu = {"fcw": 2 * n * out, "fcprojw": 2 * n * inp}          # what it reads or writes in the epilogues
-        extra = 0 if code.gelu_pass else of_gelu.get(name, 0)
         for what, bytes, shape, waste in (
-                ("forward", operands + added + extra, f"*x{out}x{inp}", waste_of(tall, out, gpu)),
-                ("dinp", operands + extra, f"*x{inp}x{out}", waste_of(tall, inp, gpu) * math.ceil(out / 64) * 64 / out),
+                ("forward", operands + added, f"*x{out}x{inp}", waste_of(tall, out, gpu)),
+                ("dinp", operands, f"*x{inp}x{out}", waste_of(tall, inp, gpu) * math.ceil(out / 64) * 64 / out),
                 ("dweight", gradient, f"{out}x{inp}x*", waste_of(out, inp, gpu, True))):
             rows.append(row("GEMM", "matmul_kernel", f"{name} {what}", calls, bytes, flops, shape=shape, waste=waste))
     return rows
@@ -272,7 +239,7 @@ def attention_rates(kind, HS, T, gpu):
     return [(least * speed * share, most * speed) for (least, most), share in zip(ATTENTION.values(), of_none)]
 
 
-def flash_rows(s, code, gpu):
+def flash_rows(s, gpu):
     HS, N, BNH = s.C // s.NH, s.B * s.T, s.B * s.NH
     kind = BIASES[s.pos]
     tiles = math.ceil(s.T / 64)
@@ -294,10 +261,9 @@ def flash_rows(s, code, gpu):
                 2 * product, rates=forward),
             row(g, "flash_backward_prepare_kernel", "row sums of dout * out", s.L, 2 * x + extra * per_query),
             row(g, "flash_backward_dkdv_kernel", kind, s.L, 4 * q + (q + x + per_query) * again,
-                (code.backward - 3) * product if code.backward > 5 else 5 * product, rates=backward)]
-    if code.backward > 5:
-        rows.append(row(g, "flash_backward_dq_kernel", kind, s.L * parts,
-                        (2 * q + x + 2 * q * again + per_query + slab) / parts, 3 * product / parts, rates=backward))
+                4 * product, rates=backward),
+            row(g, "flash_backward_dq_kernel", kind, s.L * parts,
+                (2 * q + x + 2 * q * again + per_query + slab) / parts, 3 * product / parts, rates=backward)]
     if slab:
         rows.append(row(g, "flash_backward_table_kernel", "diagonals", s.L * parts, slab / parts))
     if kind == "fire":
@@ -306,10 +272,10 @@ def flash_rows(s, code, gpu):
     return rows
 
 
-def attention_rows(s, code, gpu):
+def attention_rows(s, gpu):
     HS, N = s.C // s.NH, s.B * s.T
     if BIASES[s.pos] is not None and HS in BOUNDS:
-        return flash_rows(s, code, gpu)
+        return flash_rows(s, gpu)
     pairs = s.B * s.NH * s.T * (s.T + 1) / 2
     at = lambda flops: flops / (256 * gpu.sms * gpu.ghz * 1e9 * PORTABLE)
     moved = 2.0 * N * s.C
@@ -364,26 +330,18 @@ def layer_rows(s, code):
             row("layernorm backward", "layernorm_backward_kernel", "", calls, 4 * x + 8.0 * slabs * s.C,
                 memory="warps"),
             row("layernorm backward", "add_slabs_kernel", "of layernorm", 2 * calls, 4.0 * slabs * s.C)]
-    if code.gelu_pass:
-        again = s.L * (code.recompute > 0)
-        rows += [row("GELU", "gelu_forward_kernel", "", s.L + again, 4.0 * wide, instructions=forward),
-                 row("GELU", "gelu_backward_kernel", "", s.L, 6.0 * wide + 4.0 * slabs * 4 * s.C * code.gelu_bias,
-                     instructions=backward)]
-    else:                                                               # an epilogue's instructions are not hidden
-        rows += [row("GELU", "(epilogue)", "forward", s.L, instructions=forward),
-                 row("GELU", "(epilogue)", "backward", s.L, instructions=backward)]
-    if code.bias_pass:
-        for name, (times, out, _) in products(s).items():
-            if name == "wte":
-                continue
-            if name != "fcw" or not code.gelu_bias:
-                rows.append(row("bias gradients", "slab_sums_kernel", name[:-1] + "b", times,
-                                2.0 * N * out + 4.0 * slabs * out, memory="columns"))
-            rows.append(row("bias gradients", "add_slabs_kernel", name[:-1] + "b", times, 4.0 * slabs * out))
+    again = s.L * (code.recompute > 0)
+    rows += [row("GELU", "gelu_forward_kernel", "", s.L + again, 4.0 * wide, instructions=forward),
+             row("GELU", "gelu_backward_kernel", "", s.L, 6.0 * wide, instructions=backward)]
+    for name, (times, out, _) in products(s).items():
+        if name != "wte":
+            rows += [row("bias gradients", "slab_sums_kernel", name[:-1] + "b", times,
+                         2.0 * N * out + 4.0 * slabs * out, memory="columns"),
+                     row("bias gradients", "add_slabs_kernel", name[:-1] + "b", times, 4.0 * slabs * out)]
     return rows
 
 
-def ends_rows(s, code):
+def ends_rows(s):
     """the embedding, the loss, and what a micro-batch does once"""
     N = s.B * s.T
     x = 2.0 * N * s.C
@@ -407,9 +365,9 @@ def ends_rows(s, code):
 
 
 def step_rows(s, code, gpu, micro_batches=1):
-    rows = product_rows(s, code, gpu) + attention_rows(s, code, gpu) + layer_rows(s, code) + encoding_rows(s, gpu)
+    rows = product_rows(s, gpu) + attention_rows(s, gpu) + layer_rows(s, code) + encoding_rows(s, gpu)
     rows += short_rows(s)
-    rows = [r._replace(calls=r.calls * micro_batches) for r in rows + ends_rows(s, code)]
+    rows = [r._replace(calls=r.calls * micro_batches) for r in rows + ends_rows(s)]
     leaves, n = scaling.leaves_of(micro_batches, 1), float(elements(s))
     blocks = s.L + 1 + (s.pos in OWN_TENSORS)                           # of the layout, without empty ones
     rows += [row("optimizer", "memset", "gradients", leaves, 4 * n),
@@ -438,54 +396,6 @@ def decode_rows(s, gpu):
                    row("rest", "embedding_forward_kernel", "", 1, small)]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# llm.c, by its own kernels (dev/cuda and llmc of that repository at 7ecd8906): the model's second reference
-
-def llmc_rows(s, gpu):
-    """GPT-2 124M by run_gpt2_124M.sh: -r 0, cuDNN's attention, a fused residual and layernorm, tanhf in GELU"""
-    N, HS, calls = s.B * s.T, s.C // s.NH, 2 * s.L + 1
-    x, wide, n = 2.0 * N * s.C, 4.0 * N * s.C, float(elements(s) + s.T * s.C)
-    pairs = s.B * s.NH * s.T * s.T / 2
-    # H100, causal, head size 64, T 1,024: forward 288 TFLOP/s; backward three quarters of the 348 without a mask (Shah
-    # et al. 2024, figures 5 and 6). Otherwise 0.4 of the tensor peak, a guess
-    forward, backward = (288e12, 261e12) if gpu.tflops == GPUS["H100"].tflops else (0.4e12 * gpu.tflops,) * 2
-    lib = dict(memory="library")
-    rows = product_rows(s, TODAY, gpu)
-    rows += [row("attention", "cuDNN", "forward", s.L, seconds=4 * pairs * HS / forward),
-             row("attention", "cuDNN", "backward", s.L, seconds=10 * pairs * HS / backward),
-             row("GELU", "gelu_forward", "", s.L, 2 * 2 * wide, instructions=40 * wide, **lib),
-             row("GELU", "gelu_backward", "", s.L, 3 * 2 * wide, instructions=70 * wide, **lib),
-             row("layernorm forward", "fused_residual_forward", "", calls, 4 * x, **lib),
-             row("layernorm backward", "layernorm_backward", "", calls, 4 * x, **lib),
-             row("classifier", "fused_classifier", "", 1, 3 * 2.0 * N * s.Vp, instructions=40.0 * N * s.Vp, **lib)]
-    for name, (times, out, _) in products(s).items():
-        if name != "wte":
-            rows.append(row("bias gradients", "matmul_backward_bias", name, times, 2.0 * N * out, **lib))
-    return rows + [row("optimizer", "adamw", "", 16, 28 * n / 16, **lib),
-                   row("optimizer", "global_norm, memset", "", 2, 2 * n, **lib),
-                   row("rest", "encoder_forward, encoder_backward", "", 3, 2 * x, **lib),
-                   row("rest", "(host)", "end of the step", 1, seconds=CHAIN["host"])]
-
-
-# ----------------------------------------------------------------------------------------------------------
-# other figures for the same step: none is a measurement of this code
-
-# A second estimate of a step of GPT-2 124M with cable at T 1024, B 64 on one H200, by other means: 128 ms (116 to 143).
-REFERENCE = (116, 128, 143)
-# llm.c on an H100, B 64, T 1024: 468 thousand tokens/s on one GPU. Ten billion tokens in 45 minutes on eight
-# (KellerJordan/modded-nanogpt, README) are 463.
-# A100: "~300 ms" for 524,288 tokens on eight, in the same repository's run_gpt2_124M.sh.
-LLMC = {"H100": 1e3 * 65536 / 468e3, "A100": 300}
-
-
-def totals(rows, gpu, code):
-    """ms by group"""
-    ms = collections.Counter()
-    for r in rows:
-        ms[r.group] += r.calls * seconds_of(r, gpu, code)[0] * 1e3
-    return ms
-
-
 def range_of(rows, gpu, code):
     """(least, middle, most) ms of all rows. Rows with the same rates err together, other rows independently."""
     middle, errors = 0.0, collections.Counter()
@@ -497,41 +407,30 @@ def range_of(rows, gpu, code):
     return middle - error, middle, middle + error
 
 
-def references():
-    """yields (what, figure, (least, middle, most)) for each reference"""
-    s, gpu = shape_of(scaling.SIZES["small"], 64, 1024, "cable"), GPUS["H200"]
-    yield "second estimate", REFERENCE[1], range_of(step_rows(s, TODAY, gpu), gpu, TODAY)
-    s = shape_of(scaling.SIZES["small"], 64, 1024, "none")
-    for name, figure in LLMC.items():
-        yield f"llm.c, {name}", figure, range_of(llmc_rows(s, GPUS[name]), GPUS[name], TODAY)
-
-
 # ----------------------------------------------------------------------------------------------------------
 # what is printed
 
-COLUMNS = ("kernel", "what", "group", "calls", "MB", "GFLOP", "limit", "ms", "least", "most", "share")
-
-
-def table_of(rows, gpu, code):
-    """COLUMNS of each row: MB and GFLOP are of a call; ms, their range and share of all its calls in a step"""
-    table = []
+def print_table(rows, gpu, code):
+    """MB and GFLOP are of a call; ms, their range and share of all its calls in a step"""
+    print(f"{'kernel':30} {'what':24} {'calls':>5} {'MB':>9} {'GFLOP':>9} {'limit':>9} {'ms':>8} "
+          f"{'least':>8} {'most':>8} {'share':>6}")
+    whole = range_of(rows, gpu, code)[1]
     for r in rows:
-        (shortest, longest), limit = ends(r, gpu, code)
-        least, most = (1e3 * r.calls * seconds for seconds in (shortest, longest))
-        table.append(dict(kernel=r.kernel, what=r.what, group=r.group, calls=r.calls, MB=r.bytes / 1e6,
-                          GFLOP=r.flops / 1e9, limit=limit, ms=(least + most) / 2, least=least, most=most))
-    whole = sum(r["ms"] for r in table)
-    return [dict(r, share=r["ms"] / whole) for r in table]
+        times, limit = ends(r, gpu, code)
+        least, most = (1e3 * r.calls * seconds for seconds in times)
+        ms = (least + most) / 2
+        print(f"{r.kernel:30} {r.what:24} {r.calls:5} {r.bytes / 1e6:9.1f} {r.flops / 1e9:9.1f} {limit:>9} {ms:8.3f} "
+              f"{least:8.3f} {most:8.3f} {100 * ms / whole:5.1f}%")
 
 
-def assumptions(gpu_name, gpu, s, code, changes):
+def assumptions(gpu_name, gpu, s, code):
     """yields lines"""
     yield "A PREDICTION, not a measurement: nothing of this has run on a GPU"
     yield (f"commit {commit()}, {gpu_name}: {gpu.tflops:g} TFLOP/s bf16, {gpu.gbs:g} GB/s ({gpu.source}), of which a "
            f"large product reaches {gpu.tflops * PRODUCT * gpu.fed:.0f} and a copy {gpu.gbs * COPY:.0f}; {gpu.sms} SMs "
            f"at {gpu.ghz:g} GHz, {gpu.l2 / 1e6:g} MB of L2, mma.sync {gpu.mma} FLOPs per SM and clock")
     yield f"L {s.L}, NH {s.NH}, C {s.C}, OC {s.OC}, V {s.V:,} padded to {s.Vp:,}, B {s.B}, T {s.T}, {s.pos}, bf16"
-    yield f"changes: {', '.join(changes) or 'none'}; recompute {code.recompute}"
+    yield f"recompute {code.recompute}; products: {code.products}"
     for name, rate in RATES.items():
         yield f"{name}: {rate.least:g} to {rate.most:g} {rate.what}"
     if BIASES[s.pos] is not None and s.C // s.NH in BOUNDS:
@@ -559,20 +458,6 @@ def summary(s, rows, gpu, code, micro_batches):
     parts = scaling.blocks((s.L, s.NH, s.C), s.V, s.pos, s.T)
     leaves = scaling.leaves_of(micro_batches, 1)
     yield f"parameters, moments and gradients: {scaling.memory(parts, s.L, 1, leaves, 2, 1) / 1e9:.2f} GB"
-
-
-def savings(args, gpu):
-    """yields lines: what each change would save by itself and after those before it"""
-    def step(names):
-        code = code_with(names)
-        return sum(totals(step_rows(shape(args, code), code, gpu, args.micro_batches), gpu, code).values())
-    first = before = step(())
-    yield f"{'change':16} {'itself':>6} {'after':>6}  ms saved"
-    for k, (name, change) in enumerate(CHANGES.items(), 1):
-        after = step(list(CHANGES)[:k])
-        yield f"{name:16} {first - step([name]):6.2f} {before - after:6.2f}  {change.why}"
-        before = after
-    yield f"{'all':16} {'':6} {first - before:6.2f}  of {first:.2f} ms: {before:.2f} (predicted)"
 
 
 def measured(path):
@@ -618,33 +503,6 @@ def comparison(rows, gpu, code, profile):
                f"{per_ms(flops) / 1e3:8.1f}")
 
 
-def shape(args, code):
-    return shape_of(args.shape, args.B, args.T, args.pos, args.vocabulary, code.columns)
-
-
-def draw(bars, ranges, title, path):
-    """bars: name -> ms by group; ranges: name -> (least, middle, most) of their sum"""
-    console.need("matplotlib").use("Agg")
-    plt = console.need("matplotlib.pyplot")
-    colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#000000"]
-    groups = list(dict.fromkeys(group for ms in bars.values() for group, _ in ms.most_common()))
-    fig, ax = plt.subplots(figsize=(10, 1.6 + 0.6 * len(bars)))
-    left = [0.0] * len(bars)
-    for group, colour in zip(groups, colours):
-        widths = [ms[group] for ms in bars.values()]
-        ax.barh(list(bars), widths, left=left, color=colour, label=group)
-        left = [a + b for a, b in zip(left, widths)]
-    for at, (least, whole, most) in enumerate(ranges.values()):
-        ax.errorbar(whole, at, xerr=[[whole - least], [most - whole]], color="black", capsize=4)
-        ax.text(most, at, f"  {least:.0f} to {most:.0f} ms", va="center")
-    ax.set_xlim(0, 1.3 * max(left))
-    ax.set_xlabel("ms of a step, predicted")
-    ax.invert_yaxis()
-    ax.legend(ncol=5, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)
-    ax.set_title(title, fontsize=10)
-    fig.savefig(path, dpi=100, bbox_inches="tight")
-
-
 # ----------------------------------------------------------------------------------------------------------
 
 def parse(argv):
@@ -658,19 +516,11 @@ def parse(argv):
     whole("--micro_batches", 1, "in a step")
     p.add_argument("--gpu", default="H200", choices=sorted(GPUS), help="[H200]")
     p.add_argument("--recompute", type=int, choices=(0, 1, 2), default=0, help="as the trainer's [0]")
-    p.add_argument("--with", dest="changes", default="none", metavar="NAMES",
-                   help="changes, joined by commas; all, or none [none]: " + ", ".join(CHANGES))
+    p.add_argument("--plans", action="store_true", help="tuned cuBLASLt algorithms, as with the trainer's --plans FILE")
     p.add_argument("--decode", action="store_true", help="a token generated after T earlier ones, instead of a step")
-    p.add_argument("--references", action="store_true", help="the model beside other figures")
     p.add_argument("--measured", metavar="FILE", help="what a run with --profile printed: beside the prediction")
     whole("--vocabulary", VOCABULARY, "tokens; 256 where a text is read as bytes")
-    p.add_argument("-o", dest="out", default="", help="PATH.csv and PATH.png")
     args = p.parse_args(argv)
-    names = {"all": list(CHANGES), "none": [], "": []}.get(args.changes, args.changes.split(","))
-    unknown = [name for name in names if name not in CHANGES]
-    if unknown:
-        raise scaling.BadInput(f"expected --with all, none, or some of {', '.join(CHANGES)}; got {unknown[0]}")
-    args.changes = names
     try:
         args.shape = scaling.SIZES.get(args.model) or tuple(int(n) for n in args.model.split(","))
     except ValueError:
@@ -682,50 +532,20 @@ def parse(argv):
 
 
 def report(args):
-    gpu, code = GPUS[args.gpu], code_with(args.changes)
-    if args.references:
-        print("# ms of a step; no measurement of this code is among them")
-        for what, figure, (least, ms, most) in references():
-            print(f"{what:20} {figure:6.1f} predicted {ms:6.1f}, {least:6.1f} to {most:6.1f} {ms / figure - 1:+.1%}")
-        return
-    code = code._replace(recompute=args.recompute)
-    s = shape(args, code)
+    gpu, code = GPUS[args.gpu], Code(args.recompute, "tuned" if args.plans else "tensor")
+    s = shape_of(args.shape, args.B, args.T, args.pos, args.vocabulary)
     rows = decode_rows(s, gpu) if args.decode else step_rows(s, code, gpu, args.micro_batches)
-    table = table_of(rows, gpu, code)
-    for line in assumptions(args.gpu, gpu, s, code, args.changes):
+    for line in assumptions(args.gpu, gpu, s, code):
         print("# " + line)
-    print(f"{'kernel':30} {'what':24} {'calls':>5} {'MB':>9} {'GFLOP':>9} {'limit':>9} {'ms':>8} "
-          f"{'least':>8} {'most':>8} {'share':>6}")
-    for r in table:
-        print(f"{r['kernel']:30} {r['what']:24} {r['calls']:5} {r['MB']:9.1f} {r['GFLOP']:9.1f} "
-              f"{r['limit']:>9} {r['ms']:8.3f} {r['least']:8.3f} {r['most']:8.3f} {100 * r['share']:5.1f}%")
+    print_table(rows, gpu, code)
     if args.decode:
-        whole = sum(r["ms"] for r in table)
-        print(f"# a token after {s.T} earlier, one sequence: {whole:.3f} ms, {1e3 / whole:,.0f} tokens/s (predicted)")
+        ms = range_of(rows, gpu, code)[1]
+        print(f"# a token after {s.T} earlier, one sequence: {ms:.3f} ms, {1e3 / ms:,.0f} tokens/s (predicted)")
         return
-    for line in [*summary(s, rows, gpu, code, args.micro_batches), *savings(args, gpu)]:
+    for line in summary(s, rows, gpu, code, args.micro_batches):
         print("# " + line)
     for line in comparison(rows, gpu, code, measured(args.measured)) if args.measured else ():
         print(line)
-    if args.out:
-        write(args, table, gpu, code)
-
-
-def write(args, table, gpu, code):
-    head = next(assumptions(args.gpu, gpu, shape(args, code), code, args.changes))
-    with open(args.out + ".csv", "w", newline="") as f:
-        f.write(f"# {head}; commit {commit()}, {args.gpu}, {args.model}, {args.pos}, T {args.T}, B {args.B}, changes: "
-                f"{' '.join(args.changes) or 'none'}\n")
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow(COLUMNS)
-        out.writerows([f"{r[c]:.5g}" if isinstance(r[c], float) else r[c] for c in COLUMNS] for r in table)
-    bars, ranges = {}, {}
-    for name, names in (("the code", args.changes), ("all changes", list(CHANGES))):
-        with_them = code_with(names)
-        rows = step_rows(shape(args, with_them), with_them, gpu, args.micro_batches)
-        bars[name], ranges[name] = totals(rows, gpu, with_them), range_of(rows, gpu, with_them)
-    draw(bars, ranges, f"A prediction, not a measurement: a step of {args.model}, {args.pos}, T {args.T}, B {args.B} "
-         f"on one {args.gpu}; commit {commit()}", args.out + ".png")
 
 
 def main(argv):
