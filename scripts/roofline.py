@@ -13,8 +13,7 @@ operations, and which limit its time follows from:
 
 A kernel reaches a fraction of its limit between two stated numbers (RATES), so each time is a range. The errors are
 assumed to be independent: the step's is the root of the sum of their squares. Shapes are read from the table of
-tensors in train_gpt2.cu; sizes by name and the layout's arithmetic are those of scaling.py. What it leaves out: other
-GPUs (scaling.py has the exchange), checkpoints, evaluation, --tile_skip.
+tensors in train_gpt2.cu. What it leaves out: other GPUs, checkpoints, evaluation, --tile_skip.
 """
 import argparse
 import collections
@@ -24,11 +23,15 @@ import re
 import sys
 
 import console
-import scaling
+from console import BadInput
 from ledger import commit
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 VOCABULARY = 50257
+SIZES = {"tiny": (6, 8, 512), "small": (12, 12, 768), "medium": (24, 16, 1024), "large": (36, 20, 1280),
+         "xl": (48, 25, 1600)}
+# a head's columns of qkv beside q, k and v, by encoding: cable.cuh declares them
+EXTRA_COLUMNS = {"cable": 2, "kcable": 2, "cable_nw": 1, "kcable_nw": 1, "cable_v1": 1, "fox": 1, "kcable_v1": 1}
 
 # ----------------------------------------------------------------------------------------------------------
 # the GPUs. tflops, gbs: datasheets, dense bf16 with float32 sums, and the memory's GB/s; product, copy: what was
@@ -122,7 +125,7 @@ Shape = collections.namedtuple("Shape", "L NH C B T V Vp OC pos")
 
 def shape_of(model, B, T, pos, V=VOCABULARY):
     L, NH, C = model
-    OC = math.ceil((3 * C + scaling.EXTRA_COLUMNS.get(pos, 0) * NH) / 8) * 8
+    OC = math.ceil((3 * C + EXTRA_COLUMNS.get(pos, 0) * NH) / 8) * 8
     return Shape(L, NH, C, B, T, V, math.ceil(V / 128) * 128, OC, pos)
 
 
@@ -368,7 +371,7 @@ def step_rows(s, code, gpu, micro_batches=1):
     rows = product_rows(s, gpu) + attention_rows(s, gpu) + layer_rows(s, code) + encoding_rows(s, gpu)
     rows += short_rows(s)
     rows = [r._replace(calls=r.calls * micro_batches) for r in rows + ends_rows(s)]
-    leaves, n = scaling.leaves_of(micro_batches, 1), float(elements(s))
+    leaves, n = math.gcd(micro_batches, 8), float(elements(s))          # as --leaves -1
     blocks = s.L + 1 + (s.pos in OWN_TENSORS)                           # of the layout, without empty ones
     rows += [row("optimizer", "memset", "gradients", leaves, 4 * n),
              row("optimizer", "norm_kernel", "", blocks, 4 * n / blocks),
@@ -455,9 +458,6 @@ def summary(s, rows, gpu, code, micro_batches):
         tokens = s.B * s.T * micro_batches / ms * 1e3
         yield (f"{'predicted, ' + what:20} {tokens:9,.0f} tokens/s, MFU "
                f"{100 * tokens * token_flops(s) / (gpu.tflops * 1e12):.1f} %")
-    parts = scaling.blocks((s.L, s.NH, s.C), s.V, s.pos, s.T)
-    leaves = scaling.leaves_of(micro_batches, 1)
-    yield f"parameters, moments and gradients: {scaling.memory(parts, s.L, 1, leaves, 2, 1) / 1e9:.2f} GB"
 
 
 def measured(path):
@@ -466,11 +466,11 @@ def measured(path):
         with open(path) as f:
             text = f.read()
     except OSError as e:
-        raise scaling.BadInput(f"{path}: {e.strerror}")
+        raise BadInput(f"{path}: {e.strerror}")
     table = text.rpartition("\nprofile of step ")[2] if "profile of step " in text else ""
     found = re.findall(r"^(\S+) +(-|\d+x\d+x\d+) +(\d+|-) +(-?[\d.]+) +-?[\d.]+% ", table, re.M)
     if not found:
-        raise scaling.BadInput(f"--measured {path}: expected the output of a run with --profile, got no table in it")
+        raise BadInput(f"--measured {path}: expected the output of a run with --profile, got no table in it")
     return {(kernel, shape): (0 if calls == "-" else int(calls), float(ms)) for kernel, shape, calls, ms in found}
 
 
@@ -522,12 +522,12 @@ def parse(argv):
     whole("--vocabulary", VOCABULARY, "tokens; 256 where a text is read as bytes")
     args = p.parse_args(argv)
     try:
-        args.shape = scaling.SIZES.get(args.model) or tuple(int(n) for n in args.model.split(","))
+        args.shape = SIZES.get(args.model) or tuple(int(n) for n in args.model.split(","))
     except ValueError:
         args.shape = ()
     positive = (*args.shape, args.T, args.B, args.micro_batches)
     if len(args.shape) != 3 or min(positive) <= 0 or args.shape[2] % args.shape[1]:
-        raise scaling.BadInput("expected --model L,NH,C with C a multiple of NH, and positive numbers")
+        raise BadInput("expected --model L,NH,C with C a multiple of NH, and positive numbers")
     return args
 
 

@@ -14,7 +14,6 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import console  # noqa: E402
 import roofline  # noqa: E402
-import scaling  # noqa: E402
 
 TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
 BERT = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_BERT", "./train_bert")))
@@ -28,7 +27,7 @@ def read(path):
 
 
 def rows_of(model="small", B=64, T=1024, pos="cable", code=USUAL, gpu=H200, micro_batches=1):
-    s = roofline.shape_of(scaling.SIZES.get(model, model), B, T, pos)
+    s = roofline.shape_of(roofline.SIZES.get(model, model), B, T, pos)
     return s, roofline.step_rows(s, code, gpu, micro_batches)
 
 
@@ -173,7 +172,7 @@ class Counts(unittest.TestCase):
                 self.assertEqual(found, roofline.tensors(s))
                 self.assertEqual(listed, {})                            # of no tensor the model is without
                 total = int(re.search(r"(\d+) of them parameters", p.stdout).group(1))
-                extra = 2 * scaling.EXTRA_COLUMNS.get(pos, 0)
+                extra = 2 * roofline.EXTRA_COLUMNS.get(pos, 0)
                 padding = (s.Vp - s.V) * 64 + 3 * (s.OC - 192 - extra) * 65
                 self.assertEqual(roofline.elements(s) - padding, total)
 
@@ -259,7 +258,7 @@ class Gpus(unittest.TestCase):
         ms = {}
         for name in ("H100", "H200"):
             gpu = roofline.GPUS[name]
-            s = roofline.shape_of(scaling.SIZES["xl"], 1, 1024, "cable")
+            s = roofline.shape_of(roofline.SIZES["xl"], 1, 1024, "cable")
             rows = roofline.decode_rows(s, gpu)
             read_once = sum(r.calls * r.bytes for r in rows)
             self.assertAlmostEqual(read_once / (2 * roofline.elements(s) + 48 * 4 * 1024 * 1600), 1, delta=0.01)
