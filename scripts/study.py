@@ -3,19 +3,10 @@
 
     scripts/study.py --encodings cable alibi rope --seeds 42 43 --lengths 64 128 256 --models 2,4,64 \\
         --eval_lengths 64 256 1024 --train_files a.txt --val_files b.txt --steps 300 --lr 2e-3 --out run/study
-    scripts/study.py study.toml --jobs 2        the same from a file (Python 3.11 or later); flags win over it
 
 Every other flag goes to the trainer, for all runs; --eval.FLAG only to the evaluations (--eval.stride 64). An encoding
 is what --pos takes, with its hyperparameters (kcable:weight=inside); `all` means those that the trainer's --help lists.
 All models of a study see equally many tokens per step: --total_batch, or --B sequences of the longest length.
-
-A file has the same names, and a table for the evaluations:
-
-    encodings = ["cable", "alibi", "rope"]
-    seeds = [42, 43]
-    steps = 300
-    [eval]
-    stride = 64
 
 --jobs N runs N at a time, each on its share of the cores. With a trainer whose name ends in cu, each GPU has one run
 (CUDA_VISIBLE_DEVICES). Ctrl-C lets each run save a checkpoint; the same command continues and skips what is finished. A
@@ -64,31 +55,6 @@ DEFAULTS = {"B": "8", "lr": "1e-3", "warmup": "0", "final_lr": "0.1", "weight_de
 # ----------------------------------------------------------------------------------------------------------
 # what was requested
 
-def words_of_file(path):
-    """the flags that a TOML file stands for"""
-    try:
-        import tomllib
-    except ImportError:
-        raise BadInput(f"{path}: reading TOML needs Python 3.11 or later, this is {sys.version.split()[0]}; give its "
-                       "settings as flags instead")
-    try:
-        with console.open_regular(path) as f:
-            settings = tomllib.load(f)
-    except (ValueError, RecursionError) as e:
-        raise BadInput(f"{path}: {e}")
-    table = settings.pop("eval", {})
-    if not isinstance(table, dict):
-        raise BadInput(f"{path}: eval: expected a table, [eval], got {table!r}")
-    settings.update({f"eval.{k}": v for k, v in table.items()})
-    words = []
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            raise BadInput(f"{path}: [{name}]: the only table is [eval]")
-        values = value if isinstance(value, list) else [value]
-        words += ["--" + name] + [str(int(v) if isinstance(v, bool) else v) for v in values]
-    return words
-
-
 def flags_of(words):
     """{flag: value} of the trainer's flags; a flag without a value has None"""
     flags, name = {}, None
@@ -113,7 +79,7 @@ def integers(text):
 
 def parse(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False, usage="study.py [FILE.toml] [--flag value...]...")
+                                allow_abbrev=False, usage="study.py [--flag value...]...")
     p.add_argument("--encodings", nargs="+", required=True, metavar="NAME", help="encodings, or all")
     p.add_argument("--seeds", nargs="+", type=integers, default=[[42]], metavar="N", help="seeds [42]")
     p.add_argument("--lengths", nargs="+", type=integers, required=True, metavar="T", help="lengths to train at")
@@ -128,8 +94,7 @@ def parse(argv):
     p.add_argument("--jobs", type=int, default=0, help="runs at a time [1; with GPUs: one for each]")
     p.add_argument("--verbose", action="store_true", help="show the trainer's output (with --jobs 1)")
     p.add_argument("--dry_run", action="store_true", help="print the commands; run nothing")
-    from_file = words_of_file(argv[0]) + argv[1:] if argv and argv[0][:1] != "-" else argv
-    args, rest = p.parse_known_args(from_file)
+    args, rest = p.parse_known_args(argv)
     args.flags = flags_of(rest)
     for name in ("seeds", "lengths", "eval_lengths"):
         setattr(args, name, list(dict.fromkeys(n for some in getattr(args, name) for n in some)))

@@ -505,31 +505,6 @@ class TestWords(Fake):
                                    study.resolve, args)
         self.assertEqual(self.calls(), [])
 
-    def test_a_file_has_the_same_names(self):
-        text = ('encodings = ["one", "two:k=1"]\nseeds = [1, 2]\nlengths = 64\nmodels = ["2,4,64"]\nsteps = 4\n'
-                f'lr = 2e-3\ntrainer = "{self.fake}"\n[eval]\nstride = 16\n')
-        path = self.write("study.toml", text)
-        with mock.patch.dict(sys.modules, tomllib=None):
-            self.assertRaisesRegex(study.BadInput, "study.toml: reading TOML needs Python 3.11 or later.*flags",
-                                   study.parse, [path])
-        self.assertRaisesRegex(study.BadInput, "No such file|needs Python", study.parse, [self.path("no.toml")])
-        if sys.version_info < (3, 11):
-            return
-        args, same = study.parse([path, "--seeds", "3", "--steps", "5"]), self.parsed(
-            "--encodings", "one", "two:k=1", "--seeds", "3", "--lengths", "64", "--steps", "5", "--lr", "0.002",
-            "--eval.stride", "16")
-        study.resolve(args)
-        self.assertEqual([job.commands for job in study.jobs_of(args).values()],
-                         [job.commands for job in study.jobs_of(same).values()])
-        self.assertIn("study.toml --seeds 3", args.command)
-        self.write("study.toml", text.replace("[eval]", "[other]"))
-        self.assertRaisesRegex(study.BadInput, "the only table", study.parse, [path])
-        for text, naming in (("eval = 5", r"eval: expected a table, \[eval\], got 5"),
-                             ("a = " + "[" * 20000, "recursion"), ("a = \xff", "study.toml: ")):
-            self.write("study.toml", text)
-            self.assertRaisesRegex(study.BadInput, naming, study.parse, [path])
-        self.assertRaisesRegex(study.BadInput, "expected a regular file", study.parse, ["/dev/zero"])
-
     def test_flags_that_a_run_may_change_are_the_trainers(self):
         with open(os.path.join(ROOT, "llmc", "engine", "run", "flags.h")) as f:
             rows = re.findall(r"X\([\w:]+, (\w+), .*?, (FREE|SAME),", f.read())
