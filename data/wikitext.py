@@ -3,6 +3,7 @@
 
     data/wikitext.py --size 103 --out data/wikitext103
     data/wikitext.py --size 2 --raw --join rows_apart --out data/wikitext2_raw
+    data/wikitext.py --size 2 --bytes --out data/wikitext2_bytes
 
 Source    Salesforce/wikitext on the hub; with --local, files below DIR named like wiki.train.tokens, wiki.valid.raw,
           test.txt or train-00000-of-00001.parquet, also compressed or in the original .zip
@@ -20,14 +21,15 @@ test split (word-level: of WikiText-2), without the one <|endoftext|> before it:
     rows            the hub's rows one after another, without blank lines      292,943  283,287
     rows_apart      the hub's rows separated by "\\n\\n", as in tutorials        297,300  287,644
 Published perplexities that divide by 287,645 tokens are of the raw text with rows_apart: 287,644 and one <|endoftext|>.
-With --documents article, each article is a document with its own <|endoftext|>.
+With --documents article, each article is a document with its own <|endoftext|>. With --bytes, each split is written as
+text, for a trainer whose tokens are bytes.
 """
 import io
 import os
 import re
 
 from build import Stream, build, numbered
-from common import SHARD_TOKENS, BadInput, need, parser, positive, run, say
+from common import SHARD_TOKENS, BadInput, locked, parser, positive, run, say, write_file
 from download import hub_download, hub_files, vocabulary
 from sources import (DAMAGED, Joined, Reader, Unit, files_in, kind_of, new_counts, open_bytes, pieces_of,
                      stream_document)
@@ -48,6 +50,7 @@ KNOWN = {
 for (_, raw, join), counts in list(KNOWN.items()):          # both sizes have the same raw validation and test splits
     if raw:
         KNOWN[103, raw, join] = {split: n for split, n in counts.items() if split != "train"}
+KNOWN_BYTES = {"train": 10797148, "val": 1121681, "test": 1256449}      # of WikiText-2's files, word-level
 # Word-level, both sizes have the same number of words in the test split, but each replaces those by <unk> that its own
 # training split has less than three times: 6.3 % in WikiText-2 and far fewer in WikiText-103, which so is another text
 # with another number of tokens.
@@ -162,6 +165,7 @@ def main(argv):
     p.add_argument("--join", choices=JOINS, default="file", help="how lines become one string per split [file]")
     p.add_argument("--documents", choices=("split", "article"), default="split",
                    help="what a document is, which begins with <|endoftext|> [split]")
+    p.add_argument("--bytes", action="store_true", help="write text for models of bytes instead of shards")
     p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens per shard [{SHARD_TOKENS}]")
     args = p.parse_args(argv)
     if args.documents == "article" and args.join == "rows_apart":
@@ -169,6 +173,9 @@ def main(argv):
     files = source_files(args)
     prefix = f"wikitext{args.size}{'_raw' if args.raw else ''}"
     reader = WikiReader(args.join, args.documents)
+    if args.bytes:
+        write_bytes(reader, files, os.path.join(args.out, f"{prefix}_bytes"))
+        return
     streams = [Stream(split, reader, files[split], **numbered(prefix, args.shard_tokens, split=split))
                for split in SPLITS]
     facts = {"name": f"WikiText-{args.size}", "licence": "CC BY-SA 3.0, GFDL",
@@ -178,6 +185,18 @@ def main(argv):
         check_counts(data, KNOWN.get((args.size, args.raw, args.join), {}))
     if not args.raw:
         check_unknown(reader, files["test"], args.size)
+
+
+def write_bytes(reader, files, stem):
+    """STEM_train.txt, STEM_val.txt, STEM_test.txt; the training split comes last: with it all are there"""
+    with locked(os.path.dirname(stem)):
+        for split in ("val", "test", "train"):
+            unit, = reader.units(files[split])
+            text = b"".join(piece.text for piece in reader.pieces(unit, new_counts(), [0]))
+            write_file(f"{stem}_{split}.txt", text)
+            expected = KNOWN_BYTES[split] if stem.endswith("wikitext2_bytes") and reader.join == "file" else len(text)
+            verdict = "" if len(text) == expected else f"; expected {expected:,}: is this another text?"
+            say(f"{stem}_{split}.txt: {len(text):,} bytes{verdict}")
 
 
 def check_counts(data, known):

@@ -1,4 +1,4 @@
-"""test_scripts.py -- paper.py, report.py, reproduce_small.sh and log_to_tensorboard.py with tiny real training runs."""
+"""test_scripts.py -- paper.py, report.py and log_to_tensorboard.py with tiny real training runs."""
 import contextlib
 import csv
 import fnmatch
@@ -6,6 +6,7 @@ import glob
 import importlib
 import io
 import json
+import lzma
 import os
 import re
 import shlex
@@ -61,7 +62,7 @@ def dry(*args):
     return headings, [shlex.split(line) for line in lines if not line.startswith("#")]
 
 
-SWITCHES = ("--curve", "--raw")
+SWITCHES = ("--curve", "--raw", "--bytes")
 
 
 def flags_of(command):
@@ -193,12 +194,10 @@ class TestCommands(unittest.TestCase):
 
     def test_every_evaluation_reads_the_data_that_its_name_says(self):
         for name, d in paper.DATA.items():
-            if not d.prepare:
-                continue
             f = flags_of(["./train", *shlex.split(d.prepare)[1:]])
             for files in (d.train, d.val, d.test):
                 self.assertEqual(os.path.dirname(files), f["--out"], name)
-            if "wikitext" in name:                              # word-level and raw are two texts
+            if "wikitext" in name and "bytes" not in name:      # word-level and raw are two texts
                 self.assertEqual("--raw" in f, "words" not in name, name)
                 self.assertEqual(f["--size"], re.search(r"\d+", name)[0])
                 self.assertEqual(("raw" in f["--out"], "_test_" in d.test), ("words" not in name, True))
@@ -371,7 +370,7 @@ class TestCommands(unittest.TestCase):
                 seen.add(tuple(c))
                 r = run(*c, "--help")
                 self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
-        self.assertEqual(len(seen), 12)
+        self.assertEqual(len(seen), 13)
         # a run reads the shards that the script with these flags writes
         sys.path.insert(0, os.path.join(ROOT, "data"))
         self.addCleanup(sys.path.remove, os.path.join(ROOT, "data"))
@@ -533,28 +532,33 @@ class TestRuns(Folder):
             self.assertTrue(runqueue.has_data("data/x/x_train_*.bin"))
             self.assertFalse(runqueue.has_data("data/x/x_test_*.bin"))
 
-    def test_reproduce_small(self):
+    def test_quick(self):
         text = "".join(f" = {n} = \n a line of text\n" for n in range(300))
-        import lzma
-        os.makedirs(self.path("data/wikitext-2"))
-        with lzma.open(self.path("data/wikitext-2/train.txt.xz"), "wt") as f:
+        with lzma.open(self.write("wikitext-2/train.txt.xz", ""), "wt") as f:
             f.write(text)
-        self.write("data/wikitext-2/valid.txt", text[:900])
-        self.write("data/wikitext-2/test.txt", text[:900])
-        command = ["bash", os.path.join(SCRIPTS, "reproduce_small.sh"), "--quick", "--out", self.path("quick"),
-                   "cable", "rope", "--seeds", "7", "--set", "steps=3", "--set", "eval_lengths=128,256",
-                   "--set", "eval_tokens=300"]
-        env = {"CABLE_DATA": self.path("data"), "TRAIN_GPT2": TRAINER}
-        r = run(*command, env=env)
+        for split in ("valid", "test"):
+            self.write(f"wikitext-2/{split}.txt", text[:900])
+        r = run(sys.executable, os.path.join(ROOT, "data", "wikitext.py"), "--size", "2", "--bytes", "--local",
+                self.folder, "--out", self.path("text"))
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn("expected 10,797,148: is this another text?", r.stderr)
+        for split, length in ("train", len(text)), ("test", 900):
+            with open(self.path(f"text/wikitext2_bytes_{split}.txt")) as f:
+                self.assertEqual(f.read(), text[:length])
+        files = [word for split in ("train", "val")
+                 for word in ("--set", f"{split}_files={self.path(f'text/wikitext2_bytes_{split}.txt')}")]
+        command = ["paper.py", "quick", "cable", "rope", "--quiet", "--seeds", "7", "--set", "steps=3", "--set",
+                   "eval_lengths=128,256", "--set", "eval_tokens=300", *files, "--trainer", TRAINER, "--out",
+                   self.path("quick")]
+        r = script(*command)
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
-        self.assertIn("expected 10,797,148 bytes", r.stderr)        # it notices that this is not WikiText-2
+        r = script("report.py", self.path("quick"))
         self.assertRegex(r.stdout, r"\| rope \| 1 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|")
-        self.assertTrue(glob.glob(self.path("quick/report/*.png")))
-        again = run(*command, env=env)
+        again = script(*command)
         self.assertEqual((again.returncode, "step " in again.stdout), (0, False), again.stdout)
         # equal in everything but the encoding
-        r = run("bash", os.path.join(SCRIPTS, "reproduce_small.sh"), "--quick", "--dry_run")
-        trains = [flags_of(shlex.split(line)) for line in r.stdout.splitlines() if "--train_files" in line]
+        trains = [flags_of(shlex.split(line)) for line in script("paper.py", "quick", "--dry_run").stdout.splitlines()
+                  if "--train_files" in line]
         self.assertEqual((len(trains), len({f["--pos"] for f in trains})), (18, 9))
         self.assertEqual({f["--seed"] for f in trains}, {"42", "43"})
         rest = {tuple((k, v) for k, v in f.items() if k not in ("--pos", "--seed", "--out")) for f in trains}
