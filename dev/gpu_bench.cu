@@ -2,7 +2,7 @@
 // comparison. One JSON object per line.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90a -DCAUSAL=1 dev/gpu_bench.cu -lcublasLt -o gpu_bench     (CAUSAL=0: bidirectional)
-//   gpu_bench [--quick] [--skip FILE]          FILE: keys to leave out, one per line
+//   gpu_bench [--skip FILE]                    FILE: keys to leave out, one per line
 //
 // Three sets of normal random inputs take turns. After 10 repetitions to warm up, the median of 50 replays of a CUDA
 // graph that repeats the kernel until it lasts a millisecond. FLOPs: forward 4 B NH T^2 HS (half of it when causal),
@@ -10,6 +10,7 @@
 // compares neighbours in time.
 #include <algorithm>
 #include <cublasLt.h>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ constexpr int REPLAYS = 50;
 constexpr bool causal = CAUSAL;
 const char* const direction_text = causal ? "causal" : "full";
 
-struct Options { bool quick = false; std::set<std::string> skip; };
+using Skip = std::set<std::string>;             // keys
 
 // ----------------------------------------------------------------------------------------------------------
 // data
@@ -198,7 +199,7 @@ double matmul_tflops(Timer& timer) {
 // one encoding at one shape
 
 struct Bench {
-    const Options& options;
+    const Skip& skip;
     Timer& timer;
     Buffers& buffers;
     FlashArgs (&args)[SETS];
@@ -210,7 +211,7 @@ struct Bench {
                          shape.C, pos);
     }
     bool wanted(const char* pos) const {
-        return options.skip.count(key("forward", pos)) == 0 || options.skip.count(key("backward", pos)) == 0;
+        return skip.count(key("forward", pos)) == 0 || skip.count(key("backward", pos)) == 0;
     }
 
     void print(const char* pass, const char* pos, double ms, const cudaFuncAttributes& kernel, double live) const {
@@ -269,33 +270,26 @@ struct Bench {
     }
 };
 
-std::vector<Shape> shapes(bool quick) {
-    if (quick) { return {{16384, 1024, 768, 64}, {16384, 4096, 2048, 128}}; }
+std::vector<Shape> shapes() {
     if (!causal) { return {{16384, 512, 768, 64}, {16384, 4096, 768, 64}, {16384, 4096, 2048, 128}}; }
     return {{16384, 512, 768, 64},     {16384, 1024, 768, 64},   {16384, 4096, 768, 64},
             {16384, 16384, 768, 64},   {16384, 1024, 2048, 128}, {16384, 4096, 2048, 128},
             {16384, 16384, 2048, 128}, {65536, 1024, 1024, 64},  {65536, 4096, 1024, 64}};
 }
 
-Options parse(int argc, char** argv) {
-    Options o;
-    for (int i = 1; i < argc; i++) {
-        const std::string a = argv[i];
-        if (a == "--quick") { o.quick = true; }
-        else if (a == "--skip" && i + 1 < argc) {
-            FILE* f = fopen(argv[++i], "r");
-            check(f != nullptr, "%s: cannot read", argv[i]);
-            char line[512];
-            while (fgets(line, sizeof(line), f)) { line[strcspn(line, "\n")] = '\0'; o.skip.insert(line); }
-            fclose(f);
-        } else { die(EXIT_BAD_INPUT, "%s: unknown; usage: gpu_bench [--quick] [--skip FILE]", argv[i]); }
-    }
-    return o;
+Skip parse(int argc, char** argv) {
+    Skip skip;
+    if (argc == 1) { return skip; }
+    check(argc == 3 && strcmp(argv[1], "--skip") == 0, "usage: gpu_bench [--skip FILE]");
+    std::ifstream file(argv[2]);
+    check(file.good(), "%s: cannot read", argv[2]);
+    for (std::string key; std::getline(file, key);) { skip.insert(key); }
+    return skip;
 }
 
 int main(int argc, char** argv) {
     try {
-        const Options options = parse(argc, argv);
+        const Skip skip = parse(argc, argv);
         Stream stream;
         CUDA_CHECK(cudaStreamCreate(&stream));
         Timer timer(stream);
@@ -303,10 +297,10 @@ int main(int argc, char** argv) {
         printf("{\"key\": \"matmul %s\", \"tflops\": %.2f}\n", direction_text, product);
         fflush(stdout);
         Buffers buffers;
-        for (const Shape& shape : shapes(options.quick)) {
+        for (const Shape& shape : shapes()) {
             FlashArgs args[SETS];
             prepare(buffers, args, shape, stream);
-            const Bench bench = {options, timer, buffers, args, shape, product};
+            const Bench bench = {skip, timer, buffers, args, shape, product};
             bench.run<FlashBias::None>("none");
             bench.run<FlashBias::Linear>("alibi");
             bench.run<FlashBias::Distance>("cable");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""gpu_bench_pytorch.py -- the shapes of gpu_bench.cu in PyTorch, and compiled training steps of GPT-2 and BERT.
+"""gpu_bench_pytorch.py -- shapes of gpu_bench.cu in PyTorch, and compiled training steps of GPT-2.
 
-    dev/gpu_bench_pytorch.py [--quick] [--skip FILE] [--device cpu]       FILE: keys to skip, one per line
+    dev/gpu_bench_pytorch.py [--skip FILE] [--device cpu]       FILE: keys to skip, one per line
     dev/gpu_bench_pytorch.py --step B [--tokens SHARD] ...                a step of GPT-2 124M, B sequences of 1,024
     dev/gpu_bench_pytorch.py --losses CHECKPOINT --tokens SHARD --T 32 --B 2 --attention columns --device cpu
 
@@ -13,9 +13,8 @@ more columns of q hold g in parts of bf16, those of k hold S. The columns are th
 The inputs are three sets of normal random numbers, used in turn; the time is the median of 50 repetitions after 10 to
 warm up, measured by events. A training step is forward, backward, clipping and fused AdamW, in bf16 autocast under
 torch.compile: the GPT-2 of dev/hf/modeling_cable.py, which computes the trainer's losses (--losses prints some, and a
-test compares), without positions and with CABLE in both ways; and BERT base with learned positions on masked tokens,
-layer by layer. Where B sequences do not fit, a step takes them in equal parts. --device cpu takes tiny shapes: it
-checks this program and measures nothing.
+test compares), without positions and with CABLE in both ways. Where B sequences do not fit, a step takes them in equal
+parts. --device cpu takes tiny shapes: it checks this program and measures nothing.
 """
 import argparse
 import json
@@ -248,42 +247,6 @@ def losses(args):
     say(f"losses {args.attention}", losses=found, way=args.attention)
 
 
-class BertLayer(torch.nn.Module):
-    def __init__(self, C, NH):
-        super().__init__()
-        self.NH = NH
-        self.ln1, self.ln2 = torch.nn.LayerNorm(C, 1e-12), torch.nn.LayerNorm(C, 1e-12)
-        self.qkv, self.proj = torch.nn.Linear(C, 3 * C), torch.nn.Linear(C, C)
-        self.fc, self.fcproj = torch.nn.Linear(C, 4 * C), torch.nn.Linear(4 * C, C)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (y.view(B, T, self.NH, -1).transpose(1, 2) for y in self.qkv(x).split(C, 2))
-        x = self.ln1(x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, T, C)))
-        return self.ln2(x + self.fcproj(F.gelu(self.fc(x))))
-
-
-class BERT(torch.nn.Module):
-    """forward(tokens, (places, ids)) gives the loss of predicting these ids at these places"""
-
-    def __init__(self, L, NH, C, V, T, compiled):
-        super().__init__()
-        self.wte, self.wpe = torch.nn.Embedding(V, C), torch.nn.Parameter(0.02 * torch.randn(T, C))
-        self.embed_ln, self.head_ln = torch.nn.LayerNorm(C, 1e-12), torch.nn.LayerNorm(C, 1e-12)
-        self.layers = torch.nn.ModuleList(BertLayer(C, NH) for _ in range(L))
-        self.head, self.bias = torch.nn.Linear(C, C), torch.nn.Parameter(torch.zeros(V))
-        if compiled:
-            for layer in self.layers:                   # each by itself, so that they share the compiled code
-                layer.compile()
-
-    def forward(self, tokens, targets):
-        x = self.embed_ln(self.wte(tokens) + self.wpe)
-        for layer in self.layers:
-            x = layer(x)
-        x = self.head_ln(F.gelu(self.head(x.flatten(0, 1)[targets[0]])))
-        return F.cross_entropy(F.linear(x, self.wte.weight, self.bias), targets[1])
-
-
 def training(key, model, inputs, skip, device, steps, **record):
     """measures training steps of model(*inputs), which returns the loss; in 1, 2, 4 or 8 equal parts, as they fit"""
     if key in skip:
@@ -294,7 +257,7 @@ def training(key, model, inputs, skip, device, steps, **record):
         torch.cuda.reset_peak_memory_stats()
 
     def step(count):
-        for part in zip(*(x.chunk(count) if torch.is_tensor(x) else [x] for x in inputs)):
+        for part in zip(*(x.chunk(count) for x in inputs)):
             with torch.autocast(device, dtype=torch.bfloat16):
                 loss = model(*part) / count
             loss.backward()
@@ -343,20 +306,8 @@ def train_gpt2(device, skip, B, shard):
                  (data[:-1].view(B, T), data[1:].view(B, T)), skip, device, steps, size=size, pos=pos, backend=backend)
 
 
-def train_bert(device, skip):
-    size, (L, NH, C, V), B, T, steps = "BERT nano", (2, 2, 64, 256), 2, 32, 2
-    if device == "cuda":
-        size, (L, NH, C, V), B, T, steps = "BERT base", (12, 12, 768, 30528), 32, 512, 10
-    model = BERT(L, NH, C, V, T, device == "cuda").to(device)
-    places = torch.randperm(B * T, device=device)[:B * T * 15 // 100]
-    tokens = torch.randint(0, min(V, 30522), (B, T), device=device)
-    training(f"step {size} learned torch.compile", model, (tokens, (places, tokens.flatten()[places])), skip, device,
-             steps, size=size, pos="learned", backend="torch.compile")
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--quick", action="store_true", help="fewer shapes")
     p.add_argument("--step", type=int, metavar="B", help="only a step of GPT-2 124M with B sequences of 1,024 tokens")
     p.add_argument("--skip", metavar="FILE", help="a file of keys to skip, one per line")
     p.add_argument("--tokens", metavar="SHARD", help="tokens of data/ instead of random ones")
@@ -380,13 +331,8 @@ def main():
     if args.step:
         train_gpt2(args.device, skip, args.step, args.tokens)
         return
-    shapes = [(16384, 1024, 768, 64), (16384, 4096, 2048, 128)]
-    if args.device == "cpu":
-        shapes = [(256, 128, 128, 64)]
-    elif not args.quick:
-        shapes.insert(1, (16384, 4096, 768, 64))
-    attention(args.device, shapes, skip)
-    train_bert(args.device, skip)
+    shapes = [(16384, 1024, 768, 64), (16384, 4096, 768, 64), (16384, 4096, 2048, 128)]
+    attention(args.device, [(256, 128, 128, 64)] if args.device == "cpu" else shapes, skip)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """gpu_check.py -- `make gpu-check`: checks the CUDA build on the GPU of this machine and measures it.
 
-    dev/gpu_check.py [--again STAGE]... [--only STAGE,STAGE] [--quick] [--results DIR] [--copy DIR] [--minutes N]
+    dev/gpu_check.py [--again STAGE]... [--only STAGE,STAGE] [--results DIR] [--minutes N]
     dev/gpu_check.py --list | --plan           the stages; the commands for a short visit to a bare GPU machine
 
 Stages, in order, each with a limit of time; those that tell most about a new machine come first:
@@ -15,12 +15,11 @@ Stages, in order, each with a limit of time; those that tell most about a new ma
   losses     20 steps on the CPU and in CUDA, FP32 and bf16: GPT-2 with every encoding; BERT with some of them, on
              masked tokens and on pairs
   racecheck  compute-sanitizer's racecheck of the tensor-core attention
-  ncu        Nsight Compute's counters of attention and the classifier
   torch      the step of 124M in PyTorch with torch.compile at the same batch, CABLE in its two ways
   bench      attention forward and backward with each encoding, and a cuBLASLt product for comparison
   train      tokens/s and memory of GPT-2 tiny, 124M, 350M and of BERT base
   eval       a randomly initialised 124M cable model at lengths up to 131,072
-  pytorch    the shapes of bench in PyTorch, if python3 has it, and a step of BERT base
+  pytorch    shapes of bench in PyTorch, if python3 has it
   exchange   NCCL between a GPU and itself, started, ended and aborted; two ranks on one GPU, through the host
   ranks      one GPU against two, if there are two: the same bits
   sanitizer  memcheck, racecheck, synccheck and initcheck of the short kernel tests
@@ -28,9 +27,9 @@ Stages, in order, each with a limit of time; those that tell most about a new ma
 It compiles by itself, without make, by the flags that the Makefile names.
 
 Each result is written to dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained, and the .md
-after each stage; --copy keeps a second copy of both. A rerun does only what is missing; a failed result stays until
---again. What the time did not suffice for is unfinished, never failed: a stage at its cap, the stages that --minutes
-left no time for, a program that its cap ended (a rerun tries that once more).
+after each stage. A rerun does only what is missing; a failed result stays until --again. What the time did not suffice
+for is unfinished, never failed: a stage at its cap, the stages that --minutes left no time for, a program that its cap
+ended (a rerun tries that once more).
 Exit codes: 0 all passed, 1 a mismatch or a failure, 2 no GPU, no nvcc or no headers, 3 nothing failed but something is
 unfinished, 130 interrupted.
 
@@ -199,9 +198,8 @@ class Runner:
 class Report:
     """the results of one GPU and commit, on disk after every change"""
 
-    def __init__(self, directory, device, commit, sources, copy=None):
+    def __init__(self, directory, device, commit, sources):
         os.makedirs(directory, exist_ok=True)
-        self.copy = copy
         self.path = os.path.join(directory, re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-") + "_" + commit + ".json")
         self.lock = threading.RLock()
         self.data = {"format": FORMAT, "gpu": device, "commit": commit, "sources": sources, "stages": {}}
@@ -220,19 +218,13 @@ class Report:
     def stage(self, name):
         return self.data["stages"].setdefault(name, {"status": "unfinished", "seconds": 0.0, "items": {}})
 
-    def write(self, path, text):
-        console.write_whole(path, text)
-        if self.copy:
-            os.makedirs(self.copy, exist_ok=True)
-            console.write_whole(os.path.join(self.copy, os.path.basename(path)), text)
-
     def save(self):
         with self.lock:
-            self.write(self.path, json.dumps(self.data, indent=1, sort_keys=True) + "\n")
+            console.write_whole(self.path, json.dumps(self.data, indent=1, sort_keys=True) + "\n")
 
     def save_markdown(self):
         with self.lock:
-            self.write(self.path[:-len(".json")] + ".md", markdown(self.data, STAGE_NAMES))
+            console.write_whole(self.path[:-len(".json")] + ".md", markdown(self.data, STAGE_NAMES))
 
 
 class Stage:
@@ -574,34 +566,6 @@ def racecheck(stage):
     sanitized(stage, ("racecheck",), [name for name in in_order(kernel_tests()) if name.startswith("flash")])
 
 
-COUNTED = "flash_forward_kernel|flash_backward_dkdv_kernel|flash_backward_dq_kernel|classifier_kernel"
-SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats", "Occupancy", "LaunchStats")
-
-
-def counters(stage):
-    """Nsight Compute's counters of the first launch of each kernel that COUNTED names, in a model of one layer"""
-    tool = stage.runner.which("ncu")
-    if not tool:
-        stage.record["note"] = "ncu (Nsight Compute) is not installed"
-        return
-    write_data()
-
-    def count():
-        model = ["--model", "1,12,768", "--pos", "cable", "--T", "1024", "--B", "64", "--steps", "1"]
-        arguments = ["--train_files", path("tokens.bin"), "--val_files", path("tokens.bin"), "--val_every", "0",
-                     "--sample_every", "0", *model]
-        command = [tool, "--clock-control", "none", "--kernel-name", "regex:" + COUNTED, "--launch-count", "1",
-                   "--filter-mode", "per-launch-config", *(word for s in SECTIONS for word in ("--section", s)),
-                   built(FIRST_TRAINER), *arguments]
-        result = stage.run(command, 40, fine=None)
-        if "ERR_NVGPUCTRPERM" in result.output:         # containers often may not read the counters
-            return {"note": "the driver does not let this user read the counters (ERR_NVGPUCTRPERM)"}
-        if result.code != 0 or not re.search(COUNTED, result.output):
-            raise Failed(f"expected counters of {COUNTED}, got exit code {result.code}\n{result.tail()}")
-        return {"lines": [x.rstrip() for x in result.output.split("\n") if not x.startswith("==PROF==")][-400:]}
-    stage.do_all([("counters", count)])
-
-
 def sanitizer(stage):
     names = sorted(kernel_tests(), key=lambda name: (not name.startswith("flash"), name))
     sanitized(stage, SANITIZERS, names)
@@ -831,8 +795,7 @@ def json_lines(stage, command, cap, beside=None):
         stage.check.progress(stage, key, record)
     done = path(stage.name + "_done.txt")
     console.write_whole(os.path.join(ROOT, done), "".join(key + "\n" for key in stage.items))
-    quick = ["--quick"] if stage.check.options.quick else []
-    return stage.run([*command, "--skip", done, *quick], cap, on_line=keep, beside=beside)
+    return stage.run([*command, "--skip", done], cap, on_line=keep, beside=beside)
 
 
 def watch(stage, field, ms):
@@ -905,7 +868,7 @@ def torch_step(stage):
 
 
 def training(stage):
-    measure_training(stage, SIZES[:-1] if stage.check.options.quick else SIZES, CUDA)
+    measure_training(stage, SIZES, CUDA)
 
 
 def measure_training(stage, sizes, programs):
@@ -1056,7 +1019,7 @@ def rates(stage):
 # two visits of 9.5 minutes
 STAGES = [("device", device, 30), ("trainer", trainer, 600), ("step", step, 90),
           ("rates", rates, 20), ("build", build, 1500), ("kernels", kernels, 110),
-          ("losses", losses, 110), ("racecheck", racecheck, 40), ("ncu", counters, 45), ("torch", torch_step, 140),
+          ("losses", losses, 110), ("racecheck", racecheck, 40), ("torch", torch_step, 140),
           ("bench", bench, 70), ("train", training, 50), ("eval", evaluation, 35), ("pytorch", pytorch, 60),
           ("exchange", exchange, 10), ("ranks", ranks, 20), ("sanitizer", sanitizer, 30)]
 BUILDS = ("trainer", "build")                           # what they made may be gone: each run looks
@@ -1093,7 +1056,7 @@ class Check:
         nvcc(runner)
         commit, sources = commit_and_sources(runner)
         self.ends = clock() + 60 * options.minutes if options.minutes else None
-        self.report = Report(options.results, gpu, commit, sources, options.copy)
+        self.report = Report(options.results, gpu, commit, sources)
         for name in options.again:
             self.report.data["stages"].pop(name, None)
 
@@ -1173,9 +1136,7 @@ def parse(arguments):
     p.add_argument("--again", action="extend", type=names, default=[], metavar="STAGE",
                    help="forget the results of these stages and run them again")
     p.add_argument("--only", action="extend", type=names, default=[], metavar="STAGE", help="run only these stages")
-    p.add_argument("--quick", action="store_true", help="fewer shapes in bench, train and pytorch")
     p.add_argument("--results", default=os.path.join(ROOT, "dev", "results"), help="directory of results [dev/results]")
-    p.add_argument("--copy", metavar="DIR", help="keep a copy of the results there, also after each of them")
     p.add_argument("--minutes", type=float, default=0, help="end by then; run again to continue")
     p.add_argument("--list", action="store_true", help="list the stages and their caps")
     p.add_argument("--plan", action="store_true", help="print the commands for a short visit to a bare GPU machine")
@@ -1193,8 +1154,8 @@ def plan(runner):
     return f"""Here, where the headers of xxHash and nlohmann-json are:
   dev/gpu_pack.sh                     # writes {HEADERS}, which git ignores: carry it along
 There, twice, one soon after the other; each takes at most 10 minutes, and the second continues where the first ended.
-$OUT is a folder that comes back: each result is copied there as soon as it is known.
-  COMMIT={commit} python3 dev/gpu_check.py --minutes 9.5 --results {results} --copy $OUT
+$OUT is a folder that comes back: each result is there as soon as it is known.
+  cp {results}/* $OUT 2>/dev/null; COMMIT={commit} python3 dev/gpu_check.py --minutes 9.5 --results $OUT
 After the first visit put what $OUT brought into {results} here, which git ignores too, and carry that folder
 along with {HEADERS}: a machine that starts from nothing then compiles again, but measures nothing twice.
 After the second put the .json and .md of $OUT into dev/results/ and commit them."""

@@ -140,11 +140,6 @@ def step_section(data):
             "made before any measurement (scripts/roofline.py).", "", "```", *r["lines"], "", *r["beside"], "```", ""]
 
 
-def counters_section(data):
-    lines = next((r["lines"] for r in good(data, "ncu", "lines")), [])
-    return ["## Counters (Nsight Compute)", "", "```", *lines, "```", ""] if lines else []
-
-
 def evaluation_section(data):
     lines = []
     for r in good(data, "eval", "ratio"):
@@ -249,7 +244,7 @@ def markdown(data, order):
     if rows:
         lines += ["## Ratios", ""] + table(("", "ratio", "target"), rows)
     for section in (attention_section, training_section, step_section, evaluation_section, losses_section,
-                    ranks_section, rates_section, counters_section, kernels_section):
+                    ranks_section, rates_section, kernels_section):
         lines += section(data)
     lines += ["## Stages", ""] + table(("stage", "status", "seconds", "results", ""), stage_rows(data, order))
     return "\n".join(lines).rstrip() + "\n"
