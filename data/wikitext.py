@@ -51,10 +51,6 @@ for (_, raw, join), counts in list(KNOWN.items()):          # both sizes have th
     if raw:
         KNOWN[103, raw, join] = {split: n for split, n in counts.items() if split != "train"}
 KNOWN_BYTES = {"train": 10797148, "val": 1121681, "test": 1256449}      # of WikiText-2's files, word-level
-# Word-level, both sizes have the same number of words in the test split, but each replaces those by <unk> that its own
-# training split has less than three times: 6.3 % in WikiText-2 and far fewer in WikiText-103, which so is another text
-# with another number of tokens.
-TEST_WORDS, UNKNOWN_BETWEEN = 241211, 0.025
 
 
 class WikiReader(Reader):
@@ -183,8 +179,6 @@ def main(argv):
     data = build(args.out, streams, args.encoding, vocabulary(args), args.workers, facts)
     if args.encoding == "gpt2":
         check_counts(data, KNOWN.get((args.size, args.raw, args.join), {}))
-    if not args.raw:
-        check_unknown(reader, files["test"], args.size)
 
 
 def write_bytes(reader, files, stem):
@@ -209,19 +203,6 @@ def check_counts(data, known):
         if expected is not None:
             verdict = ", as expected" if text == expected else f"; expected {expected:,}: is this another text?"
         say(f"{split}: {text:,} tokens without <|endoftext|>{verdict}")
-
-
-def check_unknown(reader, paths, size):
-    """says how many words of the word-level test split are <unk>, and whether that is the split of this size"""
-    words = [w for line in reader.lines(paths, new_counts()) for w in line.split()]
-    share = words.count(b"<unk>") / max(len(words), 1)
-    which = 2 if share > UNKNOWN_BETWEEN else 103
-    verdict = f", as expected of WikiText-{size}"
-    if len(words) != TEST_WORDS:
-        verdict = f"; expected {TEST_WORDS:,} words: is this another text?"
-    elif which != size:
-        verdict = f": this is the test split of WikiText-{which}, expected that of WikiText-{size}"
-    say(f"test: {len(words):,} words, {100 * share:.1f} % of them <unk>{verdict}")
 
 
 if __name__ == "__main__":

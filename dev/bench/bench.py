@@ -38,9 +38,6 @@ def make_data():
     with open(f"{OUT}/random.bin", "wb") as f:
         f.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253))
         f.write(struct.pack(f"<{n}H", *(random.randrange(50257) for _ in range(n))))
-    with open(f"{OUT}/bert.bin", "wb") as f:
-        f.write(struct.pack("<256i", 20240520, 1, n, 30522, 102, *[0] * 251))
-        f.write(struct.pack(f"<{n}H", *(random.randrange(1000, 30522) for _ in range(n))))
 
 
 def run(command):
@@ -123,17 +120,6 @@ def lengths():
         if pos == "none":
             none, cable = best[what, T, "none"], best[what, T, "cable"]
             print(f"| {T:,} | {what} | {none:.1f} | {cable:.1f} | {100 * (cable / none - 1):+.1f} % |")
-
-
-def bert_ms(share):
-    """milliseconds per step when this share of the tokens is masked; with nearly all of them masked, this is what
-    a head that computes every row costs"""
-    out = f"{OUT}/bert_{share}"
-    shutil.rmtree(out, ignore_errors=True)
-    run(["./train_bert", "--train_files", f"{OUT}/bert.bin", "--model", "4,4,256", "--T", "128", "--B", "8",
-         "--steps", "9", "--val_every", "0", "--mask_share", share, "--out", out])
-    records = map(json.loads, open(f"{out}/log.jsonl"))
-    return statistics.median([r["ms"] for r in records if r["kind"] == "train"][2:])
 
 
 def pytorch(shape, pos):
@@ -219,9 +205,9 @@ def compare(shapes):
 
 
 def main():
-    wanted = sys.argv[1:] or [*SHAPES, "memory", "bert"]
-    if set(wanted) - {*SHAPES, "lengths", "memory", "bert"}:
-        sys.exit(f"expected {', '.join(SHAPES)}, lengths, memory or bert, got {' '.join(wanted)}")
+    wanted = sys.argv[1:] or [*SHAPES, "memory"]
+    if set(wanted) - {*SHAPES, "lengths", "memory"}:
+        sys.exit(f"expected {', '.join(SHAPES)}, lengths or memory, got {' '.join(wanted)}")
     make_data()
     compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout
     print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler.splitlines()[0]}; "
@@ -237,12 +223,6 @@ def main():
         _, used = run(["./train_gpt2", "--load", f"{out}/step_00000002", "--val_files", TEXT, "--eval_lengths", "16384",
                        "--eval_tokens", "32768"])
         print(f"evaluation of 4,4,128 V256 at T = 16,384: peak {used / 1e6:.0f} MB resident")
-    if "bert" in wanted:
-        pairs = [(bert_ms("0.15"), bert_ms("0.999")) for _ in range(ROUNDS)]
-        saved = statistics.median(1 - a / b for a, b in pairs)
-        masked, every = (statistics.median(column) for column in zip(*pairs))
-        print(f"BERT 4,4,256 V30522 T128 B8: {masked:.0f} ms per step if the head computes the masked 15 %, "
-              f"{every:.0f} ms if it computes all tokens: {100 * saved:.0f} % less")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# run.sh -- `make bench`: training speed compared with PyTorch's, what CABLE and ALiBi cost over no encoding, the memory
-# of a long evaluation, and what BERT's head saves by computing only the masked tokens. The programs run in turns on
-# this machine, so that a ratio means something on a busy machine too.
+# run.sh -- `make bench`: training speed compared with PyTorch's, what CABLE and ALiBi cost over no encoding, and the
+# memory of a long evaluation. The programs run in turns on this machine, so that a ratio means something on a busy
+# machine too.
 #
-#   dev/bench/run.sh [256|1024|4096|124M|lengths|memory|bert]...     default: all but lengths, 25 minutes on 2 cores
+#   dev/bench/run.sh [256|1024|4096|124M|lengths|memory]...     default: all but lengths, 25 minutes on 2 cores
 #   THREADS=2 ROUNDS=2 CSV=FILE        THREADS=1 counts CPU time, which other programs disturb less than the clock
 #   FORMS=eager,compiled               those of bench_pytorch.py to compare with; the faster one counts
 #   PYTORCH_PYTHON=PATH                the PyTorch to compare with, instead of that of dev/hf/requirements.txt
@@ -15,7 +15,6 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 dev/install.sh build
 make train_gpt2
-case " ${*:-bert} " in *" bert "*) make train_bert ;; esac
 export THREADS=${THREADS:-$(nproc)} OMP_WAIT_POLICY=passive
 export OMP_NUM_THREADS=$THREADS
 PYTORCH_PYTHON=${PYTORCH_PYTHON:-$(dev/hf/exports.sh --python || dev/install.sh --python torch)}

@@ -332,14 +332,10 @@ class Restart(Case):
 
     def test_killed_again_and_again(self):
         self.build("whole", self.paths, val=200)
-        reference, r = contents(self.path("whole")), random.Random(3)
-        killed = 0
-        while self.run_killed("o", r.randrange(6, 40)):
-            self.check_state("o", reference)
-            killed += 1
-            self.assertLess(killed, 200)
-        self.assertGreater(killed, 2)
-        self.assertEqual(contents(self.path("o")), reference)
+        for event in (12, 31, 9, 25):
+            self.assertTrue(self.run_killed("o", event))
+        self.build("o", self.paths, val=200)
+        self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
 
     def test_a_lost_or_cut_shard_is_made_again(self):
         self.build("o", self.paths)
@@ -468,43 +464,11 @@ class Restart(Case):
         self.build("o", self.paths)
         whole = read(self.path("o", common.MANIFEST))
         for bad in (b"", whole[:100], b"[]", b"{}", b"\xff", whole.replace(b'"format": 1', b'"format": 2'),
-                    whole.replace(b'"t_train_000000.bin"', b'"../x.bin"'), b'{"format": ' + b"[" * 100000):
+                    whole.replace(b'"t_train_000000.bin"', b'"../x.bin"'), b'{"format": ' + b"[" * 100000,
+                    whole.replace(b'"complete"', b'"completed"'), whole.replace(b'"sha256"', b'"sha1"')):
             self.file("o/" + common.MANIFEST, bad)
             with self.assertRaisesRegex(common.BadInput, "not a manifest"):
                 self.build("o", self.paths)
-
-    def test_manifests_without_a_key_or_with_an_odd_value(self):
-        self.build("o", self.paths)
-        whole = json.loads(read(self.path("o", common.MANIFEST)))
-        whole["files"] = [{"file": "x.tsv", "bytes": 1, "sha256": ""}]
-        del whole["shards"][2:]
-        whole["complete"] = False
-
-        def places(tree, path=()):
-            for key in tree if isinstance(tree, dict) else range(len(tree)):
-                yield (*path, key)
-                if isinstance(tree[key], (dict, list)):
-                    yield from places(tree[key], (*path, key))
-        found = [p for p in places(whole) if p[0] not in ("settings", "source")]
-        self.assertGreater(len(found), 40)
-        for path in found:
-            for value in ("gone", None, 5, -1, True, "x", [], [5], {}, {"a": 5}):
-                bad = json.loads(json.dumps(whole))
-                inside = bad
-                for key in path[:-1]:
-                    inside = inside[key]
-                if value == "gone":
-                    del inside[path[-1]]
-                else:
-                    inside[path[-1]] = value
-                self.file("o/" + common.MANIFEST, json.dumps(bad))
-                try:
-                    self.build("o", self.paths)
-                except common.BadInput as e:
-                    self.assertNotIn("\n", str(e))
-        self.file("o/" + common.MANIFEST, json.dumps({k: v for k, v in whole.items() if k != "complete"}))
-        self.assertIn("not a manifest", self.script("verify", self.path("o"), code=2))
-
 
 class BadFiles(Case):
     """every kind of damage gives exit code 2 or a counted skip, and one line, and leaves no shard"""
@@ -1126,32 +1090,11 @@ class Scripts(Case):
         self.assertEqual(len(glob.glob(self.path("o", "wikitext2_train_*.bin"))), 3)
         source = json.loads(read(self.path("o", "manifest.json")))["source"]
         self.assertEqual((source["join"], source["text"], source["documents"]), ("file", "word-level", "split"))
-        self.assertIn("test: 241,211 words, 6.3 % of them <unk>, as expected of WikiText-2", said)
         for join, count in (("rows", "292,943"), ("rows_apart", "297,300")):
             said = self.prepare("wikitext", join, "--size", "2", "--local", REAL, "--join", join)
             self.assertIn(f"test: {count} tokens without <|endoftext|>, as expected", said)
         self.prepare("wikitext", "a", "--size", "2", "--local", REAL, "--documents", "article")
         self.assertEqual(int((all_tokens(self.path("a"), "*_test_*") == 50256).sum()), 60)
-
-    @needs_real("wikitext-2/test.txt")
-    def test_each_wikitext_knows_its_own_word_level_test_split(self):
-        text = read(real("wikitext-2/test.txt"))
-        others = iter(range(10 ** 6))               # as WikiText-103 has it: the same words, most of them known
-        known = re.sub(rb"<unk>", lambda m: b"<unk>" if next(others) % 20 == 0 else b"word", text)
-        for name, test in (("two", text), ("larger", known), ("other", text[:9000])):
-            for split in ("train", "valid"):
-                self.file(f"{name}/{split}.txt", text[:5000])
-            self.file(f"{name}/test.txt", test)
-        for name, size, words in (
-                ("two", "2", "6.3 % of them <unk>, as expected of WikiText-2"),
-                ("two", "103", "<unk>: this is the test split of WikiText-2, expected that of WikiText-103"),
-                ("larger", "103", "0.3 % of them <unk>, as expected of WikiText-103"),
-                ("larger", "2", "<unk>: this is the test split of WikiText-103, expected that of WikiText-2"),
-                ("other", "103", "expected 241,211 words: is this another text?")):
-            said = self.prepare("wikitext", f"{name}{size}", "--size", size, "--local", self.path(name))
-            self.assertIn(words, said)
-            if size == "103":                       # the counts of WikiText-2's tokens say nothing about it
-                self.assertNotIn("295,877: is this another", said)
 
     @needs("pyarrow")
     @needs_real("wikitext-2/train.txt.xz")
@@ -1559,19 +1502,8 @@ class Verify(Case):
     @needs_real("hellaswag_val_500.bin")
     def test_multiple_choice_files(self):
         whole = read(real("hellaswag_val_500.bin"))
-        words = list(struct.unpack(f"<{(len(whole) - 1024) // 2}H", whole[1024:]))
         self.assertIn("0 findings", self.script("verify", real("hellaswag_val_500.bin")))
-        for i, value in ((0, 5), (1, 70), (2, 9), (3, 4), (4, 3), (5, 0), (5, 60000), (6, 50257),
-                         (len(words) - 1, 65535)):
-            data = whole[:1024] + struct.pack(f"<{len(words)}H", *(words[:i] + [value] + words[i + 1:]))
-            self.script("verify", self.file("x.bin", data), code=2)
-        last = 1024
-        while last + words[(last - 1024) // 2 + 1] < len(whole):
-            last += words[(last - 1024) // 2 + 1]
-        longer = whole[:last + 2] + struct.pack("<H", len(whole) - last + 2) + whole[last + 4:] + b"\0\0"
-        self.assertIn("bytes too many", self.script("verify", self.file("x.bin", longer), code=2))
-        for data in (whole[:-2], whole + b"\0\0", whole[:8] + struct.pack("<i", 501) + whole[12:],
-                     whole[:12] + bytes(4) + whole[16:]):
+        for data in whole[:4] + bytes(8) + whole[12:], whole[:100]:
             self.script("verify", self.file("x.bin", data), code=2)
 
 
