@@ -5,15 +5,14 @@ dev/sass_budget.json. These are upper bounds that name the limiting pipe, not me
     dev/sass_bound.py PROGRAM...               programs that nvcc made, such as train_gpt2cu train_bertcu
     dev/sass_bound.py --sass FILE...           what `cuobjdump -sass` printed for one architecture
     dev/sass_bound.py --update ...             writes the budget from what was found
-                      --only WORD --gpu H100   prints only kernels with this word in their names; another GPU's rates
                       --budget FILE            instead of dev/sass_budget.json
     dev/sass_bound.py --probes CUBIN           whether the rate kernels of dev/gpu_probes.cu repeat their instructions
 
 Tensor-core attention: clocks of an SM for 64 x 64 pairs, by pipe. The main loop is the outermost one with HMMA, by its
 back edges. Of the ways through an iteration the one with all HMMA and copies and the fewest other instructions is a
-full tile, the one with most is a tile on the diagonal. Branches on threadIdx.x are decided warp by warp; the iterations
-of inner loops follow from their counters. Elementwise kernels: instructions per element in the loops over them, beside
-the number that the SMs issue while memory delivers the element.
+full tile. Branches on threadIdx.x are decided warp by warp; the iterations of inner loops follow from their counters.
+Elementwise kernels: instructions per element in the loops over them, beside the number that the SMs issue while memory
+delivers the element. All rates are those of one H200.
 
 It fails if a pipe's clocks or an element's instructions exceed the budget by more than 1 %, if a different pipe limits
 a kernel without a higher bound, and if a kernel has no budget. Under another nvcc it only prints.
@@ -32,6 +31,7 @@ import sys
 from ptxas_budget import BadInput, ROOT, compiler_version, console, demangle, read_budget, verdict, write_budget
 from roofline import COPY, GPUS         # of scripts/, which ptxas_budget.py has put on the path
 
+GPU = GPUS["H200"]
 UPDATE = "dev/sass_bound.py --update train_gpt2cu train_bertcu"
 ARCH = "sm_90a"
 GROWTH = 1.01
@@ -44,7 +44,7 @@ FLASH = re.compile(r"flash_(forward|backward_dkdv|backward_dq)_kernel<(true|fals
                    r"(?:, (\d+))?>")       # causal, bias, head size, rows of a warp
 
 # Clocks of an SM per instruction of a warp, by the throughput table of the CUDA programming guide (9.0). tensor: a
-# mma.m16n8k16 has 4,096 FLOPs, the GPU's rate follows from --gpu.
+# mma.m16n8k16 has 4,096 FLOPs; GPU.mma is how many an SM does.
 ISSUE, FP32, INTEGER, MUFU = 1 / 4, 1 / 4, 1 / 2, 2
 CONTROL = {"BRA", "EXIT", "BSSY", "BSYNC", "BAR", "NOP", "DEPBAR", "LDGDEPBAR", "WARPSYNC", "CALL", "RET", "LDC", "S2R",
            "ERRBAR", "MEMBAR", "BREAK", "YIELD", "NANOSLEEP", "VOTE", "BMOV", "CS2R", "BRX", "R2UR", "R2P", "P2R"}
@@ -143,24 +143,16 @@ class Graph:
         return out[::-1]
 
     def find_loops(self):
-        """natural loops: of each edge to a block that dominates its beginning"""
+        """natural loops: of each edge back to a block that comes earlier; nvcc makes no loop with two entries"""
         order = self.order()
-        before = {b: [] for b in order}
+        place, before = {b: n for n, b in enumerate(order)}, {b: [] for b in order}
         for b in order:
             for t in self.after[b]:
                 before[t].append(b)
-        dominators, changed = {b: set(order) for b in order}, True
-        dominators[order[0]] = {order[0]}
-        while changed:
-            changed = False
-            for b in order[1:]:
-                new = set.intersection(*(dominators[p] for p in before[b])) | {b}
-                changed |= new != dominators[b]
-                dominators[b] = new
         loops = {}
         for b in order:
             for header in self.after[b]:
-                if header in dominators[b]:
+                if place[header] <= place[b]:
                     inside, todo = loops.setdefault(header, {header}), [b]
                     while todo:
                         x = todo.pop()
@@ -257,10 +249,10 @@ def trips(graph, header, blocks):
 
 
 class Paths:
-    """The cost of an iteration of a loop for one warp. longest: of a tile on the diagonal"""
+    """the cost of an iteration of a loop for one warp"""
 
-    def __init__(self, graph, warp, longest):
-        self.graph, self.warp, self.sign = graph, warp, 1 if longest else -1
+    def __init__(self, graph, warp):
+        self.graph, self.warp = graph, warp
         self.thread = self.registers_of_thread()
         self.decided = self.decide()
 
@@ -296,13 +288,12 @@ class Paths:
         total = collections.Counter()
         for i in self.graph.code[b]:
             runs = self.decided.get(i.at, True)
-            if i.name == "LDSM" and i.guard and i.at not in self.decided:       # operands that the first tile loads
-                runs = self.sign > 0
-            total.update(cost_of(i, runs))
+            first_tile_only = i.name == "LDSM" and i.guard and i.at not in self.decided
+            total.update(cost_of(i, runs and not first_tile_only))
         return total
 
     def rank(self, cost):
-        return (-cost["calls"], cost["hmma"], cost["copies"], self.sign * cost["instructions"])
+        return (-cost["calls"], cost["hmma"], cost["copies"], -cost["instructions"])
 
     def onward(self, b):
         """the successors of a block, without those that a decided branch excludes"""
@@ -346,7 +337,7 @@ class Paths:
 # ----------------------------------------------------------------------------------------------------------------------
 # kernels
 
-def flash_clocks(graph, what, HS, gpu, longest=False):
+def flash_clocks(graph, what, HS):
     """{pipe: clocks of an SM for 64 x 64 pairs}"""
     with_hmma = {h: x for h, x in graph.loops.items() if any(i.name == "HMMA" for b in x for i in graph.code[b])}
     outermost = [h for h, x in with_hmma.items() if not any(x < y for y in with_hmma.values())]
@@ -354,12 +345,12 @@ def flash_clocks(graph, what, HS, gpu, longest=False):
         raise BadInput(f"{what}, head size {HS}: expected one main loop with HMMA, got {len(outermost)}")
     total = collections.Counter()
     for warp in range(WARPS):
-        total.update(Paths(graph, warp, longest).iteration(outermost[0]) or {})
+        total.update(Paths(graph, warp).iteration(outermost[0]) or {})
     macs = 16 * 8 * 16
     if not total["hmma"]:
         raise BadInput(f"{what}, head size {HS}: no HMMA on any way through the main loop")
     tiles = total["hmma"] * macs / (PRODUCTS[what] * TILE * HS)
-    total["tensor"] = total["hmma"] * 2 * macs / gpu.mma
+    total["tensor"] = total["hmma"] * 2 * macs / GPU.mma
     return {p: round(total[p] / tiles, 1) for p in PIPES}
 
 
@@ -372,7 +363,7 @@ def elementwise(graph, kernel):
     """Instructions per element of an entry of ELEMENTWISE, or None if a loop is missing. A pass that the compiler has
     written several times (unrolled, and for the rest; with and without an option) counts once, at its shortest."""
     found = {}
-    path = Paths(graph, 0, False)
+    path = Paths(graph, 0)
     for header, blocks in graph.loops.items():
         if any(h != header and h in blocks for h in graph.loops):
             continue
@@ -392,9 +383,9 @@ def elementwise(graph, kernel):
     return round(total, 1)
 
 
-def analyse(texts, gpu):
-    """{kernel: {pipe: clocks}} of attention, the same of diagonal tiles, {kernel: instructions per element}"""
-    flash, diagonal, elements = {}, {}, {}
+def analyse(texts):
+    """{kernel: {pipe: clocks}} of attention, {kernel: instructions per element}"""
+    flash, elements = {}, {}
     for text in texts:
         found = list(functions(text))
         names = demangle(name for name, _ in found)
@@ -405,13 +396,11 @@ def analyse(texts, gpu):
                 what, causal, bias, HS, rows = m.groups()
                 mask = "causal" if causal == "true" else "full"
                 key = f"{bias_names()[int(bias)]} {HS} {mask} {what}" + (f" {rows}" if rows else "")    # of a warp
-                graph = Graph(body)
-                flash[key] = flash_clocks(graph, what, int(HS), gpu)
-                diagonal[key] = flash_clocks(graph, what, int(HS), gpu, True)
+                flash[key] = flash_clocks(Graph(body), what, int(HS))
             for kernel in ELEMENTWISE:
                 if name.split("(")[0] == kernel.kernel and kernel.kernel not in elements:
                     elements[kernel.kernel] = elementwise(Graph(body), kernel)
-    return flash, diagonal, {k: n for k, n in elements.items() if n}
+    return flash, {k: n for k, n in elements.items() if n}
 
 
 def probed():
@@ -445,11 +434,11 @@ def limit_of(clocks):
     return max(PIPES, key=lambda p: clocks[p])
 
 
-def tflops(pairs_clocks, HS, factor, gpu):
-    return factor * 4 * TILE * HS / pairs_clocks * gpu.sms * gpu.ghz * 1e9 / 1e12
+def tflops(pairs_clocks, HS, factor):
+    return factor * 4 * TILE * HS / pairs_clocks * GPU.sms * GPU.ghz * 1e9 / 1e12
 
 
-def bounds(flash, gpu):
+def bounds(flash):
     """{(bias, HS, mask): (forward, backward)}, TFLOP/s of full tiles"""
     found = {}
     for key in flash:
@@ -460,38 +449,35 @@ def bounds(flash, gpu):
         for what in PRODUCTS:                           # the better one, where a kernel is there with 16 and 32 rows
             own = [max(c.values()) for key, c in flash.items() if key.split()[:4] == [bias, str(HS), mask, what]]
             clocks.append(min(own) if own else None)
-        forward = clocks[0] and tflops(clocks[0], HS, 1, gpu)
-        backward = tflops(clocks[1] + clocks[2], HS, BACKWARD, gpu) if clocks[1] and clocks[2] else None
+        forward = clocks[0] and tflops(clocks[0], HS, 1)
+        backward = tflops(clocks[1] + clocks[2], HS, BACKWARD) if clocks[1] and clocks[2] else None
         found[bias, HS, mask] = (forward, backward)
     return found
 
 
-def memory_budget(kernel, gpu):
+def memory_budget(kernel):
     """instructions of a thread that the SMs issue while memory delivers an element, as fast as to a copy"""
-    return kernel.bytes / (gpu.gbs * 1e9 * COPY) * gpu.sms * gpu.ghz * 1e9 * 4 * 32
+    return kernel.bytes / (GPU.gbs * 1e9 * COPY) * GPU.sms * GPU.ghz * 1e9 * 4 * 32
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # the report and the budget
 
-def show(flash, diagonal, elements, gpu_name, only):
-    gpu = GPUS[gpu_name]
-    print(f"Upper bounds by counted instructions at the rates of one {gpu_name} ({gpu.sms} SMs, {gpu.ghz} GHz): which "
-          "pipe limits a kernel.\nNothing was measured, and no kernel reaches its bound.")
-    print(f"\nclocks of an SM per 64 x 64 pairs\n{'':42}" + "".join(f"{p:>8}" for p in PIPES) + "  limit    diagonal")
+def show(flash, elements):
+    print(f"Upper bounds by counted instructions at the rates of one H200 ({GPU.sms} SMs, {GPU.ghz} GHz): which pipe "
+          "limits a kernel.\nNothing was measured, and no kernel reaches its bound.")
+    print(f"\nclocks of an SM per 64 x 64 pairs\n{'':42}" + "".join(f"{p:>8}" for p in PIPES) + "  limit")
     order = sorted(flash, key=lambda k: (k.split()[2], int(k.split()[1]), bias_names().index(k.split()[0]),
                                          list(PRODUCTS).index(k.split()[3]), k))
-    for key in (k for k in order if only in k):
-        c, d = flash[key], diagonal[key]
-        print(f"{key:42}" + "".join(f"{c[p]:8.0f}" for p in PIPES) + f"  {limit_of(c):8} {max(d.values()):.0f}")
+    for key in order:
+        print(f"{key:42}" + "".join(f"{flash[key][p]:8.0f}" for p in PIPES) + f"  {limit_of(flash[key])}")
     print("\nTFLOP/s of full tiles, at most              forward backward")
-    for (bias, HS, mask), each in bounds({k: flash[k] for k in order if only in k}, gpu).items():
+    for (bias, HS, mask), each in bounds({k: flash[k] for k in order}).items():
         cells = "".join(f"{x:9.0f}" if x else f"{'-':>9}" for x in each)
         print(f"{bias + ' ' + str(HS) + ' ' + mask:42}{cells}")
     print("\ninstructions per element                      needed   allowed")
-    for kernel in (k for k in ELEMENTWISE if k.kernel in elements and only in k.kernel):
-        most = memory_budget(kernel, gpu)
-        found = elements[kernel.kernel]
+    for kernel in (k for k in ELEMENTWISE if k.kernel in elements):
+        found, most = elements[kernel.kernel], memory_budget(kernel)
         verdict = "memory limits it" if found <= most else "ISSUE limits it"
         print(f"{kernel.kernel:42}{found:10.1f}{most:10.1f}  {verdict}")
 
@@ -547,8 +533,6 @@ def parse(argv):
     p.add_argument("--sass", nargs="+", default=[], metavar="FILE")
     p.add_argument("--update", action="store_true")
     p.add_argument("--probes", metavar="CUBIN")
-    p.add_argument("--only", default="", metavar="WORD")
-    p.add_argument("--gpu", default="H200", choices=("H100", "H200"))
     p.add_argument("--budget", default=os.path.join(ROOT, "dev", "sass_budget.json"))
     p.add_argument("--nvcc-version", help="of the compiler that made them, such as 13.0 [that of nvcc]")
     return p.parse_args(argv)
@@ -568,10 +552,10 @@ def main(argv):
         print("\n".join(breaches) or "probes: each rate kernel repeats its instruction")
         return 1 if breaches else 0
     texts = [disassemble(program) for program in args.programs] + [open(name).read() for name in args.sass]
-    flash, diagonal, elements = analyse(texts, GPUS[args.gpu])
+    flash, elements = analyse(texts)
     if not flash:
         raise BadInput("no tensor-core attention kernel in the disassembly")
-    show(flash, diagonal, elements, args.gpu, args.only)
+    show(flash, elements)
     nvcc = shutil.which("nvcc") or os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
     version = args.nvcc_version or (compiler_version(nvcc) if os.path.exists(nvcc) else "unknown")
     if args.update:
@@ -581,8 +565,6 @@ def main(argv):
     budget = read_budget(args.budget, UPDATE, "flash", "elementwise")
     if version != budget["nvcc"]:
         print(f"\nnvcc {version}, but the budget is of nvcc {budget['nvcc']}: not compared")
-        return 0
-    if args.gpu != "H200":
         return 0
     gone = sorted((set(budget["flash"]) | set(budget["elementwise"])) - set(flash) - set(elements))
     if gone and len(args.programs) > 1:
