@@ -41,6 +41,7 @@ weights, for each step, so that early steps, in which errors have not grown yet,
 import argparse
 import array
 import concurrent.futures
+import contextlib
 import fcntl
 import functools
 import glob
@@ -51,7 +52,6 @@ import os
 import platform
 import random
 import re
-import selectors
 import shutil
 import signal
 import statistics
@@ -112,87 +112,53 @@ class Runner:
     def which(self, name):
         return shutil.which(name) or next((p for p in glob.glob("/usr/local/cuda/bin/" + name)), None)
 
-    def start(self, command, env):
+    def start(self, command, env=None):
         process = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ, **(env or {})), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
+                                   errors="replace")
         with self.lock:
             self.live.add(process)
         return process
 
-    def end(self, process):
-        try:
+    def kill(self, process):
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+
+    def end(self, process):
+        self.kill(process)
         process.wait()
         with self.lock:
             self.live.discard(process)
 
-    def companion(self, command, output):
-        process = self.start(command, None)
-
-        def read():
-            with process.stdout:
-                output.append(process.stdout.read())
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
-        return process, reader
-
     def end_all(self):
         with self.lock:
-            live = list(self.live)
-        for process in live:
-            self.end(process)
+            for process in self.live:
+                self.kill(process)
 
     def run(self, command, cap, on_line=None, beside=None, env=None):
         """on_line(text, seconds) gets each line as it arrives; the command `beside` runs as long as this one does"""
-        began = time.monotonic()
+        began, output, late, companion = time.monotonic(), [], threading.Event(), None
         try:
             process = self.start(command, env)
         except OSError as e:
             return Result(127, f"{command[0]}: {e.strerror}")
-        companion, companion_output = None, []
-        if beside:
-            try:
-                companion = self.companion(beside, companion_output)
-            except OSError:                             # then its output is empty
-                pass
-        output, pending, timed_out = [], b"", False
+        with contextlib.suppress(OSError):                  # then its output is empty
+            companion = self.start(beside) if beside else None
+        timer = threading.Timer(cap, lambda: (late.set(), self.kill(process)))
+        timer.start()
         try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(process.stdout, selectors.EVENT_READ)
-                while True:
-                    left = cap - (time.monotonic() - began)
-                    if left <= 0:
-                        timed_out = True
-                        break
-                    if not selector.select(min(left, 1.0)):
-                        if process.poll() is not None:      # a grandchild may hold the pipe open
-                            break
-                        continue
-                    block = os.read(process.stdout.fileno(), 65536)
-                    if not block:
-                        break
-                    output.append(block)
-                    *lines, pending = (pending + block).split(b"\n")
-                    for line in lines:
-                        if on_line:
-                            on_line(line.decode(errors="replace"), time.monotonic() - began)
-            if not timed_out:
-                try:
-                    process.wait(max(0.1, cap - (time.monotonic() - began)))
-                except subprocess.TimeoutExpired:
-                    timed_out = True
+            for line in process.stdout:
+                output.append(line)
+                if on_line:
+                    on_line(line.rstrip("\n"), time.monotonic() - began)
+            code = process.wait()
         finally:
-            code = process.poll()
-            self.end(process)
+            timer.cancel()
+            for program in filter(None, (process, companion)):
+                self.end(program)
             process.stdout.close()
-            if companion:
-                self.end(companion[0])
-                companion[1].join(2)
-        text = b"".join(output).decode(errors="replace")[-200000:]
-        seen = b"".join(companion_output).decode(errors="replace")
-        return Result(-9 if timed_out or code is None else code, text, time.monotonic() - began, timed_out, seen)
+        seen = companion.communicate()[0] if companion else ""
+        return Result(code, "".join(output)[-200000:], time.monotonic() - began, late.is_set(), seen)
 
 
 class Report:
@@ -487,15 +453,9 @@ def read_test(report, result):
 
 
 TEST_S = 40                         # the cap of a test
-FIRST = ("ptx", "matmul", "layers", "adamw", "decode", "generate")     # what attention builds on, then attention
-
-
 def in_order(names):
-    """the names of kernel tests: by FIRST, then the rest, then flash"""
-    def place(name):
-        known = [k for k, part in enumerate(FIRST) if name.startswith(part)]
-        return known[0] if known else len(FIRST) + name.startswith("flash")
-    return sorted(names, key=lambda name: (place(name), name))
+    """the names of kernel tests: what attention builds on, then attention"""
+    return sorted(names, key=lambda name: (name.startswith("flash"), name))
 
 
 def kernels(stage):
@@ -567,16 +527,14 @@ def racecheck(stage):
 
 
 def sanitizer(stage):
-    names = sorted(kernel_tests(), key=lambda name: (not name.startswith("flash"), name))
-    sanitized(stage, SANITIZERS, names)
+    sanitized(stage, SANITIZERS, in_order(kernel_tests()))
 
 
 # ---------------------------------------------------------------------------------------------------------
 # losses
 
 def encodings(text):
-    m = re.search(r"positional encodings \(--pos\):\n(.*?)\n\s*\n", text, re.S)
-    names = re.findall(r"^  (\w+)  +\S", m.group(1), re.M) if m else []
+    names = console.encodings(text)
     if not names:
         raise Failed("expected a list of positional encodings in train_gpt2 --help, got none")
     return names

@@ -118,6 +118,12 @@ def need(module):
         raise BadInput(f"Python's module {name} is missing: {how}") from None
 
 
+def encodings(text):
+    """the names that a trainer's --help lists for --pos"""
+    listed = re.search(r"\(--pos\).*:\n((?:  .*\n)+)", text)
+    return re.findall(r"^  (\w+) ", listed[1], re.M) if listed else []
+
+
 # Files ----------------------------------------------------------------------------------------------------------------
 
 def open_regular(path):

@@ -118,8 +118,7 @@ def help_of(trainer):
         found = subprocess.run([*shlex.split(trainer), "--help"], capture_output=True, text=True)
     except OSError as e:
         raise BadInput(f"{shlex.split(trainer)[0]}: {e.strerror}; build it with make")
-    listed = re.search(r"\(--pos\).*:\n((?:  .*\n)+)", found.stdout)
-    encodings = re.findall(r"^  (\w+) ", listed[1], re.M) if listed else []
+    encodings = console.encodings(found.stdout)
     sizes = re.findall(r"([\w]+) (\d+),(\d+),(\d+)", found.stdout)
     if found.returncode or not encodings:
         raise BadInput(f"{trainer} --help: expected a list of encodings for --pos, got exit code "

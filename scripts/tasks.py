@@ -54,8 +54,7 @@ Case = collections.namedtuple("Case", "task pos seed")
 def encodings(trainer):
     """the names that train_gpt2 --help lists, in its order"""
     text = subprocess.run([trainer, "--help"], stdout=subprocess.PIPE, text=True, errors="replace").stdout
-    block = text.partition("(--pos):")[2].partition("Sizes for --model")[0]
-    found = re.findall(r"^  (\w+) ", block, flags=re.M)
+    found = console.encodings(text)
     if not found:
         raise BadInput(f"{trainer}: expected train_gpt2, whose --help lists the encodings")
     return found

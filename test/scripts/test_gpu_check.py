@@ -330,11 +330,6 @@ class Stages(Case):
         self.assertEqual(self.check("--again", "rates,build")[0], 0)
         self.assertEqual(self.result()["stages"]["rates"]["status"], "skipped")
 
-    def test_the_order_of_the_kernel_tests(self):
-        names = ["flash_long", "wavefronts", "adamw", "generate_simt", "ptx", "flash_backward", "layers", "decode_simt"]
-        self.assertEqual(gpu_check.in_order(names), ["ptx", "layers", "adamw", "decode_simt", "generate_simt",
-                                                     "wavefronts", "flash_backward", "flash_long"])
-
     def test_a_rerun_repeats_nothing(self):
         self.check()
         before = len(self.ran("train_gpt2"))

@@ -38,7 +38,7 @@ def step(gpu):
 def built(*names):
     """those of the encodings that the trainer has: with FEW_POSITIONS=1 none and cable"""
     text = subprocess.run([TRAINER, "--help"], capture_output=True, text=True, timeout=100).stdout
-    return [name for name in names if re.search(rf"^  {name} ", text, re.M)]
+    return [name for name in names if name in console.encodings(text)]
 
 
 def one(rows, kernel, what=None):
