@@ -485,38 +485,29 @@ class Authors(Case):
             self.assertIn(naming, refused.stderr)
             self.assertNotIn("Traceback", refused.stderr)
         refused = self.run_script({k: t for k, t in state.items() if "cable" not in k}, out)
-        self.assertIn("expected a GPT-2 with CABLE", refused.stderr)
+        self.assertIn("expected a GPT-2 with CABLE: ", refused.stderr)
 
-    def test_hostile_files(self):
-        """refused in one line, at once, for anything in the file"""
+    def test_damaged_files(self):
+        """refused in one line"""
         import import_authors
         model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=50304, n_positions=T))
         state = {name.replace("_orig_mod.", ""): t for name, t in self.state_of(model).items()}
-        wte, cable = "transformer.wte.weight", "transformer.h.0.attn.cable_layer.weight"
-        far = "transformer.h.1000000000.attn.c_attn.weight"
-        states = [{**state, **change} for change in (
-            {far: torch.zeros(24, 8)}, {"transformer.h.x.attn.c_attn.weight": torch.zeros(24, 8)},
-            {wte: torch.zeros(1).expand(50304, 1 << 30)}, {wte: torch.zeros(50304)}, {wte: "wte"},
-            {cable: torch.zeros(0, 8)}, {cable: torch.zeros(3, 8)}, {cable: torch.zeros(8)}, {3: torch.zeros(1)},
-            {"transformer.h.0.mlp.c_fc.weight": torch.zeros(2, 2, 2)})]
-        files = [("s.pt", None, {"model": s}) for s in (*states, [1], {})]
-        out, path = os.path.join(self.dir, "out"), os.path.join(self.dir, "good.safetensors")
-        write_safetensors(path, {name: t.contiguous() for name, t in state.items()})
-        with open(path, "rb") as f:
-            good = f.read()
-        size = 8 + struct.unpack("<Q", good[:8])[0]
-        files += [(name, text, None) for name in ("s.pt", "s.safetensors") for text in (
-            b"", b"PK\3\4", good[:7], good[:-1], good[:size], good[:8] + b"[" * (size - 8) + good[size:],
-            good.replace(b'"F32"', b'"I16"', 1), good.replace(b"[0,", b"[4,", 1),
-            good.replace(b"[50304,8]", b"[50304,9]"))]
-        for n, (name, text, value) in enumerate(files):
-            path = os.path.join(self.dir, name)
-            if value is None:
+        cable, good = "transformer.h.0.attn.cable_layer.weight", os.path.join(self.dir, "good.safetensors")
+        write_safetensors(good, {name: t.contiguous() for name, t in state.items()})
+        with open(good, "rb") as f:
+            text = f.read()
+        files = [("s.pt", {"model": s}) for s in (
+            {**state, "transformer.h.1000000000.attn.c_attn.weight": torch.zeros(24, 8)}, {**state, cable: "c"},
+            {**state, cable: torch.zeros(8)}, {**state, cable: torch.zeros(3, 8)}, [1], {})]
+        files += [("s.pt", text[:-1]), ("s.pt", b"PK\3\4"), ("s.safetensors", b""), ("s.safetensors", text[:-1]),
+                  ("s.safetensors", text.replace(b'"F32"', b'"I16"', 1))]
+        for n, (name, content) in enumerate(files):
+            path, out, said = os.path.join(self.dir, name), os.path.join(self.dir, "out"), io.StringIO()
+            if isinstance(content, bytes):
                 with open(path, "wb") as f:
-                    f.write(text)
+                    f.write(content)
             else:
-                torch.save(value, path)
-            said = io.StringIO()
+                torch.save(content, path)
             with self.subTest(n=n), contextlib.redirect_stderr(said):
                 self.assertEqual((console.code_of(import_authors.main, [path, out]), os.path.exists(out)), (2, False))
                 self.assertRegex(said.getvalue(), r"\Aimport_authors.py: [^\n]*s\.(pt|safetensors): [^\n]*\n\Z")
@@ -1291,19 +1282,6 @@ class HellaSwag(Case):
             for row, (_, context, endings) in zip(map(json.loads, f), examples):
                 for text, ending in zip(row["endings"], endings):
                     self.assertEqual(lm._encode_pair(row["ctx"], " " + text), (context, ending), row["ctx"])
-
-    @unittest.skipUnless(has_lm_eval, NO_LM_EVAL)
-    def test_lm_eval_generates(self):
-        """a batch of 8 texts, padded on the left, continues like each of them by itself"""
-        from lm_eval.api.instance import Instance
-        _, out = self.random_export()
-        with open(os.path.join(DATA, "hellaswag_val_500.jsonl")) as f:
-            texts = [json.loads(line)["ctx"][-n:] for line, n in zip(f, (9, 30, 61, 90, 14, 45, 72, 100))]
-        requests = [Instance("generate_until", {}, (text, {"until": ["\n\n"], "max_gen_toks": 16}), n)
-                    for n, text in enumerate(texts)]
-        alone, batch = (self.harness(out, n).generate_until(requests, disable_tqdm=True) for n in (1, 8))
-        self.assertEqual(alone, batch)
-        self.assertEqual(len(set(alone)), 8)
 
 
 if __name__ == "__main__":
