@@ -131,7 +131,7 @@ PARTS = [
     attack("signals", "P16", minutes=12),
     scripts("a signal to one rank", "P16", "Training.test_a_signal_to_one_rank"),
     ranks("P16", "signals", 15),
-    scripts("deaths", "P17", "Collectives.test_a_dead_rank Training.test_a_rank_that_hangs"),
+    scripts("deaths", "P17", "Collectives.test_a_dead_rank Collectives.test_a_rank_that_hangs"),
     ranks("P17", "deaths", 15),
     attack("allocations", "P18"),
     attack("limits", "P18"),

@@ -465,14 +465,6 @@ class Training(test_ranks.Runs):
                 step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
                 self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
 
-    def test_deaths(self):
-        for victim in 1, "mpirun":              # "mpirun" is the process that was started
-            with self.subTest(victim=victim):
-                code, output, seconds = self.interrupted(
-                    f"dead{victim}", 2, lambda pids: os.kill(pids[victim], signal.SIGKILL), "--ranks", "2", launcher=[])
-                self.assertNotEqual(code, 0, output)
-                self.assertLess(seconds, AFTER_DEATH)
-
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):
         """NCCL's id travels by TCP"""
