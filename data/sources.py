@@ -31,8 +31,6 @@ FORCED_BYTES = 1 << 24              # or here, if there is none: such cuts are c
 CUT = re.compile(rb"[!-~](?=[ \n])")
 STDIN = ("-", "-.jsonl")            # standard input, as text or as JSON lines
 LINE_BYTES = 1 << 26                # no line, and no document of several lines, is longer: it would be held in memory
-MOST_RATIO = 250                    # how often its own size a compressed file may hold; text rarely reaches 20 times
-UNSUSPICIOUS = 1 << 28              # what it may hold in any case
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 KINDS = (".txt", ".jsonl", ".json", ".parquet", ".tokens", ".raw", ".md")
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, UnicodeDecodeError)
@@ -83,25 +81,6 @@ def zstd_parts(file):
         raise EOFError("compressed file ended before its end marker")
 
 
-class Unpacked(Readable):
-    """a decompressed stream that ends with an error where it holds far more than any text would"""
-
-    def __init__(self, path, stream, packed_bytes):
-        self.path, self.stream, self.left = path, stream, max(UNSUSPICIOUS, MOST_RATIO * packed_bytes)
-
-    def readinto(self, out):
-        n = self.stream.readinto(out)
-        self.left -= n
-        if self.left < 0:
-            raise BadInput(f"{self.path}: holds more than {MOST_RATIO} times its size (a decompression bomb?); unpack "
-                           "it to read it all the same")
-        return n
-
-    def close(self):
-        self.stream.close()
-        super().close()
-
-
 class Text(Readable):
     """a stream that ends with an error at a byte 0, which no text has"""
 
@@ -126,15 +105,13 @@ def open_bytes(path):
         archive, member = path.split("!", 1)
         open_regular(archive).close()
         with zipfile.ZipFile(archive) as z:             # the open member keeps the file open
-            packed = z.getinfo(member).compress_size
-            return io.BufferedReader(Unpacked(path, z.open(member), packed), 1 << 17), None
+            return io.BufferedReader(z.open(member), 1 << 17), None
     file = open_regular(path)
     unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File,
               ".zst": lambda f: Joined(zstd_parts(f))}
     for ending, reader in unpack.items():
         if path.endswith(ending):
-            packed = os.fstat(file.fileno()).st_size
-            return io.BufferedReader(Unpacked(path, reader(file), packed), 1 << 17), file
+            return io.BufferedReader(reader(file), 1 << 17), file
     return file, file
 
 

@@ -385,20 +385,6 @@ def step_rows(s, code, gpu, micro_batches=1):
     return rows
 
 
-def decode_rows(s, gpu):
-    """a token after s.T tokens, one sequence: every weight and every cached key and value is read once"""
-    HS, rows = s.C // s.NH, []
-    for name, (times, out, inp) in products(s).items():
-        rows.append(row("GEMM", "matmul_kernel", name, times, 2.0 * out * inp + 2.0 * (out + inp), 2.0 * out * inp))
-    small = 4.0 * s.C
-    return rows + [row("attention", "attention_decode_kernel", "", s.L, 4.0 * s.T * s.NH * HS),
-                   row("attention", "attention_decode_combine_kernel", "", s.L, small),
-                   row("rest", "decode_store_kernel", "the row of qkv", s.L, 4.0 * s.OC),
-                   row("layernorm forward", "layernorm_forward_kernel", "", 2 * s.L + 1, small, memory="rows"),
-                   row("GELU", "gelu_forward_kernel", "", s.L, 4 * small),
-                   row("rest", "embedding_forward_kernel", "", 1, small)]
-
-
 def range_of(rows, gpu, code):
     """(least, middle, most) ms of all rows. Rows with the same rates err together, other rows independently."""
     middle, errors = 0.0, collections.Counter()
@@ -517,7 +503,6 @@ def parse(argv):
     p.add_argument("--gpu", default="H200", choices=sorted(GPUS), help="[H200]")
     p.add_argument("--recompute", type=int, choices=(0, 1, 2), default=0, help="as the trainer's [0]")
     p.add_argument("--plans", action="store_true", help="tuned cuBLASLt algorithms, as with the trainer's --plans FILE")
-    p.add_argument("--decode", action="store_true", help="a token generated after T earlier ones, instead of a step")
     p.add_argument("--measured", metavar="FILE", help="what a run with --profile printed: beside the prediction")
     whole("--vocabulary", VOCABULARY, "tokens; 256 where a text is read as bytes")
     args = p.parse_args(argv)
@@ -534,14 +519,10 @@ def parse(argv):
 def report(args):
     gpu, code = GPUS[args.gpu], Code(args.recompute, "tuned" if args.plans else "tensor")
     s = shape_of(args.shape, args.B, args.T, args.pos, args.vocabulary)
-    rows = decode_rows(s, gpu) if args.decode else step_rows(s, code, gpu, args.micro_batches)
+    rows = step_rows(s, code, gpu, args.micro_batches)
     for line in assumptions(args.gpu, gpu, s, code):
         print("# " + line)
     print_table(rows, gpu, code)
-    if args.decode:
-        ms = range_of(rows, gpu, code)[1]
-        print(f"# a token after {s.T} earlier, one sequence: {ms:.3f} ms, {1e3 / ms:,.0f} tokens/s (predicted)")
-        return
     for line in summary(s, rows, gpu, code, args.micro_batches):
         print("# " + line)
     for line in comparison(rows, gpu, code, measured(args.measured)) if args.measured else ():

@@ -254,18 +254,6 @@ class Gpus(unittest.TestCase):
         self.assertTrue(1.0 < h200 / b200 < 989.4 / 2250 * 6, h200 / b200)
         self.assertGreater(ada, a100)
 
-    def test_decoding_is_as_fast_as_the_memory(self):
-        ms = {}
-        for name in ("H100", "H200"):
-            gpu = roofline.GPUS[name]
-            s = roofline.shape_of(roofline.SIZES["xl"], 1, 1024, "cable")
-            rows = roofline.decode_rows(s, gpu)
-            read_once = sum(r.calls * r.bytes for r in rows)
-            self.assertAlmostEqual(read_once / (2 * roofline.elements(s) + 48 * 4 * 1024 * 1600), 1, delta=0.01)
-            ms[name] = roofline.range_of(rows, gpu, USUAL)[1]
-            self.assertGreater(ms[name], read_once / gpu.gbs / 1e6)
-        self.assertTrue(1.1 < ms["H100"] / ms["H200"] < 1.432)
-
 
 class Profile(unittest.TestCase):
     """--profile of the trainers, and beside the prediction"""
@@ -375,7 +363,7 @@ class Program(unittest.TestCase):
 
     def test_every_gpu_and_encoding_has_a_table(self):
         for words in (["--gpu", "4090", "--pos", "fire"], ["--gpu", "B200", "--pos", "t5", "--model", "xl"],
-                      ["--decode", "--gpu", "A100"], ["--recompute", "2", "--plans"]):
+                      ["--gpu", "A100"], ["--recompute", "2", "--plans"]):
             code, output = self.run_main(*words)
             self.assertEqual(code, 0, output)
             self.assertRegex(output, "prediction|PREDICTION|predicted")
