@@ -69,18 +69,13 @@ def is_below(path):
 
 def listed_file(entry, ending):
     """(path, size, sha256 or None) of an entry of the hub's listing; None: not a file with this ending"""
-    kind, path, size, lfs = (entry.get(k) for k in ("type", "path", "size", "lfs"))
-    if not isinstance(kind, str) or not isinstance(path, str):
-        raise ValueError(f"an entry without type and path: {brief(entry)}")
-    if kind != "file" or not path.endswith(ending):
+    path, size, lfs = entry["path"], entry.get("size"), entry.get("lfs")
+    if entry["type"] != "file" or not path.endswith(ending):
         return None
     if not is_below(path):
         raise ValueError(f"a path that does not stay below its directory: {brief(path)}")
-    size = -1 if size is None else size
-    sha256 = lfs.get("oid") if isinstance(lfs, dict) else lfs
-    if type(size) is not int or size < -1 or not (sha256 is None or isinstance(sha256, str)):
-        raise ValueError(f"an entry with an odd size or checksum: {brief(entry)}")
-    return path, size, sha256
+    sha256 = lfs["oid"] if isinstance(lfs, dict) else lfs
+    return path, -1 if size is None else int(size), sha256
 
 
 def hub_files(repo, prefix="", ending=""):
@@ -99,11 +94,8 @@ def hub_files(repo, prefix="", ending=""):
             return r
         r = with_retries(repo, page)
         try:
-            entries = json.loads(r.content)
-            if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-                raise ValueError("expected a list of objects")
-            found += filter(None, (listed_file(e, ending) for e in entries))
-        except (ValueError, RecursionError) as e:
+            found += filter(None, (listed_file(entry, ending) for entry in json.loads(r.content)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise BadInput(f"{repo}: the hub's listing has an unknown form ({e})") from None
         url = r.links.get("next", {}).get("url")
     if not found:

@@ -39,17 +39,14 @@ def main(argv):
     records = read_log(run)
     configs = [r for r in records if r.get("kind") == "config"]
     put, close = to(run, configs[0] if configs else {})
-    step, shown = 0, time.monotonic()
-    for n, r in enumerate(records):
+    step = 0
+    for r in records:
         step = max(step, int(number(r, "step") or 0))       # evaluations have no step: they belong to the last one
         where = f" at T {r['T']}" if "T" in r else ""
         values = {f"{r.get('kind')}/{key}{where}": number(r, key) for key in sorted(r.keys() - {"step", "T"})
                   if number(r, key) is not None}
         if values:
             put(values, step)
-        if time.monotonic() - shown > 2:
-            shown = time.monotonic()
-            console.say(f"{n:,} of {len(records):,} records")
     close()
     print(f"{run}: {len(records):,} records for {to.__name__}")
 

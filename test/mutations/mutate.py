@@ -4,7 +4,6 @@
     make mutations                                  the faults of known.tsv, which tests are known to see
     test/mutations/mutate.py --part 2/5             the second fifth of them; --only ID... some of them
     test/mutations/mutate.py --seed 1 --count 130   130 faults drawn at random: file x operator x line of code
-    test/mutations/mutate.py --again                the survivors in the CSV, once more in the sources as they are now
     test/mutations/mutate.py --ci                   3 of known.tsv's cheap ones, drawn by the commit; writes no CSV
     test/mutations/mutate.py --summary              the score of all in the CSV; the survivors that nothing explains
 
@@ -14,13 +13,12 @@ as without the fault. `survived`: all pass, so a test is missing, or the change 
 nothing; survivors.tsv says which. Without the fault every named test must have passed, and none of those that let it
 survive may have been skipped. Anything else is an error, and no result.
 
-Each result is appended to dev/results/mutations.csv with its commit; a case that is there is not run again unless the
-sources or the tests have changed since. The exit code is 1 if a known fault survived, 2 after an error.
+Each result is appended to dev/results/mutations.csv with its commit; a case that this commit has is not run again. The
+exit code is 1 if a known fault survived, 2 after an error.
 """
 import argparse
 import collections
 import contextlib
-import functools
 import os
 import queue
 import random
@@ -275,24 +273,6 @@ def draw(seed, count):
     return faults
 
 
-def again(results):
-    """the survivors, as they were, where their lines are still there"""
-    for row in latest(results).values():
-        path = os.path.join(ROOT, row["file"])
-        if row["result"] != "survived" or not os.path.exists(path):
-            continue
-        with open(path, encoding="utf-8") as f:
-            text = f.read()
-        number = int(row["line"])
-        places = [i for i, line in enumerate(text.split("\n"), 1) if line == row["before"]]
-        if not places and text.count(row["before"]) == 1:                       # of known.tsv
-            places = [text.count("\n", 0, text.index(row["before"])) + 1]
-        if places:
-            number = min(places, key=lambda i: abs(i - number))
-            tests = tests_of(row["file"]) or row["tests"]
-            yield Fault(row["id"], row["file"], number, row["before"], row["after"], tests)
-
-
 # ----------------------------------------------------------------------------------------------------------
 # running them
 
@@ -443,22 +423,6 @@ def python():
     return p.stdout.strip() or sys.executable
 
 
-@functools.lru_cache(maxsize=None)
-def changed_since(there):
-    """the files that are not as they were in that commit; None where nothing knows it"""
-    p = subprocess.run(["git", "diff", "--name-only", there, "HEAD"], cwd=ROOT, stdout=subprocess.PIPE,
-                       stderr=subprocess.DEVNULL, universal_newlines=True)
-    return None if p.returncode else p.stdout.split()
-
-
-def stands(row, here):
-    """whether a row says what would come out today: neither sources, nor its tests, nor what tests share has changed"""
-    files = [] if row["commit"] == here else changed_since(row["commit"])
-    words = r"llmc/|data/|train_|Makefile|test/(?!mutations/|\w+/test_)|" + "|".join(
-        rf"test/(\w+/)*{re.escape(os.path.basename(word))}\b" for word in re.split(r"[ +:]", row["tests"]))
-    return files is not None and not any(re.match(words, name) for name in files)
-
-
 def latest(results):
     """fault -> its last row that says anything"""
     return {(r["id"], r["file"], r["before"], r["after"]): r for r in results}
@@ -493,9 +457,7 @@ def chosen(args):
     if args.ci:
         cheap = read_known(args.known, cheap=True)
         return random.Random(ledger.commit().rstrip("+")).sample(cheap, min(3, len(cheap)))
-    if args.again:
-        faults = list(again(ledger.read(args.results)))
-    elif args.seed is not None:
+    if args.seed is not None:
         faults = draw(args.seed, args.count)
     else:
         faults = read_known(args.known)
@@ -515,7 +477,7 @@ class Campaign:
         self.waiting, self.wrong = queue.Queue(), []
         done = {} if args.ci or self.here.endswith("+") else {
             (r["id"], r["file"], r["before"], r["after"]): r["result"]
-            for r in ledger.read(args.results) if stands(r, self.here)}
+            for r in ledger.read(args.results) if r["commit"] == self.here}
         for fault in faults:
             result = done.get((fault.id, fault.file, fault.before, fault.after))
             if result is None:
@@ -569,22 +531,16 @@ def main(argv):
     p.add_argument("--known", default=KNOWN, metavar="FILE", help="the list of faults [test/mutations/known.tsv]")
     p.add_argument("--seed", type=int, help="draw the faults instead")
     p.add_argument("--count", type=int, default=20, help="so many [20]")
-    p.add_argument("--again", action="store_true", help="the survivors in the CSV instead")
     p.add_argument("--ci", action="store_true", help="3 cheap ones of the list, drawn by the commit")
     p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N", help="every n-th, from the k-th on")
     p.add_argument("--only", nargs="+", metavar="ID", help="these alone")
     p.add_argument("--jobs", type=int, default=1, help="faults at a time [1]")
-    p.add_argument("--list", action="store_true", help="print the faults and run nothing")
     p.add_argument("--summary", action="store_true", help="print the score of all in the CSV and run nothing")
     p.add_argument("--results", default=RESULTS, metavar="FILE", help="the CSV [dev/results/mutations.csv]")
     args = p.parse_args(argv)
     if args.summary:
         return summary(args.results, SURVIVORS)
     faults = chosen(args)
-    if args.list:
-        for f in faults:
-            print(f"{f.id}\n  {f.file}:{f.line}\n- {f.before.strip()}\n+ {f.after.strip()}\n  {f.tests}")
-        return 0
     os.makedirs(os.path.join(ROOT, "build", "mutations"), exist_ok=True)
     campaign = Campaign(args, faults)
     campaign.run()

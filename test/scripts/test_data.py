@@ -811,34 +811,12 @@ class Download(Case):
         path, = self.download.hub_download("r/n", [("a/x", 3, None)], self.path("link"))
         self.assertEqual(read(path), b"abc")
 
-    def test_a_script_ends_with_one_line(self):
-        repo = "HuggingFaceFW/fineweb-edu"
-        where = f"/api/datasets/{repo}/tree/main/sample/10BT"
-        for entry in ({"type": "file", "path": "../../x.parquet", "size": 3}, {"type": "file", "path": 5}, "x"):
-            self.server.files = {where: json.dumps([entry]).encode(),
-                                 f"/datasets/{repo}/resolve/main/../../x.parquet": b"abc"}
-            said = self.script("fineweb_edu", "--out", self.path("o", "p"), code=2)
-            self.assertIn("the hub's listing has an unknown form", said)
-            self.assertEqual(said.count("\n"), 1)
-        self.assertEqual([f for _, _, names in os.walk(self.folder) for f in names], [])
-
     def test_odd_listings(self):
-        good = {"type": "file", "path": "x", "size": 3, "lfs": {"oid": "0" * 64}}
-        odd = [b"{", b"5", b"null", b'"text"', b"[" * 100000, b"[5]", b"[null]", b'[["type"]]', b"{}",
-               b'{"type": "file"}']
-        for key in good:
-            for value in (5, -2, 1.5, True, "x", [], [1], {"oid": 5}, "a" * 3000):
-                odd.append(json.dumps([{**good, key: value}]).encode())
-            odd.append(json.dumps([{k: v for k, v in good.items() if k != key}]).encode())
-        for listing in odd:
+        for listing in (b"{", b"5", b"null", b'"text"', b"[" * 100000, b"[5]", b"[null]", b"{}", b'[{"type": "file"}]',
+                        b'[{"type": "file", "path": 5}]', b'[{"type": "file", "path": "x", "size": []}]'):
             self.server.files = {"/api/datasets/r/n/tree/main": listing}
-            try:
-                found = self.download.hub_files("r/n")
-                self.assertTrue(all(isinstance(p, str) and isinstance(n, int) and (s is None or isinstance(s, str))
-                                    for p, n, s in found))
-            except common.BadInput as e:
-                self.assertLess(len(str(e)), 300)
-                self.assertNotIn("\n", str(e))
+            with self.assertRaisesRegex(common.BadInput, "^[^\n]{1,300}$"):
+                self.download.hub_files("r/n")
 
     def test_a_cached_file_with_other_bytes_is_refused(self):
         sha = hashlib.sha256(self.content).hexdigest()

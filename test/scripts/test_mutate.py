@@ -79,26 +79,9 @@ class Mutate(unittest.TestCase):
             _, text, rows = self.run_main(known=self.SEEN + self.UNSEEN)
         self.assertEqual([r["result"] for r in rows], ["killed by t.py", "tried idle"])
         self.assertIn("minus, data/sum.py: killed by t.py", text)
-
-    def test_what_has_changed_is_done_again(self):
-        def commit(name, text):
-            self.put(name, text)
-            for words in (["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "-m", name]):
-                subprocess.run(["git", *words], cwd=self.root, check=True)
-            head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=self.root, check=True, stdout=subprocess.PIPE)
-            mutate.ledger.commit = lambda: head.stdout.decode().strip()
-            mutate.changed_since.cache_clear()
-
-        commit("test/scripts/t.py", "a test\n")
-        self.run_main(known=self.SEEN)
-        with mock.patch.object(mutate.Tree, "try_fault", side_effect=lambda fault: f"tried {fault.id}"):
-            for other in ("docs/page.md", "test/scripts/test_other.py"):
-                commit(other, "nothing that matters\n")
-                self.assertEqual(len(self.run_main(known=self.SEEN)[2]), 1)
-            for number, what in enumerate(("test/scripts/t.py", "test/shared.h", "llmc/engine/model.cuh"), 2):
-                commit(what, "something else\n")
-                self.assertEqual(self.run_main(known=self.SEEN)[2][1:][0]["result"], "tried minus")
-                self.assertEqual(len(self.run_main(known=self.SEEN)[2]), number)
+        with mock.patch.object(mutate.Tree, "try_fault", side_effect=lambda fault: f"tried {fault.id}"), \
+                mock.patch.object(mutate.ledger, "commit", lambda: "1123456789"):
+            self.assertEqual(len(self.run_main(known=self.SEEN)[2]), 3)
 
     def test_what_is_refused(self):
         cases = [(self.SEEN.replace("10 * a + b", "a * b"), (), "expected its text once in data/sum.py, got 0"),
@@ -115,10 +98,6 @@ class Mutate(unittest.TestCase):
         self.assertEqual((code, rows), (2, []), text)
         self.assertIn(why, text)
         self.assertRegex(text, r"mutate.py: no result: \w+")
-
-    def test_tests_that_fail_by_themselves(self):
-        self.put_test("self.fail()")
-        self.refused(self.SEEN, "t.py: expected tests that pass without a fault, got exit code 1")
 
     def test_tests_that_do_not_run(self):
         self.put_test("self.skipTest('SKIPPED: no GPU')")
@@ -171,7 +150,7 @@ class Mutate(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertTrue(text.endswith("0 passed, 1 failed\n"), text)
 
-    def test_survivors_again_and_the_score(self):
+    def test_survivors_and_the_score(self):
         survivors = self.put("survivors.tsv", "")
         self.patch(mutate, "SURVIVORS", survivors)
         self.run_main(known=self.SEEN + self.UNSEEN)
@@ -183,14 +162,6 @@ class Mutate(unittest.TestCase):
         code, text, _ = self.run_main("--summary")
         self.assertEqual(code, 0, text)
         self.assertRegex(text, r"all +1 +0 +100.0% +1 +0")
-        self.put("data/sum.py", "# two\n# lines\n\ndef total(a, b):\n    return 10 * a + b\n\n\n"
-                                "def idle(a):\n    return a + 0\n")
-        self.put_test("self.assertIn(' + 0', open('data/sum.py').read())")
-        with mock.patch.object(mutate.ledger, "commit", lambda: "1123456789"):
-            code, text, rows = self.run_main("--again")
-        self.assertEqual([(r["id"], r["line"], r["result"]) for r in rows[2:]], [("idle", "9", "killed by t.py")], text)
-        self.put("survivors.tsv", "")
-        self.assertEqual(self.run_main("--summary")[0], 0)
 
     def test_only_code_is_changed(self):
         rng = random.Random(1)

@@ -1030,12 +1030,6 @@ class TestTensorboard(Folder):
                                                  ({"extrapolation/ppl at T 64": 7.0}, 4), "closed"]), to)
             self.assertIn("4 records", out)
 
-    def test_progress(self):
-        self.write("log.jsonl", 5 * '{"kind":"train","step":3,"loss":2.5}\n')
-        clock = mock.patch("time.monotonic", iter(range(0, 99, 2)).__next__)
-        with clock, mock.patch.dict(sys.modules, self.modules([])):
-            self.assertIn("3 of 5 records\n", called(log_to_tensorboard.main, self.folder)[2])
-
     def test_refusals(self):
         self.write("wandb.py", "raise ImportError('there is no wandb')")
         self.write("run/log.jsonl", "")
