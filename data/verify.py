@@ -15,7 +15,7 @@ import sys
 
 from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, VERSION_ROWS, BadInput, Progress,
                     need, open_regular, read_manifest, run, say, sha256_of)
-from encoding import CLS, SEP, VOCABULARIES, make_encoding
+from encoding import VOCABULARIES, make_encoding
 
 BLOCK = 1 << 22                                 # tokens checked at once
 ANSWER = 1 << 15                                # marks the tokens of an answer, in examples in rows
@@ -25,72 +25,42 @@ class Wrong(Exception):
     pass
 
 
-def check_ids(f, tokens, vocab, group, documents):
-    """Every id must be below vocab. In groups, [CLS] and [SEP] alternate, one pair for each document of the header."""
-    np = need("numpy")
-    starts, position, expecting = 0, 0, CLS
-    while position < tokens:
+def check_ids(f, tokens, vocab, rows):
+    """Every id must be below vocab; returns how many are marked as answers. What else groups of documents and rows of
+    examples must be, the trainer checks as it reads them."""
+    np, answers = need("numpy"), 0
+    for position in range(0, tokens, BLOCK):
         ids = np.frombuffer(f.read(2 * min(BLOCK, tokens - position)), dtype="<u2")
-        if ids.size == 0:
-            raise Wrong(f"ends at token {position} of {tokens}")
-        if int(ids.max()) >= vocab:
-            at = int(np.argmax(ids >= vocab))
-            raise Wrong(f"token {position + at}: expected an id below {vocab}, the vocabulary, got {int(ids[at])}")
-        if group:
-            frames = ids[(ids == CLS) | (ids == SEP)]
-            expected = np.where(np.arange(frames.size) % 2 == (0 if expecting == CLS else 1), CLS, SEP)
-            if not np.array_equal(frames, expected) or (position == 0 and ids[0] != CLS):
-                raise Wrong("expected every document as [CLS] ... [SEP]")
-            if frames.size:
-                expecting = CLS if frames[-1] == SEP else SEP
-            starts += int((frames == CLS).sum())
-        position += ids.size
-    if group and (starts != documents or expecting != CLS or starts % group):
-        raise Wrong(f"expected {documents} documents in groups of {group}, as in the header, got {starts}")
-
-
-def check_rows(f, header, size):
-    """examples of a task in rows, as tasks.py writes them: each has an answer, and something before it"""
-    np = need("numpy")
-    tokens, vocab, end, row, length = header[2], header[3], header[4], header[7], header[8]
-    if tokens <= 0 or size != HEADER_BYTES + 2 * tokens:
-        raise Wrong(f"expected {HEADER_BYTES + 2 * tokens} bytes for the {tokens} tokens of its header, got {size}")
-    if any(header[5:7]) or any(header[9:]):
-        raise Wrong("the header has other values where it should be zero")
-    if not (0 < vocab <= ANSWER and 0 <= end < vocab and row >= 2 and tokens % row == 0 and length >= 0):
-        raise Wrong(f"the header is out of range: vocabulary {vocab}, end-of-text {end}, {tokens} tokens in rows of "
-                    f"{row}, length {length}")
-    ids = np.frombuffer(f.read(), dtype="<u2").reshape(-1, row)
-    answers = ids >= ANSWER
-    for wrong, what in ((ids % ANSWER >= vocab, f"expected ids below {vocab}, the vocabulary"),
-                        (~answers.any(axis=1), "expected an answer"), (answers[:, 0], "expected a question first")):
-        if wrong.any():
-            raise Wrong(f"example {int(np.argwhere(wrong)[0][0])}: {what}")
-    of_length = f" of length {length:,}" if length else ""
-    return vocab, (f"{len(ids):,} examples{of_length} in rows of {row:,} tokens, {int(answers.sum()):,} of them in "
-                   f"answers, vocabulary of {vocab:,}")
+        answers += int((ids >= ANSWER).sum())
+        wrong = np.flatnonzero((ids % ANSWER if rows else ids) >= vocab)
+        if wrong.size:
+            raise Wrong(f"token {position + wrong[0]}: expected an id below {vocab}, the vocabulary, got "
+                        f"{ids[wrong[0]]}")
+    return answers
 
 
 def check_shard(f, header, size):
-    magic, version, tokens, vocab, eot, group, documents = header[:7]
-    if version == VERSION_ROWS:
-        return check_rows(f, header, size)
-    if version != VERSION:
-        raise Wrong(f"expected version {VERSION}, got {version}")
+    version, tokens, vocab, eot, group, documents, row, length = header[1:9]
+    rows = version == VERSION_ROWS                      # examples of a task, as tasks.py writes them
+    if version not in (VERSION, VERSION_ROWS):
+        raise Wrong(f"expected version {VERSION} or {VERSION_ROWS}, got {version}")
     if tokens <= 0 or size != HEADER_BYTES + 2 * tokens:
         raise Wrong(f"expected {HEADER_BYTES + 2 * tokens} bytes for the {tokens} tokens of its header, got {size}")
-    if any(header[7:]):
+    if any(header[9:]) or any(header[5:7] if rows else header[7:9]):
         raise Wrong("the header has other values where it should be zero")
     if (vocab, eot) == (0, 0):
         vocab, eot, _ = VOCABULARIES["gpt2"]
-    if not (0 < vocab <= 65536 and 0 <= eot < vocab and group >= 0 and documents >= 0):
-        raise Wrong(f"the header is out of range: vocabulary {vocab}, end-of-text {eot}, group {group}, "
-                    f"documents {documents}")
-    if group and vocab != VOCABULARIES["bert"][0]:
-        raise Wrong(f"documents in groups of {group}: expected BERT's vocabulary, got one of {vocab}")
-    check_ids(f, tokens, vocab, group, documents)
-    grouped = f", {documents:,} documents in groups of {group}" if group else ""
-    return vocab, f"{tokens:,} tokens, vocabulary of {vocab:,}{grouped}"
+    fits = row >= 2 and tokens % row == 0 and length >= 0 if rows else group >= 0 and documents >= 0
+    if not (0 < vocab <= (ANSWER if rows else 65536) and 0 <= eot < vocab and fits):
+        kind = f" in rows of {row}, length {length}" if rows else f", {documents} documents in groups of {group}"
+        raise Wrong(f"the header is out of range: vocabulary {vocab}, end-of-text {eot}, {tokens} tokens{kind}")
+    answers = check_ids(f, tokens, vocab, rows)
+    if not rows:
+        grouped = f", {documents:,} documents in groups of {group}" if group else ""
+        return vocab, f"{tokens:,} tokens, vocabulary of {vocab:,}{grouped}"
+    of_length = f" of length {length:,}" if length else ""
+    return vocab, (f"{tokens // row:,} examples{of_length} in rows of {row:,} tokens, {answers:,} of them in answers, "
+                   f"vocabulary of {vocab:,}")
 
 
 def check_eval(f, header, size):

@@ -90,38 +90,6 @@ def cpu_seconds(command):
     return usage.ru_utime + usage.ru_stime
 
 
-def lengths():
-    """milliseconds per step, per 16,384 evaluated tokens and per 100 generated ones; none and cable in turns, and the
-    least of the rounds"""
-    text = open(f"{OUT}/text.txt", errors="replace").read().encode("ascii", "replace").decode()
-    trainer = ["./train_gpt2", "--threads", THREADS]
-    best = {}
-    for r in range(ROUNDS):
-        for T, B, steps in (256, 8, 24), (1024, 2, 24), (4096, 1, 12):
-            for pos in ("none", "cable"):
-                out = f"{OUT}/lengths_{pos}_{T}"
-                shutil.rmtree(out, ignore_errors=True)
-                train = [*trainer, "--train_files", f"{OUT}/text.txt", "--model", "4,4,128", "--T", str(T), "--B",
-                         str(B), "--val_every", "0", "--sample_every", "0", "--recompute", "0", "--pos", pos,
-                         "--schedule", "constant"]
-                run([*train, "--steps", "2", "--checkpoint_every", "2", "--out", out])
-                use = [*trainer, "--load", f"{out}/step_00000002", "--val_files", f"{OUT}/text.txt"]
-                evaluate = [*use, "--eval_lengths", str(T), "--eval_tokens"]
-                generate = [*use, "--temperature", "0", "--generate", text[:T], "--tokens"]
-                pairs = {"training": ([*train, "--steps", str(steps + 1)], [*train, "--steps", "1"], steps),
-                         "evaluation": ([*evaluate, str(5 << 14)], [*evaluate, str(1 << 14)], 4),
-                         "generation": ([*generate, "401"], [*generate, "1"], 4)}
-                for what, (long, short, n) in pairs.items():
-                    ms = 1e3 * (cpu_seconds(long) - cpu_seconds(short)) / n
-                    best[what, T, pos] = min(ms, best.get((what, T, pos), ms))
-                print(f"  round {r + 1}/{ROUNDS} T {T} {pos} (load {os.getloadavg()[0]:.1f})", flush=True)
-    print("\n| T | | none, ms | cable, ms | cable over none |\n|---|---|---|---|---|")
-    for what, T, pos in best:
-        if pos == "none":
-            none, cable = best[what, T, "none"], best[what, T, "cable"]
-            print(f"| {T:,} | {what} | {none:.1f} | {cable:.1f} | {100 * (cable / none - 1):+.1f} % |")
-
-
 def pytorch(shape, pos):
     """({form: tokens/s} of the same model in PyTorch, its version)"""
     model, V, T, B, _, _, steps = SHAPES[shape]
@@ -206,14 +174,12 @@ def compare(shapes):
 
 def main():
     wanted = sys.argv[1:] or [*SHAPES, "memory"]
-    if set(wanted) - {*SHAPES, "lengths", "memory"}:
-        sys.exit(f"expected {', '.join(SHAPES)}, lengths or memory, got {' '.join(wanted)}")
+    if set(wanted) - {*SHAPES, "memory"}:
+        sys.exit(f"expected {', '.join(SHAPES)} or memory, got {' '.join(wanted)}")
     make_data()
     compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout
     print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler.splitlines()[0]}; "
           "float32, training", flush=True)
-    if "lengths" in wanted:
-        lengths()
     shapes = [s for s in SHAPES if s in wanted]
     if shapes:
         compare(shapes)

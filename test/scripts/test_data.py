@@ -1417,7 +1417,7 @@ class Verify(Case):
         for i, value, words in ((0, 1, "magic"), (1, 3, "version"),
                                 (2, 0, "tokens of its header"), (2, -1, "tokens of its header"),
                                 (2, 2**31 - 1, "tokens of its header"), (3, -5, "vocabulary -5"),
-                                (4, 40000, "end-of-text 40000"), (5, 1, r"\[CLS\]"), (200, 1, "should be zero")):
+                                (4, 40000, "end-of-text 40000"), (200, 1, "should be zero")):
             changed = numbers[:i] + [value] + numbers[i + 1:]
             found(words, struct.pack("<256i", *changed) + whole[1024:], manifest=False)
         changed = whole[:1500] + struct.pack("<H", 60000) + whole[1502:]
@@ -1425,9 +1425,6 @@ class Verify(Case):
         found("expected at least 1024 bytes", whole[:100], manifest=False)
         found("expected at least 1024 bytes", b"", manifest=False)
         found("tokens of its header", whole[:-2], manifest=False)
-        # four documents are not whole groups of three, even if the header has their number
-        head = struct.pack("<7i", 20240520, 1, 12, 30522, 102, 3, 4).ljust(1024, b"\0")
-        found("documents in groups of 3", head + struct.pack("<12H", *[101, 5, 102] * 4), manifest=False)
 
     def test_the_directory(self):
         self.file("o/stray.bin", read(self.name))
