@@ -1,5 +1,4 @@
-"""sources.py -- documents from .txt, .jsonl and .parquet files, plain or as .gz .xz .bz2 .zst, from members of a .zip
-("a.zip!member") and from standard input.
+"""sources.py -- documents from .txt, .jsonl and .parquet files, plain or as .gz .xz .bz2 .zst, and from standard input.
 
 A source is a list of units: each parquet row group is one, and so is every other file. A unit yields pieces: (text as
 UTF-8, whether it starts a document, whether it ends one, name). The seed puts the units in random order, and then
@@ -16,7 +15,6 @@ import os
 import random
 import re
 import sys
-import zipfile
 import zlib
 from collections import namedtuple
 
@@ -33,7 +31,7 @@ STDIN = ("-", "-.jsonl")            # standard input, as text or as JSON lines
 LINE_BYTES = 1 << 26                # no line, and no document of several lines, is longer: it would be held in memory
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 KINDS = (".txt", ".jsonl", ".json", ".parquet", ".tokens", ".raw", ".md")
-DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, UnicodeDecodeError)
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
 def new_counts():
@@ -101,11 +99,6 @@ def open_bytes(path):
     """(uncompressed stream, the file beneath it, whose position tells the progress)"""
     if path in STDIN:
         return sys.stdin.buffer, None
-    if "!" in path and path.split("!", 1)[0].endswith(".zip"):
-        archive, member = path.split("!", 1)
-        open_regular(archive).close()
-        with zipfile.ZipFile(archive) as z:             # the open member keeps the file open
-            return io.BufferedReader(z.open(member), 1 << 17), None
     file = open_regular(path)
     unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File,
               ".zst": lambda f: Joined(zstd_parts(f))}
@@ -130,36 +123,25 @@ def lines_of(stream, path):
 
 def kind_of(path):
     """the ending that says what a file contains, without those of its compression"""
-    name = path.split("!")[-1]
     for ending in COMPRESSED:
-        if name.endswith(ending):
-            name = name[:-len(ending)]
-    return os.path.splitext(name)[1]
+        if path.endswith(ending):
+            path = path[:-len(ending)]
+    return os.path.splitext(path)[1]
 
 
 def files_in(paths, kinds=KINDS):
-    """Every file of these kinds below the directories and every such member of the archives, sorted. A file that paths
-    name directly may be of any kind."""
+    """every file of these kinds below the directories, sorted; a file that paths name directly may be of any kind"""
     found = []
     for path in paths:
         if path not in STDIN and not os.path.exists(path):
             raise BadInput(f"{path}: no such file or directory")
-        inside = [path]
         if os.path.isdir(path):
-            inside = [os.path.join(d, f) for d, _, names in os.walk(path) for f in names
-                      if not f.startswith(".") and (kind_of(f) in kinds or f.endswith(".zip"))]
-        for file in sorted(inside):
-            if not file.endswith(".zip"):
-                found.append(file)
-                continue
-            try:
-                with open_regular(file) as f, zipfile.ZipFile(f) as z:
-                    found += [f"{file}!{m}" for m in sorted(z.namelist()) if kind_of(m) in kinds]
-            except DAMAGED as e:
-                raise BadInput(f"{file}: not a whole zip archive ({e})") from None
+            found += sorted(os.path.join(d, f) for d, _, names in os.walk(path) for f in names
+                            if not f.startswith(".") and kind_of(f) in kinds)
+        else:
+            found.append(path)
     if not found:
-        raise BadInput(f"no file of {', '.join(kinds)} (plain, with {', '.join(COMPRESSED)}, or in a .zip) "
-                       f"in {', '.join(paths)}")
+        raise BadInput(f"no file of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}) in {', '.join(paths)}")
     return found
 
 
@@ -326,7 +308,7 @@ class Reader:
     def units(self, paths):
         units = []
         for path in paths:
-            if kind_of(path) != ".parquet" or "!" in path:
+            if kind_of(path) != ".parquet":
                 units.append(Unit(path, -1, os.path.getsize(path) if os.path.exists(path) else 0))
                 continue
             file = self.parquet(path)
@@ -394,8 +376,6 @@ class Reader:
             progress[0] = unit.weight
             return
         path = unit.path
-        if kind_of(path) == ".parquet":
-            raise BadInput(f"{path}: expected parquet as a file of its own, not in an archive")
         try:
             stream, below = open_bytes(path)
             text = io.BufferedReader(Text(path, stream), 1 << 17)
@@ -415,7 +395,7 @@ class Reader:
                     yield piece
         except DAMAGED as e:
             raise BadInput(f"{path}: damaged or cut short ({e})") from None
-        except (OSError, RuntimeError) as e:    # RuntimeError: an encrypted zip
+        except OSError as e:
             raise BadInput(f"{path}: cannot be read ({e})") from None
 
 

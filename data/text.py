@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""text.py -- token shards of any text: .txt, .jsonl and .parquet files, plain, compressed or zipped, or standard input.
+"""text.py -- token shards of any text: .txt, .jsonl and .parquet files, plain or compressed, or standard input.
 
     data/text.py --out data/mine --val_tokens 1000000 corpus/ more.jsonl.gz
     zcat dump.gz | data/text.py --out data/mine --documents line -
     data/text.py --out data/pairs --pairs sentence corpus/      pairs to train a retriever on, as text
 
-Source    the files you name and those below the directories you name, sorted, also as .gz .xz .bz2 .zst or members of
-          a .zip; "-" is standard input
+Source    the files you name and those below the directories you name, sorted, also as .gz .xz .bz2 .zst; "-" is
+          standard input
 Size      2 bytes per token, about half the size of English text; nothing else is written
 Licence   that of the text
 Tokens    English has about 4.6 bytes per GPT-2 token

@@ -6,7 +6,7 @@
     data/wikitext.py --size 2 --bytes --out data/wikitext2_bytes
 
 Source    Salesforce/wikitext on the hub; with --local, files below DIR named like wiki.train.tokens, wiki.valid.raw,
-          test.txt or train-00000-of-00001.parquet, also compressed or in the original .zip
+          test.txt or train-00000-of-00001.parquet, also compressed
 Size      103: 0.3 GB to download, 240 MB of shards; 2: 8 MB and 6 MB
 Licence   CC BY-SA 3.0 and GFDL (Wikipedia)
 Tokens    103: about 118 million for training; 2: 2.4 million. Validation and test are the same articles in both, and
@@ -61,7 +61,7 @@ class WikiReader(Reader):
         self.join = join
 
     def units(self, paths):
-        return [Unit(tuple(paths), -1, sum(os.path.getsize(p.split("!")[0]) for p in paths))]
+        return [Unit(tuple(paths), -1, sum(map(os.path.getsize, paths)))]
 
     def lines(self, paths, counts):
         for path in paths:
@@ -123,8 +123,7 @@ def local_files(directory, size, raw):
     """{split: paths} of the files below the directory whose names fit this size and kind"""
     found = {split: [] for split in SPLITS}
     for path in files_in([directory], (".txt", ".raw", ".tokens", ".parquet")):
-        name = re.split(r"[/!]", path)[-1]
-        stem = re.match(r"(?:wiki\.)?([a-z]+)[.-]", name)
+        stem = re.match(r"(?:wiki\.)?([a-z]+)[.-]", os.path.basename(path))
         for split, names in SPLITS.items():
             if stem and stem.group(1) in names and ("raw" in os.path.relpath(path, directory).lower()) == raw:
                 found[split].append(path)

@@ -28,7 +28,6 @@ import tempfile
 import threading
 import time
 import unittest
-import zipfile
 from unittest import mock
 
 import numpy as np
@@ -524,20 +523,6 @@ class BadFiles(Case):
         c = zstandard.ZstdCompressor()
         self.build("o", [self.file("a.txt.zst", c.compress(b"one ") + c.compress(b"two"))])
         self.assertEqual(bytes(list(all_tokens(self.path("o")))[1:]), b"one two")
-
-    def test_zip_members(self):
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as z:
-            z.writestr("x/a.txt", self.text)
-            z.writestr("x/b.jsonl", jsonl(["from b"]))
-            z.writestr("x/c.png", b"no text")
-        data = buffer.getvalue()
-        made = self.build("z", [self.file("in/a.zip", data)])
-        self.assertEqual(made["counts"]["text"]["documents"], 2)
-        self.refused("not a whole zip", self.file("in/a.zip", data[:len(data) // 2]))
-        flipped = bytearray(data)
-        flipped[len(data) // 3] ^= 16
-        self.refused("damaged or cut short|cannot be read", self.file("in/a.zip", bytes(flipped)))
 
     def test_paths_without_text(self):
         os.mkfifo(self.path("pipe.txt"))
