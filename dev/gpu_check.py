@@ -2,7 +2,7 @@
 """gpu_check.py -- `make gpu-check`: checks the CUDA build on the GPU of this machine and measures it.
 
     dev/gpu_check.py [--again STAGE]... [--only STAGE,STAGE] [--results DIR] [--minutes N]
-    dev/gpu_check.py --list | --plan           the stages; the commands for a short visit to a bare GPU machine
+    dev/gpu_check.py --list                    the stages
 
 Stages, in order, each with a limit of time; those that tell most about a new machine come first:
   device     GPU, driver, compiler, headers; without the headers nothing else starts
@@ -1097,26 +1097,11 @@ def parse(arguments):
     p.add_argument("--results", default=os.path.join(ROOT, "dev", "results"), help="directory of results [dev/results]")
     p.add_argument("--minutes", type=float, default=0, help="end by then; run again to continue")
     p.add_argument("--list", action="store_true", help="list the stages and their caps")
-    p.add_argument("--plan", action="store_true", help="print the commands for a short visit to a bare GPU machine")
     options = p.parse_args(arguments)
     for name in options.again + options.only:
         if name not in STAGE_NAMES:
             p.error(f"expected a stage among {', '.join(STAGE_NAMES)}, got {name!r}")
     return options
-
-
-def plan(runner):
-    """for a machine with nvcc and Python, but without our headers, that runs a command for 10 minutes at most"""
-    commit = commit_and_sources(runner)[0]
-    results = os.path.join(WORK, "results")
-    return f"""Here, where the headers of xxHash and nlohmann-json are:
-  dev/gpu_pack.sh                     # writes {HEADERS}, which git ignores: carry it along
-There, twice, one soon after the other; each takes at most 10 minutes, and the second continues where the first ended.
-$OUT is a folder that comes back: each result is there as soon as it is known.
-  cp {results}/* $OUT 2>/dev/null; COMMIT={commit} python3 dev/gpu_check.py --minutes 9.5 --results $OUT
-After the first visit put what $OUT brought into {results} here, which git ignores too, and carry that folder
-along with {HEADERS}: a machine that starts from nothing then compiles again, but measures nothing twice.
-After the second put the .json and .md of $OUT into dev/results/ and commit them."""
 
 
 def main(arguments, runner=None):
@@ -1126,9 +1111,6 @@ def main(arguments, runner=None):
             print(f"{name:10} {cap:5} s")
         return 0
     runner = runner or Runner()
-    if options.plan:
-        print(plan(runner))
-        return 0
     headers = os.path.join(ROOT, HEADERS)
     if os.path.isdir(headers):
         os.environ["CPATH"] = os.pathsep.join([headers, *filter(None, [os.environ.get("CPATH")])])

@@ -678,23 +678,6 @@ class Programs(unittest.TestCase):
         self.assertEqual(r.returncode, 0)
         self.assertEqual([x.split()[0] for x in r.stdout.strip().split("\n")], gpu_check.STAGE_NAMES)
 
-
-    def test_the_plan(self):
-        """a command that is given twice, within ten minutes, and the folder that the second visit carries along"""
-        command = [sys.executable, os.path.join(ROOT, "dev", "gpu_check.py"), "--plan"]
-        r = subprocess.run(command, stdout=subprocess.PIPE, universal_newlines=True)
-        self.assertEqual(r.returncode, 0)
-        commands = [line.split("#")[0].strip() for line in r.stdout.split("\n") if "gpu_check.py" in line]
-        self.assertEqual(len(commands), 1)
-        self.assertIn("put what $OUT brought into build/gpu_check/results here", r.stdout)
-        words = commands[0].split()
-        self.assertRegex(commands[0], r"; COMMIT=\w+")
-        options = gpu_check.parse([w for w in words[words.index("dev/gpu_check.py") + 1:]])
-        self.assertEqual((options.minutes, options.results), (9.5, "$OUT"))
-        carried = os.path.join(gpu_check.WORK, "results")
-        self.assertTrue(commands[0].startswith(f"cp {carried}/* $OUT"))
-        self.assertEqual(subprocess.run(["git", "check-ignore", "-q", carried], cwd=ROOT).returncode, 0)
-
     def test_the_headers_for_a_bare_machine(self):
         """what gpu_pack.sh packs is all that the compiler reads of the two libraries, and git ignores its folder"""
         with tempfile.TemporaryDirectory() as d:
