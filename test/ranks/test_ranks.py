@@ -426,10 +426,14 @@ class Runs(unittest.TestCase):
     def out(self, name):
         return os.path.join(self.directory.name, name)
 
-    def train(self, ranks, name, *flags, **shape):
-        code, output = run(ranks, *self.command(name, *flags, **shape))
+    def run_ok(self, ranks, *command):
+        """stdout and stderr of a run"""
+        code, output = run(ranks, *command)
         self.assertEqual(code, 0, output)
         return output
+
+    def train(self, ranks, name, *flags, **shape):
+        return self.run_ok(ranks, *self.command(name, *flags, **shape))
 
     def result(self, name, step=10):
         """the bytes of a checkpoint and what was logged, without times"""
@@ -613,26 +617,24 @@ class Training(Runs):
         command = self.command("out", "--eval_lengths", "16")
         for name in ("train_files", "val_files"):
             command[command.index("--" + name) + 1] = name + ".txt"
-        places = [self.out("here"), self.out("there")]
         for change in (None, "longer", "other", "another file"):
             for flag in ("train_files", "val_files"):
                 with self.subTest(change=change, flag=flag):
-                    for place in places:
-                        shutil.rmtree(place, ignore_errors=True)
-                        os.mkdir(place)
+                    self.fresh_places()
+                    for place in self.places:
                         for name in ("train_files", "val_files"):
                             with open(os.path.join(place, name + ".txt"), "wb") as f:
                                 f.write(text)
                     changed = {"longer": text + b"x" * 5000, "other": text[:-1] + b"#"}.get(change, text)
-                    path = os.path.join(places[1], flag + ".txt")
+                    path = os.path.join(self.places[1], flag + ".txt")
                     with open(path, "wb") as f:
                         f.write(changed)
                     words = command
                     if change == "another file":
-                        shutil.copyfile(path, os.path.join(places[1], flag + "2.txt"))
+                        shutil.copyfile(path, os.path.join(self.places[1], flag + "2.txt"))
                         words = [w.replace(flag + ".txt", flag + "*.txt") for w in command]
                     shutil.rmtree(self.out("out"), ignore_errors=True)
-                    code, output = apart([words, words], places)
+                    code, output = apart([words, words], self.places)
                     if change is None:
                         self.assertEqual(code, 0, output)
                         continue
@@ -1041,56 +1043,37 @@ def write_hellaswag(path, examples, seed=1):
             f.write(struct.pack("<3H", 65535, 6 + len(body), e & 0xffff) + body)
 
 
-class Sharing(unittest.TestCase):
+WITHOUT_BERT = WITHOUT_TRAINER or why_not(BERT_TRAINER)
+
+
+@unittest.skipIf(WITHOUT_BERT, WITHOUT_BERT)
+class Sharing(Runs):
     """what the ranks of one run share in addition to training; and train_bert in every mode"""
 
-    @classmethod
-    def setUpClass(cls):
-        for trainer in TRAINER, BERT_TRAINER:
-            reason = WITHOUT_TRAINER or why_not(trainer)
-            if reason:
-                raise unittest.SkipTest(reason)
-        directory = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(directory.cleanup)
-        cls.directory = directory.name
-        with open(os.path.join(ROOT, "LICENSE"), encoding="ascii") as f:
-            cls.words = f.read().split()
-        cls.text = cls.write("text.txt", " ".join(cls.words * 10))
+    def setUp(self):
+        super().setUp()
+        with open(self.text, encoding="ascii") as f:
+            self.words = f.read().split()
 
-    @classmethod
-    def path(cls, name):
-        return os.path.join(cls.directory, name)
-
-    @classmethod
-    def write(cls, name, text):
-        with open(cls.path(name), "w", encoding="ascii") as f:
+    def write(self, name, text):
+        with open(self.out(name), "w", encoding="ascii") as f:
             f.write(text)
-        return cls.path(name)
+        return self.out(name)
 
-    @classmethod
-    def lines(cls, name, count, seed, most=12):
+    def lines(self, name, count, seed, most=12):
         """a file of `count` different lines of words, of very different lengths"""
         random_ = random.Random(seed)
-        texts = [" ".join([str(n)] + random_.choices(cls.words, k=random_.randint(1, most))) for n in range(count)]
-        return cls.write(name, "".join(text + "\n" for text in texts)), texts
-
-    def run_ok(self, ranks, *command):
-        """stdout and stderr of a run, without what the number of ranks changes"""
-        code, output = run(ranks, *command)
-        self.assertEqual(code, 0, output)
-        return output
+        texts = [" ".join([str(n)] + random_.choices(self.words, k=random_.randint(1, most))) for n in range(count)]
+        return self.write(name, "".join(text + "\n" for text in texts)), texts
 
     def command(self, out, *flags, trainer=TRAINER, steps=2, every=2, T=32, samples=8, val="text.txt"):
-        return [trainer, "--train_files", self.text, "--val_files", self.path(val), "--model", "2,4,96", "--T", str(T),
+        return [trainer, "--train_files", self.text, "--val_files", self.out(val), "--model", "2,4,96", "--T", str(T),
                 "--B", "1", "--total_batch", str(T * samples), "--steps", str(steps), "--lr", "1e-2", "--warmup", "1",
-                "--schedule", "constant", "--checkpoint_every", str(every), "--out", self.path(out), *flags]
-
-    def train(self, ranks, out, *flags, **more):
-        return self.run_ok(ranks, *self.command(out, *flags, **more))
+                "--schedule", "constant", "--checkpoint_every", str(every), "--out", self.out(out), *flags]
 
     def log(self, out, *kinds):
         """what log.jsonl says, without times"""
-        with open(os.path.join(self.path(out), "log.jsonl"), encoding="ascii") as f:
+        with open(os.path.join(self.out(out), "log.jsonl"), encoding="ascii") as f:
             records = [json.loads(line) for line in f]
         found = [{k: v for k, v in r.items() if k not in ("ms", "tok_per_s", "mem")}
                  for r in records if r["kind"] in kinds]
@@ -1098,7 +1081,7 @@ class Sharing(unittest.TestCase):
         return found
 
     def checkpoint(self, out, step):
-        return tensors_of(os.path.join(self.path(out), f"step_{step:08d}"))
+        return tensors_of(os.path.join(self.out(out), f"step_{step:08d}"))
 
     def assert_same_files(self, a, b):
         self.assertEqual(list(a), list(b))
@@ -1108,8 +1091,8 @@ class Sharing(unittest.TestCase):
     def test_hellaswag_and_long_evaluation(self):
         """every score of every ending, during training and of a checkpoint, and every position's loss"""
         examples = 23
-        write_hellaswag(self.path("h.bin"), examples)
-        hellaswag = ["--hellaswag", self.path("h.bin")]
+        write_hellaswag(self.out("h.bin"), examples)
+        hellaswag = ["--hellaswag", self.out("h.bin")]
         trained, found = {}, {}
         for ranks in 1, 2, 4:
             out = f"swag{ranks}"
@@ -1117,8 +1100,8 @@ class Sharing(unittest.TestCase):
             trained[ranks] = self.log(out, "val", "hellaswag", "train")
         for ranks in 1, 2, 3:
             out = f"use{ranks}"
-            output = self.run_ok(ranks, TRAINER, "--load", os.path.join(self.path("swag1"), "step_00000002"),
-                                 "--val_files", self.text, "--T", "48", "--B", "5", "--out", self.path(out),
+            output = self.run_ok(ranks, TRAINER, "--load", os.path.join(self.out("swag1"), "step_00000002"),
+                                 "--val_files", self.text, "--T", "48", "--B", "5", "--out", self.out(out),
                                  "--eval_lengths", "16,48,200", "--eval_tokens", "20000", "--curve", "--stride", "11",
                                  "--token_losses", *hellaswag)
             tables = [line for line in output.splitlines() if re.match(r"HellaSwag: |.*positions| +\d+ +\d+ ", line)]
@@ -1127,7 +1110,7 @@ class Sharing(unittest.TestCase):
             self.assertEqual(len(records), examples + 1 + 3 + 3)
             losses = []
             for T in 16, 48, 200:
-                with open(os.path.join(self.path(out), f"token_losses_{T}_11.safetensors"), "rb") as f:
+                with open(os.path.join(self.out(out), f"token_losses_{T}_11.safetensors"), "rb") as f:
                     losses.append(f.read())
             self.assertGreater(min(map(len, losses)), 4 * 10000)
             found[ranks] = tables, records, losses
@@ -1139,20 +1122,20 @@ class Sharing(unittest.TestCase):
 
     def test_tasks_and_probes(self):
         """every file and every cell of a probe: the ranks share its batches, which may be fewer than the ranks"""
-        tasks = self.path("tasks")
+        tasks = self.out("tasks")
         subprocess.run([sys.executable, os.path.join(ROOT, "data", "tasks.py"), "--out", tasks, "--tasks", "reverse",
                         "--length", "10", "--examples", "2000", "--test_examples", "300"], check=True,
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         train = os.path.join(tasks, "reverse_train.bin")
         self.run_ok(1, TRAINER, "--train_files", train, "--model", "2,2,32", "--T", "22", "--B", "16", "--steps", "30",
                     "--lr", "1e-2", "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "30", "--out",
-                    self.path("reverses"))
-        load = [TRAINER, "--load", os.path.join(self.path("reverses"), "step_00000030"), "--T", "22", "--tasks",
+                    self.out("reverses"))
+        load = [TRAINER, "--load", os.path.join(self.out("reverses"), "step_00000030"), "--T", "22", "--tasks",
                 os.path.join(tasks, "reverse_test_*.bin"), "--val_files", self.text, "--probe", "mqar",
                 "--probe_lengths", "45,300", "--probe_examples", "61"]
         found = {}
         for ranks in 1, 2, 3:
-            output = self.run_ok(ranks, *load, "--out", self.path(f"asked{ranks}"))
+            output = self.run_ok(ranks, *load, "--out", self.out(f"asked{ranks}"))
             tables = [line for line in output.splitlines() if re.match(r"(reverse_test_\d+\.bin|mqar) +\d", line)]
             found[ranks] = tables, self.log(f"asked{ranks}", "task", "probe")
             self.assertEqual(len(tables), 4 + 2, output)
@@ -1167,9 +1150,9 @@ class Sharing(unittest.TestCase):
     def test_a_signal_amid_an_evaluation(self):
         """Each evaluation takes minutes, and one rank gets the signal: all leave it, and what it would have said is not
         logged. They run at the same time, as each shows only after ten seconds where it is."""
-        with open(self.path("long.txt"), "w", encoding="ascii") as f:
+        with open(self.out("long.txt"), "w", encoding="ascii") as f:
             f.write(" ".join(random.Random(6).choices(self.words, k=100000)) * 100)
-        write_hellaswag(self.path("long.bin"), 60000)
+        write_hellaswag(self.out("long.bin"), 60000)
         for out in "validation", "hellaswag", "use":
             self.train(1, out, "--val_every", "0", "--sample_every", "0", samples=12)
 
@@ -1177,11 +1160,11 @@ class Sharing(unittest.TestCase):
             return self.command(out, "--resume", "1", "--sample_every", "0", "--val_batches", *flags, samples=12,
                                 steps=2, val="long.txt")
 
-        load = ["--load", os.path.join(self.path("use"), "step_00000002"), "--val_files", self.path("long.txt")]
+        load = ["--load", os.path.join(self.out("use"), "step_00000002"), "--val_files", self.out("long.txt")]
         long, after = "evaluating at T = 32", "after the last step"
         cases = [(2, long, after, "val", resumed("validation", "-1", "--val_every", "2")),
                  (2, "HellaSwag", after, "hellaswag",
-                  resumed("hellaswag", "1", "--val_every", "2", "--hellaswag", self.path("long.bin"))),
+                  resumed("hellaswag", "1", "--val_every", "2", "--hellaswag", self.out("long.bin"))),
                  (2, long, after, "extrapolation", resumed("use", "1", "--val_every", "0", "--eval_lengths", "32")),
                  (2, long, None, None, [TRAINER, *load, "--T", "32", "--eval_lengths", "32"])]
         with contextlib.ExitStack() as runs:
@@ -1244,7 +1227,7 @@ class Sharing(unittest.TestCase):
                 self.assert_same_files(self.checkpoint(a, step), self.checkpoint(b, step))
                 if "_" not in b:
                     self.assertEqual(self.log(a, "train"), self.log(b, "train"))
-        code, output = run(2, BERT_TRAINER, "--pairs", self.path("groups2.txt"), "--model", "2,2,32", "--T", "32",
+        code, output = run(2, BERT_TRAINER, "--pairs", self.out("groups2.txt"), "--model", "2,2,32", "--T", "32",
                            "--B", "1", "--total_batch", "96", "--steps", "1", "--val_every", "0")
         self.assertEqual(code, 2, output)
         self.assertIn("--total_batch 96: not a multiple of --B x --T = 1 x 32 x 2 ranks = 64 tokens", output)
@@ -1252,11 +1235,11 @@ class Sharing(unittest.TestCase):
     def test_embeddings_search_and_predictions(self):
         """of documents that make some twenty batches, which 3 ranks do not divide"""
         self.bert(1, "base", steps=3, every=3)
-        use = [BERT_TRAINER, "--load", os.path.join(self.path("base"), "step_00000003"), "--T", "64"]
+        use = [BERT_TRAINER, "--load", os.path.join(self.out("base"), "step_00000003"), "--T", "64"]
         documents, _ = self.lines("documents.txt", 700, 3, most=60)
         questions, _ = self.lines("questions.txt", 75, 4)
-        self.run_ok(1, *use, "--encode", questions, "--out", self.path("names"))
-        names = bytes_of(self.path("names"), ".ids")["embeddings.ids"].decode().split()
+        self.run_ok(1, *use, "--encode", questions, "--out", self.out("names"))
+        names = bytes_of(self.out("names"), ".ids")["embeddings.ids"].decode().split()
         self.assertEqual(len(names), 75)
         random_ = random.Random(5)
         qrels = self.write("qrels.tsv", "".join(f"{name} 0 {d} {random_.randint(1, 3)}\n" for name in names
@@ -1264,43 +1247,43 @@ class Sharing(unittest.TestCase):
         found = {}
         for ranks in 1, 2, 3:
             encoded, searched = f"encoded{ranks}", f"searched{ranks}"
-            output = self.run_ok(ranks, *use, "--encode", documents, "--out", self.path(encoded),
+            output = self.run_ok(ranks, *use, "--encode", documents, "--out", self.out(encoded),
                                  "--predict", "the [MASK]oftware is [MASK]")
             predicted = [line for line in output.splitlines() if "[MASK]" in line]
             self.assertEqual(len(predicted), 3, output)
             output = self.run_ok(ranks, *use, "--corpus", documents, "--queries", questions, "--qrels", qrels,
-                                 "--eval_lengths", "16,64", "--out", self.path(searched))
+                                 "--eval_lengths", "16,64", "--out", self.out(searched))
             table = [line for line in output.splitlines() if re.match(r" +\d+ +\d+ +\d\.\d+ |max length", line)]
             self.assertEqual(len(table), 4, output)
             found[ranks] = predicted, table, self.log(searched, "retrieval")
-            files = bytes_of(self.path(encoded), ".safetensors", ".ids")
+            files = bytes_of(self.out(encoded), ".safetensors", ".ids")
             self.assertEqual(list(files), ["embeddings.ids", "embeddings.safetensors"])
-            self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"), files)
+            self.assert_same_files(bytes_of(self.out("encoded1"), ".safetensors", ".ids"), files)
         self.assertEqual(found[2], found[1])
         self.assertEqual(found[3], found[1])
         begin = time.monotonic()                        # only one rank writes, to a slow disk
-        self.run_ok(2, *slow_disk(self.directory, 5), *use, "--encode", documents, "--out", self.path("slow"),
+        self.run_ok(2, *slow_disk(self.directory.name, 5), *use, "--encode", documents, "--out", self.out("slow"),
                     "--collective_timeout", "2")
         self.assertGreater(time.monotonic() - begin, 5, "the disk was not slow")
-        self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"),
-                               bytes_of(self.path("slow"), ".safetensors", ".ids"))
+        self.assert_same_files(bytes_of(self.out("encoded1"), ".safetensors", ".ids"),
+                               bytes_of(self.out("slow"), ".safetensors", ".ids"))
 
     def test_what_is_refused(self):
         """what ranks cannot share, and collections that are not the same on all of them"""
         self.bert(1, "refusing", steps=1, every=1)
-        for flags in (["--generate", "a"], ["--dump_bias", "0,0,a", "--out", self.path("nowhere")]):
+        for flags in (["--generate", "a"], ["--dump_bias", "0,0,a", "--out", self.out("nowhere")]):
             code, output = run(2, TRAINER, "--load", "x", *flags)
             self.assertEqual(code, 2, output)
             self.assertEqual(output.count("error: --generate, --dump_bias: expected one process, got 2: "), 1, output)
-        use = [BERT_TRAINER, "--load", os.path.join(self.path("refusing"), "step_00000001"), "--T", "64"]
+        use = [BERT_TRAINER, "--load", os.path.join(self.out("refusing"), "step_00000001"), "--T", "64"]
         files = {"corpus": self.lines("c.txt", 9, 7)[0], "queries": self.lines("q.txt", 9, 8)[0],
                  "qrels": self.write("j.tsv", "1 0 1 1\n")}
         search = [word for flag, path in files.items() for word in (f"--{flag}", os.path.basename(path))]
         cases = [(flag, [*use, *search]) for flag in files]
-        cases.append(("encode", [*use, "--encode", "c.txt", "--out", self.path("nowhere")]))
+        cases.append(("encode", [*use, "--encode", "c.txt", "--out", self.out("nowhere")]))
         for flag, command in cases:
             with self.subTest(flag=flag):
-                there = self.path("there")
+                there = self.out("there")
                 shutil.rmtree(there, ignore_errors=True)
                 os.mkdir(there)
                 for path in files.values():
@@ -1308,10 +1291,10 @@ class Sharing(unittest.TestCase):
                 changed = os.path.join(there, os.path.basename(files.get(flag, "c.txt")))
                 with open(changed, "a", encoding="ascii") as f:
                     f.write("1 0 2 1\n")
-                code, output = apart([command, command], [self.directory, there])
+                code, output = apart([command, command], [self.directory.name, there])
                 self.assertEqual(code, 2, output)
                 self.assertRegex(output, f"error: --{flag}: expected the same on all ranks, got 1 files, .* on rank 1")
-        self.assertFalse(os.path.exists(self.path("nowhere")))
+        self.assertFalse(os.path.exists(self.out("nowhere")))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,14 @@ def started(kind, ranks, *command, timeout=600, **more):
                 p.wait()
 
 
+def connect(s, port, address="127.0.0.1"):
+    """waits until somebody listens there"""
+    deadline = time.monotonic() + LIMIT
+    while s.connect_ex((address, port)) != 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def outputs(results):
     return [(code, text) for code, text, _ in results]
 
@@ -224,10 +232,7 @@ class Launchers(unittest.TestCase):
         with started(torchrun, [rank(0)], COMM_ALONE, "small", timeout=60) as (_, _, end):
             strangers = [socket.socket() for _ in range(2)]
             for s in strangers:
-                deadline = time.monotonic() + LIMIT
-                while s.connect_ex(("127.0.0.1", port + 1)) != 0:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+                connect(s, port + 1)
             strangers[0].sendall(b"GET / HTTP/1.1\r\n" * 100)                 # the other one says nothing
             for variables, error in (
                     (rank(1, TORCHELASTIC_RUN_ID="8"), "expected a rank of torchrun 7 at .* with 2 ranks, "
@@ -253,12 +258,9 @@ class Launchers(unittest.TestCase):
         with started(torchrun, [torchrun(2, 0, port, CABLE_SECRET=secret)], COMM_ALONE, "small") as (_, _, end):
             def call(proof):
                 """what rank 0 answers, and the number that it has drawn"""
-                deadline = time.monotonic() + LIMIT
                 s = socket.socket()
                 self.addCleanup(s.close)
-                while s.connect_ex(("127.0.0.1", port + 1)) != 0:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+                connect(s, port + 1)
                 greeting = s.recv(48, socket.MSG_WAITALL)
                 self.assertEqual(greeting[:16].rstrip(b"\0"), b"cable.c ranks 2")
                 s.sendall(hello.pack(proof(greeting[16:]), b"0" * 32, b"run", 0, 0, 2, 1, 1, 0))
@@ -310,11 +312,8 @@ class Launchers(unittest.TestCase):
         """is MASTER_ADDR, and no other one of the machine"""
         port = free_port()
         with started(torchrun, [torchrun(2, 0, port, MASTER_ADDR="127.0.0.2")], COMM_ALONE, "small") as (_, _, end):
-            deadline = time.monotonic() + LIMIT
             with socket.socket() as s:
-                while s.connect_ex(("127.0.0.2", port + 1)) != 0:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+                connect(s, port + 1, "127.0.0.2")
             with socket.socket() as s:
                 self.assertNotEqual(s.connect_ex(("127.0.0.1", port + 1)), 0)
             with started(None, [torchrun(2, 1, port, MASTER_ADDR="127.0.0.2")], COMM_ALONE, "small") as (_, _, other):
