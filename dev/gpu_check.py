@@ -29,7 +29,7 @@ It compiles by itself, without make, by the flags that the Makefile names.
 Each result is written to dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained, and the .md
 after each stage. A rerun does only what is missing; a failed result stays until --again. What the time did not suffice
 for is unfinished, never failed: a stage at its cap, the stages that --minutes left no time for, a program that its cap
-ended (a rerun tries that once more).
+ended. A rerun tries it again.
 Exit codes: 0 all passed, 1 a mismatch or a failure, 2 no GPU, no nvcc or no headers, 3 nothing failed but something is
 unfinished, 130 interrupted.
 
@@ -79,12 +79,8 @@ class Failed(Exception):
     """one result is bad; the stage continues with the next"""
 
 
-class NotBuilt(Failed):
-    """a result that needs a program which was not built; a rerun tries it again"""
-
-
-class TooSlow(Failed):
-    """a program that reached its own cap: unfinished; a rerun tries it once more"""
+class Unfinished(Failed):
+    """a result whose program was not built or reached its own cap; a rerun tries it again"""
 
 
 class OutOfTime(Exception):
@@ -219,7 +215,7 @@ class Stage:
                 raise OutOfTime
             if slow_ok:
                 return result
-            raise TooSlow(f"{' '.join(command)[:300]}: ended at its cap of {cap} s\n{result.tail()}")
+            raise Unfinished(f"{' '.join(command)[:300]}: ended at its cap of {cap} s\n{result.tail()}")
         if fine is not None and result.code not in fine:
             raise Failed(f"{' '.join(command)[:300]}: exit code {result.code}\n{result.tail()}")
         return result
@@ -233,7 +229,7 @@ class Stage:
     def do(self, name, work, *args):
         """the record of an item, from an earlier run or from work(*args), which returns a dictionary"""
         old = self.items.get(name, {})
-        if name in self.items and not old.get("not_built") and old.get("too_slow") != 1:
+        if name in self.items and not old.get("unfinished"):
             self.done += 1
             return old
         if self.left() <= 0.5:
@@ -243,11 +239,7 @@ class Stage:
             record = dict(work(*args))
             record.setdefault("ok", True)
         except Failed as e:
-            record = {"ok": False, "error": str(e)}
-            if isinstance(e, NotBuilt):
-                record["not_built"] = True
-            if isinstance(e, TooSlow):
-                record["too_slow"] = old.get("too_slow", 0) + 1
+            record = {"ok": False, "error": str(e), "unfinished": isinstance(e, Unfinished)}
         record["seconds"] = round(self.check.clock() - began, 2)
         self.put(name, record)
         self.done += 1
@@ -435,7 +427,7 @@ def build(stage):
 
 def built(product):
     if not os.path.exists(os.path.join(ROOT, product)):
-        raise NotBuilt(f"{product} was not built")
+        raise Unfinished(f"{product} was not built")
     return product
 
 
@@ -693,7 +685,7 @@ class LossCheck:
         trainer, _, _, group = self.known[name]
         own = self.stage.items.get("measured " + name)
         if not own or not own["ok"]:
-            raise (NotBuilt if own and own.get("not_built") else Failed)("the CPU's losses are missing")
+            raise (Unfinished if own and own.get("unfinished") else Failed)("the CPU's losses are missing")
         measured = [r for n, r in list(self.stage.items.items())
                     if n.startswith("measured ") and r["ok"] and r["group"] == group]
         record = {"ok": True}
@@ -1040,16 +1032,14 @@ class Check:
             bad = [n for n, r in stage.items.items() if not r["ok"]]
             passed = "ok" if stage.items else "skipped"
             stage.record["status"] = "failed" if bad else passed
-            if any(stage.items[n].get("not_built") for n in bad):
-                stage.record.update(status="unfinished", error="a program that it needs was not built")
-            elif bad and all(stage.items[n].get("too_slow") for n in bad):
-                stage.record.update(status="unfinished", error="programs were ended at their caps: " + ", ".join(bad))
+            if bad and all(stage.items[n].get("unfinished") for n in bad):
+                stage.record.update(status="unfinished", error="not built, or ended at a cap: " + ", ".join(bad))
             elif not stage.items and not stage.record.get("note"):
                 stage.record.update(status="failed", error="the stage has no results")
         except OutOfTime:
             stage.record["error"] = f"it reached its cap of {cap:.0f} s; run again to continue"
         except Failed as e:
-            stage.record.update(status="unfinished" if isinstance(e, NotBuilt) else "failed", error=str(e))
+            stage.record.update(status="unfinished" if isinstance(e, Unfinished) else "failed", error=str(e))
         finally:                                        # an interrupted stage stays "unfinished"
             stage.record["seconds"] = stage.before + self.clock() - stage.began
             self.report.save()

@@ -214,7 +214,7 @@ def failures(data, order):
         for item, r in stage.get("items", {}).items():
             if not r.get("ok"):
                 text = f"- {name}, {item}: " + r.get("error", "failed").replace("\n", "\n  ")
-                (unfinished if r.get("too_slow") or r.get("not_built") else failed).append(text)
+                (unfinished if r.get("unfinished") else failed).append(text)
     return failed, unfinished
 
 
