@@ -2,9 +2,8 @@
 positions it agrees with transformers' BertForMaskedLM, and every encoding, loss and pooling agrees with its formula,
 written out here in loops.
 
-It needs PyTorch, and transformers for the first part. If this interpreter lacks them, it continues in that of
-PYTORCH_PYTHON or of build/pytorch. Everything is in float64. BERT_ERRORS=1 prints the errors that the tolerances are
-multiples of.
+It needs PyTorch, and transformers for the first part, and continues in a Python that has them. Everything is in
+float64. BERT_ERRORS=1 prints the errors that the tolerances are multiples of.
 """
 import glob
 import importlib.util
@@ -16,6 +15,8 @@ import sys
 import tempfile
 import unittest
 
+import interpreter
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 FIXTURES = os.path.join(HERE, "..", "fixtures")
 
@@ -24,11 +25,8 @@ def missing():
     return [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 
 
-if missing() and "CABLE_BERT_CHOSEN" not in os.environ:
-    python = os.environ.get("PYTORCH_PYTHON") or os.path.join(HERE, "..", "..", "build", "pytorch", "bin", "python")
-    os.environ["CABLE_BERT_CHOSEN"] = python            # so that the other interpreter does not look for one again
-    if os.path.exists(python):
-        os.execv(python, [python] + sys.argv)
+if __name__ == "__main__":
+    interpreter.choose("torch, transformers", "torch")
 if "torch" not in missing():
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TRANSFORMERS_VERBOSITY="error")
     import torch

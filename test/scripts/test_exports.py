@@ -20,32 +20,11 @@ import sys
 import tempfile
 import unittest
 
+import interpreter
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
-def choose_interpreter():
-    """continues in a Python with PyTorch, preferably one with transformers too: that of PYTORCH_PYTHON, or else this
-    one, that of build/pytorch or the system's"""
-    if "CABLE_EXPORTS_CHOSEN" in os.environ:
-        return
-    candidates = [sys.executable, os.path.join(ROOT, "build", "pytorch", "bin", "python"), "/usr/bin/python3"]
-    if os.environ.get("PYTORCH_PYTHON"):
-        candidates = [os.environ["PYTORCH_PYTHON"]]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    for modules in ("torch, transformers, safetensors", "torch"):
-        for python in candidates:
-            try:
-                if subprocess.run([python, "-c", "import " + modules], **quiet).returncode != 0:
-                    continue
-            except OSError:
-                continue
-            os.environ["CABLE_EXPORTS_CHOSEN"] = python
-            sys.stdout.flush()
-            os.execv(python, [python, os.path.abspath(__file__), *sys.argv[1:]])
-
-
 if __name__ == "__main__":
-    choose_interpreter()
+    interpreter.choose("torch, transformers, safetensors", "torch")
 HOME = tempfile.TemporaryDirectory()
 os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1",
                   TRANSFORMERS_VERBOSITY="error")
@@ -98,12 +77,14 @@ def trainer(directory, *flags):
     return run.stdout
 
 
-def train(directory, out, pos, *flags, steps=40):
-    with open(os.path.join(directory, "text.txt"), "wb") as f:
-        f.write(TEXT)
-    with open(os.path.join(directory, "lines.bin"), "wb") as f:         # the same, and a document begins with each line
-        f.write(struct.pack("<5i", 20240520, 1, len(TEXT), 256, ord("\n")).ljust(1024, b"\0"))
+def write_shard(path, vocab, end):
+    """the text as ids of a larger vocabulary; `end` begins a document"""
+    with open(path, "wb") as f:
+        f.write(struct.pack("<5i", 20240520, 1, len(TEXT), vocab, end).ljust(1024, b"\0"))
         f.write(struct.pack(f"<{len(TEXT)}H", *TEXT))
+
+
+def train(directory, out, pos, *flags, steps=40):
     length = () if "--T" in flags else ("--T", str(T))
     text = "lines.bin" if "--document_mask" in flags else "text.txt"
     trainer(directory, "--train_files", text, "--val_files", text, "--pos", pos, "--B", "4", *length,
@@ -153,6 +134,16 @@ def steps_of(value, eps=2.0 ** -23):
     return eps * abs(value)
 
 
+def change_config(directory, of=None, **changes):
+    """changes config.json, or another content of it; returns what was there"""
+    path = os.path.join(directory, "config.json")
+    with open(path) as f:
+        stored = json.load(f)
+    with open(path, "w") as f:
+        json.dump({**(of or stored), **changes}, f)
+    return stored
+
+
 class Case(unittest.TestCase):
     def setUp(self):
         self.temporary = tempfile.TemporaryDirectory()
@@ -161,12 +152,18 @@ class Case(unittest.TestCase):
             f.write(TEXT)
         with open(os.path.join(self.dir, "factors.json"), "w") as f:
             json.dump(FACTORS, f)
-        header = struct.pack("<5i", 20240520, 1, len(TEXT), V, V - 1).ljust(1024, b"\0")
-        with open(os.path.join(self.dir, "text.bin"), "wb") as f:       # the same text as ids of a vocabulary of V
-            f.write(header + struct.pack(f"<{len(TEXT)}H", *TEXT))
+        write_shard(os.path.join(self.dir, "text.bin"), V, V - 1)
+        write_shard(os.path.join(self.dir, "lines.bin"), 256, ord("\n"))
 
     def tearDown(self):
         self.temporary.cleanup()
+
+    def compare_model(self, load, lengths, model, *flags, logits=lambda out: out[0], val="text.txt", **arguments):
+        """the trainer's curves of a checkpoint are those of PyTorch's model; returns that in float64, and the curves"""
+        exact, found = doubled(model), trainer_curves(self.dir, load, lengths, *flags, val=val)
+        self.assertEqual(sorted(found), lengths)
+        self.compare_curves(found, *(lambda x, m=m: logits(m(x, **arguments)) for m in (model, exact)))
+        return exact, found
 
     def compare_curves(self, found, logits_of, logits_of_double):
         """returns the bound on the loss at a position for the last length"""
@@ -195,18 +192,15 @@ class Exports(Case):
     def lengths(self, name):
         return [T] if name == "learned" else [T, 2 * T]
 
-    def compare_rope_scaling(self, load, model, exact):
+    def compare_rope_scaling(self, load, model):
         for scaling in ("pi", "ntk", "yarn") if model.config.position["p"] == 1 else ("pi", "ntk"):
             stretch = (scaling, 2.0)                    # the shorter last window is stretched as much
-            self.compare_curves(trainer_curves(self.dir, load, [2 * T], "--rope_scaling", scaling),
-                                lambda x: model(x, rope_scaling=stretch)[0],
-                                lambda x: exact(x, rope_scaling=stretch)[0])
+            self.compare_model(load, [2 * T], model, "--rope_scaling", scaling, rope_scaling=stretch)
         if model.config.position["p"] == 1:             # by the factors for short texts, and for long ones
             for length, factor in ((T, 1.0), (2 * T, 2.0)):
                 stretch = {"rope_type": "longrope", "factor": factor, "original_max_position_embeddings": T, **FACTORS}
-                self.compare_curves(trainer_curves(self.dir, load, [length], "--rope_scaling", "longrope:factors.json"),
-                                    lambda x: model(x, rope_scaling=stretch)[0],
-                                    lambda x: exact(x, rope_scaling=stretch)[0])
+                self.compare_model(load, [length], model, "--rope_scaling", "longrope:factors.json",
+                                   rope_scaling=stretch)
 
     def test_trained(self):
         for pos in self.cases():
@@ -215,12 +209,10 @@ class Exports(Case):
                 step = train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2", steps=3)
                 model = load_checkpoint(step)
                 self.assertEqual(model.config.position["name"], name)
-                exact, found = doubled(model), trainer_curves(self.dir, step, self.lengths(name))
-                self.assertEqual(sorted(found), self.lengths(name))
-                self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+                exact, _ = self.compare_model(step, self.lengths(name), model)
                 self.compare_greedy(step, model, exact)
                 if name == "rope":
-                    self.compare_rope_scaling(step, model, exact)
+                    self.compare_rope_scaling(step, model)
 
     def test_stretched(self):
         """a model that was trained on after --rope_scaling is stretched wherever its checkpoint goes"""
@@ -233,9 +225,7 @@ class Exports(Case):
                 model = load_checkpoint(step)
                 self.assertEqual(model.config.rope_scaling["original_max_position_embeddings"], 4)
                 self.assertEqual(model.config.position["theta"], 500)
-                exact = doubled(model)
-                found = trainer_curves(self.dir, step, [T, 2 * T])
-                self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+                exact, found = self.compare_model(step, [T, 2 * T], model)
                 self.compare_greedy(step, model, exact)
                 again = os.path.join(self.dir, "saved_" + scaling)
                 save_checkpoint(model, again)
@@ -250,9 +240,7 @@ class Exports(Case):
         for flags in ((), ("--window", "5", "--sinks", "0")):
             if flags:
                 model.config.window, model.config.sinks = 5, 0      # one configuration, which the layers look into
-            exact = doubled(model)
-            found = trainer_curves(self.dir, step, [T, 2 * T], *flags)
-            self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+            exact, _ = self.compare_model(step, [T, 2 * T], model, *flags)
         self.compare_greedy(step, model, exact, *flags)
 
     def test_documents(self):
@@ -262,28 +250,20 @@ class Exports(Case):
                 step = train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2", "--document_mask", "1")
                 model = load_checkpoint(step)
                 self.assertEqual(model.config.document_mask, ord("\n"))
-                exact = doubled(model)
-                found = trainer_curves(self.dir, step, [T] if pos == "learned" else [T, 2 * T])
-                self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+                exact, _ = self.compare_model(step, self.lengths(pos), model)
                 self.compare_greedy(step, model, exact)
 
     def test_padded_softmax(self):
         """--vocab_softmax padded: the twin's softmax is over as many rows as the file has, and its gradient too"""
-        ids = [b % V for b in TEXT]
-        with open(os.path.join(self.dir, "ids.bin"), "wb") as f:
-            f.write(struct.pack("<5i", 20240520, 1, len(ids), V, 0).ljust(1024, b"\0"))
-            f.write(struct.pack(f"<{len(ids)}H", *ids))
         flags = ("--model", "2,3,48", "--lr", "1e-2", "--vocab_softmax", "padded")
-        trainer(self.dir, "--train_files", "ids.bin", "--val_files", "ids.bin", "--pos", "cable", "--B", "4",
+        trainer(self.dir, "--train_files", "text.bin", "--val_files", "text.bin", "--pos", "cable", "--B", "4",
                 "--T", str(T), "--steps", "3", "--checkpoint_every", "1", "--out", "padded", "--clip", "0", *flags)
         step = os.path.join(self.dir, "padded", "step_00000003")
         model = load_checkpoint(step)
         self.assertEqual(model.transformer.wte.weight.shape, (384, 48))
         before = load_checkpoint(os.path.join(self.dir, "padded", "step_00000001")).transformer.wte.weight
         self.assertGreater(greatest(model.transformer.wte.weight[V:] - before[V:]), 1e-3)   # they learn
-        exact = doubled(model)
-        found = trainer_curves(self.dir, step, [T, 2 * T], val="ids.bin")
-        self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+        self.compare_model(step, [T, 2 * T], model, val="text.bin")
 
     def test_random(self):
         """weights that PyTorch draws and saves, which all matter; with them the greedy text does not repeat itself"""
@@ -353,14 +333,10 @@ class Exports(Case):
         step = train(self.dir, "run", "cable", "--model", "1,1,8", steps=1)
         for change, naming in (({"position": {"name": "cables"}}, "cables"), ({"n_layer": 2}, "h.1"),
                                ({"n_embd": 16}, "size mismatch")):
-            with open(os.path.join(step, "config.json")) as f:
-                kept = f.read()
-            with open(os.path.join(step, "config.json"), "w") as f:
-                json.dump({**json.loads(kept), **change}, f)
+            kept = change_config(step, **change)
             with self.assertRaisesRegex((ValueError, RuntimeError), naming):
                 load_checkpoint(step)
-            with open(os.path.join(step, "config.json"), "w") as f:
-                f.write(kept)
+            change_config(step, of=kept)
         load_checkpoint(step)
         with open(os.path.join(step, "model.safetensors"), "rb+") as f:
             f.truncate(100)
@@ -455,9 +431,7 @@ class Authors(Case):
                               stderr=subprocess.PIPE, universal_newlines=True)
 
     def test_import(self):
-        with open(os.path.join(self.dir, "ids.bin"), "wb") as f:
-            f.write(struct.pack("<5i", 20240520, 1, len(TEXT), 0, 0).ljust(1024, b"\0"))
-            f.write(struct.pack(f"<{len(TEXT)}H", *TEXT))
+        write_shard(os.path.join(self.dir, "ids.bin"), 0, 0)
         for name in ("cable", "cable_nw"):
             with self.subTest(pos=name):
                 torch.manual_seed(5)
@@ -470,9 +444,7 @@ class Authors(Case):
                 self.assertIn(f"{name}, L 2, NH 3, C 48", done.stdout)
                 for key, t in load_checkpoint(out).state_dict().items():
                     self.assertTrue(torch.equal(t, model.state_dict()[key]), key)
-                exact = doubled(model)
-                found = trainer_curves(self.dir, out, [T, 2 * T], val="ids.bin")
-                self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
+                self.compare_model(out, [T, 2 * T], model, val="ids.bin")
 
     def test_refusals(self):
         model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=50304, n_positions=T))
@@ -513,14 +485,6 @@ class Authors(Case):
                 self.assertRegex(said.getvalue(), r"\Aimport_authors.py: [^\n]*s\.(pt|safetensors): [^\n]*\n\Z")
 
 
-def change_config(directory, **changes):
-    path = os.path.join(directory, "config.json")
-    with open(path) as f:
-        stored = json.load(f)
-    with open(path, "w") as f:
-        json.dump({**stored, **changes}, f)
-
-
 def randomize(model):
     """moves every tensor away from its initial value, so that none can be left out unnoticed"""
     stream = torch.Generator().manual_seed(7)
@@ -537,9 +501,7 @@ class Transformers(Case):
         for what, names in info.items():
             self.assertFalse([n for n in names if n != "lm_head.weight"], what)
         model.eval()
-        exact = doubled(model)
-        found = trainer_curves(self.dir, step, [T // 2, T])
-        self.compare_curves(found, lambda x: model(x).logits, lambda x: exact(x).logits)
+        exact, _ = self.compare_model(step, [T // 2, T], model, logits=lambda out: out.logits)
         ids = torch.tensor([list(TEXT[:T])])
         with torch.no_grad():
             theirs, want = model(ids).logits.double(), exact(ids).logits
@@ -559,9 +521,7 @@ class Transformers(Case):
 
     def test_import(self):
         model, path = self.make_gpt2()
-        exact = doubled(model)
-        found = trainer_curves(self.dir, path, [T // 2, T], "--pos", "learned")
-        self.compare_curves(found, lambda x: model(x).logits, lambda x: exact(x).logits)
+        _, found = self.compare_model(path, [T // 2, T], model, "--pos", "learned", logits=lambda out: out.logits)
         self.assertEqual(trainer_curves(self.dir, path, [T // 2, T]), found)
 
     def test_import_of_another_model(self):
@@ -628,8 +588,7 @@ class Transformers(Case):
         ours = CableGPT2(CableConfig(n_layer=2, n_head=3, n_embd=48, vocab_size=256, n_positions=T,
                                      position={"name": "cable"}))
         ours.load_state_dict(start)
-        exact = doubled(ours)
-        self.compare_curves(trainer_curves(self.dir, "start", [T]), lambda x: ours(x)[0], lambda x: exact(x)[0])
+        self.compare_model("start", [T], ours)
         train(self.dir, "trained", "cable", "--load", path, "--lr", "1e-2")
         losses = [r["loss"] for r in records(os.path.join(self.dir, "trained"), "train")]
         self.assertEqual(len(losses), 40)
@@ -664,22 +623,13 @@ class Transformers(Case):
                     old, out = (os.path.join(self.dir, name) for name in ("old", "out"))
                     shutil.copytree(step, old)
                     os.remove(os.path.join(old, "manifest.json"))
-                    self.change_config(old, change)
+                    change_config(old, **change)
                     export.export(old, out)
                     with open(os.path.join(out, "config.json")) as f:
                         self.assertEqual(json.load(f)["rope_scaling"], stored)
-        self.assertEqual(self.change_config(step, {"rope_theta": 10000})["rope_theta"], 500)
+        self.assertEqual(change_config(step, rope_theta=10000)["rope_theta"], 500)
         with self.assertRaisesRegex(ValueError, "rope_theta: expected 500.0, which position has, got 10000"):
             self.load(step)
-
-    def change_config(self, step, change):
-        """returns what was there"""
-        path = os.path.join(step, "config.json")
-        with open(path) as f:
-            stored = json.load(f)
-        with open(path, "w") as f:
-            json.dump({**stored, **change}, f)
-        return stored
 
     @unittest.skipUnless(has_transformers and importlib.util.find_spec("transformers.modeling_rope_utils"),
                          "SKIPPED: this transformers is older than its LongRoPE")
@@ -891,20 +841,14 @@ class Transformers(Case):
         ids = torch.tensor([list(TEXT[:T])])
         with self.assertRaisesRegex(ValueError, "position_ids"):
             model(ids, position_ids=torch.zeros_like(ids))
-        path = os.path.join(step, "config.json")
-        with open(path) as f:
-            stored = json.load(f)
+        stored = change_config(step)
         for change in ({"position": {"name": "cable", "colour": 1}}, {"position": {"name": "cables"}},
                        {"position": {"name": "kcable", "weight": "beside"}}, {"vocab_softmax": "padded_otherwise"},
                        {"rope_scaling": {"rope_type": "yarn", "factor": 2}}):
             with self.subTest(change=change), self.assertRaisesRegex(ValueError, "config.json"):
-                with open(path, "w") as f:
-                    json.dump({**stored, **change}, f)
+                change_config(step, of=stored, **change)
                 self.load(step)
-        with open(path, "w") as f:
-            json.dump({**stored, "position": {"name": "kcable_nw"}}, f)      # the same tensors but those of g
-        with open(path, "w") as f:
-            json.dump({**stored, "position": {"name": "fire"}}, f)
+        change_config(step, of=stored, position={"name": "fire"})
         with self.assertRaisesRegex(ValueError, "lacks"):
             self.load(step)
 
@@ -1097,11 +1041,7 @@ class SentenceTransformers(Case):
         randomize(model)
         step, out = (os.path.join(self.dir, kind + name + pooling) for kind in ("step_", "out_"))
         save_checkpoint(model, step)
-        path = os.path.join(step, "config.json")
-        with open(path) as f:
-            config = json.load(f)
-        with open(path, "w") as f:
-            json.dump({**config, "pooling": pooling}, f)
+        change_config(step, pooling=pooling)
         with open(os.path.join(step, "vocab.txt"), "w") as f:
             f.write("\n".join(self.WORDS) + "\n")
         export.export(step, out)

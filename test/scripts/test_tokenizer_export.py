@@ -15,33 +15,12 @@ import sys
 import tempfile
 import unittest
 
+import interpreter
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
-def choose_interpreter():
-    """continues in a Python with transformers: that of PYTORCH_PYTHON, or else this one, that of build/pytorch, of make
-    exports or the system's"""
-    if "CABLE_TOKENIZERS_CHOSEN" in os.environ:
-        return
-    candidates = [sys.executable, os.path.join(ROOT, "build", "pytorch", "bin", "python"), "/usr/bin/python3"]
-    cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
-    candidates += sorted(glob.glob(os.path.join(cache, "cable.c", "exports-*", "bin", "python")))
-    if os.environ.get("PYTORCH_PYTHON"):
-        candidates = [os.environ["PYTORCH_PYTHON"]]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    for python in candidates:
-        try:
-            if subprocess.run([python, "-c", "import transformers"], **quiet).returncode != 0:
-                continue
-        except OSError:
-            continue
-        os.environ["CABLE_TOKENIZERS_CHOSEN"] = python
-        sys.stdout.flush()
-        os.execv(python, [python, os.path.abspath(__file__), *sys.argv[1:]])
-
-
 if __name__ == "__main__":
-    choose_interpreter()
+    cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    interpreter.choose("transformers", also=sorted(glob.glob(f"{cache}/cable.c/exports-*/bin/python")))
 HOME = tempfile.TemporaryDirectory()
 os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1",
                   TRANSFORMERS_VERBOSITY="error")
