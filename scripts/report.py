@@ -535,30 +535,18 @@ def draw_curves(curves):
 # speed: the runs of figure 3
 
 Speed = collections.namedtuple("Speed", "model pos T train memory generate")
-UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-
-
-def last_number(path, pattern):
-    try:
-        with open(path, errors="replace") as f:
-            found = re.findall(pattern, f.read())
-    except OSError:
-        return None
-    return found[-1] if found else None
 
 
 def speed_of(run):
-    """The Speed of a run, None if it has not generated. Memory comes from the log, or else from the estimate that the
-    trainer prints before it allocates."""
-    generated = last_number(os.path.join(run.path, "eval", "generate", "output.log"), r"tokens, ([\d.]+) tokens/s")
-    if generated is None:
+    """the Speed of a run, None if it has not generated"""
+    try:
+        with open(os.path.join(run.path, "eval", "generate", "output.log"), errors="replace") as f:
+            generated = re.findall(r"tokens, ([\d.]+) tokens/s", f.read())[-1]
+    except (OSError, IndexError):
         return None
     log = plot.read_log(run.path)
     rates = [v for _, v in plot.series(log, "train", "tok_per_s")]
     memory = max((v for _, v in plot.series(log, "train", "mem")), default=None)
-    wanted = last_number(os.path.join(run.path, "output.log"), r"memory: ([\d.]+) ?([kMGT]?B)\b")
-    if memory is None and wanted:
-        memory = float(wanted[0]) * UNITS[wanted[1]]
     settled = rates[len(rates) // 4:]                   # the first steps choose kernels and fill caches
     return Speed(run.model, run.pos, run.T, statistics.median(settled) if settled else None, memory, float(generated))
 

@@ -238,14 +238,10 @@ def check(jobs):
 # ----------------------------------------------------------------------------------------------------------
 # results
 
-def perplexities(command):
-    """{T: perplexity} as an evaluation has logged it; the last record of a length counts"""
-    found = {}
-    for r in plot.read_log(command.out):
-        T, ppl = plot.number(r, "T"), plot.number(r, "ppl")
-        if r.get("kind") == "extrapolation" and T and ppl:
-            found[int(T)] = ppl
-    return found
+def records(command, kind):
+    """{T: record} of this kind as an evaluation has logged them; the last one of a length counts"""
+    found = {plot.number(r, "T"): r for r in plot.read_log(command.out) if r.get("kind") == kind}
+    return {int(T): r for T, r in found.items() if T}
 
 
 def octaves(losses):
@@ -256,26 +252,6 @@ def octaves(losses):
             last = 1 << (t - 1).bit_length()
             found.setdefault((last // 2 + 1, min(last, len(losses))), []).append(loss)
     return {positions: statistics.fmean(values) for positions, values in found.items()}
-
-
-def position_losses(command):
-    """{T: {(first, last): mean loss of these positions}}"""
-    found = {}
-    for r in plot.read_log(command.out):
-        T = plot.number(r, "T")
-        if r.get("kind") == "curve" and T and isinstance(r.get("loss"), list):
-            found[int(T)] = octaves(r["loss"])
-    return found
-
-
-def speeds(command):
-    """{T: {key of SPEEDS: value}} as an evaluation has measured it"""
-    found = {}
-    for r in plot.read_log(command.out):
-        T, values = plot.number(r, "T"), {key: plot.number(r, key) for key in SPEEDS}
-        if r.get("kind") == "evaluation_speed" and T and None not in values.values():
-            found[int(T)] = values
-    return found
 
 
 # Of all runs. cells and sliding: {(model, trained length, encoding): {T: [perplexity for each seed]}}, in windows that
@@ -295,15 +271,15 @@ def gather(jobs):
             continue
         commits.update({runqueue.commit_of(c): None for c in finished.values()})
         for title, row in zip(("evaluate", "sliding"), rows):
-            for T, ppl in perplexities(finished[title]).items() if title in finished else ():
-                if T in integers(finished[title].flags["eval_lengths"]):
-                    row.setdefault(T, []).append(ppl)
-        for T, losses in position_losses(finished["positions"]).items() if "positions" in finished else ():
-            for positions, loss in losses.items():
+            for T, r in records(finished[title], "extrapolation").items() if title in finished else ():
+                if T in integers(finished[title].flags["eval_lengths"]) and plot.number(r, "ppl"):
+                    row.setdefault(T, []).append(r["ppl"])
+        for T, r in records(finished["positions"], "curve").items() if "positions" in finished else ():
+            for positions, loss in octaves(r["loss"]).items():
                 rows[2].setdefault(T, {}).setdefault(positions, []).append(loss)
-        for T, values in speeds(finished["evaluate"]).items():
-            for name, value in values.items():
-                rows[3].setdefault(T, {}).setdefault(name, []).append(value)
+        for T, r in records(finished["evaluate"], "evaluation_speed").items():
+            for name in SPEEDS:
+                rows[3].setdefault(T, {}).setdefault(name, []).append(r[name])
     results.commits.extend(commits)
     return results
 
