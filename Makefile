@@ -27,16 +27,17 @@ $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f 
 include $(B)/config.mk
 endif
 
-# Honest floating point: reductions may be reordered, but infinities and NaN keep their meaning.
-OPT := -O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math
-CXX_BASE := -std=c++17 -Wall -Wextra -MMD -MP $(if $(filter 1,$(FEW_POSITIONS)),-DFEW_POSITIONS)
+# The same bits on every CPU: no sum is reordered, and a product and a sum are fused only where the source says so.
+OPT := -O3 -march=native -fno-math-errno -fno-trapping-math
+CXX_BASE := -std=c++17 -ffp-contract=off -Wall -Wextra -MMD -MP $(if $(filter 1,$(FEW_POSITIONS)),-DFEW_POSITIONS)
 CPU_FLAGS = $(CXX_BASE) $(OPT) $(OMP) $(CPPFLAGS) $(CXXFLAGS)
 CPU_LIBS = $(OMP) $(LDFLAGS) -lpthread
-# Without -march=native, so that a report does not depend on this machine.
-RACE_FLAGS = $(CXX_BASE) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(CPPFLAGS)
+# Without -march=native, so that a report does not depend on this machine. FMA: -mfma where the processor has it;
+# without it, each fma would be a call of the C library.
+RACE_FLAGS = $(CXX_BASE) $(FMA) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(CPPFLAGS)
 SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-ASAN_FLAGS = $(CXX_BASE) $(SANITIZE) $(OMP) $(CPPFLAGS)
-SIMT_FLAGS = $(CXX_BASE) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(CPPFLAGS)
+ASAN_FLAGS = $(CXX_BASE) $(FMA) $(SANITIZE) $(OMP) $(CPPFLAGS)
+SIMT_FLAGS = $(CXX_BASE) $(FMA) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(CPPFLAGS)
 # ARCH, or this machine's GPU, or A100 and H100 with PTX for later ones
 GENCODE = $(if $(or $(ARCH),$(GPU_ARCH)),-arch=$(or $(ARCH),$(GPU_ARCH)),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)

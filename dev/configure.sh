@@ -112,6 +112,7 @@ esac
     echo "# what dev/configure.sh found on this machine"
     echo "CCACHE := $(basename "$(command -v ccache || true)")"
     echo "PROCESSOR := $(grep -m 1 '^flags' /proc/cpuinfo 2>/dev/null | cksum)"
+    echo "FMA := $(grep -qw fma /proc/cpuinfo 2>/dev/null && echo -mfma)"
     echo "OMP := $openmp"
     echo "MPI_CFLAGS := ${mpi:+-DUSE_MPI }$(includes "$mpi")"
     echo "MPI_LIBS := $(linking "$mpi")"

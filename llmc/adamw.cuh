@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "base/fastmath.h"
+#include "base/libm.h"
 #include "base/tensor.h"
 
 struct AdamW {
@@ -118,8 +119,8 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
 // Updates everything in the table. weights may be master itself (float32 builds).
 inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v,
                          const AdamWTable& table, const AdamW& a, Stream stream) {
-    const float correction1 = (float)(1.0 / (1.0 - std::pow((double)a.beta1, a.t)));
-    const float correction2 = (float)(1.0 / (1.0 - std::pow((double)a.beta2, a.t)));
+    const float correction1 = (float)(1.0 / (1.0 - portable_pow((double)a.beta1, a.t)));
+    const float correction2 = (float)(1.0 / (1.0 - portable_pow((double)a.beta2, a.t)));
     launch(adamw_kernel, Grid(table.blocks, 256, 0, stream), weights, master, grads, m, v, table.on_device,
            (int)table.pieces.size(), a, correction1, correction2);
 }
@@ -150,9 +151,11 @@ constexpr size_t NORM_CHUNK = SLICE_UNIT;
 __global__ void norm_kernel(double* partial, const float* grads, size_t n) {
     const size_t begin = (size_t)blockIdx.x * NORM_CHUNK;
     const size_t end = imin(begin + NORM_CHUNK, n);
-    float sum = 0.0f;
-    for (size_t i = begin + threadIdx.x; i < end; i += blockDim.x) { sum += grads[i] * grads[i]; }
-    sum = block_sum(sum);
+    const float* g = grads + begin;
+    const auto squares = sums_over<1>(threadIdx.x, (int)(end - begin), blockDim.x, [&](float* s, int i) {
+        s[0] = fused_madd(g[i], g[i], s[0]);
+    });
+    const float sum = block_sum(squares.x[0]);
     if (threadIdx.x == 0) { partial[blockIdx.x] = (double)sum; }
 }
 // Starts the norm of n gradients; returns how many doubles of partial, on the device, it fills.

@@ -161,7 +161,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         for (int d = threadIdx.x; d < HS; d += blockDim.x) { o[d] = (floatX)(O_tile[r * width + d] * inverse); }
     }
     for (int r = threadIdx.x; r < rows && lse != nullptr; r += blockDim.x) {
-        lse[(size_t)bh * dims.stride + i0 + r] = r < ni ? largest[r] + logf(sum[r]) : -INFINITY;
+        lse[(size_t)bh * dims.stride + i0 + r] = r < ni ? largest[r] + portable_logf(sum[r]) : -INFINITY;
     }
 }
 
@@ -241,9 +241,9 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
 
     // 1. row_dot
     for (int i = threadIdx.x; i < T; i += blockDim.x) {
-        float s = 0.0f;
-        for (int d = 0; d < HS; d++) { s += (float)o(i, d) * (float)d_o(i, d); }
-        row_dot[i] = s;
+        const floatX* o_i = o.row(i);
+        const floatX* d_i = d_o.row(i);
+        row_dot[i] = sums_over<1>(0, HS, 1, [&](float* s, int d) { s[0] += (float)o_i[d] * (float)d_i[d]; }).x[0];
     }
     for (size_t e = threadIdx.x; e < (size_t)T * width; e += blockDim.x) { dq[e] = 0.0f; }
     for (int j0 = 0; j0 < T; j0 += TILE) {

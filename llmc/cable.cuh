@@ -162,28 +162,27 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
         // 1. one thread per query: dg_i, and its own share of dS_i. Leaves in dlogit what the keys need
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             float* d = dlogit + r * ld;
-            float dgi = 0.0f, sum = 0.0f;                   // of dB/dg_i, and of dB/dS_i / g_i
+            float dgi, sum;                                 // of dB/dg_i, and of dB/dS_i / g_i
             // B_ij = -g_i sign (S_i - S_j): sum_j dlogit |D| = sign (S_i sum_j dlogit - sum_j dlogit S_j), so two sums
             // are enough
             if (one_sided) {
-                float moment = 0.0f;                        // sum_j dlogit S_j, S_j as an offset
-                SIMD
-                for (int c = 0; c < nj; c++) {
-                    sum += d[c];
-                    moment += d[c] * t.Sj[c];
-                }
-                dgi = sign * (moment - (t.between + t.Si[r]) * sum);
-                sum *= -sign;
+                const auto of = sums_over<2>(0, nj, 1, [&](float* s, int c) {
+                    s[0] += d[c];
+                    s[1] += d[c] * t.Sj[c];                 // S_j as an offset
+                });
+                dgi = sign * (of.x[1] - (t.between + t.Si[r]) * of.x[0]);
+                sum = -sign * of.x[0];
             } else {
-                SIMD
-                for (int c = 0; c < nj; c++) {
+                const auto of = sums_over<2>(0, nj, 1, [&](float* s, int c) {
                     const float D = t.distance(r, c), a = t.argument(r, D);
                     const float dk = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];     // dlogit k
                     const float signed_dk = j0 + c > i0 + r ? -dk : dk;
-                    dgi += LogKernel && !inside ? -d[c] * fast_log1p(a * a) : dk * D;
-                    sum += signed_dk;
+                    s[0] += LogKernel && !inside ? -d[c] * fast_log1p(a * a) : dk * D;
+                    s[1] += signed_dk;
                     d[c] = signed_dk;
-                }
+                });
+                dgi = of.x[0];
+                sum = of.x[1];
             }
             dg[(size_t)bh * stride + i0 + r] += dgi;
             dSi[i0 + r] += t.gi[r] * sum;

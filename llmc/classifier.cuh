@@ -13,11 +13,11 @@
 #define LLMC_CLASSIFIER_CUH
 
 #include "base/fastmath.h"
+#include "base/libm.h"
 
-// Testing single elements costs as much as the arithmetic, so these test whether a pack holds that element. If a pack
-// is one element (on a CPU), each element is tested.
-__device__ inline bool pack_holds(int v, int element) { return PACK == 1 || (element >= v && element < v + PACK); }
-__device__ inline bool pack_ends(int v, int V) { return PACK == 1 || v + PACK > V; }
+// Testing single elements costs as much as the arithmetic, so these test whether a pack holds that element.
+__device__ inline bool pack_holds(int v, int element) { return element >= v && element < v + PACK; }
+__device__ inline bool pack_ends(int v, int V) { return v + PACK > V; }
 
 // A block's results for a row: its largest logit, which is the target's or that of its rival, the largest of the rest;
 // and the sum of e^(logit - largest), in which no exponential overflows. V need not be a multiple of a pack.
@@ -54,22 +54,15 @@ template <class Logit> __device__ inline RowSoftmax row_softmax(const Logit* x, 
     const float largest = fmaxf(target_logit, rival);
     sum = block_sum(sum * fast_exp(top - largest));
 #else
-    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
-        const Pack<PACK> xs = load_pack<PACK>(x + v);
-        UNROLL
-        for (int e = 0; e < PACK; e++) {
-            const bool other = v + e < V && v + e != target;
-            rival = other && xs.x[e] > rival ? xs.x[e] : rival;
-        }
-    }
-    rival = block_max(rival);
+    const auto logit = [&](int v) { return (float)x[v]; };
+    const float before = max_over(threadIdx.x, target, blockDim.x, logit);
+    const float after = max_over(target + 1 + threadIdx.x, V, blockDim.x, logit);
+    rival = block_max(before > after ? before : after);
     const float largest = target_logit > rival ? target_logit : rival;
-    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
-        const Pack<PACK> xs = load_pack<PACK>(x + v);
-        UNROLL
-        for (int e = 0; e < PACK; e++) { sum += v + e < V ? fast_exp(xs.x[e] - largest) : 0.0f; }
-    }
-    sum = block_sum(sum);
+    const auto part = sums_over<1>(threadIdx.x, V, blockDim.x, [&](float* s, int v) {
+        s[0] += fast_exp(x[v] - largest);
+    });
+    sum = block_sum(part.x[0]);
 #endif
     return {target_logit, rival, largest, sum};
 }
@@ -91,13 +84,21 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
     // 1. the softmax's parts, and the loss
     const RowSoftmax found = row_softmax(x, target, V);
     if (threadIdx.x == 0) {             // in double, so that the order of the three does not matter
-        losses[row] = (float)((double)logf(found.sum) + ((double)found.largest - (double)found.target_logit));
+        losses[row] = (float)((double)portable_logf(found.sum) + ((double)found.largest - (double)found.target_logit));
         if (hits != nullptr) { hits[row] = found.target_logit > found.rival ? 1.0f : 0.0f; }
     }
     if (!backward) { return; }
     __syncthreads();                    // all threads have read x[target]
     // 2. the gradient
     const float scale = dloss / found.sum;        // the softmax's divisor and dloss in one factor
+    if constexpr (PACK == 1) {
+        SIMD
+        for (int v = threadIdx.x; v < V; v += blockDim.x) { x[v] = fast_exp(x[v] - found.largest) * scale; }
+        for (int v = V + threadIdx.x; v < Vp; v += blockDim.x) { x[v] = 0.0f; }
+        __syncthreads();
+        if (threadIdx.x == 0) { x[target] -= dloss; }
+        return;
+    }
     for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {
         Pack<PACK> xs = load_pack<PACK>(x + v);
         UNROLL

@@ -8,6 +8,7 @@
 #define LLMC_CONTRASTIVE_CUH
 
 #include "base/fastmath.h"
+#include "base/libm.h"
 #include "matmul.cuh"
 
 constexpr float MAX_INVERSE_NORM = 1e12f;
@@ -35,9 +36,8 @@ __global__ void normalize_rows_backward_kernel(float* d, const float* normalized
     float* dx = d + row * C;                                    // (C)
     const float scale = inverse_norm[row];
     // 1. the part of the gradient that points along the row: to move that way does not change the direction
-    float along = 0.0f;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { along += n[c] * dx[c]; }
-    along = block_sum(along);
+    const auto part = sums_over<1>(threadIdx.x, C, blockDim.x, [&](float* s, int c) { s[0] += n[c] * dx[c]; });
+    float along = block_sum(part.x[0]);
     if (!(scale < MAX_INVERSE_NORM)) { along = 0.0f; }          // the divisor was the constant 1e-12
     // 2. the rest of it, for a row that was divided by its length
     for (int c = threadIdx.x; c < C; c += blockDim.x) { dx[c] = (dx[c] - n[c] * along) * scale; }
@@ -109,14 +109,13 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
     const int i = (int)blockIdx.x;
     float* s = scores + (size_t)i * M;          // (M): candidate i is the positive
     // 1. the largest score
-    float largest = -INFINITY;
-    for (int j = threadIdx.x; j < M; j += blockDim.x) { largest = s[j] > largest ? s[j] : largest; }
-    largest = block_max(largest);
+    const float largest = block_max(max_over(threadIdx.x, M, blockDim.x, [&](int j) { return s[j]; }));
     // 2. the sum of exponentials, and the loss
-    float sum = 0.0f;
-    for (int j = threadIdx.x; j < M; j += blockDim.x) { sum += fast_exp(s[j] - largest); }
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) { losses[i] = logf(sum) + (largest - s[i]); }
+    const auto part = sums_over<1>(threadIdx.x, M, blockDim.x, [&](float* sum, int j) {
+        sum[0] += fast_exp(s[j] - largest);
+    });
+    const float sum = block_sum(part.x[0]);
+    if (threadIdx.x == 0) { losses[i] = portable_logf(sum) + (largest - s[i]); }
     __syncthreads();                            // s[i] has been read
     // 3. the gradient, with respect to the cosine: hence the factor 1 / temperature
     const float weight = dloss * scale;

@@ -19,21 +19,20 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
     floatX* o = out + row * C;              // (C)
     // 1. the mean. The threads of the block take packs of P neighbouring channels in turn; warp_sum adds up what
     // they have found and gives every one of them the total.
-    float sum = 0.0f;
-    for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
-        const Pack<P> xs = load_pack<P>(x + c);
+    const int packs = C / P;
+    const auto sum = sums_over<1>(threadIdx.x, packs, blockDim.x, [&](float* s, int k) {
+        const Pack<P> xs = load_pack<P>(x + k * P);
         UNROLL
-        for (int e = 0; e < P; e++) { sum += xs.x[e]; }
-    }
-    const float m = warp_sum(sum) / C;                              // the same number in every thread
+        for (int e = 0; e < P; e++) { s[0] += xs.x[e]; }
+    });
+    const float m = warp_sum(sum.x[0]) / C;                         // the same number in every thread
     // 2. the variance, from the differences: sum(x^2) - C m^2 would cancel
-    float squares = 0.0f;
-    for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
-        const Pack<P> xs = load_pack<P>(x + c);
+    const auto squares = sums_over<1>(threadIdx.x, packs, blockDim.x, [&](float* s, int k) {
+        const Pack<P> xs = load_pack<P>(x + k * P);
         UNROLL
-        for (int e = 0; e < P; e++) { squares += (xs.x[e] - m) * (xs.x[e] - m); }
-    }
-    const float s = 1.0f / sqrtf(warp_sum(squares) / C + eps);      // 1 / standard deviation
+        for (int e = 0; e < P; e++) { s[0] = fused_madd(xs.x[e] - m, xs.x[e] - m, s[0]); }
+    });
+    const float s = 1.0f / sqrtf(warp_sum(squares.x[0]) / C + eps);     // 1 / standard deviation
     // 3. the output: normalised, then scaled and shifted per channel
     for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
         Pack<P> xs = load_pack<P>(x + c);
@@ -87,9 +86,7 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
         const float s = rstd[row];
         // 1. the two means, and this row's part of dweight and dbias. No two threads share an element of dw, db:
         // a thread takes the same channels in every row.
-        float sum = 0.0f;
-        float sum_n = 0.0f;
-        for (int k = lane; k < packs; k += lanes) {
+        const auto sum = sums_over<2>(lane, packs, lanes, [&](float* of, int k) {
             const Pack<P> xs = load_pack<P>(x + k * P);
             const Pack<P> dys = load_pack<P>(dy + k * P);
             const Pack<P> w = load_pack<P>(weight + k * P);
@@ -97,14 +94,14 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
             for (int e = 0; e < P; e++) {
                 const float n = (xs.x[e] - m) * s;
                 const float dn = dys.x[e] * w.x[e];
-                sum += dn;
-                sum_n += dn * n;
-                dw[e * packs + k] += dys.x[e] * n;
+                of[0] += dn;
+                of[1] = fused_madd(dn, n, of[1]);
+                dw[e * packs + k] = fused_madd(dys.x[e], n, dw[e * packs + k]);
                 db[e * packs + k] += dys.x[e];
             }
-        }
-        const float mean_dn = warp_sum(sum) / C;            // removes what a shift of the whole row would change
-        const float mean_dnn = warp_sum(sum_n) / C;         // removes what stretching it would change
+        });
+        const float mean_dn = warp_sum(sum.x[0]) / C;       // removes what a shift of the whole row would change
+        const float mean_dnn = warp_sum(sum.x[1]) / C;      // removes what stretching it would change
         // 2. dinp, which accumulates: the residual stream has a gradient already
         for (int k = lane; k < packs; k += lanes) {
             const Pack<P> xs = load_pack<P>(x + k * P);

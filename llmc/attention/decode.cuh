@@ -26,7 +26,7 @@
 
 constexpr int DECODE_THREADS = 128;
 constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be
-constexpr int DECODE_PIECE = LANES > 1 ? 2 * LANES : 8;     // elements of a row that are loaded together
+constexpr int DECODE_PIECE = LANES > 1 ? 2 * WAYS : 8;      // elements of a row that are loaded together
 constexpr int DECODE_WINDOW_SPLITS = 3;                     // with fewer, looking for a window costs more than it saves
 constexpr int DECODE_AHEAD = 8;                             // rows to prefetch ahead
 // Row stride of the partial dot products. A warp writes those of its keys and pieces; 4 more than a multiple of the 32
@@ -97,15 +97,19 @@ __device__ __forceinline__ void prefetch_piece(const floatX* p) {
 #endif
 }
 
-// the dot product of two pieces: by lanes, then over the lanes in their order
+// the dot product of two pieces: on a CPU in 16 sums, of every 16th element, which are added up in their order
 __device__ __forceinline__ float piece_dot(const DecodePiece& a, const DecodePiece& b) {
-    lanes sum = a.x[0] * b.x[0];
+    constexpr int SUMS = LANES > 1 ? WAYS : 1, STEP = SUMS / LANES;
+    float s[SUMS], total = 0.0f;
     UNROLL
-    for (int r = 1; r < DECODE_PIECE / LANES; r++) { sum += a.x[r] * b.x[r]; }
-    float s[LANES], total = 0.0f;
-    store_lanes(s, sum);
+    for (int r = 0; r < STEP; r++) {
+        lanes sum = a.x[r] * b.x[r];
+        UNROLL
+        for (int n = r + STEP; n < DECODE_PIECE / LANES; n += STEP) { sum += a.x[n] * b.x[n]; }
+        store_lanes(s + r * LANES, sum);
+    }
     UNROLL
-    for (int i = 0; i < LANES; i++) { total += s[i]; }
+    for (int i = 0; i < SUMS; i++) { total += s[i]; }
     return total;
 }
 
@@ -127,13 +131,11 @@ __device__ inline float decode_max(float* scores, int n) {
 // largest |k|^2 of the keys; bias: the largest of theirs. A NaN says no.
 __device__ inline bool decode_outside_window(const float* query, const floatX* own_key, int HS, float key_max,
                                              float bias, float tau) {
-    float norm = 0.0f, own = 0.0f;
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        norm += query[d] * query[d];
-        own += query[d] * (float)own_key[d];
-    }
-    norm = block_sum(norm);
-    own = block_sum(own);
+    const auto sums = sums_over<2>(threadIdx.x, HS, blockDim.x, [&](float* s, int d) {
+        s[0] += query[d] * query[d];
+        s[1] += query[d] * (float)own_key[d];
+    });
+    const float norm = block_sum(sums.x[0]), own = block_sum(sums.x[1]);
     return sqrtf(norm) * sqrtf(key_max) + bias < own - tau;
 }
 
@@ -231,14 +233,11 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     // 4. exponentials and their sum
     const float largest = decode_max(scores, nj);
     const float reference = largest > -INFINITY ? largest : 0.0f;       // a split without a finite logit weighs nothing
-    float sum = 0.0f;
-    SIMD
-    for (int c = threadIdx.x; c < nj; c += blockDim.x) {
-        const float e = fast_exp(scores[c] - reference);
-        scores[c] = e;
-        sum += e;
-    }
-    sum = block_sum(sum);
+    const auto part_sum = sums_over<1>(threadIdx.x, nj, blockDim.x, [&](float* s, int c) {
+        scores[c] = fast_exp(scores[c] - reference);
+        s[0] += scores[c];
+    });
+    const float sum = block_sum(part_sum.x[0]);
     __syncthreads();
     // 5. O = P v: a thread takes one piece of every groups-th value; then the groups are added
     for (int w = threadIdx.x; w < parts * groups; w += blockDim.x) {
@@ -248,7 +247,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
         for (int c = group; c < nj; c += groups) {
             const DecodePiece value = load_piece(v + (size_t)c * dims.OC + d, HS - d);
             UNROLL
-            for (int r = 0; r < DECODE_PIECE / LANES; r++) { o.x[r] += scores[c] * value.x[r]; }
+            for (int r = 0; r < DECODE_PIECE / LANES; r++) { o.x[r] = fused_madd(scores[c], value.x[r], o.x[r]); }
         }
         UNROLL
         for (int r = 0; r < DECODE_PIECE / LANES; r++) { store_lanes(O + group * width + d + r * LANES, o.x[r]); }

@@ -56,8 +56,12 @@ using floatX = float;
 #define SIMD _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
-#define SIMD _Pragma("GCC ivdep")
+#define SIMD _Pragma("GCC ivdep") _Pragma("GCC unroll 1")      // unrolled loops are not vectorized
 #endif
+
+// a * b + c, rounded once. Where it matters, the source says so; the CPU's compiler may not fuse anything else
+// (-ffp-contract=off), nor reorder a sum.
+__host__ __device__ inline float fused_madd(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 // ----------------------------------------------------------------------------------------------------------
 // whole numbers
@@ -122,6 +126,77 @@ template <int P, class T> __device__ __forceinline__ void store_pack(T* p, const
 template <class F> void with_pack(size_t n, F f) {
     if (n % PACK == 0) { f(std::integral_constant<int, PACK>()); }
     else { f(std::integral_constant<int, 1>()); }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// sums and the largest, by one thread, over c = first, first + step, ... below end
+//
+// A CPU's thread has a whole row, step 1. It keeps 16 sums, of every 16th c, and adds them up in a tree. So the order
+// depends neither on the width of a register nor on the compiler, which may not reorder a sum.
+
+constexpr int WAYS = 16;
+template <int N> struct Sums { float x[N] = {}; };
+// N sums: add(s, c) adds to s[0] .. s[N - 1] what c brings
+template <int N, class Add> __device__ __forceinline__ Sums<N> sums_over(int first, int end, int step, Add add) {
+    Sums<N> sums;
+    int c = first;
+    if constexpr (LANES > 1) {
+        lanes all[N][WAYS / LANES] = {};
+        float x[N][WAYS];
+        for (; c + WAYS <= end; c += WAYS) {
+            SIMD
+            for (int way = 0; way < WAYS; way++) {
+                Sums<N> of_c;
+                add(of_c.x, c + way);
+                for (int n = 0; n < N; n++) { x[n][way] = of_c.x[n]; }
+            }
+            for (int n = 0; n < N; n++) {
+                UNROLL
+                for (int r = 0; r < WAYS / LANES; r++) { all[n][r] += load_lanes(x[n] + r * LANES); }
+            }
+        }
+        memcpy(x, all, sizeof(x));
+        for (int way = 0; c < end; way++, c++) {
+            Sums<N> of_c;
+            add(of_c.x, c);
+            for (int n = 0; n < N; n++) { x[n][way] += of_c.x[n]; }
+        }
+        for (int n = 0; n < N; n++) {
+            for (int half = WAYS / 2; half > 0; half /= 2) {
+                for (int way = 0; way < half; way++) { x[n][way] += x[n][way + half]; }
+            }
+            sums.x[n] = x[n][0];
+        }
+    } else {
+        for (; c < end; c += step) { add(sums.x, c); }
+    }
+    return sums;
+}
+// the largest of the terms that are numbers; -infinity if there are none
+template <class Term> __device__ __forceinline__ float max_over(int first, int end, int step, Term term) {
+    float largest = -INFINITY;
+    int c = first;
+    if constexpr (LANES > 1) {
+        float x[WAYS];
+        lanes all[WAYS / LANES];
+        for (lanes& a : all) { a = lanes{} - INFINITY; }
+        for (; c + WAYS <= end; c += WAYS) {
+            SIMD
+            for (int way = 0; way < WAYS; way++) { x[way] = term(c + way); }
+            UNROLL
+            for (int r = 0; r < WAYS / LANES; r++) {
+                const lanes t = load_lanes(x + r * LANES);
+                all[r] = t > all[r] ? t : all[r];
+            }
+        }
+        memcpy(x, all, sizeof(x));
+        for (float t : x) { largest = t > largest ? t : largest; }
+    }
+    for (; c < end; c += step) {
+        const float t = term(c);
+        largest = t > largest ? t : largest;
+    }
+    return largest;
 }
 
 // ----------------------------------------------------------------------------------------------------------

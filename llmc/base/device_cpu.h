@@ -9,6 +9,11 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -87,6 +92,19 @@ __forceinline__ lanes load_lanes(const float* p) {
     return v;
 }
 __forceinline__ void store_lanes(float* p, lanes v) { memcpy(p, &v, sizeof(v)); }
+// a * b + c in each lane, rounded once
+__forceinline__ lanes fused_madd(float a, lanes b, lanes c) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (lanes)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)b, (__m256)c);
+#elif defined(__ARM_FEATURE_FMA)
+    return (lanes)vfmaq_n_f32((float32x4_t)c, (float32x4_t)b, a);
+#else
+    for (int i = 0; i < LANES; i++) { c[i] = __builtin_fmaf(a, b[i], c[i]); }
+    return c;
+#endif
+}
 template <class T> T warp_sum(T x) { return x; }
 template <class T> T block_sum(T x) { return x; }
 inline float block_max(float x) { return x; }

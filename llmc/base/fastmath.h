@@ -25,15 +25,6 @@ __host__ __device__ inline int32_t float_to_bits(float f) {
     return i;
 }
 
-// a * b + c, rounded once where the machine can. It also keeps -fassociative-math from undoing the reductions below.
-__host__ __device__ inline float fused_madd(float a, float b, float c) {
-#if defined(__CUDACC__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-    return __builtin_fmaf(a, b, c);
-#else
-    return (float)((double)a * b + c);
-#endif
-}
-
 // 1 / x, within 0.5 ulp, 1 ulp; on a GPU 0 above 2^126
 __host__ __device__ inline float fast_reciprocal(float x) {
 #if defined(FAST_INSTRUCTIONS)

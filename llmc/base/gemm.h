@@ -103,7 +103,7 @@ inline void gemm_fragment(const Matrix<float>& out, const float* a, const float*
         for (int m = 0; m < ROWS; m++) {
             const float factor = a[k * GEMM_M + m];
             UNROLL
-            for (int n = 0; n < REGISTERS; n++) { sum[m][n] += factor * row[n]; }
+            for (int n = 0; n < REGISTERS; n++) { sum[m][n] = fused_madd(factor, row[n], sum[m][n]); }
         }
     }
     UNROLL
@@ -122,15 +122,6 @@ inline void gemm_fragment(const Matrix<float>& out, const float* a, const float*
     }
 }
 
-// Keeps the compiler from reordering a sum (-fassociative-math), without an instruction.
-inline void keep_order(lanes& sum) {
-#if defined(__x86_64__)
-    asm("" : "+v"(sum));
-#elif defined(__aarch64__)
-    asm("" : "+w"(sum));
-#endif
-}
-
 // The same for one row a (1,K) and LANES columns of B whose k lie side by side, as when a token meets weight^T during
 // generation. B is read only once, so it is transposed in registers and not packed.
 inline lanes gemm_one_row(const Matrix<const float>& a, const Matrix<const float>& B) {
@@ -142,15 +133,12 @@ inline lanes gemm_one_row(const Matrix<const float>& a, const Matrix<const float
         for (int c = 0; c < LANES; c++) { x[c] = load_lanes(&B(k, c)); }
         exchange_corners<1>(x, std::make_integer_sequence<int, LANES>());
         UNROLL
-        for (int i = 0; i < LANES; i++) {
-            sum += a(0, k + i) * x[i];
-            keep_order(sum);
-        }
+        for (int i = 0; i < LANES; i++) { sum = fused_madd(a(0, k + i), x[i], sum); }
     }
     for (; k < B.rows; k++) {
         lanes x;
         for (int c = 0; c < LANES; c++) { x[c] = B(k, c); }
-        sum += a(0, k) * x;
+        sum = fused_madd(a(0, k), x, sum);
     }
     return sum;
 }

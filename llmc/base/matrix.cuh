@@ -66,7 +66,7 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
         for (int m = 0; m < RM; m++) {
             const float a = A(m, k);
             UNROLL
-            for (int n = 0; n < RN; n++) { sum[m][n] += a * b[n]; }
+            for (int n = 0; n < RN; n++) { sum[m][n] = fused_madd(a, b[n], sum[m][n]); }
         }
     }
     UNROLL

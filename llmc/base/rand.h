@@ -6,10 +6,7 @@
 #ifndef LLMC_BASE_RAND_H
 #define LLMC_BASE_RAND_H
 
-#include <cmath>
-
-#include "common.h"
-#include "device.h"
+#include "libm.h"
 
 __host__ __device__ inline uint64_t mix64(uint64_t x) {
     x += 0x9E3779B97F4A7C15ull;
@@ -31,9 +28,9 @@ __host__ __device__ inline double uniform01(uint64_t seed, uint64_t a, uint64_t 
 inline double normal01(uint64_t seed, uint64_t stream, uint64_t i) {
     const double u1 = 1.0 - uniform01(seed, stream, i & ~1ull);     // in (0, 1], so that its logarithm is finite
     const double u2 = uniform01(seed, stream, i | 1ull);
-    const double r = std::sqrt(-2.0 * std::log(u1));
+    const double r = std::sqrt(-2.0 * portable_log(u1));
     const double phi = 6.283185307179586476925286766559 * u2;
-    return (i & 1) ? r * std::sin(phi) : r * std::cos(phi);
+    return (i & 1) ? r * portable_sin(phi) : r * portable_cos(phi);
 }
 
 // The image of i under a pseudo-random permutation of 0 .. n-1, in O(1) memory for any n. A Feistel network of four

@@ -33,7 +33,7 @@ inline int sample_token(const std::vector<float>& logits, const Sampling& s, dou
     const double largest = *std::max_element(logits.begin(), logits.end());
     std::vector<double> p(keep);
     double sum = 0;
-    for (int k = 0; k < keep; k++) { sum += p[k] = std::exp((logits[order[k]] - largest) / s.temperature); }
+    for (int k = 0; k < keep; k++) { sum += p[k] = portable_exp((logits[order[k]] - largest) / s.temperature); }
     int last = keep - 1;
     if (s.top_p < 1.0) {
         double nucleus = 0;

@@ -22,7 +22,7 @@ __host__ __device__ inline float alibi_slope(int h, int NH, bool geometric = fal
     int p = 1;
     while (2 * p <= NH) { p *= 2; }                         // the largest power of two that is not above NH
     if (geometric) { p = NH; }
-    return (float)exp2(h < p ? -8.0 * (h + 1) / p : -4.0 * (2 * (h - p) + 1) / p);
+    return (float)portable_exp2(h < p ? -8.0 * (h + 1) / p : -4.0 * (2 * (h - p) + 1) / p);
 }
 static __global__ void alibi_slopes_kernel(float* slopes, int NH, bool geometric) {
     for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = alibi_slope(h, NH, geometric); }
@@ -30,7 +30,7 @@ static __global__ void alibi_slopes_kernel(float* slopes, int NH, bool geometric
 
 // m_h of alibi_random
 __host__ __device__ inline float alibi_random_slope(int h, uint64_t seed, double mean) {
-    return (float)(-mean * log(1.0 - uniform01(seed, (uint64_t)h)));
+    return (float)(-mean * portable_log(1.0 - uniform01(seed, (uint64_t)h)));
 }
 static __global__ void alibi_random_kernel(float* slopes, int NH, uint64_t seed, double mean) {
     for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = alibi_random_slope(h, seed, mean); }

@@ -172,9 +172,8 @@ static __global__ void cope_dq_kernel(floatX* dqkv, const float* dz, const float
     for (int c = threadIdx.x; c < NH * HS; c += blockDim.x) {
         const float* dz_h = dz + ((b * NH + c / HS) * T + t) * npos;
         const float* e_d = e + c % HS * npos;
-        float sum = 0.0f;
-        for (int n = 0; n < npos; n++) { sum += dz_h[n] * e_d[n]; }
-        dq[c] = (floatX)((float)dq[c] + sum);
+        const auto sum = sums_over<1>(0, npos, 1, [&](float* s, int n) { s[0] += dz_h[n] * e_d[n]; });
+        dq[c] = (floatX)((float)dq[c] + sum.x[0]);
     }
 }
 
@@ -233,9 +232,9 @@ static __global__ void cope_split_gates_kernel(double* gates, const floatX* qkv,
     double sum = 0.0;
     for (int j = j0 + (int)threadIdx.x; j < end; j += blockDim.x) {
         if (mask.exists() && mask.hides(t0, j, begin)) { continue; }
-        float score = 0.0f;
-        for (int d = 0; d < HS; d++) { score += query[d] * (float)k[(size_t)j * OC + d]; }
-        sum += (double)sigmoid(score);
+        const floatX* k_j = k + (size_t)j * OC;
+        const auto score = sums_over<1>(0, HS, 1, [&](float* s, int d) { s[0] += query[d] * (float)k_j[d]; });
+        sum += (double)sigmoid(score.x[0]);
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) { gates[(size_t)bh * ceil_div(stride, DECODE_SPLIT) + split] = sum; }

@@ -36,7 +36,7 @@ __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
 }
 // of --tile_skip default, in units of log2: T keys that are so far below the largest are less than 2^-24 of a row's sum
-__host__ __device__ inline float flash_skip_tau(int T) { return 24.0f + log2f((float)T); }
+__host__ __device__ inline float flash_skip_tau(int T) { return 24.0f + portable_log2f((float)T); }
 
 // A piece of Fire's f: value + slope y up to y = end, where the slope grows by bend
 struct alignas(16) FirePiece {

@@ -34,7 +34,7 @@ __device__ inline float sign_of(float x) {
 }
 __device__ inline float fire_length(const float* l) { return fabsf(*l) * FIRE_LENGTH; }
 
-__device__ inline double fire_psi(float a, float x) { return log1p((double)a * (double)x); }
+__device__ inline double fire_psi(float a, float x) { return portable_log1p((double)a * (double)x); }
 
 // psi (ND) over distance, inv (T+128) over the later position
 static __global__ void fire_forward_kernel(float* psi, float* inv, const float* c, const float* l, int T, int ND) {
@@ -191,9 +191,7 @@ struct FireBias : BiasFunctor {
         const float inv_i = inv[i];
         const float dnorm_i = dnorm[i];
         const float dL_i = dL[i];
-        float s0 = 0.0f, s1 = 0.0f;
-        float s2 = 0.0f, s3 = 0.0f;
-        for (int k = j; k < end; k++) {
+        const auto run = sums_over<FIRE_SUMS>(j, end, 1, [&](float* of, int k) {
             const float inv_k = inv[k];
             const float dnorm_k = dnorm[k];
             const float dL_k = dL[k];
@@ -202,15 +200,12 @@ struct FireBias : BiasFunctor {
             const float l = k > i ? dL_k : dL_i;
             const float yk = psi_i[k] * n;                  // y_ik
             const float dlogit = d[k - j];
-            s0 += dlogit;
-            s1 += dlogit * yk;
-            s2 += dlogit * ((dpsi_i[k] - yk * m) * n);          // dy/d|c|, of the quotient psi / norm
-            s3 += dlogit * (yk * n * l);                        // -dy/dL
-        }
-        s[0] += s0;
-        s[1] += s1;
-        s[2] += s2;
-        s[3] += s3;
+            of[0] += dlogit;
+            of[1] += dlogit * yk;
+            of[2] += dlogit * ((dpsi_i[k] - yk * m) * n);       // dy/d|c|, of the quotient psi / norm
+            of[3] += dlogit * (yk * n * l);                     // -dy/dL
+        });
+        for (int q = 0; q < FIRE_SUMS; q++) { s[q] += run.x[q]; }
     }
 
     // One thread per row.

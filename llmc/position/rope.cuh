@@ -23,10 +23,10 @@ static std::vector<double> rope_frequencies(const PositionConfig& run, double th
     const double T_original = run.original_length();
     const double s = run.stretch(T);
     // ntk stretches theta, so that fast pairs keep their speed and slow ones turn s times as slowly
-    if (run.scaling == RopeScaling::NTK && R > 2) { theta *= pow(s, (double)R / (R - 2)); }
+    if (run.scaling == RopeScaling::NTK && R > 2) { theta *= portable_pow(s, (double)R / (R - 2)); }
     std::vector<double> frequencies;
     for (int i = 0; i < R / 2; i++) {
-        double f = pow(theta, -2.0 * i / R);
+        double f = portable_pow(theta, -2.0 * i / R);
         if (run.scaling == RopeScaling::PI) { f /= s; }
         // yarn: pairs that turn at least 32 times within the original length keep their speed, those below one turn
         // slow down
@@ -55,8 +55,8 @@ static __global__ void rope_table_kernel(float* table, int T, Start start, int R
     const int i = first + blockIdx.x;
     const double f = frequencies.of[blockIdx.x];
     for (int t = t0 + (int)threadIdx.x; t < t0 + T; t += blockDim.x) {
-        table[(size_t)t * R + 2 * i] = (float)cos(t * f);
-        table[(size_t)t * R + 2 * i + 1] = (float)sin(t * f);
+        table[(size_t)t * R + 2 * i] = (float)portable_cos(t * f);
+        table[(size_t)t * R + 2 * i + 1] = (float)portable_sin(t * f);
     }
 }
 
@@ -143,8 +143,8 @@ struct Rope : Encoding {
     }
     float score_factor(int T) const {
         const PositionConfig& c = *v.run;
-        const double log_s = std::log(c.stretch(T));
-        if (c.scaling == RopeScaling::LongRoPE) { return (float)(1.0 + log_s / std::log((double)c.original_length())); }
+        const double log_s = portable_log(c.stretch(T));
+        if (c.scaling == RopeScaling::LongRoPE) { return (float)(1.0 + log_s / portable_log(c.original_length())); }
         if (c.scaling != RopeScaling::YaRN) { return 1.0f; }
         const double m = 0.1 * log_s + 1.0;
         return (float)(m * m);

@@ -16,13 +16,13 @@
 // table (NH,columns), laid out as in toeplitz.cuh. The cosines of a distance are summed once for all heads, in double
 // because a float angle is off by 0.004 at a distance of 100,000.
 static __global__ void sandwich_table_kernel(float* table, int d, int T, int NH, int columns) {
-    const double step = pow(10000.0, -2.0 / d);
+    const double step = portable_pow(10000.0, -2.0 / d);
     const GridSpan s = grid_span((size_t)columns);
     for (size_t n = s.begin; n < s.end; n += s.step) {
         double angle = fabs((double)(T - 1 - (int)n));      // |i-j|, in radians for k = 0
         double sum = 0.0;
         for (int k = 0; k < d / 2; k++) {
-            sum += cos(angle) - 1.0;
+            sum += portable_cos(angle) - 1.0;
             angle *= step;
         }
         for (int h = 0; h < NH; h++) { table[(size_t)h * columns + n] = (float)(sum * NH / (8.0 * (h + 1))); }

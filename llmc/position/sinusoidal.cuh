@@ -24,9 +24,9 @@ static __global__ void sinusoidal_forward_kernel(floatX* x, int B, int T, Start 
         const int position = mask.of(b, stride).position(at);
         __syncthreads();
         for (int i = threadIdx.x; i < (C + 1) / 2 && position != known; i += blockDim.x) {
-            const double angle = (double)position * pow(10000.0, -2.0 * i / C);
-            pe[2 * i] = scale * (float)sin(angle);
-            pe[2 * i + 1] = scale * (float)cos(angle);
+            const double angle = (double)position * portable_pow(10000.0, -2.0 * i / C);
+            pe[2 * i] = scale * (float)portable_sin(angle);
+            pe[2 * i + 1] = scale * (float)portable_cos(angle);
         }
         __syncthreads();
         known = position;

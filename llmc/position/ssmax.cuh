@@ -36,7 +36,7 @@ struct SSMaxKeys {
     __device__ float log_count(size_t b, int t, int T) const {
         const int tokens = kv_len == nullptr ? T : kv_len[b];
         if (t >= tokens) { return 0.0f; }
-        return (float)log((double)count(mask.of(b, stride), t, causal ? t + 1 : tokens));
+        return (float)portable_log((double)count(mask.of(b, stride), t, causal ? t + 1 : tokens));
     }
 };
 
@@ -126,8 +126,10 @@ struct SSMax : Encoding {
 
     // where s starts: 1 / mean of log n
     static float start_of(int T_train, bool causal) {
-        const double T = std::max(T_train, 2);
-        return (float)(causal ? T / std::lgamma(T + 1.0) : 1.0 / std::log(T));
+        const int T = std::max(T_train, 2);
+        double sum = 0.0;                                   // of log n, n up to T
+        for (int n = 2; n <= T && causal; n++) { sum += portable_log(n); }
+        return (float)(causal ? T / sum : 1.0 / portable_log(T));
     }
     template <class Tensors> void declare(Tensors& t) {
         const float start = start_of(t.run->T_train, t.causal);

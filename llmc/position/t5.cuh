@@ -38,7 +38,7 @@ struct T5Buckets {
         for (int k = 0; k <= MOST; k++) {
             // distances that begin a bucket exactly, such as 16, 32 and 64, must not be lost to rounding
             const double step = (double)(imin(k, side) - exact) / exact;
-            const double begin = exact * std::pow(config.value("distance") / exact, step) - 1e-9;
+            const double begin = exact * portable_pow(config.value("distance") / exact, step) - 1e-9;
             const int logarithmic = k < side ? (int)std::ceil(begin) : INT_MAX;
             first[k] = k < exact ? k : logarithmic;
         }

@@ -4,6 +4,8 @@
 #include <thread>
 
 #include "llmc/base/fastmath.h"
+#include "llmc/base/libm.h"
+#include "llmc/base/rand.h"
 
 namespace {
 
@@ -146,6 +148,81 @@ TEST_CASE("gaussian is within 3 ulp, normal_cdf within 8, in the left tail too",
 TEST_CASE("fused_madd rounds once", "[device]") {
     const float a = 1.0f + FLT_EPSILON;
     CHECK(fused_madd(a, a, -(1.0f + 2 * FLT_EPSILON)) == FLT_EPSILON * FLT_EPSILON);
+}
+
+TEST_CASE("log, exp, powers, sin and cos in double are within 2 ulp, and the same bits on every machine", "[device]") {
+    std::vector<double> results;
+    double log_error = 0.0, log1p_error = 0.0;
+    double exp_error = 0.0, sin_error = 0.0;
+    double pow_error = 0.0;
+    const auto add = [&](double& worst, double got, long double want, double unit) {
+        worst = std::max(worst, (double)(std::fabs((long double)got - want) / unit));
+        results.push_back(got);
+    };
+    const auto ulp = [](long double want) { return std::ldexp(1.0, std::ilogb((double)want) - 52); };
+    for (int n = 0; n < 100000; n++) {
+        const double u = uniform01(1, (uint64_t)n), near_one = 0.7 + 0.7 * u;
+        const double e = 80.0 * uniform01(2, (uint64_t)n) - 40.0, x = portable_exp(e);
+        const double angle = (n % 2 == 0 ? 10.0 : 1e7) * (2.0 * u - 1.0);
+        add(exp_error, x, std::exp((long double)e), ulp(std::exp((long double)e)));
+        add(exp_error, portable_exp2(e), std::exp2((long double)e), ulp(std::exp2((long double)e)));
+        for (double y : {x, near_one}) {
+            add(log_error, portable_log(y), std::log((long double)y), ulp(std::log((long double)y)));
+        }
+        add(log1p_error, portable_log1p(x), std::log1p((long double)x), ulp(std::log1p((long double)x)));
+        add(sin_error, portable_sin(angle), std::sin((long double)angle), 0x1p-52);
+        add(sin_error, portable_cos(angle), std::cos((long double)angle), 0x1p-52);
+        const long double power = std::pow(10000.0L, -(long double)u);
+        add(pow_error, portable_pow(10000.0, -u), power, ulp(power));
+    }
+    CAPTURE(log_error, log1p_error, exp_error, sin_error, pow_error);
+    CHECK(log_error <= 2);
+    CHECK(log1p_error <= 2);
+    CHECK(exp_error <= 2);
+    CHECK(sin_error <= 1);
+    CHECK(pow_error <= 17);                     // y log x, up to 9.2, is off by 2 ulp of 2^-49 each, and exp by 1
+    // the hash of all results, which g++ and clang++ compute for x86-64 and for Arm
+    CHECK(checksum(results.data(), sizeof(double) * results.size()) == 0x7fb28b576820f18f);
+    CHECK(portable_log(1.0) == 0.0);
+    CHECK(portable_log(0.0) == -INFINITY);
+    CHECK(portable_log(INFINITY) == INFINITY);
+    CHECK(std::isnan(portable_log(NAN)));
+    CHECK(std::isnan(portable_log(-1.0)));
+    CHECK(portable_exp2(-8.0) == 1.0 / 256);
+}
+
+TEST_CASE("sums_over has one order on every CPU, and max_over passes over NaN", "[device][asan]") {
+    Random random;
+    for (int n : {0, 1, 15, 16, 17, 31, 32, 100, 1000}) {
+        std::vector<float> x(n), y(n);
+        for (int c = 0; c < n; c++) {
+            x[c] = random.normal();
+            y[c] = random.normal();
+        }
+        // as device.h states it: 16 sums, of every 16th element, and a tree
+        float dot[16] = {}, sum[16] = {};
+        for (int c = 0; c < n; c++) {
+            const float product = x[c] * y[c];
+            dot[c % 16] += product;
+            sum[c % 16] += x[c];
+        }
+        for (float* s : {dot, sum}) {
+            for (int half : {8, 4, 2, 1}) {
+                for (int way = 0; way < half; way++) { s[way] += s[way + half]; }
+            }
+        }
+        const auto got = sums_over<2>(0, n, 1, [&](float* s, int c) {
+            s[0] += x[c] * y[c];
+            s[1] += x[c];
+        });
+        CAPTURE(n);
+        CHECK(got.x[0] == dot[0]);
+        CHECK(got.x[1] == sum[0]);
+        const auto term = [&](int c) { return c % 7 == 3 ? NAN : x[c]; };
+        float largest = -INFINITY;
+        for (int c = 0; c < n; c++) { largest = c % 7 != 3 ? std::max(largest, x[c]) : largest; }
+        CHECK(max_over(0, n, 1, term) == largest);
+    }
 }
 
 TEST_CASE("NaN and infinity keep their meaning under this binary's flags", "[device][asan]") {

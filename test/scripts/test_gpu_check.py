@@ -35,7 +35,7 @@ class Machine:
 
     def __init__(self, root):
         self.root, self.commands, self.clock = root, [], Clock()
-        self.error = {"plain": 1e-7, "rounded": 1e-4, "fp32": 5e-7, "bf16": 4e-4}       # errors of the losses
+        self.error = {"fused": 1e-7, "rounded": 1e-4, "fp32": 5e-7, "bf16": 4e-4}       # errors of the losses
         self.tests = [{"name": "sum", "status": "ok", "ms": 3.0, "info": "error 1e-7"},
                       {"name": "big", "status": "ok", "ms": 900.0, "info": ""}]
         self.programs = {"nvidia-smi", "nvcc", "g++", "compute-sanitizer", "python3"}
@@ -139,7 +139,7 @@ class Machine:
         """the relative error of the losses of a trainer"""
         if "_rounded" in load:
             return self.error["rounded"]
-        for part, kind in (("/fp32/", "fp32"), ("/bf16/", "bf16"), ("/plain/", "plain")):
+        for part, kind in (("/fp32/", "fp32"), ("/bf16/", "bf16"), ("/fused/", "fused")):
             if part in program:
                 return self.error[kind]
         return 0.0
@@ -239,7 +239,7 @@ class Stages(Case):
         self.assertTrue(name.startswith("NVIDIA-Test-GPU_abcdef123456."), name)
         self.assertEqual(len(self.ran("compute-sanitizer")), 1 + 4 * 2)                 # only the short test of each
         self.assertTrue(all(c.endswith(" sum") for c in self.ran("compute-sanitizer")))
-        for trainer in ("cpu/train_bert", "bf16/train_bertcu", "plain/train_bert", "fp32/train_bertcu"):
+        for trainer in ("cpu/train_bert", "bf16/train_bertcu", "fused/train_bert", "fp32/train_bertcu"):
             trainer = "build/gpu_check/" + trainer
             runs = [c for c in self.ran("--steps 20") if c.startswith(trainer + " ")]
             self.assertEqual({"--pairs" in c for c in runs}, {False, True}, trainer)
@@ -291,9 +291,9 @@ class Stages(Case):
                 self.assertEqual(line[1:1 + len(flags)], flags, product)
                 self.assertIn("arch=compute_90a,code=sm_90a", line)
             else:
-                self.assertEqual("-fassociative-math" in line, "/cpu/" in product)
+                self.assertEqual("-ffp-contract=fast" in line, "/fused/" in product)
         trainers = {f"{kind}/train_{t}{cu}" for t in ("gpt2", "bert")
-                    for kind, cu in (("cpu", ""), ("plain", ""), ("bf16", "cu"), ("fp32", "cu"))}
+                    for kind, cu in (("cpu", ""), ("fused", ""), ("bf16", "cu"), ("fp32", "cu"))}
         self.assertEqual(products, trainers | {"first/train_gpt2cu", "gpu_probes", "test_sum", "test_flash_forward",
                                                "bench_causal", "bench_full", "comm_program"})
         with_nccl = [c for c in lines if "-DUSE_NCCL" in c]
@@ -402,11 +402,11 @@ class Failures(Case):
                 self.failed(stage, *parts)
 
     def test_a_measured_error_that_bounds_nothing(self):
-        self.machine.error["plain"] = 0.0
+        self.machine.error["fused"] = 0.0
         self.failed("losses", "bounds nothing")
-        self.machine.error["plain"] = 1e-3
+        self.machine.error["fused"] = 1e-3
         self.assertEqual(self.check("--again", "losses")[0], 1)
-        self.machine.error["plain"] = 1e-7
+        self.machine.error["fused"] = 1e-7
         self.assertEqual(self.check("--again", "losses")[0], 0)
 
     def test_exchange(self):

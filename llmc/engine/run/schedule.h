@@ -8,9 +8,7 @@
 #ifndef LLMC_ENGINE_RUN_SCHEDULE_H
 #define LLMC_ENGINE_RUN_SCHEDULE_H
 
-#include <cmath>
-
-#include "../../base/common.h"
+#include "../../base/libm.h"
 
 // `steps` is the length of the run, `final_lr` a fraction of the peak `lr`; steps count from 0.
 inline double learning_rate(const std::string& schedule, double lr, int64_t warmup, int64_t steps, double final_lr,
@@ -22,7 +20,7 @@ inline double learning_rate(const std::string& schedule, double lr, int64_t warm
     // If the run ends within its warm-up there is no decay; after its end the last value stays.
     double x = 0.0, f = 1.0;
     if (step >= start) { x = step < steps ? (double)(step - start) / (double)(steps - start) : 1.0; }
-    if (schedule == "cosine") { f = 0.5 * (1.0 + std::cos(3.14159265358979323846 * x)); }
+    if (schedule == "cosine") { f = 0.5 * (1.0 + portable_cos(3.14159265358979323846 * x)); }
     if (schedule == "linear") { f = 1.0 - x; }
     if (schedule == "wsd") { f = 1.0 - std::sqrt(x); }
     const double min_lr = final_lr * lr;

@@ -1,0 +1,97 @@
+// base/libm.h -- log, exp, powers, sin and cos in double precision, the same bits on every machine.
+//
+// Those of a C library differ in the last bit from one version, and one processor, to the next, and so would the
+// initial weights and the tables of encodings that are rounded from them. These are sums and products in a stated
+// order. They are off by at most 2 units in the last place (sin and cos: 2^-52), as test/base/test_device.cu measures.
+#ifndef LLMC_BASE_LIBM_H
+#define LLMC_BASE_LIBM_H
+
+#include "device.h"
+
+__host__ __device__ inline double fused_madd(double a, double b, double c) { return __builtin_fma(a, b, c); }
+
+// the same 64 bits, read as the other type
+__host__ __device__ inline double bits_to_double(int64_t i) {
+    double d;
+    memcpy(&d, &i, sizeof(d));
+    return d;
+}
+__host__ __device__ inline int64_t double_to_bits(double d) {
+    int64_t i;
+    memcpy(&i, &d, sizeof(i));
+    return i;
+}
+
+// x rounded to a whole number: above 2^52 neighbouring doubles are 1 apart
+__host__ __device__ inline double nearest_whole(double x) { return (x + 6755399441055744.0) - 6755399441055744.0; }
+constexpr double LN2_HIGH = 0x1.62e42fefa39efp-1, LN2_LOW = 0x1.abc9e3b39803fp-56;              // ln 2, in two parts
+constexpr double HALF_PI_HIGH = 0x1.921fb54442d18p+0, HALF_PI_LOW = 0x1.1a62633145c07p-54;      // pi / 2
+
+// log x. With x = 2^k (1 + f), log x = k ln 2 + log(1 + f), and log(1 + f) = 2 atanh(s) for s = f / (2 + f).
+__host__ __device__ inline double portable_log(double x) {
+    if (x == 0.0) { return -INFINITY; }
+    if (!(x > 0.0 && x < INFINITY)) { return x < 0.0 ? NAN : x; }
+    const int64_t root = 0x3fe6a09e667f3bcd;                // sqrt(1/2), from which the exponent is counted
+    const int64_t bits = double_to_bits(x) - root;
+    const double k = (double)(bits >> 52);
+    const double f = bits_to_double((bits & 0xfffffffffffff) + root) - 1.0;
+    const double s = f / (2.0 + f);
+    const double z = s * s;
+    double p = 0.0;                                         // 2 atanh(s) / s = 2 + z (2/3 + z (2/5 + ...))
+    UNROLL
+    for (int n = 25; n > 1; n -= 2) { p = fused_madd(p, z, 2.0 / n); }
+    const double tail = f - s * (f - z * p);                // log(1 + f), as 2 s = f - s f
+    return fused_madd(k, LN2_HIGH, fused_madd(k, LN2_LOW, tail));
+}
+// log(1 + x) for x >= 0; what 1 + x loses of x is made up for
+__host__ __device__ inline double portable_log1p(double x) {
+    const double u = 1.0 + x;
+    return u < INFINITY ? portable_log(u) + (x - (u - 1.0)) / u : u;
+}
+// 2^n e^r, |r| < 0.35
+__host__ __device__ inline double scaled_exp(double n, double r) {
+    double p = 1.0;                                         // e^r = 1 + r (1 + r/2 (1 + r/3 (...)))
+    UNROLL
+    for (int k = 14; k > 0; k--) { p = fused_madd(p, r * (1.0 / k), 1.0); }
+    return p * bits_to_double(((int64_t)n + 1023) << 52);
+}
+// e^x; beyond +-700 as there
+__host__ __device__ inline double portable_exp(double x) {
+    x = x > 700.0 ? 700.0 : x;
+    x = x < -700.0 ? -700.0 : x;
+    const double n = nearest_whole(x * (1.0 / LN2_HIGH));
+    return scaled_exp(n, fused_madd(n, -LN2_LOW, fused_madd(n, -LN2_HIGH, x)));
+}
+// x^y for x > 0, and 2^x, exact for whole x
+__host__ __device__ inline double portable_pow(double x, double y) { return portable_exp(y * portable_log(x)); }
+__host__ __device__ inline double portable_exp2(double x) {
+    const double n = nearest_whole(x);
+    return scaled_exp(n, (x - n) * LN2_HIGH);
+}
+
+// the sine of x + quarters pi / 2, |x| < 2^30
+__host__ __device__ inline double portable_sin(double x, int quarters = 0) {
+    const double n = nearest_whole(x * (1.0 / HALF_PI_HIGH));
+    const double r = fused_madd(n, -HALF_PI_LOW, fused_madd(n, -HALF_PI_HIGH, x));      // |r| <= pi/4
+    const double z = -r * r;
+    double sine = 1.0, cosine = 1.0;
+    UNROLL
+    for (int k = 16; k > 0; k -= 2) { sine = fused_madd(sine, z * (1.0 / (k * (k + 1))), 1.0); }    // of r, / r
+    UNROLL
+    for (int k = 17; k > 0; k -= 2) { cosine = fused_madd(cosine, z * (1.0 / (k * (k + 1))), 1.0); }
+    const int64_t turn = (int64_t)n + quarters;
+    const double y = turn % 2 == 0 ? r * sine : cosine;
+    return (turn & 2) == 0 ? y : -y;
+}
+__host__ __device__ inline double portable_cos(double x) { return portable_sin(x, 1); }
+
+// log x and log2 x; a GPU has functions of its own, which are faster
+#if defined(CUDA_BUILD)
+__host__ __device__ inline float portable_logf(float x) { return logf(x); }
+__host__ __device__ inline float portable_log2f(float x) { return log2f(x); }
+#else
+inline float portable_logf(float x) { return (float)portable_log((double)x); }
+inline float portable_log2f(float x) { return (float)(portable_log((double)x) / LN2_HIGH); }
+#endif
+
+#endif
