@@ -58,25 +58,28 @@ struct Profile {
     std::vector<ProfileEntry> entries;
 };
 inline Profile profile;
+// Called after each launch with its text, if it is not null: engine/trace.h
+inline void (*after_launch)(const char* text, Stream stream) = nullptr;
 
 // Lives as long as a launch. text: the launch's arguments as they are written, kernel first
 class ProfiledLaunch {
 public:
-    ProfiledLaunch(const char* text, Stream stream, int M = 0, int N = 0, int K = 0) : stream(stream) {
-        if (!profile.on || profile.depth++ > 0) { return; }
+    ProfiledLaunch(const char* text, Stream stream, int M = 0, int N = 0, int K = 0) : text(text), stream(stream) {
+        if (profile.depth++ > 0 || !profile.on) { return; }
         at = (int)profile.entries.size();
         profile.entries.push_back({std::string(text, strcspn(text, "<, ")), M, N, K, {}});
         profile.entries.back().clock.start(stream);
     }
     ~ProfiledLaunch() {
-        if (!profile.on) { return; }
         profile.depth--;
         if (at >= 0) { profile.entries[(size_t)at].clock.stop(stream); }
+        if (after_launch != nullptr && profile.depth == 0) { after_launch(text, stream); }
     }
     ProfiledLaunch(const ProfiledLaunch&) = delete;
     ProfiledLaunch& operator=(const ProfiledLaunch&) = delete;
 
 private:
+    const char* text;
     Stream stream;
     int at = -1;                            // its entry; -1: none
 };

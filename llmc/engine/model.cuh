@@ -168,8 +168,12 @@ template <class Pointers> struct ActivationsOf {
         data = (float*)device_malloc(sizeof(float) * table.total);
         position_data = (float*)device_malloc(sizeof(float) * position_table.total);
         batch.allocate((size_t)B * T);
+        trace().add("", data, table, 0, false);
+        trace().add("", position_data, position_table, 0, false);
     }
     void release() {
+        trace().remove(data, sizeof(float) * table.total);
+        trace().remove(position_data, sizeof(float) * position_table.total);
         device_free(data);
         device_free(position_data);
         batch.release();
