@@ -20,7 +20,8 @@ expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstw
 $(foreach knob,NO_OMP MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
 
 # What this machine has; only asked when something is compiled.
-PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench gpu-check
+PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench hashes \
+    gpu-check
 ifneq ($(filter-out $(PLAIN) roofline demo-tasks mutations reliability,$(or $(MAKECMDGOALS),all)),)
 ASKED := CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR
 $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f $(B)/config.mk)
@@ -134,9 +135,12 @@ $(B)/ladders/%: dev/cuda/%.cu $(B)/cpu.flags
 	$(CXX) $(CPU_FLAGS) -I. -MF $@.d -x c++ $< -x none -o $@ $(CPU_LIBS)
 
 # targets that compile nothing themselves; `make help` prints what stands after ## ---------------------------
-demo:      ; @scripts/demo.sh          ## train four small models, compare how far they extrapolate (5 minutes)
-demo-bert: ; @scripts/demo.sh bert     ## the same with train_bert, on masked bytes
-demo-tasks: ; @scripts/demo.sh tasks   ## which encodings answer longer questions than they have learned from
+demo:      ## train four small models, compare how far they extrapolate (5 minutes)
+demo-bert: ## the same with train_bert, on masked bytes
+demo-tasks: ## which encodings answer longer questions than they have learned from
+demo demo-bert demo-tasks:
+	@dev/install.sh demo
+	@"$$(dev/install.sh --python matplotlib numpy)" scripts/demo.py $(patsubst demo-%,%,$(@:demo=gpt2))
 test:      ## build and run the tests (installs what is missing); ARGS='[tag]': only those, and only what they need
 simt:      ## the CUDA kernels and trainers on an emulated GPU (part of make test); ARGS: words in a test's name
 ranks:     ## one run on several processes (part of make test)
@@ -158,6 +162,7 @@ roofline:  ; @python3 scripts/roofline.py $(ARGS)      ## a GPU's training step,
 lint:      ; @python3 dev/figures.py --check && python3 dev/lint.py   ## rules of the sources that no compiler checks
 gpu-check: ; @python3 dev/gpu_check.py $(ARGS)      ## on a machine with a GPU: correctness, speed and memory
 bench:     ; @dev/bench/run.sh         ## speed and memory, beside PyTorch
+hashes:    ; @python3 dev/hashes.py $(ARGS)      ## the same weights from every compiler, processor, thread and rank
 install:   ; @dev/install.sh $(if $(ARGS),unit,test)            ## what the tests need from the system
 clean:     ; @rm -rf $(B) $(TRAINERS) $(TRAINERS:%=%cu)          ## remove everything that was built
 mpi-found: ; @$(if $(MPI_CFLAGS),echo "$(MPI_CFLAGS) $(MPI_LIBS)",echo "no MPI found" >&2; exit 1)

@@ -78,7 +78,9 @@ needs_data() {
 needs_ci() {
     needs_test
     optional ccache "compiles nothing twice" has_command ccache
-    optional clang "libFuzzer, for make fuzz" has_command clang++
+    optional clang "libFuzzer, for make fuzz; make hashes" has_command clang++
+    optional g++-aarch64-linux-gnu "make hashes: Arm" has_command aarch64-linux-gnu-g++
+    optional qemu-user "make hashes: Arm" has_command qemu-aarch64
 }
 needs_bench() {
     needs_build

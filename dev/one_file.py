@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """one_file.py -- dev/gpt2_cable.cpp beside ./train_gpt2: the same initial values, the same text, the same losses.
 
-    dev/one_file.py                  20 steps on the text of `make demo`; one line per step
+    dev/one_file.py                  20 steps on Shakespeare; one line per step
     dev/one_file.py --T 64 ...       other flags of gpt2_cable.cpp; --source FILE: another copy of it
 
 The file is compiled twice, in float32 and in float64. How far its two losses are apart is float32's rounding error;
@@ -40,18 +40,12 @@ def losses_of(command, env):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", default="dev/gpt2_cable.cpp")
-    parser.add_argument("--text", help="train on this .txt file")
+    parser.add_argument("--text", default="data/shakespeare_train.txt", help="train on this .txt file")
     parser.add_argument("--out", default="build/one_file")
     for flag, value in (("model", "2,4,64"), ("T", "128"), ("B", "8"), ("steps", "20"), ("lr", "1e-3"),
                         ("warmup", "5"), ("final_lr", "0.1"), ("weight_decay", "0.1"), ("seed", "42")):
         parser.add_argument("--" + flag, default=value)
     args = parser.parse_args()
-    text = args.text
-    if text is None:
-        text = "build/demo/train.txt" if os.path.exists(os.path.join(ROOT, "build/demo/train.txt")) else None
-    if text is None:
-        text = "build/demo_text/train.txt"
-        run(["scripts/demo.sh", "text"])
     out = os.path.join(ROOT, args.out)
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
@@ -60,7 +54,7 @@ def main():
     compiler = os.environ.get("CXX", "g++").split()
     for name, real in (("float", "float"), ("double", "double")):
         run([*compiler, *FLAGS, f"-DREAL={real}", args.source, "-o", os.path.join(out, name)])
-    common = ["--train_files", text, "--T", args.T, "--B", args.B, "--lr", args.lr, "--final_lr", args.final_lr,
+    common = ["--train_files", args.text, "--T", args.T, "--B", args.B, "--lr", args.lr, "--final_lr", args.final_lr,
               "--weight_decay", args.weight_decay, "--seed", args.seed, "--steps", args.steps, "--warmup", args.warmup]
     start = os.path.join(args.out, "start")
     run([os.path.join(out, "float"), *common, "--model", args.model, "--steps", "0", "--out", start])

@@ -9,6 +9,7 @@ Names and contents of files may have control characters, which a terminal would 
 write them as escapes, so that no script has to care.
 """
 import contextlib
+import hashlib
 import importlib
 import io
 import json
@@ -182,6 +183,16 @@ def read_tensors(f, path):
     if end != length:
         raise BadInput(f"{path}: expected {end:,} bytes, as its header says, got {length:,}")
     return {name: (dtype, shape, first, last) for first, last, name, dtype, shape in sorted(tensors)}
+
+
+def weights_sha256(checkpoint):
+    """SHA-256 of a checkpoint's weights: of model.safetensors after its header, in hexadecimal"""
+    with open_regular(os.path.join(checkpoint, "model.safetensors")) as f:
+        f.seek(int.from_bytes(f.read(8), "little"), os.SEEK_CUR)
+        digest = hashlib.sha256()
+        while block := f.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
 
 
 def write_whole(path, text):

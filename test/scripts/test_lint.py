@@ -37,7 +37,7 @@ PLANTS = [
     ("train_gpt2.cu", "// " + "x" * 120 + "\n", "123 columns"),
     ("test/files.h", "// " + "x" * 120 + "\n", "123 columns"),
     ("scripts/plot.py", "# " + "x" * 120 + "\n", "122 columns"),
-    ("scripts/demo.sh", "# " + "x" * 120 + "\n", "122 columns"),
+    ("scripts/run_gpt2_124M.sh", "# " + "x" * 120 + "\n", "122 columns"),
     ("docs/tour.md", "x" * 121 + "\n", "121 columns"),
     ("llmc/gelu.cuh", "\n" * 400, "400 are the limit"),
     ("train_gpt2.cu", "\n" * 600, "600 are the limit"),
@@ -59,13 +59,13 @@ PLANTS = [
     ("README.md", "| `gpt2_forward` and `gpt2_backward` in [x](train_gpt2.cu) | 55 + 7 | steps |\n", "lines, not 7"),
     ("dev/gpt2_cable.cpp", "\n" * 300, "700 are the limit"),
     ("llmc/engine/json.h", "// TO" + "DO later\n", "left-over"),
-    ("scripts/demo.sh", "# FIX" + "ME\n", "left-over"),
+    ("scripts/run_gpt2_124M.sh", "# FIX" + "ME\n", "left-over"),
     ("llmc/engine/json.h", "// see /wo" + "rk/notes\n", "a path of one machine"),
-    ("scripts/demo.sh", "out=/t" + "mp/demo\n", "a path of one machine"),
+    ("scripts/run_gpt2_124M.sh", "out=/t" + "mp/demo\n", "a path of one machine"),
     ("test/files.h", "// /ro" + "ot/.cache\n", "a path of one machine"),
     ("Makefile", "OPT += -ffast-math\n", "-ffast-math"),
     ("Makefile", "OPT += -Ofast\n", "-Ofast"),
-    ("scripts/demo.sh", "make CXXFLAGS=-Ofast\n", "-Ofast"),
+    ("scripts/run_gpt2_124M.sh", "make CXXFLAGS=-Ofast\n", "-Ofast"),
 ]
 
 # texts that are not breaches

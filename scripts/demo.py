@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""demo.py -- the point of CABLE in four minutes: four small byte-level models, alike but for their positional encoding,
+learn Shakespeare at T = 128 and are then evaluated at lengths up to 16 times that.
+
+    scripts/demo.py            GPT-2; results in build/demo: a table, lengths.png, one directory per model
+    scripts/demo.py bert       BERT, on masked bytes; results in build/demo_bert
+    scripts/demo.py tasks      tasks with one right answer, at longer lengths than trained; results in build/demo_tasks
+    DEMO_STEPS=400 ...         a shorter training
+
+The exit code is 1 unless cable and alibi extrapolate and the other two do not, and the weights are those of README.md
+(docs/results.md for BERT), bit for bit, whatever the processor and the compiler: docs/reproducibility.md.
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+from console import BadInput, run, terminal, weights_sha256
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+LENGTHS = [64, 128, 256, 512, 1024, 2048]
+# PPL(2048) / PPL(128) of each encoding; learned has no positions beyond 128
+EXPECTED = {"gpt2": {"cable": ("<=", 1.02), "alibi": ("<=", 1.02), "rope": (">=", 1.2), "sinusoidal": (">=", 1.5)},
+            "bert": {"cable": ("<=", 1.02), "alibi": ("<=", 1.02), "sinusoidal": (">=", 1.1), "learned": None}}
+SAMPLE = {"gpt2": ["--generate", "ROMEO:\n", "--tokens", "300", "--temperature", "0.7", "--top_k", "40"],
+          "bert": ["--predict", "What say yo[MASK] to this, my l[MASK]rd?\n"]}
+PUBLISHED = {"gpt2": "README.md", "bert": "docs/results.md"}
+STEPS = {"gpt2": 800, "bert": 800, "tasks": 1200}
+# A thread that waits gives up its core: with anything else running, spinning takes several times as long.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
+
+
+class Progress:
+    """one line over all models; evaluating at one length counts as `evaluation` steps"""
+
+    def __init__(self, models, steps):
+        self.steps, self.evaluation = steps, steps // 40 + 1
+        self.model_work = steps + len(LENGTHS) * self.evaluation
+        self.work, self.before = models * self.model_work, 0
+        self.start, self.shown = time.monotonic(), -9.0
+        self.live = sys.stdout.isatty()
+
+    def show(self, what, done):
+        now = time.monotonic()
+        if now - self.shown < (1 if self.live else 5):
+            return
+        self.shown, finished = now, self.before + done
+        left = int((now - self.start) * (self.work - finished) / (finished + 1))
+        line = f"[{100 * finished // self.work:3d}%, {left // 60}:{left % 60:02d} left] {what}"
+        terminal(sys.stdout).write(f"\r\033[K{line}" if self.live else line + "\n")
+        terminal(sys.stdout).flush()
+
+    def end(self):
+        terminal(sys.stdout).write("\r\033[K" if self.live else "")
+        print(f"trained and evaluated in {time.monotonic() - self.start:.0f} s\n")
+
+
+def train(command, log_path, pos, progress):
+    """runs the trainer, writes what it prints to log_path and shows how far it is"""
+    evaluated = 0
+    with open(log_path, "w") as log, subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            env=ENVIRONMENT) as trainer:
+        for line in trainer.stdout:
+            log.write(line)
+            step = re.match(r"step +(\d+)/\d+ \| loss ([0-9.]+)", line)
+            if step:
+                progress.show(f"{pos}: step {step[1]} of {progress.steps}, loss {step[2]}", int(step[1]))
+            elif re.match(r" +\d+ +\d+ +\d+", line):
+                evaluated += 1
+                progress.show(f"{pos}: evaluated at {evaluated} of {len(LENGTHS)} lengths",
+                              progress.steps + evaluated * progress.evaluation)
+    if trainer.returncode != 0:
+        with open(log_path) as log:
+            tail = "".join(log.readlines()[-5:])
+        raise BadInput(f"training {pos} failed:\n{tail}")
+    progress.before += progress.model_work
+
+
+def published(kind):
+    """{encoding: the first 16 digits of its weights' SHA-256}, from the table in the documentation"""
+    with open(os.path.join(ROOT, PUBLISHED[kind])) as f:
+        return dict(re.findall(r"^ *(\w+) .* ([0-9a-f]{16})$", f.read(), re.M))
+
+
+def table(kind, out, steps):
+    """prints perplexities and weights; True if every line is as expected"""
+    what = "perplexity per byte" if kind == "gpt2" else "pseudo-perplexity per masked byte"
+    print(f"{what} of held-out text, trained at T = 128")
+    print(f"{'T':>10}" + "".join(f"{T:>7}" for T in LENGTHS) + "   2048/128            SHA-256 of weights")
+    extrapolates, different = True, []
+    for pos, expected in EXPECTED[kind].items():
+        with open(os.path.join(out, pos, "log.jsonl")) as log:
+            ppl = {r["T"]: r["ppl"] for r in map(json.loads, log) if r["kind"] == "extrapolation"}
+        line = f"{pos:>10}" + "".join(f"{ppl[T]:7.2f}" if T in ppl else f"{'-':>7}" for T in LENGTHS)
+        if expected is None:
+            holds, line = sorted(ppl) == [64, 128], line + " " * 24
+        else:
+            ratio = ppl[2048] / ppl[128]
+            holds = ratio <= expected[1] if expected[0] == "<=" else ratio >= expected[1]
+            line += f"{ratio:8.3f} {expected[0]} {expected[1]:<4} {'yes' if holds else 'NO ':3}   "
+        digits = weights_sha256(os.path.join(out, pos, f"step_{steps:08d}"))[:16]
+        print(line + digits)
+        extrapolates = extrapolates and holds
+        if digits != published(kind).get(pos):
+            different.append(pos)
+    print()
+    others = " and ".join(list(EXPECTED[kind])[2:])
+    if extrapolates:
+        print(f"cable and alibi hold beyond the trained length, {others} do not: as the paper says.")
+    else:
+        print("This is not what the paper says: a line above has a NO." +
+              (f" {steps} steps are few: with 400 or more every line holds." if steps < 400 else ""))
+    if steps != STEPS[kind] or "DEMO_SEED" in os.environ:
+        print(f"weights: not compared with {PUBLISHED[kind]}, which are those of {STEPS[kind]} steps and seed 42.")
+        return extrapolates
+    if different:
+        print(f"weights: {', '.join(different)}: expected those of {PUBLISHED[kind]}, bit for bit. If you have changed "
+              "no kernel and no flag of the compiler, python3 dev/hashes.py says which builds agree.")
+    else:
+        print(f"weights: bit for bit as in {PUBLISHED[kind]}.")
+    return extrapolates and not different
+
+
+def main(argv):
+    kind = argv[0] if argv else "gpt2"
+    if kind not in ("gpt2", "bert", "tasks") or len(argv) > 1:
+        raise BadInput(f"{' '.join(argv)}: expected gpt2, bert or tasks")
+    steps = os.environ.get("DEMO_STEPS", str(STEPS[kind]))
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", steps):
+        raise BadInput(f"DEMO_STEPS={steps}: expected a number of training steps")
+    os.chdir(ROOT)
+    trainer = "train_bert" if kind == "bert" else "train_gpt2"
+    out = "build/demo" if kind == "gpt2" else f"build/demo_{kind}"
+    print(f"building ./{trainer} (half a minute)", flush=True)
+    made = subprocess.run(["make", trainer], capture_output=True, text=True, errors="replace")
+    if made.returncode != 0:
+        raise BadInput(f"make {trainer} failed:\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
+    shutil.rmtree(out, ignore_errors=True)
+    if kind == "tasks":
+        return subprocess.run([sys.executable, "scripts/tasks.py", "--out", out, "--pos", "cable,t5,rope", "--tasks",
+                               "sort,reverse", "--seeds", "1", "--steps", steps], env=ENVIRONMENT).returncode
+    os.makedirs(out)
+    encodings, n = list(EXPECTED[kind]), int(steps)
+    progress = Progress(len(encodings), n)
+    options = ["--train_files", "data/shakespeare_train.txt", "--val_files", "data/shakespeare_val.txt", "--model",
+               "2,4,64", "--T", "128", "--B", "16", "--steps", steps, "--lr", "2e-3", "--warmup",
+               str(min(n // 10, 100)), "--final_lr", "0.1", "--weight_decay", "0.1", "--val_every", "0",
+               "--checkpoint_every", steps, "--seed", os.environ.get("DEMO_SEED", "42"), "--eval_lengths",
+               ",".join(map(str, LENGTHS)),
+               *(["--sample_every", "0"] if kind == "gpt2" else [])]
+    for pos in encodings:
+        train([f"./{trainer}", *options, "--pos", pos, "--out", f"{out}/{pos}"], f"{out}/{pos}.log", pos, progress)
+    progress.end()
+    sample = subprocess.run([f"./{trainer}", "--load", f"{out}/cable/step_{n:08d}", *SAMPLE[kind]], env=ENVIRONMENT,
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace").stdout
+    start = sample.find("ROMEO:") if kind == "gpt2" else 0
+    print("What the cable model writes:" if kind == "gpt2" else "What the cable model takes the masked bytes for:")
+    print(sample[start:])
+    subprocess.run([sys.executable, "scripts/plot.py", "lengths", *(f"{out}/{pos}" for pos in encodings), "-o",
+                    f"{out}/lengths.png"], check=True)
+    return 0 if table(kind, out, n) else 1
+
+
+if __name__ == "__main__":
+    run(main)
