@@ -733,7 +733,7 @@ bool fuzz_outdir(const std::string& bytes) {
             const bool step = step_of_name(name) >= 0;
             must(!step || step_name(step_of_name(name)) == name, "a name belongs to its step");
         }
-        must(find_checkpoint(dir.path, false).empty(), "nothing here is a checkpoint");
+        must(find_checkpoint(dir.path).empty(), "nothing here is a checkpoint");
         remove_checkpoint_files(dir.path + "/step_00000001");
         must(!path_exists(dir.path + "/step_00000001"), "removed");
     });

@@ -151,11 +151,17 @@ TEST_CASE("args: a file of flags, over which the command line wins", "[args]") {
     CHECK(options_json(o) == options_json(wanted));
     CHECK((o.is_given("lr") && o.is_given("curve") && !o.is_given("seed")));
     CHECK(with(R"({"flags": {"recipe": "paper", "clip": 2}})").clip == 2);
+    // a run of an earlier version, whose flags that are gone had their defaults
+    const std::string old = "test/fixtures/old_train_gpt2/step_00000020/state.json";
+    const Json old_flags = read_json(old).at("options");
+    CHECK(with(json_text(Json{{"flags", old_flags}})).out == old_flags.at("out"));
     // and nothing else
     struct { const char *text, *message; } bad[] = {
         {"{}", "expected an object with \"flags\""}, {"[1]", "expected an object"}, {"{", "flags.json"},
         {R"({"flags": {}, "flag": 1})", "\"flag\": expected one of kind, commit, time, encoding, flags"},
         {R"({"flags": {"lrr": 1}})", "\"lrr\" is not a flag of this trainer; did you mean lr? --help"},
+        {R"({"flags": {"on_save_error": "stop"}})", "\"on_save_error\" is a flag of an earlier version; expected its "
+                                                    "default, warn, or none, got \"stop\""},
         {R"({"flags": {"pairs": "x"}})", "\"pairs\" is not a flag of this trainer"},
         {R"({"flags": {"config": "x"}})", "\"config\" is not a flag"},
         {R"({"flags": {"lr": "fast"}})", "flags.json: lr: expected a number from 0"},

@@ -174,7 +174,7 @@ inline std::string find_weights(const std::string& path) {
     const std::string run = gone ? path.substr(0, path.rfind('/')) : path;
     const bool model = path_exists(path + "/" + WEIGHTS_FILE) || path_exists(path + "/" + INDEX_FILE);
     if (model || list_checkpoints(run).empty()) { return path; }
-    return *found.insert(find_checkpoint(run, false)).first;
+    return *found.insert(find_checkpoint(run)).first;
 }
 
 // Opens what find_weights() has found. verify: compare a checkpoint of ours with its manifest.

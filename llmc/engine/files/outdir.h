@@ -166,9 +166,9 @@ inline ino_t inode_of(const std::string& path) {
 }
 
 // The newest checkpoint in `out` that verifies, "" if there are none. A bad one is reported, and the next older one is
-// tried; with no_fallback it is an error. It is also an error if all are bad. A run may be saving there: if it deletes
-// or replaces a checkpoint that is being read, the directory is listed again.
-inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
+// tried; it is an error if all are bad. A run may be saving there: if it deletes or replaces a checkpoint that is being
+// read, the directory is listed again.
+inline std::string find_checkpoint(const std::string& out) {
     std::vector<int> steps = list_checkpoints(out);
     int lists = 1;
     for (size_t i = steps.size(); i-- > 0;) {               // the newest first
@@ -184,7 +184,6 @@ inline std::string find_checkpoint(const std::string& out, bool no_fallback) {
                 i = steps.size();
                 continue;
             }
-            if (no_fallback) { die(e.code, "the newest checkpoint is bad and --no_fallback is given: %s", e.what()); }
             say("warning: checkpoint %s is bad: %s", dir.c_str(), e.what());
         }
     }

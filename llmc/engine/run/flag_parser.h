@@ -27,6 +27,11 @@ const char* const refused_flags[][2] = {
     {"-pf", "--gpus N or a launcher starts the processes"},
 };
 
+// Flags of earlier versions that a recorded run may have, with the one value that still has its meaning
+const char* const removed_flags[][2] = {
+    {"no_fallback", "0"}, {"on_save_error", "warn"},
+};
+
 // llm.c's flags that have no effect here: the accepted values, and the notice
 struct NoOpFlag { const char* name; int lowest, highest; const char* holds; };
 const NoOpFlag no_op_flags[] = {
@@ -155,6 +160,17 @@ inline std::string json_words(const Json& value) {
     return s;
 }
 
+// Whether `name` is one of removed_flags; dies if its value has lost its meaning.
+inline bool is_removed(const std::string& name, const Json& value, const std::string& path) {
+    for (auto& removed : removed_flags) {
+        if (name != removed[0]) { continue; }
+        check(json_words(value) == removed[1], "%s: \"%s\" is a flag of an earlier version; expected its default, %s, "
+              "or none, got %s", path.c_str(), removed[0], removed[1], json_excerpt(value).c_str());
+        return true;
+    }
+    return false;
+}
+
 // j: the contents of --config's file, {"flags": {"lr": 0.001, ...}}; the command line wins over it. The other keys of
 // log.jsonl's config record are allowed, and ignored.
 inline void take_config(Options& o, const Json& j, const std::string& path) {
@@ -168,6 +184,7 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
     }
     for (const auto& item : j["flags"].items()) {
         const std::string& name = item.key();
+        if (is_removed(name, item.value(), path)) { continue; }
         check(defaults.contains(name) && name != "config", "%s: \"%s\" is not a flag of this trainer; %s--help lists "
               "them", path.c_str(), name.c_str(), did_you_mean(name, keys_of(defaults)).c_str());
         if (o.is_given(name) || item.value() == defaults[name]) { continue; }

@@ -103,10 +103,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
     X(int, major, "-nm", 0, at_least(0), FREE, "never delete the checkpoints of every Nth step; 0 = off") \
     X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \
-    X(bool, no_fallback, "", false, a_switch(), FREE, \
-      "fail if the newest checkpoint is damaged, instead of using an older one") \
-    X(Text, on_save_error, "", "warn", one_of("warn|stop"), FREE, \
-      "if a checkpoint cannot be written: warn and continue, or stop") \
     X(int, log_every, "", 1, at_least(1), FREE, "print every Nth step; the logs in --out have every step") \
     GROUP("Validation while training", BOTH) \
     X(int, val_every, "-v", 250, at_least(0), FREE, "validate every N steps and at the end; 0 = never") \

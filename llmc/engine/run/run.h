@@ -133,7 +133,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
                 r.lock = std::make_unique<OutputLock>(o.out);
                 clean_output_directory(o.out);
             }
-            r.resumed = find_checkpoint(o.out, o.no_fallback);
+            r.resumed = find_checkpoint(o.out);
         }, "choice of the checkpoint");
     }
     r.resumed = comm_text(r.resumed, "choice of the checkpoint");
@@ -273,7 +273,7 @@ inline void continue_saving(Run& r, bool to_the_end, bool must) {
     const int64_t step = r.state.step, of = done->save.step;
     const bool first = comm().rank == 0, last = of >= o.steps;
     const std::string& failure = done->failure;
-    check(failure.empty() || !(must || o.on_save_error == "stop"), "%s", failure.c_str());
+    check(failure.empty() || !must, "%s", failure.c_str());
     if (last) { not_saved = failure; }
     if (first && failure.empty()) {
         done->say_saved();
@@ -283,7 +283,7 @@ inline void continue_saving(Run& r, bool to_the_end, bool must) {
         const std::string when = due_in > 0 ? strprintf("in %lld steps", (long long)due_in) : "now";
         std::string next = "the run finishes its other work first";
         if (!last) { next = "training continues, the next checkpoint is due " + when; }
-        say("warning: %s; %s (--on_save_error stop would end it)", failure.c_str(), next.c_str());
+        say("warning: %s; %s", failure.c_str(), next.c_str());
     }
 }
 
