@@ -160,9 +160,9 @@ Model filled(uint32_t seed) {
     model.fill(seed);
     return model;
 }
-std::string save(const std::string& out, int step, uint32_t seed, int keep = 0, int major = 0) {
+std::string save(const std::string& out, int step, uint32_t seed, int keep = 0) {
     Model model = filled(seed);
-    return save_checkpoint(out, step, model.checkpoint(step), keep, major);
+    return save_checkpoint(out, step, model.checkpoint(step), keep);
 }
 bool loads_as(const std::string& dir, uint32_t seed) {
     Model wanted = filled(seed), found(true, false);
@@ -219,7 +219,7 @@ TEST_CASE("checkpoint: is restored bit for bit, except for padding rows") {
     Model model = filled(1);
     Checkpoint c = model.checkpoint(120);
     c.extra.push_back({"vocab.txt", "a\nb\n"});
-    const std::string dir = save_checkpoint(out.path, 120, c, 0, 0);
+    const std::string dir = save_checkpoint(out.path, 120, c, 0);
     CHECK(dir == out.path + "/step_00000120");
     CHECK(hidden(out.path).empty());
     CHECK(find_checkpoint(out.path) == dir);
@@ -332,7 +332,7 @@ TEST_CASE("checkpoint: matrices larger than a block") {
     for (size_t i = 0; i < w.size(); i++) { w[i] = (float)i; }
     Checkpoint c;
     c.table = &table; c.files = &files; c.params = w.data();
-    const std::string dir = save_checkpoint(out.path, 0, c, 0, 0);
+    const std::string dir = save_checkpoint(out.path, 0, c, 0);
     c.params = back.data();
     load_checkpoint(dir, c);
     CHECK(memcmp(w.data(), back.data(), (size_t)1100 * 1500 * 4) == 0);
@@ -485,20 +485,20 @@ TEST_CASE("checkpoint: one of another model is refused before anything changes")
     load_checkpoint(dir, c);        // without moments the file is not needed
     CHECK(same_bits(model.params, filled(1).params));
     model.files[0].rows = Vp + 1;
-    throws_with([&] { save_checkpoint(out.path, 7, model.checkpoint(), 0, 0); }, "not inside tensor wte");
+    throws_with([&] { save_checkpoint(out.path, 7, model.checkpoint(), 0); }, "not inside tensor wte");
 }
 
-TEST_CASE("checkpoint: old ones are deleted, except for the last, the major and the later ones") {
+TEST_CASE("checkpoint: old ones are deleted, except for the last and the later ones") {
     TempDir out;
-    for (int step = 10; step <= 60; step += 10) { save(out.path, step, 1, 2, 20); }
-    CHECK(list_checkpoints(out.path) == std::vector<int>{20, 40, 50, 60});
-    save(out.path, 70, 1, 0, 0);                        // 0 keeps all
-    CHECK(list_checkpoints(out.path) == std::vector<int>{20, 40, 50, 60, 70});
-    save(out.path, 55, 1, 1, 0);                        // a run that fell back does not delete later ones
+    for (int step = 10; step <= 60; step += 10) { save(out.path, step, 1, 2); }
+    CHECK(list_checkpoints(out.path) == std::vector<int>{50, 60});
+    save(out.path, 70, 1, 0);                           // 0 keeps all
+    CHECK(list_checkpoints(out.path) == std::vector<int>{50, 60, 70});
+    save(out.path, 55, 1, 1);                           // a run that fell back does not delete later ones
     CHECK(list_checkpoints(out.path) == std::vector<int>{55, 60, 70});
-    save(out.path, 80, 1, 3, 0);
+    save(out.path, 80, 1, 3);
     put_byte(out.path + "/step_00000080/model.safetensors", 2000, '!');
-    throws_with([&] { retire_checkpoints(out.path, 80, 1, 0); }, "step_00000080/model.safetensors: expected checksum");
+    throws_with([&] { retire_checkpoints(out.path, 80, 1); }, "step_00000080/model.safetensors: expected checksum");
     CHECK(list_checkpoints(out.path) == std::vector<int>{60, 70, 80});
     CHECK(hidden(out.path).empty());
     CaptureStderr err;
@@ -506,12 +506,12 @@ TEST_CASE("checkpoint: old ones are deleted, except for the last, the major and 
     io_hook = [](IoCall& c) {
         return strcmp(c.name, "rename") == 0 && contains(c.path, "step_00000060") ? EBUSY : 0;
     };
-    save(out.path, 90, 9, 1, 0);
+    save(out.path, 90, 9, 1);
     io_hook = hook;
     CHECK(contains(err.text(), "is saved, but old checkpoints could not be deleted"));
     CHECK(list_checkpoints(out.path) == std::vector<int>{60, 90});
     CHECK(loads_as(find_checkpoint(out.path), 9));
-    save(out.path, 100, 9, 1, 0);
+    save(out.path, 100, 9, 1);
     CHECK(list_checkpoints(out.path) == std::vector<int>{100});
 }
 
@@ -577,7 +577,7 @@ TEST_CASE("checkpoint: a full disk is predicted, and a failing write costs nothi
                 out.path + ": a checkpoint needs 1152921.5 TB, but only ");
     Model model = filled(1);
     const Checkpoint c = model.checkpoint();
-    const std::string dir = save_checkpoint(out.path, 1, c, 0, 0);
+    const std::string dir = save_checkpoint(out.path, 1, c, 0);
     uint64_t total = 0, largest = 0;
     for (const char* name : all_files) {
         total += File(dir + "/" + name).size;
@@ -600,7 +600,7 @@ TEST_CASE("checkpoint: a full disk is predicted, and a failing write costs nothi
         limit.rlim_cur = n;
         REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
         std::string message;
-        try { save(out.path, 2, 2, 1, 0); } catch (const Error& e) { message = e.what(); }
+        try { save(out.path, 2, 2, 1); } catch (const Error& e) { message = e.what(); }
         setrlimit(RLIMIT_FSIZE, &old);
         failed += contains(message, "cannot write: File too large") && contains(message, out.path);
         wrong +=
@@ -670,7 +670,7 @@ TEST_CASE("checkpoint: after a kill at any system call of a save the old or the 
     for (int stop = 0;; stop++) {
         TempDir out;
         save(out.path, 1, 1);
-        const int killed = kill_at(stop, [&] { save(out.path, same_step ? 1 : 2, 2, 1, 0); });
+        const int killed = kill_at(stop, [&] { save(out.path, same_step ? 1 : 2, 2, 1); });
         if (killed == -2) { WARN("SKIPPED: this machine allows no ptrace"); return; }
         REQUIRE(killed != -3);
         std::string before_cleaning = find_checkpoint(out.path);
@@ -698,7 +698,7 @@ TEST_CASE("checkpoint: the newest one of a run that saves and deletes meanwhile 
     const pid_t pid = fork();
     if (pid == 0) {
         for (int s = 2;; s++) {
-            try { save(out.path, s, (uint32_t)s, 1, 0); } catch (...) { _exit(1); }
+            try { save(out.path, s, (uint32_t)s, 1); } catch (...) { _exit(1); }
         }
     }
     CaptureStderr err;
@@ -726,7 +726,7 @@ TEST_CASE("checkpoint: kills at random moments of a series of saves", "[fork]") 
         const pid_t pid = fork();
         if (pid == 0) {
             for (int s = step + 1;; s++) {
-                try { save(out.path, s, (uint32_t)s, 2, 0); } catch (...) { _exit(1); }
+                try { save(out.path, s, (uint32_t)s, 2); } catch (...) { _exit(1); }
             }
         }
         usleep((useconds_t)(i * 7919 % 30000));

@@ -75,17 +75,13 @@ inline uint64_t checkpoint_bytes(const Checkpoint& c) {
     return bytes;
 }
 
-// Deletes all but the last `keep` checkpoints up to `step`, which was just saved (keep 0: deletes none). Steps that are
-// multiples of `major` stay. Checkpoints after `step` are those that this run fell back from when it resumed; they are
-// replaced when it reaches them.
-inline void retire_checkpoints(const std::string& out, int step, int keep, int major) {
+// Deletes all but the last `keep` checkpoints up to `step`, which was just saved (keep 0: deletes none). Checkpoints
+// after `step` are those that this run fell back from when it resumed; they are replaced when it reaches them.
+inline void retire_checkpoints(const std::string& out, int step, int keep) {
     std::vector<int> steps = list_checkpoints(out);             // ascending; what is left at the end is deleted
     steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
     if (keep <= 0 || steps.size() <= (size_t)keep) { return; }
     steps.resize(steps.size() - (size_t)keep);
-    steps.erase(std::remove_if(steps.begin(), steps.end(), [=](int s) { return major > 0 && s % major == 0; }),
-                steps.end());
-    if (steps.empty()) { return; }
     verify_checkpoint(out + "/" + step_name(step));     // delete nothing before the new one was read back
     std::string failure;                                // after a failure the remaining ones are deleted all the same
     for (int s : steps) {
@@ -162,10 +158,10 @@ struct CheckpointSave {
         io_fsync_directory(out);
     }
     // 4 now that the new one is safe, deletes old ones
-    void retire(int keep, int major) const {
+    void retire(int keep) const {
         try {
             remove_checkpoint_files(old);
-            retire_checkpoints(out, step, keep, major);
+            retire_checkpoints(out, step, keep);
         } catch (const Error& e) {
             say("warning: %s is saved, but old checkpoints could not be deleted: %s", path.c_str(), e.what());
         }
@@ -188,7 +184,7 @@ struct CheckpointSave {
 };
 
 // All steps, for a process that holds everything; returns the checkpoint's path.
-inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep, int major) {
+inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep) {
     CheckpointSave save(out, step, c);
     try {
         save.begin();
@@ -197,7 +193,7 @@ inline std::string save_checkpoint(const std::string& out, int step, const Check
         save.undo();
         throw Error(e.code, save.explain(e.what()));
     }
-    save.retire(keep, major);
+    save.retire(keep);
     return save.path;
 }
 

@@ -25,11 +25,12 @@ const char* const refused_flags[][2] = {
     {"-pi", "--gpus N or a launcher starts the processes"},
     {"-ps", "--gpus N or a launcher starts the processes"},
     {"-pf", "--gpus N or a launcher starts the processes"},
+    {"-nm", "copy the checkpoints to keep; --keep N keeps the last ones"},
 };
 
 // Flags of earlier versions that a recorded run may have, with the one value that still has its meaning
 const char* const removed_flags[][2] = {
-    {"no_fallback", "0"}, {"on_save_error", "warn"},
+    {"no_fallback", "0"}, {"on_save_error", "warn"}, {"major", "0"},
 };
 
 // llm.c's flags that have no effect here: the accepted values, and the notice

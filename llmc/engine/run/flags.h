@@ -101,7 +101,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(bool, checkpoint_async, "", false, any(), FREE, \
       "1 = keep training while a checkpoint is written from a copy in the host's memory; same files") \
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
-    X(int, major, "-nm", 0, at_least(0), FREE, "never delete the checkpoints of every Nth step; 0 = off") \
     X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \
     X(int, log_every, "", 1, at_least(1), FREE, "print every Nth step; the logs in --out have every step") \
     GROUP("Validation while training", BOTH) \

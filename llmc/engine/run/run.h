@@ -176,17 +176,10 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
 inline int64_t checkpoints_to_come(const Run& r) {
     const Options& o = r.o;
     const int64_t every = o.checkpoint_every, keep = o.keep;
-    const int64_t from = r.state.step / every;                  // checkpoints due so far
-    const int64_t saves = r.state.step < o.steps ? ceil_div(o.steps, every) - from : 0;
+    const int64_t saves = r.state.step < o.steps ? ceil_div(o.steps, every) - r.state.step / every : 0;
     if (keep == 0) { return saves; }
-    int64_t old = 0;                                            // checkpoints that will be deleted
-    for (int step : list_checkpoints(o.out)) { old += o.major == 0 || step % o.major != 0; }
-    int64_t come = std::min(saves, keep + 1 - std::min(old, keep));
-    if (o.major > 0 && saves > keep + 1) {                      // older ones that are kept
-        const int64_t both = std::lcm(every, (int64_t)o.major);
-        come += (from + saves - keep - 1) * every / both - from * every / both;
-    }
-    return come;
+    const int64_t old = (int64_t)list_checkpoints(o.out).size();
+    return std::min(saves, keep + 1 - std::min(old, keep));
 }
 
 // Prepares --out and fills p, allocated for r.micro_batches, with initial values or from a checkpoint or --load.

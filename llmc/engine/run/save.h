@@ -53,7 +53,7 @@ struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
     const std::vector<FileTensor> files;
     Checkpoint c;
     CheckpointSave save;
-    const int keep, major;
+    const int keep;
     const bool first = comm().rank == 0, shares;
     const std::shared_ptr<Snapshot> snapshot;       // null if training waits
     FileSums sums;
@@ -61,8 +61,8 @@ struct SaveInHand : std::enable_shared_from_this<SaveInHand> {
     double begun = 0, waited = 0;           // the time, and the seconds that training waited
 
     SaveInHand(const Options& o, int step, const Checkpoint& of, bool shares, std::shared_ptr<Snapshot> snapshot)
-        : table(*of.table), files(*of.files), c(of), save(o.out, step, c), keep(o.keep), major(o.major),
-          shares(shares), snapshot(std::move(snapshot)) {
+        : table(*of.table), files(*of.files), c(of), save(o.out, step, c), keep(o.keep), shares(shares),
+          snapshot(std::move(snapshot)) {
         c.table = &table;
         c.files = &files;
     }
@@ -132,7 +132,7 @@ private:
             if (shares) { gather_sums(); }
             start(Publish, first, [this] { save.publish(sums); });
         } else {
-            start(Retire, first, [this] { save.retire(keep, major); });
+            start(Retire, first, [this] { save.retire(keep); });
         }
     }
     // Adds the checksums of the other ranks' files of moments to rank 0's own
