@@ -68,7 +68,7 @@ def job_of(args, case):
     T, out = generators.row_tokens(case.task, length) - 1, os.path.join(args.out, out)
     flags = {"train_files": f"{args.data}/{case.task}_train.bin", "pos": case.pos, "seed": case.seed, "model": MODEL,
              "T": T, "B": B, "steps": args.steps, "lr": LR, "warmup": min(50, args.steps // 10), "final_lr": "0",
-             "weight_decay": "0.1", "val_every": "0", "sample_every": "0", "log_every": "100", "threads": "1",
+             "weight_decay": "0.1", "val_every": "0", "sample_every": "0", "threads": "1",
              "tasks": f"{args.data}/{case.task}_test_*.bin", "out": out, "resume": "1"}
     train = runqueue.Command("train", shlex.quote(args.trainer), {k: str(v) for k, v in flags.items()}, out,
                              os.path.join(out, "train.done"), args.steps * T)

@@ -18,6 +18,7 @@
 #include "tasks.h"
 
 constexpr double PROBE_DEPTHS[] = {0.0, 0.25, 0.5, 0.75, 1.0};
+constexpr uint64_t PROBE_EXAMPLES = 64;         // windows of each length and depth
 
 struct ProbePrompt {
     std::vector<int> tokens, targets;           // (T)
@@ -31,7 +32,7 @@ struct ProbeDraws {
     uint64_t below(uint64_t n) { return hash64(key, count++) % n; }
     // n tokens of text from a random place on
     std::vector<int> text(size_t n) {
-        check(n <= files.tokens, "--probe: %s has %zu tokens, a prompt takes %zu (use smaller --probe_lengths, or more "
+        check(n <= files.tokens, "--probe: %s has %zu tokens, a prompt takes %zu (use smaller --eval_lengths, or more "
               "data)", files.pattern.c_str(), (size_t)files.tokens, n);
         std::vector<int> ids(n);
         files.read(below(files.tokens - n + 1), n, ids.data());
@@ -111,8 +112,8 @@ inline ProbePrompt probe_prompt(const TokenFiles& files, const std::string& kind
     ProbeDraws draws{files, hash64(seed, cell, example)};
     const ProbePassage p = probe_passage(kind, draws);
     const size_t used = p.planted.size() + p.asked.size();
-    check((size_t)T + 1 >= used + 8, "--probe_lengths: %s takes at least %zu tokens, got %d", kind.c_str(), used + 7,
-          T);
+    check((size_t)T + 1 >= used + 8, "--probe %s: takes windows of at least %zu tokens, got %d (--eval_lengths or --T)",
+          kind.c_str(), used + 7, T);
     // 1 the text around it
     const size_t around = (size_t)T + 1 - used;
     std::vector<int> text = draws.text(kind == "passkey" ? std::min(around, (size_t)24) : around);

@@ -78,7 +78,7 @@ class Place:
         write(self / "val.txt", words(random.Random(9), 200))
         write(self / "corpus.txt", words(random.Random(8), 100).replace(b"it", b"it\n"))
         self.model = ["--model", "1,2,16", "--T", "16", "--threads", "1"]
-        self.flags = [*self.reads(self / "data*.txt"), *self.model, "--B", "2", "--lr", "1e-3", "--log_every", "1000"]
+        self.flags = [*self.reads(self / "data*.txt"), *self.model, "--B", "2", "--lr", "1e-3"]
         self.quiet = {"gpt2": ["--sample_every", "0", "--val_every", "0"], "masks": ["--val_every", "0"],
                       "pairs": []}[self.task]
 

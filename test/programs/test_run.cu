@@ -1197,7 +1197,7 @@ TEST_CASE("run: the console keeps to 100 columns and prints no control character
     if (!have_program()) { return; }
     Place place;
     const Flags flags =
-        place.base.with("--lr 0 --steps 140 --log_every 50 --val_every 70 --sample_every 140 --tokens 300")
+        place.base.with("--lr 0 --steps 140 --val_every 70 --sample_every 140 --tokens 300")
             .with("--checkpoint_every 0");
     const Outcome o = place.run(flags);
     REQUIRE(o.code == 0);
@@ -1210,9 +1210,9 @@ TEST_CASE("run: the console keeps to 100 columns and prints no control character
         if (step && contains(line, " | val loss ")) { validations.push_back(line.substr(0, line.find(" |"))); }
         if (step || line.compare(0, 6, "flags ") == 0) { CHECK(line.size() <= 100); }
     }
-    CHECK(steps == std::vector<std::string>{"step    1/140", "step   50/140", "step  100/140", "step  140/140"});
+    CHECK((steps.size() == 140 && steps.front() == "step    1/140" && steps.back() == "step  140/140"));
     CHECK(validations == std::vector<std::string>{"step    0/140", "step   70/140", "step  140/140"});
-    check_each_step_once(place.out(), 140);                     // the files have the steps that the console leaves out
+    check_each_step_once(place.out(), 140);
     CHECK(o.out.find(" +nan") == std::string::npos);
     size_t control = 0;
     for (const char c : o.out) { control += (unsigned char)c < 32 && c != '\n' && c != '\t'; }
@@ -1513,7 +1513,7 @@ TEST_CASE("run: a use whose results are not on the disk has failed", "[run]") {
     const Flags use = Flags().set("--load", place.out()).set("--val_files", place / "val.txt");
     int n = 0;
     for (const char* flags : {"--eval_lengths 16,32 --heads --curve", "--eval_lengths 16 --token_losses",
-                              "--probe copy --T 96 --probe_examples 2", "--dump_bias 0,0 --T 8"}) {
+                              "--probe copy --T 96", "--dump_bias 0,0 --T 8"}) {
         check_lost(place, use.with(flags), place / strprintf("lost%d", n++));
     }
     check_lost(place, use.set("--hellaswag", place / "choices.bin"), place / "choices");

@@ -1131,7 +1131,7 @@ class Sharing(Runs):
                     self.out("reverses"))
         load = [TRAINER, "--load", os.path.join(self.out("reverses"), "step_00000030"), "--T", "22", "--tasks",
                 os.path.join(tasks, "reverse_test_*.bin"), "--val_files", self.text, "--probe", "mqar",
-                "--probe_lengths", "45,300", "--probe_examples", "61"]
+                "--eval_lengths", "45,300"]
         found = {}
         for ranks in 1, 2, 3:
             output = self.run_ok(ranks, *load, "--out", self.out(f"asked{ranks}"))
@@ -1140,7 +1140,7 @@ class Sharing(Runs):
             self.assertEqual(len(tables), 4 + 2, output)
         records = found[1][1]
         self.assertEqual([r["kind"] for r in records], 4 * ["task"] + 2 * 5 * ["probe"])
-        self.assertEqual({r["examples"] for r in records}, {300, 61})
+        self.assertEqual({r["examples"] for r in records}, {300, 64})
         self.assertGreater(len({r["loss"] for r in records}), 13)
         self.assertTrue(any(0 < r["accuracy"] < 1 for r in records))
         for ranks in 2, 3:

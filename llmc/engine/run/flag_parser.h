@@ -30,7 +30,8 @@ const char* const refused_flags[][2] = {
 
 // Flags of earlier versions that a recorded run may have, with the one value that still has its meaning
 const char* const removed_flags[][2] = {
-    {"no_fallback", "0"}, {"on_save_error", "warn"}, {"major", "0"},
+    {"no_fallback", "0"}, {"on_save_error", "warn"}, {"major", "0"}, {"log_every", "1"}, {"deterministic", "1"},
+    {"probe_lengths", ""}, {"probe_examples", "64"},
 };
 
 // llm.c's flags that have no effect here: the accepted values, and the notice

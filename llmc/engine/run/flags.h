@@ -76,8 +76,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, plans, "", "", any(), FREE, \
       "GPU: file of the fastest algorithms for the matrix products; training measures and adds those that it lacks. " \
       "Same file, same bits") \
-    X(bool, deterministic, "", true, any(), FREE, \
-      "GPU: 0 = measure these algorithms in each training, without a file; bits may differ from run to run") \
     X(int, ranks, "", 1, at_least(1), FREE, \
       "start this many processes on this machine, which share the work; all end if one fails") \
     X(int, gpus, "", 1, at_least(1), FREE, "the same, one process per GPU") \
@@ -102,14 +100,13 @@ constexpr int MOST_WINDOW = 1 << 30;
       "1 = keep training while a checkpoint is written from a copy in the host's memory; same files") \
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
     X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \
-    X(int, log_every, "", 1, at_least(1), FREE, "print every Nth step; the logs in --out have every step") \
     GROUP("Validation while training", BOTH) \
     X(int, val_every, "-v", 250, at_least(0), FREE, "validate every N steps and at the end; 0 = never") \
     X(int, val_batches, "-m", 5, minus_one_or(1), FREE, "validation batches of B*T tokens; -1 = the whole split") \
     GROUP("Samples while training", GPT2_FLAG) \
     X(int, sample_every, "-s", 250, at_least(0), FREE, "print a sample every N steps and at the end; 0 = never") \
     GROUP("Evaluation, instead of training", BOTH) \
-    X(Ints, eval_lengths, "", {}, at_least(1), FREE, "perplexity at these lengths") \
+    X(Ints, eval_lengths, "", {}, at_least(1), FREE, "perplexity at these lengths; with --probe, only its answers") \
     X(int64_t, eval_tokens, "", 0, at_least(0), FREE, "evaluate at most this many tokens; 0 = all") \
     X(int, stride, "", 0, at_least(0), FREE, \
       "evaluate windows S apart and score the last S tokens of each; 0 = they do not overlap") \
@@ -128,9 +125,8 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, tasks, "", "", any(), FREE, \
       "test files of data/tasks.py, a quoted glob: share of the examples whose whole answer is right, per file") \
     X(Text, probe, "", "", one_of("passkey|needle|mqar|induction|copy"), FREE, \
-      "plant a passage in windows of --val_files and test for it at their end: right answers by length and depth") \
-    X(Ints, probe_lengths, "", {}, at_least(1), FREE, "lengths of the windows for --probe; none = --T") \
-    X(int, probe_examples, "", 64, at_least(1), FREE, "windows of each length and depth for --probe") \
+      "plant a passage in windows of --val_files, of --eval_lengths or --T tokens, and test for it at their end: " \
+      "right answers by length and depth") \
     X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \
     X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate, in samples too") \
     X(double, temperature, "", 1.0, at_least(0), FREE, "temperature of sampling; 0 = always the likeliest token") \

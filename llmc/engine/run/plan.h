@@ -149,7 +149,8 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     o.B = std::max(o.B, 1);
     check(o.as_ranks == 0 || (o.check && r.trains && !r.largest_batch && comm().size == 1), "--as_ranks plans a "
           "training on other machines: expected --check and a number as --B, in one process");
-    check(!o.heads || !o.eval_lengths.empty(), "--heads: expected --eval_lengths, too");
+    check(!o.heads || (!o.eval_lengths.empty() && o.probe.empty()), "--heads: expected --eval_lengths, without "
+          "--probe");
     check(!o.heads || comm().size == 1, "--heads: expected one process, got %d", comm().size);
 #if defined(CUDA_BUILD)
     check(!o.heads, "--heads: this program was built for GPUs; expected train_gpt2 or train_bert, which read the same "

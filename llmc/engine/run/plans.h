@@ -125,12 +125,11 @@ inline void add_to_file(const std::string& path, const std::vector<LtChoice>& pl
     write_text_whole(path, plans_text(all));
 }
 
-// Called before the first step of a training. gradient(): computes that of the step; the result is not used. With
-// --deterministic 0 and no file, every run measures its plans.
+// Called before the first step of a training. gradient(): computes that of the step; the result is not used.
 template <class Gradient> void settle_plans(Run& r, Gradient gradient) {
     const Options& o = r.o;
     if (r.state.step >= o.steps) { return; }
-    if (o.plans.empty() && o.deterministic) {
+    if (o.plans.empty()) {
         check_resumed_plans(r, "");
         r.state.plans = "";
         return;
@@ -142,7 +141,6 @@ template <class Gradient> void settle_plans(Run& r, Gradient gradient) {
     rank0_works(tune, "choice of the matrix products' algorithms");
     plans = parse_plans(comm_text(plans_text(plans), "plans"), "plans");
     use_plans(r, plans);
-    if (o.plans.empty()) { return; }
     const std::string now = plans_summary(plans);
     check_resumed_plans(r, now);
     r.state.plans = now;

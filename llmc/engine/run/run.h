@@ -371,11 +371,8 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     }
     s.loss_z = verdict.loss_z;
     s.norm_z = verdict.norm_z;
-    const bool shown = (s.step + 1) % o.log_every == 0 || s.step == r.first_step || s.step + 1 == o.steps;
-    if (shown || verdict.skip) {
-        printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
-        fflush(stdout);
-    }
+    printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
+    fflush(stdout);
     if (!kernels.empty() && comm().rank == 0) {
         printf("profile of step %lld, by %s\n%s", (long long)s.step + 1, PROFILED_BY, kernels.c_str());
         fflush(stdout);
