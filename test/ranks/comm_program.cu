@@ -450,7 +450,7 @@ int main(int argc, char** argv) {
         if (getenv("TIMEOUT") != nullptr) { comm().timeout = atof(getenv("TIMEOUT")); }
         if (argc > 3 && words[(size_t)argc - 2] == "--ranks") {
             int code = 0;
-            if (fork_ranks(atoi(argv[argc - 1]), "--ranks", launch, code)) { return code; }
+            if (fork_ranks(atoi(argv[argc - 1]), launch, code)) { return code; }
         }
         comm_init(launch, words);
         return comm_finish(run(argc, argv));

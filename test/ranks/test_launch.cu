@@ -171,7 +171,7 @@ TEST_CASE("launch: NCCL is refused for a reason, never left out in silence", "[l
 
 TEST_CASE("launch: more ranks than cores can carry or memory can hold are refused", "[launch]") {
     const auto refused = [](int n, int cores, double memory, bool crowded) {
-        return crowd_refusal(n, "--ranks", cores, memory, crowded);
+        return crowd_refusal(n, cores, memory, crowded);
     };
     const double much = 1e12;
     for (int n : {1, 2}) { CHECK(refused(n, 2, much, false).empty()); }

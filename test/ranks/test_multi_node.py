@@ -120,7 +120,7 @@ class MultiNode(unittest.TestCase):
         train, val = self.files()
         hellaswag = os.path.join(DATA, "hellaswag_val_500.bin")
         for script, model in ("run_gpt2_124M.sh", "124.5M"), ("run_gpt2_350M_cable.sh", "354.6M"):
-            code, output = self.run_script(script, TRAINER=TRAINER, LAUNCH="--check --as_ranks 8", TRAIN_FILES=train,
+            code, output = self.run_script(script, TRAINER=TRAINER, LAUNCH="--check --ranks 8", TRAIN_FILES=train,
                                            VAL_FILES=val, HELLASWAG=hellaswag, OUT=self.at("checked"),
                                            PYTHON=self.program("python", DRAWN))
             self.assertEqual(code, 0, output)

@@ -508,24 +508,23 @@ class Training(Runs):
         self.assertIn("--leaves 2: the 16 micro-batches of a step on 4 ranks; expected one of 4, 8, 16,", output)
 
     def test_a_plan_for_other_ranks(self):
-        """--check --as_ranks N says in one process what N ranks would hold, and what they would send"""
+        """--check --ranks N says in one process what N ranks would hold, and what they would send"""
         held = r"(\d[\d.]* \wB) for the parameters"
         for zero in "0", "1":
             for ranks in 2, 4:
                 flags = ["--check", "--zero", zero]
-                plan = self.train(1, "plan", *flags, "--as_ranks", str(ranks))
+                plan = self.train(1, "plan", *flags, "--ranks", str(ranks))
                 there = self.train(ranks, "plan", *flags)
                 self.assertEqual(re.findall(held, plan), re.findall(held, there))
                 self.assertIn(f"{8 // ranks} micro-batches of 1 sequences on each rank, summed in 8 leaves", plan)
         # three blocks of 16,384 elements, padding included; 3 / 4 of them leave a rank, and come back
-        plan = self.train(1, "plan", "--check", "--as_ranks", "4", model="2,2,32")
+        plan = self.train(1, "plan", "--check", "--ranks", "4", model="2,2,32")
         self.assertIn("294.9 kB an update leave each and reach it: 147.5 kB of gradients, 147.5 kB of new", plan)
-        plan = self.train(1, "plan", "--check", "--as_ranks", "16", "--leaves", "16", micro_batches=32)
+        plan = self.train(1, "plan", "--check", "--ranks", "16", "--leaves", "16", micro_batches=32)
         self.assertIn("2 micro-batches of 1 sequences on each rank, summed in 16 leaves", plan)
-        for flags, B in (["--as_ranks", "2"], 1), (["--as_ranks", "2", "--check"], -1):
-            code, output = run(1, *self.command("plan", *flags, B=B))
-            self.assertEqual(code, 2, output)
-            self.assertIn("--as_ranks plans a training on other machines: expected --check", output)
+        code, output = run(1, *self.command("plan", "--ranks", "2", "--check", B=-1))
+        self.assertEqual(code, 2, output)
+        self.assertIn("--check --ranks 2: --B -1 depends on the memory of the machine", output)
 
     def test_the_memory_of_a_copy(self):
         """what --checkpoint_async takes is planned, and refused where there is no room for it"""
@@ -547,7 +546,7 @@ class Training(Runs):
         _, _, code, output = check("1", room)
         self.assertEqual(code, 4, output)
         self.assertIn("error: the run needs ", output)
-        plan = self.train(1, "plan", "--check", "--checkpoint_async", "1", "--as_ranks", "2", model="2,2,2048")
+        plan = self.train(1, "plan", "--check", "--checkpoint_async", "1", "--ranks", "2", model="2,2,2048")
         share = float(re.search(r"snapshot +([\d.]+) MB of the host's memory on rank 0", plan).group(1))
         self.assertAlmostEqual(share, 8 * 2 * 12 * 2048 ** 2 * 1e-6, delta=20)     # half of the moments
 

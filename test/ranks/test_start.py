@@ -1,5 +1,5 @@
 """test_start.py -- runs of several ranks not started by mpirun: by torchrun or srun without PMI, which are here
-the variables that they set, or by --ranks N and --gpus N. Builds with and without MPI.
+the variables that they set, or by --ranks N. Builds with and without MPI.
 
 As in test_ranks.py, bits are compared, and a run must end within 10 s of a death and 5 s of a deadline."""
 import contextlib
@@ -444,9 +444,6 @@ class Training(test_ranks.Runs):
         for flags, count in (["--ranks", "2", "--nonsense", "1"], 1), (["--ranks", "2", "--lr", "x"], 1):
             p = subprocess.run(self.command("bad", *flags), env=ENVIRONMENT, timeout=LIMIT, **PIPES)
             self.assertEqual((p.returncode, p.stdout.count("error:")), (2, count), p.stdout)
-        p = subprocess.run(self.command("bad", "--gpus", "2"), env=ENVIRONMENT, timeout=LIMIT, **PIPES)
-        self.assertEqual(p.returncode, 2, p.stdout)
-        self.assertEqual(p.stdout.count("error: --gpus: this program was built for CPUs"), 1, p.stdout)
         with started(torchrun, 2, *self.command("both", "--ranks", "3")) as (_, _, end):
             results = end()
         self.assertEqual([code for code, _, _ in results], [2, 2], results)

@@ -1,5 +1,4 @@
-// ranks/fork.h -- --ranks N and --gpus N: the program forks the ranks on this machine, and the parent process watches
-// them.
+// ranks/fork.h -- --ranks N: the program forks the ranks on this machine, and the parent process watches them.
 #ifndef LLMC_ENGINE_RANKS_FORK_H
 #define LLMC_ENGINE_RANKS_FORK_H
 
@@ -15,11 +14,11 @@ constexpr int CROWD = 8;                    // ranks on a core, at the most
 constexpr double LEAST_RANK = 64e6;         // bytes of memory that the smallest rank takes
 
 // Why n ranks cannot be started here, "" if they can. crowded: the user allows several ranks per core
-inline std::string crowd_refusal(int n, const char* flag, int cores, double memory, bool crowded) {
+inline std::string crowd_refusal(int n, int cores, double memory, bool crowded) {
     const int most = std::max(1, (int)std::min((double)cores * CROWD, memory / LEAST_RANK));
     if (n <= (crowded ? most : std::min(cores, most))) { return ""; }
-    return strprintf("%s %d: this machine has %d core%s and %s of free memory; expected at most %d, or, with "
-                     "CABLE_OVERSUBSCRIBE=1 in the environment, %d (%d on a core, and %s for each)", flag, n, cores,
+    return strprintf("--ranks %d: this machine has %d core%s and %s of free memory; expected at most %d, or, with "
+                     "CABLE_OVERSUBSCRIBE=1 in the environment, %d (%d on a core, and %s for each)", n, cores,
                      cores == 1 ? "" : "s", format_bytes(memory).c_str(), std::min(cores, most), most, CROWD,
                      format_bytes(LEAST_RANK).c_str());
 }
@@ -78,21 +77,21 @@ inline int cores_here() {
 }
 
 // Starts n ranks. In each of them it returns false, with `launch` filled in. In the parent it returns true after all
-// ranks have ended, with the exit code in `code`. flag: as the user gave it. Called before any thread exists, because a
-// fork does not copy threads.
-inline bool fork_ranks(int n, const char* flag, Launch& launch, int& code) {
+// ranks have ended, with the exit code in `code`. Called before any thread exists, because a fork does not
+// copy threads.
+inline bool fork_ranks(int n, Launch& launch, int& code) {
     const char* crowded = getenv("CABLE_OVERSUBSCRIBE");
-    const std::string why = crowd_refusal(n, flag, cores_here(), (double)host_memory_available(),
+    const std::string why = crowd_refusal(n, cores_here(), (double)host_memory_available(),
                                           crowded != nullptr && strcmp(crowded, "1") == 0);
     check(why.empty(), "%s", why.c_str());
     Launch l;
-    l.by = flag;
+    l.by = "--ranks";
     l.size = n;
     l.host = "127.0.0.1";
     l.listener = listen_at(l.host, 0);
-    if (l.listener < 0) { die(EXIT_DEVICE, "%s %d: cannot listen at 127.0.0.1: %s", flag, n, strerror(errno)); }
+    if (l.listener < 0) { die(EXIT_DEVICE, "--ranks %d: cannot listen at 127.0.0.1: %s", n, strerror(errno)); }
     l.port = port_of(l.listener);
-    l.run = strprintf("%s %d of process %d", flag, n, (int)getpid());
+    l.run = strprintf("--ranks %d of process %d", n, (int)getpid());
     l.secret = random_text();
     sigset_t awaited, before;
     sigemptyset(&awaited);
@@ -117,13 +116,13 @@ inline bool fork_ranks(int n, const char* flag, Launch& launch, int& code) {
         if (child < 0) {
             const int error = errno;
             for (pid_t other : ranks) { kill(other, SIGKILL); }
-            die(EXIT_DEVICE, "%s %d: fork: %s", flag, n, strerror(error));
+            die(EXIT_DEVICE, "--ranks %d: fork: %s", n, strerror(error));
         }
         ranks.push_back(child);
         shown += " " + std::to_string(child);
     }
     close(l.listener);
-    say("%s %d: the ranks are processes%s", flag, n, shown.c_str());
+    say("--ranks %d: the ranks are processes%s", n, shown.c_str());
     code = watch_ranks(ranks, awaited);
     return true;
 }

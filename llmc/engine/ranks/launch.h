@@ -29,7 +29,7 @@ struct Launch {
 //   mpirun, srun --mpi=pmix or pmi2      MPI                    -
 //   srun --mpi=none                      TCP                    the step's first node : a port made of job and step
 //   torchrun; a pod of Kubernetes        TCP                    MASTER_ADDR : MASTER_PORT + 1
-//   --ranks N, --gpus N (fork.h)         TCP                    127.0.0.1 : a free port
+//   --ranks N (fork.h)                   TCP                    127.0.0.1 : a free port
 struct LauncherRow { const char *by, *size, *rank, *local_rank, *local_size; bool rank_needed, mpi; };
 constexpr LauncherRow LAUNCHERS[] = {
     {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",

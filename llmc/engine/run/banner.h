@@ -67,7 +67,7 @@ inline std::string attention_note(const PositionConfig& position, const Gpu& gpu
     return what + slowly + strprintf(", at no more than %.0f instead of %.0f TFLOP/s", slow, fast);
 }
 
-// --as_ranks: what each of this many ranks holds and sends
+// --check --ranks N: what each of N ranks holds and sends
 inline void report_ranks(const Run& r, const Parameters& p, double activations) {
     const Options& o = r.o;
     const int N = planned_ranks(r);
@@ -119,7 +119,7 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
         fprintf(banner, "%s", s.c_str());
     }
     check_head_size(config.position, config.C / config.NH, trains, device_shared_available());
-    if (r.o.as_ranks > 0) {                                     // a plan for other machines
+    if (plans_ahead(r)) {
         report_ranks(r, p, (double)activations + (double)buffers);
         return;
     }

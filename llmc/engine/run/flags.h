@@ -76,13 +76,11 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, plans, "", "", any(), FREE, \
       "GPU: file of the fastest algorithms for the matrix products; training measures and adds those that it lacks. " \
       "Same file, same bits") \
-    X(int, ranks, "", 1, at_least(1), FREE, \
-      "start this many processes on this machine, which share the work; all end if one fails") \
-    X(int, gpus, "", 1, at_least(1), FREE, "the same, one process per GPU") \
+    X(int, ranks, "--gpus", 1, at_least(1), FREE, \
+      "start this many processes on this machine (GPU build: one per GPU), which share the work; all end if one " \
+      "fails. With --check: start none, and print what each would need and send") \
     X(int, zero, "-z", 1, between(0, 1), FREE, \
       "several ranks: 1 = each holds the optimizer state of its share of the parameters; 0 = of all; same bits") \
-    X(int, as_ranks, "", 0, at_least(0), FREE, \
-      "with --check: plan for this many ranks, and print what each needs and sends; 0 = the real number") \
     X(bool, host_exchange, "", false, any(), FREE, \
       "GPUs: 1 = if NCCL is missing or cannot connect the ranks, send gradients through the host, much slower") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \

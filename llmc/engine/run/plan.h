@@ -14,8 +14,11 @@ inline void plan_rope_scaling(Run& r, PositionConfig& position) {
     r.o.rope_scaling = rope_scaling_text(position);
 }
 
-// The number of ranks to plan for: --as_ranks of --check, or the real number
-inline int planned_ranks(const Run& r) { return r.o.as_ranks > 0 ? r.o.as_ranks : comm().size; }
+// Whether this is a plan for ranks that are not started, perhaps on another machine: --check --ranks N
+inline bool plans_ahead(const Run& r) {
+    return r.o.check && r.trains && comm().size == 1 && r.o.is_given("ranks");
+}
+inline int planned_ranks(const Run& r) { return plans_ahead(r) ? r.o.ranks : comm().size; }
 
 // A number among the flags of the resumed run, or `otherwise` if it has none of this name
 inline int resumed_flag(const Run& r, const char* name, int otherwise) {
@@ -76,11 +79,11 @@ inline double weight_bytes(const Run& r, const Parameters& p) {
 }
 
 // The bytes of host memory that --checkpoint_async takes for each rank; the ranks of rank 0's machine share its part.
-// With --as_ranks: for rank 0 on a machine of its own
+// Of ranks that do not run: for rank 0 on a machine of its own
 inline double snapshot_bytes(const Run& r, const Parameters& p) {
     const Options& o = r.o;
     if (!r.trains || !o.checkpoint_async || o.checkpoint_every == 0 || o.out.empty()) { return 0.0; }
-    const int ranks = planned_ranks(r), here = o.as_ranks > 0 ? 1 : comm().local_size;
+    const int ranks = planned_ranks(r), here = comm().local_size;
     const double all = (double)p.table.total;
     const double moments = o.zero > 0 && ranks > 1 ? (double)largest_share(p.table, ranks) : all / here;
     return 4.0 * all / here + 8.0 * moments;
@@ -125,7 +128,7 @@ template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffe
         plan_batch(r, std::max(1, -comm_max(-mine, "the choice of --B")));
         r.o.notes.push_back(strprintf("--B -1 is %d here", r.o.B));
     }
-    if (!least || !r.trains || r.o.as_ranks > 0) { return; }        // --as_ranks is about the memory of other machines
+    if (!least || !r.trains || plans_ahead(r)) { return; }
     r.o.recompute = 0;
     const double all = weight_bytes(r, p) + buffers + snapshot_on_device(r, p) + (double)activations(r.o.B);
     r.o.recompute = comm_max(all > 0.9 * memory_available(), "the choice of --recompute");
@@ -147,8 +150,8 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     check(o.B > 0 || o.list || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
           "--total_batch, in training: give both, or a number");
     o.B = std::max(o.B, 1);
-    check(o.as_ranks == 0 || (o.check && r.trains && !r.largest_batch && comm().size == 1), "--as_ranks plans a "
-          "training on other machines: expected --check and a number as --B, in one process");
+    check(!r.largest_batch || !plans_ahead(r), "--check --ranks %d: --B -1 depends on the memory of the machine that "
+          "the ranks run on; expected a number", o.ranks);
     check(!o.heads || (!o.eval_lengths.empty() && o.probe.empty()), "--heads: expected --eval_lengths, without "
           "--probe");
     check(!o.heads || comm().size == 1, "--heads: expected one process, got %d", comm().size);

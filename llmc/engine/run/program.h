@@ -211,10 +211,9 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
         const Names words(argv, argv + argc);
         comm().timeout = o.collective_timeout;
         Launch launch = find_launch();
-        const int ranks = std::max(o.ranks, o.gpus);
-        if (ranks > 1 && !o.help && launch.size == 1) {
+        if (o.ranks > 1 && !o.help && !o.check && launch.size == 1) {
             int code = 0;
-            passes_code_on = fork_ranks(ranks, o.gpus > 1 ? "--gpus" : "--ranks", launch, code);
+            passes_code_on = fork_ranks(o.ranks, launch, code);
             if (passes_code_on) { return code; }
         }
         comm_init(launch, words);

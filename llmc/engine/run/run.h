@@ -107,14 +107,9 @@ template <class Files> void record_data(Run& r, const Files* files) {
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Doing looking("looking for a checkpoint");
     const Options& o = r.o;
-    const std::pair<const char*, int> numbers[] = {{"ranks", o.ranks}, {"gpus", o.gpus}};
-    for (const auto& [flag, n] : numbers) {
-        check(!o.is_given(flag) || n == comm().size, "--%s %d: a launcher has started %d processes; leave out one of "
-              "the two", flag, n, comm().size);
-    }
-#if !defined(CUDA_BUILD)
-    check(!o.is_given("gpus"), "--gpus: this program was built for CPUs; expected --ranks, or train_gpt2cu");
-#endif
+    const bool plans = o.check && comm().size == 1;             // for ranks that are not started
+    check(plans || !o.is_given("ranks") || o.ranks == comm().size, "--ranks %d: a launcher has started %d processes; "
+          "leave out one of the two", o.ranks, comm().size);
     check_same_program();
     check_same_flags(o);
     check_before_data(o);
