@@ -33,7 +33,7 @@ if [ -z "${TRAIN_FILES:-}" ] && ! compgen -G "$data/*_train_*.bin" >/dev/null; t
 fi
 flags=(--train_files "${TRAIN_FILES:-$data/*_train_*.bin}" --val_files "${VAL_FILES:-$data/*_val_*.bin}"
     --model "${MODEL:-small}" --pos "${POS:-learned}" --T "${T:-1024}" --B "${B:-64}"
-    --total_batch "${TOTAL_BATCH:-524288}" --steps "${STEPS:-19073}" --recipe paper --sample_every 0
+    --total_batch "${TOTAL_BATCH:-524288}" --steps "${STEPS:-19073}" --config scripts/paper.json --sample_every 0
     --val_every "${VAL_EVERY:-250}" --checkpoint_every "${CHECKPOINT_EVERY:-1000}" --keep 3
     --eval_lengths "${LENGTHS:-512,1024}" --out "$out")
 if [ "$hellaswag" != none ]; then

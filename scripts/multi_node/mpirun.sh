@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # mpirun.sh -- trains on the GPUs of several machines by mpirun, and resumes after SIGUSR1 or a failure (again.sh).
 #
-#   HOSTFILE=hosts RANKS=16 scripts/multi_node/mpirun.sh ./train_gpt2cu --B -1 --total_batch 524288 --recipe paper \
+#   HOSTFILE=hosts RANKS=16 scripts/multi_node/mpirun.sh ./train_gpt2cu --B -1 --config scripts/paper.json \
 #       --leaves 16 --train_files 'data/edu_fineweb10B/*_train_*.bin' --val_files 'data/edu_fineweb10B/*_val_*.bin' \
 #       --out run/cable --checkpoint_every 1000
 #

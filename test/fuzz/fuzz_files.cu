@@ -215,7 +215,7 @@ Seeds seeds_flags() {
     Seeds seeds = {zero, zero + "--help", zero + "-e\nd12\n-b\n8",
                    zero + "--model\n2,2,8\n--T\n64\n--B\n2\n--total_batch\n256\n--steps\n10\n--schedule\nwsd\n"
                           "--warmup\n3",
-                   "\x01--model\nbert:tiny\n--recipe\npaper\n--pairs\nx.txt",
+                   "\x01--model\nbert:tiny\n--schedule\nwsd\n--pairs\nx.txt",
                    zero + R"({"flags": {"lr": 0.1, "eval_lengths": [64, 128], "curve": true, "pos": "rope"}})"};
     for (const Program program : {GPT2_FLAG, BERT_FLAG}) {
         const Options defaults(program);

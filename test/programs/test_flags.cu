@@ -16,8 +16,7 @@ void refused(const std::vector<std::string>& words, const std::string& message) 
 }
 // a text that the row's range admits and that is not its default
 template <class V> std::string other_value(const OptionRow& row, const V& value) {
-    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "padded", "pi:2", "paper", "exact", "cls", "stop",
-                             "copy"}) {
+    for (const char* text : {"1", "0", "2", "7", "0.5", "linear", "padded", "pi:2", "exact", "cls", "copy"}) {
         V v;
         if (parse_value(text, row.range, v) && !(v == value)) { return text; }
     }
@@ -41,7 +40,7 @@ TEST_CASE("args: every flag sets its own field, by its name and by its letter", 
     for_each_option(defaults, [&](const OptionRow& row, const auto& value) {
         INFO("--" << row.name);
         const std::string name = row.name;
-        if (name == "recipe" || name == "config") { return; } // set other fields on purpose; have their own tests
+        if (name == "config") { return; }                   // sets other fields on purpose; has a test of its own
         if (!(row.programs & program)) {                    // the other trainer's
             const std::string flag = std::string("--") + row.name;
             CHECK(throws_with([&] { parse({flag, "1"}, program); }, flag) == EXIT_BAD_INPUT);
@@ -114,19 +113,17 @@ TEST_CASE("args: -e with a size means --model", "[args]") {
 }
 
 TEST_CASE("args: the paper's recipe, where the flag is not given", "[args]") {
-    const Options o = parse({"--recipe", "paper"});
+    const Options o = parse({"--config", "scripts/paper.json"});
     CHECK((o.lr == 6e-4 && o.warmup == 750 && o.final_lr == 0.1 && o.weight_decay == 0.1 && o.total_batch == 524288));
-    CHECK((o.clip == 1.0 && o.schedule == "cosine" && !o.is_given("lr")));
+    CHECK((o.clip == 1.0 && o.schedule == "cosine"));
     // a default that the command line repeats counts as given
-    const Options mine = parse({"-l", "3e-4", "--recipe", "paper", "--total_batch", "-1", "-k", "wsd"});
+    const Options mine = parse({"-l", "3e-4", "--config", "scripts/paper.json", "--total_batch", "-1", "-k", "wsd"});
     CHECK((mine.lr == 3e-4 && mine.total_batch == -1 && mine.schedule == "wsd" && mine.warmup == 750));
-    refused({"--recipe", "mine"}, "one of paper");
     // BERT's: Adam as printed, 0.9, 0.999 and no decay, all settable
-    const char* const bert[] = {"train_bert", "--recipe", "paper", "--beta1", "0.8"};
-    const Options b = parse_options(5, bert, BERT_FLAG);
+    const Options b = parse({"--config", "scripts/paper_bert.json", "--beta1", "0.8"}, BERT_FLAG);
     CHECK((b.beta1 == 0.8 && b.beta2 == 0.999 && b.weight_decay == 0 && b.lr == 1e-4));
-    const char* const own[] = {"train_bert", "--recipe", "paper", "--beta2", "0.98", "--weight_decay", "0.01"};
-    const Options c = parse_options(7, own, BERT_FLAG);
+    const Options c = parse({"--config", "scripts/paper_bert.json", "--beta2", "0.98", "--weight_decay", "0.01"},
+                            BERT_FLAG);
     CHECK((c.beta1 == 0.9 && c.beta2 == 0.98 && c.weight_decay == 0.01));
 }
 
@@ -150,7 +147,6 @@ TEST_CASE("args: a file of flags, over which the command line wins", "[args]") {
     wanted.config = path;
     CHECK(options_json(o) == options_json(wanted));
     CHECK((o.is_given("lr") && o.is_given("curve") && !o.is_given("seed")));
-    CHECK(with(R"({"flags": {"recipe": "paper", "clip": 2}})").clip == 2);
     // a run of an earlier version, whose flags that are gone had their defaults
     const std::string old = "test/fixtures/old_train_gpt2/step_00000020/state.json";
     const Json old_flags = read_json(old).at("options");

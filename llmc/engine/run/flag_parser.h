@@ -10,13 +10,6 @@
 #include "../json.h"
 #include "flags.h"
 
-// --recipe paper: flags and values, parsed as if they had been typed
-const char* const recipe_paper[] = {"lr", "6e-4", "warmup", "750", "final_lr", "0.1", "weight_decay", "0.1",
-                                    "total_batch", "524288", "clip", "1", "schedule", "cosine"};
-const char* const recipe_paper_bert[] = {"lr", "1e-4", "T", "512", "total_batch", "65536", "steps", "14000",
-                                         "warmup", "750", "final_lr", "0.1", "weight_decay", "0", "beta2", "0.999",
-                                         "clip", "1", "schedule", "cosine"};
-
 // llm.c's flags that have no counterpart, and why
 const char* const refused_flags[][2] = {
     {"-pn", "--gpus N or a launcher starts the processes"},
@@ -32,6 +25,7 @@ const char* const refused_flags[][2] = {
 const char* const removed_flags[][2] = {
     {"no_fallback", "0"}, {"on_save_error", "warn"}, {"major", "0"}, {"log_every", "1"}, {"deterministic", "1"},
     {"probe_lengths", ""}, {"probe_examples", "64"}, {"gpus", "1"}, {"as_ranks", "0"},
+    {"recipe", ""},
 };
 
 // llm.c's flags that have no effect here: the accepted values, and the notice
@@ -230,13 +224,6 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
         if (o.help || o.version) { return o; }
     }
     if (!o.config.empty()) { take_config(o, read_json(o.config), o.config); }
-    const auto take = [&](const auto& recipe) {
-        for (size_t i = 0; i < sizeof(recipe) / sizeof(recipe[0]); i += 2) {
-            if (!o.is_given(recipe[i])) { set_option(o, recipe[i], "--recipe paper", recipe[i + 1]); }
-        }
-    };
-    if (o.recipe == "paper" && program == GPT2_FLAG) { take(recipe_paper); }
-    if (o.recipe == "paper" && program == BERT_FLAG) { take(recipe_paper_bert); }
     return o;
 }
 

@@ -65,7 +65,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(double, skip_loss_z, "-sl", 0.0, at_least(0), SAME, "skip updates whose loss has a higher z-score; 0 = off") \
     X(double, skip_norm_z, "-sg", 0.0, at_least(0), SAME, \
       "skip updates whose gradient norm has a higher z-score; 0 = off") \
-    X(Text, recipe, "", "", one_of("paper"), FREE, "the paper's values for the flags that are not given") \
     GROUP("Speed and memory", BOTH) \
     X(int, recompute, "-r", -1, between(-1, 2), FREE, \
       "recompute in backward: 0 nothing, 1 GELU, 2 GELU and layernorm, -1 nothing if it fits, else GELU") \
@@ -90,7 +89,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     GROUP("Logs and checkpoints", BOTH) \
     X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
     X(Text, config, "", "", any(), FREE, \
-      "JSON with flags, {\"flags\": {\"lr\": 1e-3, ...}}; flags of the command line override it") \
+      "JSON with flags, {\"flags\": {\"lr\": 1e-3, ...}}, as in scripts/paper.json; the command line's override it") \
     X(int, resume, "-y", 0, between(0, 2), FREE, \
       "1 = continue from the newest good checkpoint in --out, if any; 2 = there must be one") \
     X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
