@@ -102,7 +102,7 @@ PARTS = [
     tests("power failures", "P2", FAULTS, "faults: the power fails*", "CABLE_CRASH_IMAGES=100000", 10),
     tests("order of syncs", "P2", CHECKPOINT, "checkpoint: files and directory are synced*"),
     tests("failing calls", "P3", FAULTS, "faults: whichever call fails*,faults: a run whose disk fails*,"
-          "faults: signals in other calls*,faults: what is written while*"),
+          "faults: signals in other calls*"),
     tests("full disks", "P4", CHECKPOINT, "checkpoint: a full disk*"),
     tests("full disks in a run", "P4", FAULTS, "faults: training goes on after*,faults: how many checkpoints*"),
     tests("damage", "P5 P6", CHECKPOINT, "checkpoint: every kind of damage*,checkpoint: manifests that lie*,"

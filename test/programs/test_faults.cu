@@ -696,16 +696,14 @@ TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it i
     std::vector<std::string> wrong;
     const int errors[] = {ENOSPC, EIO, EDQUOT};
     int went_on = 0, refused = 0;
-    const struct { bool always; const char* trains_on; long apart; } kinds[] = {
-        {false, "0", 1}, {true, "0", 2}, {false, "1", 4}};
-    for (const auto& [always, trains_on, apart] : kinds) {
-        for (long n = 1; n <= reference.calls; n += apart) {
+    for (const bool always : {false, true}) {
+        for (long n = 1; n <= reference.calls; n += always ? 2 : 1) {
             Training t;
             int code;
             {
                 const Planted planted(always && n % 4 == 3 ? Strike::HalfThenError : Strike::Error, n, errors[n % 3],
                                       always);
-                code = t.run({"--checkpoint_async", trains_on});
+                code = t.run();
             }
             std::string what;
             const int saved = t.last_saved();
@@ -726,8 +724,7 @@ TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it i
             if (warnings > 0 && !named && !log) { what = "the space wanted and free is not named: " + t.text; }
             if (what.empty()) { what = reference.resumed(t, saved); }
             if (!what.empty()) {
-                wrong.push_back(strprintf("call %ld%s, --checkpoint_async %s: ", n, always ? " and after" : "",
-                                          trains_on) + what);
+                wrong.push_back(strprintf("call %ld%s: ", n, always ? " and after" : "") + what);
             }
         }
     }
@@ -748,16 +745,6 @@ TEST_CASE("faults: signals in other calls and short writes change nothing", "[fa
         CHECK(t.bits(6) == reference.bits);
         CHECK(read_file(t.out() + "/main.log") == reference.log);
     }
-}
-
-TEST_CASE("faults: what is written while training goes on is the same", "[faults]") {
-    Training waits, trains_on;
-    CHECK(waits.run() == 0);
-    CHECK(trains_on.run({"--checkpoint_async", "1"}) == 0);
-    for (int step : {4, 6}) { CHECK(trains_on.bits(step) == waits.bits(step)); }
-    CHECK(trains_on.bits(4) != trains_on.bits(6));
-    CHECK(trains_on.count("; training waited ") == 2);          // of the last one there is no copy
-    CHECK(waits.count("; training waited ") == 0);
 }
 
 TEST_CASE("faults: training goes on after a failed save", "[faults]") {
@@ -839,9 +826,8 @@ TEST_CASE("faults: CABLE_FAULT", "[faults]") {
         {"rename:2:kill", "", "CABLE_FAULT: rename number 2, ", 128 + SIGKILL},
         {"unlink:1:EDQUOT", "", "old checkpoints could not be deleted", 0},
         // fsync number 6 is that of step 2's model
-        {"fsync:6:ENOSPC", "--checkpoint_async 1", "warning: step 2 is not saved: a checkpoint needs 1.", 0},
-        {"fsync:6:kill", "--checkpoint_async 1", "/.tmp_step_00000002/model.safetensors", 128 + SIGKILL},
-        {"rename:1:kill", "--checkpoint_async 1", "CABLE_FAULT: rename number 1, ", 128 + SIGKILL},
+        {"fsync:6:ENOSPC", "", "warning: step 2 is not saved: a checkpoint needs 1.", 0},
+        {"fsync:6:kill", "", "/.tmp_step_00000002/model.safetensors", 128 + SIGKILL},
         {"wrote:9:ENOSPC:twice", "", "error: CABLE_FAULT=wrote:9:ENOSPC:twice: expected CALL:N:", EXIT_BAD_INPUT},
         {"write:0:ENOSPC", "", "error: CABLE_FAULT=", EXIT_BAD_INPUT},
         {"write:1:EAGAIN", "", "error: CABLE_FAULT=", EXIT_BAD_INPUT},

@@ -526,30 +526,6 @@ class Training(Runs):
         self.assertEqual(code, 2, output)
         self.assertIn("--check --ranks 2: --B -1 depends on the memory of the machine", output)
 
-    def test_the_memory_of_a_copy(self):
-        """what --checkpoint_async takes is planned, and refused where there is no room for it"""
-        def check(trains_on, gigabytes):
-            command = self.command("plan", "--check", "--threads", "1", "--checkpoint_async", trains_on,
-                                   model="2,2,2048")
-            code, output = run(1, "sh", "-c", f'ulimit -v {round(1e6 * gigabytes)}; exec "$@"', "sh", *command)
-            needed, available = re.search(r"memory: ([\d.]+) GB needed.*, ([\d.]+) GB available", output).groups()
-            return float(needed), float(available), code, output
-
-        room = 10
-        (without, available, code, output), (needed, _, code1, output1) = check("0", room), check("1", room)
-        self.assertEqual((code, code1), (0, 0), output + output1)
-        self.assertIn(" GB for --checkpoint_async), ", output1)
-        # weights and moments in float32
-        self.assertAlmostEqual(needed - without, 12 * 2 * 12 * 2048 ** 2 * 1e-9, delta=0.15)
-        room -= (available - (without + needed) / 2) * 1e9 / 1.024e9
-        self.assertEqual(check("0", room)[2], 0)
-        _, _, code, output = check("1", room)
-        self.assertEqual(code, 4, output)
-        self.assertIn("error: the run needs ", output)
-        plan = self.train(1, "plan", "--check", "--checkpoint_async", "1", "--ranks", "2", model="2,2,2048")
-        share = float(re.search(r"snapshot +([\d.]+) MB of the host's memory on rank 0", plan).group(1))
-        self.assertAlmostEqual(share, 8 * 2 * 12 * 2048 ** 2 * 1e-6, delta=20)     # half of the moments
-
     def test_the_data_matter(self):
         """the comparisons above would notice another order of the data"""
         self.train(1, "a")
@@ -886,57 +862,6 @@ class Training(Runs):
                 self.assertLess(seconds, 2 + AFTER_DEADLINE)
                 self.assertRegex(output, f"error: .*checkpoint: rank {1 - victim} waited 2 s for rank {victim} ")
 
-    def test_training_goes_on_while_a_checkpoint_is_written(self):
-        """the files are the same; a second checkpoint waits for the first, and a run that ends waits, too"""
-        shape = {"steps": 6, "every": 2}
-        self.train(1, "waits", **shape)
-        trains_on = ["--checkpoint_async", "1"]
-        slow = slow_disk(self.directory.name, 4)
-        for ranks in 1, 2, 4:
-            with self.subTest(ranks=ranks):
-                name = f"trains_on{ranks}"
-                command = self.command(name, *trains_on, **shape)
-                code, output = run(ranks, *(slow if ranks == 2 else []), *command)
-                self.assertEqual(code, 0, output)
-                self.assert_same("waits", name, step=6)
-                for step in 2, 4:
-                    expected, found = (tensors_of(os.path.join(self.out(out), f"step_{step:08d}"))
-                                       for out in ("waits", name))
-                    self.assertTrue(found == expected, f"step {step}")
-                self.assertEqual(output.count("; training waited "), 2, output)
-                if ranks == 2:
-                    self.assertLess(output.index("\nstep    3/6 "), output.index("\nsaved "), output)
-                    self.assertEqual(output.count("warning: training waits, as step 2 is still being saved"), 1, output)
-
-    def test_a_death_while_a_checkpoint_is_written(self):
-        """and training continues: what is left is not a checkpoint, and the resumed run removes it"""
-        self.train(1, "whole", steps=4, every=2)
-        slow = slow_disk(self.directory.name, 60)
-        for ranks, victim in (1, 0), (2, 1):
-            with self.subTest(ranks=ranks):
-                name = f"dies{ranks}"
-                command = self.command(name, "--checkpoint_async", "1", steps=4, every=2)
-                with started(ranks, *slow, *command) as (_, pids, until, end):
-                    until(lambda text: "\nstep    3/4 " in text)
-                    self.assertTrue(os.path.isdir(os.path.join(self.out(name), ".tmp_step_00000002")))
-                    os.kill(pids[victim], signal.SIGKILL)
-                    self.assertLess(end()[2], AFTER_DEATH)
-                self.assertFalse(os.path.exists(os.path.join(self.out(name), "step_00000002")))
-                self.train(ranks, name, "--resume", "1", "--checkpoint_async", "1", steps=4, every=2)
-                self.assert_same("whole", name, step=4)
-                self.assertEqual([entry for entry in os.listdir(self.out(name)) if entry.startswith(".tmp")], [])
-
-    def test_a_signal_while_a_checkpoint_is_written(self):
-        command = slow_disk(self.directory.name, 3) + self.command("signal", "--checkpoint_async", "1", steps=2000,
-                                                                   every=2)
-        with started(2, *command) as (_, pids, until, end):
-            until(lambda text: "\nstep    3/2000 " in text)
-            os.kill(pids[1], signal.SIGTERM)
-            code, output, _ = end()
-        self.assertEqual(code, 75, output)
-        step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
-        self.assertRegex(output, rf"(?s)\nsaved .*step_00000002 in .*\nsaved .*step_{step:08d} in ")
-
     def test_the_others_never_start(self):
         begin = time.monotonic()
         command = self.command("start", "--collective_timeout", "2")
@@ -955,18 +880,6 @@ class Training(Runs):
                 self.assertEqual(code, 75, output)
                 step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
                 self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
-
-    @unittest.skipUnless(os.path.exists(BF16_TRAINER), "SKIPPED: build/simt/train_gpt2 is not built")
-    def test_training_goes_on_on_the_emulator(self):
-        """in bf16 the float32 weights, too, are copied from the device"""
-        shape = {**self.EMULATED, "trainer": BF16_TRAINER, "every": 1}
-        for ranks in 1, 2:
-            for trains_on in "0", "1":
-                with mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(ranks)):
-                    self.train(ranks, f"{ranks}_{trains_on}", "--checkpoint_async", trains_on, **shape)
-            found = [tensors_of(os.path.join(self.out(f"{ranks}_{trains_on}"), "step_00000001"))
-                     for trains_on in "01"]
-            self.assertTrue(found[0] == found[1], f"{ranks} ranks")
 
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):

@@ -36,14 +36,13 @@ struct Checkpoint : Moments {
 // and (in,out) in Hugging Face's GPT-2 file.
 inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
     auto turned = std::make_shared<std::vector<float>>();           // the transposed matrix that is being written
-    const bool on_host = c.on_host;
     std::vector<SafetensorsItem> items;
     for (const FileTensor& f : *c.files) {
         const FileView view = file_view(*c.table, f);
         const float* from = c.params + view.offset;
         if (!view.transposed) {                     // row0 counts rows of the tensor, which lie in one piece
             items.push_back({f.name, view.shape(), [=](float* out, size_t row0, size_t rows) {
-                fetch_floats(out, from + row0 * view.cols, rows * view.cols, on_host);
+                copy_to_host(out, from + row0 * view.cols, rows * view.cols * sizeof(float), Stream(0));
             }});
             continue;
         }
@@ -51,7 +50,7 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
             if (row0 == 0) {                        // the first block of this matrix: fetch and transpose all of it
                 std::vector<float> host(view.size());
                 turned->resize(view.size());
-                fetch_floats(host.data(), from, view.size(), on_host);
+                copy_to_host(host.data(), from, view.size() * sizeof(float), Stream(0));
                 transpose_matrix(turned->data(), host.data(), view.rows, view.cols);
             }
             // a row of the file is a column of the tensor: view.rows elements

@@ -16,7 +16,6 @@
 struct Moments {
     const TensorTable* table = nullptr;
     float *m = nullptr, *v = nullptr;                               // may be null
-    bool on_host = false;                                           // moments and parameters are on the host
     bool complete = true;                                           // true: all, in the layout of `table`
     std::vector<TensorPiece> held;                                  // false: these pieces
 };
@@ -80,20 +79,14 @@ inline std::vector<std::string> optimizer_paths(const std::string& dir) {
     return paths;
 }
 
-// out (n): floats of this (device) memory
-inline void fetch_floats(float* out, const float* from, size_t n, bool on_host) {
-    if (on_host) { std::copy_n(from, n, out); } else { copy_to_host(out, from, n * sizeof(float), Stream(0)); }
-}
-
 // the moments as the items of a safetensors file
 inline std::vector<SafetensorsItem> optimizer_items(const Moments& c) {
     std::vector<SafetensorsItem> items;
     for (const MomentRun& run : moment_runs(c)) {
-        const bool on_host = c.on_host;
-        items.push_back({run.file_name(), {run.size}, [run, on_host](float* out, size_t first, size_t count) {
+        items.push_back({run.file_name(), {run.size}, [run](float* out, size_t first, size_t count) {
             const size_t begin = run.first + first;
             run.each(begin, begin + count, [&](const float* data, size_t from, size_t n) {
-                fetch_floats(out + (from - begin), data, n, on_host);
+                copy_to_host(out + (from - begin), data, n * sizeof(float), Stream(0));
             });
         }});
     }

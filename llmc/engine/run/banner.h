@@ -81,9 +81,6 @@ inline void report_ranks(const Run& r, const Parameters& p, double activations) 
                             r.micro_batches / r.leaf * N));
     line("memory", format_bytes(weights + activations) + " on each: " + format_bytes(weights) +
          " for the parameters, " + format_bytes(activations) + " of activations");
-    if (snapshot_bytes(r, p) > 0) {
-        line("snapshot", format_bytes(snapshot_bytes(r, p)) + " of the host's memory on rank 0 (--checkpoint_async)");
-    }
     line("traffic", format_bytes(sums + back) + " an update leave each and reach it: " + format_bytes(sums) +
          " of gradients, " + format_bytes(back) + (o.zero > 0 ? " of new weights" : " of their sums"));
 }
@@ -127,13 +124,11 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
     std::string what = format_bytes(weights) + " for the parameters";
     if (trains) { what += ", " + format_bytes((double)activations) + " of activations"; }
     if (buffers > 0) { what += ", " + format_bytes((double)buffers) + " of embeddings and their scores"; }
-    const double snapshot = snapshot_bytes(r, p), here = snapshot_on_device(r, p);
-    if (here > 0) { what += ", " + format_bytes(here) + " for --checkpoint_async"; }
     // bytes for each token of this rank's step: ids, targets, the masked ids, and DeviceBatch's share
     const double tokens = trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
-    check_host_memory(tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1)), snapshot - here);
+    check_host_memory(tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1)));
     const double per_sequence = (double)activations / r.o.B;
-    const double needed = weights + (double)buffers + here + (trains ? (double)activations : 0.0);
+    const double needed = weights + (double)buffers + (trains ? (double)activations : 0.0);
     check_memory(needed, memory_available(), what, [&](double available) {
         const auto estimate = [&](int B) { return per_sequence * B; };
         return trains ? plan_largest_batch(r, p, available, (double)buffers, estimate) : 0;

@@ -93,8 +93,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int, resume, "-y", 0, between(0, 2), FREE, \
       "1 = continue from the newest good checkpoint in --out, if any; 2 = there must be one") \
     X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
-    X(bool, checkpoint_async, "", false, any(), FREE, \
-      "1 = keep training while a checkpoint is written from a copy in the host's memory; same files") \
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
     X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \
     GROUP("Validation while training", BOTH) \

@@ -78,26 +78,6 @@ inline double weight_bytes(const Run& r, const Parameters& p) {
     return weights + 8.0 * share + 4.0 * buffers * all;
 }
 
-// The bytes of host memory that --checkpoint_async takes for each rank; the ranks of rank 0's machine share its part.
-// Of ranks that do not run: for rank 0 on a machine of its own
-inline double snapshot_bytes(const Run& r, const Parameters& p) {
-    const Options& o = r.o;
-    if (!r.trains || !o.checkpoint_async || o.checkpoint_every == 0 || o.out.empty()) { return 0.0; }
-    const int ranks = planned_ranks(r), here = comm().local_size;
-    const double all = (double)p.table.total;
-    const double moments = o.zero > 0 && ranks > 1 ? (double)largest_share(p.table, ranks) : all / here;
-    return 4.0 * all / here + 8.0 * moments;
-}
-// The part of it that is in the same memory as the weights
-inline double snapshot_on_device(const Run& r, const Parameters& p) {
-#if defined(CUDA_BUILD)
-    (void)r, (void)p;
-    return 0.0;
-#else
-    return snapshot_bytes(r, p);
-#endif
-}
-
 // Plans the largest batch that divides the samples of a step and fits into `available` bytes with everything else.
 // Returns it, or 0 if none fits. activations(B): bytes for B sequences. Smaller batches need more buffers of gradients.
 template <class Bytes>
@@ -106,8 +86,7 @@ int plan_largest_batch(Run& r, const Parameters& p, double available, double buf
         if (r.my_samples % B != 0) { continue; }
         try {
             plan_batch(r, B);
-            const double besides = buffers + snapshot_on_device(r, p);
-            if (weight_bytes(r, p) + besides + (double)activations(B) <= available) { return B; }
+            if (weight_bytes(r, p) + buffers + (double)activations(B) <= available) { return B; }
         } catch (const Error&) {}                               // --leaves does not fit, or an overflow
     }
     return 0;
@@ -130,7 +109,7 @@ template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffe
     }
     if (!least || !r.trains || plans_ahead(r)) { return; }
     r.o.recompute = 0;
-    const double all = weight_bytes(r, p) + buffers + snapshot_on_device(r, p) + (double)activations(r.o.B);
+    const double all = weight_bytes(r, p) + buffers + (double)activations(r.o.B);
     r.o.recompute = comm_max(all > 0.9 * memory_available(), "the choice of --recompute");
 }
 

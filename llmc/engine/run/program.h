@@ -31,15 +31,12 @@ void check_memory(double bytes, double available, const std::string& what, Small
         format_bytes(available).c_str(), hint.c_str());
 }
 
-// The same for the host, which holds the ids and targets of all micro-batches of a step at once, and the snapshot of
-// --checkpoint_async (0 without it).
-inline void check_host_memory(double tokens, double snapshot) {
-    const double available = (double)host_memory_available() / comm().local_size, bytes = tokens + snapshot;
+// The same for the host, which holds the ids and targets of all micro-batches of a step at once
+inline void check_host_memory(double bytes) {
+    const double available = (double)host_memory_available() / comm().local_size;
     if (bytes <= available) { return; }
-    const std::string and_copy = " and the copy of --checkpoint_async need ";
-    die(EXIT_OUT_OF_MEMORY, "the tokens of a step%s%s of the host's memory, but %s are available; try a smaller "
-        "--total_batch%s", snapshot > 0 ? and_copy.c_str() : " need ", format_bytes(bytes).c_str(),
-        format_bytes(available).c_str(), snapshot > 0 ? " or --checkpoint_async 0" : "");
+    die(EXIT_OUT_OF_MEMORY, "the tokens of a step need %s of the host's memory, but %s are available; try a smaller "
+        "--total_batch", format_bytes(bytes).c_str(), format_bytes(available).c_str());
 }
 
 // Why the last checkpoint of this run was not saved, or "". The run finishes its other work before it exits with this.

@@ -55,9 +55,6 @@ struct Run {
     RunState state;
     std::unique_ptr<DataRecord> record;                         // on the rank that writes checkpoints
     std::unique_ptr<Log> log;
-    std::shared_ptr<SaveInHand> save;                           // while a checkpoint is being written
-    std::shared_ptr<Snapshot> snapshot;                         // with --checkpoint_async
-    bool said_waiting = false;                                  // has warned that training waits for a save
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
@@ -215,11 +212,6 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
     if (r.lock != nullptr && o.checkpoint_every > 0) {
         check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, p.master, config)), checkpoints_to_come(r));
     }
-    if (o.checkpoint_async && o.checkpoint_every > 0 && !o.out.empty() && r.trains) {
-        const size_t moments = p.held.back() + p.owned.back().size();
-        const size_t weights = first ? p.table.total : 0;       // that this rank saves
-        r.snapshot = std::make_shared<Snapshot>(weights, first || p.shares ? moments : 0);
-    }
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
     r.first_step = r.state.step;
@@ -239,40 +231,32 @@ inline void check_replicas(Parameters& p) {
     check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
 }
 
-// Begins the checkpoint of step r.state.step. Ranks that share the moments (--zero 1) each write their own, at the same
-// time; otherwise rank 0 writes all.
-inline void begin_save(Run& r, Parameters& p, const Json& config, bool trains_on) {
-    const Doing saving_step("saving a checkpoint");
-    const double begun = wall_seconds();
-    check_replicas(p);
-    const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
-    r.save = std::make_shared<SaveInHand>(r.o, (int)r.state.step, c, p.shares, trains_on ? r.snapshot : nullptr);
-    r.save->begin(*r.log, begun);
-}
-
-// Continues to write the pending checkpoint, if there is one. to_the_end: waits until the disk has it. must: a failure
-// to save it is an error
-inline void continue_saving(Run& r, bool to_the_end, bool must) {
-    if (!r.save) { return; }
+// Saves the checkpoint of step r.state.step. must: a failure is an error, otherwise training continues
+inline void save_run(Run& r, Parameters& p, const Json& config, bool must) {
     const Doing saving_step("saving a checkpoint");
     const Options& o = r.o;
-    if (!r.save->go_on(to_the_end)) { return; }
-    const std::shared_ptr<SaveInHand> done = std::move(r.save);
-    const int64_t step = r.state.step, of = done->save.step;
-    const bool first = comm().rank == 0, last = of >= o.steps;
-    const std::string& failure = done->failure;
+    const double begun = wall_seconds();
+    const int step = (int)r.state.step;
+    check_replicas(p);
+    saving = 1;
+    const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
+    const std::string failure = save_on_ranks(o.out, step, c, p.shares, o.keep, *r.log);
+    saving = 0;
     check(failure.empty() || !must, "%s", failure.c_str());
+    const bool last = step >= o.steps;
     if (last) { not_saved = failure; }
-    if (first && failure.empty()) {
-        done->say_saved();
-    } else if (first) {
-        const int64_t from = of == step ? step + 1 : step;      // the first step for which none has been tried
-        const int64_t due_in = std::min(round_up(from, (int64_t)o.checkpoint_every), o.steps) - step;
-        const std::string when = due_in > 0 ? strprintf("in %lld steps", (long long)due_in) : "now";
-        std::string next = "the run finishes its other work first";
-        if (!last) { next = "training continues, the next checkpoint is due " + when; }
-        say("warning: %s; %s", failure.c_str(), next.c_str());
+    if (comm().rank > 0) { return; }
+    if (failure.empty()) {
+        const std::string path = printable(o.out + "/" + step_name(step), LONGEST_MESSAGE);
+        printf("saved %s in %.2f s\n", path.c_str(), wall_seconds() - begun);
+        return;
     }
+    std::string next = "the run finishes its other work first";
+    if (!last) {
+        const int64_t due = std::min(round_up((int64_t)step + 1, (int64_t)o.checkpoint_every), o.steps);
+        next = strprintf("training continues, the next checkpoint is due in %lld steps", (long long)due - step);
+    }
+    say("warning: %s; %s", failure.c_str(), next.c_str());
 }
 
 inline int stopped_by(const Run& r, int signal) {
@@ -293,18 +277,7 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     const bool last = step >= o.steps, stop = signal != 0;
     if (step > r.first_step && step % REPLICAS_EVERY == 0) { check_replicas(p); }
     const bool saves = !o.out.empty() && step > r.first_step && (r.due(o.checkpoint_every) || stop);
-    continue_saving(r, false, false);
-    if (saves) {
-        if (r.save && !stop && !last && !r.said_waiting && comm().rank == 0) {
-            say("warning: training waits, as step %d is still being saved: --checkpoint_every %d is too often for this "
-                "disk", r.save->save.step, o.checkpoint_every);
-            r.said_waiting = true;
-        }
-        continue_saving(r, true, false);
-        const bool trains_on = r.snapshot && !stop && !last;
-        begin_save(r, p, config, trains_on);
-        continue_saving(r, !trains_on || !r.save->failure.empty(), stop);
-    }
+    if (saves) { save_run(r, p, config, stop); }
     if (!stop) { return last ? 0 : -1; }
     return stopped_by(r, signal);
 }
@@ -376,7 +349,6 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     r.state.step++;
     r.state.sample += (uint64_t)r.samples;
     if (r.state.guard.diverged()) {
-        continue_saving(r, true, false);
         die(EXIT_DIVERGED, "%d updates in a row were skipped, the last at step %lld: %s", MAX_BAD_STEPS,
             (long long)s.step + 1, s.skipped.c_str());
     }
