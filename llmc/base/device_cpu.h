@@ -18,6 +18,7 @@
 #include <omp.h>
 #endif
 
+constexpr bool ON_GPU = false;
 struct NoStream;                                        // never defined: a stream here is always null
 using Stream = NoStream*;
 struct BlockIndex { unsigned x; };
@@ -211,6 +212,7 @@ struct StepGraph {      // on a CPU kernels run when they are launched: there is
     static constexpr bool records = false;
     template <class F> void run(Stream, F step) { step(); }
 };
+inline int device_count() { return 0; }
 
 #if defined(_OPENMP) && !defined(RACE_THREADS)
 inline int max_threads() { return omp_get_max_threads(); }

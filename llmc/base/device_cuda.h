@@ -3,6 +3,7 @@
 #ifndef LLMC_BASE_DEVICE_CUDA_H
 #define LLMC_BASE_DEVICE_CUDA_H
 
+constexpr bool ON_GPU = true;
 using Stream = cudaStream_t;
 constexpr int LANES = 1;                    // what is a SIMD register on a CPU is one float of one thread here
 using lanes = float;
@@ -241,6 +242,10 @@ inline size_t device_shared_available() {
     return (size_t)bytes;
 }
 inline int max_threads() { return 1; }
+inline int device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
 inline void set_threads(int) {}
 inline void wait_politely(char**) {}
 inline std::string device_description() {

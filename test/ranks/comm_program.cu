@@ -99,12 +99,11 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
     device_free(data);
 }
 
-// the buffers, whose size it is, are allocated again
+// the buffer, whose size it is, is allocated again
 void set_chunk(size_t chunk) {
     Comm& c = comm();
     device_free(c.inbox);
-    pinned_free(c.staging);
-    c.inbox = c.staging = nullptr;
+    c.inbox = nullptr;
     c.chunk = chunk;
 }
 
@@ -359,9 +358,7 @@ void test_self() {
     float* data = (float*)device_malloc(2 * sizeof(float) * n);
     Event end;
     for (bool aborts : {false, true, false}) {
-        ncclUniqueId id = {};
-        nccl_check(ncclGetUniqueId(&id), "NCCL's start");
-        nccl_start(id);
+        nccl_start(nccl_id());
         copy_to_device(data, sent.data(), sizeof(float) * n, stream);
         device_zero(data + n, sizeof(float) * n, stream);
         nccl_exchange({{0, data, sizeof(float) * n}}, {{0, data + n, sizeof(float) * n}}, "self", stream);
@@ -406,7 +403,7 @@ int run(int argc, char** argv) {
     const std::string value = argc > 2 ? argv[2] : "";
     printf("%s\n", comm_description().c_str());
     find_gpu(comm_device());
-    comm_connect_devices(getenv("HOST_EXCHANGE") != nullptr);
+    comm_connect_devices();
     if (mode == "sums") {
         test_sums(value.empty() ? 1 : strtoull(value.c_str(), nullptr, 10));
     } else if (mode == "gradients") {

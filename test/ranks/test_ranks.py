@@ -883,15 +883,14 @@ class Training(Runs):
 
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):
-        """through the host where ranks share the one GPU, else by an NCCL that takes its time and refuses misuse"""
+        """by an NCCL that takes its time and refuses misuse"""
         self.train(1, "1", **self.EMULATED)
-        for ranks, gpus, seed in (2, 1, 1), (2, 8, 1), (2, 8, 2), (4, 8, 3):
-            with self.subTest(ranks=ranks, gpus=gpus, seed=seed), \
-                    mock.patch.dict(ENVIRONMENT, SIMT_GPUS=str(gpus), SIMT_SEED=str(seed)):
-                name = f"{ranks}_{gpus}_{seed}"
-                through = "through the host by MPI" if gpus == 1 else "by NCCL"
-                output = self.train(ranks, name, "--host_exchange", str(int(gpus == 1)), **self.EMULATED)
-                self.assertIn(f"{ranks} ranks, gradients {through}", " ".join(output.split()))
+        for ranks, seed in (2, 1), (2, 2), (4, 3):
+            with self.subTest(ranks=ranks, seed=seed), \
+                    mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed)):
+                name = f"{ranks}_{seed}"
+                output = self.train(ranks, name, **self.EMULATED)
+                self.assertIn(f"{ranks} ranks, gradients by NCCL", " ".join(output.split()))
                 self.assert_same("1", name, step=2)
 
         # a bf16 build's ranks hold only the float32 weights of their shares; a run continues with another number of
@@ -908,10 +907,9 @@ class Training(Runs):
                            **{**bf16, "steps": 4})
                 self.assert_same("bf16", name, step=4)
 
-        # the slow path is never taken unasked
         code, output = run(2, *self.command("refused", **self.EMULATED))
         self.assertEqual(code, 2, output)
-        self.assertEqual(len(re.findall("^error: .*--host_exchange 1 ", output, re.M)), 1, output)
+        self.assertEqual(len(re.findall("^error: ranks 0 and 1 share a GPU", output, re.M)), 1, output)
 
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_an_nccl_that_fails_or_hangs(self):

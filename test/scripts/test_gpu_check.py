@@ -89,8 +89,7 @@ class Machine:
         if "nvidia.nccl" in text:
             return (0, self.nccl + "\n") if self.nccl else (1, "ModuleNotFoundError")
         if program == "comm_program":
-            return self.exchange[0], ("2 ranks, gradients through the host by TCP\n" if "--ranks" in command else
-                                      "1 rank\n") + self.exchange[1]
+            return self.exchange[0], "1 rank\n" + self.exchange[1]
         if program == "gpu_probes":
             on_line('{"key": "rate LDSM", "ok": true, "clocks": 4.4, "assumed": 4.0}', 0.1)
             return 0, ""
@@ -112,7 +111,7 @@ class Machine:
             return (0, "2.9.0\n") if self.torch else (1, "ModuleNotFoundError")
         if "--gpus" in command and command[command.index("--gpus") + 1] == "2":
             self.trainer(command, on_line, ranks=True)
-            return 0, "2 ranks, gradients " + ("through the host" if "--host_exchange" in command else "by NCCL")
+            return 0, "2 ranks, gradients by NCCL"
         return self.trainer(command, on_line) if program.startswith("train_") else (0, "")
 
     def bench(self, command, on_line):
@@ -304,7 +303,7 @@ class Stages(Case):
         self.machine.make("llmc/matmul.cuh", "// changed")
         self.assertEqual(self.check()[0], 0)
         self.assertEqual(self.ran("-DUSE_NCCL"), [])
-        self.assertEqual(len(self.ran("--host_exchange 1")), 2)
+        self.assertEqual(self.ran("--gpus 2"), [])
 
     def test_the_step_and_what_is_beside_it(self):
         self.check()
@@ -410,11 +409,9 @@ class Failures(Case):
         self.assertEqual(self.check("--again", "losses")[0], 0)
 
     def test_exchange(self):
-        """NCCL on one GPU, and two ranks that share it"""
+        """NCCL on one GPU"""
         self.check()
         self.assertEqual(len(self.ran("comm_program self")), 1)
-        self.assertEqual([c.split(" ", 1)[1] for c in self.ran("comm_program") if "--ranks 2" in c],
-                         ["sums 1 --ranks 2", "small 1 --ranks 2"])
         for exchange, ok, words in (((1, "error: what NCCL brought: wrong\n"), False, "what NCCL brought"),
                                     ((0, "error: then nothing\n"), False, "expected"),
                                     ((2, "error: self: this program was built without NCCL\n"), True, "without NCCL")):
@@ -422,7 +419,7 @@ class Failures(Case):
                 self.machine.exchange = exchange
                 code, _ = self.check("--only", "exchange", "--again", "exchange")
                 items = self.result()["stages"]["exchange"]["items"]
-                self.assertEqual([i["ok"] for i in items.values()], 3 * [ok], items)
+                self.assertEqual([i["ok"] for i in items.values()], [ok], items)
                 self.assertEqual(code == 0, ok)
                 self.assertIn(words, str(items))
 

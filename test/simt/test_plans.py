@@ -116,9 +116,9 @@ class Plans(unittest.TestCase):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        command = self.command(GPT2, "two", "two.json", "--host_exchange", "1")
-        shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                  "TORCHELASTIC_RUN_ID": "7"}
+        command = self.command(GPT2, "two", "two.json")
+        shared = {"SIMT_GPUS": 2, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1",
+                  "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "7"}
         runs = [self.start(command, fast=2 - rank, RANK=rank, LOCAL_RANK=rank, **shared) for rank in (0, 1)]
         texts = [p.communicate()[0] for p in runs]
         self.assertEqual([p.returncode for p in runs], [0, 0], texts)

@@ -12,15 +12,12 @@
 
 #include "../../base/device.h"
 
-#if defined(USE_NCCL)
-#include <nccl.h>
-#endif
+#include "nccl.h"
+#include "rendezvous.h"
 #if defined(USE_MPI)
 #include "wire_mpi.h"
-#endif
-#include "rendezvous.h"
-#if defined(USE_NCCL)
-#include "nccl.h"
+#else
+inline Wire* start_mpi() { return nullptr; }
 #endif
 
 // ----------------------------------------------------------------------------------------------------------
@@ -30,10 +27,7 @@
 inline void comm_init(const Launch& launch, const Names& program) {
     if (launch.size == 1) { return; }
     Comm& c = comm();
-    Wire* wire = nullptr;
-#if defined(USE_MPI)
-    if (launch.mpi) { wire = start_mpi(); }
-#endif
+    Wire* wire = launch.mpi ? start_mpi() : nullptr;
     if (wire == nullptr && launch.port == 0) { refuse_launch(launch, program); }
     if (wire == nullptr) { wire = start_tcp(launch); }
     c.wire = wire;
@@ -63,9 +57,7 @@ inline int comm_report(int code, const std::string& message) {
     fflush(stderr);
     if (c.wire == nullptr) { return code; }
     alarm(5);                               // in case the libraries hang as well
-#if defined(USE_NCCL)
     nccl_abort();
-#endif
     c.wire->end_all(code);
     _exit(code);
 }
@@ -73,19 +65,14 @@ inline int comm_report(int code, const std::string& message) {
 // comm_sharing: how many ranks share the memory that device_memory_available() reports. comm_threads: the number of
 // threads for set_threads(): `asked`, or this rank's share of the machine if the launcher has not bound it to cores of
 // its own.
-#if defined(CUDA_BUILD)
-inline int comm_sharing() { return 1; }
-inline int comm_threads(int asked) { return asked; }
-#else
-inline int comm_sharing() { return comm().local_size; }
+inline int comm_sharing() { return ON_GPU ? 1 : comm().local_size; }
 inline int comm_threads(int asked) {
     const int local = comm().local_size;
     const bool said = asked > 0 || getenv("OMP_NUM_THREADS") != nullptr;
     const bool bound = max_threads() < sysconf(_SC_NPROCESSORS_ONLN);
-    if (said || bound || local == 1) { return asked; }
+    if (ON_GPU || said || bound || local == 1) { return asked; }
     return std::max(1, max_threads() / local);
 }
-#endif
 
 // ----------------------------------------------------------------------------------------------------------
 // small things, on the host
@@ -147,15 +134,10 @@ inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
 // ----------------------------------------------------------------------------------------------------------
 // large arrays, on the device
 
-// the GPU of this machine that this rank uses; 0 in a CPU build
+// the GPU of this machine that this rank uses; 0 in a CPU build, and where find_gpu() will find none
 inline int comm_device() {
-#if defined(CUDA_BUILD)
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) { return 0; }      // find_gpu() says why
-    return comm().local_rank % count;       // more ranks than GPUs share them
-#else
-    return 0;
-#endif
+    const int count = device_count();
+    return count > 0 ? comm().local_rank % count : 0;       // more ranks than GPUs share them
 }
 
 // A rank's machine: its number of ranks, and this rank's index among them
@@ -179,52 +161,23 @@ inline void comm_find_nodes() {
     c.node = ranks_of_each_machine(all);
 }
 
-// Called after the device is chosen. Gradients go from GPU to GPU by NCCL. With --host_exchange 1 they may go through
-// the host instead, which is a hundred times slower; without it, a run that cannot use NCCL ends.
-inline void comm_connect_devices(bool through_host) {
+// Called after the device is chosen. Gradients go from GPU to GPU by NCCL, without which several ranks are refused.
+inline void comm_connect_devices() {
     comm_find_nodes();
-    (void)through_host;
-#if defined(CUDA_BUILD)
-    Comm& c = comm();
-    if (c.size == 1 || through_host) { return; }
-    const char* hint = "--host_exchange 1 sends the gradients through the host, which is much slower";
-    std::vector<uint64_t> all((size_t)c.size);
-    bool built = false;
-#if defined(USE_NCCL)
-    built = true;
-    char id[64] = "";
-    int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, device));
-    // two ranks with the same one share a GPU
-    const uint64_t mine = checksum(id, strlen(id), this_machine());
+    if (!ON_GPU || comm().size == 1) { return; }
+    std::vector<uint64_t> all((size_t)comm().size);
+    const uint64_t mine = nccl_place(this_machine());
     comm_all_gather(all.data(), &mine, 1, "start");
-#endif
-    const std::string why = nccl_refusal(built, all);
-    check(why.empty(), "%s; %s", why.c_str(), hint);
-#if defined(USE_NCCL)
-    c.nccl = true;
-    c.chunk = 32 << 20;                     // GPUs' links need larger messages
-    ncclUniqueId unique = {};
-    try {
-        if (c.rank == 0) { nccl_check(ncclGetUniqueId(&unique), "NCCL's start"); }
-        comm_broadcast(&unique, sizeof(unique), "NCCL's start");
-        nccl_start(unique);
-    } catch (const Error& e) { die(e.code, "%s; %s", e.what(), hint); }
-#endif
-#endif
+    const std::string why = nccl_refusal(HAS_NCCL, all);
+    check(why.empty(), "%s", why.c_str());
+    nccl_start(comm_text(comm().rank == 0 ? nccl_id() : "", "NCCL's start"));
 }
 
 // for the start banner
 inline std::string comm_description() {
     const Comm& c = comm();
     if (c.size == 1) { return "1 rank"; }
-#if defined(CUDA_BUILD)
-    if (c.nccl) { return strprintf("%d ranks, gradients by NCCL", c.size); }
-    return strprintf("%d ranks, gradients through the host by %s", c.size, c.wire->name);
-#else
-    return strprintf("%d ranks, gradients by %s", c.size, c.wire->name);
-#endif
+    return strprintf("%d ranks, gradients by %s", c.size, c.nccl ? "NCCL" : c.wire->name);
 }
 
 // Sends and receives all pieces at once. The other rank passes a piece of the same size for each; both skip pieces of 0
@@ -232,33 +185,12 @@ inline std::string comm_description() {
 inline void comm_exchange(const Messages& sends, const Messages& receives, const char* what, Stream stream) {
     Comm& c = comm();
     for (const Message& m : sends) { c.sent += m.bytes; }
-#if defined(USE_NCCL)
     if (c.nccl) { nccl_exchange(sends, receives, what, stream); return; }
-#endif
-#if defined(CUDA_BUILD)
-    // The wire cannot read the device: messages pass through the host
-    if (c.staging == nullptr) { c.staging = (char*)pinned_malloc(2 * (c.chunk + sizeof(float) * (size_t)c.size)); }
-    char* host = c.staging;
-    const auto buffer = [&](const Message& m) { host += m.bytes; return host - m.bytes; };
-#else
-    const auto buffer = [](const Message& m) { return (char*)m.data; };
-#endif
-    Messages from_host, to_host;
-    for (const Message& m : receives) {
-        if (m.bytes > 0) { to_host.push_back({m.peer, buffer(m), m.bytes}); }
-    }
-    for (const Message& m : sends) {
-        if (m.bytes == 0) { continue; }
-        from_host.push_back({m.peer, buffer(m), m.bytes});
-        if (from_host.back().data != m.data) { copy_to_host(from_host.back().data, m.data, m.bytes, stream); }
-    }
-    c.wire->exchange(from_host, to_host, what);
-    size_t i = 0;
-    for (const Message& m : receives) {
-        if (m.bytes == 0) { continue; }
-        const void* received = to_host[i++].data;
-        if (received != m.data) { copy_to_device(m.data, received, m.bytes, stream); }
-    }
+    const auto filled = [](Messages all) {
+        all.erase(std::remove_if(all.begin(), all.end(), [](const Message& m) { return m.bytes == 0; }), all.end());
+        return all;
+    };
+    c.wire->exchange(filled(sends), filled(receives), what);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -270,11 +202,8 @@ inline int comm_finish(int code) {
     Comm& c = comm();
     if (c.size == 1) { return code; }
     code = comm_max(code, "end");           // a collective, so that no rank leaves early
-#if defined(USE_NCCL)
     nccl_stop();
-#endif
     device_free(c.inbox);
-    pinned_free(c.staging);
     c.wire->leave();
     delete c.wire;
     c = Comm();

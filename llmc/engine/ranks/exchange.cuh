@@ -161,12 +161,9 @@ template <class T> void exchange_gather(T* data, size_t n, const char* what, Str
 // The host waits until the device has reached `end`, after an exchange. The deadline counts from `own`, the end of this
 // rank's work before the exchange.
 inline void exchange_wait(const Event& own, const Event& end, const char* what) {
-    (void)own; (void)end; (void)what;
-#if defined(USE_NCCL)
     if (!comm().nccl) { return; }
     nccl_wait(own, false, what);
     nccl_wait(end, true, what);
-#endif
 }
 // Calls exchange(), which puts an exchange into the stream, and waits for it.
 template <class Exchange> void exchange_now(const char* what, Stream stream, Exchange exchange) {

@@ -5,8 +5,24 @@
 #ifndef LLMC_ENGINE_RANKS_NCCL_H
 #define LLMC_ENGINE_RANKS_NCCL_H
 
-#include <nccl.h>
+#include "../../base/device.h"
 
+#if !defined(USE_NCCL)
+#include "wire.h"
+
+constexpr bool HAS_NCCL = false;
+inline uint64_t nccl_place(uint64_t) { return 0; }
+inline std::string nccl_id() { return ""; }
+inline void nccl_start(const std::string&) {}
+inline void nccl_abort() {}
+inline void nccl_stop() {}
+inline void nccl_wait(const Event&, bool, const char*) {}
+inline void nccl_exchange(const Messages&, const Messages&, const char*, Stream) {}
+#else
+#include <nccl.h>               // first: while wire.h naps, the emulator's streams continue
+#include "wire.h"
+
+constexpr bool HAS_NCCL = true;
 constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward
 
 // the communicator of all ranks; null before nccl_start() and after nccl_stop()
@@ -46,8 +62,25 @@ inline void nccl_wait(const Event& point, bool others, const char* what) {
     }
 }
 
-// id: made by rank 0 and known to all. The GPU of this rank is the current device.
-inline void nccl_start(const ncclUniqueId& id) {
+// The machine and the GPU of this rank, which is the current device
+inline uint64_t nccl_place(uint64_t machine) {
+    char id[64] = "";
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, device));
+    return checksum(id, strlen(id), machine);
+}
+// What rank 0 makes and all ranks must know
+inline std::string nccl_id() {
+    ncclUniqueId id = {};
+    nccl_check(ncclGetUniqueId(&id), "NCCL's start");
+    return std::string((const char*)&id, sizeof(id));
+}
+inline void nccl_start(const std::string& text) {
+    ncclUniqueId id;
+    memcpy(&id, text.data(), sizeof(id));
+    comm().nccl = true;
+    comm().chunk = 32 << 20;                // GPUs' links need larger messages
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     config.maxCTAs = NCCL_BLOCKS;
@@ -69,8 +102,7 @@ inline void nccl_stop() {
 }
 
 // comm_exchange() from GPU to GPU. Returns once NCCL has accepted the calls; the stream keeps the order.
-inline void nccl_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives, const char* what,
-                          Stream stream) {
+inline void nccl_exchange(const Messages& sends, const Messages& receives, const char* what, Stream stream) {
     nccl_check(ncclGroupStart(), what);
     for (const Message& m : receives) {
         if (m.bytes > 0) { nccl_check(ncclRecv(m.data, m.bytes, ncclChar, m.peer, nccl_comm(), stream), what); }
@@ -81,5 +113,6 @@ inline void nccl_exchange(const std::vector<Message>& sends, const std::vector<M
     nccl_check(ncclGroupEnd(), what);
     nccl_settle(what, -1);
 }
+#endif
 
 #endif

@@ -57,7 +57,6 @@ struct Comm {
     size_t chunk = 4 << 20;                 // the most bytes in one message to a rank; MPI counts in an int
     Wire* wire = nullptr;                   // null if this is the only rank
     char* inbox = nullptr;                  // (chunk, and 4 bytes per rank) on the device: what other ranks have sent
-    char* staging = nullptr;                // on the host: copies of messages, if the wire cannot read the device
     bool nccl = false;                      // device buffers go from GPU to GPU
     uint64_t sent = 0;                      // bytes of device buffers that this rank has sent
 };

@@ -80,8 +80,6 @@ constexpr int MOST_WINDOW = 1 << 30;
       "fails. With --check: start none, and print what each would need and send") \
     X(int, zero, "-z", 1, between(0, 1), FREE, \
       "several ranks: 1 = each holds the optimizer state of its share of the parameters; 0 = of all; same bits") \
-    X(bool, host_exchange, "", false, any(), FREE, \
-      "GPUs: 1 = if NCCL is missing or cannot connect the ranks, send gradients through the host, much slower") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \
       "several ranks: seconds that one waits for another before the run ends") \
     X(int, profile, "", 0, at_least(0), FREE, \

@@ -134,10 +134,8 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     check(!o.heads || (!o.eval_lengths.empty() && o.probe.empty()), "--heads: expected --eval_lengths, without "
           "--probe");
     check(!o.heads || comm().size == 1, "--heads: expected one process, got %d", comm().size);
-#if defined(CUDA_BUILD)
-    check(!o.heads, "--heads: this program was built for GPUs; expected train_gpt2 or train_bert, which read the same "
-          "checkpoints");
-#endif
+    check(!o.heads || !ON_GPU, "--heads: this program was built for GPUs; expected train_gpt2 or train_bert, "
+          "which read the same checkpoints");
     const int ranks = planned_ranks(r);
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * ranks; }
     const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";

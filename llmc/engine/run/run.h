@@ -112,7 +112,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     check_before_data(o);
     set_threads(comm_threads(o.threads));
     r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // reports an unusable GPU before the work
-    comm_connect_devices(o.host_exchange);
+    comm_connect_devices();
     r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
     check(r.trains || o.list || !o.load.empty() || o.resume,
