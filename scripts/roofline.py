@@ -371,7 +371,7 @@ def step_rows(s, code, gpu, micro_batches=1):
     rows = product_rows(s, gpu) + attention_rows(s, gpu) + layer_rows(s, code) + encoding_rows(s, gpu)
     rows += short_rows(s)
     rows = [r._replace(calls=r.calls * micro_batches) for r in rows + ends_rows(s)]
-    leaves, n = math.gcd(micro_batches, 8), float(elements(s))          # as --leaves -1
+    leaves, n = math.gcd(micro_batches, 8), float(elements(s))          # as plan_leaves()
     blocks = s.L + 1 + (s.pos in OWN_TENSORS)                           # of the layout, without empty ones
     rows += [row("optimizer", "memset", "gradients", leaves, 4 * n),
              row("optimizer", "norm_kernel", "", blocks, 4 * n / blocks),

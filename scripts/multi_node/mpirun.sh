@@ -2,7 +2,7 @@
 # mpirun.sh -- trains on the GPUs of several machines by mpirun, and resumes after SIGUSR1 or a failure (again.sh).
 #
 #   HOSTFILE=hosts RANKS=16 scripts/multi_node/mpirun.sh ./train_gpt2cu --B -1 --config scripts/paper.json \
-#       --leaves 16 --train_files 'data/edu_fineweb10B/*_train_*.bin' --val_files 'data/edu_fineweb10B/*_val_*.bin' \
+#       --train_files 'data/edu_fineweb10B/*_train_*.bin' --val_files 'data/edu_fineweb10B/*_val_*.bin' \
 #       --out run/cable --checkpoint_every 1000
 #
 # --out, the data and the program are in directories that all machines share; the program is built with this MPI.

@@ -2,7 +2,7 @@
 # torchrun.sh -- trains by PyTorch's torchrun, and resumes after SIGUSR1 or a failure (again.sh). On each machine, with
 # its own NODE_RANK:
 #
-#   NODES=2 NODE_RANK=0 MASTER_ADDR=node1 scripts/multi_node/torchrun.sh ./train_gpt2cu --B -1 --leaves 16 \
+#   NODES=2 NODE_RANK=0 MASTER_ADDR=node1 scripts/multi_node/torchrun.sh ./train_gpt2cu --B -1 \
 #       --config scripts/paper.json --train_files 'data/edu_fineweb10B/*_train_*.bin' \
 #       --val_files 'data/edu_fineweb10B/*_val_*.bin' --out run/cable --checkpoint_every 1000
 #

@@ -476,18 +476,21 @@ class Training(Runs):
                                      outputs[ranks])
 
     def test_three_ranks(self):
-        """of 6 micro-batches each has two leaves; two ranks would sum 3 and 3 leaves, which is another tree"""
-        for ranks in 1, 3:
-            self.train(ranks, str(ranks), "--leaves", "6", micro_batches=6)
+        """of 6 micro-batches each has a leaf of 2; one rank continues in the same order, two ranks cannot"""
+        self.train(3, "3", micro_batches=6)
+        for name in "1", "2":
+            shutil.copytree(self.out("3"), self.out(name))
+            shutil.rmtree(os.path.join(self.out(name), "step_00000010"))
+        self.train(1, "1", "--resume", "1", micro_batches=6)
         self.assert_same("1", "3")
-        for ranks, flags, good in (3, [], "3, 6"), (2, ["--leaves", "0"], "2"):
-            code, output = run(ranks, *self.command("bad", *flags, micro_batches=6))
-            self.assertEqual(code, 2, output)
-            self.assertRegex(output, f"error: --leaves (-1 is 2|0 is 6) here: the 6 micro-batches of a step on {ranks} "
-                                     f"ranks; expected one of {good}, for all runs")
+        code, output = run(2, *self.command("2", "--resume", "1", micro_batches=6))
+        self.assertEqual(code, 2, output)
+        self.assertIn("sums a step's gradient in 3 parts, which 2 ranks cannot share; start it on 1 rank", output)
+        self.train(2, "2", "--resume", "1", "--allow_change", "leaves", micro_batches=6)
         for ranks in 1, 2:
             self.train(ranks, f"default{ranks}", micro_batches=6)
         self.assert_same("default1", "default2")
+        self.assertNotEqual(self.result("default1"), self.result("1"))
 
     def test_leaves(self):
         """16 micro-batches in 8 leaves, whose sums every number of ranks that divides them adds up in the same order"""
@@ -496,16 +499,6 @@ class Training(Runs):
         for ranks in 2, 4, 8:
             with self.subTest(ranks=ranks):
                 self.assert_same("1", str(ranks))
-        self.train(1, "tree", "--leaves", "0", micro_batches=16)
-        self.assertNotEqual(self.result("1"), self.result("tree"))
-        # a run continues with its leaves
-        shutil.rmtree(os.path.join(self.out("tree"), "step_00000010"))
-        self.train(4, "tree", "--resume", "1", micro_batches=16)
-        self.train(1, "tree1", "--leaves", "0", micro_batches=16)
-        self.assert_same("tree1", "tree")
-        code, output = run(4, *self.command("bad", "--leaves", "2", micro_batches=16))
-        self.assertEqual(code, 2, output)
-        self.assertIn("--leaves 2: the 16 micro-batches of a step on 4 ranks; expected one of 4, 8, 16,", output)
 
     def test_a_plan_for_other_ranks(self):
         """--check --ranks N says in one process what N ranks would hold, and what they would send"""
@@ -520,7 +513,7 @@ class Training(Runs):
         # three blocks of 16,384 elements, padding included; 3 / 4 of them leave a rank, and come back
         plan = self.train(1, "plan", "--check", "--ranks", "4", model="2,2,32")
         self.assertIn("294.9 kB an update leave each and reach it: 147.5 kB of gradients, 147.5 kB of new", plan)
-        plan = self.train(1, "plan", "--check", "--ranks", "16", "--leaves", "16", micro_batches=32)
+        plan = self.train(1, "plan", "--check", "--ranks", "16", micro_batches=32)
         self.assertIn("2 micro-batches of 1 sequences on each rank, summed in 16 leaves", plan)
         code, output = run(1, *self.command("plan", "--ranks", "2", "--check", B=-1))
         self.assertEqual(code, 2, output)
@@ -1123,14 +1116,18 @@ class Sharing(Runs):
         """the loss of a query sees the texts of all ranks"""
         for ranks in 1, 2, 4:
             self.pairs(ranks, f"pairs{ranks}", steps=6)
-        for ranks in 1, 3:                              # 12 micro-batches on one rank, 4 on each of three
-            self.pairs(ranks, f"six{ranks}", "--pooling", "cls", "--leaves", "0", samples=6)
+        # 12 micro-batches, a leaf of 4 on each of three ranks, with which one rank continues
+        six = {"samples": 6, "steps": 6}
+        self.pairs(3, "six3", "--pooling", "cls", **six)
+        shutil.copytree(self.path("six3"), self.path("six1"))
+        shutil.rmtree(self.checkpoint("six1", 6))
+        self.pairs(1, "six1", "--pooling", "cls", "--resume", "1", **six)
         for ranks in 1, 2:                              # 24 micro-batches, 3 to a leaf
             self.pairs(ranks, f"negative{ranks}", texts=3)
         self.pairs(4, "pairs4_2")
         output = self.pairs(2, "pairs4_2", "--resume", "1", "--allow_change", "steps", steps=6)
         self.assertIn("step_00000003", output)
-        for a, b, step in (("pairs1", "pairs2", 6), ("pairs1", "pairs4", 6), ("six1", "six3", 3),
+        for a, b, step in (("pairs1", "pairs2", 6), ("pairs1", "pairs4", 6), ("six1", "six3", 6),
                            ("negative1", "negative2", 3), ("pairs1", "pairs4_2", 6)):
             with self.subTest(a=a, b=b):
                 self.assert_same_files(self.checkpoint(a, step), self.checkpoint(b, step))

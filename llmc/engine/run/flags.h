@@ -45,9 +45,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int, T, "-t", 1024, at_least(1), SAME, "tokens in a sequence") \
     X(int64_t, total_batch, "-d", -1, minus_one_or(1), SAME, \
       "tokens in an update: a multiple of B x T x the number of ranks; -1 = exactly B x T x ranks") \
-    X(int, leaves, "", -1, minus_one_or(0), FREE, \
-      "sum the gradient in a tree over this many equal parts of an update, each added up in one buffer; 0 = one part " \
-      "per micro-batch; -1 = the largest of 1, 2, 4 and 8 that divides the micro-batches") \
     X(int64_t, steps, "-x", -1, minus_one_or(0), SAME, "number of updates; -1 = one pass over the data") \
     X(bool, overfit, "-a", false, any(), SAME, "1 = train on one batch over and over") \
     X(int64_t, seed, "", 42, at_least(0), SAME, "seed of the initial weights, the order of samples and generation") \

@@ -27,42 +27,33 @@ inline int resumed_flag(const Run& r, const char* name, int otherwise) {
     return options.contains(name) ? (int)json_int(options, name, 0, INT32_MAX, path) : otherwise;
 }
 
-// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh). Their number does not depend on the number
-// of ranks, so that the bits do not either; a number of ranks that does not fit the tree is refused. A resumed run
-// keeps its number of leaves.
+// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh): 8, or 4, 2 or 1 if 8 does not divide the
+// micro-batches. So the bits do not depend on the number of ranks, if each can have 2^k leaves; otherwise it has one. A
+// resumed run keeps its leaves.
 inline void plan_leaves(Run& r) {
-    Options& o = r.o;
-    const int asked = o.leaves, ranks = planned_ranks(r);
-    const int all = r.micro_batches * ranks;
+    const int ranks = planned_ranks(r), all = r.micro_batches * ranks;
     r.leaf = 1;
-    if (!r.trains) { o.leaves = 0; return; }
-    if (o.leaves < 0 && !r.resumed.empty()) {
+    r.state.leaves = 0;
+    if (!r.trains) { return; }
+    int leaves = std::gcd(all, 8);
+    if (!r.resumed.empty()) {
         const int was = resumed_flag(r, "leaves", 0);
-        o.leaves = was;
-        if (was == 0) { return; }                               // one per micro-batch
-        if (all % was != 0) { o.leaves = -1; }                  // the number of micro-batches has changed
+        if (was == 0) { return; }                               // each micro-batch is one
+        if (all % was == 0) { leaves = was; }                   // else the number of micro-batches has changed
     }
-    if (o.leaves < 0) { for (o.leaves = 8; all % o.leaves != 0; o.leaves /= 2) {} }
-    if (o.leaves == 0) { o.leaves = all; }
-    const auto fits = [&](int64_t leaves) {                     // every rank has 2^k of them
-        const int64_t mine = leaves / ranks;
-        return leaves % ranks == 0 && mine > 0 && all % leaves == 0 && (ranks == 1 || (mine & (mine - 1)) == 0);
-    };
-    std::string good;
-    for (int64_t n = ranks; n <= all; n *= 2) {
-        if (fits(n)) { good += strprintf("%s%lld", good.empty() ? "" : ", ", (long long)n); }
-    }
-    check(fits(o.leaves), "--leaves %d%s: the %d micro-batches of a step on %s; expected one of %s, for all runs that "
-          "should have the same bits", asked, asked > 0 ? "" : strprintf(" is %d here", o.leaves).c_str(), all,
-          ranks == 1 ? "1 rank" : strprintf("%d ranks", ranks).c_str(), good.c_str());
-    r.leaf = all / o.leaves;
+    const int mine = leaves / ranks;
+    const bool fits = ranks == 1 || (leaves % ranks == 0 && (mine & (mine - 1)) == 0);
+    check(fits || r.resumed.empty() || may_change(r.o, "leaves"), "--resume: the run sums a step's gradient in %d "
+          "parts, which %d ranks cannot share; start it on 1 rank, or with --allow_change leaves, for other bits",
+          leaves, ranks);
+    r.state.leaves = fits ? leaves : ranks;
+    r.leaf = all / r.state.leaves;
 }
 
 // Micro-batches of B sequences, which divide r.my_samples
 inline void plan_batch(Run& r, int B) {
     r.o.B = B;
     r.micro_batches = r.trains ? r.my_samples / B * r.texts : 0;
-    r.o.leaves = r.asked_leaves;
     plan_leaves(r);
 }
 
@@ -87,7 +78,7 @@ int plan_largest_batch(Run& r, const Parameters& p, double available, double buf
         try {
             plan_batch(r, B);
             if (weight_bytes(r, p) + buffers + (double)activations(B) <= available) { return B; }
-        } catch (const Error&) {}                               // --leaves does not fit, or an overflow
+        } catch (const Error&) {}                               // the leaves do not fit, or an overflow
     }
     return 0;
 }
@@ -149,7 +140,6 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
         o.notes.push_back(strprintf("--zero 2 of the resumed run is --zero %d now, which may round sums otherwise",
                                     o.zero));
     }
-    r.asked_leaves = o.leaves;
     plan_batch(r, o.B);
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
     check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",

@@ -21,12 +21,15 @@ struct RunState {
     int64_t step = 0;           // the next step
     int64_t updates = 0;        // updates applied: AdamW's t, without skipped steps
     uint64_t sample = 0;        // the next sample of the order
+    int leaves = 0;             // see plan_leaves()
     Guard guard;
     std::string plans;          // see plans.h; "" if there are none
 
     Json to_json(const Options& options) const {
+        Json flags = options_json(options);
+        flags["leaves"] = leaves;                               // which was a flag
         return {{"step", step}, {"updates", updates}, {"sample", sample}, {"guard", guard.to_json()},
-                {"plans", plans}, {"options", options_json(options)}};
+                {"plans", plans}, {"options", flags}};
     }
     void from_json(const Json& j, const Options& options, const std::string& what) {
         check_resumed_options(options, json_at(j, "options", what), what);
@@ -47,7 +50,7 @@ struct Run {
     int my_samples = 0, micro_batches = 0;                      // this rank's share of them
     int texts = 1;                                              // sequences in a sample
     bool largest_batch = false;                                 // --B -1, which is 1 until fit_memory()
-    int asked_leaves = -1, leaf = 1;                            // --leaves; micro-batches that share a gradient
+    int leaf = 1;                                               // micro-batches that share a gradient
     std::unique_ptr<OutputLock> lock;
     std::string resumed, source;                                // the checkpoint to continue; where weights come from
     std::unique_ptr<Tokenizer> tokenizer;
