@@ -71,7 +71,7 @@ all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## 
 
 $(TRAINERS): %: $(B)/%.o $(B)/commit.o
 	$(CXX) $^ -o $@ $(CPU_LIBS) $(MPI_LIBS)
-# for --version; its own object, so that a commit links the trainers and compiles nothing
+# for --help; its own object, so that a commit links the trainers and compiles nothing
 $(B)/commit.o: $(B)/commit.flags
 	@echo "const char build_commit[] = \"$$(cat $<)\";" | $(CXX) -x c -c - -o $@
 $(TRAINERS:%=$(B)/%.o): $(B)/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags

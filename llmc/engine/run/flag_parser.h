@@ -26,6 +26,7 @@ const char* const removed_flags[][2] = {
     {"no_fallback", "0"}, {"on_save_error", "warn"}, {"major", "0"}, {"log_every", "1"}, {"deterministic", "1"},
     {"probe_lengths", ""}, {"probe_examples", "64"}, {"gpus", "1"}, {"as_ranks", "0"},
     {"recipe", ""}, {"checkpoint_async", "0"}, {"host_exchange", "0"}, {"leaves", "-1|0|1|2|4|8"},
+    {"version", "0"},
 };
 
 // llm.c's flags that have no effect here: the accepted values, and the notice
@@ -191,8 +192,8 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
     }
 }
 
-// The command line as Options, or an Error that names the flag. Stops at --help and --version, so that they work even
-// if the rest of the line is wrong.
+// The command line as Options, or an Error that names the flag. Stops at --help, so that it works even if the rest of
+// the line is wrong.
 inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
     const Doing reading("reading the flags");
     Options o(program);
@@ -223,7 +224,7 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
         check(!o.is_given(name), "%s: --%s is given twice", flag.c_str(), name.c_str());
         o.given.push_back(name);
         set_option(o, name, flag == "--" + name ? flag : flag + " (--" + name + ")", value);
-        if (o.help || o.version) { return o; }
+        if (o.help) { return o; }
     }
     if (!o.config.empty()) { take_config(o, read_json(o.config), o.config); }
     return o;

@@ -142,7 +142,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     GROUP("Looking", BOTH) \
     X(bool, list, "", false, a_switch(), FREE, "print the tensors and stop") \
     X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory and stop") \
-    X(bool, version, "", false, a_switch(), FREE, "print the commit, precision and compiler of this program and stop") \
-    X(bool, help, "", false, a_switch(), FREE, "print this and stop")
+    X(bool, help, "", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")
 
 #endif

@@ -3,6 +3,7 @@
 #define LLMC_ENGINE_RUN_HELP_H
 
 #include "config.h"
+#include "program.h"
 
 inline const std::vector<ModelSize> gpt2_sizes = {      // name, L, NH, C
     {"tiny", 6, 8, 512}, {"small", 12, 12, 768}, {"medium", 24, 16, 1024}, {"large", 36, 20, 1280},
@@ -37,7 +38,7 @@ inline std::string bert_help() {
 }
 
 inline int print_help(const char* program, const std::string& description, Program flags) {
-    printf("%s", help_text(program, description, flags).c_str());
+    printf("%s\n%s\n", help_text(program, description, flags).c_str(), version_text().c_str());
     return 0;
 }
 

@@ -150,15 +150,9 @@ inline void report_sudden_ends() {
 // The commit, which the Makefile links in
 extern "C" __attribute__((weak)) const char build_commit[];
 
-// "train_gpt2 25e689e1ab, float32, CPU with AVX2, compiler 12.2.0"
-inline std::string version_text(const char* program) {
+// "commit 25e689e1ab, float32, CPU with AVX2, compiler 12.2.0"
+inline std::string version_text() {
     const char* commit = build_commit;
-    const char* name = strrchr(program, '/');
-#if defined(CUDA_BUILD)
-    const char* device = "CUDA";
-#else
-    const char* device = "CPU";
-#endif
 #if defined(__CUDA_ARCH_LIST__)
 #define ARCH_TEXT_(...) #__VA_ARGS__
 #define ARCH_TEXT(...) ARCH_TEXT_(__VA_ARGS__)
@@ -171,8 +165,8 @@ inline std::string version_text(const char* program) {
     const char* arch = "";
 #endif
     const char* precision = sizeof(floatX) == 2 ? "bf16" : "float32";
-    return strprintf("%s %s, %s, %s%s, compiler %s", name != nullptr ? name + 1 : program,
-                     commit != nullptr ? commit : "of an unknown commit", precision, device, arch, __VERSION__);
+    return strprintf("commit %s, %s, %s%s, compiler %s", commit != nullptr ? commit : "unknown", precision,
+                     ON_GPU ? "CUDA" : "CPU", arch, __VERSION__);
 }
 
 // The first record of a training's log.jsonl, which --config reads
@@ -201,10 +195,6 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
         signal(SIGXFSZ, SIG_IGN);               // so that `ulimit -f` causes a write error with a message
         signal(SIGPIPE, SIG_IGN);               // so that `| head` does not end the run
         const Options o = flags_of_the_start(argc, argv, trainer);
-        if (o.version) {
-            printf("%s\n", version_text(argv[0]).c_str());
-            return 0;
-        }
         const Names words(argv, argv + argc);
         comm().timeout = o.collective_timeout;
         Launch launch = find_launch();
