@@ -510,7 +510,7 @@ int bert_main(int argc, char** argv) {
     // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
     config = resolve_config(o, config, run.source, data.vocab(), BERT_KEYS);
     resolve_bert(run, config);
-    if (!o.pairs.empty() && !o.list && run.trains) { data.pairs = open_pairs(o, config.special, run.tokenizer.get()); }
+    if (!o.pairs.empty() && run.trains) { data.pairs = open_pairs(o, config.special, run.tokenizer.get()); }
     const int group = data.pairs ? data.pairs->group : 1;
     plan_steps(run, config, o.steps < 0 ? data.epoch(config.T) : 0, group);
     BERT model;
@@ -521,7 +521,6 @@ int bert_main(int argc, char** argv) {
     const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
     fit_memory(run, model, (double)buffers, [&](int B) { return describe(B).bytes(); });
     Activations acts = describe(o.B);
-    if (o.list) { return print_tensors(model.table, model.files); }
     // 3 what can be refused is refused now, and not after hours of work
     begin_plans(run);
     data.check_uses(run, config);
@@ -529,8 +528,9 @@ int bert_main(int argc, char** argv) {
     if (data.pairs) { run.data = data_text(run, thousands(data.epoch(o.T)) + " groups", data.epoch(o.T)); }
     report_run(run, model, config, acts.bytes(), buffers);
     if (data.train) { data.train->windows(o.T); }               // an error if there is none
-    const std::string groups = strprintf("%d groups", run.samples);
-    if (o.check) { return report_check(run, data.pairs ? groups : strprintf("%lld tokens", (long long)o.total_batch)); }
+    const std::string batch = data.pairs ? strprintf("%d groups", run.samples)
+                                         : strprintf("%lld tokens", (long long)o.total_batch);
+    if (o.check) { return report_check(run, model, batch); }
     // 4 the weights
     data.record(run);
     load_run(run, model, bert_json(config));

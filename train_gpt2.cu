@@ -444,7 +444,6 @@ int gpt2_main(int argc, char** argv) {
     GPT2Data data(run);
     // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
     config = resolve_config(o, config, run.source, data.vocab(), GPT2_KEYS);
-    if (config.V == 0) { config.V = 50257; }                    // --list without data
     resolve_softmax(o, config, run.source);
     resolve_documents(o, config.position, run.source, data.end_of_text());
     plan_steps(run, config, data.train && o.steps < 0 ? data.train->windows(config.T) : 0);
@@ -454,7 +453,6 @@ int gpt2_main(int argc, char** argv) {
     const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
     fit_memory(run, model, 0.0, [&](int B) { return describe(B).bytes(); });
     Activations acts = describe(o.B);
-    if (o.list) { return print_tensors(model.table, model.files); }
     // 3 what can be refused is refused now, and not after hours of work
     begin_plans(run);
     run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), config.V);
@@ -462,7 +460,7 @@ int gpt2_main(int argc, char** argv) {
     if (data.train) { run.data = data_text(run, *data.train); }
     report_run(run, model, config, acts.bytes());
     if (data.train) { data.train->windows(o.T); }               // an error if there is none
-    if (o.check) { return report_check(run, strprintf("%lld tokens", (long long)o.total_batch)); }
+    if (o.check) { return report_check(run, model, strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
     data.record(run);
     load_run(run, model, gpt2_json(config, run.tokenizer.get()));

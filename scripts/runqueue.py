@@ -142,11 +142,12 @@ def forward_flops(L, C, T, head, causal=True):
 
 def knows(trainer, pos):
     """whether a trainer takes this encoding; None if it does not run"""
+    command = [*shlex.split(trainer), "--check", "--pos", pos, "--train_files", ""]
     try:
-        return subprocess.run([*shlex.split(trainer), "--list", "--pos", pos], cwd=ROOT, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL).returncode == 0
+        said = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True).stderr
     except OSError:
         return None
+    return not said.startswith("error: --pos")          # which is looked at before the missing data
 
 
 # ----------------------------------------------------------------------------------------------------------

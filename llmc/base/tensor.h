@@ -2,8 +2,8 @@
 //
 // A TensorSpec says what a tensor is called, how large it is, how it starts and whether it decays. A TensorTable lays a
 // list of specs out in one allocation (each aligned to 256 bytes), parameters layer by layer. Allocation, initial
-// values, AdamW, gradient norms, checkpoints, --list, gradient checks and test comparisons are all loops over specs, by
-// name. A FileTensor maps a named tensor of a checkpoint file to rows of such a tensor.
+// values, AdamW, gradient norms, checkpoints, --check, gradient checks and comparisons in tests are all loops over
+// specs, by name. A FileTensor maps a named tensor of a checkpoint file to rows of such a tensor.
 #ifndef LLMC_BASE_TENSOR_H
 #define LLMC_BASE_TENSOR_H
 

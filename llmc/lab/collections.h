@@ -45,7 +45,7 @@ inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialToke
 inline int pairs_vocab(const Options& o) {
     const size_t n = o.pairs.size();
     const bool text = n > 4 && o.pairs.compare(n - 4, 4, ".txt") == 0;
-    if (!text) { return BERT_VOCAB; }               // shards of BERT's ids, or --list
+    if (!text) { return BERT_VOCAB; }               // shards of BERT's ids
     const int V = o.tokenizer.empty() ? 256 : Tokenizer::load(o.tokenizer).vocab_size();
     return V == 256 ? BYTE_VOCAB : V;
 }

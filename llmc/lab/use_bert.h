@@ -86,7 +86,7 @@ template <class Config> void resolve_bert(Run& run, Config& c) {
     Options& o = run.o;
     if (c.V == 0) { c.V = pairs_vocab(o); }
     const int words = c.V == BYTE_VOCAB ? 256 : c.V;
-    if (!o.list) { run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), words); }
+    run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), words);
     if (!run.source.empty() && !o.is_given("pooling")) {
         const Json j = read_config(run.source, BERT_KEYS);
         if (j.contains("pooling")) {

@@ -12,9 +12,8 @@ struct TokenData {
     // trains: on --train_files; evaluates: a use of the model reads --val_files
     TokenData(const Run& run, bool trains, bool evaluates) {
         const Options& o = run.o;
-        if (o.list ? o.is_given("train_files") : trains) { train = open_tokens(o, "--train_files"); }
-        const bool validates = !o.list && (evaluates || (trains && o.val_every > 0));
-        if (validates) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
+        if (trains) { train = open_tokens(o, "--train_files"); }
+        if (evaluates || (trains && o.val_every > 0)) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
     }
     // The files whose header names the model's vocabulary
     const TokenFiles* any() const { return train ? train.get() : val.get(); }

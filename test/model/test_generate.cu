@@ -867,7 +867,6 @@ TEST_CASE("generate: main trains, resumes, evaluates, dumps and generates", "[ge
     write_shard(dir / "train.bin", stream);
     CHECK(run_main({"--help"}) == 0);
     CHECK(run_main({"--lr", "abc"}) == EXIT_BAD_INPUT);
-    CHECK(run_main({"--list", "--model", "2,2,32"}) == 0);
     for (const char* pos : {"cable", "fire", "learned", "t5"}) {
         INFO(pos);
         const std::string out = dir / pos;

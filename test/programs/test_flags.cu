@@ -76,14 +76,14 @@ TEST_CASE("args: names and letters are unique", "[args]") {
 }
 
 TEST_CASE("args: values of every kind", "[args]") {
-    const Options o = parse({"-i", "x.bin", "-e", "dir/", "-d", "8589934592", "--lr", "6e-4", "-y", "1", "--list",
+    const Options o = parse({"-i", "x.bin", "-e", "dir/", "-d", "8589934592", "--lr", "6e-4", "-y", "1", "--check",
                              "--eval_lengths", "64,128,16384", "--allow_change", "lr,steps", "-x", "0", "-m", "-1",
                              "--rope_scaling", "yarn:2.5"});
     CHECK(o.train_files == "x.bin");
     CHECK(o.load == "dir/");
     CHECK(o.total_batch == 8589934592);
     CHECK(o.lr == 6e-4);
-    CHECK((o.resume && o.list && !o.check));
+    CHECK((o.resume && o.check && !o.curve));
     CHECK(o.eval_lengths == std::vector<int>{64, 128, 16384});
     CHECK(o.allow_change == std::vector<std::string>{"lr", "steps"});
     CHECK(o.rope_scaling == "yarn:2.5");
@@ -226,13 +226,13 @@ TEST_CASE("args: llm.c's own command line for GPT-2 124M", "[args]") {
 TEST_CASE("args: a flag given twice is refused, also under its other name", "[args]") {
     refused({"--lr", "1", "--lr", "1"}, "--lr: --lr is given twice");
     refused({"-b", "4", "--T", "8", "--B", "4"}, "--B: --B is given twice");
-    refused({"--list", "--list"}, "given twice");
+    refused({"--check", "--check"}, "given twice");
 }
 
 TEST_CASE("args: a missing value is seen at the end and between two flags", "[args]") {
     refused({"-b"}, "-b: the value after it is missing");
     refused({"--out", "--resume", "1"}, "the value between it and --resume is missing");
-    refused({"--list", "1"}, "'1'"); // a switch takes none
+    refused({"--check", "1"}, "'1'"); // a switch takes none
 }
 
 TEST_CASE("args: malformed and out-of-range values name the flag, the value and what was expected", "[args]") {

@@ -1,4 +1,4 @@
-"""test_roofline.py -- scripts/roofline.py: its rows against arithmetic done by hand, the trainer's --list and the
+"""test_roofline.py -- scripts/roofline.py: its rows against arithmetic done by hand, the trainer's --check and the
 sources; its table and bad input."""
 import contextlib
 import glob
@@ -159,13 +159,17 @@ class Counts(unittest.TestCase):
 
     @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
     def test_tensors_are_the_trainers(self):
-        """--list: a line for each tensor, with its shape"""
+        """--check: a line for each tensor, with its shape"""
         for pos in built("cable", "kcable_nw", "alibi", "learned"):
             with self.subTest(pos=pos), tempfile.TemporaryDirectory() as folder:
-                p = subprocess.run([TRAINER, "--list", "--model", "3,2,64", "--T", "32", "--pos", pos], cwd=folder,
-                                   capture_output=True, text=True, timeout=100)
+                text = os.path.join(folder, "text.txt")
+                with open(text, "w") as f:
+                    f.write(100 * "a")
+                p = subprocess.run([TRAINER, "--check", "--model", "3,2,64", "--T", "32", "--B", "1", "--pos", pos,
+                                    "--train_files", text, "--val_files", text], cwd=folder, capture_output=True,
+                                   text=True, timeout=100)
                 self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
-                s = roofline.shape_of((3, 2, 64), 1, 32, pos)
+                s = roofline.shape_of((3, 2, 64), 1, 32, pos, V=256)
                 listed = {name: tuple(0 if n == "-" else int(n) for n in sizes) for name, *sizes in
                           re.findall(r"^(\w+) +(-|\d+) +(\d+) +(-|\d+) +\d+ +(?:yes|no)", p.stdout, re.M)}
                 found = {name: listed.pop(name, None) for name in roofline.tensors(s)}

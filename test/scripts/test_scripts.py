@@ -411,8 +411,12 @@ class TestCommands(unittest.TestCase):
             checked.add(shape)
             r = run(trainer, *words_of(f), "--help")                            # all flags before --help are parsed
             self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
+        text = self.path("text.txt")
+        with open(text, "w") as f:
+            f.write(20000 * "a")
         for model, pos, T in models:
-            r = run(trainer, "--list", "--model", model, "--pos", pos, "--T", T)
+            r = run(trainer, "--check", "--ranks", "1", "--model", model, "--pos", pos, "--T", T, "--B", "1",
+                    "--train_files", text, "--val_files", text)
             self.assertEqual(r.returncode, 0, f"{model} {pos} {T}\n{r.stderr}")
         return len(checked), len(models)
 

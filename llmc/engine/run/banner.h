@@ -85,10 +85,31 @@ inline void report_ranks(const Run& r, const Parameters& p, double activations) 
          " of gradients, " + format_bytes(back) + (o.zero > 0 ? " of new weights" : " of their sums"));
 }
 
-// The last line of --check. batch: the samples of an update
-inline int report_check(const Run& r, const std::string& batch) {
+// The table of the tensors, with their names in a checkpoint
+inline void print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
+    printf("%-12s %7s %10s %8s %12s %6s   in a checkpoint\n", "tensor", "layers", "rows", "cols", "elements", "decay");
+    for (const TensorSpec& s : table.specs) {
+        std::string names;
+        for (const FileTensor& f : files) {
+            if (f.tensor != s.name || f.layer != 0) { continue; }
+            names += names.empty() ? "" : ", ";
+            names += f.name + (f.transposed ? "^T" : "");
+        }
+        const std::string layers = s.layers > 0 ? std::to_string(s.layers) : "-";
+        const std::string cols = s.cols > 0 ? std::to_string(s.cols) : "-";
+        printf("%-12s %7s %10zu %8s %12zu %6s   %s\n", s.name.c_str(), layers.c_str(), s.rows, cols.c_str(), s.size(),
+               s.decay ? "yes" : "no", names.c_str());
+    }
+    size_t in_files = 0;
+    for (const FileTensor& f : files) { in_files += f.rows * table.specs[(size_t)table.index(f.tensor)].row_size(); }
+    printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
+}
+
+// The end of --check: the tensors, and that all is well. batch: the samples of an update
+inline int report_check(const Run& r, const Parameters& p, const std::string& batch) {
     const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
-    if (comm().rank == 0) { printf("all is well%s\n", plan.c_str()); }
+    print_tensors(p.table, p.files);
+    printf("all is well%s\n", plan.c_str());
     return 0;
 }
 

@@ -140,8 +140,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, queries, "", "", any(), FREE, "the queries: shards, or .txt with one per line") \
     X(Text, qrels, "", "", any(), FREE, "TREC's judgements: lines of \"query 0 document grade\"") \
     GROUP("Looking", BOTH) \
-    X(bool, list, "", false, a_switch(), FREE, "print the tensors and stop") \
-    X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory and stop") \
+    X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory, print the tensors, and stop") \
     X(bool, help, "", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")
 
 #endif

@@ -117,7 +117,7 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     o.window = config.position.mask.window;                         // the effective value, for --resume to compare
     o.sinks = config.position.mask.sinks;
     r.largest_batch = o.B < 0;
-    check(o.B > 0 || o.list || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
+    check(o.B > 0 || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
           "--total_batch, in training: give both, or a number");
     o.B = std::max(o.B, 1);
     check(!r.largest_batch || !plans_ahead(r), "--check --ranks %d: --B -1 depends on the memory of the machine that "

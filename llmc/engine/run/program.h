@@ -1,5 +1,5 @@
 // run/program.h -- the parts of a trainer's program that have nothing to do with training: checks of memory before it
-// is allocated, signals, --list, and the exit codes of errors.
+// is allocated, signals, and the exit codes of errors.
 #ifndef LLMC_ENGINE_RUN_PROGRAM_H
 #define LLMC_ENGINE_RUN_PROGRAM_H
 
@@ -70,27 +70,7 @@ inline void release_signals() {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// --list, errors
-
-inline int print_tensors(const TensorTable& table, const std::vector<FileTensor>& files) {
-    printf("%-12s %7s %10s %8s %12s %6s   in a checkpoint\n", "tensor", "layers", "rows", "cols", "elements", "decay");
-    for (const TensorSpec& s : table.specs) {
-        std::string names;
-        for (const FileTensor& f : files) {
-            if (f.tensor != s.name || f.layer != 0) { continue; }
-            names += names.empty() ? "" : ", ";
-            names += f.name + (f.transposed ? "^T" : "");
-        }
-        const std::string layers = s.layers > 0 ? std::to_string(s.layers) : "-";
-        const std::string cols = s.cols > 0 ? std::to_string(s.cols) : "-";
-        printf("%-12s %7s %10zu %8s %12zu %6s   %s\n", s.name.c_str(), layers.c_str(), s.rows, cols.c_str(), s.size(),
-               s.decay ? "yes" : "no", names.c_str());
-    }
-    size_t in_files = 0;
-    for (const FileTensor& f : files) { in_files += f.rows * table.specs[(size_t)table.index(f.tensor)].row_size(); }
-    printf("%zu elements, %zu of them parameters of the model and the rest padding\n", table.elements(), in_files);
-    return 0;
-}
+// errors
 
 // A program calls this first. If stdin, stdout or stderr is closed, the next file that it opens would get that number,
 // and printing would write into that file.

@@ -45,7 +45,7 @@ struct RunState {
 struct Run {
     Options o;
     Gpu gpu;
-    bool trains = false;                                        // false: a model is used, listed or checked
+    bool trains = false;                                        // false: a model is used or checked
     int samples = 0;                                            // in an update
     int my_samples = 0, micro_batches = 0;                      // this rank's share of them
     int texts = 1;                                              // sequences in a sample
@@ -114,17 +114,17 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     check_same_flags(o);
     check_before_data(o);
     set_threads(comm_threads(o.threads));
-    r.gpu = o.list ? Gpu() : find_gpu(comm_device());           // reports an unusable GPU before the work
+    r.gpu = find_gpu(comm_device());                            // reports an unusable GPU before the work
     comm_connect_devices();
     r.trains = o.resume || o.is_given("steps") ? o.steps != 0 : !uses;
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
-    check(r.trains || o.list || !o.load.empty() || o.resume,
-          "%s need a model: --load, or --steps to train one first", use_flags);
+    check(r.trains || !o.load.empty() || o.resume, "%s need a model: --load, or --steps to train one first",
+          use_flags);
     const bool first = comm().rank == 0;                        // rank 0 reads --out and writes there, for all ranks
     // locks and cleans the directory before it chooses a checkpoint, and reads all bytes of that
     if (o.resume) {
         rank0_works([&] {
-            if (!o.list && !o.check && is_directory(o.out)) {
+            if (!o.check && is_directory(o.out)) {
                 r.lock = std::make_unique<OutputLock>(o.out);
                 clean_output_directory(o.out);
             }
@@ -136,7 +136,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     if (!r.source.empty()) { check_same_model(r.resumed.empty() ? "--load" : "--resume", r.source); }
     check(o.resume != 2 || !r.resumed.empty(),
           "--resume 2: expected a checkpoint in %s, found none; is --out right, and its disk mounted?", o.out.c_str());
-    if (o.resume && r.resumed.empty() && first && !o.list) {
+    if (o.resume && r.resumed.empty() && first) {
         say("--resume 1: there is no checkpoint in %s; this run starts at step 1", o.out.c_str());
     }
 }
