@@ -52,11 +52,7 @@ struct AdamWPiece {
 };
 // All pieces that a rank updates, written once and then kept on the device, so that an update is one launch. Each block
 // of the grid has ADAMW_BLOCK elements of one piece.
-#if defined(CUDA_BUILD)
-constexpr size_t ADAMW_BLOCK = 256 * 4;     // four elements per thread
-#else
-constexpr size_t ADAMW_BLOCK = 16384;
-#endif
+constexpr size_t ADAMW_BLOCK = ON_GPU ? 256 * 4 : 16384;        // four elements per thread of a GPU
 struct AdamWTable {
     std::vector<AdamWPiece> pieces;         // in the order of their blocks
     AdamWPiece* on_device = nullptr;

@@ -54,11 +54,7 @@ struct FloatProduct {
 };
 
 constexpr int FLOAT_K = LANES > 1 ? 256 : 16;   // depth of a slice
-#if defined(CUDA_BUILD)
-constexpr int FLOAT_TILE = 64;                  // rows and columns of out per block: 2 slices and a tile fit in 48 kB
-#else
-constexpr int FLOAT_TILE = 128;
-#endif
+constexpr int FLOAT_TILE = ON_GPU ? 64 : 128;   // rows and columns of out per block: 2 slices and a tile fit in 48 kB
 constexpr size_t FLOAT_PRODUCT_SHARED = sizeof(float) * FLOAT_TILE * (2 * FLOAT_K + FLOAT_TILE);
 
 // One block per tile c of out; slices a and b of A and B in shared memory

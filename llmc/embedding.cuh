@@ -23,11 +23,7 @@ inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte,
     launch(embedding_forward_kernel, Grid(N, 128, 0, stream), out, tokens, wte, C);
 }
 
-#if defined(CUDA_BUILD)
-constexpr int EMBEDDING_PART = 64;
-#else
-constexpr int EMBEDDING_PART = INT32_MAX;                   // the cores share the tokens: no core waits for one token
-#endif
+constexpr int EMBEDDING_PART = ON_GPU ? 64 : INT32_MAX;     // cores share the tokens, and none waits for one token
 
 // The rows of a micro-batch by token, in parts of equal token: part p is rows[first[p]] .. rows[first[p + 1] - 1]. The
 // parts of hot tokens, which have several, come first, and those of hot token h are hot[h] .. hot[h + 1] - 1. It is a
@@ -98,27 +94,27 @@ __global__ void embedding_backward_kernel(float* dwte, float* partial, const flo
     const bool is_hot = (int)blockIdx.x < hot_parts;
     float* d = dwte + (size_t)tokens[rows[begin]] * C;      // (C), no other block's
     if (is_hot) { d = partial + (size_t)blockIdx.x * C; }
-#if defined(CUDA_BUILD)
-    // the sums stay in registers: some tokens have many rows
-    for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
-        float sum[P];
-        UNROLL
-        for (int e = 0; e < P; e++) { sum[e] = is_hot ? 0.0f : d[c + e]; }
-        for (int k = begin; k < end; k++) {
-            const Pack<P> dy = load_pack<P>(dout + (size_t)rows[k] * C + c);
+    if constexpr (ON_GPU) {
+        // the sums stay in registers: some tokens have many rows
+        for (int c = threadIdx.x * P; c < C; c += blockDim.x * P) {
+            float sum[P];
             UNROLL
-            for (int e = 0; e < P; e++) { sum[e] += dy.x[e]; }
+            for (int e = 0; e < P; e++) { sum[e] = is_hot ? 0.0f : d[c + e]; }
+            for (int k = begin; k < end; k++) {
+                const Pack<P> dy = load_pack<P>(dout + (size_t)rows[k] * C + c);
+                UNROLL
+                for (int e = 0; e < P; e++) { sum[e] += dy.x[e]; }
+            }
+            UNROLL
+            for (int e = 0; e < P; e++) { d[c + e] = sum[e]; }
         }
-        UNROLL
-        for (int e = 0; e < P; e++) { d[c + e] = sum[e]; }
+    } else {
+        for (int c = threadIdx.x; is_hot && c < C; c += blockDim.x) { d[c] = 0.0f; }
+        for (int k = begin; k < end; k++) {
+            const floatX* dy = dout + (size_t)rows[k] * C;
+            for (int c = threadIdx.x; c < C; c += blockDim.x) { d[c] += (float)dy[c]; }
+        }
     }
-#else
-    for (int c = threadIdx.x; is_hot && c < C; c += blockDim.x) { d[c] = 0.0f; }
-    for (int k = begin; k < end; k++) {
-        const floatX* dy = dout + (size_t)rows[k] * C;
-        for (int c = threadIdx.x; c < C; c += blockDim.x) { d[c] += dy[c]; }
-    }
-#endif
 }
 // One block per hot token: adds the sums of its parts.
 static __global__ void embedding_hot_kernel(float* dwte, const float* partial, const int* tokens, const int* rows,

@@ -14,23 +14,21 @@
 #if defined(CUDA_BUILD)
 #define MATMUL_CUBLASLT 1           // the emulator has a stand-in for the library
 #include "base/cublaslt.cuh"
-#elif !defined(RACE_THREADS)
-#define MATMUL_GEMM 1
-#include "base/gemm.h"
-#endif
-
-#if defined(MATMUL_CUBLASLT)
 constexpr size_t MATMUL_WORKSPACE = LT_WORKSPACE;           // bytes of the device, in addition to the arrays
 #else
 constexpr size_t MATMUL_WORKSPACE = 0;
 #endif
-#if defined(MATMUL_GEMM)
-constexpr int MATMUL_TILE_M = 256, MATMUL_TILE_N = 512;     // rows and columns of the output per block, at most
-constexpr int MATMUL_UNIT_M = GEMM_M, MATMUL_UNIT_N = GEMM_N;       // tiles are multiples of these
-#else
+#if defined(CUDA_BUILD) || defined(RACE_THREADS)
 constexpr int MATMUL_K = 16;                                // depth of a slice of the portable product
-constexpr int MATMUL_TILE_M = 64, MATMUL_TILE_N = 64;
-constexpr int MATMUL_UNIT_M = MICRO_M, MATMUL_UNIT_N = LANES;
+constexpr int MATMUL_TILE_M = 64, MATMUL_TILE_N = 64;       // rows and columns of the output per block, at most
+constexpr int MATMUL_UNIT_M = MICRO_M, MATMUL_UNIT_N = LANES;       // tiles are multiples of these
+inline size_t matmul_shared(int m, int n) { return sizeof(float) * (size_t)((m + n) * MATMUL_K + m * n); }
+#else
+#define MATMUL_GEMM 1
+#include "base/gemm.h"
+constexpr int MATMUL_TILE_M = 256, MATMUL_TILE_N = 512;
+constexpr int MATMUL_UNIT_M = GEMM_M, MATMUL_UNIT_N = GEMM_N;
+inline size_t matmul_shared(int m, int) { return sizeof(float) * gemm_panels(m); }
 #endif
 
 // A (M,K) B (K,N), either rounded into out (M,N) together with what is added to it, or added to sum (M,N)
@@ -122,14 +120,8 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     }
     p.tile_m = round_up(ceil_div(M, down), MATMUL_UNIT_M);
     p.tile_n = round_up(ceil_div(N, across), MATMUL_UNIT_N);
-#if defined(MATMUL_GEMM)
-    const size_t shared = sizeof(float) * gemm_panels(p.tile_m);
-#else
-    const size_t tile_m = (size_t)p.tile_m, tile_n = (size_t)p.tile_n;
-    const size_t shared = sizeof(float) * (tile_m * MATMUL_K + MATMUL_K * tile_n + tile_m * tile_n);
-#endif
     const size_t tiles = (size_t)ceil_div(M, p.tile_m) * (size_t)ceil_div(N, p.tile_n);
-    launch(matmul_kernel, Grid(tiles, 256, shared, stream), p);
+    launch(matmul_kernel, Grid(tiles, 256, matmul_shared(p.tile_m, p.tile_n), stream), p);
 }
 
 // out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null

@@ -8,11 +8,6 @@
 
 #include "../attention.cuh"
 #include "../position/table.h"
-#if defined(CUDA_BUILD)
-#include "flash/backward.cuh"
-#else
-#include "skip.cuh"
-#endif
 
 // The form of the bias of one encoding
 inline FlashBias find_flash_bias(const EncodingConfig& encoding) {
@@ -45,6 +40,8 @@ inline float tile_skip_tau(int T, TileSkip skip) {
 }
 
 #if defined(CUDA_BUILD)
+#include "flash/backward.cuh"
+
 // A compile-time question: the kernels of an encoding without a form are never instantiated
 constexpr bool flash_exists(FlashBias Kind) { return Kind != FlashBias::Unknown && sizeof(floatX) == sizeof(bf16); }
 // Whether attention runs on the tensor cores
@@ -85,7 +82,59 @@ void choose_tiles(FlashArgs& args, float* scratch, TileSkip skip, Stream stream)
         flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tile_skip_tau(args.T, skip), stream);
     }
 }
+// Computes the forward on the tensor cores; false if the portable kernels must, as for a part of a text (t0 > 0).
+template <bool Causal, class Position>
+bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const Position& position,
+                    AttentionDims& dims, TileSkip skip, int B, Stream stream) {
+    constexpr FlashBias Kind = decltype(position.bias())::flash;
+    if constexpr (flash_exists(Kind)) {
+        if (dims.t0 > 0) { return false; }
+        FlashArgs args = flash_args(position.bias(), dims, B, qkv);
+        args.out = (bf16*)out;
+        args.lse = lse;
+        choose_tiles<Causal, Kind>(args, scratch, skip, stream);
+        return flash_forward<Causal, Kind>(args, stream);
+    }
+    return false;
+}
+template <bool Causal, class Position>
+bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                     const float* lse, Position& position, AttentionDims& dims, TileSkip skip, int B, Stream stream) {
+    constexpr FlashBias Kind = decltype(position.bias())::flash;
+    if constexpr (flash_exists(Kind)) {
+        FlashArgs args = flash_args(position.bias(), dims, B, qkv);
+        args.out = (bf16*)out;
+        args.lse = (float*)lse;
+        args.dout = (const bf16*)dout;
+        args.dqkv = (bf16*)dqkv;
+        float* tiles = scratch + flash_backward_scratch(Kind, B, dims.T, dims.NH);      // finds what the forward found
+        choose_tiles<Causal, Kind>(args, tiles, skip, stream);
+        // the derivatives that the kernels read, and zeros in the slots that they leave out
+        if (Kind == FlashBias::Fire) { position.zero_bias_gradient(B, dims.T, stream); }
+        return flash_backward<Causal, Kind>(args, scratch, stream);
+    }
+    return false;
+}
+// floats of scratch that attention_backward needs
+inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
+    size_t floats = portable_attention_backward_scratch(B, T, NH, HS);      // the kernel is chosen later, by head size
+    for (const EncodingConfig& c : position.parts) {
+        const FlashBias kind = find_flash_bias(c);
+        if (kind == FlashBias::Unknown) { continue; }
+        floats = std::max(floats, flash_backward_scratch(kind, B, T, NH) + tile_skip_scratch(B, T, NH));
+    }
+    return floats;
+}
+inline double chosen_share(const float* scratch, const PositionView& v, int T, Stream stream) {
+    if (!uses_flash(*v.config, v.HS)) { return 1.0; }
+    std::vector<FlashSpan> span((size_t)v.NH * ceil_div(T, FLASH_TILE));
+    copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
+    return flash_live_share(span.data(), v.NH, T, v.causal);
+}
 #else
+#include "skip.cuh"
+
+inline bool uses_flash(const PositionConfig&, int) { return false; }
 // the first key of each tile of queries, and the longest keys
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, ATTENTION_TILE); }
 // Sets dims.first_key where a causal bias zeroes tiles.
@@ -99,6 +148,28 @@ void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const 
         attention_skip((int*)scratch, key_norm, qkv, bias, dims, B, tau, stream);
         dims.first_key = (const int*)scratch;
     }
+}
+template <bool Causal, class Position>
+bool choose_forward(floatX*, float*, float* scratch, const floatX* qkv, const Position& position, AttentionDims& dims,
+                    TileSkip skip, int B, Stream stream) {
+    choose_tiles<Causal>(dims, scratch, qkv, position.bias(), skip, B, stream);
+    return false;
+}
+template <bool Causal, class Position>
+bool choose_backward(floatX*, float* scratch, const floatX*, const floatX* qkv, const floatX*, const float*,
+                     Position& position, AttentionDims& dims, TileSkip skip, int B, Stream stream) {
+    float* tiles = scratch + portable_attention_backward_scratch(B, dims.T, dims.NH, dims.HS);
+    choose_tiles<Causal>(dims, tiles, qkv, position.bias(), skip, B, stream);
+    return false;
+}
+inline size_t attention_backward_scratch(const PositionConfig&, int B, int T, int NH, int HS) {
+    return portable_attention_backward_scratch(B, T, NH, HS) + tile_skip_scratch(B, T, NH);
+}
+inline double chosen_share(const float* scratch, const PositionView& v, int T, Stream stream) {
+    if (!v.causal) { return 1.0; }
+    std::vector<int> first_key((size_t)v.NH * ceil_div(T, ATTENTION_TILE));
+    copy_to_host(first_key.data(), scratch, sizeof(int) * first_key.size(), stream);
+    return attention_live_share(first_key.data(), v.NH, T);
 }
 #endif
 
@@ -115,22 +186,10 @@ template <bool Causal>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                        int t0, Stream stream) {
     with_position(v, [&](auto position) {
-        const auto bias = position.bias();
         AttentionDims dims = attention_dims(v, T, t0, v.score_factor * position.score_factor(v.stride));
-#if defined(CUDA_BUILD)
-        constexpr FlashBias Kind = decltype(position.bias())::flash;
-        if constexpr (flash_exists(Kind)) {                 // t0 > 0, a part of a text, is for the portable kernels
-            FlashArgs args = flash_args(bias, dims, B, qkv);
-            args.out = (bf16*)out;
-            args.lse = lse;
-            if (t0 == 0) { choose_tiles<Causal, Kind>(args, scratch, v.run->tile_skip, stream); }
-            if (t0 == 0 && flash_forward<Causal, Kind>(args, stream)) { return; }
-        }
-#else
-        choose_tiles<Causal>(dims, scratch, qkv, bias, v.run->tile_skip, B, stream);
-#endif
+        if (choose_forward<Causal>(out, lse, scratch, qkv, position, dims, v.run->tile_skip, B, stream)) { return; }
         if constexpr (Causal || !decltype(position)::causal_only) {
-            portable_attention_forward<Causal>(out, lse, qkv, bias, dims, B, stream);
+            portable_attention_forward<Causal>(out, lse, qkv, position.bias(), dims, B, stream);
         }
     });
 }
@@ -139,36 +198,11 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 // of a batch, from its scratch. 1 if nothing could be skipped, and with a window, which hides other tiles.
 inline double live_tile_share(const float* scratch, const PositionView& v, int T, Stream stream) {
     if (v.mask.exists() || !skips_tiles(find_flash_bias(*v.config), T, v.run->tile_skip)) { return 1.0; }
-#if defined(CUDA_BUILD)
-    if (!uses_flash(*v.config, v.HS)) { return 1.0; }
-    std::vector<FlashSpan> span((size_t)v.NH * ceil_div(T, FLASH_TILE));
-    copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
-    return flash_live_share(span.data(), v.NH, T, v.causal);
-#else
-    if (!v.causal) { return 1.0; }
-    std::vector<int> first_key((size_t)v.NH * ceil_div(T, ATTENTION_TILE));
-    copy_to_host(first_key.data(), scratch, sizeof(int) * first_key.size(), stream);
-    return attention_live_share(first_key.data(), v.NH, T);
-#endif
+    return chosen_share(scratch, v, T, stream);
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // backward
-
-// floats of scratch that attention_backward needs
-inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
-    size_t floats = portable_attention_backward_scratch(B, T, NH, HS);      // the kernel is chosen later, by head size
-#if defined(CUDA_BUILD)
-    for (const EncodingConfig& c : position.parts) {
-        const FlashBias kind = find_flash_bias(c);
-        if (kind == FlashBias::Unknown) { continue; }
-        floats = std::max(floats, flash_backward_scratch(kind, B, T, NH) + tile_skip_scratch(B, T, NH));
-    }
-    return floats;
-#else
-    return (void)position, floats + tile_skip_scratch(B, T, NH);
-#endif
-}
 
 // dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
 // dout after v.kv_len are not read: those of dqkv become 0, and nothing is added to any sum. scratch:
@@ -177,30 +211,13 @@ template <bool Causal>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream) {
     with_position(v, [&](auto position) {
-        const auto bias = position.bias();
         AttentionDims dims = attention_dims(v, T, 0, v.score_factor * position.score_factor(v.stride));
-#if defined(CUDA_BUILD)
-        constexpr FlashBias Kind = decltype(position.bias())::flash;
-        if constexpr (flash_exists(Kind)) {
-            FlashArgs args = flash_args(bias, dims, B, qkv);
-            args.out = (bf16*)out;
-            args.lse = (float*)lse;
-            args.dout = (const bf16*)dout;
-            args.dqkv = (bf16*)dqkv;
-            float* tiles = scratch + flash_backward_scratch(Kind, B, T, v.NH);      // finds what the forward found
-            choose_tiles<Causal, Kind>(args, tiles, v.run->tile_skip, stream);
-            // the derivatives that the kernels read, and zeros in the slots that they leave out
-            if (Kind == FlashBias::Fire) { position.zero_bias_gradient(B, T, stream); }
-            if (flash_backward<Causal, Kind>(args, scratch, stream)) { return; }
-        }
-#else
-        float* tiles = scratch + portable_attention_backward_scratch(B, T, v.NH, v.HS);
-        choose_tiles<Causal>(dims, tiles, qkv, bias, v.run->tile_skip, B, stream);
-#endif
+        const TileSkip skip = v.run->tile_skip;
+        if (choose_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, position, dims, skip, B, stream)) { return; }
         position.zero_bias_gradient(B, T, stream);          // the tensor-core kernels overwrite instead
         position.begin_backward(qkv, B, T, stream);
         if constexpr (Causal || !decltype(position)::causal_only) {
-            portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, bias, dims, B, stream);
+            portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, position.bias(), dims, B, stream);
         }
         position.end_backward(dqkv, qkv, B, T, stream);
     });
@@ -211,31 +228,21 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 
 // Which kernels a model's attention runs on, for the banner
 inline std::string attention_description(const PositionConfig& position, int HS) {
-#if defined(CUDA_BUILD)
+    if (sizeof(floatX) == sizeof(float)) { return strprintf("portable kernels, float32, head size %d", HS); }
+    if (uses_flash(position, HS)) { return "tensor-core kernels, bf16"; }
     const char* slow = "its products run in float32, without the tensor cores";
-    if (sizeof(floatX) != sizeof(bf16)) { return "portable kernels, float32"; }
     const std::string unknown = unknown_bias(position);
     if (!unknown.empty()) {
         return strprintf("portable kernels%s, because no tensor-core kernel knows the bias of %s: %s",
                          position.pattern.size() > 1 ? " in some layers" : "", unknown.c_str(), slow);
     }
-    if (!flash_head_size(HS)) {
-        return strprintf("portable kernels, because the tensor-core kernels have head sizes from 32 to 128 that 8 "
-                         "divides, not %d: %s", HS, slow);
-    }
-    return "tensor-core kernels, bf16";
-#else
-    return (void)position, strprintf("portable kernels, float32, head size %d", HS);
-#endif
+    return strprintf("portable kernels, because the tensor-core kernels have head sizes from 32 to 128 that 8 "
+                     "divides, not %d: %s", HS, slow);
 }
 
 // An error where the tiles of the portable kernels do not fit into a block's shared memory, `limit` bytes.
 inline void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit) {
-#if defined(CUDA_BUILD)
     if (uses_flash(position, HS)) { return; }
-#else
-    (void)position;
-#endif
     auto wanted = [&](int size) {
         AttentionDims dims = {};
         dims.HS = size;

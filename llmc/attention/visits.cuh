@@ -12,12 +12,9 @@
 
 constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
 constexpr int ATTENTION_THREADS = 64;
-// Whether a query meets its own key first, as skipping tiles requires (attention/skip.cuh)
-#if defined(CUDA_BUILD)
-constexpr bool LAST_TILE_FIRST = false;                     // on a GPU only the tensor-core kernels skip tiles
-#else
-constexpr bool LAST_TILE_FIRST = true;
-#endif
+// Whether a query meets its own key first, as skipping tiles requires (attention/skip.cuh); on a GPU only the
+// tensor-core kernels skip tiles
+constexpr bool LAST_TILE_FIRST = !ON_GPU;
 
 // Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv buffer
 // (B,stride,OC).

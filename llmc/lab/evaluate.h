@@ -23,11 +23,7 @@
 #include "heads.h"
 #include "progress.h"
 
-#if defined(CUDA_BUILD)
-constexpr int EVALUATION_TOKENS = 32768;        // in a batch
-#else
-constexpr int EVALUATION_TOKENS = 2048;
-#endif
+constexpr int EVALUATION_TOKENS = ON_GPU ? 32768 : 2048;        // in a batch
 
 struct Evaluation {
     int T = 0, stride = 0;

@@ -197,13 +197,13 @@ template <bool Causal> struct HeadWatch {
         with_position(layer, [&](auto position) {
             [[maybe_unused]] const auto bias = position.bias();
             using Bias = std::decay_t<decltype(bias)>;
-#if !defined(CUDA_BUILD)
             AttentionDims dims = attention_dims(layer, T, 0, layer.score_factor * position.score_factor(layer.stride));
             dims.kv_len = lengths;
             const float least = 0x1p-24f / (float)T;
             const Grid grid((size_t)B * NH, ATTENTION_THREADS, head_sums_shared(dims), stream);
-            launch(head_sums_kernel<Causal, Bias>, grid, sums, live, qkv, lse, bias, dims, least);
-#endif
+            if constexpr (!ON_GPU) {
+                launch(head_sums_kernel<Causal, Bias>, grid, sums, live, qkv, lse, bias, dims, least);
+            }
             if constexpr (Bias::flash == FlashBias::Distance || Bias::flash == FlashBias::LogDistance) {
                 FlashBiasArgs args = {};
                 bias.fill(args);

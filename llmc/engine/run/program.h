@@ -130,23 +130,12 @@ inline void report_sudden_ends() {
 // The commit, which the Makefile links in
 extern "C" __attribute__((weak)) const char build_commit[];
 
-// "commit 25e689e1ab, float32, CPU with AVX2, compiler 12.2.0"
+// "commit 25e689e1ab, float32, CPU, compiler 12.2.0"
 inline std::string version_text() {
     const char* commit = build_commit;
-#if defined(__CUDA_ARCH_LIST__)
-#define ARCH_TEXT_(...) #__VA_ARGS__
-#define ARCH_TEXT(...) ARCH_TEXT_(__VA_ARGS__)
-    const char* arch = " sm " ARCH_TEXT(__CUDA_ARCH_LIST__);
-#elif defined(__AVX512F__)
-    const char* arch = " with AVX-512";
-#elif defined(__AVX2__)
-    const char* arch = " with AVX2";
-#else
-    const char* arch = "";
-#endif
     const char* precision = sizeof(floatX) == 2 ? "bf16" : "float32";
-    return strprintf("commit %s, %s, %s%s, compiler %s", commit != nullptr ? commit : "unknown", precision,
-                     ON_GPU ? "CUDA" : "CPU", arch, __VERSION__);
+    return strprintf("commit %s, %s, %s, compiler %s", commit != nullptr ? commit : "unknown", precision,
+                     ON_GPU ? "CUDA" : "CPU", __VERSION__);
 }
 
 // The first record of a training's log.jsonl, which --config reads
