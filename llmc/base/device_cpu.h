@@ -213,6 +213,8 @@ struct StepGraph {      // on a CPU kernels run when they are launched: there is
     template <class F> void run(Stream, F step) { step(); }
 };
 inline int device_count() { return 0; }
+inline int current_device() { return 0; }
+inline void use_device(int) {}
 
 #if defined(_OPENMP) && !defined(RACE_THREADS)
 inline int max_threads() { return omp_get_max_threads(); }

@@ -234,11 +234,17 @@ inline size_t device_memory_used() {
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return total - available;
 }
+// the device of this thread
+inline int current_device() {
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    return device;
+}
+inline void use_device(int device) { CUDA_CHECK(cudaSetDevice(device)); }
 // bytes of shared memory that a block can have, all of them dynamic if its kernel has no static ones
 inline size_t device_shared_available() {
-    int device = 0, bytes = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    int bytes = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()));
     return (size_t)bytes;
 }
 inline int max_threads() { return 1; }

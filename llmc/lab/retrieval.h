@@ -126,31 +126,6 @@ inline void write_embeddings(const std::string& path, const Embeddings& e, const
     });
 }
 
-inline Embeddings read_embeddings(const std::string& path) {
-    const std::string ids = embeddings_ids(path);
-    const Safetensors file(path);
-    const SafetensorsEntry& entry = file.entry("embeddings");
-    check(entry.shape.size() == 2 && entry.shape[0] >= 1 && entry.shape[1] >= 1 && entry.shape[1] <= 1u << 20,
-          "%s: expected embeddings of shape (documents, channels), got %s", path.c_str(),
-          shape_text(entry.shape).c_str());
-    const std::string text = read_file(ids, 1u << 30), sum = sum_text(checksum(text));
-    const auto known = file.metadata.find("ids");
-    check(known != file.metadata.end() && *known == sum, "%s: its checksum is not the one that %s was written with",
-          ids.c_str(), path.c_str());
-    Embeddings e;
-    e.C = (int)entry.shape[1];
-    for (size_t begin = 0; begin < text.size();) {
-        const size_t end = std::min(text.find('\n', begin), text.size());
-        e.names.push_back(text.substr(begin, end - begin));
-        begin = end + 1;
-    }
-    check(e.size() == entry.shape[0], "%s: %zu names, but %s has %zu rows", ids.c_str(), e.size(), path.c_str(),
-          entry.shape[0]);
-    e.rows.resize(entry.elements);
-    file.read_f32("embeddings", e.rows.data(), entry.shape);
-    return e;
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // search
 

@@ -707,7 +707,8 @@ TEST_CASE("checkpoint: the newest one of a run that saves and deletes meanwhile 
         try {
             const std::string from = find_weights(out.path);    // --load RUN, and what then is read
             Model model(true, false);
-            load_weights(from, model.table, model.files, model.encoding, model.params.data());
+            WeightReader(from, model.table, model.files, model.encoding).read(model.params.data(),
+                                                                              {0, model.table.total});
         } catch (const Error& e) { failed++; UNSCOPED_INFO(e.what()); }
     }
     const int last = list_checkpoints(out.path).back();
@@ -897,7 +898,7 @@ Model nines(bool cable, bool learned) {
 }
 std::string load_into(Model& model, const std::string& path) {
     CaptureStderr err;
-    load_weights(path, model.table, model.files, model.encoding, model.params.data());
+    WeightReader(path, model.table, model.files, model.encoding).read(model.params.data(), {0, model.table.total});
     return err.text();
 }
 

@@ -393,7 +393,7 @@ void check_load(const std::string& path) {
                                            {"transformer.h.1.attn.c_attn.weight", "qkvw", 1, 0, 3, true},
                                            {"transformer.ln_f.weight", "lnfw", 0, 0, 2, false}, t5};
     std::vector<float> params(table.total, -7.0f);
-    const bool loaded = accepts([&] { load_weights(path, table, files, {t5}, params.data()); });
+    const bool loaded = accepts([&] { WeightReader(path, table, files, {t5}).read(params.data(), {0, table.total}); });
     must(loaded || params == std::vector<float>(table.total, -7.0f), "refused weights change nothing");
 }
 
@@ -814,48 +814,6 @@ Seeds seeds_log() {
             "{\"kind\":\"eval\"}\n{\"ki"};
 }
 
-// Three parts: a header in which $IDS stands for the checksum of the names, the names, the values
-bool fuzz_embeddings(const std::string& bytes) {
-    Input in(bytes);
-    std::string header = in.until('\x01');
-    const std::string names = in.until('\x01');
-    const std::string mark = "$IDS", sum = sum_text(checksum(names));
-    for (size_t at; (at = header.find(mark)) != std::string::npos;) { header.replace(at, mark.size(), sum); }
-    const FuzzDirectory& dir = fuzz_directory();
-    dir.clear();
-    dir.write("e.safetensors", unfold_safetensors(in, header));
-    dir.write("e.ids", names);
-    return accepts([&] {
-        Embeddings e = read_embeddings(dir.path + "/e.safetensors");
-        must(e.size() >= 1 && e.C >= 1 && e.rows.size() == e.size() * (size_t)e.C, "one row per name");
-        write_embeddings(dir.path + "/again.safetensors", e, {{"pooling", "mean"}});
-        const Embeddings again = read_embeddings(dir.path + "/again.safetensors");
-        must(again.names == e.names && again.C == e.C &&
-             memcmp(again.rows.data(), e.rows.data(), 4 * e.rows.size()) == 0, "writing and reading changes nothing");
-        unit_rows(e);
-        for (const auto& hits : search_top_k(e.rows.data(), 1, e.rows.data(), e.size(), e.C, 3)) {
-            must(hits.size() == std::min(e.size(), (size_t)3), "3 hits, or all documents");
-            for (size_t i = 0; i < hits.size(); i++) {
-                must(hits[i].document >= 0 && (size_t)hits[i].document < e.size() &&
-                     std::fabs(hits[i].score) <= 1.001f, "cosines of existing documents");
-                must(i == 0 || ranks_before(hits[i - 1], hits[i]), "the best first");
-            }
-        }
-    });
-}
-Seeds seeds_embeddings() {
-    const auto file = [](const char* type, const char* shape, int bytes, const char* names) {
-        const std::string header = strprintf("{\"__metadata__\":{\"format\":\"pt\",\"ids\":\"$IDS\"},\"embeddings\":"
-                                             "{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,%d]}}",
-                                             type, shape, bytes);
-        std::string body;
-        for (int i = 0; i < bytes; i++) { body += (char)(i % 4 == 3 ? 0x3F : 17 * i); }
-        return header + "\x01" + fold_safetensors(names, body);
-    };
-    return {file("F32", "[2,3]", 24, "a\nb\n"), file("BF16", "[4,1]", 8, "a\nb\nc\nd"), file("F16", "[1,2]", 4, "x\n"),
-            file("F32", "[5,17]", 340, "1\n2\n3\n4\n5\n")};
-}
-
 // A prompt of ids
 bool fuzz_prompt(const std::string& bytes) {
     Input in(bytes);
@@ -901,7 +859,7 @@ const struct Target {
     {"qrels", fuzz_qrels, seeds_qrels},
     {"hellaswag", fuzz_hellaswag, seeds_hellaswag}, {"manifest", fuzz_manifest, seeds_manifest},
     {"outdir", fuzz_outdir, seeds_outdir},
-    {"state", fuzz_state, seeds_state}, {"log", fuzz_log, seeds_log}, {"embeddings", fuzz_embeddings, seeds_embeddings},
+    {"state", fuzz_state, seeds_state}, {"log", fuzz_log, seeds_log},
     {"prompt", fuzz_prompt, seeds_prompt}, {"tokenizer", fuzz_tokenizers, seeds_tokenizers}};
 const Target* target = nullptr;
 

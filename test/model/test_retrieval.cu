@@ -245,55 +245,33 @@ TEST_CASE("retrieval: a score depends on its query and document alone", "[retrie
     }
 }
 
-TEST_CASE("retrieval: files of embeddings come back to the bit; mixtures and cut files do not", "[retrieval][asan]") {
+// Whether the two files hold e
+bool holds(const std::string& path, const std::string& ids, const Embeddings& e) {
+    Safetensors file(path);
+    Embeddings found = e;
+    file.read_f32("embeddings", found.rows.data(), {e.size(), (size_t)e.C});
+    std::string names;
+    for (const std::string& name : e.names) { names += name + "\n"; }
+    return same(found, e) && read_file(ids) == names && file.metadata["ids"] == sum_text(checksum(names));
+}
+
+TEST_CASE("retrieval: files of embeddings hold every bit", "[retrieval][asan]") {
     TempDir dir;
     const std::string path = dir / "corpus.safetensors", ids = dir / "corpus.ids";
     const Embeddings e = embeddings(5, random_rows(35, 1), "doc"), other = embeddings(5, random_rows(35, 2), "DOC");
     write_embeddings(path, e, {{"pos", "cable"}});
-    CHECK(same(read_embeddings(path), e));
+    CHECK(holds(path, ids, e));
     CHECK(Safetensors(path).metadata["pos"] == "cable");
     CHECK(list_directory(dir.path) == std::vector<std::string>({"corpus.ids", "corpus.safetensors"}));
-    const std::string good = read_file(path), good_ids = read_file(ids);
-    CHECK(good_ids == "doc0\ndoc1\ndoc2\ndoc3\ndoc4\ndoc5\ndoc6\n");
+    CHECK(read_file(ids) == "doc0\ndoc1\ndoc2\ndoc3\ndoc4\ndoc5\ndoc6\n");
     write_embeddings(path, other);                              // over the old ones
-    CHECK(same(read_embeddings(path), other));
-    write_file(path, good);                                     // as if the run had ended between the two
-    CHECK(throws_with([&] { read_embeddings(path); }, ids + ": its checksum is not the one that") == 2);
-    write_file(ids, good_ids);
-    CHECK(same(read_embeddings(path), e));
-    for (size_t n = 0; n < good.size(); n += 7) {
-        write_file(path, good.substr(0, n));
-        CHECK(throws_with([&] { read_embeddings(path); }, "corpus.safetensors: ") == 2);
-    }
-    write_file(path, good);
-    write_file(ids, good_ids.substr(0, 20));
-    CHECK(throws_with([&] { read_embeddings(path); }, "its checksum is not the one") == 2);
-    ::unlink(ids.c_str());
-    CHECK(throws_with([&] { read_embeddings(path); }, "corpus.ids: cannot open") == 2);
+    CHECK(holds(path, ids, other));
     CHECK(throws_with([&] { write_embeddings(dir / "x.bin", e); },
                       "x.bin: embeddings go by names that end in .safetensors") == 2);
     CHECK(throws_with([&] { write_embeddings(dir / "none/x.safetensors", e); }, "cannot create") == 2);
     Embeddings bad = e;
     bad.names.pop_back();
     CHECK(throws_with([&] { write_embeddings(path, bad); }, "6 names and 35 values of rows of 5") == 2);
-    // hostile: another shape, another number of names, no checksum
-    const auto zeros = [](float* out, size_t, size_t rows) { std::fill_n(out, rows * 5, 0.0f); };
-    const auto flat = [](float* out, size_t, size_t rows) { std::fill_n(out, rows, 0.0f); };
-    const Json known = {{"ids", sum_text(write_text(ids, "a\nb\n").sum)}};
-    write_safetensors(path, {{"embeddings", {3, 5}, zeros}}, known);
-    CHECK(throws_with([&] { read_embeddings(path); }, "corpus.ids: 2 names, but") == 2);
-    write_safetensors(path, {{"embeddings", {10}, flat}}, known);
-    CHECK(throws_with([&] { read_embeddings(path); }, "expected embeddings of shape (documents, channels), got (10)") ==
-          2);
-    write_safetensors(path, {{"embeddings", {0, 5}, zeros}}, known);
-    CHECK(throws_with([&] { read_embeddings(path); },
-                      "expected embeddings of shape (documents, channels), got (0, 5)") == 2);
-    write_safetensors(path, {{"embedding", {2, 5}, zeros}}, known);
-    CHECK(throws_with([&] { read_embeddings(path); }, "has no tensor embeddings") == 2);
-    write_safetensors(path, {{"embeddings", {2, 5}, zeros}});
-    CHECK(throws_with([&] { read_embeddings(path); }, "its checksum is not the one") == 2);
-    write_safetensors(path, {{"embeddings", {2, 5}, zeros}}, known);
-    CHECK(read_embeddings(path).names == std::vector<std::string>({"a", "b"}));
 }
 
 TEST_CASE("retrieval: every document is encoded once, whatever the batches", "[retrieval][asan]") {

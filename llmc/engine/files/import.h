@@ -353,13 +353,7 @@ struct WeightReader {
     }
 };
 
-// params (table.total), on the device: all of them
-inline void load_weights(const std::string& path, const TensorTable& table, const std::vector<FileTensor>& files,
-                         const std::vector<FileTensor>& optional, float* params) {
-    WeightReader(path, table, files, optional).read(params, {0, table.total});
-}
-
-// The shape of the model that load_weights() will fill: config.json of a checkpoint or Hugging Face directory (or
+// The shape of the model that WeightReader will fill: config.json of a checkpoint or Hugging Face directory (or
 // beside a .safetensors file), or the same keys from the header of a .bin.
 inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_KEYS) {
     const WeightSource source = open_weights(path, false);

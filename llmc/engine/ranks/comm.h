@@ -119,18 +119,6 @@ inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
     return strays.empty();
 }
 
-// the hash of n floats on the device
-inline uint64_t comm_hash(const float* data, size_t n, Stream stream) {
-    std::vector<float> host(std::min(n, comm().chunk / sizeof(float)));
-    uint64_t hash = n;                      // each chunk's hash is the seed of the next
-    for (size_t i = 0; i < n; i += host.size()) {
-        const size_t bytes = sizeof(float) * std::min(host.size(), n - i);
-        copy_to_host(host.data(), data + i, bytes, stream);
-        hash = checksum(host.data(), bytes, hash);
-    }
-    return hash;
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // large arrays, on the device
 

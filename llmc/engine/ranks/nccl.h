@@ -65,9 +65,7 @@ inline void nccl_wait(const Event& point, bool others, const char* what) {
 // The machine and the GPU of this rank, which is the current device
 inline uint64_t nccl_place(uint64_t machine) {
     char id[64] = "";
-    int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, current_device()));
     return checksum(id, strlen(id), machine);
 }
 // What rank 0 makes and all ranks must know

@@ -9,16 +9,10 @@
 
 // Does the work in a detached thread. An exception goes into the future.
 template <class Work> std::future<void> in_thread(Work work) {
-#if defined(CUDA_BUILD) && !defined(SIMT)
-    int device = 0;                         // the current one of this thread
-    CUDA_CHECK(cudaGetDevice(&device));
-    std::packaged_task<void()> task([device, work] {
-        CUDA_CHECK(cudaSetDevice(device));
+    std::packaged_task<void()> task([device = current_device(), work] {
+        use_device(device);                 // a new thread has the first one
         work();
     });
-#else
-    std::packaged_task<void()> task(work);
-#endif
     std::future<void> end = task.get_future();
     std::thread(std::move(task)).detach();
     return end;
