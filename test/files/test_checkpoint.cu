@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "llmc/engine/files/checkpoint.h"
+#include "test/checkpoint.h"
 #include "llmc/engine/files/import.h"
 
 namespace {

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 
 #include "test/catch.h"
+#include "test/checkpoint.h"
 #include "test/files.h"
 #include "test/oracle.h"
 #include "test/shared_kernels.h"

@@ -182,20 +182,6 @@ struct CheckpointSave {
     }
 };
 
-// All steps, for a process that holds everything; returns the checkpoint's path.
-inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep) {
-    CheckpointSave save(out, step, c);
-    try {
-        save.begin();
-        save.publish(save.write_part(0));
-    } catch (const Error& e) {
-        save.undo();
-        throw Error(e.code, save.explain(e.what()));
-    }
-    save.retire(keep);
-    return save.path;
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // loading
 
@@ -253,13 +239,5 @@ struct CheckpointReader {
         for (const MomentRun& run : moments) { stored->read(run); }
     }
 };
-
-// Restores params, m and v bit for bit, and state.
-inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
-    CheckpointReader reader(dir, c);
-    reader.read_parameters(c.params, {0, c.table->total});
-    reader.read_moments();
-    c.state = std::move(reader.state);
-}
 
 #endif
