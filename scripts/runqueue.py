@@ -29,8 +29,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERRUPTED = console.EXIT_INTERRUPTED
 LONGEST_LINE = 500                                      # characters of a failed command's output that are shown
 # flags that change only speed, places or what is shown: a run may continue with other values
-FREE = ("B", "allow_change", "checkpoint_async", "checkpoint_every", "keep", "load", "log_every", "out", "profile",
-        "recompute", "resume", "sample_every", "threads", "tile_skip", "val_batches", "val_every")
+FREE = ("B", "allow_change", "checkpoint_every", "keep", "load", "out", "profile", "recompute", "resume",
+        "sample_every", "threads", "tile_skip", "val_batches", "val_every")
 
 # One process. flags: {flag: value}, None for a switch; marker: a .done file that is written after success and holds the
 # flags, or a glob of the files that the command makes; flops: its share of the progress; ranks: whether it uses all
