@@ -106,7 +106,7 @@ class TestQueue(Folder):
         self.assertEqual(settings[0], settings[1])
 
 
-class TestCommands(unittest.TestCase):
+class TestCommands(Folder):
     def every_command(self, *more):
         """the commands of every row, also of those that have to be named"""
         for how in ("printed", "run"):
@@ -411,9 +411,7 @@ class TestCommands(unittest.TestCase):
             checked.add(shape)
             r = run(trainer, *words_of(f), "--help")                            # all flags before --help are parsed
             self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
-        text = self.path("text.txt")
-        with open(text, "w") as f:
-            f.write(20000 * "a")
+        text = self.write("text.txt", 20000 * "a")
         for model, pos, T in models:
             r = run(trainer, "--check", "--ranks", "1", "--model", model, "--pos", pos, "--T", T, "--B", "1",
                     "--train_files", text, "--val_files", text)
