@@ -41,6 +41,7 @@ inline float tile_skip_tau(int T, TileSkip skip) {
 
 #if defined(CUDA_BUILD)
 #include "flash/backward.cuh"
+#include "flash/forward.cuh"
 
 // A compile-time question: the kernels of an encoding without a form are never instantiated
 constexpr bool flash_exists(FlashBias Kind) { return Kind != FlashBias::Unknown && sizeof(floatX) == sizeof(bf16); }

@@ -47,6 +47,8 @@ PLANTS = [
     ("llmc/gelu.cuh", "inline void f() {\n    int a = 1, b = 2, c = 3;\n}\n", "3 variables are initialised"),
     ("llmc/gelu.cuh", "inline void f() {\n" + "    int a;\n" * 60 + "}\n", "a function of 62 lines"),
     ("llmc/gelu.cuh", "inline void f(int n = {}) {\n" + "    int a;\n" * 60 + "}\n", "a function of 62 lines"),
+    ("llmc/gelu.cuh", "inline void f() {\n    // 1. a\n    // 2. b\n" + "    int a;\n" * 108 + "}\n",
+     "a function of 112 lines"),
     ("llmc/gelu.cuh", "// see llmc/nowhere.cuh\n", "llmc/nowhere.cuh is named"),
     ("scripts/report.py", "def f():\n" + "    pass\n" * 60, "a function of 61 lines"),
     ("scripts/report.py", "x = 1 if f else 2 if g else 3\n", "2 conditional expressions"),

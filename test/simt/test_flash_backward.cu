@@ -5,6 +5,7 @@
 // oracle (dq, dk, dv, which end in bf16), a quarter (dS, dg, their suffix sum, dtable, FIRE's sums, float32).
 #include "llmc/attention.cuh"
 #include "llmc/attention/flash/backward.cuh"
+#include "llmc/attention/flash/forward.cuh"
 #include "llmc/position/toeplitz.cuh"
 
 #include "test/simt/fire_inputs.h"

@@ -34,7 +34,7 @@ __device__ inline void flash_fire_row(float (&f)[2 * OWN], const float (&psi)[OW
 // are masked if causal, columns from nj on are after the end of the keys. Masked: so are those that `mask` hides.  j0:
 // the tile's first key; keys_inv: args.inv of it
 template <bool Causal, FlashBias Kind, bool Edge, int Rows, bool Masked>
-__device__ inline void flash_add_bias(float (&scores)[Rows / 16][8][4], FlashRowBias<Rows>& rows,
+__device__ inline void flash_add_bias(FlashFragment<Rows, FLASH_TILE>& scores, FlashRowBias<Rows>& rows,
                                       const float* tile_bias, int own_column, int nj, const AttentionMask& mask,
                                       int j0, const FlashFire& fire, const float* keys_inv) {
     constexpr bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
@@ -83,7 +83,7 @@ __device__ inline void flash_add_bias(float (&scores)[Rows / 16][8][4], FlashRow
             const int own = e / 2;
             const int c = 8 * n + column + e % 2;
             const float key = e % 2 == 0 ? keys.x : keys.y;
-            float& score = scores[own / 2][n][own % 2 * 2 + e % 2];
+            float& score = scores.pair(own, n)[e % 2];
             if (line && Edge) {                             // keys on both sides: the distance itself
                 score -= rows.slope[own] * fabsf(rows.from_ref[own] - key);
             } else if (line) {                              // keys on one side: the rest is row_bias

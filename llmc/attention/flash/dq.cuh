@@ -1,9 +1,14 @@
 // attention/flash/dq.cuh -- the kernel of attention/flash/backward.cuh whose blocks own queries: dq, dg, the row part
 // of dS (subtracted from the column part), and the sums of Toeplitz's table with the kernel that adds its slabs.
+//
+//   1. load the owned queries with their dout, and fetch the first tile of keys; for each tile of keys
+//   2.    wait for it, and fetch the next one
+//   3.    scores = Q K^T, dP = dout V^T; 16 keys at a time, as are the next two
+//   4.    dlogit = P (dP - row_dot), and what the bias sums of it
+//   5.    dQ += dlogit K
+//   6. store
 #ifndef LLMC_ATTENTION_FLASH_DQ_CUH
 #define LLMC_ATTENTION_FLASH_DQ_CUH
-
-#include <type_traits>
 
 #include "pairs.cuh"
 
@@ -36,6 +41,8 @@ struct FlashDiagonals {
         slab[n * 64 + k] = first ? left : left + carry[k];
         carry[k] = right;
     }
+    // the last diagonals of tile n, 64 .. 126: there is no tile to its right
+    __device__ void end_after(int n) const { slab[(n + 1) * 64 + threadIdx.x % 64] = carry[threadIdx.x % 64]; }
 };
 
 // The slabs (B*NH,count,(tiles+1)*64) of the query tiles from `first` on. One launch has `count` per head: with a slab
@@ -83,279 +90,300 @@ template <bool Causal> __global__ void flash_masked_table_kernel(FlashArgs args,
 // ----------------------------------------------------------------------------------------------------------
 // Fire
 
-// Adds the pairs of FlashFire::meet to the warp's sums: dlogit and y as flash_fire_y has them. Masked pairs have dlogit
-// 0 and a finite y.
-template <int N>
-__device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire& fire, const float (&dlogit)[1][N][4],
-                                      const float (&y)[4 * N], const FlashArgs& args, const FlashQuery (&own_query)[2],
-                                      const FlashQuery* key, int row, int column) {
+// Adds the pairs of FlashFire::meet to the warp's sums. Hidden pairs have dlogit 0 and a finite y.
+template <int Columns>
+__device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire& fire,
+                                      const FlashFragment<16, Columns>& dlogit, const FlashFragment<16, Columns>& y,
+                                      const FlashArgs& args, const FlashQuery (&own_query)[2], const FlashQuery* key,
+                                      int row, int column) {
     const float* dL = args.dnorm + args.table_zero + 1 + TOEPLITZ_PAD;      // by L, of each position's norm: descending
-    const int lane = threadIdx.x % 32;
-    float d[4 * N];
-    float by_c[4 * N];
-    float by_L[4 * N];
+    FlashFragment<16, Columns> by_c;
+    FlashFragment<16, Columns> by_L;
     UNROLL
-    for (int e = 0; e < 4 * N; e++) {
-        const FlashQuery& query = own_query[e % 4 / 2];
-        const int c = e / 4 * 8 + lane % 4 * 2 + e % 2;
-        const int i = row + lane / 4 + e % 4 / 2 * 8;
+    for (int e = 0; e < y.SIZE; e++) {
+        const FlashQuery& query = own_query[y.own(e)];
+        const int c = y.column(e);
+        const int i = row + (int)threadIdx.x % 32 / 4 + 8 * y.own(e);
         const int j = column + c;
-        const float inv = fminf(query.g, key[c].g);         // of the later position, as are the next two
-        const float dnorm = fmaxf(query.S, key[c].S);
-        d[e] = dlogit[0][e / 4][e % 4];
+        const float inv = fminf(query.weight, key[c].weight);       // of the later position, as are the next two
+        const float dnorm = fmaxf(query.place, key[c].place);
         by_c[e] = (args.dpsi[args.table_zero - FlashFire::distance(args, i, j)] - y[e] * dnorm) * inv;
         by_L[e] = y[e] * inv * dL[imax(i, j)];
     }
-    sums.add(fire, d, y, by_c, by_L);
+    sums.add(fire, dlogit, y, by_c, by_L);
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // the kernel
 
-// Rows of the scores are queries, columns are keys. Masked: args.mask is obeyed.
-template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked>
-__device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const FlashQueries* queries,
-                                               const FlashSlabs& slabs) {
-    constexpr int TILE = FLASH_TILE;
-    constexpr int STRIP = FLASH_STRIP;
-    constexpr int OWNED = flash_block_rows(Rows);
-    constexpr int OWN = Rows / 8;                           // the lane's rows
-    constexpr int VIEWS = flash_views<Kind>(Rows);
-    constexpr bool cable = flash_is_cable(Kind);
-    const int lane = threadIdx.x % 32;
-    const int row0 = threadIdx.x / 32 * Rows;               // the warp's first query in the block
-    const int own_tile = row0 / TILE;                       // the tile that holds it, 0 or 1
-    bf16* Q_tile = (bf16*)dynamic_shared();                 // (OWNED,HS)
-    bf16* dO_tile = Q_tile + OWNED * HS;                    // (OWNED,HS)
-    bf16* streamed = dO_tile + OWNED * HS;                  // two stages of K_tile (TILE,HS), V_tile (TILE,HS)
-    FlashQuery* streamed_key = (FlashQuery*)(streamed + 4 * TILE * HS);     // two stages of (VIEWS,TILE): S is read
-    FlashOwnS<Rows>* own_S = (FlashOwnS<Rows>*)(streamed_key + 2 * OWNED);
-    // the block's place: with 32 rows in shared memory, because registers are scarce
-    const int from = Kind == FlashBias::Toeplitz ? slabs.first * TILE : 0;
-    const int turns = ceil_div(Kind == FlashBias::Toeplitz ? slabs.count * TILE : args.T, OWNED);
-    const FlashBlock placed(args, turns, OWNED, true, from);
-    FlashBlock* shared_block = (FlashBlock*)(own_S + 1);
-    if (Rows == 32 && threadIdx.x == 0) { *shared_block = placed; }
-    if (Rows == 32) { __syncthreads(); }
-    const FlashBlock& block = Rows == 32 ? *shared_block : placed;
-    const auto i0 = [&] { return block.first; };            // this block's first query,
-    const auto m0 = [&] { return block.first / TILE; };     // in the tile m0
-    const auto m = [&] { return (block.first + row0) / TILE; };             // this warp's tile
-    // Toeplitz: Q_tile and dO_tile are in registers by then, and nothing is in streamed_key
-    const FlashDiagonals diagonals = {(float*)Q_tile + own_tile * TILE * TILE, (float*)streamed_key + own_tile * TILE,
-                                      slabs.of(block.bh, m(), block.tiles)};
-    const auto fetch = [&](int n, int stage) {
-        const int j0 = n * TILE;
-        bf16* K_tile = streamed + stage * 2 * TILE * HS;
-        flash_load_tile<HS>(K_tile, block.qkv(args, j0, 1), args.OC, block.columns, args.T - j0);
-        flash_load_tile<HS>(K_tile + TILE * HS, block.qkv(args, j0, 2), args.OC, block.columns, args.T - j0);
-        const int view = flash_view<VIEWS>(threadIdx.x);
-        const FlashQueries* met = block.template queries<Kind>(queries, n, flash_from<Kind>(n, m0() + view));
-        FlashQuery* to = streamed_key + stage * VIEWS * TILE;
-        if (Kind != FlashBias::None && Kind != FlashBias::Toeplitz && threadIdx.x < VIEWS * TILE) {
-            cp_async_16(to + threadIdx.x, met->row + threadIdx.x % TILE, true);
-        }
-        if (cable) { own_S->shift(met, stage); }
-        cp_async_commit();
+// A block and its steps. Rows of the scores are queries, columns are keys. Masked: args.mask is obeyed.
+template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct FlashDq {
+    using Owner = FlashOwner<Kind, HS, Rows>;
+    using Scores = FlashFragment<Rows, FLASH_STRIP>;
+    static constexpr int OWN = Rows / 8;                    // the lane's rows
+    static constexpr bool cable = flash_is_cable(Kind);
+    const FlashArgs& args;
+    const Owner owner;
+    const FlashDiagonals diagonals;                         // Toeplitz
+    FlashFire fire;
+    FlashFireSums fire_sums;
+    FlashReach reach;                                       // Masked
+    int block_begin, block_end;                             // the tiles of keys that the block meets,
+    int begin, end;                                         // and those that this warp meets
+    // Arrays are apart: the compiler promotes the members above to registers only if no array is beside them.
+    struct Owned {                                          // of the owned queries
+        FlashOwned<HS, Rows, HS / 16> q, dout;              // one sum less than in the other kernel: they fit
+        FlashQuery query[Rows == 32 ? 1 : OWN];             // the lane's; 32 rows: in shared_query
+        float inv[OWN];                                     // Fire
+    };
+    struct Sums {
+        FlashFragment<Rows, HS> dQ = {};
+        float row[OWN] = {};                                // of dlogit over its sign, or of w
+        float dg[OWN] = {};
     };
 
-    // 1. the owned queries with their dout, and the first tile of keys; the block's range of keys, and this warp's
-    int block_begin = block.tiles;
-    int block_end = 0;
-    for (int tile = 0; tile < flash_block_tiles(Rows); tile++) {
-        if (m0() + tile >= block.live_tiles()) { continue; }
-        block_begin = imin(block_begin, block.first_key_tile(args, m0() + tile));
-        block_end = imax(block_end, block.template end_key_tile<Causal, Kind>(args, m0() + tile));
+    __device__ FlashDq(const FlashArgs& args, const FlashQueries* queries, const FlashSlabs& slabs)
+        : args(args), owner(args, queries, turns(args, slabs), true, PART ? slabs.first * FLASH_TILE : 0),
+          diagonals(find_diagonals(slabs)) {}
+    static constexpr bool PART = Kind == FlashBias::Toeplitz;       // a launch has the queries of slabs.count tiles
+    __device__ static int turns(const FlashArgs& args, const FlashSlabs& slabs) {
+        return ceil_div(PART ? slabs.count * FLASH_TILE : args.T, Owner::OWNED);
     }
-    const bool live = m() < block.live_tiles();
-    int begin = live ? block.first_key_tile(args, m()) : 0;
-    int end = live ? block.template end_key_tile<Causal, Kind>(args, m()) : 0;
-    FlashReach reach;
-    if (Masked) {
-        reach = FlashReach::of<Causal>(args, block.bh, m(), block.live_tiles());
-        block_begin = begin = reach.begin();
-        block_end = end = reach.end;
+    // in the place of q and dout, which are in registers by then, and of the keys' values, which are not needed
+    __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
+        const int own_tile = owner.row0 / FLASH_TILE;
+        return {(float*)owner.own_tile(0) + own_tile * FLASH_TILE * FLASH_TILE,
+                (float*)owner.values + own_tile * FLASH_TILE,
+                slabs.of(owner.block().bh, owner.tile(), owner.block().tiles)};
     }
-    const auto after = [&](int n) { return Masked ? reach.after(n) : n + 1; };
-    flash_load_tile<HS, OWNED>(Q_tile, block.qkv(args, i0(), 0), args.OC, block.columns, args.T - i0());
-    flash_load_tile<HS, OWNED>(dO_tile, block.dout(args, i0()), args.NH * block.columns, block.columns, args.T - i0());
-    if (cable) { own_S->set(block.template own_queries<Kind, VIEWS>(queries, m0())); }
-    if (block_begin < block_end) { fetch(block_begin, 0); }
-    FlashFire fire;                                         // in the place of own_S
-    if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)own_S, args, block.h); }
-    // of the owned queries: with 32 rows in shared memory, because registers are scarce, otherwise the lane's. A tile
-    // after T has none: it reads other queries' values and does not use them
-    FlashQuery* shared_query = (FlashQuery*)((char*)(own_S + 1) + FLASH_BLOCK_BYTES);      // (OWNED)
-    FlashQuery own_query[Rows == 32 ? 1 : OWN];
-    if (Rows == 32) {
-        const int tile = imin(m0() + (int)threadIdx.x / TILE, block.tiles - 1);
-        const FlashQueries* from = block.template queries<Kind>(queries, tile, FROM_CHUNK);
-        cp_async_16(shared_query + threadIdx.x, from->row + threadIdx.x % TILE, true);
-    } else {
-        const FlashQueries* from = block.template queries<Kind>(queries, m(), FROM_CHUNK);
-        UNROLL
-        for (int own = 0; own < OWN && Rows != 32; own++) { own_query[own] = from->row[row0 + lane / 4 + 8 * own]; }
-    }
-    float dQ[Rows / 16][HS / 8][4] = {};                    // of the warp's queries
-    float row_sum[OWN] = {};                                // of the lane's queries: sum sign dlogit, or sum w
-    float dg[OWN] = {};
-    float own_inv[OWN];                                     // Fire
-    UNROLL
-    for (int own = 0; own < OWN && Kind == FlashBias::Fire; own++) { own_inv[own] = own_query[own].g; }
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();
-    FlashOwned<HS, Rows, HS / 16> rows;                        // one sum less than in the other kernel: they fit
-    FlashOwned<HS, Rows, HS / 16> douts;
-    rows.load(Q_tile, row0);
-    douts.load(dO_tile, row0);
-    // in the place of this warp's rows of Q_tile, which are in registers
-    const FlashFireSums fire_sums = {(double*)(Q_tile + row0 * HS)};
-    if (Kind == FlashBias::Fire) {
-        syncwarp();
-        fire_sums.clear();
-    }
+    __device__ FlashQuery* shared_query() const { return (FlashQuery*)owner.shared_rest; }      // (OWNED)
 
-    // The pairs of the owned queries and the keys of tile n. `masked`: whether it is on the diagonal or has padding
-    const auto step = [&](auto masked, int n, const bf16* K_tile, int stage) {
-        constexpr bool edge = decltype(masked)::value;
-        const FlashQuery* key = streamed_key + (stage * VIEWS + flash_view<VIEWS>(row0)) * TILE;
-        float tile_sum[OWN] = {};                           // as in the other kernel
+    __device__ int after(int n) const { return Masked ? reach.after(n) : n + 1; }
+    __device__ void fetch(int n, int stage) const { owner.template fetch<FLASH_K, FLASH_V>(n, stage); }
+    __device__ void find_keys() {
+        const FlashBlock& block = owner.block();
+        block_begin = block.tiles;
+        block_end = 0;
+        for (int tile = 0; tile < flash_block_tiles(Rows); tile++) {
+            const int m = owner.first_tile() + tile;
+            if (m >= block.live_tiles()) { continue; }
+            block_begin = imin(block_begin, block.first_key_tile(args, m));
+            block_end = imax(block_end, block.template end_key_tile<Causal, Kind>(args, m));
+        }
+        const bool live = owner.tile() < block.live_tiles();
+        begin = live ? block.first_key_tile(args, owner.tile()) : 0;
+        end = live ? block.template end_key_tile<Causal, Kind>(args, owner.tile()) : 0;
+        if (Masked) {
+            reach = FlashReach::of<Causal>(args, block.bh, owner.tile(), block.live_tiles());
+            block_begin = begin = reach.begin();
+            block_end = end = reach.end;
+        }
+    }
+    // the values of the owned queries. A tile after T has none: it reads those of other queries and does not use them
+    __device__ void load_values(Owned& own) const {
+        const FlashBlock& block = owner.block();
+        if (Rows == 32) {
+            const int tile = imin(owner.first_tile() + (int)threadIdx.x / FLASH_TILE, block.tiles - 1);
+            const FlashQueries* from = block.template queries<Kind>(owner.queries, tile, FROM_CHUNK);
+            cp_async_16(shared_query() + threadIdx.x, from->row + threadIdx.x % FLASH_TILE, true);
+            return;
+        }
+        const FlashQueries* from = block.template queries<Kind>(owner.queries, owner.tile(), FROM_CHUNK);
+        UNROLL
+        for (int r = 0; r < OWN && Rows != 32; r++) {
+            own.query[r] = from->row[owner.row(r)];
+            own.inv[r] = own.query[r].weight;
+        }
+    }
+    __device__ void load_owned(Owned& own) {
+        owner.template load_owned<FLASH_Q, FLASH_DOUT>();
+        if (block_begin < block_end) { fetch(block_begin, 0); }
+        if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block().h); }
+        load_values(own);
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();
+        own.q.load(owner.own_tile(0), owner.row0);
+        own.dout.load(owner.own_tile(1), owner.row0);
+        fire_sums.of = (double*)(owner.own_tile(0) + owner.row0 * HS);       // in the place of q, as the diagonals are
+        if (Kind == FlashBias::Fire) {
+            syncwarp();
+            fire_sums.clear();
+        }
+    }
+    // P holds scores, dlogit holds dP and becomes P (dP - row_dot): of the keys of tile n from c0 on, two keys of a
+    // query at a time. Their part of the sums over the tile; Toeplitz's tile
+    template <bool Edge>
+    __device__ void take_gradient(Scores& P, Scores& dlogit, const Owned& own, float (&tile_sum)[OWN],
+                                  float (&tile_dg)[OWN], int n, int c0, int stage) const {
+        UNROLL
+        for (int e = 0; e < FLASH_STRIP / 8 * OWN; e++) {
+            const int lane_row = e / (FLASH_STRIP / 8);
+            const int n8 = e % (FLASH_STRIP / 8);
+            const int r = owner.row(lane_row);
+            const int c = c0 + n8 * 8 + owner.lane % 4 * 2;           // the first key of the two, in its tile
+            const int i = owner.first() + r;
+            const int j = n * FLASH_TILE + c;
+            FlashQuery query = Rows == 32 ? shared_query()[r] : own.query[lane_row];
+            if (cable) { query.place = owner.own_S->shifted[stage][r]; }  // counted from what the keys' are
+            const int begins = Edge && Masked ? flash_begin(args, owner.block().b, i) : 0;
+            float key[2];
+            bool hidden[2];
+            UNROLL
+            for (int k = 0; k < 2; k++) {
+                if (flash_has_S(Kind)) { key[k] = owner.met_values(stage)[c + k].place; }
+                if (Kind == FlashBias::Toeplitz) { key[k] = flash_table(args, owner.block().h, i, j + k); }
+                hidden[k] = Edge && owner.template hides<Causal, Masked>(i, j + k, begins);
+            }
+            float* dlogit_pair = dlogit.pair(lane_row, n8);
+            const FlashPair<Kind> pair(P.pair(lane_row, n8), dlogit_pair, {query, query}, key, LOG2E * args.scale,
+                                       hidden, args.inside);
+            UNROLL
+            for (int k = 0; k < 2; k++) {
+                if (Kind == FlashBias::Distance) {          // on a bidirectional diagonal each pair has its own sign
+                    const bool negative = Edge && !Causal && owner.tile() == n && j + k > i;
+                    tile_sum[lane_row] += negative ? -pair.dlogit[k] : pair.dlogit[k];
+                    tile_dg[lane_row] -= pair.dlogit[k] * fabsf(pair.distance[k]);
+                }
+                if (Kind == FlashBias::LogDistance) {
+                    tile_sum[lane_row] += pair.dlogit[k] * pair.bend[k];
+                    tile_dg[lane_row] -= pair.dlogit[k] * pair.by_g[k];
+                }
+                dlogit_pair[k] = pair.dlogit[k];
+            }
+            if (Kind == FlashBias::Toeplitz) { diagonals.put(r % FLASH_TILE, c, pair.dlogit[0], pair.dlogit[1]); }
+        }
+    }
+    // The pairs of the owned queries and the keys of tile n. Edge: the tile is on the diagonal or has hidden pairs
+    template <bool Edge> __device__ void meet(Sums& sums, Owned& own, const bf16* K_tile, int n, int stage) {
+        const bf16* V_tile = K_tile + FLASH_TILE * HS;
+        const FlashQuery* keys = owner.met_values(stage);
+        const int row = owner.first() + owner.row0;
+        float tile_sum[OWN] = {};                           // summed first: docs/attention.md, "Sums of many keys"
         float tile_dg[OWN] = {};
-        for (int c0 = 0; c0 < TILE; c0 += STRIP) {
+        for (int c0 = 0; c0 < FLASH_TILE; c0 += FLASH_STRIP) {
             // 3. scores = Q K^T and dP = dout V^T
-            float P[Rows / 16][STRIP / 8][4];               // scores; P itself is not needed after dlogit
-            float dlogit[Rows / 16][STRIP / 8][4];          // dP, then dlogit
-            syncwarp();                                     // as in the other kernel
-            flash_scores<HS, Rows>(P, rows, Q_tile, row0, K_tile, c0);
-            flash_scores<HS, Rows>(dlogit, douts, dO_tile, row0, K_tile + TILE * HS, c0);
-            float y[Rows * STRIP / 32];
+            Scores P;
+            Scores dlogit;
+            Scores y;                                       // Fire
+            syncwarp();                                     // without it ptxas unrolls for sm_80 all the same
+            P.multiply_transposed(own.q, owner.own_tile(0), owner.row0, K_tile, c0);
+            dlogit.multiply_transposed(own.dout, owner.own_tile(1), owner.row0, V_tile, c0);
             if (Kind == FlashBias::Fire) {
-                fire.meet(args, i0() + row0, Rows, n * TILE + c0, STRIP);
-                flash_fire_y<Rows, STRIP / 8>(y, args, own_inv, key + c0, i0() + row0, n * TILE + c0);
-                flash_fire_add<Rows>(P, y, fire);
+                fire.meet(args, row, Rows, n * FLASH_TILE + c0, FLASH_STRIP);
+                flash_fire_y(y, args, own.inv, keys + c0, row, n * FLASH_TILE + c0);
+                flash_fire_add(P, y, fire);
             }
-            // 4. dlogit, two keys of a query at a time; dg, the row part of dS, Toeplitz's tile
-            UNROLL
-            for (int e = 0; e < STRIP / 8 * OWN; e++) {
-                const int own = e / (STRIP / 8);
-                const int at = own % 2 * 2;
-                const int n8 = e % (STRIP / 8);
-                const int c = c0 + n8 * 8 + lane % 4 * 2;                   // the first key of the two, in its tile
-                const int r = row0 + lane / 4 + 8 * own;
-                const int i = i0() + r;
-                const int j = n * TILE + c;
-                FlashQuery query = Rows == 32 ? shared_query[r] : own_query[own];
-                if (cable) { query.S = own_S->shifted[stage][r]; }          // counted from what the streamed tile is
-                float bias0 = 0.0f;
-                float bias1 = 0.0f;
-                if (Kind == FlashBias::Toeplitz) {
-                    bias0 = flash_table(args, block.h, i, j);
-                    bias1 = flash_table(args, block.h, i, j + 1);
-                } else if (flash_has_S(Kind)) {
-                    bias0 = key[c].S;
-                    bias1 = key[c + 1].S;
-                }
-                bool masked0 = edge && (j >= block.keys || (Causal && j > i));
-                bool masked1 = edge && (j + 1 >= block.keys || (Causal && j + 1 > i));
-                if (edge && Masked) {
-                    const int begin = flash_begin(args, block.b, i);        // computed again: registers are scarce
-                    masked0 = masked0 || args.mask.hides(i, j, begin);
-                    masked1 = masked1 || args.mask.hides(i, j + 1, begin);
-                }
-                float* dlogit_pair = &dlogit[own / 2][n8][at];
-                const FlashPair<Kind> pair(&P[own / 2][n8][at], dlogit_pair, query, query, bias0, bias1,
-                                           LOG2E * args.scale, masked0, masked1, args.inside);
-                UNROLL
-                for (int k = 0; k < 2; k++) {
-                    if (Kind == FlashBias::Distance) {
-                        const bool negative = edge && !Causal && m() == n && j + k > i;
-                        tile_sum[own] += negative ? -pair.dlogit[k] : pair.dlogit[k];
-                        tile_dg[own] -= pair.dlogit[k] * fabsf(pair.distance[k]);
-                    }
-                    if (Kind == FlashBias::LogDistance) {
-                        tile_sum[own] += pair.dlogit[k] * pair.bend[k];
-                        tile_dg[own] -= pair.dlogit[k] * pair.by_g[k];
-                    }
-                    dlogit_pair[k] = pair.dlogit[k];
-                }
-                if (Kind == FlashBias::Toeplitz) { diagonals.put(r % TILE, c, pair.dlogit[0], pair.dlogit[1]); }
-            }
+            // 4. dlogit = P (dP - row_dot), and what the bias sums of it
+            take_gradient<Edge>(P, dlogit, own, tile_sum, tile_dg, n, c0, stage);
             if constexpr (Kind == FlashBias::Fire) {
-                flash_fire_sum(fire_sums, fire, dlogit, y, args, own_query, key + c0, i0() + row0, n * TILE + c0);
+                flash_fire_sum(fire_sums, fire, dlogit, y, args, own.query, keys + c0, row, n * FLASH_TILE + c0);
             }
-            const bool complete = Kind == FlashBias::LogDistance || c0 + STRIP == TILE;    // there registers are scarce
+            const bool complete = Kind == FlashBias::LogDistance || c0 + FLASH_STRIP == FLASH_TILE;
             UNROLL
-            for (int own = 0; own < OWN && complete; own++) {
-                dg[own] += tile_dg[own];
-                tile_dg[own] = 0.0f;
+            for (int r = 0; r < OWN && complete; r++) {     // LogDistance: earlier, because registers are scarce
+                sums.dg[r] += tile_dg[r];
+                tile_dg[r] = 0.0f;
             }
             // 5. dQ += dlogit K
             UNROLL
-            for (int k = 0; k < STRIP / 8; k += 2) { flash_accumulate<HS, Rows>(dQ, dlogit, k, K_tile, c0 + k * 8); }
+            for (int k = 0; k < FLASH_STRIP / 8; k += 2) { sums.dQ.add_product(dlogit, k, K_tile, c0 + k * 8); }
         }
         UNROLL
-        for (int own = 0; own < OWN; own++) { row_sum[own] += tile_sum[own]; }
-    };
-    int stage = 0;
-    for (int n = block_begin; n < block_end; n = after(n), stage ^= 1) {
-        // 2. this tile of keys has arrived, the next one may start
-        cp_async_wait<0>();
-        __syncthreads();            // this stage has arrived; the other is read no more, nor is diagonals.dlogit
-        if (after(n) < block_end) { fetch(after(n), stage ^ 1); }
-        const bf16* K_tile = streamed + stage * 2 * TILE * HS;
-        const bool met = flash_block_tiles(Rows) == 1 || (n >= begin && n < end);
+        for (int r = 0; r < OWN; r++) { sums.row[r] += tile_sum[r]; }
+    }
+    // Distance: the sign is -1 from the tile after the queries' own on, and sums.row follows it
+    __device__ void turn_sign(Sums& sums, int n, bool met) const {
         UNROLL
-        for (int own = 0; own < OWN && Kind == FlashBias::Distance && !Causal; own++) {
-            row_sum[own] = n == m() + 1 && met ? -row_sum[own] : row_sum[own];    // sign is -1 from here on: it follows
-        }
-        if (met) {
-            if (n == m() || (n + 1) * TILE > block.keys || (Masked && flash_cuts(args, block.b, m(), n))) {
-                step(std::true_type(), n, K_tile, stage);
-            } else { step(std::false_type(), n, K_tile, stage); }
-        }
-        if (Kind == FlashBias::Toeplitz) {
-            __syncthreads();                                // the tiles of dlogit are complete
-            const bool starts = n == begin || (Masked && n == reach.first && reach.sinks_end < reach.first);
-            if (threadIdx.x < OWNED && met) { diagonals.add(n, starts); }
-            if (Masked && reach.gap_after(n) && threadIdx.x < 63) {         // as at the end
-                diagonals.slab[(n + 1) * TILE + threadIdx.x] = diagonals.carry[threadIdx.x];
-            }
+        for (int r = 0; r < OWN && Kind == FlashBias::Distance && !Causal; r++) {
+            sums.row[r] = n == owner.tile() + 1 && met ? -sums.row[r] : sums.row[r];
         }
     }
-    // 6. store
-    if (Kind == FlashBias::Toeplitz) {                      // no tile on the right takes the last diagonals 64 .. 126
+    // Toeplitz: the diagonals of tile n; met: by this warp
+    __device__ void add_diagonals(int n, bool met) const {
+        __syncthreads();                                    // the tiles of dlogit are complete
+        const bool starts = n == begin || (Masked && n == reach.first && reach.sinks_end < reach.first);
+        if (threadIdx.x < Owner::OWNED && met) { diagonals.add(n, starts); }
+        if (Masked && reach.gap_after(n) && threadIdx.x < 63) { diagonals.end_after(n); }
+    }
+    // no tile on the right takes the last diagonals
+    __device__ void store_diagonals() const {
         __syncthreads();
-        if (begin < end && threadIdx.x < OWNED && threadIdx.x % TILE < 63) {
-            diagonals.slab[end * TILE + threadIdx.x % TILE] = diagonals.carry[threadIdx.x % TILE];
-        }
+        const bool own = threadIdx.x < Owner::OWNED && threadIdx.x % FLASH_TILE < 63;
+        if (begin < end && own) { diagonals.end_after(end - 1); }
     }
-    if (Kind == FlashBias::Fire) {                          // the warps' sums, before Q_tile takes dQ
+    // the warps' sums
+    __device__ void store_fire(double* partial) const {
         constexpr int SIZE = FIRE_PIECES * FIRE_SUMS;
-        double* partial = (double*)slabs.data + ((size_t)block.bh * turns + block.first / OWNED) * SIZE;
+        const int blocks = ceil_div(args.T, Owner::OWNED);  // of a head
+        partial += ((size_t)owner.block().bh * blocks + owner.first() / Owner::OWNED) * SIZE;
         __syncthreads();
         for (int e = threadIdx.x; e < SIZE; e += FLASH_THREADS) {
             double sum = 0.0;
-            for (int r = 0; r < OWNED; r += Rows) { sum += ((const double*)(Q_tile + r * HS))[e]; }
+            for (int r = 0; r < Owner::OWNED; r += Rows) { sum += ((const double*)(owner.own_tile(0) + r * HS))[e]; }
             partial[e] = sum;
         }
-        __syncthreads();
+        __syncthreads();                                    // dQ takes their place
     }
-    bf16* dq = args.dqkv + (size_t)(block.b * args.stride + i0()) * args.OC + block.h * block.columns;
-    flash_store<HS, Rows>(dq, args.OC, block.columns, args.T - i0(), Q_tile, dQ, args.scale);
-    UNROLL
-    for (int own = 0; own < OWN && cable; own++) {
-        const int i = i0() + row0 + lane / 4 + 8 * own;
-        const float g = Rows == 32 ? shared_query[row0 + lane / 4 + 8 * own].g : own_query[own].g;
-        const float sum = quad_sum(row_sum[own]);
-        const float moment = quad_sum(dg[own]);
-        const float sign = Causal || end <= m() + 1 ? 1.0f : -1.0f;       // that of the last tile: see the loop
-        const size_t to = (size_t)(block.b * args.NH + block.h) * args.stride + i;
-        if (lane % 4 != 0 || i >= args.T) { continue; }
-        // g of Distance is in units of log2: LN2 takes it back
-        args.dS[to] -= Kind == FlashBias::Distance ? LN2 * (g * (sign * sum)) : 2.0f * (g * sum);
-        args.dg[to] = moment;
+    __device__ void store_dq(Sums& sums) const {
+        const FlashBlock& block = owner.block();
+        bf16* dq = args.dqkv + (size_t)(block.b * args.stride + owner.first()) * args.OC + block.h * block.columns;
+        float factor[OWN];
+        UNROLL
+        for (int r = 0; r < OWN; r++) { factor[r] = args.scale; }
+        sums.dQ.store(dq, args.OC, args.T - owner.first(), block.columns, owner.own_tile(0), factor);
     }
+    __device__ void store_row_sums(const Sums& sums, const Owned& own) const {
+        UNROLL
+        for (int r = 0; r < OWN && cable; r++) {
+            const int i = owner.first() + owner.row(r);
+            const float g = Rows == 32 ? shared_query()[owner.row(r)].weight : own.query[r].weight;
+            const float sum = quad_sum(sums.row[r]);
+            const float moment = quad_sum(sums.dg[r]);
+            const float sign = Causal || end <= owner.tile() + 1 ? 1.0f : -1.0f;    // of the last tile: see turn_sign
+            const size_t to = (size_t)owner.block().bh * args.stride + i;
+            if (owner.lane % 4 != 0 || i >= args.T) { continue; }
+            // g of Distance is in units of log2: LN2 takes it back
+            args.dS[to] -= Kind == FlashBias::Distance ? LN2 * (g * (sign * sum)) : 2.0f * (g * sum);
+            args.dg[to] = moment;
+        }
+    }
+};
+
+template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked>
+__device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const FlashQueries* queries,
+                                               const FlashSlabs& slabs) {
+    using Dq = FlashDq<Causal, Kind, HS, Rows, Masked>;
+    Dq dq(args, queries, slabs);
+    typename Dq::Owned own;
+    typename Dq::Sums sums;
+    const FlashBlock& block = dq.owner.block();
+    const int m = dq.owner.tile();
+    // 1. the owned queries with their dout, and the first tile of keys
+    dq.find_keys();
+    dq.load_owned(own);
+    int stage = 0;
+    for (int n = dq.block_begin; n < dq.block_end; n = dq.after(n), stage ^= 1) {
+        // 2. this tile of keys has arrived, the next one may start
+        cp_async_wait<0>();
+        __syncthreads();            // this stage has arrived; the other is read no more, nor is diagonals.dlogit
+        if (dq.after(n) < dq.block_end) { dq.fetch(dq.after(n), stage ^ 1); }
+        const bf16* K_tile = dq.owner.streamed_tile(stage);
+        const bool met = flash_block_tiles(Rows) == 1 || (n >= dq.begin && n < dq.end);
+        dq.turn_sign(sums, n, met);
+        // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs
+        if (met) {
+            if (n == m || (n + 1) * FLASH_TILE > block.keys || (Masked && flash_cuts(args, block.b, m, n))) {
+                dq.template meet<true>(sums, own, K_tile, n, stage);
+            } else { dq.template meet<false>(sums, own, K_tile, n, stage); }
+        }
+        if (Kind == FlashBias::Toeplitz) { dq.add_diagonals(n, met); }
+    }
+    // 6. store
+    if (Kind == FlashBias::Toeplitz) { dq.store_diagonals(); }
+    if (Kind == FlashBias::Fire) { dq.store_fire((double*)slabs.data); }
+    dq.store_dq(sums);
+    dq.store_row_sums(sums, own);
 }
 
 template <bool Causal, FlashBias Kind, int HS, int Rows = flash_dq_rows(Kind, flash_backward_rows(HS))>

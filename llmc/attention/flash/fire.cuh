@@ -50,8 +50,9 @@ struct FlashFire {
         base = count_lanes(end <= low);
         last = count_lanes(end <= high);
     }
-    // f of each y, over the scale
-    template <int N> __device__ void apply(float (&f)[N], const float (&y)[N]) const {
+    // f of each y, over the scale: arrays, or fragments
+    template <class Values> __device__ void apply(Values& f, const Values& y) const {
+        constexpr int N = sizeof(Values) / sizeof(float);
         const FirePiece line = piece[base];
         UNROLL
         for (int e = 0; e < N; e++) { f[e] = line.value + line.slope * y[e]; }
@@ -90,15 +91,15 @@ struct FlashFireSums {
     }
     // The pairs of FlashFire::meet. All of them are counted for the first piece; then, break by break, what is above it
     // moves on.
-    template <int N>
-    __device__ void add(const FlashFire& fire, const float (&dlogit)[N], const float (&y)[N], const float (&by_c)[N],
-                        const float (&by_L)[N]) const {
+    template <class Values>
+    __device__ void add(const FlashFire& fire, const Values& dlogit, const Values& y, const Values& by_c,
+                        const Values& by_L) const {
         const int lane = threadIdx.x % 32;
         for (int k = fire.base; k <= fire.last; k++) {
             const float above = k == fire.base ? -INFINITY : fire.piece[k - 1].end;
             float sum[FIRE_SUMS] = {};
             UNROLL
-            for (int e = 0; e < N; e++) {
+            for (int e = 0; e < Values::SIZE; e++) {
                 const float d = y[e] >= above ? dlogit[e] : 0.0f;
                 sum[0] += d;
                 sum[1] += d * y[e];

@@ -27,7 +27,7 @@ constexpr int flash_forward_rows(FlashBias, int HS) { return HS == 64 ? 32 : 16;
 template <int HS, int Rows> struct FlashSoftmax {
     float largest[Rows / 8];
     float sum[Rows / 8];
-    float O[Rows / 16][HS / 8][4] = {};
+    FlashFragment<Rows, HS> O = {};
 
     __device__ FlashSoftmax() {
         UNROLL
@@ -58,8 +58,9 @@ __device__ inline void flash_rescale(FlashSoftmax<HS, Rows>& softmax, const floa
             softmax.sum[own] *= shrink;
             UNROLL
             for (int n = 0; n < HS / 8; n++) {
-                softmax.O[own / 2][n][own % 2 * 2] *= shrink;
-                softmax.O[own / 2][n][own % 2 * 2 + 1] *= shrink;
+                float* O = softmax.O.pair(own, n);
+                O[0] *= shrink;
+                O[1] *= shrink;
             }
         }
     }
@@ -68,17 +69,15 @@ __device__ inline void flash_rescale(FlashSoftmax<HS, Rows>& softmax, const floa
 
 // logits over scale (Rows,64) become P, with their sums; sum and output are rescaled where the largest logit has grown.
 template <int HS, int Rows>
-__device__ inline void flash_exponentials(float (&scores)[Rows / 16][8][4], FlashSoftmax<HS, Rows>& softmax,
+__device__ inline void flash_exponentials(FlashFragment<Rows, FLASH_TILE>& scores, FlashSoftmax<HS, Rows>& softmax,
                                           const FlashRowBias<Rows>& rows, float scale2, float slack) {
     // 1. the largest logit of each row in this tile
     float tile_largest[Rows / 8];
     UNROLL
     for (int own = 0; own < Rows / 8; own++) {
-        const float (&group)[8][4] = scores[own / 2];
-        const int at = own % 2 * 2;
-        float t = group[0][at];
+        float t = scores.pair(own, 0)[0];
         UNROLL
-        for (int n = 0; n < 8; n++) { t = fmaxf(t, fmaxf(group[n][at], group[n][at + 1])); }
+        for (int n = 0; n < 8; n++) { t = fmaxf(t, fmaxf(scores.pair(own, n)[0], scores.pair(own, n)[1])); }
         t = fmaxf(t, shuffle_xor(t, 1));                    // the four lanes of the quad have the row
         t = fmaxf(t, shuffle_xor(t, 2));
         tile_largest[own] = scale2 * (t + rows.row_bias[own]);
@@ -94,54 +93,35 @@ __device__ inline void flash_exponentials(float (&scores)[Rows / 16][8][4], Flas
         float tile_sum = 0.0f;                              // of this lane's columns; added up at the end
         UNROLL
         for (int n = 0; n < 8; n++) {
-            float& p0 = scores[own / 2][n][own % 2 * 2];
-            float& p1 = scores[own / 2][n][own % 2 * 2 + 1];
-            p0 = ex2(scale2 * p0 + shift);
-            p1 = ex2(scale2 * p1 + shift);
-            tile_sum += p0 + p1;
+            float* P = scores.pair(own, n);
+            P[0] = ex2(scale2 * P[0] + shift);
+            P[1] = ex2(scale2 * P[1] + shift);
+            tile_sum += P[0] + P[1];
         }
         softmax.sum[own] += tile_sum;
     }
 }
 
-// Stores out = O / sum and lse of the warp's rows. O goes through the warp's own rows of Q_tile, which nobody reads any
-// more, so that global memory sees 16-byte stores.
+// Stores lse of the warp's rows, and out = O / sum by way of their place in Q_tile
 template <int HS, int Rows>
 __device__ inline void flash_store_out(const FlashArgs& args, bf16* Q_tile, FlashSoftmax<HS, Rows>& softmax, int bh,
                                        int i0) {
     const int lane = threadIdx.x % 32;
     const int row0 = threadIdx.x / 32 * Rows;
     const int C = args.NH * args.HS;
-    const int b = bh / args.NH, h = bh % args.NH;
-    syncwarp();                                             // the warp has read its operands from these rows
+    float inverse[Rows / 8];
     UNROLL
     for (int own = 0; own < Rows / 8; own++) {
-        float& sum = softmax.sum[own];
-        sum += shuffle_xor(sum, 1);                         // so far each lane had its own columns' part
-        sum += shuffle_xor(sum, 2);
-        const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;      // 0: padding, or a row without a key
-        const int row = row0 + lane / 4 + 8 * own;
-        if (args.lse != nullptr && lane % 4 == 0 && i0 + row < args.T) {
-            float* lse = args.lse + (size_t)bh * args.stride + i0 + row;
-            *lse = sum > 0.0f ? softmax.largest[own] * LN2 + logf(sum) : -INFINITY;
-        }
-        UNROLL
-        for (int n = 0; n < HS / 8; n++) {                  // four bytes of each piece are this lane's
-            uint32_t* piece = (uint32_t*)flash_at<HS>(Q_tile, row, n);
-            const float* O = softmax.O[own / 2][n] + own % 2 * 2;
-            piece[lane % 4] = pack_bf16(O[0] * inverse, O[1] * inverse);
+        const float sum = quad_sum(softmax.sum[own]);       // so far each lane had its own columns' part
+        inverse[own] = sum > 0.0f ? 1.0f / sum : 0.0f;      // 0: padding, or a row without a key
+        const int i = i0 + row0 + lane / 4 + 8 * own;
+        if (args.lse != nullptr && lane % 4 == 0 && i < args.T) {
+            const float lse = softmax.largest[own] * LN2 + logf(sum);
+            args.lse[(size_t)bh * args.stride + i] = sum > 0.0f ? lse : -INFINITY;
         }
     }
-    syncwarp();                                             // the rows are complete: the other lanes read them
-    UNROLL
-    for (int e = lane; e < Rows * HS / 8; e += 32) {        // neighbouring lanes, neighbouring pieces
-        const int row = row0 + e / (HS / 8);
-        const int piece = e % (HS / 8);
-        if (i0 + row < args.T && piece * 8 < args.HS) {
-            bf16* to = args.out + ((size_t)b * args.T + i0 + row) * C + h * args.HS + piece * 8;
-            *(uint4*)to = *(const uint4*)flash_at<HS>(Q_tile, row, piece);
-        }
-    }
+    bf16* out = args.out + ((size_t)(bh / args.NH) * args.T + i0) * C + bh % args.NH * args.HS;
+    softmax.O.store(out, C, args.T - i0, args.HS, Q_tile, inverse);
 }
 
 // Q_tile, two stages of K_tile and V_tile; two stages of the bias, S of the queries; FIRE's f
@@ -159,7 +139,6 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked>
 __device__ __forceinline__ void flash_forward_block(const FlashArgs& args) {
     constexpr int TILE = FLASH_TILE;
     constexpr int OWNED = flash_block_rows(Rows);
-    constexpr int GROUPS = Rows / 16;                       // of 16 rows: the height of an mma
     bf16* Q_tile = (bf16*)dynamic_shared();                 // (OWNED,HS)
     bf16* KV = Q_tile + OWNED * HS;                         // two stages of K_tile (TILE,HS), V_tile (TILE,HS)
     float* tile_biases = (float*)(KV + 4 * TILE * HS);      // two stages of flash_tile_bias_floats
@@ -197,7 +176,7 @@ __device__ __forceinline__ void flash_forward_block(const FlashArgs& args) {
         fetch(walk.tile(0), 0);
     }
     rows.S = tile_biases + 2 * flash_tile_bias_floats(Rows) + row;
-    FlashFire fire;
+    FlashFire fire = {};
     if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)(rows.S - row + OWNED), args, bh % args.NH); }
     UNROLL
     for (int own = 0; own < Rows / 8; own++) {
@@ -221,23 +200,10 @@ __device__ __forceinline__ void flash_forward_block(const FlashArgs& args) {
         if (it + 1 < walk.count) { fetch(walk.tile(it + 1), 1 - stage); }
         if (!walk.is_own(n)) { continue; }  // only the other half of the block meets this tile
         // 3. scores = Q K^T
-        float scores[GROUPS][8][4] = {};
-        UNROLL
-        for (int k = 0; k < HS / 16; k++) {
-            queries.use(Q_tile, row0, k);
-            UNROLL
-            for (int c = 0; c < 4; c++) {                   // 16 keys: two mma per group
-                uint32_t K_fragment[4];
-                flash_load_b<HS>(K_fragment, K_tile, 16 * c, k);
-                UNROLL
-                for (int group = 0; group < GROUPS; group++) {
-                    mma_m16n8k16(scores[group][2 * c], queries(group, k), K_fragment[0], K_fragment[1]);
-                    mma_m16n8k16(scores[group][2 * c + 1], queries(group, k), K_fragment[2], K_fragment[3]);
-                }
-            }
-        }
+        FlashFragment<Rows, TILE> scores;
+        scores.multiply_transposed(queries, Q_tile, row0, K_tile, 0);
         // 4. the bias and the masks; then P, with the sums and the output rescaled
-        const float* inv = args.inv + j0;
+        const float* inv = Kind == FlashBias::Fire ? args.inv + j0 : nullptr;
         bool edge = n == m || keys - j0 < TILE;             // on the diagonal, or keys end inside the tile
         if (Masked) { edge = edge || flash_cuts(args, b, m, n); }
         if (Kind == FlashBias::Fire) { fire.meet(args, i0 + row0, Rows, j0, TILE); }
@@ -250,30 +216,9 @@ __device__ __forceinline__ void flash_forward_block(const FlashArgs& args) {
         }
         const bool first = Causal || flash_block_tiles(Rows) == 1;      // the warp meets its own tile first
         flash_exponentials<HS, Rows>(scores, softmax, rows, scale2, first || n != m ? 8.0f : 0.0f);
-        // 5. O += P V: the results of two neighbouring mma, rounded to bf16, are the left operand of the next
+        // 5. O += P V
         UNROLL
-        for (int k = 0; k < TILE / 16; k++) {
-            uint32_t P[GROUPS][4];
-            UNROLL
-            for (int group = 0; group < GROUPS; group++) {
-                const float (&left)[4] = scores[group][2 * k];
-                const float (&right)[4] = scores[group][2 * k + 1];
-                P[group][0] = pack_bf16(left[0], left[1]);
-                P[group][1] = pack_bf16(left[2], left[3]);
-                P[group][2] = pack_bf16(right[0], right[1]);
-                P[group][3] = pack_bf16(right[2], right[3]);
-            }
-            UNROLL
-            for (int c = 0; c < HS / 16; c++) {             // 16 columns of the head: two mma per group
-                uint32_t V_fragment[4];
-                flash_load_b_trans<HS>(V_fragment, V_tile, 16 * k, c);
-                UNROLL
-                for (int group = 0; group < GROUPS; group++) {
-                    mma_m16n8k16(softmax.O[group][2 * c], P[group], V_fragment[0], V_fragment[1]);
-                    mma_m16n8k16(softmax.O[group][2 * c + 1], P[group], V_fragment[2], V_fragment[3]);
-                }
-            }
-        }
+        for (int k = 0; k < TILE / 16; k++) { softmax.O.add_product(scores, 2 * k, V_tile, 16 * k); }
     }
     // 6. out and lse; padding is stored like a row that has seen no key
     UNROLL

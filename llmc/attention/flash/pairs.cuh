@@ -1,13 +1,13 @@
 // attention/flash/pairs.cuh -- the parts of both kernels of backward.cuh: a query as its logits need it, two logits
-// with their gradients, the products of owned rows and streamed tiles; and the kernel that gathers the queries before
-// them.
+// with their gradients, a block's rows and its shared memory; and the kernel that gathers the queries before them.
 //
 // "Owned" is the tile of 64 rows that a block keeps, "streamed" are the tiles that pass by it. In one kernel the keys
 // are owned and the queries streamed, in the other the queries are owned.
 #ifndef LLMC_ATTENTION_FLASH_PAIRS_CUH
 #define LLMC_ATTENTION_FLASH_PAIRS_CUH
 
-#include "forward.cuh"
+#include "reach.cuh"
+#include "skip.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
 // queries, and where their S is counted from
@@ -16,8 +16,8 @@
 struct alignas(16) FlashQuery {
     float lse2;         // log2(e) lse
     float row_dot;
-    float g;            // log2(e) g: Linear, Distance.  g: LogDistance.  1 / norm of the position: Fire
-    float S;            // counted from what its FlashQueries say.  Linear: the position.  Fire: its norm's derivative
+    float weight;       // of its distances. Linear: log2(e) slope.  Distance: log2(e) g.  LogDistance: g.  Fire: 1/norm
+    float place;        // S, counted from what its FlashQueries say. Linear: the position.  Fire: the norm's derivative
 };
 
 // The queries of a tile, and from what their S is counted: the chunk's origin, the tile's first row or its last,
@@ -49,7 +49,7 @@ template <int Rows> struct FlashOwnS {
     __device__ static int row() { return (int)threadIdx.x - (FLASH_THREADS - flash_block_rows(Rows)); }     // or < 0
     // once per block: own is the FROM_CHUNK of the tile of row()
     __device__ void set(const FlashQueries* own) {
-        if (row() >= 0) { exact[row()] = own->from + own->row[row() % FLASH_TILE].S; }
+        if (row() >= 0) { exact[row()] = own->from + own->row[row() % FLASH_TILE].place; }
     }
     // once per streamed tile, when it is fetched; read after the barrier that says it has arrived
     __device__ void shift(const FlashQueries* streamed, int stage) {
@@ -74,172 +74,67 @@ template <FlashBias Kind> struct FlashPair {
     float bend[2];      // LogDistance: a / (1 + a^2) of a = h (S_i - S_j), and -dB/dg
     float by_g[2];
 
-    // scores: q.k.  query0, query1: the queries of the two.  bias0, bias1: S_j of their keys, counted from what the
-    // query's S is, or the two entries of the table; Fire's B is in the scores.  inside: LogDistance has h = g and
-    // w = 1, else h = 1 and w = g, in B = -w log(1 + (h D)^2)
-    __device__ FlashPair(const float* scores, const float* dP, const FlashQuery& query0, const FlashQuery& query1,
-                         float bias0, float bias1, float scale2, bool masked0, bool masked1, bool inside) {
-        constexpr bool has_distance = flash_has_S(Kind);
-        float x[2] = {scale2 * scores[0] - query0.lse2, scale2 * scores[1] - query1.lse2};      // log2 P
-        if (has_distance) {
-            distance[0] = query0.S - bias0;
-            distance[1] = query1.S - bias1;
-        }
-        if (Kind == FlashBias::Linear || Kind == FlashBias::Distance) {
-            x[0] -= query0.g * fabsf(distance[0]);
-            x[1] -= query1.g * fabsf(distance[1]);
-        }
-        if (Kind == FlashBias::Toeplitz) {
-            x[0] += LOG2E * bias0;
-            x[1] += LOG2E * bias1;
+    // scores: q.k; Fire's B is in them.  key: the keys' places, counted from what their queries' are; Toeplitz: entries
+    // of the table.  inside: LogDistance has h = g and w = 1, else h = 1 and w = g, in B = -w log(1 + (h D)^2)
+    __device__ FlashPair(const float* scores, const float* dP, const FlashQuery (&query)[2], const float (&key)[2],
+                         float scale2, const bool (&hidden)[2], bool inside) {
+        float x[2];                                         // log2 P
+        UNROLL
+        for (int k = 0; k < 2; k++) {
+            x[k] = scale2 * scores[k] - query[k].lse2;
+            if (flash_has_S(Kind)) { distance[k] = query[k].place - key[k]; }
+            if (Kind == FlashBias::Linear || Kind == FlashBias::Distance) {
+                x[k] -= query[k].weight * fabsf(distance[k]);
+            }
+            if (Kind == FlashBias::Toeplitz) { x[k] += LOG2E * key[k]; }
         }
         if (Kind == FlashBias::LogDistance) {               // one reciprocal for two; 1e9: their product stays finite
-            const float a0 = fmaxf(-1e9f, fminf(1e9f, (inside ? query0.g : 1.0f) * distance[0]));
-            const float a1 = fmaxf(-1e9f, fminf(1e9f, (inside ? query1.g : 1.0f) * distance[1]));
-            const float u0 = 1.0f + a0 * a0;
-            const float u1 = 1.0f + a1 * a1;
-            const float log0 = lg2(u0);
-            const float log1 = lg2(u1);
-            const float both = rcp(u0 * u1);
-            bend[0] = a0 * (both * u1);
-            bend[1] = a1 * (both * u0);
-            by_g[0] = inside ? 2.0f * bend[0] * distance[0] : LN2 * log0;
-            by_g[1] = inside ? 2.0f * bend[1] * distance[1] : LN2 * log1;
-            x[0] -= (inside ? 1.0f : query0.g) * log0;
-            x[1] -= (inside ? 1.0f : query1.g) * log1;
+            float a[2], u[2], log[2];
+            UNROLL
+            for (int k = 0; k < 2; k++) {
+                a[k] = fmaxf(-1e9f, fminf(1e9f, (inside ? query[k].weight : 1.0f) * distance[k]));
+                u[k] = 1.0f + a[k] * a[k];
+                log[k] = lg2(u[k]);
+            }
+            const float both = rcp(u[0] * u[1]);
+            UNROLL
+            for (int k = 0; k < 2; k++) {
+                bend[k] = a[k] * (both * u[1 - k]);
+                by_g[k] = inside ? 2.0f * bend[k] * distance[k] : LN2 * log[k];
+                x[k] -= (inside ? 1.0f : query[k].weight) * log[k];
+            }
         }
-        P[0] = masked0 ? 0.0f : ex2(x[0]);
-        P[1] = masked1 ? 0.0f : ex2(x[1]);
-        dlogit[0] = P[0] * (dP[0] - query0.row_dot);
-        dlogit[1] = P[1] * (dP[1] - query1.row_dot);
+        UNROLL
+        for (int k = 0; k < 2; k++) { P[k] = hidden[k] ? 0.0f : ex2(x[k]); }
+        UNROLL
+        for (int k = 0; k < 2; k++) { dlogit[k] = P[k] * (dP[k] - query[k].row_dot); }
     }
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// products of owned rows and streamed tiles
+// Fire
 
-// How many fragments of K and V fit into the dkdv kernel's registers beside dK and dV
-__host__ __device__ constexpr int flash_keys_kept(FlashBias Kind, int HS, int Rows) {
-    if (HS != 64) { return 0; }
-    if (Rows == 32 && Kind == FlashBias::Fire) { return 3; }
-    return Rows == 16 || Kind != FlashBias::LogDistance ? 4 : 2;
-}
-__host__ __device__ constexpr int flash_values_kept(FlashBias Kind, int HS, int Rows) {
-    if (HS != 64 || Kind == FlashBias::LogDistance) { return 0; }
-    if (Rows == 16) { return 4; }
-    if (Kind == FlashBias::None) { return 3; }
-    return Kind == FlashBias::Linear ? 1 : 0;
-}
-
-// sum (Rows, 8N) = the warp's owned rows, from row0 on, times the rows from `row` on of a tile, transposed (HS, 8N)
-template <int HS, int Rows, int Kept, int N>
-__device__ inline void flash_scores(float (&sum)[Rows / 16][N][4], FlashOwned<HS, Rows, Kept>& owned,
-                                    const bf16* owned_tile, int row0, const bf16* tile, int row) {
+// y of the pairs of FlashFire::meet; rows and columns begin at these positions. row_inv: of the lane's rows
+template <int Rows, int Columns>
+__device__ inline void flash_fire_y(FlashFragment<Rows, Columns>& y, const FlashArgs& args,
+                                    const float (&row_inv)[Rows / 8], const FlashQuery* streamed, int row, int column) {
+    const int group = threadIdx.x % 32 / 4;
     UNROLL
-    for (int e = 0; e < Rows / 16 * N; e++) {
-        float (&x)[4] = sum[e / N][e % N];
-        x[0] = x[1] = x[2] = x[3] = 0.0f;
-    }
-    UNROLL
-    for (int k = 0; k < HS / 16; k++) {
-        owned.use(owned_tile, row0, k);
-        UNROLL
-        for (int n = 0; n < N; n += 2) {                    // 16 rows of the tile: two mma per group
-            uint32_t b[4];
-            flash_load_b<HS>(b, tile, row + n * 8, k);
-            UNROLL
-            for (int group = 0; group < Rows / 16; group++) {
-                mma_m16n8k16(sum[group][n], owned(group, k), b[0], b[1]);
-                mma_m16n8k16(sum[group][n + 1], owned(group, k), b[2], b[3]);
-            }
-        }
-    }
-}
-
-// sum (Rows, HS) += weights (Rows, 16), two neighbouring results of flash_scores from n on, times 16 rows of a tile
-template <int HS, int Rows, int N>
-__device__ inline void flash_accumulate(float (&sum)[Rows / 16][HS / 8][4], const float (&weights)[Rows / 16][N][4],
-                                        int n, const bf16* tile, int row) {
-    // the results that a lane holds are those that it gives as left operand: docs/attention.md, "Tiles and fragments"
-    uint32_t a[Rows / 16][4];
-    UNROLL
-    for (int group = 0; group < Rows / 16; group++) {
-        const float (&left)[4] = weights[group][n];
-        const float (&right)[4] = weights[group][n + 1];
-        a[group][0] = pack_bf16(left[0], left[1]);
-        a[group][1] = pack_bf16(left[2], left[3]);
-        a[group][2] = pack_bf16(right[0], right[1]);
-        a[group][3] = pack_bf16(right[2], right[3]);
-    }
-    UNROLL
-    for (int c = 0; c < HS / 16; c++) {                     // 16 columns of the head: two mma per group
-        uint32_t b[4];
-        flash_load_b_trans<HS>(b, tile, row, c);
-        UNROLL
-        for (int group = 0; group < Rows / 16; group++) {
-            mma_m16n8k16(sum[group][2 * c], a[group], b[0], b[1]);
-            mma_m16n8k16(sum[group][2 * c + 1], a[group], b[2], b[3]);
-        }
-    }
-}
-
-// Fire: y of the pairs of FlashFire::meet, in the order of flash_scores. Rows and columns begin at these positions
-template <int Rows, int N>
-__device__ inline void flash_fire_y(float (&y)[Rows * N / 4], const FlashArgs& args, const float (&row_inv)[Rows / 8],
-                                    const FlashQuery* streamed, int row, int column) {
-    const int lane = threadIdx.x % 32;
-    UNROLL
-    for (int e = 0; e < Rows * N / 4; e++) {
-        const int own = e / (4 * N) * 2 + e % 4 / 2;
-        const int c = e / 4 % N * 8 + lane % 4 * 2 + e % 2;
+    for (int e = 0; e < y.SIZE; e++) {
+        const int own = y.own(e);
+        const int c = y.column(e);
         // 1 / norm of the later position is the smaller one
-        const float inv = fminf(row_inv[own], streamed[c].g);
-        y[e] = FlashFire::psi(args, row + lane / 4 + 8 * own, column + c) * inv;
+        const float inv = fminf(row_inv[own], streamed[c].weight);
+        y[e] = FlashFire::psi(args, row + group + 8 * own, column + c) * inv;
     }
 }
-template <int Rows, int N>
-__device__ inline void flash_fire_add(float (&scores)[Rows / 16][N][4], const float (&y)[Rows * N / 4],
+template <int Rows, int Columns>
+__device__ inline void flash_fire_add(FlashFragment<Rows, Columns>& scores, const FlashFragment<Rows, Columns>& y,
                                       const FlashFire& fire) {
-    float f[Rows * N / 4];
+    FlashFragment<Rows, Columns> f;
     fire.apply(f, y);
     UNROLL
-    for (int e = 0; e < Rows * N / 4; e++) { scores[e / (4 * N)][e / 4 % N][e % 4] += f[e]; }
-}
-
-struct alignas(16) FlashPiece {
-    uint32_t x[4];                                          // 8 bf16
-};
-
-// to (the block's rows, columns) = factor * sum, by way of this warp's own rows of a tile that nobody else reads any
-// more
-template <int HS, int Rows>
-__device__ inline void flash_store(bf16* to, int stride, int columns, int rows, bf16* tile,
-                                   const float (&sum)[Rows / 16][HS / 8][4], float factor) {
-    const int lane = threadIdx.x % 32;
-    const int row0 = threadIdx.x / 32 * Rows;
-    syncwarp();                                             // the warp has read its operands from these rows
-    UNROLL
-    for (int own = 0; own < Rows / 8; own++) {
-        UNROLL
-        for (int n = 0; n < HS / 8; n++) {
-            const float* x = sum[own / 2][n] + own % 2 * 2;
-            bf16* piece = flash_at<HS>(tile, row0 + lane / 4 + 8 * own, n) + lane % 4 * 2;
-            *(uint32_t*)piece = pack_bf16(factor * x[0], factor * x[1]);
-        }
-    }
-    syncwarp();                                             // the rows are complete
-    for (int e = lane; e < Rows * HS / 8; e += 32) {
-        const int row = row0 + e / (HS / 8);
-        const int piece = e % (HS / 8);
-        if (row >= rows || piece * 8 >= columns) { continue; }
-        *(FlashPiece*)(to + (size_t)row * stride + piece * 8) = *(const FlashPiece*)flash_at<HS>(tile, row, piece);
-    }
-}
-
-// the sum over the four lanes that share a row
-__device__ inline float quad_sum(float x) {
-    x += shuffle_xor(x, 1);
-    return x + shuffle_xor(x, 2);
+    for (int e = 0; e < y.SIZE; e++) { scores[e] += f[e]; }
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -263,6 +158,19 @@ constexpr size_t flash_backward_shared(int HS, int Rows) {
 constexpr int FLASH_STRIP = 16;
 // on one SM: 168, 255 registers per thread
 constexpr int flash_backward_blocks(int HS, int Rows) { return HS == 64 && Rows == 16 ? 3 : 2; }
+
+// How many fragments of K and V fit into the dkdv kernel's registers beside dK and dV
+__host__ __device__ constexpr int flash_keys_kept(FlashBias Kind, int HS, int Rows) {
+    if (HS != 64) { return 0; }
+    if (Rows == 32 && Kind == FlashBias::Fire) { return 3; }
+    return Rows == 16 || Kind != FlashBias::LogDistance ? 4 : 2;
+}
+__host__ __device__ constexpr int flash_values_kept(FlashBias Kind, int HS, int Rows) {
+    if (HS != 64 || Kind == FlashBias::LogDistance) { return 0; }
+    if (Rows == 16) { return 4; }
+    if (Kind == FlashBias::None) { return 3; }
+    return Kind == FlashBias::Linear ? 1 : 0;
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // What both kernels must agree on: which sequence and head a block works on, where its rows are, which tiles meet
@@ -313,6 +221,83 @@ struct FlashBlock : FlashPlace {
     }
 };
 
+// A block's rows, its shared memory, and the copies into it
+enum FlashInput { FLASH_Q, FLASH_K, FLASH_V, FLASH_DOUT };
+template <FlashBias Kind, int HS, int Rows> struct FlashOwner {
+    static constexpr int OWNED = flash_block_rows(Rows);
+    static constexpr int VIEWS = flash_views<Kind>(Rows);
+    static constexpr int TILE_SIZE = FLASH_TILE * HS;
+    const int lane = threadIdx.x % 32;
+    const int row0 = threadIdx.x / 32 * Rows;               // the warp's first row in the block
+    const FlashArgs& args;
+    const FlashQueries* queries;
+    const FlashBlock placed;
+    bf16* own;                                              // two tiles (OWNED,HS)
+    bf16* streamed;                                         // two stages of two tiles (64,HS)
+    FlashQuery* values;                                     // of the streamed rows: two stages of (VIEWS,64)
+    FlashOwnS<Rows>* own_S;
+    // with 32 rows per warp, because registers are scarce: the block's place, and FLASH_THREADS more values
+    FlashBlock* shared_block;
+    void* shared_rest;
+
+    // one of `turns` blocks of a head
+    __device__ FlashOwner(const FlashArgs& args, const FlashQueries* queries, int turns, bool last_first, int from)
+        : args(args), queries(queries), placed(args, turns, OWNED, last_first, from) {
+        own = (bf16*)dynamic_shared();
+        streamed = own + 2 * OWNED * HS;
+        values = (FlashQuery*)(streamed + 4 * TILE_SIZE);
+        own_S = (FlashOwnS<Rows>*)(values + 2 * OWNED);
+        shared_block = (FlashBlock*)(own_S + 1);
+        shared_rest = (char*)shared_block + FLASH_BLOCK_BYTES;
+        if (Rows == 32 && threadIdx.x == 0) { *shared_block = placed; }
+        if (Rows == 32) { __syncthreads(); }
+    }
+    __device__ bf16* own_tile(int which) const { return own + which * OWNED * HS; }
+    __device__ bf16* streamed_tile(int stage) const { return streamed + stage * 2 * TILE_SIZE; }
+    __device__ const FlashBlock& block() const { return Rows == 32 ? *shared_block : placed; }
+    __device__ int first() const { return block().first; }                  // of the block's rows,
+    __device__ int first_tile() const { return block().first / FLASH_TILE; }        // in this tile
+    __device__ int tile() const { return (block().first + row0) / FLASH_TILE; }     // the warp's
+    __device__ int row(int own) const { return row0 + lane / 4 + 8 * own; }         // the lane's
+    // whether query i does not see key j. Masked: its document begins at `begin`
+    template <bool Causal, bool Masked> __device__ bool hides(int i, int j, int begin) const {
+        return j >= block().keys || (Causal && j > i) || (Masked && args.mask.hides(i, j, begin));
+    }
+    // the values of a streamed tile as this warp's rows meet them
+    __device__ const FlashQuery* met_values(int stage) const {
+        return values + (stage * VIEWS + flash_view<VIEWS>(row0)) * FLASH_TILE;
+    }
+    // where they come from, for this thread to fetch
+    __device__ const FlashQueries* met(int tile) const {
+        const FlashFrom from = flash_from<Kind>(tile, first_tile() + flash_view<VIEWS>(threadIdx.x));
+        return block().template queries<Kind>(queries, tile, from);
+    }
+
+    // Starts the copy of rows from t on
+    template <FlashInput Input, int Count> __device__ void load(bf16* to, int t) const {
+        const bf16* from = Input == FLASH_DOUT ? block().dout(args, t) : block().qkv(args, t, Input);
+        const int stride = Input == FLASH_DOUT ? args.NH * block().columns : args.OC;
+        flash_load_tile<HS, Count>(to, from, stride, block().columns, args.T - t);
+    }
+    template <FlashInput First, FlashInput Second> __device__ void load_owned() const {
+        load<First, OWNED>(own_tile(0), first());
+        load<Second, OWNED>(own_tile(1), first());
+        if (flash_is_cable(Kind)) { own_S->set(block().template own_queries<Kind, VIEWS>(queries, first_tile())); }
+    }
+    // A streamed tile; computes addresses again, because registers are scarce
+    template <FlashInput First, FlashInput Second> __device__ void fetch(int tile, int stage) const {
+        constexpr bool has_values = First == FLASH_Q || (Kind != FlashBias::None && Kind != FlashBias::Toeplitz);
+        load<First, FLASH_TILE>(streamed_tile(stage), tile * FLASH_TILE);
+        load<Second, FLASH_TILE>(streamed_tile(stage) + TILE_SIZE, tile * FLASH_TILE);
+        const FlashQueries* from = met(tile);
+        if (has_values && threadIdx.x < VIEWS * FLASH_TILE) {
+            cp_async_16(values + stage * VIEWS * FLASH_TILE + threadIdx.x, from->row + threadIdx.x % FLASH_TILE, true);
+        }
+        if (flash_is_cable(Kind)) { own_S->shift(from, stage); }
+        cp_async_commit();
+    }
+};
+
 // ----------------------------------------------------------------------------------------------------------
 // gathers row_dot and the other values of a query for the two kernels: (B*NH,tiles,flash_variants), padded after T
 
@@ -352,16 +337,16 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
             query.row_dot = row_dot;
         }
         if (Kind == FlashBias::Linear) {
-            query.g = LOG2E * args.slopes[h];
-            query.S = (float)t;
+            query.weight = LOG2E * args.slopes[h];
+            query.place = (float)t;
         }
         if (Kind == FlashBias::Fire) {
-            query.g = args.inv[t];
-            query.S = args.dnorm[t];
+            query.weight = args.inv[t];
+            query.place = args.dnorm[t];
         }
         if (flash_is_cable(Kind)) {
-            query.g = Kind == FlashBias::Distance ? LOG2E * args.g[at] : args.g[at];
-            query.S = args.S_offset[at];
+            query.weight = Kind == FlashBias::Distance ? LOG2E * args.g[at] : args.g[at];
+            query.place = args.S_offset[at];
         }
     }
     FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(Kind);
@@ -369,12 +354,12 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
     if (flash_variants(Kind) == 1) { return; }
     // 3. the same, counted from the tile's first row and from its last
     const float* S = args.S_offset + bh * args.stride;
-    const float raw = query.S;
+    const float raw = query.place;
     const int first = (int)t / FLASH_TILE * FLASH_TILE;
     const int last = imin(first + FLASH_TILE, args.T) - 1;
-    query.S = raw - S[first];
+    query.place = raw - S[first];
     tile[FROM_FIRST].row[t % FLASH_TILE] = query;
-    query.S = raw - S[last];
+    query.place = raw - S[last];
     tile[FROM_LAST].row[t % FLASH_TILE] = query;
     if (t % FLASH_TILE == 0) {                              // one thread per tile says from what
         const double origin = args.S_origin[bh * ceil_div(args.stride, CABLE_CHUNK) + t / CABLE_CHUNK];

@@ -37,6 +37,9 @@ __device__ inline int flash_begin(const FlashArgs& args, int b, int i) {
 // tiles in shared memory: rows of HS bf16, in pieces of 16 bytes; piece p of row r lies at p ^ (r & 7), so that the
 // eight rows of one ldmatrix, all in one column of pieces, fall into different banks
 
+struct alignas(16) FlashPiece {
+    uint32_t x[4];                                          // 8 bf16
+};
 // element 8 * piece of a row
 template <int HS> __device__ inline bf16* flash_at(bf16* tile, int row, int piece) {
     return tile + row * HS + ((piece ^ (row & 7)) << 3);
@@ -91,7 +94,7 @@ template <int LD> __device__ inline void flash_load_b_trans(uint32_t (&r)[4], co
 }
 
 // The fragments of a warp's rows as left operand, 16 columns each: the first `Kept` stay in registers, the rest are
-// read from shared memory each time.
+// read from shared memory each time. row0: the warp's first row in the tile
 template <int HS, int Rows, int Kept> struct FlashOwned {
     static constexpr int ALL = HS / 16;
     uint32_t fragment[Rows / 16][Kept < ALL ? Kept + 1 : ALL][4];
@@ -113,6 +116,102 @@ template <int HS, int Rows, int Kept> struct FlashOwned {
         }
     }
 };
+
+// The results of mma, float32: (Rows, Columns) of a warp. A lane's part has its rows group + 8 own and of every 8
+// columns its two
+template <int Rows, int Columns> struct FlashFragment {
+    static constexpr int GROUPS = Rows / 16;                // of 16 rows: the height of an mma
+    static constexpr int N = Columns / 8;
+    float x[GROUPS][N][4];
+
+    // the lane's two neighbours in row `own` and the n-th 8 columns
+    __device__ float* pair(int own, int n) { return x[own / 2][n] + own % 2 * 2; }
+    // all of the lane's part, with the row `own` and the column of each
+    static constexpr int SIZE = GROUPS * N * 4;
+    __device__ float& operator[](int e) { return x[e / (4 * N)][e / 4 % N][e % 4]; }
+    __device__ float operator[](int e) const { return x[e / (4 * N)][e / 4 % N][e % 4]; }
+    __device__ static int own(int e) { return e / (4 * N) * 2 + e % 4 / 2; }
+    __device__ static int column(int e) { return e / 4 % N * 8 + (int)threadIdx.x % 4 * 2 + e % 2; }
+
+    __device__ void clear() {
+        UNROLL
+        for (int e = 0; e < SIZE; e++) { (*this)[e] = 0.0f; }
+    }
+    // = the owned rows times the rows from `row` on of a tile, transposed
+    template <int HS, int Kept>
+    __device__ void multiply_transposed(FlashOwned<HS, Rows, Kept>& owned, const bf16* own_tile, int row0,
+                                        const bf16* tile, int row) {
+        clear();
+        UNROLL
+        for (int k = 0; k < HS / 16; k++) {
+            owned.use(own_tile, row0, k);
+            UNROLL
+            for (int n = 0; n < N; n += 2) {                // 16 rows of the tile: two mma per group
+                uint32_t b[4];
+                flash_load_b<HS>(b, tile, row + n * 8, k);
+                UNROLL
+                for (int group = 0; group < GROUPS; group++) {
+                    mma_m16n8k16(x[group][n], owned(group, k), b[0], b[1]);
+                    mma_m16n8k16(x[group][n + 1], owned(group, k), b[2], b[3]);
+                }
+            }
+        }
+    }
+    // += 16 columns of `weights`, from 8 n on, rounded to bf16, times the 16 rows from `row` on of a tile. What a lane
+    // holds of a result is what it gives as left operand: docs/attention.md, "Tiles and fragments"
+    template <int Inner>
+    __device__ void add_product(const FlashFragment<Rows, Inner>& weights, int n, const bf16* tile, int row) {
+        uint32_t a[GROUPS][4];
+        UNROLL
+        for (int group = 0; group < GROUPS; group++) {
+            const float (&left)[4] = weights.x[group][n];
+            const float (&right)[4] = weights.x[group][n + 1];
+            a[group][0] = pack_bf16(left[0], left[1]);
+            a[group][1] = pack_bf16(left[2], left[3]);
+            a[group][2] = pack_bf16(right[0], right[1]);
+            a[group][3] = pack_bf16(right[2], right[3]);
+        }
+        UNROLL
+        for (int c = 0; c < N / 2; c++) {                   // 16 columns: two mma per group
+            uint32_t b[4];
+            flash_load_b_trans<Columns>(b, tile, row, c);
+            UNROLL
+            for (int group = 0; group < GROUPS; group++) {
+                mma_m16n8k16(x[group][2 * c], a[group], b[0], b[1]);
+                mma_m16n8k16(x[group][2 * c + 1], a[group], b[2], b[3]);
+            }
+        }
+    }
+    // to (rows, columns) = the block's rows, each times its factor, by way of the warp's own rows of a tile that nobody
+    // else reads any more: global memory sees stores of 16 bytes
+    __device__ void store(bf16* to, int stride, int rows, int columns, bf16* tile, const float (&factor)[Rows / 8]) {
+        const int lane = threadIdx.x % 32;
+        const int row0 = threadIdx.x / 32 * Rows;
+        syncwarp();                                         // the warp has read its operands from these rows
+        UNROLL
+        for (int own = 0; own < Rows / 8; own++) {
+            UNROLL
+            for (int n = 0; n < N; n++) {
+                const float* sum = pair(own, n);
+                bf16* piece = flash_at<Columns>(tile, row0 + lane / 4 + 8 * own, n) + lane % 4 * 2;
+                *(uint32_t*)piece = pack_bf16(factor[own] * sum[0], factor[own] * sum[1]);
+            }
+        }
+        syncwarp();                                         // the rows are complete
+        for (int e = lane; e < Rows * N; e += 32) {         // neighbouring lanes, neighbouring pieces
+            const int row = row0 + e / N;
+            const int piece = e % N;
+            const FlashPiece* from = (const FlashPiece*)flash_at<Columns>(tile, row, piece);
+            if (row < rows && piece * 8 < columns) { *(FlashPiece*)(to + (size_t)row * stride + piece * 8) = *from; }
+        }
+    }
+};
+
+// the sum over the four lanes that share a row
+__device__ inline float quad_sum(float x) {
+    x += shuffle_xor(x, 1);
+    return x + shuffle_xor(x, 2);
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // What a tile of keys brings for the bias, in shared memory:
