@@ -2,7 +2,7 @@
 """hashes.py -- the same weights, bit for bit, from every compiler, processor, number of threads and of ranks.
 
     dev/hashes.py                  every encoding, both trainers, all builds that this machine can make and run
-    dev/hashes.py --quick          six builds of train_gpt2 with none and cable, in two minutes
+    dev/hashes.py --quick          six builds of train_gpt2 with none and cable, in three minutes
     dev/hashes.py --build gcc-v3 --build emulated --pos rope --pos alibi        only these
     dev/hashes.py --update         writes dev/results/hashes.tsv, if all builds agree
     dev/hashes.py --of DIRECTORY   prints the SHA-256 of a checkpoint's weights

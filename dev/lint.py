@@ -52,7 +52,7 @@ CONSOLE = ("scripts/", "data/", "dev/hf/export.py", "dev/hf/import_authors.py")
 
 MAX_COLUMNS = 120
 MAX_LINES_HEADER, MAX_LINES_TRAINER, MAX_LINES_ONE_FILE = 400, 600, 700
-MAX_LINES_FUNCTION, MAX_LINES_NUMBERED = 60, 111         # numbered: a function whose steps are
+MAX_LINES_FUNCTION, MAX_LINES_NUMBERED = 60, 100         # numbered: a function whose steps are
 MAX_LINES = {"README.md": 160}
 CPP = (".cu", ".cuh", ".h", ".c", ".cpp")
 SOURCES = CPP + (".py", ".sh", "Makefile", ".ci/run")

@@ -240,11 +240,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
     lse += (size_t)bh * dims.T;
 
     // 1. row_dot
-    for (int i = threadIdx.x; i < T; i += blockDim.x) {
-        const floatX* o_i = o.row(i);
-        const floatX* d_i = d_o.row(i);
-        row_dot[i] = sums_over<1>(0, HS, 1, [&](float* s, int d) { s[0] += (float)o_i[d] * (float)d_i[d]; }).x[0];
-    }
+    for (int i = threadIdx.x; i < T; i += blockDim.x) { row_dot[i] = dot(o.row(i), d_o.row(i), HS); }
     for (size_t e = threadIdx.x; e < (size_t)T * width; e += blockDim.x) { dq[e] = 0.0f; }
     for (int j0 = 0; j0 < T; j0 += TILE) {
         const int nj = imin(TILE, T - j0);

@@ -153,6 +153,28 @@ inline size_t attention_decode_shared(int HS) {
     return sizeof(float) * (parts * DECODE_PIECE + parts * DECODE_LD + workers * DECODE_PIECE);
 }
 
+// scores (parts,DECODE_LD) = query k^T, one piece of one of the nj keys per thread at a time. v: the keys' values, to
+// prefetch them
+__device__ __forceinline__ void decode_scores(float* scores, const float* query, const floatX* k, const floatX* v,
+                                              int nj, int HS, int OC) {
+    const int parts = ceil_div(HS, DECODE_PIECE);
+    int part = threadIdx.x % parts;
+    for (int c = threadIdx.x / parts; c < nj;) {
+        const int d = part * DECODE_PIECE;
+        const int ahead = imin(c + DECODE_AHEAD, nj - 1);
+        prefetch_piece(k + (size_t)ahead * OC + d);
+        prefetch_piece(v + (size_t)c * OC + d);
+        const DecodePiece key = load_piece(k + (size_t)c * OC + d, HS - d);
+        scores[part * DECODE_LD + c] = piece_dot(load_piece(query + d, DECODE_PIECE), key);
+        c += blockDim.x / parts;                            // the next of this thread is blockDim.x pieces further
+        part += blockDim.x % parts;
+        if (part >= parts) {
+            part -= parts;
+            c++;
+        }
+    }
+}
+
 // One block per split of the keys of one (batch, head), and in a recorded step also those that later tokens need:
 // partial (BNH,splits,HS+2) = O_s, m_s, l_s
 template <class Bias>
@@ -198,22 +220,8 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
             return;
         }
     }
-    // 2. scores = (scale q) k^T, in parts: one piece of one key per thread at a time
-    int part = threadIdx.x % parts;
-    for (int c = threadIdx.x / parts; c < nj;) {
-        const int d = part * DECODE_PIECE;
-        const int ahead = imin(c + DECODE_AHEAD, nj - 1);
-        prefetch_piece(k + (size_t)ahead * dims.OC + d);
-        prefetch_piece(v + (size_t)c * dims.OC + d);
-        const DecodePiece key = load_piece(k + (size_t)c * dims.OC + d, HS - d);
-        scores[part * DECODE_LD + c] = piece_dot(load_piece(query + d, DECODE_PIECE), key);
-        c += blockDim.x / parts;                            // the next of this thread is blockDim.x pieces further
-        part += blockDim.x % parts;
-        if (part >= parts) {
-            part -= parts;
-            c++;
-        }
-    }
+    // 2. scores = (scale q) k^T, in parts
+    decode_scores(scores, query, k, v, nj, HS, dims.OC);
     __syncthreads();
     // 3. logits, from here to the values one key per thread, in the first row of scores
     for (int p = 1; p < parts; p++) {

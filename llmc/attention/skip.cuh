@@ -32,8 +32,7 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
         float largest = 0.0f;
         for (int j = n * TILE; j < imin((n + 1) * TILE, T); j++) {
             const floatX* row = k + (size_t)j * dims.OC;
-            float sum = 0.0f;
-            for (int d = 0; d < HS; d++) { sum += (float)row[d] * (float)row[d]; }
+            float sum = dot(row, row, HS);
             if (!(sum < INFINITY)) { sum = INFINITY; }      // a NaN too: such a tile is never skipped
             largest = sum <= largest ? largest : sum;
         }
@@ -49,14 +48,8 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
         for (int i = m * TILE; i < imin((m + 1) * TILE, T); i++) {
             const floatX* row = q + (size_t)i * dims.OC;
             const floatX* own_key = k + (size_t)i * dims.OC;
-            float norm = 0.0f;
-            float own = 0.0f;
-            for (int d = 0; d < HS; d++) {
-                norm += (float)row[d] * (float)row[d];
-                own += (float)row[d] * (float)own_key[d];
-            }
-            const float length = dims.scale * sqrtf(norm);
-            const float least = dims.scale * own - tau;
+            const float length = dims.scale * sqrtf(dot(row, row, HS));
+            const float least = dims.scale * dot(row, own_key, HS) - tau;
             int low = 0;
             int probe = first - 1;                          // mostly nothing before `first` is needed
             while (low < first) {

@@ -172,6 +172,10 @@ template <int N, class Add> __device__ __forceinline__ Sums<N> sums_over(int fir
     }
     return sums;
 }
+// sum over c < n of a_c b_c
+template <class T> __device__ __forceinline__ float dot(const T* a, const T* b, int n) {
+    return sums_over<1>(0, n, 1, [&](float* s, int c) { s[0] += (float)a[c] * (float)b[c]; }).x[0];
+}
 // the largest of the terms that are numbers; -infinity if there are none
 template <class Term> __device__ __forceinline__ float max_over(int first, int end, int step, Term term) {
     float largest = -INFINITY;

@@ -25,7 +25,7 @@ static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, 
     float largest = begin > j0 ? *key_max : 0.0f;
     for (int j = begin + (int)threadIdx.x; j < end; j += blockDim.x) {
         const floatX* k_j = k + (size_t)j * OC;
-        float sum = sums_over<1>(0, HS, 1, [&](float* s, int d) { s[0] += (float)k_j[d] * (float)k_j[d]; }).x[0];
+        float sum = dot(k_j, k_j, HS);
         if (!(sum < INFINITY)) { sum = INFINITY; }          // a NaN too: such a split is never skipped
         largest = sum <= largest ? largest : sum;
     }

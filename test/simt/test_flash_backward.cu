@@ -308,8 +308,7 @@ struct Device {
     // chained: out and lse come from the forward kernel, not from the oracle
     Results run(bool chained = false) const {
         // 1. the arguments
-        const size_t BNH = (size_t)p.heads();
-        const size_t T = (size_t)p.s.T;
+        const size_t BNH = (size_t)p.heads(), T = (size_t)p.s.T;
         const size_t NH = (size_t)p.s.NH;
         const size_t HS = (size_t)p.s.HS;
         DeviceArray<bf16> d_qkv(to_bf16(qkv)), d_out(to_bf16(out)), d_dout(to_bf16(dout)), d_dqkv(qkv.size());
