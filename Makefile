@@ -135,7 +135,7 @@ $(B)/ladders/%: dev/cuda/%.cu $(B)/cpu.flags
 	$(CXX) $(CPU_FLAGS) -I. -MF $@.d -x c++ $< -x none -o $@ $(CPU_LIBS)
 
 # targets that compile nothing themselves; `make help` prints what stands after ## ---------------------------
-demo:      ## train four small models, compare how far they extrapolate (5 minutes)
+demo:      ## train four small models, compare how far they extrapolate (2 minutes)
 demo-bert: ## the same with train_bert, on masked bytes
 demo-tasks: ## which encodings answer longer questions than they have learned from
 demo demo-bert demo-tasks:

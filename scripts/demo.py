@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""demo.py -- the point of CABLE in four minutes: four small byte-level models, alike but for their positional encoding,
+"""demo.py -- the point of CABLE in two minutes: four small byte-level models, alike but for their positional encoding,
 learn Shakespeare at T = 128 and are then evaluated at lengths up to 16 times that.
 
     scripts/demo.py            GPT-2; results in build/demo: a table, lengths.png, one directory per model
     scripts/demo.py bert       BERT, on masked bytes; results in build/demo_bert
     scripts/demo.py tasks      tasks with one right answer, at longer lengths than trained; results in build/demo_tasks
-    DEMO_STEPS=400 ...         a shorter training
+    DEMO_STEPS=800 ...         a longer training
 
 The exit code is 1 unless cable and alibi extrapolate and the other two do not, and the weights are those of README.md
 (docs/results.md for BERT), bit for bit, whatever the processor and the compiler: docs/reproducibility.md.
@@ -28,7 +28,7 @@ EXPECTED = {"gpt2": {"cable": ("<=", 1.02), "alibi": ("<=", 1.02), "rope": (">="
 SAMPLE = {"gpt2": ["--generate", "ROMEO:\n", "--tokens", "300", "--temperature", "0.7", "--top_k", "40"],
           "bert": ["--predict", "What say yo[MASK] to this, my l[MASK]rd?\n"]}
 PUBLISHED = {"gpt2": "README.md", "bert": "docs/results.md"}
-STEPS = {"gpt2": 800, "bert": 800, "tasks": 1200}
+STEPS = {"gpt2": 400, "bert": 600, "tasks": 1200}
 # A thread that waits gives up its core: with anything else running, spinning takes several times as long.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
 

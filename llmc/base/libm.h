@@ -38,7 +38,6 @@ __host__ __device__ inline double portable_log(double x) {
     const double s = f / (2.0 + f);
     const double z = s * s;
     double p = 0.0;                                         // 2 atanh(s) / s = 2 + z (2/3 + z (2/5 + ...))
-    UNROLL
     for (int n = 25; n > 1; n -= 2) { p = fused_madd(p, z, 2.0 / n); }
     const double tail = f - s * (f - z * p);                // log(1 + f), as 2 s = f - s f
     return fused_madd(k, LN2_HIGH, fused_madd(k, LN2_LOW, tail));
@@ -51,7 +50,6 @@ __host__ __device__ inline double portable_log1p(double x) {
 // 2^n e^r, |r| < 0.35
 __host__ __device__ inline double scaled_exp(double n, double r) {
     double p = 1.0;                                         // e^r = 1 + r (1 + r/2 (1 + r/3 (...)))
-    UNROLL
     for (int k = 14; k > 0; k--) { p = fused_madd(p, r * (1.0 / k), 1.0); }
     return p * bits_to_double(((int64_t)n + 1023) << 52);
 }
@@ -75,9 +73,7 @@ __host__ __device__ inline double portable_sin(double x, int quarters = 0) {
     const double r = fused_madd(n, -HALF_PI_LOW, fused_madd(n, -HALF_PI_HIGH, x));      // |r| <= pi/4
     const double z = -r * r;
     double sine = 1.0, cosine = 1.0;
-    UNROLL
     for (int k = 16; k > 0; k -= 2) { sine = fused_madd(sine, z * (1.0 / (k * (k + 1))), 1.0); }    // of r, / r
-    UNROLL
     for (int k = 17; k > 0; k -= 2) { cosine = fused_madd(cosine, z * (1.0 / (k * (k + 1))), 1.0); }
     const int64_t turn = (int64_t)n + quarters;
     const double y = turn % 2 == 0 ? r * sine : cosine;
