@@ -137,9 +137,9 @@ inline void round_weights(floatX* weights, const float* master, const TensorTabl
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------- the norm
-// of the gradient: squares are summed over chunks of a fixed size, then the chunks in order, so it does not depend on
-// threads or ranks
+// ----------------------------------------------------------------------------------------------------------
+// the norm of the gradient: squares are summed over chunks of a fixed size, then the chunks in order, so it does not
+// depend on threads or ranks
 
 constexpr size_t NORM_CHUNK = SLICE_UNIT;
 

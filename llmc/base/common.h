@@ -248,9 +248,9 @@ inline std::string read_file(const std::string& path, uint64_t limit = 64u << 20
     return s;
 }
 
-// ---------------------------------------------------------------------------------------------------------- writing
-// files: every system call that changes the disk passes io_hook, where a test can watch it, make it fail, or end the
-// process
+// ----------------------------------------------------------------------------------------------------------
+// writing files: every system call that changes the disk passes io_hook, where a test can watch it, make it fail, or
+// end the process
 
 struct IoCall {
     const char* name;               // open (also of a directory, to fsync it), write, truncate, fsync, close, rename,

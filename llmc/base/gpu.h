@@ -78,7 +78,6 @@ inline double flops_per_token(double matmul_weights, int L, int C, double keys) 
 inline double model_flops_utilization(double tokens_per_second, double flops_of_token, double peak) {
     return tokens_per_second * flops_of_token / peak;
 }
-inline std::string mfu_text(double mfu) { return std::isfinite(mfu) ? strprintf("%.1f%%", 100 * mfu) : "n/a"; }
 
 inline std::string cuda_version(int v) { return strprintf("%d.%d", v / 1000, v % 1000 / 10); }
 inline std::string gpu_text(const Gpu& g) {

@@ -39,7 +39,7 @@ struct FlashFire {
     __device__ static float psi(const FlashArgs& args, int i, int j) {
         return args.table[args.table_zero - distance(args, i, j)];
     }
-    // The whole warp says which pairs are next: rows and columns from these positions on, no matter which are queries
+    // Called by a whole warp before it takes the pairs of these rows and columns; either may be the queries
     __device__ void meet(const FlashArgs& args, int row, int rows, int column, int columns) {
         const int row_end = row + rows - 1;
         const int column_end = column + columns - 1;

@@ -75,11 +75,6 @@ template <int LD> __device__ inline void flash_load_a(uint32_t (&r)[4], const bf
     const int lane = threadIdx.x % 32;
     ldmatrix_x4(r, flash_operand<LD>(tile, row0 + lane % 16, k, lane / 16));
 }
-// A (16 x 16) of the transposed tile: the tile's rows k0 .. k0+15 are A's columns, its columns 16m .. 16m+15 A's rows
-template <int LD> __device__ inline void flash_load_a_trans(uint32_t (&r)[4], const bf16* tile, int k0, int m) {
-    const int lane = threadIdx.x % 32;
-    ldmatrix_x4_trans(r, flash_operand<LD>(tile, k0 + lane / 16 * 8 + lane % 8, m, lane / 8 % 2));
-}
 // B of two mma (k 16 x n 8 each) where the tile's rows are n: rows n0 .. n0+7 give r[0], r[1], rows n0+8 .. n0+15 r[2],
 // r[3]; columns 16k .. 16k+15 are k. (scores = Q K^T: the tile is K.)
 template <int LD> __device__ inline void flash_load_b(uint32_t (&r)[4], const bf16* tile, int n0, int k) {
