@@ -35,6 +35,19 @@ std::vector<std::string> lines_of(const std::string& text) {
     return lines;
 }
 
+// What --encode has written; the names are in FILE.ids beside it
+Embeddings read_embeddings(const std::string& path) {
+    const Safetensors file(path);
+    const SafetensorsEntry& entry = file.entry("embeddings");
+    Embeddings e;
+    e.C = (int)entry.shape[1];
+    e.names = lines_of(read_file(embeddings_ids(path)));
+    REQUIRE(e.size() == entry.shape[0]);
+    e.rows.resize(entry.elements);
+    file.read_f32("embeddings", e.rows.data(), entry.shape);
+    return e;
+}
+
 // 40 topics of 3 words. A document is a topic's words in some order, a query two of them in capitals: no byte of a
 // query but the space is in any document, so that to answer it is learned or not there at all.
 struct Topics {
