@@ -248,7 +248,7 @@ int main(int argc, char** argv) {
     return run_ladder([&] {
         Ladder ladder(argc, argv, {{"N", 300, 8192}, {"C", 96, 768}});
         const size_t N = (size_t)ladder.size(0), C = (size_t)ladder.size(1);
-        // 1. inputs, as the forward leaves them. The gradients start at something: a kernel has to add to it
+        // 1. inputs, as the forward leaves them. The gradients do not start at 0, because kernels add to them
         const auto inp = inputs(N * C, 1, 2.0, 0.5);
         const auto dout = inputs(N * C, 2), dinp0 = inputs(N * C, 3);
         const auto weight = inputs(C, 4, 0.5, 1.0), bias = inputs(C, 5);

@@ -143,7 +143,7 @@ inline int position_max_length(const PositionConfig& config) {
     return length;
 }
 
-// A hyperparameter as --pos has it, or as it would be if it were another of its choices
+// A value of h as --pos spells it: the number, or the word of that choice
 inline std::string hyperparameter_text(const Hyperparameter& h, double value) {
     if (h.choices == nullptr) { return strprintf("%.9g", value); }
     const char* word = h.choices;

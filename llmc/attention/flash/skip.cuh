@@ -15,7 +15,7 @@
 #include "tiles.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
-// 1. the longest key of the tiles up to n, and from n on
+// 1. for each tile n, the longest key of the tiles up to n and of those from n on
 
 // the sum over four elements, in two words of two bf16 each
 __device__ inline float flash_words_dot(uint32_t x0, uint32_t x1, uint32_t y0, uint32_t y1) {
