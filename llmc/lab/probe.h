@@ -112,8 +112,9 @@ inline ProbePrompt probe_prompt(const TokenFiles& files, const std::string& kind
     ProbeDraws draws{files, hash64(seed, cell, example)};
     const ProbePassage p = probe_passage(kind, draws);
     const size_t used = p.planted.size() + p.asked.size();
-    check((size_t)T + 1 >= used + 8, "--probe %s: takes windows of at least %zu tokens, got %d (--eval_lengths or --T)",
-          kind.c_str(), used + 7, T);
+    check((size_t)T + 1 >= used + 8,
+          "--probe %s: expected windows of at least %zu tokens, got %d (--eval_lengths or --T)", kind.c_str(), used + 7,
+          T);
     // 1 the text around it
     const size_t around = (size_t)T + 1 - used;
     std::vector<int> text = draws.text(kind == "passkey" ? std::min(around, (size_t)24) : around);

@@ -426,7 +426,7 @@ TEST_CASE("probes: each depth draws its own, from every place of the data", "[ev
     CHECK(places.size() == 3);
     CHECK(draws.text(900) == stream);
     CHECK(throws_with([&] { probe_prompt(files, "copy", 70, 0.5, 1, 0); },
-                      "copy takes at least 71 tokens, got 70") == 2);
+                      "expected windows of at least 71 tokens, got 70") == 2);
     CHECK(throws_with([&] { probe_prompt(files, "needle", 1000, 0.5, 1, 0); }, "a.bin has 900 tokens") == 2);
     write_shard(dir / "b.bin", std::vector<int>(900, 7));
     const TokenFiles one(dir / "b.bin", "--val_files");

@@ -1119,8 +1119,8 @@ class Sharing(Runs):
         # 12 micro-batches, a leaf of 4 on each of three ranks, with which one rank continues
         six = {"samples": 6, "steps": 6}
         self.pairs(3, "six3", "--pooling", "cls", **six)
-        shutil.copytree(self.path("six3"), self.path("six1"))
-        shutil.rmtree(os.path.join(self.path("six1"), "step_00000006"))
+        shutil.copytree(self.out("six3"), self.out("six1"))
+        shutil.rmtree(os.path.join(self.out("six1"), "step_00000006"))
         self.pairs(1, "six1", "--pooling", "cls", "--resume", "1", **six)
         for ranks in 1, 2:                              # 24 micro-batches, 3 to a leaf
             self.pairs(ranks, f"negative{ranks}", texts=3)

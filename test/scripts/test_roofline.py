@@ -130,7 +130,7 @@ class Counts(unittest.TestCase):
         self.assertAlmostEqual(one(rows, "embedding_hot_kernel").seconds, 39 * 0.12e-6)
         few = rows_of(B=1, T=66)[1]
         self.assertNotIn("embedding_hot_kernel", [r.kernel for r in few])
-        self.assertIn(f"EMBEDDING_PART = {roofline.HOT_PART};", read("llmc/embedding.cuh"))
+        self.assertIn(f"EMBEDDING_PART = ON_GPU ? {roofline.HOT_PART} :", read("llmc/embedding.cuh"))
 
     def test_the_head_and_its_tiles(self):
         """13 parts of 5,120 rows, not 12 of 5,336 and a rest; 2,328 columns are ten tiles of 256, or 19 of 128"""
