@@ -163,15 +163,13 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             float* d = dlogit + r * ld;
             float dgi, sum;                                 // of dB/dg_i, and of dB/dS_i / g_i
-            // B_ij = -g_i sign (S_i - S_j): sum_j dlogit |D| = sign (S_i sum_j dlogit - sum_j dlogit S_j), so two sums
-            // are enough
             if (one_sided) {
                 const auto of = sums_over<2>(0, nj, 1, [&](float* s, int c) {
-                    s[0] += d[c];
-                    s[1] += d[c] * t.Sj[c];                 // S_j as an offset
+                    s[0] -= d[c];
+                    s[1] -= d[c] * t.distance(r, c);
                 });
-                dgi = sign * (of.x[1] - (t.between + t.Si[r]) * of.x[0]);
-                sum = -sign * of.x[0];
+                dgi = of.x[1];
+                sum = sign * of.x[0];
             } else {
                 const auto of = sums_over<2>(0, nj, 1, [&](float* s, int c) {
                     const float D = t.distance(r, c), a = t.argument(r, D);

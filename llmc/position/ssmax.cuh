@@ -126,10 +126,15 @@ struct SSMax : Encoding {
 
     // where s starts: 1 / mean of log n
     static float start_of(int T_train, bool causal) {
-        const int T = std::max(T_train, 2);
-        double sum = 0.0;                                   // of log n, n up to T
-        for (int n = 2; n <= T && causal; n++) { sum += portable_log(n); }
-        return (float)(causal ? T / sum : 1.0 / portable_log(T));
+        const double t = std::max(T_train, 2), log_t = portable_log(t);
+        if (!causal) { return (float)(1.0 / log_t); }
+        // log T! by Stirling's series, or term by term where the series is off by more than 1e-9
+        const double series = 1.0 / (12 * t) - 1.0 / (360 * t * t * t);
+        double sum = (t + 0.5) * log_t - t + 0.91893853320467274 + series;
+        double product = 1.0;
+        for (int n = 2; n <= t && t < 16; n++) { product *= n; }
+        if (t < 16) { sum = portable_log(product); }
+        return (float)(t / sum);
     }
     template <class Tensors> void declare(Tensors& t) {
         const float start = start_of(t.run->T_train, t.causal);
