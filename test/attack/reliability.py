@@ -104,7 +104,7 @@ PARTS = [
     tests("failing calls", "P3", FAULTS, "faults: whichever call fails*,faults: a run whose disk fails*,"
           "faults: signals in other calls*"),
     tests("full disks", "P4", CHECKPOINT, "checkpoint: a full disk*"),
-    tests("full disks in a run", "P4", FAULTS, "faults: training goes on after*,faults: how many checkpoints*"),
+    tests("full disks in a run", "P4", FAULTS, "faults: training continues after*,faults: how many checkpoints*"),
     tests("damage", "P5 P6", CHECKPOINT, "checkpoint: every kind of damage*,checkpoint: manifests that lie*,"
           "checkpoint: the newest good one*,checkpoint: old ones are deleted*,checkpoint: what is not a checkpoint*"),
     tests("one run at a time", "P6", CHECKPOINT, "output directory: one run at a time"),

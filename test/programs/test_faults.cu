@@ -748,7 +748,7 @@ TEST_CASE("faults: signals in other calls and short writes change nothing", "[fa
     }
 }
 
-TEST_CASE("faults: training goes on after a failed save", "[faults]") {
+TEST_CASE("faults: training continues after a failed save", "[faults]") {
     const Reference reference;
     const long n = reference.calls / 4;         // in the first of the three saves, among its files
     Training t;
