@@ -14,6 +14,7 @@ from unittest import mock
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 sys.path.insert(0, os.path.join(ROOT, "test", "mutations"))
 import mutate       # noqa: E402
+import tree         # noqa: E402
 
 
 class Mutate(unittest.TestCase):
@@ -22,13 +23,14 @@ class Mutate(unittest.TestCase):
         self.addCleanup(self.directory.cleanup)
         self.root = self.directory.name
         self.put("data/sum.py", "def total(a, b):\n    return 10 * a + b\n\n\ndef idle(a):\n    return a + 0\n")
-        self.put_test("self.assertEqual(sum.total(2, 3), 23)")
+        self.put_test("self.assertEqual(sum.total(2, 3), 23); sum.idle(1)")
         for words in (["init", "-q"], ["add", "."]):
             subprocess.run(["git", *words], cwd=self.root, check=True)
-        for name, value in (("ROOT", self.root), ("TESTS", [(r"data/.*\.py", "t.py")])):
-            self.patch(mutate, name, value)
+        for module in (mutate, mutate.planting):
+            self.patch(module, "ROOT", self.root)
+        self.patch(mutate, "SOURCES", {})
+        self.patch(mutate, "all_tests", lambda: (["t.py"], []))
         self.patch(mutate.ledger, "commit", lambda: "0123456789")
-        self.patch(mutate.Tree, "green", {})
 
     def patch(self, *words):
         patch = mock.patch.object(*words)
@@ -46,7 +48,7 @@ class Mutate(unittest.TestCase):
         """t.py: a test of this line, which sees data/sum.py as `sum`, and what `more` adds to its class"""
         self.put("t.py", "import sys, time, unittest\nsys.path.insert(0, 'data')\nimport sum\n\n\n"
                          f"class Sum(unittest.TestCase):\n    def test(self):\n        {line}\n{more}\n\n"
-                         "unittest.main()\n")
+                         "if __name__ == '__main__':\n    unittest.main()\n")
 
     def run_main(self, *words, known=""):
         """(exit code, what it printed, the rows of its CSV)"""
@@ -61,7 +63,7 @@ class Mutate(unittest.TestCase):
                 rows = list(csv.DictReader(f))
         return code, out.getvalue() + err.getvalue(), rows
 
-    SEEN = "minus\tdata/sum.py\t10 * a + b\t10 * a - b\t\tci\ta difference\n"
+    SEEN = "minus\tdata/sum.py\t10 * a + b\t10 * a - b\tt.py\tci\ta difference\n"
     UNSEEN = "idle\tdata/sum.py\ta + 0\ta - 0\tt.py\t\tnothing\n"
 
     def test_killed_and_survived(self):
@@ -69,24 +71,33 @@ class Mutate(unittest.TestCase):
         self.assertEqual((code, [r["result"] for r in rows]), (1, ["killed by t.py", "survived"]))
         self.assertIn("1 killed, 1 survived", text)
         self.assertIn("data/sum.py:6\n- a + 0\n+ a - 0", text)
-        with open(os.path.join(self.root, "build", "mutations", "0", "data", "sum.py")) as f:
+        with open(os.path.join(self.root, "build", "mutations", "tree", "data", "sum.py")) as f:
             self.assertIn("10 * a + b", f.read())                        # the copy is whole again
         self.assertEqual(self.run_main("--only", "minus", known=self.SEEN + self.UNSEEN)[0], 0)
 
     def test_what_is_done_is_not_done_again(self):
+        tried = mock.patch.object(mutate.Tree, "verdict", side_effect=lambda n, cases: f"tried {n}")
         self.run_main("--part", "1/2", known=self.SEEN + self.UNSEEN)
-        with mock.patch.object(mutate.Tree, "try_fault", side_effect=lambda fault: f"tried {fault.id}"):
+        with tried:
             _, text, rows = self.run_main(known=self.SEEN + self.UNSEEN)
-        self.assertEqual([r["result"] for r in rows], ["killed by t.py", "tried idle"])
+        self.assertEqual([r["result"] for r in rows], ["killed by t.py", "tried 2"])
         self.assertIn("minus, data/sum.py: killed by t.py", text)
-        with mock.patch.object(mutate.Tree, "try_fault", side_effect=lambda fault: f"tried {fault.id}"), \
-                mock.patch.object(mutate.ledger, "commit", lambda: "1123456789"):
+        with tried, mock.patch.object(mutate.ledger, "commit", lambda: "1123456789"):
             self.assertEqual(len(self.run_main(known=self.SEEN)[2]), 3)
+
+    def test_a_run_that_ends_early_is_continued(self):
+        code, text, rows = self.run_main("--minutes", "0.000001", known=self.SEEN)
+        self.assertEqual((code, rows), (0, []))
+        self.assertIn("1 faults are left; the same command continues", text)
+        code, _, rows = self.run_main("--minutes", "5", known=self.SEEN)
+        self.assertEqual((code, len(rows)), (0, 1))
 
     def test_what_is_refused(self):
         cases = [(self.SEEN.replace("10 * a + b", "a * b"), (), "expected its text once in data/sum.py, got 0"),
                  (self.SEEN.replace("10 * a + b", "a +"), (), "got 2"), (self.SEEN * 2, (), "an id appears twice"),
-                 ("a\tb\n", (), "expected 7 cells, got 2"), (self.SEEN, ("--only", "plus"), "there is no fault plus")]
+                 ("a\tb\n", (), "expected 7 cells, got 2"),
+                 (self.SEEN.replace("\tt.py", "\t"), (), "expected the tests that see it"),
+                 (self.SEEN, ("--only", "plus"), "there is no fault plus")]
         for known, words, said in cases:
             with self.subTest(said=said):
                 code, text, rows = self.run_main(*words, known=known)
@@ -94,46 +105,102 @@ class Mutate(unittest.TestCase):
                 self.assertIn(said, text)
 
     def refused(self, known, why):
+        self.forget()
         code, text, rows = self.run_main(known=known)
         self.assertEqual((code, rows), (2, []), text)
         self.assertIn(why, text)
         self.assertRegex(text, r"mutate.py: no result: \w+")
 
     def test_tests_that_do_not_run(self):
+        for test, why in (("pass\n", "and none ran"), ("assert False\n", "got exit code 1")):
+            with self.subTest(why=why):
+                self.put("t.py", test)
+                self.refused(self.SEEN, why)
         self.put_test("self.skipTest('SKIPPED: no GPU')")
-        self.refused(self.SEEN, "and none ran: no GPU; see")
-        self.put("t.py", "pass\n")
-        self.refused(self.SEEN, "and none ran; see")
+        self.refused(self.SEEN, "t.py | no GPU")                            # skipped, and no test is left
         self.put_test("self.assertEqual(sum.total(2, 3), 23)",
-                      "    @unittest.skip('no GPU')\n    def test_on_a_gpu(self):\n        pass\n")
-        self.refused(self.UNSEEN, "no test has seen it, but some were skipped: t.py: no GPU")
-        self.assertEqual(self.run_main(known=self.SEEN)[0], 0)              # one that has seen it is enough
+                      "    @unittest.skip('SKIPPED: build/x is not built')\n    def test_x(self):\n        pass\n")
+        self.refused(self.SEEN, "but some were left out: build/x is not built")
 
-    def test_programs_of_cpp(self):
-        """their last lines, as Catch2 prints them"""
-        self.put("Makefile", "build/%: % ; mkdir -p build; cp $< $@\n")
-        seen, blind = self.SEEN.replace("b\t\t", "b\tbuild/t\t"), self.UNSEEN.replace("t.py", "build/t")
-        passed, failed = "All tests passed (3 assertions in 2 test cases)", "test cases: 2 | 1 passed | 1 failed"
-        for alone, planted, code, wanted in (
-                ((passed, 0), (failed, 1), 0, "killed by t"), ((passed, 0), (passed, 0), 1, "survived"),
-                (("No tests ran", 0), ("No tests ran", 0), 2, "none ran"),
-                ((failed, 1), (failed, 1), 2, "that pass without a fault, got exit code 1"),
-                ((passed, 0), ("No tests ran", 0), 2, "got None and exit code 0")):
-            with self.subTest(alone=alone, planted=planted):
-                script = "".join(f"{word} echo '{said}'; exit {n}\n{end}" for word, (said, n), end in (
-                    ("if grep -q '10 [*] a [+] b' data/sum.py && grep -q 'a [+] 0' data/sum.py; then", alone, "else"),
-                    ("", planted, "fi\n")))
-                os.chmod(self.put("t", "#!/bin/sh\n" + script), 0o755)
-                mutate.Tree.green.clear()
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(os.path.join(self.root, "results.csv"))
-                found, text, rows = self.run_main(known=seen if code == 0 else blind)
-                self.assertEqual((found, len(rows)), (code, int(code != 2)), text)
-                self.assertIn(wanted, text)
+    PROGRAM = """#include "test/../llmc/sum.h"
+        #include <cstdio>
+        #include <cstring>
+        int main(int argc, char** argv) {
+            const char* what = argv[argc - 1];
+            if (strcmp(what, "--list-test-names-only") == 0) { puts("total\\nlonger"); return 2; }
+            const bool total = strcmp(what, "total") == 0;
+            const bool good = total ? sum(2, 3) == 23 : longer(1) == SIZE;
+            puts(argc < 3 ? "No tests ran" : good ? "All tests passed (1 assertion in 1 test case)" :
+                                                    "test cases: 1 | 1 failed");
+            return good ? 0 : 1;
+        }"""
+    HEADER = """constexpr int SIZE = 2;
+        inline int sum(int a, int b) { return 10 * a + b; }
+        inline int longer(int a) {
+            const int sized[SIZE] = {};
+            if (a < 0) { a = a - 5; }
+            for (int i = 0; i < 1 + (int)sizeof sized % 2; i++) { a += 1; }
+            return a;
+        }
+        template <int N> int unused() { return N; }
+        """
+    FAULTS = {"seen": ("10 * a + b", "10 * a - b", "killed by test_sum", 1),
+              "endless": ("sized % 2; i++", "sized % 2; i--", "killed by test_sum, which did not end", 1),
+              "equal": ("a < 0)", "a <= 0)", "survived", 1),
+              "dead": ("a = a - 5", "a = a + 5", "reached by no test", 0),
+              "constant": ("SIZE = 2", "SIZE = 1 + 2", "killed by test_sum", 2),
+              "wrong": ("return a;", "return b;", "does not compile", 0),
+              "template": ("int N> int", "int N, int M> int", "survived", 2)}
+
+    def forget(self):
+        for name in ("results.csv", "build/mutations/state.json"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(os.path.join(self.root, name))
+
+    def put_cpp(self):
+        self.forget()
+        self.put("llmc/sum.h", self.HEADER)
+        self.put("test/test_sum.cu", self.PROGRAM)
+        self.put("Makefile", "build/test/test_sum: test/test_sum.cu llmc/sum.h\n\tmkdir -p build/test\n"
+                             "\tg++ -std=c++17 -I. -MMD -MF $@.d -x c++ $< -o $@\n")
+        self.patch(mutate, "all_tests", lambda: (["build/test/test_sum"], []))
+        lines = self.HEADER.split("\n")
+        faults = []
+        for i, (before, after, *_) in enumerate(self.FAULTS.values()):
+            line = next(n for n, text in enumerate(lines) if before in text)
+            faults.append(mutate.Fault(f"seed 1, {i}: x", "llmc/sum.h", line + 1, lines[line],
+                                       lines[line].replace(before, after), ""))
+        self.patch(mutate.planting, "draw", lambda seed, count: faults)
+
+    def test_cpp_in_one_build(self):
+        """a fault that is seen, one that ends nothing, one that changes nothing; one that no test reaches; and those
+        that are no expressions: a constant, what does not compile, a template"""
+        self.put_cpp()
+        with mock.patch.object(mutate.Tree, "make", autospec=True, side_effect=mutate.Tree.make) as make, \
+                mock.patch.object(tree, "SPARE", 1):
+            code, text, rows = self.run_main("--seed", "1")
+        self.assertEqual(code, 0, text)
+        found = {name: (r["result"], int(r["cases"])) for name, r in
+                 zip(self.FAULTS, sorted(rows, key=lambda r: r["id"]))}
+        self.assertEqual(found, {name: (result, cases) for name, (*_, result, cases) in self.FAULTS.items()})
+        self.assertEqual(make.call_count, 1 + 1 + 3)        # without "wrong", which did not compile; the single ones
+
+    def test_cpp_whose_tests_do_not_run(self):
+        self.put_cpp()
+        for put, why in ((("test/test_sum.cu", self.PROGRAM.replace("sum(2, 3) == 23", "false")), "got exit code 1"),
+                         (("test/test_sum.cu", self.PROGRAM.replace("argc < 3", "total")), "and none ran"),
+                         (("llmc/sum.h", "wrong"), "expected its text"),
+                         (("test/test_sum.cu", "wrong"), "expected tests that compile without a fault")):
+            with self.subTest(why=why):
+                self.put_cpp()
+                self.put(*put)
+                code, text, _ = self.run_main("--seed", "1")
+                self.assertEqual(code, 2)
+                self.assertIn(why, text)
 
     def test_a_fault_without_an_end(self):
         self.put_test("time.sleep(0 if sum.total(2, 3) == 23 else 60)")
-        with mock.patch.object(mutate, "SPARE", 1):
+        with mock.patch.object(tree, "SPARE", 1):
             code, _, rows = self.run_main(known=self.SEEN)
         self.assertEqual((code, rows[0]["result"]), (0, "killed by t.py, which did not end"))
 
@@ -156,12 +223,23 @@ class Mutate(unittest.TestCase):
         self.run_main(known=self.SEEN + self.UNSEEN)
         code, text, _ = self.run_main("--summary")
         self.assertEqual(code, 1)
-        self.assertRegex(text, r"all +1 +1 +50.0%")
-        self.assertRegex(text, r"no explanation in survivors.tsv: idle\n  data/sum.py:6")
+        self.assertIn("| all | 1 | 0 | 1 | 0 | 0 | 0 | 50.0% | 50.0% |", text)
+        self.assertRegex(text, r"no explanation in survivors.tsv: idle: survived\n  data/sum.py:6")
         self.put("survivors.tsv", "idle\tdata/sum.py\tequivalent\tnothing is added\n")
         code, text, _ = self.run_main("--summary")
         self.assertEqual(code, 0, text)
-        self.assertRegex(text, r"all +1 +0 +100.0% +1 +0")
+        self.assertIn("| all | 1 | 0 | 0 | 0 | 1 | 0 | 100.0% | 100.0% |", text)
+
+    def test_a_test_written_since(self):
+        """those that no test has seen are tried again: two scores"""
+        self.put_test("self.assertEqual(sum.total(2, 0), 20)")
+        self.run_main("--seed", "3")
+        self.put_test("self.assertEqual(sum.total(2, 3), 23)")
+        self.patch(mutate.ledger, "commit", lambda: "1123456789")
+        _, text, _ = self.run_main("--seed", "3", "--again")
+        self.assertIn("1 killed, 1 reached by no test", text)
+        self.patch(mutate, "SURVIVORS", self.put("survivors.tsv", ""))
+        self.assertIn("| seed 3 | 1 | 1 | 0 | 1 | 0 | 0 | 33.3% | 66.7% |", self.run_main("--summary")[1])
 
     def test_only_code_is_changed(self):
         rng = random.Random(1)
@@ -169,25 +247,51 @@ class Mutate(unittest.TestCase):
                      "    return imin(a, b);", "void f(int a, float b) {", "    int n = 0;"):
             for operator in ("off by one", "statement", "arguments"):
                 with self.subTest(line=line, operator=operator):
-                    changed = mutate.mutated(operator, line, rng)
+                    changed = mutate.planting.mutated(operator, line, rng)
                     self.assertIn(changed, (None, '    f("1 + 2", a)  # 1 + 2', '    if c != "1 < 2": pass',
                                             "    pass  # 1 + 2"))
-        self.assertEqual(mutate.mutated("sign", "    a = b - c;     // d + e", rng), "    a = b + c;  // d + e")
-        self.assertEqual(mutate.mutated("statement", "    a.b(c, d);", rng), "    ;")
-        self.assertIsNone(mutate.mutated("statement", "        (int)b, d);", rng))
+        self.assertEqual(mutate.planting.mutated("sign", "    a = b - c;     // d + e", rng),
+                         "    a = b + c;     // d + e")
+        self.assertEqual(mutate.planting.mutated("statement", "    a.b(c, d);", rng), "    ;")
+        self.assertIsNone(mutate.planting.mutated("statement", "        (int)b, d);", rng))
+
+    def test_what_becomes_an_expression(self):
+        cases = [("if (x) f(a, b + 1);", " + 1", "", "if (x) f(a, (mut(7) ? (b) : (b + 1)));"),
+                 ("return a < b;", "<", "<=", "return (mut(7) ? (a <= b) : (a < b));"),
+                 ("if (c) x = f(a, g(b));", "a, g(b)", "g(b), a", "if (c) x = (mut(7) ? (f(g(b), a)) : (f(a, g(b))));"),
+                 ("if (c) f(a, b);", "a, b", "b, a", "if (c) (mut(7) ? (f(b, a)) : (f(a, b)));"),
+                 ("else x += a::b;", "+=", "-=", "else (mut(7) ? (x -= a::b) : (x += a::b));"),
+                 ("x = c == 1 ? d : e - 1;", "==", "!=", "x = (mut(7) ? (c != 1) : (c == 1)) ? d : e - 1;"),
+                 ("for (int i = 0; i < n; i++)", " < ", " <= ", "for (int i = 0; (mut(7) ? (i <= n) : (i < n)); i++)"),
+                 ("  f(a[2]);", "f(a[2]);", ";", "  (mut(7) ? (void)0 : (void)(f(a[2])));"),
+                 ('s = ", (" + t; // (', "+", "-", 's = (mut(7) ? (", (" - t) : (", (" + t)); // ('),
+                 ("#if A && B", "&&", "||", None), ("  const int x[3] = {};", "3", "4", None),
+                 ("f(hi), g(lo)", "hi), g(lo", "lo), g(hi", None)]
+        for line, old, new, wanted in cases:
+            with self.subTest(line=line):
+                fault = mutate.Fault("x", "a.h", 2, line, line.replace(old, new, 1), "")
+                text = f"void f();\n{line}\n"
+                made = mutate.planting.schema(text, fault, 7)
+                self.assertEqual(made and (text[:made[0]] + made[2] + text[made[1]:]).split("\n")[1], wanted)
 
     def test_drawn(self):
-        faults = mutate.draw(3, 8)
-        self.assertEqual(faults, mutate.draw(3, 8))
-        self.assertNotEqual(faults, mutate.draw(4, 8))
-        for f in faults:
+        draw = mutate.planting.draw
+        faults = draw(3, 2)
+        self.assertEqual(faults, draw(3, 2))
+        self.assertEqual(faults[:1], draw(3, 1))                    # a larger count adds to a smaller one
+        self.put("data/long.py", "def more(a):\n" + 40 * "    a = a + 1\n")
+        subprocess.run(["git", "add", "."], cwd=self.root, check=True)
+        many = draw(3, 42)
+        self.assertEqual(len({(f.file, f.line) for f in many}), 42)
+        self.assertGreater(sum(f.file == "data/long.py" for f in many[:20]), 15)        # each line, not each file
+        for f in many:
             self.assertNotEqual(f.before, f.after)
-        code, _, rows = self.run_main("--seed", "3", "--count", "8")
+        code, _, rows = self.run_main("--seed", "3", "--count", "42")
         self.assertEqual(code, 0)                                   # a survivor is a finding here, not an error
-        found = {(r["before"].strip(), r["after"].strip()): r["result"] for r in rows}
-        for (before, after), result in found.items():
-            with self.subTest(before=before, after=after):
-                self.assertEqual(result, "survived" if "a + 0" in before else "killed by t.py")
+        for r in rows:
+            with self.subTest(before=r["before"], after=r["after"]):
+                self.assertEqual(r["result"], "reached by no test" if r["file"] == "data/long.py" else
+                                 "survived" if "a + 0" in r["before"] else "killed by t.py")
 
 
 class Known(unittest.TestCase):
