@@ -590,6 +590,8 @@ TEST_CASE("checkpoint: a full disk is predicted, and a failing write costs nothi
     uint64_t parameters = 0;
     for (const TensorSpec& s : model.table.specs) { parameters += s.size(); }
     CHECK(checkpoint_bytes(c) - checkpoint_bytes(bare) == 2 * sizeof(float) * parameters);
+    bare.m = c.m;                                                           // without v
+    CHECK(checkpoint_bytes(c) - checkpoint_bytes(bare) == sizeof(float) * parameters);
 
     struct rlimit old, limit;
     REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);

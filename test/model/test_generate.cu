@@ -336,6 +336,8 @@ TEST_CASE("tasks: an answer is right where greedy decoding writes it", "[evaluat
     CHECK(log.lines[0]["exact"] == exact);
     CHECK(log.lines[0]["exact_share"] == (double)exact / count);
     CHECK(log.lines[0]["accuracy"] == (double)hits / (double)tokens);
+    const double shares[] = {(double)exact / count, (double)hits / (double)tokens};
+    CHECK(text.find(strprintf(" %.2f%% %7.2f%% ", 100 * shares[0], 100 * shares[1])) != std::string::npos);
     CHECK(log.lines[0]["length"] == 10);
     CHECK(log.lines[0]["file"] == "copy_test_0010.bin");
     for (const Json& line : log.lines) { CHECK(line["exact"] == exact); }       // padding changes no answer
