@@ -156,7 +156,7 @@ attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## ru
 one-file:  train_gpt2 ; @python3 dev/one_file.py $(ARGS)   ## dev/gpt2_cable.cpp beside train_gpt2: the same losses
 ranks-long: train_gpt2 train_bert ; @python3 test/ranks/ranks_long.py $(PART:%=--part %) $(ARGS)  ## at full length
 reliability: ; @python3 test/attack/reliability.py $(PART:%=--part %) $(ARGS)  ## each promise and its results
-mutations: ; @python3 test/mutations/mutate.py $(PART:%=--part %) $(ARGS)  ## plants faults: does a test see them?
+mutations: ; @python3 test/mutations/mutate.py $(ARGS)  ## plants faults: does a test see them?
 exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
 roofline:  ; @python3 scripts/roofline.py $(ARGS)      ## a GPU's training step, kernel by kernel: a prediction
 lint:      ; @python3 dev/figures.py --check && python3 dev/lint.py   ## rules of the sources that no compiler checks

@@ -2,15 +2,16 @@
 """mutate.py -- plants faults in a copy of the sources, and says which of them no test sees.
 
     make mutations                                  the faults of known.tsv, which tests are known to see
-    test/mutations/mutate.py --part 2/5             the second fifth of them; --only ID... some of them
+    test/mutations/mutate.py --only ID...           some of them
     test/mutations/mutate.py --seed 1 --count 130   130 faults drawn at random: every line of code is as likely
     test/mutations/mutate.py --seed 1 --again       those of seed 1 that no test has seen yet
     test/mutations/mutate.py --ci                   3 of known.tsv's cheap ones, drawn by the commit; writes no CSV
     test/mutations/mutate.py --summary              the score of all in the CSV; the survivors that nothing explains
 
 A fault changes one text. All faults in C++ are compiled into one build, each an expression that an environment variable
-switches (mut.h). One pass without a fault says which tests reach which fault, and how long they take; a fault then
-costs a run of those, the fastest first. Constants, tables, declarations and Python are planted one at a time (tree.py).
+switches (mut.h). Each test program runs once without a fault, which says what its cases reach and how long they take;
+a fault that no program before has seen then costs a run of the cases that reach it, the fastest first. Constants,
+tables, declarations and Python are planted one at a time (tree.py).
 
 `killed`: a test fails, or takes several times as long as without the fault. `survived`: all pass, so a test is
 missing, or the change changes nothing; survivors.tsv says which. `reached by no test`: no test runs the line. A fault
@@ -22,8 +23,10 @@ survived, 2 after an error.
 """
 import argparse
 import collections
+import contextlib
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -44,8 +47,9 @@ from tree import Case, MUT_MAX, Tree, case_of   # noqa: E402
 HERE = os.path.join(ROOT, "test", "mutations")
 KNOWN, SURVIVORS = os.path.join(HERE, "known.tsv"), os.path.join(HERE, "survivors.tsv")
 RESULTS = os.path.join(ROOT, "dev", "results", "mutations.csv")
+COLUMNS = "id file line before after result cases seconds commit".split()
 SCORE = 0.97                # the least share of the faults that change something to be killed
-SINGLE = 300                # seconds of builds and tests for a fault that has a build of its own
+MOST = 300                  # seconds of tests, and of builds where it has its own, for one fault
 NOT_HERE = ("test/scripts/test_mutate.py", "test/scripts/test_make.py", "test/scripts/test_lint.py")    # of the tests
 # Between them they include nearly all of llmc, with and without its CUDA text: what does not compile is found early.
 SOURCES = {"build/train_bert.o": "train_bert.cu", "build/simt/train_gpt2.o": "train_gpt2.cu"}
@@ -142,15 +146,18 @@ def chosen(args):
         unknown = set(args.only) - {f.id for f in faults}
         if unknown:
             raise BadInput(f"--only: there is no fault {', '.join(sorted(unknown))}")
-        faults = [f for f in faults if f.id in args.only]
-    return ledger.share(args.part, faults)
+    return [f for f in faults if f.id in (args.only or [f.id])]
 
 
 def all_tests():
-    """the programs of `make test`, what else they need"""
+    """{program of `make test`: what else it needs}, those first that are cheap to build and to run"""
     os.chdir(ROOT)
+    order = ["text", "files", "base", "programs", "layers", "scripts", "simt", "model", "attack", "ranks"]
     programs, also = runner.plan("test", [])
-    return [p for p in programs if p not in NOT_HERE], also
+    trainers = {"programs": runner.TRAINERS, "scripts": runner.TRAINERS}
+    kind = {p: p.split("/")[-2] for p in programs if p not in NOT_HERE}
+    return {p: trainers.get(kind[p], also if p.endswith(".py") else []) for p in sorted(
+        kind, key=lambda p: (order.index(kind[p]), p))}
 
 
 class OutOfTime(Exception):
@@ -160,37 +167,43 @@ class OutOfTime(Exception):
 class Campaign:
     """the faults that are still to be tried, and the results of the rest"""
     def __init__(self, args, faults):
-        self.args, self.here = args, ledger.commit()
+        self.args, self.here, self.drawn = args, ledger.commit(), args.seed is not None
         self.counts, self.began, self.wrong = collections.Counter(), time.time(), []
-        self.faults = dict(enumerate(faults, 1))
         if len(faults) >= MUT_MAX:
             raise BadInput(f"expected fewer than {MUT_MAX} faults, got {len(faults)}")
+        self.faults = dict(enumerate(faults, 1))
         done = {} if args.ci or self.here.endswith("+") else {
             key_of(r): r["result"] for r in ledger.read(args.results) if r["commit"] == self.here}
-        self.waiting = {}
-        for n, fault in self.faults.items():
-            result = done.get((fault.id, fault.file, fault.before, fault.after))
-            if result is None:
-                self.waiting[n] = fault
-            else:
-                self.say(fault, result)
+        self.waiting = {n: f for n, f in self.faults.items() if key_of(f._asdict()) not in done}
+        for n in set(self.faults) - set(self.waiting):
+            self.say(self.faults[n], done[key_of(self.faults[n]._asdict())])
         directory = os.path.join(ROOT, "build", "mutations")
         os.makedirs(directory, exist_ok=True)
         self.tree = Tree(os.path.join(directory, "tree"), ROOT)
-        # What a run that --minutes ended has found: the faults that are no expressions; what each case reaches.
+        # What a run that --minutes ended has found: the faults that are no expressions; what passes in the programs
+        # that are done; of each fault the number of cases that have not seen it, and seconds; seconds of processors.
         self.path = os.path.join(directory, "state.json")
         name = hashlib.sha256(repr((self.here, sorted(self.faults.items()))).encode()).hexdigest()
-        self.state = {"name": name, "left": None, "cases": {}, "seconds": 0}
+        self.state = {"name": name, "left": None, "green": {}, "cases": {}, "spent": {}, "processors": 0}
         if os.path.exists(self.path) and not self.here.endswith("+"):
             with open(self.path, encoding="utf-8") as f:
                 state = json.load(f)
             self.state = state if state["name"] == name else self.state
+        self.used = 0
 
     def save(self):
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.state["seconds"] += used.ru_utime + used.ru_stime - getattr(self, "used", 0)
+        self.state["processors"] += used.ru_utime + used.ru_stime - self.used
         self.used = used.ru_utime + used.ru_stime
         console.write_whole(self.path, json.dumps(self.state))
+
+    def check_time(self):
+        if time.time() - self.began > 60 * self.args.minutes:
+            raise OutOfTime
+
+    def error(self, what, why):
+        print(f"error: {what}: {why}", file=sys.stderr, flush=True)
+        self.wrong.append(what)
 
     def say(self, fault, result):
         self.counts[kind_of(result)] += 1
@@ -198,49 +211,45 @@ class Campaign:
         if kind_of(result) in ("survived", "reached by no test"):
             print(f"  {fault.file}:{fault.line}\n- {fault.before.strip()}\n+ {fault.after.strip()}", flush=True)
 
-    def try_one(self, n, attempt):
-        """appends what attempt() returns: (result, the number of cases)"""
-        if self.args.minutes and time.time() - self.began > 60 * self.args.minutes:
-            raise OutOfTime
-        fault, start = self.waiting[n], time.time()
-        try:
-            result, cases = attempt()
-        except BadInput as e:                           # no result; the rest are tried
-            self.error(fault.id, e)
-            return
+    def settle(self, n, result):
+        """a fault's result, which nothing that follows changes"""
+        fault, cases = self.waiting.pop(n), self.state["cases"].get(str(n), 0)
         if not self.args.ci:
-            row = dict(fault._asdict(), result=result, cases=cases, seconds=round(time.time() - start),
-                       commit=self.here)
-            del row["tests"]
-            ledger.append(self.args.results, row)
-        del self.waiting[n]
+            seconds = round(self.state["spent"].get(str(n), 0))
+            ledger.append(self.args.results, dict(zip(COLUMNS, (*fault[:-1], result, cases, seconds, self.here))))
         self.save()
         self.say(fault, result)
 
-    def error(self, what, why):
-        print(f"error: {what}: {why}", file=sys.stderr, flush=True)
-        self.wrong.append(what)
+    def attempt(self, n, cases, began):
+        """runs these cases, {Case: (seconds, Result)}, with a fault that is planted"""
+        spent, key = self.state["spent"], str(n)
+        try:
+            result, count = self.tree.verdict(n, cases)
+        except BadInput as e:                           # no result; the rest are tried
+            self.error(self.faults[n].id, e)
+            del self.waiting[n]
+            return
+        self.state["cases"][key] = self.state["cases"].get(key, 0) + count
+        spent[key] = spent.get(key, 0) + time.time() - began
+        if result:
+            self.settle(n, result)
+        elif spent[key] > MOST and not self.faults[n].tests:
+            self.settle(n, f"survived {MOST} s of its tests")
 
-    def cover(self, cases, spans):
-        """runs each case once without a fault; {Case: (seconds, Result)} and {n: the cases that reach it}"""
+    def green(self, cases):
+        """these cases without a fault: {Case: (seconds, Result)}, and {n: the cases that reach it}"""
+        spans = {n: (f.file, *planting.python_span(self.tree.source(f.file).decode(), f.line))
+                 for n, f in self.waiting.items() if f.file.endswith(".py")}
+        green, reached = {}, collections.defaultdict(list)
         for case in cases:
-            name = "\t".join(case)
-            if name in self.state["cases"]:
-                continue
-            if self.args.minutes and time.time() - self.began > 60 * self.args.minutes:
-                raise OutOfTime
+            self.check_time()
             try:
-                self.state["cases"][name] = self.tree.green(case, spans)
+                seconds, result, numbers = self.tree.green(case, spans)
             except BadInput as e:
                 self.error(" ".join(case).strip(), e)
-            self.save()
-        green, reached = {}, collections.defaultdict(list)
-        for name, found in self.state["cases"].items():
-            case = Case(*name.split("\t"))
-            seconds, result, numbers = found
-            result = runner.Result(*result)
+                continue
             for why in result.skipped:
-                print(f"skipped: {' '.join(case).strip()} | {why}")
+                print(f"skipped: {' '.join(case).strip()} | {why}", flush=True)
             if result.passed:
                 green[case] = seconds, result
                 for n in numbers:
@@ -248,84 +257,64 @@ class Campaign:
         return green, reached
 
     def run(self):
-        drawn = self.args.seed is not None
+        """builds and runs one program after the other, each with the faults that are left and that it reaches"""
+        named = {n: [case_of(t) for t in f.tests.split()] for n, f in self.waiting.items()}
+        programs = all_tests() if self.drawn else {}
+        for case, needed in (test for tests in named.values() for test in tests):
+            programs[case.program] = list(dict.fromkeys([*programs.get(case.program, []), *needed]))
+        named = {n: [case for case, _ in tests] for n, tests in named.items()}
         cpp = {n: f for n, f in self.faults.items() if not f.file.endswith(".py")}
-        named = {n: [case_of(t) for t in f.tests.split()] for n, f in self.faults.items()}
-        if drawn:
-            programs, also = all_tests()
-        else:
-            waiting = [t for n in self.waiting for t in named[n]]
-            programs = list(dict.fromkeys(case.program for case, _ in waiting))
-            also = list(dict.fromkeys(t for _, needed in waiting for t in needed))
-        targets = [p for p in programs if not p.endswith(".py")] + also
-        tree, waiting = self.tree, self.waiting
-        left = set(self.state["left"] or [])
-        if self.state["left"] is None or set(waiting) - left or not self.state["cases"]:
-            left |= tree.build({n: f for n, f in cpp.items() if n not in left}, targets, SOURCES if drawn else {})
+        if self.state["left"] is None:
+            left = self.tree.build(cpp, [], SOURCES if self.drawn else {})
+            whole = {n: f for n, f in self.waiting.items() if n in left or n not in cpp}
+            for n in sorted(self.tree.refused(whole, SOURCES if self.drawn else {})):
+                self.settle(n, "does not compile")
             self.state["left"] = sorted(left)
-            self.save()
-        spans = {n: (f.file, *planting.python_span(tree.source(f.file).decode(), f.line))
-                 for n, f in self.faults.items() if f.file.endswith(".py")}
-        if drawn:
-            cases = [case for p in programs for case in tree.cases(p)] if not self.state.get("whole") else []
-        else:
-            cases = list(dict.fromkeys(case for n in waiting for case, _ in named[n]))
-        green, reached = self.cover(cases, spans)
-        self.state["whole"] = drawn
+        for program, needed in programs.items():
+            if self.waiting and program not in self.state["green"]:
+                self.check_time()
+                self.try_program(program, needed, cpp, named)
+        for n in sorted(set(self.state["left"]) & set(self.waiting)):
+            self.try_single(n, programs, named[n])
+        for n in sorted(self.waiting):
+            if self.faults[n].tests and str(n) not in self.state["cases"]:
+                self.error(self.faults[n].id, "no result without its tests")
+            else:
+                self.settle(n, "survived" if self.state["cases"].get(str(n)) else "reached by no test")
 
-        def seen_by(n):
-            """the cases to run for a fault"""
-            return {case: green[case] for case in ([c for c, _ in named[n]] or reached[n]) if case in green}
+    def try_program(self, program, needed, cpp, named):
+        """one program: its cases without a fault, and with each fault that they reach"""
+        targets = needed if program.endswith(".py") else [program, *needed]
+        left = set(self.state["left"])
+        left |= self.tree.build({n: f for n, f in cpp.items() if n not in left}, targets)
+        cases = [c for n in self.waiting for c in named[n] if c.program == program]
+        if self.drawn:
+            cases += self.tree.cases(program)
+        green, reached = self.green(dict.fromkeys(cases))
+        for n, fault in list(self.waiting.items()):
+            some = {case: green[case] for case in named[n] or reached[n] if case in green}
+            if some and n not in left:
+                self.check_time()
+                with self.tree.changed(fault) if n not in cpp else contextlib.nullcontext():
+                    self.attempt(n, some, time.time())
+        self.state["left"] = sorted(left)
+        self.state["green"][program] = [(case.what, *result) for case, result in green.items()]
+        self.save()
 
-        def attempt(n):
-            cases = seen_by(n)
-            if named[n] and len(cases) < len(named[n]):
-                raise BadInput("no result without its tests")
-            return (tree.verdict(n, cases) if cases else "reached by no test"), len(cases)
-        for n in sorted(set(waiting) & set(cpp) - left):
-            self.try_one(n, lambda: attempt(n))
-        single = {n: f for n, f in waiting.items() if n in left or n not in cpp}
-        refused = tree.refused(single, SOURCES if drawn else {})
-        for n in sorted(single):
-            if n in refused:
-                self.try_one(n, lambda: ("does not compile", 0))
-                continue
-            near = n in cpp and not named[n]
-            cases = self.near(n, green, reached) if near else seen_by(n)
-            needed = [t for _, needed in named[n] for t in needed] or also
-            self.try_one(n, lambda: self.single(n, cases, needed, attempt))
-        self.tree.plant({})
-
-    def near(self, n, green, reached):
-        """for a fault that no case can be said to reach: the cases of the programs that include its file, those that
-        include least first; then those that reach another fault in it"""
-        name = self.faults[n].file
-        first = {p: i for i, p in enumerate(self.tree.depends(name))}
-        others = {case for m, f in self.faults.items() if f.file == name for case in reached[m]}
-        cases = [c for c in green if c.program in first or c in others]
-        return {c: green[c] for c in sorted(cases, key=lambda c: (first.get(c.program, len(first)), green[c][0]))}
-
-    def single(self, n, cases, needed, attempt):
-        """a fault by itself: planted, built where it is C++, and run"""
-        fault, began, count = self.faults[n], time.time(), 0
-        self.tree.plant({n: fault}, whole=True)
-        if fault.file.endswith(".py") and not fault.file.startswith("llmc/"):
-            return attempt(n)
-        programs = collections.defaultdict(dict)
-        for case, result in cases.items():
-            programs[case.program][case] = result
-        for program, some in programs.items():
-            driven = runner.TRAINERS if "/programs/" in program and not fault.tests else []
-            targets = needed if program.endswith(".py") else [program, *(driven or needed)]
-            if not self.tree.make(targets)[0]:
-                return "does not compile", 0
-            count += len(some)
-            result = self.tree.verdict(n, some)
-            if result != "survived":
-                return result, count
-            if time.time() - began > SINGLE and not fault.tests:
-                return f"survived {SINGLE} s of builds and tests", count
-        return ("survived" if programs else "reached by no test"), count
+    def try_single(self, n, programs, named):
+        """a fault of C++ by itself, in the programs that include its file, those that include least first"""
+        self.tree.plant({n: self.faults[n]}, whole=True)
+        for program in dict.fromkeys(c.program for c in named) or self.tree.depends(self.faults[n].file):
+            cases = {Case(program, what): (seconds, runner.Result(*result))
+                     for what, seconds, result in self.state["green"].get(program, [])}
+            cases = {case: cases[case] for case in named or cases if case in cases}
+            if cases and n in self.waiting:
+                self.check_time()
+                began = time.time()
+                if self.tree.make([*programs[program], *([] if program.endswith(".py") else [program])])[0]:
+                    self.attempt(n, cases, began)
+                else:
+                    self.settle(n, "does not compile")
 
 
 def main(argv):
@@ -335,9 +324,8 @@ def main(argv):
     p.add_argument("--count", type=int, default=20, help="number of faults drawn [20]")
     p.add_argument("--again", action="store_true", help="those of the seed in the CSV that no test has seen")
     p.add_argument("--ci", action="store_true", help="3 cheap ones of the list, drawn by the commit")
-    p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N", help="every n-th, from the k-th on")
     p.add_argument("--only", nargs="+", metavar="ID", help="only these")
-    p.add_argument("--minutes", type=float, help="end after so long; the same command continues")
+    p.add_argument("--minutes", type=float, default=math.inf, help="end after so long; the same command continues")
     p.add_argument("--summary", action="store_true", help="print the score of all in the CSV and run nothing")
     p.add_argument("--results", default=RESULTS, metavar="FILE", help="the CSV [dev/results/mutations.csv]")
     args = p.parse_args(argv)
@@ -352,7 +340,7 @@ def main(argv):
     campaign.save()
     counts = campaign.counts
     print(", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
-    print(f"{campaign.state['seconds'] / 60:.1f} minutes of processors")
+    print(f"{campaign.state['processors'] / 60:.1f} minutes of processors")
     if campaign.wrong:
         raise BadInput(f"no result: {', '.join(campaign.wrong)}")
     if args.ci:
