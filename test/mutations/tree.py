@@ -108,14 +108,15 @@ class Tree:
         before = os.path.getsize(self.log.name)
         p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
                              env=environment, start_new_session=True)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            p.wait(limit)
-        code = p.returncode
-        if code is None or words[0] != "make":          # what a test has started and left behind ends too
+        try:
+            code = p.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:                                        # what it has started and left behind ends too
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(p.pid, signal.SIGKILL)
-        p.wait()
-        shutil.rmtree(scratch, ignore_errors=True)
+            p.wait()
+            shutil.rmtree(scratch, ignore_errors=True)
         with open(self.log.name, "rb") as f:
             f.seek(before)
             return code, f.read().decode(errors="replace")
@@ -124,18 +125,15 @@ class Tree:
     # building
 
     def named(self, text):
-        """the faults on the lines that a compiler's errors name; where none is, those that are closest to an error"""
+        """the faults on the lines of a compiler's errors; else on those that it names; else those closest to an error:
+        ([these three])"""
         places = re.findall(r"^(?:In file included from )?([\w./-]+):(\d+)[:,](.*)", text, re.M)
-        places = [(os.path.normpath(path), int(line), "error:" in said or "required from" in said)
-                  for path, line, said in places]
-        for wanted in (True, False):
-            found = {n for n, (name, first, last) in self.spans.items() for path, line, error in places
-                     if error >= wanted and path.endswith(name) and first <= line <= last}
-            if found:
-                return found
+        places = [(os.path.normpath(path), int(line), "error:" in said) for path, line, said in places]
+        levels = [{n for n, (name, first, last) in self.spans.items() for path, line, error in places
+                   if error >= wanted and path.endswith(name) and first <= line <= last} for wanted in (True, False)]
         near = [min((abs(line - first), n) for n, (name, first, _) in self.spans.items() if path.endswith(name))
                 for path, line, error in places if error and any(path.endswith(s[0]) for s in self.spans.values())]
-        return {n for _, n in near}
+        return [*levels, {n for _, n in near}]
 
     def make(self, targets):
         """(whether make builds them, what it printed); without warnings, so that only errors name lines"""
@@ -167,7 +165,7 @@ class Tree:
                 good, said = self.make(targets)
                 if good:
                     return left
-            wrong = self.named(said)
+            wrong = next(filter(None, self.named(said)), None)
             if not wrong:
                 raise BadInput(f"expected tests that compile without a fault; see {self.log.name}")
             left |= wrong
@@ -185,8 +183,8 @@ class Tree:
         cpp = {n: f for n, f in numbered.items() if not f.file.endswith(".py")}
         while cpp:
             self.plant(cpp, whole=True)
-            wrong = self.named(self.parse(sources))
-            if not wrong:
+            wrong = self.named(self.parse(sources))[0]
+            if not wrong:                               # what is left may still not compile, as its own build says
                 break
             left |= wrong
             cpp = {n: f for n, f in cpp.items() if n not in wrong}
