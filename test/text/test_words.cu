@@ -1,5 +1,6 @@
 // UTF-8, the classes of characters and their folded forms, and text cut into words as GPT-2 and BERT cut it.
 #include "llmc/base/rand.h"
+#include "llmc/engine/sha256.h"
 #include "llmc/engine/text/words.h"
 #include "test/catch.h"
 
@@ -184,6 +185,14 @@ TEST_CASE("unicode: folding decomposes, drops marks and makes lower case", "[tok
     }
     CHECK(changed == 3083 + 52 + 11172 + 2020);                         // to one character, to more, Hangul, marks
     CHECK(wrong == 0);                                                  // a folded character folds to itself
+    // every entry: dev/unicode_table.py prints this sum, from Unicode 16's own tables
+    Sha256 sum;
+    for (uint32_t c = 0; c <= 0x10FFFF; c++) {
+        std::vector<uint32_t> row = folded(c);
+        row.insert(row.begin(), {unicode.classes[c], (uint32_t)row.size()});
+        sum.update((const uint8_t*)row.data(), row.size() * sizeof(uint32_t));
+    }
+    CHECK(sum.hex() == "0dd770bda56c637a5f1ba0d4418af286b204b7bb1bd67dcdcf410a1006ef4c47");
 }
 
 TEST_CASE("gpt-2 words: what the regular expression matches", "[tokenizer]") {
