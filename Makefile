@@ -86,17 +86,21 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 	@dev/configure.sh --commands $@ '$(CURDIR)' '$(CPU_FLAGS) -I.' '$(SIMT_FLAGS)'
 
 # tests: each file is a program, linked with the main of Catch2; dev/test.py makes those that it wants to run ---
-# What trains is optimized as it ships; a test that drives programs or reads files need not be.
+# Kernels are optimized as they ship. A test of a model has the same bits at -O1 and compiles in two thirds of the time;
+# one that drives programs or reads files need not be fast.
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
-	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main programs/%,$*),-O0,$(if $(filter files/% text/%,$*),-O1)) \
-	    -DSHARED_KERNELS -I. -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main programs/%,$*),-O0) \
+	    $(if $(filter files/% model/% text/%,$*),-O1) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
 $(B)/race/%.o: test/%.cu $(B)/race.flags
 	$(CCACHE) $(CXX) $(RACE_FLAGS) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
-# Who includes shared_kernels.h, at first or second hand, is linked with those kernels: compiled once per variant.
+# Who includes shared_kernels.h, at first or second hand, is linked with those kernels and with the oracles: compiled
+# once per variant.
+SHARED := shared_kernels oracle_positions
 SHARING := $(shell grep -lE "$$(grep -rl 'shared_kernels.h"' test | tr '\n' '|')shared_kernels.h" test/*/test_*.cu)
-$(foreach variant,test race asan,$(eval $(SHARING:test/%.cu=$(B)/$(variant)/%): $(B)/$(variant)/shared_kernels.o))
+$(foreach variant,test race asan,\
+    $(eval $(SHARING:test/%.cu=$(B)/$(variant)/%): $(SHARED:%=$(B)/$(variant)/%.o)))
 # main.o comes last, so that of an inline function the instrumented copy is taken.
 LINKED = $(filter-out %/main.o,$^) $(B)/test/main.o -o $@ $(CATCH_LIBS)
 $(B)/test/%: $(B)/test/%.o $(B)/test/main.o

@@ -5,7 +5,6 @@
 #include <set>
 
 #include "test/layer.h"
-#include "test/shared_kernels.h"
 
 #include "llmc/engine/model.cuh"
 #include "llmc/engine/run/config.h"

@@ -5,6 +5,7 @@
 
 #include "test/oracle.h"
 #include "test/oracle_positions.h"
+#include "test/shared_kernels.h"
 
 #include "llmc/position/table.h"
 

@@ -1,7 +1,7 @@
 // attention_layer.h -- a layer of attention with any encoding, and the same in double and in float32 loops over T x T
 // matrices.
 //
-// The heads are attention_oracle.h's, their biases oracle_positions.h's. A gradient in an encoding's parameters or
+// The heads are attention_oracle.h's, their biases oracle_positions.cu's. A gradient in an encoding's parameters or
 // columns is the sum over i, j of the oracle's dB_ij times dB_ij/dparameter, by central differences of the bias.
 //
 // Tolerances come only from the oracles: the float32 loops and the float32 bias have no tricks, so their error on the

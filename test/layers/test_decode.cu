@@ -6,7 +6,6 @@
 // logits.
 #include "test/layer.h"
 
-#include "test/shared_kernels.h"
 
 #include "llmc/attention/decode.cuh"
 

@@ -1,4 +1,4 @@
-// test_positions.cu -- the bias functors of every encoding against test/oracle_positions.h: values, gradients, and
+// test_positions.cu -- the bias functors of every encoding against test/oracle_positions.cu: values, gradients, and
 // tokens that arrive in pieces.
 //
 // A value may be off by MULTIPLE times the error of the oracle in float32, or by an ulp of the largest one. A gradient

@@ -1,8 +1,8 @@
 // test_decode_simt.cu -- decode attention in real blocks of 128 threads: 16-byte loads, groups of values, splits.
 //
 // Against double loops over the very numbers the kernel reads: q, k and v after the encoding prepared them, biases of
-// oracle_positions.h. So what is left is float32's error, and the rounding of the output where floatX is bf16.
-#include "test/oracle_positions.h"
+// oracle_positions.cu. So what is left is float32's error, and the rounding of the output where floatX is bf16.
+#include "test/oracle_positions.cu"        // a kernel test is one file
 
 #include "llmc/attention/decode.cuh"
 

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "test/layers/attention_oracle.h"
-#include "test/oracle_positions.h"
+#include "test/oracle_positions.cu"        // a kernel test is one file
 
 #include "llmc/attention/choose.cuh"
 
