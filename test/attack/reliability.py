@@ -57,7 +57,7 @@ PROMISES = {
     "P22": ("Flags are strict.", ""),
     "P23": ("Checkpoints of older versions can be resumed.", ""),
     "P24": ("Logs survive kills, resumes and full disks without a torn or doubled line.", ""),
-    "P25": ("The tests notice planted faults.", "faults that no operator draws"),
+    "P25": ("The tests notice planted faults.", "faults that no operator draws; of those drawn, see mutations.md"),
     "P26": ("A step that memory or a processor has silently corrupted is found by repeating it.", "all: not built"),
 }
 

@@ -180,11 +180,12 @@ class Campaign:
         directory = os.path.join(ROOT, "build", "mutations")
         os.makedirs(directory, exist_ok=True)
         self.tree = Tree(os.path.join(directory, "tree"), ROOT)
-        # What a run that --minutes ended has found: the faults that are no expressions; what passes in the programs
-        # that are done; of each fault the number of cases that have not seen it, and seconds; seconds of processors.
+        # What a run that --minutes ended has found: the faults that are no expressions; the programs that are done; of
+        # each case its seconds, Result and what it reaches; of each fault the number of cases, and seconds; seconds of
+        # processors.
         self.path = os.path.join(directory, "state.json")
         name = hashlib.sha256(repr((self.here, sorted(self.faults.items()))).encode()).hexdigest()
-        self.state = {"name": name, "left": None, "green": {}, "cases": {}, "spent": {}, "processors": 0}
+        self.state = {"name": name, "left": None, "done": [], "green": {}, "cases": {}, "spent": {}, "processors": 0}
         if os.path.exists(self.path) and not self.here.endswith("+"):
             with open(self.path, encoding="utf-8") as f:
                 state = json.load(f)
@@ -242,16 +243,20 @@ class Campaign:
                  for n, f in self.waiting.items() if f.file.endswith(".py")}
         green, reached = {}, collections.defaultdict(list)
         for case in cases:
-            self.check_time()
-            try:
-                seconds, result, numbers = self.tree.green(case, spans)
-            except BadInput as e:
-                self.error(" ".join(case).strip(), e)
-                continue
-            for why in result.skipped:
-                print(f"skipped: {' '.join(case).strip()} | {why}", flush=True)
-            if result.passed:
-                green[case] = seconds, result
+            found = self.state["green"].setdefault(case.program, {})
+            if case.what not in found:
+                self.check_time()
+                try:
+                    found[case.what] = self.tree.green(case, spans)
+                except BadInput as e:
+                    self.error(" ".join(case).strip(), e)
+                    continue
+                for why in dict.fromkeys(found[case.what][1].skipped):
+                    print(f"skipped: {' '.join(case).strip()} | {why}", flush=True)
+                self.save()
+            seconds, result, numbers = found[case.what]
+            if result[0]:                               # some passed
+                green[case] = seconds, runner.Result(*result)
                 for n in numbers:
                     reached[n].append(case)
         return green, reached
@@ -271,7 +276,7 @@ class Campaign:
                 self.settle(n, "does not compile")
             self.state["left"] = sorted(left)
         for program, needed in programs.items():
-            if self.waiting and program not in self.state["green"]:
+            if self.waiting and program not in self.state["done"]:
                 self.check_time()
                 self.try_program(program, needed, cpp, named)
         for n in sorted(set(self.state["left"]) & set(self.waiting)):
@@ -298,16 +303,16 @@ class Campaign:
                 with self.tree.changed(fault) if n not in cpp else contextlib.nullcontext():
                     self.attempt(n, some, time.time())
         self.state["left"] = sorted(left)
-        self.state["green"][program] = [(case.what, *result) for case, result in green.items()]
+        self.state["done"].append(program)
         self.save()
 
     def try_single(self, n, programs, named):
         """a fault of C++ by itself, in the programs that include its file, those that include least first"""
         self.tree.plant({n: self.faults[n]}, whole=True)
         for program in dict.fromkeys(c.program for c in named) or self.tree.depends(self.faults[n].file):
-            cases = {Case(program, what): (seconds, runner.Result(*result))
-                     for what, seconds, result in self.state["green"].get(program, [])}
-            cases = {case: cases[case] for case in named or cases if case in cases}
+            green = {Case(program, what): (seconds, runner.Result(*result)) for what, (seconds, result, _)
+                     in self.state["green"].get(program, {}).items() if result[0]}
+            cases = {case: green[case] for case in named or green if case in green}
             if cases and n in self.waiting:
                 self.check_time()
                 began = time.time()

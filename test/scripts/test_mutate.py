@@ -89,7 +89,10 @@ class Mutate(unittest.TestCase):
         code, text, rows = self.run_main("--minutes", "0.000001", known=self.SEEN)
         self.assertEqual((code, rows), (0, []))
         self.assertIn("1 faults are left; the same command continues", text)
-        code, _, rows = self.run_main("--minutes", "5", known=self.SEEN)
+        with mock.patch.object(mutate.Campaign, "attempt", side_effect=mutate.OutOfTime):
+            self.run_main("--minutes", "5", known=self.SEEN)
+        with mock.patch.object(mutate.Tree, "green", side_effect=AssertionError):       # this is not done again
+            code, _, rows = self.run_main("--minutes", "5", known=self.SEEN)
         self.assertEqual((code, len(rows)), (0, 1))
 
     def test_what_is_refused(self):
