@@ -1,7 +1,8 @@
 # Makefile -- `make help` lists the targets. Knobs, given as make KNOB=value:
 #
 #   CXX=clang++  NVCC=path         the compilers             NO_OMP=1   one thread
-#   ARCH=sm_90a                    the GPU to build for      PRECISION=FP32   the CUDA build in float32, not bf16
+#   ARCH=sm_90a                    the GPU to build for      PRECISION=FP32   in float32: what a CPU does anyway
+#                                                             PRECISION=BF16   in bf16: what CUDA does anyway
 #   MPI=0  NCCL=0                  without them              OPENMPI_DIR=path  NCCL_DIR=path   where they are
 #   FEW_POSITIONS=1                builds the encodings none and cable only, in a fraction of the time
 #   ARGS='[tag]'                   the tests to run          CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS   are added to ours
@@ -61,6 +62,7 @@ $(call remember,asan,$(CXX) $(ASAN_FLAGS))
 $(call remember,simt,$(CXX) $(SIMT_FLAGS))
 $(call remember,mpi,$(MPI_CFLAGS) $(MPI_LIBS))
 $(call remember,cuda,$(NVCC) $(NVCC_FLAGS))
+$(call remember,precision,$(PRECISION))
 $(call remember,commit,$(shell git describe --always --dirty --abbrev=10 --exclude='*' 2>/dev/null || echo unknown))
 endif
 export CCACHE_EXTRAFILES := $(B)/cpu.flags
@@ -69,14 +71,21 @@ TRAINERS := train_gpt2 train_bert
 all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## the trainers, with nvcc for CUDA too
 	@$(if $(NVCC),true,echo "no nvcc found: the CUDA builds ($(TRAINERS:%=%cu)) were left out")
 
-$(TRAINERS): %: $(B)/%.o $(B)/commit.o
+# The objects of the other precision stay where they are; a trainer is only linked.
+$(TRAINERS): %: $(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o $(B)/commit.o $(B)/precision.flags
+	$(CXX) $(filter %.o,$^) -o $@ $(CPU_LIBS) $(MPI_LIBS)
+$(TRAINERS:%=$(B)/bf16/%): %: %.o $(B)/commit.o
 	$(CXX) $^ -o $@ $(CPU_LIBS) $(MPI_LIBS)
 # for --help; its own object, so that a commit links the trainers and compiles nothing
 $(B)/commit.o: $(B)/commit.flags
 	@echo "const char build_commit[] = \"$$(cat $<)\";" | $(CXX) -x c -c - -o $@
+CPU_TRAINER = $(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(if $(findstring bf16/,$@),-DPRECISION_BF16) -x c++ -c $<
 $(TRAINERS:%=$(B)/%.o): $(B)/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
 	@dev/install.sh --check build
-	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) -x c++ -c $< -o $@
+	$(CPU_TRAINER) -o $@
+$(TRAINERS:%=$(B)/bf16/%.o): $(B)/bf16/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
+	@dev/install.sh --check build
+	$(CPU_TRAINER) -o $@
 $(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags $(B)/commit.o
 	@$(if $(NVCC),dev/install.sh --check build,echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MT $@ -MF $(B)/$@.d $< $(B)/commit.o -o $@ $(CUDA_LIBS)

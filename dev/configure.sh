@@ -31,7 +31,7 @@ command -v "${cxx[0]:-}" >/dev/null || {
     echo "CXX=$CXX: there is no such compiler; install one (dev/install.sh build) or name one that is here" >&2
     exit 1
 }
-mkdir -p build/simt build/simt_asan build/ladders
+mkdir -p build/bf16 build/simt build/simt_asan build/ladders
 for folder in test/*/; do mkdir -p "build/$folder" "build/race/${folder#test/}" "build/asan/${folder#test/}"; done
 config=build/config.mk
 

@@ -2,14 +2,14 @@
 """hashes.py -- the same weights, bit for bit, from every compiler, processor, number of threads and of ranks.
 
     dev/hashes.py                  every encoding, both trainers, all builds that this machine can make and run
-    dev/hashes.py --quick          six builds of train_gpt2 with none and cable, in three minutes
+    dev/hashes.py --quick          eight builds of train_gpt2 with none and cable, in three minutes
     dev/hashes.py --build gcc-v3 --build emulated --pos rope --pos alibi        only these
     dev/hashes.py --update         writes dev/results/hashes.tsv, if all builds agree
     dev/hashes.py --of DIRECTORY   prints the SHA-256 of a checkpoint's weights
 
 Each build trains for some steps on data/shakespeare_train.txt, and the SHA-256 of the weights must be the one in
-dev/results/hashes.tsv. The emulated CUDA build stores bf16 and sums in another order: --build emulated --update gives
-it rows of its own, which are not committed yet.
+dev/results/hashes.tsv. Builds that store bf16 have rows of their own. The emulated CUDA build sums in another order:
+--build emulated --update gives it rows, too, which are not committed yet.
 A change that is meant to change bits is committed with the new table. docs/reproducibility.md says what is promised.
 """
 import argparse
@@ -30,9 +30,12 @@ OUT = "build/hashes"
 PROGRAMS = ("train_gpt2", "train_bert")
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
 ARM = ["aarch64-linux-gnu-g++", "-static", "-idirafter", "/usr/include"]        # of this machine: xxhash.h, json.hpp
+BF16 = ["-DPRECISION_BF16"]
+TILES = BF16 + ["-include", "test/amx_stand_in.h"]      # the blocks of AMX, with its instructions in plain C
 # name: (compiler and flags, the command that runs its programs, what /proc/cpuinfo must have)
 BUILDS = {
     "shipped": (None, [], ""),                          # by make, for this processor, with OpenMP
+    "bf16": (None, [], ""),                             # by make PRECISION=BF16: AMX where the processor has it
     "gcc-v2": (["g++", "-O1", "-march=x86-64-v2"], [], "sse4_2"),           # no fma: each is a call of the C library
     "gcc-v3": (["g++", "-O3", "-march=x86-64-v3", "-fopenmp"], [], "avx2"),
     "gcc-v3-O1": (["g++", "-O1", "-march=x86-64-v3"], [], "avx2"),
@@ -40,15 +43,18 @@ BUILDS = {
     "clang-v3": (["clang++", "-O1", "-march=x86-64-v3"], [], "avx2"),
     "clang-v4": (["clang++", "-O2", "-march=x86-64-v4"], [], "avx512vl"),
     "gcc-arm": (ARM + ["-O1"], ["qemu-aarch64"], ""),
+    "bf16-tiles": (["g++", "-O1", "-march=x86-64-v3"] + TILES, [], "avx2"),
+    "bf16-clang": (["clang++", "-O2", "-march=x86-64-v4"] + BF16, [], "avx512vl"),
+    "bf16-arm": (ARM + ["-O1"] + BF16, ["qemu-aarch64"], ""),
     "emulated": (None, [], ""),                         # the CUDA build on test/simt's GPU
 }
-QUICK = ("shipped", "gcc-v3-O1", "gcc-v4", "clang-v3", "clang-v4", "gcc-arm")
+QUICK = ("shipped", "gcc-v3-O1", "gcc-v4", "clang-v3", "clang-v4", "gcc-arm", "bf16", "bf16-tiles")
 # Eight micro-batches an update, which up to 8 ranks share. T crosses a chunk of the cumulative sum and the tiles.
 CPU_RUN = ["--model", "2,2,32", "--T", "136", "--B", "1", "--total_batch", "1088", "--steps", "20"]
 EMULATED_RUN = ["--model", "1,1,64", "--T", "136", "--B", "1", "--steps", "4"]   # heads of 64: tensor-core kernels
 RUN = ["--train_files", "data/shakespeare_train.txt", "--lr", "1e-3", "--warmup", "5", "--weight_decay", "0.1",
        "--val_every", "0", "--checkpoint_every", "1000"]                         # at the end only
-# of the shipped build
+# of the builds by make
 SHARED = [["--threads", "1"], ["--threads", "3"], ["--threads", "8"], ["--ranks", "2"], ["--ranks", "4"],
           ["--ranks", "8", "--threads", "1"]]
 
@@ -64,6 +70,8 @@ def missing(build):
 
 
 def kind_of(build):
+    if build.startswith("bf16"):
+        return "bf16"
     return "emulated" if build == "emulated" else "cpu"
 
 
@@ -77,7 +85,7 @@ def compile_program(build, program, few):
     """the program's path"""
     command = BUILDS[build][0]
     if command is None:
-        target = program if build == "shipped" else f"build/simt/{program}"
+        target = {"shipped": program, "bf16": f"build/bf16/{program}", "emulated": f"build/simt/{program}"}[build]
         done = subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, errors="replace")
     else:
         target = f"{OUT}/{program}_{build}"
@@ -129,7 +137,7 @@ def main(argv):
     if args.of:
         print(f"weights: SHA-256 {weights_sha256(args.of)}")
         return 0
-    builds = args.build or (QUICK if args.quick else [b for b in BUILDS if kind_of(b) == "cpu"])
+    builds = args.build or (QUICK if args.quick else [b for b in BUILDS if b != "emulated"])
     positions = args.pos or (["none", "cable"] if args.quick else encodings())
     programs = PROGRAMS[:1] if args.quick else PROGRAMS
     few = set(positions) <= {"none", "cable"}
@@ -157,7 +165,7 @@ def main(argv):
                 for pos in positions:
                     if pos == "cope" and program == "train_bert":               # causal only
                         continue
-                    more = [[]] + (SHARED if build == "shipped" and pos in ("none", "cable") else [])
+                    more = [[]] + (SHARED if build in ("shipped", "bf16") and pos in ("none", "cable") else [])
                     for m in more:
                         tasks[program, pos, " ".join(m)] = pool.submit(trained, build, path, program, pos, m)
             bad = []

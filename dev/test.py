@@ -25,6 +25,7 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 JOBS = int(os.environ.get("JOBS") or os.cpu_count() or 2)
 COMM_PROGRAMS = ["build/comm_program", "build/comm_program_alone"]
 TRAINERS = ["train_gpt2", "train_bert"]
+BF16_TRAINERS = ["build/bf16/train_gpt2", "build/bf16/train_bert"]
 SIMT_TRAINERS = ["build/simt/train_gpt2", "build/simt/train_gpt2_fp32", "build/simt/train_bert"]
 ENVIRONMENT = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert",
                # a thread that waits gives up its core: with anything else running, spinning takes several times as long
@@ -161,7 +162,7 @@ def plan(kind, words):
     if kind == "test":
         scripts = sorted(glob.glob("test/*/test_*.py"))
         # the slowest first, so that the end keeps all cores busy
-        return scripts + simt + programs, SIMT_TRAINERS + TRAINERS + COMM_PROGRAMS
+        return scripts + simt + programs, SIMT_TRAINERS + TRAINERS + BF16_TRAINERS + COMM_PROGRAMS
     if kind == "asan" and words == ["[asan]"]:                  # sees past the end of shared memory
         sanitized = [p for name in ("ptx", "layers", "decode") for p in sorted(glob.glob(f"test/simt/test_{name}*.cu"))]
         programs += built("build/simt_asan", sanitized)

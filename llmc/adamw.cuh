@@ -30,7 +30,6 @@ __host__ __device__ inline uint64_t rounding_key(uint64_t seed, int t, uint64_t 
 }
 
 __device__ inline void store_weight(float* p, float w, uint64_t, size_t) { *p = w; }
-#if defined(CUDA_BUILD)
 // A bf16 is the upper half of a float32. Adding 16 random bits to the lower half carries into the upper one with a
 // probability that is w's place between its two neighbours.
 __device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
@@ -39,7 +38,6 @@ __device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
     const bool rounds = key != 0 && (bits & 0x7f800000) != 0x7f800000;      // infinities and NaN stay what they are
     *p = (bf16)(rounds ? bits_to_float((int32_t)((bits + random) & 0xffff0000u)) : w);
 }
-#endif
 
 // Neighbouring elements of one tensor, and where they are in each array
 struct AdamWPiece {

@@ -60,7 +60,7 @@ template <class Logit> __device__ inline RowSoftmax row_softmax(const Logit* x, 
     rival = block_max(before > after ? before : after);
     const float largest = target_logit > rival ? target_logit : rival;
     const auto part = sums_over<1>(threadIdx.x, V, blockDim.x, [&](float* s, int v) {
-        s[0] += fast_exp(x[v] - largest);
+        s[0] += fast_exp((float)x[v] - largest);
     });
     sum = block_sum(part.x[0]);
 #endif
@@ -93,10 +93,14 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
     const float scale = dloss / found.sum;        // the softmax's divisor and dloss in one factor
     if constexpr (PACK == 1) {
         SIMD
-        for (int v = threadIdx.x; v < V; v += blockDim.x) { x[v] = fast_exp(x[v] - found.largest) * scale; }
-        for (int v = V + threadIdx.x; v < Vp; v += blockDim.x) { x[v] = 0.0f; }
+        for (int v = threadIdx.x; v < V; v += blockDim.x) {
+            x[v] = (Logit)(fast_exp((float)x[v] - found.largest) * scale);
+        }
+        for (int v = V + threadIdx.x; v < Vp; v += blockDim.x) { x[v] = (Logit)0.0f; }
         __syncthreads();
-        if (threadIdx.x == 0) { x[target] -= dloss; }
+        if (threadIdx.x == 0) {         // rounded once
+            x[target] = (Logit)(fast_exp(found.target_logit - found.largest) * scale - dloss);
+        }
         return;
     }
     for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {

@@ -4,7 +4,7 @@
 // All three products are a matmul() or matmul_add() of views (base/matrix.cuh). The output is cut into tiles. On a CPU
 // base/gemm.h computes each of them, and the bits depend neither on the tiles nor on the number of threads. Under nvcc
 // cuBLASLt computes whole products, and the portable kernel below only those whose rows are not aligned to 16 bytes.
-// There bias and residual are added to the float32 sum, which is rounded to floatX once.
+// Bias, residual and product are added in float32 and rounded to floatX once.
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
@@ -27,8 +27,10 @@ inline size_t matmul_shared(int m, int n) { return sizeof(float) * (size_t)((m +
 #define MATMUL_GEMM 1
 #include "base/gemm.h"
 constexpr int MATMUL_TILE_M = 256, MATMUL_TILE_N = 512;
-constexpr int MATMUL_UNIT_M = GEMM_M, MATMUL_UNIT_N = GEMM_N;
-inline size_t matmul_shared(int m, int) { return sizeof(float) * gemm_panels(m); }
+constexpr int MATMUL_UNIT_M = GEMM_UNIT_M<floatX>, MATMUL_UNIT_N = GEMM_N;
+inline size_t matmul_shared(int m, int n) {         // with room for the sums of a bf16 output
+    return sizeof(float) * (gemm_panels(m) + (sizeof(floatX) == sizeof(float) ? 0 : (size_t)m * n));
+}
 #endif
 
 // A (M,K) B (K,N), either rounded into out (M,N) together with what is added to it, or added to sum (M,N)
@@ -59,12 +61,21 @@ __global__ void matmul_kernel(MatmulArgs p) {
     const int M = A.rows;                   // at most tile_m: the last tile may be smaller
     const int N = B.cols;
 #if defined(MATMUL_GEMM)
-    float* all = p.sum != nullptr ? p.sum : p.out;              // out is float32 here, so the addends can go first
-    const Matrix<float> out = block(view(all, p.A.rows, p.B.cols), m0, M, n0, N);
+    // 2. the addends, to which the product is added: in place, or in memory of their own where out is bf16
+    const bool rounds = p.sum == nullptr && sizeof(floatX) != sizeof(float);
+    float* panels = dynamic_shared();
+    float* all = p.sum != nullptr ? p.sum : (float*)p.out;
+    const Matrix<float> whole = view(all, p.A.rows, p.B.cols);
+    const Matrix<float> out = rounds ? view(panels + gemm_panels(p.tile_m), M, N) : block(whole, m0, M, n0, N);
     for (int m = 0; m < M && p.sum == nullptr; m++) {
         for (int n = 0; n < N; n++) { out(m, n) = matmul_addend(p, m0 + m, n0 + n); }
     }
-    gemm(out, A, B, dynamic_shared());
+    gemm(out, A, B, panels);
+    // 3. the sums are rounded to floatX once
+    for (int m = 0; m < M && rounds; m++) {
+        floatX* to = p.out + (size_t)(m0 + m) * p.B.cols + n0;
+        for (int n = 0; n < N; n++) { to[n] = (floatX)out(m, n); }
+    }
 #else
     // 2. the product, slice of K by slice of K, so that what is multiplied stays in the cache or in shared memory:
     // slices a of A and b of B, packed into shared memory, and their product c, whose rows are padded to whole

@@ -229,7 +229,7 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
 
 // Which kernels a model's attention runs on, for the banner
 inline std::string attention_description(const PositionConfig& position, int HS) {
-    if (sizeof(floatX) == sizeof(float)) { return strprintf("portable kernels, float32, head size %d", HS); }
+    if (!ON_GPU || sizeof(floatX) == sizeof(float)) { return strprintf("portable kernels, float32, head size %d", HS); }
     if (uses_flash(position, HS)) { return "tensor-core kernels, bf16"; }
     const char* slow = "its products run in float32, without the tensor cores";
     const std::string unknown = unknown_bias(position);

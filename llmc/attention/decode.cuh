@@ -56,13 +56,13 @@ struct DecodePiece {
 };
 
 // The first n of them, then zeros. Never reads after n: there may be no memory.
-__device__ __forceinline__ DecodePiece load_piece(const float* p, int n) {
+template <class T> __device__ __forceinline__ DecodePiece load_piece(const T* p, int n) {
     DecodePiece piece;
     UNROLL
     for (int r = 0; r < DECODE_PIECE / LANES; r++) {
         if ((r + 1) * LANES <= n) { piece.x[r] = load_lanes(p + r * LANES); continue; }
         float rest[LANES] = {};
-        for (int e = r * LANES; e < n; e++) { rest[e - r * LANES] = p[e]; }
+        for (int e = r * LANES; e < n; e++) { rest[e - r * LANES] = (float)p[e]; }
         piece.x[r] = load_lanes(rest);
     }
     return piece;

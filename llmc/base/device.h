@@ -25,9 +25,11 @@
 #define CUDA_BUILD 1
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+using bf16 = __nv_bfloat16;
 #elif defined(SIMT)                 // by test/simt/simt.h, which the compiler was given with -include
 #define CUDA_BUILD 1
 #else
+#include "bf16.h"
 #define __global__ inline
 #define __device__
 #define __host__
@@ -35,12 +37,9 @@
 #define __launch_bounds__(...)
 #endif
 
-// What parameters and activations are stored as: bf16 on a GPU unless built with PRECISION=FP32. Sums are float32
-// everywhere.
-#if defined(CUDA_BUILD)
-using bf16 = __nv_bfloat16;
-#endif
-#if defined(CUDA_BUILD) && !defined(PRECISION_FP32)
+// What parameters and activations are stored as: make PRECISION=BF16 or FP32; without it bf16 on a GPU and float32 on a
+// CPU. Sums are float32 everywhere.
+#if defined(PRECISION_BF16) || (defined(CUDA_BUILD) && !defined(PRECISION_FP32))
 using floatX = bf16;
 #else
 using floatX = float;

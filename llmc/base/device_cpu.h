@@ -92,6 +92,13 @@ __forceinline__ lanes load_lanes(const float* p) {
     memcpy(&v, p, sizeof(v));
     return v;
 }
+__forceinline__ lanes load_lanes(const bf16* p) {
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+    typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+    halves h;
+    memcpy(&h, p, sizeof(h));
+    return (lanes)(__builtin_convertvector(h, words) << 16);
+}
 __forceinline__ void store_lanes(float* p, lanes v) { memcpy(p, &v, sizeof(v)); }
 // a * b + c in each lane, rounded once
 __forceinline__ lanes fused_madd(float a, lanes b, lanes c) {

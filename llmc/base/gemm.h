@@ -1,24 +1,31 @@
 // base/gemm.h -- the product of two matrices on a CPU, by one thread.
 //
-//   out_mn += sum over k of A_mk B_kn
+//   out_mn += sum over k of A_mk B_kn          A and B are float32 or bf16, out is float32
 //
 // The order of each sum is fixed; it depends neither on the width of a register nor on tiles or threads. k is cut into
-// slices of GEMM_K. A slice's sum starts at 0 and takes its k in ascending order, sum = fma(A_mk, B_kn, sum), and the
-// slices are added to out one after the other.
+// slices, which are added to out one after the other.
+//   float32   A slice has 256 k. Its sum starts at 0 and takes its k in ascending order, sum = fma(A_mk, B_kn, sum).
+//   bf16      A slice has 32 k, the last one filled up with zeros. One such sum takes the even k and one the odd k, and
+//             the two are added. That is what an instruction of AMX does (amx.h); other processors do it in float32.
 //
-// Slices are first copied into panels, GEMM_M rows of A or GEMM_N columns of B wide, whose elements lie in the order in
-// which the inner loop reads them. So a transposed matrix costs no more than any other. The inner loop keeps a fragment
-// of out, GEMM_M x GEMM_N, in registers: for each k it loads a row of B's panel and multiplies it by GEMM_M numbers of
-// A's. One panel of B at a time stays in the first-level cache, and those of A come from the second. dev/cuda/matmul.cu
-// climbs here from three plain loops.
+// GEMM_K of k are first copied into panels, GEMM_M rows of A or GEMM_N columns of B wide, whose elements lie in the
+// order in which the inner loop reads them. So a transposed matrix costs no more than any other. The inner loop keeps a
+// fragment of out, GEMM_M x GEMM_N, in registers: for each k it loads a row of B's panel and multiplies it by GEMM_M
+// numbers of A's. One panel of B at a time stays in the first-level cache, and those of A come from the second.
+// dev/cuda/matmul.cu climbs here from three plain loops.
 #ifndef LLMC_BASE_GEMM_H
 #define LLMC_BASE_GEMM_H
 
-#include <utility>
-
+#include "amx.h"
 #include "matrix.cuh"
+#include "words.h"
 
-constexpr int GEMM_K = 256;                             // the only number that the sums depend on
+constexpr int GEMM_K = 256;
+// The only numbers that the sums depend on: the k of a slice, how many sums share them in turn, and the multiple to
+// which zeros extend them
+template <class T> constexpr int GEMM_SLICE = sizeof(T) == sizeof(float) ? GEMM_K : 32;
+template <class T> constexpr int GEMM_CHAINS = sizeof(float) / sizeof(T);
+template <class T> constexpr int GEMM_MULTIPLE = sizeof(T) == sizeof(float) ? 1 : GEMM_SLICE<T>;
 #if defined(__AVX512F__)
 constexpr int GEMM_M = 12;                              // 24 of the 32 registers hold sums
 #elif defined(__AVX__)
@@ -27,75 +34,68 @@ constexpr int GEMM_M = 6;                               // 12 of 16
 constexpr int GEMM_M = 4;                               // 8 of 16, or of Arm's 32
 #endif
 constexpr int GEMM_N = 2 * LANES;
+// Rows of an output of which no part of a panel is wasted
+template <class T> constexpr int GEMM_UNIT_M = std::is_same<T, bf16>::value && AMX_TILES ? 2 * TILE : GEMM_M;
+constexpr int WIDEST_PANEL = 32;
 
 // Floats that gemm() packs into, for an output of at most M rows
-inline size_t gemm_panels(int M) { return (size_t)GEMM_K * (round_up(M, GEMM_M) + GEMM_N); }
+inline size_t gemm_panels(int M) { return (size_t)GEMM_K * (M + 2 * WIDEST_PANEL); }
 
 // ----------------------------------------------------------------------------------------------------------
 // packing
 
-// The lanes I of a and b, where b's are counted after a's
-template <int... I> inline lanes choose_lanes(lanes a, lanes b) {
-#if defined(__clang__)
-    return __builtin_shufflevector(a, b, I...);
-#else
-    typedef int numbers __attribute__((vector_size(4 * LANES)));
-    return __builtin_shuffle(a, b, numbers{I...});
-#endif
-}
-// One step of transposing x, a matrix (LANES, LANES): in each square of 2 APART x 2 APART two corners change places.
-template <int APART, int... I> inline void exchange_corners(lanes (&x)[LANES], std::integer_sequence<int, I...> all) {
-    UNROLL
-    for (int i = 0; i < LANES; i++) {
-        if (i & APART) { continue; }
-        const lanes a = x[i];
-        const lanes b = x[i + APART];
-        x[i] = choose_lanes<(I & APART ? LANES + I - APART : I)...>(a, b);
-        x[i + APART] = choose_lanes<(I & APART ? LANES + I : I + APART)...>(a, b);
-    }
-    if constexpr (2 * APART < LANES) { exchange_corners<2 * APART>(x, all); }
+template <int WIDTH> inline void copy_row(float* to, const float* from) { memcpy(to, from, sizeof(float) * WIDTH); }
+template <int WIDTH> inline void copy_row(float* to, const bf16* from) {
+    int c = 0;
+    for (; c + LANES <= WIDTH; c += LANES) { store_lanes(to + c, load_lanes(from + c)); }
+    for (; c < WIDTH; c++) { to[c] = (float)from[c]; }
 }
 
-// panel (K, WIDTH) = the columns of B (K, at most WIDTH); what is missing becomes 0. May write LANES floats too many.
-template <int WIDTH> inline void pack_panel(float* panel, const Matrix<const float>& B) {
+// panel (K, WIDTH), float32 = the columns of B (K, at most WIDTH); what is missing becomes 0. K is extended to a
+// GEMM_MULTIPLE. May write LANES floats too many.
+template <int WIDTH, class T> inline void pack_panel(float* panel, const Matrix<const T>& B) {
     constexpr int COLUMNS = WIDTH < LANES ? WIDTH : LANES;      // that are transposed together
+    constexpr int CHAINS = GEMM_CHAINS<T>;
     static_assert(WIDTH % COLUMNS == 0, "a store would overwrite what the one before has put into the next row");
     const int K = B.rows;
     const bool whole = B.cols == WIDTH;
     int k = 0;
     if (whole && B.col_stride == 1) {
-        for (; k < K; k++) { memcpy(panel + k * WIDTH, B.row(k), sizeof(float) * WIDTH); }
+        for (; k < K; k++) { copy_row<WIDTH>(panel + k * WIDTH, B.row(k)); }
     }
     if (whole && B.row_stride == 1) {
-        for (; k + LANES <= K; k += LANES) {
+        for (; k + LANES * CHAINS <= K; k += LANES * CHAINS) {
             for (int c0 = 0; c0 < WIDTH; c0 += COLUMNS) {
                 lanes x[LANES] = {};
                 UNROLL
-                for (int c = 0; c < COLUMNS; c++) { x[c] = load_lanes(&B(k, c0 + c)); }
-                exchange_corners<1>(x, std::make_integer_sequence<int, LANES>());
+                for (int c = 0; c < COLUMNS; c++) { x[c] = load_words(&B(k, c0 + c)); }
+                transpose(x);
                 UNROLL
-                for (int i = 0; i < LANES; i++) { store_lanes(panel + (k + i) * WIDTH + c0, x[i]); }
+                for (int i = 0; i < LANES; i++) {
+                    float* to = panel + (k + i * CHAINS) * WIDTH + c0;
+                    store_lanes(to, element<T, 0>(x[i]));
+                    if constexpr (CHAINS == 2) { store_lanes(to + WIDTH, element<T, 1>(x[i])); }
+                }
             }
         }
     }
-    for (; k < K; k++) {
-        for (int c = 0; c < WIDTH; c++) { panel[k * WIDTH + c] = c < B.cols ? B(k, c) : 0.0f; }
+    for (; k < round_up(K, GEMM_MULTIPLE<T>); k++) {
+        for (int c = 0; c < WIDTH; c++) { panel[k * WIDTH + c] = k < K && c < B.cols ? (float)B(k, c) : 0.0f; }
     }
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // the product
 
-// out, at most (ROWS, REGISTERS * LANES), += a^T b for panels a (K,GEMM_M) and b (K,GEMM_N)
-template <int ROWS, int REGISTERS>
-inline void gemm_fragment(const Matrix<float>& out, const float* a, const float* b, int K) {
-    lanes sum[ROWS][REGISTERS];
+// sum (ROWS, REGISTERS * LANES) = a^T b over every STEPth of K rows of the panels a (K,GEMM_M) and b (K,GEMM_N)
+template <int STEP, int ROWS, int REGISTERS>
+__forceinline__ void gemm_sum(lanes (&sum)[ROWS][REGISTERS], const float* a, const float* b, int K) {
     UNROLL
     for (int m = 0; m < ROWS; m++) {
         UNROLL
         for (int n = 0; n < REGISTERS; n++) { sum[m][n] = lanes{}; }
     }
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < K; k += STEP) {
         lanes row[REGISTERS];
         UNROLL
         for (int n = 0; n < REGISTERS; n++) { row[n] = load_lanes(b + k * GEMM_N + n * LANES); }
@@ -106,6 +106,10 @@ inline void gemm_fragment(const Matrix<float>& out, const float* a, const float*
             for (int n = 0; n < REGISTERS; n++) { sum[m][n] = fused_madd(factor, row[n], sum[m][n]); }
         }
     }
+}
+// out, at most (ROWS, REGISTERS * LANES), += sum
+template <int ROWS, int REGISTERS>
+__forceinline__ void add_fragment(const Matrix<float>& out, const lanes (&sum)[ROWS][REGISTERS]) {
     UNROLL
     for (int m = 0; m < ROWS; m++) {
         if (m == out.rows) { break; }
@@ -121,57 +125,111 @@ inline void gemm_fragment(const Matrix<float>& out, const float* a, const float*
         }
     }
 }
+// out, at most (ROWS, REGISTERS * LANES), += a^T b for panels a (K,GEMM_M) and b (K,GEMM_N) of elements T
+template <class T, int ROWS, int REGISTERS>
+inline void gemm_fragment(const Matrix<float>& out, const float* a, const float* b, int K) {
+    lanes sum[ROWS][REGISTERS];
+    if constexpr (sizeof(T) == sizeof(float)) {
+        gemm_sum<1>(sum, a, b, K);
+        add_fragment(out, sum);
+        return;
+    }
+    for (int k = 0; k < K; k += GEMM_SLICE<T>) {
+        lanes odd[ROWS][REGISTERS];
+        gemm_sum<2>(sum, a + k * GEMM_M, b + k * GEMM_N, GEMM_SLICE<T>);
+        gemm_sum<2>(odd, a + (k + 1) * GEMM_M, b + (k + 1) * GEMM_N, GEMM_SLICE<T>);
+        UNROLL
+        for (int m = 0; m < ROWS; m++) {
+            UNROLL
+            for (int n = 0; n < REGISTERS; n++) { sum[m][n] += odd[m][n]; }
+        }
+        add_fragment(out, sum);
+    }
+}
+template <class T, int ROWS> inline void gemm_rows(const Matrix<float>& out, const float* a, const float* b, int K) {
+    if (out.cols > LANES) { gemm_fragment<T, ROWS, 2>(out, a, b, K); } else { gemm_fragment<T, ROWS, 1>(out, a, b, K); }
+}
 
-// The same for one row a (1,K) and LANES columns of B whose k lie side by side, as when a token meets weight^T during
-// generation. B is read only once, so it is transposed in registers and not packed.
-inline lanes gemm_one_row(const Matrix<const float>& a, const Matrix<const float>& B) {
-    lanes sum = {};
+// The same for one slice of one row a (1,K) and LANES columns of B whose k lie side by side, as when a token meets
+// weight^T during generation. B is read only once, so it is transposed in registers and not packed.
+template <class T> inline lanes gemm_one_row(const Matrix<const T>& a, const Matrix<const T>& B) {
+    constexpr int CHAINS = GEMM_CHAINS<T>;
+    lanes sum[CHAINS] = {};
     int k = 0;
-    for (; k + LANES <= B.rows; k += LANES) {
+    for (; k + LANES * CHAINS <= B.rows; k += LANES * CHAINS) {
         lanes x[LANES];
         UNROLL
-        for (int c = 0; c < LANES; c++) { x[c] = load_lanes(&B(k, c)); }
-        exchange_corners<1>(x, std::make_integer_sequence<int, LANES>());
+        for (int c = 0; c < LANES; c++) { x[c] = load_words(&B(k, c)); }
+        transpose(x);
         UNROLL
-        for (int i = 0; i < LANES; i++) { sum = fused_madd(a(0, k + i), x[i], sum); }
+        for (int i = 0; i < LANES; i++) {
+            sum[0] = fused_madd((float)a(0, k + i * CHAINS), element<T, 0>(x[i]), sum[0]);
+            if constexpr (CHAINS == 2) {
+                sum[1] = fused_madd((float)a(0, k + i * CHAINS + 1), element<T, 1>(x[i]), sum[1]);
+            }
+        }
     }
-    for (; k < B.rows; k++) {
+    for (; k < round_up(B.rows, GEMM_MULTIPLE<T>); k++) {
+        const bool exists = k < B.rows;
         lanes x;
-        for (int c = 0; c < LANES; c++) { x[c] = B(k, c); }
-        sum = fused_madd(a(0, k), x, sum);
+        for (int c = 0; c < LANES; c++) { x[c] = exists ? (float)B(k, c) : 0.0f; }
+        sum[k % CHAINS] = fused_madd(exists ? (float)a(0, k) : 0.0f, x, sum[k % CHAINS]);
     }
-    return sum;
+    return CHAINS == 2 ? sum[0] + sum[CHAINS - 1] : sum[0];
 }
 
-template <int ROWS> inline void gemm_rows(const Matrix<float>& out, const float* a, const float* b, int K) {
-    if (out.cols > LANES) { gemm_fragment<ROWS, 2>(out, a, b, K); } else { gemm_fragment<ROWS, 1>(out, a, b, K); }
-}
+// How the lanes of registers pack panels and multiply them
+template <class T> struct GemmLanes {
+    static constexpr int ROWS = GEMM_M, COLUMNS = GEMM_N;
+    static void begin() {}
+    static void end() {}
+    static void pack_rows(float* panel, const Matrix<const T>& A_T) { pack_panel<ROWS>(panel, A_T); }
+    static void pack_columns(float* panel, const Matrix<const T>& B) { pack_panel<COLUMNS>(panel, B); }
+    static void multiply(const Matrix<float>& out, const float* a, const float* b, int K) {
+        K = round_up(K, GEMM_MULTIPLE<T>);
+        if (out.rows > 4) { gemm_rows<T, ROWS>(out, a, b, K); }
+        else if (out.rows > 1) { gemm_rows<T, 4>(out, a, b, K); }
+        else { gemm_rows<T, 1>(out, a, b, K); }
+    }
+};
 
-// out (M,N), row-major, += A (M,K) B (K,N). panels: gemm_panels(M) floats
-inline void gemm(const Matrix<float>& out, const Matrix<const float>& A, const Matrix<const float>& B, float* panels) {
+// gemm() by the panels of Way
+template <class Way, class T>
+inline void gemm_by(const Matrix<float>& out, const Matrix<const T>& A, const Matrix<const T>& B, float* panels) {
     const int M = out.rows, N = out.cols;
     float* a = panels;
-    float* b = panels + (size_t)GEMM_K * round_up(M, GEMM_M);
+    float* b = panels + (size_t)GEMM_K * round_up(M, Way::ROWS);
+    Way::begin();
     for (int k0 = 0; k0 < A.cols; k0 += GEMM_K) {
         const int K = imin(GEMM_K, A.cols - k0);
         int n = 0;
         for (; M == 1 && B.row_stride == 1 && n + LANES <= N; n += LANES) {
             float* to = out.data + n;
-            store_lanes(to, load_lanes(to) + gemm_one_row(block(A, 0, 1, k0, K), block(B, k0, K, n, LANES)));
+            for (int k = k0; k < k0 + K; k += GEMM_SLICE<T>) {
+                const Matrix<const T> b_slice = block(B, k, GEMM_SLICE<T>, n, LANES);
+                store_lanes(to, load_lanes(to) + gemm_one_row(block(A, 0, 1, k, GEMM_SLICE<T>), b_slice));
+            }
         }
-        for (int m = 0; m < M && n < N; m += GEMM_M) {
-            pack_panel<GEMM_M>(a + m * GEMM_K, transposed(block(A, m, GEMM_M, k0, K)));
+        for (int m = 0; m < M && n < N; m += Way::ROWS) {
+            Way::pack_rows(a + m * GEMM_K, transposed(block(A, m, Way::ROWS, k0, K)));
         }
-        for (; n < N; n += GEMM_N) {
-            pack_panel<GEMM_N>(b, block(B, k0, K, n, GEMM_N));
-            for (int m = 0; m < M; m += GEMM_M) {
-                const Matrix<float> fragment = block(out, m, GEMM_M, n, GEMM_N);
-                if (fragment.rows > 4) { gemm_rows<GEMM_M>(fragment, a + m * GEMM_K, b, K); }
-                else if (fragment.rows > 1) { gemm_rows<4>(fragment, a + m * GEMM_K, b, K); }
-                else { gemm_rows<1>(fragment, a + m * GEMM_K, b, K); }
+        for (; n < N; n += Way::COLUMNS) {
+            Way::pack_columns(b, block(B, k0, K, n, Way::COLUMNS));
+            for (int m = 0; m < M; m += Way::ROWS) {
+                Way::multiply(block(out, m, Way::ROWS, n, Way::COLUMNS), a + m * GEMM_K, b, K);
             }
         }
     }
+    Way::end();
+}
+
+// out (M,N), row-major, += A (M,K) B (K,N). panels: gemm_panels(M) floats
+template <class T>
+inline void gemm(const Matrix<float>& out, const Matrix<const T>& A, const Matrix<const T>& B, float* panels) {
+    if constexpr (std::is_same<T, bf16>::value && AMX_TILES) {
+        if (amx_permitted()) { return gemm_by<GemmTiles<AmxTiles>>(out, A, B, panels); }
+    }
+    gemm_by<GemmLanes<T>>(out, A, B, panels);
 }
 
 #endif

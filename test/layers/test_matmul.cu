@@ -1,4 +1,5 @@
 // test_matmul.cu -- the tiled product, its bias and residual, its backward, and block_matmul, against plain loops.
+#include "test/amx_stand_in.h"
 #include "test/oracle.h"
 
 #include "llmc/matmul.cuh"
@@ -180,36 +181,71 @@ TEST_CASE("matmul, large shapes", "[matmul]") {
 }
 
 #if defined(MATMUL_GEMM)
-TEST_CASE("gemm: each sum has the order that base/gemm.h states", "[matmul][asan]") {
+// gemm() by the panels of Way, against the order that base/gemm.h states
+template <class T, class Way> void check_order(const char* what) {
     Random random;
     INFO(random);
+    const auto draw = [&](size_t n) { return as<T>(random.normals(n)); };
     for (int n = 0; n < 60; n++) {
-        const int M = n % 4 == 0 ? 1 : random.integer(1, 40), N = random.integer(1, 70);
+        const int M = n % 4 == 0 ? 1 : random.integer(1, 80), N = random.integer(1, 80);
         const int K = random.integer(1, 600), gap = random.integer(0, 5);
         const bool turned_A = random.integer(0, 1) == 1, turned_B = random.integer(0, 1) == 1;
-        INFO("M " << M << ", N " << N << ", K " << K << ", transposed " << turned_A << turned_B << ", gap " << gap);
-        const auto a = random.normals((size_t)(M + gap) * (K + gap)), b = random.normals((size_t)(K + gap) * (N + gap));
+        INFO(what << ": M " << M << ", N " << N << ", K " << K << ", transposed " << turned_A << turned_B << ", gap "
+                  << gap);
+        const std::vector<T> a = draw((size_t)(M + gap) * (K + gap)), b = draw((size_t)(K + gap) * (N + gap));
         auto want = random.normals((size_t)M * (N + gap)), got = want;
-        const float *pa = a.data(), *pb = b.data();
-        const Matrix<const float> A = turned_A ? transposed(view(pa, K, M, M + gap)) : view(pa, M, K, K + gap);
-        const Matrix<const float> B = turned_B ? transposed(view(pb, N, K, K + gap)) : view(pb, K, N, N + gap);
+        const T *pa = a.data(), *pb = b.data();
+        const Matrix<const T> A = turned_A ? transposed(view(pa, K, M, M + gap)) : view(pa, M, K, K + gap);
+        const Matrix<const T> B = turned_B ? transposed(view(pb, N, K, K + gap)) : view(pb, K, N, N + gap);
         std::vector<float> panels(gemm_panels(M) + 1, NAN);
-        gemm(view(got.data(), M, N, N + gap), A, B, panels.data());
+        gemm_by<Way>(view(got.data(), M, N, N + gap), A, B, panels.data());
         CHECK(std::isnan(panels.back()));
+        constexpr bool FLOAT = std::is_same<T, float>::value;
+        constexpr int CHAINS = FLOAT ? 1 : 2;
+        constexpr int SLICE = FLOAT ? 256 : 32;
         for (int m = 0; m < M; m++) {
             for (int c = 0; c < N; c++) {
-                for (int k0 = 0; k0 < K; k0 += GEMM_K) {
-                    float sum = 0.0f;
+                for (int k0 = 0; k0 < K; k0 += SLICE) {
+                    float sum[2] = {};
+                    for (int k = k0; k < std::min(K, k0 + SLICE); k++) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-                    for (int k = k0; k < std::min(K, k0 + GEMM_K); k++) { sum = std::fma(A(m, k), B(k, c), sum); }
+                        sum[k % CHAINS] = std::fma((float)A(m, k), (float)B(k, c), sum[k % CHAINS]);
 #else
-                    for (int k = k0; k < std::min(K, k0 + GEMM_K); k++) { sum += A(m, k) * B(k, c); }
+                        sum[k % CHAINS] += (float)A(m, k) * (float)B(k, c);
 #endif
-                    want[(size_t)m * (N + gap) + c] += sum;
+                    }
+                    want[(size_t)m * (N + gap) + c] += CHAINS == 1 ? sum[0] : sum[0] + sum[1];
                 }
             }
         }
         CHECK(same_bits(got, want));                                // and what is beside the output is as it was
+    }
+}
+
+TEST_CASE("gemm: each sum has the order that base/gemm.h states", "[matmul][asan]") {
+    check_order<float, GemmLanes<float>>("float32");
+    check_order<bf16, GemmLanes<bf16>>("bf16");
+    if (amx_permitted()) { check_order<bf16, GemmTiles<AmxTiles>>("bf16, tiles"); }
+}
+TEST_CASE("gemm: AMX computes that order", "[matmul]") {
+    if (AMX_STAND_IN) { WARN("SKIPPED: this processor has no AMX: plain C stood in for its instructions"); }
+    else if (!amx_permitted()) { WARN("SKIPPED: the kernel does not permit AMX"); }
+    else { check_order<bf16, GemmTiles<AmxTiles>>("bf16, tiles"); }
+}
+TEST_CASE("gemm: bf16 tiles and lanes agree on zeros, denormals and infinities", "[matmul]") {
+    Random random;
+    INFO(random);
+    const float odd_ones[] = {0.0f, -0.0f, 1e-40f, -1e-40f, 1.2e-38f, 1e-20f, -1e-20f, 3e38f, INFINITY, 1.0f, -1.0f};
+    for (int K : {1, 31, 33, 70}) {
+        const int M = 33, N = 47;
+        std::vector<bf16> a((size_t)M * K), b((size_t)K * N);
+        for (auto* v : {&a, &b}) { for (bf16& x : *v) { x = (bf16)odd_ones[random.integer(0, 10)]; } }
+        const bf16 *pa = a.data(), *pb = b.data();
+        std::vector<float> lanes_out((size_t)M * N, -0.0f), tiles_out = lanes_out, panels(gemm_panels(M));
+        gemm_by<GemmLanes<bf16>>(view(lanes_out.data(), M, N), view(pa, M, K), view(pb, K, N), panels.data());
+        gemm_by<GemmTiles<AmxTiles>>(view(tiles_out.data(), M, N), view(pa, M, K), view(pb, K, N), panels.data());
+        for (auto* v : {&lanes_out, &tiles_out}) { for (float& x : *v) { x = std::isnan(x) ? NAN : x; } }
+        CHECK(same_bits(lanes_out, tiles_out));
     }
 }
 #endif

@@ -36,6 +36,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include "../../llmc/base/bf16.h"
 #include "../../llmc/base/common.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -92,18 +93,7 @@ inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
 inline int __float_as_int(float x) { return simt_bits<int>(x); }
 inline float __int_as_float(int x) { return simt_bits<float>(x); }
 
-// Rounds to nearest, ties to even. Both conversions are explicit: nvcc's type has its own arithmetic, in bf16, which
-// nobody wants.
-struct __nv_bfloat16 {
-    uint16_t bits;
-    __nv_bfloat16() = default;
-    explicit __nv_bfloat16(float x) {
-        const uint32_t u = simt_bits<uint32_t>(x);
-        bits = x != x ? 0x7fff : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-    }
-    explicit operator float() const { return simt_bits<float>((uint32_t)bits << 16); }
-};
-static_assert(sizeof(__nv_bfloat16) == 2 && std::is_trivial<__nv_bfloat16>::value, "bf16 is two bytes of storage");
+using __nv_bfloat16 = bf16;
 inline __nv_bfloat16 __float2bfloat16(float x) { return (__nv_bfloat16)x; }
 inline float __bfloat162float(__nv_bfloat16 x) { return (float)x; }
 
