@@ -103,6 +103,11 @@ class Knobs(unittest.TestCase):
         cuda = self.commands("train_gpt2cu", "NVCC=/opt/nvcc", "ARCH=sm_80", "PRECISION=FP32")
         self.assertIn("/opt/nvcc -std=c++17", cuda)
         self.assertIn("-arch=sm_80 -DPRECISION_FP32", cuda)
+        for precision in ([], ["PRECISION=FP32"]):
+            self.assertNotIn("-DPRECISION_BF16", self.commands("train_gpt2", *precision))
+        for target in ("train_gpt2", "build/bf16/train_gpt2"):
+            self.assertIn("-DPRECISION_BF16", self.commands(target, "PRECISION=BF16"))
+        self.assertNotIn("-DPRECISION", self.commands("train_gpt2cu", "NVCC=/opt/nvcc", "PRECISION=BF16"))
         for target in ("build/test/layers/test_x", "build/race/layers/test_x", "build/simt/train_gpt2"):
             self.assertIn("-Wsomething", self.commands(target, "CPPFLAGS=-Wsomething"))
 
