@@ -186,8 +186,7 @@ template <class T> void bert_point(BERTParams<T>& p, const TensorTable& table, T
 // The tables of the activations of a (batch,length) batch of tokens; allocates nothing.
 Activations activations_describe(const BERT& model, int batch, int length, Purpose purpose, int recompute) {
     Activations acts;
-    acts.B = batch;
-    acts.T = length;
+    acts.set_shape(batch, length, purpose);
     const BERTConfig& g = model.config;
     const int NH = g.NH, C = g.C;
     const int HS = C / NH, OC = model.OC;

@@ -73,10 +73,10 @@ struct GPT2Config {
     X(floatX, ln1,        recompute < 2 ? Keep::Saved : Keep::Scratch,    N,      C)      \
     X(float,  ln1mean,    Keep::Saved,                                    N,      0)      \
     X(float,  ln1rstd,    Keep::Saved,                                    N,      0)      \
-    X(floatX, qkv,        Keep::Cached,                                   N,      OC)     \
+    X(floatX, qkv,        Keep::Cached,                                   B * T,  OC)     \
     X(floatX, newqkv,     Keep::Scratch,                                  new_rows, OC)   \
     X(float,  lse,        Keep::Saved,                                    B * NH, T)      \
-    X(float,  attscratch, Keep::Scratch,                                  attention_floats, 0) \
+    X(float,  attscratch, acts.kept < 0 ? Keep::Scratch : Keep::Cached,   attention_floats, 0) \
     X(floatX, atty,       Keep::Saved,                                    N,      C)      \
     X(floatX, residual2,  Keep::Saved,                                    N,      C)      \
     X(floatX, ln2,        recompute < 2 ? Keep::Saved : Keep::Scratch,    N,      C)      \
@@ -159,14 +159,13 @@ template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T
 // The tables of the activations of a (batch,length) batch of tokens; allocates nothing.
 Activations activations_describe(const GPT2& model, int batch, int length, Purpose purpose, int recompute) {
     Activations acts;
-    acts.B = batch;
-    acts.T = length;
+    acts.set_shape(batch, length, purpose);
     const GPT2Config& g = model.config;
     const int NH = g.NH, C = g.C;
     const int HS = C / NH, OC = model.OC;
     const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
-    const size_t N = B * T;
+    const size_t N = B * (size_t)acts.piece;                                    // see Purpose::Pieces
     const size_t R = logit_rows(N, Vp, purpose);                                // rows of logits at a time
     // column sums of matmul_backward and layernorm_backward, or what attention or the embedding wants: one at a time
     const size_t scratch_floats = std::max({MAX_SLABS * std::max(OC, 4 * C), embedding_backward_scratch(N, C),
@@ -174,7 +173,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const size_t attention_floats = std::max(attention_forward_scratch(batch, length, NH),
                                              attention_decode_scratch(batch, length, NH, HS));
     const size_t new_rows = purpose == Purpose::Generate ? 1 : 0;               // see step 2 of the forward
-    const size_t document_rows = g.position.mask.by_document() ? N : 0;
+    const size_t document_rows = g.position.mask.by_document() ? B * T : 0;
     acts.chunk = (int)R;
 #define X(type, name, keep, rows, cols) acts.add(#name, kept_layers(keep, purpose, g.L), rows, cols, sizeof(type));
     GPT2_ACTS(X)
@@ -237,7 +236,7 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start, int
         if (one_token) {
             attention_decode(a.atty(l), a.qkv(l), a.attscratch(), position.bias(), B, start, s);
         } else {
-            attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position.bias(), B, T, start.t0, s);
+            attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(l), a.qkv(l), position.bias(), B, T, start.t0, s);
         }
         if (acts.watch) { acts.watch(l, position.bias(), a.qkv(l), a.lse(l), B); }
         // 5 mix the heads, and add to the residual stream                                          (B,T,C)
@@ -363,12 +362,13 @@ void set_targets(const GPT2&, const int* stream, uint64_t, int n, int* tokens, i
 
 // tokens, targets (B,T) -> on the host, losses (B,T) of every target, 0 where ignored, and hits (B,T), or null: 1
 // where the target was the likeliest token. The lengths of the rows do not matter: no token sees what comes after it.
+// t0: where the tokens stand in their window, if acts is of pieces
 void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int* targets, const int*, int B, int T,
-                    float* losses, float* hits) {
+                    float* losses, float* hits, int t0 = 0) {
     const size_t N = (size_t)B * T;
     settle_weights(model);
     acts.batch.load(0, 1, tokens, targets, N, false, model.stream);
-    gpt2_forward(model, acts, B, T, 0, T);
+    gpt2_forward(model, acts, B, T, t0, acts.kept < 0 ? T : acts.T);
     gpt2_head(model, acts, N, nullptr, nullptr, 0.0f);
     copy_to_host(losses, acts.a.losses(), sizeof(float) * N, model.stream);
     if (hits != nullptr) { copy_to_host(hits, acts.a.hits(), sizeof(float) * N, model.stream); }

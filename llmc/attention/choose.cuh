@@ -143,9 +143,10 @@ template <bool Causal, class Bias>
 void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Bias& bias, TileSkip skip, int B,
                   Stream stream) {
     if constexpr (Causal && flash_skips(Bias::flash)) {
-        if (scratch == nullptr || dims.t0 > 0 || !skips_tiles(Bias::flash, dims.T, skip)) { return; }
-        float* key_norm = scratch + tile_skip_scratch(B, dims.T, dims.NH) / 2;
-        const float tau = 0.693147181f * tile_skip_tau(dims.T, skip);
+        const int whole = dims.kept < 0 ? dims.T : dims.stride;         // the text, or that of which this is a piece
+        if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(Bias::flash, whole, skip)) { return; }
+        float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
+        const float tau = 0.693147181f * tile_skip_tau(whole, skip);
         attention_skip((int*)scratch, key_norm, qkv, bias, dims, B, tau, stream);
         dims.first_key = (const int*)scratch;
     }

@@ -11,8 +11,8 @@
 
 #include "visits.cuh"
 
-// first_key (B*NH,tiles): the first key that a tile of queries visits. key_norm, the same shape: the longest key of the
-// tiles 0 .. n. One block per (batch, head)
+// first_key (B*NH,tiles): the first key that a tile of queries visits, not before dims.kept. key_norm, the same shape:
+// the longest key of the tiles 0 .. n. Those of the tokens before t0 are there. One block per (batch, head)
 template <class Bias>
 __global__ void attention_skip_kernel(int* first_key, float* key_norm, const floatX* qkv, Bias bias, AttentionDims dims,
                                       float tau) {
@@ -21,14 +21,16 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
     const int b = bh / dims.NH;
     const int HS = dims.HS;
     const int T = dims.tokens(b);
-    const int tiles = ceil_div(dims.T, TILE);
+    const int tiles = ceil_div(dims.stride, TILE);          // of the whole capacity
+    const int begin = dims.t0 / TILE;                       // the new ones
+    const int end = ceil_div(dims.t0 + dims.T, TILE);
     const floatX* q = qkv + (size_t)b * dims.stride * dims.OC + bh % dims.NH * HS;
     const floatX* k = q + dims.C();
     first_key += (size_t)bh * tiles;
     key_norm += (size_t)bh * tiles;
 
     // 1. the longest key of each tile, and then of the tiles up to n
-    for (int n = threadIdx.x; n < tiles; n += blockDim.x) {
+    for (int n = begin + (int)threadIdx.x; n < end; n += blockDim.x) {
         float largest = 0.0f;
         for (int j = n * TILE; j < imin((n + 1) * TILE, T); j++) {
             const floatX* row = k + (size_t)j * dims.OC;
@@ -39,18 +41,20 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
         key_norm[n] = sqrtf(largest);
     }
     __syncthreads();
-    for (int n = 1; n < tiles && threadIdx.x == 0; n++) { key_norm[n] = fmaxf(key_norm[n - 1], key_norm[n]); }
+    for (int n = imax(begin, 1); n < end && threadIdx.x == 0; n++) {
+        key_norm[n] = fmaxf(key_norm[n - 1], key_norm[n]);
+    }
     __syncthreads();
     // 2. the first tile that one of the 64 queries needs. The bound grows with n, so each query searches by bisection
     // among the tiles that the queries before it would skip.
-    for (int m = threadIdx.x; m < tiles; m += blockDim.x) {
+    for (int m = begin + (int)threadIdx.x; m < end; m += blockDim.x) {
         int first = m;
         for (int i = m * TILE; i < imin((m + 1) * TILE, T); i++) {
             const floatX* row = q + (size_t)i * dims.OC;
             const floatX* own_key = k + (size_t)i * dims.OC;
             const float length = dims.scale * sqrtf(dot(row, row, HS));
             const float least = dims.scale * dot(row, own_key, HS) - tau;
-            int low = 0;
+            int low = imax(dims.kept, 0) / TILE;
             int probe = first - 1;                          // mostly nothing before `first` is needed
             while (low < first) {
                 const float B = bias.tile(bh, m * TILE, probe * TILE)(i - m * TILE, TILE - 1);
@@ -63,7 +67,7 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
     }
 }
 
-// first_key, key_norm (B*NH,ceil(T/ATTENTION_TILE))
+// first_key, key_norm (B*NH,ceil(stride/ATTENTION_TILE))
 template <class Bias>
 void attention_skip(int* first_key, float* key_norm, const floatX* qkv, const Bias& bias, const AttentionDims& dims,
                     int B, float tau, Stream stream) {

@@ -23,6 +23,7 @@ struct AttentionDims {
     float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
     const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
     const int* first_key = nullptr;                         // from attention/skip.cuh; null: no tile is skipped
+    int kept = -1;                                          // as in PositionView
     AttentionMask mask = {};
 
     __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
@@ -32,7 +33,7 @@ struct AttentionDims {
 
 inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
     const float scale = score_factor / sqrtf((float)v.HS);
-    return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.mask.within(t0 + T)};
+    return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.kept, v.mask.within(t0 + T)};
 }
 
 // A tile of pairs: the queries i0 .. i0+ni-1 and the keys j0 .. j0+nj-1 of a sequence
@@ -118,7 +119,7 @@ template <bool Causal, bool LastFirst> struct Visits {
 private:
     __device__ int first_key(int i0) const {
         if (!LAST_TILE_FIRST || dims.first_key == nullptr) { return 0; }
-        return dims.first_key[bh * ceil_div(dims.T, ATTENTION_TILE) + i0 / ATTENTION_TILE];
+        return dims.first_key[bh * ceil_div(dims.stride, ATTENTION_TILE) + i0 / ATTENTION_TILE];
     }
     __device__ bool skips(const PairTile<Causal>& t) const { return t.j0 < first_key(t.i0) || t.hides_all(); }
 };

@@ -186,6 +186,23 @@ inline void* device_malloc(size_t bytes) {
     return p;
 }
 inline void device_free(void* p) { free(p); }
+// Memory that takes room only where it has been written; zeros elsewhere.
+inline void* device_reserve(size_t bytes) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* p = mmap(nullptr, imax(bytes, (size_t)1), PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (p == MAP_FAILED) {
+        die(EXIT_OUT_OF_MEMORY, "cannot reserve %s of addresses (ulimit -v?)", format_bytes((double)bytes).c_str());
+    }
+    return p;
+}
+inline void device_unreserve(void* p, size_t bytes) { munmap(p, imax(bytes, (size_t)1)); }
+// The whole pages of p[0 .. end-1] become zeros that take no room; those of p[0 .. begin-1] have already.
+inline void device_forget(char* p, size_t begin, size_t end) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t from = imax(round_up((size_t)p, page), ((size_t)p + begin) / page * page);
+    const size_t to = ((size_t)p + end) / page * page;
+    if (from < to) { madvise((void*)from, to - from, MADV_DONTNEED); }
+}
 // p may be null when there are no bytes
 inline void device_zero(void* p, size_t bytes, Stream) { if (bytes > 0) { memset(p, 0, bytes); } }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) {

@@ -133,6 +133,9 @@ inline void* device_malloc(size_t bytes) {
     return p;
 }
 inline void device_free(void* p) { cudaFree(p); }
+inline void* device_reserve(size_t bytes) { return device_malloc(bytes); }
+inline void device_unreserve(void* p, size_t) { device_free(p); }
+inline void device_forget(char*, size_t, size_t) {}
 // The copies return when they are done, except copy_to_device_async and copy_on_device.
 inline void device_zero(void* p, size_t bytes, Stream s) { CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, s)); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {

@@ -93,7 +93,9 @@ private:
 // ----------------------------------------------------------------------------------------------------------
 // activations
 
-enum class Purpose { Train, Evaluate, Generate };
+// Pieces: evaluates windows of T tokens in pieces of at most PIECE (lab/pieces.h)
+enum class Purpose { Train, Evaluate, Pieces, Generate };
+constexpr int PIECE = 2048;
 // Elements of logits in memory at a time. A GPU needs long products.
 constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;
 
@@ -126,6 +128,9 @@ PositionShape position_shape(const Config& c, int B, int stride, bool decodes = 
 // table.
 template <class Pointers> struct ActivationsOf {
     int B = 0, T = 0;                                       // capacity
+    int piece = 0;                                          // tokens of a sequence that one forward takes: T, or fewer
+    int kept = -1;                                          // see PositionView
+    size_t lost = 0;                                        // bytes of keys that are not in memory at the same time
     int chunk = 0;                                          // rows of logits held at once, as floatX
     bool decodes = false;                                   // attention_decode runs over them
     TensorTable table, position_table;
@@ -140,9 +145,15 @@ template <class Pointers> struct ActivationsOf {
     std::function<void(int, const PositionView&, const floatX*, const float*, int)> watch;
     const int* watched_lengths = nullptr;
 
+    void set_shape(int batch, int length, Purpose purpose) {
+        B = batch;
+        T = length;
+        piece = purpose == Purpose::Pieces ? imin(T, PIECE) : T;
+        kept = purpose == Purpose::Pieces ? 0 : -1;
+    }
     size_t bytes() const {
-        const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * T);
-        return sizeof(float) * floats + sizeof(int) * ints;
+        const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * piece);
+        return sizeof(float) * floats + sizeof(int) * ints - lost;
     }
     int chunk_of(bool backward) const { return backward ? chunk : chunk / (int)FLOAT_ROWS; }
     void add(const char* name, int layers, size_t rows, size_t cols, size_t element) {
@@ -165,17 +176,20 @@ template <class Pointers> struct ActivationsOf {
             die(EXIT_OUT_OF_MEMORY, "%d x %d tokens need %s of activations, but %s are available", B, T,
                 format_bytes((double)bytes()).c_str(), format_bytes((double)device_memory_available()).c_str());
         }
-        data = (float*)device_malloc(sizeof(float) * table.total);
-        position_data = (float*)device_malloc(sizeof(float) * position_table.total);
-        batch.allocate((size_t)B * T);
+        const auto memory = kept < 0 ? device_malloc : device_reserve;
+        data = (float*)memory(sizeof(float) * table.total);
+        position_data = (float*)memory(sizeof(float) * position_table.total);
+        batch.allocate((size_t)B * piece);
         trace().add("", data, table, 0, false);
         trace().add("", position_data, position_table, 0, false);
     }
     void release() {
         trace().remove(data, sizeof(float) * table.total);
         trace().remove(position_data, sizeof(float) * position_table.total);
-        device_free(data);
-        device_free(position_data);
+        for (auto array : {std::make_pair(data, table.total), std::make_pair(position_data, position_table.total)}) {
+            if (kept < 0) { device_free(array.first); }
+            else { device_unreserve(array.first, sizeof(float) * array.second); }
+        }
         batch.release();
         *this = ActivationsOf();
     }
@@ -230,6 +244,7 @@ PositionView position_view(const Model& model, const Acts& acts, int part, int l
     v.layer = at;
     v.OC = round_up(3 * v.C() + model.columns_of[(size_t)layer], 8);
     v.kv_len = acts.kv_len;
+    v.kept = acts.kept;
     v.mask = v.run->mask;
     v.mask.documents = acts.documents;
     v.params = &model.table;

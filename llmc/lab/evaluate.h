@@ -21,6 +21,7 @@
 #include "../engine/run/rope_scaling.h"
 #include "../engine/text/dataloader.h"
 #include "heads.h"
+#include "pieces.h"
 #include "progress.h"
 
 constexpr int EVALUATION_TOKENS = ON_GPU ? 32768 : 2048;        // in a batch
@@ -88,8 +89,8 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
         }
         const auto end = targets.begin() + (long)B * T;
         if (std::any_of(targets.begin(), end, [](int t) { return t != IGNORE_INDEX; })) {
-            forward_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(),
-                           hits.data());
+            window_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(), hits.data(),
+                          [&](int t) { progress.update(round * (uint64_t)T + (uint64_t)t, e.windows * (uint64_t)T); });
         }
         for (size_t n = 0; n < row_floats; n++) {                                       // no loss is minus infinity
             if (n >= (size_t)B * T || targets[n] == IGNORE_INDEX) { losses[n] = -INFINITY; }
@@ -103,7 +104,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
             e.accuracy += all_hits[n];
             count[n % T]++;
         }
-        progress.update(std::min(e.windows, round + (uint64_t)most * ranks), e.windows);
+        progress.update(std::min(e.windows, round + (uint64_t)most * ranks) * (uint64_t)T, e.windows * (uint64_t)T);
     }
     e.seconds = wall_seconds() - begin;
     for (uint64_t n : count) { e.tokens += n; }
@@ -191,7 +192,9 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
             continue;
         }
         const int B = std::max(1, EVALUATION_TOKENS / T);
-        auto acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
+        const Purpose purpose = in_pieces(model, T) && !heads ? Purpose::Pieces : Purpose::Evaluate;
+        auto acts = activations_describe(model, B, T, purpose, 0);
+        plan_pieces(model, acts);
         activations_allocate(acts);
         const auto watch = heads ? watch_heads(model, acts, B, T) : nullptr;
         std::vector<float> token_losses;
@@ -199,7 +202,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         const Evaluation e = evaluate(model, acts, files, T, stride, limit, wanted);
         const double mem = (double)device_memory_used();
         const PositionView last = layer_position(model, acts, model.config.L - 1, T).bias();
-        const double mine = live_tile_share(acts.a.attscratch(), last, T, model.stream);
+        const double mine = live_tile_share(acts.a.attscratch(model.config.L - 1), last, T, model.stream);
         std::vector<double> live_shares((size_t)comm().size);
         comm_all_gather(live_shares.data(), &mine, 1, "live tiles");
         const double live = live_shares[(size_t)e.last_rank];       // the last windows', as on one rank

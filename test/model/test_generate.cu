@@ -552,6 +552,110 @@ TEST_CASE("evaluate: every encoding runs at two and four times the trained lengt
     }
 }
 
+// The losses of one window of ids, in pieces or (Purpose::Evaluate) at once; said(acts, t): see window_losses
+template <class Said>
+std::vector<float> losses_of(GPT2& model, const std::vector<int>& ids, Purpose purpose, Said said) {
+    const int T = (int)ids.size() - 1;
+    std::vector<float> losses((size_t)T), hits((size_t)T);
+    Activations acts = activations_describe(model, 1, T, purpose, 0);
+    plan_pieces(model, acts);
+    activations_allocate(acts);
+    window_losses(model, acts, ids.data(), ids.data() + 1, nullptr, 1, T, losses.data(), hits.data(),
+                  [&](int t) { said(acts, t); });
+    acts.release();
+    losses.insert(losses.end(), hits.begin(), hits.end());
+    return losses;
+}
+std::vector<float> losses_at_once(GPT2& model, const std::vector<int>& ids) {
+    return losses_of(model, ids, Purpose::Evaluate, [](const Activations&, int) {});
+}
+size_t resident_bytes() {
+    size_t all = 0, resident = 0;
+    FILE* f = fopen("/proc/self/statm", "r");
+    const bool read = f != nullptr && fscanf(f, "%zu %zu", &all, &resident) == 2;
+    if (f != nullptr) { fclose(f); }
+    REQUIRE(read);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+TEST_CASE("pieces: a window has the same bits at once and in pieces, for every encoding", "[encodings][pieces]") {
+    const std::string pos = GENERATE(from_range(encodings()), std::string("ssmax+cable"), std::string("cable,rope"));
+    const int T = 2 * PIECE + 1;                            // without care, the last piece would have one token
+    TinyModel model(pos, T);
+    model.config.position.mask.window = pos == "none" ? 700 : 0;
+    model.config.position.mask.sinks = pos == "none" ? 3 : 0;
+    const std::vector<int> ids = random_ids((size_t)T + 1, 5);
+    std::vector<int> ends;
+    const auto in_pieces = losses_of(model, ids, Purpose::Pieces,
+                                     [&](Activations&, int t) { ends.push_back(t); });
+    INFO(pos);
+    CHECK(ends == std::vector<int>{PIECE, 2 * PIECE - KEPT_UNIT, T});
+    CHECK(in_pieces == losses_at_once(model, ids));
+}
+
+TEST_CASE("pieces: keys that no query visits are forgotten", "[pieces]") {
+    const std::string pos = GENERATE("alibi", "cable");
+    const int T = 131072;
+    TinyModel model(pos);
+    const std::vector<int> ids = random_ids((size_t)T + 1, 6);
+    const size_t before = resident_bytes();
+    size_t most = 0, planned = 0;
+    size_t key = 0;
+    int kept = 0;
+    const auto in_pieces = losses_of(model, ids, Purpose::Pieces, [&](Activations& acts, int t) {
+        most = std::max(most, resident_bytes());
+        planned = acts.bytes();
+        key = key_bytes(acts);
+        REQUIRE(acts.kept >= kept);                         // the window was not computed once more
+        REQUIRE(t > acts.kept);
+        kept = acts.kept;
+    });
+    INFO(pos << ": " << (double)(most - before) / T << " bytes a token, " << T - kept << " keys kept");
+    CHECK(kept > T / 2);
+    CHECK(planned < key * T / 4);
+    CHECK(most - before < planned + key * (size_t)std::max(0, T - kept - LEAST_KEPT));
+    CHECK(in_pieces == losses_at_once(model, ids));
+}
+
+// Token V - 1 gives cable's g almost 0 in both layers, so that its query sees everything; with the rest g is about 3.
+TEST_CASE("pieces: a query that needs a forgotten key brings it back", "[pieces]") {
+    TinyModel model("cable");
+    std::vector<float> host(model.table.total);
+    copy_to_host(host.data(), model.master, sizeof(float) * host.size(), model.stream);
+    const int C = model.config.C, NH = model.config.NH;
+    float* wte = model.table.pointer(host.data(), "wte")() + (size_t)(V - 1) * C;
+    for (int c = 0; c < C; c++) { wte[c] = 40.0f * wte[c]; }
+    for (int l = 0; l < model.config.L; l++) {
+        float* w = model.table.pointer(host.data(), "qkvw")(l) + (size_t)3 * C * C;
+        float* bias = model.table.pointer(host.data(), "qkvb")(l) + 3 * C;
+        double length = 0;
+        for (int c = 0; c < C; c++) { length += (double)wte[c] * wte[c] / C; }
+        for (int h = 0; h < NH; h++) {
+            bias[h] = 0.5f;                                 // b
+            bias[NH + h] = 3.0f;                            // g
+            for (int c = 0; c < C; c++) {
+                w[(size_t)h * C + c] = 0.0f;
+                w[(size_t)(NH + h) * C + c] = -0.4f * wte[c] / (float)std::sqrt(length);
+            }
+        }
+    }
+    copy_to_device(model.master, host.data(), sizeof(float) * host.size(), model.stream);
+    const int T = 40000;
+    std::vector<int> ids = random_ids((size_t)T + 1, 7);
+    for (int& id : ids) { id = id == V - 1 ? 0 : id; }
+    ids[30000] = V - 1;
+    int last = 0, restarts = 0;
+    int lost = 0;
+    const auto in_pieces = losses_of(model, ids, Purpose::Pieces, [&](const Activations& acts, int t) {
+        restarts += t < last;
+        last = t;
+        lost = std::max(lost, acts.kept);
+    });
+    CHECK(restarts > 0);
+    CHECK(lost > 0);
+    CHECK(in_pieces == losses_at_once(model, ids));
+}
+
 TEST_CASE("evaluate: a bias matrix is the oracle's", "[evaluate][asan]") {
     const int T = 133, NH = 2;
     const std::vector<int> ids = random_ids((size_t)T, 6);
