@@ -21,8 +21,8 @@ expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstw
 $(foreach knob,NO_OMP MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
 
 # What this machine has; only asked when something is compiled.
-PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert bench hashes \
-    gpu-check
+PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert million bench \
+    hashes gpu-check
 ifneq ($(filter-out $(PLAIN) roofline demo-tasks mutations reliability,$(or $(MAKECMDGOALS),all)),)
 ASKED := CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR
 $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f $(B)/config.mk)
@@ -150,6 +150,8 @@ $(B)/ladders/%: dev/cuda/%.cu $(B)/cpu.flags
 # targets that compile nothing themselves; `make help` prints what stands after ## ---------------------------
 demo:      ## train four small models, compare how far they extrapolate (2 minutes)
 demo-bert: ## the same with train_bert, on masked bytes
+million:   ## after make demo: its models in one window of 1,048,576 tokens, and the loss by position (1 minute)
+	@scripts/million.sh
 demo-tasks: ## which encodings answer longer questions than they have learned from
 demo demo-bert demo-tasks:
 	@dev/install.sh demo

@@ -389,7 +389,7 @@ void set_targets(const BERT& model, const int* stream, uint64_t start, int n, in
 // tokens, targets (B,T) -> losses and hits (B,T) on the host, 0 where nothing is asked; hits may be null. lengths (B),
 // or null: every row has T tokens
 void forward_losses(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths, int B,
-                    int T, float* losses, float* hits) {
+                    int T, float* losses, float* hits, int = 0) {
     const size_t N = (size_t)B * T;
     const std::vector<int> picked = load_batch(model, acts, 0, 1, tokens, targets, lengths, B, T, false);
     const size_t M = picked.size();

@@ -174,6 +174,11 @@ void report_heads(const std::vector<HeadStatistics>& heads, int NH, const Positi
     fflush(stdout);
 }
 
+inline void print_live_tiles(double share, bool exact) {
+    printf("%17s last layer: %.1f%% of the tiles live; the rest %s\n", "", 100 * share,
+           exact ? "have weights of 0" : "weigh less than 2^-24 of a row");
+}
+
 // Prints a table of the perplexity at each length, and logs it; if requested, also the loss by position and where each
 // head looks. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of write_token_losses,
 // or ""
@@ -217,7 +222,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         const std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
         printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows,
                (unsigned long long)e.tokens, e.loss, std::exp(e.loss), more.c_str());
-        if (live < 1.0) { printf("%17s last layer: %.1f%% of the tiles live\n", "", 100 * live); }
+        if (live < 1.0) { print_live_tiles(live, position.tile_skip == TileSkip::Exact); }
         fflush(stdout);
         log.record(evaluation_json(e, position));
         log.record(speed_json(e, position, mem));
