@@ -31,6 +31,7 @@ import os
 import random
 import re
 import resource
+import signal
 import sys
 import time
 
@@ -336,6 +337,7 @@ def main(argv):
     args = p.parse_args(argv)
     if args.summary:
         return summary(args.results, SURVIVORS)
+    signal.signal(signal.SIGINT, signal.default_int_handler)    # which a job in the background ignores; tests must not
     faults = chosen(args)
     campaign = Campaign(args, faults)
     try:

@@ -5,6 +5,7 @@ import csv
 import io
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -209,6 +210,12 @@ class Mutate(unittest.TestCase):
         with mock.patch.object(tree, "SPARE", 1):
             code, _, rows = self.run_main(known=self.SEEN)
         self.assertEqual((code, rows[0]["result"]), (0, "killed by t.py, which did not end"))
+
+    def test_in_the_background(self):
+        """a shell has such a job ignore SIGINT; tests that interrupt a program do not"""
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN))
+        self.put_test("import signal; self.assertNotEqual(signal.getsignal(2), signal.SIG_IGN); sum.idle(1)")
+        self.assertEqual(self.run_main(known=self.UNSEEN)[2][0]["result"], "survived")
 
     def test_what_does_not_compile_is_no_fault(self):
         code, _, rows = self.run_main(known=self.SEEN.replace("10 * a - b", "10 * (a - b"))
