@@ -307,13 +307,20 @@ def plot_lengths(runs):
     return fig
 
 
-def geometric_bins(values, per_octave=4):
-    """mean loss of positions 1, 2, ..., grouped into bins that grow with the position: (middle, mean)"""
+def geometric_bins(values, per_octave=4, least=1):
+    """mean loss of positions 1, 2, ..., grouped into bins that grow with the position: (middle, mean). Each
+    has at least so many positions."""
     bins = {}
     for t, v in enumerate(values, start=1):
         if isinstance(v, (int, float)) and math.isfinite(v):
             bins.setdefault(int(math.log2(t) * per_octave), []).append((t, v))
-    bins = list(bins.values())
+    whole = []
+    for b in bins.values():
+        if whole and len(whole[-1]) < least:
+            whole[-1] += b
+        else:
+            whole.append(b)
+    bins = whole
     # At T = 2^n the last bin has only just begun. Its few positions would be noise, so they join the bin before them.
     if len(bins) > 1 and len(bins[-1]) < len(bins[-2]) / 2:
         bins[-2:] = [bins[-2] + bins[-1]]
@@ -345,12 +352,16 @@ def legend_of_curves(ax, ends, dashes):
     ax.legend(handles=runs + lengths, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=10, handlelength=3)
 
 
+FEW = 64        # losses, whose mean is still noise
+
+
 def plot_curve(runs):
     fig, ax = figure(8, 4.5)
     last, trained = {}, []
     for run, found in runs_with(runs, "curve"):
         for r in found:
-            points = geometric_bins(r["loss"]) if isinstance(r.get("loss"), list) else []
+            windows = number(r, "windows") or FEW          # each has one loss for a position
+            points = geometric_bins(r["loss"], least=FEW / windows) if isinstance(r.get("loss"), list) else []
             if not points:
                 raise BadInput(f"{run}: a curve record of {r.get('pos')} holds no list of losses")
             last[run, str(r.get("pos")) + stretch_of(r), len(r["loss"])] = points

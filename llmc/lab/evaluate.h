@@ -132,7 +132,8 @@ inline Json evaluation_json(const Evaluation& e, const PositionConfig& position)
     return with_stretch(j, position, e.T);
 }
 inline Json curve_json(const Evaluation& e, const PositionConfig& position) {
-    const Json j = {{"kind", "curve"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"loss", e.curve}};
+    const Json j = {{"kind", "curve"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"windows", e.windows},
+                    {"loss", e.curve}};
     return with_stretch(j, position, e.T);
 }
 // The speed of an evaluation: the time, the scored tokens per second, and the memory in bytes, as in a train record
