@@ -60,6 +60,7 @@ needs_test() {
     needs_ranks
     needs_data
     need python3-numpy "the tests of the scripts" has_modules numpy
+    need python3-scipy "the intervals of a study" has_modules scipy
     need python3-xxhash "the checksums of a checkpoint that is exported" has_modules xxhash
     need python3-matplotlib "the tests of the figures" has_modules matplotlib numpy
 }

@@ -18,6 +18,9 @@ Windows that do not overlap charge a model for the beginning of each, where it h
 every run tell that apart, and can be added later: --sliding S moves the windows by S tokens and scores the last S
 of each; --positions has the loss by position in the window, at the trained length and the longest one.
 
+--compare A B says by how much A's loss differs from B's on the same windows, for each length and size, with an interval
+(compare.py); with more encodings, for each two of them. Three seeds are the least that decide anything.
+
 OUT/study.md and study.csv have the mean, the standard deviation and the number of seeds for each length, and study.png
 and study_positions.png draw them. Each names the commit and the command. A run is in
 OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too.
@@ -25,6 +28,7 @@ OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too.
 import argparse
 import collections
 import csv
+import itertools
 import json
 import math
 import os
@@ -37,6 +41,7 @@ import textwrap
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+import compare  # noqa: E402
 import console  # noqa: E402
 import plot  # noqa: E402
 import report  # noqa: E402
@@ -89,6 +94,7 @@ def parse(argv):
     p.add_argument("--eval_tokens", default="0", help="evaluate at most this many tokens; 0 = all [0]")
     p.add_argument("--sliding", type=int, default=0, metavar="S", help="also perplexity in windows S tokens apart")
     p.add_argument("--positions", action="store_true", help="also the loss by position in the window")
+    p.add_argument("--compare", nargs="+", default=[], metavar="NAME", help="differences between these, with intervals")
     p.add_argument("--out", default="run/study", help="directory of the runs and results [run/study]")
     p.add_argument("--trainer", default="", help="program that trains and evaluates [train_gpt2 of this repository]")
     p.add_argument("--jobs", type=int, default=0, help="runs at a time [1; with GPUs: one for each]")
@@ -107,6 +113,9 @@ def parse(argv):
     if args.sliding < 0 or args.sliding >= max(args.eval_lengths):
         raise BadInput(f"--sliding {args.sliding}: expected fewer tokens than the longest of --eval_lengths, "
                        f"{max(args.eval_lengths)}")
+    absent = [pos for pos in args.compare if pos not in args.encodings and "all" not in args.encodings]
+    if len(args.compare) == 1 or absent:
+        raise BadInput(f"--compare: expected two or more of --encodings, got {' '.join(args.compare)}")
     args.trainer = shlex.quote(os.path.abspath(args.trainer or os.path.join(runqueue.ROOT, "train_gpt2")))
     args.command = shlex.join(["scripts/study.py", *argv])
     return args
@@ -197,6 +206,8 @@ def commands_of(run, args):
     if args.positions:
         lengths = sorted({run.T, max(args.eval_lengths)})
         commands.append(evaluation("positions", run, args, where + ".positions", lengths, curve=None))
+    if run.pos in args.compare:
+        commands.append(evaluation("losses", run, args, where + ".losses", args.eval_lengths, token_losses=None))
     return commands
 
 
@@ -337,6 +348,27 @@ def markdown(args, results):
     return "\n".join(lines) + "\n"
 
 
+def comparisons(args, jobs):
+    """lines of Markdown: for each two encodings of --compare their difference at each length"""
+    lines = []
+    for a, b in itertools.combinations(args.compare, 2):
+        for model, T in itertools.product(args.models, args.lengths):
+            of = [[job.commands for run, job in jobs.items() if (run.model, run.T, run.pos) == (model, T, pos)]
+                  for pos in (a, b)]
+            try:
+                if not all(map(runqueue.is_done, itertools.chain(*of[0], *of[1]))):
+                    raise BadInput("not all seeds are finished")
+                ours, theirs = (compare.parameters(commands[0][0].out) for commands in of)
+                lines.append(f"- {model}, trained at {T:,}; {a} has {ours:,} parameters, {b} {theirs - ours:+,}")
+                for length in args.eval_lengths:
+                    name = f"token_losses_{length}_{length}.safetensors"
+                    places = ([os.path.join(c[-1].out, name) for c in commands] for commands in of)
+                    lines.append("  - " + compare.sentence(a, b, length, *places))
+            except BadInput as e:
+                lines.append(f"- {a} - {b}, {model}, trained at {T:,}: none: {e}")
+    return lines
+
+
 def write_csv(path, args, results):
     with open(path, "w", newline="") as f:
         w = csv.writer(f, lineterminator="\n")
@@ -462,6 +494,8 @@ def write_results(args, jobs):
     if not any(results.cells.values()):
         return
     text, path = markdown(args, results), os.path.join(args.out, "study")
+    if args.compare:
+        text += "\n" + "\n".join(comparisons(args, jobs)) + "\n"
     with open(path + ".md", "w") as f:
         f.write(text)
     write_csv(path + ".csv", args, results)

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import glob
 import io
+import itertools
 import json
 import math
 import os
@@ -19,6 +20,8 @@ from unittest import mock
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
+import compare  # noqa: E402
+import console  # noqa: E402
 import paper  # noqa: E402
 import report  # noqa: E402
 import runqueue  # noqa: E402
@@ -296,6 +299,52 @@ class TestTable(Fake):
         self.assertFalse(glob.glob(self.path("s", "study.*")))
 
 
+class TestCompare(Fake):
+    def setUp(self):
+        super().setUp()
+        self.numpy = console.need("numpy")
+        try:
+            console.need("scipy.stats")
+        except console.BadInput as e:
+            self.skipTest(str(e))
+
+    def differences(self, random, seeds, windows, of_seed, of_window):
+        """means 0; the differences of a seed and of a window have these deviations"""
+        d = random.normal(0, of_seed, (seeds, 1)) + random.normal(0, of_window, (1, windows))
+        return d + random.normal(0, of_window / 2, (seeds, windows))
+
+    def test_an_interval_covers_the_truth(self):
+        """in 60 studies, about as often as it says, whichever of seeds and windows differ more"""
+        random = self.numpy.random.default_rng(5)
+        for seeds, windows, of_seed, of_window in ((3, 40, 0.03, 0.01), (5, 30, 0.001, 0.05)):
+            covered, narrow = 0, 0
+            for _ in range(60):
+                mean, low, high = compare.interval(self.differences(random, seeds, windows, of_seed, of_window))
+                self.assertTrue(low <= mean <= high)
+                covered += low <= 0 <= high
+                narrow += high - low < 12 * (of_seed / seeds ** 0.5 + of_window / windows ** 0.5)
+            # 57 are expected at 95 %; 50 is four deviations of a binomial distribution less
+            self.assertGreaterEqual(covered, 50, (seeds, windows))
+            self.assertGreaterEqual(narrow, 45, (seeds, windows))       # all numbers are no interval
+
+    def test_verdicts(self):
+        random = self.numpy.random.default_rng(6)
+        noise = self.differences(random, 3, 50, 0.002, 0.01)
+        self.assertRegex(compare.verdict("a", "b", 1024, noise - 0.05),
+                         r"^a - b at 1,024: -0\.0\d+ nats \[-0\.\d+, -0\.\d+\], 3 seeds, 50 windows: a is better$")
+        self.assertIn(": b is better", compare.verdict("a", "b", 64, noise + 0.05))
+        self.assertIn(": undecided", compare.verdict("a", "b", 64, noise - noise.mean()))
+        self.assertIn("undecided, as fewer than 3 seeds", compare.verdict("a", "b", 64, noise[:2] - 0.05))
+
+    def test_refusals(self):
+        for words, message in ((("--compare", "one"), "expected two or more"), (("--compare", "one", "2"), "one 2")):
+            self.assertIn(message, self.study("--encodings", "one", "two", *words, code=2).stderr)
+        # no losses, no difference; the rest of the study stands
+        r = self.study("--encodings", "one", "two", "--eval_lengths", "64", "--compare", "one", "two")
+        self.assertIn("expected a checkpoint", r.stdout)
+        self.assertEqual([c["flags"].get("token_losses") for c in self.calls(of="evaluate")], 4 * [None, True])
+
+
 class TestQueue(Fake):
     def test_progress_of_an_evaluation(self):
         progress = runqueue.Progress(1000, False)
@@ -560,7 +609,7 @@ class TestTrainer(Folder):
                    "--seeds", "1", "2", "--lengths", "8", "16", "--models", "1,2,32", "--eval_lengths", "8", "16,32",
                    "--sliding", "4", "--positions", "--eval_tokens", "200", "--steps", "5", "--train_files",
                    self.write("a.txt", text), "--val_files", self.write("b_val.txt", text[:3000]), "--trainer",
-                   TRAINER, "--out", self.path("s"), "--jobs", "2"]
+                   TRAINER, "--out", self.path("s"), "--jobs", "2", "--compare", "cable", "fox"]
         env = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
         r = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
@@ -580,6 +629,14 @@ class TestTrainer(Folder):
         of_32 = {row["what"] + row["positions"]: row for row in rows
                  if (row["encoding"], row["trained_at"], row["T"]) == ("fox", "16", "32")}
         found = of_32["ppl"]
+        # 200 tokens are 25 whole windows of 8, so the difference is that of the evaluations' losses
+        both = {}
+        for pos, seed in itertools.product(("cable", "fox"), (1, 2)):
+            log = self.lines("s", "1x2x32", f"{pos}-T16", f"seed_{seed}", "eval", "b", "log.jsonl")
+            both.setdefault(pos, []).extend(r["loss"] for r in log if r["kind"] == "extrapolation" and r["T"] == 8)
+        difference = (sum(both["cable"]) - sum(both["fox"])) / 2
+        after = r.stdout[r.stdout.index("- 1,2,32, trained at 16; cable has "):]
+        self.assertIn(f"cable - fox at 8: {difference:+.4f} nats, 2 seeds, 25 windows: undecided", after)
         # the octaves of a window's positions are all of it, but for the last window, which is cut short
         losses = [float(of_32["loss" + p]["mean"]) for p in ("1", "2", "3-4", "5-8", "9-16", "17-32")]
         mean = sum(n * loss for n, loss in zip((1, 1, 2, 4, 8, 16), losses)) / 32

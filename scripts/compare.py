@@ -1,0 +1,70 @@
+"""compare.py -- whether one encoding is better than another, by the losses of the same windows and seeds (study.py
+--compare). The statistics are scipy's.
+
+A difference is paired: model A's mean loss of a window minus B's, both of one seed. Its interval covers 95 % in two
+ways, and is the wider of both: another text (bootstrap over the windows of the mean over seeds), and other seeds (the t
+distribution of the mean over windows). With fewer than three seeds, or if the interval has 0 in it, nothing is
+decided.
+"""
+import glob
+import math
+import os
+
+import console
+from console import BadInput
+
+LEAST_SEEDS = 3
+
+
+def windows(path, T):
+    """the mean loss of each whole window of T tokens; path: written by --token_losses"""
+    from longppl import read_losses                 # it ends the program where numpy is missing
+    losses = read_losses(path).astype("f8")
+    if losses.size < T:
+        raise BadInput(f"{path}: expected a window of {T:,} losses, got {losses.size:,}; give more --eval_tokens")
+    return losses[:losses.size // T * T].reshape(-1, T).mean(axis=1)
+
+
+def interval(d):
+    """(mean, low, high) of paired differences d (seeds, windows), in nats; (mean, None, None) for too few seeds"""
+    numpy, stats = console.need("numpy"), console.need("scipy.stats")
+    mean = float(d.mean())
+    if d.shape[0] < LEAST_SEEDS or d.shape[1] < 2:
+        return mean, None, None
+    ends = []
+    for values, of in ((d.mean(axis=0), "windows"), (d.mean(axis=1), "seeds")):
+        if numpy.ptp(values) == 0:
+            ends.append((values[0], values[0]))
+        elif of == "windows":
+            ends.append(stats.bootstrap((values,), numpy.mean, method="basic",
+                                        random_state=numpy.random.default_rng(1)).confidence_interval)
+        else:
+            ends.append(stats.t.interval(0.95, len(values) - 1, loc=values.mean(), scale=stats.sem(values)))
+    return mean, float(min(low for low, _ in ends)), float(max(high for _, high in ends))
+
+
+def parameters(run):
+    """of a run's newest checkpoint"""
+    paths = sorted(glob.glob(os.path.join(glob.escape(run), "step_*", "model.safetensors")))
+    if not paths:
+        raise BadInput(f"{run}: expected a checkpoint, step_*/model.safetensors")
+    with console.open_regular(paths[-1]) as f:
+        return sum(math.prod(shape) for _, shape, *_ in console.read_tensors(f, paths[-1]).values())
+
+
+def sentence(a, b, T, ours, theirs):
+    """"cable - alibi at 1,024: -0.0310 nats [-0.0340, -0.0280], 3 seeds, 64 windows: cable is better"; ours, theirs:
+    the losses of each seed, files that windows() reads"""
+    numpy = console.need("numpy")
+    return verdict(a, b, T, numpy.array([windows(x, T) - windows(y, T) for x, y in zip(ours, theirs)]))
+
+
+def verdict(a, b, T, d):
+    """the sentence of the differences d (seeds, windows)"""
+    mean, low, high = interval(d)
+    text = f"{a} - {b} at {T:,}: {mean:+.4f} nats"
+    of = f", {d.shape[0]} seeds, {d.shape[1]:,} windows: "
+    if low is None:
+        return text + of + f"undecided, as fewer than {LEAST_SEEDS} seeds or 2 windows decide nothing"
+    better = a if high < 0 else b
+    return text + f" [{low:+.4f}, {high:+.4f}]" + of + ("undecided" if low <= 0 <= high else f"{better} is better")
