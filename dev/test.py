@@ -88,7 +88,7 @@ def command_of(program, words):
     if program.endswith(".py"):
         python = python_of_the_scripts()
         if program.endswith("/test_data.py") and os.path.exists("build/venv/bin/python"):       # data/requirements.txt
-            python = "build/venv/bin/python"
+            python = os.path.abspath("build/venv/bin/python")        # also from the trees of mutate.py
         return [python, program, "-v"], read_unittest
     if program.startswith("build/simt"):
         return [program, *words], read_kernel_tests
