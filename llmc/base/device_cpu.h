@@ -294,7 +294,8 @@ inline std::string device_description() {
     return strprintf("CPU, race build, %d threads per block", RACE_THREADS);
 #else
     const char* plural = max_threads() == 1 ? "" : "s";
-    return strprintf("CPU, %d thread%s, %d-wide float32", max_threads(), plural, LANES);
+    const char* stored = sizeof(floatX) == sizeof(float) ? "" : ", bf16 storage";
+    return strprintf("CPU, %d thread%s, %d-wide float32%s", max_threads(), plural, LANES, stored);
 #endif
 }
 

@@ -76,7 +76,7 @@ class TestBF16(unittest.TestCase):
             self.assertRegex(run(trainer(program, True), "--help"), r"commit \w+(-dirty)?, bf16, CPU")
             self.assertRegex(run(trainer(program, False), "--help"), r"commit \w+(-dirty)?, float32, CPU")
             text = run(trainer(program, True), *TRAIN, "--check")
-            self.assertIn("bf16", text)
+            self.assertIn("float32, bf16 storage", text)
             self.assertIn("portable kernels, float32", text)
 
     def test_it_learns_what_float32_learns(self):
