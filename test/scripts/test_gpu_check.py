@@ -700,7 +700,7 @@ class Configure(unittest.TestCase):
                 said = [run.communicate()[0] for run in runs]
                 self.assertEqual([(run.returncode, text) for run, text in zip(runs, said)], 8 * [(0, "")])
                 files = [name for name in os.listdir(d + "/build") if os.path.isfile(os.path.join(d, "build", name))]
-                names = ("commit", "cpu", "race", "asan", "simt", "mpi", "cuda")
+                names = ("commit", "cpu", "race", "asan", "simt", "mpi", "cuda", "precision")
                 self.assertEqual(sorted(files), sorted(["config.mk", *(n + ".flags" for n in names)]))
 
 
