@@ -309,7 +309,7 @@ def plot_lengths(runs):
 
 def geometric_bins(values, per_octave=4, least=1):
     """mean loss of positions 1, 2, ..., grouped into bins that grow with the position: (middle, mean). Each
-    has at least so many positions."""
+    has at least `least` positions."""
     bins = {}
     for t, v in enumerate(values, start=1):
         if isinstance(v, (int, float)) and math.isfinite(v):

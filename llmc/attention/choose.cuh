@@ -143,7 +143,7 @@ template <bool Causal, class Bias>
 void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Bias& bias, TileSkip skip, int B,
                   Stream stream) {
     if constexpr (Causal && flash_skips(Bias::flash)) {
-        const int whole = dims.kept < 0 ? dims.T : dims.stride;         // the text, or that of which this is a piece
+        const int whole = dims.kept < 0 ? dims.T : dims.stride;         // tokens of the text, or of the whole window
         if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(Bias::flash, whole, skip)) { return; }
         float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
         const float tau = 0.693147181f * tile_skip_tau(whole, skip);

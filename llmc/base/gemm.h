@@ -34,7 +34,7 @@ constexpr int GEMM_M = 6;                               // 12 of 16
 constexpr int GEMM_M = 4;                               // 8 of 16, or of Arm's 32
 #endif
 constexpr int GEMM_N = 2 * LANES;
-// Rows of an output of which no part of a panel is wasted
+// An output with a multiple of this many rows fills its panels
 template <class T> constexpr int GEMM_UNIT_M = std::is_same<T, bf16>::value && AMX_TILES ? 2 * TILE : GEMM_M;
 constexpr int WIDEST_PANEL = 32;
 

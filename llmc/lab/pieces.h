@@ -1,7 +1,7 @@
 // lab/pieces.h -- the losses of a window of any length, in memory that hardly grows with it.
 //
-// A causal forward may take a window in pieces, each of which continues from the keys and values of those before it:
-// the same bits as in one forward. If the biases of all layers zero distant keys (attention/skip.cuh), keys that no
+// A causal forward may take a window in pieces. Each continues from the keys and values of those before it, with the
+// same bits as one forward. If the biases of all layers zero distant keys (attention/skip.cuh), keys that no
 // query will visit are forgotten. Which ones a later query visits is not known in advance: KEPT_REACHES times the
 // longest way back to a visited key so far are kept. If a query visits the very first of those, it may need an earlier
 // one; then the window is computed once more, and more keys are kept.
@@ -46,8 +46,8 @@ template <class Model, class Acts> int longest_reach(const Model& model, const A
     return reach;
 }
 
-// Calls f(table, data, i) for the tensors that have a row or a column for each key, of which only the kept are needed:
-// qkv and lse, and what the encoding has of each token and head
+// Calls f(table, data, i) for the tensors that have a row or a column for each key: qkv and lse, and what the encoding
+// has of each token and head
 template <class Acts, class F> void each_over_keys(Acts& acts, F f) {
     for (const char* name : {"qkv", "lse"}) { f(acts.table, acts.data, (size_t)acts.table.find(name)); }
     for (size_t i = 0; i < acts.position_table.specs.size(); i++) {
@@ -67,7 +67,7 @@ template <class Acts> size_t key_bytes(Acts& acts) {
 template <class Acts> void forget(Acts& acts, int end) {
     each_over_keys(acts, [&](const TensorTable& table, float* data, size_t i) {
         const TensorSpec& s = table.specs[i];
-        const size_t rows = s.rows == (size_t)acts.T ? 1 : s.rows;      // of which each has all keys
+        const size_t rows = s.rows == (size_t)acts.T ? 1 : s.rows;      // each has all keys
         const size_t key = s.layer_size() / rows / (size_t)acts.T * s.element;
         for (size_t r = 0; r < rows * (size_t)imax(s.layers, 1); r++) {
             char* layer = (char*)(data + table.offsets[i]) + r / rows * table.strides[i] * s.element;
@@ -82,7 +82,7 @@ template <class Model, class Acts> void plan_pieces(const Model& model, Acts& ac
     if (acts.kept < 0 || !forgets(model, acts)) { return; }
     acts.lost = key_bytes(acts) * (size_t)imax(0, acts.T - LEAST_KEPT - PIECE);
 }
-// Dies if so many keys do not fit into memory.
+// Dies if `keep` keys do not fit into memory.
 template <class Acts> void check_kept(Acts& acts, int keep) {
     const size_t wanted = key_bytes(acts) * (size_t)imin(keep, acts.T), left = device_memory_available();
     if (wanted <= left) { return; }

@@ -97,7 +97,7 @@ def kind_of(result):
 
 
 def unseen(results, seed):
-    """the faults of a seed whose last row is no kill"""
+    """the faults of a seed that no test has killed yet, by their last row"""
     last = {key_of(r): r for r in ledger.read(results) if r["id"].startswith(f"seed {seed}, ")}
     return [Fault(r["id"], r["file"], int(r["line"]), r["before"], r["after"], "") for r in last.values()
             if kind_of(r["result"]) in ("survived", "reached by no test")]
