@@ -45,7 +45,7 @@ class Tree:
             if os.path.isfile(os.path.join(root, name)):
                 self.write(name, self.source(name))
                 shutil.copymode(os.path.join(root, name), os.path.join(path, name))
-        self.log = open(path + ".log", "ab")
+        self.log = path + ".log"
         self.reached = path + ".reached"
         self.planted, self.spans = {}, {}       # n -> Fault; n -> (its file, the first and the last line of its place)
 
@@ -101,13 +101,14 @@ class Tree:
 
     def command(self, words, limit, **environment):
         """(0, an exit code, or None where it took too long; what it printed, which goes to the log too)"""
-        self.log.write(f"\n$ {' '.join(words)}\n".encode())
-        self.log.flush()
         scratch = tempfile.mkdtemp()                    # a short path: tests look at the width of what is printed
         environment = {**runner.ENVIRONMENT, "CCACHE_NOHASHDIR": "1", **os.environ, "TMPDIR": scratch, **environment}
-        before = os.path.getsize(self.log.name)
-        p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
-                             env=environment, start_new_session=True)
+        with open(self.log, "ab") as log:
+            log.write(f"\n$ {' '.join(words)}\n".encode())
+            log.flush()
+            before = log.tell()
+            p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                 env=environment, start_new_session=True)
         try:
             code = p.wait(limit)
         except subprocess.TimeoutExpired:
@@ -117,7 +118,7 @@ class Tree:
                 os.killpg(p.pid, signal.SIGKILL)
             p.wait()
             shutil.rmtree(scratch, ignore_errors=True)
-        with open(self.log.name, "rb") as f:
+        with open(self.log, "rb") as f:
             f.seek(before)
             return code, f.read().decode(errors="replace")
 
@@ -139,7 +140,7 @@ class Tree:
         """(whether make builds them, what it printed); without warnings, so that only errors name lines"""
         code, text = self.command(["make", "-k", "CPPFLAGS=-w", *targets], LIMIT) if targets else (0, "")
         if code is None:
-            raise BadInput(f"{' '.join(targets)}: expected a build within {LIMIT} s; see {self.log.name}")
+            raise BadInput(f"{' '.join(targets)}: expected a build within {LIMIT} s; see {self.log}")
         return code == 0, text
 
     def parse(self, sources):
@@ -167,7 +168,7 @@ class Tree:
                     return left
             wrong = next(filter(None, self.named(said)), None)
             if not wrong:
-                raise BadInput(f"expected tests that compile without a fault; see {self.log.name}")
+                raise BadInput(f"expected tests that compile without a fault; see {self.log}")
             left |= wrong
             self.plant({n: f for n, f in numbered.items() if n not in left})
 
@@ -247,9 +248,9 @@ class Tree:
         seconds, name = time.time() - begin, f"{case.program} {case.what}".strip()
         expected = f"{name}: expected tests that pass without a fault"
         if code != 0:
-            raise BadInput(f"{expected}, got {'no end' if code is None else f'exit code {code}'}; see {self.log.name}")
+            raise BadInput(f"{expected}, got {'no end' if code is None else f'exit code {code}'}; see {self.log}")
         if result is None or result.passed + len(result.skipped) == 0:
-            raise BadInput(f"{expected}, and none ran; see {self.log.name}")
+            raise BadInput(f"{expected}, and none ran; see {self.log}")
         absent = [why for why in result.skipped if re.search(r"not built|\bmake ", why)]
         if absent:
             raise BadInput(f"{expected}, but some were left out: {'; '.join(absent)}")
