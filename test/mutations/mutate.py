@@ -11,14 +11,14 @@
 A fault changes one text. All faults in C++ are compiled into one build, each an expression that an environment variable
 switches (mut.h). Each test program runs once without a fault, which says what its cases reach and how long they take;
 a fault that no program before has seen then costs a run of the cases that reach it, the fastest first. Constants,
-tables, declarations and Python are planted one at a time (tree.py).
+tables and declarations are built by themselves, for each program that includes them; Python needs no build.
 
 `killed`: a test fails, or takes several times as long as without the fault. `survived`: all pass, so a test is
 missing, or the change changes nothing; survivors.tsv says which. `reached by no test`: no test runs the line. A fault
 that does not compile does not count. Without faults every test must pass, and some must run; anything else is an error.
 
-Each result is appended to dev/results/mutations.csv with its commit; a case that this commit has is not run again.
-With --minutes a run ends after so long, and the same command continues it. The exit code is 1 if a known fault
+Each result is appended to dev/results/mutations.csv with its commit; a fault that has one of this commit is not tried
+again. With --minutes a run ends after so long, and the same command continues it. The exit code is 1 if a known fault
 survived, 2 after an error.
 """
 import argparse
@@ -30,7 +30,6 @@ import math
 import os
 import random
 import re
-import resource
 import signal
 import sys
 import time
@@ -43,52 +42,54 @@ from console import BadInput    # noqa: E402
 import test as runner       # noqa: E402, dev/test.py
 import faults as planting   # noqa: E402
 from faults import Fault    # noqa: E402
-from tree import Case, MUT_MAX, Tree, case_of   # noqa: E402
+from tree import Case, MUT_MAX, Tree    # noqa: E402
 
 HERE = os.path.join(ROOT, "test", "mutations")
 KNOWN, SURVIVORS = os.path.join(HERE, "known.tsv"), os.path.join(HERE, "survivors.tsv")
 RESULTS = os.path.join(ROOT, "dev", "results", "mutations.csv")
 COLUMNS = "id file line before after result cases seconds commit".split()
+UNSEEN = "survived", "reached by no test"
 SCORE = 0.97                # the least share of the faults that change something to be killed
-MOST = 300                  # seconds of tests, and of builds where it has its own, for one fault
+MOST = 300                  # seconds of tests, and of builds where it has its own, for one drawn fault
 NOT_HERE = ("test/scripts/test_mutate.py", "test/scripts/test_make.py", "test/scripts/test_lint.py")    # of the tests
 # Between them they include nearly all of llmc, with and without its CUDA text: what does not compile is found early.
-SOURCES = {"build/train_bert.o": "train_bert.cu", "build/simt/train_gpt2.o": "train_gpt2.cu"}
+OBJECTS = ["build/train_bert.o", "build/simt/train_gpt2.o"]
 
 
 def rows_of(path, cells):
     """(place, cells) of each line of a table; \\n stands for a line's end"""
     with open(path, encoding="utf-8") as f:
-        for number, line in enumerate(f, 1):
-            if line.startswith("#") or not line.strip():
-                continue
-            row = [cell.replace("\\n", "\n") for cell in line.rstrip("\n").split("\t")]
-            if len(row) != cells:
+        for number, line in enumerate(f.read().splitlines(), 1):
+            row = [cell.replace("\\n", "\n") for cell in line.split("\t")]
+            if len(row) == cells:
+                yield f"{path}:{number}", row
+            elif line and not line.startswith("#"):
                 raise BadInput(f"{path}:{number}: expected {cells} cells, got {len(row)}")
-            yield f"{path}:{number}", row
 
 
 def read_known(path, cheap=False):
-    """id, file, before, after, tests, "ci" for the cheap ones, why"""
-    faults, names = [], set()
+    """the faults of a table: id, file, before, after, tests, "ci" for the cheap ones, why"""
+    faults = []
     for place, (name, file, before, after, tests, ci, _) in rows_of(path, 7):
-        with open(os.path.join(ROOT, file), encoding="utf-8") as source:
-            text = source.read()
+        text = planting.source(file)
         if text.count(before) != 1:
             raise BadInput(f"{place}: {name}: expected its text once in {file}, got {text.count(before)}")
-        if name in names:
-            raise BadInput(f"{place}: {name}: an id appears twice")
-        if not tests:
-            raise BadInput(f"{place}: {name}: expected the tests that see it")
-        names.add(name)
-        at = text.count("\n", 0, text.index(before)) + 1
         if ci or not cheap:
-            faults.append(Fault(name, file, at, before, after, tests))
+            faults.append(Fault(name, file, text.count("\n", 0, text.index(before)) + 1, before, after, tests))
     return faults
 
 
-def key_of(row):
-    return row["id"], row["file"], row["before"], row["after"]
+def results_of(path):
+    """{(id, file, before, after): [(Fault, its result, commit), the first one first]} of the CSV"""
+    found = collections.defaultdict(list)
+    for r in ledger.read(path):
+        fault = Fault(r["id"], r["file"], int(r["line"]), r["before"], r["after"], "")
+        found[key_of(fault)].append((fault, r["result"], r["commit"]))
+    return found
+
+
+def key_of(fault):
+    return fault.id, fault.file, fault.before, fault.after
 
 
 def kind_of(result):
@@ -96,11 +97,8 @@ def kind_of(result):
     return re.match(r"killed|survived|.*", result)[0]
 
 
-def unseen(results, seed):
-    """the faults of a seed that no test has killed yet, by their last row"""
-    last = {key_of(r): r for r in ledger.read(results) if r["id"].startswith(f"seed {seed}, ")}
-    return [Fault(r["id"], r["file"], int(r["line"]), r["before"], r["after"], "") for r in last.values()
-            if kind_of(r["result"]) in ("survived", "reached by no test")]
+def shown(fault):
+    return f"  {fault.file}:{fault.line}\n- {fault.before.strip()}\n+ {fault.after.strip()}"
 
 
 def summary(path, survivors):
@@ -108,45 +106,40 @@ def summary(path, survivors):
     no explanation"""
     why = {(name, file): kind for _, (name, file, kind, _) in rows_of(survivors, 4)}
     found, unexplained = collections.defaultdict(collections.Counter), []
-    first, last = {}, {}
-    for row in ledger.read(path):
-        first.setdefault(key_of(row), row)
-        last[key_of(row)] = row
-    for key, row in last.items():
-        kind, result = why.get(key[:2]), kind_of(row["result"])
-        if result in ("survived", "reached by no test"):
-            result = "changes nothing" if kind == "equivalent" else result
-            unexplained += [] if kind else [row]
-        elif result == "killed" and kind_of(first[key]["result"]) != "killed":
+    for (name, file, *_), rows in results_of(path).items():
+        first, result = kind_of(rows[0][1]), kind_of(rows[-1][1])
+        if result in UNSEEN and (name, file) not in why:
+            unexplained.append(f"{name}: {result}\n{shown(rows[-1][0])}")
+        if result in UNSEEN and why.get((name, file)) == "equivalent":
+            result = "changes nothing"
+        if result == "killed" != first:
             result = "killed since"
-        found[row["id"].split(",")[0] if row["id"].startswith("seed ") else "known"][result] += 1
+        found[name.split(",")[0] if name.startswith("seed ") else "known"][result] += 1
     found["all"] = sum(found.values(), collections.Counter())
-    columns = ["killed", "killed since", "survived", "reached by no test", "changes nothing", "does not compile"]
+    columns = ["killed", "killed since", *UNSEEN, "changes nothing", "does not compile"]
     print(f"| faults | {' | '.join(columns)} | first score | score |\n|{'---|' * (len(columns) + 3)}")
-    score = 0
     for name, n in found.items():
-        count = max(n["killed"] + n["killed since"] + n["survived"] + n["reached by no test"], 1)
+        count = max(sum(n[c] for c in columns[:4]), 1)
         score = (n["killed"] + n["killed since"]) / count
         print(f"| {name} | {' | '.join(str(n[c]) for c in columns)} | {100 * n['killed'] / count:.1f}% | "
               f"{100 * score:.1f}% |")
-    for row in unexplained:
-        print(f"no explanation in {os.path.relpath(survivors, ROOT)}: {row['id']}: {row['result']}\n"
-              f"  {row['file']}:{row['line']}\n- {row['before'].strip()}\n+ {row['after'].strip()}")
+    for fault in unexplained:
+        print(f"no explanation in {os.path.relpath(survivors, ROOT)}: {fault}")
     return int(score < SCORE or bool(unexplained))
 
 
 def chosen(args):
     if args.ci:
-        cheap = read_known(args.known, cheap=True)
+        cheap = read_known(KNOWN, cheap=True)
         return random.Random(ledger.commit().rstrip("+")).sample(cheap, min(3, len(cheap)))
-    if args.seed is not None:
-        faults = unseen(args.results, args.seed) if args.again else planting.draw(args.seed, args.count)
+    if args.again:
+        last = [rows[-1] for rows in results_of(args.results).values()]
+        faults = [f for f, result, _ in last if f.id.startswith(f"seed {args.seed}, ") and kind_of(result) in UNSEEN]
     else:
-        faults = read_known(args.known)
-    if args.only:
-        unknown = set(args.only) - {f.id for f in faults}
-        if unknown:
-            raise BadInput(f"--only: there is no fault {', '.join(sorted(unknown))}")
+        faults = read_known(KNOWN) if args.seed is None else planting.draw(args.seed, args.count)
+    unknown = set(args.only) - {f.id for f in faults}
+    if unknown:
+        raise BadInput(f"--only: there is no fault {', '.join(sorted(unknown))}")
     return [f for f in faults if f.id in (args.only or [f.id])]
 
 
@@ -161,176 +154,137 @@ def all_tests():
         kind, key=lambda p: (order.index(kind[p]), p))}
 
 
-class OutOfTime(Exception):
-    pass
-
-
 class Campaign:
-    """the faults that are still to be tried, and the results of the rest"""
+    """the faults, those that wait for a result, and what the next run need not find out again"""
     def __init__(self, args, faults):
-        self.args, self.here, self.drawn = args, ledger.commit(), args.seed is not None
-        self.counts, self.began, self.wrong = collections.Counter(), time.time(), []
         if len(faults) >= MUT_MAX:
             raise BadInput(f"expected fewer than {MUT_MAX} faults, got {len(faults)}")
+        self.args, self.commit, self.end = args, ledger.commit(), time.time() + 60 * args.minutes
         self.faults = dict(enumerate(faults, 1))
-        done = {} if args.ci or self.here.endswith("+") else {
-            key_of(r): r["result"] for r in ledger.read(args.results) if r["commit"] == self.here}
-        self.waiting = {n: f for n, f in self.faults.items() if key_of(f._asdict()) not in done}
-        for n in set(self.faults) - set(self.waiting):
-            self.say(self.faults[n], done[key_of(self.faults[n]._asdict())])
-        directory = os.path.join(ROOT, "build", "mutations")
-        os.makedirs(directory, exist_ok=True)
-        self.tree = Tree(os.path.join(directory, "tree"), ROOT)
-        # What a run that --minutes ended has found: the faults that are no expressions; the programs that are done; of
-        # each case its seconds, Result and what it reaches; of each fault the number of cases, and seconds; seconds of
-        # processors.
-        self.path = os.path.join(directory, "state.json")
-        name = hashlib.sha256(repr((self.here, sorted(self.faults.items()))).encode()).hexdigest()
-        self.state = {"name": name, "left": None, "done": [], "green": {}, "cases": {}, "spent": {}, "processors": 0}
-        if os.path.exists(self.path) and not self.here.endswith("+"):
-            with open(self.path, encoding="utf-8") as f:
-                state = json.load(f)
-            self.state = state if state["name"] == name else self.state
-        self.used = 0
+        self.waiting, self.counts, self.wrong = dict(self.faults), collections.Counter(), []
+        name = hashlib.sha256(repr((self.commit, sorted(self.faults.items()))).encode()).hexdigest()
+        self.path = os.path.join(ROOT, "build", "mutations", f"{name[:16]}.json")
+        self.tree = Tree(os.path.join(ROOT, "build", "mutations", "tree"))
+        # left: the faults of C++ that are no expressions; done: the programs that are; green: {program: {case: what
+        # Tree.green() says}}; cases, spent: {fault: the number of cases that it has survived, and seconds}
+        self.state = {"left": None, "done": [], "green": {}, "cases": {}, "spent": {}}
+        if args.ci or self.commit.endswith("+"):        # this name is not of one version of the sources
+            return
+        if os.path.exists(self.path):
+            self.state = console.read_object(self.path)
+        results = results_of(args.results)
+        for n, fault in self.faults.items():
+            done = [result for _, result, commit in results[key_of(fault)] if commit == self.commit]
+            if done:
+                self.say(self.waiting.pop(n), done[-1])
 
     def save(self):
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.state["processors"] += used.ru_utime + used.ru_stime - self.used
-        self.used = used.ru_utime + used.ru_stime
         console.write_whole(self.path, json.dumps(self.state))
 
     def check_time(self):
-        if time.time() - self.began > 60 * self.args.minutes:
-            raise OutOfTime
-
-    def error(self, what, why):
-        print(f"error: {what}: {why}", file=sys.stderr, flush=True)
-        self.wrong.append(what)
+        if time.time() > self.end:
+            raise console.Interrupted
 
     def say(self, fault, result):
         self.counts[kind_of(result)] += 1
         print(f"[{sum(self.counts.values())}/{len(self.faults)}] {fault.id}, {fault.file}: {result}", flush=True)
-        if kind_of(result) in ("survived", "reached by no test"):
-            print(f"  {fault.file}:{fault.line}\n- {fault.before.strip()}\n+ {fault.after.strip()}", flush=True)
+        if kind_of(result) in UNSEEN:
+            print(shown(fault), flush=True)
 
     def settle(self, n, result):
         """a fault's result, which nothing that follows changes"""
-        fault, cases = self.waiting.pop(n), self.state["cases"].get(str(n), 0)
+        fault = self.waiting.pop(n)
+        cases, seconds = (self.state[what].get(str(n), 0) for what in ("cases", "spent"))
         if not self.args.ci:
-            seconds = round(self.state["spent"].get(str(n), 0))
-            ledger.append(self.args.results, dict(zip(COLUMNS, (*fault[:-1], result, cases, seconds, self.here))))
+            ledger.append(self.args.results, dict(zip(COLUMNS, (*fault[:-1], result, cases, round(seconds),
+                                                                self.commit))))
         self.save()
         self.say(fault, result)
 
-    def attempt(self, n, cases, began):
-        """runs these cases, {Case: (seconds, Result)}, with a fault that is planted"""
-        spent, key = self.state["spent"], str(n)
-        try:
-            result, count = self.tree.verdict(n, cases)
-        except BadInput as e:                           # no result; the rest are tried
-            self.error(self.faults[n].id, e)
-            del self.waiting[n]
-            return
-        self.state["cases"][key] = self.state["cases"].get(key, 0) + count
-        spent[key] = spent.get(key, 0) + time.time() - began
-        if result:
-            self.settle(n, result)
-        elif spent[key] > MOST and not self.faults[n].tests:
-            self.settle(n, f"survived {MOST} s of its tests")
-
-    def green(self, cases):
-        """these cases without a fault: {Case: (seconds, Result)}, and {n: the cases that reach it}"""
-        spans = {n: (f.file, *planting.python_span(self.tree.source(f.file).decode(), f.line))
-                 for n, f in self.waiting.items() if f.file.endswith(".py")}
-        green, reached = {}, collections.defaultdict(list)
-        for case in cases:
-            found = self.state["green"].setdefault(case.program, {})
-            if case.what not in found:
-                self.check_time()
-                try:
-                    found[case.what] = self.tree.green(case, spans)
-                except BadInput as e:
-                    self.error(" ".join(case).strip(), e)
-                    continue
-                for why in dict.fromkeys(found[case.what][1].skipped):
-                    print(f"skipped: {' '.join(case).strip()} | {why}", flush=True)
-                self.save()
-            seconds, result, numbers = found[case.what]
-            if result[0]:                               # some passed
-                green[case] = seconds, runner.Result(*result)
-                for n in numbers:
-                    reached[n].append(case)
-        return green, reached
-
     def run(self):
         """builds and runs one program after the other, each with the faults that are left and that it reaches"""
-        named = {n: [case_of(t) for t in f.tests.split()] for n, f in self.waiting.items()}
-        programs = all_tests() if self.drawn else {}
-        for case, needed in (test for tests in named.values() for test in tests):
-            programs[case.program] = list(dict.fromkeys([*programs.get(case.program, []), *needed]))
-        named = {n: [case for case, _ in tests] for n, tests in named.items()}
-        cpp = {n: f for n, f in self.faults.items() if not f.file.endswith(".py")}
-        if self.state["left"] is None:
-            left = self.tree.build(cpp, [], SOURCES if self.drawn else {})
-            whole = {n: f for n, f in self.waiting.items() if n in left or n not in cpp}
-            for n in sorted(self.tree.refused(whole, SOURCES if self.drawn else {})):
+        drawn = self.args.seed is not None
+        programs, named = all_tests() if drawn else {}, collections.defaultdict(list)
+        for n, fault in list(self.waiting.items()):
+            if fault.file.endswith(".py") and not planting.parses(fault):
                 self.settle(n, "does not compile")
-            self.state["left"] = sorted(left)
+            for test in fault.tests.split():
+                test, *needed = test.split("+")
+                program, _, what = test.partition(":")
+                named[n].append(Case(program, what))
+                programs[program] = list(dict.fromkeys([*programs.get(program, []), *needed]))
+        if self.state["left"] is None:
+            self.state["left"] = []
+            self.build(OBJECTS if drawn else [], "-w -fsyntax-only -fmax-errors=0")
         for program, needed in programs.items():
             if self.waiting and program not in self.state["done"]:
                 self.check_time()
-                self.try_program(program, needed, cpp, named)
-        for n in sorted(set(self.state["left"]) & set(self.waiting)):
-            self.try_single(n, programs, named[n])
-        for n in sorted(self.waiting):
-            if self.faults[n].tests and str(n) not in self.state["cases"]:
-                self.error(self.faults[n].id, "no result without its tests")
+                self.try_program(program, needed, named)
+        for n, fault in list(self.waiting.items()):
+            if fault.tests and str(n) not in self.state["cases"]:               # all of them are errors
+                self.wrong.append(fault.id)
             else:
                 self.settle(n, "survived" if self.state["cases"].get(str(n)) else "reached by no test")
 
-    def try_program(self, program, needed, cpp, named):
-        """one program: its cases without a fault, and with each fault that they reach"""
+    def build(self, targets, *flags):
+        switched = {n: f for n, f in self.faults.items()
+                    if not f.file.endswith(".py") and n not in self.state["left"]}
+        self.state["left"] += sorted(self.tree.build(switched, targets, *flags))
+
+    def try_program(self, program, needed, named):
+        """one program: its cases without a fault, then with each fault that they reach, those last that need a build"""
         targets = needed if program.endswith(".py") else [program, *needed]
-        left = set(self.state["left"])
-        left |= self.tree.build({n: f for n, f in cpp.items() if n not in left}, targets)
-        cases = [c for n in self.waiting for c in named[n] if c.program == program]
-        if self.drawn:
-            cases += self.tree.cases(program)
-        green, reached = self.green(dict.fromkeys(cases))
-        for n, fault in list(self.waiting.items()):
-            some = {case: green[case] for case in named[n] or reached[n] if case in green}
-            if some and n not in left:
+        self.build(targets)
+        cases = [case for n in self.waiting for case in named[n] if case.program == program]
+        green = self.green(program, cases + (self.tree.cases(program) if self.args.seed is not None else []))
+        left = self.state["left"]
+        for n, fault in sorted(self.waiting.items(), key=lambda item: item[0] in left):
+            own = n in left and any(self.tree.includes(target, fault.file) for target in targets)
+            some = {case: seconds for case, (seconds, reached) in green.items()
+                    if (case in named[n] if named[n] else own or n in reached)}
+            if some:
                 self.check_time()
-                with self.tree.changed(fault) if n not in cpp else contextlib.nullcontext():
-                    self.attempt(n, some, time.time())
-        self.state["left"] = sorted(left)
+                began, switched = time.time(), n not in left and not fault.file.endswith(".py")
+                with contextlib.nullcontext() if switched else self.tree.changed(fault):
+                    good = n not in left or self.tree.make(targets)[0] == 0
+                    result, count = self.tree.verdict(n, some) if good else ("does not compile", 0)
+                for what, more in (("cases", count), ("spent", time.time() - began)):
+                    self.state[what][str(n)] = self.state[what].get(str(n), 0) + more
+                if result:
+                    self.settle(n, result)
+                elif self.state["spent"][str(n)] > MOST and not fault.tests:
+                    self.settle(n, f"survived {MOST} s of its tests")
         self.state["done"].append(program)
         self.save()
 
-    def try_single(self, n, programs, named):
-        """a fault of C++ by itself, in the programs that include its file, those that include least first"""
-        self.tree.plant({n: self.faults[n]}, whole=True)
-        for program in dict.fromkeys(c.program for c in named) or self.tree.depends(self.faults[n].file):
-            green = {Case(program, what): (seconds, runner.Result(*result)) for what, (seconds, result, _)
-                     in self.state["green"].get(program, {}).items() if result[0]}
-            cases = {case: green[case] for case in named or green if case in green}
-            if cases and n in self.waiting:
+    def green(self, program, cases):
+        """{Case: (seconds, the faults that it reaches)} of those in which a test passes without a fault"""
+        spans = [(n, f.file, *planting.python_span(planting.source(f.file), f.line))
+                 for n, f in self.waiting.items() if f.file.endswith(".py")]
+        found = self.state["green"].setdefault(program, {})
+        for case in dict.fromkeys(cases):
+            if case.what not in found:
                 self.check_time()
-                began = time.time()
-                if self.tree.make([*programs[program], *([] if program.endswith(".py") else [program])])[0]:
-                    self.attempt(n, cases, began)
-                else:
-                    self.settle(n, "does not compile")
+                name = " ".join(case).strip()
+                try:
+                    found[case.what] = self.tree.green(case, spans)
+                except BadInput as e:                   # the rest are tried
+                    print(f"error: {name}: {e}", file=sys.stderr, flush=True)
+                    self.wrong.append(name)
+                    continue
+                for why in dict.fromkeys(found[case.what][3]):
+                    print(f"skipped: {name} | {why}", flush=True)
+                self.save()
+        return {case: found[case.what][:2] for case in cases if found.get(case.what, (0, 0, 0))[2]}
 
 
 def main(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--known", default=KNOWN, metavar="FILE", help="the list of faults [test/mutations/known.tsv]")
     p.add_argument("--seed", type=int, help="draw the faults instead")
     p.add_argument("--count", type=int, default=20, help="number of faults drawn [20]")
     p.add_argument("--again", action="store_true", help="those of the seed in the CSV that no test has seen")
     p.add_argument("--ci", action="store_true", help="3 cheap ones of the list, drawn by the commit")
-    p.add_argument("--only", nargs="+", metavar="ID", help="only these")
+    p.add_argument("--only", nargs="+", default=[], metavar="ID", help="only these")
     p.add_argument("--minutes", type=float, default=math.inf, help="end after so long; the same command continues")
     p.add_argument("--summary", action="store_true", help="print the score of all in the CSV and run nothing")
     p.add_argument("--results", default=RESULTS, metavar="FILE", help="the CSV [dev/results/mutations.csv]")
@@ -342,19 +296,18 @@ def main(argv):
     campaign = Campaign(args, faults)
     try:
         campaign.run()
-    except OutOfTime:
+    except console.Interrupted:
         print(f"{len(campaign.waiting)} faults are left; the same command continues")
     campaign.save()
-    counts = campaign.counts
+    counts, used = campaign.counts, os.times()
     print(", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
-    print(f"{campaign.state['processors'] / 60:.1f} minutes of processors")
+    print(f"{(used.children_user + used.children_system) / 60:.1f} minutes of processors")
     if campaign.wrong:
         raise BadInput(f"no result: {', '.join(campaign.wrong)}")
+    missed = len(faults) - counts["killed"] if args.ci else counts["survived"] + counts["reached by no test"]
     if args.ci:
-        print(f"{counts['killed']} passed, {len(faults) - counts['killed']} failed")
-    bad = counts["survived"] + counts["reached by no test"]
-    bad += len(faults) - counts["killed"] - bad if args.ci else 0
-    return 1 if bad and args.seed is None else 0
+        print(f"{counts['killed']} passed, {missed} failed")
+    return 1 if missed and args.seed is None else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """test_mutate.py -- test/mutations/mutate.py: faults that a test sees and that none sees, and what it keeps of them."""
 import contextlib
 import csv
+import glob
 import io
 import os
 import random
@@ -29,7 +30,7 @@ class Mutate(unittest.TestCase):
             subprocess.run(["git", *words], cwd=self.root, check=True)
         for module in (mutate, mutate.planting):
             self.patch(module, "ROOT", self.root)
-        self.patch(mutate, "SOURCES", {})
+        self.patch(mutate, "OBJECTS", [])
         self.patch(mutate, "all_tests", lambda: {"t.py": []})
         self.patch(mutate.ledger, "commit", lambda: "0123456789")
 
@@ -56,8 +57,8 @@ class Mutate(unittest.TestCase):
         results = os.path.join(self.root, "results.csv")
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = mutate.console.code_of(mutate.main, ["--known", self.put("known.tsv", known), "--results", results,
-                                                        *words])
+            with mock.patch.object(mutate, "KNOWN", self.put("known.tsv", known)):
+                code = mutate.console.code_of(mutate.main, ["--results", results, *words])
         rows = []
         if os.path.exists(results):
             with open(results) as f:
@@ -90,7 +91,7 @@ class Mutate(unittest.TestCase):
         code, text, rows = self.run_main("--minutes", "0.000001", known=self.SEEN)
         self.assertEqual((code, rows), (0, []))
         self.assertIn("1 faults are left; the same command continues", text)
-        with mock.patch.object(mutate.Campaign, "attempt", side_effect=mutate.OutOfTime):
+        with mock.patch.object(mutate.Tree, "verdict", side_effect=mutate.console.Interrupted):
             self.run_main("--minutes", "5", known=self.SEEN)
         with mock.patch.object(mutate.Tree, "green", side_effect=AssertionError):       # this is not done again
             code, _, rows = self.run_main("--minutes", "5", known=self.SEEN)
@@ -98,9 +99,7 @@ class Mutate(unittest.TestCase):
 
     def test_what_is_refused(self):
         cases = [(self.SEEN.replace("10 * a + b", "a * b"), (), "expected its text once in data/sum.py, got 0"),
-                 (self.SEEN.replace("10 * a + b", "a +"), (), "got 2"), (self.SEEN * 2, (), "an id appears twice"),
-                 ("a\tb\n", (), "expected 7 cells, got 2"),
-                 (self.SEEN.replace("\tt.py", "\t"), (), "expected the tests that see it"),
+                 (self.SEEN.replace("10 * a + b", "a +"), (), "got 2"), ("a\tb\n", (), "expected 7 cells, got 2"),
                  (self.SEEN, ("--only", "plus"), "there is no fault plus")]
         for known, words, said in cases:
             with self.subTest(said=said):
@@ -157,9 +156,8 @@ class Mutate(unittest.TestCase):
               "template": ("int N> int", "int N, int M> int", "survived", 2)}
 
     def forget(self):
-        for name in ("results.csv", "build/mutations/state.json"):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(os.path.join(self.root, name))
+        for path in glob.glob(f"{self.root}/results.csv") + glob.glob(f"{self.root}/build/mutations/*.json"):
+            os.remove(path)
 
     def put_cpp(self):
         self.forget()
@@ -191,6 +189,15 @@ class Mutate(unittest.TestCase):
                 self.assertIn(cases, (int(row["cases"]), None))         # None: which case is faster is not known
         # nothing before the first program; that, and again without what does not compile; three faults by themselves
         self.assertEqual([call.args[1] for call in make.call_args_list], [[]] + 5 * [["build/test/test_sum"]])
+
+    def test_what_does_not_compile_as_an_expression(self):
+        """the faults on lines that the compiler names, else those of the file"""
+        self.put_cpp()
+        faults = dict(enumerate(mutate.planting.draw(1, 7), 1))
+        for said, left in (("llmc/sum.h:6:9: error: x", {2}), ("a.h:1: error: x\nllmc/sum.h:2:30: note: x", {1}),
+                           ("llmc/sum.h:99:1: error: x", {1, 2, 3, 4, 5, 6})):
+            with self.subTest(said=said), mock.patch.object(mutate.Tree, "make", side_effect=[(1, said), (0, "")]):
+                self.assertEqual(mutate.Tree(self.root + "/tree").build(faults, ["x"]) - {7}, left)
 
     def test_cpp_whose_tests_do_not_run(self):
         self.put_cpp()
@@ -226,6 +233,7 @@ class Mutate(unittest.TestCase):
         self.assertEqual((code, rows), (0, []))
         self.assertIn("minus, data/sum.py: killed by t.py", text)
         self.assertTrue(text.endswith("1 passed, 0 failed\n"), text)
+        self.assertEqual(self.run_main("--ci", known=self.SEEN)[0], 0)                  # again
         code, text, _ = self.run_main("--ci", known=self.UNSEEN.replace("t.py\t\t", "t.py\tci\t"))
         self.assertEqual(code, 1)
         self.assertTrue(text.endswith("0 passed, 1 failed\n"), text)
@@ -310,6 +318,7 @@ class Mutate(unittest.TestCase):
 class Known(unittest.TestCase):
     def test_every_known_fault_still_applies(self):
         faults = mutate.read_known(mutate.KNOWN)
+        self.assertEqual(len({f.id for f in faults}), len(faults))
         self.assertGreater(len(faults), 8)
         for f in faults:
             self.assertTrue(f.tests, f.id)
