@@ -55,7 +55,7 @@ MAX_LINES_HEADER, MAX_LINES_TRAINER, MAX_LINES_ONE_FILE = 400, 600, 700
 MAX_LINES_FUNCTION, MAX_LINES_NUMBERED = 60, 100         # numbered: a function whose steps are
 MAX_LINES = {"README.md": 160}
 CPP = (".cu", ".cuh", ".h", ".c", ".cpp")
-SOURCES = CPP + (".py", ".sh", "Makefile", ".ci/run")
+SOURCES = CPP + (".py", ".js", ".html", ".sh", "Makefile", ".ci/run")
 TEXT = SOURCES + (".md", ".yml", ".json", ".txt", ".csv", ".gitignore", "LICENSE")
 # files of libraries, users and other projects, which comments and documents may name although they are not here
 FOREIGN = {"mpi.h", "nccl.h", "cblas.h", "cublasLt.h", "cuda_runtime.h", "cuda_bf16.h", "xxhash.h", "json.hpp",

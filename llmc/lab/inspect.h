@@ -1,4 +1,5 @@
-// lab/inspect.h -- the matrix that an encoding adds to the scores of a text (--dump_bias).
+// lab/inspect.h -- the matrix that an encoding adds to the scores of a text, and what a text's attention is made of
+// (--dump_bias).
 #ifndef LLMC_LAB_INSPECT_H
 #define LLMC_LAB_INSPECT_H
 
@@ -38,18 +39,15 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
 }
 
 // Which matrices --dump_bias writes.
-enum BiasChoice { BIAS_ALL = -1, BIAS_MEAN = -2 };      // all layers or heads; the mean over heads
+enum BiasChoice { BIAS_ALL = -1, BIAS_MEAN = -2, BIAS_PARTS = -3 };     // of layers or heads; the last two of heads
+constexpr const char* BIAS_WORDS[] = {"all", "mean", "parts"};
 
-inline std::string bias_name(int choice) {
-    if (choice == BIAS_ALL) { return "all"; }
-    return choice == BIAS_MEAN ? "mean" : std::to_string(choice);
-}
+inline std::string bias_name(int choice) { return choice < 0 ? BIAS_WORDS[-1 - choice] : std::to_string(choice); }
 
-// "3", "all" or, for heads, "mean"
-inline bool parse_bias_choice(const std::string& text, int count, bool mean, int& choice) {
-    if (text == "all" || (mean && text == "mean")) {
-        choice = text == "all" ? BIAS_ALL : BIAS_MEAN;
-        return true;
+// "3", "all" or, for heads, "mean" or "parts"
+inline bool parse_bias_choice(const std::string& text, int count, bool head, int& choice) {
+    for (choice = BIAS_ALL; choice >= (head ? BIAS_PARTS : BIAS_ALL); choice--) {
+        if (text == bias_name(choice)) { return true; }
     }
     return parse_value(text, between(0, count - 1), choice);
 }
@@ -70,8 +68,59 @@ inline std::vector<float> mean_bias_matrix(const PositionView& view, int NH, int
     return {sum.begin(), sum.end()};
 }
 
+// What the weights of one head are made of, over a text of T tokens: softmax of q_i.k_j + B_ij over the visible keys.
+//   q, k (T,HS)   as attention reads them, after the encoding's prepare_forward; q times the scale of the scores
+// and B, unless it is 0:
+//   S_offset (T), S_origin (ceil(T/128)), g (T), log, inside       cable and kcable, as in cable.cuh
+//   by_distance (T)                                                B_ij at the distances i - j = 0 .. T-1
+//   rows (T,T)                                                     any other, as bias_matrix has it
+inline Json bias_parts(const PositionView& view, const floatX* qkv, int head, int T, Stream stream) {
+    Json j = Json::object();
+    const auto numbers = [&](auto* device, size_t count) {
+        std::vector<std::decay_t<decltype(*device)>> host(count);
+        copy_to_host(host.data(), device, sizeof(*device) * count, stream);
+        return host;
+    };
+    with_position(view, [&](auto position) {
+        const auto bias = position.bias();
+        using Bias = std::decay_t<decltype(bias)>;
+        const size_t HS = (size_t)view.HS, row = (size_t)view.OC;
+        const float factor = view.score_factor * position.score_factor(view.stride);
+        const float scale = attention_dims(view, T, 0, factor).scale;
+        const auto all = numbers(qkv, (size_t)T * row);
+        std::vector<float> q, k;
+        for (size_t t = 0; t < (size_t)T; t++) {
+            const floatX* of = &all[t * row + (size_t)head * HS];
+            for (size_t c = 0; c < HS; c++) {
+                q.push_back((float)of[c] * scale);
+                k.push_back((float)of[(size_t)view.C() + c]);
+            }
+        }
+        j = {{"q", q}, {"k", k}};
+        if constexpr (Bias::flash == FlashBias::Distance || Bias::flash == FlashBias::LogDistance) {
+            FlashBiasArgs args = {};
+            bias.fill(args);
+            const size_t at = (size_t)head * T, chunks = ceil_div((size_t)T, (size_t)CABLE_CHUNK);
+            j["S_offset"] = numbers(args.S_offset + at, (size_t)T);
+            j["S_origin"] = numbers(args.S_origin + (size_t)head * chunks, chunks);
+            j["g"] = numbers(args.g + at, (size_t)T);
+            j["log"] = Bias::flash == FlashBias::LogDistance;
+            j["inside"] = args.inside;
+        } else if constexpr (Bias::flash != FlashBias::None) {
+            const std::vector<float> matrix = bias_matrix(view, head, T, stream);
+            if (Bias::flash == FlashBias::Linear || Bias::flash == FlashBias::Toeplitz) {
+                j["by_distance"] = std::vector<float>(matrix.rbegin(), matrix.rbegin() + T);    // of the last query
+            } else {
+                j["rows"] = json_matrix(matrix, T);
+            }
+        }
+    });
+    return j;
+}
+
 // Writes DIRECTORY/bias_LAYER_HEAD.json for scripts/plot.py: the bias over the tokens `ids`, which are shown as
-// `labels`: one matrix, or a list of them if there are several layers or heads.
+// `labels`: one matrix, or a list of them if there are several layers or heads. HEAD "parts", for scripts/explorer.py:
+// bias_parts of each head instead, which every encoding but cope has.
 template <class Model>
 void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head,
                 const std::string& directory) {
@@ -88,14 +137,22 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
             matrices.push_back({{"layer", l}, {"head", "mean"}, {"bias", json_matrix(mean, T)}});
             continue;
         }
-        for (int h = std::max(head, 0); h < (head == BIAS_ALL ? NH : head + 1); h++) {
-            const std::vector<float> one = bias_matrix(view, h, T, model.stream);
-            matrices.push_back({{"layer", l}, {"head", h}, {"bias", json_matrix(one, T)}});
+        for (int h = std::max(head, 0); h < (head < 0 ? NH : head + 1); h++) {
+            Json one = {{"layer", l}, {"head", h}};
+            if (head == BIAS_PARTS) { one.update(bias_parts(view, acts.a.qkv(l), h, T, model.stream)); }
+            else { one["bias"] = json_matrix(bias_matrix(view, h, T, model.stream), T); }
+            matrices.push_back(one);
         }
     }
-    acts.release();
     Json j = {{"pos", model.config.position.name}, {"tokens", labels}};
-    if (layer == BIAS_ALL || head == BIAS_ALL) {
+    if (head == BIAS_PARTS) {                               // which keys are visible: position/documents.cuh
+        const AttentionMask& mask = model.config.position.mask;
+        std::vector<int> begins(mask.by_document() ? (size_t)T : 0);
+        copy_to_host(begins.data(), acts.documents, sizeof(int) * begins.size(), model.stream);
+        j.update({{"window", mask.window}, {"sinks", mask.sinks}, {"begins", begins}});
+    }
+    acts.release();
+    if (layer == BIAS_ALL || head == BIAS_ALL || head == BIAS_PARTS) {
         j["matrices"] = matrices;
     } else {
         for (const char* key : {"layer", "head", "bias"}) { j[key] = matrices[0][key]; }

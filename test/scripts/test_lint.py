@@ -37,6 +37,7 @@ PLANTS = [
     ("train_gpt2.cu", "// " + "x" * 120 + "\n", "123 columns"),
     ("test/files.h", "// " + "x" * 120 + "\n", "123 columns"),
     ("scripts/plot.py", "# " + "x" * 120 + "\n", "122 columns"),
+    ("scripts/explorer.js", "// " + "x" * 120 + "\n", "123 columns"),
     ("scripts/run_gpt2_124M.sh", "# " + "x" * 120 + "\n", "122 columns"),
     ("docs/tour.md", "x" * 121 + "\n", "121 columns"),
     ("llmc/gelu.cuh", "\n" * 400, "400 are the limit"),

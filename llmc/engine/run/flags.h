@@ -127,8 +127,8 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(double, top_p, "", 1.0, between(1e-6, 1), FREE, \
       "sample among the likeliest tokens whose probabilities sum to this") \
     X(Text, dump_bias, "", "", any(), FREE, \
-      "LAYER,HEAD[,TEXT]: write that head's bias matrix to --out; also LAYER all, HEAD all or mean; no TEXT = the " \
-      "first --T tokens of --val_files") \
+      "LAYER,HEAD[,TEXT]: write that head's bias matrix to --out; also LAYER all, HEAD all or mean, or parts: what " \
+      "attention is made of, for scripts/explorer.py; no TEXT = the first --T tokens of --val_files") \
     GROUP("Masked language model", BERT_FLAG) \
     X(double, mask_share, "", 0.15, between(0.001, 0.999), SAME, "share of the tokens that are masked and predicted") \
     X(Text, predict, "", "", any(), FREE, "print the likeliest tokens for each [MASK] in this text") \

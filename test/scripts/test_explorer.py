@@ -1,0 +1,225 @@
+"""test_explorer.py -- the page of scripts/explorer.py in a headless Chromium: its numbers against the trainer's files,
+and what a click, a key and a move of the mouse show."""
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path[:0] = [HERE, os.path.join(ROOT, "scripts")]
+import browser  # noqa: E402
+import console  # noqa: E402
+import explorer  # noqa: E402
+
+TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
+T = 150                                         # two chunks of S and three tiles, the last one of either in part
+HOSTILE = b"</script><!-- <b>Not markup</b> &amp; "
+
+
+@unittest.skipUnless(os.path.exists(TRAINER), "the trainer is not built")
+class TestExplorer(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder, cls.browser = folder.name, None
+        with open(os.path.join(ROOT, "LICENSE"), "rb") as f:
+            text = HOSTILE + f.read()
+        for name, content in ("train.txt", text), ("text.txt", text[:400]), ("short.txt", text[:T + 1]):
+            with open(cls.path(name), "wb") as f:
+                f.write(content)
+        # token ids, as a shard has them: documents of 37 tokens, which --document_mask keeps apart
+        with open(cls.path("text.bin"), "wb") as f:
+            f.write(struct.pack("<5i", 20240520, 1, 400, 300, 0).ljust(1024, b"\0"))
+            f.write(struct.pack("<400H", *(n * n % 299 + 1 if n % 37 else 0 for n in range(400))))
+        for name, pos, *more in (("cable", "cable"), ("alibi", "alibi"), ("fire", "fire"), ("rope", "rope+ssmax"),
+                                 ("inside", "kcable:weight=inside", "--window", "20", "--sinks", "2"),
+                                 ("cope", "cope"), ("documents", "cable", "--document_mask", "1")):
+            train, val = ("text.bin", "text.bin") if name == "documents" else ("train.txt", "text.txt")
+            cls.trainer("--train_files", train, "--val_files", val, "--model", "2,2,16", "--T", "64", "--B", "4",
+                        "--steps", "12", "--checkpoint_every", "12", "--lr", "1e-2", "--val_every", "0",
+                        "--sample_every", "0", "--threads", "1", "--out", name, "--pos", pos, *more)
+
+    @classmethod
+    def tearDownClass(cls):
+        if cls.browser:
+            cls.browser.close()
+
+    @classmethod
+    def path(cls, *names):
+        return os.path.join(cls.folder, *names)
+
+    @classmethod
+    def trainer(cls, *words):
+        subprocess.run([TRAINER, *words], cwd=cls.folder, check=True, capture_output=True)
+
+    def explorer(self, *words):
+        """(exit code, what it says)"""
+        with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(said):
+            code = console.code_of(explorer.main, [*words, "--trainer", TRAINER])
+        return code, said.getvalue()
+
+    def page(self, *models, text=None, anchor=""):
+        """opens the page of these models"""
+        if browser.CHROMIUM is None:
+            self.skipTest("SKIPPED: there is no Chromium: apt install chromium")
+        out = self.path("-".join(models) + ".html")
+        text = self.path(text or self.text_of(models[0]))
+        code, said = self.explorer(*map(self.path, models), "--text", text, "-o", out, "--tokens", str(T))
+        self.assertEqual(code, 0, said)
+        type(self).browser = self.browser or browser.Browser()
+        self.browser.open(out, anchor)
+        return self.browser.value
+
+    @staticmethod
+    def text_of(model):
+        return "text.bin" if model == "documents" else "text.txt"
+
+    def matrices(self, model):
+        self.trainer("--load", model, "--val_files", "text.txt", "--T", str(T), "--dump_bias", "all,all", "--out",
+                     "bias_" + model)
+        with open(self.path("bias_" + model, "bias_all_all.json")) as f:
+            return [m["bias"] for m in json.load(f)["matrices"]]
+
+    def evaluation(self, model):
+        """(records of heads, losses)"""
+        out = "heads_" + model
+        self.trainer("--load", model, "--val_files", self.text_of(model), "--eval_lengths", str(T), "--eval_tokens",
+                     str(T), "--heads", "--token_losses", "--out", out)
+        with open(self.path(out, "log.jsonl")) as f:
+            records = [r for r in map(json.loads, f) if r["kind"] == "head"]
+        return records, explorer.read_losses(self.path(out, f"token_losses_{T}_{T}.safetensors"))
+
+    def test_biases(self):
+        """those of --dump_bias: the same float32 numbers, but for a logarithm, which is float64 here"""
+        for pair in ("cable", "alibi"), ("fire", "inside"):
+            value = self.page(*pair)
+            for n, model in enumerate(pair):
+                found = value(f"""DATA.models[{n}].heads.map(h => DATA.tokens.map((_, i) =>
+                    Array.from({{length: i + 1}}, (_, j) => bias(h, i, j))))""")
+                want = self.matrices(model)
+                self.assertEqual(len(found), 4)
+                for ours, theirs in zip(found, want):
+                    for i in range(T):
+                        for a, b in zip(ours[i], theirs[i]):
+                            self.assertLessEqual(abs(a - b), 1e-6 * abs(b) if model == "inside" else 0, (model, i))
+                self.assertGreater(max(abs(b) for m in want for row in m for b in row), 0.1, model)
+
+    def test_attention(self):
+        """its sums are those of --heads, whose weights are float32: 5e-8 of a weight apart, 1e-7 nats of an entropy.
+        The losses are those of --token_losses"""
+        for pair in ("cable", "alibi"), ("fire", "inside"), ("rope",), ("documents",):
+            value = self.page(*pair)
+            for n, model in enumerate(pair):
+                records, losses = self.evaluation(model)
+                self.assertEqual(value(f"Array.from(DATA.models[{n}].losses)"), [None, *losses[:T - 1]])
+                rows = value(f"""DATA.models[{n}].heads.map(h => DATA.tokens.map((_, i) =>
+                    Array.from(attention(DATA.models[{n}], h, i).weights)))""")
+                shown = value(f"DATA.models[{n}].heads.map(h => h.statistics)")
+                live = value(f"DATA.models[{n}].heads.map(h => h.tiles.filter(w => w > LEAST).length)")
+                for record, weights, said, alive in zip(records, rows, shown, live):
+                    self.assertEqual(said, record)
+                    flat = [(i, j, w) for i, row in enumerate(weights) for j, w in enumerate(row)]
+                    entropy = -sum(w * math.log(w) for *_, w in flat if w > 0) / T
+                    distance = sum(w * (i - j) for i, j, w in flat) / T
+                    nearest = sum(w for i, j, w in flat if i == j) / T
+                    self.assertAlmostEqual(entropy, record["entropy"], delta=1e-6)
+                    self.assertAlmostEqual(distance, record["distance"], delta=1e-6 * T)
+                    self.assertAlmostEqual(nearest, record["by_distance"][0], delta=1e-6)
+                    for sinks, weight in record["sink_weight"].items():
+                        self.assertAlmostEqual(sum(w for _, j, w in flat if j < int(sinks)) / T, weight, delta=1e-6)
+                    self.assertEqual(alive / 6, record["live_tiles"])
+
+    def shown(self, value, n):
+        """{name: number} of the sum below the text of model n"""
+        return {name: float(exact) for name, exact in value(
+            f"[...document.querySelectorAll('.readout')[{n}].querySelectorAll('b[data-of]')]"
+            ".map(b => [b.dataset.of, b.title])")}
+
+    def middle(self, value, of):
+        return value(f"""(() => {{ const r = ({of}).getBoundingClientRect();
+            return [r.x + r.width / 2, r.y + r.height / 2]; }})()""")
+
+    def test_clicks(self):
+        value = self.page("cable", "alibi", anchor="#heads=0,0&theme=light&q=20")
+        cable, alibi, (_, losses) = self.matrices("cable"), self.matrices("alibi"), self.evaluation("cable")
+        mouse = self.browser.mouse
+        mouse(*self.middle(value, "DATA.models[0].spans[140]"))         # query 140, in both
+        mouse(*self.middle(value, "DATA.models[1].spans[100]"), click=False)            # over key 100
+        for n, want in enumerate((cable, alibi)):
+            found = self.shown(value, n)
+            self.assertEqual(found["bias"], want[0][140][100])
+            self.assertAlmostEqual(found["logit"], found["score"] + found["bias"], 12)
+            self.assertAlmostEqual(found["weight"], value(
+                f"attention(DATA.models[{n}], DATA.models[{n}].heads[0], 140).weights[100]"), 12)
+        self.assertEqual(self.shown(value, 0)["loss"], losses[99])
+        self.assertNotIn("S", self.shown(value, 1))
+        self.assertEqual(value("document.querySelectorAll('.query').length"), 2)
+        mouse(*self.middle(value, "DATA.models[0].maps[3]"))            # layer 1, head 1 of the first model only
+        self.assertEqual([self.shown(value, n)["bias"] for n in (0, 1)], [cable[3][140][100], alibi[0][140][100]])
+        key = lambda name: [self.browser.call("Input.dispatchKeyEvent", type=kind, key=name)
+                            for kind in ("keyDown", "keyUp")]
+        key("ArrowLeft")
+        self.assertEqual(self.shown(value, 0)["bias"], cable[3][139][100])
+        # in the curves 100 tokens end at 20 after the query, and a click in the middle chooses one
+        at = self.middle(value, "DATA.models[1].tracks")
+        first, end = value("range()")
+        self.assertEqual((first, end), (T - 100, T))
+        width = value("DATA.models[1].tracks.clientWidth")
+        chosen = first + int(width / 2 / (width - value("MARGIN")) * 100)
+        mouse(*at)
+        self.assertEqual(value("[state.query, state.key]"), [chosen, chosen])
+        self.assertEqual(self.shown(value, 1)["bias"], 0)
+        # ink is what the scale says, and the page's address keeps all choices
+        mouse(*self.middle(value, "document.querySelector('#by').children[4]"))
+        ink = float(re.search(r"([\d.]+)\)$", value("DATA.models[0].spans[60].style.background"))[1])
+        self.assertAlmostEqual(ink, 0.72 * min(1, losses[59] / 8), 3)
+        key("t")
+        self.assertEqual(value("document.documentElement.dataset.theme"), "dark")
+        self.assertEqual(value("location.hash"), f"#q={chosen}&k={chosen}&by=loss&span=100&heads=3%2C0&theme=dark")
+        self.assertEqual(self.browser.errors, [])
+
+    def test_a_page_of_one_model(self):
+        """the text of hostile tokens is text, and a window hides keys"""
+        value = self.page("inside", text="short.txt")                   # one token more than are shown
+        text = "document.querySelector('.text').textContent.replaceAll('↵ ', '\\n')"
+        self.assertTrue(value(text).startswith(HOSTILE.decode()))
+        self.assertEqual(value("document.querySelectorAll('.text b, .text script').length"), 0)
+        value("choose(100), hover(50)")
+        self.assertIn("Hidden from this query", value("document.querySelector('.readout').textContent"))
+        value("hover(1)")
+        self.assertGreater(self.shown(value, 0)["weight"], 0)           # a sink
+        with open(self.path("inside.html"), encoding="utf-8") as f:
+            page = f.read()
+        self.assertEqual(re.findall(r"https?:|\bsrc=|<link|\bfetch\(|\bimport\b", page), [])
+        self.assertEqual(self.browser.errors, [])
+
+    def test_bad_input(self):
+        good = [self.path("cable"), "--text", self.path("text.txt"), "-o", self.path("page.html")]
+        for words, why in (
+                ([*good, "--tokens", "1"], "expected at least 3 tokens and --tokens of at least 2"),
+                ([*2 * [self.path("alibi")], *good], "expected one or two checkpoints, got 3"),
+                ([self.path("cope"), *good[1:]], "cope has no matrix to write"),
+                ([self.path("nothing"), *good[1:]], self.path("nothing"))):
+            code, said = self.explorer(*words)
+            self.assertEqual(code, 2, said)
+            self.assertIn(why, said)
+        with mock.patch.object(explorer, "LARGEST_PAGE", 40_000):
+            code, said = self.explorer(*good)
+            self.assertEqual(code, 2, said)
+            fits = re.search(r"expected a page of at most .* got .* MB for 399 tokens: give --tokens (\d+)", said)
+            self.assertIn(int(fits[1]), range(2, 399))
+        self.assertFalse(os.path.exists(self.path("page.html")))
+
+
+if __name__ == "__main__":
+    unittest.main()
