@@ -94,11 +94,11 @@ BOUNDS = {
 BIASES = {"none": "none", "learned": "none", "sinusoidal": "none", "rope": "none", "ssmax": "none", "alibi": "linear",
           "cable": "distance", "cable_nw": "distance", "cable_v1": "distance", "fox": "distance",
           "kcable": "log", "kcable_nw": "log", "kcable_v1": "log",
-          "t5": "toeplitz", "t5_clip": "toeplitz", "kerple": "toeplitz", "kerple_power": "toeplitz", "fire": "fire",
-          "sandwich": "toeplitz", "alibi_trained": "toeplitz", "alibi_random": "linear", "cope": None}
+          "t5": "toeplitz", "t5_clip": "toeplitz", "kerple": "toeplitz", "kerple_power": "toeplitz", "bam": "toeplitz",
+          "fire": "fire", "sandwich": "toeplitz", "alibi_trained": "toeplitz", "alibi_random": "linear", "cope": None}
 # tensors that the encoding has for the whole model; their elements are few but for wpe's
 OWN_TENSORS = {"learned": 1, "t5": 1, "t5_clip": 1, "kerple": 2, "kerple_power": 2, "fire": 6, "ssmax": 1,
-               "alibi_trained": 1, "cope": 1}
+               "alibi_trained": 1, "cope": 1, "bam": 2}
 # short kernels of the encodings: calls of a forward and backward, and of each layer in it
 SHORT_KERNELS = {
     "alibi": {"alibi_slopes_kernel": (1, 0)},
@@ -111,7 +111,7 @@ SHORT_KERNELS = {
     "sandwich": {"sandwich_table_kernel": (1, 0)},
     "fire": {f"fire_{name}_kernel": (0, 1) for name in ("forward", "breaks", "slopes", "reduce", "backward")},
 }
-SHORT_KERNELS.update(t5_clip=SHORT_KERNELS["t5"], kerple_power=SHORT_KERNELS["kerple"])
+SHORT_KERNELS.update(t5_clip=SHORT_KERNELS["t5"], kerple_power=SHORT_KERNELS["kerple"], bam=SHORT_KERNELS["kerple"])
 
 # what the trainer was told: --recompute; products: of RATES, "tuned" by --plans
 Code = collections.namedtuple("Code", "recompute products", defaults=(0, "tensor"))

@@ -249,6 +249,17 @@ template <bool Power> struct KerpleOracle : NoOracle {
 inline const bool kerple_oracle = register_oracle<KerpleOracle<false>>("kerple");
 inline const bool kerple_power_oracle = register_oracle<KerpleOracle<true>>("kerple_power");
 
+// Bianchessi et al.: the logarithm of a generalized Gaussian
+struct BamOracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const R a = o.parameter("bam_a", (size_t)h), b = o.parameter("bam_b", (size_t)h);
+        return each_pair(o, [&](int i, int j) {
+            return -std::exp(a + b * std::log((R)std::abs(i - j) + R(1e-5)));
+        });
+    }
+};
+inline const bool bam_oracle = register_oracle<BamOracle>("bam");
+
 // Chi et al. 2023: the product of the sinusoidal embeddings of i and j, less its largest value, by head
 struct SandwichOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {

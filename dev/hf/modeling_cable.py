@@ -22,8 +22,8 @@ import torch.nn.functional as F
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "llmc", "engine", "files"))
 import cable_encodings  # noqa: E402
-from cable_encodings import (CABLES, MLP, Conv1D, EncodedAttention, Kerple, SSMax, add_position,  # noqa: E402
-                             check_position, renamed, rope_frequencies, rotate, shared_t5, with_part)
+from cable_encodings import (CABLES, MLP, Bam, Conv1D, EncodedAttention, Kerple, SSMax,  # noqa: E402
+                             add_position, check_position, renamed, rope_frequencies, rotate, shared_t5, with_part)
 
 KNOWN = {**cable_encodings.POSITIONS, "learned": {}}
 POSITIONS = [name for name in KNOWN if name != "fox"]         # a second name of cable_v1
@@ -218,7 +218,7 @@ class CableGPT2(nn.Module):
 def project(model):
     """brings parameters with a range back into it; to be called after every update"""
     for module in model.modules():
-        if isinstance(module, (Kerple, SSMax)):
+        if isinstance(module, (Bam, Kerple, SSMax)):
             module.project()
 
 

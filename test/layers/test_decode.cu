@@ -33,6 +33,7 @@ struct Cache : AttentionLayer {
     static float draw(const TensorSpec& p, Random& random) {
         if (p.name == "kerple_r1") { return (float)random.uniform(0.1, 0.6); }
         if (p.name == "kerple_r2") { return (float)random.uniform(0.1, 0.5); }
+        if (p.name.find("bam") == 0) { return (float)random.uniform(-0.4, 0.4); }
         if (p.name == "fire_c") { return (float)random.uniform(0.05, 0.5); }
         if (p.name == "cope_e") { return 0.1f * random.normal(); }
         if (p.name == "fire_l") { return 0.3f; }              // L is 153.6: some queries are below it, some above

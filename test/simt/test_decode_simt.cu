@@ -41,7 +41,7 @@ struct DecodeLayer {
                 if (kerple) { value = 0.1f + 0.2f * std::fabs(x[e]); }      // both of its parameters are positive
                 if (spec.name == "fire_l") { value = 0.3f; }
                 if (spec.name == "cope_e") { value = 0.1f * x[e]; }
-                host(spec.name)[e] = value;
+                host(spec.name)[e] = std::min(std::max(value, spec.lo), spec.hi);
             }
         }
         const std::vector<float> x = normals((size_t)s.B * s.stride * OC, 7);

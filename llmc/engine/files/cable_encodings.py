@@ -19,7 +19,7 @@ POSITIONS = {**CABLES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}
              "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
              "t5_clip": {"K": None, "scale": "HS", "layers": "shared"}, "kerple": {}, "kerple_power": {}, "fire": {},
              "alibi_trained": {}, "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128},
-             "cope": {"npos": 64}, "ssmax": {}}
+             "cope": {"npos": 64}, "ssmax": {}, "bam": {}}
 BIASES = [name for name in POSITIONS if name not in ("none", "sinusoidal", "rope", "ssmax")]
 WORDS = {"weight": ("inside", "outside"), "embed": ("sqrt", "plain"), "slopes": ("press", "geometric"),
          "scale": ("HS", "C"), "layers": ("shared", "own")}
@@ -235,6 +235,22 @@ class Kerple(nn.Module):
         return -r1 * d ** r2 if self.power else -r1 * torch.log(1 + r2 * d)
 
 
+class Bam(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.theta_alpha = nn.Parameter(torch.zeros(config.n_head))
+        self.theta_beta = nn.Parameter(torch.zeros(config.n_head))
+
+    @torch.no_grad()
+    def project(self):
+        """to be called after every update"""
+        self.theta_beta.clamp_(min=-1.0, max=2.0)
+
+    def forward(self, d):
+        alpha, beta = self.theta_alpha[:, None, None], self.theta_beta[:, None, None]
+        return -torch.exp(alpha + beta * torch.log(d.abs().to(alpha.dtype)[:, None] + 1e-5))
+
+
 class Alibi(nn.Module):
     """-m_h |i-j|, with a factor r of each slope that is learned, or drawn slopes, or those that were published"""
     def __init__(self, config):
@@ -320,6 +336,8 @@ class EncodedAttention(nn.Module):
             self.cable = Cable(config)
         elif self.name.startswith("kerple"):
             self.kerple = Kerple(config)
+        elif self.name == "bam":
+            self.bam = Bam(config)
         elif self.name.startswith("alibi"):
             self.alibi = Alibi(config)
         elif self.name == "fire":
@@ -338,6 +356,8 @@ class EncodedAttention(nn.Module):
             return self.cable.bias(S_row, S_col, g, None if causal else d[:, None] < 0, dtype)
         if self.name.startswith("kerple"):
             return self.kerple(d)
+        if self.name == "bam":
+            return self.bam(d)
         if self.name == "fire":
             return self.fire(row, column)
         if self.name.startswith("alibi"):
