@@ -150,7 +150,9 @@ def stretch_of(record):
     stretch, theta, window = (record.get(key) for key in ("rope_scaling", "rope_theta", "window"))
     text = f", {stretch.get('rope_type')}" if isinstance(stretch, dict) else ""
     text += f", theta {theta:.9g}" if isinstance(theta, (int, float)) else ""
-    text += f", window {window}+{record.get('sinks', 0)}" if isinstance(window, int) else ""
+    if isinstance(window, (int, list)):
+        of_layers = ",".join(map(str, window if isinstance(window, list) else [window]))
+        text += f", window {of_layers}+{record.get('sinks', 0)}"
     return text + (", documents apart" if record.get("document_mask") is True else "")
 
 

@@ -14,7 +14,8 @@ gpt2_<encoding>, bert_<encoding>:
                                     lengths
     logits.pi, .ntk, .yarn          rope: inputs.long with a scaling factor of 64/37
 gpt2_window, bert_window: the same of cable with a window of 9 keys and 3 sinks
-gpt2_documents: the same of several encodings with documents apart, a window and sinks
+gpt2_documents: the same of several encodings with documents apart, sinks, and a window of 9 keys in one layer and of 4
+    in the other
 contrastive_cable, the weights of bert_cable; P is mean and cls, the pooling:
     inputs (Q+M,T), lengths (Q+M)   Q = 2 queries, then M = 4 documents
     positives (Q), temperature (1)  int32: the document that answers each query
@@ -44,7 +45,7 @@ from modeling_cable_bert import CableBert, CableBertConfig, contrastive_loss, po
 
 L, NH, C, V, B, T, T_LONG = 2, 2, 16, 29, 2, 37, 64
 SCALING = T_LONG / T
-WINDOW, SINKS = 9, 3
+WINDOW, WINDOWS, SINKS = 9, [9, 4], 3
 DOCUMENT = 7                                        # documents begin with it: three in the inputs
 RUNS = 8                                            # a single run's error may be small by luck
 TARGETS = 0.2                                       # share of positions that BERT has to predict
@@ -172,9 +173,9 @@ def fixture(model, given, run):
 
 def of_name(name):
     """position and mask of a fixture"""
-    mask = {"window": WINDOW, "sinks": SINKS} if name in ("window", "documents") else {}
+    mask = {"window": WINDOW, "sinks": SINKS} if name == "window" else {}
     if name == "documents":
-        mask["document_mask"] = DOCUMENT
+        mask = {"window": WINDOWS, "sinks": SINKS, "document_mask": DOCUMENT}
     return {"position": position_of({"window": "cable", "documents": "layers"}.get(name, name)), **mask}
 
 

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "llmc", "engine", "files"))
 import cable_encodings  # noqa: E402
-from cable_encodings import (CABLES, MLP, Bam, Conv1D, EncodedAttention, Kerple, SSMax,  # noqa: E402
-                             add_position, check_position, renamed, rope_frequencies, rotate, shared_t5, with_part)
+from cable_encodings import (CABLES, MLP, Bam, Conv1D, EncodedAttention, Kerple, SSMax, add_position,  # noqa: E402
+                             check_position, renamed, rope_frequencies, rotate, shared_t5, window_of, with_part)
 
 KNOWN = {**cable_encodings.POSITIONS, "learned": {}}
 POSITIONS = [name for name in KNOWN if name != "fox"]         # a second name of cable_v1
@@ -44,7 +44,8 @@ class CableConfig:
     # of the layers that take turns
     position: dict = field(default_factory=lambda: {"name": "cable"})
     rope_scaling: dict = None                       # as Hugging Face has it: rope_type, factor, original length
-    window: int = 0                                 # keys at this distance or more are hidden; 0: none are
+    window: object = 0                              # keys at this distance or more are hidden; 0: none are. A list: of
+                                                    # the layers, which take turns
     sinks: int = 0                                  # but for the first ones of the sequence
     document_mask: int = None                       # the token that begins a document, which no query sees beyond
     causal: bool = True
@@ -73,17 +74,18 @@ class CableConfig:
         return {**stored, "rope_type": ROPE_TYPES.get(asked[0], asked[0]), "factor": asked[1]}
 
 
-def hidden_pairs(config, T, device=None, begin=None):
-    """what a query does not see, (T,T), or (B,1,T,T) with documents that begin at begin (B,T): later keys, if causal,
-    those before its document, and those outside the window that are not sinks"""
+def hidden_pairs(config, layer, T, device=None, begin=None):
+    """what a query of a layer does not see, (T,T), or (B,1,T,T) with documents that begin at begin (B,T): later keys,
+    if causal, those before its document, and those outside the window that are not sinks"""
     j = torch.arange(T, device=device)
     d = j[:, None] - j
     hidden = d < 0 if config.causal else torch.zeros_like(d, dtype=torch.bool)
     if begin is not None:
         j = j - begin[:, None, :, None]             # counted from where the query's document begins
         hidden = hidden | (j < 0)
-    if config.window > 0:
-        hidden = hidden | (d.abs() >= config.window) & (j >= config.sinks)
+    window = window_of(config, layer)
+    if window > 0:
+        hidden = hidden | (d.abs() >= window) & (j >= config.sinks)
     return hidden
 
 
@@ -143,7 +145,8 @@ class Attention(EncodedAttention):
         B, T, C = x.shape
         NH = self.config.n_head
         q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
-        return self.c_proj(self.mix(x, q, k, v, hidden_pairs(self.whole, T, x.device, begin), rope_scaling))
+        hidden = hidden_pairs(self.whole, self.index, T, x.device, begin)
+        return self.c_proj(self.mix(x, q, k, v, hidden, rope_scaling))
 
 
 class Block(nn.Module):

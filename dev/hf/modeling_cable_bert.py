@@ -37,7 +37,7 @@ class CableBertConfig:
     pad_token_id: int = 0
     position: dict = field(default_factory=lambda: {"name": "cable"})   # and its hyperparameters: t5_clip K, rope theta
     rope_scaling: dict = None
-    window: int = 0                                 # as in modeling_cable.py
+    window: object = 0                                 # as in modeling_cable.py
     sinks: int = 0
     model_type: str = "bert"
     architectures: list = field(default_factory=lambda: ["BertForMaskedLM"])
@@ -66,7 +66,7 @@ class SelfAttention(Attention):
         B, T, C = x.shape
         NH = self.config.n_head
         q, k, v = (f(x).view(B, T, NH, C // NH).transpose(1, 2) for f in (self.query, self.key, self.value))
-        hidden = ~is_key[:, None, None, :] | hidden_pairs(self.whole, T, x.device)
+        hidden = ~is_key[:, None, None, :] | hidden_pairs(self.whole, self.index, T, x.device)
         return self.mix(x, q, k, v, hidden, rope_scaling)
 
 

@@ -197,7 +197,7 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 }
 
 // The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence
-// of a batch, from its scratch. 1 if nothing could be skipped, and with a window, which hides other tiles.
+// of a batch, from its scratch. 1 if nothing could be skipped, and with a mask, which hides other tiles.
 inline double live_tile_share(const float* scratch, const PositionView& v, int T, Stream stream) {
     if (v.mask.exists() || !skips_tiles(find_flash_bias(*v.config), T, v.run->tile_skip)) { return 1.0; }
     return chosen_share(scratch, v, T, stream);

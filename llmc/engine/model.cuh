@@ -218,9 +218,12 @@ std::vector<int> load_batch(Model& model, Acts& acts, size_t slot, size_t of, co
 // of the heads C C, the MLP 8 C C. GPT-2's head has C V; BERT's, which only masked tokens reach, is not counted.
 template <class Model> double token_flops(const Model& model, int T) {
     const auto& c = model.config;
-    const AttentionMask& mask = c.position.mask;
     const double C = c.C, head = c.causal ? C * c.V : 0.0;
-    const double keys = keys_per_query(T, c.causal, mask.window, mask.sinks);
+    double keys = 0.0;                                      // of the average layer
+    for (int l = 0; l < c.L; l++) {
+        const AttentionMask mask = c.position.mask_of(l);
+        keys += keys_per_query(T, c.causal, mask.window, mask.sinks) / c.L;
+    }
     return flops_per_token(head + c.L * C * (model.OC + 9 * C), c.L, c.C, keys);
 }
 
@@ -245,7 +248,7 @@ PositionView position_view(const Model& model, const Acts& acts, int part, int l
     v.OC = round_up(3 * v.C() + model.columns_of[(size_t)layer], 8);
     v.kv_len = acts.kv_len;
     v.kept = acts.kept;
-    v.mask = v.run->mask;
+    v.mask = v.run->mask_of(layer);
     v.mask.documents = acts.documents;
     v.params = &model.table;
     v.first_param = model.first_position_param + here.first_param;

@@ -18,6 +18,7 @@
 #include "../engine/json.h"
 #include "../engine/files/safetensors.h"
 #include "../engine/model.cuh"
+#include "../engine/run/config.h"
 #include "../engine/run/rope_scaling.h"
 #include "../engine/text/dataloader.h"
 #include "heads.h"
@@ -120,8 +121,7 @@ inline Json with_stretch(Json record, const PositionConfig& position, int T) {
     const Json stretch = rope_scaling_json(position, T);
     if (!stretch.is_null()) { record["rope_scaling"] = stretch; }
     if (position.other_theta > 0) { record["rope_theta"] = position.other_theta; }
-    if (position.mask.window > 0) { record["window"] = position.mask.window; }
-    if (position.mask.sinks > 0) { record["sinks"] = position.mask.sinks; }
+    record.update(mask_json(position));
     if (position.mask.by_document()) { record["document_mask"] = true; }
     return record;
 }

@@ -49,10 +49,17 @@ struct PositionConfig {
     std::vector<double> short_factor, long_factor;  // of LongRoPE, for each pair, up to that length and beyond it
     double other_theta = 0;                         // --rope_theta, where the evaluated checkpoint has another; else 0
     TileSkip tile_skip = TileSkip::Default;
-    AttentionMask mask;
+    AttentionMask mask;                             // but for its window
+    std::vector<int> windows = {0};                 // layer l has windows[l % windows.size()]; 0: no window
 
     bool has(const char* encoding) const {
         return std::any_of(parts.begin(), parts.end(), [&](const EncodingConfig& c) { return c.name == encoding; });
+    }
+    bool has_window() const { return *std::max_element(windows.begin(), windows.end()) > 0; }
+    AttentionMask mask_of(int layer) const {
+        AttentionMask of_layer = mask;
+        of_layer.window = windows[(size_t)layer % windows.size()];
+        return of_layer;
     }
     int original_length() const { return T_original > 0 ? T_original : T_train; }
     // how much longer than that rope is made for T tokens

@@ -53,7 +53,7 @@ struct Fixture : FixtureFile {
         bert.V = number("vocab_size");
         bert.T = number("max_position_embeddings");
         bert.position = position_from_json(config["position"], bert.T, "fixture");
-        bert.position.mask = mask_from_json(config, "fixture");
+        mask_from_json(bert.position, config, "fixture");
         inputs = ints("inputs");
         lengths = ints("lengths");
         if (has("targets")) { targets = ints("targets"); }

@@ -50,7 +50,7 @@ struct Fixture : FixtureFile {
         gpt2.V = number("vocab_size");
         gpt2.T = number("n_positions");
         gpt2.position = position_from_json(config["position"], gpt2.T, "fixture");
-        gpt2.position.mask = mask_from_json(config, "fixture");
+        mask_from_json(gpt2.position, config, "fixture");
         inputs = ints("inputs");
         targets = ints("targets");
         B = (int)file.entry("inputs").shape[0];

@@ -582,7 +582,7 @@ TEST_CASE("pieces: a window has the same bits at once and in pieces, for every e
     const std::string pos = GENERATE(from_range(encodings()), std::string("ssmax+cable"), std::string("cable,none"));
     const int T = 2 * PIECE + 1;                            // without care, the last piece would have one token
     TinyModel model(pos, T);
-    model.config.position.mask.window = pos == "none" ? 700 : 0;
+    if (pos == "none") { model.config.position.windows = {700, 90}; }
     model.config.position.mask.sinks = pos == "none" ? 3 : 0;
     const std::vector<int> ids = random_ids((size_t)T + 1, 5);
     std::vector<int> ends;
@@ -773,6 +773,15 @@ TEST_CASE("generate: a prompt may arrive in pieces", "[encodings][generate][asan
         in_pieces();
         CHECK(distance_in_eps(logits, uncached_logits(model, ids)) <= 40);
         if (model.config.position.has("fire")) { continue; }
+        // --window 0,90 --sinks 3
+        model.config.position.windows = {0, 90};
+        model.config.position.mask.sinks = 3;
+        in_pieces();
+        const std::vector<float> plain = uncached_logits(model, ids);
+        CHECK(distance_in_eps(logits, plain) <= 40);
+        model.config.position.windows = {0};
+        model.config.position.mask.sinks = 0;
+        if (name == "none") { CHECK(distance_in_eps(uncached_logits(model, ids), plain) > 1000); }
         // --document_mask: the last document is all that the last token sees
         const int end_of_text = ids[230];
         const auto last = std::find(ids.rbegin(), ids.rend(), end_of_text).base() - 1;

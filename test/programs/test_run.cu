@@ -310,6 +310,7 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
         {b.set("--rope_scaling", "ntk:2"), {"--rope_scaling ntk:2", "cable"}},
         {b.set("--sinks", "2"), {"--sinks 2", "expected --window"}},
         {b.set("--window", "-1"), {"--window: expected ", "got '-1'"}},
+        {b.set("--window", "9,0,"), {"--window: expected ints joined by commas", "got '9,0,'"}},
         {b.set("--document_mask", "1"), {"--document_mask 1", "text files have none"}},
         {b.set("--document_mask", "1").set("--pos", "fire").set("--train_files", good).set("--val_files", good),
          {"--document_mask 1", "fire"}},
@@ -877,6 +878,11 @@ TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
     CHECK(contains(whole.err, "--window 0 --sinks 0: used instead of 5 and 2"));
     CHECK(evaluate("--window 1000").out == whole.out);      // longer than any text
     CHECK(evaluate("--sinks 0").out != plain);
+    // layers that take turns: both have it, or only the second one
+    CHECK(evaluate("--window 5,5").out == plain);
+    const Outcome turns = evaluate("--window 0,5");
+    CHECK(contains(turns.err, "--window 0,5 --sinks 2: used instead of 5 and 2"));
+    CHECK(turns.out == whole.out);                          // a single layer: the first of them
     // resumed without the flags to the same bits; another window is refused
     const auto unbroken = bits(step_dir(out, 12));
     TempDir::remove(step_dir(out, 12));

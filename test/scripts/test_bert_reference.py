@@ -264,7 +264,7 @@ class TestEncodings(Case):
         """which pairs a window and sinks leave, and that a query depends on no other key"""
         config = modeling_cable.CableConfig(window=3, sinks=2)
         for config.causal in (True, False):
-            hidden = modeling_cable.hidden_pairs(config, 9)
+            hidden = modeling_cable.hidden_pairs(config, 0, 9)
             for i, j in itertools.product(range(9), range(9)):
                 seen = (j <= i or not config.causal) and (abs(i - j) < 3 or j < 2)
                 self.assertEqual(hidden[i, j].item(), not seen, (i, j, config.causal))
@@ -283,7 +283,7 @@ class TestEncodings(Case):
         idx = torch.tensor([[1, 7, 2, 3, 4, 5, 7, 7, 1], [7, 1, 2, 3, 4, 5, 6, 1, 2]])
         begins = [[0, 1, 1, 1, 1, 1, 6, 7, 7], [0] * 9]
         self.assertEqual(modeling_cable.document_begins(config, idx).tolist(), begins)
-        hidden = modeling_cable.hidden_pairs(config, 9, begin=torch.tensor(begins))
+        hidden = modeling_cable.hidden_pairs(config, 0, 9, begin=torch.tensor(begins))
         for b, i, j in itertools.product(range(2), range(9), range(9)):
             in_document = j - begins[b][i]
             seen = 0 <= in_document and j <= i and (i - j < 3 or in_document < 2)

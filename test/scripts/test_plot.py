@@ -99,6 +99,7 @@ class TestPlot(unittest.TestCase):
         self.assertEqual([y for _, y in plotted(plot.plot_curve([run]))["rope, yarn, T = 4"]], [4, 3, 2, 1])
         self.assertEqual(plot.style("rope, yarn"), plot.STYLES["rope"])
         self.assertEqual(plot.stretch_of({"window": 64, "sinks": 4, **stretch}), ", yarn, window 64+4")
+        self.assertEqual(plot.stretch_of({"window": [64, 0]}), ", window 64,0+0")
         self.assertEqual(plot.stretch_of({"rope_theta": 500000.0, **stretch}), ", yarn, theta 500000")
 
     def test_documents_apart_are_a_line_of_their_own(self):

@@ -64,6 +64,12 @@ def with_part(config, layer, names):
     return one
 
 
+def window_of(config, layer):
+    """the window of a layer; config.json has a number for all of them, or a list for layers that take turns"""
+    window = config.window
+    return window[layer % len(window)] if isinstance(window, (list, tuple)) else window
+
+
 def alibi_slopes(NH, geometric):
     """2^(-8(h+1)/NH); published: NH not a power of 2 has those of the next lower power p, then every other one of 2p"""
     p = NH if geometric else 2 ** int(math.log2(NH))

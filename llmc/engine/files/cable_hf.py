@@ -36,7 +36,8 @@ def check_mask(window, sinks, name):
     if name == "learned":
         raise ValueError("config.json: learned positions with a window or documents apart: neither this cable_hf.py "
                          "nor transformers' own models can compute that")
-    if window < 0 or sinks < 0 or (sinks > 0 and window == 0):
+    windows = window if isinstance(window, (list, tuple)) and window else [window]      # layers that take turns
+    if min(windows) < 0 or sinks < 0 or (sinks > 0 and max(windows) == 0):
         raise ValueError(f"config.json: expected a window of keys and sinks with it, got {window} and {sinks}")
     return window, sinks
 
@@ -182,7 +183,7 @@ class CableAttention(EncodedAttention):
     def attend(self, x, q, k, v, rows, cache, t5):
         """x (B,T,C), q, k, v (B,NH,T,HS) -> (B,T,C)"""
         B, T, C = x.shape
-        HS, S, g, f = q.shape[-1], None, None, None
+        HS, window, S, g, f = q.shape[-1], window_of(self.config, self.index), None, None, None
         # longrope turns all keys by other angles once a text is long: its cache has them as they are
         turned_late = (self.rope.stretch or {}).get("rope_type") == "longrope"
         if self.rope.position["name"] == "rope":
@@ -217,8 +218,8 @@ class CableAttention(EncodedAttention):
             if rows.begin is not None:
                 in_document = in_document - rows.begin[:, first:last, None]
                 hidden = hidden | (in_document < 0)[:, None]
-            if self.config.window > 0:
-                away = (row[:, :, None] - column[:, None, :]).abs() >= self.config.window
+            if window > 0:
+                away = (row[:, :, None] - column[:, None, :]).abs() >= window
                 outside = (away & (in_document >= self.config.sinks))[:, None]
                 hidden = outside if hidden is None else hidden | outside
             if rows.is_key is not None:

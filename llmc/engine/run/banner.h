@@ -46,12 +46,14 @@ inline std::string encoding_text(const PositionConfig& position) {
     return s + strprintf(", %s of %d tokens", rope_scaling_text(position).c_str(), position.original_length());
 }
 
-// ", a window of 256 keys, 4 sinks, documents apart"; "" without a mask
-inline std::string mask_text(const AttentionMask& mask) {
-    const char* of_sinks = mask.sinks == 1 ? "sink" : "sinks";
+// ", a window of 256 keys, 4 sinks, documents apart"; ", windows of 256,256,0 keys in turn, 0 sinks"; "" without a mask
+inline std::string mask_text(const PositionConfig& position) {
+    const AttentionMask& mask = position.mask;
     const std::string documents = mask.by_document() ? ", documents apart" : "";
-    if (mask.window == 0) { return documents; }
-    return strprintf(", a window of %d keys, %d %s", mask.window, mask.sinks, of_sinks) + documents;
+    if (!position.has_window()) { return documents; }
+    const char* of_keys = position.windows.size() == 1 ? ", a window of %s keys" : ", windows of %s keys in turn";
+    const char* of_sinks = mask.sinks == 1 ? ", %d sink" : ", %d sinks";
+    return strprintf(of_keys, option_text(position.windows).c_str()) + strprintf(of_sinks, mask.sinks) + documents;
 }
 
 // A note on the cost of an encoding whose bias the tensor-core kernels do not know (FlashBias::Unknown), otherwise "".
@@ -128,7 +130,7 @@ void report_run(Run& r, const Parameters& p, const Config& config, size_t activa
         s += banner_line("model", shape + strprintf(": %.1fM parameters", (double)p.table.elements() / 1e6));
         s += banner_line("encoding", encoding_text(config.position));
         s += banner_line("attention", attention_description(config.position, config.C / config.NH) +
-                                      mask_text(config.position.mask));
+                                      mask_text(config.position));
         if (trains) { s += banner_line("data", r.data); }
         for (const std::string& note : r.o.notes) { s += banner_line("note", note); }
         for (const std::string& note : {trains ? schedule_note(r.o) : "", attention_note(config.position, r.gpu)}) {

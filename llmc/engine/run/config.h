@@ -90,38 +90,47 @@ inline void check_position(const std::string& flag, const PositionConfig& found,
     say("--pos %s: %s holds %s, which is used", flag.c_str(), path.c_str(), position_text(found).c_str());
 }
 
-// The mask in config.json: "window" and "sinks" if they are not 0, and "document_mask", the token that begins a
-// document
-inline Json mask_json(const AttentionMask& mask) {
+// The mask in config.json: "window", a number or a list for layers that take turns, and "sinks", if they are not 0, and
+// "document_mask", the token that begins a document
+inline Json mask_json(const PositionConfig& position) {
     Json j = Json::object();
-    if (mask.window > 0) { j["window"] = mask.window; }
-    if (mask.sinks > 0) { j["sinks"] = mask.sinks; }
-    if (mask.by_document()) { j["document_mask"] = mask.end_of_text; }
+    const std::vector<int>& windows = position.windows;
+    if (position.has_window()) { j["window"] = windows.size() == 1 ? Json(windows[0]) : Json(windows); }
+    if (position.mask.sinks > 0) { j["sinks"] = position.mask.sinks; }
+    if (position.mask.by_document()) { j["document_mask"] = position.mask.end_of_text; }
     return j;
 }
-inline AttentionMask mask_from_json(const Json& j, const std::string& what) {
-    AttentionMask mask;
-    if (j.contains("window")) { mask.window = (int)json_int(j, "window", 0, MOST_WINDOW, what); }
+inline void mask_from_json(PositionConfig& position, const Json& j, const std::string& what) {
+    AttentionMask& mask = position.mask;
+    if (j.contains("window")) {
+        const Json windows = j["window"].is_array() ? j["window"] : Json::array({j["window"]});
+        check(!windows.empty(), "%s: window: expected a number or a list of them, got []", what.c_str());
+        position.windows.clear();
+        for (const Json& window : windows) {
+            const Json one = {{"window", window}};
+            position.windows.push_back((int)json_int(one, "window", 0, MOST_WINDOW, what));
+        }
+    }
     if (j.contains("sinks")) { mask.sinks = (int)json_int(j, "sinks", 0, MOST_WINDOW, what); }
     if (j.contains("document_mask") && !j["document_mask"].is_null()) {
         mask.end_of_text = (int)json_int(j, "document_mask", 0, MAX_VOCAB, what);
     }
-    check(mask.sinks == 0 || mask.window > 0, "%s: sinks %d: expected a window, too", what.c_str(), mask.sinks);
-    return mask;
+    check(mask.sinks == 0 || position.has_window(), "%s: sinks %d: expected a window, too", what.c_str(), mask.sinks);
 }
-// --window and --sinks from the flags, or else from `found`, the mask of the checkpoint at `path` (if any). A different
-// window is used with a notice; --resume refuses it (check_resumed_options).
-inline AttentionMask resolve_mask(const Options& o, const AttentionMask& found, const std::string& path) {
-    AttentionMask mask = found;
-    if (path.empty() || o.is_given("window")) { mask.window = o.window; }
-    if (path.empty() || o.is_given("sinks")) { mask.sinks = o.sinks; }
-    else if (mask.window == 0) { mask.sinks = 0; }          // --window 0 of a checkpoint that has both
-    check(mask.sinks == 0 || mask.window > 0, "--sinks %d: expected --window, too: without one every key is seen",
-          mask.sinks);
-    if (path.empty() || mask == found || o.resume || comm().rank > 0) { return mask; }
-    say("--window %d --sinks %d: used instead of %d and %d, which %s was trained with", mask.window, mask.sinks,
-        found.window, found.sinks, path.c_str());
-    return mask;
+// --window and --sinks from the flags, or else, as `position` has them, from the checkpoint at `path` (if any). A
+// different window is used with a notice; --resume refuses it (check_resumed_options).
+inline void resolve_mask(const Options& o, PositionConfig& position, const std::string& path) {
+    const std::vector<int> windows = position.windows;
+    const int sinks = position.mask.sinks;
+    if (path.empty() || o.is_given("window")) { position.windows = o.window; }
+    if (path.empty() || o.is_given("sinks")) { position.mask.sinks = o.sinks; }
+    else if (!position.has_window()) { position.mask.sinks = 0; }       // --window 0 of a checkpoint that has both
+    check(position.mask.sinks == 0 || position.has_window(), "--sinks %d: expected --window, too: without one every "
+          "key is seen", position.mask.sinks);
+    const bool same = position.windows == windows && position.mask.sinks == sinks;
+    if (path.empty() || same || o.resume || comm().rank > 0) { return; }
+    say("--window %s --sinks %d: used instead of %s and %d, which %s was trained with",
+        option_text(position.windows).c_str(), position.mask.sinks, option_text(windows).c_str(), sinks, path.c_str());
 }
 
 // --document_mask from the flag, or else from the checkpoint at `path` (if any). A different choice is used with a
@@ -274,7 +283,7 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
         c.position.T_original = c.T;
         parse_rope_scaling(o.rope_scaling, c.position);
         rebase(o, "", c.position);
-        c.position.mask = resolve_mask(o, AttentionMask(), path);
+        resolve_mask(o, c.position, path);
         return c;
     }
     const Json j = read_config(path, keys);
@@ -304,7 +313,8 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     if (o.is_given("rope_scaling")) { restretch(o, path, c.position); }
     check_rope_theta(j, c.position, path);
     rebase(o, j.contains("position") ? path : "", c.position);
-    c.position.mask = resolve_mask(o, mask_from_json(j, path), path);
+    mask_from_json(c.position, j, path);
+    resolve_mask(o, c.position, path);
     return c;
 }
 
@@ -328,7 +338,7 @@ template <class Config> void resolve_softmax(Options& o, Config& c, const std::s
 // The config.json of a GPT-2's checkpoint; tokenizer: may be null
 template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokenizer) {
     Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
-                         mask_json(c.position.mask));
+                         mask_json(c.position));
     set_end_of_text(j, tokenizer, c.V);
     if (c.padded_softmax) {
         j["vocab_softmax"] = "padded";
@@ -342,7 +352,7 @@ template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokeniz
 // use no other one by default.
 template <class Config> Json bert_json(const Config& c) {
     Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
-                         mask_json(c.position.mask));
+                         mask_json(c.position));
     if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
     set_rope_json(j, c.position, c.T);
     return j;

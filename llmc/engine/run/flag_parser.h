@@ -186,8 +186,9 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
         if (is_removed(name, item.value(), path)) { continue; }
         check(defaults.contains(name) && name != "config", "%s: \"%s\" is not a flag of this trainer; %s--help lists "
               "them", path.c_str(), name.c_str(), did_you_mean(name, keys_of(defaults)).c_str());
-        if (o.is_given(name) || item.value() == defaults[name]) { continue; }
-        set_option(o, name, path + ": " + name, json_words(item.value()));
+        const std::string value = json_words(item.value());
+        if (o.is_given(name) || value == json_words(defaults[name])) { continue; }
+        set_option(o, name, path + ": " + name, value);
         o.given.push_back(name);
     }
 }
@@ -315,8 +316,9 @@ inline void check_resumed_options(const Options& now, const Json& saved, const s
         if (row.on_resume == FREE || may_change(now, row.name)) { continue; }
         const Json& was = saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name);
         const Json& is = current.at(row.name);
-        check(was == is, "--%s %s: the run to be resumed had %s (%s); give that, or --allow_change %s", row.name,
-              json_excerpt(is).c_str(), json_excerpt(was).c_str(), what.c_str(), row.name);
+        check(json_words(was) == json_words(is), "--%s %s: the run to be resumed had %s (%s); give that, or "
+              "--allow_change %s", row.name, json_excerpt(is).c_str(), json_excerpt(was).c_str(), what.c_str(),
+              row.name);
     }
 }
 

@@ -34,9 +34,9 @@ constexpr int MOST_WINDOW = 1 << 30;
       "JSON with LongRoPE's factors") \
     X(double, rope_theta, "", 0, at_least(0), FREE, \
       "rope's base, in place of the checkpoint's, and kept by new checkpoints; 0 = the checkpoint's or the default") \
-    X(int, window, "", 0, between(0, MOST_WINDOW), SAME, \
-      "a query sees its own key and the W - 1 before it (BERT: also after it); 0 = all. Checkpoints keep it; an " \
-      "evaluation may use another one") \
+    X(Ints, window, "", {0}, between(0, MOST_WINDOW), SAME, \
+      "a query sees its own key and the W - 1 before it (BERT: also after it); 0 = all; W,W,0: the layers take " \
+      "turns. Checkpoints keep it; an evaluation may use another one") \
     X(int, sinks, "", 0, between(0, MOST_WINDOW), SAME, \
       "with --window: every query also sees the first S tokens of its sequence") \
     GROUP("Batches and steps", BOTH) \

@@ -114,7 +114,7 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     check(o.T <= reach, "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(), reach);
     if (r.trains && r.resumed.empty() && !config.position.has("learned")) { config.position.T_train = o.T; }
     plan_rope_scaling(r, config.position);
-    o.window = config.position.mask.window;                         // the effective value, for --resume to compare
+    o.window = config.position.windows;                             // the effective value, for --resume to compare
     o.sinks = config.position.mask.sinks;
     r.largest_batch = o.B < 0;
     check(o.B > 0 || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
