@@ -1,12 +1,12 @@
 // cable.cuh -- context-aware biases for length extrapolation (CABLE, Veisi et al. 2025).
 //
-//   z_t = x_t . w_c + c_c     b_t = ReLU(z_t) (v1: softplus)     S_t = sum_{k<=t} b_k
+//   z_t = x_t . w_c + c_c     b_t = ReLU(z_t) (v1: softplus; signed: tanh)     S_t = sum_{k<=t} b_k
 //   u_t = x_t . w_s + c_s     g_t = softplus(u_t) (nw: 1)
 //   cable:  B_ij = -g_i |S_i - S_j|          kcable:  B_ij = -g_i log(1 + (S_i - S_j)^2)
 //   kcable:weight=inside:  B_ij = -log(1 + r^2), r = g_i |S_i - S_j|
 //   w_c, w_s (NH,C) are extra rows of the qkv matmul, so z and u (B,T,NH) are extra columns of qkv.
 //   backward: the bias functor sums dg and dS over each tile, and then
-//     db_t = sum_{k>=t} dS_k     dz = db [z > 0] (v1: db sigmoid(z))     du = dg sigmoid(u)
+//     db_t = sum_{k>=t} dS_k     dz = db [z > 0] (v1: db sigmoid(z); signed: db (1 - b^2))     du = dg sigmoid(u)
 //
 // S is kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T = 131,072 a plain float32
 // sum is off by 0.008, and two machines would not agree. Differences across chunks are float(origin_a - origin_b) +
@@ -18,6 +18,11 @@
 
 constexpr int CABLE_CHUNK = 128;
 
+enum class CableStep { Relu, Softplus, Tanh };              // what b is of z; only with Tanh may S fall
+
+// within 1.2e-7
+__host__ __device__ inline float cable_tanh(float x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+
 // x[t] = f(x[t]), by all threads of a block
 template <class F> __device__ inline void each(float* x, int begin, int end, F f) {
     SIMD
@@ -26,7 +31,7 @@ template <class F> __device__ inline void each(float* x, int begin, int end, F f
 
 // One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1.
 __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T,
-                                     Start first, int stride, int NH, int C, int OC, bool softplus_b, bool weighted) {
+                                     Start first, int stride, int NH, int C, int OC, CableStep step, bool weighted) {
     const int t0 = first.position();
     const size_t bh = blockIdx.x;
     const size_t b = bh / NH;
@@ -58,7 +63,8 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
             S_offset[t] = (float)z[(size_t)t * OC];         // S_offset holds b for a moment
             if (weighted) { g[t] = (float)z[(size_t)t * OC + NH]; }
         }
-        if (softplus_b) { each(S_offset, start, end, [](float x) { return softplus(x); }); }
+        if (step == CableStep::Softplus) { each(S_offset, start, end, [](float x) { return softplus(x); }); }
+        else if (step == CableStep::Tanh) { each(S_offset, start, end, [](float x) { return cable_tanh(x); }); }
         else { each(S_offset, start, end, [](float x) { return x > 0.0f ? x : 0.0f; }); }
         if (weighted) { each(g, start, end, [](float x) { return softplus(x); }); }
         else { each(g, start, end, [](float) { return 1.0f; }); }
@@ -76,7 +82,7 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
 
 // One block per (batch, head): dS and dg become dz and du, in place and then in the extra columns of dqkv.
 __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, int T, int NH, int C,
-                                      int OC, bool softplus_b, bool weighted) {
+                                      int OC, CableStep step, bool weighted) {
     const size_t bh = blockIdx.x;
     const size_t b = bh / NH;
     const size_t h = bh % NH;
@@ -100,8 +106,10 @@ __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const 
     // 2. dz = db db/dz
     for (int t = threadIdx.x; t < T; t += blockDim.x) {
         const float zt = (float)z[(size_t)t * OC];
-        const float on = zt > 0.0f ? 1.0f : 0.0f;
-        dz[(size_t)t * OC] = (floatX)(dS[t] * (softplus_b ? sigmoid(zt) : on));
+        float slope = zt > 0.0f ? 1.0f : 0.0f;              // db/dz
+        if (step == CableStep::Softplus) { slope = sigmoid(zt); }
+        if (step == CableStep::Tanh) { slope = 1.0f - cable_tanh(zt) * cable_tanh(zt); }
+        dz[(size_t)t * OC] = (floatX)(dS[t] * slope);
         if (weighted) { dS[t] = (float)z[(size_t)t * OC + NH]; }            // u, gathered as above
     }
     if (!weighted) { return; }
@@ -119,6 +127,7 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
     int stride, chunks;
     bool causal;
     bool inside = false;        // LogKernel: g is inside the logarithm
+    bool falls = false;         // S may
 
     void fill(FlashBiasArgs& args) const {
         args.S_offset = S_offset;
@@ -132,7 +141,8 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
         float between;              // origin of the rows' chunk minus origin of the columns'
         const float *Si, *gi, *Sj;
         bool inside;
-        __device__ float distance(int r, int c) const { return fabsf(between + Si[r] - Sj[c]); }    // |S_i - S_j|
+        __device__ float difference(int r, int c) const { return between + Si[r] - Sj[c]; }         // S_i - S_j
+        __device__ float distance(int r, int c) const { return fabsf(difference(r, c)); }
         __device__ float operator()(int r, int c) const {
             const float D = distance(r, c);
             if (!LogKernel) { return -gi[r] * D; }
@@ -148,7 +158,7 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
         const float between = (float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]);
         return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0, inside};
     }
-    // With D = S_i - S_j, k_ij = dB/d|D| / g_i and the sign of i - j (1 where they are equal):
+    // With D = S_i - S_j, k_ij = dB/d|D| / g_i and the sign of i - j, or of D if S may fall (1 where they are equal):
     //   dg_i = sum_j dlogit dB/dg     dS_i += g_i sum_j dlogit k sign     dS_j -= sum_i g_i dlogit k sign
     //   cable: k = -1, dB/dg = -|D|     kcable: k = -2 |D| / (1 + D^2), dB/dg = -log(1 + D^2)
     //   weight=inside, with r = g_i |D|: k = -2r / (1 + r^2), dB/dg = k |D|
@@ -157,7 +167,7 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
         float* dSi = dS + (size_t)bh * stride;              // of this head, all positions
         const Tile t = tile(bh, i0, j0);
-        const bool one_sided = !LogKernel && (causal || i0 != j0);      // D has one sign where dlogit is not 0
+        const bool one_sided = !LogKernel && !falls && (causal || i0 != j0);    // D has one sign where dlogit is not 0
         const float sign = i0 >= j0 ? 1.0f : -1.0f;
         // 1. one thread per query: dg_i, and its own share of dS_i. Leaves in dlogit what the keys need
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
@@ -174,7 +184,8 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
                 const auto of = sums_over<2>(0, nj, 1, [&](float* s, int c) {
                     const float D = t.distance(r, c), a = t.argument(r, D);
                     const float dk = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];     // dlogit k
-                    const float signed_dk = j0 + c > i0 + r ? -dk : dk;
+                    const bool negative = falls ? t.difference(r, c) < 0.0f : j0 + c > i0 + r;
+                    const float signed_dk = negative ? -dk : dk;
                     s[0] += LogKernel && !inside ? -d[c] * fast_log1p(a * a) : dk * D;
                     s[1] += signed_dk;
                     d[c] = signed_dk;
@@ -202,9 +213,11 @@ template <bool LogKernel> struct CableBias : BiasFunctor {
     }
 };
 
-// LogKernel: kcable.  Weighted: g = softplus(u), else 1.  SoftplusB: b = softplus(z), else ReLU(z)
-template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding {
+// LogKernel: kcable.  Weighted: g = softplus(u), else 1
+template <bool LogKernel, bool Weighted, CableStep Step> struct Cable : Encoding {
     using Encoding::Encoding;
+    static constexpr bool falls = Step == CableStep::Tanh;
+    static constexpr bool keeps_form = !falls;
     static constexpr bool has_weight = LogKernel && Weighted;                   // inside the logarithm or outside
     float *S_offset = nullptr, *g = nullptr;                                    // (B,NH,T)
     float *dS = nullptr, *dg = nullptr;                                         // (B,NH,T)
@@ -226,11 +239,11 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
         t.cached(g, "g", Per::Layer, BNH, T);
         t.scratch(dS, "dS", BNH, T);
         t.scratch(dg, "dg", BNH, T);
-        if (!LogKernel) { declare_key_max(*this, t); }      // a logarithm is never steep enough
+        if (!LogKernel && !falls) { declare_key_max(*this, t); }        // a logarithm is never steep enough
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
-        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, start, v.stride, v.NH, v.C(), v.OC, SoftplusB,
+        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, start, v.stride, v.NH, v.C(), v.OC, Step,
                Weighted);
         update_key_max(*this, qkv, B, T, start, stream);
     }
@@ -240,20 +253,21 @@ template <bool LogKernel, bool Weighted, bool SoftplusB> struct Cable : Encoding
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
-        launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C(), v.OC, SoftplusB, Weighted);
+        launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C(), v.OC, Step, Weighted);
     }
     CableBias<LogKernel> bias() const {
         const bool inside = has_weight && v.config->value("weight") == 1;
-        return {{}, S_offset, g, S_origin, dS, dg, v.stride, ceil_div(v.stride, CABLE_CHUNK), v.causal, inside};
+        return {{}, S_offset, g, S_origin, dS, dg, v.stride, ceil_div(v.stride, CABLE_CHUNK), v.causal, inside, falls};
     }
 };
 
 // the rows of table.h
-using CableFull = Cable<false, true, false>;
-using CableNW = Cable<false, false, false>;
-using KCable = Cable<true, true, false>;
-using KCableNW = Cable<true, false, false>;
-using CableV1 = Cable<false, false, true>;
-using KCableV1 = Cable<true, false, true>;
+using CableFull = Cable<false, true, CableStep::Relu>;
+using CableNW = Cable<false, false, CableStep::Relu>;
+using KCable = Cable<true, true, CableStep::Relu>;
+using KCableNW = Cable<true, false, CableStep::Relu>;
+using CableV1 = Cable<false, false, CableStep::Softplus>;
+using KCableV1 = Cable<true, false, CableStep::Softplus>;
+using CableSigned = Cable<false, true, CableStep::Tanh>;
 
 #endif

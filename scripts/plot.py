@@ -33,7 +33,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#7F7F7F")
 STYLES = {          # colour, marker
     "cable": (BLUE, "o"), "cable_nw": (SKY, "s"), "kcable": ("#1F3C88", "D"), "kcable_nw": ("#7B8FD4", "d"),
-    "cable_v1": ("#00A6A6", "^"), "kcable_v1": ("#006B6B", "v"),
+    "cable_v1": ("#00A6A6", "^"), "kcable_v1": ("#006B6B", "v"), "cable_signed": ("#0A4D8C", "8"),
     "alibi": (GREEN, "v"), "alibi_trained": ("#00614A", "<"), "alibi_random": ("#7FCFB5", ">"),
     "kerple": (PURPLE, "P"), "kerple_power": ("#8E4585", "p"), "bam": ("#B03A6F", "4"), "fire": (ORANGE, "*"),
     "t5": (RED, "X"), "t5_clip": ("#96290A", "x"), "rope": (BLACK, "<"), "learned": (GREY, "h"),

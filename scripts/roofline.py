@@ -31,7 +31,8 @@ VOCABULARY = 50257
 SIZES = {"tiny": (6, 8, 512), "small": (12, 12, 768), "medium": (24, 16, 1024), "large": (36, 20, 1280),
          "xl": (48, 25, 1600)}
 # a head's columns of qkv beside q, k and v, by encoding: cable.cuh declares them
-EXTRA_COLUMNS = {"cable": 2, "kcable": 2, "cable_nw": 1, "kcable_nw": 1, "cable_v1": 1, "fox": 1, "kcable_v1": 1}
+EXTRA_COLUMNS = {"cable": 2, "kcable": 2, "cable_nw": 1, "kcable_nw": 1, "cable_v1": 1, "fox": 1, "kcable_v1": 1,
+                 "cable_signed": 2}
 
 # ----------------------------------------------------------------------------------------------------------
 # the GPUs. tflops, gbs: datasheets, dense bf16 with float32 sums, and the memory's GB/s; product, copy: what was
@@ -95,7 +96,8 @@ BIASES = {"none": "none", "learned": "none", "sinusoidal": "none", "rope": "none
           "cable": "distance", "cable_nw": "distance", "cable_v1": "distance", "fox": "distance",
           "kcable": "log", "kcable_nw": "log", "kcable_v1": "log",
           "t5": "toeplitz", "t5_clip": "toeplitz", "kerple": "toeplitz", "kerple_power": "toeplitz", "bam": "toeplitz",
-          "fire": "fire", "sandwich": "toeplitz", "alibi_trained": "toeplitz", "alibi_random": "linear", "cope": None}
+          "fire": "fire", "sandwich": "toeplitz", "alibi_trained": "toeplitz", "alibi_random": "linear", "cope": None,
+          "cable_signed": None}
 # tensors that the encoding has for the whole model; their elements are few but for wpe's
 OWN_TENSORS = {"learned": 1, "t5": 1, "t5_clip": 1, "kerple": 2, "kerple_power": 2, "fire": 6, "ssmax": 1,
                "alibi_trained": 1, "cope": 1, "bam": 2}

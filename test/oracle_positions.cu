@@ -83,9 +83,9 @@ inline const bool none_oracle = register_oracle<NoOracle>("none");
 
 // Veisi et al.: S_t = sum_{k<=t} b_k of oracle_cable_S, g_t = softplus(u_t); B_ij = -g_i |S_i - S_j|. Columns: z (NH),
 // u (NH)
-template <bool Log, bool Weighted, bool Softplus> struct CableOracle : NoOracle {
+template <bool Log, bool Weighted, char Step> struct CableOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
-        const std::vector<R> S = oracle_cable_S<Softplus>(o, h);
+        const std::vector<R> S = oracle_cable_S<Step>(o, h);
         std::vector<R> g(S.size(), R(1));
         for (int i = 0; i < o.T && Weighted; i++) { g[(size_t)i] = oracle_softplus(o.column(i, o.NH + h)); }
         return each_pair(o, [&](int i, int j) {
@@ -96,12 +96,13 @@ template <bool Log, bool Weighted, bool Softplus> struct CableOracle : NoOracle 
         });
     }
 };
-inline const bool cable_oracle = register_oracle<CableOracle<false, true, false>>("cable");
-inline const bool cable_nw_oracle = register_oracle<CableOracle<false, false, false>>("cable_nw");
-inline const bool kcable_oracle = register_oracle<CableOracle<true, true, false>>("kcable");
-inline const bool kcable_nw_oracle = register_oracle<CableOracle<true, false, false>>("kcable_nw");
-inline const bool kcable_v1_oracle = register_oracle<CableOracle<true, false, true>>("kcable_v1");
-inline const bool cable_v1_oracle = register_oracle<CableOracle<false, false, true>>("cable_v1");
+inline const bool cable_oracle = register_oracle<CableOracle<false, true, 'r'>>("cable");
+inline const bool cable_nw_oracle = register_oracle<CableOracle<false, false, 'r'>>("cable_nw");
+inline const bool kcable_oracle = register_oracle<CableOracle<true, true, 'r'>>("kcable");
+inline const bool kcable_nw_oracle = register_oracle<CableOracle<true, false, 'r'>>("kcable_nw");
+inline const bool kcable_v1_oracle = register_oracle<CableOracle<true, false, 's'>>("kcable_v1");
+inline const bool cable_v1_oracle = register_oracle<CableOracle<false, false, 's'>>("cable_v1");
+inline const bool cable_signed_oracle = register_oracle<CableOracle<false, true, 't'>>("cable_signed");
 
 // Press et al.: the authors' recursive get_slopes
 std::vector<double> oracle_alibi_slopes(int n) {

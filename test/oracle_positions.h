@@ -97,13 +97,17 @@ inline const char* const oracle_forms[] = {"kcable:weight=inside", "alibi:slopes
                                            "sinusoidal:scale=1,embed=sqrt", "rope:p=0.5", "sandwich:d=6",
                                            "alibi_random:seed=7,mean=0.3", "cope:npos=5"};
 
-// cable's S_t of head h for all t, summed plainly: b_t = ReLU(z_t), S_t = sum_{k<=t} b_k
-template <bool Softplus, class R> std::vector<R> oracle_cable_S(const OracleLayer<R>& o, int h) {
+// cable's S_t = sum_{k<=t} b_k of head h for all t, summed plainly. Step: b_t is ReLU(z_t) ('r'), softplus(z_t) ('s')
+// or tanh(z_t) ('t')
+template <char Step, class R> std::vector<R> oracle_cable_S(const OracleLayer<R>& o, int h) {
     std::vector<R> S((size_t)o.T);
     R sum = 0;
     for (int t = 0; t < o.T; t++) {
         const R z = o.column(t, h);
-        sum += Softplus ? oracle_softplus(z) : std::max(z, R(0));
+        R b = std::max(z, R(0));
+        if (Step == 's') { b = oracle_softplus(z); }
+        if (Step == 't') { b = std::tanh(z); }
+        sum += b;
         S[(size_t)t] = sum;
     }
     return S;

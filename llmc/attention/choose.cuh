@@ -13,8 +13,7 @@
 inline FlashBias find_flash_bias(const EncodingConfig& encoding) {
     FlashBias kind = FlashBias::Unknown;
     with_position_type(encoding, [&](auto type) {
-        using Type = typename decltype(type)::type;
-        kind = decltype(std::declval<Type>().bias())::flash;
+        kind = flash_form<typename decltype(type)::type>;
     });
     return kind;
 }
@@ -87,7 +86,7 @@ void choose_tiles(FlashArgs& args, float* scratch, TileSkip skip, Stream stream)
 template <bool Causal, class Position>
 bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const Position& position,
                     AttentionDims& dims, TileSkip skip, int B, Stream stream) {
-    constexpr FlashBias Kind = decltype(position.bias())::flash;
+    constexpr FlashBias Kind = flash_form<Position>;
     if constexpr (flash_exists(Kind)) {
         if (dims.t0 > 0) { return false; }
         FlashArgs args = flash_args(position.bias(), dims, B, qkv);
@@ -101,7 +100,7 @@ bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, 
 template <bool Causal, class Position>
 bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                      const float* lse, Position& position, AttentionDims& dims, TileSkip skip, int B, Stream stream) {
-    constexpr FlashBias Kind = decltype(position.bias())::flash;
+    constexpr FlashBias Kind = flash_form<Position>;
     if constexpr (flash_exists(Kind)) {
         FlashArgs args = flash_args(position.bias(), dims, B, qkv);
         args.out = (bf16*)out;
@@ -139,29 +138,30 @@ inline bool uses_flash(const PositionConfig&, int) { return false; }
 // the first key of each tile of queries, and the longest keys
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, ATTENTION_TILE); }
 // Sets dims.first_key where a causal bias zeroes tiles.
-template <bool Causal, class Bias>
-void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Bias& bias, TileSkip skip, int B,
-                  Stream stream) {
-    if constexpr (Causal && flash_skips(Bias::flash)) {
+template <bool Causal, class Position>
+void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Position& position, TileSkip skip,
+                  int B, Stream stream) {
+    constexpr FlashBias Kind = flash_form<Position>;
+    if constexpr (Causal && flash_skips(Kind)) {
         const int whole = dims.kept < 0 ? dims.T : dims.stride;         // tokens of the text, or of the whole window
-        if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(Bias::flash, whole, skip)) { return; }
+        if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(Kind, whole, skip)) { return; }
         float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
         const float tau = 0.693147181f * tile_skip_tau(whole, skip);
-        attention_skip((int*)scratch, key_norm, qkv, bias, dims, B, tau, stream);
+        attention_skip((int*)scratch, key_norm, qkv, position.bias(), dims, B, tau, stream);
         dims.first_key = (const int*)scratch;
     }
 }
 template <bool Causal, class Position>
 bool choose_forward(floatX*, float*, float* scratch, const floatX* qkv, const Position& position, AttentionDims& dims,
                     TileSkip skip, int B, Stream stream) {
-    choose_tiles<Causal>(dims, scratch, qkv, position.bias(), skip, B, stream);
+    choose_tiles<Causal>(dims, scratch, qkv, position, skip, B, stream);
     return false;
 }
 template <bool Causal, class Position>
 bool choose_backward(floatX*, float* scratch, const floatX*, const floatX* qkv, const floatX*, const float*,
                      Position& position, AttentionDims& dims, TileSkip skip, int B, Stream stream) {
     float* tiles = scratch + portable_attention_backward_scratch(B, dims.T, dims.NH, dims.HS);
-    choose_tiles<Causal>(dims, tiles, qkv, position.bias(), skip, B, stream);
+    choose_tiles<Causal>(dims, tiles, qkv, position, skip, B, stream);
     return false;
 }
 inline size_t attention_backward_scratch(const PositionConfig&, int B, int T, int NH, int HS) {

@@ -109,7 +109,12 @@ struct Encoding {
     float score_factor(int /*T*/) const { return 1.0f; }                    // multiplies 1/sqrt(HS)
     static constexpr bool scales_queries = false;           // prepare_forward multiplies q by numbers and does no more
     static constexpr bool causal_only = false;              // it has no meaning for a key after the query
+    static constexpr bool keeps_form = true;                // false: its B breaks what the form of its functor promises
 };
+
+// The form of an encoding's bias, for the tensor-core kernels and for skipping tiles
+template <class Type>
+constexpr FlashBias flash_form = Type::keeps_form ? decltype(std::declval<Type>().bias())::flash : FlashBias::Unknown;
 
 // The encoding, its pointers set
 template <class Type> Type bind_encoding(const PositionView& view) {

@@ -36,6 +36,7 @@
     X(kcable,       KCable,       "-g_i log(1 + (S_i - S_j)^2); weight=inside: -log(1 + (g_i (S_i - S_j))^2)") \
     X(kcable_nw,    KCableNW,     "kcable with g = 1") \
     X(cable_v1,     CableV1,      "cable with softplus biases and g = 1 (arXiv version); fox is the same") \
+    X(cable_signed, CableSigned,  "cable with b = tanh(z), so that S may fall") \
     X(alibi,        Alibi,        "-m_h |i-j|, fixed slopes; slopes=geometric: 2^(-8(h+1)/NH) for every NH") \
     X(alibi_trained, AlibiTrained, "alibi with a factor of each slope that every layer learns") \
     X(alibi_random, AlibiRandom,  "alibi with slopes drawn by `seed` from the exponential distribution of `mean`") \

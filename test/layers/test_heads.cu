@@ -129,7 +129,10 @@ struct Statistics : AttentionLayer {
     }
     // b, g and S of one of CABLE's encodings, from the columns of qkv: {least, mean, most} of each
     template <class R> std::vector<double> ranges(int h) const {
-        const bool softplus_b = config.name.find("_v1") != std::string::npos;
+        const auto step = [&](R z) {
+            if (config.name == "cable_signed") { return std::tanh(z); }
+            return config.name.find("_v1") != std::string::npos ? oracle_softplus(z) : std::max(z, R(0));
+        };
         const bool weighted = tables.extra_columns > s.NH;
         ValueRange b, g, S;
         for (int n = 0; n < s.B; n++) {
@@ -137,7 +140,7 @@ struct Statistics : AttentionLayer {
             for (int t = 0; t < tokens(n); t++) {
                 const float* column = &qkv[((size_t)n * s.T + t) * OC + 3 * C + h];
                 const R z = column[0], before = sum;
-                sum += softplus_b ? oracle_softplus(z) : std::max(z, R(0));
+                sum += step(z);
                 b.add(sum - before);
                 g.add(weighted ? oracle_softplus((R)column[s.NH]) : R(1));
             }

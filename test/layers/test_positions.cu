@@ -407,7 +407,7 @@ TEST_CASE("cable's sum is exact enough at 131,072 tokens", "[positions]") {
     const PositionConfig config = parse_position("cable_nw", 1024);
     Fixture f(config, 1, T, 1, 2, true, 30);
     f.prepare(T, 0);
-    const std::vector<double> S = oracle_cable_S<false>(f.oracle(), 0);
+    const std::vector<double> S = oracle_cable_S<'r'>(f.oracle(), 0);
     const TensorTable& a = f.acts;
     const std::vector<float> act = f.act->host();
     const size_t offset = a.offsets[(size_t)a.index("S_offset")] + (size_t)T;      // layer 1

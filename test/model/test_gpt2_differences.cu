@@ -64,6 +64,8 @@ Slope slope_of(Model& model, std::vector<float>& x, size_t e, float h, const std
     return {(8 * (right - left) - far) / (12 * h), (right + left - 2 * middle) / h};
 }
 
+constexpr size_t TRIES = 96;        // cable_signed has a kink wherever two of its sums are equal
+
 // The element with the largest gradient. Where f has a kink near it (the ReLU of cable and fire), it bends, or its
 // differences over h and h/2 disagree. Such differences say nothing of the gradient: then the next element.
 void check_tensor(Model& model, std::vector<float>& x, const std::vector<float>& grads, std::vector<size_t> elements,
@@ -75,7 +77,7 @@ void check_tensor(Model& model, std::vector<float>& x, const std::vector<float>&
     const float h = std::min(1.0f, size) / 128;
     const double rounding = 0.5 / h * FLT_EPSILON * loss;       // measured: 0.3 of it, where the slope is 0
     bool known = false;
-    for (size_t k = 0; k < std::min<size_t>(elements.size(), 24) && !known; k++) {
+    for (size_t k = 0; k < std::min<size_t>(elements.size(), TRIES) && !known; k++) {
         const double got = grads[elements[k]];
         const Slope want = slope_of(model, x, elements[k], h, f), nearer = slope_of(model, x, elements[k], h / 2, f);
         known = std::fabs(nearer.value - want.value) <= 1e-2 * std::fabs(want.value) + 2 * rounding
@@ -89,7 +91,7 @@ void check_tensor(Model& model, std::vector<float>& x, const std::vector<float>&
         INFO("differences give " << want.value << ", the backward pass " << got);
         CHECK(off <= 5e-2 * std::fabs(want.value) + 16 * rounding);         // a bend that was not seen
     }
-    CHECK((known || elements.size() < 24));                     // a scalar may sit on a kink
+    CHECK((known || elements.size() < TRIES));                  // a scalar may sit on a kink
 }
 
 void check_gradients(const GPT2Config& config, Random& random) {

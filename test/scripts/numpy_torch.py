@@ -288,8 +288,8 @@ class GenerationMixin:
 def install():
     def unchanged(x, *_, **__):
         return x
-    numpy_names = ("arange", "where", "maximum", "cos", "exp", "log", "log1p", "ones", "zeros_like", "ones_like",
-                   "full", "stack")
+    numpy_names = ("arange", "where", "maximum", "cos", "exp", "log", "log1p", "tanh", "ones", "zeros_like",
+                   "ones_like", "full", "stack")
     zeros = returning_tensor(lambda *shape: np.zeros(shape))
     contents = {
         "torch": {**{name: returning_tensor(getattr(np, name)) for name in numpy_names}, "Tensor": Tensor,

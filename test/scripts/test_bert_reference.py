@@ -198,9 +198,9 @@ def bias_in_loops(model, layer, idx):
     B = torch.zeros(NH, T, T, dtype=torch.float64)
     g = None
     if name in CABLES:
-        positive = softplus if name.endswith("_v1") else lambda z: max(z, 0.0)
-        b = [[positive(z) for z in row] for row in projection(attention, "c", x)]
-    if name in ("cable", "kcable"):
+        step = {"cable_v1": softplus, "kcable_v1": softplus, "cable_signed": math.tanh}.get(name, lambda z: max(z, 0.0))
+        b = [[step(z) for z in row] for row in projection(attention, "c", x)]
+    if name in ("cable", "kcable", "cable_signed"):
         g = [[softplus(u) for u in row] for row in projection(attention, "s", x)]
     if name == "fire":
         f = attention.fire
@@ -211,7 +211,7 @@ def bias_in_loops(model, layer, idx):
             for j in range(T):
                 d, lo, hi = i - j, min(i, j), max(i, j)
                 if name in CABLES:
-                    D, weight = sum(b[h][lo + 1:hi + 1]), g[h][i] if g else 1.0         # |S_i - S_j|
+                    D, weight = abs(sum(b[h][lo + 1:hi + 1])), g[h][i] if g else 1.0         # |S_i - S_j|
                     B[h, i, j] = -weight * (math.log(1 + D * D) if name.startswith("k") else D)
                     if model.config.position.get("weight") == "inside":
                         B[h, i, j] = -math.log(1 + (weight * D) ** 2)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 # The hyperparameters of each encoding, with what stands for a key that config.json lacks: the file is older than it.
 CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_nw": {}, "cable_v1": {}, "fox": {},
-          "kcable_v1": {}}
+          "kcable_v1": {}, "cable_signed": {}}
 POSITIONS = {**CABLES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "rope": {"theta": 10000.0, "p": 1.0},
              "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
              "t5_clip": {"K": None, "scale": "HS", "layers": "shared"}, "kerple": {}, "kerple_power": {}, "fire": {},
@@ -158,7 +158,8 @@ class Cable(nn.Module):
         self.softplus, self.logarithm = name in ("cable_v1", "fox", "kcable_v1"), name.startswith("kcable")
         self.outside = config.position.get("weight") == "outside"
         self.c = nn.Linear(config.n_embd, config.n_head)
-        if name in ("cable", "kcable"):
+        self.signed = name == "cable_signed"
+        if name in ("cable", "kcable", "cable_signed"):
             self.s = nn.Linear(config.n_embd, config.n_head)
         for linear in self.children():
             nn.init.normal_(linear.weight, std=0.02)
@@ -167,6 +168,8 @@ class Cable(nn.Module):
     def forward(self, x, is_token):
         """b (B,NH,T), 0 where a row is padding, and g (B,NH,T) or None"""
         b = F.softplus(self.c(x)) if self.softplus else F.relu(self.c(x))
+        if self.signed:
+            b = torch.tanh(self.c(x))
         if is_token is not None:
             b = b.masked_fill(~is_token[..., None], 0)
         g = F.softplus(self.s(x)).transpose(1, 2) if hasattr(self, "s") else None
@@ -175,7 +178,9 @@ class Cable(nn.Module):
     def bias(self, S_row, S_col, g, later, dtype):
         """S in double; later (B or 1,1,rows,columns): the key comes after the query; None when causal"""
         D = S_row[..., :, None] - S_col[..., None, :]
-        if later is not None:
+        if self.signed:
+            D = D.abs()
+        elif later is not None:
             D = torch.where(later, -D, D)
         D, g = D.to(dtype), 1.0 if g is None else g.to(dtype)[..., None]
         if not self.logarithm:
