@@ -35,6 +35,7 @@ STYLES = {          # colour, marker
     "cable": (BLUE, "o"), "cable_nw": (SKY, "s"), "kcable": ("#1F3C88", "D"), "kcable_nw": ("#7B8FD4", "d"),
     "cable_v1": ("#00A6A6", "^"), "kcable_v1": ("#006B6B", "v"), "cable_signed": ("#0A4D8C", "8"),
     "alibi": (GREEN, "v"), "alibi_trained": ("#00614A", "<"), "alibi_random": ("#7FCFB5", ">"),
+    "grape_q": ("#4B0082", "H"), "grape_k": ("#8A6FB8", "h"), "grape_qk": ("#B39BD8", "D"),
     "kerple": (PURPLE, "P"), "kerple_power": ("#8E4585", "p"), "bam": ("#B03A6F", "4"), "fire": (ORANGE, "*"),
     "t5": (RED, "X"), "t5_clip": ("#96290A", "x"), "rope": (BLACK, "<"), "learned": (GREY, "h"),
     "sinusoidal": ("#B0A080", ">"), "ssmax": ("#6B5B00", "2"), "cope": ("#7A3E9D", "3"), "none": ("#C9B400", "1")}

@@ -32,7 +32,7 @@ SIZES = {"tiny": (6, 8, 512), "small": (12, 12, 768), "medium": (24, 16, 1024), 
          "xl": (48, 25, 1600)}
 # a head's columns of qkv beside q, k and v, by encoding: cable.cuh declares them
 EXTRA_COLUMNS = {"cable": 2, "kcable": 2, "cable_nw": 1, "kcable_nw": 1, "cable_v1": 1, "fox": 1, "kcable_v1": 1,
-                 "cable_signed": 2}
+                 "cable_signed": 2, "grape_q": 1, "grape_k": 1, "grape_qk": 2}
 
 # ----------------------------------------------------------------------------------------------------------
 # the GPUs. tflops, gbs: datasheets, dense bf16 with float32 sums, and the memory's GB/s; product, copy: what was
@@ -97,7 +97,7 @@ BIASES = {"none": "none", "learned": "none", "sinusoidal": "none", "rope": "none
           "kcable": "log", "kcable_nw": "log", "kcable_v1": "log",
           "t5": "toeplitz", "t5_clip": "toeplitz", "kerple": "toeplitz", "kerple_power": "toeplitz", "bam": "toeplitz",
           "fire": "fire", "sandwich": "toeplitz", "alibi_trained": "toeplitz", "alibi_random": "linear", "cope": None,
-          "cable_signed": None}
+          "cable_signed": None, "grape_q": "distance", "grape_k": None, "grape_qk": None}
 # tensors that the encoding has for the whole model; their elements are few but for wpe's
 OWN_TENSORS = {"learned": 1, "t5": 1, "t5_clip": 1, "kerple": 2, "kerple_power": 2, "fire": 6, "ssmax": 1,
                "alibi_trained": 1, "cope": 1, "bam": 2}
@@ -299,6 +299,10 @@ def short_rows(s):
 
 def encoding_rows(s, gpu):
     N, g = s.B * s.T, "rest"
+    if s.pos.startswith("grape"):
+        gates = 4.0 * N * s.NH * EXTRA_COLUMNS[s.pos]
+        return [row(g, "grape_forward_kernel", "", s.L * EXTRA_COLUMNS[s.pos], 2 * gates),
+                row(g, "grape_backward_kernel", "", s.L * EXTRA_COLUMNS[s.pos], 2 * gates)]
     if BIASES[s.pos] in ("distance", "log"):
         waves = math.ceil(s.B * s.NH / (16 * gpu.sms))                  # blocks of 128 threads, one per head
         chain = math.ceil(s.T / 128) * CHAIN["chunk"] * waves

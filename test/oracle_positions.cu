@@ -154,6 +154,22 @@ struct AlibiRandomOracle : NoOracle {
 };
 inline const bool alibi_random_oracle = register_oracle<AlibiRandomOracle>("alibi_random");
 
+// Zhang et al.: a slope that the query chooses, the key, or both. Columns: the keys' u (NH), the queries' u (NH)
+template <bool Queries, bool Keys> struct GrapeOracle : NoOracle {
+    template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
+        const R slope = (R)oracle_alibi_slopes(o.NH)[(size_t)h];
+        return each_pair(o, [&](int i, int j) {
+            R gates = 0;
+            if (Keys) { gates += slope * oracle_softplus(o.column(j, h)); }
+            if (Queries) { gates += slope * oracle_softplus(o.column(i, h + (Keys ? o.NH : 0))); }
+            return -gates * R(std::abs(i - j));
+        });
+    }
+};
+inline const bool grape_q_oracle = register_oracle<GrapeOracle<true, false>>("grape_q");
+inline const bool grape_k_oracle = register_oracle<GrapeOracle<false, true>>("grape_k");
+inline const bool grape_qk_oracle = register_oracle<GrapeOracle<true, true>>("grape_qk");
+
 // Su et al.: the pair (2i, 2i+1) of q and k turned by t theta^(-2i/HS), and its stretches beyond the trained length
 struct RopeOracle : NoOracle {
     static std::vector<double> rotate(const OracleLayer<double>& o, const std::vector<double>& x, int t) {

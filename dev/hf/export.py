@@ -100,7 +100,7 @@ def check_encoding(config, path):
     """what cable_hf.py checks of a config.json, in which an older name becomes today's; it needs nothing that this
     Python may lack"""
     module = ast.parse(code_of_models())
-    wanted = "CABLES POSITIONS WORDS SCALINGS renamed check_position check_mask base_of check_base".split()
+    wanted = "CABLES GRAPES POSITIONS WORDS SCALINGS renamed check_position check_mask base_of check_base".split()
     names = lambda node: {getattr(part, "id", getattr(part, "name", "")) for part in getattr(node, "targets", [node])}
     module.body = [node for node in module.body if names(node) & set(wanted)]
     code = {}

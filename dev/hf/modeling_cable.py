@@ -22,8 +22,9 @@ import torch.nn.functional as F
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "llmc", "engine", "files"))
 import cable_encodings  # noqa: E402
-from cable_encodings import (CABLES, MLP, Bam, Conv1D, EncodedAttention, Kerple, SSMax, add_position,  # noqa: E402
-                             check_position, renamed, rope_frequencies, rotate, shared_t5, window_of, with_part)
+from cable_encodings import (CABLES, GRAPES, MLP, Bam, Conv1D, EncodedAttention, Kerple, SSMax,  # noqa: E402
+                             add_position, check_position, renamed, rope_frequencies, rotate, shared_t5, window_of,
+                             with_part)
 
 KNOWN = {**cable_encodings.POSITIONS, "learned": {}}
 POSITIONS = [name for name in KNOWN if name != "fox"]         # a second name of cable_v1
@@ -115,6 +116,8 @@ class Attention(EncodedAttention):
             b, g = self.cable(x, None)
             # S grows with T while differences between neighbours do not: float32 would lose them
             S = b.cumsum(-1, dtype=torch.float64 if x.shape[1] > 1024 else x.dtype)
+        elif self.name in GRAPES:
+            S, g = self.grape(x)
         table = None if self.table[0] is None else self.table[0].weight
         bias = self.bias(t, t, S, S, g, table, x.dtype)
         return None if bias is None else bias.to(x.dtype)

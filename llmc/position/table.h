@@ -12,6 +12,7 @@
 #include "../cable.cuh"
 #include "cope.cuh"
 #include "fire.cuh"
+#include "grape.cuh"
 #include "kerple.cuh"
 #include "learned.cuh"
 #include "none.cuh"
@@ -40,6 +41,9 @@
     X(alibi,        Alibi,        "-m_h |i-j|, fixed slopes; slopes=geometric: 2^(-8(h+1)/NH) for every NH") \
     X(alibi_trained, AlibiTrained, "alibi with a factor of each slope that every layer learns") \
     X(alibi_random, AlibiRandom,  "alibi with slopes drawn by `seed` from the exponential distribution of `mean`") \
+    X(grape_q,      GrapeQ,       "-g_i |i-j|, g a slope that the query chooses; cable with S_t = t") \
+    X(grape_k,      GrapeK,       "-w_j |i-j|, w a slope that the key chooses") \
+    X(grape_qk,     GrapeQK,      "-(g_i + w_j) |i-j|") \
     X(rope,         Rope,         "q and k, or a share p of them, turned by t * theta^(-2i/HS); see --rope_scaling") \
     X(t5,           T5,           "a learned bias for each of `buckets` logarithmic classes of i-j up to `distance`") \
     X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last beyond (scale=C, layers=own)") \

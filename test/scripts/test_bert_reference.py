@@ -170,7 +170,7 @@ def t5_bucket(d):
 
 
 def projection(attention, which, x):
-    linear = getattr(attention.cable, which)
+    linear = getattr(attention, which)
     return [[sum(linear.weight[h, c].item() * x[t, c].item() for c in range(x.shape[1])) + linear.bias[h].item()
              for t in range(len(x))] for h in range(len(linear.bias))]
 
@@ -199,9 +199,11 @@ def bias_in_loops(model, layer, idx):
     g = None
     if name in CABLES:
         step = {"cable_v1": softplus, "kcable_v1": softplus, "cable_signed": math.tanh}.get(name, lambda z: max(z, 0.0))
-        b = [[step(z) for z in row] for row in projection(attention, "c", x)]
+        b = [[step(z) for z in row] for row in projection(attention.cable, "c", x)]
     if name in ("cable", "kcable", "cable_signed"):
-        g = [[softplus(u) for u in row] for row in projection(attention, "s", x)]
+        g = [[softplus(u) for u in row] for row in projection(attention.cable, "s", x)]
+    if name.startswith("grape"):
+        gates = {gate: projection(attention.grape, gate, x) for gate in name.partition("_")[2]}
     if name == "fire":
         f = attention.fire
         weights = (abs(f.c.item()), abs(f.l.item()) * 512, f.mlp[0].weight[:, 0].tolist(), f.mlp[0].bias.tolist(),
@@ -215,6 +217,9 @@ def bias_in_loops(model, layer, idx):
                     B[h, i, j] = -weight * (math.log(1 + D * D) if name.startswith("k") else D)
                     if model.config.position.get("weight") == "inside":
                         B[h, i, j] = -math.log(1 + (weight * D) ** 2)
+                elif name.startswith("grape"):
+                    sum_of_gates = sum(softplus(gates[gate][h][t]) for gate, t in (("q", i), ("k", j)) if gate in gates)
+                    B[h, i, j] = -(2.0 ** -4, 2.0 ** -8, 2.0 ** -2)[h] * sum_of_gates * abs(d)
                 elif name == "alibi":                   # three heads: both slopes of 2 heads, then the first of 4
                     B[h, i, j] = -(2.0 ** -4, 2.0 ** -8, 2.0 ** -2)[h] * abs(d)
                     if model.config.position["slopes"] == "geometric":

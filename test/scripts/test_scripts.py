@@ -209,7 +209,8 @@ class TestCommands(Folder):
         self.assertEqual([("--curve" in f, f.get("--stride")) for f in commands], [(True, None), (False, "256")])
         self.assertEqual([c.T for c in paper.rows_of("arxiv_figure5")], 2 * [512, 1024, 2048, 4096, 8192])
         swept = {r.pos.partition(":")[0] for r in paper.rows_of("sweep")}
-        others = {"learned", "ssmax", "alibi_trained", "alibi_random", "cope", "bam", "cable_signed"}
+        others = {"learned", "ssmax", "alibi_trained", "alibi_random", "cope", "bam", "cable_signed", "grape_q",
+                  "grape_k", "grape_qk"}
         self.assertEqual(set(report.plot.STYLES) - swept, others)
         for experiment, data in (("arxiv_figure1", "fineweb-edu"), ("arxiv_figure3", "wikitext-103")):
             rows = paper.rows_of(experiment)

@@ -15,8 +15,9 @@ FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 # The hyperparameters of each encoding, with what stands for a key that config.json lacks: the file is older than it.
 CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_nw": {}, "cable_v1": {}, "fox": {},
           "kcable_v1": {}, "cable_signed": {}}
-POSITIONS = {**CABLES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"}, "rope": {"theta": 10000.0, "p": 1.0},
-             "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
+GRAPES = {"grape_q": {}, "grape_k": {}, "grape_qk": {}}
+POSITIONS = {**CABLES, **GRAPES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"},
+             "rope": {"theta": 10000.0, "p": 1.0}, "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
              "t5_clip": {"K": None, "scale": "HS", "layers": "shared"}, "kerple": {}, "kerple_power": {}, "fire": {},
              "alibi_trained": {}, "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128},
              "cope": {"npos": 64}, "ssmax": {}, "bam": {}}
@@ -188,6 +189,25 @@ class Cable(nn.Module):
         return -g * torch.log1p(D * D) if self.outside else -torch.log1p((g * D) ** 2)
 
 
+class Grape(nn.Module):
+    """-(g_i + w_j) |i-j|, with slopes that the query chooses, the key, or both"""
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        gates = config.position["name"].partition("_")[2]
+        for gate in gates:
+            setattr(self, gate, nn.Linear(config.n_embd, config.n_head))
+            nn.init.normal_(getattr(self, gate).weight, std=0.02)
+            nn.init.zeros_(getattr(self, gate).bias)
+
+    def forward(self, x):
+        """w and g (B,NH,T), 0 without the gate"""
+        slopes = alibi_slopes(self.config.n_head, False).to(x.device).to(x.dtype)[:, None]
+        zero = torch.zeros_like(x[..., :self.config.n_head]).transpose(1, 2)
+        return [slopes * F.softplus(getattr(self, gate)(x)).transpose(1, 2) if hasattr(self, gate) else zero
+                for gate in "kq"]
+
+
 class SSMax(nn.Module):
     """q times s log n, n the number of keys that it sees"""
     def __init__(self, config):
@@ -345,6 +365,8 @@ class EncodedAttention(nn.Module):
             self.scale = 1.0 / math.sqrt(config.n_embd)
         if self.name in CABLES:
             self.cable = Cable(config)
+        elif self.name in GRAPES:
+            self.grape = Grape(config)
         elif self.name.startswith("kerple"):
             self.kerple = Kerple(config)
         elif self.name == "bam":
@@ -360,11 +382,14 @@ class EncodedAttention(nn.Module):
 
     def bias(self, row, column, S_row, S_col, g, t5, dtype):
         """(B or 1,NH,rows,columns) or None: what the scores of queries at row (B or 1,rows) and keys at column (B or
-        1,columns) get, but from Cope, which needs the scores; t5: the table, where the layer has one"""
+        1,columns) get, but from Cope, which needs the scores; S_col and g: Grape's w and g; t5: the table, where the
+        layer has one"""
         d, position = row[:, :, None] - column[:, None, :], self.config.position
         causal = self.config.causal
         if self.name in CABLES:
             return self.cable.bias(S_row, S_col, g, None if causal else d[:, None] < 0, dtype)
+        if self.name in GRAPES:
+            return -(g[..., :, None] + S_col[..., None, :]).to(dtype) * d.abs()[:, None]
         if self.name.startswith("kerple"):
             return self.kerple(d)
         if self.name == "bam":

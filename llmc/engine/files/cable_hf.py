@@ -194,10 +194,13 @@ class CableAttention(EncodedAttention):
         if self.name in CABLES:
             b, g = self.cable(x, rows.is_token)
             S = b.cumsum(-1, dtype=torch.float64)
-        if cache is not None:       # the running sum, and last the document's begin, travel as columns of the keys
+        elif self.name in GRAPES:
+            w, g = self.grape(x)
+            S = w.double()
+        if cache is not None:       # S or w, and last the document's begin, travel as columns of the keys
             more, n = [], columns_of(k.dtype)
             if S is not None:
-                if rows.past > 0:
+                if rows.past > 0 and self.name in CABLES:
                     S = S + join(last_key(cache, self.index)[..., HS:HS + n])[..., -1:]
                 more.append(split(S, k.dtype))
             if rows.begin is not None:
