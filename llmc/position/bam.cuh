@@ -1,38 +1,32 @@
 // position/bam.cuh -- the Bayesian attention mechanism (Bianchessi et al. 2025, arXiv 2505.22842): the logarithm of a
 // generalized Gaussian of the distance, whose scale and shape each head learns.
 //
-//   B_ij = -e^a_h (|i-j| + eps)^b_h     eps = 1e-5     da = B     db = B log(|i-j| + eps)
+//   B_ij = -e^a_h d^b_h, 0 for d = 0     d = |i-j|     da = B     db = B log d
 //   backward: the sum of dlogit along each diagonal times these. The update keeps -1 <= b <= 2.
 //
-// This is the authors' program (github.com/ArthurSBianchessi/BAM, README.md and models/bam_ssmax.py): the paper's
-// -|(d - mu) / alpha|^beta with a = -beta log alpha, so that a still counts where beta is 0, and with mu = 0, which the
-// program does not train by default either. The bounds of b are this project's. a and b start at 0, where all keys get
-// the same. b = 1 is ALiBi with learned slopes; b < 0 pushes near keys away, a query's own key furthest. With ssmax the
-// logit is s_h log(n) q.k + B.
+// Read: the authors' program (github.com/ArthurSBianchessi/BAM, README.md and models/bam_ssmax.py), which has the
+// paper's -|(d - mu) / alpha|^beta with a = -beta log alpha, so that a still counts where beta is 0, and by default
+// mu = 0 untrained. a and b start at 0 as there; the bounds of b are this project's. There d is d + 1e-5: with b < 0
+// that would hide a query's own key, and da of a first query, whose only key it is, would be its rounding times 1e5^-b.
+// b = 1 is ALiBi with learned slopes; b < 0 pushes near keys away. With ssmax the logit is s_h log(n) q.k + B.
 #ifndef LLMC_POSITION_BAM_CUH
 #define LLMC_POSITION_BAM_CUH
 
 #include "kerple.cuh"
 
-constexpr float BAM_EPS = 1e-5f;
-
-// log(|i-j| + eps)
-__host__ __device__ inline float bam_log(int distance) {
-    const float d = fabsf((float)distance);
-    return d > 0.0f ? log_distance(d + BAM_EPS) : -11.5129255f;
-}
-
 // B_ij of head h at distance i - j
 struct BamValue {
     const float *a, *b;         // (NH)
-    __device__ float operator()(int h, int distance) const { return -fast_exp(a[h] + b[h] * bam_log(distance)); }
+    __device__ float operator()(int h, int distance) const {
+        return -fast_exp(a[h]) * power_distance(fabsf((float)distance), b[h]);
+    }
 };
 
 // dB * dB_ij/da, or dB * dB_ij/db, for sum_diagonals
 template <bool Shape> struct BamTerm {
     BamValue value;
     __device__ float operator()(int h, int distance, float dB) const {
-        return dB * value(h, distance) * (Shape ? bam_log(distance) : 1.0f);
+        return dB * value(h, distance) * (Shape ? log_distance(fabsf((float)distance)) : 1.0f);
     }
 };
 

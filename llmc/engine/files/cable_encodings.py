@@ -279,7 +279,8 @@ class Bam(nn.Module):
 
     def forward(self, d):
         alpha, beta = self.theta_alpha[:, None, None], self.theta_beta[:, None, None]
-        return -torch.exp(alpha + beta * torch.log(d.abs().to(alpha.dtype)[:, None] + 1e-5))
+        d = d.abs().to(alpha.dtype)[:, None]
+        return -torch.exp(alpha + beta * torch.log(d.clamp(min=1))) * d.clamp(max=1)
 
 
 class Alibi(nn.Module):
