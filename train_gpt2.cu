@@ -156,10 +156,12 @@ template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T
 #undef X
 }
 
-// The tables of the activations of a (batch,length) batch of tokens; allocates nothing.
-Activations activations_describe(const GPT2& model, int batch, int length, Purpose purpose, int recompute) {
+// The tables of the activations of a (batch,length) batch of tokens, `tokens` of each sequence at a time (0: as
+// set_shape() says); allocates nothing.
+Activations activations_describe(const GPT2& model, int batch, int length, Purpose purpose, int recompute,
+                                 int tokens = 0) {
     Activations acts;
-    acts.set_shape(batch, length, purpose);
+    acts.set_shape(batch, length, purpose, tokens);
     const GPT2Config& g = model.config;
     const int NH = g.NH, C = g.C;
     const int HS = C / NH, OC = model.OC;

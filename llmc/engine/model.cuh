@@ -130,6 +130,7 @@ template <class Pointers> struct ActivationsOf {
     int B = 0, T = 0;                                       // capacity
     int piece = 0;                                          // tokens of a sequence that one forward takes: T, or fewer
     int kept = -1;                                          // see PositionView
+    bool reserved = false;                                  // in memory only where something has been written
     size_t lost = 0;                                        // bytes of keys that are not in memory at the same time
     int chunk = 0;                                          // rows of logits held at once, as floatX
     bool decodes = false;                                   // attention_decode runs over them
@@ -145,11 +146,14 @@ template <class Pointers> struct ActivationsOf {
     std::function<void(int, const PositionView&, const floatX*, const float*, int)> watch;
     const int* watched_lengths = nullptr;
 
-    void set_shape(int batch, int length, Purpose purpose) {
+    // tokens: that one forward takes; 0: all, but of pieces PIECE
+    void set_shape(int batch, int length, Purpose purpose, int tokens = 0) {
         B = batch;
         T = length;
-        piece = purpose == Purpose::Pieces ? imin(T, PIECE) : T;
-        kept = purpose == Purpose::Pieces ? 0 : -1;
+        reserved = purpose == Purpose::Pieces;
+        piece = reserved ? imin(T, PIECE) : T;
+        if (tokens > 0) { piece = tokens; }
+        kept = reserved ? 0 : -1;
     }
     size_t bytes() const {
         const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * piece);
@@ -176,7 +180,7 @@ template <class Pointers> struct ActivationsOf {
             die(EXIT_OUT_OF_MEMORY, "%d x %d tokens need %s of activations, but %s are available", B, T,
                 format_bytes((double)bytes()).c_str(), format_bytes((double)device_memory_available()).c_str());
         }
-        const auto memory = kept < 0 ? device_malloc : device_reserve;
+        const auto memory = reserved ? device_reserve : device_malloc;
         data = (float*)memory(sizeof(float) * table.total);
         position_data = (float*)memory(sizeof(float) * position_table.total);
         batch.allocate((size_t)B * piece);
@@ -187,8 +191,8 @@ template <class Pointers> struct ActivationsOf {
         trace().remove(data, sizeof(float) * table.total);
         trace().remove(position_data, sizeof(float) * position_table.total);
         for (auto array : {std::make_pair(data, table.total), std::make_pair(position_data, position_table.total)}) {
-            if (kept < 0) { device_free(array.first); }
-            else { device_unreserve(array.first, sizeof(float) * array.second); }
+            if (reserved) { device_unreserve(array.first, sizeof(float) * array.second); }
+            else { device_free(array.first); }
         }
         batch.release();
         *this = ActivationsOf();

@@ -35,7 +35,7 @@ struct PositionView : PositionShape {
     AttentionMask mask;                             // the run's, with this batch's documents
     float score_factor = 1.0f;                      // of the other encodings of this layer
     const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
-    int kept = -1;                                  // first key of a window in pieces (lab/pieces.h) that is not lost
+    int kept = -1;                                  // first key of a text that is not forgotten (lab/pieces.h)
     const TensorTable *params = nullptr, *acts = nullptr;
     size_t first_param = 0, first_act = 0;          // of the encoding's own, in these tables
     float *master = nullptr, *grads = nullptr;      // laid out by params; grads is null while evaluating
