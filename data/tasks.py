@@ -15,12 +15,28 @@ addition  011+111=1011         the sum of two binary numbers of equally many bit
 parity    0110=0100            how many ones there are up to each bit, modulo 2
 modsum    0714=0782            the sum of the digits up to each one, modulo 10
 recall    c7a3F0=a3F0c7        the values that belong to keys, asked in another order; only the values count
+mqrar1    a7b2a1a4=b2a4        the last value that each key was given; mqrar2 to mqrar4: the second to fourth last
+index     BdkaQz,k+02=Q        the letter at a distance of at most 15 from another one
+line      RRLRRRL=3            where a walk ends that starts at 0; walls at 0 and 8 stop it
+circle    RRLLLRL=8            where a walk ends that starts at 0, on a circle of 9 places
+fflm      =w1i0r1i1w0i1r0      a bit that is written (w), read (r) and left alone (i); only the bits after r count
 
-TASK_train.bin has examples of 1 to --length symbols (addition: bits; recall: pairs), every length equally often.
-TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times --length. Example k of a file depends only
-on the task, the length, --seed and k, on every machine. No test example is among the training examples: an eighth
-of all questions of at least 8 symbols, chosen by checksum, is for testing, and the rest for training.
+TASK_train.bin has examples of 1 to --length symbols (addition: bits; recall: pairs; mqrar: keys, each with 2 N values
+on average; line, circle: moves; fflm: instructions), every length equally often. recall and mqrar have 8 tenths of
+--length, index 4 times and fflm 8 times as many, and fflm always the most, because it asks along the way.
+TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times as many as the longest in training.
+Of fflm's instructions 80 % are ignored, in fflm_test_sparse_NNNN.bin 98 % and in fflm_test_dense_NNNN.bin 10 %.
+Example k of a file depends only on the task, the length, --seed and k, on every machine. No test example is among the
+training examples: an eighth of all questions of at least 8 symbols, chosen by checksum, is for testing, and the rest
+for training.
+
+fflm is the flip-flop language of Liu et al. 2023, arXiv 2306.00946; their data set's card has the three mixtures, with
+256 instructions (--length 32). mqrar is the N-back recall of PaTH, arXiv 2505.16381, section 4.1, with the questions
+at the end. index is the indirect indexing of PoPE, arXiv 2509.10534, appendix A.1: there 20 to 40 letters, all
+different; here up to 40, and a string of more than 52 repeats letters other than the one in the question. line is the
+gridworld of Liu et al. 2022, arXiv 2210.10749, and circle their cyclic group, with the last state as the answer.
 """
+import functools
 import hashlib
 import os
 import struct
@@ -33,9 +49,12 @@ from common import (HEADER_BYTES, MAGIC, VERSION_ROWS, BadInput, Manifest, locke
 END, ANSWER = ord("\n"), 1 << 15
 VOCABULARY = 256
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-KEYS = LETTERS + LETTERS.upper() + "!#$%&*+-/<>?"
+BOTH_CASES = LETTERS + LETTERS.upper()
+KEYS = BOTH_CASES + "!#$%&*+-/<>?"
 DIGITS = "0123456789"
 HELD_OUT, HELD_OUT_SYMBOLS = 8, 8       # one question in 8, of those that have 8 symbols or more
+REACH = 15                              # of index: the largest distance
+PLACES = 9                              # of line and circle
 
 
 class Draws:
@@ -111,14 +130,72 @@ def recall(draws, n):
     return "".join(pairs), "".join(pairs[i] for i in asked)
 
 
-TASKS = {f.__name__: f for f in (copy, reverse, sort, addition, parity, modsum, recall)}
+def mqrar(draws, n, back):
+    """2 back n values for n keys, at least `back` for each"""
+    keys = draws.sample(KEYS, n)
+    given = keys * back + [keys[draws.below(n)] for _ in range(n * back)]
+    pairs = [k + v for k, v in zip(draws.sample(given, len(given)), draws.text(DIGITS, len(given)))]
+    asked = draws.sample(keys, n)
+    return "".join(pairs), "".join([p for p in pairs if p[0] == k][-back] for k in asked)
+
+
+def index(draws, n):
+    source, *letters = draws.sample(BOTH_CASES, len(BOTH_CASES))
+    text = letters[:n - 1]
+    while len(text) < n - 1:
+        text += draws.sample(letters, min(len(letters), n - 1 - len(text)))
+    at = draws.below(n)
+    text.insert(at, source)
+    first, end = max(0, at - REACH), min(n, at + REACH + 1)
+    found = first + draws.below(end - first)
+    return f"{''.join(text)},{source}{found - at:+03d}", text[found]
+
+
+def line(draws, n):
+    moves, place = draws.text("LR", n), 0
+    for m in moves:
+        place = max(place - 1, 0) if m == "L" else min(place + 1, PLACES - 1)
+    return moves, str(place)
+
+
+def circle(draws, n):
+    moves = draws.text("LR", n)
+    return moves, str((moves.count("R") - moves.count("L")) % PLACES)
+
+
+def fflm(draws, n, ignored=80):
+    """n >= 2 instructions, the first a write and the last a read; between them `ignored` percent are i, and w
+    and r share the rest"""
+    text = ""
+    for i in range(n):
+        draw = draws.below(400)                     # its last bit is the data, the one before it says w or r
+        bit, what = "01"[draw % 2], "i" if draw < 4 * ignored else "wr"[draw // 2 % 2]
+        if i in (0, n - 1):
+            what = "w" if i == 0 else "r"
+        if what == "w":
+            memory = bit
+        text += what + (memory if what == "r" else bit)
+    return "", text
+
+
+TASKS = {f.__name__: f for f in (copy, reverse, sort, addition, parity, modsum, recall, index, line, circle, fflm)}
+TASKS.update((f"mqrar{back}", functools.partial(mqrar, back=back)) for back in (1, 2, 3, 4))
+ONLY_TESTS = {"fflm_sparse": functools.partial(fflm, ignored=98), "fflm_dense": functools.partial(fflm, ignored=10)}
+TENTHS = {"recall": 8, "mqrar": 8, "index": 40, "fflm": 80}       # of --length; elsewhere 10
+
+
+def family(task):
+    """mqrar of mqrar2, and fflm of fflm_sparse"""
+    return task.split("_")[0].rstrip(DIGITS)
+
+
+def example_of(task, draws, n):
+    return {**TASKS, **ONLY_TESTS}[task](draws, n)
 
 
 def row_tokens(task, n):
-    """tokens of an example of n symbols: newline, question, =, answer, newline"""
-    question = {"addition": 2 * n + 1, "recall": 2 * n}.get(task, n)
-    answer = {"addition": n + 1, "recall": 2 * n}.get(task, n)
-    return question + answer + 3
+    """tokens of any example of n symbols: newline, question, =, answer, newline"""
+    return sum(map(len, example_of(task, Draws(task), n))) + 3
 
 
 def is_held_out(task, question):
@@ -129,19 +206,22 @@ def example(task, split, length, seed, k):
     """(question, answer) number k; split: train, with up to `length` symbols, or test, with exactly that many"""
     for attempt in range(1000):
         draws = Draws(f"{task} {split} {length} {seed} {k} {attempt}")
-        n = 1 + draws.below(length) if split == "train" else length
-        question, answer = TASKS[task](draws, n)
-        if n < HELD_OUT_SYMBOLS or is_held_out(task, question) == (split == "test"):
+        n = 1 + draws.below(length) if split == "train" and task != "fflm" else length
+        question, answer = example_of(task, draws, n)
+        trained = "fflm" if task in ONLY_TESTS else task
+        if n < HELD_OUT_SYMBOLS or is_held_out(trained, question or answer) == (split == "test"):
             return question, answer
     raise AssertionError(f"{task}: no example for {split} in 1000 attempts")
 
 
 def row(task, question, answer, tokens):
-    """the ids of an example in a row of this many tokens; the ones of the answer carry the mark ANSWER"""
-    ids = list(f"\n{question}=".encode())
+    """the ids of an example in a row of this many tokens; the ones of the answer carry the mark ANSWER: of recall and
+    mqrar the values and not the keys, of fflm only what is read, and not its end"""
+    ids, kind = list(f"\n{question}=".encode()), family(task)
     for i, c in enumerate(answer.encode()):
-        ids.append(c if task == "recall" and i % 2 == 0 else c + ANSWER)       # a key of recall is given
-    ids.append(END + ANSWER)
+        given = kind in ("recall", "mqrar") and i % 2 == 0 or kind == "fflm" and (i % 2 == 0 or answer[i - 1] != "r")
+        ids.append(c if given else c + ANSWER)
+    ids.append(END if kind == "fflm" else END + ANSWER)
     return ids + [END] * (tokens - len(ids))
 
 
@@ -164,7 +244,7 @@ def parse(argv):
                                 allow_abbrev=False)
     p.add_argument("--out", default="data/tasks", help="directory to write the files to [data/tasks]")
     p.add_argument("--tasks", default=",".join(TASKS), help="tasks, separated by commas [all]")
-    p.add_argument("--length", type=positive, default=10, help="most symbols in training; recall: 8 tenths [10]")
+    p.add_argument("--length", type=positive, default=10, help="most symbols in training, times 0.8 to 8 [10]")
     p.add_argument("--examples", type=positive, default=100_000, help="training examples of each task [100000]")
     p.add_argument("--test_examples", type=positive, default=500, help="test examples of each length [500]")
     p.add_argument("--seed", type=natural, default=42, help="seed of the examples [42]")
@@ -177,15 +257,28 @@ def parse(argv):
 
 
 def trained_length(task, length):
-    """recall: so that there are keys enough for 8 times as many pairs"""
-    return max(1, length * 8 // 10) if task == "recall" else length
+    """the most symbols in training; of recall and mqrar so that there are keys enough for 8 times as many"""
+    return max(1, length * TENTHS.get(family(task), 10) // 10)
+
+
+def files_of(task, length):
+    """(file, its task, split, symbols) of all files of a task"""
+    files = [(f"{task}_train.bin", task, "train", length)]
+    return files + [(f"{task}_test{t[len(task):]}_{length * m:04d}.bin", t, "test", length * m)
+                    for t in (task, *(t for t in ONLY_TESTS if family(t) == task)) for m in (1, 2, 4, 8)]
+
+
+def tested(file):
+    """the task of a file for testing: fflm_sparse of fflm_test_sparse_0080.bin"""
+    return file.rsplit("_", 1)[0].replace("_test", "")
 
 
 def main(argv):
     args = parse(argv)
-    if "recall" in args.tasks and 8 * trained_length("recall", args.length) > len(KEYS):
-        raise BadInput(f"--length: expected at most {len(KEYS) // 64 * 10 + 1} for recall, which has {len(KEYS)} keys, "
-                       f"got {args.length}")
+    for task in args.tasks:
+        if family(task) in ("recall", "mqrar") and 8 * trained_length(task, args.length) > len(KEYS):
+            raise BadInput(f"--length: expected at most {len(KEYS) // 64 * 10 + 1} for {task}, which has {len(KEYS)} "
+                           f"keys, got {args.length}")
     settings = {"length": args.length, "examples": args.examples, "test_examples": args.test_examples,
                 "seed": args.seed}
     with locked(args.out):
@@ -194,19 +287,16 @@ def main(argv):
         manifest.data["complete"] = True        # after each file: the directory has the requested tasks
         there = {s["file"] for s in manifest.data["shards"]}
         for task in args.tasks:
-            length = trained_length(task, args.length)
-            files = [(f"{task}_train.bin", "train", length, args.examples)]
-            files += [(f"{task}_test_{length * m:04d}.bin", "test", length * m, args.test_examples)
-                      for m in (1, 2, 4, 8)]
-            for name, split, n, examples in files:
+            for name, of, split, n in files_of(task, trained_length(task, args.length)):
+                examples = args.examples if split == "train" else args.test_examples
                 if name in there:
                     continue
                 path = os.path.join(args.out, name)
-                data = shard(task, split, n, args.seed, examples)
+                data = shard(of, split, n, args.seed, examples)
                 write_file(path, data)
                 manifest.add({"file": name, "bytes": len(data), "sha256": sha256_of(path), "stream": split,
                               "examples": examples})
-                say(f"wrote {path}: {examples:,} examples in rows of {row_tokens(task, n)} tokens")
+                say(f"wrote {path}: {examples:,} examples in rows of {row_tokens(of, n)} tokens")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length, and keeps a CSV, a table and a figure.
 
     scripts/tasks.py                                all cases that build/tasks lacks, on all cores
-    scripts/tasks.py --part 2/4                     the second of four parts, each of at most two hours on two cores
+    scripts/tasks.py --part 2/20                    the second of 20 parts
     scripts/tasks.py --pos cable,rope --tasks copy --seeds 1 --out build/mine    some of them, with results of their own
     scripts/tasks.py --summary                      only the CSV, the table and the figure of the results so far
 
-data/tasks.py describes the tasks. A model learns LENGTH symbols in STEPS steps of B examples.
+data/tasks.py describes the tasks. A model learns LENGTH symbols in STEPS steps of B examples. The one that learns fflm
+is also tested on fflm_sparse and fflm_dense, which are columns of their own.
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
 done is not run again, so that the same command continues after an interruption; --again runs it again. Cases come in
 the order of their seeds: a part of the work is a part of every task.
@@ -83,8 +84,9 @@ def results(jobs):
         if not runqueue.is_done(train):
             continue
         with open(os.path.join(train.out, "log.jsonl"), encoding="utf-8") as f:
-            rows += [{"commit": runqueue.commit_of(train), "task": case.task, "pos": case.pos, "seed": case.seed,
-                      "trained": generators.trained_length(case.task, LENGTH), "steps": train.flags["steps"],
+            rows += [{"commit": runqueue.commit_of(train), "task": generators.tested(r["file"]), "pos": case.pos,
+                      "seed": case.seed, "steps": train.flags["steps"],
+                      "trained": generators.trained_length(case.task, LENGTH),
                       "accuracy": f"{r['accuracy']:.4f}", "loss": f"{r['loss']:.4f}",
                       **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")}}
                      for r in map(json.loads, f) if r["kind"] == "task"]

@@ -1,11 +1,14 @@
 """test_tasks.py -- data/tasks.py: known examples, what a row marks as the answer, and that example k is the same on
 every machine; verify.py on its files; and that a small model learns to copy."""
+import cmath
 import contextlib
 import csv
+import functools
 import hashlib
 import io
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -48,12 +51,32 @@ def solved(task, question):
         return "".join(str(question[:i + 1].count("1") % 2) for i in range(len(question)))
     if task == "modsum":
         return "".join(str(sum(map(int, question[:i + 1])) % 10) for i in range(len(question)))
+    if task == "index":
+        text, source, shift = re.fullmatch(r"([A-Za-z]+),([A-Za-z])([+-]\d\d)", question).groups()
+        return text[text.index(source) + int(shift)]
+    if task == "circle":                        # as a rotation by 40 degrees each
+        turn = cmath.exp(2j * cmath.pi / 9)
+        z = functools.reduce(lambda z, m: z * turn if m == "R" else z / turn, question, 1)
+        return str(round(cmath.phase(z) / cmath.phase(turn)) % 9)
+    if task == "line":                          # as a shift of the set of places
+        at = [True] + [False] * 8
+        for m in question:
+            at = [False] + at[:7] + [at[7] or at[8]] if m == "R" else [at[0] or at[1]] + at[2:] + [False]
+        return str(at.index(True))
     a, b = question.split("+")
     digits, carry = "", 0
     for x, y in zip(a, b):
         digits += str((int(x) + int(y) + carry) % 2)
         carry = (int(x) + int(y) + carry) // 2
     return digits + str(carry)
+
+
+def reads(text):
+    """what the register holds at each r of a flip-flop string, from its last write"""
+    return [text[:i].rsplit("w", 1)[1][0] for i in range(0, len(text), 2) if text[i] == "r"]
+
+
+FIRST_TASKS = ("copy", "reverse", "sort", "addition", "parity", "modsum", "recall")
 
 
 class Examples(unittest.TestCase):
@@ -76,11 +99,14 @@ class Examples(unittest.TestCase):
 
     def test_the_same_on_every_machine(self):
         self.assertEqual(tasks.example("copy", "test", 4, 42, 0), ("gsmp", "gsmp"))
-        found = hashlib.sha256()
-        for task in tasks.TASKS:
-            for split in ("train", "test"):
-                found.update(tasks.shard(task, split, 8, 7, 20))
-        self.assertEqual(found.hexdigest(), "2915d865e0d8714cd39ec2a886fc2485ec5bc4800638f670857ead978e156a59")
+        later = [t for t in (*tasks.TASKS, *tasks.ONLY_TESTS) if t not in FIRST_TASKS]
+        for names, wanted in ((FIRST_TASKS, "2915d865e0d8714cd39ec2a886fc2485ec5bc4800638f670857ead978e156a59"),
+                              (later, "be455f76e42abe6893657ba98cf0cae3a6c9a048f26234e2300451b52365dfdf")):
+            found = hashlib.sha256()
+            for task in names:
+                for split in ("train", "test"):
+                    found.update(tasks.shard(task, split, 8, 7, 20))
+            self.assertEqual(found.hexdigest(), wanted)
 
     def test_an_example_does_not_depend_on_the_others(self):
         few, many = (tasks.shard("sort", "train", 6, 1, n) for n in (3, 9))
@@ -93,14 +119,52 @@ class Examples(unittest.TestCase):
             lengths, trained = [], set()
             for k in range(200):
                 question, answer = tasks.example(task, "train", 12, 3, k)
-                symbols = {"addition": question.find("+"), "recall": len(question) // 2}.get(task, len(question))
+                symbols = {"addition": question.find("+"), "recall": len(question) // 2, "index": question.find(","),
+                           "mqrar": len(answer) // 2, "fflm": len(answer) // 2}.get(tasks.family(task), len(question))
                 lengths.append(symbols)
                 trained.add(question)
                 self.assertLessEqual(len(tasks.row(task, question, answer, 0)), tasks.row_tokens(task, 12))
-                tested, _ = tasks.example(task, "test", 12, 3, k)
-                self.assertTrue(tasks.is_held_out(task, tested))
-                self.assertFalse(symbols >= tasks.HELD_OUT_SYMBOLS and tasks.is_held_out(task, question))
-            self.assertEqual(set(lengths), set(range(1, 13)), task)
+                tested, found = tasks.example(task, "test", 12, 3, k)
+                self.assertEqual(len(tasks.row(task, tested, found, 0)), tasks.row_tokens(task, 12))
+                self.assertTrue(tasks.is_held_out(task, tested or found))
+                self.assertFalse(symbols >= tasks.HELD_OUT_SYMBOLS and tasks.is_held_out(task, question or answer))
+            self.assertEqual(set(lengths), {12} if task == "fflm" else set(range(1, 13)), task)
+
+    def test_a_test_of_fflm_is_not_what_it_has_learned(self):
+        for task in tasks.ONLY_TESTS:
+            self.assertTrue(all(tasks.is_held_out("fflm", tasks.example(task, "test", 12, 3, k)[1]) for k in range(50)))
+
+    def test_mixtures_of_instructions(self):
+        for task, share in (("fflm", 0.8), ("fflm_sparse", 0.98), ("fflm_dense", 0.1)):
+            texts = [tasks.example(task, "test", 256, 3, k)[1] for k in range(100)]
+            self.assertTrue(all(t[0] + t[-2] == "wr" and len(t) == 512 for t in texts))
+            inner = "".join(t[2:-2] for t in texts)
+            n = len(inner) / 2
+            for what, wanted in (("i", share), ("w", (1 - share) / 2), ("r", (1 - share) / 2)):
+                self.assertLess(abs(inner.count(what) / n - wanted), 4 * (wanted * (1 - wanted) / n) ** 0.5, task)
+            for what in "iw":                   # data and instruction are independent
+                data = re.findall(what + "(.)", inner)
+                self.assertLess(abs(data.count("1") / len(data) - 0.5), 2 * len(data) ** -0.5, task)
+
+    def test_mqrar_gives_each_key_enough_values(self):
+        for back in (1, 2, 3, 4):
+            for k in range(50):
+                question, answer = tasks.example(f"mqrar{back}", "train", 8, 3, k)
+                keys = question[::2]
+                self.assertEqual(len(keys), 2 * back * len(set(keys)))
+                self.assertGreaterEqual(min(map(keys.count, keys)), back)
+                self.assertEqual(sorted(answer[::2]), sorted(set(keys)))
+
+    def test_index_reaches_as_far_as_said(self):
+        shifts = set()
+        for k in range(1500):
+            question, _ = tasks.example("index", "test", 80, 3, k)
+            text, asked = question.split(",")
+            self.assertEqual((len(text), text.count(asked[0])), (80, 1))
+            shifts.add(int(asked[1:]))
+        self.assertEqual(shifts, set(range(-15, 16)))
+        text = tasks.example("index", "test", 52, 3, 0)[0][:52]
+        self.assertEqual(len(set(text)), 52)
 
 
 class Files(unittest.TestCase):
@@ -127,21 +191,28 @@ class Files(unittest.TestCase):
     def test_every_answer_is_right_and_marked(self):
         for task in tasks.TASKS:
             L = tasks.trained_length(task, 4)
-            for name, length in [(f"{task}_train.bin", 0)] + [(f"{task}_test_{L * m:04d}.bin", L * m)
-                                                               for m in (1, 2, 4, 8)]:
+            for name, length in [(f"{task}_train.bin", 0)] + [
+                    (f"{task}_test{mix}_{L * m:04d}.bin", L * m) for m in (1, 2, 4, 8)
+                    for mix in (("", "_sparse", "_dense") if task == "fflm" else ("",))]:
                 header, rows = read_rows(os.path.join(self.out, name))
                 self.assertEqual(header[:9], (20240520, 2, len(rows) * header[7], 256, 10, 0, 0, header[7], length))
                 self.assertEqual(len(rows), 10 if length else 40)
                 for row in rows:
                     question, answer = question_and_answer(row)
-                    self.assertEqual((row[0], answer[-1]), (10, "\n"))
                     marked = [i >= tasks.ANSWER for i in row]
-                    if task == "recall":                    # every second token after "=", and the end
-                        first = 2 + len(question)
-                        pairs = {question[i]: question[i + 1] for i in range(0, len(question), 2)}
+                    if task == "fflm":                      # the bits after r, and not the end
+                        text = bytes(i % tasks.ANSWER for i in row).decode()
+                        self.assertRegex(text, rf"\A\n=(w[01]|r[01]|i[01]){{{len(text) // 2 - 1}}}\n\Z")
+                        self.assertEqual(list(answer), reads(text[2:-1]))
+                        self.assertEqual(marked, [text[i - 1:i] == "r" for i in range(len(row))])
+                        continue
+                    self.assertEqual((row[0], answer[-1]), (10, "\n"))
+                    if tasks.family(task) in ("recall", "mqrar"):       # every second token after "=", and the end
+                        first, back = 2 + len(question), int(task[5:]) if task[:5] == "mqrar" else 1
+                        values = {k: re.findall(re.escape(k) + r"(\d)", question) for k in question[::2]}
                         asked = [chr(row[first + 2 * i]) for i in range(len(answer) - 1)]
-                        self.assertEqual("".join(pairs[k] for k in asked), answer[:-1])
-                        self.assertEqual(len(set(asked)), len(pairs))
+                        self.assertEqual("".join(values[k][-back] for k in asked), answer[:-1])
+                        self.assertEqual(len(set(asked)), len(values))
                         self.assertEqual([i - first for i, m in enumerate(marked) if m],
                                          [2 * i + 1 for i in range(len(asked))] + [2 * len(asked)])
                         continue
@@ -151,7 +222,7 @@ class Files(unittest.TestCase):
                     self.assertEqual(set(row[first + len(answer):]) - {10}, set())
 
     def test_verify_and_a_second_run(self):
-        self.assertIn(f"{5 * len(tasks.TASKS)} files checked, 0 findings", self.verify(self.out))
+        self.assertIn(f"{5 * len(tasks.TASKS) + 8} files checked, 0 findings", self.verify(self.out))
         self.assertEqual(self.write(), "")                  # all there
         path = os.path.join(self.out, "copy_test_0008.bin")
         with open(path, "rb") as f:
@@ -162,7 +233,10 @@ class Files(unittest.TestCase):
             self.assertEqual(f.read(), whole)
         self.assertIn("length = 4", self.write("--length", "5", code=2))
         self.assertIn("got kopy", self.write("--tasks", "kopy", code=2))
-        self.assertIn("expected at most 11 for recall", self.write("--length", "12", code=2))
+        self.assertIn("got fflm_sparse", self.write("--tasks", "fflm_sparse", code=2))
+        self.assertIn("got mqrar5", self.write("--tasks", "mqrar5", code=2))
+        for task in ("recall", "mqrar2"):
+            self.assertIn(f"expected at most 11 for {task}", self.write("--tasks", task, "--length", "12", code=2))
 
     def test_verify_finds_damage(self):
         with open(os.path.join(self.out, "copy_test_0008.bin"), "rb") as f:
@@ -216,8 +290,8 @@ with open(os.path.join(a["--out"], "log.jsonl"), "w") as f:
         share = {"none": 90, "cable": 100 - 20 * i, "rope": 96 - 32 * i + int(a["--seed"])}[a["--pos"]]
         if a["--pos"] == "rope" and i == 3:
             continue
-        f.write(json.dumps({"kind": "task", "length": n, "T": 2 * n + 2, "examples": 200, "exact": 2 * share,
-                            "tokens": 9, "accuracy": 0.5, "loss": 1.0}) + "\n")
+        f.write(json.dumps({"kind": "task", "file": os.path.basename(path), "length": n, "T": 2 * n + 2,
+                            "examples": 200, "exact": 2 * share, "tokens": 9, "accuracy": 0.5, "loss": 1.0}) + "\n")
 '''
 
 
@@ -272,6 +346,8 @@ class Table(unittest.TestCase):
                                      "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
         self.assertIn("2 cases, 2 of them to run", self.run_it("--again", "--tasks", "copy", "--pos", "none",
                                                                 "--seeds", "1,2"))
+        self.assertIn("| | fflm | fflm_dense | fflm_sparse |",
+                      self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1"))
         try:
             import matplotlib   # noqa: F401
         except ImportError:
