@@ -149,7 +149,7 @@ def table(rows, order):
     for pos in in_order({p for _, p in cells}, order):
         lines.append(f"| `{pos}` | " + " | ".join(cell_text(cells.get((t, pos), {})) for t in names) + " |")
     commits = sorted({r["commit"] for r in rows})
-    runs = sum(map(len, cells.values()))
+    runs = sum(len(seeds) for (task, _), seeds in cells.items() if task in generators.TASKS)
     head = f"{runs} runs of commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"
     return "\n".join([head, "", *lines]) + "\n"
 

@@ -346,8 +346,9 @@ class Table(unittest.TestCase):
                                      "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
         self.assertIn("2 cases, 2 of them to run", self.run_it("--again", "--tasks", "copy", "--pos", "none",
                                                                 "--seeds", "1,2"))
-        self.assertIn("| | fflm | fflm_dense | fflm_sparse |",
-                      self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1"))
+        mixtures = self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1")
+        self.assertIn("| | fflm | fflm_dense | fflm_sparse |", mixtures)
+        self.assertIn("\n1 runs of commit", mixtures)
         try:
             import matplotlib   # noqa: F401
         except ImportError:
