@@ -51,9 +51,9 @@ function bias(head, i, j) {
   return head.log ? -(head.inside ? 1 : head.g[i]) * Math.log1p(a * a) : Math.fround(-head.g[i] * D);
 }
 
-function visible(model, i, j) {                 // position/documents.cuh
+function visible(model, head, i, j) {           // position/documents.cuh
   const begin = model.begins.length ? model.begins[i] : 0;
-  return j <= i && j >= begin && (!model.window || j > i - model.window || j < begin + model.sinks);
+  return j <= i && j >= begin && (!head.window || j > i - head.window || j < begin + model.sinks);
 }
 
 // of query i, for the keys 0 .. i: q_i.k_j, B_ij and P_ij; NaN and 0 where a key is hidden
@@ -62,7 +62,7 @@ function attention(model, head, i) {
   const weights = new Float64Array(i + 1);
   let largest = -Infinity, sum = 0;
   for (let j = 0; j <= i; j++) {
-    let dot = visible(model, i, j) ? 0 : NaN;
+    let dot = visible(model, head, i, j) ? 0 : NaN;
     for (let c = 0, of = j * HS; c < HS; c++) dot += q[at + c] * k[of + c];
     scores[j] = dot;
     biases[j] = dot === dot ? bias(head, i, j) : NaN;
@@ -129,7 +129,7 @@ function paintReadout(n) {
       <span><small>g</small> ${number("g", head.g[j])}</span>`;
   first.insertAdjacentHTML("beforeend", about);
   if (j > i) return second.append("A causal query does not see what comes after it.");
-  if (!visible(model, i, j)) return second.append("Hidden from this query by the window, or in another document.");
+  if (!visible(model, head, i, j)) return second.append("Hidden from this query: outside its window or document.");
   const B = a.biases[j], symbol = head.S ? "−g<sub>i</sub> |S<sub>i</sub> − S<sub>j</sub>|" : "B<sub>ij</sub>";
   const product = head.S && !head.log ? ` = ${minus(digits(-head.g[i]))} × ${digits(distance(head, i, j))}` : "";
   second.innerHTML = `<span><small>q·k / √HS</small> ${number("score", a.scores[j])}</span>

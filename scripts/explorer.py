@@ -103,7 +103,7 @@ def model_of(args, checkpoint, T):
     # the loss of a token is that of predicting it: the first has none, and the last one's target is not shown
     return parts["tokens"], {"pos": parts["pos"], "path": checkpoint, "T_train": summary["T_train"],
                              "loss": summary["loss"], "losses": floats.add([math.nan, *losses[:T - 1]]),
-                             "window": parts["window"], "sinks": parts["sinks"], "begins": parts["begins"],
+                             "sinks": parts["sinks"], "begins": parts["begins"],
                              "heads": parts["matrices"], "floats": floats.text()}
 
 

@@ -70,6 +70,7 @@ inline std::vector<float> mean_bias_matrix(const PositionView& view, int NH, int
 
 // What the weights of one head are made of, over a text of T tokens: softmax of q_i.k_j + B_ij over the visible keys.
 //   q, k (T,HS)   as attention reads them, after the encoding's prepare_forward; q times the scale of the scores
+//   window        of this layer, 0: none
 // and B, unless it is 0:
 //   S_offset (T), S_origin (ceil(T/128)), g (T), log, inside       cable and kcable, as in cable.cuh
 //   by_distance (T)                                                B_ij at the distances i - j = 0 .. T-1
@@ -96,7 +97,7 @@ inline Json bias_parts(const PositionView& view, const floatX* qkv, int head, in
                 k.push_back((float)of[(size_t)view.C() + c]);
             }
         }
-        j = {{"q", q}, {"k", k}};
+        j = {{"q", q}, {"k", k}, {"window", view.mask.window}};
         if constexpr (Bias::flash == FlashBias::Distance || Bias::flash == FlashBias::LogDistance) {
             FlashBiasArgs args = {};
             bias.fill(args);
@@ -149,7 +150,7 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
         const AttentionMask& mask = model.config.position.mask;
         std::vector<int> begins(mask.by_document() ? (size_t)T : 0);
         copy_to_host(begins.data(), acts.documents, sizeof(int) * begins.size(), model.stream);
-        j.update({{"window", mask.window}, {"sinks", mask.sinks}, {"begins", begins}});
+        j.update({{"sinks", mask.sinks}, {"begins", begins}});
     }
     acts.release();
     if (layer == BIAS_ALL || head == BIAS_ALL || head == BIAS_PARTS) {

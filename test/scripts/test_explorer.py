@@ -42,7 +42,7 @@ class TestExplorer(unittest.TestCase):
             f.write(struct.pack("<5i", 20240520, 1, 400, 300, 0).ljust(1024, b"\0"))
             f.write(struct.pack("<400H", *(n * n % 299 + 1 if n % 37 else 0 for n in range(400))))
         for name, pos, *more in (("cable", "cable"), ("alibi", "alibi"), ("fire", "fire"), ("rope", "rope+ssmax"),
-                                 ("inside", "kcable:weight=inside", "--window", "20", "--sinks", "2"),
+                                 ("inside", "kcable:weight=inside", "--window", "20,30", "--sinks", "2"),
                                  ("cope", "cope"), ("documents", "cable", "--document_mask", "1")):
             train, val = ("text.bin", "text.bin") if name == "documents" else ("train.txt", "text.txt")
             cls.trainer("--train_files", train, "--val_files", val, "--model", "2,2,16", "--T", "64", "--B", "4",
