@@ -579,7 +579,10 @@ size_t resident_bytes() {
 }
 
 TEST_CASE("pieces: a window has the same bits at once and in pieces, for every encoding", "[encodings][pieces]") {
-    const std::string pos = GENERATE(from_range(encodings()), std::string("ssmax+cable"), std::string("cable,none"));
+    std::vector<std::string> all = encodings();
+    if (std::find(all.begin(), all.end(), "ssmax") != all.end()) { all.push_back("ssmax+cable"); }
+    all.push_back("cable,none");
+    const std::string pos = GENERATE_COPY(from_range(all));
     const int T = 2 * PIECE + 1;                            // without care, the last piece would have one token
     TinyModel model(pos, T);
     if (pos == "none") { model.config.position.windows = {700, 90}; }
