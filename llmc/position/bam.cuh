@@ -35,8 +35,8 @@ struct Bam : Toeplitz {
     Parameter a, b;                                         // (NH), one pair for each layer
 
     template <class Tensors> void declare(Tensors& t) {
-        t.param(a, "bam_a", "bam.theta_alpha", Per::Layer, (size_t)t.NH, 0, {constant(0)});
-        t.param(b, "bam_b", "bam.theta_beta", Per::Layer, (size_t)t.NH, 0, {constant(0), false, -1.0f, 2.0f});
+        t.param(a, "bam_a", "bam.scale", Per::Layer, (size_t)t.NH, 0, {constant(0)});
+        t.param(b, "bam_b", "bam.shape", Per::Layer, (size_t)t.NH, 0, {constant(0), false, -1.0f, 2.0f});
         declare_table(t, Per::Layer);
     }
     BamValue value() const { return {a.value, b.value}; }

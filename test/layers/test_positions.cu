@@ -797,7 +797,7 @@ TEST_CASE("the tensors of encodings", "[positions]") {
     CHECK(names("t5_clip") == "t5.weight | t5 0 15x3");
     CHECK(names("t5_clip:layers=own") == "h.0.attn.t5.weight | t5 2 15x3");
     CHECK(names("kerple") == "h.0.attn.kerple.r1 h.0.attn.kerple.r2 | kerple_r1 2 3x0| kerple_r2 2 3x0");
-    CHECK(names("bam") == "h.0.attn.bam.theta_alpha h.0.attn.bam.theta_beta | bam_a 2 3x0| bam_b 2 3x0");
+    CHECK(names("bam") == "h.0.attn.bam.scale h.0.attn.bam.shape | bam_a 2 3x0| bam_b 2 3x0");
     CHECK(names("alibi_trained") == "h.0.attn.alibi.r | alibi_r 2 3x0");
     CHECK(position_tables(parse_position("alibi_trained", 8), d).params[0].lo == 0.0f);
     CHECK(names("fire") == "h.0.attn.fire.c h.0.attn.fire.l h.0.attn.fire.mlp.0.weight h.0.attn.fire.mlp.0.bias "

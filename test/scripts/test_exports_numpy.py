@@ -203,9 +203,9 @@ class Formulas(Case):
             kerple.project()
             self.assertEqual((kerple.r1[0], kerple.r2[0]), (0.01, highest))
         bam = cable_encodings.Bam(self.config("bam"))
-        bam.theta_beta[...] = (-3.0, 0.5, 3.0)
+        bam.shape[...] = (-3.0, 0.5, 3.0)
         bam.project()
-        self.assertEqual(list(bam.theta_beta), [-1.0, 0.5, 2.0])
+        self.assertEqual(list(bam.shape), [-1.0, 0.5, 2.0])
 
     def test_t5(self):
         """the bucket of T5's paper, and a distance that is clipped"""

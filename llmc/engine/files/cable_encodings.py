@@ -269,16 +269,16 @@ class Kerple(nn.Module):
 class Bam(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.theta_alpha = nn.Parameter(torch.zeros(config.n_head))
-        self.theta_beta = nn.Parameter(torch.zeros(config.n_head))
+        self.scale = nn.Parameter(torch.zeros(config.n_head))
+        self.shape = nn.Parameter(torch.zeros(config.n_head))
 
     @torch.no_grad()
     def project(self):
         """to be called after every update"""
-        self.theta_beta.clamp_(min=-1.0, max=2.0)
+        self.shape.clamp_(min=-1.0, max=2.0)
 
     def forward(self, d):
-        alpha, beta = self.theta_alpha[:, None, None], self.theta_beta[:, None, None]
+        alpha, beta = self.scale[:, None, None], self.shape[:, None, None]
         d = d.abs().to(alpha.dtype)[:, None]
         return -torch.exp(alpha + beta * torch.log(d.clamp(min=1))) * d.clamp(max=1)
 
