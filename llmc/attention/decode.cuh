@@ -327,7 +327,7 @@ inline void choose_window(DecodeDims& dims, const Encoding& encoding) {
 inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
                              Stream stream) {
     const int BNH = B * v.NH;
-    const int first = imax(v.kept / DECODE_SPLIT - 1, 0);   // split that is looked at
+    const int first = imax(v.kept / DECODE_SPLIT - 1, 0);   // the first split that gets a block
     // a recording serves all later tokens: it has the blocks that the last one needs
     const int splits = decode_splits(start.recorded() ? v.stride - 1 : start.t0) - first;
     with_position(v, [&](auto position) {

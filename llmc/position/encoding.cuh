@@ -24,7 +24,7 @@
 // The forms of B that the tensor-core kernels (attention/flash) know
 //   None         0
 //   Linear       -slopes[h] |i-j|                                   alibi, alibi_random
-//   Distance     -g_i |S_i - S_j|, S non-decreasing                 cable
+//   Distance     -g_i |S_i - S_j|, S non-decreasing                 cable, grape_q
 //   LogDistance  -g_i log(1 + (S_i - S_j)^2), or `inside`: -log(1 + (g_i (S_i - S_j))^2)         kcable
 //   Toeplitz     table[h][table_zero + j - i]                       t5, kerple, bam, sandwich, alibi_trained
 //   Fire         f_h(table[table_zero - |i-j|] inv[max(i,j)]), f_h piecewise linear             fire

@@ -165,7 +165,7 @@ class Campaign:
         name = hashlib.sha256(repr((self.commit, sorted(self.faults.items()))).encode()).hexdigest()
         self.path = os.path.join(ROOT, "build", "mutations", f"{name[:16]}.json")
         self.tree = Tree(os.path.join(ROOT, "build", "mutations", "tree"))
-        # left: the faults of C++ that are no expressions; done: the programs that are; green: {program: {case: what
+        # left: the faults of C++ that are not expressions; done: the programs that are; green: {program: {case: what
         # Tree.green() says}}; cases, spent: {fault: the number of cases that it has survived, and seconds}
         self.state = {"left": None, "done": [], "green": {}, "cases": {}, "spent": {}}
         if args.ci or self.commit.endswith("+"):        # this name is not of one version of the sources
