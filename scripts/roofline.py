@@ -303,7 +303,7 @@ def encoding_rows(s, gpu):
         gates = 4.0 * N * s.NH * EXTRA_COLUMNS[s.pos]
         return [row(g, "grape_forward_kernel", "", s.L * EXTRA_COLUMNS[s.pos], 2 * gates),
                 row(g, "grape_backward_kernel", "", s.L * EXTRA_COLUMNS[s.pos], 2 * gates)]
-    if BIASES[s.pos] in ("distance", "log"):
+    if s.pos in EXTRA_COLUMNS:
         waves = math.ceil(s.B * s.NH / (16 * gpu.sms))                  # blocks of 128 threads, one per head
         chain = math.ceil(s.T / 128) * CHAIN["chunk"] * waves
         moved = 32.0 * N * math.ceil(4 * s.NH / 32) + 8.0 * N * s.NH

@@ -280,7 +280,7 @@ class Training(unittest.TestCase):
 def gradients(checkpoint, C):
     """name -> gradient of the first update: Adam's first moment, but for a factor. The rows of qkvw are q, k, v, and
     the encoding's. fire's tensors are taken together, because the gradient of a term that the softmax drops is nothing
-    but noise, and so are kerple's"""
+    but noise, and so are kerple's and bam's"""
     with open(os.path.join(checkpoint, "optimizer_0.state"), "rb") as f:
         data = f.read()
     start = 8 + struct.unpack("<Q", data[:8])[0]
@@ -289,7 +289,7 @@ def gradients(checkpoint, C):
     qkvw = found.pop("qkvw")
     for k, part in enumerate(("q", "k", "v", "extra")):
         found["qkvw " + part] = qkvw[k * C * C:(k + 1) * C * C if k < 3 else None]
-    for family in ("fire", "kerple"):
+    for family in ("fire", "kerple", "bam"):
         members = [name for name in sorted(found) if name.startswith(family + "_")]
         found[family] = sum((found.pop(name) for name in members), array.array("f"))
     return {name: g for name, g in found.items() if any(g)}
@@ -352,8 +352,11 @@ class Bert(unittest.TestCase):
         for name, (d, tensors) in zip(names, found):
             with self.subTest(pos=name):
                 self.assertLess(d, 8 * loss)
-                for tensor, x in tensors.items():       # kerple's: two numbers, in which what T^2 scores say cancels
-                    self.assertLess(x, (32 if tensor == "kerple" else 8) * gradient, tensor)
+                for tensor, x in tensors.items():
+                    # kerple's: two numbers, in which what T^2 scores say cancels; cable_signed's: |S_i - S_j| has
+                    # another slope where bf16 turns the sign
+                    loose = tensor == "kerple" or (name, tensor) == ("cable_signed", "qkvw extra")
+                    self.assertLess(x, (32 if loose else 8) * gradient, tensor)
 
     def test_masked_tokens(self):
         causal_only = ("cope",)
