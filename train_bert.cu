@@ -295,7 +295,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
             continue;
         }
         matmul_forward(a.logits(), headln, wte, p.decoderb(), nullptr, s);
-        classifier(losses, hits, a.logits(), targets, dloss, rows, V, Vp, true, s);
+        classifier(losses, nullptr, a.logits(), targets, dloss, rows, V, Vp, true, s);
         const BERTParams<float>& d = *grads;
         // 5 dlogits -> dhead                                                                       (rows,C)
         matmul_backward(a.dhead(), d.wte(), d.decoderb(), a.scratch(), a.logits(), nullptr,

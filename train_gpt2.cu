@@ -282,7 +282,7 @@ void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>
             continue;
         }
         matmul(logits.data, lnf, transposed(wte), nullptr, nullptr, s);         // (rows,Vp)
-        classifier(losses, hits, logits.data, targets, dloss, rows, classes, Vp, true, s);
+        classifier(losses, nullptr, logits.data, targets, dloss, rows, classes, Vp, true, s);
         matmul(dlnf + n * C, logits, wte, nullptr, nullptr, s);                 // (rows,C)
         matmul_add(grads->wte(), transposed(logits), lnf, s);                   // (Vp,C)
     }

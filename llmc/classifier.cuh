@@ -8,63 +8,56 @@
 // floatX; evaluation takes them in float32 in every build, because bf16 rounds neighbours to a tie.
 //
 // The gradient overwrites the logits, because they are the largest array of a training step: N x 50304 for GPT-2. Loss
-// and gradient come from one kernel, because both need the largest logit and the sum of exponentials.
+// and gradient come from one kernel, because both need the sum of exponentials.
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
 
 #include "base/fastmath.h"
 #include "base/libm.h"
 
-// Testing single elements costs as much as the arithmetic, so these test whether a pack holds that element.
-__device__ inline bool pack_holds(int v, int element) { return element >= v && element < v + PACK; }
-__device__ inline bool pack_ends(int v, int V) { return v + PACK > V; }
-
-// A block's results for a row: its largest logit, which is the target's or that of its rival, the largest of the rest;
-// and the sum of e^(logit - largest), in which no exponential overflows. V need not be a multiple of a pack.
-struct RowSoftmax { float target_logit, rival, largest, sum; };
-template <class Logit> __device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V) {
-    const float target_logit = (float)x[target];
-    float rival = -INFINITY;
-    float sum = 0.0f;
+// e^(x - top), top the same for the whole row. On a GPU a bf16 logit, itself off by 2^-9 of its size, takes one product
+// and 2^x: the error is below 2^-23 (|x| + |top|) + 2^-22.
+template <class Logit> __device__ inline float exp_from(float x, float top) {
 #if defined(CUDA_BUILD)
-    // All in one pass, because reading the row takes longer than a few more exponentials: a thread's sum is relative to
-    // the largest logit that it has seen so far.
-    float top = target_logit;
-    for (int v = threadIdx.x * PACK; v < V; v += blockDim.x * PACK) {
-        Pack<PACK> xs = load_pack<PACK>(x + v);
-        if (pack_ends(v, V)) {
-            UNROLL
-            for (int e = 0; e < PACK; e++) { xs.x[e] = v + e < V ? xs.x[e] : -INFINITY; }       // whose e^x is 0
-        }
-        if (pack_holds(v, target)) {
-            UNROLL
-            for (int e = 0; e < PACK; e++) { rival = v + e != target ? fmaxf(rival, xs.x[e]) : rival; }
-        } else {
-            UNROLL
-            for (int e = 0; e < PACK; e++) { rival = fmaxf(rival, xs.x[e]); }
-        }
-        if (rival > top) {
-            sum *= fast_exp(top - rival);
-            top = rival;
-        }
-        UNROLL
-        for (int e = 0; e < PACK; e++) { sum += fast_exp(xs.x[e] - top); }
-    }
-    rival = block_max(rival);
-    const float largest = fmaxf(target_logit, rival);
-    sum = block_sum(sum * fast_exp(top - largest));
-#else
-    const auto logit = [&](int v) { return (float)x[v]; };
-    const float before = max_over(threadIdx.x, target, blockDim.x, logit);
-    const float after = max_over(target + 1 + threadIdx.x, V, blockDim.x, logit);
-    rival = block_max(before > after ? before : after);
-    const float largest = target_logit > rival ? target_logit : rival;
-    const auto part = sums_over<1>(threadIdx.x, V, blockDim.x, [&](float* s, int v) {
-        s[0] += fast_exp((float)x[v] - largest);
-    });
-    sum = block_sum(part.x[0]);
+    if (sizeof(Logit) == 2) { return ex2(fused_madd(x, LOG2E, -LOG2E * top)); }
 #endif
-    return {target_logit, rival, largest, sum};
+    return fast_exp(x - top);
+}
+
+// A block's results for a row: the target's logit; that of its rival, the largest of the rest; and the sum of
+// e^(logit - top), in which no exponential overflows.
+struct RowSoftmax { float target_logit, rival, top, sum; };
+template <class Logit>
+__device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V, bool wants_rival) {
+    RowSoftmax row = {(float)x[target], -INFINITY, (float)x[target], 0.0f};
+    const int packed = V / PACK * PACK;                             // V need not be a multiple of a pack
+    const auto find_rival = [&] {
+        const auto logit = [&](int v) { return (float)x[v]; };
+        const float before = max_over(threadIdx.x, target, blockDim.x, logit);
+        const float after = max_over(target + 1 + threadIdx.x, V, blockDim.x, logit);
+        row.rival = block_max(before > after ? before : after);
+        row.top = row.target_logit > row.rival ? row.target_logit : row.rival;
+    };
+    const auto add_up = [&] {
+        const auto packs = sums_over<1>(threadIdx.x, packed / PACK, blockDim.x, [&](float* s, int k) {
+            const Pack<PACK> xs = load_pack<PACK>(x + k * PACK);
+            UNROLL
+            for (float v : xs.x) { s[0] += exp_from<Logit>(v, row.top); }
+        });
+        const auto rest = sums_over<1>(packed + threadIdx.x, V, blockDim.x, [&](float* s, int v) {
+            s[0] += exp_from<Logit>((float)x[v], row.top);
+        });
+        row.sum = block_sum(packs.x[0] + rest.x[0]);
+    };
+    // The largest logit costs a pass of its own. A GPU takes the target's instead, unless another one is so much larger
+    // that dloss / sum might be denormal, or the sum infinite.
+    if (!ON_GPU || wants_rival) { find_rival(); }
+    add_up();
+    if (ON_GPU && !(row.sum < 1e19f)) {
+        find_rival();
+        add_up();
+    }
+    return row;
 }
 
 // One block per row. logits (N,Vp) become their gradient when `backward`, and stay as they are otherwise.
@@ -82,45 +75,34 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
         return;                         // the whole block returns: no thread is left waiting
     }
     // 1. the softmax's parts, and the loss
-    const RowSoftmax found = row_softmax(x, target, V);
+    const RowSoftmax found = row_softmax(x, target, V, hits != nullptr);
     if (threadIdx.x == 0) {             // in double, so that the order of the three does not matter
-        losses[row] = (float)((double)portable_logf(found.sum) + ((double)found.largest - (double)found.target_logit));
+        losses[row] = (float)((double)portable_logf(found.sum) + ((double)found.top - (double)found.target_logit));
         if (hits != nullptr) { hits[row] = found.target_logit > found.rival ? 1.0f : 0.0f; }
     }
     if (!backward) { return; }
     __syncthreads();                    // all threads have read x[target]
-    // 2. the gradient
+    // 2. the gradient, at first as if no logit were the target's: no element is tested
     const float scale = dloss / found.sum;        // the softmax's divisor and dloss in one factor
-    if constexpr (PACK == 1) {
-        SIMD
-        for (int v = threadIdx.x; v < V; v += blockDim.x) {
-            x[v] = (Logit)(fast_exp((float)x[v] - found.largest) * scale);
-        }
-        for (int v = V + threadIdx.x; v < Vp; v += blockDim.x) { x[v] = (Logit)0.0f; }
-        __syncthreads();
-        if (threadIdx.x == 0) {         // rounded once
-            x[target] = (Logit)(fast_exp(found.target_logit - found.largest) * scale - dloss);
-        }
-        return;
-    }
-    for (int v = threadIdx.x * PACK; v < Vp; v += blockDim.x * PACK) {
-        Pack<PACK> xs = load_pack<PACK>(x + v);
+    const int packs = V / PACK;
+    SIMD
+    for (int k = threadIdx.x; k < packs; k += blockDim.x) {
+        Pack<PACK> xs = load_pack<PACK>(x + k * PACK);
         UNROLL
-        for (int e = 0; e < PACK; e++) { xs.x[e] = fast_exp(xs.x[e] - found.largest) * scale; }
-        if (pack_holds(v, target)) {
-            UNROLL
-            for (int e = 0; e < PACK; e++) { xs.x[e] = v + e == target ? xs.x[e] - dloss : xs.x[e]; }
-        }
-        if (pack_ends(v, V)) {
-            UNROLL
-            for (int e = 0; e < PACK; e++) { xs.x[e] = v + e < V ? xs.x[e] : 0.0f; }
-        }
-        store_pack<PACK>(x + v, xs);
+        for (float& v : xs.x) { v = exp_from<Logit>(v, found.top) * scale; }
+        store_pack<PACK>(x + k * PACK, xs);
+    }
+    for (int v = packs * PACK + threadIdx.x; v < Vp; v += blockDim.x) {
+        x[v] = (Logit)(v < V ? exp_from<Logit>((float)x[v], found.top) * scale : 0.0f);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {             // rounded once
+        x[target] = (Logit)(exp_from<Logit>(found.target_logit, found.top) * scale - dloss);
     }
 }
 
-// losses (N) float32; hits (N) or null: 1 where the target's logit exceeds the rest; logits (N,Vp), Vp a multiple
-// of 8, floatX or float32, become their gradient when `backward`; targets (N)
+// losses (N) float32; hits (N): 1 where the target's logit exceeds the rest, or null, which spares a GPU a pass; logits
+// (N,Vp), Vp a multiple of 8, floatX or float32, become their gradient when `backward`; targets (N)
 template <class Logit>
 void classifier(float* losses, float* hits, Logit* logits, const int* targets, float dloss, size_t N, int V, int Vp,
                 bool backward, Stream stream) {

@@ -81,7 +81,7 @@ PORTABLE = 0.15             # of the float32 peak (256 FLOPs per SM and clock): 
 TOGETHER = 512              # blocks of attention that run at a time share as few heads as they can
 
 # Instructions per element in SASS for sm_90a (nvcc 13.0), by dev/sass_bound.py; the classifier's over its two loops
-INSTRUCTIONS = {"gelu_forward_kernel": 18.6, "gelu_backward_kernel": 27.8, "classifier_kernel": 27.8}
+INSTRUCTIONS = {"gelu_forward_kernel": 18.6, "gelu_backward_kernel": 27.8, "classifier_kernel": 11.9}
 # Upper bounds of full tiles in TFLOP/s on an H200 by dev/sass_bound.py, forward and backward (2.5 times the forward's
 # FLOPs). Only their ratios count here: what a bias or larger heads may cost.
 BOUNDS = {

@@ -13,6 +13,8 @@
 #define FAST_INSTRUCTIONS 1                             // for code that runs on the GPU, which the host's does not
 #endif
 
+constexpr float LOG2E = 1.4426950408889634f;            // 2^(LOG2E x) = e^x
+
 // the same 32 bits, read as the other type
 __host__ __device__ inline float bits_to_float(int32_t i) {
     float f;

@@ -394,6 +394,9 @@ KERNEL_TEST("classifier") {
     const float dloss = 0.125f;
     const std::vector<int> target = {0, V - 1, IGNORE_INDEX, 700, 31};
     std::vector<floatX> logit = inputs(N * Vp, 1, 3.0);
+    // relative to these targets, dloss / sum would be denormal and the sum infinite
+    logit[3 * Vp + target[3]] = (floatX)-76.0f;
+    logit[4 * Vp + target[4]] = (floatX)-200.0f;
     DeviceArray<int> targets(target);
     DeviceArray<floatX> logits(logit);
     DeviceArray<float> losses(N);

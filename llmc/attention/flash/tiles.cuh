@@ -19,7 +19,6 @@ constexpr int FLASH_THREADS = 128;          // four warps of `Rows` rows
 __host__ __device__ constexpr int flash_block_rows(int Rows) { return FLASH_THREADS / 32 * Rows; }
 __host__ __device__ constexpr int flash_block_tiles(int Rows) { return flash_block_rows(Rows) / FLASH_TILE; }
 static_assert(CABLE_CHUNK % flash_block_rows(32) == 0, "S of the rows that a block owns counts from one origin");
-constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
 // tokens of sequence b that are not padding
