@@ -94,16 +94,18 @@ $(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags $(B)/commit.o
 $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ dev/cuda/)
 	@dev/configure.sh --commands $@ '$(CURDIR)' '$(CPU_FLAGS) -I.' '$(SIMT_FLAGS)'
 
-# tests: each file is a program, linked with the main of Catch2; dev/test.py makes those that it wants to run ---
+# tests: programs, each linked with the main of Catch2; dev/test.py makes those that it wants to run ----------
+# test_gpt2.cu and test_gpt2_*.cu are one: what they include is compiled once.
 # Kernels are optimized as they ship. A test of a model has the same bits at -O1 and compiles in two thirds of the time;
 # one that drives programs or reads files need not be fast.
+TEST_SOURCE = -DSHARED_KERNELS -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main programs/%,$*),-O0) \
-	    $(if $(filter files/% model/% text/%,$*),-O1) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
+	    $(if $(filter files/% model/% text/%,$*),-O1) $(TEST_SOURCE)
 $(B)/race/%.o: test/%.cu $(B)/race.flags
-	$(CCACHE) $(CXX) $(RACE_FLAGS) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(RACE_FLAGS) $(TEST_SOURCE)
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
-	$(CCACHE) $(CXX) $(ASAN_FLAGS) -DSHARED_KERNELS -I. -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(ASAN_FLAGS) $(TEST_SOURCE)
 # Who includes shared_kernels.h, at first or second hand, is linked with those kernels and with the oracles: compiled
 # once per variant.
 SHARED := shared_kernels oracle_positions

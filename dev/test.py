@@ -131,9 +131,16 @@ def run(program, words):
     return program, result or Result(0, 0, []), time.time() - begin, text
 
 
+def parts(source):
+    """of one program, as the Makefile has it: test_gpt2.cu and test_gpt2_*.cu"""
+    return [source, *glob.glob(source[:-len(".cu")] + "_*.cu")]
+
+
 def holding(words, sources):
     """those of the sources in which one of these words stands; all of them where there are no words"""
-    return [p for p in sorted(sources) if not words or any(word in open(p).read() for word in words)]
+    joined = {part for p in sources for part in parts(p)[1:]}
+    return [p for p in sorted(set(sources) - joined)
+            if not words or any(word in open(part).read() for part in parts(p) for word in words)]
 
 
 def built(directory, sources):

@@ -121,7 +121,7 @@ PARTS = [
     tests("order of masks", "P10", "text/test_mlm", "mlm: a pure function*,mlm: golden*"),
     tests("order of pairs", "P10", "text/test_documents", "documents: a batch of groups*"),
     tests("threads", "P11", RUN, "run: threads and recomputing*"),
-    tests("threads of BERT", "P11", "model/test_bert_steps", "bert: same bits*,recomputing BERT*"),
+    tests("threads of BERT", "P11",   "model/test_bert", "bert: same bits*,recomputing BERT*"),
     scripts("ranks", "P12", "Training.test_three_ranks Training.test_leaves", short=False),
     ranks("P12", "bits", 15),
     scripts("flipped bits", "P13", "Training.test_a_flipped_bit_is_found_within_100_steps"),

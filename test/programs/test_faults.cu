@@ -5,31 +5,17 @@
 // all of them down for a model of a disk that loses whatever was not fsynced. CABLE_CRASH_IMAGES=100000 tries that many
 // of its states.
 #include <csignal>
-#include <map>
 #include <random>
 #include <set>
 
 #include <sys/wait.h>
 
-#include "test/catch.h"
 #include "test/checkpoint.h"
 #include "test/files.h"
+#include "test/model/gpt2_model.h"
 #include "test/oracle.h"
-#include "test/shared_kernels.h"
-
-#include "llmc/gelu.cuh"
-#include "llmc/layernorm.cuh"
-#include "llmc/engine/run/banner.h"
-#include "llmc/engine/run/help.h"
-#include "llmc/engine/run/plans.h"
-#include "llmc/lab/use_gpt2.h"
 
 namespace {
-
-#define main train_gpt2_main
-#include "train_gpt2.cu"
-#undef main
-[[maybe_unused]] const auto program = train_gpt2_main;
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """test_make.py -- the Makefile, dev/install.sh, dev/test.py, .ci/run: wrong knobs, missing packages, counts, time."""
+import glob
 import hashlib
 import os
 import re
@@ -220,6 +221,19 @@ class Counts(unittest.TestCase):
             _, result, _, text = runner.run(program, [])
         self.assertEqual(result.failed, 1)
         self.assertIn("exit code", text)
+
+
+class Plan(unittest.TestCase):
+    def test_every_file_of_tests_is_compiled_once(self):
+        """also those that are joined: test_gpt2.cu and test_gpt2_*.cu"""
+        before = os.getcwd()
+        os.chdir(ROOT)
+        self.addCleanup(os.chdir, before)
+        programs = [p for p in runner.plan("test", [])[0] if not p.endswith(".py")]
+        commands = make("-n", "-B", *programs)[1]
+        for path in glob.glob("test/*/test_*.cu"):
+            self.assertEqual(len(re.findall(rf"-(?:c|include) {path} ", commands)), 1, path)
+        self.assertIn("build/test/layers/test_attention", runner.plan("test", ["[decode]"])[0])     # its part _long
 
 
 class ExportsEnvironment(unittest.TestCase):

@@ -1,33 +1,15 @@
-// test_generate.cu -- evaluation and generation on top of the trainer's forward: which targets a window scores, that a
-// cached token is an uncached one, that draws follow the distribution, and that bias matrices are the oracle's.
-//
-// The trainer is part of this file, in a namespace of its own, so that another test may include it too. Its headers
-// come first, outside of it.
+// test_gpt2_generate.cu -- evaluation and generation on top of the trainer's forward: which targets a window scores,
+// that a cached token is an uncached one, that draws follow the distribution, and that bias matrices are the oracle's.
 #include <array>
 #include <csignal>
-#include <functional>
-#include <map>
 #include <set>
 
-#include "test/catch.h"
 #include "test/files.h"
 #include "test/layer.h"
+#include "test/model/gpt2_model.h"
 #include "test/oracle_positions.h"
-#include "test/shared_kernels.h"
-
-#include "llmc/gelu.cuh"
-#include "llmc/layernorm.cuh"
-#include "llmc/engine/run/banner.h"
-#include "llmc/engine/run/help.h"
-#include "llmc/engine/run/plans.h"
-#include "llmc/lab/use_gpt2.h"
 
 namespace {
-
-#define main train_gpt2_main
-#include "train_gpt2.cu"
-#undef main
-[[maybe_unused]] const auto program = train_gpt2_main;
 
 constexpr int V = 61, T_TRAIN = 32;
 
