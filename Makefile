@@ -22,7 +22,7 @@ $(foreach knob,NO_OMP MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call e
 
 # What this machine has; only asked when something is compiled.
 PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert million bench \
-    hashes gpu-check
+    hashes gpu-check verdict
 ifneq ($(filter-out $(PLAIN) roofline demo-tasks mutations reliability,$(or $(MAKECMDGOALS),all)),)
 ASKED := CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR
 $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f $(B)/config.mk)
@@ -158,6 +158,8 @@ demo-tasks: ## which encodings answer longer questions than they have learned fr
 demo demo-bert demo-tasks:
 	@dev/install.sh demo
 	@"$$(dev/install.sh --python matplotlib numpy)" scripts/demo.py $(patsubst demo-%,%,$(@:demo=gpt2))
+verdict:   ## published numbers that this machine can test; ROW=name: is that one reproduced?
+	@"$$(dev/install.sh --python scipy)" scripts/verdict.py $(ROW) $(ARGS)
 test:      ## build and run the tests (installs what is missing); ARGS='[tag]': only those, and only what they need
 simt:      ## the CUDA kernels and trainers on an emulated GPU (part of make test); ARGS: words in a test's name
 ranks:     ## one run on several processes (part of make test)

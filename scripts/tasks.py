@@ -7,8 +7,8 @@ encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length, and
     scripts/tasks.py --pos cable,rope --tasks copy --seeds 1 --out build/mine    some of them, with results of their own
     scripts/tasks.py --summary                      only the CSV, the table and the figure of the results so far
 
-data/tasks.py describes the tasks. A model learns LENGTH symbols in STEPS steps of B examples. The one that learns fflm
-is also tested on fflm_sparse and fflm_dense, which are columns of their own.
+data/tasks.py describes the tasks. A model learns --length symbols in --steps steps of --B examples. The one that learns
+fflm is also tested on fflm_sparse and fflm_dense, which are columns of their own.
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
 done is not run again, so that the same command continues after an interruption; --again runs it again. Cases come in
 the order of their seeds: a part of the work is a part of every task.
@@ -44,8 +44,7 @@ from console import BadInput    # noqa: E402
 
 FIELDS = ["commit", "task", "pos", "seed", "trained", "length", "T", "examples", "exact", "tokens", "accuracy", "loss",
           "steps"]
-LENGTH, EXAMPLES, TEST_EXAMPLES = 10, 100_000, 500
-MODEL, B, STEPS, LR = "3,4,64", 64, 1500, "1e-3"
+TEST_EXAMPLES = 500
 MULTIPLES = (1, 2, 4, 8)
 LEARNED = 0.95
 
@@ -65,18 +64,19 @@ def encodings(trainer):
 
 def job_of(args, case):
     """the training of a case; the last records of its log are the results"""
-    length, out = generators.trained_length(case.task, LENGTH), "{}_{}_{}".format(*case).replace(":", "_")
+    length, out = generators.trained_length(case.task, args.length), "{}_{}_{}".format(*case).replace(":", "_")
     T, out = generators.row_tokens(case.task, length) - 1, os.path.join(args.out, out)
-    flags = {"train_files": f"{args.data}/{case.task}_train.bin", "pos": case.pos, "seed": case.seed, "model": MODEL,
-             "T": T, "B": B, "steps": args.steps, "lr": LR, "warmup": min(50, args.steps // 10), "final_lr": "0",
-             "weight_decay": "0.1", "val_every": "0", "sample_every": "0", "threads": "1",
-             "tasks": f"{args.data}/{case.task}_test_*.bin", "out": out, "resume": "1"}
+    flags = {"train_files": f"{args.data}/{case.task}_train.bin", "pos": case.pos, "seed": case.seed, "T": T,
+             "model": args.model, "B": args.B, "steps": args.steps, "lr": args.lr,
+             "warmup": min(50, args.steps // 10), "final_lr": "0", "weight_decay": "0.1", "val_every": "0",
+             "sample_every": "0", "threads": "1", "tasks": f"{args.data}/{case.task}_test_*.bin", "out": out,
+             "resume": "1"}
     train = runqueue.Command("train", shlex.quote(args.trainer), {k: str(v) for k, v in flags.items()}, out,
                              os.path.join(out, "train.done"), args.steps * T)
     return runqueue.Job("{0.task} {0.pos} seed {0.seed}".format(case), "", [train])
 
 
-def results(jobs):
+def results(args, jobs):
     """the rows of tasks.csv: what is done of these jobs"""
     rows = []
     for case, job in jobs.items():
@@ -86,7 +86,7 @@ def results(jobs):
         with open(os.path.join(train.out, "log.jsonl"), encoding="utf-8") as f:
             rows += [{"commit": runqueue.commit_of(train), "task": generators.tested(r["file"]), "pos": case.pos,
                       "seed": case.seed, "steps": train.flags["steps"],
-                      "trained": generators.trained_length(case.task, LENGTH),
+                      "trained": generators.trained_length(case.task, args.length),
                       "accuracy": f"{r['accuracy']:.4f}", "loss": f"{r['loss']:.4f}",
                       **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")}}
                      for r in map(json.loads, f) if r["kind"] == "task"]
@@ -96,7 +96,7 @@ def results(jobs):
 def prepare(args, names):
     """the files of the tasks, written once"""
     r = subprocess.run([sys.executable, os.path.join(ROOT, "data", "tasks.py"), "--out", args.data, "--tasks",
-                        ",".join(names), "--length", str(LENGTH), "--examples", str(args.examples),
+                        ",".join(names), "--length", str(args.length), "--examples", str(args.examples),
                         "--test_examples", str(TEST_EXAMPLES)],
                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if r.returncode != 0:
@@ -214,8 +214,12 @@ def parse(argv):
     p.add_argument("--seeds", default="1,2,3", help="seeds of the models [1,2,3]")
     p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N",
                    help="run the Kth of N parts of the cases [1/1]")
-    p.add_argument("--steps", type=int, default=STEPS, help=f"training steps of {B} examples [{STEPS}]")
-    p.add_argument("--examples", type=int, default=EXAMPLES, help=f"training examples of each task [{EXAMPLES}]")
+    p.add_argument("--model", default="3,4,64", help="layers, heads, width [3,4,64]")
+    p.add_argument("--length", type=int, default=10, help="symbols that are learned; fflm: 8 times as many [10]")
+    p.add_argument("--steps", type=int, default=1500, help="training steps [1500]")
+    p.add_argument("--B", type=int, default=64, help="examples of a step [64]")
+    p.add_argument("--lr", default="1e-3", help="peak learning rate [1e-3]")
+    p.add_argument("--examples", type=int, default=100_000, help="training examples of each task [100000]")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time, of one thread each [all cores]")
     p.add_argument("--out", default=os.path.join(ROOT, "build", "tasks"),
                    help="directory of the runs and of tasks.csv [build/tasks]")
@@ -223,7 +227,7 @@ def parse(argv):
     p.add_argument("--summary", action="store_true", help="run nothing; write the results of what is done")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
-    for name in ("steps", "examples", "jobs"):
+    for name in ("length", "steps", "B", "examples", "jobs"):
         if getattr(args, name) < 1:
             raise BadInput(f"--{name}: expected at least 1, got {getattr(args, name)}")
     if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", args.seeds):
@@ -252,7 +256,7 @@ def main(argv):
             prepare(args, sorted(set(names)))
             code = runqueue.Queue("tasks.py", missing, runqueue.slots(args.jobs, False)).run()
     if code != runqueue.INTERRUPTED:
-        report(args, results(jobs), order)
+        report(args, results(args, jobs), order)
     return code
 
 

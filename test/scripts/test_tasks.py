@@ -5,6 +5,7 @@ import contextlib
 import csv
 import functools
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "data"))
@@ -22,6 +24,7 @@ sys.dont_write_bytecode = True
 import common                   # noqa: E402
 import tasks                    # noqa: E402
 import console                  # noqa: E402
+import verdict                  # noqa: E402
 
 
 def read_rows(path):
@@ -365,6 +368,40 @@ class Table(unittest.TestCase):
         self.assertIn("--tasks: expected some of copy", self.run_it("--tasks", "kopy", code=2))
         self.assertIn("no results yet", self.run_it("--summary", code=2))
         self.assertIn("make train_gpt2", self.run_it("--trainer", "/nowhere", code=2))
+
+    def test_verdicts(self):
+        """scripts/verdict.py trains what its results lack, and keeps a number of each seed"""
+        results = os.path.join(self.folder, "verdicts.csv")
+        flags = {"trainer": self.trainer, "examples": 20}
+        row = verdict.Row("rope", "copy", {"copy": (98.5, 0.05)}, lambda r: 100 * int(r["exact"]) / int(r["examples"]),
+                          "a paper", flags, 1)
+
+        def judge(*words):
+            with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed), \
+                    unittest.mock.patch.dict(verdict.ROWS, {"here": row}), \
+                    unittest.mock.patch.dict(os.environ, {"PYTHONPATH": self.folder}):      # no figures
+                code = console.code_of(verdict.main, [*words, "--results", results, "--out", self.folder + "/v"])
+            return code, printed.getvalue()
+
+        self.assertRegex(judge("here", "--seeds", "2")[1], r"here: a paper\n  copy: undecided: published 98.5 %, "
+                         r"ours 98 % \[0, 100\], seeds 2, commit \w+")
+        with open(results) as f:
+            self.assertRegex(f.read(), r"\Arow,task,seed,commit,percent\nhere,copy,2,\w+\+?,98\n\Z")
+        if importlib.util.find_spec("scipy"):           # 98, 97 and 99: 98 +- 4.303 / 3^0.5
+            self.assertIn("copy: reproduced: published 98.5 %, ours 98 % [95.5, 100], seeds 2, 1, 3", judge("here")[1])
+        os.remove(self.trainer)                         # no seed is trained again
+        self.assertEqual(judge("here", "--seeds", "2")[0], 0)
+        self.assertEqual(judge("here", "--seeds", "7")[0], 2)
+        self.assertIn("there: expected some of fflm-rope, fflm-fox, here", judge("there")[1])
+        self.assertIn("fflm 6.9 %, fflm_sparse 40.3 %", judge()[1])
+
+    def test_words_of_a_verdict(self):
+        for published, spread, ours, expected in (
+                (6.9, 0.05, (1.0, 2.0), "contradicted"), (6.9, 0.05, (6.96, 9), "contradicted"),
+                (6.9, 0.05, (6.94, 9), "reproduced"), (6.9, 0.05, (1, 7.8), "reproduced"),
+                (6.9, 0.05, (1, 8), "undecided"), (0.0, 0.05, (0, 5), "reproduced"), (0.0, 0.05, (0, 5.1), "undecided"),
+                (40.3, 0.05, (0, 40.25), "reproduced")):
+            self.assertEqual(verdict.word(published, spread, ours), expected, (published, ours))
 
 
 if __name__ == "__main__":

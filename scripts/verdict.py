@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""verdict.py -- is a published number reproduced, contradicted, or undecided?
+
+    scripts/verdict.py                  the rows: what is published, and what a seed of ours costs
+    scripts/verdict.py ROW...           trains the seeds that these rows lack, and says a word for each number
+    scripts/verdict.py ROW --seeds 1    one seed more: half an hour, say; results stay in --results
+
+A row is a training by scripts/tasks.py of the published model, and the numbers that it was tested for; the schedule is
+ours where the paper gives none. The paper's own tables need a GPU: scripts/paper.py trains their rows, and
+scripts/report.py puts the published numbers beside them.
+
+The interval is Student's at 95 %, over the seeds of --results, within 0 and 100 %. A published number is an interval
+too: its own +-, or what it was rounded from, and at least 0.05 %, because a test has a few wrong bits more or less. The
+word is *contradicted* if the two have no point in common; else *reproduced* if ours is at most as wide as the published
+number is large, or as WIDTH points where that is more; else *undecided*, as it always is with one seed.
+"""
+import argparse
+import collections
+import os
+import statistics
+import subprocess
+import sys
+
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+import console                      # noqa: E402
+import ledger                       # noqa: E402
+from console import BadInput        # noqa: E402
+
+ROOT = ledger.ROOT
+WIDTH = 5.0
+
+# cells: {task of tasks.csv: (published %, its own +-)}; measure: a row of tasks.csv -> our number of it, in %
+Row = collections.namedtuple("Row", "pos task cells measure source flags minutes")
+
+
+def wrong_bits(row):
+    return 100 * (1 - float(row["accuracy"]))
+
+
+FLIP_FLOP = {"model": "1,2,64", "length": 32, "B": 16, "steps": 10_000, "lr": "3e-4", "examples": 160_000}
+PATH = "PaTH (arXiv 2505.16381), table 1: wrong bits of 256 instructions"
+ROWS = {
+    "fflm-rope": Row("rope", "fflm", {"fflm": (6.9, 0.05), "fflm_sparse": (40.3, 0.05), "fflm_dense": (0.01, 0.05)},
+                     wrong_bits, PATH, FLIP_FLOP, 30),
+    "fflm-fox": Row("fox", "fflm", {"fflm": (8.3, 0.05), "fflm_sparse": (36.3, 0.05), "fflm_dense": (0.0, 0.05)},
+                    wrong_bits, PATH, FLIP_FLOP, 35),
+}
+
+
+def interval(numbers):
+    """(least, most) of the mean at 95 %, in %; all of 0 to 100 where there is one number"""
+    if len(numbers) < 2:
+        return 0.0, 100.0
+    stats = console.need("scipy.stats")
+    mean, error = statistics.mean(numbers), statistics.stdev(numbers) / len(numbers) ** 0.5
+    half = error * float(stats.t.ppf(0.975, len(numbers) - 1))
+    return max(0.0, mean - half), min(100.0, mean + half)
+
+
+def word(published, spread, ours):
+    """of a published number and our interval"""
+    least, most = ours
+    if most < published - spread or least > published + spread:
+        return "contradicted"
+    return "reproduced" if most - least <= max(published, WIDTH) else "undecided"
+
+
+def verdicts(name, results):
+    """a line for each number; results: the rows of --results"""
+    for task, (published, spread) in ROWS[name].cells.items():
+        here = [r for r in results if r["row"] == name and r["task"] == task]
+        numbers = [float(r["percent"]) for r in here]
+        least, most = interval(numbers)
+        yield (f"{task}: {word(published, spread, (least, most))}: published {published:g} %, ours "
+               f"{statistics.mean(numbers):.3g} % [{least:.3g}, {most:.3g}], seeds "
+               f"{', '.join(r['seed'] for r in here)}, commit {', '.join(sorted({r['commit'] for r in here}))}")
+
+
+def train(name, seed, args):
+    """tasks.py's exit code; its results go into --results"""
+    row, out = ROWS[name], os.path.join(args.out, name)
+    words = [w for flag, value in row.flags.items() for w in (f"--{flag}", str(value))]
+    code = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "tasks.py"), "--tasks", row.task, "--pos",
+                           row.pos, "--seeds", seed, "--jobs", "1", "--out", out, *words]).returncode
+    for r in ledger.read(os.path.join(out, "tasks.csv")) if code == 0 else ():
+        if r["task"] in row.cells and r["length"] == r["trained"]:
+            ledger.append(args.results, {"row": name, "task": r["task"], "seed": seed, "commit": r["commit"],
+                                         "percent": f"{row.measure(r):.4g}"})
+    return code
+
+
+def main(argv):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                allow_abbrev=False)
+    p.add_argument("rows", nargs="*", metavar="ROW", help="of those that are listed without one")
+    p.add_argument("--seeds", default="1,2,3", help="seeds of the models [1,2,3]")
+    p.add_argument("--results", default=os.path.join(ROOT, "dev", "results", "verdicts.csv"),
+                   help="what was found so far [dev/results/verdicts.csv]")
+    p.add_argument("--out", default=os.path.join(ROOT, "build", "verdict"), help="the runs [build/verdict]")
+    args = p.parse_args(argv)
+    for name in args.rows:
+        if name not in ROWS:
+            raise BadInput(f"{name}: expected some of {', '.join(ROWS)}")
+    if not args.rows:
+        for name, row in ROWS.items():
+            cells = ", ".join(f"{task} {number:g} %" for task, (number, _) in row.cells.items())
+            print(f"{name:12} {row.minutes} minutes of one core a seed; {row.source}: {cells}")
+        print("The paper's tables: scripts/paper.py table1 --dry_run has their hours of a GPU; then scripts/report.py")
+    for name in args.rows:
+        done = {r["seed"] for r in ledger.read(args.results) if r["row"] == name}
+        for seed in args.seeds.split(","):
+            code = 0 if seed in done else train(name, seed, args)
+            if code != 0:
+                return code
+        print(f"{name}: {ROWS[name].source}")
+        for line in verdicts(name, ledger.read(args.results)):
+            print(f"  {line}")
+    return 0
+
+
+if __name__ == "__main__":
+    console.run(main)
