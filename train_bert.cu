@@ -304,9 +304,9 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         device_zero(a.dheadgelu(), sizeof(floatX) * rows * C, s);
         layernorm_backward(a.dheadgelu(), d.headlnw(), d.headlnb(), a.scratch(), a.dhead(), a.headgelu(), a.headmean(),
                            a.headrstd(), p.headlnw(), rows, C, s);
-        gelu_erf_backward(a.dheadgelu(), a.dheadgelu(), a.headh(), rows * C, s);
+        gelu_erf_backward(a.dheadgelu(), d.headb(), a.scratch(), a.dheadgelu(), a.headh(), rows, C, s);
         // 2 through the product
-        matmul_backward(a.dhead(), d.headw(), d.headb(), a.scratch(), a.dheadgelu(), nullptr,
+        matmul_backward(a.dhead(), d.headw(), nullptr, a.scratch(), a.dheadgelu(), nullptr,
                         view(a.picked(), rows, C), view(p.headw(), C, C), s);
         // 1 back to where the rows came from
         scatter_rows(dhidden, a.dhead(), picked, std::min(rows, M - n), C, s);
@@ -344,10 +344,10 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
         // 8 the MLP's second product: dsum -> dfch                                                  (B,T,4C)
         matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dsum(), nullptr,
                         view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
-        // 7 through GELU, in place
-        gelu_erf_backward(a.dfch(), a.dfch(), a.fch(l), N * 4 * C, s);
+        // 7 through GELU, in place; the gradient of step 6's bias is the sum of its rows
+        gelu_erf_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, s);
         // 6 the MLP's first product: dfch, and dsum around the MLP -> dresidual                     (B,T,C)
-        matmul_backward(a.dresidual(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), a.dsum(),
+        matmul_backward(a.dresidual(), d.fcw(l), nullptr, a.scratch(), a.dfch(), a.dsum(),
                         view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), s);
         // 5 through the first normalization: dresidual -> dsum
         device_zero(a.dsum(), bytes, s);

@@ -320,10 +320,10 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         // 9 the MLP's second product: dresidual -> dfch                                             (B,T,4C)
         matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), nullptr,
                         view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
-        // 8 through GELU, in place
-        gelu_backward(a.dfch(), a.dfch(), a.fch(l), N * 4 * C, s);
+        // 8 through GELU, in place; the gradient of step 7's bias is the sum of its rows
+        gelu_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, s);
         // 7 the MLP's first product: dfch -> dln                                                    (B,T,C)
-        matmul_backward(a.dln(), d.fcw(l), d.fcb(l), a.scratch(), a.dfch(), nullptr,
+        matmul_backward(a.dln(), d.fcw(l), nullptr, a.scratch(), a.dfch(), nullptr,
                         view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), s);
         // 6 through the second normalization, added to dresidual
         layernorm_backward(a.dresidual(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dln(), a.residual2(l), a.ln2mean(l),

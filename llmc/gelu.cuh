@@ -5,11 +5,12 @@
 //   gelu_erf ("gelu", BERT's): out = x Phi(x), Phi(x) = (1 + erf(x / sqrt(2))) / 2. On a CPU the relative error is
 //     below 5 * 2^-23 (2.6 measured) even in the left tail, down to x = -12.9, where Phi leaves float32's range; from
 //     -13.2 on out is 0.     backward: dinp = dout (Phi(x) + x phi(x)), phi(x) = e^(-x^2/2) / sqrt(2 pi).
-//   Both save only their input.
+//   Both save only their input. The backward adds up dinp's rows, too: they are the gradient of the bias in inp.
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH
 
 #include "base/fastmath.h"
+#include "base/reduce.cuh"
 
 constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f;     // 2 sqrt(2/pi)
 constexpr float GELU_CUBE = 0.044715f;
@@ -33,12 +34,12 @@ inline void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream
 }
 
 // The sigmoid is computed again rather than saved: reading it would take longer than computing it.
-template <int P> __global__ void gelu_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
-    const GridSpan span = grid_span(N / P);
-    SIMD
-    for (size_t k = span.begin; k < span.end; k += span.step) {
-        const Pack<P> in = load_pack<P>(inp + k * P);
-        Pack<P> d = load_pack<P>(dout + k * P);
+template <int P>
+__global__ void gelu_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, size_t N,
+                                     int C) {
+    slab_sums<P>(partial, N, C, [&](size_t i) {
+        const Pack<P> in = load_pack<P>(inp + i);
+        Pack<P> d = load_pack<P>(dout + i);
         UNROLL
         for (int e = 0; e < P; e++) {
             const float x = in.x[e];
@@ -46,12 +47,16 @@ template <int P> __global__ void gelu_backward_kernel(floatX* dinp, const floatX
             const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);       // 2 du/dx
             d.x[e] *= s + x * s * (1.0f - s) * du2;
         }
-        store_pack<P>(dinp + k * P, d);
-    }
+        return store_pack<P>(dinp + i, d);
+    });
 }
-// N elements; dinp may be dout
-inline void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t N, Stream stream) {
-    with_pack(N, [&](auto P) { launch(gelu_backward_kernel<P>, Grid::over(N / P, stream), dinp, dout, inp, N); });
+// dinp, dout, inp (N,C); dinp may be dout. dbias (C) accumulates. scratch: MAX_SLABS * C floats
+inline void gelu_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
+                          size_t N, int C, Stream stream) {
+    with_pack((size_t)C, [&](auto P) {
+        launch(gelu_backward_kernel<P>, slab_grid(N, C, stream), dinp, scratch, dout, inp, N, C);
+    });
+    add_slabs(dbias, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
 }
 
 template <int P> __global__ void gelu_erf_forward_kernel(floatX* out, const floatX* inp, size_t N) {
@@ -70,24 +75,27 @@ inline void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream st
 }
 
 template <int P>
-__global__ void gelu_erf_backward_kernel(floatX* dinp, const floatX* dout, const floatX* inp, size_t N) {
-    const GridSpan span = grid_span(N / P);
-    SIMD
-    for (size_t k = span.begin; k < span.end; k += span.step) {
-        const Pack<P> in = load_pack<P>(inp + k * P);
-        Pack<P> d = load_pack<P>(dout + k * P);
+__global__ void gelu_erf_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, size_t N,
+                                         int C) {
+    slab_sums<P>(partial, N, C, [&](size_t i) {
+        const Pack<P> in = load_pack<P>(inp + i);
+        Pack<P> d = load_pack<P>(dout + i);
         UNROLL
         for (int e = 0; e < P; e++) {
             const float x = in.x[e];
             const float gauss = gaussian(x);                        // e^(-x^2/2), which Phi needs as well
             d.x[e] *= normal_cdf(x, gauss) + x * (INV_SQRT_2_PI * gauss);
         }
-        store_pack<P>(dinp + k * P, d);
-    }
+        return store_pack<P>(dinp + i, d);
+    });
 }
-// N elements; dinp may be dout
-inline void gelu_erf_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t N, Stream stream) {
-    with_pack(N, [&](auto P) { launch(gelu_erf_backward_kernel<P>, Grid::over(N / P, stream), dinp, dout, inp, N); });
+// dinp, dout, inp (N,C); dinp may be dout. dbias (C) accumulates. scratch: MAX_SLABS * C floats
+inline void gelu_erf_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
+                              size_t N, int C, Stream stream) {
+    with_pack((size_t)C, [&](auto P) {
+        launch(gelu_erf_backward_kernel<P>, slab_grid(N, C, stream), dinp, scratch, dout, inp, N, C);
+    });
+    add_slabs(dbias, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
 }
 
 #endif

@@ -59,8 +59,7 @@ RATES = {
     "issue": Rate(0.75, 0.95, "of the clocks, by elementwise kernels that wait for instructions"),
     "stream": Rate(0.92, 1.0, "of a copy, by elementwise kernels, 16 bytes a load"),
     "rows": Rate(0.70, 0.85, "of a copy, by one warp per row, three passes over it (layernorm_forward_kernel)"),
-    "columns": Rate(0.75, 0.95, "of a copy, by 2-byte loads down the columns (slab_sums_kernel)"),
-    "warps": Rate(0.80, 0.97, "of a copy, by four warps per block (layernorm_backward_kernel)"),
+    "warps": Rate(0.80, 0.97, "of a copy, by four warps per block (layernorm_backward_kernel, slab_sums_kernel)"),
     "states": Rate(0.85, 0.97, "of a copy, by seven arrays side by side (adamw_kernel)"),
 }
 # TFLOP/s of attention on an H100, causal, head size 64, T 1,024. Forward: FlashAttention-2, by mma.sync as here, has
@@ -81,7 +80,7 @@ PORTABLE = 0.15             # of the float32 peak (256 FLOPs per SM and clock): 
 TOGETHER = 512              # blocks of attention that run at a time share as few heads as they can
 
 # Instructions per element in SASS for sm_90a (nvcc 13.0), by dev/sass_bound.py; the classifier's over its two loops
-INSTRUCTIONS = {"gelu_forward_kernel": 18.6, "gelu_backward_kernel": 27.8, "classifier_kernel": 11.9}
+INSTRUCTIONS = {"gelu_forward_kernel": 18.6, "gelu_backward_kernel": 31.1, "classifier_kernel": 11.9}
 # Upper bounds of full tiles in TFLOP/s on an H200 by dev/sass_bound.py, forward and backward (2.5 times the forward's
 # FLOPs). Only their ratios count here: what a bias or larger heads may cost.
 BOUNDS = {
@@ -331,7 +330,7 @@ def encoding_rows(s, gpu):
 def layer_rows(s, code):
     """what a layer does beside products and attention"""
     N, calls = s.B * s.T, 2 * s.L + 1
-    x, wide = 2.0 * N * s.C, 4 * N * s.C
+    x, wide = 2.0 * N * s.C, 4 * N * s.C                                # bytes, elements
     slabs = min(math.ceil(N / 32), 1024)                                # MAX_SLABS of llmc/base/reduce.cuh
     forward, backward = (INSTRUCTIONS[f"gelu_{way}_kernel"] * wide for way in ("forward", "backward"))
     rows = [row("layernorm forward", "layernorm_forward_kernel", "", calls + 2 * s.L * (code.recompute > 1), 2 * x,
@@ -341,12 +340,15 @@ def layer_rows(s, code):
             row("layernorm backward", "add_slabs_kernel", "of layernorm", 2 * calls, 4.0 * slabs * s.C)]
     again = s.L * (code.recompute > 0)
     rows += [row("GELU", "gelu_forward_kernel", "", s.L + again, 4.0 * wide, instructions=forward),
-             row("GELU", "gelu_backward_kernel", "", s.L, 6.0 * wide, instructions=backward)]
+             row("GELU", "gelu_backward_kernel", "and fcb's sums", s.L, 6.0 * wide + 16.0 * slabs * s.C,
+                 instructions=backward)]
     for name, (times, out, _) in products(s).items():
+        bias = name[:-1] + "b"
+        if name not in ("wte", "fcw"):
+            rows.append(row("bias gradients", "slab_sums_kernel", bias, times, 2.0 * N * out + 4.0 * slabs * out,
+                            memory="warps"))
         if name != "wte":
-            rows += [row("bias gradients", "slab_sums_kernel", name[:-1] + "b", times,
-                         2.0 * N * out + 4.0 * slabs * out, memory="columns"),
-                     row("bias gradients", "add_slabs_kernel", name[:-1] + "b", times, 4.0 * slabs * out)]
+            rows.append(row("bias gradients", "add_slabs_kernel", bias, times, 4.0 * slabs * out))
     return rows
 
 

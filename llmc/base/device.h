@@ -115,11 +115,16 @@ template <int P, class T> __device__ __forceinline__ Pack<P> load_pack(const T* 
     for (int e = 0; e < P; e++) { pack.x[e] = (float)words.x[e]; }
     return pack;
 }
-template <int P, class T> __device__ __forceinline__ void store_pack(T* p, const Pack<P>& pack) {
+// returns what was stored, rounded
+template <int P, class T> __device__ __forceinline__ Pack<P> store_pack(T* p, Pack<P> pack) {
     PackWords<P, T> words;
     UNROLL
-    for (int e = 0; e < P; e++) { words.x[e] = (T)pack.x[e]; }
+    for (int e = 0; e < P; e++) {
+        words.x[e] = (T)pack.x[e];
+        pack.x[e] = (float)words.x[e];
+    }
     *(PackWords<P, T>*)p = words;
+    return pack;
 }
 // Calls f with the P for rows (or an array) of n elements: PACK if each of them starts on 16 bytes, otherwise 1.
 template <class F> void with_pack(size_t n, F f) {

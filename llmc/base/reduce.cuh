@@ -1,43 +1,61 @@
 // base/reduce.cuh -- sums over the rows of a matrix, in an order that does not depend on the number of threads.
 //
-// The rows are cut into slabs. Each slab is summed by one block, in the order of its rows, into a row of partial
-// (slabs,C); then the slabs are added up in order. The number of slabs depends only on the number of rows.
+// The rows are cut into slabs. Each slab is summed by one block into a row of partial (slabs,C): on a CPU in the order
+// of its rows, on a GPU by four warps with every fourth row each, then over the warps. Then the slabs are added up in
+// order. The number of slabs depends only on the number of rows.
 #ifndef LLMC_BASE_REDUCE_CUH
 #define LLMC_BASE_REDUCE_CUH
 
 #include "device.h"
 
 // A GPU wants many blocks, so there are more slabs and few columns a block; a CPU reads row after row.
-#if defined(CUDA_BUILD)
-constexpr size_t MAX_SLABS = 1024;
-constexpr size_t ROW_SUM_COLUMNS = 256;
-#else
-constexpr size_t MAX_SLABS = 64;
-constexpr size_t ROW_SUM_COLUMNS = (size_t)1 << 31;
-#endif
-inline size_t slab_count(size_t rows) { return imin(ceil_div(rows, (size_t)32), MAX_SLABS); }
+constexpr size_t MAX_SLABS = ON_GPU ? 1024 : 64;
+constexpr int SLAB_WARPS = 4;
+__host__ __device__ inline size_t slab_count(size_t rows) { return imin(ceil_div(rows, (size_t)32), MAX_SLABS); }
+// of kernels that call slab_sums
+inline Grid slab_grid(size_t N, int C, Stream stream) {
+    return Grid(slab_count(N) * (ON_GPU ? ceil_div(C, 32 * PACK) : 1), 32 * SLAB_WARPS, 0, stream);
+}
 
-// One block per slab and piece of the columns: partial[s] is the sum of slab s's rows, from the first to the last.
-__global__ void slab_sums_kernel(float* partial, const floatX* rows, size_t N, int C, size_t slabs) {
-    const size_t slab = blockIdx.x % slabs;
+// partial[s] is the sum of slab s's rows. rows(i), called once for each, is the pack at element i of (N,C): a kernel
+// that computes and stores it has the sums without reading it again.
+template <int P, class Rows> __device__ inline void slab_sums(float* partial, size_t N, int C, Rows rows) {
+    const size_t slabs = slab_count(N), pieces = gridDim.x / slabs;         // pieces of the columns
+    const size_t slab = blockIdx.x / pieces;
     const size_t length = ceil_div(N, slabs);                   // rows per slab
     const size_t begin = slab * length;
     const size_t end = imin(begin + length, N);
-    const size_t c0 = blockIdx.x / slabs * ROW_SUM_COLUMNS;     // this block's columns
-    const size_t c1 = imin(c0 + ROW_SUM_COLUMNS, (size_t)C);
     float* p = partial + slab * C;                              // (C)
 #if defined(CUDA_BUILD)
-    for (size_t c = c0 + threadIdx.x; c < c1; c += blockDim.x) {            // the sum stays in a register
-        float sum = 0.0f;
-        for (size_t n = begin; n < end; n++) { sum += (float)rows[n * C + c]; }
-        p[c] = sum;
+    __shared__ float sums[SLAB_WARPS][32 * PACK];
+    const int c0 = (int)(blockIdx.x % pieces) * 32 * PACK;      // this block's columns
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int c = lane * P; c < 32 * PACK; c += 32 * P) {        // once, if P is PACK
+        Pack<P> sum = {};                                       // stays in registers
+        for (size_t n = begin + warp; n < end && c0 + c < C; n += SLAB_WARPS) {
+            const Pack<P> x = rows(n * C + c0 + c);
+            UNROLL
+            for (int e = 0; e < P; e++) { sum.x[e] += x.x[e]; }
+        }
+        UNROLL
+        for (int e = 0; e < P; e++) { sums[warp][c + e] = sum.x[e]; }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < 32 * PACK && c0 + c < C; c += blockDim.x) {
+        float sum = sums[0][c];
+        for (int w = 1; w < SLAB_WARPS; w++) { sum += sums[w][c]; }
+        p[c0 + c] = sum;
     }
 #else
-    for (size_t c = c0 + threadIdx.x; c < c1; c += blockDim.x) { p[c] = 0.0f; }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { p[c] = 0.0f; }
     for (size_t n = begin; n < end; n++) {
-        for (size_t c = c0 + threadIdx.x; c < c1; c += blockDim.x) { p[c] += (float)rows[n * C + c]; }
+        SIMD
+        for (int c = threadIdx.x; c < C; c += blockDim.x) { p[c] += rows(n * C + c).x[0]; }
     }
 #endif
+}
+template <int P> __global__ void slab_sums_kernel(float* partial, const floatX* x, size_t N, int C) {
+    slab_sums<P>(partial, N, C, [&](size_t i) { return load_pack<P>(x + i); });
 }
 
 // out[c] += sum of partial[s * stride + c] over the slabs s
@@ -74,10 +92,8 @@ inline void add_slabs(float* out, const float* partial, size_t slabs, size_t str
 
 // out (C) += the sum of rows (N,C). scratch: MAX_SLABS * C floats
 inline void add_row_sums(float* out, float* scratch, const floatX* rows, size_t N, int C, Stream stream) {
-    const size_t slabs = slab_count(N), columns = (size_t)C;
-    const Grid grid(slabs * ceil_div(columns, ROW_SUM_COLUMNS), 256, 0, stream);
-    launch(slab_sums_kernel, grid, scratch, rows, N, C, slabs);
-    add_slabs(out, scratch, slabs, columns, columns, stream);
+    with_pack((size_t)C, [&](auto P) { launch(slab_sums_kernel<P>, slab_grid(N, C, stream), scratch, rows, N, C); });
+    add_slabs(out, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
 }
 
 #endif

@@ -166,38 +166,41 @@ KERNEL_TEST("layernorm") {
     for (int C : {1, 48, 300, 520, 2000, 6144}) { check_layernorm(C == 48 ? 300 : 3, C); }
 }
 
-static void check_gelu(int N) {
-    DeviceArray<floatX> inp(inputs(N, 1, 3.0)), dout(inputs(N, 2)), out(N), dinp(N);
+// value(x) and its slope
+template <class Value, class Forward, class Backward>
+static void check_gelu(int N, int C, Value value, Forward forward, Backward backward) {
+    DeviceArray<floatX> inp(inputs(N * C, 1, 3.0)), dout(inputs(N * C, 2)), out(N * C), dinp(N * C);
+    DeviceArray<float> dbias(normals(C, 3)), scratch(MAX_SLABS * C);
     const Doubles x = doubles(inp), dy = doubles(dout);
-    Doubles y(N), dx(N);
-    for (int i = 0; i < N; i++) {
-        const double k = std::sqrt(2 / M_PI), t = std::tanh(k * (x[i] + 0.044715 * x[i] * x[i] * x[i]));
-        y[i] = 0.5 * x[i] * (1 + t);
-        dx[i] = dy[i] * (0.5 * (1 + t) + 0.5 * x[i] * (1 - t * t) * k * (1 + 3 * 0.044715 * x[i] * x[i]));
+    Doubles y(N * C), dx(N * C), db = converted<double>(dbias.host());
+    for (int i = 0; i < N * C; i++) {
+        const auto [v, slope] = value(x[i]);
+        y[i] = v;
+        dx[i] = dy[i] * slope;
     }
-    gelu_forward(out.p, inp.p, N, stream);
-    gelu_backward(dinp.p, dout.p, inp.p, N, stream);
+    forward(out.p, inp.p, N * C, stream);
+    backward(dinp.p, dbias.p, scratch.p, dout.p, inp.p, N, C, stream);
     EXPECT_CLOSE(out.host(), y, ROUNDED);
     EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
+    const Doubles stored = doubles(dinp);                                   // the sums are of what was rounded
+    for (int i = 0; i < N * C; i++) { db[i % C] += stored[i]; }
+    EXPECT_CLOSE(dbias.host(), db, EXACT);
 }
-
-KERNEL_TEST("gelu") { for (int N : {1500, 1504}) { check_gelu(N); } }          // by elements and by packs
-
-static void check_gelu_erf(int N) {
-    DeviceArray<floatX> inp(inputs(N, 1, 3.0)), dout(inputs(N, 2)), out(N), dinp(N);
-    const Doubles x = doubles(inp), dy = doubles(dout);
-    Doubles y(N), dx(N);
-    for (int i = 0; i < N; i++) {
-        const double cdf = std::erfc(-x[i] / std::sqrt(2.0)) / 2;
-        y[i] = x[i] * cdf;
-        dx[i] = dy[i] * (cdf + x[i] * std::exp(-x[i] * x[i] / 2) / std::sqrt(2 * M_PI));
+static std::pair<double, double> gelu_oracle(double x) {
+    const double k = std::sqrt(2 / M_PI), t = std::tanh(k * (x + 0.044715 * x * x * x));
+    return {0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x)};
+}
+static std::pair<double, double> gelu_erf_oracle(double x) {
+    const double cdf = std::erfc(-x / std::sqrt(2.0)) / 2;
+    return {x * cdf, cdf + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI)};
+}
+// by elements and by packs, one row and several slabs of them, columns of one block and of several
+KERNEL_TEST("gelu and its bias gradient") {
+    for (const auto& [N, C] : {std::pair(1, 1500), {3, 520}, {70, 75}, {100, 264}}) {
+        check_gelu(N, C, gelu_oracle, gelu_forward, gelu_backward);
+        check_gelu(N, C, gelu_erf_oracle, gelu_erf_forward, gelu_erf_backward);
     }
-    gelu_erf_forward(out.p, inp.p, N, stream);
-    gelu_erf_backward(dinp.p, dout.p, inp.p, N, stream);
-    EXPECT_CLOSE(out.host(), y, ROUNDED);
-    EXPECT_CLOSE(dinp.host(), dx, ROUNDED);
 }
-KERNEL_TEST("gelu by erf") { for (int N : {1500, 1504}) { check_gelu_erf(N); } }
 
 // N tokens, from 0 to V - 2; token 2 has `more` more rows.
 static void check_embedding(int C, int more) {
