@@ -206,6 +206,11 @@ class Counts(unittest.TestCase):
                                           "    place: x is false\nd      FAILED    1.0 ms  \n", 1)
         self.assertEqual(counts, runner.Result(1, 1, ["needs a GPU"]))
 
+    def test_words_are_those_of_tags_or_names(self):
+        for program, words in (("simt/test_x", ["words"]), ("simt_asan/test_x", []), ("asan/test_x", ["words"])):
+            command = runner.command_of(f"build/{program}", ["words"])[0]
+            self.assertEqual([w for w in command if w == "words"], words, program)
+
     def test_unittest(self):
         counts = runner.read_unittest("test_a (x) ... ok\ntest_b (x) ... skipped 'SKIPPED: no mpirun'\n"
                                       "test_c (x) ... skipped \"there isn't one\"\n\nRan 5 tests in 0.1s\n\n"
