@@ -101,7 +101,9 @@ def main(argv):
     for name in args.rows:
         if name not in ROWS:
             raise BadInput(f"{name}: expected some of {', '.join(ROWS)}")
-    if not args.rows:
+    if args.rows:
+        console.need("scipy.stats")                     # before an hour of training
+    else:
         for name, row in ROWS.items():
             cells = ", ".join(f"{task} {number:g} %" for task, (number, _) in row.cells.items())
             print(f"{name:12} {row.minutes} minutes of one core a seed; {row.source}: {cells}")
