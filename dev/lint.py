@@ -17,6 +17,9 @@ FLOORS = [["llmc/base"], ["llmc"], ["llmc/position", "llmc/cable.cuh"], ["llmc/a
           ["llmc/engine"], ["llmc/engine/text"], ["llmc/engine/files"], ["llmc/engine/ranks"],
           ["llmc/engine/model.cuh"], ["llmc/engine/run"], ["llmc/lab"], ["trainers"]]
 
+# the top level: these directories and files, and what begins with a dot
+PLACES = r"((data|dev|docs|llmc|scripts|test)/|\.)[\w./+-]+|LICENSE|Makefile|README\.md|train_(gpt2|bert)[\w.]*"
+
 # the files that may say __CUDACC__
 KNOWS_THE_BUILD = {"llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh",
                    "llmc/matmul.cuh", "llmc/engine/ranks/comm.h"}
@@ -325,10 +328,10 @@ def check_prose(path, text):
 
 def tracked_files(root):
     """the files that git tracks or would track; in a copy without git, all files"""
-    git = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE,
+    git = subprocess.run(["git", "-C", root, "ls-files", "-coz", "--exclude-standard"], stdout=subprocess.PIPE,
                          stderr=subprocess.DEVNULL, universal_newlines=True)
     if git.returncode == 0 and git.stdout:
-        return {p for p in git.stdout.split("\n") if p and os.path.isfile(os.path.join(root, p))}
+        return {p for p in git.stdout.split("\0") if p and os.path.isfile(os.path.join(root, p))}
     found = set()
     for directory, names, files in os.walk(root):
         names[:] = [n for n in names if n not in (".git", ".venv", "build", "__pycache__")]
@@ -344,6 +347,8 @@ def main():
     tracked.update(tracked_files(root))
     count = 0
     for path in sorted(tracked):
+        if path.startswith(tuple(only)) and not re.fullmatch(PLACES, path):
+            report(ascii(path), 1, "expected a plain name, below a directory or as a file that the top level has")
         if not path.endswith(TEXT) or path.startswith("test/fixtures/") or not path.startswith(tuple(only)):
             continue
         with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:

@@ -135,6 +135,14 @@ class Lint(unittest.TestCase):
                 new = [line for line in text.split("\n") if line not in before and line.startswith(path + ":")]
                 self.assertTrue(any(rule in line for line in new), "\n".join(new) or "nothing was found")
 
+    def test_a_stray_file_is_seen(self):
+        for path in ("notes.txt", "runs/log.jsonl", "\033[2Jx/data.bin", "data/two words.bin"):
+            with self.subTest(file=path):
+                self.append(path, "x")
+                code, text = lint(self.root)
+                self.restore(path, None)
+                self.assertEqual((code, text.count("expected a plain name")), (1, 1), text)
+
     def test_harmless_text_passes(self):
         for path, text in HARMLESS:
             with self.subTest(file=path, text=text):
