@@ -10,6 +10,7 @@ Stages, in order, each with a limit of time; those that tell most about a new ma
   step       124M with 65,536 tokens a step, drawn as frequent as words are: tokens/s, and the time of each kernel
              beside scripts/roofline.py's prediction
   rates      the clocks of single instructions that dev/sass_bound.py assumes
+  repeat     one seed several times: the same bits
   build      trainers for the CPU (two builds that round differently) and for CUDA (bf16, FP32); kernel tests; benchmark
   kernels    every kernel test of test/simt on the hardware, each in a process of its own
   losses     20 steps on the CPU and in CUDA, FP32 and bf16: GPT-2 with every encoding; BERT with some of them, on
@@ -780,6 +781,35 @@ STEP = ("124M, 65,536 tokens", "gpt2", "small", "tokens.bin", 1024, 64,
 PROFILED = 10                                           # the step of --profile
 
 
+def end_of_run(stage, binary, out, flags):
+    """(its result, its losses, the SHA-256 of its weights) after STEPS steps"""
+    result = train(stage, binary, out, [*flags, "--steps", str(STEPS), "--checkpoint_every", str(STEPS)], 30)
+    with open(os.path.join(ROOT, out, f"step_{STEPS:08d}", "model.safetensors"), "rb") as f:
+        return result, losses_of(out), hashlib.sha256(f.read()).hexdigest()
+
+
+def repeat(stage):
+    """one seed, several runs: the same losses and weights, bit for bit"""
+    write_data()
+    tokens = path("tokens.bin")
+
+    def run(pos, name, recompute):
+        out = path("repeat", f"{pos}_{name}")
+        data = ["--train_files", tokens, "--val_files", tokens, "--model", "4,6,384", "--B", "16", "--pos", pos]
+        return end_of_run(stage, FIRST_TRAINER, out, [*data, "--recompute", recompute])[1:]
+
+    def compare(pos):
+        first = run(pos, "first", "0")
+        for name, recompute in (("again", "0"), ("recomputed", "2")):
+            found = run(pos, name, recompute)
+            if found != first:
+                apart = [t for t, (a, b) in enumerate(zip(first[0], found[0])) if a != b]
+                where = f"the losses differ from step {apart[0]}" if apart else "the losses agree, the weights differ"
+                raise Failed(f"{pos}, {name}: expected the same bits, {where}")
+        return {"losses": first[0], "weights": first[1]}
+    stage.do_all([(pos, compare, pos) for pos in ("none", "cable")])
+
+
 def batch_of_step(check):
     return check.report.stage("step")["items"].get(f"{STEP[0]} cable", {}).get("B", STEP[5])
 
@@ -936,14 +966,11 @@ def ranks(stage):
     write_data()
 
     def run(trainer, count):
-        text, out = path("text.txt"), path(f"ranks_{trainer}_{count}")
-        shutil.rmtree(os.path.join(ROOT, out), ignore_errors=True)
-        arguments = ["--train_files", text, "--val_files", text, "--val_every", "0", "--model", MODEL, "--T", str(T),
-                     "--B", str(B), "--total_batch", str(2 * B * T), "--steps", str(STEPS), "--gpus", str(count),
-                     "--checkpoint_every", str(STEPS), "--out", out]
-        result = stage.run([built(CUDA[trainer]), *arguments], 30)
-        with open(os.path.join(ROOT, out, f"step_{STEPS:08d}", "model.safetensors"), "rb") as f:
-            return losses_of(out), hashlib.sha256(f.read()).hexdigest(), "NCCL" in result.output
+        text = path("text.txt")
+        result, *end = end_of_run(stage, CUDA[trainer], path(f"ranks_{trainer}_{count}"),
+                                  ["--train_files", text, "--val_files", text, "--model", MODEL, "--T", str(T), "--B",
+                                   str(B), "--total_batch", str(2 * B * T), "--gpus", str(count)])
+        return *end, "NCCL" in result.output
 
     def compare(trainer):
         one, two = run(trainer, 1), run(trainer, 2)
@@ -966,7 +993,7 @@ def rates(stage):
 # name, function, cap in seconds; with a minute for `trainer` and three for `build`, on 16 cores, all of them fit into
 # two visits of 9.5 minutes
 STAGES = [("device", device, 30), ("trainer", trainer, 600), ("step", step, 90),
-          ("rates", rates, 20), ("build", build, 1500), ("kernels", kernels, 110),
+          ("rates", rates, 20), ("repeat", repeat, 40), ("build", build, 1500), ("kernels", kernels, 110),
           ("losses", losses, 110), ("racecheck", racecheck, 40), ("torch", torch_step, 140),
           ("bench", bench, 70), ("train", training, 50), ("eval", evaluation, 35), ("pytorch", pytorch, 60),
           ("exchange", exchange, 10), ("ranks", ranks, 20), ("sanitizer", sanitizer, 30)]

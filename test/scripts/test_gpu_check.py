@@ -431,6 +431,19 @@ class Failures(Case):
         self.check("--again", "ranks")
         self.assertIn("the weights differ", self.result("md"))
 
+    def test_a_run_that_is_not_repeated(self):
+        change = self.machine.trainer
+        for error, weight, words in ((1e-12, 1.1, "the losses differ from step 0"),
+                                     (0.0, 1.2, "the losses agree, the weights differ")):
+            def other(command, on_line, **_):
+                return change(command, on_line, ranks="cable_again" in str(command))
+            self.machine.ranks_error, self.machine.ranks_weight = error, weight
+            with self.subTest(words), mock.patch.object(self.machine, "trainer", other):
+                self.check("--only", "trainer,repeat", "--again", "repeat")
+                items = self.result()["stages"]["repeat"]["items"]
+                self.assertEqual([items["none"]["ok"], items["cable"]["ok"]], [True, False])
+                self.assertIn("cable, again: expected the same bits, " + words, items["cable"]["error"])
+
     def test_pairs_that_differ(self):
         """fails if they differ more than rounding changes pairs, even if it changes masked tokens as much"""
         run = self.machine.run
