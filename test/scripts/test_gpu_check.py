@@ -291,6 +291,7 @@ class Stages(Case):
                 self.assertIn("arch=compute_90a,code=sm_90a", line)
             else:
                 self.assertEqual("-ffp-contract=fast" in line, "/fused/" in product)
+                self.assertEqual("-ffp-contract=off" in line, "/cpu/" in product)
         trainers = {f"{kind}/train_{t}{cu}" for t in ("gpt2", "bert")
                     for kind, cu in (("cpu", ""), ("fused", ""), ("bf16", "cu"), ("fp32", "cu"))}
         self.assertEqual(products, trainers | {"first/train_gpt2cu", "gpu_probes", "test_sum", "test_flash_forward",
@@ -430,6 +431,17 @@ class Failures(Case):
         self.machine.ranks_error, self.machine.ranks_weight = 0.0, 1.2
         self.check("--again", "ranks")
         self.assertIn("the weights differ", self.result("md"))
+
+    def test_programs_that_were_built_elsewhere(self):
+        """without a record of their build: they are not built again; the report names the commit of COMMIT"""
+        self.assertEqual(self.check("--only", "trainer")[0], 0)
+        shutil.rmtree(os.path.join(self.root, "results"))
+        before = len(self.ran("nvcc -std"))
+        with mock.patch.dict(os.environ, {"COMMIT": "0123456789ab"}):
+            self.assertEqual(self.check("--only", "trainer,repeat")[0], 0)
+        self.assertEqual((before > 0, len(self.ran("nvcc -std"))), (True, before))
+        self.assertEqual(self.result()["commit"], "0123456789ab")
+        self.assertEqual(self.result()["stages"]["trainer"]["status"], "ok")
 
     def test_a_run_that_is_not_repeated(self):
         change = self.machine.trainer

@@ -472,12 +472,12 @@ void expect_near(const Inputs& p, const Results& got, const Results& simulated, 
     const std::vector<Doubles> s = all(simulated);
     const std::vector<Doubles> e = all(exact);
     for (size_t x = 0; x < g.size(); x++) {
-        const double single = x < 3 ? 0.5 : 0.25;       // of dq, dk, dv some roundings to bf16 may fall the other way
-        const double allowance = chained ? 2 : single;
+        double allowance = x < 3 ? 0.5 : 0.25;          // of dq, dk, dv some roundings to bf16 may fall the other way
+        if (chained || (x == 7 && on_gpu)) { allowance = 2; }       // FIRE's sums cancel, and an H100's mma truncates
         if ((x >= 3 && x <= 5 && !cable) || (x == 6 && p.Kind != FlashBias::Toeplitz)) { continue; }
         if (x == 7 && p.Kind != FlashBias::Fire) { continue; }
         const double error = distance(g[x], chained ? e[x] : s[x], e[x]);
-        const double allowed = allowance * distance(s[x], e[x], e[x]) + 1e-5;
+        const double allowed = allowance * distance(s[x], e[x], e[x]) + (on_gpu ? 2e-5 : 1e-5);
         worst.of[x] = std::max(worst.of[x], error / allowed);
         EXPECT(error <= allowed, "%s %s T %d HS %d B %d NH %d: %s is %.3g from the %s; simulation from oracle: %.3g",
                BIAS_NAMES[(int)p.Kind], p.causal ? "causal" : "full", p.s.T, p.s.HS, p.s.B, p.s.NH, RESULT_NAMES[x],

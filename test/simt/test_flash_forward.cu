@@ -782,7 +782,9 @@ KERNEL_TEST("flash skip: tau 128 changes no bit, tau 24 + log2 T no digit") {
     p.kv_len = {150, 0};
     check_skipping(p, 52, Left);
     check_skipping({FlashBias::Linear, true, 1, 520, 3, 64, {}, 0.1}, 53, Left);
-    if (on_gpu) { check_skipping({FlashBias::Distance, true, 2, 2048, 3, 128}, 54, Left); }
+    p = {FlashBias::Distance, true, 2, 2048, 3, 128};
+    p.b_std = 2.0;
+    if (on_gpu) { check_skipping(p, 54, Left); }
 }
 
 KERNEL_TEST("flash skip: bidirectional, on either side, both, none") {
@@ -820,7 +822,9 @@ KERNEL_TEST("flash skip: bidirectional, on either side, both, none") {
     check_skipping(p, 61, Both);
     check_skipping({FlashBias::Linear, false, 1, 520, 3, 64, {}, 0.1}, 62, Both);
     check_skipping({FlashBias::Linear, false, 1, 520, 1, 64, {500}, 0.1}, 63, Neither);
-    if (on_gpu) { check_skipping({FlashBias::Distance, false, 2, 2048, 3, 128, {2048, 1500}}, 64, Both); }
+    p = {FlashBias::Distance, false, 2, 2048, 3, 128, {2048, 1500}};
+    p.b_std = 2.0;
+    if (on_gpu) { check_skipping(p, 64, Both); }
 }
 
 // A span is obeyed, not just harmless: with tiles that matter left out, the result is the oracle's that leaves them out

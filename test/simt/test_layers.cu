@@ -578,7 +578,7 @@ KERNEL_TEST("rope: the turns of q and k") {
 static void check_ssmax(int HS, bool causal) {
     Queries x("ssmax", HS);
     const int N = x.B * x.T;
-    const std::vector<int> lengths = {x.T, 9};
+    const std::vector<int> lengths = {Queries::T, 9};
     DeviceArray<int> kv_len(lengths);
     x.view.causal = causal;
     x.view.stride = x.T;
