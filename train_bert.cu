@@ -368,13 +368,12 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
         layer_done(model, l);                                   // its gradients may set out for the other ranks
     }
     // the embeddings: through their normalization, then to the type, the positions and the tokens
-    const DeviceBatch& batch = acts.batch;
     device_zero(a.dsum(), bytes, s);
     layernorm_backward(a.dsum(), d.embw(), d.embb(), a.scratch(), a.dresidual(), a.encoded(), a.embmean(), a.embrstd(),
                        p.embw(), N, C, s);
     add_row_backward(d.typew(), a.scratch(), a.dsum(), N, C, s);
     layer_position(model, acts, 0, T, grads).embed_backward(a.dsum(), B, T, s);
-    embedding_backward(d.wte(), a.scratch(), a.dsum(), batch.tokens, batch.plan, C, s);
+    embedding_backward(d.wte(), a.scratch(), a.dsum(), acts.batch.tokens, acts.batch.by_token(s), C, s);
 }
 
 // ----------------------------------------------------------------------------------------------------------

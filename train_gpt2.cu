@@ -350,7 +350,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
     }
     // what is left in dresidual belongs to the embeddings: rows of the same token are summed in a fixed order
     layer_position(model, acts, 0, T, grads).embed_backward(a.dresidual(), B, T, s);
-    embedding_backward(d.wte(), a.scratch(), a.dresidual(), acts.batch.tokens, acts.batch.plan, C, s);
+    embedding_backward(d.wte(), a.scratch(), a.dresidual(), acts.batch.tokens, acts.batch.by_token(s), C, s);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int
                     float* losses, float* hits, int t0 = 0) {
     const size_t N = (size_t)B * T;
     settle_weights(model);
-    acts.batch.load(0, 1, tokens, targets, N, false, model.stream);
+    acts.batch.load(0, 1, tokens, targets, N, model.stream);
     gpt2_forward(model, acts, B, T, t0, acts.kept < 0 ? T : acts.T);
     gpt2_head(model, acts, N, nullptr, nullptr, 0.0f);
     copy_to_host(losses, acts.a.losses(), sizeof(float) * N, model.stream);
@@ -385,7 +385,7 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
     const size_t counted = count_targets(targets, N * micro_batches);
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
     for (int i = 0; i < micro_batches; i++) {
-        acts.batch.load((size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N, N, true, model.stream);
+        acts.batch.load((size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N, N, model.stream);
         gpt2_forward(model, acts, B, T, 0, T);
         float* grads = gradient_begin(model, i, micro_batches);
         GPT2Params<float> d;

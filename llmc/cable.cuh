@@ -252,7 +252,7 @@ template <bool LogKernel, bool Weighted, CableStep Step> struct Cable : Encoding
         device_zero(dg, sizeof(float) * B * v.NH * T, stream);
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
-        const Grid grid((size_t)B * v.NH, 128, 0, stream);
+        const Grid grid((size_t)B * v.NH, 256, 0, stream);
         launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C(), v.OC, Step, Weighted);
     }
     CableBias<LogKernel> bias() const {

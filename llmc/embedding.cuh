@@ -27,7 +27,7 @@ constexpr int EMBEDDING_PART = ON_GPU ? 64 : INT32_MAX;     // cores share the t
 
 // The rows of a micro-batch by token, in parts of equal token: part p is rows[first[p]] .. rows[first[p + 1] - 1]. The
 // parts of hot tokens, which have several, come first, and those of hot token h are hot[h] .. hot[h + 1] - 1. It is a
-// counting sort, linear in N + V, because the GPU waits for it.
+// counting sort, linear in N + V.
 struct EmbeddingPlan {
     std::vector<int> rows;          // (N), by token and, for equal tokens, in the order of the batch
     std::vector<int> first;         // (parts+1)

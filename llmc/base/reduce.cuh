@@ -61,16 +61,16 @@ template <int P> __global__ void slab_sums_kernel(float* partial, const floatX* 
 // out[c] += sum of partial[s * stride + c] over the slabs s
 __global__ void add_slabs_kernel(float* out, const float* partial, size_t slabs, size_t stride, size_t C) {
 #if defined(CUDA_BUILD)
-    // 32 columns per block: each of its 8 warps sums every eighth slab
-    __shared__ float sums[8][32];                               // of each warp, for each column
+    // 32 columns per block: each of its 32 warps sums every 32nd slab
+    __shared__ float sums[32][32];                              // of each warp, for each column
     const size_t c = (size_t)blockIdx.x * 32 + threadIdx.x % 32;
     float sum = 0.0f;
-    for (size_t s = threadIdx.x / 32; s < slabs && c < C; s += 8) { sum += partial[s * stride + c]; }
+    for (size_t s = threadIdx.x / 32; s < slabs && c < C; s += 32) { sum += partial[s * stride + c]; }
     sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
     __syncthreads();
     if (threadIdx.x >= 32 || c >= C) { return; }
-    // the first warp adds up what the eight have, in their order
-    for (int w = 1; w < 8; w++) { sum += sums[w][threadIdx.x]; }
+    // the first warp adds up what they have, in their order
+    for (int w = 1; w < 32; w++) { sum += sums[w][threadIdx.x]; }
     out[c] += sum;
 #else
     const GridSpan span = grid_span(C);
@@ -83,7 +83,7 @@ __global__ void add_slabs_kernel(float* out, const float* partial, size_t slabs,
 // out (C) += the sum over the slabs of partial (slabs,C), whose rows are `stride` apart
 inline void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream) {
 #if defined(CUDA_BUILD)
-    const Grid grid(ceil_div(C, (size_t)32), 256, 0, stream);
+    const Grid grid(ceil_div(C, (size_t)32), 1024, 0, stream);
 #else
     const Grid grid = Grid::over(C, stream);
 #endif

@@ -43,23 +43,27 @@ struct DeviceBatch {
         pinned_free(pinned);
         *this = DeviceBatch();
     }
-    // n tokens. targets may be null; then, or without `backward`, there is no plan
-    void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, bool backward,
-              Stream stream) {
+    // n tokens; targets may be null
+    void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, Stream stream) {
         if (slots < of) {
             pinned_free(pinned);
             pinned = (int*)pinned_malloc(sizeof(int) * ints(N) * of);
             slots = of;
         }
+        loaded = {slot, n};
         copy(tokens, slot, host_tokens, n, stream);
         if (host_targets != nullptr) { copy(targets, slot, host_targets, n, stream); }
-        if (!backward) { return; }
+    }
+    // Sorts the loaded rows by token, for the end of the backward: by then the device is far behind the host
+    const EmbeddingRows& by_token(Stream stream) {
+        const auto [slot, n] = loaded;
         EmbeddingPlan built;
-        built.build(host_tokens, n);
+        built.build(pinned + slot * ints(N), n);
         copy(plan.rows, slot, built.rows.data(), n, stream);
         copy(plan.first, slot, built.first.data(), built.first.size(), stream);
         copy(plan.hot, slot, built.hot.data(), built.hot.size(), stream);
         plan.count(built);
+        return plan;
     }
     // The position of the token just loaded, for a recorded step
     Start load_start(int t0, Stream stream) {
@@ -81,6 +85,8 @@ struct DeviceBatch {
     }
 
 private:
+    std::pair<size_t, size_t> loaded;                       // the slot, and its tokens
+
     // an array has the same offset in pinned memory and on the device
     void copy(int* to, size_t slot, const int* from, size_t count, Stream stream) {
         check(count <= N + 1, "a batch of %zu values, laid out for %zu", count, N);         // `first` has N + 1
@@ -212,7 +218,7 @@ std::vector<int> load_batch(Model& model, Acts& acts, size_t slot, size_t of, co
         wanted.push_back(targets[n]);
     }
     if (!backward) { settle_weights(model); }
-    acts.batch.load(slot, of, tokens, nullptr, N, backward, model.stream);
+    acts.batch.load(slot, of, tokens, nullptr, N, model.stream);
     acts.batch.pick(slot, picked, wanted, N, lengths, (size_t)B, model.stream);
     acts.kv_len = lengths != nullptr ? acts.batch.lengths : nullptr;
     return picked;

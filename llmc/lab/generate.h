@@ -104,7 +104,7 @@ void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std
                     StepGraph* graph = nullptr) {
     const int C = model.config.C, Vp = model.config.Vp();
     settle_weights(model);
-    acts.batch.load(0, 1, ids, nullptr, (size_t)n, false, model.stream);
+    acts.batch.load(0, 1, ids, nullptr, (size_t)n, model.stream);
     const bool records = graph != nullptr && StepGraph::records;
     const Start start = records ? acts.batch.load_start(t0, model.stream) : Start(t0);
     const auto step = [&] {

@@ -201,7 +201,8 @@ KERNEL_TEST("a batch on the device is that of the host") {
     for (size_t slot : {0, 1}) {
         std::rotate(ids.begin(), ids.begin() + 5, ids.end());
         plan.build(ids.data(), N);
-        batch.load(slot, 2, ids.data(), targets.data(), N, true, device_stream());
+        batch.load(slot, 2, ids.data(), targets.data(), N, device_stream());
+        batch.by_token(device_stream());
         if (slot > 0) { continue; }
         first = ids;
         copy_on_device(first_tokens, batch.tokens, sizeof(int) * N, device_stream());

@@ -374,7 +374,7 @@ KERNEL_TEST("masked rows come in few numbers, the last of them without a target"
             picked.push_back((int)k);
             targets.push_back((int)k + 7);
         }
-        batch.load(0, 1, tokens.data(), nullptr, N, false, stream);
+        batch.load(0, 1, tokens.data(), nullptr, N, stream);
         batch.pick(0, picked, targets, N, nullptr, 1, stream);
         EXPECT(batch.picks == c.rows, "%zu targets: %zu rows", c.targets, batch.picks);
         std::vector<int> rows(N), wanted(N);

@@ -87,7 +87,7 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct Fla
         float place[OWN];                                   // of the keys
         UNROLL
         for (int r = 0; r < OWN; r++) {                     // S is read again: registers are scarce
-            place[r] = cable ? owner.own_S->shifted[stage][owner.row(r)] : (float)(owner.first() + owner.row(r));
+            place[r] = cable ? owner.place(owner.row(r), stage) : (float)(owner.first() + owner.row(r));
         }
         UNROLL
         for (int e = 0; e < FLASH_STRIP / 8 * OWN; e++) {

@@ -225,7 +225,7 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct Fla
             const int i = owner.first() + r;
             const int j = n * FLASH_TILE + c;
             FlashQuery query = Rows == 32 ? shared_query()[r] : own.query[lane_row];
-            if (cable) { query.place = owner.own_S->shifted[stage][r]; }  // counted from what the keys' are
+            if (cable) { query.place = owner.place(r, stage); }       // counted from what the keys' are
             const int begins = Edge && Masked ? flash_begin(args, owner.block().b, i) : 0;
             float key[2];
             bool hidden[2];

@@ -24,9 +24,14 @@ struct alignas(16) FlashQuery {
 // whichever of these two is nearer to the tile that meets it. Then S_i and S_j differ in sign, or neither has lost a
 // bit, and nothing cancels. docs/attention.md, "Where S is counted from".
 enum FlashFrom { FROM_CHUNK, FROM_FIRST, FROM_LAST };
+struct alignas(8) FlashS {                                  // S in two parts, whose difference loses nothing
+    float high, low;
+    __device__ static FlashS of(double S) { return {(float)S, (float)(S - (double)(float)S)}; }
+    __device__ float minus(const FlashS& other) const { return (high - other.high) + (low - other.low); }
+};
 struct alignas(16) FlashQueries {
     FlashQuery row[FLASH_TILE];
-    double from, unused;                                    // S of the token that it is counted from; 16 bytes
+    FlashS from, unused;                                    // S of the token that it is counted from; 16 bytes
 };
 // How many of them each tile has, and which one an owned tile meets
 __host__ __device__ constexpr int flash_variants(FlashBias Kind) { return flash_is_cable(Kind) ? 3 : 1; }
@@ -40,22 +45,6 @@ template <FlashBias Kind> __host__ __device__ constexpr int flash_views(int Rows
     return flash_is_cable(Kind) ? flash_block_tiles(Rows) : 1;
 }
 template <int Views> __device__ inline int flash_view(int row) { return Views == 1 ? 0 : row / FLASH_TILE; }
-// S of the owned rows, from the same origin as the streamed tile's; in shared memory, because registers are scarce.
-// One thread per row, the block's last ones, so that shift() needs no barrier but the one before its values are read.
-template <int Rows> struct FlashOwnS {
-    double exact[flash_block_rows(Rows)];
-    float shifted[2][flash_block_rows(Rows)];               // of two stages
-
-    __device__ static int row() { return (int)threadIdx.x - (FLASH_THREADS - flash_block_rows(Rows)); }     // or < 0
-    // once per block: own is the FROM_CHUNK of the tile of row()
-    __device__ void set(const FlashQueries* own) {
-        if (row() >= 0) { exact[row()] = own->from + own->row[row() % FLASH_TILE].place; }
-    }
-    // once per streamed tile, when it is fetched; read after the barrier that says it has arrived
-    __device__ void shift(const FlashQueries* streamed, int stage) {
-        if (row() >= 0) { shifted[stage][row()] = (float)(exact[row()] - streamed->from); }
-    }
-};
 
 // ----------------------------------------------------------------------------------------------------------
 // logits
@@ -140,19 +129,23 @@ __device__ inline void flash_fire_add(FlashFragment<Rows, Columns>& scores, cons
 // ----------------------------------------------------------------------------------------------------------
 // The two kernels. A block owns 64 or 128 rows, 16 or 32 per warp: one or two tiles. A warp leaves out the streamed
 // tiles that only the block's other tile meets. Shared memory: two owned tiles, two stages of two streamed tiles, two
-// stages of FlashQuery per owned tile, FlashOwnS. With 32 rows per warp registers are scarce, so shared memory also
-// holds the block's place, the owned queries (dq) and the lanes' dS (dkdv): 72 KB (HS 64). HS 128: 99 KB, all that
-// sm_86 has
+// stages of FlashQueries per owned tile, and of each owned row S, or Fire's pieces in its place. With 32 rows per warp
+// registers are scarce, so shared memory also holds the block's place, the owned queries (dq) and the lanes' dS (dkdv):
+// 72 KB (HS 64). HS 128: 99 KB, all that sm_86 has
 
 // The rows of a warp. HS 128: with 32, just dK and dV would take 256 registers, and the tiles 128 KB
 constexpr int flash_backward_rows(int HS) { return HS == 64 ? 32 : 16; }
 // In the dq kernel. Fire: beside 32 there is no room for y and its derivatives
 constexpr int flash_dq_rows(FlashBias Kind, int Rows) { return Kind == FlashBias::Fire ? 16 : Rows; }
 constexpr size_t FLASH_BLOCK_BYTES = 32;                    // a FlashBlock, rounded up
+__host__ __device__ constexpr size_t flash_own_bytes(int Rows) {
+    const size_t S = sizeof(FlashS) * flash_block_rows(Rows), fire = sizeof(FirePiece) * FIRE_PIECES;
+    return S > fire ? S : fire;
+}
 constexpr size_t flash_backward_shared(int HS, int Rows) {
     return sizeof(bf16) * (2 * flash_block_rows(Rows) + 4 * FLASH_TILE) * HS +
-           sizeof(FlashQuery) * (Rows == 32 ? 3 : 2) * flash_block_rows(Rows) +
-           (Rows == 32 ? sizeof(FlashOwnS<32>) + FLASH_BLOCK_BYTES : sizeof(FlashOwnS<16>));
+           sizeof(FlashQueries) * 2 * flash_block_tiles(Rows) + flash_own_bytes(Rows) +
+           (Rows == 32 ? FLASH_BLOCK_BYTES + sizeof(FlashQuery) * flash_block_rows(Rows) : 0);
 }
 // Streamed rows whose logits are in registers at a time: with all 64 the sums of HS columns would not fit beside them.
 constexpr int FLASH_STRIP = 16;
@@ -234,8 +227,8 @@ template <FlashBias Kind, int HS, int Rows> struct FlashOwner {
     const FlashBlock placed;
     bf16* own;                                              // two tiles (OWNED,HS)
     bf16* streamed;                                         // two stages of two tiles (64,HS)
-    FlashQuery* values;                                     // of the streamed rows: two stages of (VIEWS,64)
-    FlashOwnS<Rows>* own_S;
+    FlashQueries* values;                                   // of the streamed rows: two stages of VIEWS
+    FlashS* own_S;                                          // (OWNED)
     // with 32 rows per warp, because registers are scarce: the block's place, and FLASH_THREADS more values
     FlashBlock* shared_block;
     void* shared_rest;
@@ -245,9 +238,9 @@ template <FlashBias Kind, int HS, int Rows> struct FlashOwner {
         : args(args), queries(queries), placed(args, turns, OWNED, last_first, from) {
         own = (bf16*)dynamic_shared();
         streamed = own + 2 * OWNED * HS;
-        values = (FlashQuery*)(streamed + 4 * TILE_SIZE);
-        own_S = (FlashOwnS<Rows>*)(values + 2 * OWNED);
-        shared_block = (FlashBlock*)(own_S + 1);
+        values = (FlashQueries*)(streamed + 4 * TILE_SIZE);
+        own_S = (FlashS*)(values + 2 * flash_block_tiles(Rows));
+        shared_block = (FlashBlock*)((char*)own_S + flash_own_bytes(Rows));
         shared_rest = (char*)shared_block + FLASH_BLOCK_BYTES;
         if (Rows == 32 && threadIdx.x == 0) { *shared_block = placed; }
         if (Rows == 32) { __syncthreads(); }
@@ -263,10 +256,12 @@ template <FlashBias Kind, int HS, int Rows> struct FlashOwner {
     template <bool Causal, bool Masked> __device__ bool hides(int i, int j, int begin) const {
         return j >= block().keys || (Causal && j > i) || (Masked && args.mask.hides(i, j, begin));
     }
-    // the values of a streamed tile as this warp's rows meet them
-    __device__ const FlashQuery* met_values(int stage) const {
-        return values + (stage * VIEWS + flash_view<VIEWS>(row0)) * FLASH_TILE;
+    // the values of a streamed tile as this warp's rows meet them, and S of an owned row, counted from the same token
+    __device__ const FlashQueries& met_queries(int stage) const {
+        return values[stage * VIEWS + flash_view<VIEWS>(row0)];
     }
+    __device__ const FlashQuery* met_values(int stage) const { return met_queries(stage).row; }
+    __device__ float place(int row, int stage) const { return own_S[row].minus(met_queries(stage).from); }
     // where they come from, for this thread to fetch
     __device__ const FlashQueries* met(int tile) const {
         const FlashFrom from = flash_from<Kind>(tile, first_tile() + flash_view<VIEWS>(threadIdx.x));
@@ -282,7 +277,11 @@ template <FlashBias Kind, int HS, int Rows> struct FlashOwner {
     template <FlashInput First, FlashInput Second> __device__ void load_owned() const {
         load<First, OWNED>(own_tile(0), first());
         load<Second, OWNED>(own_tile(1), first());
-        if (flash_is_cable(Kind)) { own_S->set(block().template own_queries<Kind, VIEWS>(queries, first_tile())); }
+        if (flash_is_cable(Kind) && threadIdx.x < OWNED) {
+            const FlashQueries* own = block().template own_queries<Kind, VIEWS>(queries, first_tile());
+            const double from = (double)own->from.high + (double)own->from.low;
+            own_S[threadIdx.x] = FlashS::of(from + (double)own->row[threadIdx.x % FLASH_TILE].place);
+        }
     }
     // A streamed tile; computes addresses again, because registers are scarce
     template <FlashInput First, FlashInput Second> __device__ void fetch(int tile, int stage) const {
@@ -290,10 +289,12 @@ template <FlashBias Kind, int HS, int Rows> struct FlashOwner {
         load<First, FLASH_TILE>(streamed_tile(stage), tile * FLASH_TILE);
         load<Second, FLASH_TILE>(streamed_tile(stage) + TILE_SIZE, tile * FLASH_TILE);
         const FlashQueries* from = met(tile);
+        FlashQueries* to = values + stage * VIEWS + flash_view<VIEWS>(threadIdx.x);
+        const int row = threadIdx.x % FLASH_TILE;
         if (has_values && threadIdx.x < VIEWS * FLASH_TILE) {
-            cp_async_16(values + stage * VIEWS * FLASH_TILE + threadIdx.x, from->row + threadIdx.x % FLASH_TILE, true);
+            cp_async_16(to->row + row, from->row + row, true);
+            if (flash_is_cable(Kind) && row == 0) { cp_async_16(&to->from, &from->from, true); }
         }
-        if (flash_is_cable(Kind)) { own_S->shift(from, stage); }
         cp_async_commit();
     }
 };
@@ -363,9 +364,9 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
     tile[FROM_LAST].row[t % FLASH_TILE] = query;
     if (t % FLASH_TILE == 0) {                              // one thread per tile says from what
         const double origin = args.S_origin[bh * ceil_div(args.stride, CABLE_CHUNK) + t / CABLE_CHUNK];
-        tile[FROM_CHUNK].from = origin;
-        tile[FROM_FIRST].from = origin + S[first];
-        tile[FROM_LAST].from = origin + S[last];
+        tile[FROM_CHUNK].from = FlashS::of(origin);
+        tile[FROM_FIRST].from = FlashS::of(origin + (double)S[first]);
+        tile[FROM_LAST].from = FlashS::of(origin + (double)S[last]);
     }
 }
 
