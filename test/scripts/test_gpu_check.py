@@ -37,7 +37,7 @@ class Machine:
         self.root, self.commands, self.clock = root, [], Clock()
         self.error = {"fused": 1e-7, "rounded": 1e-4, "fp32": 5e-7, "bf16": 4e-4}       # errors of the losses
         self.tests = [{"name": "sum", "status": "ok", "ms": 3.0, "info": "error 1e-7"},
-                      {"name": "big", "status": "ok", "ms": 900.0, "info": ""}]
+                      {"name": "big", "status": "ok", "ms": 9000.0, "info": ""}]
         self.programs = {"nvidia-smi", "nvcc", "g++", "compute-sanitizer", "python3"}
         self.skip_error = self.first = self.ranks_error = 0.0
         self.gpus, self.ranks_weight, self.nccl = 2, 1.1, os.path.join(root, "site", "nvidia", "nccl")
@@ -432,6 +432,14 @@ class Failures(Case):
         self.check("--again", "ranks")
         self.assertIn("the weights differ", self.result("md"))
 
+    def test_what_the_sanitizers_get(self):
+        chosen = gpu_check.SANITIZED["flash_forward"]
+        self.machine.tests.append({"name": chosen, "status": "ok", "ms": 20000.0, "info": ""})
+        self.check("--only", "build,kernels,sanitizer")
+        of_flash = [c for c in self.ran("compute-sanitizer") if "test_flash_forward" in c]
+        self.assertEqual((len(of_flash), all(c.endswith(chosen) for c in of_flash)), (4, True), of_flash)
+        self.assertEqual(["--report-api-errors no" in c for c in of_flash], ["memcheck" in c for c in of_flash])
+
     def test_programs_that_were_built_elsewhere(self):
         """without a record of their build: they are not built again; the report names the commit of COMMIT"""
         self.assertEqual(self.check("--only", "trainer")[0], 0)
@@ -486,7 +494,7 @@ class Failures(Case):
         self.machine.test_code = 1
         self.failed("kernels", "exit code 1; FAILED: ")
         kernels = self.result()["stages"]["kernels"]["items"]
-        self.assertEqual((kernels["sum: big"]["ms"], kernels["sum: big"]["ok"]), (900.0, False))
+        self.assertEqual((kernels["sum: big"]["ms"], kernels["sum: big"]["ok"]), (9000.0, False))
 
     def test_a_build_that_fails(self):
         self.machine.fail = "-o build/gpu_check/fp32/train_"
