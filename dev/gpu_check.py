@@ -87,6 +87,11 @@ class OutOfTime(Exception):
     """the stage has reached its cap; a rerun does what is missing"""
 
 
+def without_root(error):
+    """what it says, with paths that begin in this repository"""
+    return str(error).replace(ROOT + os.sep, "")
+
+
 class NoDevice(Exception):
     """there is no GPU, no driver or no compiler"""
 
@@ -239,7 +244,7 @@ class Stage:
             record = dict(work(*args))
             record.setdefault("ok", True)
         except Failed as e:
-            record = {"ok": False, "error": str(e), "unfinished": isinstance(e, Unfinished)}
+            record = {"ok": False, "error": without_root(e), "unfinished": isinstance(e, Unfinished)}
         record["seconds"] = round(self.check.clock() - began, 2)
         self.put(name, record)
         self.done += 1
@@ -486,7 +491,8 @@ def kernels(stage):
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")        # in this order: time may not suffice for all
 SHORT_MS = 1000                     # a short test takes at most this long, most of it the start of CUDA
 SANITIZED_S = 12                    # the cap of a test under a sanitizer
-SANITIZED = {"flash_forward": "flash forward: a span leaves out exactly its tiles",      # of every form of bias that skips
+# tests that launch real kernels
+SANITIZED = {"flash_forward": "flash forward: a span leaves out exactly its tiles",
              "flash_backward": "flash backward: a span leaves out exactly its tiles"}
 
 
@@ -777,11 +783,6 @@ TRAIN_STEPS, WARM_UP = 14, 4
 OUT_OF_MEMORY = 4                                       # llmc/base/common.h: EXIT_OUT_OF_MEMORY
 
 
-def peak_mib(result):
-    used = [int(x) for x in result.beside.split() if x.isdigit()]
-    return max(used) if used else None
-
-
 STEP = ("124M, 65,536 tokens", "gpt2", "small", "tokens.bin", 1024, 64,
         ("none", "cable", "cable --plans " + path("plans")))
 PROFILED = 10                                           # the step of --profile
@@ -866,8 +867,7 @@ def measure_training(stage, sizes, programs):
         while True:
             arguments = ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", encoding,
                          "--T", str(T), "--B", str(b), "--steps", str(TRAIN_STEPS), *flags]
-            result = train(stage, programs[trainer], out, arguments, 40, fine=(0, OUT_OF_MEMORY),
-                           beside=watch(stage, "memory.used", 50))
+            result = train(stage, programs[trainer], out, arguments, 40, fine=(0, OUT_OF_MEMORY))
             if result.code == 0:
                 break
             if b == 1:
@@ -879,7 +879,7 @@ def measure_training(stage, sizes, programs):
             raise Failed(f"{out}/log.jsonl: expected {TRAIN_STEPS} steps, got {len(steps) + WARM_UP}")
         ms = statistics.median(r["ms"] for r in steps)
         record = {"size": size, "pos": pos, "B": b, "T": T, "ms": ms, "tokens_per_s": 1000 * b * T / ms,
-                  "peak_mib": peak_mib(result)}
+                  "peak_mib": round(max(r["mem"] for r in steps) / 2 ** 20)}        # nvidia-smi beside it takes time
         mfu = [r["mfu"] for r in steps if r.get("mfu")]
         return dict(record, mfu=statistics.median(mfu)) if mfu else record
     stage.do_all([(f"{size} {pos}", measure, size, *shape, pos)
@@ -1072,7 +1072,7 @@ class Check:
         except OutOfTime:
             stage.record["error"] = f"it reached its cap of {cap:.0f} s; run again to continue"
         except Failed as e:
-            stage.record.update(status="unfinished" if isinstance(e, Unfinished) else "failed", error=str(e))
+            stage.record.update(status="unfinished" if isinstance(e, Unfinished) else "failed", error=without_root(e))
         finally:                                        # an interrupted stage stays "unfinished"
             stage.record["seconds"] = stage.before + self.clock() - stage.began
             self.report.save()

@@ -51,28 +51,29 @@ GPUS = {
 }
 PRODUCT = (770 + 800) / 2 / 989.4       # measured on an H200, of the datasheet's TFLOP/s
 COPY = 4300 / 4800                      # likewise, of its GB/s
-# What is reached of each limit: at least, at most, and of what. No GPU has confirmed one of them for these kernels.
+# What is reached of each limit: at least, at most, and of what. Measured at 1ee49cd on an H100, by the profile of a
+# step of 124M (dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.md); only "issue", which limited nothing, is a guess.
 Rate = collections.namedtuple("Rate", "least most what")
 RATES = {
-    "tensor": Rate(0.68, 0.82, "of a large product, by cuBLASLt's first heuristic with K = 768 to 3,072"),
-    "tuned": Rate(0.71, 0.85, "of a large product, by algorithms measured once and kept (--plans)"),
+    "tensor": Rate(0.84, 1.01, "of a large product, by cuBLASLt's first heuristic with K = 768 to 3,072"),
+    "tuned": Rate(0.85, 1.01, "of a large product, by algorithms measured once and kept (--plans)"),
     "issue": Rate(0.75, 0.95, "of the clocks, by elementwise kernels that wait for instructions"),
-    "stream": Rate(0.92, 1.0, "of a copy, by elementwise kernels, 16 bytes a load"),
-    "rows": Rate(0.70, 0.85, "of a copy, by one warp per row, three passes over it (layernorm_forward_kernel)"),
-    "warps": Rate(0.80, 0.97, "of a copy, by four warps per block (layernorm_backward_kernel, slab_sums_kernel)"),
-    "states": Rate(0.85, 0.97, "of a copy, by seven arrays side by side (adamw_kernel)"),
+    "stream": Rate(0.86, 1.0, "of a copy, by elementwise kernels, 16 bytes a load"),
+    "rows": Rate(0.82, 0.90, "of a copy, by one warp per row, three passes over it (layernorm_forward_kernel)"),
+    "warps": Rate(0.80, 0.87, "of a copy, by four warps per block (layernorm_backward_kernel, slab_sums_kernel)"),
+    "states": Rate(0.77, 0.85, "of a copy, by seven arrays side by side (adamw_kernel)"),
 }
-# TFLOP/s of attention on an H100, causal, head size 64, T 1,024. Forward: FlashAttention-2, by mma.sync as here, has
-# 229 and FlashAttention-3, by wgmma, 265 (Shah et al. 2024, figure 5). Backward: FlashAttention-2 has 238 without a
-# mask (figure 6) and loses a quarter to the mask forwards (229 of 306); counted for its five products, where ours are
-# seven. With T they grow as FlashAttention-2's do there, by T / (T + 340).
-ATTENTION = {"forward": (229, 265), "backward": (170, 205)}
+# TFLOP/s of attention on an H100, causal, head size 64, T 1,024, no bias: alone, and in a step, where clocks are lower.
+# The backward is counted for its seven products. With T they grow by T / (T + 340).
+ATTENTION = {"forward": (190, 240), "backward": (235, 265)}
 LAUNCH = 2e-6               # seconds between the end of a kernel and the next one's work
-CHAIN = {"chunk": 2.5e-6,   # a chunk of 128 tokens of cable_forward_kernel or cable_backward_kernel: scans, barriers
+CHAIN = {"chunk": 2.5e-6,   # a chunk of 128 tokens of cable_forward_kernel: scans, barriers
+         "back": 6.2e-6,    # the same of cable_backward_kernel, which goes over them three times
+         "slabs": 5.2e-6,   # add_slabs_kernel: 32 rows, one after the other, and 32 sums
          "row": 0.12e-6,    # a row of dout that embedding_backward_kernel adds for a token, one after the other
          "loss": 0.6e-6,    # 1,024 losses of loss_sum_kernel
          "dots": 0.2e-6,    # 1,024 numbers of ssmax_gradient_kernel, four loads at a time
-         "host": 1.0e-3}    # a step's end: the host waits, then reads and sorts the tokens of the next step
+         "host": 2.2e-3}    # when the device is idle, at the end of a step
 HOT = 0.038                 # share of the most frequent token: 2,500 of 65,536
 HOTS = 0.44                 # of all that have more than 64 of 65,536, by Zipf's law
 HOT_PART = 64               # EMBEDDING_PART: rows that one block adds
@@ -81,13 +82,13 @@ TOGETHER = 512              # blocks of attention that run at a time share as fe
 
 # Instructions per element in SASS for sm_90a (nvcc 13.0), by dev/sass_bound.py; the classifier's over its two loops
 INSTRUCTIONS = {"gelu_forward_kernel": 18.6, "gelu_backward_kernel": 31.1, "classifier_kernel": 11.9}
-# Upper bounds of full tiles in TFLOP/s on an H200 by dev/sass_bound.py, forward and backward (2.5 times the forward's
-# FLOPs). Only their ratios count here: what a bias or larger heads may cost.
-BOUNDS = {
-    64: {"none": (669, 478), "linear": (669, 434), "distance": (669, 395), "log": (520, 319), "toeplitz": (669, 329),
-         "fire": (584, 279)},
-    128: {"none": (423, 261), "linear": (395, 250), "distance": (395, 246), "log": (395, 246), "toeplitz": (397, 245),
-          "fire": (388, 231)},
+# Of the TFLOP/s of `none` with heads of 64: forward and backward, measured with the rates above at T 1,024, heads of
+# 128 at T 4,096. fire's are the ratios of its bounds by dev/sass_bound.py: a guess.
+SHARES = {
+    64: {"none": (1, 1), "linear": (0.955, 0.936), "distance": (0.802, 0.814), "log": (0.740, 0.671),
+         "toeplitz": (0.879, 0.563), "fire": (0.873, 0.584)},
+    128: {"none": (0.979, 0.896), "linear": (0.934, 0.882), "distance": (0.842, 0.851), "log": (0.763, 0.758),
+          "toeplitz": (0.867, 0.710), "fire": (0.580, 0.483)},
 }
 
 # --pos: the form of its bias in the tensor-core kernels (None: portable kernels)
@@ -236,11 +237,11 @@ def product_rows(s, gpu):
 
 
 def attention_rates(kind, HS, T, gpu):
-    """(least, most) TFLOP/s, forward and backward. A bias costs nothing, or what its limiting pipe grows by."""
+    """(least, most) TFLOP/s, forward and backward"""
     h100 = GPUS["H100"]
     speed = gpu.sms * gpu.ghz * gpu.mma / (h100.sms * h100.ghz * h100.mma) * (T / (T + 340)) / (1024 / (1024 + 340))
-    of_none = [b / n for b, n in zip(BOUNDS[HS][kind], BOUNDS[64]["none"])]
-    return [(least * speed * share, most * speed) for (least, most), share in zip(ATTENTION.values(), of_none)]
+    return [(least * speed * share, most * speed * share)
+            for (least, most), share in zip(ATTENTION.values(), SHARES[HS][kind])]
 
 
 def flash_rows(s, gpu):
@@ -278,7 +279,7 @@ def flash_rows(s, gpu):
 
 def attention_rows(s, gpu):
     HS, N = s.C // s.NH, s.B * s.T
-    if BIASES[s.pos] is not None and HS in BOUNDS:
+    if BIASES[s.pos] is not None and HS in SHARES:
         return flash_rows(s, gpu)
     pairs = s.B * s.NH * s.T * (s.T + 1) / 2
     at = lambda flops: flops / (256 * gpu.sms * gpu.ghz * 1e9 * PORTABLE)
@@ -304,10 +305,10 @@ def encoding_rows(s, gpu):
                 row(g, "grape_backward_kernel", "", s.L * EXTRA_COLUMNS[s.pos], 2 * gates)]
     if s.pos in EXTRA_COLUMNS:
         waves = math.ceil(s.B * s.NH / (16 * gpu.sms))                  # blocks of 128 threads, one per head
-        chain = math.ceil(s.T / 128) * CHAIN["chunk"] * waves
+        chain, back = (math.ceil(s.T / 128) * CHAIN[way] * waves for way in ("chunk", "back"))
         moved = 32.0 * N * math.ceil(4 * s.NH / 32) + 8.0 * N * s.NH
         return [row(g, "cable_forward_kernel", "S, g", s.L, moved, seconds=chain),
-                row(g, "cable_backward_kernel", "dz, du", s.L, 2 * moved, seconds=chain)]
+                row(g, "cable_backward_kernel", "dz, du", s.L, 2 * moved, seconds=back)]
     if s.pos == "rope":
         return [row(g, "rope_kernel", "q, k and back", 2 * s.L, 8.0 * N * s.C)]
     if s.pos == "ssmax":
@@ -337,7 +338,8 @@ def layer_rows(s, code):
                 memory="rows"),
             row("layernorm backward", "layernorm_backward_kernel", "", calls, 4 * x + 8.0 * slabs * s.C,
                 memory="warps"),
-            row("layernorm backward", "add_slabs_kernel", "of layernorm", 2 * calls, 4.0 * slabs * s.C)]
+            row("layernorm backward", "add_slabs_kernel", "of layernorm", 2 * calls, 4.0 * slabs * s.C,
+                seconds=CHAIN["slabs"])]
     again = s.L * (code.recompute > 0)
     rows += [row("GELU", "gelu_forward_kernel", "", s.L + again, 4.0 * wide, instructions=forward),
              row("GELU", "gelu_backward_kernel", "and fcb's sums", s.L, 6.0 * wide + 16.0 * slabs * s.C,
@@ -348,7 +350,8 @@ def layer_rows(s, code):
             rows.append(row("bias gradients", "slab_sums_kernel", bias, times, 2.0 * N * out + 4.0 * slabs * out,
                             memory="warps"))
         if name != "wte":
-            rows.append(row("bias gradients", "add_slabs_kernel", bias, times, 4.0 * slabs * out))
+            rows.append(row("bias gradients", "add_slabs_kernel", bias, times, 4.0 * slabs * out,
+                            seconds=CHAIN["slabs"]))
     return rows
 
 
@@ -422,7 +425,7 @@ def print_table(rows, gpu, code):
 
 def assumptions(gpu_name, gpu, s, code):
     """yields lines"""
-    yield "A PREDICTION, not a measurement: nothing of this has run on a GPU"
+    yield "A PREDICTION, not a measurement, by rates that one H100 has shown"
     yield (f"commit {commit()}, {gpu_name}: {gpu.tflops:g} TFLOP/s bf16, {gpu.gbs:g} GB/s ({gpu.source}), of which a "
            f"large product reaches {gpu.tflops * PRODUCT * gpu.fed:.0f} and a copy {gpu.gbs * COPY:.0f}; {gpu.sms} SMs "
            f"at {gpu.ghz:g} GHz, {gpu.l2 / 1e6:g} MB of L2, mma.sync {gpu.mma} FLOPs per SM and clock")
@@ -430,7 +433,7 @@ def assumptions(gpu_name, gpu, s, code):
     yield f"recompute {code.recompute}; products: {code.products}"
     for name, rate in RATES.items():
         yield f"{name}: {rate.least:g} to {rate.most:g} {rate.what}"
-    if BIASES[s.pos] is not None and s.C // s.NH in BOUNDS:
+    if BIASES[s.pos] is not None and s.C // s.NH in SHARES:
         each = zip(ATTENTION, attention_rates(BIASES[s.pos], s.C // s.NH, s.T, gpu))
         yield "attention: " + ", ".join(f"{way} {least:.0f} to {most:.0f} TFLOP/s" for way, (least, most) in each)
     yield (f"between kernels {LAUNCH * 1e6:g} us; the portable attention reaches {PORTABLE:g} of the float32 peak; "

@@ -156,7 +156,7 @@ class Machine:
         for s in range(steps):
             first = self.first if s == 0 and "/cpu/" not in command[0] else 0.0
             loss = (5 - 0.1 * s) * (1 + grows * (s + 1) + first + self.ranks_error * ranks)
-            records.append({"kind": "train", "step": s, "loss": loss, "ms": 10.0, "mfu": 0.4})
+            records.append({"kind": "train", "step": s, "loss": loss, "ms": 10.0, "mfu": 0.4, "mem": 2000.0 * 2 ** 20})
         self.make(out + "/log.jsonl", "".join(json.dumps(r) + "\n" for r in records))
         if "--checkpoint_every" in flags:
             header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
@@ -689,7 +689,7 @@ class Programs(unittest.TestCase):
 
     def test_a_companion_ends_with_the_command(self):
         r = gpu_check.Runner().run(["sleep", "0.5"], 10, beside=["sh", "-c", "while :; do echo 7; sleep 0.05; done"])
-        self.assertGreater(gpu_check.peak_mib(r), 6)
+        self.assertIn("7", r.beside.split())
         self.assertLess(r.seconds, 5)
 
     def test_the_program_itself(self):
