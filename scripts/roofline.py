@@ -73,7 +73,7 @@ CHAIN = {"chunk": 2.5e-6,   # a chunk of 128 tokens of cable_forward_kernel: sca
          "row": 0.12e-6,    # a row of dout that embedding_backward_kernel adds for a token, one after the other
          "loss": 0.6e-6,    # 1,024 losses of loss_sum_kernel
          "dots": 0.2e-6,    # 1,024 numbers of ssmax_gradient_kernel, four loads at a time
-         "host": 2.2e-3}    # when the device is idle, at the end of a step
+         "host": 0.3e-3}    # a step's end: the host waits for the norm, then starts AdamW; the rest runs beside it
 HOT = 0.038                 # share of the most frequent token: 2,500 of 65,536
 HOTS = 0.44                 # of all that have more than 64 of 65,536, by Zipf's law
 HOT_PART = 64               # EMBEDDING_PART: rows that one block adds
