@@ -22,8 +22,8 @@ of each; --positions has the loss by position in the window, at the trained leng
 (compare.py); with more encodings, for each two of them. Three seeds are the least that decide anything.
 
 OUT/study.md and study.csv have the mean, the standard deviation and the number of seeds for each length, and study.png
-and study_positions.png draw them. Each names the commit and the command. A run is in
-OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too.
+and study_positions.png draw them. Each names the commit and the command. study.tex has the first table for a paper that
+uses booktabs. A run is in OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too.
 """
 import argparse
 import collections
@@ -317,8 +317,23 @@ def table(args, head, rows):
     return lines
 
 
+def latex(lines):
+    """a table in Markdown as LaTeX's, by booktabs"""
+    rows = [line[2:-2].split(" | ") for line in lines if not line.startswith("|---")]
+    lines = [" & ".join(cells) + r" \\" for cells in rows]
+    for letter, instead in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$")):
+        lines = [line.replace(letter, instead) for line in lines]
+    return "\n".join([rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", lines[0], r"\midrule", *lines[1:],
+                      r"\bottomrule", r"\end{tabular}", ""])
+
+
 def range_text(positions):
     return "-".join(f"{t:,}" for t in dict.fromkeys(positions))
+
+
+def perplexities(args, cells):
+    return table(args, [f"{T:,}" for T in args.eval_lengths],
+                 {key: [cell(row.get(T, [])) for T in args.eval_lengths] for key, row in cells.items()})
 
 
 def markdown(args, results):
@@ -328,12 +343,11 @@ def markdown(args, results):
              f"{steps} of {int(args.flags['total_batch']):,} tokens, size {', '.join(args.models)}.", "",
              f"Commit {', '.join(results.commits)}:", "", f"    {args.command}", ""]
     lengths = [f"{T:,}" for T in args.eval_lengths]
-    of_lengths = lambda cells: {key: [cell(row.get(T, [])) for T in args.eval_lengths] for key, row in cells.items()}
-    lines += table(args, lengths, of_lengths(results.cells))
+    lines += perplexities(args, results.cells)
     if any(results.sliding.values()):
         lines += ["", f"The same in windows {args.sliding:,} tokens apart; only the last {args.sliding:,} of each "
                   "count: each token sees the rest of its window.", ""]
-        lines += table(args, lengths, of_lengths(results.sliding))
+        lines += perplexities(args, results.sliding)
     for T in sorted({T for of_T in results.positions.values() for T in of_T}):
         rows = {key: of_T[T] for key, of_T in results.positions.items() if T in of_T}
         columns = sorted({positions for row in rows.values() for positions in row})
@@ -498,9 +512,11 @@ def write_results(args, jobs):
         text += "\n" + "\n".join(comparisons(args, jobs)) + "\n"
     with open(path + ".md", "w") as f:
         f.write(text)
+    with open(path + ".tex", "w") as f:
+        f.write(latex(perplexities(args, results.cells)))
     write_csv(path + ".csv", args, results)
     print("\n" + text)
-    written = f"{path}.md, {path}.csv"
+    written = f"{path}.md, {path}.tex, {path}.csv"
     try:
         figures = {path + ".png": draw}
         if any(results.positions.values()):

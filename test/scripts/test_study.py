@@ -185,6 +185,10 @@ class TestTable(Fake):
                       "| 64 | limited | 18.00 ± 7.94 (3) | - |\n", r.stdout)
         table = self.read("s", "study.md")
         self.assertIn(table, r.stdout)
+        self.assertEqual(self.read("s", "study.tex").split("\n")[1:6], [
+            r"\toprule", r"trained at & encoding & 64 & 128 \\", r"\midrule",
+            r"64 & one & 18.00 $\pm$ 7.94 (3) & 19.00 $\pm$ 7.94 (3) \\",
+            r"64 & limited & 18.00 $\pm$ 7.94 (3) & - \\"])
         self.assertIn("no figure: Python's module matplotlib is missing: apt install", r.stderr)
         self.assertRegex(table, r"Commit [0-9a-f]{10}\+?:\n\n    scripts/study.py --seeds 1 2 4 ")
         self.assertIn("Perplexity on b.txt at each length: mean ± standard deviation (number of seeds). Trained for 4 "
