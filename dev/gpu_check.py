@@ -879,7 +879,7 @@ def measure_training(stage, sizes, programs):
             raise Failed(f"{out}/log.jsonl: expected {TRAIN_STEPS} steps, got {len(steps) + WARM_UP}")
         ms = statistics.median(r["ms"] for r in steps)
         record = {"size": size, "pos": pos, "B": b, "T": T, "ms": ms, "tokens_per_s": 1000 * b * T / ms,
-                  "peak_mib": round(max(r["mem"] for r in steps) / 2 ** 20)}        # nvidia-smi beside it takes time
+                  "peak_mib": round(max(r["mem"] for r in steps) / 2 ** 20)}    # polling nvidia-smi slows the steps
         mfu = [r["mfu"] for r in steps if r.get("mfu")]
         return dict(record, mfu=statistics.median(mfu)) if mfu else record
     stage.do_all([(f"{size} {pos}", measure, size, *shape, pos)

@@ -304,8 +304,9 @@ def encoding_rows(s, gpu):
         return [row(g, "grape_forward_kernel", "", s.L * EXTRA_COLUMNS[s.pos], 2 * gates),
                 row(g, "grape_backward_kernel", "", s.L * EXTRA_COLUMNS[s.pos], 2 * gates)]
     if s.pos in EXTRA_COLUMNS:
-        waves = math.ceil(s.B * s.NH / (16 * gpu.sms))                  # blocks of 128 threads, one per head
-        chain, back = (math.ceil(s.T / 128) * CHAIN[way] * waves for way in ("chunk", "back"))
+        # an SM has 16 blocks of 128 threads, or 8 of 256; one block per head
+        chain, back = (math.ceil(s.T / 128) * CHAIN[way] * math.ceil(s.B * s.NH / (blocks * gpu.sms))
+                       for way, blocks in (("chunk", 16), ("back", 8)))
         moved = 32.0 * N * math.ceil(4 * s.NH / 32) + 8.0 * N * s.NH
         return [row(g, "cable_forward_kernel", "S, g", s.L, moved, seconds=chain),
                 row(g, "cable_backward_kernel", "dz, du", s.L, 2 * moved, seconds=back)]

@@ -674,6 +674,10 @@ class Programs(unittest.TestCase):
         r = gpu_check.Runner().run(command, 10, on_line=lambda line, s: lines.append(line))
         self.assertEqual((r.code, r.output, r.timed_out, lines), (3, "one\ntwo\n", False, ["one", "two"]))
 
+    def test_messages_name_no_machine(self):
+        message = gpu_check.without_root(gpu_check.Failed(gpu_check.ROOT + "/train_gpt2.cu:1: no"))
+        self.assertEqual(message, "train_gpt2.cu:1: no")
+
     def test_a_missing_program(self):
         self.assertEqual(gpu_check.Runner().run(["/no/such/program"], 10).code, 127)
 

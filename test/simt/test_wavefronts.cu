@@ -49,16 +49,20 @@ KERNEL_TEST("wavefronts: strides") {
 // ----------------------------------------------------------------------------------------------------------
 // attention
 
-static size_t expect_no_conflicts(const char* what, const Lines& lines) {
-    size_t taken = 0;
+// counted: at most as many wavefronts beyond the least are no conflicts of the hardware's
+static size_t expect_no_conflicts(const char* what, const Lines& lines, size_t counted = 0) {
+    size_t taken = 0, least = 0;
+    std::string conflicts;
     for (const auto& line : lines) {
         const Wavefronts& w = line.second;
         taken += w.taken;
-        // 16 more: g++ makes two stores of cable's S, once in a block, and a lane that copies one piece more than the
-        // others is counted beside their next one
-        EXPECT(w.taken <= w.least + 16, "%s, %s: %zu instructions, %zu wavefronts, expected %zu", what,
-               line.first.c_str(), w.instructions, w.taken, w.least);
+        least += w.least;
+        if (w.taken == w.least) { continue; }
+        conflicts += strprintf("; %s: %zu instructions, %zu wavefronts instead of %zu", line.first.c_str(),
+                               w.instructions, w.taken, w.least);
     }
+    EXPECT(taken <= least + counted, "%s: %zu wavefronts, expected at most %zu%s", what, taken, least + counted,
+           conflicts.c_str());
     EXPECT(taken > 1000, "%s: %zu wavefronts", what, taken);
     return taken;
 }
@@ -88,7 +92,9 @@ template <FlashBias Kind, int HS> static void measure() {
     const size_t backward = expect_no_conflicts("backward", count_wavefronts([&] {
         EXPECT((flash_backward<true, Kind>(a, scratch.p, Stream(0))), "head size %d", HS);
         CUDA_CHECK(cudaDeviceSynchronize());
-    }));
+    // cable: g++ makes two stores of S in two parts (16 in all), and the lane that also copies S of a tile's edge has
+    // its later copies counted beside its neighbours' next ones (9)
+    }), flash_is_cable(Kind) ? 16 + 9 : 0);
     INFO("T %d: forward %zu, backward %zu wavefronts", T, forward, backward);
 }
 KERNEL_TEST("wavefronts: none, head size 64") { measure<FlashBias::None, 64>(); }

@@ -24,7 +24,7 @@ struct alignas(16) FlashQuery {
 // whichever of these two is nearer to the tile that meets it. Then S_i and S_j differ in sign, or neither has lost a
 // bit, and nothing cancels. docs/attention.md, "Where S is counted from".
 enum FlashFrom { FROM_CHUNK, FROM_FIRST, FROM_LAST };
-struct alignas(8) FlashS {                                  // S in two parts, whose difference loses nothing
+struct alignas(8) FlashS {              // S in two parts: a difference has only the rounding of its own size
     float high, low;
     __device__ static FlashS of(double S) { return {(float)S, (float)(S - (double)(float)S)}; }
     __device__ float minus(const FlashS& other) const { return (high - other.high) + (low - other.low); }
