@@ -6,10 +6,9 @@
 
 Stages, in order, each with a limit of time; those that tell most about a new machine come first:
   device     GPU, driver, compiler, headers; without the headers nothing else starts
-  trainer    the bf16 trainer of GPT-2, with two encodings only, which takes a fraction of the time; the probes
+  trainer    the bf16 trainer of GPT-2, with two encodings only, which takes a fraction of the time
   step       124M with 65,536 tokens a step, drawn as frequent as words are: tokens/s, and the time of each kernel
              beside scripts/roofline.py's prediction
-  rates      the clocks of single instructions that dev/sass_bound.py assumes
   repeat     one seed several times: the same bits
   build      trainers for the CPU (two builds that round differently) and for CUDA (bf16, FP32); kernel tests; benchmark
   kernels    every kernel test of test/simt on the hardware, each in a process of its own
@@ -337,7 +336,6 @@ CUDA = {t: path("bf16", f"train_{t}cu") for t in TRAINERS}
 CUDA_FP32 = {t: path("fp32", f"train_{t}cu") for t in TRAINERS}
 FIRST_TRAINER = path("first", "train_gpt2cu")           # with none and cable only
 COMM_PROGRAM = path("comm_program")
-PROBES = path("gpu_probes")
 
 
 def kernel_tests():
@@ -407,11 +405,8 @@ def compile_all(stage, work):
 
 
 def trainer(stage):
-    work = [("GPT-2, CUDA bf16, two encodings",
-             cuda_line(stage.runner, "train_gpt2.cu", FIRST_TRAINER, "-DFEW_POSITIONS"))]
-    if architecture(stage.runner).startswith("sm_90"):  # whose rates dev/sass_bound.py assumes
-        work.append(("probes", cuda_line(stage.runner, "dev/gpu_probes.cu", PROBES)))
-    compile_all(stage, work)
+    compile_all(stage, [("GPT-2, CUDA bf16, two encodings",
+                         cuda_line(stage.runner, "train_gpt2.cu", FIRST_TRAINER, "-DFEW_POSITIONS"))])
 
 
 def build(stage):
@@ -988,18 +983,10 @@ def ranks(stage):
     stage.do_all([(trainer, compare, trainer) for trainer in TRAINERS])
 
 
-def rates(stage):
-    """dev/gpu_probes.cu"""
-    if architecture(stage.runner).startswith("sm_90"):
-        json_lines(stage, [built(PROBES)], 40)
-    else:
-        stage.record["note"] = "dev/sass_bound.py assumes rates of compute capability 9.0 only"
-
-
 # name, function, cap in seconds; with a minute for `trainer` and three for `build`, on 16 cores, all of them fit into
 # two visits of 9.5 minutes
 STAGES = [("device", device, 30), ("trainer", trainer, 600), ("step", step, 90),
-          ("rates", rates, 20), ("repeat", repeat, 40), ("build", build, 1500), ("kernels", kernels, 110),
+          ("repeat", repeat, 40), ("build", build, 1500), ("kernels", kernels, 110),
           ("losses", losses, 110), ("racecheck", racecheck, 40), ("torch", torch_step, 140),
           ("bench", bench, 70), ("train", training, 50), ("eval", evaluation, 35), ("pytorch", pytorch, 60),
           ("exchange", exchange, 10), ("ranks", ranks, 20), ("sanitizer", sanitizer, 30)]

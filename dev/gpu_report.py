@@ -174,13 +174,6 @@ def ranks_section(data):
     return ["## Two ranks: the bits of one", ""] + table(("trainer", "steps", "library"), rows) if rows else []
 
 
-def rates_section(data):
-    rows = [(n[len("rate "):], f"{r['clocks']:.3f}", f"{r['assumed']:.3f}", f"{r['clocks'] / r['assumed']:.2f}")
-            for n, r in sorted(items(data, "rates").items()) if "clocks" in r]
-    head = ("instruction", "clocks of an SM", "assumed by sass_bound.py", "ratio")
-    return ["## Rates of instructions", ""] + table(head, rows) if rows else []
-
-
 def sanitizer_result(record):
     if record.get("finished"):
         return "no finding"
@@ -244,7 +237,7 @@ def markdown(data, order):
     if rows:
         lines += ["## Ratios", ""] + table(("", "ratio", "target"), rows)
     for section in (attention_section, training_section, step_section, evaluation_section, losses_section,
-                    ranks_section, rates_section, kernels_section):
+                    ranks_section, kernels_section):
         lines += section(data)
     lines += ["## Stages", ""] + table(("stage", "status", "seconds", "results", ""), stage_rows(data, order))
     return "\n".join(lines).rstrip() + "\n"

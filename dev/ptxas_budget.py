@@ -9,7 +9,6 @@ It needs nvcc, but no GPU.
 
 It fails on a spill or a register more than budgeted, on more static shared memory, and on a kernel without a budget.
 Registers depend on the compiler: under another version of nvcc than the budget's only spills and unknown kernels fail.
-The instructions are counted by dev/sass_bound.py.
 """
 import argparse
 import json
@@ -120,38 +119,27 @@ def compile_all(nvcc):
     return log
 
 
-def shortened(names, most):
-    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
+def write_budget(path, version, kernels):
+    """a line of JSON for each kernel, without zeros"""
+    rows = {k: {a: {f: n for f, n in v.items() if n} for a, v in archs.items()} for k, archs in kernels.items()}
+    lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(rows.items()))
+    console.write_whole(path, f'{{\n  "nvcc": {json.dumps(version)},\n  "kernels": {{\n{lines}\n  }}\n}}\n')
 
 
-def write_budget(path, version, **tables):
-    """tables: {kernel: its budget}, a line of JSON for each kernel"""
-    parts = [f'  "nvcc": {json.dumps(version)}']
-    for name, table in tables.items():
-        rows = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(table.items()))
-        parts.append(f'  "{name}": {{\n{rows}\n  }}')
-    console.write_whole(path, "{\n" + ",\n".join(parts) + "\n}\n")
-
-
-def read_budget(path, update, *tables):
+def read_budget(path):
+    """(version of nvcc, budget)"""
     try:
         with open(path) as f:
             budget = json.load(f)
-        for key in ("nvcc", *tables):
-            budget[key]
-        return budget
+        return budget["nvcc"], budget["kernels"]
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{path}: no budget in it ({e}); `{update}` writes one") from None
+        raise BadInput(f"{path}: no budget in it ({e}); `{UPDATE}` writes one") from None
 
 
-def verdict(breaches, path, update, good):
-    """prints the breaches, or what is good without any; the exit code"""
-    if not breaches:
-        print(good)
-        return 0
-    print("\n".join(breaches), file=sys.stderr)
-    print(f"{len(breaches)} breaches of {os.path.relpath(path, ROOT)}; if they are meant: {update}", file=sys.stderr)
-    return 1
+def spilling(kernels):
+    """their names, after a colon; none: a word"""
+    names = sorted(k for k, archs in kernels.items() if any(v.get("spill_stores") for v in archs.values()))
+    return f"{len(names)} of them spill: {', '.join(names)}" if names else "none spills"
 
 
 def parse(argv):
@@ -181,29 +169,26 @@ def main(argv):
     if not kernels:
         raise BadInput("no kernel in the log; was it made by -Xptxas -v?")
     version = args.nvcc_version or (compiler_version(nvcc) if nvcc else None)
-    breaches = []
     if args.update:
-        rows = {k: {a: {f: n for f, n in v.items() if n} for a, v in archs.items()} for k, archs in kernels.items()}
-        write_budget(args.budget, version or "unknown", kernels=rows)
-        spilled = [f"{k}, {a}: {v['spill_stores']} bytes" for k, archs in sorted(kernels.items())
-                   for a, v in archs.items() if v["spill_stores"]]
-        spills = "; these spill:\n  " + "\n  ".join(spilled) if spilled else ", none spills"
-        print(f"{args.budget}: {len(kernels)} kernels{spills}")
-    else:
-        budget = read_budget(args.budget, UPDATE, "kernels")
-        same = version in (None, budget["nvcc"])
-        if not same:
-            print(f"nvcc {version}, but the budget is of nvcc {budget['nvcc']}: registers and shared memory are not "
-                  "compared")
-        breaches = compare(kernels, budget["kernels"], same)
-        spilling = sorted(k for k, archs in budget["kernels"].items() if "spill_stores" in str(archs))
-        if spilling:
-            print(f"{len(spilling)} kernels are allowed to spill (expected none): {shortened(spilling, 4)}")
-        gone = sorted(set(budget["kernels"]) - set(kernels))
-        if gone and not args.logs:
-            print(f"{len(gone)} budgeted kernels are gone, `{UPDATE}` forgets them: {shortened(gone, 5)}")
-    return verdict(breaches, args.budget, UPDATE,
-                   f"{len(kernels)} kernels, {sum(map(len, kernels.values()))} builds of them: within their budget")
+        write_budget(args.budget, version or "unknown", kernels)
+        print(f"{args.budget}: {len(kernels)} kernels; {spilling(kernels)}")
+        return 0
+    known, budget = read_budget(args.budget)
+    same = version in (None, known)
+    if not same:
+        print(f"nvcc {version}, but the budget is of nvcc {known}: registers and shared memory are not compared")
+    print(f"the budget is of {len(budget)} kernels; {spilling(budget)}")
+    gone = sorted(set(budget) - set(kernels))
+    if gone and not args.logs:
+        print(f"{len(gone)} budgeted kernels are gone, `{UPDATE}` forgets them: {', '.join(gone)}")
+    breaches = compare(kernels, budget, same)
+    if breaches:
+        print("\n".join(breaches), file=sys.stderr)
+        print(f"{len(breaches)} breaches of {os.path.relpath(args.budget, ROOT)}; if they are meant: {UPDATE}",
+              file=sys.stderr)
+        return 1
+    print(f"{len(kernels)} kernels, {sum(map(len, kernels.values()))} builds of them: within their budget")
+    return 0
 
 
 if __name__ == "__main__":

@@ -80,10 +80,10 @@ HOT_PART = 64               # EMBEDDING_PART: rows that one block adds
 PORTABLE = 0.15             # of the float32 peak (256 FLOPs per SM and clock): attention's portable kernels, a guess
 TOGETHER = 512              # blocks of attention that run at a time share as few heads as they can
 
-# Instructions per element in SASS for sm_90a (nvcc 13.0), by dev/sass_bound.py; the classifier's over its two loops
+# Instructions per element in SASS for sm_90a (nvcc 13.0, at 6e967cc); the classifier's over its two loops
 INSTRUCTIONS = {"gelu_forward_kernel": 18.6, "gelu_backward_kernel": 31.1, "classifier_kernel": 11.9}
 # Of the TFLOP/s of `none` with heads of 64: forward and backward, measured with the rates above at T 1,024, heads of
-# 128 at T 4,096. fire's are the ratios of its bounds by dev/sass_bound.py: a guess.
+# 128 at T 4,096. fire's follow from its instructions: a guess.
 SHARES = {
     64: {"none": (1, 1), "linear": (0.955, 0.936), "distance": (0.802, 0.814), "log": (0.740, 0.671),
          "toeplitz": (0.879, 0.563), "fire": (0.873, 0.584)},

@@ -43,7 +43,6 @@ class Machine:
         self.gpus, self.ranks_weight, self.nccl = 2, 1.1, os.path.join(root, "site", "nvidia", "nccl")
         self.exchange = (0, "ok\n")                     # of the program of test/ranks, after its first line
         self.profile = "step 9\nprofile of step 10\nmatmul_kernel  1x2x3  4  5.0  6.0%\n"
-        self.capability = "9.0"
         self.slow, self.fail, self.test_code, self.bench_dies, self.torch = {}, None, 0, None, True
 
     def which(self, name):
@@ -76,7 +75,7 @@ class Machine:
             query = [c for c in command if c.startswith("--query-gpu=")]
             if not query:
                 return 0, "    Driver Version   : 580.1\n    Other : 1\n"
-            known = {"name": "NVIDIA Test GPU", "compute_cap": self.capability, "driver_version": "580.1",
+            known = {"name": "NVIDIA Test GPU", "compute_cap": "9.0", "driver_version": "580.1",
                      "memory.total": "81559"}
             fields = query[0][len("--query-gpu="):].split(",")
             return 0, self.gpus * (", ".join(known.get(f, "1") for f in fields) + "\n")
@@ -90,9 +89,6 @@ class Machine:
             return (0, self.nccl + "\n") if self.nccl else (1, "ModuleNotFoundError")
         if program == "comm_program":
             return self.exchange[0], "1 rank\n" + self.exchange[1]
-        if program == "gpu_probes":
-            on_line('{"key": "rate LDSM", "ok": true, "clocks": 4.4, "assumed": 4.0}', 0.1)
-            return 0, ""
         if program.startswith("test_"):
             if "--list" in command:
                 return 0, "".join(t["name"] + "\n" for t in self.tests)
@@ -275,8 +271,8 @@ class Stages(Case):
         self.assertEqual([c for c in self.machine.commands if os.path.basename(c[0]) == "make"], [])
         lines = [c for c in self.machine.commands if "-o" in c and os.path.basename(c[0]) in ("nvcc", "g++")
                  and "-E" not in c]
-        first, = [c for c in lines[:2] if c[c.index("-o") + 1] == "build/gpu_check/first/train_gpt2cu"]
-        self.assertIn("-DFEW_POSITIONS", first)                         # beside it the probes, on another thread
+        self.assertEqual(lines[0][lines[0].index("-o") + 1], "build/gpu_check/first/train_gpt2cu")
+        self.assertIn("-DFEW_POSITIONS", lines[0])
         makefile = subprocess.run(["make", "-n", "-B", "train_gpt2cu", "NVCC=nvcc"], cwd=ROOT, stdout=subprocess.PIPE,
                                   universal_newlines=True).stdout
         products = set()
@@ -294,8 +290,8 @@ class Stages(Case):
                 self.assertEqual("-ffp-contract=off" in line, "/cpu/" in product)
         trainers = {f"{kind}/train_{t}{cu}" for t in ("gpt2", "bert")
                     for kind, cu in (("cpu", ""), ("fused", ""), ("bf16", "cu"), ("fp32", "cu"))}
-        self.assertEqual(products, trainers | {"first/train_gpt2cu", "gpu_probes", "test_sum", "test_flash_forward",
-                                               "bench_causal", "bench_full", "comm_program"})
+        self.assertEqual(products, trainers | {"first/train_gpt2cu", "test_sum", "test_flash_forward", "bench_causal",
+                                               "bench_full", "comm_program"})
         with_nccl = [c for c in lines if "-DUSE_NCCL" in c]
         self.assertEqual(len(with_nccl), 3)             # of PyTorch's package: both trainers, test/ranks' program
         self.assertIn(self.machine.nccl + "/lib/libnccl.so.2", with_nccl[0])
@@ -321,14 +317,6 @@ class Stages(Case):
         self.machine.profile = "no table"
         self.assertEqual(self.check("--again", "step")[0], 1)
         self.assertIn("expected a table from --profile 10", self.result("md"))
-
-    def test_rates(self):
-        """only of a GPU whose rates sass_bound.py assumes"""
-        self.assertEqual(self.check()[0], 0)
-        self.assertIn("| LDSM | 4.400 | 4.000 | 1.10 |", self.result("md"))
-        self.machine.capability = "10.0"
-        self.assertEqual(self.check("--again", "rates,build")[0], 0)
-        self.assertEqual(self.result()["stages"]["rates"]["status"], "skipped")
 
     def test_a_rerun_repeats_nothing(self):
         self.check()
