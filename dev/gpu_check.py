@@ -833,7 +833,7 @@ def step(stage):
         name = stage.check.report.data["gpu"]
         gpu = next((g for g in ("A100", "H100", "H200", "B200", "4090") if g in name), "H100")
         command = [stage.runner.which("python3") or sys.executable, "scripts/roofline.py", "--model", "small", "--T",
-                   "1024", "--B", str(B), "--pos", "cable", "--gpu", gpu, "--plans", "--measured", printed]
+                   "1024", "--B", str(B), "--pos", "cable", "--gpu", gpu, "--measured", printed]
         beside = stage.run(command, 20, fine=None)
         return {"predicted_for": gpu, "lines": result.output.rpartition("profile of step ")[2].split("\n")[:80],
                 "beside": beside.output.rstrip().split("\n")[-90:]}

@@ -136,8 +136,9 @@ def step_section(data):
     r = items(data, "step").get("profile", {})
     if not r.get("ok"):
         return []
-    return ["## A step of 124M, kernel by kernel", "", f"Beside the prediction for one {r['predicted_for']}, which was "
-            "made before any measurement (scripts/roofline.py).", "", "```", *r["lines"], "", *r["beside"], "```", ""]
+    return ["## A step of 124M, kernel by kernel", "",
+            f"Beside the prediction for one {r['predicted_for']} (scripts/roofline.py).", "",
+            "```", *r["lines"], "", *r["beside"], "```", ""]
 
 
 def evaluation_section(data):

@@ -19,7 +19,7 @@ import roofline  # noqa: E402
 TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
 BERT = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_BERT", "./train_bert")))
 H200 = roofline.GPUS["H200"]
-USUAL = roofline.Code()
+LEFT_OUT = re.compile(r"attention_|\(|(alibi|toeplitz|t5|sandwich|fire|rope_table)_")     # of the model, on a CPU
 
 
 def read(path):
@@ -27,13 +27,9 @@ def read(path):
         return f.read()
 
 
-def rows_of(model="small", B=64, T=1024, pos="cable", code=USUAL, gpu=H200, micro_batches=1):
+def rows_of(model="small", B=64, T=1024, pos="cable", gpu=H200):
     s = roofline.shape_of(roofline.SIZES.get(model, model), B, T, pos)
-    return s, roofline.step_rows(s, code, gpu, micro_batches)
-
-
-def step(gpu):
-    return roofline.range_of(rows_of(gpu=roofline.GPUS[gpu])[1], roofline.GPUS[gpu], USUAL)[1]
+    return s, roofline.step_rows(s, gpu)
 
 
 def built(*names):
@@ -50,17 +46,13 @@ def one(rows, kernel, what=None):
 
 class Ranges(unittest.TestCase):
     def test_ranges(self):
-        """errors of one rate add up, those of two are perpendicular; a step's is wider than any group's"""
-        code, gpu = USUAL, H200
-        rate = roofline.RATES["stream"]
-        copy = roofline.row("", "a", "", 2, bytes=4.3e9)
-        for (least, most), (a, b) in zip([roofline.ends(copy, gpu, code)[0]], [(rate.most, rate.least)]):
-            self.assertAlmostEqual(least, 1e-3 / a + 2e-6)
-            self.assertAlmostEqual(most, 1e-3 / b + 2e-6)
-        one, two = roofline.range_of([copy], gpu, code), roofline.range_of([copy, copy], gpu, code)
+        """errors of one rate add up, those of two are perpendicular"""
+        copy = roofline.Row("", "a", "", 2, bytes=4.3e9)
+        self.assertEqual(roofline.ends(copy, H200), ([1e-3 + 2e-6, 1e-3 / 0.86 + 2e-6], "memory"))
+        one, two = roofline.range_of([copy], H200), roofline.range_of([copy, copy], H200)
         self.assertAlmostEqual(two[2] - two[1], 2 * (one[2] - one[1]))
-        other = roofline.range_of([copy, copy._replace(memory="rows")], gpu, code)
-        apart = roofline.range_of([copy._replace(memory="rows")], gpu, code)
+        other = roofline.range_of([copy, copy._replace(memory="rows")], H200)
+        apart = roofline.range_of([copy._replace(memory="rows")], H200)
         self.assertAlmostEqual((other[2] - other[1]) ** 2, (one[2] - one[1]) ** 2 + (apart[2] - apart[1]) ** 2)
 
     def test_no_group_is_left_out(self):
@@ -104,9 +96,8 @@ class Counts(unittest.TestCase):
                 ("slab_sums_kernel", "fcprojb", 2, x + 4 * 32 * 128), ("add_slabs_kernel", "fcb", 2, 4 * 32 * 512),
                 ("classifier_kernel", "", 1, 4 * 1024 * 50304), ("embedding_forward_kernel", "", 1, 2 * x),
                 ("memset", "dresidual", 1, x), ("memset", "gradients", 1, 4 * n),
-                # 4 heads' K and V stay in the L2; OC = 392 is half a sector off in every second row: 9/8
-                ("flash_forward_kernel", None, 2, 9 / 8 * 3 * x + x + 4 * 2048),
-                ("flash_backward_dkdv_kernel", None, 2, 9 / 8 * 5 * x + x + 16 * 2048)):
+                ("flash_forward_kernel", None, 2, 4 * x + 4 * 2048),
+                ("flash_backward_dkdv_kernel", None, 2, 6 * x + 16 * 2048)):
             with self.subTest(kernel=kernel, what=what):
                 r = one(rows, kernel, what)
                 self.assertEqual((r.calls, r.bytes), (calls, bytes))
@@ -115,23 +106,6 @@ class Counts(unittest.TestCase):
         self.assertAlmostEqual(adamw.calls * adamw.bytes, 30 * n)
         norm = one(rows, "norm_kernel")
         self.assertAlmostEqual(norm.calls * norm.bytes, 4 * n)
-
-    def test_keys_leave_the_cache(self):
-        """17 MB of K and V at T 1,024 stay, 67 MB at T 131,072 do not: each second tile of queries reads them again"""
-        q = 2 * 65536 * 768 * 9 / 8
-        self.assertEqual(one(rows_of()[1], "flash_forward_kernel").bytes, 3 * q + q * 8 / 9 + 4 * 65536 * 12)
-        q = 2 * 262144 * 768 * 9 / 8
-        long = one(rows_of(B=1, T=262144)[1], "flash_forward_kernel").bytes
-        self.assertEqual(long, q + 2 * q * 1024.5 + q * 8 / 9 + 4 * 262144 * 12)
-
-    def test_hot_tokens(self):
-        """2,490 rows: 64 one after the other, and the sums of 39 parts. 66 tokens have no hot one"""
-        rows = rows_of()[1]
-        self.assertAlmostEqual(one(rows, "embedding_backward_kernel").seconds, 64 * 0.12e-6)
-        self.assertAlmostEqual(one(rows, "embedding_hot_kernel").seconds, 39 * 0.12e-6)
-        few = rows_of(B=1, T=66)[1]
-        self.assertNotIn("embedding_hot_kernel", [r.kernel for r in few])
-        self.assertIn(f"EMBEDDING_PART = ON_GPU ? {roofline.HOT_PART} :", read("llmc/embedding.cuh"))
 
     def test_the_head_and_its_tiles(self):
         """13 parts of 5,120 rows, not 12 of 5,336 and a rest; 2,328 columns are ten tiles of 256, or 19 of 128"""
@@ -146,17 +120,13 @@ class Counts(unittest.TestCase):
         self.assertAlmostEqual(one(rows_of()[1], "matmul_kernel", "fcw dweight").waste, 1)
 
     def test_calls(self):
-        """all tensors are updated at once; the head sees 5,120 rows at a time; micro-batches share one update"""
+        """all tensors are updated at once; the head sees 5,120 rows at a time; only many tokens have a frequent one"""
         _, rows = rows_of()
         self.assertEqual(one(rows, "adamw_kernel").calls, 1)
         self.assertEqual(one(rows, "classifier_kernel").calls, 13)
         self.assertEqual(sum(r.calls for r in rows if r.kernel == "matmul_kernel"), 3 * (13 + 4 * 12))
-        s, rows = rows_of(micro_batches=4)
-        self.assertEqual(one(rows, "flash_forward_kernel").calls, 48)
-        add = one(rows, "add_to_kernel")                # leaves 0 + 1, and (0 + 1) + (2 + 3) with 13 blocks twice
-        self.assertEqual(add.calls, 1 + 2 * 13)
-        self.assertAlmostEqual(add.calls * add.bytes, 3 * 12 * roofline.elements(s))
-        self.assertEqual(one(rows, "adamw_kernel").calls, one(rows_of()[1], "adamw_kernel").calls)
+        self.assertAlmostEqual(one(rows, "embedding_hot_kernel").seconds, 39 * 0.12e-6)
+        self.assertNotIn("embedding_hot_kernel", [r.kernel for r in rows_of(B=1, T=66)[1]])
 
     @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
     def test_tensors_are_the_trainers(self):
@@ -201,72 +171,55 @@ class Sources(unittest.TestCase):
         table = read("llmc/position/table.h")
         names = set(re.findall(r"^    X\((\w+), +\w+, +\"", table, re.M))
         names |= set(re.findall(r'\{\{"(\w+)", "\w+"\}\}', table))
-        self.assertEqual(set(roofline.BIASES), names)
+        self.assertEqual(set(roofline.BIASES), names - {"cope", "cable_signed", "grape_k", "grape_qk"})     # portable
         kernels = {name for path in glob.glob(os.path.join(ROOT, "llmc", "**", "*.cuh"), recursive=True)
                    for name in re.findall(r"__global__ void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(", read(path))}
         for pos in roofline.BIASES:
-            for HS in 64, 80:
-                for r in rows_of((2, 2, 2 * HS), pos=pos, micro_batches=2)[1]:
-                    self.assertTrue(r.kernel in kernels | {"memset", "(host)"}, r.kernel)
+            for r in rows_of((2, 2, 128), pos=pos)[1]:
+                self.assertTrue(r.kernel in kernels | {"memset", "(host)"}, r.kernel)
 
-    def test_saved_logits_and_slabs(self):
+    def test_numbers_of_the_sources(self):
         self.assertIn("? 256u : 32u) << 20", read("llmc/engine/model.cuh"))            # LOGITS_BOUND of product_rows
         self.assertIn("MAX_SLABS = ON_GPU ? 1024 :", read("llmc/base/reduce.cuh"))
-
-    def test_slabs_of_a_table(self):
-        """as flash_slabs: of the queries, 32 tiles of a head at a time, or 1,024 of all heads"""
-        self.assertIn("FLASH_SLABS = 32;", read("llmc/attention/flash/backward.cuh"))
-        for (B, T, NH), calls in (((8, 1024, 4), 1), ((8, 8192, 4), 4), ((1, 8192, 4), 1), ((1, 131072, 12), 24)):
-            rows = rows_of((2, NH, 64 * NH), B, T, "t5")[1]
-            table = [r.calls for r in rows if r.kernel in ("flash_backward_dq_kernel", "flash_backward_table_kernel")]
-            self.assertEqual(table, [2 * calls, 2 * calls], (B, T, NH))
+        self.assertIn("EMBEDDING_PART = ON_GPU ? 64 :", read("llmc/embedding.cuh"))
 
 
 class Gpus(unittest.TestCase):
     def test_limits(self):
-        """a row by each limit, on an H200: 92 % of 785 TFLOP/s, 93 % of 4.3 TB/s, 85 % of 528 warps a clock"""
+        """a row by each limit, on an H200: 785 TFLOP/s, 4.3 TB/s"""
+        row = lambda **more: roofline.Row("", "", "", 1, **more)
         for what, row, expected in (
-                ("tensor", roofline.row("", "", "", 1, flops=785e9), (1 / 1.01, 1 / 0.84)),
-                ("tensor", roofline.row("", "", "", 1, flops=785e9, waste=1.5), (1.5 / 1.01, 1.5 / 0.84)),
-                ("memory", roofline.row("", "", "", 1, bytes=4.3e9, flops=1e9), (1, 1 / 0.86)),
-                ("issue", roofline.row("", "", "", 1, instructions=32 * 528 * 1.98e6), (1 / 0.95, 1 / 0.75)),
-                ("attention", roofline.row("", "", "", 1, flops=2e11, rates=(100, 200), bytes=1e9), (1, 2)),
-                ("latency", roofline.row("", "", "", 1, seconds=1e-3), (1, 1))):
+                ("tensor", row(flops=785e9), (1 / 1.01, 1 / 0.84)),
+                ("tensor", row(flops=785e9, waste=1.5), (1.5 / 1.01, 1.5 / 0.84)),
+                ("memory", row(bytes=4.3e9, flops=1e9), (1, 1 / 0.86)),
+                ("attention", row(flops=2e11, rates=(100, 200), bytes=1e9), (1, 2)),
+                ("latency", row(seconds=1e-3), (1, 1))):
             with self.subTest(limit=what):
-                times, limit = roofline.ends(row, H200, USUAL)
+                times, limit = roofline.ends(row, H200)
                 self.assertEqual(limit, what)
                 for got, ms in zip(times, expected):
                     self.assertAlmostEqual(got, 1e-3 * ms + 2e-6, places=9)
-                self.assertAlmostEqual(roofline.seconds_of(row, H200, USUAL)[0], sum(times) / 2)
+                self.assertAlmostEqual(roofline.seconds_of(row, H200), sum(times) / 2)
 
-    def test_attention_has_the_measured_rates(self):
-        """at T 1,024; 16,384 tokens go 1.3 times as fast; a bias has its share; seven products"""
-        none = roofline.attention_rates("none", 64, 1024, H200)
-        self.assertEqual([tuple(round(x) for x in each) for each in none], [(190, 240), (235, 265)])
-        long = roofline.attention_rates("none", 64, 16384, H200)
-        self.assertAlmostEqual(long[0][1] / 306.6, 1, delta=0.03)           # measured
-        (least, most), _ = cable = roofline.attention_rates("distance", 64, 1024, H200)
-        self.assertEqual((round(least), round(most)), (152, 192))
-        self.assertAlmostEqual(cable[1][0] / none[1][0], 0.814)
-        rows = rows_of()[1]
-        flops = [one(rows, f"flash_backward_{k}_kernel").flops for k in ("dkdv", "dq")]
-        self.assertEqual(sum(flops), 7 * 64 * 12 * 1024 * 1025 * 64)
+    def test_attention_of_long_sequences(self):
+        """the rates are of T 1,024; at 16,384 an H100 reached 306.6 TFLOP/s forward"""
+        long = roofline.attention_rates("none", 64, 16384, roofline.GPUS["H100"])
+        self.assertAlmostEqual(long[0][1] / 306.6, 1, delta=0.03)
 
     def test_a_measured_step(self):
         """the prediction is near what an H100 took; the rates are from cable's profile, and none's step is not"""
         items = json.loads(read("dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.json"))["stages"]["step"]["items"]
         for pos in ("cable", "none"):
             gpu = roofline.GPUS["H100"]
-            rows = rows_of(pos=pos, gpu=gpu)[1]
-            predicted = 1e3 * sum(roofline.seconds_of(r, gpu, USUAL)[0] * r.calls for r in rows)
+            predicted = roofline.range_of(rows_of(pos=pos, gpu=gpu)[1], gpu)[1]
             self.assertAlmostEqual(predicted / items["124M, 65,536 tokens " + pos]["ms"], 1, delta=0.03)
 
-    def test_ratios(self):
-        a100, h100, h200, b200, ada = (step(name) for name in ("A100", "H100", "H200", "B200", "4090"))
-        self.assertTrue(2.0 < a100 / h100 < 3.2, a100 / h100)
-        self.assertTrue(1.0 < h100 / h200 < 1.432, h100 / h200)                 # at most what the memory gains
-        self.assertTrue(1.0 < h200 / b200 < 989.4 / 2250 * 6, h200 / b200)
-        self.assertGreater(ada, a100)
+    def test_what_the_documents_say(self):
+        """docs/predictions.md: GPT-2 124M, cable, T 1,024, B 64"""
+        for name, expected in ("H200", (111.6, 118.3, 125.1)), ("H100", (119.1, 125.9, 132.8)):
+            gpu = roofline.GPUS[name]
+            for got, ms in zip(roofline.range_of(rows_of(gpu=gpu)[1], gpu), expected):
+                self.assertAlmostEqual(got, ms, delta=0.06)
 
 
 class Profile(unittest.TestCase):
@@ -292,29 +245,26 @@ class Profile(unittest.TestCase):
 
     @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
     def test_kernels_are_called_as_often_as_predicted(self):
-        """all except attention's, which are different kernels on a CPU"""
-        for pos in built(*roofline.BIASES):
-            for recompute, batch in ((1, 128), (2, 512)) if pos == "cable" else ((1, 128),):
-                with self.subTest(pos=pos, recompute=recompute):
-                    path = self.train(TRAINER, "run", "--model", "3,3,192", "--pos", pos, "--sample_every", "0",
-                                      "--recompute", str(recompute), "--total_batch", str(batch), "--profile", "2")
-                    text = read(path)
-                    self.assertEqual(text.count("profile of step 2, by the clock"), 1)
-                    self.assertLess(text.index("step    2/3"), text.index("profile of step 2"))
-                    s = roofline.shape_of((3, 3, 192), 2, 64, pos, 256)
-                    code = roofline.Code(recompute)
-                    rows = roofline.step_rows(s, code, H200, batch // 128)
-                    profile = roofline.measured(path)
-                    found = {k: v[0] for k, v in profile.items() if not k[0].startswith(("attention_", "("))}
-                    rows = [r for r in rows if r.group != "attention" and r.kernel not in ("memset", "(host)")]
-                    table = roofline.compared(rows, H200, code, {k: v for k, v in profile.items() if k in found})
-                    self.assertEqual({k: v[2] for k, v in table.items()}, {k: v[0] for k, v in table.items()})
-                    self.assertEqual(sum(found.values()), sum(r.calls for r in rows))
-                    self.assertEqual(profile["attention_forward_kernel", "-"][0], 3 * batch // 128)
-                    # the host's part is what remains of the step
-                    shares = [float(x) for x in re.findall(r" (-?[\d.]+)% +\S+$", text, re.M)]
-                    self.assertAlmostEqual(sum(shares), 100, delta=0.06 * len(shares))
-                    self.assertTrue(all(ms >= 0 for _, ms in profile.values()), profile)
+        """all that the model has except attention's, which are different kernels on a CPU"""
+        for pos, recompute in [(pos, 1) for pos in built(*roofline.BIASES)] + [("cable", 2)]:
+            with self.subTest(pos=pos, recompute=recompute):
+                path = self.train(TRAINER, "run", "--model", "3,3,192", "--pos", pos, "--sample_every", "0",
+                                  "--recompute", str(recompute), "--profile", "2")
+                text = read(path)
+                self.assertEqual(text.count("profile of step 2, by the clock"), 1)
+                self.assertLess(text.index("step    2/3"), text.index("profile of step 2"))
+                rows = [r for r in roofline.step_rows(roofline.shape_of((3, 3, 192), 2, 64, pos, 256), H200, recompute)
+                        if r.group != "attention" and r.kernel not in ("memset", "(host)")]
+                profile = roofline.measured(path)
+                table = roofline.compared(rows, H200, profile)
+                predicted = {k: v for k, v in table.items() if v[0]}
+                self.assertEqual({k: v[2] for k, v in predicted.items()}, {k: v[0] for k, v in predicted.items()})
+                self.assertEqual([k for k, v in table.items() if not v[0] and not LEFT_OUT.match(k[0])], [])
+                self.assertEqual(profile["attention_forward_kernel", "-"][0], 3)
+                # the host's part is what remains of the step
+                shares = [float(x) for x in re.findall(r" (-?[\d.]+)% +\S+$", text, re.M)]
+                self.assertAlmostEqual(sum(shares), 100, delta=0.06 * len(shares))
+                self.assertTrue(all(ms >= 0 for _, ms in profile.values()), profile)
 
     @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
     def test_it_changes_no_bit_and_is_off_by_default(self):
@@ -345,13 +295,13 @@ class Profile(unittest.TestCase):
                     "some_new_kernel   -   2   0.500   0.3%   -\n"
                     "(host)   -   -   1.000   0.7%   -\nstep 4/9 | loss 2\n")
         s, rows = rows_of()
-        table = roofline.compared(rows, H200, USUAL, roofline.measured(path))
+        table = roofline.compared(rows, H200, roofline.measured(path))
         self.assertEqual(table["flash_forward_kernel", "-"][2:4], [12, 12.0])
         self.assertEqual(table["matmul_kernel", "*x3072x768"][0:4:2], [24, 12])          # and fcprojw's dinp
         self.assertEqual(table["some_new_kernel", "-"][:4], [0, 0.0, 2, 0.5])
         code, output = Program.run_main(self, "--measured", path)
         self.assertEqual(code, 0, output)
-        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +7\.303 +12\.000 +-39% +444 +103\.2")
+        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +7\.303 +12\.000 +-39% +406 +103\.2")
         code, output = Program.run_main(self, "--measured", self.text)
         self.assertEqual(code, 2, output)
         self.assertIn("got no table", output)
@@ -365,11 +315,9 @@ class Program(unittest.TestCase):
         return code, out.getvalue() + err.getvalue()
 
     def test_table(self):
-        code, output = self.run_main("--B", "8", "--plans")
+        code, output = self.run_main("--B", "8")
         self.assertEqual(code, 0, output)
         self.assertIn("A PREDICTION, not a measurement", output)
-        self.assertIn("products: tuned", output)
-        self.assertIn("gelu_forward_kernel: 18.6 instructions", output)
         step = float(re.search(r"^# step +([\d.]+) ms", output, re.M).group(1))
         rows = re.findall(r"^[^#]\S* .* (\S+) +\S+ +\S+ +(\S+)%$", output, re.M)
         self.assertAlmostEqual(sum(float(ms) for ms, _ in rows), step, delta=0.05)
@@ -377,13 +325,13 @@ class Program(unittest.TestCase):
 
     def test_every_gpu_and_encoding_has_a_table(self):
         for words in (["--gpu", "4090", "--pos", "fire"], ["--gpu", "B200", "--pos", "t5", "--model", "xl"],
-                      ["--gpu", "A100"], ["--recompute", "2", "--plans"]):
+                      ["--gpu", "A100"], ["--recompute", "2"]):
             code, output = self.run_main(*words)
             self.assertEqual(code, 0, output)
             self.assertRegex(output, "prediction|PREDICTION|predicted")
 
     def test_bad_input(self):
-        for words, says in ((["--model", "huge"], "L,NH,C"),
+        for words, says in ((["--model", "huge"], "L,NH,C"), (["--model", "2,2,64"], "heads of 64 or 128"),
                             (["--model", "2,3,64"], "multiple of NH"), (["--B", "0"], "positive")):
             code, output = self.run_main(*words)
             self.assertEqual(code, 2, output)
