@@ -2,7 +2,7 @@
 """gpu_check.py -- `make gpu-check`: checks the CUDA build on the GPU of this machine and measures it.
 
     dev/gpu_check.py [--again STAGE]... [--only STAGE,STAGE] [--results DIR] [--minutes N]
-    dev/gpu_check.py --list                    the stages
+    dev/gpu_check.py --build ARCH [--only trainer]      compiles for sm_90a, say, where no GPU need be
 
 Stages, in order, each with a limit of time; those that tell most about a new machine come first:
   device     GPU, driver, compiler, headers; without the headers nothing else starts
@@ -10,11 +10,10 @@ Stages, in order, each with a limit of time; those that tell most about a new ma
   step       124M with 65,536 tokens a step, drawn as frequent as words are: tokens/s, and the time of each kernel
              beside scripts/roofline.py's prediction
   repeat     one seed several times: the same bits
-  build      trainers for the CPU (two builds that round differently) and for CUDA (bf16, FP32); kernel tests; benchmark
+  build      trainers for the CPU and for CUDA (bf16, FP32); kernel tests; benchmark
   kernels    every kernel test of test/simt on the hardware, each in a process of its own
   losses     20 steps on the CPU and in CUDA, FP32 and bf16: GPT-2 with every encoding; BERT with some of them, on
              masked tokens and on pairs
-  racecheck  compute-sanitizer's racecheck of the tensor-core attention
   torch      the step of 124M in PyTorch with torch.compile at the same batch, CABLE in its two ways
   bench      attention forward and backward with each encoding, and a cuBLASLt product for comparison
   train      tokens/s and memory of GPT-2 tiny, 124M, 350M and of BERT base
@@ -22,9 +21,11 @@ Stages, in order, each with a limit of time; those that tell most about a new ma
   pytorch    shapes of bench in PyTorch, if python3 has it
   exchange   NCCL between a GPU and itself, started, ended and aborted
   ranks      one GPU against two, if there are two: the same bits
-  sanitizer  memcheck, racecheck, synccheck and initcheck of the short kernel tests
+  sanitizer  racecheck of the tensor-core attention; all of compute-sanitizer's tools on the short kernel tests
 
-It compiles by itself, without make, by the flags that the Makefile names.
+It compiles by itself, without make, by the flags that the Makefile names. What --build has compiled is used wherever
+build/gpu_check is carried together with the same sources; its CPU programs need AVX2, and NCCL only where NCCL_DIR was
+set.
 
 Each result is written to dev/results/<gpu>_<commit>.json (replaced atomically) as soon as it is obtained, and the .md
 after each stage. A rerun does only what is missing; a failed result stays until --again. What the time did not suffice
@@ -33,15 +34,10 @@ ended. A rerun tries it again.
 Exit codes: 0 all passed, 1 a mismatch or a failure, 2 no GPU, no nvcc or no headers, 3 nothing failed but something is
 unfinished, 130 interrupted.
 
-An FP32 loss may differ from the CPU's by FP32_MULTIPLE times the difference between two CPU builds that round
-differently (no FMA, another vector width, another order of sums). A bf16 loss may differ by BF16_MULTIPLE times what
-rounding the initial weights to bf16 changes on the CPU. Both errors are measured in the same run, from the same initial
-weights, for each step, so that early steps, in which errors have not grown yet, have a tighter bound.
+A loss may differ from the CPU's by MULTIPLE times the largest relative difference that an H100 had (DIFFERENCES).
 """
 import argparse
 import array
-import concurrent.futures
-import contextlib
 import fcntl
 import functools
 import glob
@@ -55,216 +51,28 @@ import shutil
 import signal
 import statistics
 import struct
-import subprocess
 import sys
-import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from gpu_report import markdown  # noqa: E402
+from gpu_stages import Check, Failed, Report, Runner, Unfinished  # noqa: E402
 from ptxas_budget import console, makefile  # noqa: E402
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-FORMAT = "gpu-check 1"
 WORK = os.path.join("build", "gpu_check")           # relative to the root, where every command runs
 HEADERS = os.path.join("build", "gpu_headers")      # written by dev/gpu_pack.sh
 
 MODEL, T, B, STEPS = "2,2,128", 150, 4, 20          # heads of 64, three tiles of 64 tokens, the last one not full
-FP32_MULTIPLE, FP32_MOST = 30, 1e-3                 # with a bound above MOST the measurement has failed
-BF16_MULTIPLE, BF16_MOST = 8, 5e-2
-
-
-class Failed(Exception):
-    """one result is bad; the stage continues with the next"""
-
-
-class Unfinished(Failed):
-    """a result whose program was not built or reached its own cap; a rerun tries it again"""
-
-
-class OutOfTime(Exception):
-    """the stage has reached its cap; a rerun does what is missing"""
-
-
-def without_root(error):
-    """what it says, with paths that begin in this repository"""
-    return str(error).replace(ROOT + os.sep, "")
+# of losses from the CPU's, relative: in the first step, and at most in all of them. Measured at 1ee49cd on an H100
+# (dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.json); where it found less than float32 resolves, 2^-24.
+DIFFERENCES = {"gpt2": {"fp32": (6.0e-8, 3.3e-7), "bf16": (3.4e-5, 3.6e-4)},
+               "bert": {"fp32": (6.0e-8, 2.0e-7), "bf16": (5.8e-4, 1.2e-3)},
+               "pairs": {"fp32": (1.4e-7, 1.5e-7), "bf16": (6.7e-5, 1.3e-3)}}
+MULTIPLE = 4
 
 
 class NoDevice(Exception):
     """there is no GPU, no driver or no compiler"""
-
-
-class Result:
-    def __init__(self, code, output, seconds=0.0, timed_out=False, beside=""):
-        self.code, self.output, self.seconds, self.timed_out, self.beside = code, output, seconds, timed_out, beside
-
-    def tail(self, lines=15):
-        return "\n".join(self.output.rstrip().split("\n")[-lines:])
-
-
-class Runner:
-    """The only place that starts programs. A program that reaches its cap is ended together with all its children."""
-
-    def __init__(self):
-        self.live, self.lock = set(), threading.Lock()
-
-    def which(self, name):
-        return shutil.which(name) or next((p for p in glob.glob("/usr/local/cuda/bin/" + name)), None)
-
-    def start(self, command, env=None):
-        process = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ, **(env or {})), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
-                                   errors="replace")
-        with self.lock:
-            self.live.add(process)
-        return process
-
-    def kill(self, process):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    def end(self, process):
-        self.kill(process)
-        process.wait()
-        with self.lock:
-            self.live.discard(process)
-
-    def end_all(self):
-        with self.lock:
-            for process in self.live:
-                self.kill(process)
-
-    def run(self, command, cap, on_line=None, beside=None, env=None):
-        """on_line(text, seconds) gets each line as it arrives; the command `beside` runs as long as this one does"""
-        began, output, late, companion = time.monotonic(), [], threading.Event(), None
-        try:
-            process = self.start(command, env)
-        except OSError as e:
-            return Result(127, f"{command[0]}: {e.strerror}")
-        with contextlib.suppress(OSError):                  # then its output is empty
-            companion = self.start(beside) if beside else None
-        timer = threading.Timer(cap, lambda: (late.set(), self.kill(process)))
-        timer.start()
-        try:
-            for line in process.stdout:
-                output.append(line)
-                if on_line:
-                    on_line(line.rstrip("\n"), time.monotonic() - began)
-            code = process.wait()
-        finally:
-            timer.cancel()
-            for program in filter(None, (process, companion)):
-                self.end(program)
-            process.stdout.close()
-        seen = companion.communicate()[0] if companion else ""
-        return Result(code, "".join(output)[-200000:], time.monotonic() - began, late.is_set(), seen)
-
-
-class Report:
-    """the results of one GPU and commit, on disk after every change"""
-
-    def __init__(self, directory, device, commit, sources):
-        os.makedirs(directory, exist_ok=True)
-        self.path = os.path.join(directory, re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-") + "_" + commit + ".json")
-        self.lock = threading.RLock()
-        self.data = {"format": FORMAT, "gpu": device, "commit": commit, "sources": sources, "stages": {}}
-        self.kept = False
-        if not os.path.exists(self.path):
-            return
-        try:
-            with open(self.path) as f:
-                old = json.load(f)
-            assert old["format"] == FORMAT and isinstance(old["stages"], dict)
-        except (ValueError, KeyError, TypeError, AssertionError):
-            raise SystemExit(f"{self.path}: not a result of this program (expected format {FORMAT!r}); move it away")
-        if old["sources"] == sources:
-            self.data, self.kept = old, True
-
-    def stage(self, name):
-        return self.data["stages"].setdefault(name, {"status": "unfinished", "seconds": 0.0, "items": {}})
-
-    def save(self):
-        with self.lock:
-            console.write_whole(self.path, json.dumps(self.data, indent=1, sort_keys=True) + "\n")
-
-    def save_markdown(self):
-        with self.lock:
-            console.write_whole(self.path[:-len(".json")] + ".md", markdown(self.data, STAGE_NAMES))
-
-
-class Stage:
-    """one stage while it runs"""
-
-    def __init__(self, name, cap, check):
-        self.name, self.cap, self.check, self.runner = name, cap, check, check.runner
-        self.record = check.report.stage(name)
-        self.items = self.record["items"]
-        self.began, self.before = check.clock(), self.record["seconds"]
-        self.done = self.total = 0
-        self.stopped = False
-
-    def left(self):
-        return 0.0 if self.stopped else self.cap - (self.check.clock() - self.began)
-
-    def run(self, command, cap, fine=(0,), slow_ok=False, **more):
-        """The command's Result. Raises Failed if its exit code is not among `fine` or it reaches its own cap, and
-        OutOfTime if the stage reaches its cap first."""
-        left = self.left()
-        if left <= 0.5:
-            raise OutOfTime
-        result = self.runner.run(command, min(cap, left), **more)
-        if result.timed_out:
-            if left < cap:
-                raise OutOfTime
-            if slow_ok:
-                return result
-            raise Unfinished(f"{' '.join(command)[:300]}: ended at its cap of {cap} s\n{result.tail()}")
-        if fine is not None and result.code not in fine:
-            raise Failed(f"{' '.join(command)[:300]}: exit code {result.code}\n{result.tail()}")
-        return result
-
-    def put(self, name, record):
-        with self.check.report.lock:
-            self.items[name] = record
-            self.record["seconds"] = self.before + self.check.clock() - self.began
-            self.check.report.save()
-
-    def do(self, name, work, *args):
-        """the record of an item, from an earlier run or from work(*args), which returns a dictionary"""
-        old = self.items.get(name, {})
-        if name in self.items and not old.get("unfinished"):
-            self.done += 1
-            return old
-        if self.left() <= 0.5:
-            raise OutOfTime
-        began = self.check.clock()
-        try:
-            record = dict(work(*args))
-            record.setdefault("ok", True)
-        except Failed as e:
-            record = {"ok": False, "error": without_root(e), "unfinished": isinstance(e, Unfinished)}
-        record["seconds"] = round(self.check.clock() - began, 2)
-        self.put(name, record)
-        self.done += 1
-        self.check.progress(self, name, record)
-        return record
-
-    def do_all(self, work, workers=1):
-        """work: a list of (name, function, args...); several run at once if they do not share the GPU"""
-        self.total = max(self.total, self.done + len(work))
-        if workers == 1:
-            for w in work:
-                self.do(*w)
-            return
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            try:
-                for future in [pool.submit(self.do, *w) for w in work]:
-                    future.result()
-            except BaseException:
-                self.stopped = True                     # nothing new begins
-                self.runner.end_all()
-                raise
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -282,15 +90,7 @@ def smi(runner, fields):
 
 
 def device(stage):
-    kept = ("Product Name", "Driver Version", "CUDA Version", "Total", "Max Clocks", "Graphics", "SM", "Memory",
-            "Performance State", "Current Power Limit", "Default Power Limit", "GPU Current Temp", "ECC Mode",
-            "MIG Mode", "Persistence Mode", "Link Width")
     fields = ["name", "driver_version", "compute_cap", "memory.total", "clocks.max.sm", "power.limit"]
-
-    def query():
-        r = stage.run([stage.runner.which("nvidia-smi"), "-q", "-i", "0"], 20)
-        lines = [x.rstrip() for x in r.output.split("\n") if x.split(":")[0].strip() in kept and ":" in x]
-        return {"lines": lines[:60], **smi(stage.runner, fields)}
 
     def compiler():
         r = stage.run([nvcc(stage.runner), "--version"], 20)
@@ -306,8 +106,8 @@ def device(stage):
                          "nlohmann-json3-dev, or run dev/gpu_pack.sh where they are and carry build/gpu_headers along"
                          f"\n{r.tail(4)}")
         return {}
-    stage.items.pop("headers", None)                    # tried again in each run
-    stage.do_all([("nvidia-smi", query), ("nvcc", compiler), ("headers", headers)])
+    stage.items.pop("headers", None)                    # they may be there by now
+    stage.do_all([("nvidia-smi", smi, stage.runner, fields), ("nvcc", compiler), ("headers", headers)])
 
 
 def nvcc(runner):
@@ -318,8 +118,10 @@ def nvcc(runner):
 
 
 def architecture(runner):
+    if os.environ.get("ARCH"):
+        return os.environ["ARCH"]
     major, minor = smi(runner, ["compute_cap"])["compute_cap"].split(".")
-    return os.environ.get("ARCH") or f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
+    return f"sm_{major}{minor}" + ("a" if int(major) >= 9 else "")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -331,7 +133,6 @@ def path(*names):
 
 TRAINERS = ("gpt2", "bert")
 CPU = {t: path("cpu", "train_" + t) for t in TRAINERS}
-CPU_FUSED = {t: path("fused", "train_" + t) for t in TRAINERS}
 CUDA = {t: path("bf16", f"train_{t}cu") for t in TRAINERS}
 CUDA_FP32 = {t: path("fp32", f"train_{t}cu") for t in TRAINERS}
 FIRST_TRAINER = path("first", "train_gpt2cu")           # with none and cable only
@@ -365,66 +166,77 @@ def cuda_line(runner, source, product, *more):
     arch = architecture(runner)
     code = ["-gencode", f"arch={arch.replace('sm', 'compute')},code={arch}"]
     return [nvcc(runner), *makefile("NVCC_CODE"), *code, "-Xcompiler", "-fopenmp", "-I.", source, "-o", product, *more,
-            "-lcublasLt", "-lcublas"]
+            "-lcublasLt", "-lcublas", "-Xlinker", "-s"]
 
 
-def cpu_line(runner, trainer, product, *flags):
+def cpu_line(runner, trainer, product):
     compiler = os.environ.get("CXX") or runner.which("g++") or runner.which("clang++") or "g++"
-    return [compiler, "-std=c++17", "-fopenmp", *makefile("OPT"), *flags, "-I.", "-x", "c++", f"train_{trainer}.cu",
-            "-o", product, "-lpthread"]
+    flags = [flag.replace("native", os.environ.get("MARCH", "native")) for flag in makefile("OPT")]
+    return [compiler, "-std=c++17", "-fopenmp", *flags, "-ffp-contract=off", "-I.", "-x", "c++", f"train_{trainer}.cu",
+            "-o", product, "-lpthread", "-s"]
 
 
-def compile_all(stage, work):
-    """work: [(name, command)], the longest first; what was built from the same sources stays"""
-    sources = stage.check.report.data["sources"]
+def product_of(command):
+    return command[command.index("-o") + 1]
 
-    def stamp(product):                                 # by a checksum: a copied tree may have other times
-        return os.path.join(ROOT, product + ".sources")
 
-    def up_to_date(product):
-        if not os.path.exists(os.path.join(ROOT, product)) or not os.path.exists(stamp(product)):
-            return False
+def stamp(product):
+    """the file that says what a product was built from: a copied tree may have other times"""
+    return os.path.join(ROOT, product + ".sources")
+
+
+def up_to_date(product, origin):
+    try:
         with open(stamp(product)) as f:
-            return f.read() == sources
-
-    def compile_one(command):
-        product = command[command.index("-o") + 1]
-        os.makedirs(os.path.dirname(os.path.join(ROOT, product)), exist_ok=True)
-        stage.run(command, 840)
-        if not os.path.exists(os.path.join(ROOT, product)):
-            raise Failed(f"{' '.join(command)}: exit code 0, but {product} is not there")
-        console.write_whole(stamp(product), sources)
-        return {"product": product}
-    for name, command in work:
-        product = command[command.index("-o") + 1]
-        if not up_to_date(product):
-            stage.items.pop(name, None)
-        elif not stage.items.get(name, {}).get("ok"):       # built elsewhere, and carried here
-            stage.items[name] = {"product": product, "ok": True, "seconds": 0.0}
-    stage.do_all([(name, compile_one, command) for name, command in work], workers=max(2, os.cpu_count() or 2))
+            return f.read() == origin and os.path.exists(os.path.join(ROOT, product))
+    except OSError:
+        return False
 
 
-def trainer(stage):
-    compile_all(stage, [("GPT-2, CUDA bf16, two encodings",
-                         cuda_line(stage.runner, "train_gpt2.cu", FIRST_TRAINER, "-DFEW_POSITIONS"))])
+def first_program(runner):
+    """[(name, command)]"""
+    return [("GPT-2, CUDA bf16, two encodings", cuda_line(runner, "train_gpt2.cu", FIRST_TRAINER, "-DFEW_POSITIONS"))]
 
 
-def build(stage):
-    line, communicator = functools.partial(cuda_line, stage.runner), nccl(stage.runner)
+def programs(runner):
+    """[(name, command)], the longest first"""
+    line, communicator = functools.partial(cuda_line, runner), nccl(runner)
     work = []
     for t in TRAINERS:
         source = f"train_{t}.cu"
         work += [(f"{t}, CUDA bf16", line(source, CUDA[t], *communicator)),
                  (f"{t}, CUDA FP32", line(source, CUDA_FP32[t], "-DPRECISION_FP32")),
-                 (f"{t}, CPU", cpu_line(stage.runner, t, CPU[t], "-ffp-contract=off")),
-                 # products and sums fused wherever the compiler can: the same results, rounded at other places
-                 (f"{t}, CPU, other rounding", cpu_line(stage.runner, t, CPU_FUSED[t], "-ffp-contract=fast"))]
+                 (f"{t}, CPU", cpu_line(runner, t, CPU[t]))]
     tests = sorted(kernel_tests().items(), key=lambda item: (not item[0].startswith("flash"), item))
     work += [("kernel test " + name, line(source, path("test_" + name), "-Itest/simt")) for name, source in tests]
-    work += [("bench_causal", line("dev/gpu_bench.cu", path("bench_causal"), "-DCAUSAL=1")),
-             ("bench_full", line("dev/gpu_bench.cu", path("bench_full"), "-DCAUSAL=0")),
-             ("the program of test/ranks", line("test/ranks/comm_program.cu", COMM_PROGRAM, *communicator))]
-    compile_all(stage, work)
+    return work + [("bench_causal", line("dev/gpu_bench.cu", path("bench_causal"), "-DCAUSAL=1")),
+                   ("bench_full", line("dev/gpu_bench.cu", path("bench_full"), "-DCAUSAL=0")),
+                   ("the program of test/ranks", line("test/ranks/comm_program.cu", COMM_PROGRAM, *communicator))]
+
+
+# stage: what it compiles. What they made may be gone: each run looks
+BUILDS = {"trainer": first_program, "build": programs}
+
+
+def build(stage):
+    """what was built from the same sources for the same architecture stays"""
+    origin = f"{stage.check.report.data['sources']} {architecture(stage.runner)}"
+    work = BUILDS[stage.name](stage.runner)
+
+    def compile_one(command):
+        product = product_of(command)
+        os.makedirs(os.path.dirname(os.path.join(ROOT, product)), exist_ok=True)
+        stage.run(command, 3000)
+        if not os.path.exists(os.path.join(ROOT, product)):
+            raise Failed(f"{' '.join(command)}: exit code 0, but {product} is not there")
+        console.write_whole(stamp(product), origin)
+        return {"product": product}
+    for name, command in work:
+        if not up_to_date(product_of(command), origin):
+            stage.items.pop(name, None)
+        elif not stage.items.get(name, {}).get("ok"):       # built elsewhere, and carried here
+            stage.items[name] = {"product": product_of(command), "ok": True, "seconds": 0.0}
+    stage.do_all([(name, compile_one, command) for name, command in work], workers=max(2, os.cpu_count() or 2))
 
 
 def built(product):
@@ -491,8 +303,7 @@ SANITIZED = {"flash_forward": "flash forward: a span leaves out exactly its tile
              "flash_backward": "flash backward: a span leaves out exactly its tiles"}
 
 
-def sanitized(stage, kinds, chosen):
-    """the tests of the binaries `chosen` under each of compute-sanitizer's tools `kinds`"""
+def sanitizer(stage):
     tool = stage.runner.which("compute-sanitizer")
     if not tool:
         stage.record["note"] = "compute-sanitizer is not installed"
@@ -516,17 +327,10 @@ def sanitized(stage, kinds, chosen):
                 return {"test": None, "note": "compute-sanitizer: Device not supported"}
             raise Failed(f"{kind} of {name}, {test['name']}: exit code {result.code}\n{result.tail()}")
         return {"test": test["name"], "finished": not result.timed_out}
-    stage.do_all([(f"{kind} {name}", check, kind, name) for kind in kinds for name in chosen])
-    if not stage.items:
-        stage.record["note"] = "there is no such test"
-
-
-def racecheck(stage):
-    sanitized(stage, ("racecheck",), [name for name in in_order(kernel_tests()) if name.startswith("flash")])
-
-
-def sanitizer(stage):
-    sanitized(stage, SANITIZERS, in_order(kernel_tests()))
+    names = in_order(kernel_tests())
+    pairs = [("racecheck", name) for name in names if name.startswith("flash")]
+    pairs += [(kind, name) for kind in SANITIZERS for name in names if (kind, name) not in pairs]
+    stage.do_all([(f"{kind} {name}", check, kind, name) for kind, name in pairs])
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -570,8 +374,9 @@ def frequent_tokens(n, count, seed=1):
     return [rank * 7919 % count for rank in ranks]
 
 
-def rewrite(source, target, change=lambda values, *_: values):
-    """copies a checkpoint to a directory for --load; change(values, name, shape) returns the new bytes of a tensor"""
+def enlarge(source, target):
+    """Copies a checkpoint for --load, with every matrix six times as large. Then queries and keys have size 1,
+    attention is not just a mean of all values, and no gradient is small compared to what bf16 does to it."""
     with open(os.path.join(source, "model.safetensors"), "rb") as f:
         data = f.read()
     at = 8 + struct.unpack("<Q", data[:8])[0]
@@ -581,32 +386,12 @@ def rewrite(source, target, change=lambda values, *_: values):
         if t["dtype"] != "F32":
             raise Failed(f"{source}: {name}: expected a float32 tensor, got {t['dtype']}")
         first, end = t["data_offsets"]
-        parts.append(change(data[at + first:at + end], name, t["shape"]))
+        values = array.array("f", data[at + first:at + end])
+        parts.append(array.array("f", [6 * x for x in values]) if len(t["shape"]) == 2 else values)
     os.makedirs(target, exist_ok=True)
     shutil.copy(os.path.join(source, "config.json"), target)
     with open(os.path.join(target, "model.safetensors"), "wb") as f:
         f.write(b"".join(parts))
-
-
-def round_to_bf16(source, target, seed):
-    """every weight becomes one of the two bf16 numbers next to it, at random"""
-    draw = random.Random(seed)
-
-    def change(values, *_):
-        bits = array.array("I", values)
-        drawn = array.array("H", draw.randbytes(2 * len(bits)))
-        return array.array("I", [(b + r) & 0xFFFF0000 for b, r in zip(bits, drawn)]).tobytes()
-    rewrite(source, target, change)
-
-
-def enlarge(source, target):
-    """Every matrix becomes six times as large. Then queries and keys have size 1, attention is not just a mean of all
-    values, and no gradient is small compared to what bf16 does to it."""
-    def change(values, name, shape):
-        if len(shape) != 2:
-            return values
-        return array.array("f", [6 * x for x in array.array("f", values)]).tobytes()
-    rewrite(source, target, change)
 
 
 def losses_of(directory):
@@ -615,21 +400,9 @@ def losses_of(directory):
             losses = [r["loss"] for r in map(json.loads, f) if r["kind"] == "train"]
     except (OSError, ValueError, KeyError) as e:
         raise Failed(f"{directory}/log.jsonl: {e}")
-    if not losses or any(not isinstance(x, (int, float)) or x != x for x in losses):
-        raise Failed(f"{directory}/log.jsonl: expected finite losses, got losses {losses}")
+    if len(losses) != STEPS or any(not isinstance(x, (int, float)) or x != x for x in losses):
+        raise Failed(f"{directory}/log.jsonl: expected {STEPS} finite losses, got losses {losses}")
     return losses
-
-
-def differences(a, b):
-    """the relative difference of two curves of the loss, step by step"""
-    if len(a) != len(b):
-        raise Failed(f"expected {len(b)} losses, got {len(a)}")
-    return [abs(x - y) / max(abs(y), 1e-9) for x, y in zip(a, b)]
-
-
-def so_far(curves):
-    """for each step, the largest value of all curves up to that step"""
-    return list(itertools.accumulate((max(step) for step in zip(*curves)), max))
 
 
 def train(stage, binary, out, flags, cap, **more):
@@ -642,7 +415,7 @@ BERT_ENCODINGS = ("none", "cable", "alibi", "t5", "rope")
 
 
 def cases(names):
-    """{name: (trainer, encoding, flags, group)}; measured errors are comparable within a group"""
+    """{name: (trainer, encoding, flags, group of DIFFERENCES)}"""
     found = {pos: ("gpt2", pos, ["--lr", "5e-4"], "gpt2") for pos in names}
     found.update({"BERT " + pos: ("bert", pos, ["--lr", "5e-4"], "bert") for pos in BERT_ENCODINGS if pos in names})
     pairs = ["--lr", "1e-4", "--tau", "0.5", "--pairs", path("pairs.txt")]
@@ -650,95 +423,44 @@ def cases(names):
     return found
 
 
-class LossCheck:
-    """the runs of one case, on the CPU (measure) and in CUDA (compare)"""
-
-    def __init__(self, stage, known):
-        self.stage, self.known = stage, known
-        text = path("text.txt")
-        self.data = ["--train_files", text, "--val_files", text, "--T", str(T), "--B", str(B)]
-
-    def place(self, name):
-        return path("losses", re.sub(r"\W+", "_", name))
-
-    def curve(self, binary, out, load, flags, **more):
-        """the losses of STEPS steps from a checkpoint"""
-        train(self.stage, binary, out, [*self.data, *flags, "--load", load, "--steps", str(STEPS)], 30, **more)
-        found = losses_of(out)
-        if len(found) != STEPS:
-            raise Failed(f"{out}: expected {STEPS} losses, got {len(found)}")
-        return found
-
-    def measure(self, name):
-        """on the CPU: the losses, and how much each kind of rounding changes them"""
-        here, (trainer, pos, flags, group) = self.place(name), self.known[name]
-        initial = ["--threads", "1", "--model", MODEL, "--pos", pos, "--steps", "1", "--lr", "0",
-                   "--checkpoint_every", "1"]
-        train(self.stage, CPU[trainer], here + "_new", [*self.data, *initial], 30)
-        start = here + "_start"
-        copy = enlarge if trainer == "bert" else rewrite
-        copy(os.path.join(ROOT, here + "_new/step_00000001"), os.path.join(ROOT, start))
-        cpu = self.curve(CPU[trainer], here + "_cpu", start, flags)
-        fp32 = so_far([differences(self.curve(CPU_FUSED[trainer], here + "_fused", start, flags), cpu)])
-        bf16 = []
-        for seed in (1, 2, 3):
-            rounded = here + f"_rounded{seed}"
-            round_to_bf16(os.path.join(ROOT, start), os.path.join(ROOT, rounded), seed)
-            bf16.append(differences(self.curve(CPU[trainer], here + "_cpu_rounded", rounded, flags), cpu))
-        return {"losses": cpu, "fp32_error": fp32, "bf16_error": so_far(bf16), "group": group}
-
-    def compare(self, name):
-        """in CUDA, FP32 and bf16: the losses, which must be as close to the CPU's as the measured errors allow"""
-        trainer, _, _, group = self.known[name]
-        own = self.stage.items.get("measured " + name)
-        if not own or not own["ok"]:
-            raise (Unfinished if own and own.get("unfinished") else Failed)("the CPU's losses are missing")
-        measured = [r for n, r in list(self.stage.items.items())
-                    if n.startswith("measured ") and r["ok"] and r["group"] == group]
-        record = {"ok": True}
-        without_tf32 = {"NVIDIA_TF32_OVERRIDE": "0"}
-        for kind, binary, multiple, most, env in (("fp32", CUDA_FP32[trainer], FP32_MULTIPLE, FP32_MOST, without_tf32),
-                                                  ("bf16", CUDA[trainer], BF16_MULTIPLE, BF16_MOST, None)):
-            record[kind], error = self.compare_kind(name, own, measured, kind, binary, multiple, most, env)
-            if error:
-                record.update(ok=False, error=error)
-        return record
-
-    def compare_kind(self, name, own, measured, kind, binary, multiple, most, env):
-        """(record, error or None) of one precision"""
-        # A measured error may be small by luck, the median of the group is not; just rounding gives 2^-24.
-        middle = (statistics.median(step) for step in zip(*(r[kind + "_error"] for r in measured)))
-        errors = [max(own_step, step, 2.0 ** -24) for own_step, step in zip(own[kind + "_error"], middle)]
-        place, flags = self.place(name), self.known[name][2]
-        found = self.curve(binary, f"{place}_{kind}", place + "_start", flags, env=env)
-        apart = differences(found, own["losses"])
-        step = max(range(STEPS), key=lambda t: apart[t] / errors[t])        # the step nearest to its bound
-        record = {"losses": found, "step": step, "difference": apart[step], "measured_error": errors[step],
-                  "multiple": multiple, "bound": multiple * errors[step]}
-        if not any(own[kind + "_error"]) or multiple * errors[-1] > most:
-            return record, (f"{kind}: expected a measured error above 0 and at most {most / multiple:.2g}, "
-                            f"got {own[kind + '_error'][-1]:.2g}, which bounds nothing")
-        if apart[step] > multiple * errors[step]:
-            return record, (f"{kind}: at step {step} the loss differs from the CPU's by {apart[step]:.3g}, "
-                            f"expected at most {multiple} x the measured error {errors[step]:.3g}")
-        return record, None
-
-
 def losses(stage):
     write_data()
-    known = cases(encodings(stage.run([built(CPU["gpt2"]), "--help"], 10).output))
-    check = LossCheck(stage, known)
-    stage.total = 2 * len(known)
-    workers = max(1, min(8, (os.cpu_count() or 2) // 2))
-    stage.do_all([("measured " + name, check.measure, name) for name in known], workers=workers)
-    # Nothing is timed here, and a program takes longer to start than to do its steps: four share the GPU.
-    stage.do_all([(name, check.compare, name) for name in known], workers=4)
+    known, text = cases(encodings(stage.run([built(CPU["gpt2"]), "--help"], 10).output)), path("text.txt")
+    data = ["--train_files", text, "--val_files", text, "--T", str(T), "--B", str(B), "--threads", "2"]
+
+    def compare(name):
+        """the losses on the CPU and in CUDA, FP32 and bf16, from the same initial weights"""
+        (trainer, pos, flags, group), here = known[name], path("losses", re.sub(r"\W+", "_", name))
+        initial = ["--model", MODEL, "--pos", pos, "--steps", "1", "--lr", "0", "--checkpoint_every", "1"]
+        train(stage, CPU[trainer], here + "_new", [*data, *initial], 30)
+        start = here + "_new/step_00000001"
+        if trainer == "bert":
+            enlarge(os.path.join(ROOT, start), os.path.join(ROOT, here + "_start"))
+            start = here + "_start"
+        record, wrong = {"losses": {}}, []
+        for kind, binary, env in (("cpu", CPU, None), ("fp32", CUDA_FP32, {"NVIDIA_TF32_OVERRIDE": "0"}),
+                                  ("bf16", CUDA, None)):
+            out = f"{here}_{kind}"
+            train(stage, binary[trainer], out, [*data, *flags, "--load", start, "--steps", str(STEPS)], 30, env=env)
+            found = record["losses"][kind] = losses_of(out)
+            if kind == "cpu":
+                continue
+            first, later = (MULTIPLE * x for x in DIFFERENCES[group][kind])
+            apart = [abs(x - y) / abs(y) for x, y in zip(found, record["losses"]["cpu"])]
+            step, bound = max(enumerate([first] + (STEPS - 1) * [later]), key=lambda at: apart[at[0]] / at[1])
+            record[kind] = {"step": step, "difference": apart[step], "bound": bound}
+            if apart[step] > bound:
+                wrong.append(f"{kind}: at step {step} the loss differs from the CPU's by {apart[step]:.3g}, "
+                             f"expected at most {bound:.3g}")
+        return dict(record, ok=False, error="; ".join(wrong)) if wrong else record
+    # Nothing is timed here, and a program takes longer to start than to do its steps: several share the GPU.
+    stage.do_all([(name, compare, name) for name in known], workers=max(1, min(8, (os.cpu_count() or 2) // 2)))
 
 
 # ---------------------------------------------------------------------------------------------------------
 # bench, train, eval, pytorch
 
-def json_lines(stage, command, cap, beside=None):
+def json_lines(stage, command, cap):
     """runs a program that prints one JSON object per result and keeps each, by its key, as it arrives"""
     def keep(line, _):
         try:
@@ -752,21 +474,12 @@ def json_lines(stage, command, cap, beside=None):
         stage.check.progress(stage, key, record)
     done = path(stage.name + "_done.txt")
     console.write_whole(os.path.join(ROOT, done), "".join(key + "\n" for key in stage.items))
-    return stage.run([*command, "--skip", done], cap, on_line=keep, beside=beside)
-
-
-def watch(stage, field, ms):
-    """the command that prints a field of the GPU every `ms` milliseconds"""
-    return [stage.runner.which("nvidia-smi"), f"--query-gpu={field}", "--format=csv,noheader,nounits", "-lms", str(ms)]
+    stage.run([*command, "--skip", done], cap, on_line=keep)
 
 
 def bench(stage):
     for name in ("bench_causal", "bench_full"):
-        result = json_lines(stage, [built(path(name))], 90, beside=watch(stage, "clocks.sm", 200))
-        mhz = sorted(int(x) for x in result.beside.split() if x.isdigit())
-        if mhz:
-            clocks = {"least": mhz[0], "median": mhz[len(mhz) // 2], "most": mhz[-1]}
-            stage.put("clocks " + name, {"ok": True, "sm_mhz": clocks})
+        json_lines(stage, [built(path(name))], 90)
 
 
 # name, trainer, --model, shard, T, sequences per batch, encodings, each with its further flags
@@ -784,10 +497,18 @@ PROFILED = 10                                           # the step of --profile
 
 
 def end_of_run(stage, binary, out, flags):
-    """(its result, its losses, the SHA-256 of its weights) after STEPS steps"""
+    """(its losses, the SHA-256 of its weights), and what it printed, after STEPS steps"""
     result = train(stage, binary, out, [*flags, "--steps", str(STEPS), "--checkpoint_every", str(STEPS)], 30)
     with open(os.path.join(ROOT, out, f"step_{STEPS:08d}", "model.safetensors"), "rb") as f:
-        return result, losses_of(out), hashlib.sha256(f.read()).hexdigest()
+        return (losses_of(out), hashlib.sha256(f.read()).hexdigest()), result.output
+
+
+def same_bits(what, expected, found):
+    """of two ends"""
+    if found != expected:
+        apart = [step for step, (a, b) in enumerate(zip(expected[0], found[0])) if a != b]
+        where = f"the losses differ from step {apart[0]}" if apart else "the losses agree, the weights differ"
+        raise Failed(f"{what}: expected the same bits, {where}")
 
 
 def repeat(stage):
@@ -798,16 +519,12 @@ def repeat(stage):
     def run(pos, name, recompute):
         out = path("repeat", f"{pos}_{name}")
         data = ["--train_files", tokens, "--val_files", tokens, "--model", "4,6,384", "--B", "16", "--pos", pos]
-        return end_of_run(stage, FIRST_TRAINER, out, [*data, "--recompute", recompute])[1:]
+        return end_of_run(stage, FIRST_TRAINER, out, [*data, "--recompute", recompute])[0]
 
     def compare(pos):
         first = run(pos, "first", "0")
         for name, recompute in (("again", "0"), ("recomputed", "2")):
-            found = run(pos, name, recompute)
-            if found != first:
-                apart = [t for t, (a, b) in enumerate(zip(first[0], found[0])) if a != b]
-                where = f"the losses differ from step {apart[0]}" if apart else "the losses agree, the weights differ"
-                raise Failed(f"{pos}, {name}: expected the same bits, {where}")
+            same_bits(f"{pos}, {name}", first, run(pos, name, recompute))
         return {"losses": first[0], "weights": first[1]}
     stage.do_all([(pos, compare, pos) for pos in ("none", "cable")])
 
@@ -944,14 +661,14 @@ def pytorch(stage):
 
 def exchange(stage):
     """test/ranks/comm_program.cu on one GPU"""
-    def run(words):
-        result = stage.run([built(COMM_PROGRAM), *words], 10, fine=None)
+    def run():
+        result = stage.run([built(COMM_PROGRAM), "self"], 10, fine=None)
         if "built without NCCL" in result.output:
             return {"note": "built without NCCL"}
         if result.code != 0 or not re.search("^ok$", result.output, re.M):
             raise Failed(f"expected ok, got exit code {result.code}\n{result.tail()}")
         return {}
-    stage.do_all([("NCCL, a GPU and itself", run, ["self"])])
+    stage.do_all([("NCCL, a GPU and itself", run)])
 
 
 def ranks(stage):
@@ -968,29 +685,23 @@ def ranks(stage):
 
     def run(trainer, count):
         text = path("text.txt")
-        result, *end = end_of_run(stage, CUDA[trainer], path(f"ranks_{trainer}_{count}"),
-                                  ["--train_files", text, "--val_files", text, "--model", MODEL, "--T", str(T), "--B",
-                                   str(B), "--total_batch", str(2 * B * T), "--gpus", str(count)])
-        return *end, "NCCL" in result.output
+        return end_of_run(stage, CUDA[trainer], path(f"ranks_{trainer}_{count}"),
+                          ["--train_files", text, "--val_files", text, "--model", MODEL, "--T", str(T), "--B", str(B),
+                           "--total_batch", str(2 * B * T), "--gpus", str(count)])
 
     def compare(trainer):
-        one, two = run(trainer, 1), run(trainer, 2)
-        if one[:2] != two[:2]:
-            weights = "differ" if one[1] != two[1] else "agree"
-            raise Failed(f"{trainer}: expected two ranks to give the bits of one, losses {one[0]}, got {two[0]}; "
-                         f"the weights {weights}")
-        return {"losses": one[0], "nccl": two[2]}
+        (one, _), (two, printed) = run(trainer, 1), run(trainer, 2)
+        same_bits(f"{trainer}, two ranks", one, two)
+        return {"losses": one[0], "nccl": "NCCL" in printed}
     stage.do_all([(trainer, compare, trainer) for trainer in TRAINERS])
 
 
 # name, function, cap in seconds; with a minute for `trainer` and three for `build`, on 16 cores, all of them fit into
 # two visits of 9.5 minutes
-STAGES = [("device", device, 30), ("trainer", trainer, 600), ("step", step, 90),
-          ("repeat", repeat, 40), ("build", build, 1500), ("kernels", kernels, 110),
-          ("losses", losses, 110), ("racecheck", racecheck, 40), ("torch", torch_step, 140),
+STAGES = [("device", device, 30), ("trainer", build, 600), ("step", step, 90), ("repeat", repeat, 40),
+          ("build", build, 1500), ("kernels", kernels, 110), ("losses", losses, 110), ("torch", torch_step, 140),
           ("bench", bench, 70), ("train", training, 50), ("eval", evaluation, 35), ("pytorch", pytorch, 60),
-          ("exchange", exchange, 10), ("ranks", ranks, 20), ("sanitizer", sanitizer, 30)]
-BUILDS = ("trainer", "build")                           # what they made may be gone: each run looks
+          ("exchange", exchange, 10), ("ranks", ranks, 20), ("sanitizer", sanitizer, 70)]
 STAGE_NAMES = [s[0] for s in STAGES]
 
 
@@ -1018,84 +729,15 @@ def commit_and_sources(runner):
     return commit, total.hexdigest()[:16]
 
 
-class Check:
-    def __init__(self, options, runner, clock=time.monotonic, stages=None):
-        self.options, self.runner, self.clock, self.stages = options, runner, clock, stages or STAGES
-        self.remaining = 0.0                            # sum of the caps of the later stages
-        gpu = smi(runner, ["name"])["name"]
-        nvcc(runner)
-        commit, sources = commit_and_sources(runner)
-        self.ends = clock() + 60 * options.minutes if options.minutes else None
-        self.report = Report(options.results, gpu, commit, sources)
-        for name in options.again:
-            self.report.data["stages"].pop(name, None)
-
-    def say(self, text):
-        print(text, file=sys.stderr, flush=True)
-
-    def progress(self, stage, name, record):
-        left = stage.left()
-        if stage.total and stage.done:                  # extrapolated from what is done, but never beyond the cap
-            left = min(left, (self.clock() - stage.began) / stage.done * (stage.total - stage.done))
-        verdict = "ok" if record["ok"] else "FAILED"
-        of = f" {stage.done}/{stage.total}" if stage.total else ""
-        self.say(f"[{stage.name}{of}] {name}: {verdict}; at most {max(0, left + self.remaining) / 60:.1f} min left")
-        if not record["ok"]:
-            self.say("    " + record.get("error", "").replace("\n", "\n    "))
-
-    def run_stage(self, name, work, cap):
-        stage = Stage(name, cap, self)
-        stage.record["status"] = "unfinished"
-        stage.record.pop("error", None)
-        try:
-            work(stage)
-            bad = [n for n, r in stage.items.items() if not r["ok"]]
-            passed = "ok" if stage.items else "skipped"
-            stage.record["status"] = "failed" if bad else passed
-            if bad and all(stage.items[n].get("unfinished") for n in bad):
-                stage.record.update(status="unfinished", error="not built, or ended at a cap: " + ", ".join(bad))
-            elif not stage.items and not stage.record.get("note"):
-                stage.record.update(status="failed", error="the stage has no results")
-        except OutOfTime:
-            stage.record["error"] = f"it reached its cap of {cap:.0f} s; run again to continue"
-        except Failed as e:
-            stage.record.update(status="unfinished" if isinstance(e, Unfinished) else "failed", error=without_root(e))
-        finally:                                        # an interrupted stage stays "unfinished"
-            stage.record["seconds"] = stage.before + self.clock() - stage.began
-            self.report.save()
-            self.report.save_markdown()
-        self.say(f"== {name}: {stage.record['status']}, {stage.record['seconds']:.0f} s"
-                 + "".join(f"; {stage.record[k]}" for k in ("note", "error") if k in stage.record))
-
-    def status(self, name):
-        return self.report.data["stages"].get(name, {}).get("status", "not run")
-
-    def run(self):
-        wanted = [s for s in self.stages if not self.options.only or s[0] in self.options.only]
-        if self.report.kept:
-            self.say(f"continuing with {self.report.path}")
-        again = lambda name: name == "device" and self.status(name) == "failed"         # may be right by now
-        todo = [s for s in wanted if self.status(s[0]) in ("unfinished", "not run") or s[0] in BUILDS or again(s[0])]
-        for i, (name, work, cap) in enumerate(todo):
-            self.remaining = sum(s[2] for s in todo[i + 1:])
-            left = self.ends - self.clock() if self.ends else cap
-            if left < 5:
-                self.say(f"== {name}: left for the next run, --minutes {self.options.minutes:g} are over")
-                continue
-            self.run_stage(name, work, min(cap, left))
-            if name == "device" and self.status(name) == "failed":
-                return 2                                # without a compiler and headers nothing else can work
-        self.report.save()
-        self.report.save_markdown()
-        states = {name: self.status(name) for name, *_ in wanted}
-        failed = [name for name, state in states.items() if state == "failed"]
-        open_ones = [name for name, state in states.items() if state in ("unfinished", "not run")]
-        kinds = (("FAILED", failed), ("unfinished", open_ones))
-        words = [f"{what}: {', '.join(names)}" for what, names in kinds if names]
-        self.say(f"{self.report.path[:-5]}.md: " + ("; ".join(words) or "all stages passed"))
-        if failed:
-            return 1
-        return 3 if open_ones else 0
+def check_of(options, runner, clock=time.monotonic):
+    """the stages of the options, with the results that are there"""
+    nvcc(runner)
+    gpu = "for " + options.build if options.build else smi(runner, ["name"])["name"]
+    report = Report(options.results, gpu, *commit_and_sources(runner), STAGE_NAMES)
+    for name in options.again:
+        report.data["stages"].pop(name, None)
+    stages = [(name, work, 7200 if options.build else cap) for name, work, cap in STAGES if name in options.only]
+    return Check(runner, report, stages, ("device", *BUILDS), options.minutes, clock)
 
 
 def parse(arguments):
@@ -1104,26 +746,27 @@ def parse(arguments):
     p.add_argument("--again", action="extend", type=names, default=[], metavar="STAGE",
                    help="forget the results of these stages and run them again")
     p.add_argument("--only", action="extend", type=names, default=[], metavar="STAGE", help="run only these stages")
-    p.add_argument("--results", default=os.path.join(ROOT, "dev", "results"), help="directory of results [dev/results]")
+    p.add_argument("--results", help="directory of results [dev/results, with --build build/gpu_check]")
     p.add_argument("--minutes", type=float, default=0, help="end by then; run again to continue")
-    p.add_argument("--list", action="store_true", help="list the stages and their caps")
+    p.add_argument("--build", metavar="ARCH", help="only compile, for this architecture, such as sm_90a")
     options = p.parse_args(arguments)
+    stages = list(BUILDS) if options.build else STAGE_NAMES
     for name in options.again + options.only:
-        if name not in STAGE_NAMES:
-            p.error(f"expected a stage among {', '.join(STAGE_NAMES)}, got {name!r}")
+        if name not in stages:
+            p.error(f"expected a stage among {', '.join(stages)}, got {name!r}")
+    options.only = options.only or stages
+    options.results = options.results or os.path.join(ROOT, WORK if options.build else "dev/results")
     return options
 
 
 def main(arguments, runner=None):
     options = parse(arguments)
-    if options.list:
-        for name, _, cap in STAGES:
-            print(f"{name:10} {cap:5} s")
-        return 0
     runner = runner or Runner()
     headers = os.path.join(ROOT, HEADERS)
     if os.path.isdir(headers):
         os.environ["CPATH"] = os.pathsep.join([headers, *filter(None, [os.environ.get("CPATH")])])
+    if options.build:                                   # NCCL of this machine's PyTorch may be elsewhere on the other
+        os.environ.update(ARCH=options.build, MARCH="x86-64-v3", NCCL_DIR=os.environ.get("NCCL_DIR", os.devnull))
     os.makedirs(os.path.join(ROOT, WORK), exist_ok=True)
     with open(os.path.join(ROOT, WORK, "lock"), "w") as lock:
         try:
@@ -1132,7 +775,7 @@ def main(arguments, runner=None):
             print(f"another gpu-check is running here ({WORK}/lock)", file=sys.stderr)
             return 2
         try:
-            return Check(options, runner).run()
+            return check_of(options, runner).run()
         except NoDevice as e:
             print(f"gpu-check needs a GPU and nvcc: {e}", file=sys.stderr)
             return 2
