@@ -100,9 +100,6 @@ KERNELS = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# shapes
-
 Shape = collections.namedtuple("Shape", "L NH C B T V Vp OC pos")
 
 
@@ -164,19 +161,10 @@ def ends(r, gpu):
     return [seconds + gap for seconds in limits[limit]], limit
 
 
-def seconds_of(r, gpu):
-    """the time of a call, the middle of its range"""
-    return sum(ends(r, gpu)[0]) / 2
-
-
 def chunk_of(s):
     """rows that the head takes at a time: logit_rows() of llmc/engine/model.cuh"""
     N, most = s.B * s.T, (256 << 20) // s.Vp
     return N if N <= most else math.ceil(math.ceil(N / math.ceil(N / (most // 128 * 128))) / 128) * 128
-
-
-def chunks_of(s):
-    return math.ceil(s.B * s.T / chunk_of(s))
 
 
 def waste_of(M, N, gpu, split=False):
@@ -192,10 +180,9 @@ def product_rows(s, gpu):
     """forward, back to the input, into the weight's gradient; the head does its three a chunk of logits at a time"""
     N, rows = s.B * s.T, []
     for name, (times, out, inp) in products(s).items():
-        head = name == "wte"
-        calls = chunks_of(s) if head else times
-        n = N / calls if head else N
-        tall = chunk_of(s) if head else N                               # all but the last
+        tall = chunk_of(s) if name == "wte" else N                      # all but the last
+        calls = math.ceil(N / tall) * times
+        n = N * times / calls
         operands = 2 * (n * inp + out * inp + n * out)
         added = 2 * n * out if name in ("attprojw", "fcprojw") else 0   # the residual stream
         gradient = 2 * n * (inp + out) + 2 * 4 * out * inp              # it is added to
@@ -267,7 +254,7 @@ def layer_rows(s, recompute):
 
 
 def step_rows(s, gpu, recompute=0):
-    N, n, chunks = s.B * s.T, float(elements(s)), chunks_of(s)
+    N, n, chunks = s.B * s.T, float(elements(s)), math.ceil(s.B * s.T / chunk_of(s))
     x = 2.0 * N * s.C
     distinct = s.V * (1 - math.exp(-N / s.V))                           # tokens, were all equally frequent
     blocks = s.L + 1 + (s.pos in OWN_TENSORS)                           # of the layout, without empty ones
@@ -316,15 +303,6 @@ def print_table(rows, gpu):
               f"{least:8.3f} {most:8.3f} {100 * ms / whole:5.1f}%")
 
 
-def assumptions(gpu_name, gpu, s, recompute):
-    """yields lines"""
-    yield "A PREDICTION, not a measurement, by rates that one H100 has shown"
-    yield (f"commit {commit()}, {gpu_name}: {gpu.tflops:g} TFLOP/s bf16 and {gpu.gbs:g} GB/s by its datasheet; "
-           f"a large product reaches {gpu.tflops * PRODUCT * gpu.fed:.0f} and a copy {gpu.gbs * COPY:.0f}")
-    yield (f"L {s.L}, NH {s.NH}, C {s.C}, OC {s.OC}, V {s.V:,} padded to {s.Vp:,}, B {s.B}, T {s.T}, {s.pos}, bf16, "
-           f"recompute {recompute}")
-
-
 def summary(s, rows, gpu):
     """yields lines: ms by group, and what follows from the step's"""
     groups = {}
@@ -357,7 +335,7 @@ def compared(rows, gpu, profile):
     table = {}
     for r in rows:
         entry = table.setdefault((r.kernel, r.shape), [0, 0.0, 0, 0.0, 0, 0])
-        for k, each in (0, 1), (1, 1e3 * seconds_of(r, gpu)), (4, r.bytes), (5, r.flops):
+        for k, each in (0, 1), (1, 1e3 * sum(ends(r, gpu)[0]) / 2), (4, r.bytes), (5, r.flops):
             entry[k] += r.calls * each
     for (kernel, shape), (calls, ms) in profile.items():
         M, N, K = shape.split("x") if "x" in shape else ("-",) * 3
@@ -379,16 +357,13 @@ def comparison(rows, gpu, profile):
                f"{per_ms(flops) / 1e3:8.1f}")
 
 
-# ----------------------------------------------------------------------------------------------------------
-
 def parse(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                 allow_abbrev=False)
-    whole = lambda name, default, what: p.add_argument(name, type=int, default=default, help=f"{what} [{default}]")
     p.add_argument("--model", default="small", help="a size by name, or L,NH,C [small]")
     p.add_argument("--pos", default="cable", choices=sorted(BIASES), help="positional encoding [cable]")
-    whole("--T", 1024, "tokens in a sequence")
-    whole("--B", 64, "sequences in a micro-batch")
+    p.add_argument("--T", type=int, default=1024, help="tokens in a sequence [1024]")
+    p.add_argument("--B", type=int, default=64, help="sequences in a step [64]")
     p.add_argument("--gpu", default="H200", choices=sorted(GPUS), help="[H200]")
     p.add_argument("--recompute", type=int, choices=(0, 1, 2), default=0, help="as the trainer's [0]")
     p.add_argument("--measured", metavar="FILE", help="what a run with --profile printed: beside the prediction")
@@ -408,8 +383,11 @@ def main(argv):
     args = parse(argv)
     gpu, s = GPUS[args.gpu], shape_of(args.shape, args.B, args.T, args.pos)
     rows = step_rows(s, gpu, args.recompute)
-    for line in assumptions(args.gpu, gpu, s, args.recompute):
-        print("# " + line)
+    print("# A PREDICTION, not a measurement, by rates that one H100 has shown")
+    print(f"# commit {commit()}, {args.gpu}: {gpu.tflops:g} TFLOP/s bf16 and {gpu.gbs:g} GB/s by its datasheet; a "
+          f"large product reaches {gpu.tflops * PRODUCT * gpu.fed:.0f} and a copy {gpu.gbs * COPY:.0f}")
+    print(f"# L {s.L}, NH {s.NH}, C {s.C}, OC {s.OC}, V {s.V:,} padded to {s.Vp:,}, B {s.B}, T {s.T}, {s.pos}, bf16, "
+          f"recompute {args.recompute}")
     print_table(rows, gpu)
     for line in summary(s, rows, gpu):
         print("# " + line)

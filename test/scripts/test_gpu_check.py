@@ -181,7 +181,7 @@ class Case(unittest.TestCase):
         environment = mock.patch.dict(os.environ)
         environment.start()
         self.addCleanup(environment.stop)
-        for name in ("NVCC", "NCCL_DIR", "CXX", "ARCH"):        # the machine below has its own
+        for name in ("NVCC", "NCCL_DIR", "CXX", "ARCH", "COMMIT"):        # the machine below has its own
             os.environ.pop(name, None)
         for name in ("include/nccl.h", "lib/libnccl.so.2"):
             self.machine.make(os.path.join("site/nvidia/nccl", name))
@@ -410,17 +410,6 @@ class Failures(Case):
         self.assertEqual((len(of_flash), all(c.endswith(chosen) for c in of_flash)), (4, True), of_flash)
         self.assertEqual(["--report-api-errors no" in c for c in of_flash], ["memcheck" in c for c in of_flash])
 
-    def test_programs_that_were_built_elsewhere(self):
-        """without a record of their build: they are not built again; the report names the commit of COMMIT"""
-        self.assertEqual(self.check("--only", "trainer")[0], 0)
-        shutil.rmtree(os.path.join(self.root, "results"))
-        before = len(self.ran("nvcc -std"))
-        with mock.patch.dict(os.environ, {"COMMIT": "0123456789ab"}):
-            self.assertEqual(self.check("--only", "trainer,repeat")[0], 0)
-        self.assertEqual((before > 0, len(self.ran("nvcc -std"))), (True, before))
-        self.assertEqual(self.result()["commit"], "0123456789ab")
-        self.assertEqual(self.result()["stages"]["trainer"]["status"], "ok")
-
     def test_a_run_that_is_not_repeated(self):
         change = self.machine.trainer
         for error, weight, words in ((1e-12, 1.1, "the losses differ from step 0"),
@@ -511,10 +500,12 @@ class BuildElsewhere(Case):
             self.assertIn("code=sm_90a" if "nvcc" in line else "-march=x86-64-v3", line)
         self.assertEqual(self.ran("-DUSE_NCCL") + self.ran("--steps") + self.ran("-march=native"), [])
         self.machine.commands.clear()
+        os.environ["COMMIT"] = "0123456789ab"           # of a copy without .git
         code, said = self.check()
         self.assertEqual(code, 0, said)
         self.assertEqual(self.ran(" -o build/gpu_check/"), [])
         self.assertEqual(self.result()["stages"]["build"]["status"], "ok")
+        self.assertEqual(self.result()["commit"], "0123456789ab")
 
     def test_other_sources_or_another_gpu(self):
         for change in (lambda: self.machine.make("llmc/matmul.cuh", "// changed"),
@@ -724,30 +715,6 @@ class Programs(unittest.TestCase):
         self.assertEqual(subprocess.run(["git", "check-ignore", "-q", gpu_check.HEADERS], cwd=ROOT).returncode, 0)
 
 
-class Configure(unittest.TestCase):
-    def test_eight_makes_at_a_time(self):
-        """in a tree where nothing was built: each finds all flags, and none deletes another one's files"""
-        with tempfile.TemporaryDirectory() as d:
-            os.makedirs(d + "/test/a")
-            shutil.copytree(ROOT + "/dev", d + "/dev", ignore=shutil.ignore_patterns("results", "__pycache__"))
-            shutil.copy(ROOT + "/Makefile", d)
-            with open(d + "/test/a/test_a.cu", "w") as f:
-                f.write('#include "shared_kernels.h"\n')
-            with open(d + "/compiler", "w") as f:
-                f.write("#!/bin/sh\n")
-            os.chmod(d + "/compiler", 0o755)
-            command = ["make", "-q", "build/cpu.flags", "CXX=./compiler", "MPI=0", "NCCL=0", "NVCC="]
-            for _ in range(10):
-                shutil.rmtree(d + "/build", ignore_errors=True)
-                runs = [subprocess.Popen(command, cwd=d, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                         universal_newlines=True) for _ in range(8)]
-                said = [run.communicate()[0] for run in runs]
-                self.assertEqual([(run.returncode, text) for run, text in zip(runs, said)], 8 * [(0, "")])
-                files = [name for name in os.listdir(d + "/build") if os.path.isfile(os.path.join(d, "build", name))]
-                names = ("commit", "cpu", "race", "asan", "simt", "mpi", "cuda", "precision")
-                self.assertEqual(sorted(files), sorted(["config.mk", *(n + ".flags" for n in names)]))
-
-
 class Pieces(unittest.TestCase):
     def test_tokens_as_frequent_as_words(self):
         count, n = 50257, 65536
@@ -780,6 +747,23 @@ class Pieces(unittest.TestCase):
             self.assertEqual(sorted(os.listdir(d + "/e")), ["config.json", "model.safetensors"])
             with open(d + "/e/model.safetensors", "rb") as f:
                 self.assertEqual(f.read()[8 + len(header):], struct.pack("<4f", 6, 12, 3, 4))
+
+    def test_the_differences_of_the_h100(self):
+        """DIFFERENCES is what its committed result says, which the report can still show"""
+        with open(os.path.join(ROOT, "dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.json")) as f:
+            data = json.load(f)
+        items, found = data["stages"]["losses"]["items"], {}
+        for name in [n for n in items if "measured " + n in items]:
+            cpu = items["measured " + name]
+            for kind in ("fp32", "bf16"):
+                apart = [abs(x - y) / y for x, y in zip(items[name][kind]["losses"], cpu["losses"])]
+                first, most = found.get((cpu["group"], kind), (0, 0))
+                found[cpu["group"], kind] = (max(first, apart[0], 2 ** -24), max(most, *apart))
+        self.assertEqual(len(found), 6)
+        for (group, kind), pair in found.items():
+            for expected, got in zip(gpu_check.DIFFERENCES[group][kind], pair):
+                self.assertAlmostEqual(expected / got, 1, delta=0.05, msg=f"{group} {kind}")
+        self.assertTrue("| cable | bf16 | 3 | 2.24e-04 |" in gpu_report.markdown(data, gpu_check.STAGE_NAMES))
 
     def test_an_empty_report(self):
         text = gpu_report.markdown({"gpu": "G", "commit": "c", "stages": {}}, ["device"])

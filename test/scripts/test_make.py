@@ -335,5 +335,29 @@ class Ci(unittest.TestCase):
         self.assertIn("lnit: expected a stage, one of install lint ", "\n".join(lines))
 
 
+class Configure(unittest.TestCase):
+    def test_eight_makes_at_a_time(self):
+        """in a tree where nothing was built: each finds all flags, and none deletes another one's files"""
+        with tempfile.TemporaryDirectory() as d:
+            os.makedirs(d + "/test/a")
+            shutil.copytree(ROOT + "/dev", d + "/dev", ignore=shutil.ignore_patterns("results", "__pycache__"))
+            shutil.copy(ROOT + "/Makefile", d)
+            with open(d + "/test/a/test_a.cu", "w") as f:
+                f.write('#include "shared_kernels.h"\n')
+            with open(d + "/compiler", "w") as f:
+                f.write("#!/bin/sh\n")
+            os.chmod(d + "/compiler", 0o755)
+            command = ["make", "-q", "build/cpu.flags", "CXX=./compiler", "MPI=0", "NCCL=0", "NVCC="]
+            for _ in range(10):
+                shutil.rmtree(d + "/build", ignore_errors=True)
+                runs = [subprocess.Popen(command, cwd=d, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                         universal_newlines=True) for _ in range(8)]
+                said = [run.communicate()[0] for run in runs]
+                self.assertEqual([(run.returncode, text) for run, text in zip(runs, said)], 8 * [(0, "")])
+                files = [name for name in os.listdir(d + "/build") if os.path.isfile(os.path.join(d, "build", name))]
+                names = ("commit", "cpu", "race", "asan", "simt", "mpi", "cuda", "precision")
+                self.assertEqual(sorted(files), sorted(["config.mk", *(n + ".flags" for n in names)]))
+
+
 if __name__ == "__main__":
     unittest.main()
