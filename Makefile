@@ -101,7 +101,7 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 TEST_SOURCE = -DSHARED_KERNELS -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main programs/%,$*),-O0) \
-	    $(if $(filter files/% model/% text/%,$*),-O1) $(TEST_SOURCE)
+	    $(if $(filter files/% model/% text/% programs/test_faults,$*),-O1) $(TEST_SOURCE)
 $(B)/race/%.o: test/%.cu $(B)/race.flags
 	$(CCACHE) $(CXX) $(RACE_FLAGS) $(TEST_SOURCE)
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
@@ -128,9 +128,11 @@ $(B)/simt_asan/%.o: test/simt/%.cu $(B)/simt.flags
 $(B)/simt/train_%_fp32.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags
 	$(CCACHE) $(CXX) $(SIMT_FLAGS) -DUSE_NCCL $(MPI_CFLAGS) -DPRECISION_FP32 -x c++ -c $< -o $@
 $(B)/simt/train_%.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags
-	$(CCACHE) $(CXX) $(SIMT_FLAGS) -DUSE_NCCL $(MPI_CFLAGS) -x c++ -c $< -o $@
+	$(CCACHE) $(CXX) $(SIMT_FLAGS) -include test/simt/shared_flash.h -DUSE_NCCL $(MPI_CFLAGS) -x c++ -c $< -o $@
+$(patsubst test/%.cu,$(B)/%,$(shell grep -l shared_flash.h test/simt/test_*.cu)) $(TRAINERS:%=$(B)/simt/%): \
+    $(B)/simt/shared_flash.o
 $(B)/simt/%: $(B)/simt/%.o
-	$(CXX) $< -o $@ $(if $(findstring train_,$@),$(MPI_LIBS))
+	$(CXX) $(filter %.o,$^) -o $@ $(if $(findstring train_,$@),$(MPI_LIBS))
 $(B)/simt_asan/%: $(B)/simt_asan/%.o
 	$(CXX) -fsanitize=address $< -o $@
 

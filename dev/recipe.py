@@ -178,7 +178,7 @@ class Recipe:
         prints, module = self.parse(r'(?:prints "(.*)"|needs (\w+)|)', words, block, 'prints "TEXT" or needs MODULE')
         environment = dict(os.environ)
         if not self.here:
-            environment["MAKEFLAGS"] = "OPT=-O1"                    # half the time of the compiler, the same tests
+            environment["MAKEFLAGS"] = "CXXFLAGS=-O1"               # half the time of the compiler, the same tests
         if module:
             python = python_with(module)
             if python is None:

@@ -26,7 +26,7 @@ import ledger                                               # noqa: E402
 
 CSV = os.path.join(ROOT, "dev", "results", "reliability.csv")
 REPORT = os.path.join(ROOT, "dev", "results", "reliability.md")
-FUZZ_MINUTES, FUZZ_TARGET = 10, 60                          # of a run, and in all, for each parser
+FUZZ_MINUTES, FUZZ_TARGET = 3, 60                           # of a run, and in all, for each parser
 
 # The promise; what of it no test here covers
 PROMISES = {

@@ -36,9 +36,10 @@ class Knobs(unittest.TestCase):
         shutil.copy(os.path.join(ROOT, "Makefile"), self.root)
         shutil.copytree(os.path.join(ROOT, "dev"), os.path.join(self.root, "dev"),
                         ignore=shutil.ignore_patterns("results", "hf", "__pycache__"))
-        os.makedirs(os.path.join(self.root, "test", "layers"))
+        for folder in ("layers", "simt"):
+            os.makedirs(os.path.join(self.root, "test", folder))
         for name in ("train_gpt2.cu", "train_bert.cu", "test/main.cu", "test/shared_kernels.h",
-                     "test/layers/test_x.cu"):
+                     "test/layers/test_x.cu", "test/simt/shared_flash.cu"):
             open(os.path.join(self.root, name), "w").close()
 
     def tearDown(self):

@@ -13,6 +13,7 @@
 #include "llmc/attention/choose.cuh"
 
 #include "test/simt/kernel_test.h"
+#include "test/simt/shared_flash.h"
 
 namespace tests {        // so that the header of an encoding may use the same names
 

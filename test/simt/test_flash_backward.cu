@@ -10,6 +10,7 @@
 
 #include "test/simt/fire_inputs.h"
 #include "test/simt/kernel_test.h"
+#include "test/simt/shared_flash.h"
 
 namespace {
 

@@ -12,6 +12,7 @@
 #include "llmc/attention/flash/forward.cuh"
 #include "test/simt/fire_inputs.h"
 #include "test/simt/kernel_test.h"
+#include "test/simt/shared_flash.h"
 
 constexpr FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance,
                                 FlashBias::Toeplitz, FlashBias::Fire};

@@ -5,6 +5,7 @@
 #include "llmc/attention/choose.cuh"
 
 #include "test/simt/kernel_test.h"
+#include "test/simt/shared_flash.h"
 
 namespace {
 

@@ -7,6 +7,7 @@
 #include "train_gpt2.cu"
 #undef main
 #include "test/simt/kernel_test.h"
+#include "test/simt/shared_flash.h"
 
 static __global__ void add_kernel(float* x, float by, int n) {
     const GridSpan span = grid_span((size_t)n);

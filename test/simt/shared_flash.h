@@ -1,0 +1,28 @@
+// shared_flash.h -- the tensor-core attention on the emulator, compiled once (shared_flash.cu) for its tests and for
+// the trainers: every form of the bias, causal or not, is half a minute of g++. With nvcc each file has its own.
+#ifndef TEST_SIMT_SHARED_FLASH_H
+#define TEST_SIMT_SHARED_FLASH_H
+
+#include "llmc/attention/flash/backward.cuh"
+#include "llmc/attention/flash/forward.cuh"
+
+#define FLASH_OF(Extern, Causal, Kind) \
+    Extern template bool flash_forward<Causal, Kind>(const FlashArgs&, Stream); \
+    Extern template bool flash_backward<Causal, Kind>(const FlashArgs&, float*, Stream); \
+    Extern template void flash_backward_of<Causal, Kind, 64>(const FlashArgs&, float*, Stream, int); \
+    Extern template void flash_backward_of<Causal, Kind, 128>(const FlashArgs&, float*, Stream, int);
+#if defined(FEW_POSITIONS)
+#define FLASH_KINDS(Extern, Causal) \
+    FLASH_OF(Extern, Causal, FlashBias::None) FLASH_OF(Extern, Causal, FlashBias::Distance)
+#else
+#define FLASH_KINDS(Extern, Causal) \
+    FLASH_OF(Extern, Causal, FlashBias::None) FLASH_OF(Extern, Causal, FlashBias::Linear) \
+    FLASH_OF(Extern, Causal, FlashBias::Distance) FLASH_OF(Extern, Causal, FlashBias::LogDistance) \
+    FLASH_OF(Extern, Causal, FlashBias::Toeplitz) FLASH_OF(Extern, Causal, FlashBias::Fire)
+#endif
+#if defined(SIMT)
+FLASH_KINDS(extern, true)
+FLASH_KINDS(extern, false)
+#endif
+
+#endif
