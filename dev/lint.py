@@ -39,8 +39,8 @@ LIBM_ALLOWED = {
     ("llmc/position/sinusoidal.cuh", "sin"): 1,
     ("llmc/position/sinusoidal.cuh", "cos"): 1,
     ("llmc/position/rope.cuh", "pow"): 2,           # once per pair, on the host
-    ("llmc/position/rope.cuh", "sin"): 1,
-    ("llmc/position/rope.cuh", "cos"): 1,
+    ("llmc/position/rope.cuh", "sin"): 2,           # of an angle in double
+    ("llmc/position/rope.cuh", "cos"): 2,
     ("llmc/position/rope.cuh", "log"): 2,           # once per length, on the host
     ("llmc/position/alibi.cuh", "exp2"): 1,         # once per head
     ("llmc/position/alibi.cuh", "log"): 1,          # likewise

@@ -119,9 +119,11 @@ inline std::vector<std::string> encodings_with_fixture(const std::string& family
     std::vector<std::string> all = encodings();
 #if !defined(FEW_POSITIONS)
     all.push_back("layers");                                // several encodings
+    all.push_back("clock");                                 // rope:clock=cable
 #endif
     for (const std::string& name : all) {
-        if (family == "bert" && name != "layers" && directions(name).size() == 1) { continue; }
+        const bool has_row = name != "layers" && name != "clock";
+        if (family == "bert" && has_row && directions(name).size() == 1) { continue; }
         const std::string fixture = family + "_" + name;
         if (path_exists(FixtureFile::path(fixture))) {
             names.push_back(name);

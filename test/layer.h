@@ -24,6 +24,7 @@ inline std::vector<std::string> encodings_of_models() {
     all.push_back("none,cable");
 #if !defined(FEW_POSITIONS)
     all.push_back("rope+cable_nw");
+    all.push_back("alibi+rope:clock=cable");
     all.push_back("ssmax+rope+cable");
     all.push_back("ssmax+cope:npos=5,none");
     all.push_back("sinusoidal+kerple+rope:theta=100,sinusoidal+t5_clip:K=9,layers=own");
@@ -184,7 +185,7 @@ struct AttentionLayer {
         std::vector<double> v(x, x + s.HS);
         const double factor = part == 0 ? oracle_query_factor(o, h, seen(b, t, o.T)) : 1.0;
         for (double& e : v) { e *= factor; }
-        return part < 2 ? oracle_rotate(o, v, t) : v;
+        return part < 2 ? oracle_rotate(o, v, h, t) : v;
     }
     // (T,HS): q or k of a head as attention takes it
     std::vector<double> vectors(const OracleLayer<double>& o, const std::vector<float>& qkv, int b, int h,

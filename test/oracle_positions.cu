@@ -37,8 +37,11 @@ struct NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int) {
         return std::vector<R>((size_t)o.T * o.T, R(0));
     }
-    // q or k (HS) of a head at position t, as the scores take it
-    static std::vector<double> rotate(const OracleLayer<double>&, const std::vector<double>& x, int) { return x; }
+    // q or k (HS) of head h at position t, as the scores take it; back: turned the other way
+    static std::vector<double> rotate(const OracleLayer<double>&, const std::vector<double>& x, int /*h*/, int /*t*/,
+                                      bool /*back*/) {
+        return x;
+    }
     // whether the bias depends on q and k: then it is that of CopeHead, not of bias()
     static constexpr bool reads_scores = false;
     // the factor of q.k in addition to 1/sqrt(HS)
@@ -170,9 +173,13 @@ inline const bool grape_q_oracle = register_oracle<GrapeOracle<true, false>>("gr
 inline const bool grape_k_oracle = register_oracle<GrapeOracle<false, true>>("grape_k");
 inline const bool grape_qk_oracle = register_oracle<GrapeOracle<true, true>>("grape_qk");
 
-// Su et al.: the pair (2i, 2i+1) of q and k turned by t theta^(-2i/HS), and its stretches beyond the trained length
+// Su et al.: the pair (2i, 2i+1) of q and k turned by t theta^(-2i/HS), and its stretches beyond the trained length.
+// clock=cable: by cable's S_t instead of t. Columns: z (NH)
 struct RopeOracle : NoOracle {
-    static std::vector<double> rotate(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
+    static std::vector<double> rotate(const OracleLayer<double>& o, const std::vector<double>& x, int h, int position,
+                                      bool back) {
+        double t = o.value("clock") == 1 ? oracle_cable_S<'r'>(o, h)[(size_t)position] : position;
+        t = back ? -t : t;
         std::vector<double> y = x;
         const double pi = std::acos(-1.0), theta = o.value("theta");
         const int R = 2 * (int)std::ceil(o.value("p") * o.HS / 2);

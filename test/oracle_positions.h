@@ -57,7 +57,8 @@ template <class R> R oracle_softplus(R x) { return std::max(x, R(0)) + std::log1
 struct PositionOracle {
     std::function<std::vector<double>(const OracleLayer<double>&, int)> bias;
     std::function<std::vector<float>(const OracleLayer<float>&, int)> float_bias;
-    std::function<std::vector<double>(const OracleLayer<double>&, const std::vector<double>&, int)> rotate, embed;
+    std::function<std::vector<double>(const OracleLayer<double>&, const std::vector<double>&, int, int, bool)> rotate;
+    std::function<std::vector<double>(const OracleLayer<double>&, const std::vector<double>&, int)> embed;
     std::function<double(const OracleLayer<double>&)> score_factor;
     std::function<double(const OracleLayer<double>&, int, int)> query_factor;
     bool has_bias, slow, reads_scores;
@@ -85,8 +86,22 @@ inline double oracle_query_slope(OracleLayer<double>& o, double& x, int h, int k
     x = at;
     return (up - down) / (2 * step);
 }
-inline std::vector<double> oracle_rotate(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
-    return find_oracle(o.name).rotate(o, x, t);
+inline std::vector<double> oracle_rotate(const OracleLayer<double>& o, const std::vector<double>& x, int h, int t,
+                                         bool back = false) {
+    return find_oracle(o.name).rotate(o, x, h, t, back);
+}
+// the derivative of y.rotate(x) in z, a column of o
+inline double oracle_rotate_slope(OracleLayer<double>& o, double& z, const std::vector<double>& x,
+                                  const std::vector<double>& y, int h, int t) {
+    const double at = z, step = 1e-6;
+    z = at + step;
+    const std::vector<double> up = oracle_rotate(o, x, h, t);
+    z = at - step;
+    const std::vector<double> down = oracle_rotate(o, x, h, t);
+    z = at;
+    double slope = 0;
+    for (size_t d = 0; d < y.size(); d++) { slope += y[d] * (up[d] - down[d]) / (2 * step); }
+    return slope;
 }
 inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std::vector<double>& x, int t) {
     return find_oracle(o.name).embed(o, x, t);
@@ -95,7 +110,8 @@ inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std:
 // The forms that hyperparameters select, in addition to the defaults. Tests of all encodings add them.
 inline const char* const oracle_forms[] = {"kcable:weight=inside", "alibi:slopes=geometric",
                                            "t5:buckets=12,distance=40", "t5_clip:K=20,scale=C,layers=own",
-                                           "sinusoidal:scale=1,embed=sqrt", "rope:p=0.5", "sandwich:d=6",
+                                           "sinusoidal:scale=1,embed=sqrt", "rope:p=0.5",
+                                           "rope:clock=cable", "rope:p=0.5,clock=cable", "sandwich:d=6",
                                            "alibi_random:seed=7,mean=0.3", "cope:npos=5"};
 
 // cable's S_t = sum_{k<=t} b_k of head h for all t, summed plainly. Step: b_t is ReLU(z_t) ('r'), softplus(z_t) ('s')

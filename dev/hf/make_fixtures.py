@@ -13,6 +13,7 @@ gpt2_<encoding>, bert_<encoding>:
     inputs.long, logits.long        the same model at T = 64, beyond the trained 37 (not `learned`); bert: without
                                     lengths
     logits.pi, .ntk, .yarn          rope: inputs.long with a scaling factor of 64/37
+gpt2_clock, bert_clock: the same of rope with clock=cable
 gpt2_window, bert_window: the same of cable with a window of 9 keys and 3 sinks
 gpt2_documents: the same of several encodings with documents apart, sinks, and a window of 9 keys in one layer and of 4
     in the other
@@ -57,6 +58,8 @@ def position_of(name):
     if name == "layers":                            # every hook; columns, a rotation and parameters of only one layer
         layers = ("cable", "rope", "sinusoidal"), ("kerple", "sinusoidal")
         return {"name": name, "layers": [[position_of(part) for part in layer] for layer in layers]}
+    if name == "clock":
+        return {"name": "rope", **DEFAULTS["rope"], "clock": "cable"}
     few = {"npos": 6} if name == "cope" else {}     # so that positions reach the last one
     return {"name": name, **DEFAULTS.get(name, {}), **few}
 
@@ -224,7 +227,7 @@ def main():
     torch.manual_seed(1)                            # every weight is replaced; this only keeps the run reproducible
     torch.set_flush_denormal(True)                  # as in the trainers
     torch.set_num_threads(1)
-    names = [*POSITIONS, "window", "layers"]
+    names = [*POSITIONS, "clock", "window", "layers"]
     files = [("gpt2", gpt2_fixture, name) for name in [*names, "documents"]]
     files += [("bert", bert_fixture, name) for name in names if name not in CAUSAL_ONLY]
     files.append(("contrastive", contrastive_fixture, "cable"))

@@ -122,17 +122,17 @@ class Attention(EncodedAttention):
         bias = self.bias(t, t, S, S, g, table, x.dtype)
         return None if bias is None else bias.to(x.dtype)
 
-    def turn(self, q, k, rope_scaling):
-        """q, k (B,NH,T,HS) as rope makes them, where the layer has it"""
+    def turn(self, x, q, k, rope_scaling):
+        """q, k (B,NH,T,HS) of x (B,T,C) as rope makes them, where the layer has it"""
         if self.rope.position["name"] != "rope":
             return q, k
-        t = torch.arange(q.shape[2], device=q.device)[None]
+        t = torch.arange(q.shape[2], device=q.device)[None] if self.clock is None else self.clock(x)
         f, factor = rope_frequencies(self.rope, q.shape[2], self.rope.stretch(rope_scaling))
         return rotate(q, t, f) * factor, rotate(k, t, f)
 
     def mix(self, x, q, k, v, hidden, rope_scaling):
         """attention of q, k, v (B,NH,T,HS), which the layer has made of x (B,T,C); hidden: the pairs that it lacks"""
-        q, k = self.turn(q, k, rope_scaling)
+        q, k = self.turn(x, q, k, rope_scaling)
         if self.ssmax is not None:
             q = self.ssmax(q, x.shape[1], hidden)
         scores, bias = (q @ k.transpose(-2, -1)) * self.scale, self.pair_bias(x)

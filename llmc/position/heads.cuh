@@ -27,6 +27,21 @@ struct HeadWalk {
         first = group < step ? group : INT_MAX;             // surplus threads have none
     }
 };
+
+// f(i, h, sum) for each token i and head h of the block. sum: of what the threads of that head have left in parts
+// (tokens,NH,lanes), in shared memory, in their order
+template <class F> __device__ inline void sum_lanes(const float* parts, const HeadWalk& walk, int NH, F f) {
+    __syncthreads();
+    for (int k = threadIdx.x; k < walk.tokens * NH; k += blockDim.x) {
+        const int i = k % walk.tokens;                      // neighbouring threads store neighbouring tokens
+        const int h = k / walk.tokens;
+        const float* part = parts + (i * NH + h) * walk.lanes;
+        float sum = part[0];
+        for (int lane = 1; lane < walk.lanes; lane++) { sum += part[lane]; }
+        f(i, h, sum);
+    }
+}
+
 // floats: of dynamic shared memory
 inline Grid head_grid(int B, int T, size_t floats, Stream stream, const char* file = __builtin_FILE(),
                       int line = __builtin_LINE()) {

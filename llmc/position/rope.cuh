@@ -10,12 +10,18 @@
 //   longrope (Ding et al. 2024) f_i / factor_i from a file, which has one list for texts of up to T_original tokens and
 //                               one for longer texts, and q.k times 1 + ln s / ln T_original
 //   backward: dq and dk are turned back. saves rope_table (T,R): cos and sin of each pair, shared by heads and layers.
+//
+// With clock=cable the angle is S_t f_i, where S is the running sum of cable.cuh, each head's own, so that logits
+// depend on S_i - S_j:
+//   z_t = x_t . w + c     b_t = ReLU(z_t)     S_t = sum_{k<=t} b_k         w (NH,C): extra rows of the qkv matmul
+//   backward: dS_t = sum_i f_i (q_2i dq_2i+1 - q_2i+1 dq_2i + the same of k), of the turned q and dq; then cable's
+// c starts at 1, so that S_t is about t at first, and training begins near rope. saves S as cable does.
 #ifndef LLMC_POSITION_ROPE_CUH
 #define LLMC_POSITION_ROPE_CUH
 
 #include <cmath>
 
-#include "encoding.cuh"
+#include "../cable.cuh"
 #include "heads.cuh"
 
 // Radians per token of each of the R/2 pairs, in a text of T tokens
@@ -60,7 +66,22 @@ static __global__ void rope_table_kernel(float* table, int T, Start start, int R
     }
 }
 
-// The 2 NH heads of q and k lie side by side. sign = -1 turns back.
+// Pairs x0, x1 turned by angles, whose cos and sin they meet. sign = -1 turns back.
+template <int P>
+static __device__ __forceinline__ Pack<P> turned_pairs(Pack<P> v, const Pack<P>& angle, float sign) {
+    UNROLL
+    for (int e = 0; e < P; e += 2) {
+        const float c = angle.x[e];
+        const float s = sign * angle.x[e + 1];              // a turn back has the other sine
+        const float x0 = v.x[e];
+        const float x1 = v.x[e + 1];
+        v.x[e] = x0 * c - x1 * s;
+        v.x[e + 1] = x0 * s + x1 * c;
+    }
+    return v;
+}
+
+// The 2 NH heads of q and k lie side by side.
 template <int P>
 static __global__ void rope_kernel(floatX* qkv, const float* table, int T, Start start, int stride, int NH, int HS,
                                    int R, int OC, float sign) {
@@ -73,27 +94,67 @@ static __global__ void rope_kernel(floatX* qkv, const float* table, int T, Start
         const float* angle = table + t * R;                 // the same for all heads
         SIMD
         for (int d = walk.lane * P; d < R; d += walk.lanes * P) {
-            Pack<P> v = load_pack<P>(x + d);
-            const Pack<P> a = load_pack<P>(angle + d);
-            UNROLL
-            for (int e = 0; e < P; e += 2) {
-                const float c = a.x[e];
-                const float s = sign * a.x[e + 1];          // a turn back has the other sine
-                const float x0 = v.x[e];
-                const float x1 = v.x[e + 1];
-                v.x[e] = x0 * c - x1 * s;
-                v.x[e + 1] = x0 * s + x1 * c;
-            }
-            store_pack<P>(x + d, v);
+            store_pack<P>(x + d, turned_pairs(load_pack<P>(x + d), load_pack<P>(angle + d), sign));
         }
     }
+}
+
+// clock=cable: `pairs` pairs of each head of q and k, from `first` on, turned by S_t f_i, an angle in double as above.
+// Back: x has the gradients, which are turned back, and `turned` q and k as the forward left them; dS (B,NH,T) is the
+// sum over the pairs, added to that of the pairs before `first`: a thread sums its packs in their order, each of q and
+// then of k, and then the threads of a head are summed in theirs. S_offset, S_origin: as in cable.cuh
+template <int P, bool Back>
+static __global__ void rope_clock_kernel(floatX* x, float* dS, const floatX* turned, const float* S_offset,
+                                         const double* S_origin, const int* kv_len, int T, Start start, int stride,
+                                         int NH, int HS, int OC, int first, int pairs, RopeFrequencies frequencies) {
+    float* parts = dynamic_shared();                        // Back: (tokens,NH,lanes)
+    const HeadWalk walk(T, 2 * pairs / P);
+    const int t0 = walk.t + start.position();
+    for (int r = walk.first; r < walk.tokens * NH; r += walk.step) {
+        const int t = t0 + r / NH;
+        const size_t bh = walk.b * NH + r % NH;
+        const double origin = S_origin[bh * ceil_div(stride, CABLE_CHUNK) + t / CABLE_CHUNK];
+        const double S = origin + (double)S_offset[bh * stride + t];
+        const bool counts = kv_len == nullptr || t < kv_len[walk.b];            // padding has no gradient
+        const size_t q = (walk.b * stride + t) * OC + (size_t)(r % NH) * HS + 2 * first;
+        float sum = 0.0f;
+        for (int d = walk.lane * P; d < 2 * pairs; d += walk.lanes * P) {
+            Pack<P> angle;
+            for (int e = 0; e < P; e += 2) {
+                angle.x[e] = (float)portable_cos(S * frequencies.of[(d + e) / 2]);
+                angle.x[e + 1] = (float)portable_sin(S * frequencies.of[(d + e) / 2]);
+            }
+            for (size_t at = q + d; at <= q + d + NH * HS; at += NH * HS) {     // of q, then of k
+                const Pack<P> v = load_pack<P>(x + at);
+                if (Back && counts) {
+                    const Pack<P> y = load_pack<P>(turned + at);
+                    for (int e = 0; e < P; e += 2) {
+                        const float slope = y.x[e] * v.x[e + 1] - y.x[e + 1] * v.x[e];      // in the angle
+                        sum += (float)frequencies.of[(d + e) / 2] * slope;
+                    }
+                }
+                store_pack<P>(x + at, turned_pairs(v, angle, Back ? -1.0f : 1.0f));
+            }
+        }
+        if (Back) { parts[r * walk.lanes + walk.lane] = sum; }
+    }
+    if (!Back) { return; }
+    sum_lanes(parts, walk, NH, [&](int i, int h, float sum) {
+        float& all = dS[(walk.b * NH + h) * T + walk.t + i];
+        all = first == 0 ? sum : all + sum;
+    });
 }
 
 struct Rope : Encoding {
     using Encoding::Encoding;
     float* table = nullptr;                                 // (T,R): cos, sin of t f_i, for the pair i
+    float *S_offset = nullptr, *dS = nullptr;               // (B,NH,T), clock=cable, as is S_origin
+    double* S_origin = nullptr;                             // (B,NH,ceil(T/128))
 
-    static Hyperparameters defaults(int) { return {{"theta", 10000.0}, {"p", 1.0}}; }
+    static Hyperparameters defaults(int) {
+        return {{"theta", 10000.0}, {"p", 1.0}, {"clock", 0, {}, "token|cable"}};
+    }
+    static bool has_clock(const EncodingConfig& config) { return config.value("clock") == 1; }
     static int turned(const EncodingConfig& config, int HS) { return 2 * (int)std::ceil(config.value("p") * HS / 2); }
     template <class Tensors> void declare(Tensors& t) {
         const int HS = t.HS;
@@ -113,33 +174,75 @@ struct Rope : Encoding {
               shorts, longs);
         check(!longrope || c.original_length() > 1, "--rope_scaling longrope: expected an original length of at least "
               "2 tokens, got %d", c.original_length());
-        t.cached(table, "rope_table", Per::Model, (size_t)t.stride, (size_t)turned(*t.config, HS));
+        const size_t T = (size_t)t.stride, BNH = (size_t)t.B * t.NH;
+        if (!has_clock(*t.config)) {
+            t.cached(table, "rope_table", Per::Model, T, (size_t)turned(*t.config, HS));
+            return;
+        }
+        check(!c.has("ssmax"), "--pos %s: expected no ssmax with rope:clock=cable, whose gradient reads that of q "
+              "before ssmax scales it", c.name.c_str());
+        t.columns("clock", t.NH, constant(1.0f));                               // w, c
+        t.cached(S_offset, "S_offset", Per::Layer, BNH, T);
+        t.cached(S_origin, "S_origin", Per::Layer, BNH, ceil_div(T, (size_t)CABLE_CHUNK));
+        t.scratch(dS, "dS", BNH, T);
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const int R = turned(*v.config, v.HS);
+        if (has_clock(*v.config)) {                         // g = 1 goes to dS, which is scratch
+            launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), S_offset, S_origin, dS, qkv, T, start,
+                   v.stride, v.NH, v.C(), v.OC, CableStep::Relu, false);
+            turn_by_clock<false>(qkv, nullptr, B, T, start, v.stride, stream);
+            return;
+        }
         if (v.layer == 0) {                                 // the table is shared: the first layer fills it
-            const std::vector<double> frequencies = rope_frequencies(*v.run, v.config->value("theta"), R, v.stride);
-            for (int first = 0; first < R / 2; first += ROPE_LAUNCH) {
-                const int pairs = imin(ROPE_LAUNCH, R / 2 - first);
-                RopeFrequencies some = {};
-                std::copy_n(frequencies.begin() + first, pairs, some.of);
+            each_launch(R, [&](int first, int pairs, const RopeFrequencies& some) {
                 launch(rope_table_kernel, Grid((size_t)pairs, 128, 0, stream), table, T, start, R, first, some);
-            }
+            });
         }
         turn(qkv, B, T, start, v.stride, 1.0f, stream);
     }
     // A rotation's transpose is its inverse.
-    void prepare_backward(floatX* dqkv, const floatX*, int B, int T, Stream stream) const {
-        turn(dqkv, B, T, 0, T, -1.0f, stream);
+    void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
+        if (!has_clock(*v.config)) {
+            turn(dqkv, B, T, 0, T, -1.0f, stream);
+            return;
+        }
+        turn_by_clock<true>(dqkv, qkv, B, T, 0, T, stream);
+        launch(cable_backward_kernel, Grid((size_t)B * v.NH, 256, 0, stream), dqkv, dS, dS, qkv, T, v.NH, v.C(), v.OC,
+               CableStep::Relu, false);                     // without g, dg is not read
+    }
+    // f(first, pairs, their frequencies) of each launch over the R/2 pairs
+    template <class F> void each_launch(int R, F f) const {
+        const std::vector<double> frequencies = rope_frequencies(*v.run, v.config->value("theta"), R, v.stride);
+        for (int first = 0; first < R / 2; first += ROPE_LAUNCH) {
+            const int pairs = imin(ROPE_LAUNCH, R / 2 - first);
+            RopeFrequencies some = {};
+            std::copy_n(frequencies.begin() + first, pairs, some.of);
+            f(first, pairs, some);
+        }
+    }
+    // f(P): the channels of a pack, in whole pairs
+    template <class F> void with_pairs(int R, F f) const {
+        constexpr int WIDE = imax(PACK, 2);
+        if (R % WIDE == 0 && v.HS % WIDE == 0) { f(std::integral_constant<int, WIDE>()); }
+        else { f(std::integral_constant<int, 2>()); }
+    }
+    template <bool Back>
+    void turn_by_clock(floatX* x, const floatX* qkv, int B, int T, Start start, int stride, Stream stream) const {
+        const int R = turned(*v.config, v.HS);
+        const Grid grid = head_grid(B, T, Back ? (size_t)HEAD_TOKENS * v.NH * HEAD_LANES : 0, stream);
+        each_launch(R, [&](int first, int pairs, const RopeFrequencies& some) {
+            with_pairs(R, [&](auto P) {
+                launch(rope_clock_kernel<P, Back>, grid, x, dS, qkv, S_offset, S_origin, v.kv_len, T, start, stride,
+                       v.NH, v.HS, v.OC, first, pairs, some);
+            });
+        });
     }
     void turn(floatX* x, int B, int T, Start start, int stride, float sign, Stream stream) const {
         const int R = turned(*v.config, v.HS);
-        constexpr int WIDE = imax(PACK, 2);                 // whole pairs
-        const auto by = [&](auto P) {
+        with_pairs(R, [&](auto P) {
             launch(rope_kernel<P>, head_grid(B, T, 0, stream), x, table, T, start, stride, v.NH, v.HS, R, v.OC, sign);
-        };
-        if (R % WIDE == 0 && v.HS % WIDE == 0) { by(std::integral_constant<int, WIDE>()); }
-        else { by(std::integral_constant<int, 2>()); }
+        });
     }
     float score_factor(int T) const {
         const PositionConfig& c = *v.run;

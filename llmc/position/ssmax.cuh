@@ -98,15 +98,7 @@ static __global__ void ssmax_backward_kernel(floatX* dqkv, float* dots, const fl
         }
         parts[r * walk.lanes + walk.lane] = dot;
     }
-    __syncthreads();
-    for (int k = threadIdx.x; k < walk.tokens * NH; k += blockDim.x) {
-        const int i = k % walk.tokens;                      // neighbouring threads store neighbouring tokens
-        const int h = k / walk.tokens;
-        const float* part = parts + (i * NH + h) * walk.lanes;
-        float dot = part[0];
-        for (int lane = 1; lane < walk.lanes; lane++) { dot += part[lane]; }
-        dots[h * N + row0 + i] = dot;
-    }
+    sum_lanes(parts, walk, NH, [&](int i, int h, float dot) { dots[h * N + row0 + i] = dot; });
 }
 
 // One block per head, the only one that adds to ds_h. dots (NH,N)

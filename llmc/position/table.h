@@ -44,7 +44,7 @@
     X(grape_q,      GrapeQ,       "-g_i |i-j|, g a slope that the query chooses; cable with S_t = t") \
     X(grape_k,      GrapeK,       "-w_j |i-j|, w a slope that the key chooses") \
     X(grape_qk,     GrapeQK,      "-(g_i + w_j) |i-j|") \
-    X(rope,         Rope,         "q and k, or a share p of them, turned by t * theta^(-2i/HS); see --rope_scaling") \
+    X(rope,         Rope,         "q and k, or a share p, turned by t theta^(-2i/HS), or clock=cable: by cable's S_t") \
     X(t5,           T5,           "a learned bias for each of `buckets` logarithmic classes of i-j up to `distance`") \
     X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last beyond (scale=C, layers=own)") \
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \

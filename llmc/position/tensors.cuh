@@ -63,6 +63,7 @@ struct ParameterRule {
 struct PositionPart {
     std::vector<int> layers;
     size_t first_param = 0, first_act = 0;
+    int columns = 0;                                // of the qkv matmul, in each of these layers
 };
 
 struct PositionTables : PositionShape {
@@ -97,12 +98,15 @@ struct PositionTables : PositionShape {
     void columns(const std::string& file, int count, std::optional<InitRule> bias_init = std::nullopt) {
         for (int l : parts.back().layers) {
             int& columns = columns_of[(size_t)l];
+            check(columns == parts.back().columns, "--pos %s: %s and another encoding both have columns of the qkv "
+                  "matmul, and a layer has room for one that does", run->name.c_str(), config->name.c_str());
             const size_t row0 = (size_t)(3 * C() + columns);
             files.push_back({layer_name(l, file + ".weight"), "qkvw", l, row0, (size_t)count, false});
             files.push_back({layer_name(l, file + ".bias"), "qkvb", l, row0, (size_t)count, false, bias_init});
             columns += count;
             extra_columns = std::max(extra_columns, columns);
         }
+        parts.back().columns += count;
     }
     // An array that later tokens of a sequence read: kept while training and generating
     template <class E> void cached(E*&, const char* name, Per per, size_t rows, size_t cols) {

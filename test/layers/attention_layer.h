@@ -149,6 +149,7 @@ private:
         if (find_oracle(o.name).reads_scores) { through_scores(l, o, qkv, want, plain, b, h); }
         store(l, o, want, plain, b, h);
         if (with_gradients) { through_queries(l, o, qkv, want, plain, b, h); }
+        if (with_gradients && !find_oracle(o.name).has_bias) { through_rotation(l, o, qkv, want, plain, b, h); }
         if (!with_gradients || !find_oracle(o.name).has_bias) { return; }
         for (size_t p = 0; p < l.tables.params.size(); p++) {
             std::vector<double>& tensor = o.params[l.tables.params[p].name];
@@ -197,8 +198,8 @@ private:
                 std::vector<double> x(d64[part]->begin() + t * HS, d64[part]->begin() + (t + 1) * HS);
                 std::vector<double> f(d32[part]->begin() + t * HS, d32[part]->begin() + (t + 1) * HS);
                 if (part < 2) {             // turned back
-                    x = oracle_rotate(o, x, -(int)t);
-                    f = oracle_rotate(o, f, -(int)t);
+                    x = oracle_rotate(o, x, h, (int)t, true);
+                    f = oracle_rotate(o, f, h, (int)t, true);
                 }
                 if (part == 0) {            // and scaled
                     const double factor = oracle_query_factor(o, h, l.seen(b, (int)t, o.T));
@@ -230,6 +231,26 @@ private:
                         plain_grads[at] += plain.dq[t * HS + d] * q[d] * (float)slope;
                     }
                     slopes[at] = std::max(slopes[at], std::fabs(slope));
+                }
+            }
+        }
+    }
+    // += sum of dq'_t.dq'_t/dz for each column z that rotates q, and the same of k
+    void through_rotation(const Layer& l, OracleLayer<double>& o, const std::vector<float>& qkv,
+                          const HeadOracle<double>& want, const HeadOracle<float>& plain, int b, int h) {
+        const size_t HS = (size_t)l.s.HS;
+        for (size_t e = 0; e < o.columns.size(); e++) {
+            const size_t at = ((size_t)b * l.s.T + e / (size_t)o.width) * l.OC + 3 * l.C + e % (size_t)o.width;
+            for (size_t t = 0; t < (size_t)o.T; t++) {
+                for (size_t part = 0; part < 2; part++) {
+                    const float* x = &qkv[((size_t)b * l.stride + t) * l.OC + part * l.C + h * HS];
+                    const std::vector<double>& dx = part == 0 ? want.dq : want.dk;
+                    const std::vector<float>& plain_dx = part == 0 ? plain.dq : plain.dk;
+                    const auto slope = [&](auto from) {
+                        return oracle_rotate_slope(o, o.columns[e], {x, x + HS}, {from, from + HS}, h, (int)t);
+                    };
+                    dqkv[at] += slope(dx.begin() + t * HS);
+                    plain_dqkv[at] += (float)slope(plain_dx.begin() + t * HS);
                 }
             }
         }

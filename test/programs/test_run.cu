@@ -794,8 +794,9 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     CHECK(!plain.record.contains("rope_theta"));
     CHECK(other.record.at("rope_theta") == 50);
     CHECK(other.record.at("loss") != plain.record.at("loss"));
-    CHECK(contains(other.out, "rope:theta=50,p=1"));
-    CHECK(contains(other.err, "--rope_theta 50: used instead of that of rope:theta=10000,p=1, which " + old));
+    CHECK(contains(other.out, "rope:theta=50,p=1,clock=token"));
+    CHECK(contains(other.err, "--rope_theta 50: used instead of that of rope:theta=10000,p=1,clock=token, which " +
+                              old));
     // 2 trained on with it: its checkpoints have it
     const std::string out = place / "long";
     const Flags tune = base.without("--model").set("--load", old).with("--rope_theta 50").set("--out", out);
@@ -826,7 +827,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     REQUIRE(place.run(two.with("--pos rope+cable,rope:theta=5").set("--out", place / "two")).code == 0);
     CHECK(!config_of(step_dir(place / "two", 12)).contains("rope_theta"));
     const Use both = evaluate(step_dir(place / "two", 12), "--rope_theta 50");
-    CHECK(contains(both.out, "cable+rope:theta=50,p=1,rope:theta=50,p=1"));
+    CHECK(contains(both.out, "cable+rope:theta=50,p=1,clock=token,rope:theta=50,p=1,clock=token"));
     CHECK(both.record.at("loss") != evaluate(step_dir(place / "two", 12), "").record.at("loss"));
 }
 

@@ -460,7 +460,7 @@ class TestFixtures(Case):
 
     def test_models(self):
         paths = sorted(glob.glob(os.path.join(FIXTURES, "bert_*.safetensors")))
-        self.assertEqual({os.path.basename(p)[5:-12] for p in paths}, set(POSITIONS) | {"window", "layers"})
+        self.assertEqual({os.path.basename(p)[5:-12] for p in paths}, set(POSITIONS) | {"clock", "window", "layers"})
         for path in paths:
             model, t = self.load(path)
             lengths = t["lengths"].long()

@@ -46,7 +46,7 @@ def read_fixture(path):
 
 def fixtures(family, without=()):
     """those of every encoding and mask"""
-    names = {*modeling_cable.POSITIONS, "window", "layers"}
+    names = {*modeling_cable.POSITIONS, "clock", "window", "layers"}
     names = names | {"documents"} if family == "gpt2" else names - set(modeling_cable.CAUSAL_ONLY)
     for name in sorted(names - set(without)):
         yield (name, *read_fixture(os.path.join(FIXTURES, f"{family}_{name}.safetensors")))

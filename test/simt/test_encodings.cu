@@ -143,6 +143,21 @@ static double through_bias(const OracleLayer<double>& o, double& x, const std::v
     return gradient;
 }
 
+// The same by differences of the rotation of q and k, x (T,OC) before it: the sum of dx'_t.dx'_t/dz
+static double through_rotation(OracleLayer<double>& o, double& z, const std::vector<float>& x, int width,
+                               const std::vector<std::vector<double>>& dx, double& size) {
+    double gradient = 0;
+    for (int e = 0; e < T * 2 * NH; e++) {
+        const int t = e / (2 * NH), head = e % (2 * NH);        // of q, then of k
+        const float* row = &x[(size_t)t * width + head * HS];
+        const auto d = dx[(size_t)head].begin() + t * HS;
+        const double term = oracle_rotate_slope(o, z, {row, row + HS}, {d, d + HS}, head % NH, t);
+        gradient += term;
+        size += std::fabs(term);
+    }
+    return gradient;
+}
+
 // cope's oracle of a head; for another encoding one that is not used
 static CopeHead<double> cope_of(const OracleLayer<double>& o, const std::vector<double>& q,
                                 const std::vector<double>& k, double scale) {
@@ -168,13 +183,28 @@ static Deviation of_embeddings(const std::vector<float>& got, const std::vector<
     return {"a parameter's gradient", largest_difference(got, de) / largest, BF16 / 2};
 }
 
+// through(z, size): the gradient in a column
+template <class F>
+static Deviation of_columns(OracleLayer<double>& o, const std::vector<float>& dqkv, int OC, F through) {
+    double worst = 0, largest = 0;
+    for (size_t e = 0; e < o.columns.size(); e++) {
+        const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
+        double size = 0;
+        const double want = through(o.columns[e], size);
+        worst = std::max(worst, std::fabs(dqkv[t * OC + 3 * C + c] - want));
+        largest = std::max(largest, size);
+    }
+    return {"the columns' gradient", worst / largest, BF16 / 2};
+}
+
 static std::vector<Deviation> deviations(Layer& layer) {
     std::vector<float> out, dqkv;
+    const std::vector<float> unturned = to_float(layer.qkv->host());
     if (layer.causal) { layer.run<true>(out, dqkv); } else { layer.run<false>(out, dqkv); }
     const std::vector<float> x = to_float(layer.qkv->host()), dy = to_float(layer.dout->host());
     OracleLayer<double>& o = layer.oracle;
     std::vector<Deviation> found;
-    std::vector<std::vector<double>> dB;
+    std::vector<std::vector<double>> dB, dqk((size_t)2 * NH);
     std::vector<double> de, sizes;                          // of cope's embeddings
     for (int h = 0; h < NH; h++) {
         const double scale = oracle_score_factor(o) / std::sqrt((double)HS);
@@ -186,6 +216,8 @@ static std::vector<Deviation> deviations(Layer& layer) {
         HeadOracle<double> want(q, k, v, reads_scores ? cope.bias : oracle_bias(o, h), part(dy, C, h * HS), scale, T,
                                 HS, layer.causal);
         dB.push_back(want.dbias);
+        dqk[(size_t)h] = want.dq;
+        dqk[(size_t)(NH + h)] = want.dk;
         if (reads_scores) { add_cope(cope, want, de, sizes); }
         found.push_back({"out", relative_l2(part(out, C, h * HS), want.out), 2 * BF16});
         const std::vector<double>* gradients[] = {&want.dq, &want.dk, &want.dv};
@@ -194,7 +226,7 @@ static std::vector<Deviation> deviations(Layer& layer) {
             std::vector<double> turned;                     // back by the angle that q and k were turned by
             for (int t = 0; t < T; t++) {
                 const std::vector<double> row(gradients[p]->begin() + t * HS, gradients[p]->begin() + (t + 1) * HS);
-                std::vector<double> y = p < 2 ? oracle_rotate(o, row, -t) : row;
+                std::vector<double> y = p < 2 ? oracle_rotate(o, row, h, t, true) : row;
                 const int keys = layer.causal ? t + 1 : T;
                 const double factor = p == 0 ? oracle_query_factor(o, h, keys) : 1.0;
                 for (double& e : y) { e *= factor; }
@@ -205,8 +237,8 @@ static std::vector<Deviation> deviations(Layer& layer) {
     }
     const std::vector<float> grads = layer.grads->host();
     if (!de.empty()) { found.push_back(of_embeddings(grads, de, sizes)); }
-    if (!find_oracle(o.name).has_bias) { return found; }
-    for (size_t p = 0; p < layer.tables.params.size(); p++) {
+    const bool has_bias = find_oracle(o.name).has_bias;
+    for (size_t p = 0; has_bias && p < layer.tables.params.size(); p++) {
         double worst = 0, largest = 0;
         std::vector<double>& tensor = o.params[layer.tables.params[p].name];
         for (size_t e = 0; e < tensor.size(); e++) {
@@ -217,15 +249,11 @@ static std::vector<Deviation> deviations(Layer& layer) {
         }
         found.push_back({"a parameter's gradient", worst / largest, BF16 / 2});
     }
-    double worst = 0, largest = 0;
-    for (size_t e = 0; e < o.columns.size(); e++) {
-        const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
-        double size = 0;
-        const double want = through_bias(o, o.columns[e], dB, size);
-        worst = std::max(worst, std::fabs(dqkv[t * layer.OC + 3 * C + c] - want));
-        largest = std::max(largest, size);
+    if (o.width > 0) {
+        found.push_back(of_columns(o, dqkv, layer.OC, [&](double& z, double& size) {
+            return has_bias ? through_bias(o, z, dB, size) : through_rotation(o, z, unturned, layer.OC, dqk, size);
+        }));
     }
-    if (o.width > 0) { found.push_back({"the columns' gradient", worst / largest, BF16 / 2}); }
     return found;
 }
 

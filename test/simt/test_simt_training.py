@@ -40,8 +40,8 @@ def encodings():
 
 
 def composed():
-    """two encodings in one layer"""
-    return ["rope+cable_nw"] if built("rope") else []
+    """two encodings in one layer, and one that turns q and k by a sum over columns of qkv"""
+    return ["rope+cable_nw", "rope:clock=cable"] if built("rope") else []
 
 
 def built(*names):

@@ -17,13 +17,14 @@ CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_n
           "kcable_v1": {}, "cable_signed": {}}
 GRAPES = {"grape_q": {}, "grape_k": {}, "grape_qk": {}}
 POSITIONS = {**CABLES, **GRAPES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"},
-             "rope": {"theta": 10000.0, "p": 1.0}, "alibi": {"slopes": "press"}, "t5": {"buckets": 32, "distance": 128},
-             "t5_clip": {"K": None, "scale": "HS", "layers": "shared"}, "kerple": {}, "kerple_power": {}, "fire": {},
-             "alibi_trained": {}, "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128},
-             "cope": {"npos": 64}, "ssmax": {}, "bam": {}}
+             "rope": {"theta": 10000.0, "p": 1.0, "clock": "token"}, "alibi": {"slopes": "press"},
+             "t5": {"buckets": 32, "distance": 128}, "t5_clip": {"K": None, "scale": "HS", "layers": "shared"},
+             "kerple": {}, "kerple_power": {}, "fire": {}, "alibi_trained": {},
+             "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128}, "cope": {"npos": 64}, "ssmax": {},
+             "bam": {}}
 BIASES = [name for name in POSITIONS if name not in ("none", "sinusoidal", "rope", "ssmax")]
 WORDS = {"weight": ("inside", "outside"), "embed": ("sqrt", "plain"), "slopes": ("press", "geometric"),
-         "scale": ("HS", "C"), "layers": ("shared", "own")}
+         "scale": ("HS", "C"), "clock": ("token", "cable"), "layers": ("shared", "own")}
 SCALINGS = ("linear", "ntk", "yarn_paper", "longrope")
 
 
@@ -136,10 +137,11 @@ def rope_frequencies(config, length, scaling):
 
 
 def rotate(x, position, frequency):
-    """x (B,NH,T,HS): the pair (2i, 2i+1) of a token turned by its position (B or 1,T) times frequency[i]; channels
-    without a frequency are not turned"""
+    """x (B,NH,T,HS): the pair (2i, 2i+1) of a token turned by its position (B or 1,T), or by Clock's S (B,NH,T), times
+    frequency[i]; channels without a frequency are not turned"""
     x, rest = x[..., :2 * len(frequency)], x[..., 2 * len(frequency):]
-    angle = position.double()[:, None, :, None] * frequency.to(position.device)
+    position = position[:, None] if position.ndim == 2 else position
+    angle = position.double()[..., None] * frequency.to(position.device)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.cat((torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2), rest), dim=-1)
@@ -187,6 +189,20 @@ class Cable(nn.Module):
         if not self.logarithm:
             return -g * D
         return -g * torch.log1p(D * D) if self.outside else -torch.log1p((g * D) ** 2)
+
+
+class Clock(nn.Linear):
+    """rope's clock=cable: S (B,NH,T) in double, the running sum of ReLU(x.w + c), which c = 1 makes about t at first"""
+    def __init__(self, config):
+        super().__init__(config.n_embd, config.n_head)
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.ones_(self.bias)
+
+    def forward(self, x, is_token=None):
+        b = F.relu(super().forward(x))
+        if is_token is not None:
+            b = b.masked_fill(~is_token[..., None], 0)
+        return b.transpose(1, 2).cumsum(-1, dtype=torch.float64)
 
 
 class Grape(nn.Module):
@@ -360,6 +376,7 @@ class EncodedAttention(nn.Module):
         scales = with_part(config, index, ("ssmax",)).position["name"] == "ssmax"
         self.ssmax = SSMax(config) if scales else None
         self.rope, config = with_part(config, index, ("rope",)), with_part(config, index, BIASES)
+        self.clock = Clock(config) if self.rope.position.get("clock") == "cable" else None
         self.config, self.name, self.index = config, config.position["name"], index
         self.scale = 1.0 / math.sqrt(config.n_embd // config.n_head)
         if self.name == "t5_clip" and config.position["scale"] == "C":

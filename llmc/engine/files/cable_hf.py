@@ -186,29 +186,30 @@ class CableAttention(EncodedAttention):
         HS, window, S, g, f = q.shape[-1], window_of(self.config, self.index), None, None, None
         # longrope turns all keys by other angles once a text is long: its cache has them as they are
         turned_late = (self.rope.stretch or {}).get("rope_type") == "longrope"
-        if self.rope.position["name"] == "rope":
-            length = int(rows.key_position.max()) + 1 if turned_late else rows.past + T
-            f, factor = rope_frequencies(self.rope, length, self.rope.stretch)
-            q = rotate(q, rows.position, f) * factor
-            k = k if turned_late else rotate(k, rows.position, f)
         if self.name in CABLES:
             b, g = self.cable(x, rows.is_token)
             S = b.cumsum(-1, dtype=torch.float64)
         elif self.name in GRAPES:
             w, g = self.grape(x)
             S = w.double()
+        elif self.clock is not None:
+            S = self.clock(x, rows.is_token)
+        if S is not None and rows.past > 0 and self.name not in GRAPES:
+            S = S + join(last_key(cache, self.index)[..., HS:HS + columns_of(k.dtype)])[..., -1:]
+        if self.rope.position["name"] == "rope":
+            length = int(rows.key_position.max()) + 1 if turned_late else rows.past + T
+            f, factor = rope_frequencies(self.rope, length, self.rope.stretch)
+            time = rows.position if self.clock is None else S
+            q = rotate(q, time, f) * factor
+            k = k if turned_late else rotate(k, time, f)
         if cache is not None:       # S or w, and last the document's begin, travel as columns of the keys
-            more, n = [], columns_of(k.dtype)
-            if S is not None:
-                if rows.past > 0 and self.name in CABLES:
-                    S = S + join(last_key(cache, self.index)[..., HS:HS + n])[..., -1:]
-                more.append(split(S, k.dtype))
+            more, n = [] if S is None else [split(S, k.dtype)], columns_of(k.dtype)
             if rows.begin is not None:
                 more.append(split(rows.begin[:, None].double().expand(B, k.shape[1], T), k.dtype))
             k, v = cache.update(torch.cat((k, *more), dim=-1), v, self.index)
             S, k = None if S is None else join(k[..., HS:HS + n]), k[..., :HS]
         if f is not None and turned_late:
-            k = rotate(k, rows.key_position, f)
+            k = rotate(k, rows.key_position if self.clock is None else S, f)
         out = []
         for first in range(0, T, ROWS):
             last = min(first + ROWS, T)
@@ -288,7 +289,7 @@ class CableBase(PreTrainedModel):
         if isinstance(module, (nn.Linear, nn.Embedding, Conv1D)):
             nn.init.normal_(module.weight, std=0.02)
             if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+                nn.init.constant_(module.bias, 1.0 if isinstance(module, Clock) else 0.0)
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
