@@ -721,6 +721,18 @@ TEST_CASE("checkpoint: the newest one of a run that saves and deletes meanwhile 
     CHECK(err.text() == "");                                    // none was bad
 }
 
+TEST_CASE("checkpoint: --load takes the one that it names, and no other instead", "[checkpoint]") {
+    TempDir out;
+    save(out.path, 1, 1);
+    const auto of = [&](int step) { return out.path + "/" + step_name(step); };
+    const std::string absent = of(7);
+    CHECK(find_weights(absent) == absent);                      // is then refused as what it is
+    const std::string first = find_weights(out.path);
+    CHECK(first == of(1));
+    save(out.path, 2, 2);
+    CHECK(find_weights(first) == first);
+}
+
 TEST_CASE("checkpoint: kills at random moments of a series of saves", "[fork]") {
     TempDir out;
     save(out.path, 1, 1);

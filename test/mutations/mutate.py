@@ -23,7 +23,7 @@ survived, 2 after an error.
 """
 import argparse
 import collections
-import contextlib
+import concurrent.futures
 import hashlib
 import json
 import math
@@ -216,6 +216,9 @@ class Campaign:
         if self.state["left"] is None:
             self.state["left"] = []
             self.build(OBJECTS if drawn else [], "-w -fsyntax-only -fmax-errors=0")
+        if drawn:                                       # all at once, which keeps each core busy
+            self.check_time()
+            self.build(sorted({t for p, more in programs.items() for t in [p, *more] if not t.endswith(".py")}))
         for program, needed in programs.items():
             if self.waiting and program not in self.state["done"]:
                 self.check_time()
@@ -237,44 +240,69 @@ class Campaign:
         self.build(targets)
         cases = [case for n in self.waiting for case in named[n] if case.program == program]
         green = self.green(program, cases + (self.tree.cases(program) if self.args.seed is not None else []))
-        left = self.state["left"]
-        for n, fault in sorted(self.waiting.items(), key=lambda item: item[0] in left):
+        left, work = self.state["left"], {}
+        for n, fault in self.waiting.items():
             own = n in left and any(self.tree.includes(target, fault.file) for target in targets)
             some = {case: seconds for case, (seconds, reached) in green.items()
                     if (case in named[n] if named[n] else own or n in reached)}
             if some:
-                self.check_time()
-                began, switched = time.time(), n not in left and not fault.file.endswith(".py")
-                with contextlib.nullcontext() if switched else self.tree.changed(fault):
-                    good = n not in left or self.tree.make(targets)[0] == 0
-                    result, count = self.tree.verdict(n, some) if good else ("does not compile", 0)
-                for what, more in (("cases", count), ("spent", time.time() - began)):
-                    self.state[what][str(n)] = self.state[what].get(str(n), 0) + more
-                if result:
-                    self.settle(n, result)
-                elif self.state["spent"][str(n)] > MOST and not fault.tests:
-                    self.settle(n, f"survived {MOST} s of its tests")
+                work[n] = some
+        switched = [n for n in work if n not in left and not self.faults[n].file.endswith(".py")]
+        for n, tried in self.side_by_side(program, self.tried, [(n, work[n]) for n in switched]):
+            self.keep(n, *tried)
+        for n in [n for n in work if n not in switched]:
+            self.check_time()
+            with self.tree.changed(self.faults[n]):
+                good = n not in left or self.tree.make(targets)[0] == 0
+                self.keep(n, *self.tried(n, work[n]) if good else ("does not compile", 0, 0))
         self.state["done"].append(program)
         self.save()
+
+    def side_by_side(self, program, work, rows):
+        """(row[0], work(*row)) of each, several at a time; a script's cases one after the other"""
+        with concurrent.futures.ThreadPoolExecutor(1 if program.endswith(".py") else runner.JOBS) as pool:
+            try:
+                yield from zip((row[0] for row in rows), pool.map(lambda row: work(*row), rows))
+            except BaseException:
+                self.end = 0                            # nothing new begins
+                raise
+
+    def tried(self, n, cases):
+        """(what Tree.verdict() says, the number of cases, seconds) of a fault that is in place"""
+        self.check_time()
+        began = time.time()
+        return *self.tree.verdict(n, cases), time.time() - began
+
+    def keep(self, n, result, cases, seconds):
+        for what, more in (("cases", cases), ("spent", seconds)):
+            self.state[what][str(n)] = self.state[what].get(str(n), 0) + more
+        if result:
+            self.settle(n, result)
+        elif self.state["spent"][str(n)] > MOST and not self.faults[n].tests:
+            self.settle(n, f"survived {MOST} s of its tests")
 
     def green(self, program, cases):
         """{Case: (seconds, the faults that it reaches)} of those in which a test passes without a fault"""
         spans = [(n, f.file, *planting.python_span(planting.source(f.file), f.line))
                  for n, f in self.waiting.items() if f.file.endswith(".py")]
         found = self.state["green"].setdefault(program, {})
-        for case in dict.fromkeys(cases):
-            if case.what not in found:
-                self.check_time()
-                name = " ".join(case).strip()
-                try:
-                    found[case.what] = self.tree.green(case, spans)
-                except BadInput as e:                   # the rest are tried
-                    print(f"error: {name}: {e}", file=sys.stderr, flush=True)
-                    self.wrong.append(name)
-                    continue
-                for why in dict.fromkeys(found[case.what][3]):
-                    print(f"skipped: {name} | {why}", flush=True)
-                self.save()
+        def run(case):
+            self.check_time()
+            try:
+                return self.tree.green(case, spans)
+            except BadInput as e:                       # the rest are tried
+                return e
+        new = [(case,) for case in dict.fromkeys(cases) if case.what not in found]
+        for case, result in self.side_by_side(program, run, new):
+            name = " ".join(case).strip()
+            if isinstance(result, BadInput):
+                print(f"error: {name}: {result}", file=sys.stderr, flush=True)
+                self.wrong.append(name)
+                continue
+            found[case.what] = result
+            for why in dict.fromkeys(result[3]):
+                print(f"skipped: {name} | {why}", flush=True)
+            self.save()
         return {case: found[case.what][:2] for case in cases if found.get(case.what, (0, 0, 0))[2]}
 
 

@@ -19,7 +19,7 @@ from console import BadInput
 import test as runner       # dev/test.py
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIMIT = 3600                # seconds for a build, or for a case without a fault
+LIMIT = 7200                # seconds for a build, or for a case without a fault
 SPARE = 20                  # with a fault a case may take five times as long, and this
 MUT_MAX = 4096              # mut.h's too
 
@@ -29,7 +29,7 @@ Case = collections.namedtuple("Case", "program what")
 
 class Tree:
     def __init__(self, path):
-        self.path, self.log, self.reached = path, path + ".log", path + ".reached"
+        self.path, self.log = path, path + ".log"
         self.spans = {}                         # n -> (file, the first and the last line) of what is planted
         tracked = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], check=True,
                                  cwd=planting.ROOT, stdout=subprocess.PIPE).stdout.decode().split("\0")
@@ -78,13 +78,10 @@ class Tree:
     def command(self, words, limit, **environment):
         """(0, an exit code, or None where it took too long; what it printed, which goes to the log too)"""
         # a short path for temporary files: tests look at the width of what is printed
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, open(self.log, "a+b") as log:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, tempfile.TemporaryFile() as out:
             environment = {**runner.ENVIRONMENT, "CCACHE_NOHASHDIR": "1", **os.environ, "TMPDIR": scratch,
                            **environment}
-            log.write(f"\n$ {' '.join(words)}\n".encode())
-            log.flush()
-            before = log.tell()
-            p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                                  env=environment, start_new_session=True)
             try:
                 code = p.wait(limit)
@@ -94,15 +91,20 @@ class Tree:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(p.pid, signal.SIGKILL)
                 p.wait()
-            log.seek(before)
-            return code, log.read().decode(errors="replace")
+            out.seek(0)
+            text = out.read()
+            with open(self.log, "ab") as log:
+                log.write(f"\n$ {' '.join(words)}\n".encode() + text)
+            return code, text.decode(errors="replace")
 
     # ------------------------------------------------------------------------------------------------------
     # building
 
     def make(self, targets, flags="-w"):
         """(0 if make builds them, what it printed); without warnings, so that only errors name lines"""
-        return self.command(["make", "-k", f"CPPFLAGS={flags}", *targets], LIMIT) if targets else (0, "")
+        if not targets:
+            return 0, ""
+        return self.command(["make", "-k", f"-j{runner.JOBS}", f"CPPFLAGS={flags}", *targets], LIMIT)
 
     def build(self, numbered, targets, flags="-w"):
         """Plants these faults as expressions and builds. Returns those that are none, or do not compile as such: all on
@@ -158,14 +160,19 @@ class Tree:
     def green(self, case, spans):
         """(seconds, the faults that it reaches, how many tests pass, why some were skipped) without a fault; of Python
         those in `spans`: [n, file, first line, last line]"""
-        with open(self.reached, "wb") as f:
-            f.write(bytes(MUT_MAX))
-        with open(self.reached + ".lines", "w", encoding="utf-8") as f:
-            json.dump(spans, f)
-        begin, path = time.time(), os.environ.get("PYTHONPATH", "")
-        code, result = self.run(case, LIMIT, MUT_REACHED=self.reached,
-                                PYTHONPATH=os.pathsep.join(filter(None, [os.path.join(HERE, "trace"), path])))
-        seconds, expected = time.time() - begin, "expected tests that pass without a fault"
+        path, expected = os.environ.get("PYTHONPATH", ""), "expected tests that pass without a fault"
+        with tempfile.TemporaryDirectory() as directory:
+            reached = os.path.join(directory, "reached")
+            with open(reached, "wb") as f:
+                f.write(bytes(MUT_MAX))
+            with open(reached + ".lines", "w", encoding="utf-8") as f:
+                json.dump(spans, f)
+            begin = time.time()
+            code, result = self.run(case, LIMIT, MUT_REACHED=reached,
+                                    PYTHONPATH=os.pathsep.join(filter(None, [os.path.join(HERE, "trace"), path])))
+            seconds = time.time() - begin
+            with open(reached, "rb") as f:
+                numbers = [n for n, seen in enumerate(f.read()) if seen]
         if code != 0:
             raise BadInput(f"{expected}, got {'no end' if code is None else f'exit code {code}'}; see {self.log}")
         if result is None or result.passed + len(result.skipped) == 0:
@@ -173,8 +180,7 @@ class Tree:
         absent = [why for why in result.skipped if re.search(r"not built|\bmake ", why)]
         if absent:
             raise BadInput(f"{expected}, but some were left out: {'; '.join(absent)}")
-        with open(self.reached, "rb") as f:
-            return seconds, [n for n, seen in enumerate(f.read()) if seen], result.passed, result.skipped
+        return seconds, numbers, result.passed, result.skipped
 
     def verdict(self, n, cases):
         """(killed by which, or None; the number of cases that ran) of fault n in {Case: seconds}, the fastest first"""

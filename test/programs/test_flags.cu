@@ -199,6 +199,7 @@ TEST_CASE("args: llm.c's flags without effect here are accepted with a notice", 
             CHECK(o.notes == Names{std::string(f.name) + " " + value + " changes nothing: " + f.holds});
             Options plain = parse({"-b", "8", "-t", "16"});
             CHECK(options_json(o) == options_json(plain));
+            CHECK(parse({f.name, value}).notes == o.notes);         // the last word of all
         }
         refused({f.name, std::to_string(f.lowest - 1)}, std::string(f.name) + ": expected ");
         refused({f.name}, std::string(f.name) + ": expected ");
