@@ -18,8 +18,7 @@ LEAST_SEEDS = 3
 
 def windows(path, T):
     """the mean loss of each whole window of T tokens; path: written by --token_losses"""
-    from longppl import read_losses                 # it ends the program where numpy is missing
-    losses = read_losses(path).astype("f8")
+    losses = console.need("numpy").array(console.read_losses(path), dtype="f8")
     if losses.size < T:
         raise BadInput(f"{path}: expected a window of {T:,} losses, got {losses.size:,}; give more --eval_tokens")
     return losses[:losses.size // T * T].reshape(-1, T).mean(axis=1)

@@ -8,6 +8,8 @@ A script ends with
 Names and contents of files may have control characters, which a terminal would obey. run() gives main() streams that
 write them as escapes, so that no script has to care.
 """
+import argparse
+import array
 import contextlib
 import hashlib
 import importlib
@@ -126,6 +128,31 @@ def encodings(text):
     return re.findall(r"^  (\w+) ", listed[1], re.M) if listed else []
 
 
+def table(head, rows):
+    """the lines of a table in Markdown; rows of texts"""
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    return [line(head), "|---" * len(head) + "|", *map(line, rows)]
+
+
+# Flags ----------------------------------------------------------------------------------------------------------------
+
+def parser(description, **more):
+    """of flags that may not be abbreviated; --help shows the description as it is"""
+    return argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+
+
+def natural(text, least=0):
+    value = int(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
+    return value
+
+
+def positive(text):
+    return natural(text, 1)
+
+
 # Files ----------------------------------------------------------------------------------------------------------------
 
 def open_regular(path):
@@ -186,14 +213,32 @@ def read_tensors(f, path):
     return {name: (dtype, shape, first, last) for first, last, name, dtype, shape in sorted(tensors)}
 
 
+def read_losses(path):
+    """the float32 tensor `losses` of a safetensors file, which --token_losses writes"""
+    with open_regular(path) as f:
+        dtype, shape, first, last = read_tensors(f, path).get("losses", ("", [], 0, 0))
+        if dtype != "F32" or len(shape) != 1:
+            raise BadInput(f"{path}: expected a row of F32, the losses of --token_losses")
+        f.seek(first)
+        return array.array("f", f.read(last - first))
+
+
+def sha256_of(file):
+    """SHA-256 in hexadecimal of the file at a path, or of the rest of an open file"""
+    if isinstance(file, (str, os.PathLike)):
+        with open_regular(file) as f:
+            return sha256_of(f)
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
 def weights_sha256(checkpoint):
     """SHA-256 of a checkpoint's weights: of model.safetensors after its header, in hexadecimal"""
     with open_regular(os.path.join(checkpoint, "model.safetensors")) as f:
         f.seek(int.from_bytes(f.read(8), "little"), os.SEEK_CUR)
-        digest = hashlib.sha256()
-        while block := f.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
+        return sha256_of(f)
 
 
 def write_whole(path, text):

@@ -16,11 +16,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
-from console import BadInput, run, terminal, weights_sha256
+import runqueue
+from console import BadInput, run, weights_sha256
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+ROOT = runqueue.ROOT
 LENGTHS = [64, 128, 256, 512, 1024, 2048]
 # PPL(2048) / PPL(128) of each encoding; learned has no positions beyond 128
 EXPECTED = {"gpt2": {"cable": ("<=", 1.02), "alibi": ("<=", 1.02), "rope": (">=", 1.2), "sinusoidal": (">=", 1.5)},
@@ -29,55 +29,6 @@ SAMPLE = {"gpt2": ["--generate", "ROMEO:\n", "--tokens", "300", "--temperature",
           "bert": ["--predict", "What say yo[MASK] to this, my l[MASK]rd?\n"]}
 PUBLISHED = {"gpt2": "README.md", "bert": "docs/results.md"}
 STEPS = {"gpt2": 400, "bert": 600, "tasks": 1200}
-# A thread that waits gives up its core: with anything else running, spinning takes several times as long.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
-
-
-class Progress:
-    """one line over all models; evaluating at one length counts as `evaluation` steps"""
-
-    def __init__(self, models, steps):
-        self.steps, self.evaluation = steps, steps // 40 + 1
-        self.model_work = steps + len(LENGTHS) * self.evaluation
-        self.work, self.before = models * self.model_work, 0
-        self.start, self.shown = time.monotonic(), -9.0
-        self.live = sys.stdout.isatty()
-
-    def show(self, what, done):
-        now = time.monotonic()
-        if now - self.shown < (1 if self.live else 5):
-            return
-        self.shown, finished = now, self.before + done
-        left = int((now - self.start) * (self.work - finished) / (finished + 1))
-        line = f"[{100 * finished // self.work:3d}%, {left // 60}:{left % 60:02d} left] {what}"
-        terminal(sys.stdout).write(f"\r\033[K{line}" if self.live else line + "\n")
-        terminal(sys.stdout).flush()
-
-    def end(self):
-        terminal(sys.stdout).write("\r\033[K" if self.live else "")
-        print(f"trained and evaluated in {time.monotonic() - self.start:.0f} s\n")
-
-
-def train(command, log_path, pos, progress):
-    """runs the trainer, writes what it prints to log_path and shows how far it is"""
-    evaluated = 0
-    with open(log_path, "w") as log, subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            env=ENVIRONMENT) as trainer:
-        for line in trainer.stdout:
-            log.write(line)
-            step = re.match(r"step +(\d+)/\d+ \| loss ([0-9.]+)", line)
-            if step:
-                progress.show(f"{pos}: step {step[1]} of {progress.steps}, loss {step[2]}", int(step[1]))
-            elif re.match(r" +\d+ +\d+ +\d+", line):
-                evaluated += 1
-                progress.show(f"{pos}: evaluated at {evaluated} of {len(LENGTHS)} lengths",
-                              progress.steps + evaluated * progress.evaluation)
-    if trainer.returncode != 0:
-        with open(log_path) as log:
-            tail = "".join(log.readlines()[-5:])
-        raise BadInput(f"training {pos} failed:\n{tail}")
-    progress.before += progress.model_work
 
 
 def published(kind):
@@ -125,6 +76,21 @@ def table(kind, out, steps):
     return extrapolates and not different
 
 
+def jobs_of(kind, out, trainer, steps):
+    """a training for each encoding, which evaluates at its end"""
+    flags = {"train_files": "data/shakespeare_train.txt", "val_files": "data/shakespeare_val.txt", "model": "2,4,64",
+             "T": "128", "B": "16", "steps": str(steps), "lr": "2e-3", "warmup": str(min(steps // 10, 100)),
+             "final_lr": "0.1", "weight_decay": "0.1", "val_every": "0", "checkpoint_every": str(steps),
+             "seed": os.environ.get("DEMO_SEED", "42"), "eval_lengths": ",".join(map(str, LENGTHS))}
+    if kind == "gpt2":
+        flags["sample_every"] = "0"
+    for pos in EXPECTED[kind]:
+        where = f"{out}/{pos}"
+        train = runqueue.Command("train", f"./{trainer}", {**flags, "pos": pos, "out": where}, where,
+                                 f"{where}/train.done", 1)
+        yield runqueue.Job(pos, "", [train])
+
+
 def main(argv):
     kind = argv[0] if argv else "gpt2"
     if kind not in ("gpt2", "bert", "tasks") or len(argv) > 1:
@@ -142,27 +108,21 @@ def main(argv):
     shutil.rmtree(out, ignore_errors=True)
     if kind == "tasks":
         return subprocess.run([sys.executable, "scripts/tasks.py", "--out", out, "--pos", "cable,t5,rope", "--tasks",
-                               "sort,reverse", "--seeds", "1", "--steps", steps], env=ENVIRONMENT).returncode
-    os.makedirs(out)
-    encodings, n = list(EXPECTED[kind]), int(steps)
-    progress = Progress(len(encodings), n)
-    options = ["--train_files", "data/shakespeare_train.txt", "--val_files", "data/shakespeare_val.txt", "--model",
-               "2,4,64", "--T", "128", "--B", "16", "--steps", steps, "--lr", "2e-3", "--warmup",
-               str(min(n // 10, 100)), "--final_lr", "0.1", "--weight_decay", "0.1", "--val_every", "0",
-               "--checkpoint_every", steps, "--seed", os.environ.get("DEMO_SEED", "42"), "--eval_lengths",
-               ",".join(map(str, LENGTHS)),
-               *(["--sample_every", "0"] if kind == "gpt2" else [])]
-    for pos in encodings:
-        train([f"./{trainer}", *options, "--pos", pos, "--out", f"{out}/{pos}"], f"{out}/{pos}.log", pos, progress)
-    progress.end()
-    sample = subprocess.run([f"./{trainer}", "--load", f"{out}/cable/step_{n:08d}", *SAMPLE[kind]], env=ENVIRONMENT,
-                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace").stdout
+                               "sort,reverse", "--seeds", "1", "--steps", steps]).returncode
+    slots = runqueue.slots(1, False)
+    code = runqueue.Queue("demo.py", jobs_of(kind, out, trainer, int(steps)), slots).run()
+    if code:
+        return code
+    sample = subprocess.run([f"./{trainer}", "--load", f"{out}/cable/step_{int(steps):08d}", *SAMPLE[kind]],
+                            env={**os.environ, **slots[0]}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                            text=True, errors="replace").stdout
     start = sample.find("ROMEO:") if kind == "gpt2" else 0
-    print("What the cable model writes:" if kind == "gpt2" else "What the cable model takes the masked bytes for:")
+    does = "writes" if kind == "gpt2" else "takes the masked bytes for"
+    print(f"\nWhat the cable model {does}:")
     print(sample[start:])
-    subprocess.run([sys.executable, "scripts/plot.py", "lengths", *(f"{out}/{pos}" for pos in encodings), "-o",
+    subprocess.run([sys.executable, "scripts/plot.py", "lengths", *(f"{out}/{pos}" for pos in EXPECTED[kind]), "-o",
                     f"{out}/lengths.png"], check=True)
-    return 0 if table(kind, out, n) else 1
+    return 0 if table(kind, out, int(steps)) else 1
 
 
 if __name__ == "__main__":

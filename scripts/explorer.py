@@ -10,7 +10,6 @@ heads. The page needs no server and no network; it is explorer.html with explore
 The trainer computes what is shown (--dump_bias all,parts, --heads, --token_losses). The page itself only turns q and k
 into weights: T x T of them for each head would not fit.
 """
-import argparse
 import array
 import base64
 import json
@@ -21,7 +20,7 @@ import tempfile
 import zlib
 
 import console
-from console import BadInput
+from console import BadInput, read_losses
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LARGEST_PAGE = 5_000_000                        # bytes
@@ -52,13 +51,6 @@ def run_trainer(args, checkpoint, T, out):
 def read_text(path):
     with open(path, encoding="utf-8") as f:
         return f.read()
-
-
-def read_losses(path):
-    with console.open_regular(path) as f:
-        _, _, first, last = console.read_tensors(f, path)["losses"]
-        f.seek(first)
-        return array.array("f", f.read(last - first))
 
 
 class Floats:
@@ -108,7 +100,7 @@ def model_of(args, checkpoint, T):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = console.parser(__doc__)
     parser.add_argument("checkpoint", nargs="+", help="one or two, each a checkpoint or a run's directory")
     parser.add_argument("--text", required=True, help="a .txt file, or a shard of tokens: what --val_files takes")
     parser.add_argument("-o", "--out", required=True, help="the page")

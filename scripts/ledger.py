@@ -6,11 +6,9 @@ import io
 import os
 import re
 import subprocess
-import sys
 
-sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-import console                      # noqa: E402
-from console import BadInput        # noqa: E402
+import console
+from console import BadInput
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -62,6 +60,15 @@ def read(path):
     return rows
 
 
+def write(path, rows):
+    """a CSV of these rows; a kill at any moment leaves the old file or the new one"""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    console.write_whole(path, text.getvalue())
+
+
 def append(path, row):
     """adds a row; a kill at any moment leaves the old file or the new one, also beside another process"""
     directory = os.path.dirname(os.path.abspath(path))
@@ -69,10 +76,6 @@ def append(path, row):
     lock = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        rows, text = [*read(path), row], io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        console.write_whole(path, text.getvalue())
+        write(path, [*read(path), row])
     finally:
         os.close(lock)

@@ -5,14 +5,11 @@
 
 It needs only that package.
 """
-import os
-import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import console  # noqa: E402
-from console import BadInput  # noqa: E402
-from plot import number, read_log  # noqa: E402
+import console
+from console import BadInput
+from plot import number, read_log
 
 
 def tensorboard(run, config):

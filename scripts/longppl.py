@@ -13,49 +13,28 @@ so the distant context makes it much likelier, and with it the token is likely. 
 tokens in the long context: LongPPL = exp(mean of their losses), beside the perplexity over all tokens that could have
 been keys.
 
-Both let the trainer evaluate (--eval_lengths, --stride, --token_losses), in windows whose last --stride tokens count:
-they see more than long - stride tokens, or more than short - stride. Only tokens whose long window holds more
-than --short tokens before them can be keys, so not those at the beginning of the text. In the authors' program the
-short context is K to K + d - 1 tokens, and the long one the whole text: --short K+d-1 --stride d, and the length of the
-text as --long. The file has the checksum of the text, the evaluator and all settings; `score` refuses another text.
-Existing losses are not evaluated again.
+Both let the trainer evaluate (--eval_lengths, --stride, --token_losses), in windows whose last --stride tokens count.
+Only tokens whose long window holds more than --short tokens before them can be keys. The file has the checksum of the
+text, the evaluator and all settings; `score` refuses another text. Existing losses are not evaluated again.
+docs/probes.md has an example, and what --short and --stride are in the authors' program.
 """
-import argparse
 import glob
 import hashlib
 import json
 import math
 import os
 import shlex
-import subprocess
-import sys
 
-try:
-    import numpy as np
-except ImportError:
-    sys.exit("longppl.py: it needs numpy (apt install python3-numpy)")
-
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-import console  # noqa: E402
-import runqueue  # noqa: E402
-from runqueue import BadInput, Command, Job  # noqa: E402
-
-
-def read_losses(path):
-    """the float32 tensor `losses` of a safetensors file"""
-    with console.open_regular(path) as f:
-        dtype, shape, first, last = console.read_tensors(f, path).get("losses", ("", [], 0, 0))
-        if dtype != "F32" or len(shape) != 1:
-            raise BadInput(f"{path}: expected a row of F32, the losses of --token_losses")
-        f.seek(first)
-        return np.frombuffer(f.read(last - first), dtype="<f4")
+import console
+import runqueue
+from console import BadInput, need, sha256_of
+from runqueue import Command, Job
 
 
 def contexts(tokens, T, stride):
     """how many tokens stand before each target in its window, as llmc/lab/evaluate.h moves them"""
-    n = np.arange(tokens)
-    window = np.maximum(0, -(-(n + 1 - T) // stride))       # the first one that holds the target
+    n = need("numpy").arange(tokens)
+    window = (-(-(n + 1 - T) // stride)).clip(0)            # the first one that holds the target
     return n - window * stride + 1
 
 
@@ -65,26 +44,18 @@ def key_tokens(long_losses, short_losses, candidate, alpha, beta):
 
 
 def perplexity(losses, chosen):
-    """exp(mean loss) of the chosen tokens, None of none"""
-    return math.exp(losses[chosen].astype(np.float64).mean()) if chosen.any() else None
+    """exp(mean loss) of the chosen tokens, a list of their numbers; None of none"""
+    return math.exp(losses[chosen].mean(dtype="f8")) if len(chosen) else None
 
 
 # ----------------------------------------------------------------------------------------------------------
 # evaluations
 
-def checksum(path):
-    found = hashlib.sha256()
-    with console.open_regular(path) as f:
-        for block in iter(lambda: f.read(1 << 20), b""):
-            found.update(block)
-    return found.hexdigest()
-
-
 def weights_of(checkpoint):
     """what tells a checkpoint, or the newest one of a run, from another of the same name: its manifest's checksum"""
     found = sorted(glob.glob(os.path.join(glob.escape(checkpoint), "step_*", "manifest.json")))
     path = (found or [os.path.join(checkpoint, "manifest.json")])[-1]
-    return checksum(path) if os.path.exists(path) else ""
+    return sha256_of(path) if os.path.exists(path) else ""
 
 
 def evaluation(args, checkpoint, T, stride, place):
@@ -99,6 +70,7 @@ def evaluation(args, checkpoint, T, stride, place):
 
 def losses_of(args, wanted):
     """{key: losses}; wanted: {key: (checkpoint, T, stride, directory)}"""
+    numpy = need("numpy")
     commands = {key: evaluation(args, *what) for key, what in wanted.items()}
     jobs = [Job(f"{c.flags['load']}, T {c.flags['eval_lengths']}", "", [c]) for c in commands.values()]
     slots = runqueue.slots(args.jobs, os.path.basename(args.trainer).endswith("cu"))
@@ -106,7 +78,8 @@ def losses_of(args, wanted):
     if code:
         raise SystemExit(code)
     name = "token_losses_{eval_lengths}_{stride}.safetensors"
-    return {key: read_losses(os.path.join(c.out, name.format(**c.flags))) for key, c in commands.items()}
+    read = lambda c: numpy.array(console.read_losses(os.path.join(c.out, name.format(**c.flags))))
+    return {key: read(c) for key, c in commands.items()}
 
 
 # what a file of keys has
@@ -127,7 +100,7 @@ def find_keys(args):
         raise BadInput(f"expected 0 < --stride <= --short < --long, got {args.stride}, {args.short}, {args.long}")
     if not math.isfinite(args.alpha) or not math.isfinite(args.beta):
         raise BadInput(f"--alpha, --beta: expected numbers, got {args.alpha}, {args.beta}")
-    args.text_sum = checksum(args.val_files)
+    args.text_sum = sha256_of(args.val_files)
     where = args.keep or args.output + ".losses"
     found = losses_of(args, {T: (args.evaluator, T, args.stride, where) for T in (args.long, args.short)})
     long_losses, short_losses = found[args.long], found[args.short]
@@ -136,9 +109,9 @@ def find_keys(args):
     record = {"val_files": args.val_files, "sha256": args.text_sum, "evaluator": args.evaluator,
               "weights": weights_of(args.evaluator), "long": args.long, "short": args.short, "stride": args.stride,
               "eval_tokens": args.eval_tokens, "alpha": args.alpha, "beta": args.beta, "tokens": len(keys),
-              "candidates": int(candidates.sum()), "keys": np.flatnonzero(keys).tolist()}
+              "candidates": int(candidates.sum()), "keys": keys.nonzero()[0].tolist()}
     os.makedirs(os.path.dirname(os.path.abspath(args.output)), exist_ok=True)
-    runqueue.write_whole(args.output, json.dumps(record) + "\n")
+    console.write_whole(args.output, json.dumps(record) + "\n")
     print(f"{args.output}: {len(record['keys']):,} key tokens of {record['candidates']:,} that see more than "
           f"{args.short:,} tokens ({len(record['keys']) / max(1, record['candidates']):.2%})")
 
@@ -146,7 +119,7 @@ def find_keys(args):
 def score(args):
     keys = read_keys(args.keys)
     args.val_files, args.eval_tokens = args.val_files or keys["val_files"], keys["eval_tokens"]
-    args.text_sum = checksum(args.val_files)
+    args.text_sum = sha256_of(args.val_files)
     if args.text_sum != keys["sha256"]:
         raise BadInput(f"{args.val_files}: expected the text of {args.keys} (SHA-256 {keys['sha256'][:12]}...), got "
                        f"another one ({args.text_sum[:12]}...)")
@@ -156,24 +129,22 @@ def score(args):
         if len(losses) != keys["tokens"]:
             raise BadInput(f"{checkpoint}: expected the losses of {keys['tokens']:,} tokens, as in {args.keys}, got "
                            f"{len(losses):,}; has it another vocabulary?")
-        chosen = np.zeros(len(losses), dtype=bool)
-        chosen[keys["keys"]] = True
         candidate = contexts(len(losses), keys["long"], keys["stride"]) > keys["short"]
-        rows.append((checkpoint, perplexity(losses, chosen), perplexity(losses, candidate)))
+        rows.append((checkpoint, perplexity(losses, keys["keys"]), perplexity(losses, candidate.nonzero()[0])))
     shown = lambda v: "-" if v is None else f"{v:.4f}"
     lines = [f"LongPPL over {len(keys['keys']):,} key tokens of {keys['candidates']:,}, windows of {keys['long']:,} "
              f"tokens; the keys are those of {keys['evaluator']} ({keys['short']:,} tokens, alpha {keys['alpha']:g}, "
              f"beta {keys['beta']:g}).", "", "| model | LongPPL | perplexity |", "|---|---|---|"]
     lines += [f"| {checkpoint} | {shown(of_keys)} | {shown(of_all)} |" for checkpoint, of_keys, of_all in rows]
     os.makedirs(args.out, exist_ok=True)
-    runqueue.write_whole(os.path.join(args.out, "longppl.md"), "\n".join(lines) + "\n")
-    runqueue.write_whole(os.path.join(args.out, "longppl.json"), json.dumps(
+    console.write_whole(os.path.join(args.out, "longppl.md"), "\n".join(lines) + "\n")
+    console.write_whole(os.path.join(args.out, "longppl.json"), json.dumps(
         [{"checkpoint": c, "longppl": k, "ppl": p, "keys": os.path.abspath(args.keys)} for c, k, p in rows]) + "\n")
     print("\n" + "\n".join(lines))
 
 
 def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = console.parser(__doc__)
     commands = p.add_subparsers(dest="command", required=True)
     keys = commands.add_parser("keys", help="find the key tokens of a text")
     keys.add_argument("evaluator", help="checkpoint whose losses decide")

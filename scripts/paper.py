@@ -28,16 +28,7 @@ bias                   of the arXiv version: images of bias matrices: the mean o
 small, quick           the same comparison on two CPU cores, with WikiText-2 as bytes: a night; under 15 minutes
 
 --as printed (the default) is what the papers print, --as run what the authors' code does where the two differ:
-                       printed                             run
-    T5-bias            t5_clip, K = T - 1                  t5_clip:K=256,scale=C,layers=own
-    ALiBi, 12 heads    slopes interleaved (Press et al.)   alibi:slopes=geometric
-    warm-up            750 steps                           715
-    WikiText-103       9,000, 5,000, 3,000 steps           9,150, 4,575, 2,745
-    softmax            50,257 tokens                       50,304 rows (--vocab_softmax padded)
-    evaluation         the whole test stream               the first 1,000 windows of each length, validation split;
-                                                           medium cable at 14,000 instead of 15,360
-    BERT               65,536 tokens a step                524,288
-    contrastive        128 groups, learning rate 2e-5      512, 8e-5; the 1,000 held-out groups drawn with seed 12
+docs/paper.md has the list.
 
 Words after the experiment select rows by data set, size, encoding, trained length and tokens per step; without a word
 of a kind, all of that kind are selected that the papers have. Rows that the papers lack (t5 with logarithmic buckets,
@@ -54,17 +45,14 @@ change it with --tflops, or give your own measurement with --tokens_per_s.
 """
 import argparse
 import collections
-import csv
 import os
 import shlex
-import subprocess
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-import console  # noqa: E402
-import runqueue  # noqa: E402
-from runqueue import BadInput, Command, Job, arguments  # noqa: E402
+import console
+import report
+import runqueue
+from runqueue import BadInput, Command, Job, arguments
 
 Size = collections.namedtuple("Size", "L NH C B")           # B: sequences of 1,024 tokens per micro-batch
 SIZES = {"tiny": Size(6, 8, 512, 64), "small": Size(12, 12, 768, 32), "medium": Size(24, 16, 1024, 16),
@@ -162,18 +150,18 @@ SMALL = {
 # A model to train. T: length to train at; batch: tokens per step, 0 for the data's; steps: 0 for the paper's;
 # evaluations: data sets, "mldr", "hellaswag", "generate" or "bias"; named: fields whose value a word must name to
 # select the row
-Row = collections.namedtuple("Row", "experiment data model pos T batch steps lengths evaluations named")
+Row = collections.namedtuple("Row", "experiment data model pos T evaluations lengths batch steps named",
+                             defaults=(LENGTHS, 0, 0, ()))
 
 
 def paper_rows(table, how):
     """{(data, model): [encoding]} of a table in paper_tables.csv, in the paper's order"""
     names = {d.name: key for key, d in DATA.items()}
     rows = {}
-    with open(os.path.join(HERE, "paper_tables.csv"), newline="") as f:
-        for r in csv.DictReader(f):
-            if r["table"] == table:
-                pos = NAMES[how].get(r["encoding"], r["encoding"])
-                rows.setdefault((names[r["trained_on"]], r["model"].split(":")[1]), {})[pos] = True
+    for r in report.paper_rows():
+        if r["table"] == table:
+            pos = NAMES[how].get(r["encoding"], r["encoding"])
+            rows.setdefault((names[r["trained_on"]], r["model"].split(":")[1]), {})[pos] = True
     return {key: list(encodings) for key, encodings in rows.items()}
 
 
@@ -183,7 +171,7 @@ def bert_rows(experiment, how):
     beyond = [pos for pos in every_encoding(how) if pos not in encodings]
     if how == "run":
         beyond.remove("fire")                           # the authors' code refuses it for BERT
-    row = Row(experiment, data, model, "", 512, 0, 0, RETRIEVAL_LENGTHS, ("mldr",) * (experiment == "table2"), ())
+    row = Row(experiment, data, model, "", 512, ("mldr",) * (experiment == "table2"), RETRIEVAL_LENGTHS)
     rows = []
     for batch in sorted(BATCH_BERT.values(), key=lambda n: n != BATCH_BERT[how]):
         named = ("batch",) * (batch != BATCH_BERT[how])
@@ -197,21 +185,21 @@ def every_encoding(how):
                               for pos in EVERY))
 
 
-def trained_at(experiment, data, model, encodings, trained, steps=0, lengths=LENGTHS):
-    return [Row(experiment, data, model, pos, T, 0, steps, lengths, (data,), ()) for pos in encodings for T in trained]
-
-
-def arxiv_wikitext(experiment, encodings, trained):
-    """section 5.1 of the arXiv version"""
-    return trained_at(experiment, "wikitext-103", "tiny", encodings, trained, 5000, ARXIV_LENGTHS)
-
-
 def rows_of(experiment, how="printed"):
     """the rows of an experiment, in the paper's order"""
-    def of(table, lengths, evaluations, beyond=()):
-        return [Row(experiment, data, model, pos, 1024, 0, 0, lengths, evaluations or (data,),
-                    ("pos",) if pos in beyond else ())
+    def of(table, lengths, evaluations, beyond):
+        return [Row(experiment, data, model, pos, 1024, evaluations or (data,), lengths,
+                    named=("pos",) if pos in beyond else ())
                 for (data, model), encodings in paper_rows(table, how).items() for pos in (*encodings, *beyond)]
+
+    def trained_at(trained, data, model, encodings, **more):
+        return [Row(experiment, data, model, pos, T, (data,), **more) for pos in encodings for T in trained]
+
+    def arxiv_wikitext(trained, encodings):
+        """section 5.1 of the arXiv version"""
+        return trained_at(trained, "wikitext-103", "tiny", encodings, steps=5000, lengths=ARXIV_LENGTHS)
+
+    as_named = lambda *encodings: [NAMES[how].get(pos, pos) for pos in encodings]
     if experiment in ("table1", "table3", "table4"):
         return of(experiment[5:], LENGTHS, (), BEYOND)
     if experiment in BERT:
@@ -220,33 +208,30 @@ def rows_of(experiment, how="printed"):
         return of("arxiv-1", (1024,), ("hellaswag", "fineweb", "wikitext-2", "wikitext-2-words", "wikitext-103",
                                        "wikitext-103-words"), ("t5",))
     if experiment == "long":
-        encodings = [NAMES[how].get(pos, pos) for pos in ("cable", "alibi", "rope")]
-        return trained_at(experiment, "fineweb-edu", "medium", encodings, (1024,), lengths=(LONG,))
-    if experiment in ("arxiv_figure1", "arxiv_figure3"):
-        encodings = paper_rows("arxiv-1", how)["fineweb-edu", "medium"]
-        if experiment == "arxiv_figure1":
-            return trained_at(experiment, "fineweb-edu", "medium", encodings, (512, 1024))
-        return arxiv_wikitext(experiment, encodings, (512, 1024))
+        return trained_at((1024,), "fineweb-edu", "medium", as_named("cable", "alibi", "rope"), lengths=(LONG,))
+    if experiment == "arxiv_figure1":
+        return trained_at((512, 1024), "fineweb-edu", "medium", paper_rows("arxiv-1", how)["fineweb-edu", "medium"])
+    if experiment == "arxiv_figure3":
+        return arxiv_wikitext((512, 1024), paper_rows("arxiv-1", how)["fineweb-edu", "medium"])
+    if experiment == "arxiv_figure5":
+        return arxiv_wikitext((512, 1024, 2048, 4096, 8192), ("cable_v1", "sinusoidal"))
+    if experiment == "arxiv_figure6":
+        return arxiv_wikitext((512, 1024), ("cable_v1", "kcable_v1"))
+    if experiment == "sweep":
+        return arxiv_wikitext((512, 1024, 2048, 4096, 8192), every_encoding(how))
     if experiment == "figure3":
         encodings = ["none"] + paper_rows("1", how)["fineweb-edu", "medium"]
-        return [Row(experiment, "tinyshakespeare", model, pos, T, 0, 30, (), ("generate",), ())
+        return [Row(experiment, "tinyshakespeare", model, pos, T, ("generate",), (), steps=30)
                 for model in ("medium", "small", "tiny") for pos in encodings for T in (512, 1024, 2048)]
     if experiment == "figure4":
         inside = ("kcable:weight=inside",) if how == "printed" else ()
         encodings = ("cable", "cable_nw", "kcable", *inside, "kcable_nw", "cable_v1", "kcable_v1")
-        return trained_at(experiment, "wikitext-103", "tiny", encodings, (1024,))
-    if experiment in ("arxiv_figure5", "sweep"):
-        encodings = ("cable_v1", "sinusoidal") if experiment == "arxiv_figure5" else every_encoding(how)
-        return arxiv_wikitext(experiment, encodings, (512, 1024, 2048, 4096, 8192))
-    if experiment == "arxiv_figure6":
-        return arxiv_wikitext(experiment, ("cable_v1", "kcable_v1"), (512, 1024))
+        return trained_at((1024,), "wikitext-103", "tiny", encodings)
     if experiment == "bias":
-        names = [NAMES[how].get(pos, pos) for pos in ("cable", "cable_v1", "alibi", "kerple", "t5", "fire")]
-        return [Row(experiment, "fineweb-edu", "medium", pos, 1024, 0, 0, (), ("bias",), ())
-                for pos in (*names, "kerple_power")]
+        encodings = as_named("cable", "cable_v1", "alibi", "kerple", "t5", "fire", "kerple_power")
+        return [Row(experiment, "fineweb-edu", "medium", pos, 1024, ("bias",), ()) for pos in encodings]
     s = SMALL[experiment]
-    return [Row(experiment, "wikitext-2-bytes", s.model, pos, s.T, 0, s.steps, s.lengths, ("wikitext-2-bytes",), ())
-            for pos in s.encodings]
+    return trained_at((s.T,), "wikitext-2-bytes", s.model, s.encodings, steps=s.steps, lengths=s.lengths)
 
 
 BERT = ("table2", "bert_curves")
@@ -403,7 +388,8 @@ def bias_commands(row, args, run, out):
         matrix = os.path.join(out, name + ".json")
         what = "grid of all heads" if layer == "all" else f"mean bias of layer {layer}"
         commands.append(Command(what, args.evaluator, flags, out, os.path.join(out, name + ".done"), 0))
-        draw = f"{args.python} scripts/plot.py bias {shlex.quote(matrix)}" + " --normalize" * (head == "mean")
+        draw = f"{shlex.quote(sys.executable)} scripts/plot.py bias {shlex.quote(matrix)}"
+        draw += " --normalize" * (head == "mean")
         commands.append(Command("image", draw, {}, out, matrix[:-len(".json")] + ".png", 0))
     return commands
 
@@ -556,20 +542,11 @@ def show(rows, args):
 
 # ----------------------------------------------------------------------------------------------------------
 
-def check_drawing(rows, args):
-    """refuses images for which --python has no matplotlib, rather than after the training"""
-    if not any("bias" in row.evaluations for row in rows):
-        return
-    probe = subprocess.run([*shlex.split(args.python), "-c", "import matplotlib"], capture_output=True)
-    if probe.returncode:
-        raise BadInput(f"bias: {args.python} has no matplotlib, which draws its images: "
-                       f"{console.PACKAGES['matplotlib']}, or give another --python")
-
-
 def run_all(rows, args):
     """Runs each row with each seed; returns the exit code. The loop over seeds is the outer one, so that an early end
     leaves comparisons of all encodings."""
-    check_drawing(rows, args)
+    if any("bias" in row.evaluations for row in rows):
+        console.need("matplotlib")                          # rather than after the training
     slots = runqueue.slots(args.jobs, args.trainer.endswith("cu"), args.gpus)
     jobs = []
     for row, seed in ((row, seed) for seed in args.seeds for row in rows):
@@ -583,14 +560,11 @@ def setting(text):
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected FLAG=VALUE, got {text}")
-    if value.lower().strip("+-") in ("nan", "inf", "infinity"):
-        raise argparse.ArgumentTypeError(f"{name}: expected a number, got {value}")
     return name, value
 
 
 def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False)
+    p = console.parser(__doc__)
     p.add_argument("experiment", nargs="?", choices=EXPERIMENTS, metavar="EXPERIMENT", help=" ".join(EXPERIMENTS))
     p.add_argument("words", nargs="*", metavar="WORD", help="data sets, sizes, encodings, trained lengths, tokens per "
                    "step [all that the papers have]")

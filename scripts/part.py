@@ -8,15 +8,12 @@ the same batches. Both are run up to three times: for the first step after which
 kernel of that step that wrote the difference, and for what it wrote. If they differ in the number of ranks, whose
 kernels see other micro-batches, the search ends at the step. The exit code is 1 if they part.
 """
-import argparse
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from console import BadInput, need, run, say                                    # noqa: E402
+from console import BadInput, need, parser, run, say
 
 
 def read(path):
@@ -111,10 +108,10 @@ def part(commands, directory):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("A")
-    parser.add_argument("B")
-    args = parser.parse_args(argv)
+    p = parser(__doc__)
+    p.add_argument("A")
+    p.add_argument("B")
+    args = p.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="cable_part") as directory:
         found = part([shlex.split(args.A), shlex.split(args.B)], directory)
     if found is not None:

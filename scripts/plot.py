@@ -12,7 +12,6 @@
 Without -o the figure goes beside its input. Lines of a log that are not JSON objects (torn by a crash) are counted and
 reported; a record that was written twice, as a resumed run does, counts as last written. Exit code 2: bad input.
 """
-import argparse
 import colorsys
 import glob
 import json
@@ -23,9 +22,8 @@ import statistics
 import sys
 import zlib
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import console  # noqa: E402
-from console import BadInput  # noqa: E402
+import console
+from console import BadInput
 
 # Okabe and Ito's colours, which stay distinct under the common colour blindnesses, and shades between them. Every
 # encoding has one colour and one marker, the same in every figure.
@@ -55,28 +53,21 @@ def literal(s):
     return " " + s if s.startswith("_") else s
 
 
-def read_text(path, hint):
-    try:
-        with console.open_regular(path) as f:
-            return f.read()
-    except BadInput as e:
-        raise BadInput(f"{e}; {hint}") from None
-
-
 def read_log(run):
     """records of RUN_DIR/log.jsonl; says how many lines are none"""
     path = os.path.join(run, "log.jsonl") if os.path.isdir(run) else run
     records, torn = [], []
-    for n, line in enumerate(read_text(path, "expected a run's --out directory, with log.jsonl in it").split(b"\n"), 1):
+    try:
+        with console.open_regular(path) as f:
+            lines = f.read().split(b"\n")
+    except BadInput as e:
+        raise BadInput(f"{e}; expected a run's --out directory, with log.jsonl in it") from None
+    for n, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            records.append(record)
-        else:
+            records.append(console.parse_object(line, path))
+        except BadInput:
             torn.append(n)
     if torn:
         print(f"{path}: lines skipped because they are not JSON objects: {len(torn)} (line {torn[0]})", file=sys.stderr)
@@ -136,12 +127,12 @@ def shade(colour, n):
 
 
 def styles_of(keys):
-    """{(run, pos): (colour, marker)}: the encoding's, in shades where several runs have the same encoding"""
+    """{(run, pos): (colour, marker)}: the encoding's, in shades where several have the same one"""
     seen, styles = {}, {}
     for run, pos in dict.fromkeys(keys):
         colour, marker = style(pos)
-        styles[run, pos] = shade(colour, seen.get(pos, 0)), marker
-        seen[pos] = seen.get(pos, 0) + 1
+        styles[run, pos] = shade(colour, seen.get(colour, 0)), marker
+        seen[colour] = seen.get(colour, 0) + 1
     return styles
 
 
@@ -188,8 +179,7 @@ def length_axis(ax, lengths):
     for t in ticks:
         if not kept or math.log2(t / kept[-1]) > math.log2(max(2.0, ticks[-1] / ticks[0])) / 10:
             kept.append(t)
-    ax.set_xticks(kept)
-    ax.set_xticklabels([f"{t:,.0f}" for t in kept])
+    ax.set_xticks(kept, [f"{t:,.0f}" for t in kept])
     ax.minorticks_off()
 
 
@@ -226,6 +216,35 @@ def mark_trained(ax, lengths):
         ax.axvline(T, color="#555555", linewidth=1, linestyle=(0, (2, 2)), zorder=1)
         ax.annotate("trained length", (T, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
                     textcoords="offset points", va="top", fontsize=9, color="#555555")
+
+
+def spread(values):
+    """the sample standard deviation, None for a single value"""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def line_of_seeds(ax, points, **more):
+    """A line through the means of points {x: [the value of each seed]} and a band of their standard deviation, which
+    stays above 0, as the axis may be logarithmic; returns the line"""
+    x = sorted(points)
+    mean = [statistics.fmean(points[at]) for at in x]
+    band = [spread(points[at]) or 0 for at in x]
+    line, = ax.plot(x, mean, **{"markersize": 6, **more})
+    ax.fill_between(x, [max(m - s, m / 10) for m, s in zip(mean, band)], [m + s for m, s in zip(mean, band)],
+                    color=line.get_color(), alpha=0.2, linewidth=0)
+    return line
+
+
+def octaves(losses, first=1):
+    """{(from, to): mean loss} of the positions 1 to `first`, and then of as many as there were before; a range without
+    a loss is left out"""
+    found = {}
+    for t, loss in enumerate(losses, start=1):
+        if isinstance(loss, (int, float)):
+            last = max(first, 1 << (t - 1).bit_length())
+            begin = 1 if last == first else last // 2 + 1
+            found.setdefault((begin, min(last, len(losses))), []).append(loss)
+    return {positions: statistics.fmean(values) for positions, values in found.items()}
 
 
 def running_median(points, width):
@@ -390,32 +409,44 @@ def plot_curve(runs):
 
 def read_bias(path):
     """the file's object, each bias in it a lower triangle: NaN above the diagonal"""
-    try:
-        data = json.loads(read_text(path, "expected a file written by --dump_bias"))
-    except (ValueError, RecursionError) as e:
-        raise BadInput(f"{path}: not JSON ({e}); expected a file written by --dump_bias")
-    if isinstance(data, dict) and isinstance(data.get("matrices"), list) and data["matrices"]:
-        for m in data["matrices"]:
-            m["bias"] = triangle(path, m.get("bias") if isinstance(m, dict) else None)
-        return data
-    data = data if isinstance(data, dict) else {}
-    data["bias"] = triangle(path, data.get("bias"))
+    data = console.read_object(path)
+    for m in data.get("matrices") or [data]:
+        m["bias"] = triangle(path, m.get("bias"))
     return data
 
 
 def triangle(path, rows):
-    if not isinstance(rows, list) or not rows or not all(isinstance(r, list) for r in rows):
-        raise BadInput(f"{path}: no \"bias\" matrix in it; expected a file written by --dump_bias")
-    T = len(rows)
-    short = [i for i, r in enumerate(rows) if len(r) <= i or len(r) > T]
-    if short:
-        i = short[0]
-        raise BadInput(f"{path}: row {i} of \"bias\": expected {i + 1} to {T} values, got {len(rows[i])}")
-    value = lambda v: float(v) if isinstance(v, (int, float)) else math.nan
-    rows = [[value(v) for v in r[:i + 1]] + [math.nan] * (T - i - 1) for i, r in enumerate(rows)]
-    if not any(math.isfinite(v) for r in rows for v in r):
-        raise BadInput(f"{path}: \"bias\" holds no finite number on or below the diagonal")
-    return rows
+    numpy = console.need("numpy")
+    T = len(rows) if isinstance(rows, list) else 0
+    matrix = numpy.full((T, T), math.nan)
+    for i in range(T):
+        try:
+            if not i < len(rows[i]) <= T:
+                raise ValueError
+            matrix[i, :i + 1] = rows[i][:i + 1]
+        except (TypeError, ValueError):
+            raise BadInput(f"{path}: row {i} of \"bias\": expected {i + 1} to {T} numbers") from None
+    if not numpy.isfinite(matrix).any():
+        raise BadInput(f"{path}: expected a \"bias\" as --dump_bias writes it, with a finite number on or below the "
+                       "diagonal")
+    return matrix
+
+
+def grid(rows, columns, value):
+    """a matrix of value(row, column)"""
+    return [[value(row, column) for column in columns] for row in rows]
+
+
+def heat_map(ax, values, low, high, text):
+    """the first row at the bottom; text(value) is written into each cell, unless there are too many"""
+    image = ax.imshow(values, cmap="viridis", vmin=low, vmax=high, aspect="auto", origin="lower")
+    ax.grid(False)
+    for y, row in enumerate(values if max(len(values), len(values[0])) <= 12 else []):
+        for x, v in enumerate(row):
+            if math.isfinite(v):
+                ax.text(x, y, text(v), ha="center", va="center", fontsize=8,
+                        color="black" if v > low + 0.6 * (high - low) else "white")
+    return image
 
 
 def probe_cells(runs):
@@ -442,21 +473,13 @@ def plot_probe(runs):
         ax.set_visible(False)
     for ax, ((run, pos, kind), cells) in zip(axes.flat, maps.items()):
         lengths, depths = (sorted({key[i] for key in cells}) for i in (0, 1))
-        shares = [[100 * cells.get((T, d), math.nan) for d in depths] for T in lengths]
-        image = ax.imshow(shares, cmap="viridis", vmin=0, vmax=100, aspect="auto", origin="lower")
-        ax.grid(False)
-        ax.set_xticks(range(len(depths)))
-        ax.set_xticklabels([f"{100 * d:.0f}%" for d in depths])
-        ax.set_yticks(range(len(lengths)))
-        ax.set_yticklabels([f"{T:,.0f}" for T in lengths])
+        shares = grid(lengths, depths, lambda T, depth: 100 * cells.get((T, depth), math.nan))
+        image = heat_map(ax, shares, 0, 100, "{:.0f}".format)
+        ax.set_xticks(range(len(depths)), [f"{100 * d:.0f}%" for d in depths])
+        ax.set_yticks(range(len(lengths)), [f"{T:,.0f}" for T in lengths])
         ax.set_xlabel("depth of the passage")
         ax.set_ylabel("T")
         ax.set_title(literal(f"{kind}, {run}" if run == pos else f"{kind}, {run} ({pos})"), fontsize=10)
-        for y, row in enumerate(shares):
-            for x, share in enumerate(row):
-                if math.isfinite(share):
-                    ax.text(x, y, f"{share:.0f}", ha="center", va="center", fontsize=8,
-                            color="black" if share > 60 else "white")
     fig.colorbar(image, ax=axes, shrink=0.85).set_label("right answers (%)")
     return fig
 
@@ -491,18 +514,11 @@ def plot_heads(runs):
     for row, ((run, pos, T), heads) in zip(axes, models.items()):
         layers, columns = (sorted({key[i] for key in heads}) for i in (0, 1))
         for ax, (title, value, text, colours) in zip(row, HEAD_STATISTICS):
-            values = [[value(heads[l, h]) if (l, h) in heads else math.nan for h in columns] for l in layers]
-            low, high = colours(T)
-            ax.imshow(values, cmap="viridis", vmin=low, vmax=high, aspect="auto", origin="lower")
-            ax.grid(False)
+            of_head = lambda layer, head: value(heads[layer, head]) if (layer, head) in heads else math.nan
+            heat_map(ax, grid(layers, columns, of_head), *colours(T), text.format)
             ax.set_xticks(range(len(columns)) if len(columns) <= 8 else [0, len(columns) - 1])
             ax.set_yticks(range(len(layers)) if len(layers) <= 8 else [0, len(layers) - 1])
             ax.set_title(title, fontsize=10)
-            for y, shown in enumerate(values if len(columns) <= 8 and len(layers) <= 8 else []):
-                for x, v in enumerate(shown):
-                    if math.isfinite(v):
-                        ax.text(x, y, text.format(v), ha="center", va="center", fontsize=8,
-                                color="black" if v > low + 0.6 * (high - low) else "white")
         name = run if run == pos else f"{run} ({pos})"
         row[0].set_ylabel(literal(f"{name}\nT = {T:,}; layer"), fontsize=9)
     for ax in axes[-1]:
@@ -510,10 +526,13 @@ def plot_heads(runs):
     return fig
 
 
-def normalized(rows):
-    """a matrix divided by its largest magnitude"""
-    largest = max(abs(v) for r in rows for v in r if math.isfinite(v)) or 1
-    return [[v / largest for v in r] for r in rows]
+def colour_range(matrices):
+    """(the lowest value but for 2 % of all, the highest; whether there are lower ones)"""
+    numpy = console.need("numpy")
+    values = numpy.concatenate([m[numpy.isfinite(m)] for m in matrices])
+    values.sort()
+    low, high = values[int(0.02 * (len(values) - 1))], values[-1]
+    return low, high, values[0] < low
 
 
 def plot_bias_grid(data):
@@ -522,8 +541,7 @@ def plot_bias_grid(data):
     layers, heads = (sorted({m[key] for m in matrices}) for key in ("layer", "head"))
     fig, axes = figure(1.2 + 0.9 * len(heads), 1 + 0.9 * len(layers), nrows=len(layers), ncols=len(heads),
                        squeeze=False)
-    finite = sorted(v for m in matrices for r in m["bias"] for v in r if math.isfinite(v))
-    low, high = finite[int(0.02 * (len(finite) - 1))], finite[-1]
+    low, high, lower = colour_range([m["bias"] for m in matrices])
     for m in matrices:
         ax = axes[layers.index(m["layer"])][heads.index(m["head"])]
         image = ax.imshow(m["bias"], cmap="viridis", vmin=low, vmax=high if high > low else low + 1,
@@ -535,7 +553,7 @@ def plot_bias_grid(data):
             ax.set_title(f"head {m['head']}", fontsize=8)
         if m["head"] == heads[0]:
             ax.set_ylabel(f"layer {m['layer']}", fontsize=8)
-    bar = fig.colorbar(image, ax=axes, shrink=0.85, extend="min" if finite[0] < low else "neither")
+    bar = fig.colorbar(image, ax=axes, shrink=0.85, extend="min" if lower else "neither")
     bar.set_label(f"{data.get('pos', 'bias')} ({data['unit']})")
     return fig
 
@@ -543,30 +561,26 @@ def plot_bias_grid(data):
 def plot_bias(paths, normalize=False):
     data = read_bias(paths[0])
     data["unit"] = "divided by the largest magnitude" if normalize else "nats"
-    for m in data.get("matrices", [data]) if normalize else ():
-        m["bias"] = normalized(m["bias"])
-    if "matrices" in data:
+    for m in (data.get("matrices") or [data]) if normalize else ():
+        m["bias"] /= console.need("numpy").nanmax(abs(m["bias"])) or 1
+    if data.get("matrices"):
         return plot_bias_grid(data)
-    rows, tokens = data["bias"], data.get("tokens") or []
-    T = len(rows)
-    finite = sorted(v for r in rows for v in r if math.isfinite(v))
-    low, high = finite[int(0.02 * (len(finite) - 1))], finite[-1]
+    bias, tokens = data["bias"], data.get("tokens") or []
+    T = len(bias)
+    low, high, lower = colour_range([bias])
+    colours = {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
+    if low < 0 < high:                              # both signs: white means 0
+        colours = {"cmap": "PuOr_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
     fig, ax = figure(7.2, 6)
     ax.grid(False)
-    if low < 0 < high:                              # both signs: white means 0
-        reach = max(-low, high)
-        image = ax.imshow(rows, cmap="PuOr_r", vmin=-reach, vmax=reach, interpolation="nearest")
-    else:
-        image = ax.imshow(rows, cmap="viridis", vmin=low, vmax=high if high > low else low + 1, interpolation="nearest")
-    bar = fig.colorbar(image, shrink=0.85, extend="min" if finite[0] < low else "neither")
+    bar = fig.colorbar(ax.imshow(bias, interpolation="nearest", **colours), shrink=0.85,
+                       extend="min" if lower else "neither")
     bar.set_label(f"bias added to the scaled score ({data['unit']})")
     if len(tokens) == T and T <= 48:
         shown = [literal(str(t).replace("\n", "↵").replace(" ", "␣").replace("\t", "⇥")) for t in tokens]
         size = 10 if T <= 24 else 7
-        ax.set_xticks(range(T))
-        ax.set_yticks(range(T))
-        ax.set_xticklabels(shown, rotation=90, fontsize=size)
-        ax.set_yticklabels(shown, fontsize=size)
+        ax.set_xticks(range(T), shown, rotation=90, fontsize=size)
+        ax.set_yticks(range(T), shown, fontsize=size)
         ax.tick_params(length=0)
     ax.set_xlabel("key j")
     ax.set_ylabel("query i")
@@ -579,7 +593,7 @@ FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "p
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = console.parser(__doc__)
     parser.add_argument("figure", choices=FIGURES)
     parser.add_argument("input", nargs="+", help="run directories, or for bias one JSON file")
     parser.add_argument("-o", "--out", help="the image to write, .png, .svg or .pdf")

@@ -13,7 +13,6 @@ each position of its longest windows, if the evaluation has written it (--curve)
 scripts/paper_tables.csv; its tables without a run are named in one line. Runs that are left out (unfinished, damaged,
 not evaluated, run twice) are named on stderr. Exit code 2: bad input.
 """
-import argparse
 import collections
 import csv
 import glob
@@ -23,12 +22,10 @@ import re
 import statistics
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-import console  # noqa: E402
-import plot  # noqa: E402
-from console import BadInput  # noqa: E402
-from plot import number  # noqa: E402
+import console
+import plot
+from console import BadInput
+from plot import number
 
 NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fineweb": "fineweb-10B",
          "wikitext103_raw": "wikitext-103", "wikitext2_raw": "wikitext-2", "wikitext103": "wikitext-103, word-level",
@@ -37,6 +34,7 @@ NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fi
          "mldr": "mldr-en"}
 # data whose own tables show the paper's numbers for another one too: the paper does not say which of them it used
 ALSO = {"wikitext-103, word-level": "wikitext-103", "wikitext-2, word-level": "wikitext-2", "fineweb-1B": "fineweb-10B"}
+PAPER_TABLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper_tables.csv")
 QUOTED = "arxiv-text"                   # numbers in the arXiv version's text, which belong to no table
 # the names of layers, heads, channels and trained length in config.json, and the sizes
 FAMILIES = {"gpt2": (("n_layer", "n_head", "n_embd", "n_positions"),
@@ -235,19 +233,20 @@ class Table:
         return [s[T] for s in self.ours.get(row, {}).values() if T in s]
 
 
+def paper_rows():
+    """the rows of the paper's tables, each with its `numbers` {T: value}"""
+    with open(PAPER_TABLES, newline="") as f:
+        rows = list(csv.DictReader(f))
+    return [{**r, "numbers": {int(T): float(v) for T, v in r.items() if T.isdigit() and v}} for r in rows]
+
+
 def paper_numbers():
     """{(model, trained_on, evaluated_on, metric): (table, {pos: {T: value}})}"""
     tables = {}
-    try:
-        with open(os.path.join(HERE, "paper_tables.csv"), newline="") as f:
-            for r in csv.DictReader(f):
-                if r["table"] == QUOTED:
-                    continue
-                key = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
-                rows = tables.setdefault(key, (r["table"], {}))[1]
-                rows.setdefault(r["encoding"], {})[int(r["length"])] = float(r["value"])
-    except (OSError, KeyError, ValueError) as e:
-        raise BadInput(f"scripts/paper_tables.csv: {e}")
+    for r in paper_rows():
+        if r["table"] != QUOTED:
+            key = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
+            tables.setdefault(key, (r["table"], {}))[1][r["encoding"]] = r["numbers"]
     return tables
 
 
@@ -263,19 +262,17 @@ def our_name(encoding):
 def quoted_numbers(tables, all_rows):
     """the numbers in the arXiv version's text, and ours where they are perplexities; not all_rows: only where we have
     one"""
-    with open(os.path.join(HERE, "paper_tables.csv"), newline="") as f:
-        rows = [r for r in csv.DictReader(f) if r["table"] == QUOTED]
-    lines = ["## Numbers in the arXiv version's text", "",
-             "| model | encoding | trained at | T | what | paper | ours |", "|---|---|---|---|---|---|---|"]
-    for r in rows:
+    rows = []
+    for r in paper_rows():
         where = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
         own = [t for t in tables if tuple(t.key[:4]) == where and t.ours]
-        values = [v for t in own for v in t.values((r["encoding"], int(r["trained_at"])), int(r["length"]))]
-        if not values and not all_rows:
-            continue
-        lines.append(line_of([r["model"], r["encoding"], f"{int(r['trained_at']):,}", f"{int(r['length']):,}",
-                              f"{r['metric']} on {r['evaluated_on']}", f"*{float(r['value']):.2f}*", cell(values)]))
-    return lines + [""] if len(lines) > 4 else []
+        for T, theirs in r["numbers"].items() if r["table"] == QUOTED else ():
+            ours = [v for t in own for v in t.values((r["encoding"], int(r["trained_at"])), T)]
+            if ours or all_rows:
+                rows.append([r["model"], r["encoding"], f"{int(r['trained_at']):,}", f"{T:,}",
+                             f"{r['metric']} on {r['evaluated_on']}", f"*{theirs:.2f}*", cell(ours)])
+    head = ["model", "encoding", "trained at", "T", "what", "paper", "ours"]
+    return ["## Numbers in the arXiv version's text", "", *console.table(head, rows), ""] if rows else []
 
 
 def gather(runs):
@@ -339,10 +336,6 @@ def label_of(table, row):
     return row[0] if len({T for _, T in row_order(table)}) < 2 else f"{row[0]}, T {row[1]}"
 
 
-def line_of(cells):
-    return "| " + " | ".join(cells) + " |"
-
-
 def titled(title, number):
     """a heading, with the number of the paper's table or figure if it has one"""
     return [f"## {title} ({number})" if number else f"## {title}", ""]
@@ -362,19 +355,19 @@ def markdown(table):
     head = ["T", "seeds"] + [f"{T:,}" for T in lengths]
     if ratio:
         head.append(f"PPL({longest:,}) / PPL({trained[0]:,})")
-    lines += [line_of(head), "|---" * len(head) + "|"]
+    rows = []
     for row in row_order(table):
         seeds = len(table.ours.get(row, {}))
         cells = [label_of(table, row), str(seeds) if seeds else "-"] + [cell(table.values(row, T)) for T in lengths]
         if ratio:
             r = ratios(table, row, longest)
             cells.append(f"{statistics.fmean(r):.3f}" if r else "-")
-        lines.append(line_of(cells))
+        rows.append(cells)
         if paper_name(row[0]) in table.paper and row[1] == table.paper_T:
             paper = table.paper[paper_name(row[0])]
             cells = [f"*{row[0]}, paper*", ""] + [f"*{paper[T]:.2f}*" if T in paper else "" for T in lengths]
-            lines.append(line_of(cells + [""] * ratio))
-    return lines + [""]
+            rows.append(cells + [""] * ratio)
+    return lines + console.table(head, rows) + [""]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -386,7 +379,7 @@ def slug(key):
 
 
 def draw_lengths(table):
-    """The metric against length: the mean over seeds as a line, lowest to highest as a band, the paper's as dots."""
+    """The metric against length: the mean over seeds as a line, their deviation as a band, the paper's as dots."""
     fig, ax = plot.figure(8, 4.8)
     ends, shown = [], []
     several = len(table.trained()) > 1
@@ -395,12 +388,9 @@ def draw_lengths(table):
         colour, marker = plot.style(pos)
         colour = plot.RUN_COLOURS[n % len(plot.RUN_COLOURS)] if several else colour
         points = {T: table.values(row, T) for T in table.lengths() if table.values(row, T)}
-        x, means = list(points), [statistics.fmean(v) for v in points.values()]
-        line, = ax.plot(x, means, color=colour, marker=marker, markersize=6, label=plot.literal(label_of(table, row)))
-        low, high = [min(v) for v in points.values()], [max(v) for v in points.values()]
-        ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        ends.append((means[-1], line))
-        shown += means
+        line = plot.line_of_seeds(ax, points, color=colour, marker=marker, label=plot.literal(label_of(table, row)))
+        ends.append((line.get_ydata()[-1], line))
+        shown += list(line.get_ydata())
         reference = table.paper.get(paper_name(row[0]), {}) if row[1] == table.paper_T else {}
         if reference:
             ax.plot(*zip(*sorted(reference.items())), color=colour, linewidth=0.9, linestyle=":")
@@ -431,42 +421,15 @@ def curve_rows(table):
     return {row: curves for row, curves in found.items() if curves}
 
 
-def mean_loss(losses, first, last):
-    """of positions first to last, which count from 1; None if none of them was scored"""
-    values = [v for v in losses[first - 1:last] if isinstance(v, (int, float))]
-    return statistics.fmean(values) if values else None
-
-
 def markdown_positions(table):
-    T = curve_length(table)
-    ends = [n for n in (64 * 2 ** k for k in range(20)) if n < T] + [T]
-    ranges = list(zip([1] + [n + 1 for n in ends[:-1]], ends))
-    lines = [f"Loss at the positions of windows of {T:,} tokens:", "",
-             line_of(["position"] + [f"{a:,} to {b:,}" for a, b in ranges]), "|---" * (1 + len(ranges)) + "|"]
+    T, octaves = curve_length(table), {}
     for row, curves in curve_rows(table).items():
-        means = [[m for m in (mean_loss(c, a, b) for c in curves) if m is not None] for a, b in ranges]
-        lines.append(line_of([label_of(table, row)] + [cell(m) for m in means]))
-    return lines + [""]
-
-
-def draw_positions(table):
-    fig, ax = plot.figure(8, 4.8)
-    ends, lines = [], []
-    for row, curves in curve_rows(table).items():
-        colour, marker = plot.style(row[0].partition(":")[0])
-        points = [plot.geometric_bins(c) for c in curves]
-        mean = [(p[0][0], statistics.fmean(v for _, v in p)) for p in zip(*points)]
-        line, = ax.plot(*zip(*mean), color=colour, marker=marker, markersize=4,
-                        label=plot.literal(label_of(table, row)))
-        ends.append((mean[-1][1], line))
-        lines.append(mean)
-    plot.loss_axis(ax, lines, len(lines))
-    plot.length_axis(ax, [n for n in (4 ** k for k in range(12)) if n <= curve_length(table)])
-    plot.mark_trained(ax, [T for T in table.trained() if T <= curve_length(table)])
-    ax.set_xlabel("position in the sequence, from 1")
-    ax.set_ylabel("loss (nats per token)")
-    plot.legend_beside(ax, ends)
-    return fig
+        octaves[row] = [plot.octaves(losses, 64) for losses in curves]
+    ranges = sorted({positions for of_row in octaves.values() for of_seed in of_row for positions in of_seed})
+    rows = [[label_of(table, row), *(cell([of_seed[p] for of_seed in of_row if p in of_seed]) for p in ranges)]
+            for row, of_row in octaves.items()]
+    return [f"Loss at the positions of windows of {T:,} tokens:", "",
+            *console.table(["position"] + [f"{a:,} to {b:,}" for a, b in ranges], rows), ""]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -494,15 +457,14 @@ def loss_name(curves):
 
 def markdown_curves(key, curves):
     lines = titled(f"{key[0]}, {loss_name(curves)} on {key[1]}", CURVES.get(key[:2]))
-    lines += [f"Trained for {curves[0].run.what}. The training loss is the mean over the last tenth of the steps.", "",
-              "| encoding | seeds | training | validation |", "|---|---|---|---|"]
-    groups = {}
+    lines += [f"Trained for {curves[0].run.what}. The training loss is the mean over the last tenth of the steps.", ""]
+    groups, rows = {}, []
     for c in curves:
         groups.setdefault(c.run.pos, []).append(c)
     for pos, group in groups.items():
         last = [statistics.fmean(v for _, v in c.train[-max(1, len(c.train) // 10):]) for c in group]
-        lines.append(line_of([pos, str(len(group)), cell(last), cell([c.val[-1][1] for c in group if c.val])]))
-    return lines + [""]
+        rows.append([pos, str(len(group)), cell(last), cell([c.val[-1][1] for c in group if c.val])])
+    return lines + console.table(["encoding", "seeds", "training", "validation"], rows) + [""]
 
 
 def draw_curves(curves):
@@ -534,7 +496,7 @@ def draw_curves(curves):
 # ----------------------------------------------------------------------------------------------------------
 # speed: the runs of figure 3
 
-Speed = collections.namedtuple("Speed", "model pos T train memory generate")
+Speed = collections.namedtuple("Speed", "model pos T train memory generate")         # memory in GB
 
 
 def speed_of(run):
@@ -546,36 +508,32 @@ def speed_of(run):
         return None
     log = plot.read_log(run.path)
     rates = [v for _, v in plot.series(log, "train", "tok_per_s")]
-    memory = max((v for _, v in plot.series(log, "train", "mem")), default=None)
+    memory = max((v / 1e9 for _, v in plot.series(log, "train", "mem")), default=None)
     settled = rates[len(rates) // 4:]                   # the first steps choose kernels and fill caches
     return Speed(run.model, run.pos, run.T, statistics.median(settled) if settled else None, memory, float(generated))
 
 
+# each column: title, value, format
+SPEED_COLUMNS = (("training, tokens/s", lambda s: s.train, ",.0f"), ("memory, GB", lambda s: s.memory, ".3g"),
+                 ("generation, tokens/s", lambda s: s.generate, ",.0f"))
+
+
 def markdown_speed(speeds):
-    lines = ["## Speed and memory (Figure 3)", "",
-             "Tokens per second in training (the median without the first quarter of the steps) and in unbatched "
-             "generation.", "",
-             "| model | encoding | T | training | memory, GB | generation |", "|---|---|---|---|---|---|"]
-    show = lambda v, form: "-" if v is None else format(v, form)
-    for s in speeds:
-        memory = show(s.memory and s.memory / 1e9, ".3g")
-        lines.append(line_of([s.model, s.pos, f"{s.T:,}", show(s.train, ",.0f"), memory, show(s.generate, ",.0f")]))
-    return lines + [""]
+    rows = [[s.model, s.pos, f"{s.T:,}", *("-" if value(s) is None else format(value(s), form)
+                                           for _, value, form in SPEED_COLUMNS)] for s in speeds]
+    return ["## Speed and memory (Figure 3)", "",
+            "Tokens per second in training (the median without the first quarter of the steps) and in unbatched "
+            "generation.", "",
+            *console.table(["model", "encoding", "T", "training", "memory, GB", "generation"], rows), ""]
 
 
 def draw_speed(speeds):
     fig, axes = plot.figure(10, 1.2 + 0.35 * len(speeds), ncols=3, sharey=True)
-    labels = [plot.literal(f"{s.model} {s.pos} {s.T:,}") for s in speeds]
-    colours = [plot.style(s.pos)[0] for s in speeds]
-    panels = (("training, tokens/s", [s.train for s in speeds]),
-              ("memory, GB", [s.memory and s.memory / 1e9 for s in speeds]),
-              ("generation, tokens/s", [s.generate for s in speeds]))
-    for ax, (title, values) in zip(axes, panels):
-        ax.barh(range(len(speeds)), [v or 0 for v in values], color=colours)
+    for ax, (title, value, _) in zip(axes, SPEED_COLUMNS):
+        ax.barh(range(len(speeds)), [value(s) or 0 for s in speeds], color=[plot.style(s.pos)[0] for s in speeds])
         ax.set_xlabel(title)
         ax.grid(axis="y", visible=False)
-    axes[0].set_yticks(range(len(speeds)))
-    axes[0].set_yticklabels(labels)
+    axes[0].set_yticks(range(len(speeds)), [plot.literal(f"{s.model} {s.pos} {s.T:,}") for s in speeds])
     axes[0].invert_yaxis()
     return fig
 
@@ -618,8 +576,7 @@ def report(args):
     for t in tables if args.paper else measured:
         draw = draw_lengths if t.ours and len(t.lengths()) > 1 else None
         page.add(markdown(t), slug(t.key), f"{t.key.evaluated_on} against length", draw, t)
-        if t.curves:
-            page.add(markdown_positions(t), slug(("positions", *t.key)), "loss at each position", draw_positions, t)
+        page.lines += markdown_positions(t) if t.curves else []
     for key, group in curves.items():
         page.add(markdown_curves(key, group), slug(("loss", *key)), loss_name(group), draw_curves, group)
     page.lines += quoted_numbers(tables, args.paper)
@@ -638,8 +595,7 @@ def report(args):
 
 
 def main(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False)
+    p = console.parser(__doc__)
     p.add_argument("directory", nargs="+", help="directories to search for runs, at any depth")
     p.add_argument("-o", "--out", help="directory to write report.md and the figures to")
     p.add_argument("--paper", action="store_true", help="show the paper's tables that have no run, too")

@@ -20,10 +20,9 @@ import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import console  # noqa: E402
-import ledger  # noqa: E402
-from console import BadInput, write_whole  # noqa: E402
+import console
+import ledger
+from console import BadInput, write_whole
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERRUPTED = console.EXIT_INTERRUPTED
@@ -138,6 +137,18 @@ def forward_flops(L, C, T, head, causal=True):
     """FLOPs of a forward pass per token: two per weight of a matrix, where the head makes `head` logits per token, and
     attention over T keys, or T / 2 on average if it is causal"""
     return 2 * (12 * L * C * C + head * C) + (2 if causal else 4) * L * C * T
+
+
+def help_of(trainer):
+    """what a trainer's --help prints, which has a list of encodings"""
+    try:
+        text = subprocess.run([*shlex.split(trainer), "--help"], cwd=ROOT, capture_output=True, text=True,
+                              errors="replace").stdout
+    except OSError as e:
+        raise BadInput(f"{shlex.split(trainer)[0]}: {e.strerror}; build it with make") from None
+    if not console.encodings(text):
+        raise BadInput(f"{trainer} --help: expected a list of encodings for --pos")
+    return text
 
 
 def knows(trainer, pos):

@@ -8,45 +8,32 @@ Every other flag goes to the trainer, for all runs; --eval.FLAG only to the eval
 is what --pos takes, with its hyperparameters (kcable:weight=inside); `all` means those that the trainer's --help lists.
 All models of a study see equally many tokens per step: --total_batch, or --B sequences of the longest length.
 
---jobs N runs N at a time, each on its share of the cores. With a trainer whose name ends in cu, each GPU has one run
-(CUDA_VISIBLE_DEVICES). Ctrl-C lets each run save a checkpoint; the same command continues and skips what is finished. A
-run that fails does not stop the rest: its last lines are shown at the end, and the exit code is not 0. A directory that
-was begun with other settings is refused. A study can grow: the same command with more encodings, seeds, lengths or
-sizes only trains what is new.
+--jobs N runs N at a time, each on its share of the cores; with a trainer whose name ends in cu, each GPU has one run.
+After an interruption the same command continues; with more encodings, seeds, lengths, sizes or evaluations (--sliding,
+--positions, --compare) it runs only what is new. A directory that was begun with other settings is refused.
 
-Windows that do not overlap charge a model for the beginning of each, where it has seen little. Two more evaluations of
-every run tell that apart, and can be added later: --sliding S moves the windows by S tokens and scores the last S
-of each; --positions has the loss by position in the window, at the trained length and the longest one.
-
---compare A B says by how much A's loss differs from B's on the same windows, for each length and size, with an interval
-(compare.py); with more encodings, for each two of them. Three seeds are the least that decide anything.
-
-OUT/study.md and study.csv have the mean, the standard deviation and the number of seeds for each length, and study.png
-and study_positions.png draw them. Each names the commit and the command. study.tex has the first table for a paper that
-uses booktabs. A run is in OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too.
+OUT/study.md and study.csv have the mean, the standard deviation and the number of seeds for each length, study.tex the
+first table for LaTeX (booktabs), and study.png and study_positions.png draw them. A run is in
+OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too. docs/studies.md has more.
 """
-import argparse
 import collections
 import csv
 import itertools
-import json
 import math
 import os
 import re
 import shlex
 import statistics
 import subprocess
-import sys
 import textwrap
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, HERE)
-import compare  # noqa: E402
-import console  # noqa: E402
-import plot  # noqa: E402
-import report  # noqa: E402
-import runqueue  # noqa: E402
-from runqueue import BadInput, Command, Job, arguments  # noqa: E402
+import compare
+
+import console
+import plot
+import report
+import runqueue
+from runqueue import BadInput, Command, Job, arguments
 
 # one model to train: its encoding, seed, trained length, and size
 Run = collections.namedtuple("Run", "pos seed T model")
@@ -83,8 +70,7 @@ def integers(text):
 
 
 def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False, usage="study.py [--flag value...]...")
+    p = console.parser(__doc__, usage="study.py [--flag value...]...")
     p.add_argument("--encodings", nargs="+", required=True, metavar="NAME", help="encodings, or all")
     p.add_argument("--seeds", nargs="+", type=integers, default=[[42]], metavar="N", help="seeds [42]")
     p.add_argument("--lengths", nargs="+", type=integers, required=True, metavar="T", help="lengths to train at")
@@ -121,23 +107,11 @@ def parse(argv):
     return args
 
 
-def help_of(trainer):
-    """(the encodings, {size: (L, NH, C)}, all of --help)"""
-    try:
-        found = subprocess.run([*shlex.split(trainer), "--help"], capture_output=True, text=True)
-    except OSError as e:
-        raise BadInput(f"{shlex.split(trainer)[0]}: {e.strerror}; build it with make")
-    encodings = console.encodings(found.stdout)
-    sizes = re.findall(r"([\w]+) (\d+),(\d+),(\d+)", found.stdout)
-    if found.returncode or not encodings:
-        raise BadInput(f"{trainer} --help: expected a list of encodings for --pos, got exit code "
-                       f"{found.returncode}")
-    return encodings, {name: tuple(map(int, shape)) for name, *shape in sizes}, found.stdout
-
-
 def resolve(args):
     """replaces `all`, and completes the flags"""
-    encodings, args.sizes, text = help_of(args.trainer)
+    text = runqueue.help_of(args.trainer)
+    encodings, sizes = console.encodings(text), re.findall(r"(\w+) (\d+),(\d+),(\d+)", text)
+    args.sizes = {name: tuple(map(int, shape)) for name, *shape in sizes}
     args.encodings = list(dict.fromkeys(e for pos in args.encodings for e in (encodings if pos == "all" else [pos])))
     longest = max(args.lengths)
     flags = {**DEFAULTS, **args.flags}
@@ -255,16 +229,6 @@ def records(command, kind):
     return {int(T): r for T, r in found.items() if T}
 
 
-def octaves(losses):
-    """{(first, last): mean loss} of the positions 1, 2, 3-4, 5-8, ... that have one"""
-    found = {}
-    for t, loss in enumerate(losses, start=1):
-        if isinstance(loss, (int, float)):
-            last = 1 << (t - 1).bit_length()
-            found.setdefault((last // 2 + 1, min(last, len(losses))), []).append(loss)
-    return {positions: statistics.fmean(values) for positions, values in found.items()}
-
-
 # Of all runs. cells and sliding: {(model, trained length, encoding): {T: [perplexity for each seed]}}, in windows that
 # do not overlap and in sliding ones; positions: {the same: {T: {(first, last): [loss for each seed]}}}; speeds: {the
 # same: {T: {key of SPEEDS: [value for each seed]}}}, of the evaluations of cells
@@ -286,7 +250,7 @@ def gather(jobs):
                 if T in integers(finished[title].flags["eval_lengths"]) and plot.number(r, "ppl"):
                     row.setdefault(T, []).append(r["ppl"])
         for T, r in records(finished["positions"], "curve").items() if "positions" in finished else ():
-            for positions, loss in octaves(r["loss"]).items():
+            for positions, loss in plot.octaves(r["loss"]).items():
                 rows[2].setdefault(T, {}).setdefault(positions, []).append(loss)
         for T, r in records(finished["evaluate"], "evaluation_speed").items():
             for name in SPEEDS:
@@ -295,15 +259,10 @@ def gather(jobs):
     return results
 
 
-def spread(values):
-    """the sample standard deviation, None for a single value"""
-    return statistics.stdev(values) if len(values) > 1 else None
-
-
 def cell(values, digits=2):
     if not values:
         return "-"
-    deviation = f" ± {spread(values):,.{digits}f}" if len(values) > 1 else ""
+    deviation = f" ± {plot.spread(values):,.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):,.{digits}f}{deviation} ({len(values)})"
 
 
@@ -311,10 +270,7 @@ def table(args, head, rows):
     """lines of Markdown; rows: {(model, trained length, encoding): its cells}"""
     several = len(args.models) > 1
     head = ["size"] * several + ["trained at", "encoding"] + head
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for (model, T, pos), values in rows.items():
-        lines.append("| " + " | ".join([model] * several + [f"{T:,}", pos] + values) + " |")
-    return lines
+    return console.table(head, [[model] * several + [f"{T:,}", pos] + cells for (model, T, pos), cells in rows.items()])
 
 
 def latex(lines):
@@ -390,7 +346,7 @@ def write_csv(path, args, results):
                     "positions"])
 
         def write(key, T, values, what, positions=""):
-            deviation = spread(values)
+            deviation = plot.spread(values)
             w.writerow([*key, T, f"{statistics.fmean(values):.6g}", "" if deviation is None else f"{deviation:.6g}",
                         len(values), " ".join(results.commits), args.command, what, positions])
 
@@ -406,27 +362,17 @@ def write_csv(path, args, results):
                     write(key, T, values, name)
 
 
-def colours_of(encodings):
-    """{encoding: (colour, marker)}: that of its name, in shades where several differ only in their options"""
-    seen, found = collections.Counter(), {}
-    for pos in encodings:
-        colour, marker = plot.style(pos)
-        found[pos] = plot.shade(colour, seen[colour]), marker
-        seen[colour] += 1
-    return found
-
-
 def panels(args, plot_row, rows):
     """A panel for each size and trained length, in which plot_row(ax, row, label, colour, marker) draws each encoding
     and returns its line. Returns (figure, axes, the lines)."""
     several = len(args.models) > 1
     fig, axes = plot.figure(1.8 + 3.6 * len(args.lengths), 0.9 + 3.4 * len(args.models), nrows=len(args.models),
                             ncols=len(args.lengths), sharex=True, sharey=True, squeeze=False)
-    colours, lines = colours_of(args.encodings), {}
+    colours, lines = plot.styles_of(("", pos) for pos in args.encodings), {}
     for (model, trained, pos), row in rows.items():
         if row:
             ax = axes[args.models.index(model)][args.lengths.index(trained)]
-            lines[pos] = plot_row(ax, row, plot.literal(pos), *colours[pos])
+            lines[pos] = plot_row(ax, row, plot.literal(pos), *colours["", pos])
     for model, of_model in zip(args.models, axes):
         for T, ax in zip(args.lengths, of_model):
             ax.set_title(plot.literal(f"trained at {T:,}" + f", {model}" * several), fontsize=11)
@@ -441,26 +387,16 @@ def sign(args, fig, axes, lines, commits):
     return fig
 
 
-def fill_band(ax, x, mean, values, colour):
-    """the standard deviation of the seeds around their mean; above 0, as the axis may be logarithmic"""
-    band = [spread(of_seeds) or 0 for of_seeds in values]
-    ax.fill_between(x, [max(m - s, m / 10) for m, s in zip(mean, band)], [m + s for m, s in zip(mean, band)],
-                    color=colour, alpha=0.2, linewidth=0)
-
-
 def draw(args, results):
     """perplexity by length: a line for each encoding, its band the standard deviation; sliding windows are dashed"""
     shown = []
 
     def plot_row(ax, row, label, colour, marker):
         cells, slid = row
-        x = sorted(cells)
-        mean = [statistics.fmean(cells[T]) for T in x]
-        line, = ax.plot(x, mean, color=colour, marker=marker, markersize=5, label=label)
-        fill_band(ax, x, mean, [cells[T] for T in x], colour)
+        line = plot.line_of_seeds(ax, cells, color=colour, marker=marker, markersize=5, label=label)
         dashed = [statistics.fmean(slid[T]) for T in sorted(slid)]
         ax.plot(sorted(slid), dashed, color=colour, linewidth=1, linestyle="--", label="_sliding")
-        shown.extend(mean + dashed)
+        shown.extend([*line.get_ydata(), *dashed])
         return line
 
     rows = {key: (row, results.sliding.get(key, {})) for key, row in results.cells.items() if row}
@@ -481,12 +417,9 @@ def draw_positions(args, results):
     drawn = []
 
     def plot_row(ax, of_lengths, label, colour, marker):
-        bins = sorted(of_lengths[max(of_lengths)].items())
-        x = [math.sqrt(first * last) for (first, last), _ in bins]
-        mean = [statistics.fmean(losses) for _, losses in bins]
-        drawn.append(list(zip(x, mean)))
-        line, = ax.plot(x, mean, color=colour, marker=marker, markersize=4, label=label)
-        fill_band(ax, x, mean, [losses for _, losses in bins], colour)
+        points = {math.sqrt(first * last): losses for (first, last), losses in of_lengths[max(of_lengths)].items()}
+        line = plot.line_of_seeds(ax, points, color=colour, marker=marker, markersize=4, label=label)
+        drawn.append(line.get_xydata())
         return line
 
     fig, axes, lines = panels(args, plot_row, results.positions)
@@ -494,8 +427,7 @@ def draw_positions(args, results):
         for T, ax in zip(args.lengths, of_model):
             plot.length_axis(ax, [x for points in drawn for x, _ in points] + [T])
             ticks = [1 << n for n in range(0, max(args.eval_lengths).bit_length(), 2)]
-            ax.set_xticks(ticks)
-            ax.set_xticklabels([f"{t:,}" for t in ticks])
+            ax.set_xticks(ticks, [f"{t:,}" for t in ticks])
             plot.mark_trained(ax, [T])
             ax.set_ylabel("loss (nats per token)" if ax is of_model[0] else "")
     plot.loss_axis(axes[0][0], drawn, len(args.encodings))

@@ -10,54 +10,37 @@ encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length, and
 data/tasks.py describes the tasks. A model learns --length symbols in --steps steps of --B examples. The one that learns
 fflm is also tested on fflm_sparse and fflm_dense, which are columns of their own.
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
-done is not run again, so that the same command continues after an interruption; --again runs it again. Cases come in
-the order of their seeds: a part of the work is a part of every task.
+done is not run again, so that the same command continues after an interruption. Cases come in the order of their
+seeds: a part of the work is a part of every task.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at 1, 2, 4 and 8 times the
 trained length: the mean over the seeds that reached 95 % at the trained length. If no seed did, it says "not learned"
 and the best result, because errors at longer lengths would mean nothing.
 """
-import argparse
 import collections
-import csv
-import io
 import json
 import os
 import re
 import shlex
-import shutil
 import statistics
 import subprocess
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(HERE)
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "data"))              # before this directory, whose tasks.py this is
-sys.path.append(HERE)
 sys.dont_write_bytecode = True
 
 import tasks as generators      # noqa: E402  data/tasks.py
 import console                  # noqa: E402
 import ledger                   # noqa: E402
 import runqueue                 # noqa: E402
-from console import BadInput    # noqa: E402
+from console import BadInput, positive    # noqa: E402
 
-FIELDS = ["commit", "task", "pos", "seed", "trained", "length", "T", "examples", "exact", "tokens", "accuracy", "loss",
-          "steps"]
 TEST_EXAMPLES = 500
 MULTIPLES = (1, 2, 4, 8)
 LEARNED = 0.95
 
 Case = collections.namedtuple("Case", "task pos seed")
-
-
-def encodings(trainer):
-    """the names that train_gpt2 --help lists, in its order"""
-    text = subprocess.run([trainer, "--help"], stdout=subprocess.PIPE, text=True, errors="replace").stdout
-    found = console.encodings(text)
-    if not found:
-        raise BadInput(f"{trainer}: expected train_gpt2, whose --help lists the encodings")
-    return found
 
 
 # One case -------------------------------------------------------------------------------------------------------------
@@ -85,10 +68,9 @@ def results(args, jobs):
             continue
         with open(os.path.join(train.out, "log.jsonl"), encoding="utf-8") as f:
             rows += [{"commit": runqueue.commit_of(train), "task": generators.tested(r["file"]), "pos": case.pos,
-                      "seed": case.seed, "steps": train.flags["steps"],
-                      "trained": generators.trained_length(case.task, args.length),
-                      "accuracy": f"{r['accuracy']:.4f}", "loss": f"{r['loss']:.4f}",
-                      **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")}}
+                      "seed": case.seed, "trained": generators.trained_length(case.task, args.length),
+                      **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")},
+                      "accuracy": f"{r['accuracy']:.4f}", "loss": f"{r['loss']:.4f}", "steps": train.flags["steps"]}
                      for r in map(json.loads, f) if r["kind"] == "task"]
     return rows
 
@@ -184,11 +166,8 @@ def draw(rows, order, path):
 def report(args, rows, order):
     if not rows:
         raise BadInput(f"{args.out}: no results yet")
-    text, written, stem = table(rows, order), io.StringIO(), os.path.join(args.out, "tasks")
-    writer = csv.DictWriter(written, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    console.write_whole(stem + ".csv", written.getvalue())
+    text, stem = table(rows, order), os.path.join(args.out, "tasks")
+    ledger.write(stem + ".csv", rows)
     console.write_whole(stem + ".md", text)
     print(text)
     try:
@@ -198,38 +177,34 @@ def report(args, rows, order):
         print(f"{stem}.md; no figure: {e}")
 
 
-def chosen(text, known, flag):
+def chosen(text, known, flag, also=lambda name: False):
+    """the names in a list; also: whether a name that is not among the known ones is right all the same"""
     found = text.split(",") if text else list(known)
     for name in found:
-        if name.split(":")[0] not in known:
+        if name.split(":")[0] not in known and not also(name):
             raise BadInput(f"{flag}: expected some of {', '.join(known)}, got {name}")
     return found
 
 
 def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False)
+    p = console.parser(__doc__)
     p.add_argument("--pos", help="encodings, separated by commas [all of train_gpt2 --help]")
     p.add_argument("--tasks", help="tasks, separated by commas [all of data/tasks.py]")
     p.add_argument("--seeds", default="1,2,3", help="seeds of the models [1,2,3]")
     p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N",
                    help="run the Kth of N parts of the cases [1/1]")
     p.add_argument("--model", default="3,4,64", help="layers, heads, width [3,4,64]")
-    p.add_argument("--length", type=int, default=10, help="symbols that are learned; fflm: 8 times as many [10]")
-    p.add_argument("--steps", type=int, default=1500, help="training steps [1500]")
-    p.add_argument("--B", type=int, default=64, help="examples of a step [64]")
+    p.add_argument("--length", type=positive, default=10, help="symbols that are learned; fflm: 8 times as many [10]")
+    p.add_argument("--steps", type=positive, default=1500, help="training steps [1500]")
+    p.add_argument("--B", type=positive, default=64, help="examples of a step [64]")
     p.add_argument("--lr", default="1e-3", help="peak learning rate [1e-3]")
-    p.add_argument("--examples", type=int, default=100_000, help="training examples of each task [100000]")
-    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time, of one thread each [all cores]")
+    p.add_argument("--examples", type=positive, default=100_000, help="training examples of each task [100000]")
+    p.add_argument("--jobs", type=positive, default=os.cpu_count(), help="cases at a time, one thread each [all cores]")
     p.add_argument("--out", default=os.path.join(ROOT, "build", "tasks"),
                    help="directory of the runs and of tasks.csv [build/tasks]")
-    p.add_argument("--again", action="store_true", help="also run the cases that are done")
     p.add_argument("--summary", action="store_true", help="run nothing; write the results of what is done")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
-    for name in ("length", "steps", "B", "examples", "jobs"):
-        if getattr(args, name) < 1:
-            raise BadInput(f"--{name}: expected at least 1, got {getattr(args, name)}")
     if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", args.seeds):
         raise BadInput(f"--seeds: expected numbers separated by commas, got {args.seeds}")
     args.out = os.path.abspath(args.out)
@@ -239,17 +214,15 @@ def parse(argv):
 
 def main(argv):
     args = parse(argv)
-    if not os.path.exists(args.trainer):
-        raise BadInput(f"{args.trainer}: no such program; build it with: make train_gpt2")
-    order = encodings(args.trainer)
-    pos, names = chosen(args.pos, order, "--pos"), chosen(args.tasks, generators.TASKS, "--tasks")
+    trainer = shlex.quote(args.trainer)
+    order = console.encodings(runqueue.help_of(trainer))
+    names = chosen(args.tasks, generators.TASKS, "--tasks")
+    pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(trainer, name))      # fox is another's name
     seeds = [int(s) for s in args.seeds.split(",")]
     cases = [Case(t, p, s) for s in seeds for p in pos for t in names]
     jobs, code = {case: job_of(args, case) for case in cases}, 0
     if not args.summary:
         mine = [jobs[case] for case in ledger.share(args.part, cases)]
-        for job in mine if args.again else ():
-            shutil.rmtree(job.commands[0].out, ignore_errors=True)
         missing = [job for job in mine if not runqueue.is_done(job.commands[0])]
         print(f"{len(mine)} cases, {len(missing)} of them to run", flush=True)
         if missing:

@@ -14,17 +14,15 @@ too: its own +-, or what it was rounded from, and at least 0.05 %, because a tes
 word is *contradicted* if the two have no point in common; else *reproduced* if ours is at most as wide as the published
 number is large, or as WIDTH points where that is more; else *undecided*, as it always is with one seed.
 """
-import argparse
 import collections
 import os
 import statistics
 import subprocess
 import sys
 
-sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-import console                      # noqa: E402
-import ledger                       # noqa: E402
-from console import BadInput        # noqa: E402
+import console
+import ledger
+from console import BadInput
 
 ROOT = ledger.ROOT
 WIDTH = 5.0
@@ -52,9 +50,9 @@ def interval(numbers):
     if len(numbers) < 2:
         return 0.0, 100.0
     stats = console.need("scipy.stats")
-    mean, error = statistics.mean(numbers), statistics.stdev(numbers) / len(numbers) ** 0.5
-    half = error * float(stats.t.ppf(0.975, len(numbers) - 1))
-    return max(0.0, mean - half), min(100.0, mean + half)
+    # the smallest scale stands for none, of which scipy makes no interval
+    low, high = stats.t.interval(0.95, len(numbers) - 1, loc=statistics.mean(numbers), scale=stats.sem(numbers) or 1e-9)
+    return max(0.0, float(low)), min(100.0, float(high))
 
 
 def word(published, spread, ours):
@@ -90,8 +88,7 @@ def train(name, seed, args):
 
 
 def main(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False)
+    p = console.parser(__doc__)
     p.add_argument("rows", nargs="*", metavar="ROW", help="of those that are listed without one")
     p.add_argument("--seeds", default="1,2,3", help="seeds of the models [1,2,3]")
     p.add_argument("--results", default=os.path.join(ROOT, "dev", "results", "verdicts.csv"),

@@ -20,77 +20,37 @@ class Tensor(np.ndarray):
     """an array with PyTorch's names, where they differ from numpy's"""
     device = "cpu"
 
-    def view(self, *shape):
-        return self.reshape(*shape)
-
     def to(self, kind):
         return self if kind == self.device else self.astype(kind)
-
-    def double(self):
-        return self.astype(FLOAT)
-
-    def long(self):
-        return self.astype(INT)
-
-    def bool(self):
-        return self.astype(np.bool_)
-
-    def detach(self):
-        return self
-
-    def t(self):
-        return wrap(raw(self).T)
-
-    def transpose(self, a, b):
-        return wrap(raw(self).swapaxes(a, b))
-
-    def permute(self, *axes):
-        return wrap(raw(self).transpose(axes))
-
-    def flatten(self, first):
-        return self.reshape(*self.shape[:first], -1)
-
-    def expand(self, *shape):
-        return wrap(np.broadcast_to(raw(self), shape))
 
     def split(self, size, dim):
         return [wrap(part) for part in np.split(raw(self), range(size, self.shape[dim], size), axis=dim)]
 
-    def sum(self, dim):
-        return wrap(raw(self).sum(axis=dim))
-
-    def any(self, dim=None):
-        return wrap(raw(self).any(axis=dim))
-
     def cummax(self, dim):
         return types.SimpleNamespace(values=wrap(np.maximum.accumulate(raw(self), axis=dim)))
-
-    def flip(self, dim):
-        return wrap(np.flip(raw(self), dim))
-
-    def gather(self, dim, index):
-        return wrap(np.take_along_axis(raw(self), raw(index), dim))
-
-    def abs(self):
-        return np.abs(self)
-
-    def floor(self):
-        return np.floor(self)
-
-    def cos(self):
-        return np.cos(self)
-
-    def sin(self):
-        return np.sin(self)
-
-    def clamp(self, min=None, max=None):
-        return wrap(np.clip(raw(self), min, max))
 
     def clamp_(self, min=None, max=None):
         self[...] = self.clamp(min, max)
 
-    def masked_fill(self, mask, value):
-        return wrap(np.where(raw(mask), value, raw(self)))
+
+# PyTorch's methods by numpy's functions of an array
+METHODS = {
+    "view": np.ndarray.reshape, "double": lambda x: x.astype(FLOAT), "long": lambda x: x.astype(INT),
+    "bool": lambda x: x.astype(np.bool_), "detach": lambda x: x, "t": np.transpose, "transpose": np.swapaxes,
+    "permute": lambda x, *axes: x.transpose(axes), "flatten": lambda x, first: x.reshape(*x.shape[:first], -1),
+    "expand": lambda x, *shape: np.broadcast_to(x, shape), "sum": lambda x, dim: x.sum(axis=dim),
+    "any": lambda x, dim=None: x.any(axis=dim), "flip": np.flip, "abs": np.abs, "floor": np.floor, "cos": np.cos,
+    "sin": np.sin, "gather": lambda x, dim, index: np.take_along_axis(x, raw(index), dim),
+    "clamp": lambda x, min=None, max=None: np.clip(x, min, max),
+    "masked_fill": lambda x, mask, value: np.where(raw(mask), value, x)}
+
+
+def method(function):
+    return lambda self, *arguments, **rest: wrap(function(raw(self), *arguments, **rest))
+
+
+for name, function in METHODS.items():
+    setattr(Tensor, name, method(function))
 
 
 def raw(x):
@@ -98,7 +58,7 @@ def raw(x):
 
 
 def wrap(x):
-    return np.asarray(x).view(Tensor)
+    return np.asarray(x).view(type=Tensor)
 
 
 def returning_tensor(f, axis="dim"):
@@ -122,7 +82,7 @@ class no_grad(contextlib.ContextDecorator):
 
 class Parameter(Tensor):
     def __new__(cls, x):
-        return np.array(x, dtype=FLOAT).view(cls)
+        return np.array(x, dtype=FLOAT).view(type=cls)
 
 
 class Module:

@@ -7,9 +7,8 @@ import sys
 import tempfile
 import unittest
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
-import console  # noqa: E402
+from folder import ROOT, SCRIPTS, Folder
+import console
 
 FOLDERS = ("scripts", "data", "dev", "dev/hf", "dev/bench")
 CONTROLS = {chr(c) for c in (*range(32), *range(127, 160))} - {"\n", "\t"}
@@ -25,13 +24,16 @@ def programs():
     return found
 
 
+def program(code):
+    return f"import sys\nsys.path.insert(0, {SCRIPTS!r})\nimport console\n{code}"
+
+
 def ended(code):
     """what a program that imports console and runs this code prints, and its exit code"""
-    program = f"import sys\nsys.path.insert(0, {os.path.join(ROOT, 'scripts')!r})\nimport console\n{code}"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", program(code)], capture_output=True, text=True)
 
 
-class TestConsole(unittest.TestCase):
+class TestConsole(Folder):
     def test_every_script_escapes_what_it_was_given(self):
         self.assertGreater(len(programs()), 18)
         for path in programs():
@@ -61,27 +63,24 @@ class TestConsole(unittest.TestCase):
             self.assertIn(text, r.stderr)
             self.assertEqual(r.stderr.count("\n"), int(code != 0), r.stderr)
         self.assertEqual([ended(f"console.run(lambda argv: {n})").returncode for n in (None, 0, 3)], [0, 0, 3])
-        piped = f"import sys\nsys.path.insert(0, {os.path.join(ROOT, 'scripts')!r})\nimport console\n" \
-                "console.run(lambda argv: print('line\\n' * 100000))"
+        piped = program("console.run(lambda argv: print('line\\n' * 100000))")
         r = subprocess.run(["bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, piped],
                            capture_output=True, text=True)
         self.assertEqual((r.returncode, r.stdout, r.stderr), (0, "line\n", ""))
 
     def test_objects(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "a.json")
-            for text in (b"", b"{", b"[1]", b"\xff", b"[" * 100000, b'{"a":' * 100000, b"1" * 5000, b"\xef\xbb\xbf{}"):
-                with open(path, "wb") as f:
-                    f.write(text)
-                with self.assertRaisesRegex(console.BadInput, "a.json: expected a JSON object") as caught:
-                    console.read_object(path)
-                self.assertLess(len(str(caught.exception)), 300)
-            console.write_whole(path, '{"a": "ü"}')
-            self.assertEqual((console.read_object(path), os.listdir(folder)), ({"a": "ü"}, ["a.json"]))
-            os.mkfifo(os.path.join(folder, "fifo"))
-            for name in ("fifo", "none", "a\0b", "."):
-                self.assertRaises(console.BadInput, console.read_object, os.path.join(folder, name))
-            self.assertRaisesRegex(console.BadInput, "a regular file", console.read_object, "/dev/zero")
+        path = self.path("a.json")
+        for text in (b"", b"{", b"[1]", b"\xff", b"[" * 100000, b'{"a":' * 100000, b"1" * 5000, b"\xef\xbb\xbf{}"):
+            self.write("a.json", text)
+            with self.assertRaisesRegex(console.BadInput, "a.json: expected a JSON object") as caught:
+                console.read_object(path)
+            self.assertLess(len(str(caught.exception)), 300)
+        console.write_whole(path, '{"a": "ü"}')
+        self.assertEqual((console.read_object(path), os.listdir(self.folder)), ({"a": "ü"}, ["a.json"]))
+        os.mkfifo(self.path("fifo"))
+        for name in ("fifo", "none", "a\0b", "."):
+            self.assertRaises(console.BadInput, console.read_object, self.path(name))
+        self.assertRaisesRegex(console.BadInput, "a regular file", console.read_object, "/dev/zero")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,24 @@
 """test_explorer.py -- the page of scripts/explorer.py in a headless Chromium: its numbers against the trainer's files,
 and what a click, a key and a move of the mouse show."""
-import contextlib
-import io
 import json
 import math
 import os
 import re
 import struct
 import subprocess
-import sys
 import tempfile
 import unittest
 from unittest import mock
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path[:0] = [HERE, os.path.join(ROOT, "scripts")]
-import browser  # noqa: E402
-import console  # noqa: E402
-import explorer  # noqa: E402
+from folder import HAS_TRAINER, ROOT, TRAINER, called
+import browser
+import explorer
 
-TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
 T = 150                                         # two chunks of S and three tiles, the last one of either in part
 HOSTILE = b"</script><!-- <b>Not markup</b> &amp; "
 
 
-@unittest.skipUnless(os.path.exists(TRAINER), "the trainer is not built")
+@unittest.skipUnless(HAS_TRAINER, "the trainer is not built")
 class TestExplorer(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -64,9 +57,8 @@ class TestExplorer(unittest.TestCase):
 
     def explorer(self, *words):
         """(exit code, what it says)"""
-        with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(said):
-            code = console.code_of(explorer.main, [*words, "--trainer", TRAINER])
-        return code, said.getvalue()
+        code, out, err = called(explorer.main, *words, "--trainer", TRAINER)
+        return code, out + err
 
     def page(self, *models, text=None, anchor=""):
         """opens the page of these models"""

@@ -1,56 +1,34 @@
 """test_scripts.py -- paper.py, report.py and log_to_tensorboard.py with tiny real training runs."""
-import contextlib
-import csv
 import fnmatch
 import glob
 import importlib
-import io
 import json
 import lzma
 import os
 import re
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 import types
 import unittest
 from unittest import mock
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-SCRIPTS = os.path.join(ROOT, "scripts")
-sys.path.insert(0, SCRIPTS)
-import console  # noqa: E402
-import log_to_tensorboard  # noqa: E402
-import paper  # noqa: E402
-import report  # noqa: E402
-import runqueue  # noqa: E402
-
-TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
-HAS_TRAINER = os.path.exists(TRAINER)
-BERT_TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_BERT", "./train_bert")))
-HAS_BERT = os.path.exists(BERT_TRAINER)
+from folder import (BERT_TRAINER, ENVIRONMENT, HAS_BERT, HAS_TRAINER, ROOT, SCRIPTS, TRAINER, Folder, called)
+import log_to_tensorboard
+import paper
+import report
+import runqueue
 
 
 def run(*command, env=None, **kwargs):
-    env = dict(os.environ, OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1", **(env or {}))
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300, **kwargs)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**ENVIRONMENT, **(env or {})},
+                          timeout=300, **kwargs)
 
 
 def script(name, *args, **kwargs):
     return run(sys.executable, os.path.join(SCRIPTS, name), *args, **kwargs)
-
-
-def called(main, *args):
-    """what main(args) returns and prints"""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = console.code_of(main, list(args))
-    return code, out.getvalue(), err.getvalue()
 
 
 def dry(*args):
@@ -73,22 +51,6 @@ def flags_of(command):
 
 def words_of(flags):
     return [w for name, value in flags.items() for w in (name, value) if w is not None]
-
-
-class Folder(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-
-    def path(self, *names):
-        return os.path.join(self.folder, *names)
-
-    def write(self, name, text):
-        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-        with open(self.path(name), "w") as f:
-            f.write(text)
-        return self.path(name)
 
 
 class TestQueue(Folder):
@@ -116,8 +78,7 @@ class TestCommands(Folder):
                     yield from dry(experiment, "--as", how, *more)[1]
 
     def test_rows_are_the_papers(self):
-        with open(os.path.join(SCRIPTS, "paper_tables.csv"), newline="") as f:
-            numbers = list(csv.DictReader(f))
+        numbers = report.paper_rows()
         tables = (("table1", "1"), ("table2", "2"), ("table3", "3"), ("table4", "4"), ("generalization", "arxiv-1"))
         for experiment, table in tables:
             family = "bert:" if table == "2" else "gpt2:"
@@ -133,7 +94,7 @@ class TestCommands(Folder):
                 for n in numbers:
                     if (n["table"], n["trained_on"], n["model"], n["encoding"]) == row:
                         self.assertIn(n["evaluated_on"], evaluated)
-                        self.assertIn(int(n["length"]), r.lengths)
+                        self.assertLessEqual(set(n["numbers"]), set(r.lengths))
         for how in ("printed", "run"):
             lines = called(paper.main, "--rows", "--as", how)[1].splitlines()
             self.assertEqual(len(lines), sum(len(paper.rows_of(e, how)) for e in paper.EXPERIMENTS))
@@ -278,8 +239,8 @@ class TestCommands(Folder):
                 self.assertEqual([f["--" + name] for name in names],
                                  ["base", row.pos, "512", str(4 * 32 * 512), "14000", "1e-4", "7", "1"])
                 g = flags_of(tune)
-                self.assertEqual([g["--" + name] for name in ("load", "pos", "T", "pooling", "seed")],
-                                 [f["--out"], row.pos, "512", "mean", "7"])
+                self.assertEqual([g["--" + name] for name in ("load", "pos", "T", "pooling", "seed", "resume")],
+                                 [f["--out"], row.pos, "512", "mean", "7", "1"])
                 updates = int(g["--steps"])
                 self.assertEqual(int(g["--total_batch"]), 128 * 512)
                 self.assertTrue(updates * 128 <= 1_250_000 < (updates + 1) * 128, updates)
@@ -350,7 +311,6 @@ class TestCommands(Folder):
     def test_refusals(self):
         for args, naming in ((("table1", "huge"), "huge"), (("table1", "fineweb-edu", "tiny"), "no such row"),
                              (("table9",), "table9"), (("table1", "--set", "stepz=4"), "stepz"),
-                             (("table1", "--set", "lr=nan"), "lr: expected a number, got nan"),
                              (("table1", "--seeds", "a"), "--seeds"), ((), "expected an experiment"),
                              (("arxiv_figure5", "512", "--set", "model=big"), "model=big")):
             r = script("paper.py", *args, "--dry_run")
@@ -358,11 +318,11 @@ class TestCommands(Folder):
             self.assertIn(naming, r.stderr)
             self.assertNotIn("Traceback", r.stderr)
         # without matplotlib nothing is trained that would have to be drawn
-        bare = f"{shlex.quote(sys.executable)} -S -E"
-        r = script("paper.py", "bias", "cable", "--python", bare, "--trainer", "false", "--set", "train_files=x",
-                   "--set", "val_files=x")
+        self.write("matplotlib.py", "raise ImportError('hidden')")
+        r = script("paper.py", "bias", "cable", "--trainer", "false", "--set", "train_files=x", "--set", "val_files=x",
+                   env={"PYTHONPATH": self.folder})
         self.assertEqual((r.returncode, r.stdout), (2, ""), r.stderr)
-        self.assertIn("bias: " + sys.executable + " -S -E has no matplotlib", r.stderr)
+        self.assertIn("Python's module matplotlib is missing", r.stderr)
 
     def test_data_commands(self):
         seen = set()
@@ -431,9 +391,9 @@ class TestRuns(Folder):
         self.files = ("--set", "train_files=" + self.write("wikitext103_raw_train_1.txt", text),
                       "--set", "val_files=" + self.write("wikitext103_raw_test_1.txt", text[:3000]))
 
-    def go(self, *args, code=0):
+    def go(self, *args):
         r = script("paper.py", *args, *self.files, *self.SETTINGS, "--out", self.path("run"))
-        self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+        self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
         return r
 
     def test_a_table_end_to_end(self):
@@ -493,38 +453,6 @@ class TestRuns(Folder):
         self.assertEqual((len(printed), out.count(", 2 ranks")), (3, 3))    # training, windows apart and sliding
         self.assertEqual(run("bash", "-c", printed[1]).returncode, 0)       # the printed command works by itself
 
-    def test_interruption(self):
-        many = [w.replace("steps=6", "steps=100000") for w in self.SETTINGS]
-        command = [sys.executable, os.path.join(SCRIPTS, "paper.py"), "table4", "small", "cable", *self.files, *many,
-                   "--quiet", "--out", self.path("run")]
-        out = self.path("run", "wikitext-103", "1x2x32", "cable-T16", "seed_42")
-        for how in (lambda p: p.send_signal(signal.SIGTERM), lambda p: os.killpg(p.pid, signal.SIGINT)):
-            p = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-                                 start_new_session=True)
-            found = len(glob.glob(out + "/step_*"))
-            size = lambda: os.path.getsize(out + "/log.jsonl") if os.path.exists(out + "/log.jsonl") else 0
-            had, end = size(), time.time() + 120
-            while size() < had + 500 and time.time() < end:
-                time.sleep(0.02)
-            how(p)
-            printed, err = p.communicate(timeout=120)
-            self.assertEqual(p.returncode, 75, printed + err)
-            self.assertIn("run the same command again", err)
-            self.assertGreater(len(glob.glob(out + "/step_*")), found)
-        with open(out + "/log.jsonl") as f:                 # the second run continued the first: each step once
-            steps = [r["step"] for r in map(json.loads, f) if r["kind"] == "train"]
-        self.assertEqual(steps, list(range(len(steps))))
-        r = script("report.py", self.path("run"))
-        self.assertEqual((r.returncode, "unfinished, at step" in r.stderr), (2, True), r.stderr)
-
-    def test_a_failing_command_stops(self):
-        row = ("paper.py", "table4", "small", "cable", "--out", self.path("run"))
-        r = script(*row, *self.files, *self.SETTINGS[:-1], self.path("nowhere"))    # the last setting is --trainer's
-        self.assertEqual((r.returncode, "nowhere" in r.stderr), (2, True), r.stderr)
-        r = script(*row, "--set", "train_files=" + self.path("none.txt"), "--set", "val_files=x.txt", *self.SETTINGS,
-                   "--quiet")
-        self.assertEqual((r.returncode, "none.txt" in r.stderr), (2, True), r.stdout + r.stderr)
-
     def test_unfinished_data_is_made_again(self):
         with mock.patch.object(runqueue, "ROOT", self.folder):
             self.write("data/x/x_train_1.bin", "")
@@ -577,7 +505,7 @@ class TestBertRuns(Folder):
     SETTINGS = ("model=1,2,32", "T=32", "total_batch=128", "steps=6", "warmup=2", "pairs.steps=4",
                 "pairs.total_batch=256", "pairs.warmup=1", "eval_lengths=16,32,64")
 
-    def go(self, *args, code=0, **changed):
+    def go(self, *args):
         def lines(count, line):
             return "".join(line(n) + "\n" for n in range(count))
         word = lambda n: self.WORDS[n % 16]
@@ -591,10 +519,9 @@ class TestBertRuns(Folder):
             "qrels": ("mldr_test_qrels.tsv", lines(16, lambda n: f"{n} 0 {n} 1"))}
         settings = dict(setting.split("=") for setting in self.SETTINGS)
         settings.update({flag: self.write(*file) for flag, file in files.items()})
-        settings.update({k.replace("_", ".", 1): v for k, v in changed.items()})
         flags = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
         r = script("paper.py", *args, *flags, "--trainer", BERT_TRAINER, "--out", self.path("run"))
-        self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+        self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
         return r.stdout + r.stderr
 
     def log(self, *names):
@@ -631,24 +558,6 @@ class TestBertRuns(Folder):
                                    r"\| cable \| 2 \| 5\.\d+ ± [\d.]+ \| 5\.\d+ ± [\d.]+ \|\n")
         self.assertRegex(r.stdout, r"contrastive loss on fineweb-edu-10B \+ ms-marco\n(.*\n)+"
                                    r"\| cable \| 2 \| [\d.]+ ± [\d.]+ \| - \|\n")
-
-    def test_fine_tuning_continues(self):
-        self.go("bert_curves", "cable", pairs_steps="2")
-        tuned = self.path("run/ms-marco/1x2x32/cable-T32/seed_42")
-        os.remove(tuned + "/train.done")
-        self.assertIn("--steps", self.go("bert_curves", "cable", code=2))           # another number of steps is refused
-        shutil.rmtree(tuned)
-        os.remove(self.path("run/fineweb-edu-bert/1x2x32/cable-T32/seed_42/train.done"))
-        self.assertIn("resumed from", self.go("bert_curves", "cable"))              # pre-training had nothing to do
-        self.assertEqual(len(self.steps("ms-marco/1x2x32/cable-T32/seed_42")), 4)
-        # stopped early, as by a power cut after its last checkpoint
-        os.remove(tuned + "/train.done")
-        self.assertIn("resumed from " + tuned, self.go("bert_curves", "cable"))
-        self.assertEqual(self.steps("ms-marco/1x2x32/cable-T32/seed_42"), [0, 1, 2, 3])
-
-    def test_a_missing_file_is_named(self):
-        missing = self.path("nowhere.txt")
-        self.assertIn(missing, self.go("table2", "cable", pairs_steps="1", corpus=missing, code=2))
 
 
 class TestReport(Folder):
@@ -702,8 +611,8 @@ class TestReport(Folder):
     def test_every_number_of_the_paper_is_shown(self):
         out, err = self.report("--paper")
         self.assertIn("no finished and evaluated run", err)
-        with open(os.path.join(SCRIPTS, "paper_tables.csv"), newline="") as f:
-            numbers = [float(r["value"]) for r in csv.DictReader(f)]
+        with open(report.PAPER_TABLES) as f:
+            numbers = [float(v) for line in f.readlines()[1:] for v in line.strip().split(",")[7:] if v]
         shown = [float(x) for x in re.findall(r"\*(-?[\d.]+)\*", out)]
         self.assertEqual(sorted(shown), sorted(numbers))
         self.assertEqual(len(numbers), 374)
@@ -795,8 +704,7 @@ class TestReport(Folder):
             with open(os.path.join(run, "eval", "fineweb-edu", "log.jsonl"), "a") as f:
                 f.write("".join(json.dumps(c) + "\n" for c in curves))
         self.run_of("other", pos="rope", ppl={1024: 30.0})               # without a curve
-        out, err = self.report("-o", self.path("report"))
-        self.assertEqual(err.count("\n"), 1, err)
+        out, _ = self.report()
         part = out.partition("Loss at the positions of windows of 2,048 tokens:\n\n")[2]
         head, _, row, *_ = part.split("\n")
         self.assertEqual(head, "| position | 1 to 64 | 65 to 128 | 129 to 256 | 257 to 512 | 513 to 1,024 | "
@@ -806,7 +714,6 @@ class TestReport(Folder):
                  ((2, 64), (65, 128), (129, 256), (257, 512), (513, 1024), (1025, 2048))]
         self.assertEqual(row, "| cable | " + " | ".join(cells) + " |")
         self.assertNotIn("rope", part)
-        self.assertEqual(len(glob.glob(self.path("report", "positions_*.png"))), 1)
 
     def test_generalization(self):
         run = self.run_of("g", pos="cable_v1", model=(12, 12, 768), ppl={1024: 33.0}, what="fineweb")

@@ -12,23 +12,18 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from unittest import mock
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-SCRIPTS = os.path.join(ROOT, "scripts")
-sys.path.insert(0, SCRIPTS)
-import compare  # noqa: E402
-import console  # noqa: E402
-import paper  # noqa: E402
-import report  # noqa: E402
-import runqueue  # noqa: E402
-import study  # noqa: E402
+from folder import BERT_TRAINER, ENVIRONMENT, ROOT, SCRIPTS, TRAINER, Folder, called
+import compare
+import console
+import paper
+import report
+import runqueue
+import study
 
-TRAINER, BERT_TRAINER = (os.path.abspath(os.path.join(ROOT, os.environ.get(name.upper(), "./" + name)))
-                         for name in ("train_gpt2", "train_bert"))
 PATIENCE = 120
 
 # A trainer whose perplexities follow from seed and length. Each start is a line of calls.jsonl; checkpoints are a file
@@ -110,27 +105,9 @@ note("end")
 '''
 
 
-class Folder(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = os.path.realpath(folder.name)
-
-    def path(self, *names):
-        return os.path.join(self.folder, *names)
-
-    def write(self, name, text):
-        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-        with open(self.path(name), "w") as f:
-            f.write(text)
-        return self.path(name)
-
-    def read(self, *names):
-        with open(self.path(*names)) as f:
-            return f.read()
-
-    def lines(self, *names):
-        return [json.loads(line) for line in self.read(*names).splitlines()]
+def lines(text):
+    """the records of a log"""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 class Fake(Folder):
@@ -147,7 +124,7 @@ class Fake(Folder):
 
     def study(self, *words, code=0, env=None, **kwargs):
         r = subprocess.run(self.command(*words, **kwargs), cwd=self.folder, capture_output=True, text=True,
-                           timeout=PATIENCE, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": self.path("no"),
+                           timeout=PATIENCE, env={**ENVIRONMENT, "PYTHONPATH": self.path("no"),
                                                  **(env or {})})
         self.assertEqual(r.returncode, code, r.stdout + r.stderr)
         self.assertNotIn("Traceback", r.stderr)
@@ -156,11 +133,8 @@ class Fake(Folder):
     def calls(self, what="start", of="train"):
         if not os.path.exists(self.path("calls.jsonl")):
             return []
-        return [c for c in self.lines("calls.jsonl")
+        return [c for c in lines(self.read("calls.jsonl"))
                 if c["what"] == what and ("eval_lengths" in c["flags"]) == (of == "evaluate")]
-
-    def steps(self, run):
-        return [r["step"] for r in self.lines("s", "2x4x64", run, "log.jsonl")]
 
 
 class TestTable(Fake):
@@ -470,7 +444,7 @@ class TestQueue(Fake):
             self.assertEqual(self.read(f"s{n}", "2x4x64", "slow-T64", "seed_1", "steps"), "2")
             self.assertFalse(os.path.exists(self.path(f"s{n}", "study.md")))
             self.study(*words, seeds="1")
-            log = self.lines(f"s{n}", "2x4x64", "slow-T64", "seed_1", "log.jsonl")
+            log = lines(self.read(f"s{n}", "2x4x64", "slow-T64", "seed_1", "log.jsonl"))
             self.assertEqual([r["step"] for r in log], [0, 1, 2, 3])                # each step once
 
     def test_a_second_ctrl_c_ends_at_once(self):
@@ -494,10 +468,8 @@ class TestQueue(Fake):
             own = [runqueue.Command("train", f"{make} {self.path('own')} 0", {}, self.path(n), self.path(n, "t.done"),
                                     1) for n in "abc"]
             jobs = [runqueue.Job(c.out[-1], "", [data, c]) for c in own]
-            out, err = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = runqueue.Queue("test", jobs, runqueue.slots(3, False)).run()
-            return code, err.getvalue()
+            code, _, err = called(lambda argv: runqueue.Queue("test", jobs, runqueue.slots(3, False)).run())
+            return code, err
         self.assertEqual(queue("good", 0), (0, ""))
         self.assertEqual((self.read("good"), self.read("own")), ("x", "xxx"))
         with mock.patch.object(runqueue, "has_data", lambda _: False):
@@ -567,9 +539,9 @@ class TestWords(Fake):
 
 class TestPaper(unittest.TestCase):
     def dry(self, *words):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            self.assertEqual(paper.main([*words, "--dry_run"]), 0)
-        return [line for line in out.getvalue().splitlines() if "--train_files" in line]
+        code, out, err = called(paper.main, *words, "--dry_run")
+        self.assertEqual(code, 0, err)
+        return [line for line in out.splitlines() if "--train_files" in line]
 
     def test_lengths_and_sizes_have_directories_of_their_own(self):
         lines = [line for experiment, *settings in (("quick",), ("small",), ("quick", "T=64"), ("quick", "T=256"),
@@ -603,9 +575,9 @@ class TestTrainer(Folder):
             rows = re.findall(r'^    X\((\w+), +\w+, +"', f.read(), re.M)
         for trainer in (TRAINER, BERT_TRAINER):
             if os.path.exists(trainer):
-                encodings, sizes, _ = study.help_of(trainer)
-                self.assertEqual(encodings, rows)
-                self.assertIn("tiny", sizes)
+                text = runqueue.help_of(trainer)
+                self.assertEqual(console.encodings(text), rows)
+                self.assertRegex(text, r"\btiny \d+,\d+,\d+")
 
     def test_a_study(self):
         text = "".join(f"line {n} of a text, {n * n} its square.\n" for n in range(400))
@@ -614,8 +586,7 @@ class TestTrainer(Folder):
                    "--sliding", "4", "--positions", "--eval_tokens", "200", "--steps", "5", "--train_files",
                    self.write("a.txt", text), "--val_files", self.write("b_val.txt", text[:3000]), "--trainer",
                    TRAINER, "--out", self.path("s"), "--jobs", "2", "--compare", "cable", "fox"]
-        env = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
-        r = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+        r = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
         with open(self.path("s", "study.csv"), newline="") as f:
             rows = list(csv.DictReader(f))
@@ -628,7 +599,7 @@ class TestTrainer(Folder):
         self.assertEqual({row["n"] for row in rows}, {"2"})
         values = []
         for seed in (1, 2):
-            log = self.lines("s", "1x2x32", "fox-T16", f"seed_{seed}", "eval", "b", "log.jsonl")
+            log = lines(self.read("s", "1x2x32", "fox-T16", f"seed_{seed}", "eval", "b", "log.jsonl"))
             values += [record["ppl"] for record in log if record["kind"] == "extrapolation" and record["T"] == 32]
         of_32 = {row["what"] + row["positions"]: row for row in rows
                  if (row["encoding"], row["trained_at"], row["T"]) == ("fox", "16", "32")}
@@ -636,7 +607,7 @@ class TestTrainer(Folder):
         # 200 tokens are 25 whole windows of 8, so the difference is that of the evaluations' losses
         both = {}
         for pos, seed in itertools.product(("cable", "fox"), (1, 2)):
-            log = self.lines("s", "1x2x32", f"{pos}-T16", f"seed_{seed}", "eval", "b", "log.jsonl")
+            log = lines(self.read("s", "1x2x32", f"{pos}-T16", f"seed_{seed}", "eval", "b", "log.jsonl"))
             both.setdefault(pos, []).extend(r["loss"] for r in log if r["kind"] == "extrapolation" and r["T"] == 8)
         difference = (sum(both["cable"]) - sum(both["fox"])) / 2
         after = r.stdout[r.stdout.index("- 1,2,32, trained at 16; cable has "):]
@@ -656,7 +627,7 @@ class TestTrainer(Folder):
         else:
             self.assertIn("matplotlib", r.stderr)
         # the trainer's own view: a finished run that is started again has nothing to do
-        again = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+        again = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
         self.assertEqual((again.returncode, "done in" in again.stdout), (0, False), again.stdout + again.stderr)
 
 

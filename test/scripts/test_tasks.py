@@ -1,29 +1,22 @@
 """test_tasks.py -- data/tasks.py: known examples, what a row marks as the answer, and that example k is the same on
 every machine; verify.py on its files; and that a small model learns to copy."""
 import cmath
-import contextlib
 import csv
 import functools
 import hashlib
 import importlib.util
-import io
 import json
 import os
 import re
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 import unittest.mock
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+from folder import HAS_TRAINER, ROOT, TRAINER, Folder, called
 sys.path.insert(0, os.path.join(ROOT, "data"))
-sys.dont_write_bytecode = True
-
-import common                   # noqa: E402
 import tasks                    # noqa: E402
-import console                  # noqa: E402
 import verdict                  # noqa: E402
 
 
@@ -170,20 +163,17 @@ class Examples(unittest.TestCase):
         self.assertEqual(len(set(text)), 52)
 
 
-class Files(unittest.TestCase):
+class Files(Folder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.out = os.path.join(folder.name, "o")
-        self.write()
+        super().setUp()
+        self.out = self.path("o")
+        self.make()
 
-    def write(self, *more, code=0):
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
-            found = console.code_of(tasks.main, ["--out", self.out, "--length", "4", "--examples", "40",
-                                                 "--test_examples", "10", *more])
-        self.assertEqual(found, code, said.getvalue())
-        return said.getvalue()
+    def make(self, *more, code=0):
+        found, _, said = called(tasks.main, "--out", self.out, "--length", "4", "--examples", "40", "--test_examples",
+                                "10", *more)
+        self.assertEqual(found, code, said)
+        return said
 
     def verify(self, *paths, code=0):
         r = subprocess.run([sys.executable, os.path.join(ROOT, "data", "verify.py"), *paths], stdout=subprocess.PIPE,
@@ -226,53 +216,44 @@ class Files(unittest.TestCase):
 
     def test_verify_and_a_second_run(self):
         self.assertIn(f"{5 * len(tasks.TASKS) + 8} files checked, 0 findings", self.verify(self.out))
-        self.assertEqual(self.write(), "")                  # all there
+        self.assertEqual(self.make(), "")                  # all there
         path = os.path.join(self.out, "copy_test_0008.bin")
         with open(path, "rb") as f:
             whole = f.read()
         os.remove(path)
-        self.assertIn("copy_test_0008.bin", self.write("--tasks", "copy"))
+        self.assertIn("copy_test_0008.bin", self.make("--tasks", "copy"))
         with open(path, "rb") as f:
             self.assertEqual(f.read(), whole)
-        self.assertIn("length = 4", self.write("--length", "5", code=2))
-        self.assertIn("got kopy", self.write("--tasks", "kopy", code=2))
-        self.assertIn("got fflm_sparse", self.write("--tasks", "fflm_sparse", code=2))
-        self.assertIn("got mqrar5", self.write("--tasks", "mqrar5", code=2))
+        self.assertIn("length = 4", self.make("--length", "5", code=2))
+        self.assertIn("got kopy", self.make("--tasks", "kopy", code=2))
+        self.assertIn("got fflm_sparse", self.make("--tasks", "fflm_sparse", code=2))
+        self.assertIn("got mqrar5", self.make("--tasks", "mqrar5", code=2))
         for task in ("recall", "mqrar2"):
-            self.assertIn(f"expected at most 11 for {task}", self.write("--tasks", task, "--length", "12", code=2))
+            self.assertIn(f"expected at most 11 for {task}", self.make("--tasks", task, "--length", "12", code=2))
 
     def test_verify_finds_damage(self):
-        with open(os.path.join(self.out, "copy_test_0008.bin"), "rb") as f:
+        with open(self.path("o", "copy_test_0008.bin"), "rb") as f:
             whole = f.read()
-        alone = os.path.join(self.out + "x", "a.bin")
-        os.mkdir(self.out + "x")
         for at, value, words in ((28, 7, "in rows of 7"), (28, 0, "in rows of 0"), (12, 40000, "vocabulary 40000"),
                                  (20, 1, "should be zero"), (1024 + 2 * 12, 300, "expected an id below 256"),
                                  (8, 5, "tokens")):
             data = bytearray(whole)
             struct.pack_into("<i" if at < 1024 else "<H", data, at, value)
-            with open(alone, "wb") as f:
-                f.write(data)
-            self.assertIn(words, self.verify(alone, code=2))
+            self.assertIn(words, self.verify(self.write("x/a.bin", bytes(data)), code=2))
 
 
-class Training(unittest.TestCase):
+class Training(Folder):
+    @unittest.skipUnless(HAS_TRAINER, "make train_gpt2 first")
     def test_a_small_model_learns_to_copy(self):
-        trainer = os.path.join(ROOT, "train_gpt2")
-        if not os.path.exists(trainer):
-            self.skipTest("make train_gpt2 first")
-        with tempfile.TemporaryDirectory() as out, contextlib.redirect_stderr(io.StringIO()):
-            console.code_of(tasks.main, ["--out", out, "--tasks", "copy", "--length", "3", "--examples", "40000",
-                                         "--test_examples", "100"])
-            r = subprocess.run(
-                [trainer, "--train_files", f"{out}/copy_train.bin", "--tasks", f"{out}/copy_test_*.bin",
-                 "--T", "8", "--model", "2,2,64", "--pos", "learned", "--B", "64", "--steps", "700", "--lr", "5e-3",
-                 "--warmup", "20", "--final_lr", "0", "--val_every", "0", "--sample_every", "0", "--out",
-                 f"{out}/run"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"})
-            self.assertEqual(r.returncode, 0, r.stdout.decode())
-            with open(f"{out}/run/log.jsonl") as f:
-                found = [x for x in map(json.loads, f) if x["kind"] == "task"]
+        called(tasks.main, "--out", self.folder, "--tasks", "copy", "--length", "3", "--examples", "40000",
+               "--test_examples", "100")
+        r = subprocess.run(
+            [TRAINER, "--train_files", self.path("copy_train.bin"), "--tasks", self.path("copy_test_*.bin"), "--T", "8",
+             "--model", "2,2,64", "--pos", "learned", "--B", "64", "--steps", "700", "--lr", "5e-3", "--warmup", "20",
+             "--final_lr", "0", "--val_every", "0", "--sample_every", "0", "--out", self.path("run")],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(r.returncode, 0, r.stdout.decode())
+        found = [x for x in map(json.loads, self.read("run", "log.jsonl").splitlines()) if x["kind"] == "task"]
         self.assertEqual(r.stdout.decode().count("learned has no positions beyond 8"), 3)
         self.assertEqual([(x["length"], x["T"], x["examples"], x["tokens"]) for x in found], [(3, 8, 100, 400)])
         self.assertGreaterEqual(found[0]["exact_share"], 0.95)
@@ -283,6 +264,8 @@ import glob, json, os, sys
 if "--help" in sys.argv:
     print("(--pos):\n  none   no\n  cable  yes\n  rope   rotates\n\nSizes for --model")
     sys.exit(0)
+if "--check" in sys.argv:
+    sys.exit("error: --pos: an unknown encoding" if "kable" in sys.argv else "error: no data")
 a = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 if a["--pos"] == "rope" and os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "broken")):
     sys.exit("error: no luck today")
@@ -290,7 +273,7 @@ os.makedirs(a["--out"], exist_ok=True)
 with open(os.path.join(a["--out"], "log.jsonl"), "w") as f:
     for i, path in enumerate(sorted(glob.glob(a["--tasks"]))):
         n = int(path[-8:-4])
-        share = {"none": 90, "cable": 100 - 20 * i, "rope": 96 - 32 * i + int(a["--seed"])}[a["--pos"]]
+        share = {"none": 90, "cable": 100 - 20 * i, "rope": 96 - 32 * i + int(a["--seed"]), "alias": 0}[a["--pos"]]
         if a["--pos"] == "rope" and i == 3:
             continue
         f.write(json.dumps({"kind": "task", "file": os.path.basename(path), "length": n, "T": 2 * n + 2,
@@ -298,19 +281,14 @@ with open(os.path.join(a["--out"], "log.jsonl"), "w") as f:
 '''
 
 
-class Table(unittest.TestCase):
+class Table(Folder):
     """scripts/tasks.py, with a trainer that only says what it is told to say"""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder, self.out = folder.name, os.path.join(folder.name, "o")
-        self.trainer = os.path.join(folder.name, "trainer")
-        with open(self.trainer, "w") as f:
-            f.write(FAKE_TRAINER)
+        super().setUp()
+        self.out, self.trainer = self.path("o"), self.write("trainer", FAKE_TRAINER)
         os.chmod(self.trainer, 0o755)
-        with open(os.path.join(folder.name, "matplotlib.py"), "w") as f:
-            f.write("raise ImportError('hidden')")
+        self.write("matplotlib.py", "raise ImportError('hidden')")
 
     def run_it(self, *args, code=0, figure=False):
         hidden = {} if figure else {"PYTHONPATH": self.folder}      # matplotlib takes a second
@@ -322,14 +300,13 @@ class Table(unittest.TestCase):
         return r.stdout
 
     def rows(self):
-        with open(os.path.join(self.out, "tasks.csv"), newline="") as f:
-            return list(csv.DictReader(f))
+        return list(csv.DictReader(self.read("o", "tasks.csv").splitlines()))
 
     def test_parts_resume_and_the_table(self):
-        open(os.path.join(self.folder, "broken"), "w").close()
+        self.write("broken", "")
         few = ("--tasks", "copy,sort", "--seeds", "1,2")
         self.assertIn("no luck today", self.run_it(*few, "--part", "1/2", "--pos", "rope", code=2))
-        os.remove(os.path.join(self.folder, "broken"))
+        os.remove(self.path("broken"))
         self.assertIn("6 cases, ", self.run_it(*few, "--part", "1/2"))
         first = {(r["task"], r["pos"], r["seed"]) for r in self.rows()}
         self.assertEqual(len(first), 6)
@@ -341,14 +318,10 @@ class Table(unittest.TestCase):
         rows = self.rows()
         self.assertEqual(len(rows), 4 * 8 + 3 * 4)
         self.assertEqual({r["commit"] for r in rows} - {rows[0]["commit"]}, set())
-        with open(os.path.join(self.out, "tasks.md")) as f:
-            lines = f.read().splitlines()
-        self.assertEqual(lines[2:], ["| | copy | sort |", "|---|---|---|",
-                                     "| `none` | not learned (90) | not learned (90) |",
-                                     "| `cable` | 100 / 80 / 60 / 40 (2 of 2) | 100 / 80 / 60 / 40 (2 of 2) |",
-                                     "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
-        self.assertIn("2 cases, 2 of them to run", self.run_it("--again", "--tasks", "copy", "--pos", "none",
-                                                                "--seeds", "1,2"))
+        self.assertEqual(self.read("o", "tasks.md").splitlines()[2:], [
+            "| | copy | sort |", "|---|---|---|", "| `none` | not learned (90) | not learned (90) |",
+            "| `cable` | 100 / 80 / 60 / 40 (2 of 2) | 100 / 80 / 60 / 40 (2 of 2) |",
+            "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
         mixtures = self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1")
         self.assertIn("| | fflm | fflm_dense | fflm_sparse |", mixtures)
         self.assertIn("\n1 runs of commit", mixtures)
@@ -360,34 +333,35 @@ class Table(unittest.TestCase):
         self.assertGreater(os.path.getsize(os.path.join(self.out, "tasks.png")), 10000)
 
     def test_bad_input(self):
-        for words, naming in ((("--seeds", "1,x"), "--seeds: expected"), (("--jobs", "0"), "--jobs: expected"),
-                              (("--trainer", "/bin/true"), "/bin/true: expected train_gpt2")):
+        self.assertIn("--jobs: expected at least 1, got 0", self.run_it("--jobs", "0", code=2))
+        for words, naming in ((("--seeds", "1,x"), "--seeds: expected"),
+                              (("--trainer", "/bin/true"), "/bin/true --help: expected a list of")):
             self.assertRegex(self.run_it(*words, code=2), rf"\Atasks.py: {naming}.*\n\Z")
         self.assertIn("--part: expected K/N with K from 1 to N, got 3/2", self.run_it("--part", "3/2", code=2))
         self.assertIn("--pos: expected some of none, cable, rope", self.run_it("--pos", "kable", code=2))
         self.assertIn("--tasks: expected some of copy", self.run_it("--tasks", "kopy", code=2))
         self.assertIn("no results yet", self.run_it("--summary", code=2))
-        self.assertIn("make train_gpt2", self.run_it("--trainer", "/nowhere", code=2))
+        self.run_it("--pos", "alias", "--tasks", "copy", "--seeds", "1")        # as fox, which no list has
+        self.assertIn("/nowhere: No such file or directory; build it with make",
+                      self.run_it("--trainer", "/nowhere", code=2))
 
     @unittest.skipUnless(importlib.util.find_spec("scipy"), "SKIPPED: no scipy")
     def test_verdicts(self):
         """scripts/verdict.py trains what its results lack, and keeps a number of each seed"""
-        results = os.path.join(self.folder, "verdicts.csv")
+        results = self.path("verdicts.csv")
         flags = {"trainer": self.trainer, "examples": 20}
         row = verdict.Row("rope", "copy", {"copy": (98.5, 0.05)}, lambda r: 100 * int(r["exact"]) / int(r["examples"]),
                           "a paper", flags, 1)
 
         def judge(*words):
-            with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed), \
-                    unittest.mock.patch.dict(verdict.ROWS, {"here": row}), \
+            with unittest.mock.patch.dict(verdict.ROWS, {"here": row}), \
                     unittest.mock.patch.dict(os.environ, {"PYTHONPATH": self.folder}):      # no figures
-                code = console.code_of(verdict.main, [*words, "--results", results, "--out", self.folder + "/v"])
-            return code, printed.getvalue()
+                code, out, err = called(verdict.main, *words, "--results", results, "--out", self.path("v"))
+            return code, out + err
 
         self.assertRegex(judge("here", "--seeds", "2")[1], r"here: a paper\n  copy: undecided: published 98.5 %, "
                          r"ours 98 % \[0, 100\], seeds 2, commit \w+")
-        with open(results) as f:
-            self.assertRegex(f.read(), r"\Arow,task,seed,commit,percent\nhere,copy,2,\w+\+?,98\n\Z")
+        self.assertRegex(self.read("verdicts.csv"), r"\Arow,task,seed,commit,percent\nhere,copy,2,\w+\+?,98\n\Z")
         # 98, 97 and 99: 98 +- 4.303 / 3^0.5
         self.assertIn("copy: reproduced: published 98.5 %, ours 98 % [95.5, 100], seeds 2, 1, 3", judge("here")[1])
         os.remove(self.trainer)                         # no seed is trained again
