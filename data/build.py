@@ -1,10 +1,9 @@
 """build.py -- turns documents into shards: reads ahead, encodes on all cores, writes shards, resumes after a kill."""
 import hashlib
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-from common import BadInput, Manifest, Progress, ShardWriter, header_fields, human, locked, say, write_file
+from common import BadInput, Manifest, Progress, ShardWriter, header_fields, locked, say, write_file
 from encoding import Encoder
 from sources import PIECE_BYTES, new_cursor, report, windows
 
@@ -80,25 +79,14 @@ def build(directory, streams, encoding, tokenizer, workers, facts, max_tokens=0,
             say(f"{directory} is already complete")
             summary(manifest)
             return manifest.data
-        warn_of_full_disk(directory, streams)
         for stream in streams:
             fill(stream, manifest, encoder, encoding)
-        for name, data in (extra or {}).items():
-            write_file(os.path.join(directory, name), data)
-        manifest.data["files"] = [{"file": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest.data["files"] = [write_file(os.path.join(directory, name), data)
                                   for name, data in sorted((extra or {}).items())]
         manifest.data["complete"] = True
         manifest.save()
         summary(manifest)
         return manifest.data
-
-
-def warn_of_full_disk(directory, streams):
-    source = sum(u.weight for s in streams for u in s.units)
-    free = shutil.disk_usage(directory).free
-    if free < 0.4 * source:
-        say(f"warning: {human(source)} of source need about {human(0.5 * source)} for their shards, "
-            f"but {directory} has {human(free)} free")
 
 
 def summary(manifest):

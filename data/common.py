@@ -4,7 +4,6 @@ A shard is written under a temporary name, synced, renamed, and then entered in 
 with its token count, its sha256 and the cursor from which the next shard starts. At any moment the directory therefore
 holds only complete shards, and the same command continues where a killed one stopped and produces the same bytes.
 """
-import argparse
 import contextlib
 import errno
 import fcntl
@@ -17,7 +16,9 @@ import sys
 import time
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
-from console import BadInput, Interrupted, clean, need, open_regular, run, say, terminal  # noqa: E402,F401
+import console  # noqa: E402
+from console import (BadInput, Interrupted, clean, natural, need, open_regular, positive, run, say,  # noqa: E402,F401
+                     sha256_of, terminal)
 
 HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS = 1024, 20240520, 1, 2
 EVAL_MAGIC = 20240522
@@ -35,23 +36,8 @@ def human(n, unit="B"):
 
 # Flags ----------------------------------------------------------------------------------------------------------------
 
-def positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
-    return value
-
-
-def natural(text):
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected at least 0, got {text}")
-    return value
-
-
 def parser(description, out, encodings=("gpt2", "bert")):
-    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False)
+    p = console.parser(description)
     p.add_argument("--out", default=out, help=f"directory to write the shards to [{out}]")
     p.add_argument("--encoding", choices=encodings, default=encodings[0],
                    help=f"gpt2: byte-pair encoding; bert: uncased WordPiece, [CLS] document [SEP] [{encodings[0]}]")
@@ -64,15 +50,15 @@ def parser(description, out, encodings=("gpt2", "bert")):
     return p
 
 
-def add_stream_flags(p, seed=42, val_tokens=SHARD_TOKENS, window_mb=256):
+def add_stream_flags(p, val_tokens=SHARD_TOKENS):
     p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens per shard [{SHARD_TOKENS}]")
     if val_tokens is not None:
         p.add_argument("--val_tokens", type=natural, default=val_tokens,
                        help=f"tokens in the validation split, which is taken first [{val_tokens}]")
-    p.add_argument("--seed", type=natural, default=seed, help=f"seed of the order of documents [{seed}]")
+    p.add_argument("--seed", type=natural, default=42, help="seed of the order of documents [42]")
     p.add_argument("--no_shuffle", action="store_true", help="keep the documents in the order of the source")
-    p.add_argument("--window_mb", type=positive, default=window_mb, help="MB of text shuffled at once; memory is at "
-                   f"most about three times this, plus 150 MB per worker [{window_mb}]")
+    p.add_argument("--window_mb", type=positive, default=256, help="MB of text shuffled at once; memory is at most "
+                   "about three times this, plus 150 MB per worker [256]")
 
 
 # Files that exist whole or not at all ---------------------------------------------------------------------------------
@@ -110,26 +96,24 @@ def remove_quietly(path):
 
 
 def write_file(path, data):
-    """writes data to path; a kill at any moment leaves either all of it or the previous file"""
+    """Writes data, bytes or an iterable of them, to path; a kill at any moment leaves either all of it or the previous
+    file. Returns what a manifest records of it."""
     temporary = os.path.join(os.path.dirname(path), TEMPORARY + os.path.basename(path))
+    digest, size = hashlib.sha256(), 0
     with writing(path):
         try:
             with open(temporary, "wb") as f:
-                f.write(data)
+                for block in [data] if isinstance(data, bytes) else data:
+                    f.write(block)
+                    digest.update(block)
+                    size += len(block)
                 f.flush()
                 os.fsync(f.fileno())
             publish(temporary, path)
         except BaseException:
             remove_quietly(temporary)
             raise
-
-
-def sha256_of(path):
-    h = hashlib.sha256()
-    with open(path, "rb") as f:
-        for block in iter(lambda: f.read(1 << 20), b""):
-            h.update(block)
-    return h.hexdigest()
+    return {"file": os.path.basename(path), "bytes": size, "sha256": digest.hexdigest()}
 
 
 @contextlib.contextmanager
@@ -178,14 +162,17 @@ class Manifest:
                     raise BadInput(f"{self.directory} holds shards made with {key} = {brief(before.get(key))}, but "
                                    f"this run has {brief(now.get(key))}; give another --out or remove the directory")
         for i, shard in enumerate(old["shards"]):
-            files = [shard] + ([shard["ids"]] if "ids" in shard else [])
-            sizes = {os.path.join(self.directory, f["file"]): f["bytes"] for f in files}
-            path = next((p for p, n in sizes.items() if not os.path.isfile(p) or os.path.getsize(p) != n), None)
-            if path:
-                say(f"{path} is missing or has the wrong size: it and all that follows are written again")
+            if self.lost(shard) or "ids" in shard and self.lost(shard["ids"]):
+                say(f"{shard['file']} is missing or has the wrong size: it and all that follows are written again")
                 old["shards"], old["complete"] = old["shards"][:i], False
                 break
+        if any(map(self.lost, old.get("files", []))):
+            old["complete"] = False
         self.data = old
+
+    def lost(self, record):
+        path = os.path.join(self.directory, record["file"])
+        return not os.path.isfile(path) or os.path.getsize(path) != record["bytes"]
 
     def save(self):
         write_file(self.path, (json.dumps(self.data, indent=1, sort_keys=True) + "\n").encode())
@@ -265,10 +252,7 @@ class ShardWriter:
             raise BadInput(f"{self.temporary}: expected {record['bytes']} bytes, got {size}: the disk lost some")
         if self.ids:                # before the shard, so that no shard ever lacks its names
             names = os.path.splitext(self.path)[0] + ".ids"
-            data = "".join(i + "\n" for i in self.ids).encode()
-            write_file(names, data)
-            record["ids"] = {"file": os.path.basename(names), "bytes": len(data),
-                             "sha256": hashlib.sha256(data).hexdigest()}
+            record["ids"] = write_file(names, "".join(i + "\n" for i in self.ids).encode())
         with writing(self.path):
             publish(self.temporary, self.path)
         return record
@@ -285,15 +269,14 @@ def header_fields(encoding):
 
 
 class Progress:
-    """a progress bar with rate and time left, if tqdm is installed and the work takes longer than a few seconds"""
+    """a progress bar with rate and time left, if tqdm is installed"""
 
-    def __init__(self, total, description, takes_long=True):
+    def __init__(self, total, description):
         self.bar = None
         with contextlib.suppress(BadInput):
             interval = 0.5 if sys.stderr.isatty() else 10
-            if takes_long:
-                self.bar = need("tqdm").tqdm(total=total or None, desc=clean(description), unit="B", unit_scale=True,
-                                             smoothing=0.05, mininterval=interval, file=terminal(sys.stderr))
+            self.bar = need("tqdm").tqdm(total=total or None, desc=clean(description), unit="B", unit_scale=True,
+                                         smoothing=0.05, mininterval=interval, file=terminal(sys.stderr))
         self.tokens, self.start = 0, time.monotonic()
 
     def update(self, position, tokens):
@@ -303,14 +286,6 @@ class Progress:
                 rate = self.tokens / max(time.monotonic() - self.start, 1e-9)
                 self.bar.set_postfix_str(f"{self.tokens / 1e6:.1f}M tokens, {rate / 1e6:.2f}M/s", refresh=False)
             self.bar.update(position - self.bar.n)
-
-    def write(self, text, file=None):
-        """prints a line above the bar"""
-        if self.bar is not None:
-            self.bar.clear()
-        print(text, file=file, flush=True)
-        if self.bar is not None:
-            self.bar.refresh()
 
     def close(self):
         if self.bar is not None:

@@ -4,7 +4,8 @@ import os
 import shutil
 import time
 
-from common import BadInput, Interrupted, Progress, brief, human, need, say, sha256_of, sync_directory, writing
+from common import BadInput, Interrupted, Progress, human, need, say, sha256_of, sync_directory, writing
+from sources import files_in
 
 PARTIAL = ".partial"
 TRIES = 8
@@ -26,6 +27,12 @@ def session():
 
 def headers_for(s, url):
     return dict(getattr(s, "hub_token", {})) if url.startswith(hub() + "/") else {}
+
+
+def get(s, url):
+    r = s.get(url, timeout=TIMEOUT, headers=headers_for(s, url))
+    r.raise_for_status()
+    return r
 
 
 def pause(attempt):
@@ -61,19 +68,11 @@ def with_retries(what, action, arrived=lambda: 0):
     raise Interrupted(f"{what}: {trouble}, after {TRIES} tries; what arrived is kept")
 
 
-def is_below(path):
-    """whether a path of a listing names a file below the directory that it is joined to"""
-    parts = path.split("/")
-    return all(p not in ("", ".", "..") for p in parts) and path.isprintable() and "\\" not in path
-
-
 def listed_file(entry, ending):
     """(path, size, sha256 or None) of an entry of the hub's listing; None: not a file with this ending"""
     path, size, lfs = entry["path"], entry.get("size"), entry.get("lfs")
     if entry["type"] != "file" or not path.endswith(ending):
         return None
-    if not is_below(path):
-        raise ValueError(f"a path that does not stay below its directory: {brief(path)}")
     sha256 = lfs["oid"] if isinstance(lfs, dict) else lfs
     return path, -1 if size is None else int(size), sha256
 
@@ -87,12 +86,7 @@ def hub_files(repo, prefix="", ending=""):
         if url in pages:
             raise BadInput(f"{repo}: the hub's listing has no end: it names a page again")
         pages.add(url)
-
-        def page():
-            r = s.get(url, timeout=TIMEOUT, headers=headers_for(s, url))
-            r.raise_for_status()
-            return r
-        r = with_retries(repo, page)
+        r = with_retries(repo, lambda: get(s, url))
         try:
             found += filter(None, (listed_file(entry, ending) for entry in json.loads(r.content)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -112,15 +106,19 @@ def size_of(path):
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
+def check(path, size, sha256, advice):
+    """raises BadInput if a file is not what its source says"""
+    found = os.path.getsize(path)
+    if size >= 0 and found != size:
+        raise BadInput(f"{path}: expected {size} bytes as in its source, got {found}; {advice}")
+    if sha256 and sha256_of(path) != sha256:
+        raise BadInput(f"{path}: expected sha256 {sha256[:12]}... as in its source, got another; {advice}")
+
+
 def download(url, path, size=-1, sha256=None):
     """path, whole and checked; continues from the partial file that an earlier try left beside it"""
     if os.path.exists(path):
-        found = os.path.getsize(path)
-        if size >= 0 and found != size:
-            raise BadInput(f"{path}: expected {size} bytes as in its source, got {found}; remove it to download again")
-        if sha256 and sha256_of(path) != sha256:
-            raise BadInput(f"{path}: expected sha256 {sha256[:12]}... as in its source, got another; remove it to "
-                           "download again")
+        check(path, size, sha256, "remove it to download again")
         return path
     directory = os.path.dirname(path)
     partial = path + PARTIAL
@@ -134,16 +132,12 @@ def download(url, path, size=-1, sha256=None):
         raise BadInput(f"{path}: the disk is full: {human(size - have)} still to download, {human(free)} free; "
                        "make room or give another --cache")
     s = session()
-    name = os.path.basename(path)
-    with_retries(name, lambda: fetch(s, url, path, size), lambda: size_of(partial))
-    found = os.path.getsize(partial)
-    if size >= 0 and found != size:
+    with_retries(os.path.basename(path), lambda: fetch(s, url, path, size), lambda: size_of(partial))
+    try:
+        check(partial, size, sha256, "the file was removed: run the same command again")
+    except BadInput:
         os.remove(partial)
-        raise BadInput(f"{name}: expected {size} bytes, got {found}; the file was removed: run the same command again")
-    if sha256 and sha256_of(partial) != sha256:
-        os.remove(partial)
-        raise BadInput(f"{name}: expected sha256 {sha256[:12]}..., got another; the file was removed: "
-                       "run the same command again")
+        raise
     with writing(path):
         os.replace(partial, path)
         sync_directory(directory)
@@ -195,14 +189,26 @@ def fetch(s, url, path, size):
         raise ConnectionError(f"connection lost after {have} of {total} bytes")
 
 
+def cache_of(args):
+    return args.cache or os.path.join(args.out, "source")
+
+
+def source_files(args, repo, prefix, *kinds):
+    """at most --files files of a data set: those of these kinds below --local, or those of the first kind on the hub"""
+    if args.local:
+        return files_in([args.local], kinds)[:args.files or None]
+    return hub_download(repo, hub_files(repo, prefix, kinds[0])[:args.files or None], cache_of(args))
+
+
 def hub_download(repo, entries, cache):
     """downloads the entries of hub_files() and returns their paths"""
     paths = []
     for path, size, sha256 in entries:
-        target = os.path.join(cache, *path.split("/"))
+        target = os.path.join(cache, path)
         root, directory = os.path.realpath(cache), os.path.realpath(os.path.dirname(target))
-        if not is_below(path) or os.path.commonpath((root, directory)) != root:
-            raise BadInput(f"{target}: this file of {repo} would lie outside {cache}")
+        plain = all(p not in ("", ".", "..") for p in path.split("/")) and path.isprintable() and "\\" not in path
+        if not plain or os.path.commonpath((root, directory)) != root:
+            raise BadInput(f"{target!r}: this file of {repo} would lie outside {cache}")
         paths.append(download(hub_url(repo, path), target, size, sha256))
     return paths
 
@@ -222,6 +228,5 @@ def vocabulary(args):
     if args.encoding == "gpt2" or args.local:
         return None
     repo, name, size, sha256 = BERT_VOCAB
-    cache = args.cache or os.path.join(args.out, "source")
-    path = os.path.join(cache, "bert-base-uncased", name)
+    path = os.path.join(cache_of(args), "bert-base-uncased", name)
     return os.path.dirname(download(hub_url(repo, name, kind=""), path, size, sha256))

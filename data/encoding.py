@@ -5,7 +5,7 @@ one give the ids of the whole document. In a shard a document is framed as the t
 <|endoftext|> before it, BERT writes [CLS] document [SEP].
 """
 import hashlib
-import json
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from common import BadInput, need, open_regular
+from common import BadInput, console, need, open_regular
 
 TASK_BYTES = 1 << 19                # text per task: large enough to hide its transfer, small enough to share out evenly
 TASKS_PER_WORKER = 4                # tasks in flight, which bounds the memory
@@ -51,43 +51,35 @@ def first_file(directory, names):
 
 
 def gpt2_ranks(directory):
-    """{bytes of a token: id} from encoder.json and vocab.bpe (or vocab.json and merges.txt), which must agree"""
+    """{bytes of a token: id} from encoder.json and vocab.bpe (or vocab.json and merges.txt), which must agree and be
+    GPT-2's"""
     vocab = first_file(directory, ("encoder.json", "vocab.json"))
     merges = first_file(directory, ("vocab.bpe", "merges.txt"))
     if vocab is None or merges is None:
         raise BadInput(f"{directory}: expected GPT-2's encoder.json and vocab.bpe (or vocab.json and merges.txt) there")
+    table, letters = console.read_object(vocab), byte_characters()
     try:
-        with open_regular(vocab) as f:
-            table = json.loads(f.read().decode("utf-8"))
+        ranks = {bytes(letters[c] for c in token): rank for token, rank in table.items() if rank != EOT}
         with open_regular(merges) as f:
             lines = f.read().decode("utf-8").split("\n")
-    except (ValueError, RecursionError) as e:
-        raise BadInput(f"{vocab}, {merges}: not GPT-2's vocabulary ({e})") from None
-    size, eot, _ = VOCABULARIES["gpt2"]
-    if not isinstance(table, dict):
-        raise BadInput(f"{vocab}: an unknown vocabulary: expected a table of {size} tokens, got no table")
-    if len(table) != size or table.get("<|endoftext|>") != eot:
-        raise BadInput(f"{vocab}: an unknown vocabulary: expected {size} tokens with <|endoftext|> as {eot}, "
-                       f"got {len(table)} with {table.get('<|endoftext|>')}")
-    letters = byte_characters()
-    try:
-        ranks = {bytes(letters[c] for c in token): rank for token, rank in table.items() if rank != eot}
-    except (KeyError, TypeError) as e:
-        raise BadInput(f"{vocab}: a token has a character that stands for no byte: {e}") from None
-    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        check_ranks(ranks)
+    except (ValueError, KeyError, TypeError) as e:
+        raise BadInput(f"{vocab}, {merges}: an unknown vocabulary, not GPT-2's ({e})") from None
+    pairs = [line for line in lines if line and not line.startswith("#version")]
     for number, pair in enumerate(pairs):
-        if len(pair) != 2 or table.get(pair[0] + pair[1]) != 256 + number:
-            raise BadInput(f"{merges}: merge {number}, '{' '.join(pair)}', is not token {256 + number} of {vocab}")
-    if len(pairs) != size - 257 or sorted(ranks.values()) != list(range(size - 1)):
-        raise BadInput(f"{merges}: expected {size - 257} merges, got {len(pairs)}")
+        if pair.count(" ") != 1 or table.get(pair.replace(" ", "")) != 256 + number:
+            raise BadInput(f"{merges}: merge {number}, '{pair}', is not token {256 + number} of {vocab}")
+    if len(pairs) != EOT - 256:
+        raise BadInput(f"{merges}: expected {EOT - 256} merges, got {len(pairs)}")
     return ranks
 
 
-def ranks_sha256(ranks):
+def check_ranks(ranks):
     h = hashlib.sha256()
     for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
         h.update(len(token).to_bytes(2, "little") + token)
-    return h.hexdigest()
+    if sorted(ranks.values()) != list(range(EOT)) or h.hexdigest() != VOCABULARIES["gpt2"][2]:
+        raise ValueError("other tokens")
 
 
 class GPT2:
@@ -104,22 +96,15 @@ class GPT2:
         else:
             try:
                 self.encoding = tiktoken.get_encoding("gpt2")
+                check_ranks({self.encoding.decode_single_token_bytes(i): i for i in range(EOT)})
             except Exception as e:  # tiktoken downloads its tables with requests, which has many kinds of errors
-                raise BadInput(f"tiktoken cannot download GPT-2's vocabulary ({type(e).__name__}); "
+                raise BadInput(f"tiktoken cannot download GPT-2's vocabulary ({type(e).__name__}: {e}); "
                                "give --tokenizer DIR with encoder.json and vocab.bpe") from None
         self.sha256 = VOCABULARIES["gpt2"][2]
 
-    def check(self):
-        ranks = {self.encoding.decode_single_token_bytes(i): i for i in range(EOT)}
-        if ranks_sha256(ranks) != VOCABULARIES["gpt2"][2]:
-            raise BadInput("an unknown vocabulary: the tokens are not GPT-2's")
-
     def encode(self, texts):
         """one uint16 array per text"""
-        np = need("numpy")
-        if hasattr(self.encoding, "encode_to_numpy"):       # faster: it makes no list of Python integers
-            return [self.encoding.encode_to_numpy(t, disallowed_special=()).astype(np.uint16) for t in texts]
-        return [np.asarray(self.encoding.encode_ordinary(t), dtype=np.uint16) for t in texts]
+        return [self.encoding.encode_to_numpy(t, disallowed_special=()).astype("u2") for t in texts]
 
     def decode(self, ids):
         return self.encoding.decode_bytes([int(i) for i in ids]).decode("utf-8", "replace")
@@ -154,13 +139,10 @@ class BERT:
             clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
         self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
 
-    def check(self):
-        pass                        # __init__ has compared the sha256
-
     def encode(self, texts):
         np = need("numpy")
-        batch = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
-        return [np.asarray(e.ids, dtype=np.uint16) for e in batch(list(texts), add_special_tokens=False)]
+        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(e.ids, dtype=np.uint16) for e in encoded]
 
     def decode(self, ids):
         words = [self.tokens[int(i)] for i in ids]
@@ -171,9 +153,7 @@ ENCODINGS = {"gpt2": GPT2, "bert": BERT}
 
 
 def make_encoding(name, directory):
-    encoding = ENCODINGS[name](directory)
-    encoding.check()
-    return encoding
+    return ENCODINGS[name](directory)
 
 
 def encode_pieces(encoding, pieces, max_tokens):
@@ -199,7 +179,7 @@ def start_worker(name, directory):
     """A worker whose parent was killed ends too, and releases the lock that it inherited."""
     global worker_encoding
     signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C reaches every process; the parent ends the work
-    worker_encoding = ENCODINGS[name](directory)
+    worker_encoding = make_encoding(name, directory)
     parent = os.getppid()
 
     def watch():
@@ -210,8 +190,7 @@ def start_worker(name, directory):
 
 
 def work(pieces, max_tokens):
-    ids = encode_pieces(worker_encoding, pieces, max_tokens)
-    return [len(i) for i in ids], b"".join(i.tobytes() for i in ids)
+    return encode_pieces(worker_encoding, pieces, max_tokens)
 
 
 def tasks(pieces):
@@ -248,27 +227,17 @@ class Encoder:
 
     def arrays(self, pieces):
         """yields one uint16 array per piece"""
-        np = need("numpy")
+        bundles = tasks(pieces)
         if not self.pool:
-            for bundle in tasks(pieces):
+            for bundle in bundles:
                 yield from encode_pieces(self.encoding, bundle, self.max_tokens)
             return
-        running = deque()
-        bundles = tasks(pieces)
+        submitted = (self.pool.submit(work, bundle, self.max_tokens) for bundle in bundles)
         try:
-            while True:
-                while len(running) < self.workers * TASKS_PER_WORKER:
-                    bundle = next(bundles, None)
-                    if bundle is None:
-                        break
-                    running.append(self.pool.submit(work, bundle, self.max_tokens))
-                if not running:
-                    return
-                lengths, data = running.popleft().result()
-                ids, at = np.frombuffer(data, dtype=np.uint16), 0
-                for n in lengths:
-                    yield ids[at:at + n]
-                    at += n
+            running = deque(itertools.islice(submitted, self.workers * TASKS_PER_WORKER))
+            while running:
+                yield from running.popleft().result()
+                running.extend(itertools.islice(submitted, 1))
         except BrokenProcessPool:
             raise BadInput("a tokenizing process died (out of memory?); finished shards are kept: "
                            "run the same command again with fewer --workers") from None

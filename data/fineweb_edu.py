@@ -19,12 +19,10 @@ Writes PREFIX_val_000000.bin, then PREFIX_train_000001.bin and so on, 100M token
 and manifest.json. --seed shuffles the documents: groups of about 1,000 over the whole source, then single documents
 within windows of --window_mb. The same seed gives the same shards on every machine and for any number of workers.
 """
-import os
-
 from build import Stream, build, numbered, stream_kwargs
 from common import add_stream_flags, natural, parser, run
-from download import hub_download, hub_files, vocabulary
-from sources import Reader, files_in
+from download import source_files, vocabulary
+from sources import Reader
 
 DATASETS = {"edu": ("HuggingFaceFW/fineweb-edu", "edu_fineweb"), "classic": ("HuggingFaceFW/fineweb", "fineweb")}
 
@@ -41,11 +39,7 @@ def main(argv):
     sample, most = args.sample, 0
     if sample == "1BT":
         sample, most, args.files = "10BT", 10, args.files or 2
-    if args.local:
-        paths = files_in([args.local], (".parquet",))[:args.files or None]
-    else:
-        entries = hub_files(repo, f"sample/{sample}", ".parquet")[:args.files or None]
-        paths = hub_download(repo, entries, args.cache or os.path.join(args.out, "source"))
+    paths = source_files(args, repo, f"sample/{sample}", ".parquet")
     shards = numbered(prefix, args.shard_tokens, args.val_tokens)
     stream = Stream("text", Reader(), paths, shards=most, **shards, **stream_kwargs(args))
     build(args.out, [stream], args.encoding, vocabulary(args), args.workers,

@@ -16,9 +16,9 @@ import os
 import struct
 
 from common import EVAL_MAGIC, BadInput, Manifest, locked, parser, run, say, sha256_of, write_file
-from download import download, vocabulary
+from download import cache_of, download, vocabulary
 from encoding import make_encoding
-from sources import json_records, kind_of, open_bytes, report, new_counts, DAMAGED
+from sources import kind_of, new_counts, records_of, report
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
 EXAMPLES = 10042
@@ -51,7 +51,7 @@ def encode_example(encoding, record, number):
 def source_file(args):
     """the .jsonl to read: from --local, or downloaded"""
     if not args.local:
-        return download(URL, os.path.join(args.cache or os.path.join(args.out, "source"), "hellaswag_val.jsonl"))
+        return download(URL, os.path.join(cache_of(args), "hellaswag_val.jsonl"))
     if not os.path.isdir(args.local):
         return args.local
     found = sorted(glob.glob(os.path.join(glob.escape(args.local), "hellaswag_val.jsonl*")))
@@ -63,18 +63,13 @@ def source_file(args):
 def read_examples(path, encoding, counts):
     """the encoded examples of a .jsonl; records that are not usable are counted and skipped"""
     examples = []
-    try:
-        stream, _ = open_bytes(path)
-        with stream:
-            for record in json_records(stream, counts, path):
-                if not usable(record):
-                    counts["bad_lines"] += 1
-                elif len(examples) == MARK:
-                    raise BadInput(f"{path}: expected at most {MARK} examples, the most that the format can number")
-                else:
-                    examples.append(encode_example(encoding, record, len(examples)))
-    except DAMAGED as e:
-        raise BadInput(f"{path}: damaged or cut short ({e})") from None
+    for record in records_of(path, counts):
+        if not usable(record):
+            counts["bad_lines"] += 1
+        elif len(examples) == MARK:
+            raise BadInput(f"{path}: expected at most {MARK} examples, the most that the format can number")
+        else:
+            examples.append(encode_example(encoding, record, len(examples)))
     if not examples:
         raise BadInput(f"{path} ({kind_of(path)}): no example with ctx, label and four endings")
     return examples
@@ -88,17 +83,14 @@ def main(argv):
         encoding = make_encoding("gpt2", vocabulary(args))
         examples = read_examples(path, encoding, counts)
         header = struct.pack("<256i", EVAL_MAGIC, 1, len(examples), max(map(len, examples)), *[0] * 252)
-        data = header + b"".join(examples)
-        name = "hellaswag_val.bin"
         manifest = Manifest(args.out, {"encoding": "gpt2", "vocabulary_sha256": encoding.sha256}, {
             "name": "HellaSwag", "licence": "MIT", "file": os.path.basename(path), "sha256": sha256_of(path)})
         manifest.load()                 # refuses the directory of another data set
-        target = os.path.join(args.out, name)
-        write_file(target, data)
+        target = os.path.join(args.out, "hellaswag_val.bin")
+        record = write_file(target, [header, *examples])
         manifest.data["counts"] = {"val": {**counts, "documents": len(examples)}}
         manifest.data["complete"] = True
-        manifest.add({"file": name, "bytes": len(data), "sha256": sha256_of(target), "stream": "val",
-                      "examples": len(examples)})
+        manifest.add({**record, "stream": "val", "examples": len(examples)})
     report(counts)
     note = "" if len(examples) == EXAMPLES else f" (the validation split has {EXAMPLES:,})"
     say(f"wrote {target}: {len(examples):,} examples{note}")

@@ -3,12 +3,10 @@
 
     data/mldr.py --out data/mldr_en
 
-Source    Shitao/MLDR on the hub, mldr-v1.0-en: corpus, test, dev and (with --train) train .jsonl.gz; with --local,
-          these files in DIR
-Size      1.1 GB to download, 2.4 GB with --train; 2 GB of shards
+Source    Shitao/MLDR on the hub, mldr-v1.0-en: corpus, test and dev .jsonl.gz; with --local, these files in DIR
+Size      1.1 GB to download; 2 GB of shards
 Licence   MIT
 Tokens    200,000 documents (Wikipedia articles) of 4,700 WordPiece tokens on average; 800 test queries, 200 dev queries
-          and 10,000 training queries
 Time      downloading: 2 minutes at 100 Mbit/s; tokenizing: 30 minutes on one core
 
 Writes, with manifest.json:
@@ -16,19 +14,16 @@ Writes, with manifest.json:
                                       shard has the documents' names, one per line
     mldr_test_queries.bin, .ids       the queries in the same format; also dev
     mldr_test_qrels.tsv               TREC's lines "query 0 document 1"; also dev
-    train/mldr_train_000000.bin ...   --train: (query, positive, hard negative) triplets as msmarco.py writes them
-In the header of a shard, int32 [5] is the number of documents per group (1, or 3 in triplets), [6] that of documents.
+In the header of a shard, int32 [5] is the number of documents per group, 1, and [6] that of documents.
 """
 import os
 
 from build import Stream, build, numbered, single
 from common import SHARD_TOKENS, BadInput, parser, positive, run, say
-from download import hub_download, hub_files, vocabulary
-from msmarco import GROUP, triplet
-from sources import COMPRESSED, DAMAGED, Reader, json_records, json_text, new_counts, open_bytes
+from download import cache_of, hub_download, hub_files, vocabulary
+from sources import COMPRESSED, Reader, json_text, new_counts, records_of
 
 REPO, FOLDER = "Shitao/MLDR", "mldr-v1.0-en"
-TRIPLET_TOKENS = 512
 
 
 def name_of(value):
@@ -52,20 +47,13 @@ def qrels(path):
     """(the judgements as TREC's lines, the set of documents judged)"""
     lines, judged = [], set()
     make = named_text("query_id", "query")
-    try:
-        stream, _ = open_bytes(path)
-        with stream:
-            for record in json_records(stream, new_counts(), path):
-                if make(record) is None:
-                    continue
-                for passage in record.get("positive_passages") or []:
-                    document = name_of(passage.get("docid")) if isinstance(passage, dict) else None
-                    if document is None:
-                        raise BadInput(f"{path}: query {record['query_id']} has a positive passage without a docid")
-                    lines.append(f"{record['query_id']} 0 {document} 1\n")
-                    judged.add(document)
-    except DAMAGED as e:
-        raise BadInput(f"{path}: damaged or cut short ({e})") from None
+    for record in records_of(path, new_counts()):
+        for passage in record.get("positive_passages") or [] if make(record) else ():
+            document = name_of(passage.get("docid")) if isinstance(passage, dict) else None
+            if document is None:
+                raise BadInput(f"{path}: query {record['query_id']} has a positive passage without a docid")
+            lines.append(f"{record['query_id']} 0 {document} 1\n")
+            judged.add(document)
     if not lines:
         raise BadInput(f"{path}: no query with a judged document")
     return "".join(lines).encode(), judged
@@ -104,8 +92,7 @@ def source_files(args, wanted):
     entries = {os.path.basename(e[0]).split(".")[0]: e for e in hub_files(REPO, FOLDER, ".jsonl.gz")}
     if not set(wanted) <= set(entries):
         raise BadInput(f"{REPO} {FOLDER}: expected {', '.join(wanted)}, got {', '.join(sorted(entries))}")
-    cache = args.cache or os.path.join(args.out, "source")
-    return dict(zip(wanted, hub_download(REPO, [entries[split] for split in wanted], cache)))
+    return dict(zip(wanted, hub_download(REPO, [entries[split] for split in wanted], cache_of(args))))
 
 
 def main(argv):
@@ -113,31 +100,18 @@ def main(argv):
     p.add_argument("--max_tokens", type=positive, default=16384,
                    help="tokens of the longest document, including [CLS] and [SEP] [16384]")
     p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens per shard [{SHARD_TOKENS}]")
-    p.add_argument("--train", action="store_true", help="write the training triplets too")
-    p.add_argument("--no_dev", action="store_true", help="leave out the dev split")
     args = p.parse_args(argv)
-    wanted = ["corpus", "test"]
-    if not args.no_dev:
-        wanted.append("dev")
-    if args.train:
-        wanted.append("train")
-    files = source_files(args, wanted)
+    files = source_files(args, ["corpus", "test", "dev"])
     streams = [Stream("corpus", Reader(make=named_text("docid", "text")), [files["corpus"]],
                       **numbered("mldr", args.shard_tokens, split="corpus"), group=1)]
     extra, judged = {}, {}
     for split in ("test", "dev"):
-        if split in files:
-            extra[f"mldr_{split}_qrels.tsv"], judged[split] = qrels(files[split])
-            streams.append(Stream(split, Reader(make=named_text("query_id", "query")), [files[split]],
-                                  **single(f"mldr_{split}_queries.bin"), group=1))
+        extra[f"mldr_{split}_qrels.tsv"], judged[split] = qrels(files[split])
+        streams.append(Stream(split, Reader(make=named_text("query_id", "query")), [files[split]],
+                              **single(f"mldr_{split}_queries.bin"), group=1))
     data = build(args.out, streams, args.encoding, vocabulary(args), args.workers,
                  {"name": "MLDR-en", "licence": "MIT"}, args.max_tokens, extra)
     check_names(args.out, data, judged)
-    if args.train:
-        shards = numbered("mldr", args.shard_tokens)
-        stream = Stream("train", Reader(make=triplet), [files["train"]], **shards, group=GROUP)
-        build(os.path.join(args.out, "train"), [stream], args.encoding, vocabulary(args), args.workers,
-              {"name": "MLDR-en training triplets", "licence": "MIT"}, TRIPLET_TOKENS)
 
 
 if __name__ == "__main__":

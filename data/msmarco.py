@@ -16,12 +16,10 @@ and checksums. These are BERT shards: each document is [CLS] text [SEP], and thr
 negative, which is never cut in two. In the header, int32 [5] is 3, the documents per group, and [6] is the number of
 documents.
 """
-import os
-
 from build import Stream, build, numbered, stream_kwargs
 from common import add_stream_flags, natural, parser, positive, run
-from download import hub_download, hub_files, vocabulary
-from sources import Reader, files_in, json_text
+from download import source_files, vocabulary
+from sources import Reader, json_text
 
 REPO = "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1"
 COLUMNS = ["query", "positive", "negative"]
@@ -44,8 +42,8 @@ def first_text(record, *names):
 
 
 def triplet(record):
-    texts = [first_text(record, "query"), first_text(record, "positive", "pos", "positive_passages"),
-             first_text(record, "negative", "neg", "negative_passages")]
+    texts = [first_text(record, "query"), first_text(record, "positive", "pos"),
+             first_text(record, "negative", "neg")]
     texts = [t.replace(b"\0", b" ") for t in texts]     # NUL will separate them
     return (b"\0".join(texts), "") if all(t.strip() for t in texts) else None
 
@@ -59,11 +57,7 @@ def main(argv):
                    help="tokens of the longest document, including [CLS] and [SEP] [512]")
     p.add_argument("--files", type=natural, default=0, help="number of source files to read; 0 = all [0]")
     args = p.parse_args(argv)
-    if args.local:
-        paths = files_in([args.local], (".parquet", ".jsonl"))[:args.files or None]
-    else:
-        entries = hub_files(REPO, "triplet-hard", ".parquet")[:args.files or None]
-        paths = hub_download(REPO, entries, args.cache or os.path.join(args.out, "source"))
+    paths = source_files(args, REPO, "triplet-hard", ".parquet", ".jsonl")
     names = numbered("msmarco", args.shard_tokens, args.shard_tokens if args.val_triplets else 0)
     reader = Reader(column="", make=triplet, columns=COLUMNS)
     limit = args.triplets + args.val_triplets if args.triplets else 0

@@ -108,6 +108,17 @@ def open_bytes(path):
     return file, file
 
 
+@contextlib.contextmanager
+def reading(path):
+    """errors of a file that is damaged or cannot be read, with its name"""
+    try:
+        yield
+    except DAMAGED as e:
+        raise BadInput(f"{path}: damaged or cut short ({e})") from None
+    except OSError as e:
+        raise BadInput(f"{path}: cannot be read ({e})") from None
+
+
 def lines_of(stream, path):
     """the lines of a stream, as iterating it gives them, none longer than LINE_BYTES"""
     number = 0
@@ -175,20 +186,6 @@ def valid(text, counts):
         return text.decode("utf-8", "replace").encode("utf-8")
 
 
-def pieces_of(document, counts, name=""):
-    """the pieces of a document that is in memory"""
-    if not document.strip():
-        counts["empty"] += 1
-        return
-    document = valid(document, counts)
-    counts["documents"] += 1
-    counts["text_bytes"] += len(document)
-    pieces, rest = cut(document, counts)
-    pieces.append(rest)
-    for i, text in enumerate(pieces):
-        yield Piece(text, i == 0, i == len(pieces) - 1, name)
-
-
 def stream_document(stream, counts):
     """the pieces of a whole file as one document; however long it is, only a few pieces are in memory at once"""
     waiting, first = b"", True
@@ -208,6 +205,11 @@ def stream_document(stream, counts):
             first = False
         if not block:
             return
+
+
+def pieces_of(document, counts):
+    """the pieces of a document that is in memory"""
+    return stream_document(io.BytesIO(document), counts)
 
 
 def line_documents(stream, path):
@@ -291,6 +293,14 @@ def json_records(stream, counts, path, column=None):
         raise BadInput(f"{path}: none of its lines is a JSON object{example}")
 
 
+def records_of(path, counts):
+    """json_records of a file, plain or compressed"""
+    with reading(path):
+        stream, _ = open_bytes(path)
+        with stream:
+            yield from json_records(stream, counts, path)
+
+
 class Reader:
     """How the bytes of a unit become pieces.
 
@@ -367,7 +377,7 @@ class Reader:
                 counts["text_bytes"] += len(text)
                 yield Piece(valid(text, counts), True, True, name)
             else:
-                yield from pieces_of(text, counts, name)
+                yield from pieces_of(text, counts)
 
     def pieces(self, unit, counts, progress):
         """yields the pieces of a unit; progress[0] is set to the bytes of the unit read so far"""
@@ -376,7 +386,7 @@ class Reader:
             progress[0] = unit.weight
             return
         path = unit.path
-        try:
+        with reading(path):
             stream, below = open_bytes(path)
             text = io.BufferedReader(Text(path, stream), 1 << 17)
             with contextlib.ExitStack() as closing:
@@ -393,10 +403,6 @@ class Reader:
                 for piece in found:
                     progress[0] = min(below.tell(), unit.weight) if below else 0
                     yield piece
-        except DAMAGED as e:
-            raise BadInput(f"{path}: damaged or cut short ({e})") from None
-        except OSError as e:
-            raise BadInput(f"{path}: cannot be read ({e})") from None
 
 
 # Windows --------------------------------------------------------------------------------------------------------------
@@ -416,65 +422,64 @@ def skip_pieces(pieces, count, unit):
                            "start over with another --out")
 
 
-def windows(reader, units, seed, window_bytes, cursor):
-    """Yields windows of shuffled documents (seed None: in order), from the cursor on. A document longer than a window
-    continues, in order, in windows of its own."""
-    order = list(range(len(units)))
-    if seed is not None:
-        random.Random(f"units {seed}").shuffle(order)
-    number, counts = cursor["window"], {**new_counts(), **cursor["counts"]}
-    done = cursor["bytes"]                  # bytes of the units before this one
-    documents, current, size = [], [], 0
-    start = {"unit": cursor["unit"], "piece": cursor["piece"], "counts": dict(counts), "bytes": done}
-    current_start = start
-
-    def emit(ordered, at, position):
-        if seed is not None:
-            random.Random(f"window {seed} {number}").shuffle(ordered)
-        return Window({"window": number, **at}, [p for d in ordered for p in d], position, dict(counts))
-
-    for u in range(cursor["unit"], len(units)):
-        unit = units[order[u]]
-        progress = [0]
-        skip = cursor["piece"] if u == cursor["unit"] else 0
-        before = dict(counts)               # skipping to the piece counts again what is counted already
+def places(reader, units, order, at):
+    """Yields each piece from the cursor `at` on, with the cursor before it, the one after it, and the progress in
+    bytes; at the end None for a piece."""
+    counts, done = {**new_counts(), **at["counts"]}, at["bytes"]
+    for u in range(at["unit"], len(units)):
+        unit, progress = units[order[u]], [0]
+        skip = at["piece"] if u == at["unit"] else 0
+        known = dict(counts)                # skipping to the piece counts again what is counted already
         found = reader.pieces(unit, counts, progress)
         if skip:
             skip_pieces(found, skip, unit)
-            counts.clear()
-            counts.update(before)
-        index = skip
-        counted = dict(counts)              # after the piece before this one
-        for piece in found:
-            if piece.first:
-                current_start = {"unit": u, "piece": index, "counts": counted, "bytes": done}
-            current.append(piece)
-            size += len(piece.text)
-            index += 1
-            counted = dict(counts)
-            if piece.last:
-                documents.append(current)
-                current = []
-                current_start = {"unit": u, "piece": index, "counts": counted, "bytes": done}
-            while size >= window_bytes:     # twice if the rest begins a long document, as in a run that starts there
-                position = done + progress[0]
-                if documents:
-                    yield emit(documents, start, position)
-                    start, documents = current_start, []
-                else:
-                    yield emit([current], start, position)
-                    current = []
-                    start = {"unit": u, "piece": index, "counts": counted, "bytes": done}
-                number += 1
-                size = sum(len(p.text) for p in current)
+            counts.update(known)
+        before = {"unit": u, "piece": skip, "counts": known, "bytes": done}
+        for index, piece in enumerate(found, skip + 1):
+            after = {"unit": u, "piece": index, "counts": dict(counts), "bytes": done}
+            yield piece, before, after, done + progress[0]
+            before = after
         done += unit.weight
+    yield None, None, {"unit": len(units), "piece": 0, "counts": dict(counts), "bytes": done}, done
+
+
+def windows(reader, units, seed, window_bytes, cursor):
+    """Yields windows of shuffled documents (seed None: in order), from the cursor on, and at the end one without any. A
+    document longer than a window continues, in order, in windows of its own."""
+    order = list(range(len(units)))
+    if seed is not None:
+        random.Random(f"units {seed}").shuffle(order)
+    number = cursor["window"]
+    documents, current, size = [], [], 0            # those that have ended, and the pieces of the one that has not
+    start = begun = None                            # where the window begins, and where `current` does
+
+    def window(ordered, after, position):
+        if seed is not None:
+            random.Random(f"window {seed} {number}").shuffle(ordered)
+        return Window({"window": number, **start}, [p for d in ordered for p in d], position, after["counts"])
+
+    for piece, before, after, position in places(reader, units, order, cursor):
+        if piece is None:
+            break
         if not documents and not current:
-            start = {"unit": u + 1, "piece": 0, "counts": dict(counts), "bytes": done}
+            start = before
+        if piece.first:
+            begun = before
+        current.append(piece)
+        size += len(piece.text)
+        if piece.last:
+            documents.append(current)
+            current = []
+        while size >= window_bytes:         # twice if the rest begins a long document, as in a run that starts there
+            yield window(documents or [current], after, position)
+            number += 1
+            current = current if documents else []
+            documents, start = [], begun
+            size = sum(len(p.text) for p in current)
     if documents or current:
-        yield emit(documents + ([current] if current else []), start, done)
+        yield window(documents + [current] * bool(current), after, position)
         number += 1
-    after_all = {"window": number, "unit": len(units), "piece": 0, "counts": dict(counts), "bytes": done}
-    yield Window(after_all, [], done, dict(counts))
+    yield Window({"window": number, **after}, [], position, after["counts"])
 
 
 def report(counts):

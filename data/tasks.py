@@ -43,8 +43,8 @@ import struct
 import sys
 from array import array
 
-from common import (HEADER_BYTES, MAGIC, VERSION_ROWS, BadInput, Manifest, locked, positive, natural, run, say,
-                    sha256_of, write_file)
+from common import (HEADER_BYTES, MAGIC, VERSION_ROWS, BadInput, Manifest, console, locked, natural, positive, run, say,
+                    write_file)
 
 END, ANSWER = ord("\n"), 1 << 15
 VOCABULARY = 256
@@ -239,9 +239,7 @@ def shard(task, split, length, seed, examples):
 
 
 def parse(argv):
-    import argparse
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False)
+    p = console.parser(__doc__)
     p.add_argument("--out", default="data/tasks", help="directory to write the files to [data/tasks]")
     p.add_argument("--tasks", default=",".join(TASKS), help="tasks, separated by commas [all]")
     p.add_argument("--length", type=positive, default=10, help="most symbols in training, times 0.8 to 8 [10]")
@@ -292,10 +290,8 @@ def main(argv):
                 if name in there:
                     continue
                 path = os.path.join(args.out, name)
-                data = shard(of, split, n, args.seed, examples)
-                write_file(path, data)
-                manifest.add({"file": name, "bytes": len(data), "sha256": sha256_of(path), "stream": split,
-                              "examples": examples})
+                record = write_file(path, shard(of, split, n, args.seed, examples))
+                manifest.add({**record, "stream": split, "examples": examples})
                 say(f"wrote {path}: {examples:,} examples in rows of {row_tokens(of, n)} tokens")
 
 

@@ -12,13 +12,13 @@ Licence   that of the text
 Tokens    English has about 4.6 bytes per GPT-2 token
 Time      about 4 million bytes per second and core; the same command with the same input continues an interrupted run
 
-Writes PREFIX_train_000000.bin and so on, with --val_tokens PREFIX_val_000000.bin first, and manifest.json with counts
+Writes text_train_000000.bin and so on, with --val_tokens text_val_000000.bin first, and manifest.json with counts
 and checksums. Bytes that are not UTF-8 are replaced, empty documents and broken lines are skipped; all are counted and
 reported; a file with a byte 0, which no text has, is refused. The trainer also reads .txt files directly, one token per
 byte; shards are for subword tokens.
 
-With --pairs it writes text instead of shards: PREFIX_train_pairs.txt, lines of query TAB passage for train_bert
---pairs, and of the first --val_pairs pairs PREFIX_val_queries.txt, PREFIX_val_corpus.txt and PREFIX_val_qrels.tsv,
+With --pairs it writes text instead of shards: text_train_pairs.txt, lines of query TAB passage for train_bert
+--pairs, and of the first --val_pairs pairs text_val_queries.txt, text_val_corpus.txt and text_val_qrels.tsv,
 for --queries, --corpus and --qrels. A paragraph is the text between blank lines of a document. The pair is
     sentence    its first sentence and the rest of it
     halves      its first half of the words and the second
@@ -39,7 +39,6 @@ def main(argv):
     p = parser(__doc__, "data/text")
     add_stream_flags(p, val_tokens=0)
     p.add_argument("inputs", nargs="*", metavar="FILE", help="files, directories or -")
-    p.add_argument("--prefix", default="text", help="how the shards' names begin [text]")
     p.add_argument("--documents", choices=("file", *sorted(SPLITTERS)), default="file",
                    help="what a document of plain text is: a file, a line, the text between blank lines, or a section "
                    "that ends with an empty line [file]")
@@ -55,12 +54,10 @@ def main(argv):
         raise BadInput("expected an input: name files, directories or - (see --help)")
     if sum(i in STDIN for i in inputs) > 1:
         raise BadInput("standard input can be read only once")
-    if "/" in args.prefix or not args.prefix:
-        raise BadInput(f"--prefix: expected the beginning of a file name, without /, got '{args.prefix}'")
-    shards = numbered(args.prefix, args.shard_tokens, 0 if args.pairs else args.val_tokens)
+    shards = numbered("text", args.shard_tokens, 0 if args.pairs else args.val_tokens)
     stream = Stream("text", Reader(args.documents, args.column), files_in(inputs), **shards, **stream_kwargs(args))
     if args.pairs:
-        build_pairs(args.out, args.prefix, args.pairs, stream, args.val_pairs)
+        build_pairs(args.out, args.pairs, stream, args.val_pairs)
     else:
         build(args.out, [stream], args.encoding, vocabulary(args), args.workers, {"name": "text"})
         if not args.val_tokens:

@@ -11,7 +11,7 @@ import os
 
 from build import MAX_SHARD_TOKENS, Stream, build
 from common import BadInput, parser, run, say, sha256_of
-from download import download, vocabulary
+from download import cache_of, download, vocabulary
 from sources import Reader
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -34,7 +34,7 @@ def main(argv):
         if sha256_of(path) != SHA256:
             say(f"warning: {path} is not the usual tiny Shakespeare, whose sha256 is {SHA256[:12]}...")
     else:
-        path = download(URL, os.path.join(args.cache or os.path.join(args.out, "source"), "input.txt"), SIZE, SHA256)
+        path = download(URL, os.path.join(cache_of(args), "input.txt"), SIZE, SHA256)
     stream = Stream("text", Reader("section"), [path], name_of, lambda i: MAX_SHARD_TOKENS if i else VAL_TOKENS, full=1)
     facts = {"name": "tiny Shakespeare", "licence": "public domain"}
     build(args.out, [stream], args.encoding, vocabulary(args), 1, facts)

@@ -7,14 +7,12 @@
 Checksums come from the manifest.json beside a file; for a file without one, verify says so and checks the rest. If
 anything is wrong, it prints one line per finding and exits with code 2. Time: a second per 300 MB.
 """
-import argparse
 import glob
 import os
 import struct
-import sys
 
-from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, VERSION_ROWS, BadInput, Progress,
-                    need, open_regular, read_manifest, run, say, sha256_of)
+from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, VERSION_ROWS, BadInput,
+                    console, need, open_regular, read_manifest, run, say, sha256_of)
 from encoding import VOCABULARIES, make_encoding
 
 BLOCK = 1 << 22                                 # tokens checked at once
@@ -118,20 +116,15 @@ def check_file(path, records, args):
 
 def check_files(files, args):
     """prints a line for each file and returns how many of them are wrong"""
-    sizes = [os.path.getsize(f) if os.path.exists(f) else 0 for f in files]
-    progress = Progress(sum(sizes), "verify", takes_long=sum(sizes) > 2_000_000_000)
-    bad = done = 0
-    for file, size in zip(files, sizes):
+    bad = 0
+    for file in files:
         manifest = os.path.join(os.path.dirname(file), MANIFEST)
         records = named_files(read_manifest(manifest)) if os.path.exists(manifest) else {}
         try:
-            progress.write(f"{file}: {check_file(file, records, args)}")
+            print(f"{file}: {check_file(file, records, args)}", flush=True)
         except Wrong as e:
-            progress.write(f"{file}: {e}", file=sys.stderr)
+            say(f"{file}: {e}")
             bad += 1
-        done += size
-        progress.update(done, 0)
-    progress.close()
     return bad
 
 
@@ -160,8 +153,7 @@ def named_files(data):
 
 
 def main(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False)
+    p = console.parser(__doc__)
     p.add_argument("paths", nargs="+", metavar="PATH", help="shards, or directories of shards")
     p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary, to show the sample as text")
     p.add_argument("--sample", type=int, default=24, help="number of tokens to show; 0 = none [24]")

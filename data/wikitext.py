@@ -21,8 +21,7 @@ test split (word-level: of WikiText-2), without the one <|endoftext|> before it:
     rows            the hub's rows one after another, without blank lines      292,943  283,287
     rows_apart      the hub's rows separated by "\\n\\n", as in tutorials        297,300  287,644
 Published perplexities that divide by 287,645 tokens are of the raw text with rows_apart: 287,644 and one <|endoftext|>.
-With --documents article, each article is a document with its own <|endoftext|>. With --bytes, each split is written as
-text, for a trainer whose tokens are bytes.
+With --bytes, each split is written as text, for a trainer whose tokens are bytes.
 """
 import io
 import os
@@ -30,9 +29,8 @@ import re
 
 from build import Stream, build, numbered
 from common import SHARD_TOKENS, BadInput, locked, parser, positive, run, say, write_file
-from download import hub_download, hub_files, vocabulary
-from sources import (DAMAGED, Joined, Reader, Unit, files_in, kind_of, new_counts, open_bytes, pieces_of,
-                     stream_document)
+from download import cache_of, hub_download, hub_files, vocabulary
+from sources import Joined, Reader, Unit, files_in, kind_of, new_counts, open_bytes, reading, stream_document
 
 REPO = "Salesforce/wikitext"
 SPLITS = {"train": ("train",), "val": ("valid", "validation"), "test": ("test",)}
@@ -56,8 +54,8 @@ KNOWN_BYTES = {"train": 10797148, "val": 1121681, "test": 1256449}      # of Wik
 class WikiReader(Reader):
     """Reads all files of a split as one text. A blank line is " \\n" in the files and an empty row on the hub."""
 
-    def __init__(self, join, documents):
-        super().__init__(documents)
+    def __init__(self, join):
+        super().__init__("split")
         self.join = join
 
     def units(self, paths):
@@ -92,65 +90,33 @@ class WikiReader(Reader):
             if self.join == "file" or line.strip():
                 yield line
 
-    def articles(self, lines):
-        """The articles, each from the blank line above its title on. A title has blank lines above and below it; a
-        formula may look like a title, but lacks these."""
-        article, title = [], False
-        for line in lines:
-            blank = not line.strip()
-            if title and blank and len(article) > 2:
-                yield b"".join(self.joined(article[:-2]))
-                article = article[-2:]
-            title = HEADING.match(line) and bool(article) and not article[-1].strip()
-            article.append(line)
-        yield b"".join(self.joined(article))
-
     def pieces(self, unit, counts, progress):
-        try:
+        with reading(unit.path[0]):
             lines = self.checked(self.lines(unit.path, counts), unit.path[0])
-            if self.documents == "article":
-                yield from (p for d in self.articles(lines) for p in pieces_of(d, counts))
-            else:
-                yield from stream_document(io.BufferedReader(Joined(self.joined(lines)), 1 << 20), counts)
+            yield from stream_document(io.BufferedReader(Joined(self.joined(lines)), 1 << 20), counts)
             progress[0] = unit.weight
-        except DAMAGED as e:
-            raise BadInput(f"{unit.path[0]}: damaged or cut short ({e})") from None
-        except OSError as e:
-            raise BadInput(f"{unit.path[0]}: cannot be read ({e})") from None
-
-
-def local_files(directory, size, raw):
-    """{split: paths} of the files below the directory whose names fit this size and kind"""
-    found = {split: [] for split in SPLITS}
-    for path in files_in([directory], (".txt", ".raw", ".tokens", ".parquet")):
-        stem = re.match(r"(?:wiki\.)?([a-z]+)[.-]", os.path.basename(path))
-        for split, names in SPLITS.items():
-            if stem and stem.group(1) in names and ("raw" in os.path.relpath(path, directory).lower()) == raw:
-                found[split].append(path)
-    for split, paths in found.items():
-        named = [p for p in paths if f"wikitext-{size}-" in p or f"wikitext-{size}/" in p]
-        found[split] = named or paths
-        kinds = {kind_of(p) for p in found[split]}
-        if not found[split]:
-            raise BadInput(f"{directory}: no {'raw' if raw else 'word-level'} {split} split: expected wiki.{split}.*, "
-                           f"{split}.txt or {split}-*.parquet")
-        if len(found[split]) > 1 and kinds != {".parquet"}:
-            raise BadInput(f"{directory}: expected one file for the {split} split, got {', '.join(found[split])}")
-    return found
 
 
 def source_files(args):
-    """{split: paths}: from --local, or downloaded"""
+    """{split: paths}: from --local, where they fit this size and kind, or downloaded"""
     if args.local:
-        return local_files(args.local, args.size, args.raw)
-    folder = f"wikitext-{args.size}-{'raw-' if args.raw else ''}v1"
-    entries = hub_files(REPO, folder, ".parquet")
-    paths = hub_download(REPO, entries, args.cache or os.path.join(args.out, "source"))
-    files = {split: [f for f in paths if os.path.basename(f).split("-")[0] in names] for split, names in SPLITS.items()}
-    empty = [split for split, found in files.items() if not found]
-    if empty:
-        raise BadInput(f"{REPO} {folder}: expected a {empty[0]} split among its files, got none")
-    return files
+        where, every = args.local, files_in([args.local], (".txt", ".raw", ".tokens", ".parquet"))
+        paths = [p for p in every if ("raw" in os.path.relpath(p, args.local).lower()) == args.raw]
+    else:
+        where = f"wikitext-{args.size}-{'raw-' if args.raw else ''}v1"
+        paths = hub_download(REPO, hub_files(REPO, where, ".parquet"), cache_of(args))
+    found = {}
+    for split, names in SPLITS.items():
+        name = re.compile(rf"(wiki\.)?({'|'.join(names)})[.-]")
+        of_split = [p for p in paths if name.match(os.path.basename(p))]
+        of_size = [p for p in of_split if f"wikitext-{args.size}-" in p or f"wikitext-{args.size}/" in p]
+        found[split] = of_size or of_split
+        if not found[split]:
+            raise BadInput(f"{where}: no {'raw' if args.raw else 'word-level'} {split} split: expected wiki.{split}.*, "
+                           f"{split}.txt or {split}-*.parquet")
+        if len(found[split]) > 1 and {kind_of(p) for p in found[split]} != {".parquet"}:
+            raise BadInput(f"{where}: expected one file for the {split} split, got {', '.join(found[split])}")
+    return found
 
 
 def main(argv):
@@ -158,23 +124,19 @@ def main(argv):
     p.add_argument("--size", type=int, choices=(2, 103), default=103, help="WikiText-2 or WikiText-103 [103]")
     p.add_argument("--raw", action="store_true", help="the raw text instead of the word-level text")
     p.add_argument("--join", choices=JOINS, default="file", help="how lines become one string per split [file]")
-    p.add_argument("--documents", choices=("split", "article"), default="split",
-                   help="what a document is, which begins with <|endoftext|> [split]")
     p.add_argument("--bytes", action="store_true", help="write text for models of bytes instead of shards")
     p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens per shard [{SHARD_TOKENS}]")
     args = p.parse_args(argv)
-    if args.documents == "article" and args.join == "rows_apart":
-        raise BadInput("--join rows_apart makes one string per split: give --documents split with it, not article")
     files = source_files(args)
     prefix = f"wikitext{args.size}{'_raw' if args.raw else ''}"
-    reader = WikiReader(args.join, args.documents)
+    reader = WikiReader(args.join)
     if args.bytes:
         write_bytes(reader, files, os.path.join(args.out, f"{prefix}_bytes"))
         return
     streams = [Stream(split, reader, files[split], **numbered(prefix, args.shard_tokens, split=split))
                for split in SPLITS]
     facts = {"name": f"WikiText-{args.size}", "licence": "CC BY-SA 3.0, GFDL",
-             "text": "raw" if args.raw else "word-level", "join": args.join, "documents": args.documents}
+             "text": "raw" if args.raw else "word-level", "join": args.join, "documents": "split"}
     data = build(args.out, streams, args.encoding, vocabulary(args), args.workers, facts)
     if args.encoding == "gpt2":
         check_counts(data, KNOWN.get((args.size, args.raw, args.join), {}))
@@ -197,10 +159,9 @@ def check_counts(data, known):
     for split in SPLITS:
         shards = [s for s in data["shards"] if s["stream"] == split]
         text = sum(s["tokens"] - s["documents"] for s in shards)
-        expected = known.get(split) if data["source"]["documents"] == "split" else None
         verdict = ""
-        if expected is not None:
-            verdict = ", as expected" if text == expected else f"; expected {expected:,}: is this another text?"
+        if split in known:
+            verdict = ", as expected" if text == known[split] else f"; expected {known[split]:,}: is this another text?"
         say(f"{split}: {text:,} tokens without <|endoftext|>{verdict}")
 
 
