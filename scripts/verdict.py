@@ -50,7 +50,7 @@ def interval(numbers):
     if len(numbers) < 2:
         return 0.0, 100.0
     stats = console.need("scipy.stats")
-    # the smallest scale stands for none, of which scipy makes no interval
+    # scipy makes no interval of a scale of 0: the smallest one stands for it
     low, high = stats.t.interval(0.95, len(numbers) - 1, loc=statistics.mean(numbers), scale=stats.sem(numbers) or 1e-9)
     return max(0.0, float(low)), min(100.0, float(high))
 

@@ -1,5 +1,5 @@
 // shared_flash.h -- the tensor-core attention on the emulator, compiled once (shared_flash.cu) for its tests and for
-// the trainers: every form of the bias, causal or not, is half a minute of g++. With nvcc each file has its own.
+// the trainers: all forms of the bias, causal and not, take g++ a minute. With nvcc each file compiles its own.
 #ifndef TEST_SIMT_SHARED_FLASH_H
 #define TEST_SIMT_SHARED_FLASH_H
 
